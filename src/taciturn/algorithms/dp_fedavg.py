@@ -1,0 +1,78 @@
+"""DP-FedAvg, DP-FedSGD (McMahan et al. 2018, Algorithm 1) and FedAvg without privacy: one road, other mechanisms."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import optax
+
+from taciturn import tree
+from taciturn.algorithms.local_training import LocalTraining, Loss, fedavg_update, fedsgd_update
+from taciturn.core import Algorithm, Estimate, Mechanism, Params, Participation, ServerState
+from taciturn.privacy.clipping import Bound, unbounded
+from taciturn.privacy.estimators import Estimator, mean
+from taciturn.privacy.mechanism import mechanism
+from taciturn.privacy.noise import Noise, no_noise
+
+ServerOptimizer = Literal["sgd", "momentum", "nesterov", "adam"]
+
+
+def dp_fedavg(
+    loss: Loss,
+    local: LocalTraining,
+    bound: Bound,
+    estimator: Estimator,
+    noise: Noise,
+    participation: Participation,
+    server: optax.GradientTransformation,
+    greedy: bool = False,
+) -> Algorithm:
+    """Each user trains for E epochs; the clipped updates are averaged with noise."""
+    project = bound.project if greedy else None
+    return _algorithm(fedavg_update(loss, local, project), mechanism(bound, estimator, noise), participation, server)
+
+
+def dp_fedsgd(
+    loss: Loss,
+    local: LocalTraining,
+    bound: Bound,
+    estimator: Estimator,
+    noise: Noise,
+    participation: Participation,
+    server: optax.GradientTransformation,
+) -> Algorithm:
+    """Each user sends one clipped gradient; more rounds, and each of them costs."""
+    return _algorithm(fedsgd_update(loss, local), mechanism(bound, estimator, noise), participation, server)
+
+
+def fedavg(
+    loss: Loss, local: LocalTraining, participation: Participation, server: optax.GradientTransformation
+) -> Algorithm:
+    """No bound, no noise, no privacy; charged as that (ε = ∞)."""
+    return _algorithm(fedavg_update(loss, local), mechanism(unbounded(), mean(), no_noise()), participation, server)
+
+
+def server_optimizer(name: ServerOptimizer, learning_rate: float, momentum: float) -> optax.GradientTransformation:
+    """The server's step, on the estimate as if it were a gradient descent direction."""
+    match name:
+        case "sgd":
+            return optax.sgd(learning_rate)
+        case "momentum" | "nesterov":
+            return optax.sgd(learning_rate, momentum=momentum, nesterov=name == "nesterov")
+        case "adam":
+            # As in Reddi et al. 2021: estimates are small and noisy, so ε is far larger than for gradients.
+            return optax.adam(learning_rate, b1=momentum, b2=0.99, eps=1e-3)
+
+
+def _algorithm(
+    user_update: Callable, private: Mechanism, participation: Participation, server: optax.GradientTransformation
+) -> Algorithm:
+    def init(params: Params) -> ServerState:
+        return ServerState(params, server.init(params))
+
+    def server_update(state: ServerState, estimate: Estimate) -> ServerState:
+        # optax descends a gradient; the estimate points where users went. θᵗ⁺¹ ← θᵗ + Δᵗ⁺¹ for plain SGD at rate 1.
+        step, optimizer = server.update(tree.scale(estimate, -1.0), state.optimizer, state.params)
+        return ServerState(jax.tree.map(lambda p, s: p + s, state.params, step), optimizer)
+
+    return Algorithm(init, user_update, server_update, private, participation)

@@ -1,0 +1,71 @@
+"""What a device computes: UserUpdateFedAvg and UserUpdateFedSGD of McMahan et al. 2018, Algorithm 1.
+
+Pure functions of (message, one user's text, key); they run unchanged on any fleet. Nothing here is trusted with privacy: the
+mechanism clips whatever comes out.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from taciturn import tree
+from taciturn.core import Key, Message, Params, PyTree, Update, UserData
+
+Loss = Callable[[Params, jax.Array, Key | None], jax.Array]  # params, batch of token rows, dropout key → mean loss
+Project = Callable[[PyTree, Update], Update]
+
+
+class LocalTraining(NamedTuple):
+    learning_rate: float  # η
+    epochs: int = 1  # E
+    update_penalty: float = 0.0  # of ½‖θ − θ⁰‖² (Appendix D; the paper found no effect)
+    dropout: bool = False  # whether the loss takes a key
+
+
+def fedavg_update(loss: Loss, local: LocalTraining, project: Project | None = None):
+    """E passes of SGD over the user's batches, Δ = θ − θ⁰.
+
+    With `project`, clipping is *greedy*: after every local step the update is put back into the ball (paper 1). Without, the mechanism
+    clips once at the end (Ramaswamy et al. 2020).
+    """
+
+    def user_update(message: Message, user: UserData, key: Key) -> Update:
+        start = message.params  # θ⁰
+
+        def step(carry: tuple[Params, Key], batch: jax.Array) -> tuple[tuple[Params, Key], None]:
+            params, key = carry
+            key, dropout_key = jax.random.split(key) if local.dropout else (key, None)
+            gradient = jax.grad(loss)(params, batch, dropout_key)  # ∇ℓ(θ; b)
+            if local.update_penalty:
+                gradient = jax.tree.map(lambda g, p, s: g + local.update_penalty * (p - s), gradient, params, start)
+            params = jax.tree.map(lambda p, g: p - local.learning_rate * g, params, gradient)  # θ ← θ − η∇ℓ(θ; b)
+            if project is not None:
+                params = tree.add(start, project(message.public, tree.subtract(params, start)))  # θ⁰ + ClipFn(θ − θ⁰)
+            return (params, key), None
+
+        def epoch(carry: tuple[Params, Key], _: None) -> tuple[tuple[Params, Key], None]:
+            return jax.lax.scan(step, carry, user.batches)[0], None
+
+        if local.epochs == 1:
+            (params, _), _ = jax.lax.scan(step, (start, key), user.batches)
+        else:
+            (params, _), _ = jax.lax.scan(epoch, (start, key), None, length=local.epochs)
+        return tree.subtract(params, start)  # Δ_k = θ − θ⁰
+
+    return user_update
+
+
+def fedsgd_update(loss: Loss, local: LocalTraining):
+    """One gradient on one batch of the user's, drawn at random: Δ = −η∇ℓ(θ; b)."""
+
+    def user_update(message: Message, user: UserData, key: Key) -> Update:
+        batch_key, dropout_key = jax.random.split(key)
+        # Batches of padding alone come last; draw among those with text.
+        filled = jnp.sum(jnp.any(user.batches != 0, axis=(1, 2)))
+        batch = user.batches[jax.random.randint(batch_key, (), 0, jnp.maximum(filled, 1))]
+        gradient = jax.grad(loss)(message.params, batch, dropout_key if local.dropout else None)
+        return tree.scale(gradient, -local.learning_rate)
+
+    return user_update

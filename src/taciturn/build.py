@@ -1,0 +1,102 @@
+"""From a recipe to objects: the only place where a name in a file becomes a constructor."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from dp_accounting import DpEvent
+
+from taciturn.algorithms.dp_fedavg import dp_fedavg, dp_fedsgd, fedavg, server_optimizer
+from taciturn.algorithms.local_training import LocalTraining
+from taciturn.config import Model, Recipe
+from taciturn.core import Algorithm, LanguageModel, Participation
+from taciturn.data.population import Population
+from taciturn.fleets.layout import Layout
+from taciturn.fleets.simulated import SimulatedFleet
+from taciturn.models.cifg import cifg
+from taciturn.models.gru import gru
+from taciturn.models.losses import cross_entropy
+from taciturn.models.lstm import lstm
+from taciturn.models.transformer import transformer
+from taciturn.privacy.accounting import Budget, composed, noise_for_budget
+from taciturn.privacy.clipping import Bound, flat_clip, per_layer_clip
+from taciturn.privacy.estimators import clipped_denominator, fixed_denominator
+from taciturn.privacy.mechanism import mechanism
+from taciturn.privacy.noise import gaussian
+from taciturn.privacy.participation import FixedSize, PoissonSampling
+
+
+def language_model(model: Model, vocabulary: int) -> LanguageModel:
+    match model.kind:
+        case "lstm":
+            return lstm(vocabulary, model.width, model.units or 256, dropout_rate=model.dropout)
+        case "cifg":
+            return cifg(vocabulary, model.width, model.units or 670, tied=model.tied, dropout_rate=model.dropout)
+        case "gru":
+            return gru(vocabulary, model.width, model.units or 256, dropout_rate=model.dropout)
+        case "transformer":
+            return transformer(vocabulary, model.width, model.layers, model.heads, dropout_rate=model.dropout)
+
+
+def participation(recipe: Recipe) -> Participation:
+    section = recipe.participation
+    if section.kind == "poisson":
+        return PoissonSampling(section.probability)
+    return FixedSize(int(section.cohort), section.users)
+
+
+def budget(recipe: Recipe) -> Budget:
+    return Budget(recipe.delta, recipe.privacy.epsilon, recipe.privacy.rho)
+
+
+def with_noise(recipe: Recipe, lineage: Sequence[DpEvent] = ()) -> Recipe:
+    """The recipe with its noise multiplier worked out from the budget, where it names none."""
+    if recipe.algorithm == "fedavg" or recipe.privacy.noise_multiplier is not None:
+        return recipe
+    taking_part = participation(recipe)
+
+    def cost(noise_multiplier: float) -> DpEvent:
+        private = mechanism(_bound(recipe), fixed_denominator(1.0), gaussian(noise_multiplier))
+        return composed(lineage, private.event(taking_part, recipe.run.rounds))
+
+    noise_multiplier = noise_for_budget(cost, budget(recipe), recipe.privacy.accountant)
+    return recipe.with_settings("privacy", noise_multiplier=round(noise_multiplier + 5e-7, 6))
+
+
+def algorithm(recipe: Recipe, model: LanguageModel) -> Algorithm:
+    loss = partial(cross_entropy, model)
+    local = LocalTraining(
+        recipe.local.learning_rate, recipe.local.epochs, recipe.local.update_penalty, dropout=recipe.model.dropout > 0
+    )
+    server = server_optimizer(recipe.server.optimizer, recipe.server.learning_rate, recipe.server.momentum)
+    taking_part = participation(recipe)
+    if recipe.algorithm == "fedavg":
+        return fedavg(loss, local, taking_part, server)
+    if recipe.privacy.noise_multiplier is None:
+        raise ValueError("the noise multiplier is worked out by with_noise before the algorithm is built")
+    if recipe.privacy.least_weight is None:
+        estimator = fixed_denominator(recipe.participation.expected_weight)
+    else:
+        estimator = clipped_denominator(recipe.participation.probability * recipe.privacy.least_weight)
+    parts = (_bound(recipe), estimator, gaussian(recipe.privacy.noise_multiplier), taking_part, server)
+    if recipe.algorithm == "dp-fedsgd":
+        return dp_fedsgd(loss, local, *parts)
+    return dp_fedavg(loss, local, *parts, greedy=recipe.privacy.greedy)
+
+
+def fleet(recipe: Recipe, population: Population) -> SimulatedFleet:
+    layout = Layout.for_tokens(recipe.local.batch_size, recipe.local.unroll, recipe.data.tokens_per_user)
+    return SimulatedFleet(population, layout, recipe.participation.weight_cap)
+
+
+def population(recipe: Recipe) -> Population:
+    return Population(Path(recipe.data.population))
+
+
+def _bound(recipe: Recipe) -> Bound:
+    privacy = recipe.privacy
+    if privacy.clipping == "flat":
+        return flat_clip(privacy.clip_norm)
+    if privacy.layer_clip_norms:
+        return per_layer_clip(layers=privacy.layer_clip_norms)
+    return per_layer_clip(privacy.clip_norm)

@@ -1,0 +1,161 @@
+"""Every central type of Taciturn and its contract. READ FIRST, then train.py, then privacy/curator.py.
+
+A round has one shape (McMahan et al. 2018, Algorithm 1):
+
+    message down → bounded report up → sum → private estimate → server step
+
+Words carry the level of secrecy, and no word is used on another rung of the ladder:
+
+    update    Δ_k, on the device: unbounded, secret
+    report    what leaves a device: bounded, additive, secret
+    total     the sum of the reports: known to the curator alone
+    estimate  what leaves the curator: private, free to use, keep and publish
+
+`user` is whom we protect, `round` a round of the server, `step` a local step of one user's training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+PyTree = Any
+Key = jax.Array
+Params = PyTree  # θ: a nested dict of float32 arrays, so that files and wires can name the leaves
+Update = Params  # Δ_k
+Estimate = Params
+MechanismState = PyTree
+UserIds = np.ndarray  # positions in the population, sorted
+PADDING = 0  # the word id that is no word
+
+
+class UserData(NamedTuple):
+    """One user's text as the device program sees it."""
+
+    batches: jax.Array  # int32 [steps, batch, length + 1]: ids or PADDING; each word is the target of the one before
+    weight: jax.Array  # w_k ∈ [0, 1]; 0 marks a padding user, whose report is zero
+
+
+class Message(NamedTuple):
+    """What a round sends to every device of its cohort."""
+
+    params: Params  # θᵗ
+    public: PyTree  # the mechanism's part of it: the clip norm
+
+
+class Report(NamedTuple):
+    """What leaves a device. Reports are added, and nothing else is ever done with one. Their sum is a `total`."""
+
+    update: Params  # w_k · clip(Δ_k)
+    weight: jax.Array  # w_k
+
+
+Program = Callable[[Message, UserData, Key], Report]
+
+
+class Participation(Protocol):
+    """Who takes part in a round, and what may be claimed about it.
+
+    The claim is made by `event`, the selection by `select`, and both read the same fields. A complete one, which
+    asks everybody every time and therefore claims nothing for sampling:
+
+        class Everyone:
+            adjacency = "add or remove one user"
+            sampled_by_curator = False
+            def select(self, available, generator):
+                return available
+            def event(self, noise_multiplier):
+                return GaussianDpEvent(noise_multiplier)
+    """
+
+    @property
+    def adjacency(self) -> str: ...
+
+    @property
+    def sampled_by_curator(self) -> bool:
+        """Whether the claim holds only if the curator draws the cohort and every member of it reports."""
+        ...
+
+    def select(self, available: UserIds, generator: np.random.Generator) -> UserIds: ...
+
+    def event(self, noise_multiplier: float) -> DpEvent:
+        """The cost of one round with Gaussian noise of `noise_multiplier` × (the effect of adding one user)."""
+        ...
+
+
+class Mechanism(NamedTuple):
+    """Bound, estimate, noise and cost: what a proof welds together, in one object (built by privacy/mechanism.py)."""
+
+    init: Callable[[Params], MechanismState]
+    public: Callable[[MechanismState], PyTree]
+    bound: Callable[[PyTree, Update, jax.Array, Key], Report]  # on the device; its guarantee holds for any update
+    release: Callable[[MechanismState, Report, Key], tuple[Estimate, MechanismState]]  # in the curator alone
+    event: Callable[[Participation, int], DpEvent]  # the cost of its first n releases
+    noise_keys: int  # how many keys a release takes
+
+
+class ServerState(NamedTuple):
+    params: Params
+    optimizer: PyTree
+
+
+class Algorithm(NamedTuple):
+    """One published algorithm: what a device computes, what the server does with the estimate, and the mechanism between.
+
+    A complete toy, which learns how long users' texts are and nothing else:
+
+        Algorithm(
+            init=lambda params: ServerState(params, optimizer=()),
+            user_update=lambda message, user, key: {"length": jnp.sum(user.batches != 0).astype(jnp.float32)},
+            server_update=lambda server, estimate: ServerState(estimate, ()),
+            mechanism=mechanism(flat_clip(100.0), fixed_denominator(20.0), gaussian(1.0)),
+            participation=PoissonSampling(0.1),
+        )
+    """
+
+    init: Callable[[Params], ServerState]
+    user_update: Callable[[Message, UserData, Key], Update]  # pure; runs unchanged on any fleet
+    server_update: Callable[[ServerState, Estimate], ServerState]  # pure; post-processing only
+    mechanism: Mechanism
+    participation: Participation
+
+
+class Fleet(Protocol):
+    """Where device programs run. A fleet may only add.
+
+    A complete one (`data` is a list of `UserData`):
+
+        class PlainLoop:
+            everyone_reports = True
+            def users(self):
+                return np.arange(len(data))
+            def sum_reports(self, program, message, cohort, key):
+                reports = [program(message, data[k], jax.random.fold_in(key, k)) for k in cohort]
+                return functools.reduce(tree.add, reports, tree.zeros_like(Report(message.params, jnp.float32(0))))
+    """
+
+    @property
+    def everyone_reports(self) -> bool:
+        """Whether each member of a cohort is certain to be in the sum. False wherever a device may drop out."""
+        ...
+
+    def users(self) -> UserIds: ...
+
+    def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report: ...
+
+
+class LanguageModel(NamedTuple):
+    """A model of the next word, in two halves, so that the loss may treat the large second half in its own way.
+
+    The logits of the word after position t are `contexts[..., t, :] @ words.T + bias`.
+    """
+
+    init: Callable[[Key], Params]
+    contexts: Callable[[Params, jax.Array, Key | None], jax.Array]  # int [batch, length] → [batch, length, width]
+    words: Callable[[Params], tuple[jax.Array, jax.Array]]  # → [vocabulary, width] and a bias [vocabulary]

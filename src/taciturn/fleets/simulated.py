@@ -1,0 +1,96 @@
+"""A fleet in one process: a cohort is trained chunk by chunk, and only the running sum is kept.
+
+Memory does not grow with the cohort. On an accelerator the users of a chunk are trained side by side (`vmap`); on a CPU one stream of
+users runs on each core, which is twice as fast there.
+"""
+
+import os
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from taciturn import tree
+from taciturn.core import Key, Message, Program, Report, UserData, UserIds
+from taciturn.data.population import Population
+from taciturn.fleets.layout import Layout
+
+CPU_CHUNK = 8
+ACCELERATOR_CHUNKS = (64, 16)  # the largest that is filled, so that little is computed for padding users
+
+
+def one_stream_per_core() -> None:
+    """Make every core a JAX device. To be called before JAX computes anything; without effect on accelerators."""
+    jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+
+
+class SimulatedFleet:
+    everyone_reports = True
+
+    def __init__(self, population: Population, layout: Layout, weight_cap: float | None = None) -> None:
+        """`weight_cap` is ŵ: a user of n tokens weighs min(n/ŵ, 1). None weighs all users alike."""
+        self._texts, self._layout, self._weight_cap = population.texts, layout, weight_cap
+        self._devices = jax.local_devices()
+        self._on_cpu = self._devices[0].platform == "cpu"
+        self._program: Program | None = None
+
+    def users(self) -> UserIds:
+        return np.arange(len(self._texts))
+
+    def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
+        if program is not self._program:  # compiled once, used in every round
+            self._program, self._add = program, _adder(program, self._on_cpu)
+        zero = tree.zeros_like(Report(message.params, jnp.float32(0)))
+        totals = [jax.device_put(zero, device) for device in self._devices]
+        messages = [jax.device_put((message, key), device) for device in self._devices]
+        for index, chunk in enumerate(self._chunks(cohort)):
+            where = index % len(self._devices)
+            batches, weights, ids = jax.device_put(self._load(chunk), self._devices[where])
+            totals[where] = self._add(totals[where], *messages[where], UserData(batches, weights), ids)
+        total = totals[0]
+        for other in totals[1:]:
+            total = tree.add(total, jax.device_put(other, self._devices[0]))
+        return total
+
+    def _chunks(self, cohort: UserIds) -> list[np.ndarray]:
+        """The cohort in pieces of few different sizes, the last filled up with −1, which is nobody."""
+        sizes = (CPU_CHUNK,) if self._on_cpu else ACCELERATOR_CHUNKS
+        chunks, position = [], 0
+        while position < len(cohort):
+            size = next((size for size in sizes if size <= len(cohort) - position), sizes[-1])
+            piece = cohort[position : position + size]
+            chunks.append(np.pad(piece, (0, size - len(piece)), constant_values=-1))
+            position += size
+        return chunks
+
+    def _load(self, chunk: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        texts: Sequence[np.ndarray] = [self._texts[user] if user >= 0 else np.zeros(0, np.int32) for user in chunk]
+        lengths = np.array([len(text) for text in texts], np.float32)
+        weights = np.minimum(lengths / self._weight_cap, 1.0) if self._weight_cap else lengths > 0
+        batches = np.stack([self._layout.batches(text) for text in texts])
+        return batches, weights.astype(np.float32), chunk.astype(np.uint32)
+
+
+def _adder(program: Program, one_by_one: bool):
+    def report(message: Message, key: Key, user: UserData, id: jax.Array) -> Report:
+        return program(message, user, jax.random.fold_in(key, id))
+
+    @partial(jax.jit, donate_argnums=0)
+    def add_side_by_side(total: Report, message: Message, key: Key, users: UserData, ids: jax.Array) -> Report:
+        reports = jax.vmap(report, in_axes=(None, None, 0, 0))(message, key, users, ids)
+        return jax.tree.map(lambda sum, part: sum + jnp.sum(part, axis=0), total, reports)
+
+    @partial(jax.jit, donate_argnums=0)
+    def add_one_by_one(total: Report, message: Message, key: Key, users: UserData, ids: jax.Array) -> Report:
+        def add(total: Report, one: tuple[UserData, jax.Array]) -> tuple[Report, None]:
+            # A padding user costs nothing here.
+            user, id = one
+            return jax.lax.cond(
+                user.weight > 0, lambda: tree.add(total, report(message, key, user, id)), lambda: total
+            ), None
+
+        return jax.lax.scan(add, total, (users, ids))[0]
+
+    return add_one_by_one if one_by_one else add_side_by_side

@@ -1,0 +1,53 @@
+"""Every random choice of a run is derived here, from one secret root and the words (purpose, round, attempt).
+
+A run's root is 32 bytes from the operating system. A *simulation* takes a seed instead, so that it can be repeated, and
+its ledger says so: whoever knows the seed can take the noise off again.
+
+Derivation is HMAC-SHA256, so that neither a derived key nor any number of them tells anything of the root or of the
+other keys, and two different (purpose, round, attempt) never share a key.
+
+>>> root = root_from_seed(7)
+>>> derive(root, "noise", 3, 0) == derive(root, "noise", 3, 0)
+True
+>>> derive(root, "noise", 3, 0) == derive(root, "noise", 3, 1)
+False
+"""
+
+import hashlib
+import hmac
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+ROOT_BYTES = 32
+
+
+def root_from_entropy() -> bytes:
+    """A root that nobody can guess or repeat."""
+    return os.urandom(ROOT_BYTES)
+
+
+def root_from_seed(seed: int) -> bytes:
+    """A root that anyone can repeat: for simulations only."""
+    return hashlib.sha256(f"taciturn simulation seed {seed}".encode()).digest()
+
+
+def derive(root: bytes, purpose: str, round: int, attempt: int = 0) -> bytes:
+    """32 bytes for one purpose in one attempt at one round."""
+    if len(root) != ROOT_BYTES:
+        raise ValueError(f"a run's root has {ROOT_BYTES} bytes, this one has {len(root)}")
+    return hmac.digest(root, f"{purpose}\0{round}\0{attempt}".encode(), "sha256")
+
+
+def jax_keys(secret: bytes, count: int) -> jax.Array:
+    """`count` independent JAX keys of 64 bits each."""
+    words = b"".join(hmac.digest(secret, f"jax {index}".encode(), "sha256")[:8] for index in range(count))
+    bits = jnp.asarray(np.frombuffer(words, np.uint32).reshape(count, 2))
+    return jax.random.wrap_key_data(bits, impl="threefry2x32")
+
+
+def generator(secret: bytes) -> np.random.Generator:
+    """A numpy generator for choices made on the host (who is in a cohort)."""
+    return np.random.Generator(np.random.PCG64DXSM(int.from_bytes(secret, "big")))

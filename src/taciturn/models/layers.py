@@ -1,0 +1,23 @@
+"""What the keyboard models share: word embeddings, their use as the output layer, and dropout."""
+
+import jax
+import jax.numpy as jnp
+
+from taciturn.core import Key
+
+glorot = jax.nn.initializers.glorot_uniform()
+# Rows of about unit length, uniform on the sphere when normalised.
+embedding = jax.nn.initializers.variance_scaling(1.0, "fan_out", "normal")
+
+
+def unit_rows(matrix: jax.Array) -> jax.Array:
+    """Each row scaled to length 1 (McMahan et al. 2018, Appendix B: embeddings have a fixed norm)."""
+    return matrix * jax.lax.rsqrt(jnp.sum(jnp.square(matrix), axis=-1, keepdims=True) + 1e-12)
+
+
+def dropout(values: jax.Array, rate: float, key: Key | None) -> jax.Array:
+    """Zero a share `rate` of the values and scale the rest up; nothing without a key, as in evaluation."""
+    if key is None or rate == 0.0:
+        return values
+    kept = jax.random.bernoulli(key, 1.0 - rate, values.shape)
+    return jnp.where(kept, values / (1.0 - rate), 0.0)

@@ -1,0 +1,96 @@
+"""One recurrent layer, run over time, for every cell whose only matrices are recurrent: LSTM, CIFG and GRU.
+
+A cell is a function without parameters, `cell(x, r, carry) → (output, carry)`: x is the input's share of the gates and
+r = fed_back @ recurrent the share of what the layer fed back at the step before. A projection, where there is one,
+sits between the two: fed_back = output @ projection.
+
+The backward pass is written by hand for speed. Differentiating the scan would add up the gradient of the recurrent
+matrix step by step: one more read and write of it at each time step and for every user. Here the gradients of the gates are kept,
+and the matrix gradients are one product over all steps at the end.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+Cell = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+
+
+def recurrence(cell: Cell, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None, units: int) -> jax.Array:
+    """Run a cell from a zero state. x [length, batch, gates] → what it feeds back, [length, batch, width]."""
+    if projection is None:
+        return _plain(cell, units, x, recurrent)
+    return _projected(cell, units, x, recurrent, projection)
+
+
+def _scan(cell: Cell, units: int, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None):
+    def step(state, x_t):
+        fed_back, carry = state
+        r = fed_back @ recurrent
+        output, next_carry = cell(x_t, r, carry)
+        next_fed_back = output if projection is None else output @ projection
+        return (next_fed_back, next_carry), (next_fed_back, r, carry, output)
+
+    start = jnp.zeros((x.shape[1], recurrent.shape[0]), x.dtype), jnp.zeros((x.shape[1], units), x.dtype)
+    _, (fed_back, r, carries, outputs) = jax.lax.scan(step, start, x)
+    return fed_back, (x, r, carries, outputs)
+
+
+def _backward(cell: Cell, saved, fed_back, recurrent, projection, gradient):
+    x, r, carries, outputs = saved
+
+    def step(state, inputs):
+        d_recurrent_input, d_carry = state
+        d_fed_back, x_t, r_t, carry = inputs
+        d_fed_back = d_fed_back + d_recurrent_input
+        d_output = d_fed_back if projection is None else d_fed_back @ projection.T
+        _, pull_back = jax.vjp(cell, x_t, r_t, carry)
+        d_x, d_r, d_carry = pull_back((d_output, d_carry))
+        return (d_r @ recurrent.T, d_carry), (d_x, d_r, d_fed_back)
+
+    start = jnp.zeros_like(fed_back[0]), jnp.zeros_like(carries[0])
+    _, (d_x, d_r, d_fed_back) = jax.lax.scan(step, start, (gradient, x, r, carries), reverse=True)
+    # What was fed back at step t meets the recurrent matrix at step t + 1.
+    d_recurrent = jnp.einsum("tbh,tbg->hg", fed_back[:-1], d_r[1:])
+    d_projection = None if projection is None else jnp.einsum("tbu,tbh->uh", outputs, d_fed_back)
+    return d_x, d_recurrent, d_projection
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _plain(cell, units, x, recurrent):
+    return _scan(cell, units, x, recurrent, None)[0]
+
+
+def _plain_forward(cell, units, x, recurrent):
+    fed_back, saved = _scan(cell, units, x, recurrent, None)
+    return fed_back, (saved, fed_back, recurrent)
+
+
+def _plain_backward(cell, units, residuals, gradient):
+    del units
+    saved, fed_back, recurrent = residuals
+    return _backward(cell, saved, fed_back, recurrent, None, gradient)[:2]
+
+
+_plain.defvjp(_plain_forward, _plain_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _projected(cell, units, x, recurrent, projection):
+    return _scan(cell, units, x, recurrent, projection)[0]
+
+
+def _projected_forward(cell, units, x, recurrent, projection):
+    fed_back, saved = _scan(cell, units, x, recurrent, projection)
+    return fed_back, (saved, fed_back, recurrent, projection)
+
+
+def _projected_backward(cell, units, residuals, gradient):
+    del units
+    saved, fed_back, recurrent, projection = residuals
+    return _backward(cell, saved, fed_back, recurrent, projection, gradient)
+
+
+_projected.defvjp(_projected_forward, _projected_backward)

@@ -1,0 +1,237 @@
+"""What a list of releases costs: events in, ε, ρ and words out. The analysis is dp-accounting's; the choices are here.
+
+Accountants by name:
+
+- `pld` (default): privacy loss distributions, the tightest that is valid. Where it cannot go (fixed-size rounds, noise multipliers
+  below 0.3, a δ lost in its tail) RDP answers instead; both are upper bounds.
+- `rdp`: Rényi differential privacy, the conversion of Canonne, Kamath and Steinke. Used to compose *runs*, each chosen
+  after seeing the one before, where PLD is no valid filter.
+- `moments`: the 2016 moments accountant, orders 2 to 33 and the classic conversion, as papers of that time print it.
+
+**Guarantee:** every ε returned is an upper bound for the event under its adjacency, or ∞.
+"""
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import dp_accounting
+from dp_accounting import (
+    ComposedDpEvent,
+    DpEvent,
+    GaussianDpEvent,
+    NonPrivateDpEvent,
+    PoissonSampledDpEvent,
+    SampledWithoutReplacementDpEvent,
+    SelfComposedDpEvent,
+)
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism as _gaussian
+from dp_accounting.rdp import RdpAccountant
+
+AccountantName = Literal["pld", "rdp", "moments"]
+
+LEAST_PLD_NOISE = 0.3  # below it a PLD takes minutes and gigabytes
+CLASSIC_ORDERS = range(2, 34)
+FINE, COARSE = 1e-4, 1e-3  # grids of privacy loss; a coarser one is ten times faster and its ε a little larger
+
+# dp-accounting announces each Rényi order that it leaves out; leaving one out only makes ε larger.
+logging.getLogger("absl").setLevel(logging.ERROR)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a run may spend: an ε at a δ, or a ρ of zero-concentrated differential privacy, or both. None is no limit."""
+
+    delta: float
+    epsilon: float | None = None
+    rho: float | None = None
+
+    def allows(self, event: DpEvent, accountant: AccountantName, grid: float = FINE) -> bool:
+        if self.rho is not None and rho(event) > self.rho:
+            return False
+        return self.epsilon is None or epsilon(event, self.delta, accountant, grid) <= self.epsilon
+
+
+def epsilon(event: DpEvent, delta: float, accountant: AccountantName = "pld", grid: float = FINE) -> float:
+    """The ε of an event at δ, an upper bound.
+
+    >>> round(epsilon(SelfComposedDpEvent(PoissonSampledDpEvent(5000 / 763430, GaussianDpEvent(1.0)), 5000), 1e-9), 2)
+    3.9
+    """
+    if _noise_multiplier(event) is None:
+        return math.inf
+    if accountant == "moments":
+        return classic_epsilon(event, delta)
+    if accountant == "pld" and _has_pld(event):
+        bound = _loss_distribution(event, grid).get_epsilon_for_delta(delta)
+        if math.isfinite(bound):
+            return float(bound)
+    composed = _rdp_accountant(event)
+    composed.compose(event)
+    return float(composed.get_epsilon(delta))
+
+
+def classic_epsilon(event: DpEvent, delta: float, orders: range = CLASSIC_ORDERS) -> float:
+    """ε = min over orders of rdp + log(1/δ)/(order − 1) (Abadi et al. 2016)."""
+    accountant = _rdp_accountant(event, list(orders))
+    accountant.compose(event)
+    costs = zip(orders, accountant.rdp, strict=True)
+    return float(min(cost + math.log(1 / delta) / (order - 1) for order, cost in costs))
+
+
+def rho(event: DpEvent) -> float:
+    """The ρ of zero-concentrated differential privacy. Sampling lowers ε, not ρ: at high orders it does not help."""
+    match event:
+        case GaussianDpEvent():
+            return 1 / (2 * event.noise_multiplier**2)
+        case PoissonSampledDpEvent() | SampledWithoutReplacementDpEvent():
+            return rho(event.event)
+        case SelfComposedDpEvent():
+            return event.count * rho(event.event)
+        case ComposedDpEvent():
+            return sum(rho(part) for part in event.events)
+        case _:
+            return math.inf
+
+
+def composed(earlier: Sequence[DpEvent], event: DpEvent) -> DpEvent:
+    """An event after others that the same model went through before; accounted in RDP, since each was chosen after the last."""
+    return ComposedDpEvent([*earlier, event]) if earlier else event
+
+
+def group_privacy(epsilon: float, delta: float, users: int) -> tuple[float, float]:
+    """What (ε, δ) for one user means for a group of them: (kε, k e^((k−1)ε) δ) (Dwork and Roth 2014, Theorem 2.2).
+
+    >>> group_privacy(1.0, 1e-8, 16)[0]
+    16.0
+    """
+    return users * epsilon, min(1.0, users * math.exp((users - 1) * epsilon) * delta)
+
+
+def allowed_releases(cost: Callable[[int], DpEvent], budget: Budget, accountant: AccountantName, most: int) -> int:
+    """The largest number of releases, up to `most`, whose cost stays within the budget."""
+    if budget.allows(cost(most), accountant):
+        return most
+    low, high = 0, most  # cost(low) is allowed, cost(high) is not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if budget.allows(cost(middle), accountant) else (low, middle)
+    return low
+
+
+def noise_for_budget(cost: Callable[[float], DpEvent], budget: Budget, accountant: AccountantName) -> float:
+    """The smallest noise multiplier, to a part in a thousand, whose `cost` (of all rounds) stays within the budget."""
+    if budget.epsilon is None and budget.rho is None:
+        raise ValueError("a noise multiplier can only be worked out from a budget of ε or ρ")
+    # RDP brackets the answer, a coarse grid finds it, and the accountant itself has the last word.
+    multiplier = _bisect(lambda guess: budget.allows(cost(guess), "rdp"), 1e-2, 1e4)
+    if accountant == "pld":
+        low = multiplier / 1.5
+        while budget.allows(cost(low), accountant, COARSE):
+            low /= 1.5
+        multiplier = _bisect(lambda guess: budget.allows(cost(guess), accountant, COARSE), low, multiplier)
+    while not budget.allows(cost(multiplier), accountant):
+        multiplier *= 1.0005
+    return multiplier
+
+
+def _bisect(allowed: Callable[[float], bool], low: float, high: float) -> float:
+    if not allowed(high):
+        raise ValueError(
+            "no noise multiplier up to 10,000 meets this budget: allow more ε, fewer rounds or smaller cohorts"
+        )
+    if allowed(low):
+        raise ValueError(
+            "this budget is met with almost no noise, so it would promise nobody anything: ask for a smaller ε"
+        )
+    while high > low * 1.0005:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if allowed(middle) else (middle, high)
+    return high
+
+
+def event_to_json(event: DpEvent) -> dict[str, Any]:
+    match event:
+        case GaussianDpEvent():
+            return {"event": "gaussian", "noise_multiplier": event.noise_multiplier}
+        case PoissonSampledDpEvent():
+            return {"event": "poisson", "probability": event.sampling_probability, "of": event_to_json(event.event)}
+        case SampledWithoutReplacementDpEvent():
+            users, size = event.source_dataset_size, event.sample_size
+            return {"event": "fixed size", "users": users, "size": size, "of": event_to_json(event.event)}
+        case SelfComposedDpEvent():
+            return {"event": "repeated", "count": event.count, "of": event_to_json(event.event)}
+        case NonPrivateDpEvent():
+            return {"event": "non-private"}
+        case _:
+            raise TypeError(f"the ledger has no words for {event}")
+
+
+def event_from_json(row: dict[str, Any]) -> DpEvent:
+    match row["event"]:
+        case "gaussian":
+            return GaussianDpEvent(row["noise_multiplier"])
+        case "poisson":
+            return PoissonSampledDpEvent(row["probability"], event_from_json(row["of"]))
+        case "fixed size":
+            return SampledWithoutReplacementDpEvent(row["users"], row["size"], event_from_json(row["of"]))
+        case "repeated":
+            return SelfComposedDpEvent(event_from_json(row["of"]), row["count"])
+        case "non-private":
+            return NonPrivateDpEvent()
+        case unknown:
+            raise ValueError(f"the ledger names an event this version does not know: {unknown!r}")
+
+
+def _noise_multiplier(event: DpEvent) -> float | None:
+    """The smallest noise multiplier inside an event; None where something in it is not private."""
+    match event:
+        case GaussianDpEvent():
+            return event.noise_multiplier if event.noise_multiplier > 0 else None
+        case PoissonSampledDpEvent() | SampledWithoutReplacementDpEvent() | SelfComposedDpEvent():
+            return _noise_multiplier(event.event)
+        case ComposedDpEvent():
+            parts = [_noise_multiplier(part) for part in event.events]
+            return None if None in parts else min((part for part in parts if part is not None), default=math.inf)
+        case _:
+            return None
+
+
+def _is_fixed_size(event: DpEvent) -> bool:
+    if isinstance(event, ComposedDpEvent):
+        return any(_is_fixed_size(part) for part in event.events)
+    if isinstance(event, SelfComposedDpEvent):
+        return _is_fixed_size(event.event)
+    return isinstance(event, SampledWithoutReplacementDpEvent)
+
+
+def _has_pld(event: DpEvent) -> bool:
+    simple = not _is_fixed_size(event) and not isinstance(event, ComposedDpEvent)
+    return simple and (_noise_multiplier(event) or 0.0) >= LEAST_PLD_NOISE
+
+
+@functools.lru_cache(maxsize=64)
+def _loss_distribution(event: DpEvent, grid: float) -> PrivacyLossDistribution:
+    """Kept for the next call: one round's distribution costs more to make than to compose."""
+    match event:
+        case SelfComposedDpEvent():
+            return _loss_distribution(event.event, grid).self_compose(event.count)
+        case PoissonSampledDpEvent(
+            sampling_probability=probability, event=GaussianDpEvent(noise_multiplier=multiplier)
+        ):
+            return _gaussian(multiplier, sampling_prob=probability, value_discretization_interval=grid)
+        case GaussianDpEvent():
+            return _gaussian(event.noise_multiplier, value_discretization_interval=grid)
+        case _:
+            raise TypeError(f"no loss distribution for {event}")
+
+
+def _rdp_accountant(event: DpEvent, orders: list[int] | None = None) -> RdpAccountant:
+    # Fixed-size events carry half the noise multiplier already (participation.py), because the library's replace-one RDP does
+    # not double the sensitivity.
+    relation = dp_accounting.NeighboringRelation
+    return RdpAccountant(orders, relation.REPLACE_ONE if _is_fixed_size(event) else relation.ADD_OR_REMOVE_ONE)

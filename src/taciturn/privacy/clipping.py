@@ -1,0 +1,136 @@
+"""Bounding what one user can do: step B) of McMahan et al. 2018 (FlatClip, PerLayerClip), after which weights are applied.
+
+**Guarantee:** for every update and weight, NaN, infinity and empty text included, the report's update has ℓ2 norm at most
+weight × clip norm with weight in [0, 1]. A non-finite update leaves as zero. Rounding is on the safe side (tree.norm_upper_bound).
+The order matters: clip, then weight. ‖w Δ‖ ≤ S alone, as the paper's Lemma 1 states it, is not enough for the estimator
+with a clipped denominator (tests/privacy/test_estimators.py keeps the counterexample).
+
+**Assumes:** the device runs this code. A device that does not is outside the guarantee it gives to *others*' models, not to users.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from taciturn import tree
+from taciturn.core import Key, Params, PyTree, Report, Update
+
+
+class ClipSchedule(NamedTuple):
+    """A clip norm for every round, declared before the run; it may only fall (McMahan et al. 2018, Figure 4).
+
+    Noise follows the clip norm, so that the noise multiplier and with it the cost of a round stay what they were.
+
+    >>> schedule = clip_schedule([(0, 20.0), (100, 10.0)])
+    >>> [float(schedule.at(round)) for round in (0, 99, 100, 5000)]
+    [20.0, 20.0, 10.0, 10.0]
+    """
+
+    starts: tuple[int, ...]
+    norms: tuple[float, ...]
+
+    def at(self, round: int | jax.Array) -> jax.Array:
+        position = jnp.searchsorted(jnp.asarray(self.starts), round, side="right") - 1
+        return jnp.asarray(self.norms, jnp.float32)[position]
+
+
+def clip_schedule(steps: float | list[tuple[int, float]]) -> ClipSchedule:
+    """A constant clip norm, or [(first round, clip norm), …]."""
+    if isinstance(steps, int | float):
+        steps = [(0, float(steps))]
+    starts, norms = tuple(start for start, _ in steps), tuple(float(norm) for _, norm in steps)
+    if not starts or starts[0] != 0 or any(later <= start for start, later in itertools.pairwise(starts)):
+        raise ValueError(f"a clip schedule starts at round 0 and its rounds rise; these are {list(starts)}")
+    if any(not (1e-6 <= norm < math.inf) for norm in norms):
+        raise ValueError(f"a clip norm is a finite number of at least 1e-6; these are {list(norms)}")
+    if any(later > norm for norm, later in itertools.pairwise(norms)):
+        raise ValueError(f"a clip schedule may only fall; these norms rise: {list(norms)}")
+    return ClipSchedule(starts, norms)
+
+
+class Bound(NamedTuple):
+    """How an update becomes a bounded report, and by how much one report can move a sum."""
+
+    public: Callable[[jax.Array], PyTree]  # round → what devices must know of it
+    project: Callable[
+        [PyTree, Update], Update
+    ]  # onto the ball; also used *during* local training by the greedy variant
+    sensitivity: Callable[[jax.Array], jax.Array]  # round → S, the largest norm of a report
+    check: Callable[[Params], None]  # raises where the bound does not fit the model
+
+
+def flat_clip(clip_norm: float | list[tuple[int, float]]) -> Bound:
+    """π(Δ, S) = Δ · min(1, S / ‖Δ‖), of all layers together."""
+    schedule = clip_schedule(clip_norm)
+    return Bound(schedule.at, _clip, schedule.at, lambda params: None)
+
+
+def per_layer_clip(
+    clip_norm: float | list[tuple[int, float]] | None = None, layers: Mapping[str, float] | None = None
+) -> Bound:
+    """Each layer to its own S_j, with S = √(Σ S_j²): either S_j = S/√m for all m layers, or `layers` given by name.
+
+    Departs from McMahan et al. 2018: a layer is a leaf of the parameters, so their LSTM has 6 here; they count 11, with the
+    four gates apart. Both keep ‖Δ‖ ≤ S.
+    """
+    if (clip_norm is None) == (layers is None):
+        raise ValueError(
+            "per-layer clipping takes either one clip norm S, shared out as S/√m, or the S_j of every layer"
+        )
+    total = math.sqrt(sum(norm**2 for norm in layers.values())) if layers else 0.0
+    schedule = clip_schedule(total if clip_norm is None else clip_norm)
+
+    def shares(update: Update) -> PyTree:
+        names = layer_names(update)
+        equal = 1.0 / math.sqrt(len(names))
+        return jax.tree.unflatten(
+            jax.tree.structure(update), [layers[name] / total if layers else equal for name in names]
+        )
+
+    def project(norm: jax.Array, update: Update) -> Update:
+        # Each S_j is rounded towards zero, so that √(Σ S_j²) ≤ S survives float32.
+        return jax.tree.map(lambda layer, share: _clip(norm * (share * (1 - 1e-6)), layer), update, shares(update))
+
+    def check(params: Params) -> None:
+        names = set(layer_names(params))
+        if layers is not None and set(layers) != names:
+            raise ValueError(
+                f"per-layer clip norms are given for {sorted(layers)}, but the model's layers are {sorted(names)}"
+            )
+
+    return Bound(schedule.at, project, schedule.at, check)
+
+
+def unbounded() -> Bound:
+    """No clipping: for runs without privacy only."""
+
+    def everything(round: jax.Array) -> jax.Array:
+        del round
+        return jnp.float32(jnp.inf)
+
+    return Bound(everything, lambda public, update: update, everything, lambda params: None)
+
+
+def encode(bound: Bound, public: PyTree, update: Update, weight: jax.Array, key: Key) -> Report:
+    """The report of one user: clip, then weight."""
+    del key  # rounding to integers, for secure sums, takes one
+    usable = tree.all_finite(update)
+    update = jax.tree.map(lambda layer: jnp.where(usable, layer, 0.0), update)
+    weight = jnp.where(jnp.isfinite(weight), jnp.clip(weight, 0.0, 1.0), 0.0)
+    return Report(tree.scale(bound.project(public, update), weight), weight)
+
+
+def layer_names(params: Params) -> list[str]:
+    """Names of the leaves in order, such as `blocks/0/feed_in`."""
+    return [
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, _ in jax.tree_util.tree_leaves_with_path(params)
+    ]
+
+
+def _clip(norm: jax.Array, update: PyTree) -> PyTree:
+    return tree.scale(update, jnp.minimum(1.0, norm / jnp.maximum(tree.norm_upper_bound(update), 1e-30)))

@@ -1,0 +1,61 @@
+"""A mechanism: bound, estimator and noise, welded together.
+
+**Guarantee:** `release` is the Gaussian mechanism with standard deviation noise multiplier × the estimator's sensitivity × the clip
+norm in force, and `event` states the cost of exactly that. The standard deviation is computed in this file and nowhere else.
+
+**Assumes:** each total is a sum of reports made by `bound`, over a cohort drawn by the participation that `event` is given.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from dp_accounting import DpEvent, NonPrivateDpEvent, SelfComposedDpEvent
+
+from taciturn import tree
+from taciturn.core import Estimate, Mechanism, Params, Participation, PyTree, Report
+from taciturn.privacy import clipping
+from taciturn.privacy.clipping import Bound
+from taciturn.privacy.estimators import Estimator
+from taciturn.privacy.noise import Noise
+
+
+class State(NamedTuple):
+    round: jax.Array  # releases so far; the clip schedule reads it
+    noise: PyTree  # secret
+
+
+def mechanism(bound: Bound, estimator: Estimator, noise: Noise) -> Mechanism:
+    is_private = noise.multiplier > 0
+    if is_private and not (
+        math.isfinite(estimator.sensitivity) and math.isfinite(float(bound.sensitivity(jnp.int32(0))))
+    ):
+        raise ValueError(
+            "noise needs a bounded sensitivity: use a clip norm and a fixed or clipped denominator with it"
+        )
+
+    def stddev(round: jax.Array) -> jax.Array:
+        return noise.multiplier * estimator.sensitivity * bound.sensitivity(round) if is_private else jnp.float32(0)
+
+    def init(params: Params) -> State:
+        bound.check(params)
+        return State(jnp.int32(0), noise.init(params))
+
+    def release(state: State, total: Report, keys: jax.Array) -> tuple[Estimate, State]:
+        drawn, noise_state = noise.next(state.noise, total.update, stddev(state.round), keys)
+        return tree.add(estimator.apply(total), drawn), State(state.round + 1, noise_state)
+
+    def event(participation: Participation, releases: int) -> DpEvent:
+        if not is_private:
+            return NonPrivateDpEvent()
+        return SelfComposedDpEvent(participation.event(noise.multiplier), releases)
+
+    return Mechanism(
+        init=init,
+        public=lambda state: bound.public(state.round),
+        bound=lambda public, update, weight, key: clipping.encode(bound, public, update, weight, key),
+        release=release,
+        event=event,
+        noise_keys=noise.keys,
+    )

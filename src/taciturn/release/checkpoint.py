@@ -1,0 +1,94 @@
+"""Models and states on disk. A *model* is public: parameters, what they are, and the ledger row that names their history. A *state* is
+what a run needs to go on, and secret.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from taciturn.core import Params, PyTree
+from taciturn.files import write_atomically
+
+
+class ModelFileError(Exception):
+    """The file is not a model that can be used here."""
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What a model file says of itself."""
+
+    architecture: dict[str, Any]
+    vocabulary: tuple[str, ...]
+    run: str | None = None  # its name in the population's ledger; none for a model of public text alone
+    ledger_head: str | None = None
+    round: int = 0
+    public_sources: tuple[str, ...] = ()  # public text that went into it
+    lineage: tuple[dict[str, Any], ...] = field(
+        default=()
+    )  # costs of the private runs that it came through, as in the ledger
+    adjacency: str | None = None
+
+
+def save_model(path: Path, params: Params, card: ModelCard) -> None:
+    content = safetensors.numpy.save(_named(params), {"taciturn": json.dumps(asdict(card), sort_keys=True)})
+    write_atomically(path, content)
+
+
+def load_model(path: Path) -> tuple[Params, ModelCard]:
+    """Parameters as a nested dict, and the card. `path` is a model file, or a folder that holds model.safetensors."""
+    path = path / "model.safetensors" if path.is_dir() else path
+    try:
+        with safetensors.safe_open(path, "numpy") as file:
+            metadata = file.metadata() or {}
+            named = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except FileNotFoundError:
+        raise ModelFileError(f"there is no model at {path}") from None
+    except safetensors.SafetensorError as error:
+        raise ModelFileError(f"{path} is not a model file: {error}") from None
+    if "taciturn" not in metadata:
+        raise ModelFileError(f"{path} says nothing of where it comes from; only models written by taciturn can be used")
+    card = json.loads(metadata["taciturn"])
+    for name in ("vocabulary", "public_sources", "lineage"):
+        card[name] = tuple(card[name])
+    return _nested(named), ModelCard(**card)
+
+
+def save_state(path: Path, state: PyTree, about: dict[str, str]) -> None:
+    leaves = {f"{index:04}": np.asarray(leaf) for index, leaf in enumerate(jax.tree.leaves(jax.device_get(state)))}
+    write_atomically(path, safetensors.numpy.save(leaves, about), mode=0o600)
+
+
+def load_state(path: Path, like: PyTree) -> tuple[PyTree, dict[str, str]]:
+    """The state saved at `path`, in the structure of `like`."""
+    with safetensors.safe_open(path, "numpy") as file:
+        leaves = [file.get_tensor(name) for name in sorted(file.keys())]
+        about = file.metadata() or {}
+    expected = [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in jax.tree.leaves(jax.device_get(like))]
+    if [(leaf.shape, leaf.dtype) for leaf in leaves] != expected:
+        raise ModelFileError(f"{path} was saved by a run of another shape than this recipe's")
+    return jax.tree.unflatten(jax.tree.structure(like), leaves), about
+
+
+def _named(params: Params, prefix: str = "") -> dict[str, np.ndarray]:
+    if not isinstance(params, dict):
+        return {prefix: np.asarray(jax.device_get(params))}
+    parts = [_named(value, f"{prefix}/{name}" if prefix else name) for name, value in params.items()]
+    return {name: value for part in parts for name, value in part.items()}
+
+
+def _nested(named: dict[str, np.ndarray]) -> Params:
+    params: dict[str, Any] = {}
+    for name, value in named.items():
+        *path, last = name.split("/")
+        target = params
+        for part in path:
+            target = target.setdefault(part, {})
+        target[last] = value
+    return params

@@ -1,0 +1,39 @@
+"""The exit: a model leaves only with a guarantee for exactly the ledger row it was made at."""
+
+import shutil
+from pathlib import Path
+
+from taciturn.privacy.ledger import Guarantee, Ledger, LedgerError
+from taciturn.release.checkpoint import ModelCard, load_model
+from taciturn.release.privacy_statement import statement, statement_json
+
+
+class ExportRefused(Exception):
+    """The model may not leave, and why."""
+
+
+def verified_guarantee(card: ModelCard, ledger: Ledger) -> Guarantee:
+    """What the ledger says of the model; refused where the two do not belong together."""
+    if card.run is None or card.ledger_head is None:
+        raise ExportRefused("this model was not trained on users: there is no guarantee to export it with")
+    try:
+        return ledger.guarantee(card.run, card.ledger_head)
+    except LedgerError as error:
+        raise ExportRefused(str(error)) from None
+
+
+def export_model(model: Path, ledger: Ledger, out: Path, unit: str, non_private: bool = False) -> Guarantee:
+    """Copy a model to `out` with its guarantee beside it, after the ledger has been verified from its first row."""
+    model = model / "model.safetensors" if model.is_dir() else model
+    _, card = load_model(model)
+    guarantee = verified_guarantee(card, ledger)
+    if not guarantee.is_private and not non_private:
+        raise ExportRefused(f"run {card.run} has no privacy (ε = ∞); if it may leave all the same, say --non-private")
+    if out.exists() and any(out.iterdir()):
+        raise ExportRefused(f"{out} is not empty; name a new folder")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "vocabulary.txt").write_text("\n".join(card.vocabulary) + "\n", encoding="utf-8")
+    (out / "guarantee.txt").write_text(statement(guarantee, unit, card.public_sources), encoding="utf-8")
+    (out / "guarantee.json").write_text(statement_json(guarantee, unit, card.public_sources), encoding="utf-8")
+    shutil.copyfile(model, out / "model.safetensors")
+    return guarantee

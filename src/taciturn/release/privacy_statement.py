@@ -1,0 +1,83 @@
+"""The guarantee of a run in words, written from the ledger, never from what was planned."""
+
+import json
+import math
+from dataclasses import asdict
+
+from taciturn.privacy.ledger import Guarantee
+
+MEANINGLESS = 1000.0
+
+
+def epsilon_text(epsilon: float) -> str:
+    if math.isinf(epsilon):
+        return "∞"
+    return "> 1000" if epsilon > MEANINGLESS else f"{epsilon:.2f}"
+
+
+def rho_text(rho: float) -> str:
+    return "∞" if math.isinf(rho) else f"{rho:.3g}"
+
+
+def statement(guarantee: Guarantee, unit: str, public_sources: tuple[str, ...]) -> str:
+    """A page for whoever must defend the model."""
+    lines = [f"Privacy of run {guarantee.run}", ""]
+    if not guarantee.is_private:
+        lines += [
+            "This model has NO privacy guarantee (ε = ∞). It was trained without noise, or started from a model that was,",
+            "and may repeat what single users wrote.",
+        ]
+    else:
+        lines += [
+            f"({epsilon_text(guarantee.epsilon)}, {guarantee.delta:.2g})-differential privacy; ρ = {rho_text(guarantee.rho)} of "
+            "zero-concentrated differential privacy.",
+            "",
+            f"Unit:        {unit}, with everything they wrote.",
+            f"Adjacency:   {guarantee.adjacency}.",
+            f"Covers:      all {guarantee.releases} releases of the run: every intermediate model, not only the last.",
+            f"Accounting:  {_ACCOUNTANTS[guarantee.accountant]}",
+            "Assumes:     the cohort of a round is known to the curator alone; devices run the code they are given.",
+        ]
+        if guarantee.epsilon > MEANINGLESS:
+            lines += [
+                "",
+                "An ε above 1000 promises nothing in practice: this run measures accuracy at a noise level, not privacy.",
+            ]
+        elif guarantee.epsilon > 10:
+            lines += [
+                "",
+                "An ε above 10 is a weak promise. More users, or fewer rounds, make it stronger at the same accuracy.",
+            ]
+    if guarantee.randomness != "operating system":
+        lines += [
+            "",
+            "SIMULATION: the noise came from a seed in the recipe. Whoever knows the seed can take it off again, so the figures",
+            "above describe the mechanism, not this file.",
+        ]
+    lines += [
+        "",
+        "Not covered: held-out users, on whom accuracy was measured; what the same users' text is used for elsewhere; other runs on",
+        "these users (`taciturn ledger POPULATION` adds them up); choices made by looking at results on private text.",
+        f"Public text: {'; '.join(public_sources) or 'none besides the word list'}.",
+        f"Ledger row:  {guarantee.head}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def statement_json(guarantee: Guarantee, unit: str, public_sources: tuple[str, ...]) -> str:
+    content = asdict(guarantee) | {
+        "unit": unit,
+        "public_sources": list(public_sources),
+        "private": guarantee.is_private,
+    }
+    # JSON knows no infinity.
+    content = {name: "infinity" if value == math.inf else value for name, value in content.items()}
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+_ACCOUNTANTS = {
+    "pld": "privacy loss distributions; RDP for fixed-size rounds, noise multipliers below 0.3 and several runs in a row.",
+    "rdp": "Rényi differential privacy.",
+    "moments": "the moments accountant of 2016 (orders 2 to 33, classic conversion).",
+}

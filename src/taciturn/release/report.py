@@ -1,0 +1,52 @@
+"""The plots of a run: accuracy and ε against rounds."""
+
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+from matplotlib.ticker import MaxNLocator
+
+from taciturn.files import write_atomically
+
+INK, ACCENT, SECOND = "#222222", "#1b6ca8", "#c05621"
+
+
+def plot_run(path: Path, rows: list[dict[str, Any]], title: str) -> None:
+    rounds = [row["round"] for row in rows]
+    figure, (above, below) = pyplot.subplots(2, 1, sharex=True, figsize=(7, 5.5), layout="constrained")
+    margins = [100 * row["accuracy_top1_margin"] for row in rows]
+    accuracy = [100 * row["accuracy_top1"] for row in rows]
+    above.fill_between(
+        rounds,
+        *zip(*[(a - m, a + m) for a, m in zip(accuracy, margins, strict=True)], strict=True),
+        color=ACCENT,
+        alpha=0.15,
+        lw=0,
+    )
+    above.plot(rounds, accuracy, color=ACCENT, marker="o", ms=3)
+    above.set_ylabel("AccuracyTop1 on held-out users, %")
+    above.set_title(title, loc="left", fontsize=11, color=INK)
+    epsilons = [
+        (round, row["epsilon"]) for round, row in zip(rounds, rows, strict=True) if math.isfinite(row["epsilon"])
+    ]
+    if epsilons:
+        below.plot(*zip(*epsilons, strict=True), color=SECOND, marker="o", ms=3)
+        below.set_ylim(bottom=0)
+    else:
+        below.text(0.5, 0.5, "no privacy: ε = ∞", ha="center", va="center", transform=below.transAxes, color=SECOND)
+        below.set_yticks([])
+    below.set_ylabel("ε spent")
+    below.set_xlabel("round")
+    below.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axes in (above, below):
+        axes.grid(alpha=0.25, lw=0.5)
+        axes.spines[["top", "right"]].set_visible(False)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=130)
+    pyplot.close(figure)
+    write_atomically(path, picture.getvalue())

@@ -1,0 +1,279 @@
+"""A run: a folder, from recipe to released model. Started with `train`, cut off at any moment, gone on with by `resume`.
+
+RUN/
+  recipe.toml  vocabulary.txt  ledger.jsonl (this run's rows)
+  metrics.jsonl  metrics.csv  progress.png
+  model.safetensors  guarantee.txt  guarantee.json
+  private/   root (of all randomness) and state (to resume from); mode 0700, deleted when the run ends
+"""
+
+import csv
+import io
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from taciturn import build, keys
+from taciturn.config import Recipe, RecipeError, load_recipe
+from taciturn.core import LanguageModel, Params
+from taciturn.data.population import HeldOutUsers, Population
+from taciturn.evaluation.accuracy import Scores, evaluate
+from taciturn.files import sync_folder, write_atomically
+from taciturn.privacy.accounting import event_from_json, event_to_json
+from taciturn.privacy.curator import Curator
+from taciturn.privacy.ledger import FILE_NAME, Account, BudgetExhausted, Guarantee, Ledger, RunTerms
+from taciturn.release.checkpoint import ModelCard, load_model, load_state, save_model, save_state
+from taciturn.release.export import export_model, verified_guarantee
+from taciturn.release.privacy_statement import statement, statement_json
+from taciturn.release.report import plot_run
+from taciturn.train import TrainState, start, train
+from taciturn.warm_start import load_warm_start
+
+Progress = Callable[[int, int, dict[str, Any]], None]  # rounds done, rounds in all, last metrics
+
+
+class RunError(Exception):
+    """The run folder cannot be used as asked."""
+
+
+@dataclass
+class Finished:
+    """What a run came to."""
+
+    folder: Path
+    params: Params
+    scores: Scores
+    guarantee: Guarantee
+    stopped_by_budget: str | None
+
+
+class Run:
+    """The objects of a run, built and checked before anything is spent."""
+
+    def __init__(self, folder: Path, recipe: Recipe, root: bytes) -> None:
+        self.folder, self.root = folder, root
+        self.population = Population(Path(recipe.data.population))
+        self.held_out = HeldOutUsers(Path(recipe.data.population))
+        self.warm_start = load_warm_start(recipe, self.population.vocabulary)
+        lineage = tuple(event_from_json(event) for event in self.warm_start.card.lineage) if self.warm_start else ()
+        self.recipe = build.with_noise(recipe, lineage)
+        self.model: LanguageModel = build.language_model(recipe.model, len(self.population.vocabulary))
+        if recipe.participation.kind == "fixed" and len(self.population) < recipe.participation.users:
+            raise RecipeError(
+                f"[participation] users: fixed-size rounds are accounted for {recipe.participation.users} users, but the "
+                "population has fewer; the cost would be understated, so lower the number"
+            )
+        self.algorithm = build.algorithm(self.recipe, self.model)
+        mechanism, participation = self.algorithm.mechanism, self.algorithm.participation
+        if self.warm_start and lineage and self.warm_start.card.adjacency != participation.adjacency:
+            raise RecipeError(
+                f"[model] warm_start came from a run under the adjacency «{self.warm_start.card.adjacency}», this one is under "
+                f"«{participation.adjacency}»; no one guarantee covers both, so use the same participation"
+            )
+        terms = RunTerms(
+            name=folder.name,
+            recipe=self.recipe.fingerprint,
+            population=self.population.id,
+            adjacency=participation.adjacency,
+            randomness="operating system" if recipe.run.seed is None else "seeded simulation",
+            accountant=recipe.privacy.accountant,
+            budget=build.budget(self.recipe),
+            rounds=recipe.run.rounds,
+            lineage=lineage,
+        )
+        ledger = Ledger(Path(recipe.data.population) / FILE_NAME)
+        self.account = Account(ledger, terms, lambda releases: mechanism.event(participation, releases))
+        self.curator = Curator(self.algorithm, build.fleet(self.recipe, self.population), self.account, root)
+        try:
+            mechanism.init(self.initial_params())
+        except ValueError as error:  # per-layer clip norms for other layers than the model's
+            raise RecipeError(f"[privacy] layer_clip_norms: {error}") from None
+
+    def initial_params(self) -> Params:
+        if self.warm_start:
+            return jax.tree.map(jax.numpy.asarray, self.warm_start.params)
+        return self.model.init(keys.jax_keys(keys.derive(self.root, "init", 0), 1)[0])
+
+    def fresh_state(self) -> TrainState:
+        return start(self.algorithm, self.initial_params(), self.account.head)
+
+    def card(self, state: TrainState) -> ModelCard:
+        own = [row["cost"] for row in self.account.charges[-1:]]
+        return ModelCard(
+            architecture=self.recipe.model.model_dump(mode="json", exclude={"warm_start"}),
+            vocabulary=self.population.vocabulary.words,
+            run=self.account.terms.name,
+            ledger_head=state.ledger_head,
+            round=state.round,
+            public_sources=self.warm_start.card.public_sources if self.warm_start else (),
+            lineage=(*(event_to_json(event) for event in self.account.terms.lineage), *own),
+            adjacency=self.account.terms.adjacency,
+        )
+
+
+def train_run(recipe: Recipe, folder: Path, progress: Progress) -> Finished:
+    """A new run in a new folder."""
+    if folder.exists() and any(folder.iterdir()):
+        raise RunError(f"{folder} exists already: add --resume to go on with it, or choose another --run")
+    root = keys.root_from_entropy() if recipe.run.seed is None else keys.root_from_seed(recipe.run.seed)
+    run = Run(folder, recipe, root)
+    run.account.check_budget()
+    private = folder / "private"
+    private.mkdir(parents=True)
+    private.chmod(0o700)
+    write_atomically(private / "root", root, 0o600)
+    run.population.vocabulary.save(folder / "vocabulary.txt")
+    run.recipe.save(folder / "recipe.toml")
+    sync_folder(folder)
+    run.account.open()
+    return _go_on(run, run.fresh_state(), progress)
+
+
+def resume_run(folder: Path, progress: Progress) -> Finished:
+    """Go on with a run that was cut off."""
+    recipe = _recipe_of(folder)
+    root_file, state_file = folder / "private" / "root", folder / "private" / "state.safetensors"
+    if not root_file.exists():
+        raise RunError(
+            f"{folder} is finished, and its secrets are deleted; to train on, start a new run with model.warm_start={folder}"
+        )
+    run = Run(folder, recipe, root_file.read_bytes())
+    if not run.account.ledger.run_rows(folder.name) and not state_file.exists():
+        run.account.open()  # cut off before it was declared
+        return _go_on(run, run.fresh_state(), progress)
+    head = None
+    if state_file.exists():
+        saved, about = load_state(state_file, _savable(start(run.algorithm, run.initial_params(), "")))
+        head = about["ledger_head"]
+        run.account.reopen(head)
+        state = TrainState(int(about["round"]), saved["server"], saved["mechanism"], head)
+    else:
+        run.account.reopen(None)
+        state = run.fresh_state()._replace(ledger_head=run.account.rows[0]["hash"])
+    return _go_on(run, state, progress)
+
+
+def _go_on(run: Run, state: TrainState, progress: Progress) -> Finished:
+    section = run.recipe.run
+    metrics = Metrics(run.folder, state.round)
+    scores = evaluate(run.model, state.server.params, run.held_out.texts)
+    if not metrics.rows:
+        metrics.add(_measured(state, run.account.guarantee(), scores, 0.0))
+        _save(run, state)
+    progress(state.round, section.rounds, metrics.rows[-1])
+    stopped, measured, seconds = None, state.round, metrics.rows[-1]["seconds"]
+    rounds = train(run.algorithm, run.curator, state)
+    while state.round < section.rounds:
+        began = time.perf_counter()
+        try:
+            state = next(rounds)
+        except BudgetExhausted as reason:
+            stopped = str(reason)
+            break
+        jax.block_until_ready(state.server)
+        seconds += time.perf_counter() - began
+        if state.round % section.evaluate_every == 0 or state.round == section.rounds:
+            scores, measured = evaluate(run.model, state.server.params, run.held_out.texts), state.round
+            metrics.add(_measured(state, run.account.guarantee(), scores, seconds))
+        if state.round % section.save_every == 0 or state.round == section.rounds:
+            _save(run, state)
+        progress(state.round, section.rounds, metrics.rows[-1])
+    if measured != state.round:
+        scores = evaluate(run.model, state.server.params, run.held_out.texts)
+        metrics.add(_measured(state, run.account.guarantee(), scores, seconds))
+    return _finish(run, state, metrics, scores, stopped)
+
+
+def _save(run: Run, state: TrainState) -> None:
+    """State first: it decides where a resumed run goes on; all else is made again from it."""
+    about = {"round": str(state.round), "ledger_head": state.ledger_head}
+    save_state(run.folder / "private" / "state.safetensors", _savable(state), about)
+    save_model(run.folder / "model.safetensors", state.server.params, run.card(state))
+    write_atomically(
+        run.folder / FILE_NAME, "".join(json.dumps(row, sort_keys=True) + "\n" for row in run.account.rows).encode()
+    )
+
+
+def _savable(state: TrainState) -> dict[str, Any]:
+    return {"server": state.server, "mechanism": state.mechanism}
+
+
+def _finish(run: Run, state: TrainState, metrics: "Metrics", scores: Scores, stopped: str | None) -> Finished:
+    _save(run, state)
+    guarantee = run.account.guarantee()
+    sources = run.warm_start.card.public_sources if run.warm_start else ()
+    unit = unit_of(run.population)
+    write_atomically(run.folder / "guarantee.txt", statement(guarantee, unit, sources).encode())
+    write_atomically(run.folder / "guarantee.json", statement_json(guarantee, unit, sources).encode())
+    plot_run(run.folder / "progress.png", metrics.rows, f"{run.folder.name} ({run.recipe.algorithm})")
+    shutil.rmtree(run.folder / "private")  # with it goes all that could take the noise off
+    return Finished(run.folder, state.server.params, scores, guarantee, stopped)
+
+
+def unit_of(population: Population) -> str:
+    """Whom the guarantee protects, in words."""
+    simulated = population.manifest["about"].get("simulated")
+    return f"one simulated user ({simulated})" if simulated else "one user"
+
+
+class Metrics:
+    """metrics.jsonl and metrics.csv; rows of rounds that a crash undid are dropped when the run goes on."""
+
+    def __init__(self, folder: Path, round: int) -> None:
+        self.folder = folder
+        path = folder / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        self.rows: list[dict[str, Any]] = [row for row in map(json.loads, lines) if row["round"] <= round]
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        write_atomically(self.folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in self.rows).encode())
+        table = io.StringIO()
+        writer = csv.DictWriter(table, list(row))
+        writer.writeheader()
+        writer.writerows(self.rows)
+        write_atomically(self.folder / "metrics.csv", table.getvalue().encode())
+
+
+def _measured(state: TrainState, guarantee: Guarantee, scores: Scores, seconds: float) -> dict[str, Any]:
+    top1, top3, loss = scores.accuracy_top1, scores.accuracy_top3, scores.mean_loss
+    return {
+        "round": state.round,
+        "releases": guarantee.releases,
+        "epsilon": guarantee.epsilon,
+        "rho": guarantee.rho,
+        "accuracy_top1": top1.value,
+        "accuracy_top1_margin": top1.margin,
+        "accuracy_top3": top3.value,
+        "loss": loss.value,
+        "perplexity": float(np.exp(loss.value)),
+        "seconds": round(seconds, 3),
+    }
+
+
+def evaluate_run(folder: Path) -> tuple[Scores, Guarantee]:
+    """A run's model on its population's held-out users, with what the ledger says of it."""
+    recipe = _recipe_of(folder)
+    params, card = load_model(folder)
+    population = Path(recipe.data.population)
+    guarantee = verified_guarantee(card, Ledger(population / FILE_NAME))
+    model = build.language_model(recipe.model, len(card.vocabulary))
+    return evaluate(model, params, HeldOutUsers(population).texts), guarantee
+
+
+def export_run(folder: Path, out: Path, non_private: bool) -> Guarantee:
+    population = Population(Path(_recipe_of(folder).data.population))
+    return export_model(folder, Ledger(population.folder / FILE_NAME), out, unit_of(population), non_private)
+
+
+def _recipe_of(folder: Path) -> Recipe:
+    if not (folder / "recipe.toml").exists():
+        raise RunError(f"{folder} holds no run: there is no recipe.toml in it")
+    return load_recipe(folder / "recipe.toml")

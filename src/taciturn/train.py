@@ -1,0 +1,30 @@
+"""The main loop. READ SECOND, after core.py; the rest of a round is privacy/curator.py."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+
+from taciturn.core import Algorithm, MechanismState, Params, ServerState
+from taciturn.privacy.curator import Curator
+
+
+class TrainState(NamedTuple):
+    round: int  # rounds done
+    server: ServerState
+    mechanism: MechanismState  # secret: noise that is not yet used up
+    ledger_head: str  # names the history this state came from
+
+
+def start(algorithm: Algorithm, params: Params, ledger_head: str) -> TrainState:
+    return TrainState(0, algorithm.init(params), algorithm.mechanism.init(params), ledger_head)
+
+
+def train(algorithm: Algorithm, curator: Curator, state: TrainState) -> Iterator[TrainState]:
+    """Yields the state after every round. The caller decides when to stop, evaluate and save."""
+    server_update = jax.jit(algorithm.server_update)
+    while True:
+        estimate, mechanism = curator.private_mean(state.server.params, state.mechanism, state.round)
+        server = server_update(state.server, estimate)
+        state = TrainState(state.round + 1, server, mechanism, curator.account.head)
+        yield state
