@@ -44,19 +44,25 @@ def norm_upper_bound(tree: PyTree) -> jax.Array:
     """The ℓ2 norm of all leaves together, rounded so that it is never below the true norm.
 
     A plain float32 sum of a million squares may come out too small by a part in a thousand, overflow, or underflow; a
-    clip that divides by it would then let too much through. Here values are scaled by the largest one, squares are
-    summed in two levels of about √n terms each, whose rounding error is bounded by (terms) × 2⁻²⁴, and that bound is
-    added. Infinite if a value is infinite, NaN if one is NaN.
+    clip that divides by it would then let too much through. Here values are scaled by a power of two so that the
+    largest is near 1, squares are summed in two levels of about √n terms each, whose rounding error is bounded by
+    (terms) × 2⁻²⁴, and that bound is added. Infinite if a value is infinite, NaN if one is NaN.
     """
     leaves = [jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(tree)]
     largest = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf), initial=0.0) for leaf in leaves]))
-    unit = jnp.where(largest > 0, largest, 1.0)
+    exponent = jnp.clip((jax.lax.bitcast_convert_type(largest, jnp.int32) >> 23) - 127, -126, 126)
     terms = len(leaves)
     squares = []
     for leaf in leaves:
         row = max(1, math.isqrt(leaf.size))
         rows = jnp.pad(leaf, (0, -leaf.size % row)).reshape(-1, row)
-        squares.append(jnp.sum(jnp.sum(jnp.square(rows / unit), axis=1)))
+        # A product, not a division: compilers divide by multiplying with a reciprocal, which may underflow.
+        squares.append(jnp.sum(jnp.sum(jnp.square(rows * _power_of_two(-exponent)), axis=1)))
         terms = max(terms, len(leaves) + row + rows.shape[0])
     slack = 1.0 + (terms + 8) * UNIT_ROUNDOFF
-    return unit * jnp.sqrt(jnp.sum(jnp.stack(squares))) * slack
+    return _power_of_two(exponent) * (jnp.sqrt(jnp.sum(jnp.stack(squares))) * slack)
+
+
+def _power_of_two(exponent: jax.Array) -> jax.Array:
+    """2^exponent exactly, for −126 ≤ exponent ≤ 126."""
+    return jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)

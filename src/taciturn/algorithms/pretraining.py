@@ -23,9 +23,9 @@ def pretrain(
     corpus: PublicCorpus,
     epochs: int,
     seed: int = 0,
-    batch_size: int = 64,
+    batch_size: int = 32,
     unroll: int = 20,
-    peak_rate: float = 4e-3,
+    peak_rate: float = 1.2e-2,
 ) -> Iterator[tuple[int, int, Params]]:
     """Adam with a falling rate. Yields (steps done, steps in all, params) after every step."""
     rows = _rows(corpus, unroll)

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-import wordfreq
-
 SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>")
 _, UNKNOWN, BEGIN, END = range(4)  # the first is core.PADDING
 PUNCTUATION = (".", ",", "!", "?", "'", '"', ":", ";", "-", "(", ")", "...")
@@ -57,6 +55,8 @@ class Vocabulary:
 
 def public_vocabulary(size: int, language: str = "en") -> Vocabulary:
     """The most frequent words of a language by wordfreq, after special words and punctuation, `size` in all."""
+    import wordfreq  # only needed to make a vocabulary, not to use one
+
     fixed = SPECIAL + PUNCTUATION
     if size <= len(fixed):
         raise ValueError(

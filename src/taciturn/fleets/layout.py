@@ -28,11 +28,12 @@ class Layout:
 
         A batch holds pieces from all over the text, not neighbours: local steps see more of the user at once.
         """
-        filled = np.zeros((self.steps, self.batch_size, self.unroll + 1), np.int32)
-        text = np.concatenate([[BEGIN], tokens[: self.steps * self.batch_size * self.unroll]]).astype(np.int32)
+        capacity = self.steps * self.batch_size * self.unroll
+        text = np.concatenate([[BEGIN], tokens[:capacity]]).astype(np.int32)
         rows = math.ceil((len(text) - 1) / self.unroll)
         steps = max(1, math.ceil(rows / self.batch_size))
-        for row in range(rows):
-            piece = text[row * self.unroll : (row + 1) * self.unroll + 1]
-            filled[row % steps, row // steps, : len(piece)] = piece
+        starts = np.arange(rows) * self.unroll
+        pieces = np.pad(text, (0, self.unroll))[starts[:, None] + np.arange(self.unroll + 1)]
+        filled = np.zeros((self.steps, self.batch_size, self.unroll + 1), np.int32)
+        filled[np.arange(rows) % steps, np.arange(rows) // steps] = pieces
         return filled

@@ -18,7 +18,7 @@ from taciturn.data.population import Population
 from taciturn.fleets.layout import Layout
 
 CPU_CHUNK = 8
-ACCELERATOR_CHUNKS = (64, 16)  # the largest that is filled, so that little is computed for padding users
+ACCELERATOR_CHUNKS = (256, 128, 64, 16)
 
 
 def one_stream_per_core() -> None:
@@ -55,11 +55,13 @@ class SimulatedFleet:
         return total
 
     def _chunks(self, cohort: UserIds) -> list[np.ndarray]:
-        """The cohort in pieces of few different sizes, the last filled up with −1, which is nobody."""
+        """The cohort in pieces of few different sizes, each compiled once; filled up with −1, which is nobody."""
         sizes = (CPU_CHUNK,) if self._on_cpu else ACCELERATOR_CHUNKS
         chunks, position = [], 0
         while position < len(cohort):
-            size = next((size for size in sizes if size <= len(cohort) - position), sizes[-1])
+            left = len(cohort) - position
+            # The largest that is filled three quarters; padding users are computed as well.
+            size = next((size for size in sizes if left >= 0.75 * size), sizes[-1])
             piece = cohort[position : position + size]
             chunks.append(np.pad(piece, (0, size - len(piece)), constant_values=-1))
             position += size

@@ -133,4 +133,6 @@ def layer_names(params: Params) -> list[str]:
 
 
 def _clip(norm: jax.Array, update: PyTree) -> PyTree:
-    return tree.scale(update, jnp.minimum(1.0, norm / jnp.maximum(tree.norm_upper_bound(update), 1e-30)))
+    factor = jnp.minimum(1.0, norm / jnp.maximum(tree.norm_upper_bound(update), 1e-30))
+    # So small a factor has too few digits to be trusted; an update so large leaves as zero.
+    return tree.scale(update, jnp.where(factor > 1e-30, factor, 0.0))

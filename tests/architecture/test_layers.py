@@ -1,0 +1,116 @@
+"""The plan of the house, checked: who may import whom, one door to users' data, one place where noise is drawn."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "src" / "taciturn"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def layer(module: str) -> str:
+    return module.split(".")[0]
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def ours(path: Path) -> set[str]:
+    return {layer(one.removeprefix("taciturn.")) for one in imports(path) if one.startswith("taciturn.")}
+
+
+def calls(path: Path, attribute: str) -> bool:
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return any(
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == attribute
+        for node in nodes
+    )
+
+
+BASE = {"core", "tree", "keys", "files"}
+ALLOWED = {
+    "core": set(),
+    "tree": {"core"},
+    "keys": set(),
+    "files": set(),
+    "privacy": BASE | {"privacy"},
+    "data": BASE | {"data"},
+    "models": BASE | {"models"},
+    "algorithms": BASE | {"privacy", "data", "models", "algorithms"},
+    "fleets": BASE | {"privacy", "data", "models", "fleets"},
+    "train": BASE | {"privacy"},
+    "evaluation": BASE | {"data", "models", "evaluation"},
+    "release": BASE | {"privacy", "models", "release"},
+}
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if layer(name(path)) in ALLOWED], ids=name)
+def test_a_module_imports_from_the_layers_below_it_only(path):
+    assert ours(path) <= ALLOWED[layer(name(path))]
+
+
+@pytest.mark.parametrize("method", ["sum_reports", "_release", "private_mean"])
+def test_users_reach_the_server_through_one_door(method):
+    door = {"sum_reports": "privacy.curator", "_release": "privacy.curator", "private_mean": "train"}[method]
+    assert [name(path) for path in MODULES if calls(path, method)] == [door]
+
+
+def test_a_release_is_named_in_the_mechanism_and_the_curator_only():
+    users = [
+        name(path) for path in MODULES if ".release(" in path.read_text() or "mechanism.release" in path.read_text()
+    ]
+    assert users == ["privacy.curator"]
+
+
+def test_noise_is_drawn_in_one_place():
+    drawing = [name(path) for path in MODULES if "random.normal(" in path.read_text()]
+    assert drawing == ["privacy.noise"]
+
+
+def test_the_standard_deviation_is_computed_in_one_place():
+    computing = [
+        name(path)
+        for path in MODULES
+        if "noise.multiplier *" in path.read_text() or "noise_multiplier *" in path.read_text()
+    ]
+    assert computing == ["privacy.mechanism"]
+
+
+def test_a_population_is_opened_by_the_run_and_read_by_fleets_alone():
+    readers = [name(path) for path in MODULES if "population.texts" in path.read_text()]
+    assert readers == ["fleets.simulated"]
+
+
+def test_the_clock_and_small_seeds_never_make_a_key():
+    for path in MODULES:
+        if layer(name(path)) in {"privacy", "keys", "fleets", "train"}:
+            text = path.read_text()
+            assert "random.randint" not in text
+            assert "time.time" not in text
+            assert "random.key(" not in text
+
+
+def test_the_layer_check_would_notice_a_wrong_import(tmp_path):
+    """The twin that must fail."""
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text("from taciturn.fleets import simulated\n")
+    assert not ours(wrong) <= ALLOWED["privacy"]
+
+
+def test_files_hold_one_idea():
+    assert {
+        name(path): len(path.read_text().splitlines()) for path in MODULES if len(path.read_text().splitlines()) > 400
+    } == {}

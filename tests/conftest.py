@@ -1,0 +1,67 @@
+"""Small real objects for tests: text that the tests make up themselves, and runs of a few seconds."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+
+jax.config.update("jax_num_cpu_devices", 2)  # as on the command line: one stream per core
+
+import numpy as np
+import pytest
+
+from taciturn.config import Recipe, parse_recipe
+from taciturn.data.population import Population, build_population
+from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
+
+WORDS = 40
+
+
+@pytest.fixture(scope="session")
+def vocabulary() -> Vocabulary:
+    fixed = SPECIAL + PUNCTUATION
+    return Vocabulary(fixed + tuple(f"word{index}" for index in range(WORDS - len(fixed))))
+
+
+def made_up_users(count: int, seed: int = 0, least: int = 5, most: int = 60) -> dict[str, list[int]]:
+    """Users of unequal length who count upwards from a word of their own, so that there is something to learn."""
+    generator = np.random.default_rng(seed)
+    users = {}
+    for index in range(count):
+        length, first = int(generator.integers(least, most)), int(generator.integers(0, WORDS))
+        users[f"user {seed} {index}"] = [4 + (first + step) % (WORDS - 4) for step in range(length)]
+    return users
+
+
+@pytest.fixture
+def population(tmp_path, vocabulary) -> Population:
+    return build_population(
+        tmp_path / "population", made_up_users(50), made_up_users(12, seed=1), vocabulary, {"source": "made up"}
+    )
+
+
+@pytest.fixture
+def recipe(population) -> Recipe:
+    return tiny_recipe(population)
+
+
+def tiny_recipe(population: Population, **sections) -> Recipe:
+    """A run of a few seconds; `sections` are merged into it, e.g. privacy={"noise_multiplier": 2.0}."""
+    content = {
+        "algorithm": "dp-fedavg",
+        "data": {"population": str(population.folder), "tokens_per_user": 60},
+        "model": {"kind": "lstm", "width": 8, "units": 12},
+        "local": {"learning_rate": 0.5, "batch_size": 3, "unroll": 5},
+        "server": {"optimizer": "momentum", "learning_rate": 1.0, "momentum": 0.5},
+        "participation": {"users": 50, "cohort": 10},
+        "privacy": {"clip_norm": 0.5, "noise_multiplier": 1.0},
+        "run": {"rounds": 6, "evaluate_every": 3, "save_every": 2, "seed": 1},
+    }
+    for section, values in sections.items():
+        if isinstance(values, dict):
+            content[section] = {**content[section], **values}
+            content[section] = {key: value for key, value in content[section].items() if value is not None}
+        else:
+            content[section] = values
+    return parse_recipe(content)

@@ -1,0 +1,121 @@
+"""The contract of a fleet: whatever runs the device programs, the total is that of a plain loop over the users."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from conftest import tiny_recipe
+from taciturn import build, tree
+from taciturn.core import Message, Report, UserData
+from taciturn.fleets import simulated
+from taciturn.fleets.layout import Layout
+from taciturn.fleets.simulated import SimulatedFleet
+
+KEY = jax.random.key(4)
+LAYOUT = Layout.for_tokens(3, 5, 60)
+
+
+class PlainLoop:
+    """The reference: one user after another, in Python."""
+
+    everyone_reports = True
+
+    def __init__(self, population, layout, weight_cap=None):
+        self.texts, self.layout, self.weight_cap = population.texts, layout, weight_cap
+
+    def users(self):
+        return np.arange(len(self.texts))
+
+    def sum_reports(self, program, message, cohort, key):
+        def one(user):
+            weight = min(len(self.texts[user]) / self.weight_cap, 1.0) if self.weight_cap else 1.0
+            data = UserData(jnp.asarray(self.layout.batches(self.texts[user])), jnp.float32(weight))
+            return jitted(message, data, jax.random.fold_in(key, np.uint32(user)))
+
+        jitted = jax.jit(program)
+        return functools.reduce(tree.add, map(one, cohort), tree.zeros_like(Report(message.params, jnp.float32(0))))
+
+
+class SideBySide(SimulatedFleet):
+    """The accelerator's way, tried on the CPU."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self._on_cpu = False
+
+
+def program_and_message(population, **sections):
+    recipe = tiny_recipe(population, **sections)
+    model = build.language_model(recipe.model, len(population.vocabulary))
+    algorithm = build.algorithm(recipe, model)
+    params = model.init(jax.random.key(1))
+
+    def program(message, user, key):
+        return algorithm.mechanism.bound(message.public, algorithm.user_update(message, user, key), user.weight, key)
+
+    return program, Message(params, algorithm.mechanism.public(algorithm.mechanism.init(params)))
+
+
+@pytest.mark.parametrize("fleet", [SimulatedFleet, SideBySide])
+@pytest.mark.parametrize("cohort", [[], [3], list(range(0, 50, 3)), list(range(50))])
+@pytest.mark.parametrize("weight_cap", [None, 40.0])
+def test_every_fleet_gives_the_total_of_a_plain_loop(population, fleet, cohort, weight_cap, monkeypatch):
+    monkeypatch.setattr(simulated, "ACCELERATOR_CHUNKS", (8, 4))
+    program, message = program_and_message(population)
+    cohort = np.array(cohort, int)
+    ours = fleet(population, LAYOUT, weight_cap).sum_reports(program, message, cohort, KEY)
+    reference = PlainLoop(population, LAYOUT, weight_cap).sum_reports(program, message, cohort, KEY)
+    for left, right in zip(jax.tree.leaves(ours), jax.tree.leaves(reference), strict=True):
+        np.testing.assert_allclose(left, right, atol=1e-6)
+
+
+def test_the_contract_notices_a_fleet_that_forgets_a_user(population):
+    """The twin that must fail."""
+    program, message = program_and_message(population)
+    fleet = SimulatedFleet(population, LAYOUT)
+    whole = fleet.sum_reports(program, message, np.arange(50), KEY)
+    without = fleet.sum_reports(program, message, np.arange(49), KEY)
+    assert not np.allclose(whole.update["embedding"], without.update["embedding"], atol=1e-6)
+
+
+def test_no_user_changes_what_another_one_reports(population):
+    """Totals are additive: users trained in one chunk do not see each other."""
+    program, message = program_and_message(population)
+    fleet = SideBySide(population, LAYOUT)
+    together = fleet.sum_reports(program, message, np.arange(6), KEY)
+    apart = functools.reduce(
+        tree.add, [fleet.sum_reports(program, message, np.array([user]), KEY) for user in range(6)]
+    )
+    for left, right in zip(jax.tree.leaves(together), jax.tree.leaves(apart), strict=True):
+        np.testing.assert_allclose(left, right, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"algorithm": "dp-fedsgd"},
+        {"model": {"dropout": 0.2}},
+        {"privacy": {"greedy": True}},
+        {"local": {"epochs": 2, "update_penalty": 0.1}},
+    ],
+)
+def test_every_device_program_runs_alike_on_both_fleets(population, sections):
+    program, message = program_and_message(population, **sections)
+    one = SimulatedFleet(population, LAYOUT).sum_reports(program, message, np.arange(9), KEY)
+    other = SideBySide(population, LAYOUT).sum_reports(program, message, np.arange(9), KEY)
+    for left, right in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(left, right, atol=1e-6)
+
+
+def test_a_batch_layout_keeps_every_token_as_a_target_once():
+    for length in (0, 1, 4, 14, 15, 16, 44, 60, 99):
+        tokens = np.arange(4, 4 + length)
+        batches = LAYOUT.batches(tokens)
+        targets = batches[:, :, 1:]
+        assert sorted(targets[targets != 0]) == list(tokens[:60])
+        inputs = batches[:, :, :-1]
+        after_begin = targets[inputs == 2]
+        assert list(after_begin[after_begin != 0]) == list(tokens[:1])

@@ -1,0 +1,194 @@
+"""Cut off anywhere, a run goes on: a seeded one to the same parameters, and the ledger never counts less than was released."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from conftest import tiny_recipe
+from taciturn import files
+from taciturn.privacy import curator as curator_module
+from taciturn.privacy.ledger import Ledger
+from taciturn.release.checkpoint import load_model
+from taciturn.run import RunError, resume_run, train_run
+
+
+def quietly(done, rounds, row):
+    pass
+
+
+def params_of(folder: Path) -> list[np.ndarray]:
+    return jax.tree.leaves(load_model(folder)[0])
+
+
+def same(left: list[np.ndarray], right: list[np.ndarray]) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+@pytest.fixture
+def uninterrupted(population, recipe, tmp_path) -> list[np.ndarray]:
+    train_run(recipe, tmp_path / "uninterrupted", quietly)
+    return params_of(tmp_path / "uninterrupted")
+
+
+class Cut(BaseException):
+    """Stands for the power going off."""
+
+
+@pytest.mark.parametrize("place", ["before the charge", "after the charge", "after the release", "while saving"])
+@pytest.mark.parametrize("occurrence", [1, 2, 5])
+def test_a_seeded_run_cut_off_at_any_place_ends_with_the_same_parameters(
+    population, recipe, tmp_path, uninterrupted, monkeypatch, place, occurrence
+):
+    count = 0
+
+    def cut_here():
+        nonlocal count
+        count += 1
+        if count == occurrence:
+            raise Cut
+
+    with monkeypatch.context() as patch:
+        account, curator = curator_module.Account, curator_module.Curator
+        charge, mean, write = account.charge, curator.private_mean, files.write_atomically
+        if place == "before the charge":
+            patch.setattr(account, "charge", lambda *a: (cut_here(), charge(*a)))
+        if place == "after the charge":
+            patch.setattr(account, "charge", lambda *a: (charge(*a), cut_here()))
+        if place == "after the release":
+            patch.setattr(curator, "private_mean", lambda *a: (mean(*a), cut_here())[0])
+        if place == "while saving":
+            for module in ("taciturn.run", "taciturn.release.checkpoint"):
+                patch.setattr(f"{module}.write_atomically", lambda *a, **k: (write(*a, **k), cut_here())[0])
+        with pytest.raises(Cut):
+            train_run(recipe, tmp_path / "cut", quietly)
+    finished = resume_run(tmp_path / "cut", quietly)
+    assert same(params_of(tmp_path / "cut"), uninterrupted)
+    # Nothing was lost, so nothing was paid twice: what had been charged was released again byte for byte.
+    assert finished.guarantee.releases == recipe.run.rounds
+
+
+def test_a_total_that_comes_out_differently_gets_other_noise_and_is_charged_again(
+    population, recipe, tmp_path, uninterrupted, monkeypatch
+):
+    """A resumed round whose sum differs in one bit (another machine, another library) must not meet the old noise."""
+    from taciturn.fleets.simulated import SimulatedFleet
+
+    with monkeypatch.context() as patch:
+        charge = curator_module.Account.charge
+        patch.setattr(
+            curator_module.Account, "charge", lambda self, round, *a: (charge(self, round, *a), _cut_at(round, 4))[0]
+        )
+        with pytest.raises(Cut):
+            train_run(recipe, tmp_path / "cut", quietly)
+        sum_reports = SimulatedFleet.sum_reports
+        patch.setattr(curator_module.Account, "charge", charge)
+        patch.setattr(
+            SimulatedFleet,
+            "sum_reports",
+            lambda self, *a: jax.tree.map(lambda leaf: leaf * (1 + 2**-20), sum_reports(self, *a)),
+        )
+        finished = resume_run(tmp_path / "cut", quietly)
+    assert finished.guarantee.releases == recipe.run.rounds + 1
+    attempts = [
+        (row["round"], row["attempt"])
+        for row in Ledger(population.folder / "ledger.jsonl").run_rows("cut")
+        if row["kind"] == "charge"
+    ]
+    assert (4, 0) in attempts
+    assert (4, 1) in attempts
+
+
+def _cut_at(round, where):
+    if round == where:
+        raise Cut
+
+
+def test_a_run_with_fresh_entropy_goes_on_soundly(population, tmp_path, monkeypatch):
+    recipe = tiny_recipe(population, run={"seed": None})
+    with monkeypatch.context() as patch:
+        charge = curator_module.Account.charge
+        patch.setattr(
+            curator_module.Account, "charge", lambda self, round, *a: (charge(self, round, *a), _cut_at(round, 3))[0]
+        )
+        with pytest.raises(Cut):
+            train_run(recipe, tmp_path / "cut", quietly)
+    finished = resume_run(tmp_path / "cut", quietly)
+    assert finished.guarantee.releases >= recipe.run.rounds
+    assert finished.guarantee.randomness == "operating system"
+
+
+def test_a_finished_run_has_no_secrets_left_and_is_not_resumed(population, recipe, tmp_path):
+    train_run(recipe, tmp_path / "done", quietly)
+    assert not (tmp_path / "done" / "private").exists()
+    with pytest.raises(RunError, match="finished"):
+        resume_run(tmp_path / "done", quietly)
+    with pytest.raises(RunError, match="exists already"):
+        train_run(recipe, tmp_path / "done", quietly)
+
+
+def test_secrets_are_readable_by_their_owner_alone(population, recipe, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        charge = curator_module.Account.charge
+        patch.setattr(
+            curator_module.Account, "charge", lambda self, round, *a: (charge(self, round, *a), _cut_at(round, 3))[0]
+        )
+        with pytest.raises(Cut):
+            train_run(recipe, tmp_path / "cut", quietly)
+    private = tmp_path / "cut" / "private"
+    assert private.stat().st_mode & 0o777 == 0o700
+    assert {path.name: path.stat().st_mode & 0o777 for path in private.iterdir()} == {
+        "root": 0o600,
+        "state.safetensors": 0o600,
+    }
+
+
+def test_killed_again_and_again_a_run_still_ends_with_the_same_parameters(population, tmp_path):
+    """kill −9 at random moments, for real: other processes, their files, their locks."""
+    recipe = tiny_recipe(population, run={"rounds": 12, "save_every": 3, "evaluate_every": 6})
+    train_run(recipe, tmp_path / "uninterrupted", quietly)
+    recipe.save(tmp_path / "recipe.toml")
+    environment = {
+        **os.environ,
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    command = [sys.executable, "-c", "from taciturn.cli import main; main()", "train"]
+    folder, generator, kills = tmp_path / "killed", random.Random(1), 0
+    deadline = time.monotonic() + 150
+    while time.monotonic() < deadline:
+        resume = (folder / "recipe.toml").exists() and (folder / "private" / "root").exists()
+        arguments = ["--resume", "--run", folder] if resume else [tmp_path / "recipe.toml", "--run", folder]
+        process = subprocess.Popen(
+            [*command, *map(str, arguments)], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        # Most of the time a process needs to start; aim at the seconds after that.
+        limit = generator.uniform(3, 9) if kills < 8 else 100
+        try:
+            _, errors = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            kills += 1
+            _ledger_counts_what_was_released(population.folder, folder)
+            continue
+        assert process.returncode == 0, errors.decode()
+        break
+    assert kills > 0
+    assert same(params_of(folder), params_of(tmp_path / "uninterrupted"))
+    assert Ledger(population.folder / "ledger.jsonl").guarantee("killed").releases == 12
+
+
+def _ledger_counts_what_was_released(population: Path, folder: Path) -> None:
+    """Any model that a kill leaves behind was paid for, round by round."""
+    if (folder / "model.safetensors").exists():
+        _, card = load_model(folder)
+        ledger = Ledger(population / "ledger.jsonl")
+        assert ledger.guarantee(card.run, card.ledger_head).releases >= card.round

@@ -1,0 +1,81 @@
+"""Every privacy figure that McMahan et al. print (ICLR 2018 and the version of 2017), from our accountants."""
+
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+
+from taciturn.privacy.accounting import classic_epsilon, epsilon
+from taciturn.privacy.participation import PoissonSampling, default_delta
+
+
+def training(users: float, cohort: float, rounds: int, noise_multiplier: float = 1.0) -> SelfComposedDpEvent:
+    return SelfComposedDpEvent(PoissonSampling(cohort / users).event(noise_multiplier), rounds)
+
+
+# Table 1, both versions: ε after 1, 10, …, 10⁶ rounds at δ = K^−1.1.
+TABLE_1 = {
+    (1e5, 1e2, 1.0): (0.97, 0.98, 1.00, 1.07, 1.18, 2.21, 7.50),
+    (1e6, 1e1, 1.0): (0.68, 0.69, 0.69, 0.69, 0.69, 0.72, 0.73),
+    (1e6, 1e2, 1.0): (0.85, 0.85, 0.89, 0.89, 0.90, 0.93, 1.10),
+    (1e6, 1e3, 1.0): (1.17, 1.17, 1.20, 1.28, 1.39, 2.44, 8.13),
+    (1e6, 1e4, 1.0): (1.73, 1.92, 2.08, 3.06, 8.49, 32.38, 187.01),
+    (1e6, 1e3, 3.0): (0.47, 0.47, 0.48, 0.48, 0.49, 0.67, 1.95),
+    (1e7, 1e3, 1.0): (0.99, 1.00, 1.04, 1.04, 1.05, 1.08, 1.25),
+    (1e8, 1e3, 1.0): (0.90, 0.92, 0.92, 0.92, 0.92, 0.96, 0.97),
+    (1e9, 1e3, 1.0): (0.84, 0.84, 0.84, 0.85, 0.88, 0.88, 0.88),
+}
+
+
+@pytest.mark.parametrize("setting", TABLE_1)
+def test_table_1_is_reproduced_by_the_moments_accountant(setting):
+    users, cohort, noise_multiplier = setting
+    for power, printed in enumerate(TABLE_1[setting]):
+        ours = epsilon(training(users, cohort, 10**power, noise_multiplier), users**-1.1, "moments")
+        assert ours == pytest.approx(printed, abs=0.0101)  # the last printed digit, or one unit of it
+
+
+# (users, cohort, rounds, δ) → the paper's figure, then moments, RDP and PLD.
+FIGURES = [
+    (763_430, 5000, 5000, 1e-9, 4.634, 4.634, 4.183, 3.899),
+    (763_430, 1667, 5000, 1e-9, 2.314, 2.314, 1.979, 1.262),
+    (763_430, 1250, 5000, 1e-9, 2.038, 2.038, 1.725, 0.950),
+    (1e8, 5000, 5000, 1e-9, 1.152, 1.152, 0.934, 0.028),
+    (1e8, 1667, 5000, 1e-9, 0.991, 0.991, 0.797, 0.012),
+    (1e8, 1250, 5000, 1e-9, 0.987, 0.987, 0.793, 0.010),
+    (763_430, 1250, 3000, 1e-9, 1.97, 1.976, 1.663, 0.815),
+    (763_430, 1250, 3000, 1e-6, 1.35, 1.348, 1.035, 0.517),
+    (763_430, 5000, 3000, 1e-9, 3.81, 3.816, 3.421, 3.071),
+    (763_430, 5000, 20000, 1e-9, 8.92, 8.921, 8.353, 7.939),
+    (763_430, 5000, 4980, 1e-9, 4.6, 4.626, 4.176, 3.891),
+]
+
+
+@pytest.mark.parametrize("row", FIGURES)
+def test_table_2_and_the_text_are_reproduced_and_the_default_accountant_is_tighter(row):
+    users, cohort, rounds, delta, printed, moments, rdp, pld = row
+    event = training(users, cohort, rounds)
+    assert epsilon(event, delta, "moments") == pytest.approx(moments, abs=6e-4)
+    assert epsilon(event, delta, "rdp") == pytest.approx(rdp, abs=6e-4)
+    assert epsilon(event, delta, "pld") == pytest.approx(pld, abs=6e-4)
+    digits = len(str(printed).split(".")[1])
+    assert moments == pytest.approx(printed, abs=10**-digits)
+    assert pld < rdp < moments
+
+
+def test_counting_fewer_rounds_than_were_released_would_show():
+    """The twin that must fail: 4,000 rounds do not cost what Table 2 prints for 5,000."""
+    assert epsilon(training(763_430, 5000, 4000), 1e-9, "moments") != pytest.approx(4.634, abs=0.1)
+
+
+def test_noise_too_small_for_loss_distributions_is_accounted_by_rdp():
+    event = SelfComposedDpEvent(PoissonSampledDpEvent(0.01, GaussianDpEvent(0.1)), 10)
+    assert epsilon(event, 1e-6, "pld") == epsilon(event, 1e-6, "rdp") > 100
+
+
+def test_a_delta_lost_in_the_tail_of_the_distribution_is_accounted_by_rdp():
+    event = SelfComposedDpEvent(PoissonSampledDpEvent(1e-3, GaussianDpEvent(1.0)), 1000)
+    assert epsilon(event, 1e-16) == epsilon(event, 1e-16, "rdp") < 3
+
+
+def test_the_default_delta_is_the_papers():
+    assert default_delta(763_430) == pytest.approx(763_430**-1.1)
+    assert classic_epsilon(training(1e5, 1e2, 1), default_delta(100_000)) == pytest.approx(0.97, abs=0.01)

@@ -1,0 +1,560 @@
+"""Attempts to get more out of users' text than the ledger says, each of which must fail."""
+
+import contextlib
+import hashlib
+import hmac
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dp_accounting import NonPrivateDpEvent
+
+from taciturn import keys, run
+from taciturn.algorithms.dp_fedavg import fedavg, server_optimizer
+from taciturn.algorithms.local_training import LocalTraining
+from taciturn.config import Recipe, RecipeError, parse_recipe
+from taciturn.core import Algorithm, Message, ServerState
+from taciturn.data.population import Population, build_population
+from taciturn.data.vocabulary import Vocabulary
+from taciturn.fleets.layout import Layout
+from taciturn.fleets.simulated import CPU_CHUNK, SimulatedFleet
+from taciturn.privacy.accounting import Budget, epsilon, event_from_json
+from taciturn.privacy.clipping import flat_clip, per_layer_clip
+from taciturn.privacy.curator import Curator
+from taciturn.privacy.estimators import clipped_denominator, fixed_denominator
+from taciturn.privacy.ledger import FILE_NAME, Account, BudgetExhausted, Ledger, LedgerError, RunTerms
+from taciturn.privacy.mechanism import mechanism
+from taciturn.privacy.noise import gaussian
+from taciturn.privacy.participation import FixedSize, PoissonSampling
+from taciturn.release.checkpoint import ModelCard, ModelFileError, load_model, save_model
+from taciturn.release.export import ExportRefused, export_model
+
+WORDS = Vocabulary(("<pad>", "<unk>", "<bos>", "<eos>", ".", "hello", "world"))
+DELTA = 1e-5
+ZERO, OTHER = {"x": jnp.zeros(4)}, {"x": jnp.full(4, 0.1)}
+
+
+def population(folder: Path, users: int = 12) -> Population:
+    texts = {f"u{k}": [4 + k % 3] * 8 for k in range(users)}
+    return build_population(folder, texts, {"held out": [4, 5, 6]}, WORDS, {})
+
+
+@pytest.fixture(scope="module")
+def people(tmp_path_factory: pytest.TempPathFactory) -> Population:
+    return population(tmp_path_factory.mktemp("people"))
+
+
+def algorithm(participation=None, private=None) -> Algorithm:
+    """Every user's update is the message plus a sum over the text: it tells totals of different messages apart."""
+    return Algorithm(
+        init=lambda params: ServerState(params, ()),
+        user_update=lambda message, user, key: {"x": message.params["x"] + 1e-3 * jnp.sum(user.batches)},
+        server_update=lambda server, estimate: ServerState(estimate, ()),
+        mechanism=private or mechanism(flat_clip(1.0), fixed_denominator(6.0), gaussian(1.0)),
+        participation=participation or PoissonSampling(0.5),
+    )
+
+
+def account(path: Path, of: Algorithm, name: str = "run", cost=None, **declared) -> Account:
+    usual = {
+        "recipe": "recipe",
+        "population": "people",
+        "adjacency": of.participation.adjacency,
+        "randomness": "operating system",
+        "accountant": "rdp",
+        "budget": Budget(DELTA),
+        "rounds": 5,
+    }
+    terms = RunTerms(name=name, **(usual | declared))
+    return Account(Ledger(path), terms, cost or (lambda releases: of.mechanism.event(of.participation, releases)))
+
+
+def curator(people: Population, book: Account, of: Algorithm, root: bytes = bytes(32)) -> Curator:
+    return Curator(of, SimulatedFleet(people, Layout(2, 4, 1)), book, root)
+
+
+def opened(people: Population, path: Path, of: Algorithm | None = None, **declared) -> Curator:
+    of = of or algorithm()
+    book = account(path, of, **declared)
+    book.open()
+    return curator(people, book, of)
+
+
+def is_constant(difference: jax.Array) -> bool:
+    """Whether the same noise was in both: the updates are alike in all coordinates, so only noise can differ."""
+    return bool(jnp.ptp(difference) < 1e-5)
+
+
+def norm(tree) -> float:
+    return float(np.sqrt(sum(np.sum(np.square(np.asarray(leaf, np.float64))) for leaf in jax.tree.leaves(tree))))
+
+
+# --- one noise key, one total ------------------------------------------------------------------------------------
+
+
+def test_a_second_call_with_other_params_gets_other_noise_and_a_charge(people, tmp_path):
+    door = opened(people, tmp_path / FILE_NAME)
+    state = algorithm().mechanism.init(ZERO)
+    first, second = door.private_mean(ZERO, state, 0)[0], door.private_mean(OTHER, state, 0)[0]
+    third = door.private_mean(ZERO, state, 0)[0]
+    assert not is_constant(first["x"] - second["x"])
+    assert not is_constant(first["x"] - third["x"])
+    assert len(door.account.charges) == 3
+
+
+def test_a_second_call_with_another_state_gets_other_noise(people, tmp_path):
+    falling = algorithm(private=mechanism(flat_clip([(0, 1.0), (1, 0.5)]), fixed_denominator(6.0), gaussian(1.0)))
+    door = opened(people, tmp_path / FILE_NAME, falling)
+    state = falling.mechanism.init(ZERO)
+    first = door.private_mean(ZERO, state, 0)[0]
+    second = door.private_mean(ZERO, state._replace(round=jnp.int32(1)), 0)[0]
+    assert not is_constant(first["x"] - second["x"])
+    assert not is_constant(first["x"] - 2 * second["x"])
+    assert len(door.account.charges) == 2
+
+
+@pytest.mark.parametrize("spelling", ["0", 0.0])
+def test_another_spelling_of_a_round_does_not_bring_its_noise_back(people, tmp_path, spelling):
+    door = opened(people, tmp_path / FILE_NAME)
+    state = algorithm().mechanism.init(ZERO)
+    first = door.private_mean(ZERO, state, 0)[0]
+    try:
+        second = door.private_mean(OTHER, state, spelling)[0]
+    except (TypeError, ValueError):
+        return
+    assert not is_constant(first["x"] - second["x"])
+
+
+def test_a_copy_of_the_ledger_does_not_bring_noise_back_for_another_total(people, tmp_path):
+    first_door = opened(people, tmp_path / "first.jsonl")
+    shutil.copy(tmp_path / "first.jsonl", tmp_path / "copy.jsonl")
+    book = account(tmp_path / "copy.jsonl", algorithm())
+    book.reopen(None)
+    second_door = curator(people, book, algorithm())
+    state = algorithm().mechanism.init(ZERO)
+    first, second = first_door.private_mean(ZERO, state, 0)[0], second_door.private_mean(OTHER, state, 0)[0]
+    assert not is_constant(first["x"] - second["x"])
+
+
+def test_a_round_charged_and_lost_is_released_again_byte_for_byte(people, tmp_path):
+    door = opened(people, tmp_path / FILE_NAME)
+    state = algorithm().mechanism.init(ZERO)
+    before = door.private_mean(ZERO, state, 0)[0]
+    book = account(tmp_path / FILE_NAME, algorithm())
+    book.reopen(None)
+    after = curator(people, book, algorithm()).private_mean(ZERO, state, 0)[0]
+    assert np.array_equal(before["x"], after["x"])
+    assert len(book.charges) == 1
+
+
+def test_of_two_processes_at_one_run_the_second_releases_nothing(people, tmp_path):
+    first = opened(people, tmp_path / FILE_NAME)
+    book = account(tmp_path / FILE_NAME, algorithm())
+    book.reopen(None)
+    second = curator(people, book, algorithm())
+    state = algorithm().mechanism.init(ZERO)
+    first.private_mean(ZERO, state, 0)
+    with pytest.raises(LedgerError, match="another process"):
+        second.private_mean(OTHER, state, 0)
+
+
+# --- what one user can do ----------------------------------------------------------------------------------------
+
+
+HARD = [1e-45, 1e-39, 1e-20, 1.0, 1e20, 8e37, 9e37, 2e38, 3.4e38]
+
+
+@pytest.mark.parametrize("side_by_side", [False, True], ids=["alone", "side by side"])
+@pytest.mark.parametrize("bound", [flat_clip(1.0), per_layer_clip(1.0)], ids=["flat", "per layer"])
+def test_no_finite_update_passes_the_clip_norm(bound, side_by_side):
+    private = mechanism(bound, fixed_denominator(1.0), gaussian(1.0))
+    public = private.public(private.init({"a": jnp.zeros(5), "b": jnp.zeros(2)}))
+    values = np.array(HARD, np.float32)
+    updates = {"a": np.repeat(values[:, None], 5, axis=1), "b": np.stack([values, np.ones_like(values)], axis=1)}
+
+    def report(update):
+        return private.bound(public, update, jnp.float32(1.0), jax.random.key(0)).update
+
+    if side_by_side:
+        reports = jax.jit(jax.vmap(report))(updates)
+    else:
+        each = [report({name: leaf[user] for name, leaf in updates.items()}) for user in range(len(HARD))]
+        reports = jax.tree.map(lambda *leaves: np.stack(leaves), *each)
+    norms = [norm({name: leaf[user] for name, leaf in reports.items()}) for user in range(len(HARD))]
+    assert all(one <= 1.0 for one in norms), norms  # NaN fails as well
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_an_update_that_is_no_number_leaves_as_zero(value):
+    private = mechanism(flat_clip(1.0), fixed_denominator(1.0), gaussian(1.0))
+    report = private.bound(jnp.float32(1.0), {"a": jnp.array([1.0, value])}, jnp.float32(1.0), jax.random.key(0))
+    assert norm(report.update) == 0.0
+
+
+@pytest.mark.parametrize("weight", [7.0, -3.0, np.nan, np.inf, 1e-40])
+def test_a_weight_out_of_range_gives_nobody_more_than_the_clip_norm(weight):
+    private = mechanism(flat_clip(1.0), fixed_denominator(1.0), gaussian(1.0))
+    report = private.bound(jnp.float32(1.0), {"a": jnp.full(9, 50.0)}, jnp.float32(weight), jax.random.key(0))
+    assert 0.0 <= float(report.weight) <= 1.0
+    assert norm(report.update) <= 1.0
+
+
+def test_a_million_small_values_behind_a_large_one_do_not_escape_the_norm():
+    values = np.full(1_000_000, 2.4e-4, np.float32)  # each square is lost when it is added to 1 in float32
+    values[0] = 1.0
+    private = mechanism(flat_clip(1.0), fixed_denominator(1.0), gaussian(1.0))
+    report = jax.jit(private.bound)(jnp.float32(1.0), {"a": values}, jnp.float32(1.0), jax.random.key(0))
+    assert norm(report.update) <= 1.0
+
+
+def test_rounding_in_a_large_sum_does_not_let_one_user_move_it_by_more_than_the_clip_norm(tmp_path):
+    # 2,047 users report 1, one more lifts the sum to 2,048, where floats lie twice as far apart, and 2,000 users
+    # report a little more than half that distance: after the one, each of them counts for more than it is.
+    many, few, salt = 2048, 2000, bytes(32)
+    stream = CPU_CHUNK * jax.local_device_count()  # users of one stream come CPU_CHUNK at a time; others are silent
+    names = sorted(
+        (f"u{k}" for k in range((many + few) * jax.local_device_count())),
+        key=lambda user: hmac.new(salt, user.encode(), hashlib.sha256).hexdigest()[:24],
+    )
+    ours = [user for position, user in enumerate(names) if position % stream < CPU_CHUNK]
+    tiny = np.float32(2.0**-13 * (1 + 2.0**-20))
+    private = mechanism(flat_clip(1.001), fixed_denominator(1.0), gaussian(1e-6))
+    state = private.init({"x": jnp.zeros(1)})
+
+    def program(message, user, key):
+        update = {"x": jnp.where(user.batches[0, 0, 1] == 6, tiny, 1.0) * jnp.ones(1)}
+        return private.bound(message.public, update, user.weight, key)
+
+    def estimate(folder: Path, users: dict[str, list[int]]) -> float:
+        (folder / "private").mkdir(parents=True)
+        (folder / "private" / "salt").write_bytes(salt)
+        fleet = SimulatedFleet(build_population(folder, users, {"held out": [5]}, WORDS, {}), Layout(1, 1, 1))
+        message = Message({"x": jnp.zeros(1)}, private.public(state))
+        total = fleet.sum_reports(program, message, fleet.users(), jax.random.key(0))
+        same_noise = keys.jax_keys(bytes(32), private.noise_keys)
+        return float(private.release(state, total, same_noise)[0]["x"][0])
+
+    everyone = {user: [] for user in names} | {user: [5] for user in ours[:many]} | {user: [6] for user in ours[many:]}
+    without = everyone | {ours[many - 1]: []}
+    moved = estimate(tmp_path / "with", everyone) - estimate(tmp_path / "without", without)
+    assert abs(moved) <= 1.002  # the clip norm, and the noise's own rounding
+
+
+def test_an_empty_cohort_is_released_as_noise_and_charged(people, tmp_path):
+    for name, estimator in (("fixed", fixed_denominator(6.0)), ("clipped", clipped_denominator(6.0))):
+        of = algorithm(PoissonSampling(1e-12), mechanism(flat_clip(1.0), estimator, gaussian(1.0)))
+        door = opened(people, tmp_path / FILE_NAME, of, name=name)
+        estimate, _ = door.private_mean(ZERO, of.mechanism.init(ZERO), 0)
+        assert np.all(np.isfinite(estimate["x"]))
+        assert np.all(np.asarray(estimate["x"]) != 0)
+        assert len(door.account.charges) == 1
+
+
+@pytest.mark.parametrize(("expected_weight", "multiplier"), [(8e37, 0.9), (1e37, 1e-2), (1.0, 1e-40)])
+def test_noise_too_small_for_a_float_is_refused_rather_than_left_out(expected_weight, multiplier):
+    try:
+        private = mechanism(flat_clip(1.0), fixed_denominator(expected_weight), gaussian(multiplier))
+        state = private.init(ZERO)
+    except ValueError:
+        return
+    nothing = private.bound(private.public(state), ZERO, jnp.float32(0.0), jax.random.key(0))
+    drawn, _ = jax.jit(private.release)(state, nothing, keys.jax_keys(bytes(32), private.noise_keys))
+    assert np.all(np.asarray(drawn["x"]) != 0)
+
+
+# --- the account -------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_released_on_an_account_that_was_never_opened(people, tmp_path):
+    door = curator(people, account(tmp_path / FILE_NAME, algorithm()), algorithm())
+    with pytest.raises(LedgerError):
+        door.private_mean(ZERO, algorithm().mechanism.init(ZERO), 0)
+
+
+def test_an_account_that_charges_every_release_as_the_first_does_not_lower_epsilon(people, tmp_path):
+    of = algorithm()
+    book = account(tmp_path / FILE_NAME, of, cost=lambda releases: of.mechanism.event(of.participation, 1))
+    book.open()
+    truth = epsilon(of.mechanism.event(of.participation, 3), DELTA, "rdp")
+    try:
+        door = curator(people, book, of)
+        for round in range(3):
+            door.private_mean(ZERO, of.mechanism.init(ZERO), round)
+        stated = book.guarantee().epsilon
+    except (ValueError, LedgerError):
+        return
+    assert stated >= truth
+
+
+def test_an_account_under_another_adjacency_is_refused(people, tmp_path):
+    of = algorithm(FixedSize(6, 12))
+    with pytest.raises(ValueError, match="adjacency"):
+        opened(people, tmp_path / FILE_NAME, of, adjacency=PoissonSampling(0.5).adjacency)
+
+
+def test_a_cheap_row_added_behind_does_not_lower_epsilon(tmp_path):
+    book = account(tmp_path / FILE_NAME, algorithm())
+    book.open()
+    for round in range(3):
+        book.charge(round, 0, "seal")
+    before = book.guarantee().epsilon
+    cheap = {"kind": "charge", "run": "run", "round": 9, "attempt": 0, "seal": ""}
+    Ledger(tmp_path / FILE_NAME).append({**cheap, "cost": {"event": "gaussian", "noise_multiplier": 1e6}})
+    try:
+        after = Ledger(tmp_path / FILE_NAME).guarantee("run").epsilon
+    except LedgerError:
+        return
+    assert after >= before
+
+
+def test_a_run_is_not_gone_on_with_from_another_warm_start(tmp_path):
+    account(tmp_path / FILE_NAME, algorithm()).open()
+    elsewhere = account(tmp_path / FILE_NAME, algorithm(), lineage=(NonPrivateDpEvent(),))
+    with pytest.raises(LedgerError):
+        elsewhere.reopen(None)
+
+
+def test_the_budget_holds_when_every_round_is_cut_off_and_redone(people, tmp_path):
+    of = algorithm()
+    limit = epsilon(of.mechanism.event(of.participation, 3), DELTA, "rdp")
+    door = opened(people, tmp_path / FILE_NAME, of, budget=Budget(DELTA, epsilon=limit))
+    state = of.mechanism.init(ZERO)
+
+    def redo() -> None:
+        for attempt in range(4):
+            door.private_mean({"x": jnp.full(4, 0.01 * attempt)}, state, 0)
+
+    with pytest.raises(BudgetExhausted):
+        redo()
+    assert door.account.guarantee().epsilon <= limit
+
+
+def test_a_run_cannot_be_opened_twice(people, tmp_path):
+    opened(people, tmp_path / FILE_NAME)
+    with pytest.raises(LedgerError, match="already has a run"):
+        opened(people, tmp_path / FILE_NAME)
+
+
+@pytest.mark.parametrize("harm", ["cheaper", "removed", "shorter"])
+def test_a_ledger_changed_by_hand_releases_nothing(tmp_path, harm):
+    path = tmp_path / FILE_NAME
+    book = account(path, algorithm())
+    book.open()
+    book.charge(0, 0, "seal")
+    book.charge(1, 0, "seal")
+    head = book.head
+    lines = path.read_text().splitlines(keepends=True)
+    if harm == "cheaper":
+        lines[2] = lines[2].replace('"noise_multiplier": 1.0', '"noise_multiplier": 9.0')
+    elif harm == "removed":
+        del lines[2]
+    else:
+        del lines[-1]
+    path.write_text("".join(lines))
+    with pytest.raises(LedgerError):
+        account(path, algorithm()).reopen(head)
+
+
+def test_a_row_torn_by_a_crash_is_cut_off_and_the_chain_goes_on(people, tmp_path):
+    path = tmp_path / FILE_NAME
+    opened(people, path)
+    with open(path, "ab") as file:
+        file.write(b'{"kind": "charge", "run": "ru')
+    book = account(path, algorithm())
+    book.reopen(None)
+    curator(people, book, algorithm()).private_mean(ZERO, algorithm().mechanism.init(ZERO), 0)
+    assert [row["kind"] for row in Ledger(path).rows] == ["ledger", "open", "torn", "charge"]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"event": "repeated", "count": -1000, "of": {"event": "gaussian", "noise_multiplier": 1.0}},
+        {"event": "poisson", "probability": -0.5, "of": {"event": "gaussian", "noise_multiplier": 1.0}},
+        {"event": "gaussian", "noise_multiplier": -1.0},
+        {"event": "fixed size", "users": 10, "size": -1, "of": {"event": "gaussian", "noise_multiplier": 1.0}},
+    ],
+    ids=["count", "probability", "multiplier", "size"],
+)
+def test_an_event_that_would_give_budget_back_is_not_read(row):
+    with pytest.raises(ValueError, match=r"."):
+        event_from_json(row)
+
+
+def test_a_population_of_one_does_not_get_delta_one():
+    try:
+        chosen = recipe(Path("nowhere"), participation={"users": 1, "cohort": 1})
+    except RecipeError:
+        return
+    assert chosen.delta < 0.5
+
+
+def test_fixed_size_rounds_cost_at_least_what_one_exchanged_user_can_be_seen_by():
+    # One user's report is +S in one world and −S in the other, all others are silent.
+    size, users, multiplier = 50, 100, 1.0
+    stated = epsilon(FixedSize(size, users).event(multiplier), DELTA)
+    x = np.linspace(-15, 15, 100_001)
+
+    def density(shift: float) -> np.ndarray:
+        share = size / users
+        return (1 - share) * np.exp(-(x**2) / 2) + share * np.exp(-((x - shift) ** 2) / 2)
+
+    beyond = np.maximum(density(1.0) - np.exp(stated) * density(-1.0), 0.0).sum() * (x[1] - x[0]) / np.sqrt(2 * np.pi)
+    assert beyond <= DELTA
+
+
+# --- files of a run ----------------------------------------------------------------------------------------------
+
+
+class CutOff(Exception):
+    """A run killed from outside."""
+
+
+def cut_off(*_) -> None:
+    raise CutOff
+
+
+def recipe(folder: Path, **sections) -> Recipe:
+    content = {
+        "data": {"population": str(folder), "tokens_per_user": 8},
+        "model": {"kind": "gru", "width": 2, "units": 2},
+        "local": {"batch_size": 2, "unroll": 4},
+        "participation": {"users": 12, "cohort": 6},
+        "privacy": {"noise_multiplier": 1.0, "accountant": "rdp"},
+        "run": {"rounds": 1},
+    }
+    for name, section in sections.items():
+        content[name] = {**content[name], **section}
+    return parse_recipe(content)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a population and one finished private run."""
+    folder = tmp_path_factory.mktemp("finished")
+    population(folder / "people")
+    run.train_run(recipe(folder / "people"), folder / "private-run", lambda *_: None)
+    return folder
+
+
+def test_a_finished_run_leaves_no_secrets(finished):
+    assert not (finished / "private-run" / "private").exists()
+
+
+def test_other_parameters_under_a_private_card_are_not_exported(finished, tmp_path):
+    shutil.copytree(finished / "private-run", tmp_path / "private-run")
+    params, card = load_model(finished / "private-run")
+    swapped = jax.tree.map(lambda leaf: leaf + 1.0, params)
+    save_model(tmp_path / "private-run" / "model.safetensors", swapped, card)
+    with pytest.raises(ExportRefused):
+        run.export_run(tmp_path / "private-run", tmp_path / "out", non_private=False)
+
+
+def test_a_model_moved_to_an_earlier_row_is_not_exported(finished, tmp_path):
+    shutil.copytree(finished / "private-run", tmp_path / "private-run")
+    params, card = load_model(finished / "private-run")
+    first = Ledger(finished / "people" / FILE_NAME).run_rows("private-run")[0]["hash"]
+    save_model(tmp_path / "private-run" / "model.safetensors", params, replace(card, ledger_head=first))
+    with pytest.raises(ExportRefused):
+        run.export_run(tmp_path / "private-run", tmp_path / "out", non_private=False)
+
+
+def test_a_warm_start_that_hides_what_it_cost_is_refused(finished, tmp_path):
+    params, card = load_model(finished / "private-run")
+    save_model(tmp_path / "model.safetensors", params, replace(card, lineage=()))
+    dishonest = recipe(finished / "people", model={"warm_start": str(tmp_path)})
+    with pytest.raises((RecipeError, LedgerError, ModelFileError)):
+        run.Run(tmp_path / "next", dishonest, bytes(32))
+
+
+def test_a_run_whose_ledger_was_deleted_does_not_start_a_new_one(finished, tmp_path):
+    shutil.copytree(finished / "people", tmp_path / "people")
+    (tmp_path / "people" / FILE_NAME).unlink()
+    with pytest.raises(LedgerError):
+        run.Run(tmp_path / "next", recipe(tmp_path / "people"), bytes(32))
+
+
+def test_a_refused_run_cannot_be_resumed_from_a_non_private_model(finished, tmp_path):
+    """The same name, other parameters to start from: refused as a new run, and then also with --resume."""
+    shutil.copytree(finished / "people", tmp_path / "people")
+    params, card = load_model(finished / "private-run")
+    lineage = ({"event": "non-private"},)
+    (tmp_path / "twin").mkdir()
+    save_model(tmp_path / "twin" / "model.safetensors", params, replace(card, lineage=lineage))
+    from_twin = recipe(tmp_path / "people", model={"warm_start": str(tmp_path / "twin")})
+    with pytest.raises((LedgerError, RecipeError)):
+        run.train_run(from_twin, tmp_path / "private-run", cut_off)
+    with pytest.raises((LedgerError, RecipeError, run.RunError)):
+        run.resume_run(tmp_path / "private-run", cut_off)
+
+
+def test_a_root_made_from_a_seed_is_never_declared_as_entropy(tmp_path):
+    """Cut off before the run was declared; then the seed is taken out of the recipe."""
+    population(tmp_path / "people")
+    folder = tmp_path / "seeded"
+    (folder / "private").mkdir(parents=True)
+    (folder / "private" / "root").write_bytes(keys.root_from_seed(5))
+    recipe(tmp_path / "people").save(folder / "recipe.toml")
+    with contextlib.suppress(CutOff, LedgerError, RecipeError, run.RunError):
+        run.resume_run(folder, cut_off)
+    declared = [row["randomness"] for row in Ledger(tmp_path / "people" / FILE_NAME).run_rows("seeded")]
+    root = (folder / "private" / "root").read_bytes()
+    assert declared in ([], ["seeded simulation"]) or root != keys.root_from_seed(5)
+
+
+def test_secrets_half_deleted_by_a_crash_are_deleted_when_the_run_is_next_touched(tmp_path):
+    population(tmp_path / "people")
+    folder = tmp_path / "half"
+    (folder / "private").mkdir(parents=True)
+    (folder / "private" / "state.safetensors").write_bytes(b"noise that is not yet used up")
+    recipe(tmp_path / "people").save(folder / "recipe.toml")
+    with pytest.raises(run.RunError, match="finished"):
+        run.resume_run(folder, cut_off)
+    assert not (folder / "private").exists()
+
+
+def test_the_name_of_a_population_cannot_be_worked_out_from_guessed_text(tmp_path):
+    assert population(tmp_path / "one", users=1).id != population(tmp_path / "two", users=1).id
+
+
+def test_a_model_without_privacy_leaves_only_by_name(tmp_path):
+    of = fedavg(lambda *_: jnp.float32(0), LocalTraining(0.1), PoissonSampling(0.5), server_optimizer("sgd", 1.0, 0.0))
+    book = account(tmp_path / FILE_NAME, of)
+    book.open()
+    book.charge(0, 0, "seal")
+    card = ModelCard({}, WORDS.words, run="run", ledger_head=book.head)
+    save_model(tmp_path / "model.safetensors", {"x": np.zeros(1, np.float32)}, card)
+    with pytest.raises(ExportRefused, match="no privacy"):
+        export_model(tmp_path / "model.safetensors", Ledger(tmp_path / FILE_NAME), tmp_path / "out", "one user")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_with_the_name_of_another_run_is_not_exported(tmp_path):
+    private = account(tmp_path / FILE_NAME, algorithm(), name="private")
+    private.open()
+    private.charge(0, 0, "seal")
+    of = fedavg(lambda *_: jnp.float32(0), LocalTraining(0.1), PoissonSampling(0.5), server_optimizer("sgd", 1.0, 0.0))
+    twin = account(tmp_path / FILE_NAME, of, name="twin")
+    twin.open()
+    twin.charge(0, 0, "seal")
+    card = ModelCard({}, WORDS.words, run="private", ledger_head=twin.head)
+    save_model(tmp_path / "model.safetensors", {"x": np.zeros(1, np.float32)}, card)
+    with pytest.raises(ExportRefused):
+        export_model(tmp_path / "model.safetensors", Ledger(tmp_path / FILE_NAME), tmp_path / "out", "one user")
+
+
+def test_what_a_non_private_start_cost_is_never_forgotten(tmp_path):
+    book = account(tmp_path / FILE_NAME, algorithm(), lineage=(NonPrivateDpEvent(),))
+    book.open()
+    book.charge(0, 0, "seal")
+    assert not book.guarantee().is_private
+
+
+def test_metrics_of_a_run_tell_nothing_of_how_long_a_cohort_took(finished):
+    rows = [json.loads(line) for line in (finished / "private-run" / "metrics.jsonl").read_text().splitlines()]
+    assert all("seconds" not in row for row in rows)

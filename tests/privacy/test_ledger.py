@@ -1,0 +1,219 @@
+"""The ledger: charged before released, never less than released, and tampering is refused."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+
+from taciturn.privacy.accounting import Budget, epsilon, event_from_json, event_to_json
+from taciturn.privacy.ledger import Account, BudgetExhausted, Ledger, LedgerError, RunTerms
+from taciturn.privacy.participation import FixedSize, PoissonSampling
+
+ROUND_COST = PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0))
+
+
+def terms(name="run", budget=Budget(1e-5), adjacency=PoissonSampling.adjacency, rounds=100, lineage=()):
+    return RunTerms(name, "recipe", "text", adjacency, "operating system", "pld", budget, rounds, lineage)
+
+
+def account(path, run_terms=None, cost=lambda n: SelfComposedDpEvent(ROUND_COST, n)) -> Account:
+    return Account(Ledger(path), run_terms or terms(), cost)
+
+
+@pytest.fixture
+def ledger_path(tmp_path):
+    return tmp_path / "ledger.jsonl"
+
+
+@pytest.fixture
+def opened(ledger_path) -> Account:
+    made = account(ledger_path)
+    made.open()
+    for round in range(3):
+        made.charge(round, 0, "seal")
+    return made
+
+
+def test_a_charge_is_on_disk_when_it_returns(opened, ledger_path):
+    assert [row["kind"] for row in Ledger(ledger_path).rows] == ["ledger", "open", "charge", "charge", "charge"]
+    assert opened.guarantee().epsilon == pytest.approx(epsilon(SelfComposedDpEvent(ROUND_COST, 3), 1e-5))
+    assert opened.guarantee().rho == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("line", range(5))
+def test_a_changed_row_is_noticed_and_refuses_every_charge(opened, ledger_path, line):
+    lines = ledger_path.read_bytes().split(b"\n")
+    lines[line] = lines[line].replace(b'"kind"', b'"kinb"')
+    ledger_path.write_bytes(b"\n".join(lines))
+    with pytest.raises(LedgerError, match=f"row {line + 1}"):
+        Ledger(ledger_path)
+
+
+def test_a_row_made_again_with_a_fitting_hash_breaks_the_next_one(opened, ledger_path):
+    from taciturn.privacy.ledger import _hash
+
+    rows = [json.loads(line) for line in ledger_path.read_text().splitlines()]
+    rows[2]["cost"]["of"]["of"]["noise_multiplier"] = 100.0
+    rows[2]["hash"] = _hash(rows[2])
+    ledger_path.write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in rows))
+    with pytest.raises(LedgerError, match="row 4"):
+        Ledger(ledger_path)
+
+
+@pytest.mark.parametrize("gone", [[2], [1, 2], [0]])
+def test_rows_taken_out_of_the_middle_are_noticed(opened, ledger_path, gone):
+    lines = ledger_path.read_text().splitlines(keepends=True)
+    ledger_path.write_text("".join(line for index, line in enumerate(lines) if index not in gone))
+    with pytest.raises(LedgerError):
+        Ledger(ledger_path)
+
+
+def test_rows_cut_off_at_the_end_are_noticed_by_whoever_holds_a_later_head(opened, ledger_path):
+    lines = ledger_path.read_text().splitlines(keepends=True)
+    ledger_path.write_text("".join(lines[:-1]))
+    shortened = account(ledger_path)
+    with pytest.raises(LedgerError, match="cut off"):
+        shortened.reopen(opened.head)
+    with pytest.raises(LedgerError, match="became shorter"):
+        opened.charge(3, 0, "seal")
+
+
+def test_a_line_torn_by_a_crash_is_dropped_and_said_so(opened, ledger_path):
+    with open(ledger_path, "ab") as file:
+        file.write(b'{"kind": "charge", "run": "ru')
+    mended = Ledger(ledger_path)
+    assert mended.rows[-1]["kind"] == "torn"
+    assert mended.guarantee("run").releases == 3
+    assert Ledger(ledger_path).head == mended.head
+
+
+@pytest.mark.parametrize("kept", [1.0, 0.5, 0.0])
+def test_a_charge_that_only_lost_the_end_of_its_line_still_counts(opened, ledger_path, kept):
+    content = ledger_path.read_bytes()
+    last = content.rstrip(b"\n").rfind(b"\n") + 1
+    ledger_path.write_bytes(content[: last + int(kept * (len(content) - 1 - last))])
+    assert Ledger(ledger_path).guarantee("run").releases == (3 if kept == 1.0 else 2)
+
+
+def test_a_budget_becomes_a_number_of_releases_before_the_first_and_stops_there(ledger_path):
+    limited = account(ledger_path, terms(budget=Budget(1e-5, epsilon=3.0)))
+    limited.open()
+    allowed = limited.allowed
+    assert epsilon(SelfComposedDpEvent(ROUND_COST, allowed), 1e-5) <= 3.0
+    assert epsilon(SelfComposedDpEvent(ROUND_COST, allowed + 1), 1e-5) > 3.0
+    for round in range(allowed):
+        limited.charge(round, 0, "seal")
+    with pytest.raises(BudgetExhausted, match=f"{allowed} releases"):
+        limited.charge(allowed, 0, "seal")
+    assert limited.guarantee().epsilon <= 3.0
+
+
+def test_a_budget_of_rho_counts_rho(ledger_path):
+    assert account(ledger_path, terms(budget=Budget(1e-5, rho=5.0))).allowed == 10
+
+
+def test_runs_on_the_same_users_add_up(ledger_path):
+    for name in ("first", "second"):
+        one = account(ledger_path, terms(name))
+        one.open()
+        for round in range(10):
+            one.charge(round, 0, "seal")
+    ledger = Ledger(ledger_path)
+    ((adjacency, total, rho),) = ledger.totals(1e-5)
+    assert adjacency == PoissonSampling.adjacency
+    assert rho == pytest.approx(10.0)
+    assert total == pytest.approx(epsilon(SelfComposedDpEvent(ROUND_COST, 20), 1e-5, "rdp"))
+    assert total > ledger.guarantee("first").epsilon
+
+
+def test_runs_under_different_adjacency_are_not_added_up(ledger_path):
+    poisson = account(ledger_path)
+    poisson.open()
+    poisson.charge(0, 0, "seal")
+    fixed_round = FixedSize(5, 50)
+    fixed = account(
+        ledger_path,
+        terms("fixed", adjacency=fixed_round.adjacency),
+        lambda n: SelfComposedDpEvent(fixed_round.event(1.0), n),
+    )
+    fixed.open()
+    fixed.charge(0, 0, "seal")
+    assert [adjacency for adjacency, _, _ in Ledger(ledger_path).totals(1e-5)] == [
+        poisson.terms.adjacency,
+        fixed_round.adjacency,
+    ]
+
+
+def test_a_non_private_run_costs_infinity_for_good(ledger_path):
+    open_run = account(ledger_path, cost=lambda n: NonPrivateDpEvent())
+    open_run.open()
+    assert open_run.guarantee().epsilon == 0  # nothing released yet
+    open_run.charge(0, 0, "seal")
+    assert open_run.guarantee().epsilon == math.inf
+    assert not open_run.guarantee().is_private
+    assert Ledger(ledger_path).totals(1e-5)[0][1] == math.inf
+
+
+def test_a_model_that_comes_from_an_earlier_run_carries_its_cost(ledger_path):
+    earlier = (SelfComposedDpEvent(ROUND_COST, 50),)
+    later = account(ledger_path, terms(lineage=earlier))
+    later.open()
+    assert later.guarantee().epsilon == pytest.approx(epsilon(earlier[0], 1e-5, "rdp"))
+    later.charge(0, 0, "seal")
+    assert later.guarantee().epsilon > epsilon(SelfComposedDpEvent(ROUND_COST, 50), 1e-5)
+    spent = account(ledger_path, terms("spent", Budget(1e-5, epsilon=3.0), lineage=earlier))
+    assert spent.allowed == 0
+    stained = account(ledger_path, terms("stained", lineage=(NonPrivateDpEvent(),)))
+    stained.open()
+    assert stained.guarantee().epsilon == math.inf
+
+
+def test_a_name_is_used_once(opened, ledger_path):
+    with pytest.raises(LedgerError, match="already has a run"):
+        account(ledger_path).open()
+
+
+def test_a_run_is_only_reopened_with_the_recipe_noise_and_text_it_was_opened_with(opened, ledger_path):
+    account(ledger_path).reopen(opened.head)
+    other_cost = account(
+        ledger_path, cost=lambda n: SelfComposedDpEvent(PoissonSampledDpEvent(0.1, GaussianDpEvent(9.0)), n)
+    )
+    with pytest.raises(LedgerError, match="not the one it was opened with"):
+        other_cost.reopen(opened.head)
+
+
+def test_two_processes_on_one_run_are_noticed(opened, ledger_path):
+    second = account(ledger_path)
+    second.reopen(opened.head)
+    second.charge(3, 0, "seal")
+    with pytest.raises(LedgerError, match="another process"):
+        opened.charge(3, 0, "seal")
+
+
+def test_charges_of_several_processes_form_one_chain(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    Ledger(path)
+    script = (
+        "import sys, pathlib\n"
+        "from taciturn.privacy.ledger import Ledger\n"
+        "book = Ledger(pathlib.Path(sys.argv[1]))\n"
+        "for n in range(30): book.append({'kind': 'note', 'from': sys.argv[2]})\n"
+    )
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    writers = [
+        subprocess.Popen([sys.executable, "-c", script, path, str(index)], env=environment) for index in range(2)
+    ]
+    assert [writer.wait(timeout=60) for writer in writers] == [0, 0]
+    assert len(Ledger(path).rows) == 61
+
+
+@pytest.mark.parametrize(
+    "participation", [PoissonSampling(0.1), PoissonSampling(1.0), FixedSize(5, 50), FixedSize(50, 50)]
+)
+def test_events_survive_being_written_down(participation):
+    event = SelfComposedDpEvent(participation.event(1.3), 7)
+    assert event_from_json(json.loads(json.dumps(event_to_json(event)))) == event

@@ -1,0 +1,90 @@
+"""Noise has the stated standard deviation, and no two coordinates share any."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from taciturn import keys
+from taciturn.core import Report
+from taciturn.privacy.clipping import flat_clip, per_layer_clip, unbounded
+from taciturn.privacy.estimators import clipped_denominator, fixed_denominator, mean
+from taciturn.privacy.mechanism import mechanism
+from taciturn.privacy.noise import gaussian, no_noise
+
+ZERO = {"a": jnp.zeros((100, 50)), "b": jnp.zeros((100, 50)), "c": jnp.zeros(3)}
+NO_ONE = Report(ZERO, jnp.float32(0))
+
+
+def noise_keys(round: int) -> jax.Array:
+    return keys.jax_keys(keys.derive(keys.root_from_seed(5), "noise", round), 4)
+
+
+def released(made, round: int = 0, state=None) -> dict:
+    return made.release(state or made.init(ZERO), NO_ONE, noise_keys(round))[0]
+
+
+CASES = [
+    (mechanism(flat_clip(3.0), fixed_denominator(20.0), gaussian(1.5)), 1.5 * 3 / 20),
+    (mechanism(per_layer_clip(3.0), fixed_denominator(20.0), gaussian(0.7)), 0.7 * 3 / 20),
+    (mechanism(flat_clip(3.0), clipped_denominator(20.0), gaussian(1.5)), 1.5 * 2 * 3 / 20),
+]
+
+
+@pytest.mark.parametrize(("made", "stddev"), CASES)
+def test_the_noise_has_the_stated_deviation_and_not_two_thirds_or_three_halves_of_it(made, stddev):
+    draws = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(released(made))])
+    assert stats.kstest(draws, "norm", (0, stddev)).pvalue > 1e-3
+    assert stats.kstest(draws, "norm", (0, stddev * 2 / 3)).pvalue < 1e-9
+    assert stats.kstest(draws, "norm", (0, stddev * 3 / 2)).pvalue < 1e-9
+
+
+def test_no_two_leaves_and_no_two_rounds_share_noise():
+    made = CASES[0][0]
+    first, second = released(made, 0), released(made, 1)
+    pairs = [(first["a"], first["b"]), (first["a"], second["a"]), (first["a"][0], first["a"][1])]
+    for left, right in pairs:
+        assert abs(np.corrcoef(np.ravel(left), np.ravel(right))[0, 1]) < 0.5
+        assert not np.any(np.asarray(left) == np.asarray(right))
+
+
+def test_one_key_for_two_leaves_would_be_noticed():
+    """The twin that must fail: equal shapes under one key get equal noise."""
+    key = noise_keys(0)[0]
+    assert np.all(jax.random.bits(key, (5, 5)) == jax.random.bits(key, (5, 5)))
+
+
+def test_a_falling_clip_norm_takes_the_noise_down_with_it_and_costs_the_same():
+    made = mechanism(flat_clip([(0, 4.0), (1, 1.0)]), fixed_denominator(1.0), gaussian(1.0))
+    state = made.init(ZERO)
+    before, state = made.release(state, NO_ONE, noise_keys(0))
+    after, state = made.release(state, NO_ONE, noise_keys(1))
+    assert np.std(before["a"]) == pytest.approx(4.0, rel=0.05)
+    assert np.std(after["a"]) == pytest.approx(1.0, rel=0.05)
+    assert float(made.public(state)) == 1.0
+
+
+@pytest.mark.parametrize(("bound", "estimator"), [(unbounded(), fixed_denominator(1.0)), (flat_clip(1.0), mean())])
+def test_noise_without_a_bounded_sensitivity_is_refused(bound, estimator):
+    with pytest.raises(ValueError, match="bounded sensitivity"):
+        mechanism(bound, estimator, gaussian(1.0))
+
+
+def test_no_noise_is_charged_as_no_privacy():
+    from dp_accounting import NonPrivateDpEvent
+
+    from taciturn.privacy.participation import PoissonSampling
+
+    made = mechanism(flat_clip(1.0), fixed_denominator(1.0), no_noise())
+    assert made.event(PoissonSampling(0.1), 3) == NonPrivateDpEvent()
+    assert np.all(released(made)["a"] == 0)
+
+
+def test_tails_reach_beyond_what_one_float32_normal_can():
+    """A single float32 normal stops near 5.4 standard deviations; the sum of four has no such edge."""
+    key = noise_keys(9)[0]
+    one = jax.random.normal(key, (10,))
+    assert one.dtype == jnp.float32
+    with pytest.raises(ValueError, match="positive"):
+        gaussian(0.0)

@@ -1,0 +1,66 @@
+"""Who is selected, and that the claim is about exactly that."""
+
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent
+
+from taciturn import keys
+from taciturn.privacy.participation import FixedSize, PoissonSampling, TooFewUsers
+
+USERS = np.arange(1000)
+
+
+def generator(round: int) -> np.random.Generator:
+    return keys.generator(keys.derive(keys.root_from_seed(3), "cohort", round))
+
+
+def test_poisson_selects_each_user_independently_with_probability_q():
+    cohorts = [PoissonSampling(0.1).select(USERS, generator(round)) for round in range(300)]
+    sizes = np.array([len(cohort) for cohort in cohorts])
+    assert sizes.mean() == pytest.approx(100, abs=2)
+    assert sizes.var() == pytest.approx(90, rel=0.35)  # binomial; a fixed size would have none
+    seen = np.bincount(np.concatenate(cohorts), minlength=1000)
+    assert seen.var() == pytest.approx(300 * 0.1 * 0.9, rel=0.2)
+
+
+def test_a_fixed_cohort_has_its_size_and_no_one_twice():
+    cohort = FixedSize(100, 1000).select(USERS, generator(0))
+    assert len(cohort) == len(set(cohort)) == 100
+
+
+def test_a_shuffle_is_not_claimed_to_be_poisson():
+    assert PoissonSampling(0.1).event(1.0) == PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0))
+    assert FixedSize(100, 1000).event(1.0) == SampledWithoutReplacementDpEvent(1000, 100, GaussianDpEvent(0.5))
+
+
+def test_everybody_every_time_claims_nothing_for_sampling():
+    assert PoissonSampling(1.0).event(1.0) == GaussianDpEvent(1.0)
+    assert FixedSize(10, 10).event(1.0) == GaussianDpEvent(0.5)
+
+
+def test_fewer_users_than_the_cost_was_worked_out_for_are_refused():
+    with pytest.raises(TooFewUsers, match="understated"):
+        FixedSize(10, 2000).select(USERS, generator(0))
+
+
+@pytest.mark.parametrize("wrong", [0.0, -0.1, 1.1, float("nan")])
+def test_a_probability_out_of_range_is_refused(wrong):
+    with pytest.raises(ValueError, match="probability"):
+        PoissonSampling(wrong)
+
+
+def test_rounds_and_attempts_draw_different_cohorts_and_the_same_one_again():
+    root = keys.root_from_seed(3)
+    drawn = [
+        PoissonSampling(0.5).select(USERS, keys.generator(keys.derive(root, "cohort", *place)))
+        for place in ((0, 0), (0, 1), (1, 0), (0, 0))
+    ]
+    assert np.array_equal(drawn[0], drawn[3])
+    assert not np.array_equal(drawn[0], drawn[1])
+    assert not np.array_equal(drawn[0], drawn[2])
+
+
+def test_entropy_roots_differ_and_have_256_bits():
+    roots = {keys.root_from_entropy() for _ in range(50)}
+    assert len(roots) == 50
+    assert all(len(root) == 32 for root in roots)
