@@ -1,12 +1,18 @@
 """Small real objects for tests: text that the tests make up themselves, and runs of a few seconds."""
 
 import os
+import tempfile
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 
 jax.config.update("jax_num_cpu_devices", 2)  # as on the command line: one stream per core
+# Many tests compile the same small programs; they share what was compiled.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(tempfile.gettempdir()) / f"taciturn-tests-{os.getuid()}")
+jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 import numpy as np
 import pytest
@@ -14,6 +20,7 @@ import pytest
 from taciturn.config import Recipe, parse_recipe
 from taciturn.data.population import Population, build_population
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
+from taciturn.privacy.clipping import Whole
 
 WORDS = 40
 
@@ -65,3 +72,16 @@ def tiny_recipe(population: Population, **sections) -> Recipe:
         else:
             content[section] = values
     return parse_recipe(content)
+
+
+def exact(report, clip_norm):
+    """What a report stands for, in float64: an update, and a weight."""
+
+    def layer(one):
+        if not isinstance(one, Whole):
+            return np.asarray(one, np.float64)
+        whole = np.asarray(one.high, np.float64) * 2**15 + np.asarray(one.low, np.float64)
+        return whole * np.float64(np.float32(clip_norm)) * 2.0**-30
+
+    update = jax.tree.map(layer, report.update, is_leaf=lambda node: isinstance(node, Whole))
+    return update, float(report.weight) / 2**15

@@ -8,7 +8,7 @@ from dp_accounting import DpEvent
 
 from taciturn.algorithms.dp_fedavg import dp_fedavg, dp_fedsgd, fedavg, server_optimizer
 from taciturn.algorithms.local_training import LocalTraining
-from taciturn.config import Model, Recipe
+from taciturn.config import DEFAULT_CLIP_NORM, Model, Recipe
 from taciturn.core import Algorithm, LanguageModel, Participation
 from taciturn.data.population import Population
 from taciturn.fleets.layout import Layout
@@ -19,7 +19,7 @@ from taciturn.models.losses import cross_entropy
 from taciturn.models.lstm import lstm
 from taciturn.models.transformer import transformer
 from taciturn.privacy.accounting import Budget, composed, noise_for_budget
-from taciturn.privacy.clipping import Bound, flat_clip, per_layer_clip
+from taciturn.privacy.clipping import Bound, flat_clip, per_layer_clip, unbounded
 from taciturn.privacy.estimators import clipped_denominator, fixed_denominator
 from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import gaussian
@@ -71,7 +71,7 @@ def algorithm(recipe: Recipe, model: LanguageModel) -> Algorithm:
     server = server_optimizer(recipe.server.optimizer, recipe.server.learning_rate, recipe.server.momentum)
     taking_part = participation(recipe)
     if recipe.algorithm == "fedavg":
-        return fedavg(loss, local, taking_part, server)
+        return fedavg(loss, local, _bound(recipe), taking_part, server)
     if recipe.privacy.noise_multiplier is None:
         raise ValueError("the noise multiplier is worked out by with_noise before the algorithm is built")
     if recipe.privacy.least_weight is None:
@@ -95,8 +95,9 @@ def population(recipe: Recipe) -> Population:
 
 def _bound(recipe: Recipe) -> Bound:
     privacy = recipe.privacy
-    if privacy.clipping == "flat":
-        return flat_clip(privacy.clip_norm)
     if privacy.layer_clip_norms:
         return per_layer_clip(layers=privacy.layer_clip_norms)
-    return per_layer_clip(privacy.clip_norm)
+    if privacy.clip_norm is None and recipe.algorithm == "fedavg":
+        return unbounded()
+    clip_norm = DEFAULT_CLIP_NORM if privacy.clip_norm is None else privacy.clip_norm
+    return flat_clip(clip_norm) if privacy.clipping == "flat" else per_layer_clip(clip_norm)

@@ -39,10 +39,12 @@ def data_build(
 
     with console.status(f"reading {source}"):
         words = public_vocabulary(vocabulary, language)
-        if source == "sotu":
-            population = simulated_users(out, words)
-        else:
-            population = from_parquet(Path(source), out, words, least_tokens, most_tokens)
+        demonstration = source == "sotu"
+        population = (
+            simulated_users(out, words)
+            if demonstration
+            else from_parquet(Path(source), out, words, least_tokens, most_tokens)
+        )
     console.print(f"{out}: {len(population)} users to train on (a private count)")
 
 
@@ -156,22 +158,14 @@ def ledger(
     delta: Annotated[float | None, typer.Option(help="δ of the total (default: the smallest of the runs)")] = None,
 ) -> None:
     """Everything ever released about a population's users: runs, rounds, ε, ρ, and the total."""
-    from taciturn.privacy.ledger import FILE_NAME, Ledger, LedgerError
+    from taciturn.data.population import Population
     from taciturn.release.privacy_statement import epsilon_text, rho_text
+    from taciturn.run import open_ledger
 
-    if not (population / "manifest.json").exists():
-        raise LedgerError(f"{population} is not a population: it has no manifest.json")
-    book = Ledger(population / FILE_NAME)
+    book = open_ledger(Population(population))
     table = Table(title=f"{population}: what was released about these users", title_justify="left")
-    for name, justify in (
-        ("run", "left"),
-        ("releases", "right"),
-        ("ε", "right"),
-        ("δ", "right"),
-        ("ρ", "right"),
-        ("adjacency", "left"),
-    ):
-        table.add_column(name, justify=justify)
+    for name in ("run", "releases", "ε", "δ", "ρ", "adjacency"):
+        table.add_column(name, justify="left" if name in ("run", "adjacency") else "right")
     table.add_column("randomness")
     guarantees = [book.guarantee(run) for run in book.runs()]
     for one in guarantees:

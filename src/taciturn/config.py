@@ -13,9 +13,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator, model_validator
 
+from taciturn.files import write_atomically
 from taciturn.privacy.accounting import AccountantName
 from taciturn.privacy.clipping import clip_schedule
 from taciturn.privacy.participation import default_delta
+
+DEFAULT_CLIP_NORM = 0.8  # Ramaswamy et al. 2020, Table 1
 
 
 class RecipeError(Exception):
@@ -23,7 +26,7 @@ class RecipeError(Exception):
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Data(Section):
@@ -67,7 +70,7 @@ class ParticipationSection(Section):
     users: PositiveInt = Field(
         description="K, the number of users as publicly known; sets q and δ, never counted from the text"
     )
-    cohort: float = Field(gt=0, description="users a round: expected with poisson, exact with fixed")
+    cohort: float = Field(gt=0, le=60_000, description="users a round: expected with poisson, exact with fixed")
     weight_cap: float | None = Field(
         default=None, gt=0, description="ŵ: a user of n tokens weighs min(n/ŵ, 1); none weighs all alike"
     )
@@ -94,8 +97,9 @@ class ParticipationSection(Section):
 
 
 class Privacy(Section):
-    clip_norm: float | list[tuple[int, float]] = Field(
-        default=0.8, description="S, or a falling schedule [[round, S], …]"
+    clip_norm: float | list[tuple[int, float]] | None = Field(
+        default=None,
+        description="S, or a falling schedule [[round, S], …]; default 0.8 (Ramaswamy et al. 2020), fedavg: none",
     )
     clipping: Literal["flat", "per-layer"] = "flat"
     layer_clip_norms: dict[str, float] | None = Field(default=None, description="S_j by layer, in place of clip_norm")
@@ -105,7 +109,7 @@ class Privacy(Section):
     estimator: Literal["fixed", "clipped"] = Field(default="fixed", description="denominator qW, or max(qW_min, Σ w_k)")
     least_weight: float | None = Field(default=None, gt=0, description="W_min of the clipped denominator")
     noise_multiplier: float | None = Field(
-        default=None, gt=0, description="z; left out, it is worked out from the budget"
+        default=None, ge=1e-3, description="z; left out, it is worked out from the budget"
     )
     epsilon: float | None = Field(default=None, gt=0, description="budget: training stops before it is passed")
     rho: float | None = Field(default=None, gt=0, description="budget in zCDP")
@@ -114,8 +118,9 @@ class Privacy(Section):
 
     @field_validator("clip_norm")
     @classmethod
-    def _schedule(cls, value: float | list[tuple[int, float]]) -> float | list[tuple[int, float]]:
-        clip_schedule(value)
+    def _schedule(cls, value: float | list[tuple[int, float]] | None) -> float | list[tuple[int, float]] | None:
+        if value is not None:
+            clip_schedule(value)
         return value
 
     @model_validator(mode="after")
@@ -159,9 +164,9 @@ class Recipe(Section):
             raise ValueError("[privacy] needs a noise_multiplier, or an epsilon or rho to work it out from")
         if self.privacy.greedy and self.algorithm != "dp-fedavg":
             raise ValueError('greedy clipping belongs to algorithm = "dp-fedavg", which has several local steps')
-        if self.privacy.delta is not None and self.privacy.delta > 1 / self.participation.users:
+        if self.delta * self.participation.users >= 1:
             raise ValueError(
-                f"δ = {self.privacy.delta:g} is more than one over the number of users: it would allow giving one user away whole"
+                f"δ = {self.delta:g} is more than one over the number of users: it would allow giving one user away whole"
             )
         return self
 
@@ -182,7 +187,7 @@ class Recipe(Section):
         return Recipe(**content)
 
     def save(self, path: Path) -> None:
-        path.write_text(_toml(self.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
+        write_atomically(path, _toml(self.model_dump(mode="json", exclude_none=True)).encode())
 
 
 def load_recipe(path: Path, settings: list[str] | None = None) -> Recipe:

@@ -52,8 +52,8 @@ class Message(NamedTuple):
 class Report(NamedTuple):
     """What leaves a device. Reports are added, and nothing else is ever done with one. Their sum is a `total`."""
 
-    update: Params  # w_k · clip(Δ_k)
-    weight: jax.Array  # w_k
+    update: PyTree  # w_k · clip(Δ_k), as whole numbers wherever there is privacy (privacy/clipping.py says why)
+    weight: jax.Array  # w_k, as a whole number
 
 
 Program = Callable[[Message, UserData, Key], Report]
@@ -136,8 +136,8 @@ class Fleet(Protocol):
             def users(self):
                 return np.arange(len(data))
             def sum_reports(self, program, message, cohort, key):
-                reports = [program(message, data[k], jax.random.fold_in(key, k)) for k in cohort]
-                return functools.reduce(tree.add, reports, tree.zeros_like(Report(message.params, jnp.float32(0))))
+                zero = tree.zeros_like(jax.eval_shape(program, message, data[0], key))
+                return functools.reduce(tree.add, [program(message, data[k], jax.random.fold_in(key, k)) for k in cohort], zero)
     """
 
     @property

@@ -30,8 +30,8 @@ def private_recipe(population: Path, warm_start: Path) -> Recipe:
             "algorithm": "dp-fedavg",
             "data": {"population": str(population), "tokens_per_user": TOKENS_PER_USER},
             "model": {**MODEL, "warm_start": str(warm_start)},
-            "local": {"learning_rate": 1.0, "batch_size": 10, "unroll": 10},
-            "server": {"optimizer": "momentum", "learning_rate": 0.5, "momentum": 0.9},
+            "local": {"learning_rate": 2.0, "batch_size": 5, "unroll": 10},
+            "server": {"optimizer": "momentum", "learning_rate": 1.0, "momentum": 0.9},
             "participation": {"users": USERS, "cohort": 430},
             "privacy": {"clip_norm": 1.0, "epsilon": 8.0},
             "run": {"rounds": 60, "evaluate_every": 20, "save_every": 20},
@@ -63,7 +63,7 @@ def run_demo(out: Path, console: Console, bar: Callable[..., Any], training_bar:
     recipe = private_recipe(population.folder, folder / "warm-start")
     with bar("warm start", "steps") as show:
         start = pretrained(
-            corpus, recipe.model, 3, folder / "warm-start", lambda done, all: show(done, all, "public text")
+            corpus, recipe.model, 2, folder / "warm-start", lambda done, all: show(done, all, "public text")
         )
     with training_bar("private") as show:
         private = train_run(recipe, folder / "private", show)

@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from dp_accounting import DpEvent
 
 from taciturn import build, keys
 from taciturn.config import Recipe, RecipeError, load_recipe
@@ -26,16 +27,16 @@ from taciturn.core import LanguageModel, Params
 from taciturn.data.population import HeldOutUsers, Population
 from taciturn.evaluation.accuracy import Scores, evaluate
 from taciturn.files import sync_folder, write_atomically
-from taciturn.privacy.accounting import event_from_json, event_to_json
 from taciturn.privacy.curator import Curator
-from taciturn.privacy.ledger import FILE_NAME, Account, BudgetExhausted, Guarantee, Ledger, RunTerms
-from taciturn.release.checkpoint import ModelCard, load_model, load_state, save_model, save_state
+from taciturn.privacy.ledger import FILE_NAME, Account, BudgetExhausted, Guarantee, Ledger, LedgerError, RunTerms
+from taciturn.release.checkpoint import ModelCard, load_model, load_state, params_digest, save_model, save_state
 from taciturn.release.export import export_model, verified_guarantee
 from taciturn.release.privacy_statement import statement, statement_json
 from taciturn.release.report import plot_run
 from taciturn.train import TrainState, start, train
 from taciturn.warm_start import load_warm_start
 
+FROM_ENTROPY, FROM_SEED = b"entropy\n", b"seeded:\n"  # what a root file begins with
 Progress = Callable[[int, int, dict[str, Any]], None]  # rounds done, rounds in all, last metrics
 
 
@@ -57,42 +58,53 @@ class Finished:
 class Run:
     """The objects of a run, built and checked before anything is spent."""
 
-    def __init__(self, folder: Path, recipe: Recipe, root: bytes) -> None:
+    def __init__(self, folder: Path, recipe: Recipe, root: bytes, seeded: bool | None = None) -> None:
         self.folder, self.root = folder, root
         self.population = Population(Path(recipe.data.population))
         self.held_out = HeldOutUsers(Path(recipe.data.population))
-        self.warm_start = load_warm_start(recipe, self.population.vocabulary)
-        lineage = tuple(event_from_json(event) for event in self.warm_start.card.lineage) if self.warm_start else ()
+        ledger = open_ledger(self.population)
+        self.warm_start = load_warm_start(recipe, self.population.vocabulary, ledger)
+        lineage = self.warm_start.lineage if self.warm_start else ()
         self.recipe = build.with_noise(recipe, lineage)
         self.model: LanguageModel = build.language_model(recipe.model, len(self.population.vocabulary))
-        if recipe.participation.kind == "fixed" and len(self.population) < recipe.participation.users:
-            raise RecipeError(
-                f"[participation] users: fixed-size rounds are accounted for {recipe.participation.users} users, but the "
-                "population has fewer; the cost would be understated, so lower the number"
-            )
         self.algorithm = build.algorithm(self.recipe, self.model)
-        mechanism, participation = self.algorithm.mechanism, self.algorithm.participation
-        if self.warm_start and lineage and self.warm_start.card.adjacency != participation.adjacency:
-            raise RecipeError(
-                f"[model] warm_start came from a run under the adjacency «{self.warm_start.card.adjacency}», this one is under "
-                f"«{participation.adjacency}»; no one guarantee covers both, so use the same participation"
-            )
+        participation = self.algorithm.participation
+        self._check(lineage)
         terms = RunTerms(
             name=folder.name,
             recipe=self.recipe.fingerprint,
             population=self.population.id,
             adjacency=participation.adjacency,
-            randomness="operating system" if recipe.run.seed is None else "seeded simulation",
+            randomness="seeded simulation" if (recipe.run.seed is not None or seeded) else "operating system",
             accountant=recipe.privacy.accountant,
             budget=build.budget(self.recipe),
             rounds=recipe.run.rounds,
+            start=params_digest(self.initial_params()),
             lineage=lineage,
         )
-        ledger = Ledger(Path(recipe.data.population) / FILE_NAME)
-        self.account = Account(ledger, terms, lambda releases: mechanism.event(participation, releases))
+        self.account = Account(ledger, terms, self.algorithm.mechanism.event(participation, 1))
         self.curator = Curator(self.algorithm, build.fleet(self.recipe, self.population), self.account, root)
+
+    def _check(self, lineage: tuple[DpEvent, ...]) -> None:
+        """What only shows once recipe, users and model are seen together."""
+        users, adjacency = self.recipe.participation.users, self.algorithm.participation.adjacency
+        if self.recipe.participation.kind == "fixed" and len(self.population) < users:
+            raise RecipeError(
+                f"[participation] users: fixed-size rounds are accounted for {users} users, but the population has fewer; the "
+                "cost would be understated, so lower the number"
+            )
+        if self.recipe.delta * len(self.population) >= 1:
+            raise RecipeError(
+                f"[participation] users: with {users} users δ is {self.recipe.delta:.2g}, more than one over the number of users "
+                "that are there; raise the number, or set [privacy] delta"
+            )
+        if self.warm_start and lineage and self.warm_start.adjacency != adjacency:
+            raise RecipeError(
+                f"[model] warm_start came from a run under the adjacency «{self.warm_start.adjacency}», this one is under "
+                f"«{adjacency}»; no one guarantee covers both, so use the same participation"
+            )
         try:
-            mechanism.init(self.initial_params())
+            self.algorithm.mechanism.init(self.initial_params())
         except ValueError as error:  # per-layer clip norms for other layers than the model's
             raise RecipeError(f"[privacy] layer_clip_norms: {error}") from None
 
@@ -104,35 +116,44 @@ class Run:
     def fresh_state(self) -> TrainState:
         return start(self.algorithm, self.initial_params(), self.account.head)
 
-    def card(self, state: TrainState) -> ModelCard:
-        own = [row["cost"] for row in self.account.charges[-1:]]
+    def card(self, round: int, ledger_head: str) -> ModelCard:
         return ModelCard(
             architecture=self.recipe.model.model_dump(mode="json", exclude={"warm_start"}),
             vocabulary=self.population.vocabulary.words,
             run=self.account.terms.name,
-            ledger_head=state.ledger_head,
-            round=state.round,
-            public_sources=self.warm_start.card.public_sources if self.warm_start else (),
-            lineage=(*(event_to_json(event) for event in self.account.terms.lineage), *own),
-            adjacency=self.account.terms.adjacency,
+            ledger_head=ledger_head,
+            round=round,
+            public_sources=self.public_sources,
         )
+
+    @property
+    def public_sources(self) -> tuple[str, ...]:
+        return self.warm_start.card.public_sources if self.warm_start else ()
 
 
 def train_run(recipe: Recipe, folder: Path, progress: Progress) -> Finished:
     """A new run in a new folder."""
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and {path.name for path in folder.iterdir()} <= {"private", "vocabulary.txt"}:
+        shutil.rmtree(folder)  # cut off before there was a run
+    if folder.exists():
         raise RunError(f"{folder} exists already: add --resume to go on with it, or choose another --run")
-    root = keys.root_from_entropy() if recipe.run.seed is None else keys.root_from_seed(recipe.run.seed)
+    seed = recipe.run.seed
+    root = keys.root_from_entropy() if seed is None else keys.root_from_seed(seed)
     run = Run(folder, recipe, root)
     run.account.check_budget()
     private = folder / "private"
     private.mkdir(parents=True)
     private.chmod(0o700)
-    write_atomically(private / "root", root, 0o600)
-    run.population.vocabulary.save(folder / "vocabulary.txt")
+    write_atomically(private / "root", (FROM_ENTROPY if seed is None else FROM_SEED) + root, 0o600)
+    write_atomically(
+        folder / "vocabulary.txt", "".join(f"{word}\n" for word in run.population.vocabulary.words).encode()
+    )
     run.recipe.save(folder / "recipe.toml")
-    sync_folder(folder)
-    run.account.open()
+    try:
+        run.account.open()
+    except LedgerError:
+        shutil.rmtree(folder)  # a run that was refused leaves nothing to resume
+        raise
     return _go_on(run, run.fresh_state(), progress)
 
 
@@ -141,22 +162,23 @@ def resume_run(folder: Path, progress: Progress) -> Finished:
     recipe = _recipe_of(folder)
     root_file, state_file = folder / "private" / "root", folder / "private" / "state.safetensors"
     if not root_file.exists():
+        _delete_secrets(folder)  # if a crash left some of them
         raise RunError(
             f"{folder} is finished, and its secrets are deleted; to train on, start a new run with model.warm_start={folder}"
         )
-    run = Run(folder, recipe, root_file.read_bytes())
+    kind, root = root_file.read_bytes()[: len(FROM_SEED)], root_file.read_bytes()[len(FROM_SEED) :]
+    if kind not in (FROM_ENTROPY, FROM_SEED) or len(root) != keys.ROOT_BYTES:
+        raise RunError(f"{root_file} is damaged: this run cannot go on; what it released stays charged")
+    run = Run(folder, recipe, root, seeded=kind == FROM_SEED)
     if not run.account.ledger.run_rows(folder.name) and not state_file.exists():
         run.account.open()  # cut off before it was declared
         return _go_on(run, run.fresh_state(), progress)
-    head = None
-    if state_file.exists():
-        saved, about = load_state(state_file, _savable(start(run.algorithm, run.initial_params(), "")))
-        head = about["ledger_head"]
-        run.account.reopen(head)
-        state = TrainState(int(about["round"]), saved["server"], saved["mechanism"], head)
-    else:
+    if not state_file.exists():
         run.account.reopen(None)
-        state = run.fresh_state()._replace(ledger_head=run.account.rows[0]["hash"])
+        return _go_on(run, run.fresh_state(), progress)
+    saved, about = load_state(state_file, _savable(start(run.algorithm, run.initial_params(), "")))
+    run.account.reopen(about["ledger_head"])
+    state = TrainState(int(about["round"]), saved["server"], saved["mechanism"], about["ledger_head"])
     return _go_on(run, state, progress)
 
 
@@ -165,8 +187,8 @@ def _go_on(run: Run, state: TrainState, progress: Progress) -> Finished:
     metrics = Metrics(run.folder, state.round)
     scores = evaluate(run.model, state.server.params, run.held_out.texts)
     if not metrics.rows:
-        metrics.add(_measured(state, run.account.guarantee(), scores, 0.0))
         _save(run, state)
+        metrics.add(_measured(state, run.account.guarantee(), scores, 0.0))
     progress(state.round, section.rounds, metrics.rows[-1])
     stopped, measured, seconds = None, state.round, metrics.rows[-1]["seconds"]
     rounds = train(run.algorithm, run.curator, state)
@@ -193,12 +215,12 @@ def _go_on(run: Run, state: TrainState, progress: Progress) -> Finished:
 
 def _save(run: Run, state: TrainState) -> None:
     """State first: it decides where a resumed run goes on; all else is made again from it."""
-    about = {"round": str(state.round), "ledger_head": state.ledger_head}
+    head = run.account.record_model(state.round, params_digest(state.server.params))
+    about = {"round": str(state.round), "ledger_head": head}
     save_state(run.folder / "private" / "state.safetensors", _savable(state), about)
-    save_model(run.folder / "model.safetensors", state.server.params, run.card(state))
-    write_atomically(
-        run.folder / FILE_NAME, "".join(json.dumps(row, sort_keys=True) + "\n" for row in run.account.rows).encode()
-    )
+    save_model(run.folder / "model.safetensors", state.server.params, run.card(state.round, head))
+    rows = "".join(json.dumps(row, sort_keys=True) + "\n" for row in run.account.rows)
+    write_atomically(run.folder / FILE_NAME, rows.encode())
 
 
 def _savable(state: TrainState) -> dict[str, Any]:
@@ -207,14 +229,37 @@ def _savable(state: TrainState) -> dict[str, Any]:
 
 def _finish(run: Run, state: TrainState, metrics: "Metrics", scores: Scores, stopped: str | None) -> Finished:
     _save(run, state)
-    guarantee = run.account.guarantee()
-    sources = run.warm_start.card.public_sources if run.warm_start else ()
-    unit = unit_of(run.population)
-    write_atomically(run.folder / "guarantee.txt", statement(guarantee, unit, sources).encode())
-    write_atomically(run.folder / "guarantee.json", statement_json(guarantee, unit, sources).encode())
+    guarantee, unit = run.account.guarantee(), unit_of(run.population)
+    write_atomically(run.folder / "guarantee.txt", statement(guarantee, unit, run.public_sources).encode())
+    write_atomically(run.folder / "guarantee.json", statement_json(guarantee, unit, run.public_sources).encode())
     plot_run(run.folder / "progress.png", metrics.rows, f"{run.folder.name} ({run.recipe.algorithm})")
-    shutil.rmtree(run.folder / "private")  # with it goes all that could take the noise off
+    _delete_secrets(run.folder)  # with them goes all that could take the noise off
     return Finished(run.folder, state.server.params, scores, guarantee, stopped)
+
+
+def _delete_secrets(folder: Path) -> None:
+    """The root first: a crash half-way leaves a run that is finished, never one that could go on from an older state."""
+    if (folder / "private").exists():
+        (folder / "private" / "root").unlink(missing_ok=True)
+        sync_folder(folder / "private")
+        shutil.rmtree(folder / "private")
+
+
+def open_ledger(population: Population) -> Ledger:
+    """The ledger of these users. One that was lost is not made anew: nobody knows any more what was spent."""
+    path, known = population.folder / FILE_NAME, population.manifest["ledger"]
+    if known is not None and not path.exists():
+        raise LedgerError(
+            f"{path} is gone: what was released about these users is not known any more. Restore it from a copy."
+        )
+    ledger = Ledger(path)
+    if known is None:
+        population.pin_ledger(ledger.id)
+    elif ledger.id != known:
+        raise LedgerError(
+            f"{path} is not the ledger of these users: it was replaced by another. Restore it from a copy."
+        )
+    return ledger
 
 
 def unit_of(population: Population) -> str:
@@ -262,15 +307,15 @@ def evaluate_run(folder: Path) -> tuple[Scores, Guarantee]:
     """A run's model on its population's held-out users, with what the ledger says of it."""
     recipe = _recipe_of(folder)
     params, card = load_model(folder)
-    population = Path(recipe.data.population)
-    guarantee = verified_guarantee(card, Ledger(population / FILE_NAME))
+    population = Population(Path(recipe.data.population))
+    guarantee = verified_guarantee(params, card, open_ledger(population))
     model = build.language_model(recipe.model, len(card.vocabulary))
-    return evaluate(model, params, HeldOutUsers(population).texts), guarantee
+    return evaluate(model, params, HeldOutUsers(population.folder).texts), guarantee
 
 
 def export_run(folder: Path, out: Path, non_private: bool) -> Guarantee:
     population = Population(Path(_recipe_of(folder).data.population))
-    return export_model(folder, Ledger(population.folder / FILE_NAME), out, unit_of(population), non_private)
+    return export_model(folder, open_ledger(population), out, unit_of(population), non_private)
 
 
 def _recipe_of(folder: Path) -> Recipe:

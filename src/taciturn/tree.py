@@ -28,7 +28,7 @@ def scale(tree: PyTree, factor: float | jax.Array) -> PyTree:
 
 
 def zeros_like(tree: PyTree) -> PyTree:
-    return jax.tree.map(jnp.zeros_like, tree)
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree)
 
 
 def size(tree: PyTree) -> int:

@@ -6,20 +6,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+from dp_accounting import DpEvent
 
 from taciturn import build
 from taciturn.algorithms.pretraining import pretrain
-from taciturn.config import Model, Recipe, RecipeError
+from taciturn.config import Model, Recipe, RecipeError, load_recipe
 from taciturn.core import Params
 from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.models.losses import cross_entropy
-from taciturn.release.checkpoint import ModelCard, load_model, save_model
+from taciturn.privacy.ledger import FILE_NAME, Ledger
+from taciturn.release.checkpoint import ModelCard, load_model, params_digest, save_model
 
 
 class WarmStart(NamedTuple):
     params: Params
     card: ModelCard
+    lineage: tuple[DpEvent, ...]  # what the parameters cost, as the ledger of their run says; nothing for public text
+    adjacency: str | None
 
 
 def pretrained(
@@ -28,7 +32,8 @@ def pretrained(
     """Train on public text and write model.safetensors to `out`."""
     model = build.language_model(settings, len(corpus.vocabulary))
     params = model.init(jax.random.key(seed))
-    for done, steps, params in pretrain(partial(cross_entropy, model), params, corpus, epochs, seed):  # noqa: B020
+    for done, steps, trained in pretrain(partial(cross_entropy, model), params, corpus, epochs, seed):
+        params = trained
         progress(done, steps)
     out.mkdir(parents=True, exist_ok=True)
     architecture = settings.model_dump(mode="json", exclude={"warm_start"})
@@ -37,11 +42,12 @@ def pretrained(
     return params
 
 
-def load_warm_start(recipe: Recipe, vocabulary: Vocabulary) -> WarmStart | None:
-    """The model a recipe starts from, if it names one; refused where it does not fit."""
+def load_warm_start(recipe: Recipe, vocabulary: Vocabulary, ledger: Ledger) -> WarmStart | None:
+    """The model a recipe starts from, if it names one; refused where it does not fit or its history is unknown."""
     if recipe.model.warm_start is None:
         return None
-    params, card = load_model(Path(recipe.model.warm_start))
+    path = Path(recipe.model.warm_start)
+    params, card = load_model(path)
     ours = recipe.model.model_dump(mode="json", exclude={"warm_start", "dropout"})
     theirs = card.architecture
     differing = [
@@ -53,4 +59,21 @@ def load_warm_start(recipe: Recipe, vocabulary: Vocabulary) -> WarmStart | None:
         raise RecipeError(
             "[model] warm_start knows other words than the population; build both with the same vocabulary"
         )
-    return WarmStart(params, card)
+    return WarmStart(params, card, *_history(path, params, card, ledger))
+
+
+def _history(path: Path, params: Params, card: ModelCard, ledger: Ledger) -> tuple[tuple[DpEvent, ...], str | None]:
+    """What these parameters cost, and under which adjacency. The ledgers are asked by the parameters themselves, never by what the
+    file says of itself; a file that says it is made of public text, and that no ledger knows, is believed."""
+    books = [ledger]
+    if (path / "recipe.toml").exists():
+        books.append(Ledger(Path(load_recipe(path / "recipe.toml").data.population) / FILE_NAME))
+    for book in books:
+        row = book.model_row(params_digest(params))
+        if row is not None:
+            return tuple(book.cost(row["run"], row["hash"])), book.run_rows(row["run"])[0]["adjacency"]
+    if card.run is not None:
+        raise RecipeError(
+            f"[model] warm_start says it comes from run {card.run}, but no ledger knows its parameters; name the folder of that run"
+        )
+    return (), None

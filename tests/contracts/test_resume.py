@@ -43,7 +43,7 @@ class Cut(BaseException):
 
 
 @pytest.mark.parametrize("place", ["before the charge", "after the charge", "after the release", "while saving"])
-@pytest.mark.parametrize("occurrence", [1, 2, 5])
+@pytest.mark.parametrize("occurrence", [1, 4])
 def test_a_seeded_run_cut_off_at_any_place_ends_with_the_same_parameters(
     population, recipe, tmp_path, uninterrupted, monkeypatch, place, occurrence
 ):
@@ -69,7 +69,8 @@ def test_a_seeded_run_cut_off_at_any_place_ends_with_the_same_parameters(
                 patch.setattr(f"{module}.write_atomically", lambda *a, **k: (write(*a, **k), cut_here())[0])
         with pytest.raises(Cut):
             train_run(recipe, tmp_path / "cut", quietly)
-    finished = resume_run(tmp_path / "cut", quietly)
+    started = (tmp_path / "cut" / "recipe.toml").exists()
+    finished = resume_run(tmp_path / "cut", quietly) if started else train_run(recipe, tmp_path / "cut", quietly)
     assert same(params_of(tmp_path / "cut"), uninterrupted)
     # Nothing was lost, so nothing was paid twice: what had been charged was released again byte for byte.
     assert finished.guarantee.releases == recipe.run.rounds
@@ -151,39 +152,32 @@ def test_secrets_are_readable_by_their_owner_alone(population, recipe, tmp_path,
 
 
 def test_killed_again_and_again_a_run_still_ends_with_the_same_parameters(population, tmp_path):
-    """kill −9 at random moments, for real: other processes, their files, their locks."""
-    recipe = tiny_recipe(population, run={"rounds": 12, "save_every": 3, "evaluate_every": 6})
+    """kill −9 at random moments of the training, for real: other processes, their files, their locks."""
+    recipe = tiny_recipe(population, run={"rounds": 40, "save_every": 3, "evaluate_every": 20})
     train_run(recipe, tmp_path / "uninterrupted", quietly)
     recipe.save(tmp_path / "recipe.toml")
-    environment = {
-        **os.environ,
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
+    environment = {**os.environ, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     command = [sys.executable, "-c", "from taciturn.cli import main; main()", "train"]
-    folder, generator, kills = tmp_path / "killed", random.Random(1), 0
-    deadline = time.monotonic() + 150
-    while time.monotonic() < deadline:
-        resume = (folder / "recipe.toml").exists() and (folder / "private" / "root").exists()
-        arguments = ["--resume", "--run", folder] if resume else [tmp_path / "recipe.toml", "--run", folder]
-        process = subprocess.Popen(
-            [*command, *map(str, arguments)], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
-        # Most of the time a process needs to start; aim at the seconds after that.
-        limit = generator.uniform(3, 9) if kills < 8 else 100
-        try:
-            _, errors = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-            kills += 1
-            _ledger_counts_what_was_released(population.folder, folder)
-            continue
-        assert process.returncode == 0, errors.decode()
-        break
-    assert kills > 0
+    folder, ledger, generator = tmp_path / "killed", population.folder / "ledger.jsonl", random.Random(1)
+    kills = 0
+    while kills < 10:
+        arguments = ["--resume", "--run", folder] if folder.exists() else [tmp_path / "recipe.toml", "--run", folder]
+        size = ledger.stat().st_size
+        process = subprocess.Popen([*command, *map(str, arguments)], env=environment, stdout=subprocess.DEVNULL)
+        while process.poll() is None and ledger.stat().st_size == size:
+            time.sleep(0.005)  # wait for the first charge of this process, then let it work for a moment
+        time.sleep(generator.uniform(0.0, 0.15))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        kills += process.returncode == -signal.SIGKILL
+        _ledger_counts_what_was_released(population.folder, folder)
+        if not (folder / "private").exists():
+            break
+    assert kills >= 3
+    if (folder / "private").exists():
+        resume_run(folder, quietly)
     assert same(params_of(folder), params_of(tmp_path / "uninterrupted"))
-    assert Ledger(population.folder / "ledger.jsonl").guarantee("killed").releases == 12
+    assert Ledger(ledger).guarantee("killed").releases == 40
 
 
 def _ledger_counts_what_was_released(population: Path, folder: Path) -> None:

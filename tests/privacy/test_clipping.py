@@ -10,8 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from conftest import exact
 from taciturn import tree
-from taciturn.privacy.clipping import clip_schedule, encode, flat_clip, layer_names, per_layer_clip, unbounded
+from taciturn.privacy.clipping import (
+    MOST_REPORTS,
+    clip_schedule,
+    decode,
+    encode,
+    flat_clip,
+    layer_names,
+    per_layer_clip,
+    unbounded,
+)
 
 KEY = jax.random.key(0)
 ROUND = jnp.int32(0)
@@ -38,24 +48,33 @@ def true_norm(update) -> float:
 def test_any_update_and_any_weight_leave_with_a_bounded_norm(kind, first, second, clip_norm, weight):
     bound = bounds[kind](clip_norm)
     report = compiled(kind)(bound.public(ROUND), {"a": first, "b": second}, np.float32(weight))
-    assert 0 <= float(report.weight) <= 1
-    assert true_norm(report.update) <= float(report.weight) * float(bound.sensitivity(ROUND))
+    update, sent_weight = exact(report, clip_norm)
+    assert 0 <= sent_weight <= 1
+    assert true_norm(update) <= sent_weight * float(bound.sensitivity(ROUND))
 
 
 def test_a_million_adversarial_values_leave_with_a_bounded_norm():
     """Values that make a plain float32 sum of squares lose most of them: one large, then a million just too small to count."""
     update = {"a": jnp.concatenate([jnp.ones(1), jnp.full(3_000_000, 2.4e-4)])}
     report = encode(flat_clip(0.1), flat_clip(0.1).public(ROUND), update, jnp.float32(1), KEY)
-    assert true_norm(report.update) <= np.float32(0.1)
-    assert true_norm(report.update) > 0.0999  # and hardly anything is lost to safety
+    assert 0.0999 < true_norm(exact(report, 0.1)[0]) <= np.float32(0.1)  # and hardly anything is lost to safety
 
 
 def test_an_update_inside_the_ball_is_left_alone():
     bound = flat_clip(1.0)
-    update = {"a": jnp.array([0.3, -0.4])}
-    np.testing.assert_array_equal(
-        encode(bound, bound.public(ROUND), update, jnp.float32(1), KEY).update["a"], update["a"]
-    )
+    update = {"a": jnp.array([0.3, -0.4, 1e-7])}
+    report = encode(bound, bound.public(ROUND), update, jnp.float32(1), KEY)
+    np.testing.assert_allclose(decode(bound, bound.public(ROUND), report).update["a"], update["a"], atol=1e-9)
+
+
+def test_a_sum_of_reports_is_exact_up_to_the_most_that_may_be_added():
+    """65,535 of the largest reports do not overflow, and one more user moves their sum by exactly what it reports."""
+    bound = flat_clip(1.0)
+    one = encode(bound, bound.public(ROUND), {"a": jnp.array([1.0, 0.0])}, jnp.float32(1), KEY)
+    many = jax.tree.map(lambda leaf: leaf.astype(jnp.int32) * MOST_REPORTS, one)
+    assert all(np.all(np.abs(np.asarray(leaf, np.int64)) < 2**31) for leaf in jax.tree.leaves(many))
+    np.testing.assert_allclose(exact(many, 1.0)[0]["a"], MOST_REPORTS * exact(one, 1.0)[0]["a"])
+    assert exact(many, 1.0)[1] == MOST_REPORTS
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
@@ -63,7 +82,7 @@ def test_an_update_inside_the_ball_is_left_alone():
 def test_a_poisoned_update_leaves_as_zero_in_every_layer(bound, poison):
     update = {"a": jnp.array([1.0, poison]), "b": jnp.ones(3)}
     report = encode(bound, bound.public(ROUND), update, jnp.float32(1), KEY)
-    assert true_norm(report.update) == 0
+    assert true_norm(exact(report, 1.0)[0]) == 0
 
 
 def test_without_the_finite_check_nan_would_pass_a_clip():
@@ -74,7 +93,7 @@ def test_without_the_finite_check_nan_would_pass_a_clip():
 def test_a_clip_that_forgets_its_bound_is_noticed():
     """The twin that must fail: `unbounded` breaks the property that the clips above keep."""
     report = encode(unbounded(), unbounded().public(ROUND), {"a": jnp.full(4, 10.0)}, jnp.float32(1), KEY)
-    assert true_norm(report.update) > 1.0
+    assert true_norm(exact(report, 1.0)[0]) > 1.0
 
 
 def test_layers_are_clipped_to_equal_shares_or_to_the_given_norms():

@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
@@ -17,11 +18,11 @@ ROUND_COST = PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0))
 
 
 def terms(name="run", budget=Budget(1e-5), adjacency=PoissonSampling.adjacency, rounds=100, lineage=()):
-    return RunTerms(name, "recipe", "text", adjacency, "operating system", "pld", budget, rounds, lineage)
+    return RunTerms(name, "recipe", "text", adjacency, "operating system", "pld", budget, rounds, "start", lineage)
 
 
-def account(path, run_terms=None, cost=lambda n: SelfComposedDpEvent(ROUND_COST, n)) -> Account:
-    return Account(Ledger(path), run_terms or terms(), cost)
+def account(path, run_terms=None, release=SelfComposedDpEvent(ROUND_COST, 1)) -> Account:
+    return Account(Ledger(path), run_terms or terms(), release)
 
 
 @pytest.fixture
@@ -57,10 +58,10 @@ def test_a_row_made_again_with_a_fitting_hash_breaks_the_next_one(opened, ledger
     from taciturn.privacy.ledger import _hash
 
     rows = [json.loads(line) for line in ledger_path.read_text().splitlines()]
-    rows[2]["cost"]["of"]["of"]["noise_multiplier"] = 100.0
-    rows[2]["hash"] = _hash(rows[2])
+    rows[1]["release"]["of"]["of"]["noise_multiplier"] = 100.0
+    rows[1]["hash"] = _hash(rows[1])
     ledger_path.write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in rows))
-    with pytest.raises(LedgerError, match="row 4"):
+    with pytest.raises(LedgerError, match="row 3"):
         Ledger(ledger_path)
 
 
@@ -138,7 +139,7 @@ def test_runs_under_different_adjacency_are_not_added_up(ledger_path):
     fixed = account(
         ledger_path,
         terms("fixed", adjacency=fixed_round.adjacency),
-        lambda n: SelfComposedDpEvent(fixed_round.event(1.0), n),
+        SelfComposedDpEvent(fixed_round.event(1.0), 1),
     )
     fixed.open()
     fixed.charge(0, 0, "seal")
@@ -149,7 +150,7 @@ def test_runs_under_different_adjacency_are_not_added_up(ledger_path):
 
 
 def test_a_non_private_run_costs_infinity_for_good(ledger_path):
-    open_run = account(ledger_path, cost=lambda n: NonPrivateDpEvent())
+    open_run = account(ledger_path, release=NonPrivateDpEvent())
     open_run.open()
     assert open_run.guarantee().epsilon == 0  # nothing released yet
     open_run.charge(0, 0, "seal")
@@ -162,7 +163,7 @@ def test_a_model_that_comes_from_an_earlier_run_carries_its_cost(ledger_path):
     earlier = (SelfComposedDpEvent(ROUND_COST, 50),)
     later = account(ledger_path, terms(lineage=earlier))
     later.open()
-    assert later.guarantee().epsilon == pytest.approx(epsilon(earlier[0], 1e-5, "rdp"))
+    assert later.guarantee().epsilon == pytest.approx(epsilon(earlier[0], 1e-5))
     later.charge(0, 0, "seal")
     assert later.guarantee().epsilon > epsilon(SelfComposedDpEvent(ROUND_COST, 50), 1e-5)
     spent = account(ledger_path, terms("spent", Budget(1e-5, epsilon=3.0), lineage=earlier))
@@ -177,13 +178,37 @@ def test_a_name_is_used_once(opened, ledger_path):
         account(ledger_path).open()
 
 
-def test_a_run_is_only_reopened_with_the_recipe_noise_and_text_it_was_opened_with(opened, ledger_path):
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"recipe": "other"}, "recipe"),
+        ({"population": "other"}, "text"),
+        ({"start": "other"}, "starting model"),
+        ({"randomness": "seeded simulation"}, "randomness"),
+        ({"lineage": (NonPrivateDpEvent(),)}, "cost"),
+    ],
+)
+def test_a_run_is_only_gone_on_with_as_it_was_opened(opened, ledger_path, changed, named):
     account(ledger_path).reopen(opened.head)
-    other_cost = account(
-        ledger_path, cost=lambda n: SelfComposedDpEvent(PoissonSampledDpEvent(0.1, GaussianDpEvent(9.0)), n)
-    )
-    with pytest.raises(LedgerError, match="not the one it was opened with"):
-        other_cost.reopen(opened.head)
+    with pytest.raises(LedgerError, match=named):
+        account(ledger_path, replace(terms(), **changed)).reopen(opened.head)
+
+
+def test_a_run_is_not_gone_on_with_under_other_noise(opened, ledger_path):
+    louder = account(ledger_path, release=SelfComposedDpEvent(PoissonSampledDpEvent(0.1, GaussianDpEvent(9.0)), 1))
+    with pytest.raises(LedgerError, match="cost"):
+        louder.reopen(opened.head)
+
+
+def test_the_parameters_of_a_model_are_on_record_with_what_they_cost(opened, ledger_path):
+    head = opened.record_model(3, "digest")
+    assert opened.record_model(3, "digest") == head  # saved twice, written once
+    opened.charge(3, 0, "seal")
+    ledger = Ledger(ledger_path)
+    assert ledger.model_row("digest")["hash"] == head
+    assert ledger.model_row("other") is None
+    assert ledger.guarantee("run", head).releases == 3
+    assert ledger.cost("run", head) == [SelfComposedDpEvent(ROUND_COST, 3)]
 
 
 def test_two_processes_on_one_run_are_noticed(opened, ledger_path):

@@ -6,15 +6,19 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from taciturn import keys
+from taciturn import keys, tree
 from taciturn.core import Report
 from taciturn.privacy.clipping import flat_clip, per_layer_clip, unbounded
 from taciturn.privacy.estimators import clipped_denominator, fixed_denominator, mean
 from taciturn.privacy.mechanism import mechanism
-from taciturn.privacy.noise import gaussian, no_noise
+from taciturn.privacy.noise import DRAWS, gaussian, no_noise
 
 ZERO = {"a": jnp.zeros((100, 50)), "b": jnp.zeros((100, 50)), "c": jnp.zeros(3)}
-NO_ONE = Report(ZERO, jnp.float32(0))
+
+
+def no_one(made) -> Report:
+    """The total of an empty cohort."""
+    return tree.zeros_like(jax.eval_shape(made.bound, jnp.float32(1), ZERO, jnp.float32(0), jax.random.key(0)))
 
 
 def noise_keys(round: int) -> jax.Array:
@@ -22,7 +26,7 @@ def noise_keys(round: int) -> jax.Array:
 
 
 def released(made, round: int = 0, state=None) -> dict:
-    return made.release(state or made.init(ZERO), NO_ONE, noise_keys(round))[0]
+    return made.release(state or made.init(ZERO), no_one(made), noise_keys(round))[0]
 
 
 CASES = [
@@ -58,8 +62,8 @@ def test_one_key_for_two_leaves_would_be_noticed():
 def test_a_falling_clip_norm_takes_the_noise_down_with_it_and_costs_the_same():
     made = mechanism(flat_clip([(0, 4.0), (1, 1.0)]), fixed_denominator(1.0), gaussian(1.0))
     state = made.init(ZERO)
-    before, state = made.release(state, NO_ONE, noise_keys(0))
-    after, state = made.release(state, NO_ONE, noise_keys(1))
+    before, state = made.release(state, no_one(made), noise_keys(0))
+    after, state = made.release(state, no_one(made), noise_keys(1))
     assert np.std(before["a"]) == pytest.approx(4.0, rel=0.05)
     assert np.std(after["a"]) == pytest.approx(1.0, rel=0.05)
     assert float(made.public(state)) == 1.0
@@ -82,9 +86,13 @@ def test_no_noise_is_charged_as_no_privacy():
 
 
 def test_tails_reach_beyond_what_one_float32_normal_can():
-    """A single float32 normal stops near 5.4 standard deviations; the sum of four has no such edge."""
-    key = noise_keys(9)[0]
-    one = jax.random.normal(key, (10,))
-    assert one.dtype == jnp.float32
+    """A float32 normal is made of 23 random bits and stops near 5.4 standard deviations; half a sum of four does not."""
+    edge = float(jax.scipy.special.erfinv(jnp.float32(1 - 2**-23)) * np.sqrt(2))
+    assert edge < 5.5
+    assert DRAWS * edge / np.sqrt(DRAWS) > 10
+
+
+@pytest.mark.parametrize("multiplier", [0.0, -1.0, 1e-40, float("inf"), float("nan")])
+def test_a_noise_multiplier_that_is_none_is_refused(multiplier):
     with pytest.raises(ValueError, match="positive"):
-        gaussian(0.0)
+        gaussian(multiplier)

@@ -9,7 +9,7 @@ import optax
 from taciturn import tree
 from taciturn.algorithms.local_training import LocalTraining, Loss, fedavg_update, fedsgd_update
 from taciturn.core import Algorithm, Estimate, Mechanism, Params, Participation, ServerState
-from taciturn.privacy.clipping import Bound, unbounded
+from taciturn.privacy.clipping import Bound
 from taciturn.privacy.estimators import Estimator, mean
 from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import Noise, no_noise
@@ -46,10 +46,10 @@ def dp_fedsgd(
 
 
 def fedavg(
-    loss: Loss, local: LocalTraining, participation: Participation, server: optax.GradientTransformation
+    loss: Loss, local: LocalTraining, bound: Bound, participation: Participation, server: optax.GradientTransformation
 ) -> Algorithm:
-    """No bound, no noise, no privacy; charged as that (ε = ∞)."""
-    return _algorithm(fedavg_update(loss, local), mechanism(unbounded(), mean(), no_noise()), participation, server)
+    """The true average, no noise, no privacy; charged as that (ε = ∞). A bound alone shows what clipping does (Figure 2)."""
+    return _algorithm(fedavg_update(loss, local), mechanism(bound, mean(), no_noise()), participation, server)
 
 
 def server_optimizer(name: ServerOptimizer, learning_rate: float, momentum: float) -> optax.GradientTransformation:

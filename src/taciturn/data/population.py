@@ -80,6 +80,11 @@ class Population:
     def __len__(self) -> int:
         return len(self.texts)
 
+    def pin_ledger(self, id: str) -> None:
+        """Remember which ledger these users have, so that one that was lost is not taken for one that never was."""
+        self.manifest["ledger"] = id
+        _save_manifest(self.folder, self.manifest)
+
 
 class HeldOutUsers:
     """Users kept out of training to measure with. They have no guarantee, and every statement says so."""
@@ -110,12 +115,13 @@ def build_population(
     hashed = sorted((hmac.new(salt, user.encode(), hashlib.sha256).hexdigest()[:24], user) for user in train)
     texts = Texts.of((train[user] for _, user in hashed), len(vocabulary))
     held = Texts.of((held_out[user] for user in sorted(held_out)), len(vocabulary))
-    digest = hashlib.sha256(texts.tokens.tobytes() + texts.offsets.tobytes() + "\n".join(vocabulary.words).encode())
-    identity = digest.hexdigest()[:16]
+    # Keyed, so that nobody can try out guesses at the text.
+    content = texts.tokens.tobytes() + texts.offsets.tobytes() + "\n".join(vocabulary.words).encode()
+    identity = hmac.new(salt, content, hashlib.sha256).hexdigest()[:16]
 
     before = json.loads((folder / "manifest.json").read_text()) if (folder / "manifest.json").exists() else None
     building = folder / f"building-{secrets.token_hex(4)}"
-    building.mkdir()
+    building.mkdir(mode=0o700)
     texts.save(building, "train")
     held.save(building, "held_out")
     (building / "users.txt").write_text("\n".join(user for user, _ in hashed) + "\n")
@@ -132,14 +138,19 @@ def build_population(
     manifest = {
         "format": FORMAT,
         "id": identity,
+        "ledger": before["ledger"] if before else None,  # its id, once there is one
         "about": about,
         "vocabulary": {"size": len(vocabulary), "source": vocabulary.source},
         "private counts (measured on users' text; do not publish)": counts,
     }
-    write_atomically(folder / "manifest.json", json.dumps(manifest, indent=2).encode())
+    _save_manifest(folder, manifest)
     if before is not None and before["id"] != identity:
         shutil.rmtree(folder / f"text-{before['id']}", ignore_errors=True)
     return Population(folder)
+
+
+def _save_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    write_atomically(folder / "manifest.json", json.dumps(manifest, indent=2).encode())
 
 
 def _salt(path: Path) -> bytes:

@@ -18,7 +18,7 @@ from taciturn.data.population import Population
 from taciturn.fleets.layout import Layout
 
 CPU_CHUNK = 8
-ACCELERATOR_CHUNKS = (256, 128, 64, 16)
+ACCELERATOR_CHUNKS = (256, 128, 104, 64, 16)
 
 
 def one_stream_per_core() -> None:
@@ -42,7 +42,8 @@ class SimulatedFleet:
     def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
         if program is not self._program:  # compiled once, used in every round
             self._program, self._add = program, _adder(program, self._on_cpu)
-        zero = tree.zeros_like(Report(message.params, jnp.float32(0)))
+        one = UserData(*(jnp.asarray(part[0]) for part in self._load(np.array([-1]))[:2]))
+        zero = tree.zeros_like(jax.eval_shape(program, message, one, key))
         totals = [jax.device_put(zero, device) for device in self._devices]
         messages = [jax.device_put((message, key), device) for device in self._devices]
         for index, chunk in enumerate(self._chunks(cohort)):
@@ -60,8 +61,10 @@ class SimulatedFleet:
         chunks, position = [], 0
         while position < len(cohort):
             left = len(cohort) - position
-            # The largest that is filled three quarters; padding users are computed as well.
-            size = next((size for size in sizes if left >= 0.75 * size), sizes[-1])
+            # The smallest that holds all that is left, if that fills it well (padding users are computed too), or else
+            # the largest that is filled.
+            holding = [size for size in sizes if 0.75 * size <= left <= size]
+            size = holding[-1] if holding else next((size for size in sizes if size <= left), sizes[-1])
             piece = cohort[position : position + size]
             chunks.append(np.pad(piece, (0, size - len(piece)), constant_values=-1))
             position += size

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from taciturn.core import Key, LanguageModel, Params
-from taciturn.models.layers import dropout, embedding, glorot
+from taciturn.models.layers import dense, dropout, embedding
 from taciturn.models.recurrence import recurrence
 
 
@@ -27,10 +27,10 @@ def cifg(
         keys = jax.random.split(key, 5)
         params = {
             "embedding": embedding(keys[0], (vocabulary, width)),
-            "input": glorot(keys[1], (width, 3 * units)),
-            "recurrent": glorot(keys[2], (width, 3 * units)),
+            "input": dense(keys[1], (width, 3 * units)),
+            "recurrent": dense(keys[2], (width, 3 * units)),
             "gate_bias": jnp.zeros(3 * units),
-            "projection": glorot(keys[3], (units, width)),
+            "projection": dense(keys[3], (units, width)),
             "word_bias": jnp.zeros(vocabulary),
         }
         return params if tied else params | {"word_embedding": embedding(keys[4], (vocabulary, width))}

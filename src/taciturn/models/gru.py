@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from taciturn.core import Key, LanguageModel, Params
-from taciturn.models.layers import dropout, embedding, glorot
+from taciturn.models.layers import dense, dropout, embedding
 from taciturn.models.recurrence import recurrence
 
 
@@ -23,10 +23,10 @@ def gru(vocabulary: int, width: int = 96, units: int = 256, dropout_rate: float 
         keys = jax.random.split(key, 4)
         return {
             "embedding": embedding(keys[0], (vocabulary, width)),
-            "input": glorot(keys[1], (width, 3 * units)),
-            "recurrent": glorot(keys[2], (units, 3 * units)),
+            "input": dense(keys[1], (width, 3 * units)),
+            "recurrent": dense(keys[2], (units, 3 * units)),
             "gate_bias": jnp.zeros(3 * units),
-            "output": glorot(keys[3], (units, width)),
+            "output": dense(keys[3], (units, width)),
             "word_bias": jnp.zeros(vocabulary),
         }
 

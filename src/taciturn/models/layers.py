@@ -5,7 +5,8 @@ import jax.numpy as jnp
 
 from taciturn.core import Key
 
-glorot = jax.nn.initializers.glorot_uniform()
+# A unit variance at every output for inputs of unit variance.
+dense = jax.nn.initializers.lecun_normal()
 # Rows of about unit length, uniform on the sphere when normalised.
 embedding = jax.nn.initializers.variance_scaling(1.0, "fan_out", "normal")
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from taciturn.core import Key, LanguageModel, Params
-from taciturn.models.layers import dropout, embedding, glorot, unit_rows
+from taciturn.models.layers import dense, dropout, embedding, unit_rows
 from taciturn.models.recurrence import recurrence
 
 
@@ -25,10 +25,10 @@ def lstm(
         keys = jax.random.split(key, 4)
         return {
             "embedding": embedding(keys[0], (vocabulary, width)),
-            "input": glorot(keys[1], (width, 4 * units)),
-            "recurrent": glorot(keys[2], (units, 4 * units)),
+            "input": dense(keys[1], (width, 4 * units)),
+            "recurrent": dense(keys[2], (units, 4 * units)),
             "gate_bias": jnp.zeros(4 * units),
-            "output": glorot(keys[3], (units, width)),
+            "output": dense(keys[3], (units, width)),
             "word_bias": jnp.zeros(vocabulary),
         }
 

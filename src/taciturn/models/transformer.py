@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from taciturn.core import Key, LanguageModel, Params
-from taciturn.models.layers import dropout, embedding, glorot
+from taciturn.models.layers import dense, dropout, embedding
 
 
 def transformer(
@@ -21,11 +21,11 @@ def transformer(
         keys = jax.random.split(key, 4)
         return {
             "attention_norm": jnp.ones(width),
-            "attention_in": glorot(keys[0], (width, 3 * width)),
-            "attention_out": glorot(keys[1], (width, width)),
+            "attention_in": dense(keys[0], (width, 3 * width)),
+            "attention_out": dense(keys[1], (width, width)),
             "feed_norm": jnp.ones(width),
-            "feed_in": glorot(keys[2], (width, 4 * width)),
-            "feed_out": glorot(keys[3], (4 * width, width)),
+            "feed_in": dense(keys[2], (width, 4 * width)),
+            "feed_out": dense(keys[3], (4 * width, width)),
         }
 
     def init(key: Key) -> Params:

@@ -98,6 +98,15 @@ def rho(event: DpEvent) -> float:
             return math.inf
 
 
+def repeated(release: DpEvent, count: int) -> DpEvent:
+    """The cost of `count` releases that cost what `release` does. Nothing is not an event: the library makes ε = 0 of ∞ × 0."""
+    if count < 1:
+        raise ValueError(f"{count} releases have no cost to be stated")
+    if isinstance(release, SelfComposedDpEvent):
+        return SelfComposedDpEvent(release.event, release.count * count)
+    return release if isinstance(release, NonPrivateDpEvent) else SelfComposedDpEvent(release, count)
+
+
 def composed(earlier: Sequence[DpEvent], event: DpEvent) -> DpEvent:
     """An event after others that the same model went through before; accounted in RDP, since each was chosen after the last."""
     return ComposedDpEvent([*earlier, event]) if earlier else event
@@ -172,19 +181,20 @@ def event_to_json(event: DpEvent) -> dict[str, Any]:
 
 
 def event_from_json(row: dict[str, Any]) -> DpEvent:
-    match row["event"]:
-        case "gaussian":
-            return GaussianDpEvent(row["noise_multiplier"])
-        case "poisson":
-            return PoissonSampledDpEvent(row["probability"], event_from_json(row["of"]))
-        case "fixed size":
-            return SampledWithoutReplacementDpEvent(row["users"], row["size"], event_from_json(row["of"]))
-        case "repeated":
-            return SelfComposedDpEvent(event_from_json(row["of"]), row["count"])
-        case "non-private":
+    """What `event_to_json` wrote; anything that could not have been an event is refused."""
+    match row:
+        case {"event": "gaussian", "noise_multiplier": float(multiplier)} if 0 < multiplier < math.inf:
+            return GaussianDpEvent(multiplier)
+        case {"event": "poisson", "probability": float(probability), "of": dict(inner)} if 0 < probability < 1:
+            return PoissonSampledDpEvent(probability, event_from_json(inner))
+        case {"event": "fixed size", "users": int(users), "size": int(size), "of": dict(inner)} if 0 < size < users:
+            return SampledWithoutReplacementDpEvent(users, size, event_from_json(inner))
+        case {"event": "repeated", "count": int(count), "of": dict(inner)} if count > 0:
+            return SelfComposedDpEvent(event_from_json(inner), count)
+        case {"event": "non-private"}:
             return NonPrivateDpEvent()
-        case unknown:
-            raise ValueError(f"the ledger names an event this version does not know: {unknown!r}")
+        case _:
+            raise ValueError(f"this is no event that a ledger could hold: {row}")
 
 
 def _noise_multiplier(event: DpEvent) -> float | None:

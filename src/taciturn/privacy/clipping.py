@@ -1,11 +1,16 @@
-"""Bounding what one user can do: step B) of McMahan et al. 2018 (FlatClip, PerLayerClip), after which weights are applied.
+"""Bounding what one user can do: step B) of McMahan et al. 2018 (FlatClip, PerLayerClip), then weights, then whole numbers.
 
-**Guarantee:** for every update and weight, NaN, infinity and empty text included, the report's update has ℓ2 norm at most
-weight × clip norm with weight in [0, 1]. A non-finite update leaves as zero. Rounding is on the safe side (tree.norm_upper_bound).
-The order matters: clip, then weight. ‖w Δ‖ ≤ S alone, as the paper's Lemma 1 states it, is not enough for the estimator
-with a clipped denominator (tests/privacy/test_estimators.py keeps the counterexample).
+**Guarantee:** for every update and weight, NaN, infinity and empty text included, the report stands for an update of ℓ2 norm at most
+weight × clip norm with weight in [0, 1], and up to 65,535 reports add up exactly. A non-finite update leaves as zero. Rounding is on
+the safe side (tree.norm_upper_bound; towards zero).
 
-**Assumes:** the device runs this code. A device that does not is outside the guarantee it gives to *others*' models, not to users.
+Clip, then weight: ‖w Δ‖ ≤ S alone, as the paper's Lemma 1 states it, is not enough for the estimator with a clipped
+denominator (tests/privacy/test_estimators.py keeps the counterexample).
+
+Whole numbers: a float32 sum rounds, and how it rounds for everyone else depends on each user, who can thereby move a sum of
+thousands by almost twice the clip norm (tests/privacy/test_attacks.py does). Integers add exactly, in any order.
+
+**Assumes:** the device runs this code.
 """
 
 import itertools
@@ -45,8 +50,8 @@ def clip_schedule(steps: float | list[tuple[int, float]]) -> ClipSchedule:
     starts, norms = tuple(start for start, _ in steps), tuple(float(norm) for _, norm in steps)
     if not starts or starts[0] != 0 or any(later <= start for start, later in itertools.pairwise(starts)):
         raise ValueError(f"a clip schedule starts at round 0 and its rounds rise; these are {list(starts)}")
-    if any(not (1e-6 <= norm < math.inf) for norm in norms):
-        raise ValueError(f"a clip norm is a finite number of at least 1e-6; these are {list(norms)}")
+    if any(not 1e-6 <= norm <= 1e6 for norm in norms):
+        raise ValueError(f"a clip norm lies between 1e-6 and 1e6; these are {list(norms)}")
     if any(later > norm for norm, later in itertools.pairwise(norms)):
         raise ValueError(f"a clip schedule may only fall; these norms rise: {list(norms)}")
     return ClipSchedule(starts, norms)
@@ -56,17 +61,46 @@ class Bound(NamedTuple):
     """How an update becomes a bounded report, and by how much one report can move a sum."""
 
     public: Callable[[jax.Array], PyTree]  # round → what devices must know of it
-    project: Callable[
-        [PyTree, Update], Update
-    ]  # onto the ball; also used *during* local training by the greedy variant
+    project: Callable[[PyTree, Update], Update]  # onto the ball; the greedy variant also uses it during local training
+    pack: Callable[[PyTree, Update], PyTree]  # into what can be added exactly
+    unpack: Callable[[PyTree, PyTree], Params]  # a sum of such, back into floats
     sensitivity: Callable[[jax.Array], jax.Array]  # round → S, the largest norm of a report
     check: Callable[[Params], None]  # raises where the bound does not fit the model
+
+
+class Whole(NamedTuple):
+    """One layer as (high · 2¹⁵ + low) · S · 2⁻³⁰: two sums of 32 bits with room for 65,535 reports."""
+
+    high: jax.Array
+    low: jax.Array
+
+
+STEPS = 2.0**15
+MOST_REPORTS = 2**16 - 1
+
+
+def pack(norm: jax.Array, update: Update) -> PyTree:
+    """Whole numbers of S · 2⁻³⁰, rounded towards zero, so that no norm grows."""
+
+    def layer(values: jax.Array) -> Whole:
+        scaled = jnp.clip(values * (STEPS / norm), -STEPS, STEPS)
+        high = jnp.trunc(scaled)
+        return Whole(high.astype(jnp.int32), jnp.trunc((scaled - high) * STEPS).astype(jnp.int32))
+
+    return jax.tree.map(layer, update)
+
+
+def unpack(norm: jax.Array, total: PyTree) -> Params:
+    def layer(sums: Whole) -> jax.Array:
+        return sums.high * (norm / STEPS) + sums.low * (norm / STEPS**2)
+
+    return jax.tree.map(layer, total, is_leaf=lambda node: isinstance(node, Whole))
 
 
 def flat_clip(clip_norm: float | list[tuple[int, float]]) -> Bound:
     """π(Δ, S) = Δ · min(1, S / ‖Δ‖), of all layers together."""
     schedule = clip_schedule(clip_norm)
-    return Bound(schedule.at, _clip, schedule.at, lambda params: None)
+    return Bound(schedule.at, _clip, pack, unpack, schedule.at, lambda params: None)
 
 
 def per_layer_clip(
@@ -102,7 +136,7 @@ def per_layer_clip(
                 f"per-layer clip norms are given for {sorted(layers)}, but the model's layers are {sorted(names)}"
             )
 
-    return Bound(schedule.at, project, schedule.at, check)
+    return Bound(schedule.at, project, pack, unpack, schedule.at, check)
 
 
 def unbounded() -> Bound:
@@ -112,16 +146,26 @@ def unbounded() -> Bound:
         del round
         return jnp.float32(jnp.inf)
 
-    return Bound(everything, lambda public, update: update, everything, lambda params: None)
+    def as_it_is(public: PyTree, update: Update) -> Update:
+        del public
+        return update
+
+    return Bound(everything, as_it_is, as_it_is, as_it_is, everything, lambda params: None)
 
 
 def encode(bound: Bound, public: PyTree, update: Update, weight: jax.Array, key: Key) -> Report:
-    """The report of one user: clip, then weight."""
-    del key  # rounding to integers, for secure sums, takes one
+    """The report of one user: clip, weight, round towards zero."""
+    del key  # random rounding, for secure sums, takes one
     usable = tree.all_finite(update)
     update = jax.tree.map(lambda layer: jnp.where(usable, layer, 0.0), update)
-    weight = jnp.where(jnp.isfinite(weight), jnp.clip(weight, 0.0, 1.0), 0.0)
-    return Report(tree.scale(bound.project(public, update), weight), weight)
+    whole_weight = jnp.floor(jnp.where(jnp.isfinite(weight), jnp.clip(weight, 0.0, 1.0), 0.0) * STEPS)
+    weighted = tree.scale(bound.project(public, update), whole_weight / STEPS)
+    return Report(bound.pack(public, weighted), whole_weight.astype(jnp.int32))
+
+
+def decode(bound: Bound, public: PyTree, total: Report) -> Report:
+    """A total in floats: Σ w_k Δ_k and Σ w_k."""
+    return Report(bound.unpack(public, total.update), total.weight / STEPS)
 
 
 def layer_names(params: Params) -> list[str]:

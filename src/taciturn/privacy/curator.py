@@ -3,21 +3,23 @@
 `private_mean` is the middle of McMahan et al. 2018, Algorithm 1: sample, sum, charge, release.
 
 **Guarantee:** what leaves `private_mean` is charged in the population's ledger, on disk, before it is computed. However often it is
-called, and with whatever arguments, no noise key ever meets two totals: each charge carries a *seal* (a keyed hash) of its total and
-of the mechanism's state. A round that was charged and then lost in a crash is either released again byte for byte, when total and
-state match the seal, or abandoned, and redone as another attempt: other cohort, other noise, another charge.
+called, no noise key ever meets two totals: each charge carries a *seal*, a keyed hash of its total and of the mechanism's state, and
+the noise keys are derived from that seal. A round that was charged and then lost in a crash is either released again byte for
+byte, when total and state match the seal, or abandoned, and redone as another attempt: other cohort, other noise, another charge.
 
 **Assumes:** the root is secret (in a simulation it is not, and the ledger says so), and the fleet adds honestly.
 """
 
 import hashlib
 import hmac
+import operator
 
 import jax
 import numpy as np
 
 from taciturn import keys
 from taciturn.core import Algorithm, Estimate, Fleet, Key, MechanismState, Message, Params, PyTree, Report, UserData
+from taciturn.privacy.clipping import MOST_REPORTS
 from taciturn.privacy.ledger import Account
 
 
@@ -29,8 +31,13 @@ class Curator:
                 f"{participation} claims privacy from sampling, which holds only where the curator draws the cohort and everyone in "
                 "it reports; on this fleet devices may drop out, so use a participation that claims no sampling"
             )
-        if account.cost(1) != mechanism.event(participation, 1):
-            raise ValueError("the account charges for another mechanism than the one that would run")
+        for releases in (1, 2, account.terms.rounds):
+            if account.cost(releases) != mechanism.event(participation, releases):
+                raise ValueError("the account charges for another mechanism than the one that would run")
+        if account.terms.adjacency != participation.adjacency:
+            raise ValueError(
+                f"the account states the adjacency «{account.terms.adjacency}», not «{participation.adjacency}»"
+            )
         self.account = account
         self._mechanism, self._participation, self._fleet, self._root = mechanism, participation, fleet, root
         self._release = jax.jit(mechanism.release)
@@ -44,29 +51,35 @@ class Curator:
 
     def private_mean(self, params: Params, state: MechanismState, round: int) -> tuple[Estimate, MechanismState]:
         """One round's private estimate of the average update, and the mechanism's next state."""
+        round = operator.index(round)
         charged = self.account.last_attempt(round)
         if charged is not None:  # charged, and nobody remembers the result: a crash, or a second call
             attempt, seal = charged
             total = self._total(params, state, round, attempt)
             if hmac.compare_digest(seal, self._seal(total, state, round, attempt)):
-                return self._release(state, total, self._noise_keys(round, attempt))
+                return self._release(state, total, self._noise_keys(seal, round, attempt))
 
         self.account.check_budget()
         attempt = 0 if charged is None else charged[0] + 1
         total = self._total(params, state, round, attempt)  # Σ w_k Δ_k, each already clipped
-        self.account.charge(round, attempt, self._seal(total, state, round, attempt))  # M.accum_priv_spending(z)
-        return self._release(state, total, self._noise_keys(round, attempt))  # f̃ + N(0, Iσ²)
+        seal = self._seal(total, state, round, attempt)
+        self.account.charge(round, attempt, seal)  # M.accum_priv_spending(z)
+        return self._release(state, total, self._noise_keys(seal, round, attempt))  # f̃ + N(0, Iσ²)
 
     def _total(self, params: Params, state: MechanismState, round: int, attempt: int) -> Report:
         # Another attempt takes another cohort: two releases about one sample would cost more than two rounds.
         generator = keys.generator(keys.derive(self._root, "cohort", round, attempt))
         cohort = self._participation.select(self._fleet.users(), generator)  # Cᵗ ← sample users with probability q
+        if len(cohort) > MOST_REPORTS:
+            raise ValueError(
+                f"a round adds up at most {MOST_REPORTS} reports exactly, and this cohort is larger: lower the cohort"
+            )
         message = Message(params, self._mechanism.public(state))  # θᵗ, clip norm
         user_key = keys.jax_keys(keys.derive(self._root, "users", round, attempt), 1)[0]
         return self._fleet.sum_reports(self._program, message, cohort, user_key)
 
-    def _noise_keys(self, round: int, attempt: int) -> jax.Array:
-        return keys.jax_keys(keys.derive(self._root, "noise", round, attempt), self._mechanism.noise_keys)
+    def _noise_keys(self, seal: str, round: int, attempt: int) -> jax.Array:
+        return keys.jax_keys(keys.derive(self._root, f"noise {seal}", round, attempt), self._mechanism.noise_keys)
 
     def _seal(self, total: Report, state: PyTree, round: int, attempt: int) -> str:
         digest = hashlib.blake2b(key=keys.derive(self._root, "seal", round, attempt), digest_size=16)

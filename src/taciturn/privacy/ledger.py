@@ -3,8 +3,11 @@
 It belongs to the *population*, not to a run, because every run on the same users costs them something, the ones thrown away as well.
 
 **Guarantee:** a charge is on disk (fsync) before `charge` returns, so a crash may count a release that never happened but never
-misses one. Rows that were changed, removed from the middle, reordered or re-made do not verify, and a ledger that does not
-verify refuses every further charge. Rows cut off at the end are noticed by whoever holds a later head: checkpoints, models and exports do.
+misses one. Rows that were changed, taken out or put in by hand do not verify, and a ledger that does not verify refuses every further
+charge. What a run cost is the cost of one release, declared before the first, times the number of its charges.
+
+A hash chain shows accidents and careless hands. Whoever makes all rows anew, or cuts some off at the end, is noticed by those who
+hold a later head: states, models and exports do.
 
 **Assumes:** the file system keeps what it said was synced.
 """
@@ -31,6 +34,7 @@ from taciturn.privacy.accounting import (
     epsilon,
     event_from_json,
     event_to_json,
+    repeated,
     rho,
 )
 
@@ -78,7 +82,8 @@ class RunTerms:
     accountant: AccountantName
     budget: Budget
     rounds: int
-    lineage: tuple[DpEvent, ...] = ()  # what the run's warm start has cost already; public text costs nothing
+    start: str = ""  # digest of the parameters it starts from
+    lineage: tuple[DpEvent, ...] = ()  # what those parameters have cost already; public text costs nothing
 
 
 class Ledger:
@@ -93,6 +98,10 @@ class Ledger:
         else:
             with self._locked() as file:
                 self._catch_up(file)
+
+    @property
+    def id(self) -> str:
+        return self.rows[0]["id"]
 
     @property
     def head(self) -> str:
@@ -124,38 +133,49 @@ class Ledger:
                     "or rows were cut off"
                 )
             rows = rows[: positions[0] + 1]
-        terms, charges = rows[0], [row for row in rows if row["kind"] == "charge"]
+        terms = rows[0]
         at_delta: float = terms["delta"] if delta is None else delta
-        lineage = [event_from_json(event) for event in terms["lineage"]]
-        own = (
-            event_from_json(charges[-1]["cost"]) if charges else ComposedDpEvent([])
-        )  # nothing released, nothing spent
-        event = composed(lineage, own)
+        costs = self.cost(run, rows[-1]["hash"])  # none where nothing was released: then nothing is spent
+        event = composed(costs[:-1], costs[-1]) if costs else None
         return Guarantee(
             run=run,
-            releases=len(charges),
-            epsilon=epsilon(event, at_delta, terms["accountant"]) if charges or lineage else 0.0,
+            releases=sum(row["kind"] == "charge" for row in rows),
+            epsilon=epsilon(event, at_delta, terms["accountant"]) if event else 0.0,
             delta=at_delta,
-            rho=rho(event),
+            rho=rho(event) if event else 0.0,
             accountant=terms["accountant"],
             adjacency=terms["adjacency"],
             randomness=terms["randomness"],
             head=rows[-1]["hash"],
         )
 
+    def lineage(self, run: str) -> list[DpEvent]:
+        """What the parameters a run started from had cost."""
+        return [event_from_json(event) for event in self.run_rows(run)[0]["lineage"]]
+
+    def model_row(self, digest: str) -> Row | None:
+        """The last row that records these parameters as a run's model."""
+        return next((row for row in reversed(self.rows) if row["kind"] == "model" and row["params"] == digest), None)
+
+    def cost(self, run: str, head: str | None = None) -> list[DpEvent]:
+        """The costs of a run's model at `head`: its lineage's and its own."""
+        rows = self.run_rows(run)
+        until = next((index for index, row in enumerate(rows) if row["hash"] == head), len(rows))
+        charges = sum(row["kind"] == "charge" for row in rows[: until + 1])
+        own = [repeated(event_from_json(rows[0]["release"]), charges)] if charges else []
+        return [*self.lineage(run), *own]
+
     def totals(self, delta: float) -> list[tuple[str, float, float]]:
-        """(adjacency, ε, ρ) of all runs together, one row for each adjacency, since costs under different ones do not add up.
+        """(adjacency, ε, ρ) of all runs together, a row for each adjacency: costs under different ones do not add up.
 
         Composed in RDP: later runs are chosen after seeing earlier ones, and RDP stays valid then.
         """
         costs: dict[str, list[DpEvent]] = {}
         for run in self.runs():
-            rows = self.run_rows(run)
-            charges = [row for row in rows if row["kind"] == "charge"]
-            if charges:
-                costs.setdefault(rows[0]["adjacency"], []).append(event_from_json(charges[-1]["cost"]))
-        composed = {adjacency: ComposedDpEvent(events) for adjacency, events in costs.items()}
-        return [(adjacency, epsilon(event, delta, "rdp"), rho(event)) for adjacency, event in composed.items()]
+            own = self.cost(run)[len(self.lineage(run)) :]
+            costs.setdefault(self.run_rows(run)[0]["adjacency"], []).extend(own)
+        events = {adjacency: ComposedDpEvent(own) for adjacency, own in costs.items() if own}
+        return [(adjacency, epsilon(event, delta, "rdp"), rho(event)) for adjacency, event in events.items()]
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[BinaryIO]:
@@ -234,7 +254,7 @@ class Account:
 
     ledger: Ledger
     terms: RunTerms
-    cost: Callable[[int], DpEvent]  # of the run's first n releases
+    release: DpEvent  # what one costs
     _rows: list[Row] = field(default_factory=list)
     _allowed: int | None = None
 
@@ -256,32 +276,43 @@ class Account:
             "rounds": terms.rounds,
         }
         identity = {"kind": "open", "run": terms.name, "recipe": terms.recipe, "population": terms.population}
-        costs = {
-            "lineage": [event_to_json(event) for event in terms.lineage],
-            "first": event_to_json(self.cost(1)),
-        }
+        costs = {**self._costs(), "start": terms.start}
         self._rows = [self.ledger.append({**identity, **declared, **limits, **costs}, check)]
 
     def reopen(self, head: str | None) -> None:
-        """Go on with a run that was cut off. `head` is the row its checkpoint was made at."""
-        rows = self.ledger.run_rows(self.terms.name)
+        """Go on with a run that was cut off. `head` is the row its state was saved at."""
+        rows, terms = self.ledger.run_rows(self.terms.name), self.terms
         if not rows:
             raise LedgerError(
-                f"{self.ledger.path} has no run {self.terms.name!r}: this run folder belongs to another population"
+                f"{self.ledger.path} has no run {terms.name!r}: this run folder belongs to another population"
             )
-        if rows[0]["recipe"] != self.terms.recipe or rows[0]["first"] != event_to_json(self.cost(1)):
-            raise LedgerError(
-                f"the recipe of run {self.terms.name!r} is not the one it was opened with; start a new run instead"
-            )
-        if rows[0]["population"] != self.terms.population:
-            raise LedgerError(
-                f"run {self.terms.name!r} was opened on other text than {self.ledger.path.parent} now holds"
-            )
+        opened = rows[0]
+        for named, was, now in (
+            ("recipe", opened["recipe"], terms.recipe),
+            ("cost of a release", {name: opened[name] for name in self._costs()}, self._costs()),
+            ("text", opened["population"], terms.population),
+            ("starting model", opened["start"], terms.start),
+            ("source of randomness", opened["randomness"], terms.randomness),
+        ):
+            if was != now:
+                raise LedgerError(
+                    f"the {named} of run {terms.name!r} is not the one it was opened with; start a new run instead"
+                )
         if head is not None and all(row["hash"] != head for row in rows):
             raise LedgerError(
                 f"{self.ledger.path} lacks the row at which this run was saved: rows were cut off. Nothing released."
             )
         self._rows = rows
+
+    def cost(self, releases: int) -> DpEvent:
+        """Of the run's first releases, without its lineage."""
+        return repeated(self.release, releases)
+
+    def _costs(self) -> Row:
+        return {
+            "lineage": [event_to_json(event) for event in self.terms.lineage],
+            "release": event_to_json(self.release),
+        }
 
     @property
     def rows(self) -> list[Row]:
@@ -315,6 +346,7 @@ class Account:
         return (attempts[-1]["attempt"], attempts[-1]["seal"]) if attempts else None
 
     def check_budget(self) -> None:
+        """Raise if the next release would pass the budget."""
         if len(self.charges) >= self.allowed:
             limits = self.terms.budget
             wanted = " and ".join(
@@ -327,14 +359,24 @@ class Account:
     def charge(self, round: int, attempt: int, seal: str) -> None:
         """Put one release on the record. When this returns the row is on disk; only then may anything be released."""
         self.check_budget()
-        releases = len(self.charges) + 1
+        self._append({"kind": "charge", "run": self.terms.name, "round": round, "attempt": attempt, "seal": seal})
+
+    def record_model(self, round: int, digest: str) -> str:
+        """Put the parameters that a run publishes on the record, and return the row that names their history."""
+        model = {"kind": "model", "run": self.terms.name, "round": round, "params": digest}
+        if any(self._rows[-1].get(name) != value for name, value in model.items()):
+            self._append(model)
+        return self.head
+
+    def _append(self, row: Row) -> None:
+        if not self._rows:
+            raise LedgerError(f"run {self.terms.name!r} was not declared in {self.ledger.path}: open it first")
 
         def check(rows: list[Row]) -> None:
             if sum(row.get("run") == self.terms.name for row in rows) != len(self._rows):
-                raise LedgerError(f"another process is charging run {self.terms.name!r}: stop one of the two")
+                raise LedgerError(f"another process is at work on run {self.terms.name!r}: stop one of the two")
 
-        row = {"kind": "charge", "run": self.terms.name, "round": round, "attempt": attempt, "seal": seal}
-        self._rows.append(self.ledger.append({**row, "cost": event_to_json(self.cost(releases))}, check))
+        self._rows.append(self.ledger.append(row, check))
 
     def guarantee(self, delta: float | None = None) -> Guarantee:
         return self.ledger.guarantee(self.terms.name, self.head, delta)

@@ -20,6 +20,8 @@ from taciturn.privacy.clipping import Bound
 from taciturn.privacy.estimators import Estimator
 from taciturn.privacy.noise import Noise
 
+LEAST_STDDEV = 1e-30
+
 
 class State(NamedTuple):
     round: jax.Array  # releases so far; the clip schedule reads it
@@ -28,12 +30,17 @@ class State(NamedTuple):
 
 def mechanism(bound: Bound, estimator: Estimator, noise: Noise) -> Mechanism:
     is_private = noise.multiplier > 0
-    if is_private and not (
-        math.isfinite(estimator.sensitivity) and math.isfinite(float(bound.sensitivity(jnp.int32(0))))
-    ):
-        raise ValueError(
-            "noise needs a bounded sensitivity: use a clip norm and a fixed or clipped denominator with it"
-        )
+    if is_private:
+        # The schedule only falls, so its end has the least noise.
+        least = noise.multiplier * estimator.sensitivity * float(bound.sensitivity(jnp.int32(2**31 - 1)))
+        if not math.isfinite(least):
+            raise ValueError(
+                "noise needs a bounded sensitivity: use a clip norm and a fixed or clipped denominator with it"
+            )
+        if least < LEAST_STDDEV:
+            raise ValueError(
+                f"noise of standard deviation {least:g} would be lost in float32: is the expected weight right?"
+            )
 
     def stddev(round: jax.Array) -> jax.Array:
         return noise.multiplier * estimator.sensitivity * bound.sensitivity(round) if is_private else jnp.float32(0)
@@ -43,8 +50,9 @@ def mechanism(bound: Bound, estimator: Estimator, noise: Noise) -> Mechanism:
         return State(jnp.int32(0), noise.init(params))
 
     def release(state: State, total: Report, keys: jax.Array) -> tuple[Estimate, State]:
-        drawn, noise_state = noise.next(state.noise, total.update, stddev(state.round), keys)
-        return tree.add(estimator.apply(total), drawn), State(state.round + 1, noise_state)
+        average = estimator.apply(clipping.decode(bound, bound.public(state.round), total))
+        drawn, noise_state = noise.next(state.noise, average, stddev(state.round), keys)
+        return tree.add(average, drawn), State(state.round + 1, noise_state)
 
     def event(participation: Participation, releases: int) -> DpEvent:
         if not is_private:

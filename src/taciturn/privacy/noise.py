@@ -31,8 +31,8 @@ class Noise(NamedTuple):
 
 def gaussian(multiplier: float) -> Noise:
     """Fresh noise every round, independent of all other rounds."""
-    if not 0 < multiplier < math.inf:
-        raise ValueError(f"a noise multiplier is a positive number; {multiplier} is not")
+    if not 1e-3 <= multiplier < math.inf:
+        raise ValueError(f"a noise multiplier is a positive number of at least 0.001; {multiplier} is not")
 
     def draw(state: PyTree, like: Params, stddev: jax.Array, keys: jax.Array) -> tuple[Params, PyTree]:
         leaves, structure = jax.tree.flatten(like)

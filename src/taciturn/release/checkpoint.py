@@ -2,8 +2,9 @@
 what a run needs to go on, and secret.
 """
 
+import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,6 @@ class ModelCard:
     ledger_head: str | None = None
     round: int = 0
     public_sources: tuple[str, ...] = ()  # public text that went into it
-    lineage: tuple[dict[str, Any], ...] = field(
-        default=()
-    )  # costs of the private runs that it came through, as in the ledger
-    adjacency: str | None = None
 
 
 def save_model(path: Path, params: Params, card: ModelCard) -> None:
@@ -55,9 +52,18 @@ def load_model(path: Path) -> tuple[Params, ModelCard]:
     if "taciturn" not in metadata:
         raise ModelFileError(f"{path} says nothing of where it comes from; only models written by taciturn can be used")
     card = json.loads(metadata["taciturn"])
-    for name in ("vocabulary", "public_sources", "lineage"):
+    for name in ("vocabulary", "public_sources"):
         card[name] = tuple(card[name])
     return _nested(named), ModelCard(**card)
+
+
+def params_digest(params: Params) -> str:
+    """Names parameters exactly; the ledger records which ones a run published."""
+    digest = hashlib.sha256()
+    for name, value in sorted(_named(params).items()):
+        digest.update(f"{name} {value.dtype} {value.shape}\n".encode())
+        digest.update(value.tobytes())
+    return digest.hexdigest()
 
 
 def save_state(path: Path, state: PyTree, about: dict[str, str]) -> None:

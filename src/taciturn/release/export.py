@@ -3,8 +3,9 @@
 import shutil
 from pathlib import Path
 
-from taciturn.privacy.ledger import Guarantee, Ledger, LedgerError
-from taciturn.release.checkpoint import ModelCard, load_model
+from taciturn.core import Params
+from taciturn.privacy.ledger import Guarantee, Ledger
+from taciturn.release.checkpoint import ModelCard, load_model, params_digest
 from taciturn.release.privacy_statement import statement, statement_json
 
 
@@ -12,21 +13,24 @@ class ExportRefused(Exception):
     """The model may not leave, and why."""
 
 
-def verified_guarantee(card: ModelCard, ledger: Ledger) -> Guarantee:
-    """What the ledger says of the model; refused where the two do not belong together."""
+def verified_guarantee(params: Params, card: ModelCard, ledger: Ledger) -> Guarantee:
+    """What the ledger says of exactly these parameters; refused where the two do not belong together."""
     if card.run is None or card.ledger_head is None:
         raise ExportRefused("this model was not trained on users: there is no guarantee to export it with")
-    try:
-        return ledger.guarantee(card.run, card.ledger_head)
-    except LedgerError as error:
-        raise ExportRefused(str(error)) from None
+    row = ledger.model_row(params_digest(params))
+    if row is None or row["run"] != card.run or row["hash"] != card.ledger_head:
+        raise ExportRefused(
+            f"{ledger.path} does not know these parameters as run {card.run}'s at row {card.ledger_head[:12]}…: the model was "
+            "changed, belongs to another population, or rows were cut off"
+        )
+    return ledger.guarantee(card.run, row["hash"])
 
 
 def export_model(model: Path, ledger: Ledger, out: Path, unit: str, non_private: bool = False) -> Guarantee:
     """Copy a model to `out` with its guarantee beside it, after the ledger has been verified from its first row."""
     model = model / "model.safetensors" if model.is_dir() else model
-    _, card = load_model(model)
-    guarantee = verified_guarantee(card, ledger)
+    params, card = load_model(model)
+    guarantee = verified_guarantee(params, card, ledger)
     if not guarantee.is_private and not non_private:
         raise ExportRefused(f"run {card.run} has no privacy (ε = ∞); if it may leave all the same, say --non-private")
     if out.exists() and any(out.iterdir()):

@@ -1,0 +1,25 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test setup clean
+demo: setup  ## the whole road in under five minutes
+	@$(BIN)/taciturn demo
+
+test: setup  ## linter, types, tests and doctests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+	$(BIN)/python -m pytest -n 2
+
+setup: $(BIN)/.installed
+
+$(BIN)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "taciturn needs Python 3.11 or newer; set PYTHON=…"; exit 1; }
+	@echo "Installing into $(VENV); this takes a minute or two the first time."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
