@@ -50,6 +50,7 @@ class Finished:
 
     folder: Path
     params: Params
+    before: Scores  # of the parameters it started (or went on) from
     scores: Scores
     guarantee: Guarantee
     stopped_by_budget: str | None
@@ -185,7 +186,7 @@ def resume_run(folder: Path, progress: Progress) -> Finished:
 def _go_on(run: Run, state: TrainState, progress: Progress) -> Finished:
     section = run.recipe.run
     metrics = Metrics(run.folder, state.round)
-    scores = evaluate(run.model, state.server.params, run.held_out.texts)
+    before = scores = evaluate(run.model, state.server.params, run.held_out.texts)
     if not metrics.rows:
         _save(run, state)
         metrics.add(_measured(state, run.account.guarantee(), scores, 0.0))
@@ -210,7 +211,7 @@ def _go_on(run: Run, state: TrainState, progress: Progress) -> Finished:
     if measured != state.round:
         scores = evaluate(run.model, state.server.params, run.held_out.texts)
         metrics.add(_measured(state, run.account.guarantee(), scores, seconds))
-    return _finish(run, state, metrics, scores, stopped)
+    return _finish(run, state, metrics, before, scores, stopped)
 
 
 def _save(run: Run, state: TrainState) -> None:
@@ -227,14 +228,16 @@ def _savable(state: TrainState) -> dict[str, Any]:
     return {"server": state.server, "mechanism": state.mechanism}
 
 
-def _finish(run: Run, state: TrainState, metrics: "Metrics", scores: Scores, stopped: str | None) -> Finished:
+def _finish(
+    run: Run, state: TrainState, metrics: "Metrics", before: Scores, scores: Scores, stopped: str | None
+) -> Finished:
     _save(run, state)
     guarantee, unit = run.account.guarantee(), unit_of(run.population)
     write_atomically(run.folder / "guarantee.txt", statement(guarantee, unit, run.public_sources).encode())
     write_atomically(run.folder / "guarantee.json", statement_json(guarantee, unit, run.public_sources).encode())
     plot_run(run.folder / "progress.png", metrics.rows, f"{run.folder.name} ({run.recipe.algorithm})")
     _delete_secrets(run.folder)  # with them goes all that could take the noise off
-    return Finished(run.folder, state.server.params, scores, guarantee, stopped)
+    return Finished(run.folder, state.server.params, before, scores, guarantee, stopped)
 
 
 def _delete_secrets(folder: Path) -> None:

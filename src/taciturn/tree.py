@@ -36,10 +36,6 @@ def size(tree: PyTree) -> int:
     return sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(tree))
 
 
-def all_finite(tree: PyTree) -> jax.Array:
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
-
-
 def norm_upper_bound(tree: PyTree) -> jax.Array:
     """The ℓ2 norm of all leaves together, rounded so that it is never below the true norm.
 
@@ -54,13 +50,19 @@ def norm_upper_bound(tree: PyTree) -> jax.Array:
     terms = len(leaves)
     squares = []
     for leaf in leaves:
-        row = max(1, math.isqrt(leaf.size))
+        row = _row_length(leaf.size)
         rows = jnp.pad(leaf, (0, -leaf.size % row)).reshape(-1, row)
         # A product, not a division: compilers divide by multiplying with a reciprocal, which may underflow.
         squares.append(jnp.sum(jnp.sum(jnp.square(rows * _power_of_two(-exponent)), axis=1)))
         terms = max(terms, len(leaves) + row + rows.shape[0])
     slack = 1.0 + (terms + 8) * UNIT_ROUNDOFF
     return _power_of_two(exponent) * (jnp.sqrt(jnp.sum(jnp.stack(squares))) * slack)
+
+
+def _row_length(size: int) -> int:
+    """About √size, and a divisor of it if there is one near, so that nothing has to be padded."""
+    root = max(1, math.isqrt(size))
+    return next((row for row in range(root, root // 4, -1) if size % row == 0), root)
 
 
 def _power_of_two(exponent: jax.Array) -> jax.Array:

@@ -156,7 +156,7 @@ def unbounded() -> Bound:
 def encode(bound: Bound, public: PyTree, update: Update, weight: jax.Array, key: Key) -> Report:
     """The report of one user: clip, weight, round towards zero."""
     del key  # random rounding, for secure sums, takes one
-    usable = tree.all_finite(update)
+    usable = jnp.isfinite(tree.norm_upper_bound(update))
     update = jax.tree.map(lambda layer: jnp.where(usable, layer, 0.0), update)
     whole_weight = jnp.floor(jnp.where(jnp.isfinite(weight), jnp.clip(weight, 0.0, 1.0), 0.0) * STEPS)
     weighted = tree.scale(bound.project(public, update), whole_weight / STEPS)

@@ -1,0 +1,103 @@
+"""A recipe is checked before anything is spent, and says in a sentence what is wrong."""
+
+import pytest
+
+from taciturn.config import RecipeError, load_recipe, model_settings, parse_recipe
+
+GOOD = {
+    "data": {"population": "somewhere"},
+    "participation": {"users": 1000, "cohort": 100},
+    "privacy": {"noise_multiplier": 1.0},
+    "run": {"rounds": 10},
+}
+
+
+def changed(**sections):
+    content = {section: dict(values) for section, values in GOOD.items()}
+    for section, values in sections.items():
+        if isinstance(values, dict):
+            content.setdefault(section, {}).update(values)
+        else:
+            content[section] = values
+    return content
+
+
+@pytest.mark.parametrize(
+    ("sections", "sentence"),
+    [
+        ({"privacy": {"clip_nrom": 1.0}}, r"\[privacy\] clip_nrom is not a setting; did you mean clip_norm\?"),
+        ({"privcy": {"clip_norm": 1.0}}, "privcy is not a setting; did you mean privacy?"),
+        ({"run": {"rounds": 0}}, r"\[run\] rounds: input should be greater than 0 \(it is 0\)"),
+        ({"run": {"rounds": "many"}}, r"\[run\] rounds: input should be a valid integer"),
+        ({"privacy": {"noise_multiplier": float("inf")}}, "finite"),
+        ({"privacy": {"noise_multiplier": None}}, "needs a noise_multiplier, or an epsilon or rho"),
+        ({"privacy": {"clip_norm": [[0, 1.0], [5, 2.0]]}}, "may only fall"),
+        ({"privacy": {"clip_norm": -1.0}}, "clip norm lies between"),
+        ({"privacy": {"delta": 0.01}}, "more than one over the number of users"),
+        ({"privacy": {"estimator": "clipped"}}, "least_weight go together"),
+        ({"privacy": {"layer_clip_norms": {"a": 1.0}}}, "per-layer"),
+        ({"participation": {"cohort": 2000}}, "more than the 1000 users"),
+        ({"participation": {"kind": "fixed", "cohort": 10.5}}, "whole number"),
+        ({"algorithm": "fedavg"}, "has no privacy"),
+        ({"algorithm": "dp-fedsgd", "privacy": {"greedy": True}}, "several local steps"),
+        ({"model": {"kind": "lstmm"}}, r"\[model\] kind"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence(sections, sentence):
+    with pytest.raises(RecipeError, match=sentence):
+        parse_recipe(changed(**sections))
+
+
+def test_a_missing_setting_is_named_with_what_it_means():
+    content = changed()
+    del content["participation"]["users"]
+    with pytest.raises(RecipeError, match=r"\[participation\] users is missing \(K, the number of users"):
+        parse_recipe(content)
+
+
+def test_defaults_are_those_of_ramaswamy_2020_table_1():
+    recipe = parse_recipe(GOOD)
+    assert (recipe.server.optimizer, recipe.server.learning_rate, recipe.server.momentum) == ("momentum", 1.0, 0.99)
+    assert (recipe.local.batch_size, recipe.local.learning_rate) == (50, 0.5)
+    assert recipe.delta == pytest.approx(1000**-1.1)
+
+
+def test_settings_win_over_the_file_and_a_recipe_survives_being_saved(tmp_path):
+    schedule = parse_recipe(changed(privacy={"clip_norm": [[0, 2.0], [5, 1.0]]}, model={"warm_start": 'a "b"'}))
+    schedule.save(tmp_path / "recipe.toml")
+    assert load_recipe(tmp_path / "recipe.toml") == schedule
+    loaded = load_recipe(tmp_path / "recipe.toml", ["run.rounds=3", "model.kind=cifg", "run.seed=7"])
+    assert (loaded.run.rounds, loaded.model.kind, loaded.run.seed) == (3, "cifg", 7)
+    layers = parse_recipe(
+        changed(privacy={"clipping": "per-layer", "layer_clip_norms": {"blocks/0/feed_in": 1.0, "b": 2.0}})
+    )
+    layers.save(tmp_path / "layers.toml")
+    assert load_recipe(tmp_path / "layers.toml") == layers
+
+
+@pytest.mark.parametrize("setting", ["rounds", "run.rounds", "=3", "run.rounds.x=1"])
+def test_a_setting_of_another_form_is_refused(tmp_path, setting):
+    parse_recipe(GOOD).save(tmp_path / "recipe.toml")
+    with pytest.raises(RecipeError):
+        load_recipe(tmp_path / "recipe.toml", [setting])
+
+
+@pytest.mark.parametrize("content", [b"rounds = = 3", b"\xff\xfe", b"[run"])
+def test_a_file_that_is_no_toml_is_said_to_be_none(tmp_path, content):
+    (tmp_path / "recipe.toml").write_bytes(content)
+    with pytest.raises(RecipeError, match="not TOML"):
+        load_recipe(tmp_path / "recipe.toml")
+    with pytest.raises(RecipeError, match="no recipe"):
+        load_recipe(tmp_path / "missing.toml")
+
+
+def test_the_fingerprint_names_what_shapes_a_run_and_not_where_it_lies():
+    one, elsewhere = parse_recipe(GOOD), parse_recipe(changed(data={"population": "elsewhere"}))
+    assert one.fingerprint == elsewhere.fingerprint
+    assert one.fingerprint != parse_recipe(changed(privacy={"noise_multiplier": 1.1})).fingerprint
+
+
+def test_model_settings_alone_are_checked_too():
+    assert model_settings(["kind=gru", "width=32"]).width == 32
+    with pytest.raises(RecipeError, match="did you mean width"):
+        model_settings(["widht=32"])

@@ -1,0 +1,173 @@
+"""Runs from end to end, as a person starts them."""
+
+import csv
+import json
+import math
+
+import jax
+import pytest
+from typer.testing import CliRunner
+
+from conftest import made_up_users, tiny_recipe
+from taciturn.cli import app
+from taciturn.config import Recipe, RecipeError
+from taciturn.data.population import build_population
+from taciturn.data.public import PublicCorpus
+from taciturn.privacy.ledger import Ledger
+from taciturn.run import train_run
+from taciturn.warm_start import pretrained
+
+
+def quietly(done, rounds, row):
+    pass
+
+
+def run_cli(*arguments: str):
+    return CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
+
+
+def test_train_evaluate_ledger_and_export_from_the_command_line(population, recipe, tmp_path):
+    recipe.save(tmp_path / "recipe.toml")
+    run = tmp_path / "my-run"
+    trained = run_cli(
+        "train", tmp_path / "recipe.toml", "--run", run, "--set", "run.rounds=4", "--set", "privacy.epsilon=50.0"
+    )
+    assert trained.exit_code == 0
+    assert "differential privacy" in trained.output
+    assert {path.name for path in run.iterdir()} == {
+        "recipe.toml", "vocabulary.txt", "ledger.jsonl", "metrics.jsonl", "metrics.csv", "progress.png",
+        "model.safetensors", "guarantee.txt", "guarantee.json",
+    }  # fmt: skip
+    with open(run / "metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["round"]) for row in rows] == [0, 3, 4]
+    assert {"epsilon", "rho", "accuracy_top1", "loss", "seconds"} <= set(rows[0])
+    assert float(rows[0]["epsilon"]) == 0 < float(rows[1]["epsilon"]) < float(rows[2]["epsilon"])
+
+    measured = json.loads(run_cli("evaluate", run, "--json").output)
+    assert measured["accuracy_top1"]["value"] == pytest.approx(float(rows[-1]["accuracy_top1"]))
+    assert measured["epsilon"] == pytest.approx(float(rows[-1]["epsilon"]))
+    assert "AccuracyTop1" in trained.output
+
+    book = run_cli("ledger", population.folder).output
+    assert "my-run" in book
+    assert "all runs" in book
+
+    assert run_cli("export", run, "--out", tmp_path / "out").exit_code == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "model.safetensors", "vocabulary.txt", "guarantee.txt", "guarantee.json",
+    }  # fmt: skip
+    assert json.loads((tmp_path / "out" / "guarantee.json").read_text())["releases"] == 4
+
+
+def test_help_teaches_every_command():
+    for command in ("data", "pretrain", "train", "evaluate", "ledger", "export", "demo"):
+        assert command in run_cli("--help").output
+        assert len(run_cli(command, "--help").output) > 200
+
+
+def test_training_stops_at_the_budget_and_says_so(population, tmp_path):
+    recipe = tiny_recipe(population, privacy={"epsilon": 4.0}, run={"rounds": 60})
+    finished = train_run(recipe, tmp_path / "run", quietly)
+    assert "all are spent" in finished.stopped_by_budget
+    assert finished.guarantee.releases < 60
+    assert finished.guarantee.epsilon <= 4.0
+
+
+def test_noise_is_worked_out_from_the_budget(population, tmp_path):
+    recipe = tiny_recipe(population, privacy={"noise_multiplier": None, "epsilon": 4.0})
+    finished = train_run(recipe, tmp_path / "run", quietly)
+    assert finished.stopped_by_budget is None
+    assert finished.guarantee.releases == recipe.run.rounds
+    assert 3.95 < finished.guarantee.epsilon <= 4.0
+
+
+def test_a_run_that_could_not_release_anything_is_refused_before_it_starts(population, tmp_path):
+    from taciturn.privacy.ledger import BudgetExhausted
+
+    recipe = tiny_recipe(population, privacy={"epsilon": 0.01})
+    with pytest.raises(BudgetExhausted, match="0 releases"):
+        train_run(recipe, tmp_path / "run", quietly)
+    assert not (tmp_path / "run").exists()
+    assert Ledger(population.folder / "ledger.jsonl").runs() == []
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"algorithm": "dp-fedsgd"},
+        {"privacy": {"clipping": "per-layer", "greedy": True}},
+        {"privacy": {"clip_norm": [[0, 0.5], [1, 0.25]]}},
+        {"privacy": {"estimator": "clipped", "least_weight": 40.0}, "participation": {"weight_cap": 30.0}},
+        {"participation": {"kind": "fixed"}},
+        {"model": {"kind": "cifg", "tied": True, "dropout": 0.1}, "server": {"optimizer": "adam", "learning_rate": 0.01}},
+        {"model": {"kind": "transformer", "heads": 2, "units": None}, "server": {"optimizer": "nesterov"}},
+        {"algorithm": "fedavg", "privacy": {"noise_multiplier": None, "clip_norm": None}},
+    ],
+)  # fmt: skip
+def test_every_kind_of_run_runs(population, tmp_path, sections):
+    finished = train_run(
+        tiny_recipe(population, **{**sections, "run": {"rounds": 2, "evaluate_every": 2}}), tmp_path / "run", quietly
+    )
+    assert finished.guarantee.releases == 2
+    assert math.isfinite(finished.scores.mean_loss.value)
+    assert finished.guarantee.is_private == (sections.get("algorithm") != "fedavg")
+
+
+def test_without_noise_training_learns_what_the_users_have_in_common(population, tmp_path):
+    recipe = tiny_recipe(
+        population,
+        algorithm="fedavg",
+        privacy={"noise_multiplier": None, "clip_norm": None},
+        run={"rounds": 30, "evaluate_every": 30},
+    )
+    finished = train_run(recipe, tmp_path / "run", quietly)
+    assert finished.scores.mean_loss.value < finished.before.mean_loss.value - 0.5
+
+
+def test_a_warm_start_from_public_text_costs_nothing_and_is_named(population, vocabulary, tmp_path):
+    corpus = PublicCorpus.of(["word1 word2 word3 word4. " * 200] * 4, vocabulary, "a public book")
+    recipe = tiny_recipe(population, model={"warm_start": str(tmp_path / "start")})
+    pretrained(corpus, recipe.model, 1, tmp_path / "start", lambda done, all: None)
+    finished = train_run(recipe, tmp_path / "run", quietly)
+    assert finished.guarantee.epsilon < 20
+    assert "a public book" in (tmp_path / "run" / "guarantee.txt").read_text()
+
+
+def test_a_warm_start_from_an_earlier_run_counts_its_cost(population, recipe, tmp_path):
+    first = train_run(recipe, tmp_path / "first", quietly)
+    second = train_run(
+        tiny_recipe(population, model={"warm_start": str(tmp_path / "first")}), tmp_path / "second", quietly
+    )
+    assert second.guarantee.epsilon > first.guarantee.epsilon
+    assert second.guarantee.rho == pytest.approx(2 * first.guarantee.rho)
+
+
+def test_a_warm_start_that_does_not_fit_is_refused_in_a_sentence(population, recipe, tmp_path):
+    train_run(recipe, tmp_path / "first", quietly)
+    with pytest.raises(RecipeError, match="its width is 8, not 16"):
+        train_run(
+            tiny_recipe(population, model={"width": 16, "warm_start": str(tmp_path / "first")}),
+            tmp_path / "second",
+            quietly,
+        )
+
+
+def test_other_users_words_are_refused_as_a_warm_start(population, vocabulary, recipe, tmp_path):
+    from taciturn.data.vocabulary import Vocabulary
+
+    train_run(recipe, tmp_path / "first", quietly)
+    others = Vocabulary((*vocabulary.words[:-1], "another"))
+    elsewhere = build_population(
+        tmp_path / "elsewhere", made_up_users(50, seed=2), made_up_users(5, seed=3), others, {}
+    )
+    with pytest.raises(RecipeError, match="other words"):
+        train_run(tiny_recipe(elsewhere, model={"warm_start": str(tmp_path / "first")}), tmp_path / "second", quietly)
+
+
+def test_two_runs_without_a_seed_differ(population, tmp_path):
+    recipe: Recipe = tiny_recipe(population, run={"seed": None, "rounds": 1})
+    one = train_run(recipe, tmp_path / "one", quietly)
+    two = train_run(recipe, tmp_path / "two", quietly)
+    assert not jax.numpy.allclose(one.params["embedding"], two.params["embedding"])
+    assert one.guarantee.randomness == "operating system"
