@@ -252,7 +252,7 @@ def _next_folder(name: str) -> Path:
 def main() -> None:
     """Errors that a person can act on are a sentence, not a traceback."""
     from taciturn.config import RecipeError
-    from taciturn.data.population import PopulationError
+    from taciturn.data.vocabulary import DataError
     from taciturn.fleets.simulated import one_stream_per_core
     from taciturn.privacy.ledger import BudgetExhausted, LedgerError
     from taciturn.privacy.participation import TooFewUsers
@@ -263,13 +263,14 @@ def main() -> None:
     one_stream_per_core()
     sentences = (
         RecipeError,
-        PopulationError,
+        DataError,
         LedgerError,
         BudgetExhausted,
         ModelFileError,
         ExportRefused,
         RunError,
         TooFewUsers,
+        OSError,
     )
     try:
         app()

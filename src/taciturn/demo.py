@@ -1,5 +1,6 @@
 """The demonstration: what one run of Taciturn looks like from end to end, on speeches that play users."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,12 +68,12 @@ def run_demo(out: Path, console: Console, bar: Callable[..., Any], training_bar:
 
 
 def _show(console: Console, warm: Scores, private: Scores, twin: Scores, guarantee: Guarantee, folder: Path) -> None:
-    table = Table(title="\nOn held-out speeches", title_justify="left")
-    for name in ("", "AccuracyTop1", "AccuracyTop3", "perplexity", f"ε at δ = {guarantee.delta:.1e}", "ρ"):
+    table = Table(title=f"\nOn held-out speeches; ε at δ = {guarantee.delta:.1e}", title_justify="left")
+    for name in ("", "AccuracyTop1", "AccuracyTop3", "perplexity", "ε", "ρ"):
         table.add_column(name, justify="right" if name else "left")
     cost = (epsilon_text(guarantee.epsilon), rho_text(guarantee.rho))
     for name, scores, spent in (
-        ("warm start (public text)", warm, ("0", "0")),
+        ("public warm start", warm, ("0", "0")),
         ("private", private, cost),
         ("non-private twin", twin, ("∞", "∞")),
     ):
@@ -93,10 +94,16 @@ def _show(console: Console, warm: Scores, private: Scores, twin: Scores, guarant
         f"of the run would have come out almost equally likely (ε = {epsilon_text(guarantee.epsilon)}, δ = {guarantee.delta:.1e}).\n"
         "Not covered: the held-out speeches, and the twin, which stands in the ledger as ε = ∞.\n\n"
         f"Look around: {folder}/private (guarantee.txt, progress.png, metrics.csv, model.safetensors)\n"
-        f"             taciturn ledger {folder}/population",
+        f"             {_command()} ledger {folder}/population",
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _command() -> str:
+    """How the reader started us, so that the next command works as printed."""
+    started = Path(sys.argv[0])
+    return str(started.relative_to(Path.cwd())) if started.is_relative_to(Path.cwd()) else str(started)
 
 
 def _new_folder(out: Path) -> Path:

@@ -66,9 +66,12 @@ class Run:
         ledger = open_ledger(self.population)
         self.warm_start = load_warm_start(recipe, self.population.vocabulary, ledger)
         lineage = self.warm_start.lineage if self.warm_start else ()
-        self.recipe = build.with_noise(recipe, lineage)
-        self.model: LanguageModel = build.language_model(recipe.model, len(self.population.vocabulary))
-        self.algorithm = build.algorithm(self.recipe, self.model)
+        try:
+            self.recipe = build.with_noise(recipe, lineage)
+            self.model: LanguageModel = build.language_model(recipe.model, len(self.population.vocabulary))
+            self.algorithm = build.algorithm(self.recipe, self.model)
+        except ValueError as error:  # values that are each in range and do not go together
+            raise RecipeError(str(error)) from None
         participation = self.algorithm.participation
         self._check(lineage)
         terms = RunTerms(

@@ -30,11 +30,14 @@ def pretrained(
     corpus: PublicCorpus, settings: Model, epochs: int, out: Path, progress: Callable[[int, int], None], seed: int = 0
 ) -> Params:
     """Train on public text and write model.safetensors to `out`."""
-    model = build.language_model(settings, len(corpus.vocabulary))
-    params = model.init(jax.random.key(seed))
-    for done, steps, trained in pretrain(partial(cross_entropy, model), params, corpus, epochs, seed):
-        params = trained
-        progress(done, steps)
+    try:
+        model = build.language_model(settings, len(corpus.vocabulary))
+        params = model.init(jax.random.key(seed))
+        for done, steps, trained in pretrain(partial(cross_entropy, model), params, corpus, epochs, seed):
+            params = trained
+            progress(done, steps)
+    except ValueError as error:  # a width that does not fit the heads, a text too short
+        raise RecipeError(str(error)) from None
     out.mkdir(parents=True, exist_ok=True)
     architecture = settings.model_dump(mode="json", exclude={"warm_start"})
     card = ModelCard(architecture, corpus.vocabulary.words, public_sources=(corpus.source,))

@@ -11,7 +11,7 @@ from conftest import made_up_users
 from taciturn.data.ingest import from_parquet
 from taciturn.data.population import HeldOutUsers, Population, PopulationError, build_population
 from taciturn.data.public import PublicCorpus
-from taciturn.data.vocabulary import END, UNKNOWN, Vocabulary, public_vocabulary, tokenize
+from taciturn.data.vocabulary import END, UNKNOWN, DataError, Vocabulary, public_vocabulary, tokenize
 
 
 def test_words_of_many_languages_are_words():
@@ -34,8 +34,10 @@ def test_the_public_vocabulary_has_the_size_asked_for_and_survives_being_saved(t
     words.save(tmp_path / "words.txt")
     assert Vocabulary.load(tmp_path / "words.txt") == words
     assert words.encode("the zzyzx")[1] == UNKNOWN
-    with pytest.raises(ValueError, match="no room"):
+    with pytest.raises(DataError, match="no room"):
         public_vocabulary(10)
+    with pytest.raises(DataError, match="no list for the language 'xx'"):
+        public_vocabulary(500, "xx")
 
 
 def test_a_population_comes_back_as_it_was_written_with_users_in_an_order_that_says_nothing(tmp_path, vocabulary):

@@ -44,14 +44,13 @@ def pretrain(
         return jax.tree.map(jnp.add, params, updates), state
 
     done = 0
-    for epoch in range(epochs):
+    for _ in range(epochs):
         order = generator.permutation(len(rows))
         for start in range(0, len(rows) - batch_size + 1, batch_size):
             key = jax.random.fold_in(jax.random.key(seed), done)
             params, state = step(params, state, rows[order[start : start + batch_size]], key)
             done += 1
             yield done, steps, params
-        del epoch
 
 
 def _rows(corpus: PublicCorpus, unroll: int) -> np.ndarray:

@@ -23,13 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from taciturn.data.vocabulary import Vocabulary
+from taciturn.data.vocabulary import DataError, Vocabulary
 from taciturn.files import write_atomically
 
 FORMAT = 1
 
 
-class PopulationError(Exception):
+class PopulationError(DataError):
     """The folder is not a population that can be used."""
 
 
@@ -165,7 +165,10 @@ def _manifest(folder: Path) -> dict[str, Any]:
         raise PopulationError(
             f"{folder} is not a population (it has no manifest.json); build one with: taciturn data build --help"
         )
-    manifest = json.loads(path.read_text())
+    try:
+        manifest = json.loads(path.read_text())
+    except ValueError:
+        raise PopulationError(f"{path} is damaged; build the population again, its ledger stays") from None
     if manifest.get("format") != FORMAT:
         raise PopulationError(
             f"{folder} was written by another version of taciturn (format {manifest.get('format')}); build it again"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from taciturn.data.population import Texts
-from taciturn.data.vocabulary import Vocabulary
+from taciturn.data.vocabulary import DataError, Vocabulary
 
 
 @dataclass(frozen=True)
@@ -33,5 +33,9 @@ class PublicCorpus:
 
     @classmethod
     def load(cls, folder: Path) -> "PublicCorpus":
+        if not (folder / "about.json").exists():
+            raise DataError(
+                f"{folder} is no public corpus (it has no about.json); make one with: taciturn data public --help"
+            )
         source = json.loads((folder / "about.json").read_text())["source"]
         return cls(Texts.load(folder, "documents"), Vocabulary.load(folder / "vocabulary.txt"), source)

@@ -22,6 +22,10 @@ def tokenize(text: str) -> list[str]:
     return _TOKEN.findall(text.lower().replace("’", "'"))
 
 
+class DataError(Exception):
+    """Text, words or a folder of them that cannot be used, and why."""
+
+
 @dataclass(frozen=True)
 class Vocabulary:
     words: tuple[str, ...]
@@ -29,11 +33,11 @@ class Vocabulary:
 
     def __post_init__(self) -> None:
         if self.words[: len(SPECIAL)] != SPECIAL:
-            raise ValueError(
+            raise DataError(
                 f"a vocabulary starts with {' '.join(SPECIAL)}; this one starts with {' '.join(self.words[:4])}"
             )
         if len(set(self.words)) != len(self.words):
-            raise ValueError("a word stands twice in this vocabulary")
+            raise DataError("a word stands twice in this vocabulary")
 
     def __len__(self) -> int:
         return len(self.words)
@@ -59,8 +63,12 @@ def public_vocabulary(size: int, language: str = "en") -> Vocabulary:
 
     fixed = SPECIAL + PUNCTUATION
     if size <= len(fixed):
-        raise ValueError(
+        raise DataError(
             f"a vocabulary of {size} words has no room for words: {len(fixed)} are special signs and punctuation"
         )
-    frequent = [word for word in wordfreq.top_n_list(language, size) if word not in fixed]
+    try:
+        frequent = [word for word in wordfreq.top_n_list(language, size) if word not in fixed]
+    except LookupError:
+        known = ", ".join(sorted(wordfreq.available_languages()))
+        raise DataError(f"wordfreq has no list for the language {language!r}; it has: {known}") from None
     return Vocabulary((fixed + tuple(frequent))[:size], source=f"wordfreq {language}")
