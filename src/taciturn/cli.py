@@ -111,7 +111,7 @@ def train(
             finished = train_run(loaded, run, show)
     if finished.stopped_by_budget:
         console.print(f"stopped: {finished.stopped_by_budget}")
-    console.print((finished.folder / "guarantee.txt").read_text(), highlight=False)
+    console.print((finished.folder / "guarantee.txt").read_text(), highlight=False, soft_wrap=True)
     console.print(
         f"AccuracyTop1 {finished.scores.accuracy_top1:.2%}, perplexity {finished.scores.perplexity:.1f}; {finished.folder}"
     )
@@ -164,27 +164,27 @@ def ledger(
 
     book = open_ledger(Population(population))
     table = Table(title=f"{population}: what was released about these users", title_justify="left")
-    for name in ("run", "releases", "ε", "δ", "ρ", "adjacency"):
-        table.add_column(name, justify="left" if name in ("run", "adjacency") else "right")
-    table.add_column("randomness")
+    for name in ("run", "releases", "ε", "δ", "ρ", "neighbours differ by"):
+        table.add_column(name, justify="left" if name in ("run", "neighbours differ by") else "right")
     guarantees = [book.guarantee(run) for run in book.runs()]
     for one in guarantees:
-        row = (
-            one.run,
-            str(one.releases),
-            epsilon_text(one.epsilon),
-            f"{one.delta:.2g}",
-            rho_text(one.rho),
-            one.adjacency,
-        )
-        table.add_row(*row, one.randomness)
+        name = one.run if one.randomness == "operating system" else f"{one.run} (simulation)"
+        figures = (epsilon_text(one.epsilon), f"{one.delta:.2g}", rho_text(one.rho))
+        table.add_row(name, str(one.releases), *figures, _neighbours(one.adjacency))
     if guarantees:
         delta = delta or min(one.delta for one in guarantees)
         for adjacency, epsilon, rho in book.totals(delta):
             table.add_section()
-            table.add_row("all runs together", "", epsilon_text(epsilon), f"{delta:.2g}", rho_text(rho), adjacency, "")
+            figures = (epsilon_text(epsilon), f"{delta:.2g}", rho_text(rho))
+            table.add_row("all together", "", *figures, _neighbours(adjacency))
     console.print(table)
     console.print(f"The chain of {len(book.rows)} rows verifies; its head is {book.head[:16]}…", highlight=False)
+
+
+def _neighbours(adjacency: str) -> str:
+    return {"add or remove one user": "one user more", "replace one user by another": "one user other"}.get(
+        adjacency, adjacency
+    )
 
 
 @app.command()

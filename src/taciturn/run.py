@@ -10,6 +10,7 @@ RUN/
 import csv
 import io
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -281,16 +282,25 @@ class Metrics:
         self.folder = folder
         path = folder / "metrics.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
-        self.rows: list[dict[str, Any]] = [row for row in map(json.loads, lines) if row["round"] <= round]
+        self.rows = [row for row in map(_row_from_json, lines) if row["round"] <= round]
 
     def add(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
-        write_atomically(self.folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in self.rows).encode())
+        write_atomically(self.folder / "metrics.jsonl", "".join(map(_row_to_json, self.rows)).encode())
         table = io.StringIO()
         writer = csv.DictWriter(table, list(row))
         writer.writeheader()
         writer.writerows(self.rows)
         write_atomically(self.folder / "metrics.csv", table.getvalue().encode())
+
+
+def _row_to_json(row: dict[str, Any]) -> str:
+    """JSON knows no infinity."""
+    return json.dumps({name: "infinity" if value == math.inf else value for name, value in row.items()}) + "\n"
+
+
+def _row_from_json(line: str) -> dict[str, Any]:
+    return {name: math.inf if value == "infinity" else value for name, value in json.loads(line).items()}
 
 
 def _measured(state: TrainState, guarantee: Guarantee, scores: Scores, seconds: float) -> dict[str, Any]:

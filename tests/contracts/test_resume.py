@@ -14,8 +14,9 @@ import pytest
 
 from conftest import tiny_recipe
 from taciturn import files
-from taciturn.privacy import curator as curator_module
-from taciturn.privacy.ledger import Ledger
+from taciturn.fleets.simulated import SimulatedFleet
+from taciturn.privacy.curator import Curator
+from taciturn.privacy.ledger import Account, Ledger
 from taciturn.release.checkpoint import load_model
 from taciturn.run import RunError, resume_run, train_run
 
@@ -42,6 +43,17 @@ class Cut(BaseException):
     """Stands for the power going off."""
 
 
+def cut_after_charging(patch: pytest.MonkeyPatch, round: int) -> None:
+    charge, where = Account.charge, round
+
+    def cut(self: Account, round: int, attempt: int, seal: str) -> None:
+        charge(self, round, attempt, seal)
+        if round == where:
+            raise Cut
+
+    patch.setattr(Account, "charge", cut)
+
+
 @pytest.mark.parametrize("place", ["before the charge", "after the charge", "after the release", "while saving"])
 @pytest.mark.parametrize("occurrence", [1, 4])
 def test_a_seeded_run_cut_off_at_any_place_ends_with_the_same_parameters(
@@ -56,14 +68,13 @@ def test_a_seeded_run_cut_off_at_any_place_ends_with_the_same_parameters(
             raise Cut
 
     with monkeypatch.context() as patch:
-        account, curator = curator_module.Account, curator_module.Curator
-        charge, mean, write = account.charge, curator.private_mean, files.write_atomically
+        charge, mean, write = Account.charge, Curator.private_mean, files.write_atomically
         if place == "before the charge":
-            patch.setattr(account, "charge", lambda *a: (cut_here(), charge(*a)))
+            patch.setattr(Account, "charge", lambda *a: (cut_here(), charge(*a)))
         if place == "after the charge":
-            patch.setattr(account, "charge", lambda *a: (charge(*a), cut_here()))
+            patch.setattr(Account, "charge", lambda *a: (charge(*a), cut_here()))
         if place == "after the release":
-            patch.setattr(curator, "private_mean", lambda *a: (mean(*a), cut_here())[0])
+            patch.setattr(Curator, "private_mean", lambda *a: (mean(*a), cut_here())[0])
         if place == "while saving":
             for module in ("taciturn.run", "taciturn.release.checkpoint"):
                 patch.setattr(f"{module}.write_atomically", lambda *a, **k: (write(*a, **k), cut_here())[0])
@@ -77,48 +88,30 @@ def test_a_seeded_run_cut_off_at_any_place_ends_with_the_same_parameters(
 
 
 def test_a_total_that_comes_out_differently_gets_other_noise_and_is_charged_again(
-    population, recipe, tmp_path, uninterrupted, monkeypatch
+    population, recipe, tmp_path, monkeypatch
 ):
     """A resumed round whose sum differs in one bit (another machine, another library) must not meet the old noise."""
-    from taciturn.fleets.simulated import SimulatedFleet
-
     with monkeypatch.context() as patch:
-        charge = curator_module.Account.charge
-        patch.setattr(
-            curator_module.Account, "charge", lambda self, round, *a: (charge(self, round, *a), _cut_at(round, 4))[0]
-        )
+        cut_after_charging(patch, round=4)
         with pytest.raises(Cut):
             train_run(recipe, tmp_path / "cut", quietly)
+    with monkeypatch.context() as patch:
         sum_reports = SimulatedFleet.sum_reports
-        patch.setattr(curator_module.Account, "charge", charge)
         patch.setattr(
-            SimulatedFleet,
-            "sum_reports",
-            lambda self, *a: jax.tree.map(lambda leaf: leaf * (1 + 2**-20), sum_reports(self, *a)),
+            SimulatedFleet, "sum_reports", lambda self, *a: jax.tree.map(lambda leaf: leaf + 1, sum_reports(self, *a))
         )
         finished = resume_run(tmp_path / "cut", quietly)
     assert finished.guarantee.releases == recipe.run.rounds + 1
-    attempts = [
-        (row["round"], row["attempt"])
-        for row in Ledger(population.folder / "ledger.jsonl").run_rows("cut")
-        if row["kind"] == "charge"
-    ]
+    rows = Ledger(population.folder / "ledger.jsonl").run_rows("cut")
+    attempts = [(row["round"], row["attempt"]) for row in rows if row["kind"] == "charge"]
     assert (4, 0) in attempts
     assert (4, 1) in attempts
-
-
-def _cut_at(round, where):
-    if round == where:
-        raise Cut
 
 
 def test_a_run_with_fresh_entropy_goes_on_soundly(population, tmp_path, monkeypatch):
     recipe = tiny_recipe(population, run={"seed": None})
     with monkeypatch.context() as patch:
-        charge = curator_module.Account.charge
-        patch.setattr(
-            curator_module.Account, "charge", lambda self, round, *a: (charge(self, round, *a), _cut_at(round, 3))[0]
-        )
+        cut_after_charging(patch, round=3)
         with pytest.raises(Cut):
             train_run(recipe, tmp_path / "cut", quietly)
     finished = resume_run(tmp_path / "cut", quietly)
@@ -137,10 +130,7 @@ def test_a_finished_run_has_no_secrets_left_and_is_not_resumed(population, recip
 
 def test_secrets_are_readable_by_their_owner_alone(population, recipe, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        charge = curator_module.Account.charge
-        patch.setattr(
-            curator_module.Account, "charge", lambda self, round, *a: (charge(self, round, *a), _cut_at(round, 3))[0]
-        )
+        cut_after_charging(patch, round=3)
         with pytest.raises(Cut):
             train_run(recipe, tmp_path / "cut", quietly)
     private = tmp_path / "cut" / "private"

@@ -2,11 +2,13 @@
 
 import json
 import math
+import re
+import textwrap
 from dataclasses import asdict
 
 from taciturn.privacy.ledger import Guarantee
 
-MEANINGLESS = 1000.0
+MEANINGLESS, WEAK = 1000.0, 10.0
 
 
 def epsilon_text(epsilon: float) -> str:
@@ -21,48 +23,66 @@ def rho_text(rho: float) -> str:
 
 def statement(guarantee: Guarantee, unit: str, public_sources: tuple[str, ...]) -> str:
     """A page for whoever must defend the model."""
-    lines = [f"Privacy of run {guarantee.run}", ""]
+    parts = [_paragraph(f"Privacy of run {guarantee.run}")]
     if not guarantee.is_private:
-        lines += [
-            "This model has NO privacy guarantee (ε = ∞). It was trained without noise, or started from a model that was,",
-            "and may repeat what single users wrote.",
+        parts += [
+            _paragraph(
+                "This model has NO privacy guarantee (ε = ∞). It was trained without noise, or started from a model that was, and may "
+                "repeat what single users wrote."
+            )
         ]
     else:
-        lines += [
-            f"({epsilon_text(guarantee.epsilon)}, {guarantee.delta:.2g})-differential privacy; ρ = {rho_text(guarantee.rho)} of "
-            "zero-concentrated differential privacy.",
-            "",
-            f"Unit:        {unit}, with everything they wrote.",
-            f"Adjacency:   {guarantee.adjacency}.",
-            f"Covers:      all {guarantee.releases} releases of the run: every intermediate model, not only the last.",
-            f"Accounting:  {_ACCOUNTANTS[guarantee.accountant]}",
-            "Assumes:     the cohort of a round is known to the curator alone; devices run the code they are given.",
+        parts += [
+            _paragraph(
+                f"({epsilon_text(guarantee.epsilon)}, {guarantee.delta:.2g})-differential privacy, and ρ = {rho_text(guarantee.rho)} "
+                "of zero-concentrated differential privacy, in which sampling users does not count."
+            ),
+            _item("Unit", f"{unit}, with everything they wrote."),
+            _item("Adjacency", f"{guarantee.adjacency}."),
+            _item(
+                "Covers", f"all {guarantee.releases} releases of the run: every model on the way, not only the last."
+            ),
+            _item("Accounting", _ACCOUNTANTS[guarantee.accountant]),
+            _item(
+                "Assumes", "the cohort of a round is known to the curator alone; devices run the code they are given."
+            ),
         ]
         if guarantee.epsilon > MEANINGLESS:
-            lines += [
+            parts += [
                 "",
-                "An ε above 1000 promises nothing in practice: this run measures accuracy at a noise level, not privacy.",
+                _paragraph(
+                    "An ε above 1000 promises nothing: this run measures what noise costs in accuracy, not privacy."
+                ),
             ]
-        elif guarantee.epsilon > 10:
-            lines += [
-                "",
-                "An ε above 10 is a weak promise. More users, or fewer rounds, make it stronger at the same accuracy.",
-            ]
-    if guarantee.randomness != "operating system":
-        lines += [
+        elif guarantee.epsilon > WEAK:
+            parts += ["", _paragraph("An ε above 10 is a weak promise. More users, or fewer rounds, make it stronger.")]
+    if guarantee.is_private and guarantee.randomness != "operating system":
+        parts += [
             "",
-            "SIMULATION: the noise came from a seed in the recipe. Whoever knows the seed can take it off again, so the figures",
-            "above describe the mechanism, not this file.",
+            _paragraph(
+                "SIMULATION: the noise came from a seed in the recipe. Whoever knows the seed can take it off again, so the figures "
+                "above describe the mechanism, not this file."
+            ),
         ]
-    lines += [
+    parts += [
         "",
-        "Not covered: held-out users, on whom accuracy was measured; what the same users' text is used for elsewhere; other runs on",
-        "these users (`taciturn ledger POPULATION` adds them up); choices made by looking at results on private text.",
-        f"Public text: {'; '.join(public_sources) or 'none besides the word list'}.",
-        f"Ledger row:  {guarantee.head}",
-        "",
+        _item(
+            "Not covered",
+            "held-out users, on whom accuracy was measured; what the same users' text is used for elsewhere; other runs on these users "
+            "(`taciturn ledger POPULATION` adds them up); choices made by looking at results on private text.",
+        ),
+        _item("Public text", f"{'; '.join(public_sources) or 'none besides the word list'}."),
+        _item("Ledger row", guarantee.head),
     ]
-    return "\n".join(lines)
+    return re.sub("\n{3,}", "\n\n", "\n".join([*parts, ""]))
+
+
+def _paragraph(text: str) -> str:
+    return textwrap.fill(text, 79) + "\n"
+
+
+def _item(name: str, text: str) -> str:
+    return textwrap.fill(f"{name + ':':<13}{text}", 79, subsequent_indent=" " * 13)
 
 
 def statement_json(guarantee: Guarantee, unit: str, public_sources: tuple[str, ...]) -> str:
