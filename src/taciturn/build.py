@@ -1,5 +1,6 @@
 """From a recipe to objects: the only place where a name in a file becomes a constructor."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -19,8 +20,9 @@ from taciturn.models.losses import cross_entropy
 from taciturn.models.lstm import lstm
 from taciturn.models.transformer import transformer
 from taciturn.privacy.accounting import Budget, composed, noise_for_budget
-from taciturn.privacy.clipping import Bound, flat_clip, per_layer_clip, unbounded
+from taciturn.privacy.clipping import MOST_REPORTS, Bound, flat_clip, per_layer_clip, unbounded
 from taciturn.privacy.estimators import clipped_denominator, fixed_denominator
+from taciturn.privacy.ledger import FILE_NAME, Ledger, LedgerError
 from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import gaussian
 from taciturn.privacy.participation import FixedSize, PoissonSampling
@@ -78,7 +80,9 @@ def algorithm(recipe: Recipe, model: LanguageModel) -> Algorithm:
         estimator = fixed_denominator(recipe.participation.expected_weight)
     else:
         estimator = clipped_denominator(recipe.participation.probability * recipe.privacy.least_weight)
-    parts = (_bound(recipe), estimator, gaussian(recipe.privacy.noise_multiplier), taking_part, server)
+    cohort = recipe.participation.cohort
+    most_reports = min(MOST_REPORTS, math.ceil(cohort + 10 * math.sqrt(cohort) + 100))  # never passed by chance
+    parts = (_bound(recipe), estimator, gaussian(recipe.privacy.noise_multiplier), taking_part, server, most_reports)
     if recipe.algorithm == "dp-fedsgd":
         return dp_fedsgd(loss, local, *parts)
     return dp_fedavg(loss, local, *parts, greedy=recipe.privacy.greedy)
@@ -101,3 +105,20 @@ def _bound(recipe: Recipe) -> Bound:
         return unbounded()
     clip_norm = DEFAULT_CLIP_NORM if privacy.clip_norm is None else privacy.clip_norm
     return flat_clip(clip_norm) if privacy.clipping == "flat" else per_layer_clip(clip_norm)
+
+
+def open_ledger(population: Population) -> Ledger:
+    """The ledger of these users. One that was lost is not made anew: nobody knows any more what was spent."""
+    path, known = population.folder / FILE_NAME, population.manifest["ledger"]
+    if known is not None and not path.exists():
+        raise LedgerError(
+            f"{path} is gone: what was released about these users is not known any more. Restore it from a copy."
+        )
+    ledger = Ledger(path)
+    if known is None:
+        population.pin_ledger(ledger.id)
+    elif ledger.id != known:
+        raise LedgerError(
+            f"{path} is not the ledger of these users: it was replaced by another. Restore it from a copy."
+        )
+    return ledger

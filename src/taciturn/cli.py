@@ -158,9 +158,9 @@ def ledger(
     delta: Annotated[float | None, typer.Option(help="δ of the total (default: the smallest of the runs)")] = None,
 ) -> None:
     """Everything ever released about a population's users: runs, rounds, ε, ρ, and the total."""
+    from taciturn.build import open_ledger
     from taciturn.data.population import Population
     from taciturn.release.privacy_statement import epsilon_text, rho_text
-    from taciturn.run import open_ledger
 
     book = open_ledger(Population(population))
     table = Table(title=f"{population}: what was released about these users", title_justify="left")
@@ -255,7 +255,7 @@ def main() -> None:
     from taciturn.data.vocabulary import DataError
     from taciturn.fleets.simulated import one_stream_per_core
     from taciturn.privacy.ledger import BudgetExhausted, LedgerError
-    from taciturn.privacy.participation import TooFewUsers
+    from taciturn.privacy.participation import WrongNumberOfUsers
     from taciturn.release.checkpoint import ModelFileError
     from taciturn.release.export import ExportRefused
     from taciturn.run import RunError
@@ -269,7 +269,7 @@ def main() -> None:
         ModelFileError,
         ExportRefused,
         RunError,
-        TooFewUsers,
+        WrongNumberOfUsers,
         OSError,
     )
     try:

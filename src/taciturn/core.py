@@ -98,6 +98,7 @@ class Mechanism(NamedTuple):
     release: Callable[[MechanismState, Report, Key], tuple[Estimate, MechanismState]]  # in the curator alone
     event: Callable[[Participation, int], DpEvent]  # the cost of its first n releases
     noise_keys: int  # how many keys a release takes
+    most_reports: int  # how many may be in a total
 
 
 class ServerState(NamedTuple):

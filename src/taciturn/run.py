@@ -29,7 +29,7 @@ from taciturn.data.population import HeldOutUsers, Population
 from taciturn.evaluation.accuracy import Scores, evaluate
 from taciturn.files import sync_folder, write_atomically
 from taciturn.privacy.curator import Curator
-from taciturn.privacy.ledger import FILE_NAME, Account, BudgetExhausted, Guarantee, Ledger, LedgerError, RunTerms
+from taciturn.privacy.ledger import FILE_NAME, Account, BudgetExhausted, Guarantee, LedgerError, RunTerms
 from taciturn.release.checkpoint import ModelCard, load_model, load_state, params_digest, save_model, save_state
 from taciturn.release.export import export_model, verified_guarantee
 from taciturn.release.privacy_statement import statement, statement_json
@@ -62,11 +62,12 @@ class Run:
 
     def __init__(self, folder: Path, recipe: Recipe, root: bytes, seeded: bool | None = None) -> None:
         self.folder, self.root = folder, root
-        self.population = Population(Path(recipe.data.population))
-        self.held_out = HeldOutUsers(Path(recipe.data.population))
-        ledger = open_ledger(self.population)
+        self.population = build.population(recipe)
+        self.held_out = HeldOutUsers(self.population.folder)
+        ledger = build.open_ledger(self.population)
         self.warm_start = load_warm_start(recipe, self.population.vocabulary, ledger)
         lineage = self.warm_start.lineage if self.warm_start else ()
+        simulated = recipe.run.seed is not None or seeded or bool(self.warm_start and self.warm_start.seeded)
         try:
             self.recipe = build.with_noise(recipe, lineage)
             self.model: LanguageModel = build.language_model(recipe.model, len(self.population.vocabulary))
@@ -80,7 +81,7 @@ class Run:
             recipe=self.recipe.fingerprint,
             population=self.population.id,
             adjacency=participation.adjacency,
-            randomness="seeded simulation" if (recipe.run.seed is not None or seeded) else "operating system",
+            randomness="seeded simulation" if simulated else "operating system",
             accountant=recipe.privacy.accountant,
             budget=build.budget(self.recipe),
             rounds=recipe.run.rounds,
@@ -252,23 +253,6 @@ def _delete_secrets(folder: Path) -> None:
         shutil.rmtree(folder / "private")
 
 
-def open_ledger(population: Population) -> Ledger:
-    """The ledger of these users. One that was lost is not made anew: nobody knows any more what was spent."""
-    path, known = population.folder / FILE_NAME, population.manifest["ledger"]
-    if known is not None and not path.exists():
-        raise LedgerError(
-            f"{path} is gone: what was released about these users is not known any more. Restore it from a copy."
-        )
-    ledger = Ledger(path)
-    if known is None:
-        population.pin_ledger(ledger.id)
-    elif ledger.id != known:
-        raise LedgerError(
-            f"{path} is not the ledger of these users: it was replaced by another. Restore it from a copy."
-        )
-    return ledger
-
-
 def unit_of(population: Population) -> str:
     """Whom the guarantee protects, in words."""
     simulated = population.manifest["about"].get("simulated")
@@ -323,15 +307,15 @@ def evaluate_run(folder: Path) -> tuple[Scores, Guarantee]:
     """A run's model on its population's held-out users, with what the ledger says of it."""
     recipe = _recipe_of(folder)
     params, card = load_model(folder)
-    population = Population(Path(recipe.data.population))
-    guarantee = verified_guarantee(params, card, open_ledger(population))
+    population = build.population(recipe)
+    guarantee = verified_guarantee(params, card, build.open_ledger(population))
     model = build.language_model(recipe.model, len(card.vocabulary))
     return evaluate(model, params, HeldOutUsers(population.folder).texts), guarantee
 
 
 def export_run(folder: Path, out: Path, non_private: bool) -> Guarantee:
-    population = Population(Path(_recipe_of(folder).data.population))
-    return export_model(folder, open_ledger(population), out, unit_of(population), non_private)
+    population = build.population(_recipe_of(folder))
+    return export_model(folder, build.open_ledger(population), out, unit_of(population), non_private)
 
 
 def _recipe_of(folder: Path) -> Recipe:

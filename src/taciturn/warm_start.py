@@ -15,7 +15,7 @@ from taciturn.core import Params
 from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.models.losses import cross_entropy
-from taciturn.privacy.ledger import FILE_NAME, Ledger
+from taciturn.privacy.ledger import Ledger
 from taciturn.release.checkpoint import ModelCard, load_model, params_digest, save_model
 
 
@@ -23,7 +23,8 @@ class WarmStart(NamedTuple):
     params: Params
     card: ModelCard
     lineage: tuple[DpEvent, ...]  # what the parameters cost, as the ledger of their run says; nothing for public text
-    adjacency: str | None
+    adjacency: str | None = None
+    seeded: bool = False  # whether some of that was a simulation, whose noise anyone can take off
 
 
 def pretrained(
@@ -62,21 +63,26 @@ def load_warm_start(recipe: Recipe, vocabulary: Vocabulary, ledger: Ledger) -> W
         raise RecipeError(
             "[model] warm_start knows other words than the population; build both with the same vocabulary"
         )
-    return WarmStart(params, card, *_history(path, params, card, ledger))
+    return _with_history(path, WarmStart(params, card, ()), ledger)
 
 
-def _history(path: Path, params: Params, card: ModelCard, ledger: Ledger) -> tuple[tuple[DpEvent, ...], str | None]:
-    """What these parameters cost, and under which adjacency. The ledgers are asked by the parameters themselves, never by what the
-    file says of itself; a file that says it is made of public text, and that no ledger knows, is believed."""
+def _with_history(path: Path, start: WarmStart, ledger: Ledger) -> WarmStart:
+    """What these parameters cost, and under which terms. The ledgers are asked by the parameters themselves, never by what the file
+    says of itself; a file that says it is made of public text, and that no ledger knows, is believed."""
     books = [ledger]
     if (path / "recipe.toml").exists():
-        books.append(Ledger(Path(load_recipe(path / "recipe.toml").data.population) / FILE_NAME))
+        books.append(build.open_ledger(build.population(load_recipe(path / "recipe.toml"))))
     for book in books:
-        row = book.model_row(params_digest(params))
+        row = book.model_row(params_digest(start.params))
         if row is not None:
-            return tuple(book.cost(row["run"], row["hash"])), book.run_rows(row["run"])[0]["adjacency"]
-    if card.run is not None:
+            opened = book.run_rows(row["run"])[0]
+            return start._replace(
+                lineage=tuple(book.cost(row["run"], row["hash"])),
+                adjacency=opened["adjacency"],
+                seeded=opened["randomness"] != "operating system",
+            )
+    if start.card.run is not None:
         raise RecipeError(
-            f"[model] warm_start says it comes from run {card.run}, but no ledger knows its parameters; name the folder of that run"
+            f"[model] warm_start says it comes from run {start.card.run}, but no ledger knows its parameters; name the folder of that run"
         )
-    return (), None
+    return start

@@ -5,7 +5,7 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent
 
 from taciturn import keys
-from taciturn.privacy.participation import FixedSize, PoissonSampling, TooFewUsers
+from taciturn.privacy.participation import FixedSize, PoissonSampling, WrongNumberOfUsers
 
 USERS = np.arange(1000)
 
@@ -39,7 +39,7 @@ def test_everybody_every_time_claims_nothing_for_sampling():
 
 
 def test_fewer_users_than_the_cost_was_worked_out_for_are_refused():
-    with pytest.raises(TooFewUsers, match="understated"):
+    with pytest.raises(WrongNumberOfUsers, match="understated"):
         FixedSize(10, 2000).select(USERS, generator(0))
 
 

@@ -9,7 +9,7 @@ import optax
 from taciturn import tree
 from taciturn.algorithms.local_training import LocalTraining, Loss, fedavg_update, fedsgd_update
 from taciturn.core import Algorithm, Estimate, Mechanism, Params, Participation, ServerState
-from taciturn.privacy.clipping import Bound
+from taciturn.privacy.clipping import MOST_REPORTS, Bound
 from taciturn.privacy.estimators import Estimator, mean
 from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import Noise, no_noise
@@ -25,11 +25,14 @@ def dp_fedavg(
     noise: Noise,
     participation: Participation,
     server: optax.GradientTransformation,
+    most_reports: int = MOST_REPORTS,
     greedy: bool = False,
 ) -> Algorithm:
     """Each user trains for E epochs; the clipped updates are averaged with noise."""
     project = bound.project if greedy else None
-    return _algorithm(fedavg_update(loss, local, project), mechanism(bound, estimator, noise), participation, server)
+    return _algorithm(
+        fedavg_update(loss, local, project), mechanism(bound, estimator, noise, most_reports), participation, server
+    )
 
 
 def dp_fedsgd(
@@ -40,9 +43,12 @@ def dp_fedsgd(
     noise: Noise,
     participation: Participation,
     server: optax.GradientTransformation,
+    most_reports: int = MOST_REPORTS,
 ) -> Algorithm:
     """Each user sends one clipped gradient; more rounds, and each of them costs."""
-    return _algorithm(fedsgd_update(loss, local), mechanism(bound, estimator, noise), participation, server)
+    return _algorithm(
+        fedsgd_update(loss, local), mechanism(bound, estimator, noise, most_reports), participation, server
+    )
 
 
 def fedavg(

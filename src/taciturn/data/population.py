@@ -2,9 +2,8 @@
 
     POPULATION/
       manifest.json     what is here; its counts are private and say so
-      vocabulary.txt    public
       ledger.jsonl      what was ever released about these users; outlives every rebuild
-      text-<id>/        tokens, offsets and hashed user ids of the training users, and the held-out users' text
+      text-<id>/        vocabulary, tokens, offsets and hashed ids of the training users, and the held-out users' text
       private/salt      with which user ids are hashed
 
 A build writes a new text folder and then replaces the manifest in one step, so a population is whole or not there. Building again
@@ -74,7 +73,7 @@ class Population:
         self.folder = folder
         self.manifest = _manifest(folder)
         self.id: str = self.manifest["id"]
-        self.vocabulary = Vocabulary.load(folder / "vocabulary.txt")
+        self.vocabulary = Vocabulary.load(folder / f"text-{self.id}" / "vocabulary.txt")
         self.texts = Texts.load(folder / f"text-{self.id}", "train")
 
     def __len__(self) -> int:
@@ -119,16 +118,19 @@ def build_population(
     content = texts.tokens.tobytes() + texts.offsets.tobytes() + "\n".join(vocabulary.words).encode()
     identity = hmac.new(salt, content, hashlib.sha256).hexdigest()[:16]
 
-    before = json.loads((folder / "manifest.json").read_text()) if (folder / "manifest.json").exists() else None
+    try:
+        before = json.loads((folder / "manifest.json").read_text())
+    except (FileNotFoundError, ValueError):  # new, or damaged
+        before = None
     building = folder / f"building-{secrets.token_hex(4)}"
     building.mkdir(mode=0o700)
     texts.save(building, "train")
     held.save(building, "held_out")
+    vocabulary.save(building / "vocabulary.txt")
     (building / "users.txt").write_text("\n".join(user for user, _ in hashed) + "\n")
     final = folder / f"text-{identity}"
     shutil.rmtree(final, ignore_errors=True)
     building.rename(final)
-    vocabulary.save(folder / "vocabulary.txt")
     counts = {
         "users": len(texts),
         "tokens": len(texts.tokens),
@@ -150,7 +152,7 @@ def build_population(
 
 
 def _save_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    write_atomically(folder / "manifest.json", json.dumps(manifest, indent=2).encode())
+    write_atomically(folder / "manifest.json", json.dumps(manifest, indent=2).encode(), 0o600)
 
 
 def _salt(path: Path) -> bytes:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import dp_accounting
+import numpy as np
 from dp_accounting import (
     ComposedDpEvent,
     DpEvent,
@@ -30,7 +31,7 @@ from dp_accounting import (
 )
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism as _gaussian
-from dp_accounting.rdp import RdpAccountant
+from dp_accounting.rdp import RdpAccountant, compute_epsilon
 
 AccountantName = Literal["pld", "rdp", "moments"]
 
@@ -70,9 +71,13 @@ def epsilon(event: DpEvent, delta: float, accountant: AccountantName = "pld", gr
         bound = _loss_distribution(event, grid).get_epsilon_for_delta(delta)
         if math.isfinite(bound):
             return float(bound)
-    composed = _rdp_accountant(event)
-    composed.compose(event)
-    return float(composed.get_epsilon(delta))
+    composition = _rdp_accountant(event)
+    composition.compose(event)
+    # The library takes NaN, and values that come out a hair below zero, for no cost at all.
+    costs = np.maximum(composition.rdp, 0.0)
+    return (
+        math.inf if np.isnan(costs).any() else float(compute_epsilon(list(composition.orders), list(costs), delta)[0])
+    )
 
 
 def classic_epsilon(event: DpEvent, delta: float, orders: range = CLASSIC_ORDERS) -> float:

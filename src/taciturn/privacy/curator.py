@@ -12,6 +12,7 @@ byte, when total and state match the seal, or abandoned, and redone as another a
 
 import hashlib
 import hmac
+import json
 import operator
 
 import jax
@@ -19,8 +20,9 @@ import numpy as np
 
 from taciturn import keys
 from taciturn.core import Algorithm, Estimate, Fleet, Key, MechanismState, Message, Params, PyTree, Report, UserData
-from taciturn.privacy.clipping import MOST_REPORTS
+from taciturn.privacy.accounting import event_to_json
 from taciturn.privacy.ledger import Account
+from taciturn.privacy.participation import WrongNumberOfUsers
 
 
 class Curator:
@@ -39,7 +41,9 @@ class Curator:
                 f"the account states the adjacency «{account.terms.adjacency}», not «{participation.adjacency}»"
             )
         self.account = account
-        self._mechanism, self._participation, self._fleet, self._root = mechanism, participation, fleet, root
+        self._mechanism, self._participation, self._fleet = mechanism, participation, fleet
+        # Bound to what runs: one root under two recipes or two noise levels shares no key between them.
+        self._root = keys.derive(root, f"run {account.terms.recipe} {json.dumps(event_to_json(account.release))}", 0)
         self._release = jax.jit(mechanism.release)
 
         def program(message: Message, user: UserData, key: Key) -> Report:
@@ -70,9 +74,9 @@ class Curator:
         # Another attempt takes another cohort: two releases about one sample would cost more than two rounds.
         generator = keys.generator(keys.derive(self._root, "cohort", round, attempt))
         cohort = self._participation.select(self._fleet.users(), generator)  # Cᵗ ← sample users with probability q
-        if len(cohort) > MOST_REPORTS:
-            raise ValueError(
-                f"a round adds up at most {MOST_REPORTS} reports exactly, and this cohort is larger: lower the cohort"
+        if len(cohort) > self._mechanism.most_reports:
+            raise WrongNumberOfUsers(
+                f"a cohort of {len(cohort)} users is far more than was expected: there are more users than participation.users says"
             )
         message = Message(params, self._mechanism.public(state))  # θᵗ, clip norm
         user_key = keys.jax_keys(keys.derive(self._root, "users", round, attempt), 1)[0]

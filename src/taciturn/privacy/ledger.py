@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dp_accounting import ComposedDpEvent, DpEvent
+from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent
 
 from taciturn.files import sync_folder
 from taciturn.privacy.accounting import (
@@ -64,6 +64,7 @@ class Guarantee:
     adjacency: str
     randomness: str  # "operating system", or "seeded simulation", whose noise anyone can take off
     head: str
+    continued: bool = False  # whether ε counts earlier runs too, from which this one started
 
     @property
     def is_private(self) -> bool:
@@ -147,6 +148,7 @@ class Ledger:
             adjacency=terms["adjacency"],
             randomness=terms["randomness"],
             head=rows[-1]["hash"],
+            continued=bool(terms["lineage"]),
         )
 
     def lineage(self, run: str) -> list[DpEvent]:
@@ -174,7 +176,9 @@ class Ledger:
         for run in self.runs():
             own = self.cost(run)[len(self.lineage(run)) :]
             costs.setdefault(self.run_rows(run)[0]["adjacency"], []).extend(own)
-        events = {adjacency: ComposedDpEvent(own) for adjacency, own in costs.items() if own}
+        without = [cost for own in costs.values() for cost in own if isinstance(cost, NonPrivateDpEvent)]
+        # What was released without privacy counts under every adjacency.
+        events = {adjacency: ComposedDpEvent([*own, *without]) for adjacency, own in costs.items() if own}
         return [(adjacency, epsilon(event, delta, "rdp"), rho(event)) for adjacency, event in events.items()]
 
     @contextlib.contextmanager

@@ -28,11 +28,16 @@ class State(NamedTuple):
     noise: PyTree  # secret
 
 
-def mechanism(bound: Bound, estimator: Estimator, noise: Noise) -> Mechanism:
+def mechanism(bound: Bound, estimator: Estimator, noise: Noise, most_reports: int = clipping.MOST_REPORTS) -> Mechanism:
+    """`most_reports` limits a cohort: totals are exact, but turning one into floats rounds by its size, and noise covers that."""
+    if not 0 < most_reports <= clipping.MOST_REPORTS:
+        raise ValueError(f"a total adds up at most {clipping.MOST_REPORTS} reports exactly, not {most_reports}")
     is_private = noise.multiplier > 0
+    # Eight roundings of a number no larger than most_reports × S, each by 2⁻²⁴ of it.
+    sensitivity = estimator.sensitivity * (1 + most_reports * 2.0**-21)
     if is_private:
         # The schedule only falls, so its end has the least noise.
-        least = noise.multiplier * estimator.sensitivity * float(bound.sensitivity(jnp.int32(2**31 - 1)))
+        least = noise.multiplier * sensitivity * float(bound.sensitivity(jnp.int32(2**31 - 1)))
         if not math.isfinite(least):
             raise ValueError(
                 "noise needs a bounded sensitivity: use a clip norm and a fixed or clipped denominator with it"
@@ -43,7 +48,7 @@ def mechanism(bound: Bound, estimator: Estimator, noise: Noise) -> Mechanism:
             )
 
     def stddev(round: jax.Array) -> jax.Array:
-        return noise.multiplier * estimator.sensitivity * bound.sensitivity(round) if is_private else jnp.float32(0)
+        return noise.multiplier * sensitivity * bound.sensitivity(round) if is_private else jnp.float32(0)
 
     def init(params: Params) -> State:
         bound.check(params)
@@ -66,4 +71,5 @@ def mechanism(bound: Bound, estimator: Estimator, noise: Noise) -> Mechanism:
         release=release,
         event=event,
         noise_keys=noise.keys,
+        most_reports=most_reports,
     )

@@ -34,8 +34,8 @@ class PoissonSampling:
         return gaussian if self.probability == 1 else PoissonSampledDpEvent(self.probability, gaussian)
 
 
-class TooFewUsers(Exception):
-    """There are fewer users than the cost was worked out for."""
+class WrongNumberOfUsers(Exception):
+    """There are fewer or more users than the cost was worked out for."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class FixedSize:
 
     def select(self, available: UserIds, generator: np.random.Generator) -> UserIds:
         if len(available) < self.users:
-            raise TooFewUsers(
+            raise WrongNumberOfUsers(
                 f"fixed-size rounds are accounted for {self.users} users, but fewer are there: the cost would be understated; "
                 "lower participation.users in the recipe"
             )

@@ -1,11 +1,10 @@
 """The exit: a model leaves only with a guarantee for exactly the ledger row it was made at."""
 
-import shutil
 from pathlib import Path
 
 from taciturn.core import Params
 from taciturn.privacy.ledger import Guarantee, Ledger
-from taciturn.release.checkpoint import ModelCard, load_model, params_digest
+from taciturn.release.checkpoint import ModelCard, load_model, params_digest, save_model
 from taciturn.release.privacy_statement import statement, statement_json
 
 
@@ -17,13 +16,13 @@ def verified_guarantee(params: Params, card: ModelCard, ledger: Ledger) -> Guara
     """What the ledger says of exactly these parameters; refused where the two do not belong together."""
     if card.run is None or card.ledger_head is None:
         raise ExportRefused("this model was not trained on users: there is no guarantee to export it with")
-    row = ledger.model_row(params_digest(params))
-    if row is None or row["run"] != card.run or row["hash"] != card.ledger_head:
+    recorded = {"kind": "model", "run": card.run, "params": params_digest(params), "hash": card.ledger_head}
+    if not any(recorded.items() <= row.items() for row in ledger.run_rows(card.run)):
         raise ExportRefused(
             f"{ledger.path} does not know these parameters as run {card.run}'s at row {card.ledger_head[:12]}…: the model was "
             "changed, belongs to another population, or rows were cut off"
         )
-    return ledger.guarantee(card.run, row["hash"])
+    return ledger.guarantee(card.run, card.ledger_head)
 
 
 def export_model(model: Path, ledger: Ledger, out: Path, unit: str, non_private: bool = False) -> Guarantee:
@@ -39,5 +38,5 @@ def export_model(model: Path, ledger: Ledger, out: Path, unit: str, non_private:
     (out / "vocabulary.txt").write_text("\n".join(card.vocabulary) + "\n", encoding="utf-8")
     (out / "guarantee.txt").write_text(statement(guarantee, unit, card.public_sources), encoding="utf-8")
     (out / "guarantee.json").write_text(statement_json(guarantee, unit, card.public_sources), encoding="utf-8")
-    shutil.copyfile(model, out / "model.safetensors")
+    save_model(out / "model.safetensors", params, card)  # what was verified; the file may have changed since
     return guarantee

@@ -39,9 +39,7 @@ def statement(guarantee: Guarantee, unit: str, public_sources: tuple[str, ...]) 
             ),
             _item("Unit", f"{unit}, with everything they wrote."),
             _item("Adjacency", f"{guarantee.adjacency}."),
-            _item(
-                "Covers", f"all {guarantee.releases} releases of the run: every model on the way, not only the last."
-            ),
+            _item("Covers", _covers(guarantee)),
             _item("Accounting", _ACCOUNTANTS[guarantee.accountant]),
             _item(
                 "Assumes", "the cohort of a round is known to the curator alone; devices run the code they are given."
@@ -75,6 +73,11 @@ def statement(guarantee: Guarantee, unit: str, public_sources: tuple[str, ...]) 
         _item("Ledger row", guarantee.head),
     ]
     return re.sub("\n{3,}", "\n\n", "\n".join([*parts, ""]))
+
+
+def _covers(guarantee: Guarantee) -> str:
+    earlier = ", and the earlier runs that it started from" if guarantee.continued else ""
+    return f"all {guarantee.releases} releases of the run: every model on the way, not only the last{earlier}."
 
 
 def _paragraph(text: str) -> str:
