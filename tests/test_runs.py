@@ -51,7 +51,7 @@ def test_train_evaluate_ledger_and_export_from_the_command_line(population, reci
 
     book = run_cli("ledger", population.folder).output
     assert "my-run" in book
-    assert "all runs" in book
+    assert "all together" in book
 
     assert run_cli("export", run, "--out", tmp_path / "out").exit_code == 0
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
