@@ -1,8 +1,10 @@
 """A recipe is checked before anything is spent, and says in a sentence what is wrong."""
 
+from pathlib import Path
+
 import pytest
 
-from taciturn.config import RecipeError, load_recipe, model_settings, parse_recipe
+from taciturn.config import RecipeError, load_recipe, model_settings, parse_recipe, reference
 
 GOOD = {
     "data": {"population": "somewhere"},
@@ -95,6 +97,13 @@ def test_the_fingerprint_names_what_shapes_a_run_and_not_where_it_lies():
     one, elsewhere = parse_recipe(GOOD), parse_recipe(changed(data={"population": "elsewhere"}))
     assert one.fingerprint == elsewhere.fingerprint
     assert one.fingerprint != parse_recipe(changed(privacy={"noise_multiplier": 1.1})).fingerprint
+
+
+def test_the_reference_of_settings_is_in_step_with_the_code():
+    written = (Path(__file__).parents[1] / "docs" / "recipe.md").read_text(encoding="utf-8")
+    assert written == reference(), (
+        "write it again: python -c 'from taciturn.config import *; print(reference(), end=\"\")'"
+    )
 
 
 def test_model_settings_alone_are_checked_too():

@@ -69,7 +69,7 @@ def test_help_teaches_every_command():
 def test_training_stops_at_the_budget_and_says_so(population, tmp_path):
     recipe = tiny_recipe(population, privacy={"epsilon": 4.0}, run={"rounds": 60})
     finished = train_run(recipe, tmp_path / "run", quietly)
-    assert "all are spent" in finished.stopped_by_budget
+    assert "all are spent" in finished.stopped
     assert finished.guarantee.releases < 60
     assert finished.guarantee.epsilon <= 4.0
 
@@ -77,7 +77,7 @@ def test_training_stops_at_the_budget_and_says_so(population, tmp_path):
 def test_noise_is_worked_out_from_the_budget(population, tmp_path):
     recipe = tiny_recipe(population, privacy={"noise_multiplier": None, "epsilon": 4.0})
     finished = train_run(recipe, tmp_path / "run", quietly)
-    assert finished.stopped_by_budget is None
+    assert finished.stopped is None
     assert finished.guarantee.releases == recipe.run.rounds
     assert 3.95 < finished.guarantee.epsilon <= 4.0
 
@@ -86,7 +86,7 @@ def test_a_run_that_could_not_release_anything_is_refused_before_it_starts(popul
     from taciturn.privacy.ledger import BudgetExhausted
 
     recipe = tiny_recipe(population, privacy={"epsilon": 0.01})
-    with pytest.raises(BudgetExhausted, match="0 releases"):
+    with pytest.raises(BudgetExhausted, match="not one release"):
         train_run(recipe, tmp_path / "run", quietly)
     assert not (tmp_path / "run").exists()
     assert Ledger(population.folder / "ledger.jsonl").runs() == []
@@ -171,3 +171,34 @@ def test_two_runs_without_a_seed_differ(population, tmp_path):
     two = train_run(recipe, tmp_path / "two", quietly)
     assert not jax.numpy.allclose(one.params["embedding"], two.params["embedding"])
     assert one.guarantee.randomness == "operating system"
+
+
+def test_a_run_that_diverges_stops_before_it_spends_the_rest(population, tmp_path):
+    recipe = tiny_recipe(
+        population,
+        privacy={"clip_norm": 50.0, "noise_multiplier": 5.0},
+        server={"learning_rate": 50.0},
+        run={"rounds": 40, "evaluate_every": 2},
+    )
+    finished = train_run(recipe, tmp_path / "run", quietly)
+    assert "diverges" in finished.stopped
+    assert finished.guarantee.releases < 40
+    assert (tmp_path / "run" / "guarantee.txt").exists()
+
+
+def test_users_without_anyone_to_measure_with_are_refused_before_anything_is_declared(vocabulary, tmp_path):
+    alone = build_population(tmp_path / "alone", made_up_users(50), {}, vocabulary, {})
+    with pytest.raises(RecipeError, match="no held-out users"):
+        train_run(tiny_recipe(alone), tmp_path / "run", quietly)
+    assert not (tmp_path / "run").exists()
+    assert Ledger(alone.folder / "ledger.jsonl").runs() == []
+
+
+def test_nothing_private_can_come_from_a_model_without_privacy(population, tmp_path):
+    twin = tiny_recipe(
+        population, algorithm="fedavg", privacy={"noise_multiplier": None, "clip_norm": None}, run={"rounds": 1}
+    )
+    train_run(twin, tmp_path / "twin", quietly)
+    wishful = tiny_recipe(population, privacy={"epsilon": 8.0}, model={"warm_start": str(tmp_path / "twin")})
+    with pytest.raises(RecipeError, match="warm_start has no privacy"):
+        train_run(wishful, tmp_path / "run", quietly)

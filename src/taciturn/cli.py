@@ -1,9 +1,11 @@
 """The command line: taciturn data · pretrain · train · evaluate · ledger · export · demo."""
 
 import json
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,14 +31,22 @@ def data_build(
     out: Annotated[Path, typer.Option(help="folder of the population")],
     vocabulary: Annotated[int, typer.Option(help="number of words, from the public wordfreq list")] = 10_000,
     language: Annotated[str, typer.Option(help="of the word list")] = "en",
-    least_tokens: Annotated[int, typer.Option(help="leave out users with fewer")] = 1600,
-    most_tokens: Annotated[int, typer.Option(help="cut longer users there")] = 1600,
+    least_tokens: Annotated[int, typer.Option(min=1, help="leave out users with fewer")] = 1600,
+    most_tokens: Annotated[int, typer.Option(min=1, help="cut longer users there")] = 1600,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="put new text into an existing population; its ledger stays")
+    ] = False,
 ) -> None:
     """Build a population of users from their text. `sotu` makes the simulated users of the demonstration."""
     from taciturn.data.ingest import from_parquet
+    from taciturn.data.population import HeldOutUsers
     from taciturn.data.state_of_the_union import simulated_users
-    from taciturn.data.vocabulary import public_vocabulary
+    from taciturn.data.vocabulary import DataError, public_vocabulary
 
+    if (out / "manifest.json").exists() and not replace:
+        raise DataError(
+            f"{out} is a population already; name another --out, or put new text into it with --replace (its ledger stays)"
+        )
     with console.status(f"reading {source}"):
         words = public_vocabulary(vocabulary, language)
         demonstration = source == "sotu"
@@ -45,13 +55,18 @@ def data_build(
             if demonstration
             else from_parquet(Path(source), out, words, least_tokens, most_tokens)
         )
-    console.print(f"{out}: {len(population)} users to train on (a private count)")
+    held_out = len(HeldOutUsers(out))
+    console.print(
+        f"{out}: {len(population)} users to train on and {held_out} held out (private counts)", highlight=False
+    )
 
 
 @data_app.command("public")
 def data_public(
     out: Annotated[Path, typer.Option(help="folder of the corpus")],
-    vocabulary: Annotated[int, typer.Option(help="number of words, from the public wordfreq list")] = 5_000,
+    vocabulary: Annotated[
+        int, typer.Option(help="number of words, from the public wordfreq list; must match the population")
+    ] = 10_000,
 ) -> None:
     """Prepare the public text of the demonstration: State of the Union speeches before 1900."""
     from taciturn.data.state_of_the_union import public_speeches
@@ -70,15 +85,32 @@ def pretrain(
     set: Annotated[list[str] | None, typer.Option(help="model setting, such as kind=cifg or width=64")] = None,
 ) -> None:
     """Train a model on public text, to start private training from. Costs no privacy."""
-    from taciturn.config import model_settings
+    from taciturn.config import RecipeError, model_settings
     from taciturn.data.public import PublicCorpus
     from taciturn.warm_start import pretrained
 
+    if (out / "model.safetensors").exists():
+        raise RecipeError(f"{out} holds a model already; name another --out")
     with bar("pretraining", "steps") as show:
         pretrained(
             PublicCorpus.load(corpus), model_settings(set or []), epochs, out, lambda done, all: show(done, all, "")
         )
     console.print(f"{out / 'model.safetensors'}: start from it with --set model.warm_start={out}")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        console.print(metadata.version("taciturn"), highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Language models that learn from everyone and repeat no one: training with user-level differential privacy."""
 
 
 @app.command()
@@ -98,23 +130,37 @@ def train(
     from taciturn.run import RunError, resume_run, train_run
 
     if resume:
-        if run is None or set:
-            raise RunError("--resume takes the run's own recipe: taciturn train --resume --run DIR, without --set")
-        with training_bar(run.name) as show:
-            finished = resume_run(run, show)
+        if run is None:
+            raise RunError("name the run to go on with: taciturn train --resume --run DIR")
+        if set or recipe:
+            raise RunError("--resume takes the run's own recipe: leave --set and the recipe out")
+        finished = _trained(run, lambda show: resume_run(run, show))
     else:
         if recipe is None:
             raise RunError("name a recipe: taciturn train RECIPE.toml (experiments/ and the README have some)")
-        loaded = load_recipe(recipe, set)
-        run = run or _next_folder(recipe.stem)
-        with training_bar(run.name) as show:
-            finished = train_run(loaded, run, show)
-    if finished.stopped_by_budget:
-        console.print(f"stopped: {finished.stopped_by_budget}")
+        loaded, folder = load_recipe(recipe, set), run or _next_folder(recipe.stem)
+        finished = _trained(folder, lambda show: train_run(loaded, folder, show))
+    if finished.stopped:
+        console.print(f"Stopped: {finished.stopped}.\n", style="yellow", highlight=False)
     console.print((finished.folder / "guarantee.txt").read_text(), highlight=False, soft_wrap=True)
     console.print(
         f"AccuracyTop1 {finished.scores.accuracy_top1:.2%}, perplexity {finished.scores.perplexity:.1f}; {finished.folder}"
     )
+
+
+def _trained(folder: Path, work: Callable[[Any], Any]) -> Any:
+    """Run a training under a progress bar; Ctrl-C says how to go on."""
+    try:
+        with training_bar(folder.name) as show:
+            return work(show)
+    except KeyboardInterrupt:
+        console.print(
+            f"\nStopped. Nothing is lost; go on with: taciturn train --resume --run {folder}", highlight=False
+        )
+        sys.stdout.flush()
+        os._exit(
+            130
+        )  # without waiting for a computation in another thread, which may not survive the interpreter's end
 
 
 @app.command()
@@ -135,12 +181,13 @@ def evaluate(
     }
     if json_:
         content: dict[str, Any] = {name: {"value": one.value, "margin": one.margin} for name, one in figures.items()}
-        finite = (
-            {"epsilon": guarantee.epsilon, "rho": guarantee.rho} if guarantee.is_private else {"epsilon": "infinity"}
-        )
-        print(json.dumps(content | finite | {"delta": guarantee.delta, "run": guarantee.run}))
+        cost: dict[str, Any] = {"epsilon": guarantee.epsilon, "rho": guarantee.rho}
+        if not guarantee.is_private:
+            cost = {"epsilon": "infinity", "rho": "infinity"}  # JSON has no number for it
+        print(json.dumps(content | cost | {"delta": guarantee.delta, "run": guarantee.run}))
         return
-    table = Table(title=f"{run}, on held-out users (who have no guarantee)", title_justify="left")
+    console.print(f"{run}, on held-out users (who have no guarantee)", highlight=False)
+    table = Table()
     table.add_column("")
     table.add_column("value ± 95 %", justify="right")
     for name, one in figures.items():
@@ -157,9 +204,13 @@ def ledger(
     population: Annotated[Path, typer.Argument(help="folder of a population")],
     delta: Annotated[float | None, typer.Option(help="δ of the total (default: the smallest of the runs)")] = None,
 ) -> None:
-    """Everything ever released about a population's users: runs, rounds, ε, ρ, and the total."""
+    """What was ever released about a population's users.
+
+    Runs, releases, ε, ρ, and the total of all of them.
+    """
     from taciturn.build import open_ledger
     from taciturn.data.population import Population
+    from taciturn.privacy.ledger import LedgerError
     from taciturn.release.privacy_statement import epsilon_text, rho_text
 
     book = open_ledger(Population(population))
@@ -171,6 +222,8 @@ def ledger(
         name = one.run if one.randomness == "operating system" else f"{one.run} (simulation)"
         figures = (epsilon_text(one.epsilon), f"{one.delta:.2g}", rho_text(one.rho))
         table.add_row(name, str(one.releases), *figures, _neighbours(one.adjacency))
+    if delta is not None and not 0 < delta < 1:
+        raise LedgerError(f"δ lies between 0 and 1; {delta:g} does not")
     if guarantees:
         delta = delta or min(one.delta for one in guarantees)
         for adjacency, epsilon, rho in book.totals(delta):
@@ -178,7 +231,14 @@ def ledger(
             figures = (epsilon_text(epsilon), f"{delta:.2g}", rho_text(rho))
             table.add_row("all together", "", *figures, _neighbours(adjacency))
     console.print(table)
-    console.print(f"The chain of {len(book.rows)} rows verifies; its head is {book.head[:16]}…", highlight=False)
+    torn = sum(row["kind"] == "torn" for row in book.rows)
+    console.print(
+        "ρ does not count the sampling of users, ε does. Several runs are added up in RDP, which stays valid when later runs are "
+        "chosen after seeing earlier ones.\n"
+        f"Each of the {len(book.rows)} rows fits the one before it; the last is {book.head[:16]}…"
+        + (f" {torn} were cut off half-written by a crash, before anything was released." if torn else ""),
+        highlight=False,
+    )
 
 
 def _neighbours(adjacency: str) -> str:
@@ -193,7 +253,10 @@ def export(
     out: Annotated[Path, typer.Option(help="new folder for the model and its guarantee")],
     non_private: Annotated[bool, typer.Option("--non-private", help="let a model without any guarantee leave")] = False,
 ) -> None:
-    """Copy a run's model with its guarantee, after checking that the ledger and the model belong together."""
+    """Copy a run's model with its guarantee beside it.
+
+    Refused where the ledger and the model do not belong together.
+    """
     from taciturn.run import export_run
 
     guarantee = export_run(run, out, non_private)
@@ -208,7 +271,10 @@ def export(
 def demo(
     out: Annotated[Path, typer.Option(help="folder for everything the demonstration makes")] = Path("demo"),
 ) -> None:
-    """The whole road in a few minutes: public warm start, private training, a non-private twin, and what it all cost."""
+    """The whole road in a few minutes.
+
+    A public warm start, private training, a non-private twin, and what it all cost.
+    """
     from taciturn.demo import run_demo
 
     run_demo(out, console, bar, training_bar)
@@ -277,8 +343,3 @@ def main() -> None:
     except sentences as error:
         Console(stderr=True).print(f"taciturn: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        Console(stderr=True).print(
-            "\ntaciturn: stopped; a run goes on with: taciturn train --resume --run DIR", style="red"
-        )
-        sys.exit(130)

@@ -9,7 +9,7 @@ import hashlib
 import json
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator, model_validator
 
@@ -188,6 +188,26 @@ class Recipe(Section):
 
     def save(self, path: Path) -> None:
         write_atomically(path, _toml(self.model_dump(mode="json", exclude_none=True)).encode())
+
+
+def reference() -> str:
+    """Every setting of a recipe, for docs/recipe.md."""
+    lines = ["# Every setting of a recipe", "", "Made from `src/taciturn/config.py`; a test keeps it in step.", ""]
+    sections = {name: field.annotation for name, field in Recipe.model_fields.items()}
+    for section, kind in {"": Recipe, **sections}.items():
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            continue
+        lines += [f"## [{section}]" if section else "## top", "", "| setting | default | meaning |", "|---|---|---|"]
+        for name, field in kind.model_fields.items():
+            if section or name not in sections or name == "algorithm":
+                default = "required" if field.is_required() else f"`{json.dumps(field.default)}`"
+                choices = (
+                    " · ".join(map(str, get_args(field.annotation))) if get_origin(field.annotation) is Literal else ""
+                )
+                meaning = "; ".join(part for part in (choices, field.description) if part)
+                lines.append(f"| `{name}` | {default.replace('`null`', 'none')} | {meaning} |")
+        lines.append("")
+    return "\n".join(lines)
 
 
 def load_recipe(path: Path, settings: list[str] | None = None) -> Recipe:

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
-from dp_accounting import DpEvent
+from dp_accounting import DpEvent, NonPrivateDpEvent
 
 from taciturn import build, keys
 from taciturn.config import Recipe, RecipeError, load_recipe
@@ -54,7 +53,7 @@ class Finished:
     before: Scores  # of the parameters it started (or went on) from
     scores: Scores
     guarantee: Guarantee
-    stopped_by_budget: str | None
+    stopped: str | None  # why it ended before its last round, if it did
 
 
 class Run:
@@ -68,6 +67,11 @@ class Run:
         self.warm_start = load_warm_start(recipe, self.population.vocabulary, ledger)
         lineage = self.warm_start.lineage if self.warm_start else ()
         simulated = recipe.run.seed is not None or seeded or bool(self.warm_start and self.warm_start.seeded)
+        has_budget = recipe.privacy.epsilon is not None or recipe.privacy.rho is not None
+        if has_budget and any(isinstance(cost, NonPrivateDpEvent) for cost in lineage):
+            raise RecipeError(
+                "[model] warm_start has no privacy (ε = ∞), so nothing that starts from it can meet a budget"
+            )
         try:
             self.recipe = build.with_noise(recipe, lineage)
             self.model: LanguageModel = build.language_model(recipe.model, len(self.population.vocabulary))
@@ -103,6 +107,10 @@ class Run:
             raise RecipeError(
                 f"[participation] users: with {users} users δ is {self.recipe.delta:.2g}, more than one over the number of users "
                 "that are there; raise the number, or set [privacy] delta"
+            )
+        if not len(self.held_out.texts.tokens):
+            raise RecipeError(
+                f"{self.population.folder} has no held-out users to measure with; build it from more users"
             )
         if self.warm_start and lineage and self.warm_start.adjacency != adjacency:
             raise RecipeError(
@@ -198,7 +206,7 @@ def _go_on(run: Run, state: TrainState, progress: Progress) -> Finished:
     progress(state.round, section.rounds, metrics.rows[-1])
     stopped, measured, seconds = None, state.round, metrics.rows[-1]["seconds"]
     rounds = train(run.algorithm, run.curator, state)
-    while state.round < section.rounds:
+    while state.round < section.rounds and stopped is None:
         began = time.perf_counter()
         try:
             state = next(rounds)
@@ -210,6 +218,7 @@ def _go_on(run: Run, state: TrainState, progress: Progress) -> Finished:
         if state.round % section.evaluate_every == 0 or state.round == section.rounds:
             scores, measured = evaluate(run.model, state.server.params, run.held_out.texts), state.round
             metrics.add(_measured(state, run.account.guarantee(), scores, seconds))
+            stopped = _diverged(metrics.rows)
         if state.round % section.save_every == 0 or state.round == section.rounds:
             _save(run, state)
         progress(state.round, section.rounds, metrics.rows[-1])
@@ -217,6 +226,17 @@ def _go_on(run: Run, state: TrainState, progress: Progress) -> Finished:
         scores = evaluate(run.model, state.server.params, run.held_out.texts)
         metrics.add(_measured(state, run.account.guarantee(), scores, seconds))
     return _finish(run, state, metrics, before, scores, stopped)
+
+
+def _diverged(rows: list[dict[str, Any]]) -> str | None:
+    """A run that only gets worse should not spend the rest of its budget. Judged on held-out users, who are not protected."""
+    first, last = rows[0]["loss"], rows[-1]["loss"]
+    if last < 1.5 * first:
+        return None
+    return (
+        f"the loss on held-out users rose from {first:.1f} to {last:.1f}: the run diverges. Lower server.momentum or "
+        "server.learning_rate (noise adds up in momentum), or take larger cohorts"
+    )
 
 
 def _save(run: Run, state: TrainState) -> None:
@@ -298,7 +318,7 @@ def _measured(state: TrainState, guarantee: Guarantee, scores: Scores, seconds: 
         "accuracy_top1_margin": top1.margin,
         "accuracy_top3": top3.value,
         "loss": loss.value,
-        "perplexity": float(np.exp(loss.value)),
+        "perplexity": scores.perplexity.value,
         "seconds": round(seconds, 3),
     }
 

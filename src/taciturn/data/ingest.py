@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from taciturn.data.population import Population, PopulationError, build_population
@@ -31,6 +32,10 @@ def from_parquet(
             held_out[user] = tokens[:most_tokens]
         elif len(tokens) >= least_tokens:
             train[user] = tokens[:most_tokens]
+    if not train:
+        raise PopulationError(
+            f"no user of {source} is left to train on: none has {least_tokens} tokens or more; lower --least-tokens"
+        )
     about = {"source": source.name, "least_tokens": least_tokens, "most_tokens": most_tokens}
     return build_population(folder, train, held_out, vocabulary, about)
 
@@ -38,7 +43,10 @@ def from_parquet(
 def _rows(source: Path) -> Iterator[tuple[str, str]]:
     if not source.is_file():
         raise PopulationError(f"{source} is not a file")
-    file = parquet.ParquetFile(source)
+    try:
+        file = parquet.ParquetFile(source)
+    except pa.ArrowInvalid:
+        raise PopulationError(f"{source} is not a Parquet file") from None
     missing = {"user_id", "text"} - set(file.schema_arrow.names)
     if missing:
         raise PopulationError(
@@ -46,6 +54,8 @@ def _rows(source: Path) -> Iterator[tuple[str, str]]:
         )
     for batch in file.iter_batches(columns=["user_id", "text"]):
         for user, text in zip(batch["user_id"].to_pylist(), batch["text"].to_pylist(), strict=True):
+            if text is not None and not isinstance(text, str):
+                raise PopulationError(f"{source}: the column text holds {type(text).__name__}, not text")
             if user is not None and text:
                 yield str(user), text
 

@@ -68,7 +68,7 @@ def public_vocabulary(size: int, language: str = "en") -> Vocabulary:
         )
     try:
         frequent = [word for word in wordfreq.top_n_list(language, size) if word not in fixed]
-    except LookupError:
+    except (LookupError, ValueError):
         known = ", ".join(sorted(wordfreq.available_languages()))
         raise DataError(f"wordfreq has no list for the language {language!r}; it has: {known}") from None
     return Vocabulary((fixed + tuple(frequent))[:size], source=f"wordfreq {language}")

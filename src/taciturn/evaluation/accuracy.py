@@ -56,7 +56,7 @@ class Scores:
 
     @property
     def perplexity(self) -> Interval:
-        return _jackknife(lambda kept: math.exp(self.loss[kept].sum() / self.tokens[kept].sum()), len(self.tokens))
+        return _jackknife(lambda kept: _exp(self.loss[kept].sum() / self.tokens[kept].sum()), len(self.tokens))
 
     def gain_over(self, other: "Scores") -> Interval:
         """Difference in AccuracyTop1 on the same users, paired: much narrower than two intervals apart."""
@@ -108,10 +108,15 @@ def _scorer(model: LanguageModel):
     return score
 
 
+def _exp(loss: float) -> float:
+    """A model that diverged has no perplexity worth a number."""
+    return math.exp(loss) if loss < 700 else math.inf
+
+
 def _jackknife(statistic, buckets: int) -> Interval:
     everyone = np.ones(buckets, bool)
     value = float(statistic(everyone))
-    if buckets < 2:
+    if buckets < 2 or not math.isfinite(value):
         return Interval(value, math.nan)
     without = []
     for bucket in range(buckets):

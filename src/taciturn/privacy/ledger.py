@@ -170,7 +170,7 @@ class Ledger:
     def totals(self, delta: float) -> list[tuple[str, float, float]]:
         """(adjacency, ε, ρ) of all runs together, a row for each adjacency: costs under different ones do not add up.
 
-        Composed in RDP: later runs are chosen after seeing earlier ones, and RDP stays valid then.
+        Several are composed in RDP: later runs are chosen after seeing earlier ones, and RDP stays valid then.
         """
         costs: dict[str, list[DpEvent]] = {}
         for run in self.runs():
@@ -179,7 +179,10 @@ class Ledger:
         without = [cost for own in costs.values() for cost in own if isinstance(cost, NonPrivateDpEvent)]
         # What was released without privacy counts under every adjacency.
         events = {adjacency: ComposedDpEvent([*own, *without]) for adjacency, own in costs.items() if own}
-        return [(adjacency, epsilon(event, delta, "rdp"), rho(event)) for adjacency, event in events.items()]
+        return [
+            (adjacency, epsilon(event.events[0] if len(event.events) == 1 else event, delta), rho(event))
+            for adjacency, event in events.items()
+        ]
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[BinaryIO]:
@@ -353,12 +356,14 @@ class Account:
         """Raise if the next release would pass the budget."""
         if len(self.charges) >= self.allowed:
             limits = self.terms.budget
-            wanted = " and ".join(
-                f"{name} = {value:g}" for name, value in (("ε", limits.epsilon), ("ρ", limits.rho)) if value
-            )
-            raise BudgetExhausted(
-                f"the budget of {wanted} at δ = {limits.delta:.2g} allows {self.allowed} releases; all are spent"
-            )
+            pairs = (("ε", limits.epsilon), ("ρ", limits.rho))
+            wanted = " and ".join(f"{name} = {value:g}" for name, value in pairs if value)
+            budget = f"the budget of {wanted} at δ = {limits.delta:.2g}"
+            if self.allowed == 0:
+                raise BudgetExhausted(
+                    f"{budget} allows not one release at this noise; take more noise, or a larger budget"
+                )
+            raise BudgetExhausted(f"{budget} allows {self.allowed} releases; all are spent")
 
     def charge(self, round: int, attempt: int, seal: str) -> None:
         """Put one release on the record. When this returns the row is on disk; only then may anything be released."""

@@ -14,7 +14,9 @@ MEANINGLESS, WEAK = 1000.0, 10.0
 def epsilon_text(epsilon: float) -> str:
     if math.isinf(epsilon):
         return "∞"
-    return "> 1000" if epsilon > MEANINGLESS else f"{epsilon:.2f}"
+    return (
+        "> 1000" if epsilon > MEANINGLESS else f"{epsilon:.2f}" if epsilon >= 0.1 or epsilon == 0 else f"{epsilon:.1g}"
+    )
 
 
 def rho_text(rho: float) -> str:
@@ -24,6 +26,13 @@ def rho_text(rho: float) -> str:
 def statement(guarantee: Guarantee, unit: str, public_sources: tuple[str, ...]) -> str:
     """A page for whoever must defend the model."""
     parts = [_paragraph(f"Privacy of run {guarantee.run}")]
+    if guarantee.is_private and guarantee.randomness != "operating system":
+        parts += [
+            _paragraph(
+                "SIMULATION: the noise came from a seed in the recipe. Whoever knows the seed can take it off again, so the figures "
+                "below describe the mechanism, not this file."
+            ),
+        ]
     if not guarantee.is_private:
         parts += [
             _paragraph(
@@ -54,14 +63,6 @@ def statement(guarantee: Guarantee, unit: str, public_sources: tuple[str, ...]) 
             ]
         elif guarantee.epsilon > WEAK:
             parts += ["", _paragraph("An ε above 10 is a weak promise. More users, or fewer rounds, make it stronger.")]
-    if guarantee.is_private and guarantee.randomness != "operating system":
-        parts += [
-            "",
-            _paragraph(
-                "SIMULATION: the noise came from a seed in the recipe. Whoever knows the seed can take it off again, so the figures "
-                "above describe the mechanism, not this file."
-            ),
-        ]
     parts += [
         "",
         _item(
