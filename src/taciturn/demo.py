@@ -91,7 +91,8 @@ def _show(console: Console, warm: Scores, private: Scores, twin: Scores, guarant
     gain, gap = private.gain_over(warm), twin.gain_over(private)
     console.print(
         f"Private training gained {100 * gain.value:.2f} ± {100 * gain.margin:.2f} points of AccuracyTop1 over the warm start "
-        f"(95 % interval over users); the twin without privacy, on cohorts a quarter as large, is {100 * gap.value:.2f} ± {100 * gap.margin:.2f} ahead.\n"
+        "(95 % interval over users); the twin without privacy, on cohorts a quarter as large, is "
+        f"{100 * gap.value:.2f} ± {100 * gap.margin:.2f} ahead.\n"
         "What closes that gap is more users: with ten times as many, cohorts are ten times as large at the same ε, and the noise on "
         "their average is a tenth.\n\n"
         f"What is promised: had any one of the (simulated) users, with all {TOKENS_PER_USER} tokens, not been there, every model "
