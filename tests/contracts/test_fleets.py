@@ -69,6 +69,11 @@ def in_floats(total):
     return jax.tree.leaves(decoded)
 
 
+def assert_same_total(one, other):
+    for left, right in zip(in_floats(one), in_floats(other), strict=True):
+        np.testing.assert_allclose(left, right, atol=1e-6)
+
+
 @pytest.mark.parametrize("fleet", [SimulatedFleet, SideBySide])
 @pytest.mark.parametrize(
     ("cohort", "weight_cap"), [([], None), ([3], 40.0), (list(range(0, 50, 3)), 40.0), (list(range(50)), None)]
@@ -79,8 +84,7 @@ def test_every_fleet_gives_the_total_of_a_plain_loop(population, fleet, cohort, 
     cohort = np.array(cohort, int)
     ours = fleet(population, LAYOUT, weight_cap).sum_reports(program, message, cohort, KEY)
     reference = PlainLoop(population, LAYOUT, weight_cap).sum_reports(program, message, cohort, KEY)
-    for left, right in zip(in_floats(ours), in_floats(reference), strict=True):
-        np.testing.assert_allclose(left, right, atol=1e-6)
+    assert_same_total(ours, reference)
 
 
 def test_the_contract_notices_a_fleet_that_forgets_a_user(population):
@@ -100,8 +104,7 @@ def test_no_user_changes_what_another_one_reports(population):
     apart = functools.reduce(
         tree.add, [fleet.sum_reports(program, message, np.array([user]), KEY) for user in range(6)]
     )
-    for left, right in zip(in_floats(together), in_floats(apart), strict=True):
-        np.testing.assert_allclose(left, right, atol=1e-6)
+    assert_same_total(together, apart)
 
 
 @pytest.mark.parametrize(
@@ -117,8 +120,7 @@ def test_every_device_program_runs_alike_on_both_fleets(population, sections):
     program, message = program_and_message(population, **sections)
     one = SimulatedFleet(population, LAYOUT).sum_reports(program, message, np.arange(9), KEY)
     other = SideBySide(population, LAYOUT).sum_reports(program, message, np.arange(9), KEY)
-    for left, right in zip(in_floats(one), in_floats(other), strict=True):
-        np.testing.assert_allclose(left, right, atol=1e-6)
+    assert_same_total(one, other)
 
 
 def test_totals_do_not_depend_on_who_comes_first(population):

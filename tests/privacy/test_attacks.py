@@ -243,6 +243,16 @@ def test_rounding_in_a_large_sum_does_not_let_one_user_move_it_by_more_than_the_
     assert abs(moved) <= 1.002  # the clip norm, and the noise's own rounding
 
 
+def test_a_sum_of_floats_would_let_one_user_move_it_by_far_more():
+    """The twin that must fail: the same reports, added as float32."""
+    tiny = np.float32(2.0**-13 * (1 + 2.0**-20))
+
+    def total(ones: int) -> float:
+        return float(np.cumsum(np.r_[np.ones(ones), np.full(2000, tiny)], dtype=np.float32)[-1])
+
+    assert total(2048) - total(2047) > 1.2
+
+
 def test_an_empty_cohort_is_released_as_noise_and_charged(people, tmp_path):
     for name, estimator in (("fixed", fixed_denominator(6.0)), ("clipped", clipped_denominator(6.0))):
         of = algorithm(PoissonSampling(1e-12), mechanism(flat_clip(1.0), estimator, gaussian(1.0)))

@@ -40,11 +40,11 @@ class SimulatedFleet:
         return np.arange(len(self._texts))
 
     def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
-        if program is not self._program:  # compiled once, used in every round
+        if program is not self._program:  # traced and compiled once, used in every round
+            nobody = UserData(*(jnp.asarray(part[0]) for part in self._load(np.array([-1]))[:2]))
+            self._shape = jax.eval_shape(program, message, nobody, key)
             self._program, self._add = program, _adder(program, self._on_cpu)
-        one = UserData(*(jnp.asarray(part[0]) for part in self._load(np.array([-1]))[:2]))
-        zero = tree.zeros_like(jax.eval_shape(program, message, one, key))
-        totals = [jax.device_put(zero, device) for device in self._devices]
+        totals = [jax.device_put(tree.zeros_like(self._shape), device) for device in self._devices]
         messages = [jax.device_put((message, key), device) for device in self._devices]
         for index, chunk in enumerate(self._chunks(cohort)):
             where = index % len(self._devices)
