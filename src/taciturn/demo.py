@@ -57,8 +57,8 @@ def run_demo(out: Path, console: Console, bar: Callable[..., Any], training_bar:
         population = simulated_users(folder / "population", words)
         corpus = public_speeches(words)
     console.print(
-        f"Users:       about {USERS:,} [bold]simulated[/bold] ones, {TOKENS_PER_USER} tokens each, cut from speeches since 1900\n"
-        f"Public text: {corpus.source}, {len(corpus.documents.tokens):,} tokens\n"
+        f"Users:       about {USERS:,} [bold]simulated[/bold] ones, {TOKENS_PER_USER} tokens each, from speeches since 1900\n"
+        f"Public text: {corpus.source}\n"
         f"Words:       {WORDS:,}, from the public list of wordfreq\n"
     )
     recipe = private_recipe(population.folder, folder / "warm-start")
