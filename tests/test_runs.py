@@ -110,7 +110,7 @@ def test_every_kind_of_run_runs(population, tmp_path, sections):
         tiny_recipe(population, **{**sections, "run": {"rounds": 2, "evaluate_every": 2}}), tmp_path / "run", quietly
     )
     assert finished.guarantee.releases == 2
-    assert math.isfinite(finished.scores.mean_loss.value)
+    assert math.isfinite(finished.scores["loss"].value)
     assert finished.guarantee.is_private == (sections.get("algorithm") != "fedavg")
 
 
@@ -122,7 +122,7 @@ def test_without_noise_training_learns_what_the_users_have_in_common(population,
         run={"rounds": 30, "evaluate_every": 30},
     )
     finished = train_run(recipe, tmp_path / "run", quietly)
-    assert finished.scores.mean_loss.value < finished.before.mean_loss.value - 0.5
+    assert finished.scores["loss"].value < finished.before["loss"].value - 0.5
 
 
 def test_a_warm_start_from_public_text_costs_nothing_and_is_named(population, vocabulary, tmp_path):

@@ -11,8 +11,10 @@ from taciturn.algorithms.dp_fedavg import dp_fedavg, dp_fedsgd, fedavg, server_o
 from taciturn.algorithms.local_training import LocalTraining
 from taciturn.config import DEFAULT_CLIP_NORM, Model, Recipe
 from taciturn.core import Algorithm, LanguageModel, Participation
+from taciturn.data.layout import Cut, Layout, Sentences, Unrolls
 from taciturn.data.population import Population
-from taciturn.fleets.layout import Layout
+from taciturn.data.vocabulary import Vocabulary
+from taciturn.evaluation.accuracy import WINDOW
 from taciturn.fleets.simulated import SimulatedFleet
 from taciturn.models.cifg import cifg
 from taciturn.models.gru import gru
@@ -89,8 +91,21 @@ def algorithm(recipe: Recipe, model: LanguageModel) -> Algorithm:
 
 
 def fleet(recipe: Recipe, population: Population) -> SimulatedFleet:
-    layout = Layout.for_tokens(recipe.local.batch_size, recipe.local.unroll, recipe.data.tokens_per_user)
-    return SimulatedFleet(population, layout, recipe.participation.weight_cap)
+    return SimulatedFleet(population, layout(recipe, population.vocabulary), recipe.participation.weight_cap)
+
+
+def layout(recipe: Recipe, vocabulary: Vocabulary) -> Layout:
+    data, batch_size = recipe.data, recipe.local.batch_size
+    if data.layout == "sentences":
+        sentences = Sentences(data.sentence_length, vocabulary.sentence_ends)
+        return Layout.for_pieces(sentences, batch_size, data.sentences_per_user)
+    unrolls = Unrolls(recipe.local.unroll)
+    return Layout.for_pieces(unrolls, batch_size, data.tokens_per_user / unrolls.length)
+
+
+def evaluation_cut(recipe: Recipe, vocabulary: Vocabulary) -> Cut:
+    """Text as the model was trained to read it: sentence by sentence, or in long windows."""
+    return layout(recipe, vocabulary).cut if recipe.data.layout == "sentences" else WINDOW
 
 
 def population(recipe: Recipe) -> Population:

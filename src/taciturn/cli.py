@@ -1,18 +1,19 @@
-"""The command line: taciturn data · pretrain · train · evaluate · ledger · export · demo."""
+"""The command line: taciturn data · pretrain · train · evaluate · compare · ledger · export · demo."""
 
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
+
+from taciturn.cli_data import data_app
+from taciturn.terminal import bar, console, training_bar
 
 app = typer.Typer(
     help="Language models that learn from everyone and repeat no one: training with user-level differential privacy.",
@@ -20,61 +21,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-data_app = typer.Typer(help="Make populations (private) and corpora (public) out of text.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
-console = Console()
-
-
-@data_app.command("build")
-def data_build(
-    source: Annotated[str, typer.Argument(help="a Parquet file with columns user_id and text, or the word `sotu`")],
-    out: Annotated[Path, typer.Option(help="folder of the population")],
-    vocabulary: Annotated[int, typer.Option(help="number of words, from the public wordfreq list")] = 10_000,
-    language: Annotated[str, typer.Option(help="of the word list")] = "en",
-    least_tokens: Annotated[int, typer.Option(min=1, help="leave out users with fewer")] = 1600,
-    most_tokens: Annotated[int, typer.Option(min=1, help="cut longer users there")] = 1600,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="put new text into an existing population; its ledger stays")
-    ] = False,
-) -> None:
-    """Build a population of users from their text. `sotu` makes the simulated users of the demonstration."""
-    from taciturn.data.ingest import from_parquet
-    from taciturn.data.population import HeldOutUsers
-    from taciturn.data.state_of_the_union import simulated_users
-    from taciturn.data.vocabulary import DataError, public_vocabulary
-
-    if (out / "manifest.json").exists() and not replace:
-        raise DataError(
-            f"{out} is a population already; name another --out, or put new text into it with --replace (its ledger stays)"
-        )
-    with console.status(f"reading {source}"):
-        words = public_vocabulary(vocabulary, language)
-        demonstration = source == "sotu"
-        population = (
-            simulated_users(out, words)
-            if demonstration
-            else from_parquet(Path(source), out, words, least_tokens, most_tokens)
-        )
-    held_out = len(HeldOutUsers(out))
-    console.print(
-        f"{out}: {len(population)} users to train on and {held_out} held out (private counts)", highlight=False
-    )
-
-
-@data_app.command("public")
-def data_public(
-    out: Annotated[Path, typer.Option(help="folder of the corpus")],
-    vocabulary: Annotated[
-        int, typer.Option(help="number of words, from the public wordfreq list; must match the population")
-    ] = 10_000,
-) -> None:
-    """Prepare the public text of the demonstration: State of the Union speeches before 1900."""
-    from taciturn.data.state_of_the_union import public_speeches
-    from taciturn.data.vocabulary import public_vocabulary
-
-    corpus = public_speeches(public_vocabulary(vocabulary))
-    corpus.save(out)
-    console.print(f"{out}: {len(corpus.documents.tokens):,} public tokens; {corpus.source}")
 
 
 @app.command()
@@ -144,7 +91,7 @@ def train(
         console.print(f"Stopped: {finished.stopped}.\n", style="yellow", highlight=False)
     console.print((finished.folder / "guarantee.txt").read_text(), highlight=False, soft_wrap=True)
     console.print(
-        f"AccuracyTop1 {finished.scores.accuracy_top1:.2%}, perplexity {finished.scores.perplexity:.1f}; {finished.folder}"
+        f"AccuracyTop1 {finished.scores['accuracy_top1']:.2%}, perplexity {finished.scores['perplexity']:.1f}; {finished.folder}"
     )
 
 
@@ -163,40 +110,83 @@ def _trained(folder: Path, work: Callable[[Any], Any]) -> Any:
         )  # without waiting for a computation in another thread, which may not survive the interpreter's end
 
 
+HeldOutOf = Annotated[
+    Path | None, typer.Option("--data", help="measure on the held-out users of another population (of the same words)")
+]
+
+
 @app.command()
 def evaluate(
     run: Annotated[Path, typer.Argument(help="a run folder")],
+    data: HeldOutOf = None,
+    head: Annotated[
+        bool, typer.Option("--head-words", help="how many of ten predictions are among the most frequent words")
+    ] = False,
     json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Measure a run's model on the held-out users of its population."""
+    """Measure a run's model on held-out users, who have no guarantee."""
+    from taciturn.evaluation.accuracy import METRICS
+    from taciturn.evaluation.headwords import HEADS
+    from taciturn.release.privacy_statement import epsilon_text, rho_text
     from taciturn.run import evaluate_run
 
     with console.status("measuring"):
-        scores, guarantee = evaluate_run(run)
-    figures = {
-        "accuracy_top1": scores.accuracy_top1,
-        "accuracy_top3": scores.accuracy_top3,
-        "loss": scores.mean_loss,
-        "perplexity": scores.perplexity,
-    }
+        scores, guarantee, heads = evaluate_run(run, data, head)
+    figures = {metric: scores[metric] for metric in METRICS}
     if json_:
         content: dict[str, Any] = {name: {"value": one.value, "margin": one.margin} for name, one in figures.items()}
         cost: dict[str, Any] = {"epsilon": guarantee.epsilon, "rho": guarantee.rho}
         if not guarantee.is_private:
             cost = {"epsilon": "infinity", "rho": "infinity"}  # JSON has no number for it
+        if heads is not None:
+            content["head_words"] = {str(n): row.tolist() for n, row in zip(HEADS, heads, strict=True)}
         print(json.dumps(content | cost | {"delta": guarantee.delta, "run": guarantee.run}))
         return
-    console.print(f"{run}, on held-out users (who have no guarantee)", highlight=False)
+    console.print(f"{run}, on held-out users{f' of {data}' if data else ''} (who have no guarantee)", highlight=False)
     table = Table()
     table.add_column("")
     table.add_column("value ± 95 %", justify="right")
     for name, one in figures.items():
-        table.add_row(name, f"{one:.2%}" if name.startswith("accuracy") else f"{one:.2f}")
-    from taciturn.release.privacy_statement import epsilon_text, rho_text
-
+        table.add_row(name, _figure(name, one))
     table.add_row(f"ε at δ = {guarantee.delta:.2g}", epsilon_text(guarantee.epsilon))
     table.add_row("ρ", rho_text(guarantee.rho))
     console.print(table)
+    if heads is not None:
+        table = Table(title="Of ten predictions, so many are among the n most frequent words; %", title_justify="left")
+        for name in ("n", *map(str, range(heads.shape[1]))):
+            table.add_column(name, justify="right")
+        for n, row in zip(HEADS, heads, strict=True):
+            table.add_row(str(n), *(f"{100 * share:.1f}" for share in row))
+        console.print(table)
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(help="a run folder")],
+    second: Annotated[Path, typer.Argument(help="another one")],
+    data: HeldOutOf = None,
+) -> None:
+    """What changes from one run's model to another's, on the same held-out users, with 95 % intervals over users."""
+    from taciturn.evaluation.accuracy import METRICS
+    from taciturn.release.privacy_statement import epsilon_text
+    from taciturn.run import compare_runs
+
+    with console.status("measuring"):
+        one, other = compare_runs(first, second, data)
+    table = Table(title="On the same held-out users; ± 95 %", title_justify="left")
+    for name in ("", str(first), str(second), "relative change", ""):
+        table.add_column(name, justify="right" if name else "left", overflow="fold")
+    for metric in METRICS:
+        change = other.scores.change_from(one.scores, metric)
+        sure = "" if abs(change.value) > change.margin else "within the interval"
+        shown = f"{100 * change.value:+.2f} % ± {100 * change.margin:.2f}"
+        table.add_row(metric, _figure(metric, one.scores[metric]), _figure(metric, other.scores[metric]), shown, sure)
+    table.add_row("ε", *(epsilon_text(run.guarantee.epsilon) for run in (one, other)))
+    console.print(table)
+
+
+def _figure(metric: str, interval: Any) -> str:
+    return f"{interval:.2%}" if metric.startswith("accuracy") else f"{interval:.2f}"
 
 
 @app.command()
@@ -278,34 +268,6 @@ def demo(
     from taciturn.demo import run_demo
 
     run_demo(out, console, bar, training_bar)
-
-
-@contextmanager
-def bar(title: str, unit: str) -> Iterator[Any]:
-    """A progress bar; yields show(done, all, note)."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn(f"{title:<14}"),
-        BarColumn(bar_width=30),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    with Progress(*columns, console=console, transient=False) as progress:
-        task = progress.add_task(title, total=None, note="")
-        yield lambda done, all, note: progress.update(task, completed=done, total=all, note=note)
-
-
-@contextmanager
-def training_bar(title: str) -> Iterator[Any]:
-    from taciturn.release.privacy_statement import epsilon_text
-
-    with bar(title, "rounds") as show:
-        show(0, None, "working out the noise, compiling")
-        yield lambda done, all, row: show(
-            done, all, f"Top1 {row['accuracy_top1']:.2%}  ε {epsilon_text(row['epsilon'])}  (round {row['round']})"
-        )
 
 
 def _next_folder(name: str) -> Path:

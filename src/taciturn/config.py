@@ -31,7 +31,15 @@ class Section(BaseModel):
 
 class Data(Section):
     population: str = Field(description="folder made by `taciturn data build`")
-    tokens_per_user: PositiveInt = Field(default=1600, description="what one user's local training reads at most")
+    layout: Literal["unrolls", "sentences"] = Field(
+        default="unrolls",
+        description="the text in one go, cut every `local.unroll` tokens (McMahan et al. 2018), or sentence by sentence",
+    )
+    tokens_per_user: PositiveInt = Field(
+        default=1600, description="what one user's local training reads at most, in unrolls"
+    )
+    sentences_per_user: PositiveInt = Field(default=160, description="the same for sentences")
+    sentence_length: PositiveInt = Field(default=20, description="tokens of a sentence; longer ones are cut")
 
 
 class Model(Section):
@@ -52,7 +60,7 @@ class Local(Section):
         default=0.5, gt=0, description="η; default of Ramaswamy et al. 2020, Table 1, like the next"
     )
     batch_size: PositiveInt = Field(default=50, description="B")
-    unroll: PositiveInt = Field(default=10, description="tokens predicted in a row")
+    unroll: PositiveInt = Field(default=10, description="tokens predicted in a row, in unrolls")
     epochs: PositiveInt = Field(default=1, description="E")
     update_penalty: float = Field(default=0.0, ge=0, description="L2 penalty on the update")
 

@@ -82,9 +82,9 @@ def _show(console: Console, warm: Scores, private: Scores, twin: Scores, guarant
         ("non-private twin", twin, ("∞", "∞")),
     ):
         figures = (
-            f"{scores.accuracy_top1.value:.2%}",
-            f"{scores.accuracy_top3.value:.2%}",
-            f"{scores.perplexity.value:.1f}",
+            f"{scores['accuracy_top1'].value:.2%}",
+            f"{scores['accuracy_top3'].value:.2%}",
+            f"{scores['perplexity'].value:.1f}",
         )
         table.add_row(name, *figures, *spent, style="bold" if name == "private" else None)
     console.print(table)

@@ -16,16 +16,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from dp_accounting import DpEvent, NonPrivateDpEvent
 
 from taciturn import build, keys
 from taciturn.config import Recipe, RecipeError, load_recipe
 from taciturn.core import LanguageModel, Params
 from taciturn.data.population import HeldOutUsers, Population
-from taciturn.evaluation.accuracy import Scores, evaluate
+from taciturn.evaluation.accuracy import METRICS, Scores, evaluate
+from taciturn.evaluation.headwords import head_words
 from taciturn.files import sync_folder, write_atomically
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.ledger import FILE_NAME, Account, BudgetExhausted, Guarantee, LedgerError, RunTerms
@@ -37,6 +39,7 @@ from taciturn.train import TrainState, start, train
 from taciturn.warm_start import load_warm_start
 
 FROM_ENTROPY, FROM_SEED = b"entropy\n", b"seeded:\n"  # what a root file begins with
+SMOOTHED_OVER = 5  # evaluations (McMahan et al. 2018, §3)
 Progress = Callable[[int, int, dict[str, Any]], None]  # rounds done, rounds in all, last metrics
 
 
@@ -108,7 +111,7 @@ class Run:
                 f"[participation] users: with {users} users δ is {self.recipe.delta:.2g}, more than one over the number of users "
                 "that are there; raise the number, or set [privacy] delta"
             )
-        if not len(self.held_out.texts.tokens):
+        if not self.held_out.texts.tokens:
             raise RecipeError(
                 f"{self.population.folder} has no held-out users to measure with; build it from more users"
             )
@@ -127,6 +130,10 @@ class Run:
             return jax.tree.map(jax.numpy.asarray, self.warm_start.params)
         return self.model.init(keys.jax_keys(keys.derive(self.root, "init", 0), 1)[0])
 
+    def evaluate(self, params: Params) -> Scores:
+        cut = build.evaluation_cut(self.recipe, self.population.vocabulary)
+        return evaluate(self.model, params, self.held_out.texts, cut)
+
     def fresh_state(self) -> TrainState:
         return start(self.algorithm, self.initial_params(), self.account.head)
 
@@ -134,6 +141,7 @@ class Run:
         return ModelCard(
             architecture=self.recipe.model.model_dump(mode="json", exclude={"warm_start"}),
             vocabulary=self.population.vocabulary.words,
+            text=self.population.vocabulary.about,
             run=self.account.terms.name,
             ledger_head=ledger_head,
             round=round,
@@ -199,10 +207,10 @@ def resume_run(folder: Path, progress: Progress) -> Finished:
 def _go_on(run: Run, state: TrainState, progress: Progress) -> Finished:
     section = run.recipe.run
     metrics = Metrics(run.folder, state.round)
-    before = scores = evaluate(run.model, state.server.params, run.held_out.texts)
+    before = scores = run.evaluate(state.server.params)
     if not metrics.rows:
         _save(run, state)
-        metrics.add(_measured(state, run.account.guarantee(), scores, 0.0))
+        metrics.add(_measured(state, run.account.guarantee(), scores, 0.0, metrics.rows))
     progress(state.round, section.rounds, metrics.rows[-1])
     stopped, measured, seconds = None, state.round, metrics.rows[-1]["seconds"]
     rounds = train(run.algorithm, run.curator, state)
@@ -216,15 +224,15 @@ def _go_on(run: Run, state: TrainState, progress: Progress) -> Finished:
         jax.block_until_ready(state.server)
         seconds += time.perf_counter() - began
         if state.round % section.evaluate_every == 0 or state.round == section.rounds:
-            scores, measured = evaluate(run.model, state.server.params, run.held_out.texts), state.round
-            metrics.add(_measured(state, run.account.guarantee(), scores, seconds))
+            scores, measured = run.evaluate(state.server.params), state.round
+            metrics.add(_measured(state, run.account.guarantee(), scores, seconds, metrics.rows))
             stopped = _diverged(metrics.rows)
         if state.round % section.save_every == 0 or state.round == section.rounds:
             _save(run, state)
         progress(state.round, section.rounds, metrics.rows[-1])
     if measured != state.round:
-        scores = evaluate(run.model, state.server.params, run.held_out.texts)
-        metrics.add(_measured(state, run.account.guarantee(), scores, seconds))
+        scores = run.evaluate(state.server.params)
+        metrics.add(_measured(state, run.account.guarantee(), scores, seconds, metrics.rows))
     return _finish(run, state, metrics, before, scores, stopped)
 
 
@@ -307,30 +315,60 @@ def _row_from_json(line: str) -> dict[str, Any]:
     return {name: math.inf if value == "infinity" else value for name, value in json.loads(line).items()}
 
 
-def _measured(state: TrainState, guarantee: Guarantee, scores: Scores, seconds: float) -> dict[str, Any]:
-    top1, top3, loss = scores.accuracy_top1, scores.accuracy_top3, scores.mean_loss
-    return {
+def _measured(
+    state: TrainState, guarantee: Guarantee, scores: Scores, seconds: float, before: list[dict[str, Any]]
+) -> dict[str, Any]:
+    row = {
         "round": state.round,
         "releases": guarantee.releases,
         "epsilon": guarantee.epsilon,
         "rho": guarantee.rho,
-        "accuracy_top1": top1.value,
-        "accuracy_top1_margin": top1.margin,
-        "accuracy_top3": top3.value,
-        "loss": loss.value,
-        "perplexity": scores.perplexity.value,
+        **{metric: scores[metric].value for metric in METRICS},
+        "accuracy_top1_margin": scores["accuracy_top1"].margin,
         "seconds": round(seconds, 3),
     }
+    recent = [one["accuracy_top1"] for one in (*before, row)[-SMOOTHED_OVER:]]
+    return row | {"accuracy_top1_smoothed": sum(recent) / len(recent)}
 
 
-def evaluate_run(folder: Path) -> tuple[Scores, Guarantee]:
-    """A run's model on its population's held-out users, with what the ledger says of it."""
+class Measured(NamedTuple):
+    """A run's model on held-out users, with what the ledger says of it."""
+
+    scores: Scores
+    guarantee: Guarantee
+    head_words: np.ndarray | None
+
+
+def evaluate_run(folder: Path, on: Path | None = None, with_head_words: bool = False) -> Measured:
+    """Measure on the held-out users of the run's population, or of another one (`on`)."""
     recipe = _recipe_of(folder)
     params, card = load_model(folder)
-    population = build.population(recipe)
-    guarantee = verified_guarantee(params, card, build.open_ledger(population))
+    own = build.population(recipe)
+    guarantee = verified_guarantee(params, card, build.open_ledger(own))
+    population = Population(on) if on else own
+    if population.vocabulary.words != card.vocabulary:
+        raise RunError(
+            f"{population.folder} was built with other words than {folder}; build it with --vocabulary {folder}"
+        )
+    held_out = HeldOutUsers(population.folder).texts
+    if not held_out.tokens:
+        raise RunError(f"{population.folder} has no held-out users to measure with")
     model = build.language_model(recipe.model, len(card.vocabulary))
-    return evaluate(model, params, HeldOutUsers(population.folder).texts), guarantee
+    cut = build.evaluation_cut(recipe, population.vocabulary)
+    heads = head_words(model, params, held_out, population.vocabulary, cut) if with_head_words else None
+    return Measured(evaluate(model, params, held_out, cut), guarantee, heads)
+
+
+def compare_runs(first: Path, second: Path, on: Path | None = None) -> tuple[Measured, Measured]:
+    """Both on the same held-out users: of the population `on`, or else of the first run's."""
+    on = on or Path(_recipe_of(first).data.population)
+    one, other = evaluate_run(first, on), evaluate_run(second, on)
+    if not np.array_equal(one.scores.tokens, other.scores.tokens):
+        raise RunError(
+            f"{first} and {second} read text in other pieces (their [data] layout differs), so not on the same words: they cannot be "
+            "compared"
+        )
+    return one, other
 
 
 def export_run(folder: Path, out: Path, non_private: bool) -> Guarantee:

@@ -41,7 +41,7 @@ def pretrained(
         raise RecipeError(str(error)) from None
     out.mkdir(parents=True, exist_ok=True)
     architecture = settings.model_dump(mode="json", exclude={"warm_start"})
-    card = ModelCard(architecture, corpus.vocabulary.words, public_sources=(corpus.source,))
+    card = ModelCard(architecture, corpus.vocabulary.words, corpus.vocabulary.about, public_sources=(corpus.source,))
     save_model(out / "model.safetensors", params, card)
     return params
 

@@ -10,13 +10,13 @@ import pytest
 from conftest import tiny_recipe
 from taciturn import build, tree
 from taciturn.core import Message, UserData
+from taciturn.data.layout import Layout, Unrolls
 from taciturn.fleets import simulated
-from taciturn.fleets.layout import Layout
 from taciturn.fleets.simulated import SimulatedFleet
 from taciturn.privacy.clipping import decode, flat_clip
 
 KEY = jax.random.key(4)
-LAYOUT = Layout.for_tokens(3, 5, 60)
+LAYOUT = Layout.for_pieces(Unrolls(5), 3, 12)
 
 
 class PlainLoop:

@@ -5,8 +5,11 @@ import numpy as np
 import pytest
 
 from taciturn.core import LanguageModel
-from taciturn.data.population import Texts
+from taciturn.data.layout import Sentences
+from taciturn.data.texts import Texts
+from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
 from taciturn.evaluation.accuracy import Scores, evaluate
+from taciturn.evaluation.headwords import head_words
 
 VOCABULARY = 12
 
@@ -35,7 +38,7 @@ def test_accuracy_counts_known_words_and_never_a_special_sign():
     assert scores.tokens.sum() == 9
     assert scores.top1.sum() == 3
     assert scores.top3.sum() == 3 + 2 + 1  # and 4 after unknown (1 → 4 is third)
-    assert scores.accuracy_top1.value == pytest.approx(3 / 9)
+    assert scores["accuracy_top1"].value == pytest.approx(3 / 9)
 
 
 def test_the_model_could_not_win_by_answering_unknown():
@@ -51,8 +54,8 @@ def test_loss_and_perplexity_are_over_all_tokens_but_padding():
     for before, after in ((2, 4), (4, 5), (5, 6)):
         row = np.asarray(matrix)[:, before] + np.asarray(bias)
         log_probability += row[after] - np.log(np.exp(row).sum())
-    assert scores.mean_loss.value == pytest.approx(-log_probability / 3, rel=1e-5)
-    assert scores.perplexity.value == pytest.approx(np.exp(-log_probability / 3), rel=1e-5)
+    assert scores["loss"].value == pytest.approx(-log_probability / 3, rel=1e-5)
+    assert scores["perplexity"].value == pytest.approx(np.exp(-log_probability / 3), rel=1e-5)
 
 
 def test_a_long_text_is_scored_whole():
@@ -61,23 +64,84 @@ def test_a_long_text_is_scored_whole():
     assert evaluate(successor_model(0.0), {}, texts).tokens.tolist() == [905, 1]
 
 
+def made_up_scores(top1: np.ndarray, tokens: float = 50.0) -> Scores:
+    every = np.full(len(top1), tokens)
+    return Scores(every, every / 2, top1, top1, top1, top1)
+
+
 def test_the_interval_covers_the_truth_about_as_often_as_it_says():
     rng = np.random.default_rng(0)
     covered = 0
     for _ in range(200):
         rate = rng.beta(20, 80, 100)  # users differ, so words of one user are not independent
-        scores = Scores(np.full(100, 50.0), rng.binomial(50, rate).astype(float), np.zeros(100), np.zeros(100))
-        covered += abs(scores.accuracy_top1.value - 0.2) <= scores.accuracy_top1.margin
+        accuracy = made_up_scores(rng.binomial(50, rate).astype(float))["accuracy_top1"]
+        covered += abs(accuracy.value - 0.2) <= accuracy.margin
     assert 180 <= covered <= 199
 
 
 def test_a_paired_gain_is_narrower_than_two_intervals():
     rng = np.random.default_rng(0)
     hits = rng.binomial(50, rng.beta(20, 80, 100)).astype(float)
-    one = Scores(np.full(100, 50.0), hits, hits, hits)
-    two = Scores(np.full(100, 50.0), hits + 1, hits, hits)
+    one, two = made_up_scores(hits), made_up_scores(hits + 1)
     gain = two.gain_over(one)
     assert gain.value == pytest.approx(1 / 50)
-    assert gain.margin < one.accuracy_top1.margin / 5
+    assert gain.margin < one["accuracy_top1"].margin / 5
     with pytest.raises(ValueError, match="same text"):
-        two.gain_over(Scores(np.full(100, 40.0), hits, hits, hits))
+        two.gain_over(made_up_scores(hits, 40.0))
+
+
+def test_a_relative_change_covers_the_truth_about_as_often_as_it_says():
+    rng = np.random.default_rng(1)
+    covered = 0
+    for _ in range(200):
+        rate = rng.beta(20, 80, 100)
+        before, after = rng.binomial(200, rate), rng.binomial(200, 1.1 * rate)
+        change = made_up_scores(after.astype(float)).change_from(made_up_scores(before.astype(float)), "accuracy_top1")
+        covered += abs(change.value - 0.1) <= change.margin
+    assert 180 <= covered <= 199
+
+
+def test_accuracy_in_the_vocabulary_leaves_unknown_targets_out():
+    texts = Texts.of([[4, 5, 1, 1, 5, 6]], VOCABULARY)
+    scores = evaluate(successor_model(0.0), {}, texts)
+    assert scores.known.sum() == 4
+    assert scores["accuracy_top1"].value == pytest.approx(2 / 6)
+    assert scores["accuracy_in_vocabulary"].value == pytest.approx(2 / 4)
+
+
+def test_top_five_counts_more_than_top_three():
+    texts = Texts.of([[4, 8]], VOCABULARY)  # nothing points from 4 to 8: it ties with others that are not ahead of it
+    scores = evaluate(successor_model(0.0), {}, texts)
+    assert scores.top5.sum() >= scores.top3.sum() >= scores.top1.sum()
+    assert scores.top5.sum() == 2
+
+
+def test_sentences_are_scored_each_from_its_own_beginning():
+    texts = Texts.of([[4, 5, 3, 4, 5, 6, 3]], VOCABULARY)
+    whole = evaluate(successor_model(0.0), {}, texts)
+    apart = evaluate(successor_model(0.0), {}, texts, Sentences(5, ends=(3,)))
+    assert whole.tokens.sum() == apart.tokens.sum() == 7
+    # After <bos> (2) the word 4 is second choice; after <eos> (3) it is the first.
+    assert whole.top1.sum() == apart.top1.sum() + 1
+    assert evaluate(successor_model(0.0), {}, texts, Sentences(2, ends=(3,))).tokens.sum() == 4  # capped
+
+
+def test_head_words_are_counted_among_the_ten_best():
+    words = tuple(f"w{index}" for index in range(200))
+    vocabulary = Vocabulary(SPECIAL + PUNCTUATION + words)
+    size, first = len(vocabulary), vocabulary.fixed
+
+    model = LanguageModel(lambda key: {}, lambda p, t, k: jnp.zeros((*t.shape, 1)), lambda p: (jnp.zeros((size, 1)), p))
+
+    def likes(ids):  # whatever comes before; and special signs best of all, which are no answers
+        return jnp.full(size, -1.0).at[ids].set(5.0).at[:3].set(9.0)
+
+    texts = Texts.of([[first] * 7, [first] * 4], size)
+    head = head_words(model, likes(np.arange(first, first + 10)), texts, vocabulary)
+    assert head.shape == (3, 11)
+    assert head[:, 10] == pytest.approx(1.0)  # all ten, among the 10, 50 and 100 most frequent
+    mixed = head_words(model, likes(np.r_[first + 3 : first + 6, first + 60 : first + 67]), texts, vocabulary)
+    assert [row.argmax() for row in mixed] == [3, 3, 10]
+    tail = head_words(model, likes(np.arange(first + 150, first + 160)), texts, vocabulary)
+    assert tail[:, 0] == pytest.approx(1.0)
+    assert tail.sum(axis=1) == pytest.approx(1.0)

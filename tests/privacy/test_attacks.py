@@ -17,9 +17,9 @@ from conftest import exact
 from taciturn import keys, run
 from taciturn.config import Recipe, RecipeError, parse_recipe
 from taciturn.core import Algorithm, Message, ServerState
+from taciturn.data.layout import Layout, Unrolls
 from taciturn.data.population import Population, build_population
 from taciturn.data.vocabulary import Vocabulary
-from taciturn.fleets.layout import Layout
 from taciturn.fleets.simulated import CPU_CHUNK, SimulatedFleet
 from taciturn.privacy.accounting import Budget, epsilon, event_from_json
 from taciturn.privacy.clipping import flat_clip, per_layer_clip
@@ -73,7 +73,7 @@ def account(path: Path, of: Algorithm, name: str = "run", **declared) -> Account
 
 
 def curator(people: Population, book: Account, of: Algorithm, root: bytes = bytes(32)) -> Curator:
-    return Curator(of, SimulatedFleet(people, Layout(2, 4, 1)), book, root)
+    return Curator(of, SimulatedFleet(people, Layout(Unrolls(4), 2, 1)), book, root)
 
 
 def opened(people: Population, path: Path, of: Algorithm | None = None, **declared) -> Curator:
@@ -231,7 +231,7 @@ def test_rounding_in_a_large_sum_does_not_let_one_user_move_it_by_more_than_the_
     def estimate(folder: Path, users: dict[str, list[int]]) -> float:
         (folder / "private").mkdir(parents=True)
         (folder / "private" / "salt").write_bytes(salt)
-        fleet = SimulatedFleet(build_population(folder, users, {"held out": [5]}, WORDS, {}), Layout(1, 1, 1))
+        fleet = SimulatedFleet(build_population(folder, users, {"held out": [5]}, WORDS, {}), Layout(Unrolls(1), 1, 1))
         message = Message({"x": jnp.zeros(1)}, private.public(state))
         total = fleet.sum_reports(program, message, fleet.users(), jax.random.key(0))
         same_noise = keys.jax_keys(bytes(32), private.noise_keys)

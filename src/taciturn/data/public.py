@@ -1,21 +1,26 @@
 """Public text: another type than a population, because anything may be done with it.
 
 PUBLIC/
-  about.json   vocabulary.txt   documents_tokens.npy   documents_offsets.npy
+  about.json   vocabulary.txt   documents-00000.tokens   documents-00000.offsets
 """
 
 import json
-from collections.abc import Iterable
+import shutil
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from taciturn.data.population import Texts
-from taciturn.data.vocabulary import DataError, Vocabulary
+from taciturn.data.sources import Source
+from taciturn.data.texts import Texts, TextWriter
+from taciturn.data.vocabulary import END, DataError, Vocabulary, counted_vocabulary
+from taciturn.files import write_atomically
+
+FORMAT = 2
 
 
 @dataclass(frozen=True)
 class PublicCorpus:
-    """Documents that are nobody's secret, for warm starts."""
+    """Documents that are nobody's secret, for warm starts, word lists and tests."""
 
     documents: Texts
     vocabulary: Vocabulary
@@ -23,13 +28,12 @@ class PublicCorpus:
 
     @classmethod
     def of(cls, texts: Iterable[str], vocabulary: Vocabulary, source: str) -> "PublicCorpus":
-        return cls(Texts.of((vocabulary.encode(text) for text in texts), len(vocabulary)), vocabulary, source)
+        """In memory. A document ends with <eos>, as a user's message does."""
+        encoded = ([*vocabulary.encode(text), END] for text in texts)
+        return cls(Texts.of(encoded, len(vocabulary)), vocabulary, source)
 
     def save(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.documents.save(folder, "documents")
-        self.vocabulary.save(folder / "vocabulary.txt")
-        (folder / "about.json").write_text(json.dumps({"source": self.source}))
+        write_documents(folder, self.documents, self.vocabulary, self.source)
 
     @classmethod
     def load(cls, folder: Path) -> "PublicCorpus":
@@ -37,5 +41,47 @@ class PublicCorpus:
             raise DataError(
                 f"{folder} is no public corpus (it has no about.json); make one with: taciturn data public --help"
             )
-        source = json.loads((folder / "about.json").read_text())["source"]
-        return cls(Texts.load(folder, "documents"), Vocabulary.load(folder / "vocabulary.txt"), source)
+        about = json.loads((folder / "about.json").read_text())
+        if about.get("format") != FORMAT:
+            raise DataError(f"{folder} was written by another version of taciturn; make it again")
+        vocabulary = Vocabulary.load(folder / "vocabulary.txt", about["vocabulary"])
+        return cls(Texts.load(folder, "documents", about["documents"]), vocabulary, about["source"])
+
+
+def ingest_public(
+    source: Source, folder: Path, vocabulary: Vocabulary | int, name: str, language: str, progress: Callable[..., None]
+) -> PublicCorpus:
+    """Public text from files: a row, or a paragraph of a text file, is a document. A number of words means the most frequent ones here."""
+
+    def texts(what: str) -> Iterator[str]:
+        for batch in source.batches(lambda done, all: progress(what, done, all)):
+            yield from batch.column("text").to_pylist()
+
+    if isinstance(vocabulary, int):
+        vocabulary = counted_vocabulary(texts("counting words"), vocabulary, f"words of {name}", language)
+    encode = vocabulary.encode
+    encoded = ([*words, END] for words in map(encode, texts("tokenising")) if words)
+    write_documents(folder, encoded, vocabulary, name)
+    return PublicCorpus.load(folder)
+
+
+def write_documents(folder: Path, documents: Iterable, vocabulary: Vocabulary, source: str) -> None:
+    """Beside the folder first, so that a corpus is whole or not there."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        writer = TextWriter(partial, "documents", len(vocabulary))
+        for document in documents:
+            writer.add(document)
+        written = writer.close()
+        if not written["shards"]:
+            raise DataError(f"there is no text in {source}")
+        vocabulary.save(partial / "vocabulary.txt")
+        about = {"format": FORMAT, "source": source, "vocabulary": vocabulary.about, "documents": written}
+        write_atomically(partial / "about.json", json.dumps(about).encode())
+        if folder.exists():
+            folder.rmdir()  # an empty one; anything else is kept, and said
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

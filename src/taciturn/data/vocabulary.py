@@ -1,35 +1,91 @@
-"""Words and their numbers. The list is public (wordfreq's), so that choosing the words costs no privacy.
+"""Words and their numbers. The list is public (wordfreq's, or counted on public text), so that choosing the words costs no privacy.
 
 >>> vocabulary = Vocabulary(("<pad>", "<unk>", "<bos>", "<eos>", ".", "hello", "world"))
 >>> vocabulary.encode("Hello, World.")
 [5, 1, 6, 4]
 """
 
-import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
+from typing import Any, Literal
+
+import regex  # and not `re`, which takes the vowel signs of Hindi for gaps between words
 
 SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>")
 _, UNKNOWN, BEGIN, END = range(4)  # the first is core.PADDING
 PUNCTUATION = (".", ",", "!", "?", "'", '"', ":", ";", "-", "(", ")", "...")
+MORE_PUNCTUATION = {
+    **dict.fromkeys(("es", "ca"), ("¿", "¡")),
+    **dict.fromkeys(("hi", "bn"), ("।",)),
+    **dict.fromkeys(("ar", "fa", "ur"), ("،", "؛", "؟")),
+    **dict.fromkeys(("zh", "ja"), ("。", "、")),
+}
+SENTENCE_ENDS = ("<eos>", ".", "!", "?", "...", "।", "؟", "。")
+SCRUBBED = "\ue000"  # stands where something was removed; in no word list, so always an unknown word
 
-# A word is letters with apostrophes inside, or digits; punctuation that people type stands for itself.
-_TOKEN = re.compile(r"""[^\W\d_]+(?:'[^\W\d_]+)*|\d+|\.\.\.|[.,!?'":;()-]""")
+# A word is letters and the signs on them, joined by apostrophes, Catalan's dot or invisible joiners; emoji and punctuation that
+# people type stand for themselves.
+_TOKEN = regex.compile(
+    r"[\p{L}\p{M}]+(?:['·\u200c\u200d][\p{L}\p{M}]+)*"
+    r"|\d+|\.\.\.|[.,!?'\":;()¿¡।،؛؟。、-]"
+    r"|\p{Extended_Pictographic}\p{Emoji_Modifier}?(?:\u200d\p{Extended_Pictographic}\p{Emoji_Modifier}?)*|\p{RI}\p{RI}"
+    rf"|{SCRUBBED}"
+)
+_SIGNS = str.maketrans(
+    {
+        **dict.fromkeys("’‘ʼ`´", "'"),
+        **dict.fromkeys("“”„«»", '"'),
+        **dict.fromkeys("–—−", "-"),
+        "…": "...",
+        "！": "!",
+        "？": "?",
+        "，": ",",
+        "\ufe0f": None,  # asks for a colourful emoji
+        "\u00ad": None,  # a hyphen that is not there
+        "\u200b": None,
+    }
+)
+# wordfreq writes no vowel points in these, and spells these letters its own way.
+_POINTS = regex.compile(r"[\p{Mn}ـ]")
+_UNPOINTED = {"ar", "fa", "he", "ur"}
+_TURKISH = str.maketrans({"I": "ı", "İ": "i"})
+_ROMANIAN = str.maketrans("şţŞŢ", "șțȘȚ")
+_SEGMENTED = {"zh", "ja", "ko"}  # words are written together: the longest known word is taken again and again
 
-
-def tokenize(text: str) -> list[str]:
-    return _TOKEN.findall(text.lower().replace("’", "'"))
+Unit = Literal["word", "character"]
 
 
 class DataError(Exception):
     """Text, words or a folder of them that cannot be used, and why."""
 
 
+def normalize(text: str, language: str = "en") -> str:
+    """One spelling for what looks the same: composed letters, lower case, plain quotes and dashes."""
+    text = text if text.isascii() else unicodedata.normalize("NFC", text).translate(_SIGNS)
+    if language in _UNPOINTED:
+        text = _POINTS.sub("", text)
+    elif language == "tr":
+        text = text.translate(_TURKISH)
+    elif language == "ro":
+        text = text.translate(_ROMANIAN)
+    return text.casefold()  # as wordfreq does: German ß is ss
+
+
+def tokenize(text: str, language: str = "en") -> list[str]:
+    return _TOKEN.findall(normalize(text, language))
+
+
 @dataclass(frozen=True)
 class Vocabulary:
     words: tuple[str, ...]
     source: str = field(default="", compare=False)
+    language: str = "en"
+    unit: Unit = "word"
 
     def __post_init__(self) -> None:
         if self.words[: len(SPECIAL)] != SPECIAL:
@@ -46,29 +102,94 @@ class Vocabulary:
     def ids(self) -> dict[str, int]:
         return {word: position for position, word in enumerate(self.words)}
 
+    @cached_property
+    def sentence_ends(self) -> tuple[int, ...]:
+        """The ids after which a sentence is over."""
+        return tuple(self.ids[word] for word in SENTENCE_ENDS if word in self.ids)
+
+    @property
+    def fixed(self) -> int:
+        """How many entries at the front are signs; the words follow, most frequent first."""
+        return len(SPECIAL) + len(_punctuation(self.language))
+
     def encode(self, text: str) -> list[int]:
-        return [self.ids.get(word, UNKNOWN) for word in tokenize(text)]
+        get = self.ids.get
+        return [get(word, UNKNOWN) for word in self.split(text)]
+
+    def split(self, text: str) -> list[str]:
+        """The text as words (or characters), known or not."""
+        if self.unit == "character":
+            return list(" ".join(normalize(text, self.language).split()))
+        words = tokenize(text, self.language)
+        if self.language in _SEGMENTED:
+            return list(chain.from_iterable(self._segments(word) for word in words))
+        return words
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self.words[len(SPECIAL) :]), default=1)
+
+    def _segments(self, word: str) -> Iterable[str]:
+        while word:
+            length = next((n for n in range(min(len(word), self._longest), 1, -1) if word[:n] in self.ids), 1)
+            yield word[:length]
+            word = word[length:]
+
+    @property
+    def about(self) -> dict[str, str]:
+        """What `of` and `load` need besides the words."""
+        return {"source": self.source, "language": self.language, "unit": self.unit}
 
     def save(self, path: Path) -> None:
         path.write_text("\n".join(self.words) + "\n", encoding="utf-8")
 
     @classmethod
-    def load(cls, path: Path) -> "Vocabulary":
-        return cls(tuple(path.read_text(encoding="utf-8").splitlines()))
+    def of(cls, words: Iterable[str], about: dict[str, Any]) -> "Vocabulary":
+        return cls(tuple(words), about["source"], about["language"], about["unit"])
+
+    @classmethod
+    def load(cls, path: Path, about: dict[str, Any]) -> "Vocabulary":
+        return cls.of(path.read_text(encoding="utf-8").removesuffix("\n").split("\n"), about)
 
 
-def public_vocabulary(size: int, language: str = "en") -> Vocabulary:
-    """The most frequent words of a language by wordfreq, after special words and punctuation, `size` in all."""
+def public_vocabulary(size: int, language: str = "en", unit: Unit = "word") -> Vocabulary:
+    """The most frequent words of a language by wordfreq, after special signs and punctuation, at most `size` in all; or the characters
+    those words are written with."""
     import wordfreq  # only needed to make a vocabulary, not to use one
 
-    fixed = SPECIAL + PUNCTUATION
+    try:
+        frequent = wordfreq.top_n_list(language, max(size + size // 20, 1000))
+    except (LookupError, ValueError):
+        known = ", ".join(sorted(wordfreq.available_languages()))
+        raise DataError(f"wordfreq has no list for the language {language!r}; it has: {known}") from None
+    if unit == "character":
+        letters = Counter(chain.from_iterable(frequent))
+        signs = (" ", *"0123456789", "@", "/")
+        found = (letter for letter, _ in letters.most_common() if letter.isalpha() or regex.match(r"\p{M}", letter))
+        return _vocabulary((*signs, *found), size, f"characters of wordfreq {language}", language, unit)
+    # Some listed words («3d», «e.g») are several tokens here, and would never be met.
+    whole = (word for word in frequent if tokenize(word, language) == [word])
+    return _vocabulary(whole, size, f"wordfreq {language}", language, unit)
+
+
+def counted_vocabulary(texts: Iterable[str], size: int, source: str, language: str = "en") -> Vocabulary:
+    """The most frequent words of public text. Never to be called on users' text: which words people use is what privacy is about."""
+    counts = Counter(chain.from_iterable(tokenize(text, language) for text in texts))
+    by_count = sorted(counts, key=lambda word: (-counts[word], word))
+    return _vocabulary(by_count, size, source, language, "word")
+
+
+def _vocabulary(words: Iterable[str], size: int, source: str, language: str, unit: Unit) -> Vocabulary:
+    fixed = SPECIAL + _punctuation(language)
+    if unit == "character":
+        fixed = tuple(sign for sign in fixed if sign in SPECIAL or len(sign) == 1)
     if size <= len(fixed):
         raise DataError(
             f"a vocabulary of {size} words has no room for words: {len(fixed)} are special signs and punctuation"
         )
-    try:
-        frequent = [word for word in wordfreq.top_n_list(language, size) if word not in fixed]
-    except (LookupError, ValueError):
-        known = ", ".join(sorted(wordfreq.available_languages()))
-        raise DataError(f"wordfreq has no list for the language {language!r}; it has: {known}") from None
-    return Vocabulary((fixed + tuple(frequent))[:size], source=f"wordfreq {language}")
+    chosen = (word for word in words if word not in fixed)
+    return Vocabulary((*fixed, *(word for word, _ in zip(chosen, range(size - len(fixed))))), source, language, unit)  # noqa: B905
+
+
+def _punctuation(language: str) -> tuple[str, ...]:
+    return PUNCTUATION + MORE_PUNCTUATION.get(language, ())

@@ -1,4 +1,4 @@
-"""AccuracyTop1, Top3, loss and perplexity on text outside the training, with intervals over users.
+"""Accuracy, loss and perplexity on text outside the training, with intervals over users.
 
 As in McMahan et al. 2018, Appendix B: a target outside the vocabulary is always a mistake, and the model may not answer with a special
 sign. Intervals are 95 % jackknife intervals over buckets of users (Ramaswamy et al. 2020, Table 2), so that words of one user do not
@@ -6,7 +6,8 @@ pass for independent.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 from functools import lru_cache
 
 import jax
@@ -14,12 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from taciturn.core import PADDING, LanguageModel, Params
-from taciturn.data.population import Texts
+from taciturn.data.layout import Cut, Unrolls
+from taciturn.data.texts import Texts
 from taciturn.data.vocabulary import BEGIN, UNKNOWN
 from taciturn.models import losses
 
-WINDOW = 200  # tokens read in a row
-ROWS = 4  # windows at a time; more do not stay in a CPU's cache
+WINDOW = Unrolls(200)  # tokens read in a row
+CPU_TOKENS, ACCELERATOR_TOKENS = 800, 12_800  # scored at a time; more do not stay in a CPU's cache
 BUCKETS = 100
 NO_ANSWERS = np.array([PADDING, UNKNOWN, BEGIN])
 
@@ -38,82 +40,104 @@ class Scores:
     """Sums over buckets of users, [buckets]: everything else follows from them."""
 
     tokens: np.ndarray
+    known: np.ndarray  # tokens that are in the vocabulary
     top1: np.ndarray
     top3: np.ndarray
+    top5: np.ndarray
     loss: np.ndarray
 
-    @property
-    def accuracy_top1(self) -> Interval:
-        return _jackknife(lambda kept: self.top1[kept].sum() / self.tokens[kept].sum(), len(self.tokens))
+    def __getitem__(self, metric: str) -> Interval:
+        """One of METRICS with its interval."""
+        return _jackknife(lambda kept: METRICS[metric](self, kept), len(self.tokens))
 
-    @property
-    def accuracy_top3(self) -> Interval:
-        return _jackknife(lambda kept: self.top3[kept].sum() / self.tokens[kept].sum(), len(self.tokens))
+    def gain_over(self, other: "Scores", metric: str = "accuracy_top1") -> Interval:
+        """The difference on the same users, paired: much narrower than two intervals apart."""
+        self._check_same_text(other)
+        return _jackknife(lambda kept: METRICS[metric](self, kept) - METRICS[metric](other, kept), len(self.tokens))
 
-    @property
-    def mean_loss(self) -> Interval:
-        return _jackknife(lambda kept: self.loss[kept].sum() / self.tokens[kept].sum(), len(self.tokens))
+    def change_from(self, other: "Scores", metric: str) -> Interval:
+        """The relative change on the same users, as A/B tables have it: 0.01 is one per cent more."""
+        self._check_same_text(other)
 
-    @property
-    def perplexity(self) -> Interval:
-        return _jackknife(lambda kept: _exp(self.loss[kept].sum() / self.tokens[kept].sum()), len(self.tokens))
+        def change(kept: np.ndarray) -> float:
+            before = METRICS[metric](other, kept)
+            return METRICS[metric](self, kept) / before - 1 if before else math.nan
 
-    def gain_over(self, other: "Scores") -> Interval:
-        """Difference in AccuracyTop1 on the same users, paired: much narrower than two intervals apart."""
+        return _jackknife(change, len(self.tokens))
+
+    def _check_same_text(self, other: "Scores") -> None:
         if len(self.tokens) != len(other.tokens) or np.any(self.tokens != other.tokens):
             raise ValueError("two models can only be compared on the same text")
-        difference = self.top1 - other.top1
-        return _jackknife(lambda kept: difference[kept].sum() / self.tokens[kept].sum(), len(self.tokens))
 
 
-def evaluate(model: LanguageModel, params: Params, texts: Texts) -> Scores:
+def _share(part: str, whole: str) -> Callable[[Scores, np.ndarray], float]:
+    return lambda scores, kept: getattr(scores, part)[kept].sum() / max(getattr(scores, whole)[kept].sum(), 1.0)
+
+
+def _perplexity(scores: Scores, kept: np.ndarray) -> float:
+    """A model that diverged has no perplexity worth a number."""
+    loss = METRICS["loss"](scores, kept)
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+METRICS: dict[str, Callable[[Scores, np.ndarray], float]] = {
+    "accuracy_top1": _share("top1", "tokens"),
+    "accuracy_top3": _share("top3", "tokens"),
+    "accuracy_top5": _share("top5", "tokens"),
+    "accuracy_in_vocabulary": _share("top1", "known"),
+    "loss": _share("loss", "tokens"),
+    "perplexity": _perplexity,
+}
+
+
+def evaluate(model: LanguageModel, params: Params, texts: Texts, cut: Cut = WINDOW) -> Scores:
     """Score a model on users' texts; the n-th user goes to bucket n mod 100."""
-    if not len(texts.tokens):
+    if not texts.tokens:
         raise ValueError("there is no held-out text to measure with")
-    windows, buckets = _windows(texts)
     score = _scorer(model)
-    parts = [jax.device_get(score(params, windows[start : start + ROWS])) for start in range(0, len(windows), ROWS)]
-    by_window = np.concatenate(parts, axis=1)[:, : len(buckets)].astype(np.float64)
-    sums = [np.bincount(buckets, weights=column, minlength=min(BUCKETS, len(texts))) for column in by_window]
+    sums = np.zeros((len(fields(Scores)), min(BUCKETS, len(texts))))
+    for rows, users in batched_pieces(texts, cut):
+        scored = np.asarray(jax.device_get(score(params, rows)), np.float64)[:, : len(users)]
+        for column, values in zip(sums, scored, strict=True):
+            np.add.at(column, users % BUCKETS, values)
     return Scores(*sums)
 
 
-def _windows(texts: Texts) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of WINDOW + 1 ids that overlap by one, and the bucket each belongs to; rows come in whole multiples of ROWS."""
-    rows, buckets = [], []
+def batched_pieces(texts: Texts, cut: Cut) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Pieces of all texts in batches of one size, and whose they are; the last batch is filled up with padding."""
+    on_cpu = jax.default_backend() == "cpu"
+    size = max(1, (CPU_TOKENS if on_cpu else ACCELERATOR_TOKENS) // cut.length)
+    rows, users = np.zeros((0, cut.length + 1), np.int32), np.zeros(0, np.int64)
     for user, tokens in enumerate(texts):
-        text = np.concatenate([[BEGIN], tokens])
-        for start in range(0, len(tokens), WINDOW):
-            piece = text[start : start + WINDOW + 1]
-            rows.append(np.pad(piece, (0, WINDOW + 1 - len(piece)), constant_values=PADDING))
-            buckets.append(user % BUCKETS)
-    padding = [np.zeros(WINDOW + 1)] * (-len(rows) % ROWS)
-    return np.stack([*rows, *padding]).astype(np.int32), np.array(buckets)
+        pieces = cut.pieces(tokens)
+        rows = np.concatenate([rows, pieces])
+        users = np.concatenate([users, np.full(len(pieces), user)])
+        while len(rows) >= size:
+            yield rows[:size], users[:size]
+            rows, users = rows[size:], users[size:]
+    if len(rows):
+        yield np.pad(rows, ((0, size - len(rows)), (0, 0)), constant_values=PADDING), users
 
 
 @lru_cache(maxsize=8)
 def _scorer(model: LanguageModel):
     @jax.jit
-    def score(params: Params, windows: jax.Array) -> jax.Array:
-        targets = windows[:, 1:]
-        scores = losses.logits(model, params, windows[:, :-1])
+    def score(params: Params, rows: jax.Array) -> jax.Array:
+        targets = rows[:, 1:]
+        scores = losses.logits(model, params, rows[:, :-1])
         target_scores = jnp.take_along_axis(scores, targets[..., None], axis=-1)
         loss = jax.nn.logsumexp(scores, axis=-1) - target_scores[..., 0]
         # How many words the model prefers, without the special signs, which are no answers.
         rank = jnp.sum(scores > target_scores, axis=-1) - jnp.sum(scores[..., NO_ANSWERS] > target_scores, axis=-1)
         present, known = targets != PADDING, targets > UNKNOWN
-        columns = (present, (rank < 1) & known, (rank < 3) & known, jnp.where(present, loss, 0.0))
+        hits = [(rank < places) & known for places in (1, 3, 5)]
+        columns = (present, known, *hits, jnp.where(present, loss, 0.0))
         return jnp.stack([jnp.sum(column, axis=1, dtype=jnp.float32) for column in columns])
 
     return score
 
 
-def _exp(loss: float) -> float:
-    """A model that diverged has no perplexity worth a number."""
-    return math.exp(loss) if loss < 700 else math.inf
-
-
-def _jackknife(statistic, buckets: int) -> Interval:
+def _jackknife(statistic: Callable[[np.ndarray], float], buckets: int) -> Interval:
     everyone = np.ones(buckets, bool)
     value = float(statistic(everyone))
     if buckets < 2 or not math.isfinite(value):

@@ -14,8 +14,8 @@ import numpy as np
 
 from taciturn import tree
 from taciturn.core import Key, Message, Program, Report, UserData, UserIds
+from taciturn.data.layout import Layout
 from taciturn.data.population import Population
-from taciturn.fleets.layout import Layout
 
 CPU_CHUNK = 8
 ACCELERATOR_CHUNKS = (256, 128, 104, 64, 16)

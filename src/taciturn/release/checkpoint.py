@@ -27,6 +27,7 @@ class ModelCard:
 
     architecture: dict[str, Any]
     vocabulary: tuple[str, ...]
+    text: dict[str, str]  # language and unit of the vocabulary: how text is split into its words
     run: str | None = None  # its name in the population's ledger; none for a model of public text alone
     ledger_head: str | None = None
     round: int = 0

@@ -28,7 +28,11 @@ def plot_run(path: Path, rows: list[dict[str, Any]], title: str) -> None:
         alpha=0.15,
         lw=0,
     )
-    above.plot(rounds, accuracy, color=ACCENT, marker="o", ms=3)
+    above.plot(rounds, accuracy, color=ACCENT, marker="o", ms=3, lw=0.8)
+    if len(rows) > 5:
+        smoothed = [100 * row["accuracy_top1_smoothed"] for row in rows]
+        above.plot(rounds, smoothed, color=INK, lw=1.2, label="mean of the last 5")
+        above.legend(frameon=False, loc="lower right")
     above.set_ylabel("AccuracyTop1 on held-out users, %")
     above.set_title(title, loc="left", fontsize=11, color=INK)
     epsilons = [

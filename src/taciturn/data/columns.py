@@ -1,0 +1,87 @@
+"""The columns of a table that hold users' text, a batch of their rows, and the record of what was left out."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from taciturn.data.vocabulary import DataError
+
+LONGEST = 2**24  # bytes of a line, a field or a text; what is longer is no message
+# Names that are taken for a column nobody named.
+USUAL = {
+    "user": ("user_id", "user", "author", "username", "sender"),
+    "text": ("text", "body", "message", "content"),
+    "time": ("ts", "time", "timestamp", "created_utc", "date"),
+}
+
+
+class SourceError(DataError):
+    """The text cannot be read, and where, and what to do."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns hold what; a name that is None is looked for among the usual ones."""
+
+    user: str | None = None
+    text: str | None = None
+    time: str | None = None
+    sensitive: tuple[str, ...] = ()  # a row with a true value in one of these is left out
+
+    def among(self, names: list[str], path: Path, with_user: bool) -> "Columns":
+        """The same, with every name known to be there."""
+        found = {}
+        for role, usual in USUAL.items():
+            named = getattr(self, role)
+            present = [name for name in usual if name in names]
+            if named is None and ((role == "user" and not with_user) or (role == "time" and not present)):
+                found[role] = None
+                continue
+            if named not in names and (named or not present):
+                raise SourceError(
+                    f"{path} has no column {named or usual[0]}; its columns are {', '.join(names)}: "
+                    f"say which one holds the {role} with --{role}-column"
+                )
+            found[role] = named or present[0]
+        missing = [name for name in self.sensitive if name not in names]
+        if missing:
+            raise SourceError(
+                f"{path} has no column {missing[0]} (--sensitive-column); its columns are {', '.join(names)}"
+            )
+        return Columns(**found, sensitive=self.sensitive)
+
+    @property
+    def wanted(self) -> list[str]:
+        names = [self.user, self.text, self.time, *self.sensitive]
+        return list(dict.fromkeys(name for name in names if name is not None))
+
+
+@dataclass
+class LeftOut:
+    """What was left out, why, how often, and where first."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    first: dict[str, str] = field(default_factory=dict)
+
+    def add(self, reason: str, count: int = 1, where: str = "") -> None:
+        if count:
+            self.counts[reason] = self.counts.get(reason, 0) + count
+            if where:
+                self.first.setdefault(reason, where)
+
+
+@dataclass
+class Batch:
+    user: pa.Array
+    text: pa.Array
+    time: pa.Array
+    sensitive: list[pa.Array]
+    rows: int
+    first_row: int
+
+    @classmethod
+    def of(cls, columns: Columns, strings: dict[str, pa.Array], rows: int, first_row: int) -> "Batch":
+        nothing = pa.nulls(rows, pa.string())
+        user, text, time = (strings[name] if name else nothing for name in (columns.user, columns.text, columns.time))
+        return cls(user, text, time, [strings[name] for name in columns.sensitive], rows, first_row)

@@ -1,0 +1,83 @@
+"""How a text becomes rows for a model: continuous unrolls (McMahan et al. 2018, §3), or sentences (Ramaswamy et al. 2020, Xu et al. 2023).
+
+>>> Unrolls(3).pieces(np.arange(4, 11)).tolist()
+[[2, 4, 5, 6], [6, 7, 8, 9], [9, 10, 0, 0]]
+>>> Sentences(3, ends=(3, 9)).pieces(np.array([5, 6, 9, 7, 3, 5, 5, 5, 5])).tolist()
+[[2, 5, 6, 9], [2, 7, 3, 0], [2, 5, 5, 5]]
+>>> Layout(Unrolls(3), batch_size=2, steps=2).batches(np.arange(4, 14)).tolist()
+[[[2, 4, 5, 6], [9, 10, 11, 12]], [[6, 7, 8, 9], [12, 13, 0, 0]]]
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from taciturn.data.vocabulary import BEGIN
+
+
+@dataclass(frozen=True)
+class Unrolls:
+    """The text in one go, cut every `length` tokens. Every token is a target once, the first after <bos>."""
+
+    length: int
+
+    def pieces(self, tokens: np.ndarray, most: int | None = None) -> np.ndarray:
+        """int32 [pieces, length + 1], at most `most` of them, padded with zeros at the end."""
+        tokens = tokens if most is None else tokens[: most * self.length]
+        count = math.ceil(len(tokens) / self.length)
+        text = np.zeros(count * self.length + 1, np.int32)
+        text[0], text[1 : len(tokens) + 1] = BEGIN, tokens
+        return np.lib.stride_tricks.sliding_window_view(text, self.length + 1)[:: self.length] if count else _none(self)
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Each sentence for itself: <bos>, its words, and what ends it. Longer ones are cut at `length`, shorter ones padded."""
+
+    length: int
+    ends: tuple[int, ...]  # the words after which a sentence is over
+
+    def pieces(self, tokens: np.ndarray, most: int | None = None) -> np.ndarray:
+        over = np.flatnonzero(np.isin(tokens, self.ends)) + 1
+        bounds = np.unique(np.concatenate([[0], over, [len(tokens)]]))[: None if most is None else most + 1]
+        starts, lengths = bounds[:-1], np.minimum(np.diff(bounds), self.length)
+        if not len(starts):
+            return _none(self)
+        rows = np.zeros((len(starts), self.length + 1), np.int32)
+        inside = np.arange(self.length) < lengths[:, None]
+        rows[:, 0] = BEGIN
+        rows[:, 1:][inside] = tokens[(starts[:, None] + np.arange(self.length))[inside]]
+        return rows
+
+
+Cut = Unrolls | Sentences
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Batches for local training."""
+
+    cut: Cut
+    batch_size: int  # B
+    steps: int  # batches a user has at most; the rest of a longer text is left out
+
+    @classmethod
+    def for_pieces(cls, cut: Cut, batch_size: int, pieces: float) -> "Layout":
+        return cls(cut, batch_size, math.ceil(pieces / batch_size))
+
+    def batches(self, tokens: np.ndarray) -> np.ndarray:
+        """int32 [steps, batch, length + 1].
+
+        A batch holds pieces from all over the text, not neighbours: local steps see more of the user at once.
+        """
+        pieces = self.cut.pieces(tokens, self.steps * self.batch_size)
+        steps = max(1, math.ceil(len(pieces) / self.batch_size))
+        filled = np.zeros((self.steps, self.batch_size, self.cut.length + 1), np.int32)
+        places = np.arange(len(pieces))
+        filled[places % steps, places // steps] = pieces
+        return filled
+
+
+def _none(cut: Cut) -> np.ndarray:
+    return np.zeros((0, cut.length + 1), np.int32)

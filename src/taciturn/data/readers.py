@@ -1,0 +1,290 @@
+"""One reader for each kind of file. A reader yields (how much of the file is read, a batch of rows)."""
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+
+from taciturn.data.columns import LONGEST, Batch, Columns, LeftOut, SourceError
+
+BATCH_ROWS, BATCH_BYTES = 8192, 2**23
+MOST_LINES = 1000  # of a paragraph
+csv.field_size_limit(LONGEST)
+Choose = Callable[[list[str]], Columns]  # which of a file's columns to read
+
+
+def read_parquet(path: Path, choose: Choose, left_out: LeftOut) -> Iterator[tuple[float, Batch]]:
+    try:
+        file = parquet.ParquetFile(path, pre_buffer=False)
+    except pa.ArrowInvalid:
+        raise SourceError(f"{path} is not a Parquet file, or was cut off; write it again") from None
+    columns = choose(file.schema_arrow.names)
+    all_rows, row = max(file.metadata.num_rows, 1), 0
+    for table in file.iter_batches(BATCH_ROWS, columns=columns.wanted):
+        try:
+            strings = {name: _strings(table.column(name), name == columns.text) for name in table.schema.names}
+        except pa.ArrowInvalid:
+            table = _without_broken(table, left_out, f"{path.name}, row {row} +")
+            strings = {name: _strings(table.column(name), name == columns.text) for name in table.schema.names}
+        except TypeError as error:
+            raise SourceError(f"{path}: {error}") from None
+        yield row / all_rows, Batch.of(columns, strings, len(table), row + 1)
+        row += len(table)
+
+
+def _strings(array: Any, is_text: bool) -> pa.Array:
+    """Any column as strings; ArrowInvalid if one is not UTF-8, TypeError if they cannot be strings."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_nested(array.type) or (is_text and not _holds_bytes(array.type)):
+        raise TypeError(f"the column {'of the text ' if is_text else ''}holds {array.type}; name another")
+    strings = array.cast(pa.string())
+    strings.validate(full=True)
+    return strings
+
+
+def _holds_bytes(kind: pa.DataType) -> bool:
+    tests = (
+        pa.types.is_string,
+        pa.types.is_large_string,
+        pa.types.is_binary,
+        pa.types.is_large_binary,
+        pa.types.is_null,
+    )
+    return any(test(kind) for test in tests)
+
+
+def _without_broken(table: pa.RecordBatch, left_out: LeftOut, where: str) -> pa.RecordBatch:
+    keep = [True] * len(table)
+    for column in table.columns:
+        if _holds_bytes(column.type):
+            for row, value in enumerate(column.cast(pa.large_binary()).to_pylist()):
+                keep[row] = keep[row] and (value is None or _is_utf8(value))
+    left_out.add("rows that are not UTF-8", keep.count(False), f"{where} {keep.index(False) + 1}")
+    return table.filter(pa.array(keep))
+
+
+def read_csv(path: Path, choose: Choose, left_out: LeftOut) -> Iterator[tuple[float, Batch]]:
+    with _opened(path) as (stream, position):
+        lines = _Lines(stream, path, left_out)
+        first = next(lines, "")
+        if not first.strip():
+            raise SourceError(f"{path} is empty: its first line should name the columns")
+        delimiter = max("\t,;|" if ".tsv" in path.suffixes else ",;\t|", key=first.count)
+        names = [name.strip() for name in next(csv.reader([first], delimiter=delimiter))]
+        columns = choose(names)
+        places = [names.index(name) for name in columns.wanted]
+        rows = _Rows(columns, position)
+        reader, at = csv.reader(lines, delimiter=delimiter, strict=True), 2
+        while True:
+            lines.broken = False
+            try:
+                row = next(reader)
+            except StopIteration:
+                break
+            except csv.Error as error:
+                if "unexpected end" in str(error) or "field larger" in str(error):
+                    raise SourceError(
+                        f"{path}, line {at}: a quote is opened and not closed (or a field is longer than "
+                        f"{LONGEST // 2**20} MB), so everything after it is unsure; mend that line"
+                    ) from None
+                row = None
+            where = f"{path.name}, line {at}"
+            at = lines.number + 1
+            if lines.broken:
+                left_out.add("rows that are not UTF-8", 1, where)
+            elif row is None or (row and len(row) != len(names)):
+                left_out.add("malformed rows", 1, where)
+            elif row:
+                yield from rows.add([row[place] for place in places])
+        yield from rows.rest()
+
+
+def read_json(path: Path, choose: Choose, left_out: LeftOut) -> Iterator[tuple[float, Batch]]:
+    with _opened(path) as (stream, position):
+        objects = _objects(path, stream, left_out)
+        # An object may lack a key that others have; a few hundred together name the columns.
+        head = list(islice(objects, 500))
+        if not head:
+            raise SourceError(f"{path} is empty: not one line of it is a JSON object")
+        columns = choose(list(dict.fromkeys(chain.from_iterable(content for _, content in head))))
+        rows = _Rows(columns, position)
+        for where, content in chain(head, objects):
+            values = [_json_value(content.get(name)) for name in columns.wanted]
+            text = content.get(columns.text or "")
+            if text is not None and not isinstance(text, str):
+                left_out.add("malformed rows", 1, where)
+            elif all(value is None or _is_utf8(value.encode("utf-8", "surrogatepass")) for value in values):
+                yield from rows.add(values)
+            else:
+                left_out.add("rows that are not UTF-8", 1, where)
+        yield from rows.rest()
+
+
+def _objects(path: Path, stream: IO[bytes], left_out: LeftOut) -> Iterator[tuple[str, dict[str, Any]]]:
+    lines = _Lines(stream, path, left_out)
+    for line in lines:
+        where = f"{path.name}, line {lines.number}"
+        broken, lines.broken = lines.broken, False
+        if lines.number == 1 and line.lstrip().startswith("["):
+            raise SourceError(f"{path} is one JSON list; write it as JSON lines, one object a line (jq -c '.[]')")
+        if broken:
+            left_out.add("rows that are not UTF-8", 1, where)
+        elif line.strip():
+            try:
+                content = json.loads(line)
+            except (ValueError, RecursionError):
+                content = None
+            if isinstance(content, dict):
+                yield where, content
+            else:
+                left_out.add("malformed rows", 1, where)
+
+
+def _json_value(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
+def read_messages(path: Path, user: str, name: str, left_out: LeftOut) -> Iterator[tuple[float, Batch]]:
+    """A text file of one user: a line is a message, and their order is kept."""
+    with _opened(path) as (stream, position):
+        lines = _Lines(stream, path, left_out)
+        rows = _Rows(Columns("user", "text", "time"), position)
+        for line in lines:
+            broken, lines.broken = lines.broken, False
+            if broken:
+                left_out.add("rows that are not UTF-8", 1, f"{name}, line {lines.number}")
+            elif line.strip():
+                yield from rows.add([user, line, f"{name} {lines.number:012}"])
+        yield from rows.rest()
+
+
+def read_paragraphs(path: Path, left_out: LeftOut) -> Iterator[tuple[float, Batch]]:
+    """A public text file: lines belong together up to an empty one."""
+    with _opened(path) as (stream, position):
+        lines = _Lines(stream, path, left_out)
+        rows = _Rows(Columns(text="text"), position)
+        paragraph: list[str] = []
+        for line in chain(lines, [""]):
+            broken, lines.broken = lines.broken, False
+            if broken:
+                left_out.add("lines that are not UTF-8", 1, f"{path.name}, line {lines.number}")
+            elif line.strip():
+                paragraph.append(line)
+            if paragraph and (not line.strip() or len(paragraph) >= MOST_LINES):
+                yield from rows.add([" ".join(paragraph)])
+                paragraph = []
+        yield from rows.rest()
+
+
+class _Rows:
+    """Collects rows of a text file into batches."""
+
+    def __init__(self, columns: Columns, position: Callable[[], float]) -> None:
+        self._columns, self._position = columns, position
+        self._values: list[list[str | None]] = []
+        self._bytes, self._done = 0, 0
+
+    def add(self, values: list[str | None]) -> Iterator[tuple[float, Batch]]:
+        self._values.append(values)
+        self._bytes += sum(map(len, filter(None, values)))
+        if len(self._values) >= BATCH_ROWS or self._bytes >= BATCH_BYTES:
+            yield from self.rest()
+
+    def rest(self) -> Iterator[tuple[float, Batch]]:
+        if self._values:
+            names = self._columns.wanted
+            strings = {
+                name: pa.array(column, pa.string())
+                for name, column in zip(names, zip(*self._values, strict=True), strict=True)
+            }
+            yield self._position(), Batch.of(self._columns, strings, len(self._values), self._done + 1)
+            self._done += len(self._values)
+            self._values, self._bytes = [], 0
+
+
+class _Lines:
+    """The lines of a file as strings. One that is too long is left out; `broken` says that some since it was reset were not UTF-8."""
+
+    def __init__(self, stream: IO[bytes], path: Path, left_out: LeftOut) -> None:
+        self._stream, self._path, self._left_out = stream, path, left_out
+        self.number, self.broken = 0, False
+
+    def __iter__(self) -> "_Lines":
+        return self
+
+    def __next__(self) -> str:
+        while True:
+            line = self._stream.readline(LONGEST + 1)
+            if not line:
+                raise StopIteration
+            self.number += 1
+            if self.number == 1:
+                if line.startswith((b"\xff\xfe", b"\xfe\xff")):
+                    raise SourceError(f"{self._path} is UTF-16; save it as UTF-8 (iconv -f utf-16 -t utf-8)")
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            if len(line) > LONGEST:
+                while line and not line.endswith(b"\n"):
+                    line = self._stream.readline(LONGEST)
+                where = f"{self._path.name}, line {self.number}"
+                self._left_out.add(f"lines longer than {LONGEST // 2**20} MB", 1, where)
+                continue
+            try:
+                return line.decode()
+            except UnicodeDecodeError:
+                self.broken = True
+                return line.decode(errors="replace")
+
+
+class _opened:
+    """A file, unpacked on the way, and how far it is read (0 to 1)."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> tuple[IO[bytes], Callable[[], float]]:
+        self._file = self._path.open("rb")
+        size = max(self._path.stat().st_size, 1)
+        unpack: dict[str, Callable[[IO[bytes]], Any]] = {
+            ".gz": lambda file: gzip.GzipFile(fileobj=file),
+            ".bz2": bz2.BZ2File,
+            ".xz": lzma.LZMAFile,
+            ".zst": lambda file: io.BufferedReader(_Readable(pa.CompressedInputStream(pa.PythonFile(file), "zstd"))),
+        }
+        stream = unpack.get(self._path.suffix.lower(), lambda file: file)(self._file)
+        return stream, lambda: min(self._file.tell() / size, 1.0)
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+class _Readable(io.RawIOBase):
+    """What io.BufferedReader needs to give lines of an Arrow stream."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        content = self._stream.read(len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
+
+
+def _is_utf8(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

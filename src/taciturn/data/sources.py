@@ -1,0 +1,145 @@
+"""Raw text from anywhere as one stream of rows (user, text, time), all strings.
+
+    a table   .parquet  .csv  .tsv  .jsonl  .ndjson, the last four also packed as .gz .bz2 .xz .zst; columns by name
+    a folder  of tables (the shards that Spark or BigQuery write), or of .txt files, one per user, one message a line
+
+A row that cannot be used is left out and counted, with the place where that happened first; what makes the rest of a file unsure stops
+the build. Nothing of a file is held in memory but the rows of one batch.
+"""
+
+import gzip
+import lzma
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute
+
+from taciturn.data.columns import LONGEST, Batch, Columns, LeftOut, SourceError
+from taciturn.data.readers import read_csv, read_json, read_messages, read_paragraphs, read_parquet
+
+pc: Any = pyarrow.compute  # its functions are made at run time, so no type checker knows them
+ROWS = pa.schema({"user": pa.string(), "text": pa.string(), "time": pa.string()})
+TABLES = (".parquet", ".csv", ".tsv", ".jsonl", ".ndjson", ".json")
+NOT_FLAGGED = ("", "0", "0.0", "false", "no", "n", "f", "null", "none")
+
+
+@dataclass
+class Source:
+    """Files to read. After reading, `rows` and `left_out` say what was found."""
+
+    paths: list[Path]
+    columns: Columns = field(default_factory=Columns)
+    with_user: bool = True  # public text has none
+    rows: int = 0  # that can be used
+    left_out: LeftOut = field(default_factory=LeftOut)
+    read_columns: dict[str, None] = field(default_factory=dict)  # for the record; no others are ever looked at
+
+    def __post_init__(self) -> None:
+        self._files = [found for path in self.paths for found in _files(path)]
+        self._sizes = [file.stat().st_size for _, file in self._files]
+
+    @property
+    def bytes(self) -> int:
+        return sum(self._sizes)
+
+    def batches(self, progress: Callable[[int, int], None] = lambda done, all: None) -> Iterator[pa.RecordBatch]:
+        """All rows that have a user and a text. `progress` is told bytes."""
+        done, total = 0, self.bytes
+        for (top, path), size in zip(self._files, self._sizes, strict=True):
+            try:
+                for share, batch in self._read(top, path):
+                    progress(done + int(share * size), total)
+                    usable = self._usable(batch, path)
+                    self.rows += len(usable)
+                    yield usable
+            except (EOFError, gzip.BadGzipFile, lzma.LZMAError, pa.ArrowInvalid, pa.ArrowException) as error:
+                reason = str(error).split("\n")[0].rstrip(".")
+                raise SourceError(f"{path} is damaged or cut off ({reason}); get it again, or leave it out") from None
+            except OSError as error:
+                raise SourceError(_about_os_error(path, error)) from None
+            done += size
+        progress(total, total)
+
+    def _read(self, folder: Path | None, path: Path) -> Iterator[tuple[float, Batch]]:
+        kind = _kind(path)
+        if kind == ".txt" and not self.with_user:
+            return read_paragraphs(path, self.left_out)
+        if kind == ".txt":
+            inside = path.relative_to(folder) if folder else Path(path.name)
+            # The folders below the named one are users, or else its files are: bob/1.txt and bob/2.txt are both Bob's.
+            user = inside.parts[0] if len(inside.parts) > 1 else path.name.split(".")[0]
+            return read_messages(path, user, str(inside), self.left_out)
+        reader = {".parquet": read_parquet, ".csv": read_csv, ".tsv": read_csv}.get(kind or "", read_json)
+        return reader(path, lambda names: self._chosen(names, path), self.left_out)
+
+    def _chosen(self, names: list[str], path: Path) -> Columns:
+        columns = self.columns.among(names, path, self.with_user)
+        self.read_columns.update(dict.fromkeys(columns.wanted))
+        return columns
+
+    def _usable(self, batch: Batch, path: Path) -> pa.RecordBatch:
+        """Without the rows that cannot be used; those are counted."""
+        keep = pa.array([True] * batch.rows)
+
+        def drop(reason: str, which: Any) -> None:
+            nonlocal keep
+            which = pc.and_(which, keep)
+            count = pc.sum(which).as_py()
+            if count:
+                self.left_out.add(reason, count, f"{path.name}, row {batch.first_row + pc.index(which, True).as_py()}")
+                keep = pc.and_not(keep, which)
+
+        for flag in batch.sensitive:
+            lowered = pc.utf8_lower(pc.utf8_trim_whitespace(pc.fill_null(flag, "")))
+            drop("rows flagged sensitive", pc.invert(pc.is_in(lowered, pa.array(NOT_FLAGGED))))
+        if self.with_user:
+            drop("rows without a user", _blank(batch.user))
+        drop("rows without text", _blank(batch.text))
+        too_long = pc.greater(pc.fill_null(pc.binary_length(batch.text), 0), LONGEST)
+        drop(f"texts longer than {LONGEST // 2**20} MB", too_long)
+        table = pa.record_batch([batch.user, batch.text, batch.time], schema=ROWS)
+        return table if pc.all(keep).as_py() else table.filter(keep)
+
+
+def _files(path: Path) -> list[tuple[Path | None, Path]]:
+    """(folder it was found in, file), by name, so that the order of reading is no accident."""
+    if path.is_file():
+        if _kind(path) is None:
+            raise SourceError(
+                f"{path} is of no kind that can be read: {' '.join(TABLES)} .txt (and .gz .bz2 .xz .zst of all but Parquet)"
+            )
+        return [(None, path)]
+    if not path.is_dir():
+        raise SourceError(f"there is no file or folder {path}")
+    inside = sorted(one for one in path.rglob("*") if one.is_file() and _visible(one.relative_to(path)))
+    tables = [one for one in inside if _kind(one) in TABLES]
+    texts = [one for one in inside if _kind(one) == ".txt"]
+    if tables and texts:
+        raise SourceError(f"{path} holds tables ({tables[0].name}) and text files ({texts[0].name}); name one kind")
+    if not tables and not texts:
+        raise SourceError(f"{path} is a folder without anything to read: no {' '.join(TABLES)} and no .txt in it")
+    return [(path, one) for one in tables or texts]
+
+
+def _visible(path: Path) -> bool:
+    return not any(part.startswith((".", "_")) for part in path.parts)  # such as Spark's _SUCCESS
+
+
+def _kind(path: Path) -> str | None:
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in (".gz", ".bz2", ".xz", ".zst"):
+        suffixes.pop()
+    return suffixes[-1] if suffixes and suffixes[-1] in (*TABLES, ".txt") else None
+
+
+def _blank(strings: Any) -> Any:
+    """Nothing, or nothing but white space and control characters."""
+    return pc.fill_null(pc.match_substring_regex(strings, r"^[\s\pC]*$"), True)
+
+
+def _about_os_error(path: Path, error: OSError) -> str:
+    hint = "; unpack it first: zstd -d --long=31" if path.suffix == ".zst" else ""
+    return f"{path} cannot be read: {(error.strerror or str(error)).lower()}{hint}"

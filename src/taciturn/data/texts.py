@@ -1,0 +1,133 @@
+"""Token sequences on disk, memory-mapped, in shards: one sequence per user (or per public document).
+
+    NAME-00000.tokens    ids end to end, uint16 (uint32 for more than 65,536 words)
+    NAME-00000.offsets   where each sequence starts, int64, and where the last one ends
+
+A shard is opened when it is first read, so a host needs only the files of its own users, and nothing is copied into memory. Where one
+shard ends and the next begins follows from the sequences alone, and nothing else about them depends on it.
+"""
+
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from taciturn.data.vocabulary import DataError
+
+SHARD_TOKENS = 2**25
+
+
+class Shard(NamedTuple):
+    tokens: np.ndarray
+    offsets: np.ndarray
+
+
+class Texts:
+    def __init__(self, shards: Sequence[Callable[[], Shard]], lengths: Sequence[int], tokens: int) -> None:
+        """`lengths` are the numbers of sequences in the shards, `tokens` how many there are in all."""
+        self._open, self._opened = shards, {}
+        self._starts = [0, *np.cumsum(lengths, dtype=int).tolist()]
+        self.tokens = tokens
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getitem__(self, position: int) -> np.ndarray:
+        number = bisect_right(self._starts, position) - 1
+        if not 0 <= position < len(self):
+            raise IndexError(f"there are {len(self)} texts; {position} is none of them")
+        tokens, offsets = self.shard(number)
+        inside = position - self._starts[number]
+        return tokens[offsets[inside] : offsets[inside + 1]]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (self[position] for position in range(len(self)))
+
+    @property
+    def shards(self) -> list[range]:
+        """The positions of each shard."""
+        return [range(start, end) for start, end in zip(self._starts, self._starts[1:], strict=False)]
+
+    def shard(self, number: int) -> Shard:
+        if number not in self._opened:
+            self._opened[number] = self._open[number]()
+        return self._opened[number]
+
+    @classmethod
+    def of(cls, sequences: Iterable[list[int] | np.ndarray], words: int) -> "Texts":
+        """In memory."""
+        arrays = [np.asarray(sequence, token_type(words)) for sequence in sequences]
+        offsets = np.concatenate([[0], np.cumsum([len(array) for array in arrays], dtype=np.int64)])
+        tokens = np.concatenate([*arrays, np.zeros(0, token_type(words))])
+        return cls([lambda: Shard(tokens, offsets)], [len(arrays)], len(tokens))
+
+    @classmethod
+    def load(cls, folder: Path, name: str, written: dict[str, Any]) -> "Texts":
+        """`written` is what the writer of these files returned."""
+        dtype = np.dtype(written["dtype"])
+
+        def opener(number: int, sequences: int, tokens: int) -> Callable[[], Shard]:
+            path = folder / f"{name}-{number:05}"
+            return lambda: Shard(
+                _mapped(path.with_suffix(".tokens"), dtype, tokens),
+                _mapped(path.with_suffix(".offsets"), np.dtype(np.int64), sequences + 1),
+            )
+
+        shards = [opener(number, *sizes) for number, sizes in enumerate(written["shards"])]
+        return cls(shards, [size[0] for size in written["shards"]], sum(size[1] for size in written["shards"]))
+
+
+class TextWriter:
+    """Writes sequences in the order they come, shard after shard, without keeping them."""
+
+    def __init__(self, folder: Path, name: str, words: int, shard_tokens: int = SHARD_TOKENS) -> None:
+        self._folder, self._name, self._limit = folder, name, shard_tokens
+        self._dtype = token_type(words)
+        self._shards: list[tuple[int, int]] = []  # sequences and tokens of those that are closed
+        self._file: IO[bytes] | None = None
+
+    def add(self, sequence: Sequence[int] | np.ndarray) -> None:
+        if self._file is None:
+            path = self._folder / f"{self._name}-{len(self._shards):05}.tokens"
+            self._file, self._ends = path.open("xb"), [0]
+        self._file.write(np.asarray(sequence, self._dtype).tobytes())
+        self._ends.append(self._ends[-1] + len(sequence))
+        if self._ends[-1] >= self._limit:
+            self._close_shard()
+
+    def close(self) -> dict[str, Any]:
+        """What `Texts.load` must be told: the sizes by which a file that is not whole is noticed."""
+        if self._file:
+            self._close_shard()
+        return {"dtype": np.dtype(self._dtype).name, "shards": self._shards}
+
+    def _close_shard(self) -> None:
+        assert self._file is not None
+        _sync(self._file)
+        path = self._folder / f"{self._name}-{len(self._shards):05}.offsets"
+        with path.open("xb") as offsets:
+            offsets.write(np.array(self._ends, np.int64).tobytes())
+            _sync(offsets)
+        self._file.close()
+        self._shards.append((len(self._ends) - 1, self._ends[-1]))
+        self._file = None
+
+
+def token_type(words: int) -> type[np.unsignedinteger]:
+    return np.uint16 if words <= 2**16 else np.uint32
+
+
+def _sync(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _mapped(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
+    if not path.exists():
+        raise DataError(f"{path} is not on this machine: copy this shard here, or train on the machine that has it")
+    if path.stat().st_size != count * dtype.itemsize:
+        raise DataError(f"{path} is not whole: it has another size than its manifest says; build it again")
+    return np.memmap(path, dtype, "r", shape=(count,)) if count else np.zeros(0, dtype)

@@ -1,0 +1,79 @@
+"""What the commands print with: one console, progress bars, tables."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+console = Console()
+BLOCKS = " ▏▎▍▌▋▊▉█"
+
+
+@contextmanager
+def bar(title: str, unit: str) -> Iterator[Any]:
+    """A progress bar; yields show(done, all, note)."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn(f"{title:<14}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=console, transient=False) as progress:
+        task = progress.add_task(title, total=None, note="")
+        yield lambda done, all, note: progress.update(task, completed=done, total=all, note=note)
+
+
+@contextmanager
+def training_bar(title: str) -> Iterator[Any]:
+    from taciturn.release.privacy_statement import epsilon_text
+
+    with bar(title, "rounds") as show:
+        show(0, None, "working out the noise, compiling")
+        yield lambda done, all, row: show(
+            done, all, f"Top1 {row['accuracy_top1']:.2%}  ε {epsilon_text(row['epsilon'])}  (round {row['round']})"
+        )
+
+
+@contextmanager
+def stages() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for each stage of a job; yields show(stage, done, all)."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description:<14}"),
+        BarColumn(bar_width=30),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def show(stage: str, done: int, all: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = progress.add_task(stage)
+            progress.update(tasks[stage], completed=done, total=all)
+
+        yield show
+
+
+def histogram_line(share: float, width: int = 40) -> str:
+    """A bar of `share` of the width, to an eighth of a character.
+
+    >>> histogram_line(0.5, 3)
+    '█▌'
+    """
+    eighths = round(share * width * 8)
+    return "█" * (eighths // 8) + BLOCKS[eighths % 8].strip()

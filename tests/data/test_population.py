@@ -1,0 +1,215 @@
+"""A population is whole or not there, says nothing of its users, and is read in shards."""
+
+import json
+import multiprocessing
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from conftest import made_up_users
+from taciturn.data.population import (
+    COUNTS,
+    HeldOutUsers,
+    Population,
+    PopulationError,
+    build_population,
+    position_key,
+    writing_population,
+)
+from taciturn.data.public import PublicCorpus
+from taciturn.data.texts import Texts, TextWriter
+from taciturn.data.vocabulary import END, DataError
+
+
+def test_a_population_comes_back_as_it_was_written_with_users_in_an_order_that_says_nothing(tmp_path, vocabulary):
+    users = made_up_users(20)
+    population = build_population(tmp_path / "p", users, made_up_users(3, seed=1), vocabulary, {"source": "made up"})
+    stored = [text.tolist() for text in Population(tmp_path / "p").texts]
+    assert sorted(stored) == sorted(users.values())
+    assert stored == [users[user] for user in sorted(users, key=position_key)] != list(users.values())
+    assert len(HeldOutUsers(tmp_path / "p")) == 3
+    listed = (population.folder / population.manifest["text"] / "users.txt").read_text()
+    assert len(listed.split()) == 20
+    assert "user" not in listed  # hashed ids only
+
+
+def test_building_again_keeps_the_ledger_and_its_salt(tmp_path, vocabulary):
+    build_population(tmp_path / "p", made_up_users(20), {}, vocabulary, {})
+    (tmp_path / "p" / "ledger.jsonl").write_text("history")
+    Population(tmp_path / "p").pin_ledger("a ledger")
+    salt = (tmp_path / "p" / "private" / "salt").read_bytes()
+    population = build_population(tmp_path / "p", made_up_users(30), {}, vocabulary, {})
+    assert len(population) == 30
+    assert population.manifest["ledger"] == "a ledger"
+    assert (tmp_path / "p" / "ledger.jsonl").read_text() == "history"
+    assert (tmp_path / "p" / "private" / "salt").read_bytes() == salt
+    assert len(list((tmp_path / "p").glob("text-*"))) == 1
+
+
+def test_counts_of_users_text_are_marked_private(population):
+    manifest = json.loads((population.folder / "manifest.json").read_text())
+    assert "do not publish" in COUNTS
+    assert COUNTS in manifest
+    assert "users" not in manifest
+    assert (population.folder / "manifest.json").stat().st_mode & 0o077 == 0
+    assert (population.folder / population.manifest["text"]).stat().st_mode & 0o077 == 0
+
+
+def test_what_is_no_population_is_said_to_be_none(tmp_path, vocabulary):
+    with pytest.raises(PopulationError, match="not a population"):
+        Population(tmp_path)
+    with pytest.raises(PopulationError, match="no user is left"):
+        build_population(tmp_path / "p", {}, {}, vocabulary, {})
+    assert not (tmp_path / "p").exists()
+
+
+def test_the_same_users_have_the_same_bytes_and_name_whatever_the_size_of_a_shard(tmp_path, vocabulary):
+    users, held_out = made_up_users(60), made_up_users(9, seed=1)
+    names = set()
+    for shard_tokens in (1, 100, 10**6):
+        population = build_population(tmp_path / "p", users, held_out, vocabulary, {}, shard_tokens)
+        text = population.folder / population.manifest["text"]
+        names.add((population.id, b"".join(path.read_bytes() for path in sorted(text.glob("train-*.tokens")))))
+    assert len(names) == 1
+    assert build_population(tmp_path / "p", users | {"one": [5]}, held_out, vocabulary, {}).id != population.id
+    assert build_population(tmp_path / "p", users, held_out | {"one": [5]}, vocabulary, {}).id != population.id
+
+
+def sum_of_part(folder, positions, results):
+    population = Population(folder)
+    results.put(int(sum(population.texts[position].sum() for position in positions)))
+
+
+def test_several_processes_read_their_own_shards_alone(tmp_path, vocabulary):
+    """Each has only the files of its shards, as hosts that share no disk would."""
+    population = build_population(tmp_path / "p", made_up_users(60), {}, vocabulary, {}, shard_tokens=200)
+    shards = population.texts.shards
+    assert len(shards) > 4
+    total = sum(int(text.sum()) for text in population.texts)
+    halves = [shards[: len(shards) // 2], shards[len(shards) // 2 :]]
+    context, results, processes = multiprocessing.get_context("spawn"), multiprocessing.get_context("spawn").Queue(), []
+    for half, mine in enumerate(halves):
+        host = tmp_path / f"host{half}"
+        text = host / population.manifest["text"]
+        text.mkdir(parents=True)
+        (host / "manifest.json").write_text((population.folder / "manifest.json").read_text())
+        original = population.folder / population.manifest["text"]
+        wanted = [f"train-{shards.index(shard):05}.{kind}" for shard in mine for kind in ("tokens", "offsets")]
+        for name in ("vocabulary.txt", *wanted):
+            (text / name).write_bytes((original / name).read_bytes())
+        positions = [position for shard in mine for position in shard]
+        processes.append(context.Process(target=sum_of_part, args=(host, positions, results)))
+        processes[-1].start()
+    assert sum(results.get(timeout=60) for _ in processes) == total
+    for process in processes:
+        process.join(10)
+    with pytest.raises(DataError, match="not on this machine"):
+        Population(tmp_path / "host0").texts[len(population) - 1]
+
+
+def test_a_file_that_is_not_whole_is_not_accepted(tmp_path, vocabulary):
+    population = build_population(tmp_path / "p", made_up_users(20), {}, vocabulary, {})
+    tokens = population.folder / population.manifest["text"] / "train-00000.tokens"
+    tokens.write_bytes(tokens.read_bytes()[:-2])
+    with pytest.raises(DataError, match="not whole"):
+        Population(tmp_path / "p").texts[0]
+
+
+def test_a_build_that_fails_leaves_the_population_as_it_was(tmp_path, vocabulary):
+    before = build_population(tmp_path / "p", made_up_users(20), {}, vocabulary, {})
+    with pytest.raises(KeyError), writing_population(tmp_path / "p", vocabulary) as writer:
+        writer.add("train", "x", [4, 5])
+        raise KeyError
+    after = Population(tmp_path / "p")
+    assert after.manifest == before.manifest
+    assert after.texts[19].tolist() == before.texts[19].tolist()
+    assert len(list((tmp_path / "p").glob("text-*"))) == 1
+
+
+def test_two_builds_in_one_folder_do_not_mix(tmp_path, vocabulary):
+    with writing_population(tmp_path / "p", vocabulary) as writer:
+        with pytest.raises(PopulationError, match="another build"), writing_population(tmp_path / "p", vocabulary):
+            pass
+        writer.add("train", "x", [4, 5])
+        writer.finish({}, {})
+    assert len(Population(tmp_path / "p")) == 1
+
+
+SLOW_BUILD = """
+import sys, time
+from pathlib import Path
+from taciturn.data.population import writing_population
+from taciturn.data.vocabulary import public_vocabulary
+with writing_population(Path(sys.argv[1]), public_vocabulary(100)) as writer:
+    for _ in range(10_000):
+        writer.add("train", "x", [5, 6, 7])
+    print("writing", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_killed_build_is_not_accepted_and_the_next_one_cleans_up(tmp_path, vocabulary):
+    def killed(folder):
+        process = subprocess.Popen([sys.executable, "-c", SLOW_BUILD, str(folder)], stdout=subprocess.PIPE)
+        assert process.stdout.readline() == b"writing\n"
+        process.send_signal(signal.SIGKILL)
+        process.wait(10)
+
+    killed(tmp_path / "new")
+    with pytest.raises(PopulationError, match="not a population"):
+        Population(tmp_path / "new")
+    build_population(tmp_path / "new", made_up_users(20), {}, vocabulary, {})
+    before = Population(tmp_path / "new").manifest
+    killed(tmp_path / "new")
+    assert Population(tmp_path / "new").manifest == before
+    assert len(Population(tmp_path / "new").texts[3]) > 0
+    assert len(list((tmp_path / "new").glob("text-*"))) == 2
+    assert len(build_population(tmp_path / "new", made_up_users(30), {}, vocabulary, {})) == 30
+    assert len(list((tmp_path / "new").glob("text-*"))) == 1
+
+
+def test_a_lost_salt_does_not_bring_back_those_who_opted_out(tmp_path, vocabulary):
+    build_population(tmp_path / "p", made_up_users(20), {}, vocabulary, {})
+    (tmp_path / "p" / "private" / "opted-out.txt").write_text("abc\n")
+    (tmp_path / "p" / "private" / "salt").unlink()
+    with pytest.raises(PopulationError, match="who opted out"):
+        build_population(tmp_path / "p", made_up_users(20), {}, vocabulary, {})
+
+
+def test_texts_are_read_without_being_copied_into_memory(tmp_path):
+    writer = TextWriter(tmp_path, "train", 100)
+    for _ in range(1000):
+        writer.add(np.arange(1000) % 100)
+    texts = Texts.load(tmp_path, "train", writer.close())
+    assert isinstance(texts.shard(0).tokens, np.memmap)
+    assert texts[7].base is not None
+    with pytest.raises(IndexError):
+        texts[1000]
+    with pytest.raises(IndexError):
+        texts[-1]
+
+
+def test_large_vocabularies_have_larger_tokens(tmp_path):
+    writer = TextWriter(tmp_path, "train", 70_000)
+    writer.add([69_999, 1])
+    assert Texts.load(tmp_path, "train", writer.close())[0].tolist() == [69_999, 1]
+
+
+def test_public_text_survives_being_saved(tmp_path, vocabulary):
+    corpus = PublicCorpus.of(["word1 word2", "word3"], vocabulary, "a book")
+    corpus.save(tmp_path / "public")
+    loaded = PublicCorpus.load(tmp_path / "public")
+    assert loaded.source == "a book"
+    assert [document.tolist() for document in loaded.documents] == [document.tolist() for document in corpus.documents]
+    assert all(document[-1] == END for document in loaded.documents)
+    assert loaded.vocabulary == vocabulary
+
+
+def test_saving_public_text_overwrites_nothing(tmp_path, vocabulary):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(OSError, match="not empty"):
+        PublicCorpus.of(["word1"], vocabulary, "a book").save(tmp_path)
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
