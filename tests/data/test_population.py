@@ -120,9 +120,14 @@ def test_a_file_that_is_not_whole_is_not_accepted(tmp_path, vocabulary):
 
 def test_a_build_that_fails_leaves_the_population_as_it_was(tmp_path, vocabulary):
     before = build_population(tmp_path / "p", made_up_users(20), {}, vocabulary, {})
-    with pytest.raises(KeyError), writing_population(tmp_path / "p", vocabulary) as writer:
-        writer.add("train", "x", [4, 5])
-        raise KeyError
+
+    def failing():
+        with writing_population(tmp_path / "p", vocabulary) as writer:
+            writer.add("train", "x", [4, 5])
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        failing()
     after = Population(tmp_path / "p")
     assert after.manifest == before.manifest
     assert after.texts[19].tolist() == before.texts[19].tolist()

@@ -80,7 +80,10 @@ def read_csv(path: Path, choose: Choose, left_out: LeftOut) -> Iterator[tuple[fl
         if not first.strip():
             raise SourceError(f"{path} is empty: its first line should name the columns")
         delimiter = max("\t,;|" if ".tsv" in path.suffixes else ",;\t|", key=first.count)
-        names = [name.strip() for name in next(csv.reader([first], delimiter=delimiter))]
+        try:
+            names = [name.strip() for name in next(csv.reader([first], delimiter=delimiter))]
+        except csv.Error as error:
+            raise SourceError(f"{path}, line 1: these are no names of columns ({error})") from None
         columns = choose(names)
         places = [names.index(name) for name in columns.wanted]
         rows = _Rows(columns, position)

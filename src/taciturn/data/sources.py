@@ -9,6 +9,7 @@ the build. Nothing of a file is held in memory but the rows of one batch.
 
 import gzip
 import lzma
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,17 @@ from taciturn.data.readers import read_csv, read_json, read_messages, read_parag
 pc: Any = pyarrow.compute  # its functions are made at run time, so no type checker knows them
 ROWS = pa.schema({"user": pa.string(), "text": pa.string(), "time": pa.string()})
 TABLES = (".parquet", ".csv", ".tsv", ".jsonl", ".ndjson", ".json")
+# What the libraries raise on files that are not what their names say.
+DAMAGE = (
+    EOFError,
+    gzip.BadGzipFile,
+    lzma.LZMAError,
+    zlib.error,
+    pa.ArrowException,
+    ValueError,
+    OverflowError,
+    MemoryError,
+)
 NOT_FLAGGED = ("", "0", "0.0", "false", "no", "n", "f", "null", "none")
 
 
@@ -55,8 +67,8 @@ class Source:
                     usable = self._usable(batch, path)
                     self.rows += len(usable)
                     yield usable
-            except (EOFError, gzip.BadGzipFile, lzma.LZMAError, pa.ArrowInvalid, pa.ArrowException) as error:
-                reason = str(error).split("\n")[0].rstrip(".")
+            except DAMAGE as error:
+                reason = (str(error) or type(error).__name__).split("\n")[0].rstrip(".")
                 raise SourceError(f"{path} is damaged or cut off ({reason}); get it again, or leave it out") from None
             except OSError as error:
                 raise SourceError(_about_os_error(path, error)) from None

@@ -1,0 +1,47 @@
+"""Every word a model is trained on comes from the text once, in order."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taciturn.data.layout import Layout, Sentences, Unrolls
+from taciturn.data.vocabulary import BEGIN
+
+TOKENS = st.lists(st.integers(3, 12), max_size=80).map(lambda tokens: np.array(tokens, np.uint16))
+
+
+@given(TOKENS, st.integers(1, 12))
+def test_unrolls_hold_the_text_in_one_go(tokens, length):
+    pieces = Unrolls(length).pieces(tokens)
+    targets = pieces[:, 1:].ravel()
+    assert targets[targets != 0].tolist() == tokens.tolist()
+    assert pieces[1:, 0].tolist() == pieces[:-1, -1].tolist()
+
+
+@given(TOKENS, st.integers(1, 12))
+def test_sentences_hold_each_sentence_from_its_beginning(tokens, length):
+    pieces = Sentences(length, ends=(3, 4)).pieces(tokens)
+    sentences, current = [], []
+    for token in tokens.tolist():
+        current.append(token)
+        if token in (3, 4):
+            sentences.append(current)
+            current = []
+    sentences += [current] if current else []
+    assert [row[row != 0].tolist() for row in pieces] == [[BEGIN, *one[:length]] for one in sentences]
+
+
+@given(TOKENS, st.integers(1, 4), st.integers(1, 5), st.sampled_from([Unrolls(4), Sentences(4, (3,))]))
+def test_batches_hold_the_first_pieces_each_once(tokens, batch_size, steps, cut):
+    layout = Layout(cut, batch_size, steps)
+    batches = layout.batches(tokens)
+    assert batches.shape == (steps, batch_size, 5)
+    assert batches.dtype == np.int32
+    rows = [tuple(row) for row in batches.reshape(-1, 5) if row.any()]
+    assert sorted(rows) == sorted(map(tuple, cut.pieces(tokens)[: steps * batch_size]))
+
+
+@pytest.mark.parametrize("cut", [Unrolls(5), Sentences(5, (3,))])
+def test_a_user_without_text_is_all_padding(cut):
+    assert not Layout(cut, 2, 3).batches(np.zeros(0, np.uint16)).any()
