@@ -58,7 +58,7 @@ def stages() -> Iterator[Callable[[str, int, int], None]]:
         TaskProgressColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         tasks: dict[str, TaskID] = {}
 
         def show(stage: str, done: int, all: int) -> None:

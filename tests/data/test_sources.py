@@ -151,6 +151,7 @@ ok,fine
     }
     assert source.left_out.first["rows that are not UTF-8"] == "a.csv, line 7"
     assert source.left_out.first["malformed rows"] == "a.csv, line 8"
+    assert source.left_out.first["rows without a user"] == "a.csv, line 3"
 
 
 def test_json_lines_that_are_no_rows_are_left_out(tmp_path):
@@ -189,7 +190,7 @@ def test_broken_strings_in_parquet_are_left_out_and_named(tmp_path):
     rows, source = read(tmp_path / "a.parquet")
     assert [row[:2] for row in rows] == [("a", "ab"), ("c", "cd")]
     assert source.left_out.counts == {"rows that are not UTF-8": 1}
-    assert source.left_out.first["rows that are not UTF-8"].startswith("a.parquet, row")
+    assert source.left_out.first["rows that are not UTF-8"] == "a.parquet, row 2"
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])

@@ -1,5 +1,6 @@
 """The columns of a table that hold users' text, a batch of their rows, and the record of what was left out."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,11 +78,13 @@ class Batch:
     text: pa.Array
     time: pa.Array
     sensitive: list[pa.Array]
-    rows: int
-    first_row: int
+    place: Callable[[int], str]  # where a row stands in its file
+
+    def __len__(self) -> int:
+        return len(self.text)
 
     @classmethod
-    def of(cls, columns: Columns, strings: dict[str, pa.Array], rows: int, first_row: int) -> "Batch":
-        nothing = pa.nulls(rows, pa.string())
+    def of(cls, columns: Columns, strings: dict[str, pa.Array], place: Callable[[int], str]) -> "Batch":
+        nothing = pa.nulls(len(strings[columns.text or ""]), pa.string())
         user, text, time = (strings[name] if name else nothing for name in (columns.user, columns.text, columns.time))
-        return cls(user, text, time, [strings[name] for name in columns.sensitive], rows, first_row)
+        return cls(user, text, time, [strings[name] for name in columns.sensitive], place)

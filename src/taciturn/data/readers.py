@@ -11,6 +11,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
@@ -30,15 +31,18 @@ def read_parquet(path: Path, choose: Choose, left_out: LeftOut) -> Iterator[tupl
     columns = choose(file.schema_arrow.names)
     all_rows, row = max(file.metadata.num_rows, 1), 0
     for table in file.iter_batches(BATCH_ROWS, columns=columns.wanted):
+        numbers = np.arange(row + 1, row + len(table) + 1)
+        row += len(table)
         try:
             strings = {name: _strings(table.column(name), name == columns.text) for name in table.schema.names}
         except pa.ArrowInvalid:
-            table = _without_broken(table, left_out, f"{path.name}, row {row} +")
+            keep = _not_broken(table)
+            left_out.add("rows that are not UTF-8", keep.count(False), f"{path.name}, row {numbers[keep.index(False)]}")
+            numbers, table = numbers[keep], table.filter(pa.array(keep))
             strings = {name: _strings(table.column(name), name == columns.text) for name in table.schema.names}
         except TypeError as error:
             raise SourceError(f"{path}: {error}") from None
-        yield row / all_rows, Batch.of(columns, strings, len(table), row + 1)
-        row += len(table)
+        yield row / all_rows, Batch.of(columns, strings, lambda index, numbers=numbers: f"row {numbers[index]}")
 
 
 def _strings(array: Any, is_text: bool) -> pa.Array:
@@ -63,14 +67,14 @@ def _holds_bytes(kind: pa.DataType) -> bool:
     return any(test(kind) for test in tests)
 
 
-def _without_broken(table: pa.RecordBatch, left_out: LeftOut, where: str) -> pa.RecordBatch:
+def _not_broken(table: pa.RecordBatch) -> list[bool]:
+    """Which rows are UTF-8 throughout."""
     keep = [True] * len(table)
     for column in table.columns:
         if _holds_bytes(column.type):
             for row, value in enumerate(column.cast(pa.large_binary()).to_pylist()):
                 keep[row] = keep[row] and (value is None or _is_utf8(value))
-    left_out.add("rows that are not UTF-8", keep.count(False), f"{where} {keep.index(False) + 1}")
-    return table.filter(pa.array(keep))
+    return keep
 
 
 def read_csv(path: Path, choose: Choose, left_out: LeftOut) -> Iterator[tuple[float, Batch]]:
@@ -85,7 +89,7 @@ def read_csv(path: Path, choose: Choose, left_out: LeftOut) -> Iterator[tuple[fl
         except csv.Error as error:
             raise SourceError(f"{path}, line 1: these are no names of columns ({error})") from None
         columns = choose(names)
-        places = [names.index(name) for name in columns.wanted]
+        wanted = [names.index(name) for name in columns.wanted]
         rows = _Rows(columns, position)
         reader, at = csv.reader(lines, delimiter=delimiter, strict=True), 2
         while True:
@@ -101,14 +105,14 @@ def read_csv(path: Path, choose: Choose, left_out: LeftOut) -> Iterator[tuple[fl
                         f"{LONGEST // 2**20} MB), so everything after it is unsure; mend that line"
                     ) from None
                 row = None
-            where = f"{path.name}, line {at}"
+            place = f"line {at}"
             at = lines.number + 1
             if lines.broken:
-                left_out.add("rows that are not UTF-8", 1, where)
+                left_out.add("rows that are not UTF-8", 1, f"{path.name}, {place}")
             elif row is None or (row and len(row) != len(names)):
-                left_out.add("malformed rows", 1, where)
+                left_out.add("malformed rows", 1, f"{path.name}, {place}")
             elif row:
-                yield from rows.add([row[place] for place in places])
+                yield from rows.add([row[column] for column in wanted], place)
         yield from rows.rest()
 
 
@@ -121,36 +125,36 @@ def read_json(path: Path, choose: Choose, left_out: LeftOut) -> Iterator[tuple[f
             raise SourceError(f"{path} is empty: not one line of it is a JSON object")
         columns = choose(list(dict.fromkeys(chain.from_iterable(content for _, content in head))))
         rows = _Rows(columns, position)
-        for where, content in chain(head, objects):
+        for place, content in chain(head, objects):
             values = [_json_value(content.get(name)) for name in columns.wanted]
             text = content.get(columns.text or "")
             if text is not None and not isinstance(text, str):
-                left_out.add("malformed rows", 1, where)
+                left_out.add("malformed rows", 1, f"{path.name}, {place}")
             elif all(value is None or _is_utf8(value.encode("utf-8", "surrogatepass")) for value in values):
-                yield from rows.add(values)
+                yield from rows.add(values, place)
             else:
-                left_out.add("rows that are not UTF-8", 1, where)
+                left_out.add("rows that are not UTF-8", 1, f"{path.name}, {place}")
         yield from rows.rest()
 
 
 def _objects(path: Path, stream: IO[bytes], left_out: LeftOut) -> Iterator[tuple[str, dict[str, Any]]]:
     lines = _Lines(stream, path, left_out)
     for line in lines:
-        where = f"{path.name}, line {lines.number}"
+        place = f"line {lines.number}"
         broken, lines.broken = lines.broken, False
         if lines.number == 1 and line.lstrip().startswith("["):
             raise SourceError(f"{path} is one JSON list; write it as JSON lines, one object a line (jq -c '.[]')")
         if broken:
-            left_out.add("rows that are not UTF-8", 1, where)
+            left_out.add("rows that are not UTF-8", 1, f"{path.name}, {place}")
         elif line.strip():
             try:
                 content = json.loads(line)
             except (ValueError, RecursionError):
                 content = None
             if isinstance(content, dict):
-                yield where, content
+                yield place, content
             else:
-                left_out.add("malformed rows", 1, where)
+                left_out.add("malformed rows", 1, f"{path.name}, {place}")
 
 
 def _json_value(value: Any) -> str | None:
@@ -167,7 +171,7 @@ def read_messages(path: Path, user: str, name: str, left_out: LeftOut) -> Iterat
             if broken:
                 left_out.add("rows that are not UTF-8", 1, f"{name}, line {lines.number}")
             elif line.strip():
-                yield from rows.add([user, line, f"{name} {lines.number:012}"])
+                yield from rows.add([user, line, f"{name} {lines.number:012}"], f"line {lines.number}")
         yield from rows.rest()
 
 
@@ -184,7 +188,7 @@ def read_paragraphs(path: Path, left_out: LeftOut) -> Iterator[tuple[float, Batc
             elif line.strip():
                 paragraph.append(line)
             if paragraph and (not line.strip() or len(paragraph) >= MOST_LINES):
-                yield from rows.add([" ".join(paragraph)])
+                yield from rows.add([" ".join(paragraph)], f"line {lines.number}")
                 paragraph = []
         yield from rows.rest()
 
@@ -195,10 +199,12 @@ class _Rows:
     def __init__(self, columns: Columns, position: Callable[[], float]) -> None:
         self._columns, self._position = columns, position
         self._values: list[list[str | None]] = []
-        self._bytes, self._done = 0, 0
+        self._places: list[str] = []
+        self._bytes = 0
 
-    def add(self, values: list[str | None]) -> Iterator[tuple[float, Batch]]:
+    def add(self, values: list[str | None], place: str) -> Iterator[tuple[float, Batch]]:
         self._values.append(values)
+        self._places.append(place)
         self._bytes += sum(map(len, filter(None, values)))
         if len(self._values) >= BATCH_ROWS or self._bytes >= BATCH_BYTES:
             yield from self.rest()
@@ -210,9 +216,8 @@ class _Rows:
                 name: pa.array(column, pa.string())
                 for name, column in zip(names, zip(*self._values, strict=True), strict=True)
             }
-            yield self._position(), Batch.of(self._columns, strings, len(self._values), self._done + 1)
-            self._done += len(self._values)
-            self._values, self._bytes = [], 0
+            yield self._position(), Batch.of(self._columns, strings, self._places.__getitem__)
+            self._values, self._places, self._bytes = [], [], 0
 
 
 class _Lines:

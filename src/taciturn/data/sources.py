@@ -94,14 +94,14 @@ class Source:
 
     def _usable(self, batch: Batch, path: Path) -> pa.RecordBatch:
         """Without the rows that cannot be used; those are counted."""
-        keep = pa.array([True] * batch.rows)
+        keep = pa.array([True] * len(batch))
 
         def drop(reason: str, which: Any) -> None:
             nonlocal keep
             which = pc.and_(which, keep)
             count = pc.sum(which).as_py()
             if count:
-                self.left_out.add(reason, count, f"{path.name}, row {batch.first_row + pc.index(which, True).as_py()}")
+                self.left_out.add(reason, count, f"{path.name}, {batch.place(pc.index(which, True).as_py())}")
                 keep = pc.and_not(keep, which)
 
         for flag in batch.sensitive:

@@ -1,0 +1,151 @@
+"""`taciturn data …` as a newcomer types it."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from taciturn.cli import app
+from taciturn.data.population import COUNTS, Population
+from taciturn.data.public import PublicCorpus
+from taciturn.data.vocabulary import DataError
+
+TEXT = "the quick messages that people write to each other every day are not long"
+
+
+def run(*arguments):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def table(tmp_path):
+    with (tmp_path / "messages.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["author", "body", "secret"])
+        for user in range(60):
+            for number in range(3):
+                writer.writerow([f"User{user}", f"{TEXT} {number}", "yes" if number == 2 and user < 30 else ""])
+        writer.writerow(["", "nobody wrote this", ""])
+    return tmp_path / "messages.csv"
+
+
+def test_a_table_becomes_a_population_that_says_what_is_in_it(tmp_path, table):
+    out = run("data", "build", table, "--out", tmp_path / "p", "--least-tokens", 10, "--sensitive-column", "secret")
+    assert "private counts" in out
+    assert "Left out: 30 rows flagged sensitive (first: messages.csv, line 4)" in out
+    assert "Left out: 1 rows without a user (first: messages.csv, line 182)" in out
+    assert "columns author, body, secret" in out
+    assert "Tokens per user" in out
+    assert "quick" not in out  # no text of users, ever
+    assert run("data", "show", tmp_path / "p") == out
+    manifest = json.loads(run("data", "show", tmp_path / "p", "--json"))
+    assert manifest[COUNTS]["rows"] == 150
+
+
+def test_an_existing_population_is_not_overwritten_by_accident(tmp_path, table):
+    run("data", "build", table, "--out", tmp_path / "p", "--least-tokens", 10)
+    with pytest.raises(DataError, match="--replace"):
+        run("data", "build", table, "--out", tmp_path / "p")
+    (tmp_path / "gone.txt").write_text("user3\nUSER4\n")
+    out = run(
+        "data",
+        "build",
+        table,
+        "--out",
+        tmp_path / "p",
+        "--replace",
+        "--least-tokens",
+        10,
+        "--exclude",
+        tmp_path / "gone.txt",
+    )
+    assert "Left out: 2 users who opted out" in out
+    with pytest.raises(DataError, match="--exclude"):
+        run("data", "build", table, "--out", tmp_path / "q", "--exclude", tmp_path / "nothing.txt")
+    with pytest.raises(DataError, match="is a file"):
+        run("data", "build", table, "--out", table)
+
+
+def test_public_text_shows_samples_and_lends_its_words(tmp_path, table):
+    (tmp_path / "book.txt").write_text("A public book speaks\nof quick public messages.\n\nSo it does.\n")
+    out = run(
+        "data",
+        "public",
+        tmp_path / "book.txt",
+        "--out",
+        tmp_path / "public",
+        "--count-words",
+        "--vocabulary",
+        24,
+        "--name",
+        "A book",
+    )
+    assert "2 documents" in out
+    assert "Source: A book" in out
+    assert "public book" in out
+    corpus = PublicCorpus.load(tmp_path / "public")
+    assert len(corpus.vocabulary) == 24
+    assert corpus.vocabulary.words[16] == "public"
+    run("data", "build", table, "--out", tmp_path / "p", "--least-tokens", 1, "--vocabulary", tmp_path / "public")
+    assert Population(tmp_path / "p").vocabulary == corpus.vocabulary
+    with pytest.raises(DataError, match="holds something already"):
+        run("data", "public", tmp_path / "book.txt", "--out", tmp_path / "public")
+    with pytest.raises(DataError, match="is neither"):
+        run("data", "build", table, "--out", tmp_path / "q", "--vocabulary", "many")
+
+
+def test_characters_and_other_languages_by_an_option(tmp_path):
+    (tmp_path / "users").mkdir()
+    for user in range(40):
+        (tmp_path / "users" / f"{user}.txt").write_text(f"Привет, как дела? Сегодня {user} очень холодно.\n")
+    run("data", "build", tmp_path / "users", "--out", tmp_path / "w", "--language", "ru", "--least-tokens", 5)
+    counts = Population(tmp_path / "w").manifest[COUNTS]
+    assert counts["unknown"]["train"] <= counts["train_users"]  # the two-digit numbers alone
+    out = run(
+        "data",
+        "build",
+        tmp_path / "users",
+        "--out",
+        tmp_path / "c",
+        "--language",
+        "ru",
+        "--characters",
+        "--least-tokens",
+        5,
+    )
+    assert "characters" in out
+    assert Population(tmp_path / "c").manifest[COUNTS]["unknown"] == {"train": 0, "held_out": 0}
+
+
+def test_made_up_users_are_a_source_like_any_other(tmp_path):
+    run("data", "synthetic", "--users", 300, "--tokens", 60, "--out", tmp_path / "raw")
+    out = run("data", "build", tmp_path / "raw", "--out", tmp_path / "p")
+    assert "0.0%" in out or "%" in out
+    assert len(Population(tmp_path / "p")) > 250
+
+
+def test_bad_input_is_one_sentence_and_a_status(tmp_path, table):
+    command = [
+        sys.executable,
+        "-c",
+        "from taciturn.cli import main; main()",
+        "data",
+        "build",
+        str(table),
+        "--out",
+        str(tmp_path / "p"),
+    ]
+    done = subprocess.run([*command, "--text-column", "nothing"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("taciturn: ")
+    assert "has no column nothing; its columns are author, body, secret" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "p").exists()
