@@ -75,18 +75,8 @@ def test_an_existing_population_is_not_overwritten_by_accident(tmp_path, table):
 
 def test_public_text_shows_samples_and_lends_its_words(tmp_path, table):
     (tmp_path / "book.txt").write_text("A public book speaks\nof quick public messages.\n\nSo it does.\n")
-    out = run(
-        "data",
-        "public",
-        tmp_path / "book.txt",
-        "--out",
-        tmp_path / "public",
-        "--count-words",
-        "--vocabulary",
-        24,
-        "--name",
-        "A book",
-    )
+    counted = ("--count-words", "--vocabulary", 24, "--name", "A book")
+    out = run("data", "public", tmp_path / "book.txt", "--out", tmp_path / "public", *counted)
     assert "2 documents" in out
     assert "Source: A book" in out
     assert "public book" in out

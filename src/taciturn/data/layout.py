@@ -26,9 +26,12 @@ class Unrolls:
         """int32 [pieces, length + 1], at most `most` of them, padded with zeros at the end."""
         tokens = tokens if most is None else tokens[: most * self.length]
         count = math.ceil(len(tokens) / self.length)
-        text = np.zeros(count * self.length + 1, np.int32)
-        text[0], text[1 : len(tokens) + 1] = BEGIN, tokens
-        return np.lib.stride_tricks.sliding_window_view(text, self.length + 1)[:: self.length] if count else _none(self)
+        text = np.zeros(count * self.length, np.int32)
+        text[: len(tokens)] = tokens
+        rows = np.empty((count, self.length + 1), np.int32)
+        rows[:, 1:] = text.reshape(count, self.length)
+        rows[:1, 0], rows[1:, 0] = BEGIN, rows[:-1, -1]
+        return rows
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,12 @@ class Sentences:
     ends: tuple[int, ...]  # the words after which a sentence is over
 
     def pieces(self, tokens: np.ndarray, most: int | None = None) -> np.ndarray:
-        over = np.flatnonzero(np.isin(tokens, self.ends)) + 1
-        bounds = np.unique(np.concatenate([[0], over, [len(tokens)]]))[: None if most is None else most + 1]
+        is_end = np.zeros(len(tokens), bool)
+        for end in self.ends:
+            is_end |= tokens == end
+        is_end[-1:] = True
+        bounds = np.concatenate([[0], np.flatnonzero(is_end) + 1])[: None if most is None else most + 1]
         starts, lengths = bounds[:-1], np.minimum(np.diff(bounds), self.length)
-        if not len(starts):
-            return _none(self)
         rows = np.zeros((len(starts), self.length + 1), np.int32)
         inside = np.arange(self.length) < lengths[:, None]
         rows[:, 0] = BEGIN
@@ -73,11 +77,9 @@ class Layout:
         """
         pieces = self.cut.pieces(tokens, self.steps * self.batch_size)
         steps = max(1, math.ceil(len(pieces) / self.batch_size))
-        filled = np.zeros((self.steps, self.batch_size, self.cut.length + 1), np.int32)
-        places = np.arange(len(pieces))
-        filled[places % steps, places // steps] = pieces
+        row = self.cut.length + 1
+        filled = np.zeros((self.steps, self.batch_size, row), np.int32)
+        spread = np.zeros((self.batch_size * steps, row), np.int32)
+        spread[: len(pieces)] = pieces
+        filled[:steps] = spread.reshape(self.batch_size, steps, row).swapaxes(0, 1)
         return filled
-
-
-def _none(cut: Cut) -> np.ndarray:
-    return np.zeros((0, cut.length + 1), np.int32)
