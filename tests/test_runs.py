@@ -11,10 +11,11 @@ from typer.testing import CliRunner
 from conftest import made_up_users, tiny_recipe
 from taciturn.cli import app
 from taciturn.config import Recipe, RecipeError
-from taciturn.data.population import build_population
+from taciturn.data.population import HeldOutUsers, build_population
 from taciturn.data.public import PublicCorpus
+from taciturn.data.vocabulary import Vocabulary
 from taciturn.privacy.ledger import Ledger
-from taciturn.run import train_run
+from taciturn.run import RunError, compare_runs, evaluate_run, train_run
 from taciturn.warm_start import pretrained
 
 
@@ -60,8 +61,50 @@ def test_train_evaluate_ledger_and_export_from_the_command_line(population, reci
     assert json.loads((tmp_path / "out" / "guarantee.json").read_text())["releases"] == 4
 
 
+def test_two_runs_are_compared_on_the_same_held_out_users(population, vocabulary, tmp_path):
+    for name, rounds in (("short", 1), ("long", 8)):
+        train_run(tiny_recipe(population, run={"rounds": rounds}), tmp_path / name, quietly)
+    table = run_cli("compare", tmp_path / "short", tmp_path / "long").output
+    assert "B over A" in table
+    assert "perplexity" in table
+    one, other = compare_runs(tmp_path / "short", tmp_path / "long")
+    loss = other.scores.change_from(one.scores, "loss")
+    assert loss.value == pytest.approx(other.scores["loss"].value / one.scores["loss"].value - 1)
+    same, _ = compare_runs(tmp_path / "long", tmp_path / "long")
+    assert same.scores.change_from(same.scores, "accuracy_top3").margin == 0
+
+    other_people = build_population(tmp_path / "others", made_up_users(9, 5), made_up_users(30, 6), vocabulary, {})
+    elsewhere = evaluate_run(tmp_path / "long", other_people.folder)
+    assert elsewhere.scores.tokens.sum() == HeldOutUsers(other_people.folder).texts.tokens
+    assert "of " + str(other_people.folder) in "".join(
+        run_cli("evaluate", tmp_path / "long", "--data", other_people.folder).output.split("\n")
+    )
+    heads = json.loads(run_cli("evaluate", tmp_path / "long", "--head-words", "--json").output)["head_words"]
+    assert sum(heads["100"]) == pytest.approx(1.0)
+
+
+def test_models_are_not_measured_on_other_words_or_compared_on_other_pieces(population, tmp_path):
+    train_run(tiny_recipe(population, run={"rounds": 1}), tmp_path / "unrolls", quietly)
+    sentences = {"layout": "sentences", "sentence_length": 4, "sentences_per_user": 5}
+    train_run(tiny_recipe(population, data=sentences, run={"rounds": 1}), tmp_path / "sentences", quietly)
+    with pytest.raises(RunError, match="layout differs"):
+        compare_runs(tmp_path / "unrolls", tmp_path / "sentences")
+    words = Vocabulary((*population.vocabulary.words[:-1], "another"))
+    others = build_population(tmp_path / "others", made_up_users(9, 5), made_up_users(3, 6), words, {})
+    with pytest.raises(RunError, match="other words"):
+        evaluate_run(tmp_path / "unrolls", others.folder)
+
+
+def test_accuracy_is_smoothed_over_five_evaluations(population, tmp_path):
+    train_run(tiny_recipe(population, run={"rounds": 7, "evaluate_every": 1}), tmp_path / "run", quietly)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    last = [row["accuracy_top1"] for row in rows[-5:]]
+    assert rows[-1]["accuracy_top1_smoothed"] == pytest.approx(sum(last) / 5)
+    assert rows[0]["accuracy_top1_smoothed"] == rows[0]["accuracy_top1"]
+
+
 def test_help_teaches_every_command():
-    for command in ("data", "pretrain", "train", "evaluate", "ledger", "export", "demo"):
+    for command in ("data", "pretrain", "train", "evaluate", "compare", "ledger", "export", "demo"):
         assert command in run_cli("--help").output
         assert len(run_cli(command, "--help").output) > 200
 
@@ -103,6 +146,7 @@ def test_a_run_that_could_not_release_anything_is_refused_before_it_starts(popul
         {"model": {"kind": "cifg", "tied": True, "dropout": 0.1}, "server": {"optimizer": "adam", "learning_rate": 0.01}},
         {"model": {"kind": "transformer", "heads": 2, "units": None}, "server": {"optimizer": "nesterov"}},
         {"algorithm": "fedavg", "privacy": {"noise_multiplier": None, "clip_norm": None}},
+        {"data": {"layout": "sentences", "sentence_length": 7, "sentences_per_user": 5}},
     ],
 )  # fmt: skip
 def test_every_kind_of_run_runs(population, tmp_path, sections):

@@ -173,16 +173,20 @@ def compare(
 
     with console.status("measuring"):
         one, other = compare_runs(first, second, data)
-    table = Table(title="On the same held-out users; ± 95 %", title_justify="left")
-    for name in ("", str(first), str(second), "relative change", ""):
-        table.add_column(name, justify="right" if name else "left", overflow="fold")
+    for letter, folder, run in (("A", first, one), ("B", second, other)):
+        console.print(f"{letter}: {folder}  (ε {epsilon_text(run.guarantee.epsilon)})", highlight=False)
+    table = Table()
+    for name in ("", "A ± 95 %", "B ± 95 %", "B over A, relative"):
+        table.add_column(name, justify="right" if name else "left")
     for metric in METRICS:
         change = other.scores.change_from(one.scores, metric)
-        sure = "" if abs(change.value) > change.margin else "within the interval"
         shown = f"{100 * change.value:+.2f} % ± {100 * change.margin:.2f}"
-        table.add_row(metric, _figure(metric, one.scores[metric]), _figure(metric, other.scores[metric]), shown, sure)
-    table.add_row("ε", *(epsilon_text(run.guarantee.epsilon) for run in (one, other)))
+        style = "bold" if abs(change.value) > change.margin else "dim"
+        table.add_row(
+            metric, _figure(metric, one.scores[metric]), _figure(metric, other.scores[metric]), shown, style=style
+        )
     console.print(table)
+    console.print("On the same held-out users, paired; bold where the interval excludes no change.", highlight=False)
 
 
 def _figure(metric: str, interval: Any) -> str:
