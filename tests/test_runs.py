@@ -14,8 +14,9 @@ from taciturn.config import Recipe, RecipeError
 from taciturn.data.population import HeldOutUsers, build_population
 from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import Vocabulary
+from taciturn.measuring import compare_runs, evaluate_run
 from taciturn.privacy.ledger import Ledger
-from taciturn.run import RunError, compare_runs, evaluate_run, train_run
+from taciturn.run import RunError, train_run
 from taciturn.warm_start import pretrained
 
 

@@ -29,7 +29,10 @@ def pretrain(
     corpus: Annotated[Path, typer.Argument(help="folder made by `taciturn data public`")],
     out: Annotated[Path, typer.Option(help="folder for model.safetensors")],
     epochs: Annotated[int, typer.Option(min=1)] = 3,
-    set: Annotated[list[str] | None, typer.Option(help="model setting, such as kind=cifg or width=64")] = None,
+    set: Annotated[
+        list[str] | None,
+        typer.Option(help="model setting as in the recipe to follow: kind=cifg (default lstm), width=64"),
+    ] = None,
 ) -> None:
     """Train a model on public text, to start private training from. Costs no privacy."""
     from taciturn.config import RecipeError, model_settings
@@ -38,11 +41,14 @@ def pretrain(
 
     if (out / "model.safetensors").exists():
         raise RecipeError(f"{out} holds a model already; name another --out")
+    settings = model_settings(set or [])
     with bar("pretraining", "steps") as show:
-        pretrained(
-            PublicCorpus.load(corpus), model_settings(set or []), epochs, out, lambda done, all: show(done, all, "")
-        )
-    console.print(f"{out / 'model.safetensors'}: start from it with --set model.warm_start={out}")
+        pretrained(PublicCorpus.load(corpus), settings, epochs, out, lambda done, all: show(done, all, ""))
+    console.print(
+        f"{out / 'model.safetensors'}: {settings.kind}, width {settings.width}; start from it with --set model.warm_start={out}",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _print_version(wanted: bool) -> None:
@@ -90,6 +96,8 @@ def train(
     if finished.stopped:
         console.print(f"Stopped: {finished.stopped}.\n", style="yellow", highlight=False)
     console.print((finished.folder / "guarantee.txt").read_text(), highlight=False, soft_wrap=True)
+    if finished.recipe.privacy.noise_multiplier is not None:
+        console.print(f"Noise multiplier {finished.recipe.privacy.noise_multiplier:g}", highlight=False)
     console.print(
         f"AccuracyTop1 {finished.scores['accuracy_top1']:.2%}, perplexity {finished.scores['perplexity']:.1f}; {finished.folder}"
     )
@@ -120,18 +128,22 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help="a run folder")],
     data: HeldOutOf = None,
     head: Annotated[
-        bool, typer.Option("--head-words", help="how many of ten predictions are among the most frequent words")
+        bool,
+        typer.Option(
+            "--head-words",
+            help="also count how many of ten predictions are among the most frequent words of the word list: noise may push there",
+        ),
     ] = False,
     json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Measure a run's model on held-out users, who have no guarantee."""
     from taciturn.evaluation.accuracy import METRICS
     from taciturn.evaluation.headwords import HEADS
+    from taciturn.measuring import evaluate_run
     from taciturn.release.privacy_statement import epsilon_text, rho_text
-    from taciturn.run import evaluate_run
 
     with console.status("measuring"):
-        scores, guarantee, heads = evaluate_run(run, data, head)
+        scores, guarantee, heads, rebuilt = evaluate_run(run, data, head)
     figures = {metric: scores[metric] for metric in METRICS}
     if json_:
         content: dict[str, Any] = {name: {"value": one.value, "margin": one.margin} for name, one in figures.items()}
@@ -147,10 +159,15 @@ def evaluate(
     table.add_column("")
     table.add_column("value ± 95 %", justify="right")
     for name, one in figures.items():
-        table.add_row(name, _figure(name, one))
+        table.add_row(NAMES[name], _figure(name, one))
     table.add_row(f"ε at δ = {guarantee.delta:.2g}", epsilon_text(guarantee.epsilon))
     table.add_row("ρ", rho_text(guarantee.rho))
     console.print(table)
+    if rebuilt:
+        console.print(
+            "The population's text was replaced since this run; these are other texts than it was measured on.",
+            style="yellow",
+        )
     if heads is not None:
         table = Table(title="Of ten predictions, so many are among the n most frequent words; %", title_justify="left")
         for name in ("n", *map(str, range(heads.shape[1]))):
@@ -165,28 +182,47 @@ def compare(
     first: Annotated[Path, typer.Argument(help="a run folder")],
     second: Annotated[Path, typer.Argument(help="another one")],
     data: HeldOutOf = None,
+    json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """What changes from one run's model to another's, on the same held-out users, with 95 % intervals over users."""
     from taciturn.evaluation.accuracy import METRICS
+    from taciturn.measuring import compare_runs
     from taciturn.release.privacy_statement import epsilon_text
-    from taciturn.run import compare_runs
 
     with console.status("measuring"):
         one, other = compare_runs(first, second, data)
+    changes = {metric: other.scores.change_from(one.scores, metric) for metric in METRICS}
+    if json_:
+        print(json.dumps({name: {"change": one.value, "margin": one.margin} for name, one in changes.items()}))
+        return
     for letter, folder, run in (("A", first, one), ("B", second, other)):
         console.print(f"{letter}: {folder}  (ε {epsilon_text(run.guarantee.epsilon)})", highlight=False)
     table = Table()
     for name in ("", "A ± 95 %", "B ± 95 %", "B over A, relative"):
         table.add_column(name, justify="right" if name else "left")
     for metric in METRICS:
-        change = other.scores.change_from(one.scores, metric)
+        change = changes[metric]
         shown = f"{100 * change.value:+.2f} % ± {100 * change.margin:.2f}"
         style = "bold" if abs(change.value) > change.margin else "dim"
         table.add_row(
-            metric, _figure(metric, one.scores[metric]), _figure(metric, other.scores[metric]), shown, style=style
+            NAMES[metric],
+            _figure(metric, one.scores[metric]),
+            _figure(metric, other.scores[metric]),
+            shown,
+            style=style,
         )
     console.print(table)
     console.print("On the same held-out users, paired; bold where the interval excludes no change.", highlight=False)
+
+
+NAMES = {
+    "accuracy_top1": "AccuracyTop1",
+    "accuracy_top3": "AccuracyTop3",
+    "accuracy_top5": "AccuracyTop5",
+    "accuracy_in_vocabulary": "Top1, known words",
+    "loss": "loss",
+    "perplexity": "perplexity",
+}
 
 
 def _figure(metric: str, interval: Any) -> str:

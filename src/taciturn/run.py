@@ -16,10 +16,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import numpy as np
 from dp_accounting import DpEvent, NonPrivateDpEvent
 
 from taciturn import build, keys
@@ -27,12 +26,11 @@ from taciturn.config import Recipe, RecipeError, load_recipe
 from taciturn.core import LanguageModel, Params
 from taciturn.data.population import HeldOutUsers, Population
 from taciturn.evaluation.accuracy import METRICS, Scores, evaluate
-from taciturn.evaluation.headwords import head_words
 from taciturn.files import sync_folder, write_atomically
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.ledger import FILE_NAME, Account, BudgetExhausted, Guarantee, LedgerError, RunTerms
-from taciturn.release.checkpoint import ModelCard, load_model, load_state, params_digest, save_model, save_state
-from taciturn.release.export import export_model, verified_guarantee
+from taciturn.release.checkpoint import ModelCard, load_state, params_digest, save_model, save_state
+from taciturn.release.export import export_model
 from taciturn.release.privacy_statement import statement, statement_json
 from taciturn.release.report import plot_run
 from taciturn.train import TrainState, start, train
@@ -52,6 +50,7 @@ class Finished:
     """What a run came to."""
 
     folder: Path
+    recipe: Recipe  # with its noise worked out
     params: Params
     before: Scores  # of the parameters it started (or went on) from
     scores: Scores
@@ -181,7 +180,7 @@ def train_run(recipe: Recipe, folder: Path, progress: Progress) -> Finished:
 
 def resume_run(folder: Path, progress: Progress) -> Finished:
     """Go on with a run that was cut off."""
-    recipe = _recipe_of(folder)
+    recipe = recipe_of(folder)
     root_file, state_file = folder / "private" / "root", folder / "private" / "state.safetensors"
     if not root_file.exists():
         _delete_secrets(folder)  # if a crash left some of them
@@ -266,11 +265,12 @@ def _finish(
 ) -> Finished:
     _save(run, state)
     guarantee, unit = run.account.guarantee(), unit_of(run.population)
-    write_atomically(run.folder / "guarantee.txt", statement(guarantee, unit, run.public_sources).encode())
-    write_atomically(run.folder / "guarantee.json", statement_json(guarantee, unit, run.public_sources).encode())
+    card = run.card(state.round, guarantee.head)
+    write_atomically(run.folder / "guarantee.txt", statement(guarantee, unit, card.public_text).encode())
+    write_atomically(run.folder / "guarantee.json", statement_json(guarantee, unit, card.public_text).encode())
     plot_run(run.folder / "progress.png", metrics.rows, f"{run.folder.name} ({run.recipe.algorithm})")
     _delete_secrets(run.folder)  # with them goes all that could take the noise off
-    return Finished(run.folder, state.server.params, before, scores, guarantee, stopped)
+    return Finished(run.folder, run.recipe, state.server.params, before, scores, guarantee, stopped)
 
 
 def _delete_secrets(folder: Path) -> None:
@@ -331,52 +331,17 @@ def _measured(
     return row | {"accuracy_top1_smoothed": sum(recent) / len(recent)}
 
 
-class Measured(NamedTuple):
-    """A run's model on held-out users, with what the ledger says of it."""
-
-    scores: Scores
-    guarantee: Guarantee
-    head_words: np.ndarray | None
-
-
-def evaluate_run(folder: Path, on: Path | None = None, with_head_words: bool = False) -> Measured:
-    """Measure on the held-out users of the run's population, or of another one (`on`)."""
-    recipe = _recipe_of(folder)
-    params, card = load_model(folder)
-    own = build.population(recipe)
-    guarantee = verified_guarantee(params, card, build.open_ledger(own))
-    population = Population(on) if on else own
-    if population.vocabulary.words != card.vocabulary:
-        raise RunError(
-            f"{population.folder} was built with other words than {folder}; build it with --vocabulary {folder}"
-        )
-    held_out = HeldOutUsers(population.folder).texts
-    if not held_out.tokens:
-        raise RunError(f"{population.folder} has no held-out users to measure with")
-    model = build.language_model(recipe.model, len(card.vocabulary))
-    cut = build.evaluation_cut(recipe, population.vocabulary)
-    heads = head_words(model, params, held_out, population.vocabulary, cut) if with_head_words else None
-    return Measured(evaluate(model, params, held_out, cut), guarantee, heads)
-
-
-def compare_runs(first: Path, second: Path, on: Path | None = None) -> tuple[Measured, Measured]:
-    """Both on the same held-out users: of the population `on`, or else of the first run's."""
-    on = on or Path(_recipe_of(first).data.population)
-    one, other = evaluate_run(first, on), evaluate_run(second, on)
-    if not np.array_equal(one.scores.tokens, other.scores.tokens):
-        raise RunError(
-            f"{first} and {second} read text in other pieces (their [data] layout differs), so not on the same words: they cannot be "
-            "compared"
-        )
-    return one, other
-
-
 def export_run(folder: Path, out: Path, non_private: bool) -> Guarantee:
-    population = build.population(_recipe_of(folder))
+    population = build.population(recipe_of(folder))
     return export_model(folder, build.open_ledger(population), out, unit_of(population), non_private)
 
 
-def _recipe_of(folder: Path) -> Recipe:
+def recipe_of(folder: Path) -> Recipe:
     if not (folder / "recipe.toml").exists():
-        raise RunError(f"{folder} holds no run: there is no recipe.toml in it")
+        hint = (
+            "; a pretrained model is measured as round 0 of a run that starts from it"
+            if (folder / "model.safetensors").exists()
+            else ""
+        )
+        raise RunError(f"{folder} holds no run: there is no recipe.toml in it{hint}")
     return load_recipe(folder / "recipe.toml")

@@ -34,7 +34,11 @@ def bar(title: str, unit: str) -> Iterator[Any]:
     )
     with Progress(*columns, console=console, transient=False) as progress:
         task = progress.add_task(title, total=None, note="")
-        yield lambda done, all, note: progress.update(task, completed=done, total=all, note=note)
+        try:
+            yield lambda done, all, note: progress.update(task, completed=done, total=all, note=note)
+        except BaseException:
+            progress.live.transient = True  # what was refused leaves no dead bar behind
+            raise
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """`taciturn data …` as a newcomer types it."""
 
 import csv
+import gzip
 import json
 import subprocess
 import sys
@@ -39,9 +40,9 @@ def table(tmp_path):
 def test_a_table_becomes_a_population_that_says_what_is_in_it(tmp_path, table):
     out = run("data", "build", table, "--out", tmp_path / "p", "--least-tokens", 10, "--sensitive-column", "secret")
     assert "private counts" in out
-    assert "Left out: 30 rows flagged sensitive (first: messages.csv, line 4)" in out
-    assert "Left out: 1 rows without a user (first: messages.csv, line 182)" in out
-    assert "columns author, body, secret" in out
+    assert "Left out: rows flagged sensitive: 30 (first: messages.csv, line 4)" in out
+    assert "Left out: rows without a user: 1 (first: messages.csv, line 182)" in out
+    assert "messages.csv: author, body, secret" in out
     assert "Tokens per user" in out
     assert "quick" not in out  # no text of users, ever
     assert run("data", "show", tmp_path / "p") == out
@@ -66,7 +67,7 @@ def test_an_existing_population_is_not_overwritten_by_accident(tmp_path, table):
         "--exclude",
         tmp_path / "gone.txt",
     )
-    assert "Left out: 2 users who opted out" in out
+    assert "Left out: users who opted out: 2" in out
     with pytest.raises(DataError, match="--exclude"):
         run("data", "build", table, "--out", tmp_path / "q", "--exclude", tmp_path / "nothing.txt")
     with pytest.raises(DataError, match="is a file"):
@@ -139,3 +140,54 @@ def test_bad_input_is_one_sentence_and_a_status(tmp_path, table):
     assert "has no column nothing; its columns are author, body, secret" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "p").exists()
+
+
+def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path, table):
+    (tmp_path / "book.txt").write_text("Public words.\n")
+    run("data", "public", tmp_path / "book.txt", "--out", tmp_path / "public")
+    with pytest.raises(DataError, match="holds other things already"):
+        run("data", "build", table, "--out", tmp_path / "public")
+    assert sorted(path.name for path in (tmp_path / "public").iterdir())[0] == "about.json"
+    assert not (tmp_path / "public" / "private").exists()
+
+
+def test_building_again_protects_no_less(tmp_path, table):
+    protected = ("--least-tokens", 10, "--scrub", "--sensitive-column", "secret")
+    run("data", "build", table, "--out", tmp_path / "p", *protected)
+    for fewer, missing in ((protected[:3], "--sensitive-column secret"), (protected[:2] + protected[3:], "--scrub")):
+        with pytest.raises(DataError, match=missing):
+            run("data", "build", table, "--out", tmp_path / "p", "--replace", *fewer)
+    run("data", "build", table, "--out", tmp_path / "p", "--replace", *protected, "--held-out", 0.25)
+    Population(tmp_path / "p").pin_ledger("a ledger")  # as the first run does
+    with pytest.raises(DataError, match="pass for held out"):
+        run("data", "build", table, "--out", tmp_path / "p", "--replace", *protected)
+    run("data", "build", table, "--out", tmp_path / "p", "--replace", *protected, "--held-out", 0.25)
+
+
+def test_what_looks_wrong_is_said(tmp_path, table):
+    (tmp_path / "gone.txt").write_text("nobody\n")
+    doubtful = ("--language", "RU", "--held-out", 0, "--exclude", tmp_path / "gone.txt", "--least-tokens", 1)
+    out = " ".join(run("data", "build", table, "--out", tmp_path / "p", *doubtful).split())
+    assert "of the words are unknown: is the language ru" in out
+    assert "only 60 users" in out
+    assert "nobody is held out" in out
+    assert "1 on record, 0 of them met in this text" in out
+    assert "not one of those who opted out was met" in out
+    (tmp_path / "table.csv").write_text("user_id,reason\nuser3,left\n")
+    with pytest.raises(DataError, match="line 1, looks like a table"):
+        run("data", "build", table, "--out", tmp_path / "q", "--exclude", tmp_path / "table.csv")
+    with pytest.raises(DataError, match="leave --language and --characters out"):
+        run("data", "build", table, "--out", tmp_path / "q", "--vocabulary", tmp_path / "p", "--characters")
+    with pytest.raises(DataError, match="nobody would be left"):
+        run("data", "build", table, "--out", tmp_path / "q", "--least-tokens", 50, "--most-tokens", 20)
+    with pytest.raises(DataError, match=r"fewer than 90 tokens: 60"):
+        run("data", "build", table, "--out", tmp_path / "q", "--least-tokens", 90, "--held-out", 0)
+
+
+def test_ids_that_stand_for_nobody_are_no_users(tmp_path):
+    rows = [{"author": name, "body": TEXT} for name in ("[deleted]", "NaN", None, "ann", 7, 7.0, "7.0")]
+    (tmp_path / "RC_2020-01.gz").write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+    run("data", "build", tmp_path / "RC_2020-01.gz", "--out", tmp_path / "p", "--least-tokens", 1, "--held-out", 0)
+    counts = Population(tmp_path / "p").manifest[COUNTS]
+    assert counts["left_out"]["rows without a user"] == 3
+    assert counts["train_users"] == 2

@@ -168,7 +168,7 @@ def test_users_who_opted_out_stay_out_of_this_build_and_every_later_one(tmp_path
     listed = set((population.folder / population.manifest["text"] / "users.txt").read_text().split())
     assert not gone & listed
     assert population.manifest[COUNTS]["left_out"]["users who opted out"] == 2
-    assert population.manifest["about"]["opt-outs honoured"] is True
+    assert population.manifest["about"]["opt_outs"] == 2
     again = build(tmp_path / "p", path, opt_outs=["user5"])
     assert again.manifest[COUNTS]["left_out"]["users who opted out"] == 3
     assert "user3" not in (tmp_path / "p" / "private" / "opted-out.txt").read_text()  # hashed there too
@@ -221,7 +221,7 @@ def test_a_source_that_breaks_half_way_leaves_the_old_population(tmp_path):
 
 def test_text_without_anyone_to_train_on_is_said(tmp_path):
     with pytest.raises(PopulationError, match="no user is left"):
-        build(tmp_path / "p", write(tmp_path / "a.csv", messages(5)), rules=Rules(WORDS, 10**6, held_out_share=0.0))
+        build(tmp_path / "p", write(tmp_path / "a.csv", messages(5)), rules=Rules(WORDS, 10**6, 10**6, 0.0))
     (tmp_path / "header.csv").write_text("user_id,text\n")
     with pytest.raises(PopulationError, match="no user is left"):
         build(tmp_path / "p", tmp_path / "header.csv")

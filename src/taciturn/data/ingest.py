@@ -48,7 +48,9 @@ SMALL = 2**23  # bytes of sources for which other processes are not worth starti
 Progress = Callable[[str, int, int], None]  # what is being done, how much of it, of how much
 
 # One person may be spelled in several ways. Two people taken for one are both protected; one taken for two would not be.
-_ID = r"""lower(regexp_replace(nfc_normalize("user"), '^[\s\pC]+|[\s\pC]+$', '', 'g'))"""
+# (Tables that once had a gap in a column of numbers write 7 as 7.0.)
+_TRIMMED = r"""regexp_replace(nfc_normalize("user"), '^[\s\pC]+|[\s\pC]+$', '', 'g')"""
+_ID = rf"""lower(regexp_replace({_TRIMMED}, '^(\d+)\.0$', '\1'))"""
 _BY_USER = f"""
     SELECT id, "user", text FROM (SELECT {_ID} AS id, * FROM rows)
     ORDER BY CAST('0x' || substr(sha256(id), 1, 16) AS UBIGINT), id, TRY_CAST(time AS DOUBLE), time, md5_number(text), text
@@ -65,6 +67,12 @@ class Rules:
     held_out_share: float = 1 / 16
     scrub: bool = False
 
+    def __post_init__(self) -> None:
+        if self.most_tokens < self.least_tokens:
+            raise DataError(
+                f"users are cut at {self.most_tokens} tokens and left out below {self.least_tokens}: nobody would be left"
+            )
+
 
 def ingest(
     source: Source,
@@ -76,7 +84,9 @@ def ingest(
 ) -> Population:
     """Build a population. `opt_outs` are users to leave out, now and in every later build in this folder."""
     with _full_disk_in_words(folder), writing_population(folder, rules.vocabulary, shard_tokens) as writer:
-        opted_out = remembered_opt_outs(folder, writer.salt, user_ids(opt_outs))
+        check_protections(folder, source, rules)
+        listed = user_ids(opt_outs)
+        opted_out = remembered_opt_outs(folder, writer.salt, listed)
         tokenizer = _Tokenizer(rules, writer.salt, opted_out)
         tally: Counter[str] = Counter()
         with tempfile.TemporaryDirectory(dir=writer.text) as scratch:
@@ -88,6 +98,27 @@ def ingest(
                 _write(writer, users)
                 progress("tokenising", done, max(source.rows, 1))
         return writer.finish(_about(source, rules, len(opted_out)), _counts(source, tally))
+
+
+def check_protections(folder: Path, source: Source, rules: Rules) -> None:
+    """A population that is built again is protected no less than before."""
+    try:
+        before = Population(folder).manifest
+    except DataError:
+        return  # there is none, or none that could be read
+    about = before["about"]
+    if about.get("scrubbed") and not rules.scrub:
+        raise PopulationError(f"{folder} was built with --scrub: say it again, or build a new folder")
+    dropped = set(about.get("sensitive_columns", ())) - set(source.columns.sensitive)
+    if dropped:
+        raise PopulationError(
+            f"{folder} was built with --sensitive-column {min(dropped)}: say it again, or build a new folder"
+        )
+    if before["ledger"] is not None and about.get("held_out_share", rules.held_out_share) != rules.held_out_share:
+        raise PopulationError(
+            f"{folder} has runs that held out a share of {about['held_out_share']:g}: with --held-out {rules.held_out_share:g} users "
+            "they were trained on would pass for held out"
+        )
 
 
 def user_ids(spellings: Iterable[str]) -> list[str]:
@@ -269,7 +300,7 @@ def _about(source: Source, rules: Rules, opted_out: int) -> dict[str, Any]:
         "held_out_share": rules.held_out_share,
         "scrubbed": rules.scrub,
         "sensitive_columns": list(source.columns.sensitive),
-        "opt-outs honoured": opted_out > 0,
+        "opt_outs": opted_out,
         "unicode": unicodedata.unidata_version,
     }
 
@@ -285,7 +316,7 @@ def _counts(source: Source, tally: Counter[str]) -> dict[str, Any]:
     return {
         "rows": source.rows,
         "left_out": source.left_out.counts | under("left out: "),
-        "first left out": source.left_out.first,
+        "first_left_out": source.left_out.first,
         "changed": under("changed: "),
         "scrubbed": under("scrubbed: "),
         "unknown": {split: tally[f"{split}_unknown"] for split in ("train", "held_out")},

@@ -29,7 +29,8 @@ from taciturn.data.vocabulary import DataError, Vocabulary
 from taciturn.files import sync_folder, write_atomically
 
 FORMAT = 2
-COUNTS = "private counts (measured on users' text; do not publish)"
+COUNTS = "private_counts"
+NOTE = "measured on users' text; do not publish"
 
 
 class PopulationError(DataError):
@@ -100,9 +101,8 @@ class PopulationWriter:
         self.vocabulary.save(self.text / "vocabulary.txt")
         written = {split: writer.close() for split, writer in self._writers.items()}
         if not written["train"]["shards"]:
-            raise PopulationError(
-                "no user is left to train on: the text is empty, or every user is below the minimum length"
-            )
+            left_out = "; ".join(f"{reason}: {count:,}" for reason, count in counts.get("left_out", {}).items())
+            raise PopulationError(f"no user is left to train on ({left_out or 'there is no text at all'})")
         sync_folder(self.text)
         try:
             before = json.loads((self.folder / "manifest.json").read_text())
@@ -123,7 +123,7 @@ class PopulationWriter:
             "ledger": before["ledger"] if before else None,  # its id, once there is one
             "about": about,
             "vocabulary": {"size": len(self.vocabulary), **self.vocabulary.about},
-            COUNTS: {**sums, **counts, **written},
+            COUNTS: {"note": NOTE, **sums, **counts, **written},
         }
         _save_manifest(self.folder, manifest)
         return Population(self.folder)
@@ -133,8 +133,14 @@ class PopulationWriter:
 def writing_population(
     folder: Path, vocabulary: Vocabulary, shard_tokens: int = SHARD_TOKENS
 ) -> Iterator[PopulationWriter]:
-    """A writer; whatever does not come to `finish` leaves nothing behind, and whoever else builds here waits for nobody but is told."""
+    """A writer; whatever does not come to `finish` leaves nothing behind."""
     created = not folder.exists()
+    if not created and not (folder / "manifest.json").exists():
+        foreign = [
+            path.name for path in folder.iterdir() if path.name != "private" and not path.name.startswith("text-")
+        ]
+        if foreign:
+            raise PopulationError(f"{folder} holds other things already ({foreign[0]}); name a new --out")
     private = folder / "private"
     private.mkdir(parents=True, exist_ok=True)
     private.chmod(0o700)
@@ -221,9 +227,8 @@ def _salt(path: Path) -> bytes:
 def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
     if not path.exists():
-        raise PopulationError(
-            f"{folder} is not a population (it has no manifest.json); build one with: taciturn data build --help"
-        )
+        what = "is not a population (it has no manifest.json)" if folder.is_dir() else "is no folder"
+        raise PopulationError(f"{folder} {what}; build a population with: taciturn data build --help")
     try:
         manifest = json.loads(path.read_text())
     except ValueError:

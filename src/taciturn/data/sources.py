@@ -35,6 +35,8 @@ DAMAGE = (
     OverflowError,
     MemoryError,
 )
+# Ids that stand for no one, or for everyone who is gone.
+NOBODY = ("[deleted]", "[removed]", "nan", "none", "null", "<na>")
 NOT_FLAGGED = ("", "0", "0.0", "false", "no", "n", "f", "null", "none")
 
 
@@ -83,6 +85,7 @@ class Source:
             inside = path.relative_to(folder) if folder else Path(path.name)
             # The folders below the named one are users, or else its files are: bob/1.txt and bob/2.txt are both Bob's.
             user = inside.parts[0] if len(inside.parts) > 1 else path.name.split(".")[0]
+            self.read_columns["the name of the folder" if len(inside.parts) > 1 else "the name of the file"] = None
             return read_messages(path, user, str(inside), self.left_out)
         reader = {".parquet": read_parquet, ".csv": read_csv, ".tsv": read_csv}.get(kind or "", read_json)
         return reader(path, lambda names: self._chosen(names, path), self.left_out)
@@ -108,7 +111,9 @@ class Source:
             lowered = pc.utf8_lower(pc.utf8_trim_whitespace(pc.fill_null(flag, "")))
             drop("rows flagged sensitive", pc.invert(pc.is_in(lowered, pa.array(NOT_FLAGGED))))
         if self.with_user:
-            drop("rows without a user", _blank(batch.user))
+            drop(
+                "rows without a user", pc.or_(_blank(batch.user), pc.is_in(pc.utf8_lower(batch.user), pa.array(NOBODY)))
+            )
         drop("rows without text", _blank(batch.text))
         too_long = pc.greater(pc.fill_null(pc.binary_length(batch.text), 0), LONGEST)
         drop(f"texts longer than {LONGEST // 2**20} MB", too_long)
@@ -144,6 +149,8 @@ def _kind(path: Path) -> str | None:
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in (".gz", ".bz2", ".xz", ".zst"):
         suffixes.pop()
+        if not suffixes or suffixes[-1] not in (*TABLES, ".txt"):
+            return ".jsonl"  # Reddit's dumps are called RC_2015-01.zst
     return suffixes[-1] if suffixes and suffixes[-1] in (*TABLES, ".txt") else None
 
 

@@ -33,6 +33,11 @@ class ModelCard:
     round: int = 0
     public_sources: tuple[str, ...] = ()  # public text that went into it
 
+    @property
+    def public_text(self) -> tuple[str, ...]:
+        """All that is public in it, the list of its words too."""
+        return (*self.public_sources, f"the list of words ({self.text.get('source') or 'of unknown origin'})")
+
 
 def save_model(path: Path, params: Params, card: ModelCard) -> None:
     content = safetensors.numpy.save(_named(params), {"taciturn": json.dumps(asdict(card), sort_keys=True)})

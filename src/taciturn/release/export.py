@@ -36,7 +36,7 @@ def export_model(model: Path, ledger: Ledger, out: Path, unit: str, non_private:
         raise ExportRefused(f"{out} is not empty; name a new folder")
     out.mkdir(parents=True, exist_ok=True)
     (out / "vocabulary.txt").write_text("\n".join(card.vocabulary) + "\n", encoding="utf-8")
-    (out / "guarantee.txt").write_text(statement(guarantee, unit, card.public_sources), encoding="utf-8")
-    (out / "guarantee.json").write_text(statement_json(guarantee, unit, card.public_sources), encoding="utf-8")
+    (out / "guarantee.txt").write_text(statement(guarantee, unit, card.public_text), encoding="utf-8")
+    (out / "guarantee.json").write_text(statement_json(guarantee, unit, card.public_text), encoding="utf-8")
     save_model(out / "model.safetensors", params, card)  # what was verified; the file may have changed since
     return guarantee

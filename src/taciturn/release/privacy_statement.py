@@ -70,7 +70,7 @@ def statement(guarantee: Guarantee, unit: str, public_sources: tuple[str, ...]) 
             "held-out users, on whom accuracy was measured; what the same users' text is used for elsewhere; other runs on these users "
             "(`taciturn ledger POPULATION` adds them up); choices made by looking at results on private text.",
         ),
-        _item("Public text", f"{'; '.join(public_sources) or 'none besides the word list'}."),
+        _item("Public text", f"{'; '.join(public_sources)}."),
         _item("Ledger row", guarantee.head),
     ]
     return re.sub("\n{3,}", "\n\n", "\n".join([*parts, ""]))

@@ -1,0 +1,60 @@
+"""What finished runs are worth: a run's model on held-out users, alone or beside another's."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from taciturn import build
+from taciturn.data.population import HeldOutUsers, Population
+from taciturn.evaluation.accuracy import Scores, evaluate
+from taciturn.evaluation.headwords import head_words
+from taciturn.privacy.ledger import Guarantee
+from taciturn.release.checkpoint import load_model
+from taciturn.release.export import verified_guarantee
+from taciturn.run import RunError, recipe_of
+
+
+class Measured(NamedTuple):
+    """A run's model on held-out users, with what the ledger says of it."""
+
+    scores: Scores
+    guarantee: Guarantee
+    head_words: np.ndarray | None
+    rebuilt: bool  # whether the population's text was replaced since the run
+
+
+def evaluate_run(folder: Path, on: Path | None = None, with_head_words: bool = False) -> Measured:
+    """Measure on the held-out users of the run's population, or of another one (`on`)."""
+    recipe = recipe_of(folder)
+    params, card = load_model(folder)
+    own = build.population(recipe)
+    ledger = build.open_ledger(own)
+    guarantee = verified_guarantee(params, card, ledger)
+    rebuilt = ledger.run_rows(guarantee.run)[0]["population"] != own.id
+    population = Population(on) if on else own
+    if population.vocabulary.words != card.vocabulary:
+        raise RunError(
+            f"{population.folder} was built with other words than {folder}; build it with --vocabulary {folder}"
+        )
+    held_out = HeldOutUsers(population.folder).texts
+    if not held_out.tokens:
+        raise RunError(f"{population.folder} has no held-out users to measure with")
+    model = build.language_model(recipe.model, len(card.vocabulary))
+    cut = build.evaluation_cut(recipe, population.vocabulary)
+    heads = head_words(model, params, held_out, population.vocabulary, cut) if with_head_words else None
+    return Measured(evaluate(model, params, held_out, cut), guarantee, heads, rebuilt and on is None)
+
+
+def compare_runs(first: Path, second: Path, on: Path | None = None) -> tuple[Measured, Measured]:
+    """Both on the same held-out users: of the population `on`, or else of the first run's."""
+    if load_model(first)[1].vocabulary != load_model(second)[1].vocabulary:
+        raise RunError(f"{first} and {second} know different words, so their figures cannot be compared")
+    on = on or Path(recipe_of(first).data.population)
+    one, other = evaluate_run(first, on), evaluate_run(second, on)
+    if not np.array_equal(one.scores.tokens, other.scores.tokens):
+        raise RunError(
+            f"{first} and {second} read text in other pieces (their [data] layout differs), so not on the same words: they cannot be "
+            "compared"
+        )
+    return one, other
