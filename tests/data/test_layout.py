@@ -22,13 +22,11 @@ def test_unrolls_hold_the_text_in_one_go(tokens, length):
 @given(TOKENS, st.integers(1, 12))
 def test_sentences_hold_each_sentence_from_its_beginning(tokens, length):
     pieces = Sentences(length, ends=(3, 4)).pieces(tokens)
-    sentences, current = [], []
-    for token in tokens.tolist():
-        current.append(token)
-        if token in (3, 4):
-            sentences.append(current)
-            current = []
-    sentences += [current] if current else []
+    sentences = []
+    for token, before in zip(tokens.tolist(), [3, *tokens.tolist()], strict=False):
+        if not sentences or (before in (3, 4) and token not in (3, 4)):
+            sentences.append([])
+        sentences[-1].append(token)
     assert [row[row != 0].tolist() for row in pieces] == [[BEGIN, *one[:length]] for one in sentences]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -10,18 +11,21 @@ import numpy as np
 import pytest
 
 from conftest import made_up_users
+from taciturn.build import open_ledger
 from taciturn.data.population import (
     COUNTS,
     HeldOutUsers,
     Population,
     PopulationError,
     build_population,
-    position_key,
+    remembered_opt_outs,
     writing_population,
 )
 from taciturn.data.public import PublicCorpus
 from taciturn.data.texts import Texts, TextWriter
+from taciturn.data.users import position
 from taciturn.data.vocabulary import END, DataError
+from taciturn.privacy.ledger import LedgerError
 
 
 def test_a_population_comes_back_as_it_was_written_with_users_in_an_order_that_says_nothing(tmp_path, vocabulary):
@@ -29,7 +33,7 @@ def test_a_population_comes_back_as_it_was_written_with_users_in_an_order_that_s
     population = build_population(tmp_path / "p", users, made_up_users(3, seed=1), vocabulary, {"source": "made up"})
     stored = [text.tolist() for text in Population(tmp_path / "p").texts]
     assert sorted(stored) == sorted(users.values())
-    assert stored == [users[user] for user in sorted(users, key=position_key)] != list(users.values())
+    assert stored == [users[user] for user in sorted(users, key=position)] != list(users.values())
     assert len(HeldOutUsers(tmp_path / "p")) == 3
     listed = (population.folder / population.manifest["text"] / "users.txt").read_text()
     assert len(listed.split()) == 20
@@ -43,7 +47,7 @@ def test_building_again_keeps_the_ledger_and_its_salt(tmp_path, vocabulary):
     salt = (tmp_path / "p" / "private" / "salt").read_bytes()
     population = build_population(tmp_path / "p", made_up_users(30), {}, vocabulary, {})
     assert len(population) == 30
-    assert population.manifest["ledger"] == "a ledger"
+    assert population.ledger_id == "a ledger"
     assert (tmp_path / "p" / "ledger.jsonl").read_text() == "history"
     assert (tmp_path / "p" / "private" / "salt").read_bytes() == salt
     assert len(list((tmp_path / "p").glob("text-*"))) == 1
@@ -176,12 +180,97 @@ def test_a_killed_build_is_not_accepted_and_the_next_one_cleans_up(tmp_path, voc
     assert len(list((tmp_path / "new").glob("text-*"))) == 1
 
 
-def test_a_lost_salt_does_not_bring_back_those_who_opted_out(tmp_path, vocabulary):
+@pytest.mark.parametrize("damage", ["gone", "empty", "other", "list gone", "list shorter"])
+def test_a_lost_salt_or_list_does_not_bring_back_those_who_opted_out(tmp_path, vocabulary, damage):
+    private = tmp_path / "p" / "private"
+    build_population(tmp_path / "p", made_up_users(20), {}, vocabulary, {"opt_outs": 2})
+    (private / "opted-out.txt").write_text("abc\ndef\n")
+    if damage == "gone":
+        (private / "salt").unlink()
+    elif damage == "list gone":
+        (private / "opted-out.txt").unlink()
+    elif damage == "list shorter":
+        (private / "opted-out.txt").write_text("abc\n")
+    else:
+        (private / "salt").write_bytes(b"" if damage == "empty" else b"x" * 32)
+
+    def build():
+        with writing_population(tmp_path / "p", vocabulary) as writer:
+            remembered_opt_outs(tmp_path / "p", writer.salt, ())
+
+    with pytest.raises(PopulationError, match="opted out"):
+        build()
+
+
+def test_a_damaged_manifest_does_not_forget_which_ledger_there_was(tmp_path, vocabulary):
+    """Found by a second reader: manifest and ledger lost together made a fresh start."""
+    population = build_population(tmp_path / "p", made_up_users(20), made_up_users(3, 1), vocabulary, {})
+    open_ledger(population)
+    for damage in ("{", "[]", "null", "{}", None):
+        if damage is None:
+            (tmp_path / "p" / "manifest.json").unlink()
+        else:
+            (tmp_path / "p" / "manifest.json").write_text(damage)
+            with pytest.raises(PopulationError):
+                Population(tmp_path / "p")
+        (tmp_path / "p" / "ledger.jsonl").rename(tmp_path / "ledger.jsonl")
+        again = build_population(tmp_path / "p", made_up_users(20), made_up_users(3, 1), vocabulary, {})
+        with pytest.raises(LedgerError, match="is gone"):
+            open_ledger(again)
+        (tmp_path / "ledger.jsonl").rename(tmp_path / "p" / "ledger.jsonl")
+        open_ledger(again)
+    (tmp_path / "p" / "ledger.jsonl").write_text("")
+    with pytest.raises(LedgerError, match="is empty"):
+        open_ledger(again)
+
+
+def test_pinning_a_ledger_does_not_bring_back_an_old_manifest(tmp_path, vocabulary):
+    old = build_population(tmp_path / "p", made_up_users(20), {}, vocabulary, {})
+    build_population(tmp_path / "p", made_up_users(30), {}, vocabulary, {})
+    open_ledger(old)
+    assert len(Population(tmp_path / "p")) == 30
+
+
+def test_only_what_a_build_made_is_ever_removed(tmp_path, vocabulary):
+    """Found by a second reader: folders that happened to be called text-… were deleted."""
     build_population(tmp_path / "p", made_up_users(20), {}, vocabulary, {})
-    (tmp_path / "p" / "private" / "opted-out.txt").write_text("abc\n")
-    (tmp_path / "p" / "private" / "salt").unlink()
-    with pytest.raises(PopulationError, match="who opted out"):
-        build_population(tmp_path / "p", made_up_users(20), {}, vocabulary, {})
+    for name in ("text-notes", "text-7"):
+        (tmp_path / "p" / name).mkdir()
+        (tmp_path / "p" / name / "precious").write_text("mine")
+    (tmp_path / "p" / "text-8").write_text("a file")
+    build_population(tmp_path / "p", made_up_users(30), {}, vocabulary, {})
+    assert (tmp_path / "p" / "text-notes" / "precious").read_text() == "mine"
+    assert (tmp_path / "p" / "text-7" / "precious").read_text() == "mine"
+    assert (tmp_path / "p" / "text-8").read_text() == "a file"
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "text-1").mkdir()
+    with pytest.raises(PopulationError, match="holds other things"):
+        build_population(tmp_path / "new", made_up_users(20), {}, vocabulary, {})
+
+
+def test_files_of_users_are_for_the_owners_eyes(tmp_path, vocabulary):
+    umask = os.umask(0)
+    try:
+        population = build_population(tmp_path / "p", made_up_users(20), made_up_users(3, 1), vocabulary, {})
+        assert os.umask(0) == 0  # as it was
+    finally:
+        os.umask(umask)
+    files = [path for path in population.folder.rglob("*") if path.is_file()]
+    assert len(files) > 6
+    assert [path.name for path in files if path.stat().st_mode & 0o077] == []
+
+
+def test_damaged_offsets_and_words_are_noticed(tmp_path, vocabulary):
+    population = build_population(tmp_path / "p", made_up_users(20), {}, vocabulary, {})
+    text = population.folder / population.manifest["text"]
+    offsets = np.fromfile(text / "train-00000.offsets", np.int64)
+    offsets[3] = offsets[5]
+    offsets.tofile(text / "train-00000.offsets")
+    with pytest.raises(DataError, match="damaged"):
+        Population(tmp_path / "p").texts[0]
+    (text / "vocabulary.txt").write_text("\n".join(vocabulary.words[:-2]) + "\n")
+    with pytest.raises(PopulationError, match="not whole"):
+        Population(tmp_path / "p")
 
 
 def test_texts_are_read_without_being_copied_into_memory(tmp_path):

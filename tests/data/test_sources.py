@@ -24,6 +24,11 @@ def read(*paths, **options):
     return [tuple(row.values()) for batch in source.batches() for row in batch.to_pylist()], source
 
 
+def write(path, content):
+    path.write_bytes(content)
+    return path
+
+
 def as_csv(rows=ROWS, header="user_id,text,ts", delimiter=","):
     import csv
 
@@ -54,7 +59,6 @@ def zstd(content):
         ("a.CSV", as_csv()),
         ("a.csv", b"\xef\xbb\xbf" + as_csv()),
         ("a.csv", as_csv(delimiter=";")),
-        ("a.tsv", as_csv(delimiter="\t")),
         ("a.csv.gz", gzip.compress(as_csv())),
         ("a.csv.bz2", bz2.compress(as_csv())),
         ("a.csv.xz", lzma.compress(as_csv())),
@@ -79,10 +83,10 @@ def test_columns_may_have_any_name_and_usual_ones_are_found(tmp_path):
     (tmp_path / "odd.csv").write_bytes(as_csv(header="wer,was,wann"))
     assert read(tmp_path / "odd.csv", columns=Columns("wer", "was", "wann"))[0] == ROWS
     assert read(tmp_path / "odd.csv", columns=Columns("wer", "was"))[0] == [(u, t, None) for u, t, _ in ROWS]
-    with pytest.raises(
-        SourceError, match=r"odd.csv has no column user_id; its columns are wer, was, wann.*--user-column"
-    ):
+    with pytest.raises(SourceError, match=r"odd.csv has no column user_id; nor any usual name.*--user-column"):
         read(tmp_path / "odd.csv")
+    with pytest.raises(SourceError, match=r"no column user_id; its columns are wer, text, wann.*--user-column"):
+        read(write(tmp_path / "half.csv", as_csv(header="wer,text,wann")))
     with pytest.raises(SourceError, match="has no column wo"):
         read(tmp_path / "odd.csv", columns=Columns("wer", "wo"))
 
@@ -210,6 +214,59 @@ def test_an_endless_line_is_skipped_in_little_memory(tmp_path, kind):
     rows, source = read(path)
     assert [row[:2] for row in rows] == [("bob", "hi"), ("ann", "ok")]
     assert source.left_out.counts == {"lines longer than 16 MB": 1}
+
+
+def test_a_line_of_somebodys_text_in_place_of_names_is_not_repeated(tmp_path):
+    with pytest.raises(SourceError, match="has no column user_id") as error:
+        read(write(tmp_path / "a.csv", b"ann,my secret is 1234\nbob,hi\n"))
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'user_id,text\nann,"hello\nbob,secret\nbob,two\ncarl,"yo" x\ndave,hi\n',
+        b'user_id,text\nann,"caf\xe9\nbob,hi\ncarl,yo"\ndave,two\n',
+        b'user_id,text\nann,"hello\n' + b"x" * (LONGEST + 5) + b'"\nbob,secret\ncarl,"hi"\n',
+        b'user_id,text\nann,"' + b"x" * (LONGEST + 5) + b'\nbob,secret\ncarl,"hi"\n',
+    ],
+)
+def test_a_quote_that_takes_in_other_peoples_rows_stops_the_reading(tmp_path, content):
+    with pytest.raises(SourceError, match=r"a.csv, line [23]:.*unsure"):
+        read(write(tmp_path / "a.csv", content))
+
+
+def test_rows_over_several_lines_are_read_and_noted(tmp_path):
+    rows, source = read(write(tmp_path / "a.csv", b'user_id,text\nann,"two\nlines"\nbob,hi\n'))
+    assert [row[:2] for row in rows] == [("ann", "two\nlines"), ("bob", "hi")]
+    assert source.noted.counts == {"rows that go over several lines": 1}
+    rows, source = read(write(tmp_path / "a.tsv", b'user_id\ttext\nann\t"hello\nbob\tsecret\ncarl\tfive"\n'))
+    assert [row[:2] for row in rows] == [("ann", '"hello'), ("bob", "secret"), ("carl", 'five"')]
+
+
+def test_a_time_that_shows_up_late_is_asked_for(tmp_path):
+    lines = [json.dumps({"user_id": "a", "text": str(n)}) for n in range(600)] + [
+        '{"user_id": "a", "text": "x", "ts": 1}'
+    ]
+    path = write(tmp_path / "a.jsonl", "\n".join(lines).encode())
+    with pytest.raises(SourceError, match=r"line 601.*--time-column"):
+        read(path)
+    assert len(read(path, columns=Columns(time="user_id"))[0]) == 601
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"]), pa.array(["c"])], names=["user_id", "text", "text"])
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(SourceError, match="two columns named text"):
+        read(tmp_path / "a.parquet")
+
+
+def test_other_files_in_a_folder_are_mentioned(tmp_path):
+    (tmp_path / "a.csv").write_bytes(as_csv())
+    (tmp_path / "b.csv.zip").write_bytes(b"?")
+    (tmp_path / "part-0001").write_bytes(b"?")
+    _, source = read(tmp_path)
+    assert source.noted.counts["files of other kinds, not read"] == 2
 
 
 def test_an_endless_text_in_parquet_is_left_out(tmp_path):

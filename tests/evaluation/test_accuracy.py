@@ -110,10 +110,20 @@ def test_accuracy_in_the_vocabulary_leaves_unknown_targets_out():
 
 
 def test_top_five_counts_more_than_top_three():
-    texts = Texts.of([[4, 8]], VOCABULARY)  # nothing points from 4 to 8: it ties with others that are not ahead of it
+    texts = Texts.of([[4, 4]], VOCABULARY)  # after 4 come 5, 6 and 7, then 3 and 4 before the rest
     scores = evaluate(successor_model(0.0), {}, texts)
-    assert scores.top5.sum() >= scores.top3.sum() >= scores.top1.sum()
-    assert scores.top5.sum() == 2
+    assert (scores.top1.sum(), scores.top3.sum(), scores.top5.sum()) == (0, 1, 2)
+
+
+def test_a_model_that_is_broken_or_likes_all_words_alike_is_not_right():
+    """Found by a second reader: ties and NaN counted as hits."""
+    texts = Texts.of([[7, 9, 5, 11, 8, 6]], VOCABULARY)
+    for value in (jnp.nan, 0.0):
+        words = jnp.full((VOCABULARY, 1), value), jnp.full(VOCABULARY, value)
+        model = LanguageModel(lambda key: {}, lambda p, t, k: jnp.ones((*t.shape, 1)), lambda p, words=words: words)
+        scores = evaluate(model, {}, texts)
+        assert scores.top1.sum() == 0
+        assert scores.top3.sum() == (0 if jnp.isnan(value) else 1)  # the first three words that may be said: 3, 4, 5
 
 
 def test_sentences_are_scored_each_from_its_own_beginning():

@@ -39,10 +39,21 @@ class Columns:
             if named is None and ((role == "user" and not with_user) or (role == "time" and not present)):
                 found[role] = None
                 continue
+            chosen = named or (present[0] if present else None)
+            if names.count(chosen or "") > 1:
+                raise SourceError(f"{path} has two columns named {chosen or 'with nothing'}; rename one")
             if named not in names and (named or not present):
+                # Without a line of names, what stands in their place is somebody's text: it is not repeated.
+                known = any(name in names for all in USUAL.values() for name in all) or any(
+                    getattr(self, other) in names for other in USUAL
+                )
+                listed = (
+                    f"its columns are {', '.join(names)}"
+                    if known
+                    else f"nor any usual name among its {len(names)} columns"
+                )
                 raise SourceError(
-                    f"{path} has no column {named or usual[0]}; its columns are {', '.join(names)}: "
-                    f"say which one holds the {role} with --{role}-column"
+                    f"{path} has no column {named or usual[0]}; {listed}: say which one holds the {role} with --{role}-column"
                 )
             found[role] = named or present[0]
         missing = [name for name in self.sensitive if name not in names]

@@ -26,34 +26,31 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
+from taciturn.data import grouping
+from taciturn.data.grouping import Deal, groups, packed, placed, read_batches
 from taciturn.data.population import (
     Population,
     PopulationError,
     PopulationWriter,
     hashed_id,
-    position_key,
     remembered_opt_outs,
     writing_population,
 )
 from taciturn.data.scrub import scrub
-from taciturn.data.sources import ROWS, Source
+from taciturn.data.sources import Source
 from taciturn.data.texts import SHARD_TOKENS, token_type
+from taciturn.data.users import user_id
 from taciturn.data.vocabulary import END, UNKNOWN, DataError, Vocabulary
 
-MEMORY = "512MB"  # of the sorting; it spills to disk beyond
-PIECE_ROWS = 8192
-MOST_OF_ONE_USER = 2**26  # bytes of text; whatever a user has beyond is not looked at
 SMALL = 2**23  # bytes of sources for which other processes are not worth starting
+LONGEST_WORD = 100  # characters for each token that a user may have: no more of a message is looked at
 
 Progress = Callable[[str, int, int], None]  # what is being done, how much of it, of how much
 
-# One person may be spelled in several ways. Two people taken for one are both protected; one taken for two would not be.
-# (Tables that once had a gap in a column of numbers write 7 as 7.0.)
-_TRIMMED = r"""regexp_replace(nfc_normalize("user"), '^[\s\pC]+|[\s\pC]+$', '', 'g')"""
-_ID = rf"""lower(regexp_replace({_TRIMMED}, '^(\d+)\.0$', '\1'))"""
-_BY_USER = f"""
-    SELECT id, "user", text FROM (SELECT {_ID} AS id, * FROM rows)
-    ORDER BY CAST('0x' || substr(sha256(id), 1, 16) AS UBIGINT), id, TRY_CAST(time AS DOUBLE), time, md5_number(text), text
+# Only the order is asked for: texts do not go through the database.
+_ORDER = """
+    SELECT number FROM rows
+    ORDER BY position, id, TRY_CAST(nullif(trim(time), '') AS DOUBLE), nullif(trim(time), ''), md5_number(text)
 """
 
 
@@ -68,6 +65,8 @@ class Rules:
     scrub: bool = False
 
     def __post_init__(self) -> None:
+        if not 0 <= self.held_out_share <= 0.9:
+            raise DataError(f"a share of users to hold out lies between 0 and 0.9; {self.held_out_share} does not")
         if self.most_tokens < self.least_tokens:
             raise DataError(
                 f"users are cut at {self.most_tokens} tokens and left out below {self.least_tokens}: nobody would be left"
@@ -83,21 +82,37 @@ def ingest(
     shard_tokens: int = SHARD_TOKENS,
 ) -> Population:
     """Build a population. `opt_outs` are users to leave out, now and in every later build in this folder."""
+    inside = [path for path in source.paths if path.resolve().is_relative_to(folder.resolve())]
+    if inside:
+        raise PopulationError(f"{inside[0]} lies inside of --out {folder}; name another --out")
     with _full_disk_in_words(folder), writing_population(folder, rules.vocabulary, shard_tokens) as writer:
         check_protections(folder, source, rules)
-        listed = user_ids(opt_outs)
-        opted_out = remembered_opt_outs(folder, writer.salt, listed)
+        opted_out = remembered_opt_outs(folder, writer.salt, filter(None, map(user_id, opt_outs)))
         tokenizer = _Tokenizer(rules, writer.salt, opted_out)
         tally: Counter[str] = Counter()
         with tempfile.TemporaryDirectory(dir=writer.text) as scratch:
-            pieces = _whole_users(_by_user(source, Path(scratch), progress))
+            files = _dealt(source, Path(scratch), progress)
+            too_long: Counter[str] = Counter()
+            parts = packed(part for file in files for part in groups(file, too_long))
             done = 0
-            for users in _mapped(tokenizer, pieces, source.bytes):
+            for users in _mapped(tokenizer, parts, source.bytes):
                 tally += users.tally
                 done += users.rows
                 _write(writer, users)
                 progress("tokenising", done, max(source.rows, 1))
+            tally.update({f"left out: {reason}": count for reason, count in too_long.items()})
         return writer.finish(_about(source, rules, len(opted_out)), _counts(source, tally))
+
+
+def _dealt(source: Source, scratch: Path, progress: Progress) -> list[Path]:
+    """All rows on disk, in files of users whose positions are near each other."""
+    deal = Deal(scratch)
+    for batch in source.batches(lambda done, all: progress("reading", done, all)):
+        rows, nobody = placed(batch)
+        source.left_out.add("rows without a user", nobody)
+        source.rows -= nobody
+        deal.add(rows)
+    return deal.close()
 
 
 def check_protections(folder: Path, source: Source, rules: Rules) -> None:
@@ -114,71 +129,14 @@ def check_protections(folder: Path, source: Source, rules: Rules) -> None:
         raise PopulationError(
             f"{folder} was built with --sensitive-column {min(dropped)}: say it again, or build a new folder"
         )
-    if before["ledger"] is not None and about.get("held_out_share", rules.held_out_share) != rules.held_out_share:
+    if (
+        Population(folder).ledger_id is not None
+        and about.get("held_out_share", rules.held_out_share) != rules.held_out_share
+    ):
         raise PopulationError(
             f"{folder} has runs that held out a share of {about['held_out_share']:g}: with --held-out {rules.held_out_share:g} users "
             "they were trained on would pass for held out"
         )
-
-
-def user_ids(spellings: Iterable[str]) -> list[str]:
-    """The ids that these spellings of users stand for."""
-    rows = pa.table({"user": pa.array(list(spellings), pa.string())})  # noqa: F841 (read by name)
-    with duckdb.connect() as database:
-        return [row[0] for row in database.sql(f"SELECT {_ID} FROM rows").fetchall()]
-
-
-def _by_user(source: Source, scratch: Path, progress: Progress) -> Iterator[pa.RecordBatch]:
-    """All rows, users one after another."""
-    failures: list[Exception] = []
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        try:
-            yield from source.batches(lambda done, all: progress("reading", done, all))
-        except Exception as error:  # the database would say it in its own words
-            failures.append(error)
-            raise
-
-    rows = pa.RecordBatchReader.from_batches(ROWS, batches())
-    settings: dict[str, Any] = {
-        "memory_limit": MEMORY,
-        "temp_directory": str(scratch),
-        "preserve_insertion_order": "false",
-    }
-    try:
-        with duckdb.connect(config=settings) as database:
-            database.register("rows", rows)
-            yield from database.sql(_BY_USER).to_arrow_reader(PIECE_ROWS)
-    except (duckdb.Error, pa.ArrowException, OSError) as error:
-        if failures:
-            raise failures[0] from None
-        if "No space left" in str(error) or "File too large" in str(error):
-            raise OSError(errno.ENOSPC, "no space left") from None
-        raise DataError(f"sorting the text by user failed: {str(error).splitlines()[0]}") from None
-
-
-def _whole_users(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """The same rows in pieces that never end within a user."""
-    waiting: list[pa.RecordBatch] = []  # of the last user, who may go on in the next batch
-    waiting_bytes = 0
-    for batch in batches:
-        if not len(batch):
-            continue
-        ids = batch.column("id")
-        same = len(batch) - 1
-        while same > 0 and ids[same - 1] == ids[len(batch) - 1]:
-            same -= 1
-        if waiting and ids[0] != waiting[-1].column("id")[0]:
-            yield pa.Table.from_batches(waiting)
-            waiting, waiting_bytes = [], 0
-        if same > 0:
-            yield pa.Table.from_batches([*waiting, batch.slice(0, same)])
-            waiting, waiting_bytes = [], 0
-        if waiting_bytes < MOST_OF_ONE_USER:
-            waiting.append(batch.slice(same))
-            waiting_bytes += batch.slice(same).nbytes
-    if waiting:
-        yield pa.Table.from_batches(waiting)
 
 
 class _Users(NamedTuple):
@@ -198,17 +156,24 @@ class _Tokenizer:
     def __init__(self, rules: Rules, salt: bytes, opted_out: frozenset[str]) -> None:
         self.rules, self._salt, self._opted_out = rules, salt, opted_out
 
-    def __call__(self, piece: pa.Table) -> _Users:
+    def __call__(self, files: list[Path]) -> _Users:
+        piece = _in_order(files)
         tally: Counter[str] = Counter()
         splits, ids, texts = [], [], []
-        columns = (piece.column(name).to_pylist() for name in ("id", "user", "text"))
-        for user, rows in groupby(zip(*columns, strict=True), key=lambda row: row[0]):
-            spelled, messages = zip(*((row[1].strip(), row[2]) for row in rows), strict=True)
+        columns = (piece.column(name).to_pylist() for name in ("id", "position", "user", "text"))
+        for (user, position), rows in groupby(zip(*columns, strict=True), key=lambda row: row[:2]):
+            spelled, messages = zip(*((row[2].strip(), row[3]) for row in rows), strict=True)
+            if (
+                sum(map(len, messages)) > grouping.MOST_OF_ONE_USER // 4
+                and _bytes(messages) > grouping.MOST_OF_ONE_USER
+            ):
+                tally[f"left out: {grouping.too_much()}"] += 1
+                continue
             hashed = hashed_id(self._salt, user)
             if hashed in self._opted_out:
                 tally["left out: users who opted out"] += 1
                 continue
-            held_out = position_key(user)[0] < self.rules.held_out_share * 2**64
+            held_out = position < self.rules.held_out_share * 2**64
             tokens = self._tokens(messages, tally)
             if not tokens or (len(tokens) < self.rules.least_tokens and not held_out):
                 tally[f"left out: users with fewer than {self.rules.least_tokens} tokens"] += 1
@@ -231,6 +196,7 @@ class _Tokenizer:
                 tally["left out: texts that repeat one of the same user"] += 1
                 continue
             seen.add(message)
+            message = message[: LONGEST_WORD * self.rules.most_tokens]
             if self.rules.scrub:
                 message, removed = scrub(message)
                 tally.update({f"scrubbed: {kind}": count for kind, count in removed.items()})
@@ -246,6 +212,20 @@ class _Tokenizer:
         return tokens
 
 
+def _bytes(messages: Iterable[str]) -> int:
+    return sum(len(message.encode()) for message in messages)
+
+
+def _in_order(files: list[Path]) -> pa.Table:
+    """The rows of some files, users by position, messages by time or else by a hash of their text."""
+    rows = pa.Table.from_batches(read_batches(*files), grouping.DEALT)
+    rows = rows.append_column("number", pa.array(np.arange(len(rows))))
+    with duckdb.connect(config={"threads": 1, "memory_limit": "1GB"}) as database:
+        database.register("rows", rows)
+        order = database.sql(_ORDER).fetchnumpy()["number"]
+    return rows.take(pa.array(order))
+
+
 _of_this_process: _Tokenizer | None = None
 
 
@@ -255,33 +235,44 @@ def _start(tokenizer: _Tokenizer) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends the others
 
 
-def _tokenize_packed(packed: bytes) -> _Users:
+def _tokenize(files: list[Path]) -> _Users:
     assert _of_this_process is not None
-    return _of_this_process(pa.ipc.open_stream(packed).read_all())
+    return _of_this_process(files)
 
 
-def _mapped(tokenizer: _Tokenizer, pieces: Iterable[pa.Table], size: int) -> Iterator[_Users]:
-    """Tokenise on every core, in order, a few pieces ahead."""
+def _mapped(tokenizer: _Tokenizer, packs: Iterable[list[Path]], size: int) -> Iterator[_Users]:
+    """Tokenise on every core, in order, a few packs of files ahead; they are removed when they are done."""
     processes = len(os.sched_getaffinity(0))
     if size < SMALL or processes == 1:
-        yield from map(tokenizer, pieces)
+        for pack in packs:
+            yield tokenizer(pack)
+            _remove(pack)
         return
     with ProcessPoolExecutor(processes, get_context("spawn"), _start, (tokenizer,)) as pool:
-        ahead: deque[Any] = deque()
+        ahead: deque[tuple[list[Path], Any]] = deque()
+
+        def first() -> _Users:
+            pack, result = ahead.popleft()
+            users = result.result()
+            _remove(pack)
+            return users
+
         try:
-            for piece in pieces:
-                sink = pa.BufferOutputStream()
-                with pa.ipc.new_stream(sink, piece.schema) as stream:
-                    stream.write_table(piece)
-                ahead.append(pool.submit(_tokenize_packed, sink.getvalue().to_pybytes()))
+            for pack in packs:
+                ahead.append((pack, pool.submit(_tokenize, pack)))
                 if len(ahead) > 2 * processes:
-                    yield ahead.popleft().result()
+                    yield first()
             while ahead:
-                yield ahead.popleft().result()
+                yield first()
         except BrokenProcessPool:
             raise DataError(
-                "a tokenising process was killed, most likely for want of memory; nothing was written"
+                "a tokenising process was killed, most likely for want of memory; nothing was changed"
             ) from None
+
+
+def _remove(files: list[Path]) -> None:
+    for file in files:
+        file.unlink()
 
 
 def _write(writer: PopulationWriter, users: _Users) -> None:
@@ -317,6 +308,7 @@ def _counts(source: Source, tally: Counter[str]) -> dict[str, Any]:
         "rows": source.rows,
         "left_out": source.left_out.counts | under("left out: "),
         "first_left_out": source.left_out.first,
+        "noted": source.noted.counts,
         "changed": under("changed: "),
         "scrubbed": under("scrubbed: "),
         "unknown": {split: tally[f"{split}_unknown"] for split in ("train", "held_out")},

@@ -45,6 +45,7 @@ class Sentences:
         is_end = np.zeros(len(tokens), bool)
         for end in self.ends:
             is_end |= tokens == end
+        is_end[:-1] &= ~is_end[1:]  # of «?!» and <eos> only the last ends a sentence
         is_end[-1:] = True
         bounds = np.concatenate([[0], np.flatnonzero(is_end) + 1])[: None if most is None else most + 1]
         starts, lengths = bounds[:-1], np.minimum(np.diff(bounds), self.length)

@@ -20,11 +20,13 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from re import fullmatch
 from typing import Any
 
 import numpy as np
 
 from taciturn.data.texts import SHARD_TOKENS, Texts, TextWriter
+from taciturn.data.users import position
 from taciturn.data.vocabulary import DataError, Vocabulary
 from taciturn.files import sync_folder, write_atomically
 
@@ -46,6 +48,10 @@ class Population:
         self.id: str = self.manifest["id"]
         text = folder / self.manifest["text"]
         self.vocabulary = Vocabulary.load(text / "vocabulary.txt", self.manifest["vocabulary"])
+        if len(self.vocabulary) != self.manifest["vocabulary"]["size"]:
+            raise PopulationError(
+                f"{text / 'vocabulary.txt'} is not whole; build the population again, its ledger stays"
+            )
         self.texts = Texts.load(text, "train", self.manifest[COUNTS]["train"])
 
     def __len__(self) -> int:
@@ -57,10 +63,15 @@ class Population:
         numbers = range(len(self.texts.shards))
         return np.concatenate([np.diff(self.texts.shard(number).offsets) for number in numbers])
 
+    @property
+    def ledger_id(self) -> str | None:
+        """Of the ledger that these users have, once there is one."""
+        path = self.folder / "private" / "ledger-id"
+        return path.read_text() if path.exists() else None
+
     def pin_ledger(self, id: str) -> None:
-        """Remember which ledger these users have, so that one that was lost is not taken for one that never was."""
-        self.manifest["ledger"] = id
-        _save_manifest(self.folder, self.manifest)
+        """Remember it, so that a ledger that was lost is not taken for one that never was. It outlives manifests."""
+        write_atomically(self.folder / "private" / "ledger-id", id.encode(), 0o600)
 
 
 class HeldOutUsers:
@@ -75,11 +86,11 @@ class HeldOutUsers:
 
 
 class PopulationWriter:
-    """Takes users one by one, in the order of `position_key`; `writing_population` makes one."""
+    """Takes users one by one, in the order of their positions; `writing_population` makes one."""
 
     def __init__(self, folder: Path, text: Path, vocabulary: Vocabulary, shard_tokens: int) -> None:
         self.folder, self.text, self.vocabulary = folder, text, vocabulary
-        self.salt = _salt(folder / "private" / "salt")
+        self.salt = _salt(folder)
         self._writers = {
             split: TextWriter(text, split, len(vocabulary), shard_tokens) for split in ("train", "held_out")
         }
@@ -104,10 +115,6 @@ class PopulationWriter:
             left_out = "; ".join(f"{reason}: {count:,}" for reason, count in counts.get("left_out", {}).items())
             raise PopulationError(f"no user is left to train on ({left_out or 'there is no text at all'})")
         sync_folder(self.text)
-        try:
-            before = json.loads((self.folder / "manifest.json").read_text())
-        except (FileNotFoundError, ValueError):  # new, or damaged
-            before = None
         digest = hmac.new(self.salt, "\n".join(self.vocabulary.words).encode(), hashlib.sha256)
         for split in self._digests.values():
             digest.update(split.digest())
@@ -120,7 +127,7 @@ class PopulationWriter:
             "format": FORMAT,
             "id": digest.hexdigest()[:16],
             "text": self.text.name,
-            "ledger": before["ledger"] if before else None,  # its id, once there is one
+            "salt": hashed_id(self.salt, ""),  # by which a lost one is noticed
             "about": about,
             "vocabulary": {"size": len(self.vocabulary), **self.vocabulary.about},
             COUNTS: {"note": NOTE, **sums, **counts, **written},
@@ -136,14 +143,13 @@ def writing_population(
     """A writer; whatever does not come to `finish` leaves nothing behind."""
     created = not folder.exists()
     if not created and not (folder / "manifest.json").exists():
-        foreign = [
-            path.name for path in folder.iterdir() if path.name != "private" and not path.name.startswith("text-")
-        ]
+        foreign = [path.name for path in folder.iterdir() if path.name != "private" and not _is_text(path)]
         if foreign:
             raise PopulationError(f"{folder} holds other things already ({foreign[0]}); name a new --out")
     private = folder / "private"
     private.mkdir(parents=True, exist_ok=True)
     private.chmod(0o700)
+    umask = os.umask(0o077)  # whatever is written from here on is for the owner's eyes
     with (private / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -151,11 +157,12 @@ def writing_population(
             raise PopulationError(f"another build is writing to {folder}; wait for it, or name another --out") from None
         try:
             _remove_leftovers(folder)
-            numbers = [int(path.name.removeprefix("text-")) for path in folder.glob("text-*")]
+            numbers = [int(path.name.removeprefix("text-")) for path in folder.iterdir() if _is_text(path)]
             text = folder / f"text-{max(numbers, default=0) + 1}"
             text.mkdir(mode=0o700)
             yield PopulationWriter(folder, text, vocabulary, shard_tokens)
         finally:
+            os.umask(umask)
             if created and not (folder / "manifest.json").exists():
                 shutil.rmtree(folder)
             else:
@@ -166,13 +173,18 @@ def _remove_leftovers(folder: Path) -> None:
     """Text that no manifest names: of a build that was cut off, or from before the last one."""
     try:
         current = json.loads((folder / "manifest.json").read_text())["text"]
-    except (FileNotFoundError, ValueError, KeyError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         if (folder / "manifest.json").exists():
             return  # damaged, or of another version: nobody knows what it means
         current = None
-    for path in folder.glob("text-*"):
-        if path.name != current:
+    for path in folder.iterdir():
+        if _is_text(path) and path.name != current:
             shutil.rmtree(path)
+
+
+def _is_text(path: Path) -> bool:
+    """Whether a build made this folder."""
+    return bool(fullmatch(r"text-\d+", path.name)) and path.is_dir() and (path / "users.txt").exists()
 
 
 def build_population(
@@ -186,14 +198,9 @@ def build_population(
     """A population of users who are in memory: user id → word ids."""
     with writing_population(folder, vocabulary, shard_tokens) as writer:
         for split, users in (("train", train), ("held_out", held_out)):
-            for user in sorted(users, key=position_key):
+            for user in sorted(users, key=lambda user: (position(user), user)):
                 writer.add(split, hashed_id(writer.salt, user), users[user])
         return writer.finish(about, {})
-
-
-def position_key(user: str) -> tuple[int, str]:
-    """Users are stored in the order of a hash of their ids, which says nothing of them and is the same wherever they are stored."""
-    return int.from_bytes(hashlib.sha256(user.encode()).digest()[:8], "big"), user
 
 
 def hashed_id(salt: bytes, user: str) -> str:
@@ -204,6 +211,10 @@ def remembered_opt_outs(folder: Path, salt: bytes, users: Iterable[str]) -> froz
     """The hashed ids of all who ever opted out of this population, the `users` among them from now on."""
     path = folder / "private" / "opted-out.txt"
     known = set(path.read_text().split()) if path.exists() else set()
+    if len(known) < _before(folder).get("about", {}).get("opt_outs", 0):
+        raise PopulationError(
+            f"{path} lacks some of those who opted out; restore it from a copy, or build a new folder"
+        )
     known |= {hashed_id(salt, user) for user in users}
     if known:
         write_atomically(path, "".join(f"{one}\n" for one in sorted(known)).encode(), 0o600)
@@ -214,14 +225,26 @@ def _save_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     write_atomically(folder / "manifest.json", json.dumps(manifest, indent=2).encode(), 0o600)
 
 
-def _salt(path: Path) -> bytes:
-    if not path.exists() and path.with_name("opted-out.txt").exists():
-        raise PopulationError(
-            f"{path} is gone, and with it who opted out; restore it from a copy, or build a new folder"
-        )
-    if not path.exists():
+def _salt(folder: Path) -> bytes:
+    """Made once. With another one, nobody would be known again: not who opted out, not who was trained on."""
+    path, expected = folder / "private" / "salt", _before(folder).get("salt")
+    if not path.exists() and expected is None and not path.with_name("opted-out.txt").exists():
         write_atomically(path, secrets.token_bytes(32), 0o600)
-    return path.read_bytes()
+    salt = path.read_bytes() if path.exists() else b""
+    if len(salt) != 32 or expected not in (None, hashed_id(salt, "")):
+        raise PopulationError(
+            f"{path} is lost or damaged, and with it who opted out; restore it from a copy, or build a new folder"
+        )
+    return salt
+
+
+def _before(folder: Path) -> dict[str, Any]:
+    """The manifest as it is, or nothing where there is none that can be read."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return manifest if isinstance(manifest, dict) else {}
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
@@ -233,8 +256,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads(path.read_text())
     except ValueError:
         raise PopulationError(f"{path} is damaged; build the population again, its ledger stays") from None
-    if manifest.get("format") != FORMAT:
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT or COUNTS not in manifest:
         raise PopulationError(
-            f"{folder} was written by another version of taciturn (format {manifest.get('format')}); build it again"
+            f"{folder} was written by another version of taciturn, or is damaged; build it again, its ledger stays"
         )
     return manifest

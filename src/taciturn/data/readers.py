@@ -7,7 +7,7 @@ import io
 import json
 import lzma
 from collections.abc import Callable, Iterator
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from taciturn.data.columns import LONGEST, Batch, Columns, LeftOut, SourceError
+from taciturn.data.columns import LONGEST, USUAL, Batch, Columns, LeftOut, SourceError
 
-BATCH_ROWS, BATCH_BYTES = 8192, 2**23
+BATCH_ROWS, BATCH_BYTES = 1024, 2**22
 MOST_LINES = 1000  # of a paragraph
 csv.field_size_limit(LONGEST)
 Choose = Callable[[list[str]], Columns]  # which of a file's columns to read
@@ -38,7 +38,7 @@ def read_parquet(path: Path, choose: Choose, left_out: LeftOut) -> Iterator[tupl
         except pa.ArrowInvalid:
             keep = _not_broken(table)
             left_out.add("rows that are not UTF-8", keep.count(False), f"{path.name}, row {numbers[keep.index(False)]}")
-            numbers, table = numbers[keep], table.filter(pa.array(keep))
+            numbers, table = numbers[keep], table.filter(pa.array(keep, pa.bool_()))
             strings = {name: _strings(table.column(name), name == columns.text) for name in table.schema.names}
         except TypeError as error:
             raise SourceError(f"{path}: {error}") from None
@@ -77,40 +77,55 @@ def _not_broken(table: pa.RecordBatch) -> list[bool]:
     return keep
 
 
-def read_csv(path: Path, choose: Choose, left_out: LeftOut) -> Iterator[tuple[float, Batch]]:
+def read_csv(path: Path, choose: Choose, left_out: LeftOut, noted: LeftOut) -> Iterator[tuple[float, Batch]]:
+    is_tsv = ".tsv" in [suffix.lower() for suffix in path.suffixes]
     with _opened(path) as (stream, position):
         lines = _Lines(stream, path, left_out)
         first = next(lines, "")
         if not first.strip():
             raise SourceError(f"{path} is empty: its first line should name the columns")
-        delimiter = max("\t,;|" if ".tsv" in path.suffixes else ",;\t|", key=first.count)
+        # Tab-separated text is not quoted: a quote in it is somebody's, and opens nothing.
+        style: Any = (
+            {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if is_tsv else {"delimiter": max(",;\t|", key=first.count)}
+        )
         try:
-            names = [name.strip() for name in next(csv.reader([first], delimiter=delimiter))]
+            names = [name.strip() for name in next(csv.reader([first], **style))]
         except csv.Error as error:
             raise SourceError(f"{path}, line 1: these are no names of columns ({error})") from None
         columns = choose(names)
         wanted = [names.index(name) for name in columns.wanted]
         rows = _Rows(columns, position)
-        reader, at = csv.reader(lines, delimiter=delimiter, strict=True), 2
+        reader = csv.reader(lines, strict=True, **style)
         while True:
+            at, skipped = lines.number + 1, lines.skipped
             lines.broken = False
+            row, problem = None, ""
             try:
                 row = next(reader)
             except StopIteration:
                 break
             except csv.Error as error:
+                problem = "malformed rows"
                 if "unexpected end" in str(error) or "field larger" in str(error):
                     raise SourceError(
                         f"{path}, line {at}: a quote is opened and not closed (or a field is longer than "
                         f"{LONGEST // 2**20} MB), so everything after it is unsure; mend that line"
                     ) from None
-                row = None
+            at += lines.skipped - skipped
             place = f"line {at}"
-            at = lines.number + 1
             if lines.broken:
-                left_out.add("rows that are not UTF-8", 1, f"{path.name}, {place}")
-            elif row is None or (row and len(row) != len(names)):
-                left_out.add("malformed rows", 1, f"{path.name}, {place}")
+                problem = "rows that are not UTF-8"
+            elif row and len(row) != len(names):
+                problem = "malformed rows"
+            if (lines.number > at and (problem or lines.skipped > skipped)) or lines.skipped_quotes % 2:
+                raise SourceError(
+                    f"{path}, line {at}: a quote opened there takes in other lines, and the row does not come out right, so everything "
+                    "after it is unsure; mend that line"
+                )
+            if lines.number > at:
+                noted.add("rows that go over several lines", 1, f"{path.name}, {place}")
+            if problem:
+                left_out.add(problem, 1, f"{path.name}, {place}")
             elif row:
                 yield from rows.add([row[column] for column in wanted], place)
         yield from rows.rest()
@@ -119,13 +134,24 @@ def read_csv(path: Path, choose: Choose, left_out: LeftOut) -> Iterator[tuple[fl
 def read_json(path: Path, choose: Choose, left_out: LeftOut) -> Iterator[tuple[float, Batch]]:
     with _opened(path) as (stream, position):
         objects = _objects(path, stream, left_out)
-        # An object may lack a key that others have; a few hundred together name the columns.
-        head = list(islice(objects, 500))
+        # An object may lack a key that others have; the first few hundred name the columns.
+        head, size = [], 0
+        for place, content in objects:
+            head.append((place, content))
+            size += sum(len(value) for value in content.values() if isinstance(value, str))
+            if len(head) == 500 or size > BATCH_BYTES:
+                break
         if not head:
             raise SourceError(f"{path} is empty: not one line of it is a JSON object")
-        columns = choose(list(dict.fromkeys(chain.from_iterable(content for _, content in head))))
+        names = dict.fromkeys(chain.from_iterable(content for _, content in head))
+        columns = choose(list(names))
+        late = [name for usual in USUAL.values() for name in usual if name not in names]
         rows = _Rows(columns, position)
         for place, content in chain(head, objects):
+            if columns.time is None and any(name in content for name in late):
+                raise SourceError(
+                    f"{path}, {place}: a column that may be the time appears only here; name it with --time-column"
+                )
             values = [_json_value(content.get(name)) for name in columns.wanted]
             text = content.get(columns.text or "")
             if text is not None and not isinstance(text, str):
@@ -226,6 +252,7 @@ class _Lines:
     def __init__(self, stream: IO[bytes], path: Path, left_out: LeftOut) -> None:
         self._stream, self._path, self._left_out = stream, path, left_out
         self.number, self.broken = 0, False
+        self.skipped, self.skipped_quotes = 0, 0
 
     def __iter__(self) -> "_Lines":
         return self
@@ -241,8 +268,10 @@ class _Lines:
                     raise SourceError(f"{self._path} is UTF-16; save it as UTF-8 (iconv -f utf-16 -t utf-8)")
                 line = line.removeprefix(b"\xef\xbb\xbf")
             if len(line) > LONGEST:
-                while line and not line.endswith(b"\n"):
-                    line = self._stream.readline(LONGEST)
+                self.skipped += 1
+                while line:
+                    self.skipped_quotes += line.count(b'"')
+                    line = b"" if line.endswith(b"\n") else self._stream.readline(LONGEST)
                 where = f"{self._path.name}, line {self.number}"
                 self._left_out.add(f"lines longer than {LONGEST // 2**20} MB", 1, where)
                 continue

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from re import sub
 from typing import Any
 
 import pyarrow as pa
@@ -35,8 +36,6 @@ DAMAGE = (
     OverflowError,
     MemoryError,
 )
-# Ids that stand for no one, or for everyone who is gone.
-NOBODY = ("[deleted]", "[removed]", "nan", "none", "null", "<na>")
 NOT_FLAGGED = ("", "0", "0.0", "false", "no", "n", "f", "null", "none")
 
 
@@ -49,10 +48,11 @@ class Source:
     with_user: bool = True  # public text has none
     rows: int = 0  # that can be used
     left_out: LeftOut = field(default_factory=LeftOut)
+    noted: LeftOut = field(default_factory=LeftOut)  # what was read all the same
     read_columns: dict[str, None] = field(default_factory=dict)  # for the record; no others are ever looked at
 
     def __post_init__(self) -> None:
-        self._files = [found for path in self.paths for found in _files(path)]
+        self._files = [found for path in self.paths for found in _files(path, self.noted)]
         self._sizes = [file.stat().st_size for _, file in self._files]
 
     @property
@@ -62,6 +62,7 @@ class Source:
     def batches(self, progress: Callable[[int, int], None] = lambda done, all: None) -> Iterator[pa.RecordBatch]:
         """All rows that have a user and a text. `progress` is told bytes."""
         done, total = 0, self.bytes
+        self.rows, self.left_out = 0, LeftOut()
         for (top, path), size in zip(self._files, self._sizes, strict=True):
             try:
                 for share, batch in self._read(top, path):
@@ -84,10 +85,12 @@ class Source:
         if kind == ".txt":
             inside = path.relative_to(folder) if folder else Path(path.name)
             # The folders below the named one are users, or else its files are: bob/1.txt and bob/2.txt are both Bob's.
-            user = inside.parts[0] if len(inside.parts) > 1 else path.name.split(".")[0]
+            user = inside.parts[0] if len(inside.parts) > 1 else sub(r"(?i)\.txt(\.\w+)?$", "", path.name)
             self.read_columns["the name of the folder" if len(inside.parts) > 1 else "the name of the file"] = None
             return read_messages(path, user, str(inside), self.left_out)
         reader = {".parquet": read_parquet, ".csv": read_csv, ".tsv": read_csv}.get(kind or "", read_json)
+        if reader is read_csv:
+            return read_csv(path, lambda names: self._chosen(names, path), self.left_out, self.noted)
         return reader(path, lambda names: self._chosen(names, path), self.left_out)
 
     def _chosen(self, names: list[str], path: Path) -> Columns:
@@ -97,7 +100,7 @@ class Source:
 
     def _usable(self, batch: Batch, path: Path) -> pa.RecordBatch:
         """Without the rows that cannot be used; those are counted."""
-        keep = pa.array([True] * len(batch))
+        keep = pa.array([True] * len(batch), pa.bool_())
 
         def drop(reason: str, which: Any) -> None:
             nonlocal keep
@@ -111,9 +114,7 @@ class Source:
             lowered = pc.utf8_lower(pc.utf8_trim_whitespace(pc.fill_null(flag, "")))
             drop("rows flagged sensitive", pc.invert(pc.is_in(lowered, pa.array(NOT_FLAGGED))))
         if self.with_user:
-            drop(
-                "rows without a user", pc.or_(_blank(batch.user), pc.is_in(pc.utf8_lower(batch.user), pa.array(NOBODY)))
-            )
+            drop("rows without a user", _blank(batch.user))
         drop("rows without text", _blank(batch.text))
         too_long = pc.greater(pc.fill_null(pc.binary_length(batch.text), 0), LONGEST)
         drop(f"texts longer than {LONGEST // 2**20} MB", too_long)
@@ -121,7 +122,7 @@ class Source:
         return table if pc.all(keep).as_py() else table.filter(keep)
 
 
-def _files(path: Path) -> list[tuple[Path | None, Path]]:
+def _files(path: Path, noted: LeftOut) -> list[tuple[Path | None, Path]]:
     """(folder it was found in, file), by name, so that the order of reading is no accident."""
     if path.is_file():
         if _kind(path) is None:
@@ -138,6 +139,8 @@ def _files(path: Path) -> list[tuple[Path | None, Path]]:
         raise SourceError(f"{path} holds tables ({tables[0].name}) and text files ({texts[0].name}); name one kind")
     if not tables and not texts:
         raise SourceError(f"{path} is a folder without anything to read: no {' '.join(TABLES)} and no .txt in it")
+    others = [one for one in inside if one not in tables and one not in texts]
+    noted.add("files of other kinds, not read", len(others), others[0].name if others else "")
     return [(path, one) for one in tables or texts]
 
 

@@ -71,10 +71,14 @@ class Texts:
 
         def opener(number: int, sequences: int, tokens: int) -> Callable[[], Shard]:
             path = folder / f"{name}-{number:05}"
-            return lambda: Shard(
-                _mapped(path.with_suffix(".tokens"), dtype, tokens),
-                _mapped(path.with_suffix(".offsets"), np.dtype(np.int64), sequences + 1),
-            )
+
+            def open_shard() -> Shard:
+                offsets = _mapped(path.with_suffix(".offsets"), np.dtype(np.int64), sequences + 1)
+                if offsets[0] != 0 or offsets[-1] != tokens or np.any(np.diff(offsets) < 0):
+                    raise DataError(f"{path}.offsets is damaged; build it again")
+                return Shard(_mapped(path.with_suffix(".tokens"), dtype, tokens), offsets)
+
+            return open_shard
 
         shards = [opener(number, *sizes) for number, sizes in enumerate(written["shards"])]
         return cls(shards, [size[0] for size in written["shards"]], sum(size[1] for size in written["shards"]))

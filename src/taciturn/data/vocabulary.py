@@ -53,6 +53,7 @@ _SIGNS = str.maketrans(
 # wordfreq writes no vowel points in these, and spells these letters its own way.
 _POINTS = regex.compile(r"[\p{Mn}ـ]")
 _UNPOINTED = {"ar", "fa", "he", "ur"}
+_LONG_RUN = regex.compile(r"\p{M}{31,}+")
 _TURKISH = str.maketrans({"I": "ı", "İ": "i"})
 _ROMANIAN = str.maketrans("şţŞŢ", "șțȘȚ")
 _SEGMENTED = {"zh", "ja", "ko"}  # words are written together: the longest known word is taken again and again
@@ -64,9 +65,14 @@ class DataError(Exception):
     """Text, words or a folder of them that cannot be used, and why."""
 
 
+def without_long_runs(text: str) -> str:
+    """Nobody puts thirty signs on one letter; composing thousands takes time that grows with their square."""
+    return text if text.isascii() else _LONG_RUN.sub(lambda found: found[0][:30], text)
+
+
 def normalize(text: str, language: str = "en") -> str:
     """One spelling for what looks the same: composed letters, lower case, plain quotes and dashes."""
-    text = text if text.isascii() else unicodedata.normalize("NFC", text).translate(_SIGNS)
+    text = text if text.isascii() else unicodedata.normalize("NFC", without_long_runs(text)).translate(_SIGNS)
     if language in _UNPOINTED:
         text = _POINTS.sub("", text)
     elif language == "tr":
@@ -110,7 +116,8 @@ class Vocabulary:
     @property
     def fixed(self) -> int:
         """How many entries at the front are signs; the words follow, most frequent first."""
-        return len(SPECIAL) + len(_punctuation(self.language))
+        signs = set(SPECIAL + _punctuation(self.language))
+        return next((place for place, word in enumerate(self.words) if word not in signs), len(self.words))
 
     def encode(self, text: str) -> list[int]:
         get = self.ids.get
@@ -130,10 +137,12 @@ class Vocabulary:
         return max(map(len, self.words[len(SPECIAL) :]), default=1)
 
     def _segments(self, word: str) -> Iterable[str]:
-        while word:
-            length = next((n for n in range(min(len(word), self._longest), 1, -1) if word[:n] in self.ids), 1)
-            yield word[:length]
-            word = word[length:]
+        start = 0
+        while start < len(word):
+            longest = min(len(word) - start, self._longest)
+            end = start + next((n for n in range(longest, 1, -1) if word[start : start + n] in self.ids), 1)
+            yield word[start:end]
+            start = end
 
     @property
     def about(self) -> dict[str, str]:

@@ -13,6 +13,7 @@ from functools import lru_cache
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import stdtrit
 
 from taciturn.core import PADDING, LanguageModel, Params
 from taciturn.data.layout import Cut, Unrolls
@@ -127,8 +128,12 @@ def _scorer(model: LanguageModel):
         scores = losses.logits(model, params, rows[:, :-1])
         target_scores = jnp.take_along_axis(scores, targets[..., None], axis=-1)
         loss = jax.nn.logsumexp(scores, axis=-1) - target_scores[..., 0]
-        # How many words the model prefers, without the special signs, which are no answers.
-        rank = jnp.sum(scores > target_scores, axis=-1) - jnp.sum(scores[..., NO_ANSWERS] > target_scores, axis=-1)
+        # How many words the model prefers, without the special signs, which are no answers. Of equal ones the first is preferred, so
+        # that a model that likes all words alike is not always right; one that is broken (NaN) never is.
+        words = jnp.arange(scores.shape[-1])
+        preferred = (scores > target_scores) | ((scores == target_scores) & (words < targets[..., None]))
+        rank = jnp.sum(preferred.at[..., NO_ANSWERS].set(False), axis=-1)
+        rank = jnp.where(jnp.isfinite(loss), rank, scores.shape[-1])
         present, known = targets != PADDING, targets > UNKNOWN
         hits = [(rank < places) & known for places in (1, 3, 5)]
         columns = (present, known, *hits, jnp.where(present, loss, 0.0))
@@ -148,4 +153,4 @@ def _jackknife(statistic: Callable[[np.ndarray], float], buckets: int) -> Interv
         without.append(float(statistic(everyone)))
         everyone[bucket] = True
     spread = math.sqrt((buckets - 1) / buckets * sum((one - np.mean(without)) ** 2 for one in without))
-    return Interval(value, 1.96 * spread)
+    return Interval(value, float(stdtrit(buckets - 1, 0.975)) * spread)  # Student's t: few buckets make wide intervals

@@ -99,6 +99,8 @@ class Ledger:
         else:
             with self._locked() as file:
                 self._catch_up(file)
+            if not self.rows:
+                raise LedgerError(f"{path} is empty: what it said is lost. Restore it from a copy.")
 
     @property
     def id(self) -> str:
