@@ -17,7 +17,7 @@ from dp_accounting import (
 from dp_accounting.rdp import RdpAccountant
 
 from conftest import exact, made_up_users, tiny_recipe
-from taciturn import run
+from taciturn import measuring, run
 from taciturn.core import Report
 from taciturn.data.population import Population, build_population
 from taciturn.privacy.clipping import MOST_REPORTS, Whole, encode, flat_clip, per_layer_clip
@@ -75,7 +75,7 @@ def test_a_run_that_starts_from_a_simulation_is_declared_as_one(made):
 def test_a_model_can_still_be_measured_and_exported_after_another_run_started_from_it(made, tmp_path):
     before = Ledger(made / "people" / FILE_NAME).guarantee("seeded")
     assert run.export_run(made / "seeded", tmp_path / "out", non_private=False).epsilon == before.epsilon
-    assert run.evaluate_run(made / "seeded")[1].releases == before.releases
+    assert measuring.evaluate_run(made / "seeded")[1].releases == before.releases
 
 
 def test_a_model_saved_while_an_export_is_under_way_does_not_leave_with_the_older_guarantee(made, tmp_path):
