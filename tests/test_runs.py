@@ -127,7 +127,7 @@ def test_noise_is_worked_out_from_the_budget(population, tmp_path):
 
 
 def test_a_run_that_could_not_release_anything_is_refused_before_it_starts(population, tmp_path):
-    from taciturn.privacy.ledger import BudgetExhausted
+    from taciturn.privacy.account import BudgetExhausted
 
     recipe = tiny_recipe(population, privacy={"epsilon": 0.01})
     with pytest.raises(BudgetExhausted, match="not one release"):

@@ -8,6 +8,7 @@ from pathlib import Path
 from dp_accounting import DpEvent
 
 from taciturn.algorithms.dp_fedavg import dp_fedavg, dp_fedsgd, fedavg, server_optimizer
+from taciturn.algorithms.dp_ftrl import dp_ftrl
 from taciturn.algorithms.local_training import LocalTraining
 from taciturn.config import DEFAULT_CLIP_NORM, Model, Recipe
 from taciturn.core import Algorithm, LanguageModel, Participation
@@ -21,13 +22,15 @@ from taciturn.models.gru import gru
 from taciturn.models.losses import cross_entropy
 from taciturn.models.lstm import lstm
 from taciturn.models.transformer import transformer
-from taciturn.privacy.accounting import Budget, composed, noise_for_budget
+from taciturn.privacy.accounting import Budget, composed, noise_for_budget, repeated
 from taciturn.privacy.clipping import MOST_REPORTS, Bound, flat_clip, per_layer_clip, unbounded
+from taciturn.privacy.correlated_noise import banded, blt, tree
 from taciturn.privacy.estimators import clipped_denominator, fixed_denominator
 from taciturn.privacy.ledger import FILE_NAME, Ledger, LedgerError
 from taciturn.privacy.mechanism import mechanism
-from taciturn.privacy.noise import gaussian
-from taciturn.privacy.participation import FixedSize, PoissonSampling
+from taciturn.privacy.noise import Noise, gaussian
+from taciturn.privacy.participation import FixedSize, MinSeparation, PoissonSampling, spare_rounds
+from taciturn.privacy.strategies import optimal_bands, optimal_blt
 
 
 def language_model(model: Model, vocabulary: int) -> LanguageModel:
@@ -46,7 +49,45 @@ def participation(recipe: Recipe) -> Participation:
     section = recipe.participation
     if section.kind == "poisson":
         return PoissonSampling(section.probability)
+    if section.min_separation is not None:
+        return min_separation(recipe)
     return FixedSize(int(section.cohort), section.users)
+
+
+def min_separation(recipe: Recipe) -> MinSeparation:
+    section = recipe.participation
+    return MinSeparation(int(section.cohort), section.min_separation or 0, recipe.max_participations, recipe.run.rounds)
+
+
+def noise(recipe: Recipe, multiplier: float) -> Noise:
+    privacy, rows = recipe.privacy, recipe.run.rounds + spare_rounds(recipe.run.rounds)
+    strategy = privacy.strategy or {}
+    match noise_kind(recipe):
+        case "independent":
+            return gaussian(multiplier)
+        case "tree" | "honaker" as kind:
+            return tree(multiplier, rows, honaker=kind == "honaker")
+        case "banded":
+            return banded(multiplier, rows, strategy["bands"])
+        case _:
+            return blt(multiplier, rows, strategy["decay"], strategy["scale"])
+
+
+def noise_kind(recipe: Recipe) -> str:
+    return recipe.privacy.noise or ("blt" if recipe.algorithm == "dp-ftrl" else "independent")
+
+
+def with_strategy(recipe: Recipe) -> Recipe:
+    """The recipe with the coefficients of its noise worked out, where it names none."""
+    kind, rounds = noise_kind(recipe), recipe.run.rounds
+    if kind not in ("banded", "blt") or recipe.privacy.strategy is not None:
+        return recipe
+    if kind == "banded":
+        found = optimal_bands(rounds, min(recipe.privacy.bands, rounds))
+    else:
+        separation = recipe.participation.min_separation or 0
+        found = optimal_blt(rounds, separation, recipe.max_participations, recipe.privacy.buffers)
+    return recipe.with_settings("privacy", strategy=found)
 
 
 def budget(recipe: Recipe) -> Budget:
@@ -54,14 +95,15 @@ def budget(recipe: Recipe) -> Budget:
 
 
 def with_noise(recipe: Recipe, lineage: Sequence[DpEvent] = ()) -> Recipe:
-    """The recipe with its noise multiplier worked out from the budget, where it names none."""
+    """The recipe with its noise worked out: the strategy, and the multiplier from the budget, where it names none."""
+    recipe = with_strategy(recipe)
     if recipe.algorithm == "fedavg" or recipe.privacy.noise_multiplier is not None:
         return recipe
     taking_part = participation(recipe)
 
     def cost(noise_multiplier: float) -> DpEvent:
-        private = mechanism(_bound(recipe), fixed_denominator(1.0), gaussian(noise_multiplier))
-        return composed(lineage, private.event(taking_part, recipe.run.rounds))
+        private = mechanism(_bound(recipe), fixed_denominator(1.0), noise(recipe, noise_multiplier))
+        return composed(lineage, repeated(private.event(taking_part), recipe.run.rounds))
 
     noise_multiplier = noise_for_budget(cost, budget(recipe), recipe.privacy.accountant)
     return recipe.with_settings("privacy", noise_multiplier=round(noise_multiplier + 5e-7, 6))
@@ -84,7 +126,10 @@ def algorithm(recipe: Recipe, model: LanguageModel) -> Algorithm:
         estimator = clipped_denominator(recipe.participation.probability * recipe.privacy.least_weight)
     cohort = recipe.participation.cohort
     most_reports = min(MOST_REPORTS, math.ceil(cohort + 10 * math.sqrt(cohort) + 100))  # never passed by chance
-    parts = (_bound(recipe), estimator, gaussian(recipe.privacy.noise_multiplier), taking_part, server, most_reports)
+    drawn = noise(recipe, recipe.privacy.noise_multiplier)
+    if recipe.algorithm == "dp-ftrl":
+        return dp_ftrl(loss, local, _bound(recipe), drawn, min_separation(recipe), server, most_reports)
+    parts = (_bound(recipe), estimator, drawn, taking_part, server, most_reports)
     if recipe.algorithm == "dp-fedsgd":
         return dp_fedsgd(loss, local, *parts)
     return dp_fedavg(loss, local, *parts, greedy=recipe.privacy.greedy)

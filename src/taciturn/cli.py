@@ -322,7 +322,8 @@ def main() -> None:
     from taciturn.config import RecipeError
     from taciturn.data.vocabulary import DataError
     from taciturn.fleets.simulated import one_stream_per_core
-    from taciturn.privacy.ledger import BudgetExhausted, LedgerError
+    from taciturn.privacy.account import BudgetExhausted
+    from taciturn.privacy.ledger import LedgerError
     from taciturn.privacy.participation import WrongNumberOfUsers
     from taciturn.release.checkpoint import ModelFileError
     from taciturn.release.export import ExportRefused

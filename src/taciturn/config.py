@@ -17,6 +17,7 @@ from taciturn.files import write_atomically
 from taciturn.privacy.accounting import AccountantName
 from taciturn.privacy.clipping import clip_schedule
 from taciturn.privacy.participation import default_delta
+from taciturn.privacy.sensitivity import most_participations
 
 DEFAULT_CLIP_NORM = 0.8  # Ramaswamy et al. 2020, Table 1
 
@@ -74,11 +75,13 @@ class Server(Section):
 
 
 class ParticipationSection(Section):
-    kind: Literal["poisson", "fixed"] = "poisson"
+    kind: Literal["poisson", "fixed", "min-separation"] = Field(
+        default="poisson", description="the last claims no sampling, and is dp-ftrl's"
+    )
     users: PositiveInt = Field(
         description="K, the number of users as publicly known; sets q and δ, never counted from the text"
     )
-    cohort: float = Field(gt=0, le=60_000, description="users a round: expected with poisson, exact with fixed")
+    cohort: float = Field(gt=0, le=60_000, description="users a round: expected with poisson, exact otherwise (m)")
     weight_cap: float | None = Field(
         default=None, gt=0, description="ŵ: a user of n tokens weighs min(n/ŵ, 1); none weighs all alike"
     )
@@ -86,11 +89,27 @@ class ParticipationSection(Section):
         default=None, gt=0, description="W, the total weight as publicly known (default: users)"
     )
 
+    min_separation: int | None = Field(
+        default=None, ge=0, description="MinS: rounds strictly between two participations of a user"
+    )
+    max_participations: PositiveInt | None = Field(
+        default=None, description="MaxP (default: as many as the rounds and min_separation allow)"
+    )
+
     @model_validator(mode="after")
     def _fits(self) -> "ParticipationSection":
+        separated = self.kind == "min-separation"
+        if separated != (self.min_separation is not None) or (self.max_participations is not None and not separated):
+            raise ValueError('kind = "min-separation" goes with min_separation, and max_participations only with it')
+        if self.min_separation is not None and (self.min_separation + 1) * self.cohort > self.users:
+            possible = max(int(self.users // self.cohort) - 1, 0)
+            raise ValueError(
+                f"with {self.users} users and cohorts of {self.cohort:g} nobody can rest for {self.min_separation} rounds; "
+                f"{possible} are possible"
+            )
         if self.cohort > self.users:
             raise ValueError(f"a cohort of {self.cohort:g} is more than the {self.users} users there are")
-        if self.kind == "fixed" and self.cohort != int(self.cohort):
+        if self.kind != "poisson" and self.cohort != int(self.cohort):
             raise ValueError("a fixed cohort is a whole number of users")
         return self
 
@@ -118,6 +137,15 @@ class Privacy(Section):
     least_weight: float | None = Field(default=None, gt=0, description="W_min of the clipped denominator")
     noise_multiplier: float | None = Field(
         default=None, ge=1e-3, description="z; left out, it is worked out from the budget"
+    )
+    noise: Literal["independent", "tree", "honaker", "banded", "blt"] | None = Field(
+        default=None, description="how it is correlated over rounds (default: blt for dp-ftrl, else independent)"
+    )
+    bands: PositiveInt = Field(default=32, description="of banded noise")
+    buffers: PositiveInt = Field(default=3, le=4, description="of blt noise")
+    strategy: dict[str, list[float]] | None = Field(
+        default=None,
+        description="coefficients of banded or blt noise; worked out, and written into the run's own recipe",
     )
     epsilon: float | None = Field(default=None, gt=0, description="budget: training stops before it is passed")
     rho: float | None = Field(default=None, gt=0, description="budget in zCDP")
@@ -150,7 +178,7 @@ class Run(Section):
 
 
 class Recipe(Section):
-    algorithm: Literal["dp-fedavg", "dp-fedsgd", "fedavg"] = Field(
+    algorithm: Literal["dp-fedavg", "dp-fedsgd", "dp-ftrl", "fedavg"] = Field(
         default="dp-fedavg", description="fedavg has no privacy (ε = ∞)"
     )
     data: Data
@@ -172,6 +200,18 @@ class Recipe(Section):
             raise ValueError("[privacy] needs a noise_multiplier, or an epsilon or rho to work it out from")
         if self.privacy.greedy and self.algorithm != "dp-fedavg":
             raise ValueError('greedy clipping belongs to algorithm = "dp-fedavg", which has several local steps')
+        if (self.algorithm == "dp-ftrl") != (self.participation.kind == "min-separation"):
+            raise ValueError(
+                'algorithm = "dp-ftrl" goes with [participation] kind = "min-separation", and no other does'
+            )
+        if self.algorithm != "dp-ftrl" and self.privacy.noise not in (None, "independent"):
+            raise ValueError(
+                f'noise = "{self.privacy.noise}" is correlated over rounds and belongs to algorithm = "dp-ftrl"'
+            )
+        if self.algorithm == "dp-ftrl" and (
+            self.privacy.least_weight or not isinstance(self.privacy.clip_norm, float | int | None)
+        ):
+            raise ValueError('algorithm = "dp-ftrl" has a fixed denominator and one clip norm for the whole run')
         if self.delta * self.participation.users >= 1:
             raise ValueError(
                 f"δ = {self.delta:g} is more than one over the number of users: it would allow giving one user away whole"
@@ -188,6 +228,13 @@ class Recipe(Section):
         content = self.model_dump(mode="json")
         del content["data"]["population"], content["model"]["warm_start"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def max_participations(self) -> int:
+        """MaxP as claimed."""
+        claimed, rest = self.participation.max_participations, self.participation.min_separation
+        possible = most_participations(self.run.rounds, rest or 0)
+        return possible if claimed is None else min(claimed, possible)
 
     def with_settings(self, section: str, **values: Any) -> "Recipe":
         content = self.model_dump(mode="json")

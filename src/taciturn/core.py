@@ -59,6 +59,15 @@ class Report(NamedTuple):
 Program = Callable[[Message, UserData, Key], Report]
 
 
+class Strategy(NamedTuple):
+    """How noise is correlated over the rows (rounds) of a run, as accounting and planning see it (privacy/sensitivity.py)."""
+
+    name: str  # "independent" where it is not
+    rows: int  # how many there are
+    sensitivity_squared: Callable[[int, int, int], float]  # of so many rows, with MinS and MaxP
+    prefix_variance: Callable[[int], np.ndarray]  # of the sum of the first 1, 2, … rows, where white noise has 1
+
+
 class Participation(Protocol):
     """Who takes part in a round, and what may be claimed about it.
 
@@ -68,9 +77,10 @@ class Participation(Protocol):
         class Everyone:
             adjacency = "add or remove one user"
             sampled_by_curator = False
+            limits = None
             def select(self, available, generator):
                 return available
-            def event(self, noise_multiplier):
+            def event(self, noise_multiplier, strategy):
                 return GaussianDpEvent(noise_multiplier)
     """
 
@@ -82,10 +92,16 @@ class Participation(Protocol):
         """Whether the claim holds only if the curator draws the cohort and every member of it reports."""
         ...
 
+    @property
+    def limits(self) -> tuple[int, int] | None:
+        """MinS and MaxP, where the claim is that no user takes part more often; the curator then keeps a log and checks."""
+        ...
+
     def select(self, available: UserIds, generator: np.random.Generator) -> UserIds: ...
 
-    def event(self, noise_multiplier: float) -> DpEvent:
-        """The cost of one round with Gaussian noise of `noise_multiplier` × (the effect of adding one user)."""
+    def event(self, noise_multiplier: float, strategy: Strategy) -> DpEvent:
+        """The cost of a round with Gaussian noise of `noise_multiplier` × (the effect of one user), correlated over rounds as the
+        strategy says; or of all rounds, where one alone has no cost of its own. `accounting.repeated` makes that of n releases of it."""
         ...
 
 
@@ -96,7 +112,8 @@ class Mechanism(NamedTuple):
     public: Callable[[MechanismState], PyTree]
     bound: Callable[[PyTree, Update, jax.Array, Key], Report]  # on the device; its guarantee holds for any update
     release: Callable[[MechanismState, Report, Key], tuple[Estimate, MechanismState]]  # in the curator alone
-    event: Callable[[Participation, int], DpEvent]  # the cost of its first n releases
+    skip: Callable[[MechanismState, Params, Key], MechanismState]  # past a release that was charged and then lost
+    event: Callable[[Participation], DpEvent]  # its cost; accounting.repeated makes that of n releases of it
     noise_keys: int  # how many keys a release takes
     most_reports: int  # how many may be in a total
 

@@ -27,8 +27,10 @@ from taciturn.core import LanguageModel, Params
 from taciturn.data.population import HeldOutUsers, Population
 from taciturn.evaluation.accuracy import METRICS, Scores, evaluate
 from taciturn.files import sync_folder, write_atomically
+from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
 from taciturn.privacy.curator import Curator
-from taciturn.privacy.ledger import FILE_NAME, Account, BudgetExhausted, Guarantee, LedgerError, RunTerms
+from taciturn.privacy.ledger import FILE_NAME, Guarantee, LedgerError
+from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.release.checkpoint import ModelCard, load_state, params_digest, save_model, save_state
 from taciturn.release.export import export_model
 from taciturn.release.privacy_statement import statement, statement_json
@@ -94,8 +96,11 @@ class Run:
             start=params_digest(self.initial_params()),
             lineage=lineage,
         )
-        self.account = Account(ledger, terms, self.algorithm.mechanism.event(participation, 1))
-        self.curator = Curator(self.algorithm, build.fleet(self.recipe, self.population), self.account, root)
+        self.account = Account(ledger, terms, self.algorithm.mechanism.event(participation))
+        limits = participation.limits
+        self.log = ParticipationLog(folder / "private" / "participation.log", *limits) if limits else None
+        fleet = build.fleet(self.recipe, self.population)
+        self.curator = Curator(self.algorithm, fleet, self.account, root, self.log)
 
     def _check(self, lineage: tuple[DpEvent, ...]) -> None:
         """What only shows once recipe, users and model are seen together."""

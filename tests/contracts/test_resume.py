@@ -15,8 +15,9 @@ import pytest
 from conftest import tiny_recipe
 from taciturn import files
 from taciturn.fleets.simulated import SimulatedFleet
+from taciturn.privacy.account import Account
 from taciturn.privacy.curator import Curator
-from taciturn.privacy.ledger import Account, Ledger
+from taciturn.privacy.ledger import Ledger
 from taciturn.release.checkpoint import load_model
 from taciturn.run import RunError, resume_run, train_run
 

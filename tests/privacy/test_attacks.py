@@ -21,11 +21,12 @@ from taciturn.data.layout import Layout, Unrolls
 from taciturn.data.population import Population, build_population
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.fleets.simulated import CPU_CHUNK, SimulatedFleet
-from taciturn.privacy.accounting import Budget, epsilon, event_from_json
+from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
+from taciturn.privacy.accounting import Budget, epsilon, event_from_json, repeated
 from taciturn.privacy.clipping import flat_clip, per_layer_clip
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.estimators import clipped_denominator, fixed_denominator
-from taciturn.privacy.ledger import FILE_NAME, Account, BudgetExhausted, Ledger, LedgerError, RunTerms
+from taciturn.privacy.ledger import FILE_NAME, Ledger, LedgerError
 from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import gaussian, no_noise
 from taciturn.privacy.participation import FixedSize, PoissonSampling
@@ -69,7 +70,7 @@ def account(path: Path, of: Algorithm, name: str = "run", **declared) -> Account
         "rounds": 5,
     }
     terms = RunTerms(name=name, **(usual | declared))
-    return Account(Ledger(path), terms, of.mechanism.event(of.participation, 1))
+    return Account(Ledger(path), terms, of.mechanism.event(of.participation))
 
 
 def curator(people: Population, book: Account, of: Algorithm, root: bytes = bytes(32)) -> Curator:
@@ -321,7 +322,7 @@ def test_a_run_is_not_gone_on_with_from_another_warm_start(tmp_path):
 
 def test_the_budget_holds_when_every_round_is_cut_off_and_redone(people, tmp_path):
     of = algorithm()
-    limit = epsilon(of.mechanism.event(of.participation, 3), DELTA, "rdp")
+    limit = epsilon(repeated(of.mechanism.event(of.participation), 3), DELTA, "rdp")
     door = opened(people, tmp_path / FILE_NAME, of, budget=Budget(DELTA, epsilon=limit))
     state = of.mechanism.init(ZERO)
 

@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
+from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
 from taciturn.privacy.accounting import Budget, epsilon, event_from_json, event_to_json
-from taciturn.privacy.ledger import Account, BudgetExhausted, Ledger, LedgerError, RunTerms
+from taciturn.privacy.ledger import Ledger, LedgerError
 from taciturn.privacy.participation import FixedSize, PoissonSampling
 
 ROUND_COST = PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0))

@@ -30,7 +30,7 @@ def dp_fedavg(
 ) -> Algorithm:
     """Each user trains for E epochs; the clipped updates are averaged with noise."""
     project = bound.project if greedy else None
-    return _algorithm(
+    return federated(
         fedavg_update(loss, local, project), mechanism(bound, estimator, noise, most_reports), participation, server
     )
 
@@ -46,7 +46,7 @@ def dp_fedsgd(
     most_reports: int = MOST_REPORTS,
 ) -> Algorithm:
     """Each user sends one clipped gradient; more rounds, and each of them costs."""
-    return _algorithm(
+    return federated(
         fedsgd_update(loss, local), mechanism(bound, estimator, noise, most_reports), participation, server
     )
 
@@ -55,7 +55,7 @@ def fedavg(
     loss: Loss, local: LocalTraining, bound: Bound, participation: Participation, server: optax.GradientTransformation
 ) -> Algorithm:
     """The true average, no noise, no privacy; charged as that (ε = ∞). A bound alone shows what clipping does (Figure 2)."""
-    return _algorithm(fedavg_update(loss, local), mechanism(bound, mean(), no_noise()), participation, server)
+    return federated(fedavg_update(loss, local), mechanism(bound, mean(), no_noise()), participation, server)
 
 
 def server_optimizer(name: ServerOptimizer, learning_rate: float, momentum: float) -> optax.GradientTransformation:
@@ -70,9 +70,11 @@ def server_optimizer(name: ServerOptimizer, learning_rate: float, momentum: floa
             return optax.adam(learning_rate, b1=momentum, b2=0.99, eps=1e-3)
 
 
-def _algorithm(
+def federated(
     user_update: Callable, private: Mechanism, participation: Participation, server: optax.GradientTransformation
 ) -> Algorithm:
+    """What all of them share: a server that steps along the estimate."""
+
     def init(params: Params) -> ServerState:
         return ServerState(params, server.init(params))
 

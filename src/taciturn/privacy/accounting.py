@@ -16,6 +16,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import dp_accounting
@@ -41,6 +42,40 @@ FINE, COARSE = 1e-4, 1e-3  # grids of privacy loss; a coarser one is ten times f
 
 # dp-accounting announces each Rényi order that it leaves out; leaving one out only makes ε larger.
 logging.getLogger("absl").setLevel(logging.ERROR)
+
+
+@dataclass(frozen=True)
+class CorrelatedDpEvent(DpEvent):
+    """Gaussian noise that is correlated over a run's releases, and a claim about how often a user takes part in them.
+
+    Several releases are one Gaussian mechanism, of sensitivity `squared(n)`^½ for the first n (privacy/sensitivity.py).
+    """
+
+    noise_multiplier: float
+    sensitivities: tuple[tuple[int, float], ...]  # (releases, squared sensitivity of that many), rising
+    claim: str  # in words: which noise, which participation
+
+    def __post_init__(self) -> None:
+        counts, squares = zip(*self.sensitivities, strict=True)
+        rising = all(a < b for a, b in pairwise(counts)) and all(a <= b for a, b in pairwise(squares))
+        if not (
+            0 < self.noise_multiplier < math.inf
+            and counts[0] > 0
+            and squares[0] > 0
+            and rising
+            and squares[-1] < math.inf
+        ):
+            raise ValueError("the sensitivities of a run rise with its releases, and are finite")
+
+    def squared(self, releases: int) -> float:
+        """For the next number of releases that is listed, which is no less."""
+        for count, square in self.sensitivities:
+            if releases <= count:
+                return square
+        raise ValueError(f"this run has noise for {self.sensitivities[-1][0]} releases, not for {releases}")
+
+    def first(self, releases: int) -> DpEvent:
+        return GaussianDpEvent(self.noise_multiplier / math.sqrt(self.squared(releases)))
 
 
 @dataclass(frozen=True)
@@ -107,9 +142,16 @@ def repeated(release: DpEvent, count: int) -> DpEvent:
     """The cost of `count` releases that cost what `release` does. Nothing is not an event: the library makes ε = 0 of ∞ × 0."""
     if count < 1:
         raise ValueError(f"{count} releases have no cost to be stated")
+    if isinstance(release, CorrelatedDpEvent):
+        return release.first(count)
     if isinstance(release, SelfComposedDpEvent):
         return SelfComposedDpEvent(release.event, release.count * count)
     return release if isinstance(release, NonPrivateDpEvent) else SelfComposedDpEvent(release, count)
+
+
+def most_releases(release: DpEvent, wanted: int) -> int:
+    """How many releases there can be at all."""
+    return min(wanted, release.sensitivities[-1][0]) if isinstance(release, CorrelatedDpEvent) else wanted
 
 
 def composed(earlier: Sequence[DpEvent], event: DpEvent) -> DpEvent:
@@ -181,6 +223,14 @@ def event_to_json(event: DpEvent) -> dict[str, Any]:
             return {"event": "repeated", "count": event.count, "of": event_to_json(event.event)}
         case NonPrivateDpEvent():
             return {"event": "non-private"}
+        case CorrelatedDpEvent():
+            squares = [list(pair) for pair in event.sensitivities]
+            return {
+                "event": "correlated",
+                "noise_multiplier": event.noise_multiplier,
+                "squares": squares,
+                "claim": event.claim,
+            }
         case _:
             raise TypeError(f"the ledger has no words for {event}")
 
@@ -198,6 +248,13 @@ def event_from_json(row: dict[str, Any]) -> DpEvent:
             return SelfComposedDpEvent(event_from_json(inner), count)
         case {"event": "non-private"}:
             return NonPrivateDpEvent()
+        case {
+            "event": "correlated",
+            "noise_multiplier": float(multiplier),
+            "squares": list(squares),
+            "claim": str(claim),
+        }:
+            return CorrelatedDpEvent(multiplier, tuple((int(count), float(square)) for count, square in squares), claim)
         case _:
             raise ValueError(f"this is no event that a ledger could hold: {row}")
 

@@ -19,32 +19,48 @@ import jax
 import numpy as np
 
 from taciturn import keys
-from taciturn.core import Algorithm, Estimate, Fleet, Key, MechanismState, Message, Params, PyTree, Report, UserData
+from taciturn.core import (
+    Algorithm,
+    Estimate,
+    Fleet,
+    Key,
+    MechanismState,
+    Message,
+    Params,
+    PyTree,
+    Report,
+    UserData,
+    UserIds,
+)
+from taciturn.privacy.account import Account
 from taciturn.privacy.accounting import event_to_json
-from taciturn.privacy.ledger import Account
 from taciturn.privacy.participation import WrongNumberOfUsers
+from taciturn.privacy.participation_log import ParticipationLog
 
 
 class Curator:
-    def __init__(self, algorithm: Algorithm, fleet: Fleet, account: Account, root: bytes) -> None:
+    def __init__(
+        self, algorithm: Algorithm, fleet: Fleet, account: Account, root: bytes, log: ParticipationLog | None = None
+    ) -> None:
         participation, mechanism = algorithm.participation, algorithm.mechanism
         if participation.sampled_by_curator and not fleet.everyone_reports:
             raise ValueError(
                 f"{participation} claims privacy from sampling, which holds only where the curator draws the cohort and everyone in "
                 "it reports; on this fleet devices may drop out, so use a participation that claims no sampling"
             )
-        for releases in (1, 2, account.terms.rounds):
-            if account.cost(releases) != mechanism.event(participation, releases):
-                raise ValueError("the account charges for another mechanism than the one that would run")
+        if account.release != mechanism.event(participation):
+            raise ValueError("the account charges for another mechanism than the one that would run")
+        if (participation.limits is None) != (log is None) or (log and log.limits != participation.limits):
+            raise ValueError("a claim about how often users take part needs a log that enforces just that claim")
         if account.terms.adjacency != participation.adjacency:
             raise ValueError(
                 f"the account states the adjacency «{account.terms.adjacency}», not «{participation.adjacency}»"
             )
         self.account = account
-        self._mechanism, self._participation, self._fleet = mechanism, participation, fleet
+        self._mechanism, self._participation, self._fleet, self._log = mechanism, participation, fleet, log
         # Bound to what runs: one root under two recipes or two noise levels shares no key between them.
         self._root = keys.derive(root, f"run {account.terms.recipe} {json.dumps(event_to_json(account.release))}", 0)
-        self._release = jax.jit(mechanism.release)
+        self._release, self._skip = jax.jit(mechanism.release), jax.jit(mechanism.skip)
 
         def program(message: Message, user: UserData, key: Key) -> Report:
             update_key, bound_key = jax.random.split(key)
@@ -56,24 +72,24 @@ class Curator:
     def private_mean(self, params: Params, state: MechanismState, round: int) -> tuple[Estimate, MechanismState]:
         """One round's private estimate of the average update, and the mechanism's next state."""
         round = operator.index(round)
-        charged = self.account.last_attempt(round)
-        if charged is not None:  # charged, and nobody remembers the result: a crash, or a second call
-            attempt, seal = charged
-            total = self._total(params, state, round, attempt)
-            if hmac.compare_digest(seal, self._seal(total, state, round, attempt)):
-                return self._release(state, total, self._noise_keys(seal, round, attempt))
+        attempts = self.account.attempts(round)
+        for attempt, seal in attempts:  # charged, and nobody remembers the result: a crash, or a second call
+            if attempt == len(attempts) - 1:
+                total = self._total(params, state, round, attempt)
+                if hmac.compare_digest(seal, self._seal(total, state, round, attempt)):
+                    return self._release(state, total, self._noise_keys(seal, round, attempt))
+            # Abandoned: under correlated noise its row is used up all the same, and the next attempt gets the next one.
+            state = self._skip(state, params, self._noise_keys(seal, round, attempt))
 
         self.account.check_budget()
-        attempt = 0 if charged is None else charged[0] + 1
+        attempt = len(attempts)
         total = self._total(params, state, round, attempt)  # Σ w_k Δ_k, each already clipped
         seal = self._seal(total, state, round, attempt)
         self.account.charge(round, attempt, seal)  # M.accum_priv_spending(z)
         return self._release(state, total, self._noise_keys(seal, round, attempt))  # f̃ + N(0, Iσ²)
 
     def _total(self, params: Params, state: MechanismState, round: int, attempt: int) -> Report:
-        # Another attempt takes another cohort: two releases about one sample would cost more than two rounds.
-        generator = keys.generator(keys.derive(self._root, "cohort", round, attempt))
-        cohort = self._participation.select(self._fleet.users(), generator)  # Cᵗ ← sample users with probability q
+        cohort = self._cohort(round, attempt)  # Cᵗ ← sample users with probability q
         if len(cohort) > self._mechanism.most_reports:
             raise WrongNumberOfUsers(
                 f"a cohort of {len(cohort)} users is far more than was expected: there are more users than participation.users says"
@@ -81,6 +97,18 @@ class Curator:
         message = Message(params, self._mechanism.public(state))  # θᵗ, clip norm
         user_key = keys.jax_keys(keys.derive(self._root, "users", round, attempt), 1)[0]
         return self._fleet.sum_reports(self._program, message, cohort, user_key)
+
+    def _cohort(self, round: int, attempt: int) -> UserIds:
+        # Another attempt takes another cohort: two releases about one sample would cost more than two rounds.
+        generator = keys.generator(keys.derive(self._root, "cohort", round, attempt))
+        if self._log is None:
+            return self._participation.select(self._fleet.users(), generator)
+        recorded = self._log.cohort(round, attempt)
+        if recorded is not None:
+            return recorded
+        cohort = self._participation.select(self._log.eligible(self._fleet.users()), generator)
+        self._log.record(round, attempt, cohort)
+        return cohort
 
     def _noise_keys(self, seal: str, round: int, attempt: int) -> jax.Array:
         return keys.jax_keys(keys.derive(self._root, f"noise {seal}", round, attempt), self._mechanism.noise_keys)

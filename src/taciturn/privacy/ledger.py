@@ -19,7 +19,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,12 +28,9 @@ from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent
 from taciturn.files import sync_folder
 from taciturn.privacy.accounting import (
     AccountantName,
-    Budget,
-    allowed_releases,
     composed,
     epsilon,
     event_from_json,
-    event_to_json,
     repeated,
     rho,
 )
@@ -45,10 +42,6 @@ Row = dict[str, Any]
 
 class LedgerError(Exception):
     """The ledger does not say what it must; nothing may be released."""
-
-
-class BudgetExhausted(Exception):
-    """The next release would cost more than the run's budget allows."""
 
 
 @dataclass(frozen=True)
@@ -69,22 +62,6 @@ class Guarantee:
     @property
     def is_private(self) -> bool:
         return self.epsilon < float("inf")
-
-
-@dataclass(frozen=True)
-class RunTerms:
-    """What a run declares before its first round; later rows of the run must agree with it."""
-
-    name: str
-    recipe: str  # fingerprint
-    population: str  # identity of the users' text
-    adjacency: str
-    randomness: str
-    accountant: AccountantName
-    budget: Budget
-    rounds: int
-    start: str = ""  # digest of the parameters it starts from
-    lineage: tuple[DpEvent, ...] = ()  # what those parameters have cost already; public text costs nothing
 
 
 class Ledger:
@@ -255,142 +232,6 @@ class Ledger:
         os.fsync(file.fileno())
         if not self.rows:  # a new file lives in its folder's record
             sync_folder(self.path.parent)
-
-
-@dataclass
-class Account:
-    """One run's account in its population's ledger: what the curator charges."""
-
-    ledger: Ledger
-    terms: RunTerms
-    release: DpEvent  # what one costs
-    _rows: list[Row] = field(default_factory=list)
-    _allowed: int | None = None
-
-    def open(self) -> None:
-        """Declare the run. Refused where the ledger already has one of that name."""
-        terms = self.terms
-
-        def check(rows: list[Row]) -> None:
-            if any(row.get("run") == terms.name for row in rows):
-                raise LedgerError(
-                    f"{self.ledger.path} already has a run {terms.name!r}: choose another --run, or --resume it"
-                )
-
-        declared = {"adjacency": terms.adjacency, "randomness": terms.randomness, "accountant": terms.accountant}
-        limits = {
-            "delta": terms.budget.delta,
-            "epsilon": terms.budget.epsilon,
-            "rho": terms.budget.rho,
-            "rounds": terms.rounds,
-        }
-        identity = {"kind": "open", "run": terms.name, "recipe": terms.recipe, "population": terms.population}
-        costs = {**self._costs(), "start": terms.start}
-        self._rows = [self.ledger.append({**identity, **declared, **limits, **costs}, check)]
-
-    def reopen(self, head: str | None) -> None:
-        """Go on with a run that was cut off. `head` is the row its state was saved at."""
-        rows, terms = self.ledger.run_rows(self.terms.name), self.terms
-        if not rows:
-            raise LedgerError(
-                f"{self.ledger.path} has no run {terms.name!r}: this run folder belongs to another population"
-            )
-        opened = rows[0]
-        for named, was, now in (
-            ("recipe", opened["recipe"], terms.recipe),
-            ("cost of a release", {name: opened[name] for name in self._costs()}, self._costs()),
-            ("text", opened["population"], terms.population),
-            ("starting model", opened["start"], terms.start),
-            ("source of randomness", opened["randomness"], terms.randomness),
-        ):
-            if was != now:
-                raise LedgerError(
-                    f"the {named} of run {terms.name!r} is not the one it was opened with; start a new run instead"
-                )
-        if head is not None and all(row["hash"] != head for row in rows):
-            raise LedgerError(
-                f"{self.ledger.path} lacks the row at which this run was saved: rows were cut off. Nothing released."
-            )
-        self._rows = rows
-
-    def cost(self, releases: int) -> DpEvent:
-        """Of the run's first releases, without its lineage."""
-        return repeated(self.release, releases)
-
-    def _costs(self) -> Row:
-        return {
-            "lineage": [event_to_json(event) for event in self.terms.lineage],
-            "release": event_to_json(self.release),
-        }
-
-    @property
-    def rows(self) -> list[Row]:
-        return self._rows
-
-    @property
-    def head(self) -> str:
-        return self._rows[-1]["hash"]
-
-    @property
-    def charges(self) -> list[Row]:
-        return [row for row in self._rows if row["kind"] == "charge"]
-
-    @property
-    def allowed(self) -> int:
-        """How many releases the budget allows, worked out once, before the first. Rounds that were cut off may be charged
-        twice, hence the room for more releases than rounds."""
-        if self._allowed is None:
-            most = 2 * self.terms.rounds + 100
-            self._allowed = allowed_releases(
-                lambda releases: composed(self.terms.lineage, self.cost(releases)),
-                self.terms.budget,
-                self.terms.accountant,
-                most,
-            )
-        return self._allowed
-
-    def last_attempt(self, round: int) -> tuple[int, str] | None:
-        """(attempt, seal) of the last charge for a round; None if it was never charged."""
-        attempts = [row for row in self.charges if row["round"] == round]
-        return (attempts[-1]["attempt"], attempts[-1]["seal"]) if attempts else None
-
-    def check_budget(self) -> None:
-        """Raise if the next release would pass the budget."""
-        if len(self.charges) >= self.allowed:
-            limits = self.terms.budget
-            pairs = (("ε", limits.epsilon), ("ρ", limits.rho))
-            wanted = " and ".join(f"{name} = {value:g}" for name, value in pairs if value)
-            budget = f"the budget of {wanted} at δ = {limits.delta:.2g}"
-            if self.allowed == 0:
-                raise BudgetExhausted(
-                    f"{budget} allows not one release at this noise; take more noise, or a larger budget"
-                )
-            raise BudgetExhausted(f"{budget} allows {self.allowed} releases; all are spent")
-
-    def charge(self, round: int, attempt: int, seal: str) -> None:
-        """Put one release on the record. When this returns the row is on disk; only then may anything be released."""
-        self.check_budget()
-        self._append({"kind": "charge", "run": self.terms.name, "round": round, "attempt": attempt, "seal": seal})
-
-    def record_model(self, round: int, digest: str) -> str:
-        """Put the parameters that a run publishes on the record, and return the row that names their history."""
-        model = {"kind": "model", "run": self.terms.name, "round": round, "params": digest}
-        if any(self._rows[-1].get(name) != value for name, value in model.items()):
-            self._append(model)
-        return self.head
-
-    def _append(self, row: Row) -> None:
-        if not self._rows:
-            raise LedgerError(f"run {self.terms.name!r} was not declared in {self.ledger.path}: open it first")
-
-        def check(rows: list[Row]) -> None:
-            if sum(row.get("run") == self.terms.name for row in rows) != len(self._rows):
-                raise LedgerError(f"another process is at work on run {self.terms.name!r}: stop one of the two")
-
-        self._rows.append(self.ledger.append(row, check))
-
-    def guarantee(self, delta: float | None = None) -> Guarantee:
-        return self.ledger.guarantee(self.terms.name, self.head, delta)
 
 
 def _hash(row: Row) -> str:

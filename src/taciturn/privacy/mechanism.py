@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from dp_accounting import DpEvent, NonPrivateDpEvent, SelfComposedDpEvent
+from dp_accounting import DpEvent, NonPrivateDpEvent
 
 from taciturn import tree
 from taciturn.core import Estimate, Mechanism, Params, Participation, PyTree, Report
@@ -42,6 +42,11 @@ def mechanism(bound: Bound, estimator: Estimator, noise: Noise, most_reports: in
             raise ValueError(
                 "noise needs a bounded sensitivity: use a clip norm and a fixed or clipped denominator with it"
             )
+        correlated = noise.strategy.name != "independent"
+        if correlated and least != noise.multiplier * sensitivity * float(bound.sensitivity(jnp.int32(0))):
+            raise ValueError(
+                "under correlated noise the clip norm cannot change from round to round: use one for the whole run"
+            )
         if least < LEAST_STDDEV:
             raise ValueError(
                 f"noise of standard deviation {least:g} would be lost in float32: is the expected weight right?"
@@ -59,16 +64,19 @@ def mechanism(bound: Bound, estimator: Estimator, noise: Noise, most_reports: in
         drawn, noise_state = noise.next(state.noise, average, stddev(state.round), keys)
         return tree.add(average, drawn), State(state.round + 1, noise_state)
 
-    def event(participation: Participation, releases: int) -> DpEvent:
-        if not is_private:
-            return NonPrivateDpEvent()
-        return SelfComposedDpEvent(participation.event(noise.multiplier), releases)
+    def skip(state: State, params: Params, keys: jax.Array) -> State:
+        _, noise_state = noise.next(state.noise, params, stddev(state.round), keys)
+        return State(state.round + 1, noise_state) if noise.strategy.name != "independent" else state
+
+    def event(participation: Participation) -> DpEvent:
+        return participation.event(noise.multiplier, noise.strategy) if is_private else NonPrivateDpEvent()
 
     return Mechanism(
         init=init,
         public=lambda state: bound.public(state.round),
         bound=lambda public, update, weight, key: clipping.encode(bound, public, update, weight, key),
         release=release,
+        skip=skip,
         event=event,
         noise_keys=noise.keys,
         most_reports=most_reports,

@@ -17,9 +17,11 @@ import jax
 import jax.numpy as jnp
 
 from taciturn import tree
-from taciturn.core import Params, PyTree
+from taciturn.core import Params, PyTree, Strategy
+from taciturn.privacy.sensitivity import independent
 
 DRAWS = 4
+INDEPENDENT = independent(10**6)
 
 
 class Noise(NamedTuple):
@@ -27,26 +29,36 @@ class Noise(NamedTuple):
     init: Callable[[Params], PyTree]
     next: Callable[[PyTree, Params, jax.Array, jax.Array], tuple[Params, PyTree]]  # state, shapes, stddev, keys
     keys: int
+    strategy: Strategy  # how it is correlated over rounds
 
 
 def gaussian(multiplier: float) -> Noise:
     """Fresh noise every round, independent of all other rounds."""
+    check_multiplier(multiplier)
+    return Noise(multiplier, lambda params: (), white, DRAWS, INDEPENDENT)
+
+
+def check_multiplier(multiplier: float) -> None:
     if not 1e-3 <= multiplier < math.inf:
         raise ValueError(f"a noise multiplier is a positive number of at least 0.001; {multiplier} is not")
 
-    def draw(state: PyTree, like: Params, stddev: jax.Array, keys: jax.Array) -> tuple[Params, PyTree]:
-        leaves, structure = jax.tree.flatten(like)
-        leaf_keys = jax.vmap(lambda key: jax.random.split(key, len(leaves)))(keys)  # [draws, leaves]
 
-        def one(position: int, leaf: jax.Array) -> jax.Array:
-            draws = [jax.random.normal(leaf_keys[index, position], jnp.shape(leaf)) for index in range(DRAWS)]
-            return stddev * (sum(draws[1:], draws[0]) / math.sqrt(DRAWS))
+def white(state: PyTree, like: Params, stddev: jax.Array, keys: jax.Array) -> tuple[Params, PyTree]:
+    """Independent normals in the shape of `like`."""
+    leaves, structure = jax.tree.flatten(like)
+    leaf_keys = jax.vmap(lambda key: jax.random.split(key, len(leaves)))(keys)  # [draws, leaves]
 
-        return jax.tree.unflatten(structure, [one(position, leaf) for position, leaf in enumerate(leaves)]), state
+    def one(position: int, leaf: jax.Array) -> jax.Array:
+        draws = [jax.random.normal(leaf_keys[index, position], jnp.shape(leaf)) for index in range(DRAWS)]
+        return stddev * (sum(draws[1:], draws[0]) / math.sqrt(DRAWS))
 
-    return Noise(multiplier, lambda params: (), draw, DRAWS)
+    return jax.tree.unflatten(structure, [one(position, leaf) for position, leaf in enumerate(leaves)]), state
 
 
 def no_noise() -> Noise:
     """For runs without privacy only."""
-    return Noise(0.0, lambda params: (), lambda state, like, stddev, keys: (tree.zeros_like(like), state), 1)
+
+    def nothing(state: PyTree, like: Params, stddev: jax.Array, keys: jax.Array) -> tuple[Params, PyTree]:
+        return tree.zeros_like(like), state
+
+    return Noise(0.0, lambda params: (), nothing, 1, INDEPENDENT)

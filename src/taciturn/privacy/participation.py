@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent
 
-from taciturn.core import UserIds
+from taciturn.core import Strategy, UserIds
+from taciturn.privacy.accounting import CorrelatedDpEvent
+from taciturn.privacy.noise import INDEPENDENT
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class PoissonSampling:
     probability: float
     adjacency = "add or remove one user"
     sampled_by_curator = True
+    limits = None
 
     def __post_init__(self) -> None:
         if not 0 < self.probability <= 1:
@@ -29,7 +32,8 @@ class PoissonSampling:
     def select(self, available: UserIds, generator: np.random.Generator) -> UserIds:
         return available[generator.random(len(available)) < self.probability]
 
-    def event(self, noise_multiplier: float) -> DpEvent:
+    def event(self, noise_multiplier: float, strategy: Strategy = INDEPENDENT) -> DpEvent:
+        _check_independent(strategy)
         gaussian = GaussianDpEvent(noise_multiplier)
         return gaussian if self.probability == 1 else PoissonSampledDpEvent(self.probability, gaussian)
 
@@ -50,6 +54,7 @@ class FixedSize:
     users: int
     adjacency = "replace one user by another"
     sampled_by_curator = True
+    limits = None
 
     def __post_init__(self) -> None:
         if not 0 < self.size <= self.users:
@@ -63,11 +68,71 @@ class FixedSize:
             )
         return np.sort(generator.choice(available, self.size, replace=False))
 
-    def event(self, noise_multiplier: float) -> DpEvent:
+    def event(self, noise_multiplier: float, strategy: Strategy = INDEPENDENT) -> DpEvent:
+        _check_independent(strategy)
         gaussian = GaussianDpEvent(noise_multiplier / 2)
         if self.size == self.users:
             return gaussian
         return SampledWithoutReplacementDpEvent(self.users, self.size, gaussian)
+
+
+def _check_independent(strategy: Strategy) -> None:
+    if strategy.name != "independent":
+        raise ValueError(
+            f"{strategy.name} noise is correlated over rounds, where sampling proves nothing: use a min-separation participation"
+        )
+
+
+@dataclass(frozen=True)
+class MinSeparation:
+    """Whoever is there may take part, but not again within `min_separation` rounds, and at most `max_participations` times (Xu et al.
+    2023, §2.2). Nothing is claimed about how a cohort comes about; the curator checks every one against its log before it is summed.
+
+    Neighbours differ in one user's reports, which are zero in one of them (Kairouz et al. 2021, Definition 1.1).
+    """
+
+    size: int  # m, the report goal
+    min_separation: int  # MinS: rounds strictly between two participations of a user
+    max_participations: int  # MaxP
+    rounds: int  # T
+    adjacency = "zero out one user"
+    sampled_by_curator = False
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        return self.min_separation, self.max_participations
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.min_separation < 0 or self.max_participations < 1 or self.rounds < 1:
+            raise ValueError(
+                "a min-separation participation needs a report goal, a separation ≥ 0 and at least one participation"
+            )
+
+    def select(self, available: UserIds, generator: np.random.Generator) -> UserIds:
+        if len(available) < self.size:
+            raise WrongNumberOfUsers(
+                f"only {len(available)} users may take part in this round, and {self.size} are wanted: the others took part less than "
+                f"{self.min_separation} rounds ago, or {self.max_participations} times. Lower the cohort or the separation"
+            )
+        return np.sort(generator.choice(available, self.size, replace=False))
+
+    def event(self, noise_multiplier: float, strategy: Strategy) -> DpEvent:
+        most = min(strategy.rows, self.rounds + spare_rounds(self.rounds))
+        counts = sorted({*(-(-self.rounds * part // PARTS) for part in range(1, PARTS + 1)), self.rounds, most})
+        squares = ((n, strategy.sensitivity_squared(n, self.min_separation, self.max_participations)) for n in counts)
+        claim = (
+            f"{strategy.name} noise; at least {self.min_separation} rounds between two participations of a user, at most "
+            f"{self.max_participations} participations"
+        )
+        return CorrelatedDpEvent(noise_multiplier, tuple(squares), claim)
+
+
+PARTS = 20  # the cost of a run that ends early is known to a twentieth of its rounds
+
+
+def spare_rounds(rounds: int) -> int:
+    """Rows of noise beyond the rounds, for those that a crash makes necessary to do again."""
+    return 8 + rounds // 50
 
 
 def default_delta(users: int) -> float:

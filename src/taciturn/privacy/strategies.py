@@ -1,0 +1,58 @@
+"""The best strategies for given rounds and participation, worked out once and kept on disk, because it takes up to a minute.
+
+The optimiser is jax-privacy's. What it finds costs no privacy and needs no trust: the cost of a run is computed from the coefficients
+themselves (privacy/sensitivity.py), whoever found them.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from taciturn.files import write_atomically
+
+
+def optimal_blt(rounds: int, min_separation: int, max_participations: int, buffers: int = 3) -> dict[str, list[float]]:
+    """`decay` and `scale` of the BLT with the smallest mean error of the models on the way."""
+
+    def optimize() -> dict[str, list[float]]:
+        from jax_privacy.matrix_factorization import buffered_toeplitz
+
+        found = buffered_toeplitz.optimize(
+            n=rounds,
+            min_sep=min_separation + 1,  # jax-privacy counts from round to round, papers the rounds between
+            max_participations=max_participations,
+            error="mean",
+            min_buffers=buffers,
+            max_buffers=buffers,
+        )
+        return {"decay": [float(one) for one in found.buf_decay], "scale": [float(one) for one in found.output_scale]}
+
+    return _kept(f"blt-{rounds}-{min_separation}-{max_participations}-{buffers}", optimize)
+
+
+def optimal_bands(rounds: int, bands: int) -> dict[str, list[float]]:
+    """The coefficients of the banded Toeplitz strategy with the smallest mean error when users are at least `bands` rounds apart."""
+
+    def optimize() -> dict[str, list[float]]:
+        from jax_privacy.matrix_factorization import toeplitz
+
+        found = toeplitz.optimize_banded_toeplitz(n=rounds, bands=bands)
+        return {"bands": [float(one) / float(found[0]) for one in found[:bands]]}
+
+    return _kept(f"banded-{rounds}-{bands}", optimize)
+
+
+def _kept(name: str, work: Any) -> dict[str, list[float]]:
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "taciturn" / "strategies"
+    path = folder / f"{name}.json"
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        found = work()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(found).encode())
+    except OSError:  # a home that cannot be written to only means waiting again next time
+        pass
+    return found
