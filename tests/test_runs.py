@@ -24,6 +24,11 @@ def quietly(done, rounds, row):
     pass
 
 
+def ftrl(noise, **privacy):
+    separated = {"kind": "min-separation", "cohort": 8, "min_separation": 2}
+    return {"algorithm": "dp-ftrl", "participation": separated, "privacy": {"noise": noise, **privacy}}
+
+
 def run_cli(*arguments: str):
     return CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
 
@@ -148,6 +153,11 @@ def test_a_run_that_could_not_release_anything_is_refused_before_it_starts(popul
         {"model": {"kind": "transformer", "heads": 2, "units": None}, "server": {"optimizer": "nesterov"}},
         {"algorithm": "fedavg", "privacy": {"noise_multiplier": None, "clip_norm": None}},
         {"data": {"layout": "sentences", "sentence_length": 7, "sentences_per_user": 5}},
+        ftrl("tree"),
+        ftrl("honaker"),
+        ftrl("independent"),
+        ftrl("banded", strategy={"bands": [1.0, 0.5, 0.375]}),
+        ftrl("blt", strategy={"decay": [0.9, 0.5], "scale": [0.2, 0.2]}),
     ],
 )  # fmt: skip
 def test_every_kind_of_run_runs(population, tmp_path, sections):

@@ -34,6 +34,18 @@ def same(left: list[np.ndarray], right: list[np.ndarray]) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
 
 
+FTRL = {
+    "algorithm": "dp-ftrl",
+    "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 3},
+    "privacy": {"noise": "blt", "strategy": {"decay": [0.9, 0.5], "scale": [0.2, 0.2]}},
+}
+
+
+@pytest.fixture(params=[{}, FTRL], ids=["dp-fedavg", "dp-ftrl"])
+def recipe(request, population):
+    return tiny_recipe(population, **request.param)
+
+
 @pytest.fixture
 def uninterrupted(population, recipe, tmp_path) -> list[np.ndarray]:
     train_run(recipe, tmp_path / "uninterrupted", quietly)

@@ -61,6 +61,7 @@ class Curator:
         # Bound to what runs: one root under two recipes or two noise levels shares no key between them.
         self._root = keys.derive(root, f"run {account.terms.recipe} {json.dumps(event_to_json(account.release))}", 0)
         self._release, self._skip = jax.jit(mechanism.release), jax.jit(mechanism.skip)
+        self._states: dict[int, str] = {}  # digests of the states that rounds must start from
 
         def program(message: Message, user: UserData, key: Key) -> Report:
             update_key, bound_key = jax.random.split(key)
@@ -73,20 +74,29 @@ class Curator:
         """One round's private estimate of the average update, and the mechanism's next state."""
         round = operator.index(round)
         attempts = self.account.attempts(round)
+        self._check_row(state, round)
         for attempt, seal in attempts:  # charged, and nobody remembers the result: a crash, or a second call
             if attempt == len(attempts) - 1:
                 total = self._total(params, state, round, attempt)
-                if hmac.compare_digest(seal, self._seal(total, state, round, attempt)):
-                    return self._release(state, total, self._noise_keys(seal, round, attempt))
+                if hmac.compare_digest(seal, self._digest(total, state, round, attempt)):
+                    return self._released(state, total, seal, round, attempt)
             # Abandoned: under correlated noise its row is used up all the same, and the next attempt gets the next one.
             state = self._skip(state, params, self._noise_keys(seal, round, attempt))
 
         self.account.check_budget()
         attempt = len(attempts)
         total = self._total(params, state, round, attempt)  # Σ w_k Δ_k, each already clipped
-        seal = self._seal(total, state, round, attempt)
+        seal = self._digest(total, state, round, attempt)
         self.account.charge(round, attempt, seal)  # M.accum_priv_spending(z)
-        return self._release(state, total, self._noise_keys(seal, round, attempt))  # f̃ + N(0, Iσ²)
+        return self._released(state, total, seal, round, attempt)  # f̃ + N(0, Iσ²)
+
+    def _released(
+        self, state: MechanismState, total: Report, seal: str, round: int, attempt: int
+    ) -> tuple[Estimate, MechanismState]:
+        estimate, after = self._release(state, total, self._noise_keys(seal, round, attempt))
+        if self._log is not None:
+            self._states[round + 1] = self._digest((), after, round + 1, 0)
+        return estimate, after
 
     def _total(self, params: Params, state: MechanismState, round: int, attempt: int) -> Report:
         cohort = self._cohort(round, attempt)  # Cᵗ ← sample users with probability q
@@ -97,6 +107,19 @@ class Curator:
         message = Message(params, self._mechanism.public(state))  # θᵗ, clip norm
         user_key = keys.jax_keys(keys.derive(self._root, "users", round, attempt), 1)[0]
         return self._fleet.sum_reports(self._program, message, cohort, user_key)
+
+    def _check_row(self, state: MechanismState, round: int) -> None:
+        """Correlated noise must go on where it stopped: with an older state, rows would not cancel as their cost assumes."""
+        if self._log is None:
+            return
+        row = sum(charge["round"] < round for charge in self.account.charges)
+        if int(state.round) != row:
+            raise ValueError(
+                f"round {round} needs the mechanism's state after {row} releases, not after {int(state.round)}"
+            )
+        given = self._digest((), state, round, 0)
+        if not hmac.compare_digest(self._states.setdefault(round, given), given):
+            raise ValueError(f"round {round} does not go on from the state that the round before it left")
 
     def _cohort(self, round: int, attempt: int) -> UserIds:
         # Another attempt takes another cohort: two releases about one sample would cost more than two rounds.
@@ -113,7 +136,7 @@ class Curator:
     def _noise_keys(self, seal: str, round: int, attempt: int) -> jax.Array:
         return keys.jax_keys(keys.derive(self._root, f"noise {seal}", round, attempt), self._mechanism.noise_keys)
 
-    def _seal(self, total: Report, state: PyTree, round: int, attempt: int) -> str:
+    def _digest(self, total: PyTree, state: PyTree, round: int, attempt: int) -> str:
         digest = hashlib.blake2b(key=keys.derive(self._root, "seal", round, attempt), digest_size=16)
         for leaf in jax.tree.leaves(jax.device_get((total, state))):
             digest.update(np.asarray(leaf).tobytes())

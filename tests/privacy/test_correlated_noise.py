@@ -1,0 +1,157 @@
+"""The noise of every mechanism has the covariance over rounds that its cost assumes; a wrong one is noticed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from taciturn.privacy.correlated_noise import banded, blt, tree
+from taciturn.privacy.noise import gaussian
+from taciturn.privacy.sensitivity import tree_weights
+
+ROUNDS, COORDINATES = 21, 20_000
+MECHANISMS = {
+    "independent": lambda: gaussian(1.0),
+    "tree": lambda: tree(1.0, ROUNDS, honaker=False),
+    "honaker": lambda: tree(1.0, ROUNDS),
+    "banded": lambda: banded(1.0, ROUNDS, [1.0, 0.5, 0.375, 0.3125]),
+    "blt": lambda: blt(1.0, ROUNDS, (0.97, 0.4), (0.3, 0.2)),
+}
+
+
+def given_out(noise, stddev=1.0, shape=COORDINATES, seed=0):
+    """[rounds, coordinates]: what a run would add to its estimates."""
+    like = {"layer": jnp.zeros(shape)}
+    state, rows, step = noise.init(like), [], jax.jit(noise.next)
+    for round in range(ROUNDS):
+        keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), round), noise.keys)
+        row, state = step(state, like, jnp.float32(stddev), keys)
+        rows.append(np.asarray(row["layer"], np.float64))
+    return np.array(rows)
+
+
+def expected_covariance(name):
+    """Of the rows C⁻¹ z, from the definition of each mechanism and nothing of its code."""
+    if name in ("tree", "honaker"):
+        return np.diff(np.diff(prefix_covariance(name == "honaker"), axis=0, prepend=0), axis=1, prepend=0)
+    column = {
+        "independent": [1.0],
+        "banded": [1.0, 0.5, 0.375, 0.3125],
+        "blt": [1.0] + [0.3 * 0.97**n + 0.2 * 0.4**n for n in range(ROUNDS)],
+    }[name]
+    matrix = np.array(
+        [[column[i - j] if 0 <= i - j < len(column) else 0.0 for j in range(ROUNDS)] for i in range(ROUNDS)]
+    )
+    inverse = np.linalg.inv(matrix)
+    return inverse @ inverse.T
+
+
+def prefix_covariance(honaker):
+    """Of the noise on the sums of the first 1, 2, … rounds: each is a combination of nodes, written out here as vectors."""
+    nodes, size = {}, 1
+    while size <= ROUNDS:
+        for start in range(0, ROUNDS - size + 1, size):
+            nodes[start, size] = len(nodes)
+        size *= 2
+
+    def estimate(start, size):
+        own = np.eye(len(nodes))[nodes[start, size]]
+        if size == 1 or not honaker:
+            return own
+        below = estimate(start, size // 2) + estimate(start + size // 2, size // 2)
+        variances = [np.sum(own**2), np.sum(below**2)]  # independent guesses: weigh them by their precision
+        weight = (1 / variances[0]) / (1 / variances[0] + 1 / variances[1])
+        return weight * own + (1 - weight) * below
+
+    sums = []
+    for rounds in range(1, ROUNDS + 1):
+        start, total = 0, np.zeros(len(nodes))
+        for level in reversed(range(rounds.bit_length())):
+            if rounds >> level & 1:
+                total += estimate(start, 2**level)
+                start += 2**level
+        sums.append(total)
+    return np.array(sums) @ np.array(sums).T
+
+
+def furthest(rows, covariance):
+    """Largest deviation of the measured covariance, in standard errors."""
+    measured = rows @ rows.T / rows.shape[1]
+    diagonal = np.diag(covariance)
+    return np.max(
+        np.abs(measured - covariance) / np.sqrt((np.outer(diagonal, diagonal) + covariance**2) / rows.shape[1])
+    )
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_noise_has_the_covariance_over_rounds_that_is_charged_for(name):
+    rows = given_out(MECHANISMS[name](), stddev=2.0) / 2.0
+    assert furthest(rows, expected_covariance(name)) < 5.5
+    # The twins that must fail: noise of another strength, and noise of another mechanism.
+    assert furthest(1.5 * rows, expected_covariance(name)) > 20
+    assert furthest(rows / 1.5, expected_covariance(name)) > 20
+    for other in MECHANISMS:
+        if other != name:
+            assert furthest(rows, expected_covariance(other)) > 20
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_the_error_that_planning_promises_is_that_of_the_noise(name):
+    noise = MECHANISMS[name]()
+    measured = np.cumsum(given_out(noise), axis=0).var(axis=1)
+    assert measured == pytest.approx(noise.strategy.prefix_variance(ROUNDS), rel=0.06)
+
+
+def test_noise_cancels_in_sums_where_it_should():
+    ends = {name: np.cumsum(given_out(make()), axis=0)[-1].std() for name, make in MECHANISMS.items()}
+    assert ends["independent"] > 1.5 * ends["tree"] > 1.5 * ends["honaker"] * 0.9
+    assert ends["independent"] > 2 * ends["blt"]
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_coordinates_and_layers_are_independent(name):
+    noise = MECHANISMS[name]()
+    like = {"a": jnp.zeros(4000), "b": jnp.zeros(4000)}
+    state, rows = noise.init(like), []
+    for round in range(8):
+        row, state = noise.next(state, like, jnp.float32(1.0), jax.random.split(jax.random.key(round), noise.keys))
+        rows.append(row)
+    for one in rows:
+        assert abs(np.corrcoef(one["a"], one["b"])[0, 1]) < 0.07
+        assert abs(np.corrcoef(one["a"][:-1], one["a"][1:])[0, 1]) < 0.07
+
+
+def test_residual_noise_and_momentum_are_the_cumulative_form_of_the_paper():
+    """Xu's Alg. 1 steps from θ⁰ by a momentum over noised *sums*; residuals through optax's momentum come to the same."""
+    noise, rate, momentum = tree(1.0, ROUNDS), 0.5, 0.9
+    residuals = given_out(noise, shape=50)
+    updates = np.random.default_rng(0).normal(size=(ROUNDS, 50))
+    optimizer = optax.sgd(rate, momentum=momentum)
+    params, state = jnp.zeros(50), optimizer.init(jnp.zeros(50))
+    for row in updates + residuals:
+        step, state = optimizer.update(-jnp.asarray(row, jnp.float32), state, params)
+        params = params + step
+    sums, buffer = np.cumsum(updates, axis=0) + np.cumsum(residuals, axis=0), np.zeros(50)
+    for row in sums:  # Δ̄ᵗ = β Δ̄ᵗ⁻¹ + PrivateSum, θᵗ⁺¹ = θ⁰ + η Δ̄ᵗ
+        buffer = momentum * buffer + row
+    assert np.asarray(params) == pytest.approx(rate * buffer, abs=2e-4)
+
+
+def test_honakers_weights_are_those_of_inverse_variances():
+    assert tree_weights(4) == pytest.approx([1, 2 / 3, 4 / 7, 8 / 15])
+
+
+def test_a_blt_streams_as_jax_privacy_does():
+    from jax_privacy.matrix_factorization import buffered_toeplitz
+
+    theirs = buffered_toeplitz.BufferedToeplitz.build(
+        buf_decay=np.array([0.97, 0.4]), output_scale=np.array([0.3, 0.2]), dtype=jnp.float32
+    )
+    inverse = theirs.inverse_as_streaming_matrix()
+    white = given_out(gaussian(1.0), shape=7)
+    state, rows = inverse.init_multiply(jnp.zeros(7)), []
+    for row in white:
+        value, state = inverse.multiply_next(jnp.asarray(row, jnp.float32), state)
+        rows.append(np.asarray(value))
+    assert np.array(rows) == pytest.approx(given_out(MECHANISMS["blt"](), shape=7), abs=1e-5)
