@@ -1,4 +1,4 @@
-"""The command line: taciturn data · pretrain · train · evaluate · compare · ledger · export · demo."""
+"""The command line: taciturn data · plan · pretrain · train · evaluate · compare · ledger · export · demo."""
 
 import json
 import os
@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from taciturn.cli_data import data_app
+from taciturn.cli_plan import plan
 from taciturn.terminal import bar, console, training_bar
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data_app, name="data")
+app.command()(plan)
 
 
 @app.command()
@@ -322,9 +324,11 @@ def main() -> None:
     from taciturn.config import RecipeError
     from taciturn.data.vocabulary import DataError
     from taciturn.fleets.simulated import one_stream_per_core
+    from taciturn.planning import PlanError
     from taciturn.privacy.account import BudgetExhausted
     from taciturn.privacy.ledger import LedgerError
     from taciturn.privacy.participation import WrongNumberOfUsers
+    from taciturn.privacy.participation_log import ParticipationBreach
     from taciturn.release.checkpoint import ModelFileError
     from taciturn.release.export import ExportRefused
     from taciturn.run import RunError
@@ -339,6 +343,8 @@ def main() -> None:
         ExportRefused,
         RunError,
         WrongNumberOfUsers,
+        ParticipationBreach,
+        PlanError,
         OSError,
     )
     try:

@@ -271,11 +271,23 @@ def _finish(
     _save(run, state)
     guarantee, unit = run.account.guarantee(), unit_of(run.population)
     card = run.card(state.round, guarantee.head)
-    write_atomically(run.folder / "guarantee.txt", statement(guarantee, unit, card.public_text).encode())
+    words = statement(guarantee, unit, card.public_text, _observed(run.log))
+    write_atomically(run.folder / "guarantee.txt", words.encode())
     write_atomically(run.folder / "guarantee.json", statement_json(guarantee, unit, card.public_text).encode())
     plot_run(run.folder / "progress.png", metrics.rows, f"{run.folder.name} ({run.recipe.algorithm})")
     _delete_secrets(run.folder)  # with them goes all that could take the noise off
     return Finished(run.folder, run.recipe, state.server.params, before, scores, guarantee, stopped)
+
+
+def _observed(log: ParticipationLog | None) -> str:
+    """What the log says really happened; printed beside the claim, as Xu et al. 2023 do."""
+    if log is None:
+        return ""
+    separation, times = log.observed
+    rest = (
+        "nobody took part twice" if separation is None else f"at least {separation} rounds between two participations"
+    )
+    return f"{rest}, at most {times} participations of a user"
 
 
 def _delete_secrets(folder: Path) -> None:

@@ -33,6 +33,7 @@ from dp_accounting import (
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism as _gaussian
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
+from scipy.special import log_ndtr
 
 AccountantName = Literal["pld", "rdp", "moments"]
 
@@ -102,6 +103,9 @@ def epsilon(event: DpEvent, delta: float, accountant: AccountantName = "pld", gr
         return math.inf
     if accountant == "moments":
         return classic_epsilon(event, delta)
+    mu = _mu(event)
+    if accountant == "pld" and mu is not None:
+        return gaussian_epsilon(mu, delta)
     if accountant == "pld" and _has_pld(event):
         bound = _loss_distribution(event, grid).get_epsilon_for_delta(delta)
         if math.isfinite(bound):
@@ -113,6 +117,57 @@ def epsilon(event: DpEvent, delta: float, accountant: AccountantName = "pld", gr
     return (
         math.inf if np.isnan(costs).any() else float(compute_epsilon(list(composition.orders), list(costs), delta)[0])
     )
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """The exact ε of a Gaussian mechanism of sensitivity over noise μ: that of μ-GDP (Balle and Wang 2018, Theorem 8).
+
+    >>> round(gaussian_epsilon(math.sqrt(2 * 0.89), 1e-10), 2)
+    9.01
+    """
+
+    def lost(epsilon: float) -> float:
+        """log δ at ε."""
+        above, below = log_ndtr(mu / 2 - epsilon / mu), epsilon + log_ndtr(-mu / 2 - epsilon / mu)
+        return above + np.log1p(-np.exp(min(below - above, 0.0))) if below < above else -math.inf
+
+    if lost(0.0) <= math.log(delta):
+        return 0.0
+    low, high = 0.0, 1.0
+    while lost(high) > math.log(delta):
+        low, high = high, 2 * high
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if lost(middle) <= math.log(delta) else (middle, high)
+    return high
+
+
+def _mu(event: DpEvent) -> float | None:
+    """μ of an event that is one or more Gaussian mechanisms and nothing else."""
+    match event:
+        case GaussianDpEvent() if event.noise_multiplier > 0:
+            return 1 / event.noise_multiplier
+        case SelfComposedDpEvent(event=GaussianDpEvent(noise_multiplier=multiplier), count=count) if multiplier > 0:
+            return math.sqrt(count) / multiplier
+        case _:
+            return None
+
+
+def claim_of(release: DpEvent) -> str:
+    """What is claimed about who takes part, and about the noise, in words."""
+    match release:
+        case CorrelatedDpEvent():
+            return release.claim
+        case PoissonSampledDpEvent():
+            return f"each user takes part in a round with probability {release.sampling_probability:.3g}, drawn by the curator"
+        case SampledWithoutReplacementDpEvent():
+            return f"{release.sample_size} of {release.source_dataset_size} users take part in a round, drawn by the curator"
+        case SelfComposedDpEvent():
+            return claim_of(release.event)
+        case GaussianDpEvent():
+            return "everyone may take part in every round"
+        case _:
+            return "none"
 
 
 def classic_epsilon(event: DpEvent, delta: float, orders: range = CLASSIC_ORDERS) -> float:

@@ -28,6 +28,7 @@ from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent
 from taciturn.files import sync_folder
 from taciturn.privacy.accounting import (
     AccountantName,
+    claim_of,
     composed,
     epsilon,
     event_from_json,
@@ -58,6 +59,7 @@ class Guarantee:
     randomness: str  # "operating system", or "seeded simulation", whose noise anyone can take off
     head: str
     continued: bool = False  # whether ε counts earlier runs too, from which this one started
+    claim: str = ""  # about noise and participation, in words
 
     @property
     def is_private(self) -> bool:
@@ -128,6 +130,7 @@ class Ledger:
             randomness=terms["randomness"],
             head=rows[-1]["hash"],
             continued=bool(terms["lineage"]),
+            claim=claim_of(event_from_json(terms["release"])),
         )
 
     def lineage(self, run: str) -> list[DpEvent]:

@@ -5,6 +5,7 @@
 **Assumes:** nobody outside the curator learns who was selected; every member of the cohort is in the sum (`sampled_by_curator`).
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -119,12 +120,13 @@ class MinSeparation:
     def event(self, noise_multiplier: float, strategy: Strategy) -> DpEvent:
         most = min(strategy.rows, self.rounds + spare_rounds(self.rounds))
         counts = sorted({*(-(-self.rounds * part // PARTS) for part in range(1, PARTS + 1)), self.rounds, most})
-        squares = ((n, strategy.sensitivity_squared(n, self.min_separation, self.max_participations)) for n in counts)
+        squares = [strategy.sensitivity_squared(n, self.min_separation, self.max_participations) for n in counts]
+        rising = itertools.accumulate(squares, max)  # as it must, but for rounding
         claim = (
             f"{strategy.name} noise; at least {self.min_separation} rounds between two participations of a user, at most "
             f"{self.max_participations} participations"
         )
-        return CorrelatedDpEvent(noise_multiplier, tuple(squares), claim)
+        return CorrelatedDpEvent(noise_multiplier, tuple(zip(counts, rising, strict=True)), claim)
 
 
 PARTS = 20  # the cost of a run that ends early is known to a twentieth of its rounds

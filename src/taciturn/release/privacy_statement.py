@@ -23,8 +23,11 @@ def rho_text(rho: float) -> str:
     return "∞" if math.isinf(rho) else f"{rho:.3g}"
 
 
-def statement(guarantee: Guarantee, unit: str, public_sources: tuple[str, ...]) -> str:
-    """A page for whoever must defend the model."""
+def statement(guarantee: Guarantee, unit: str, public_sources: tuple[str, ...], observed: str = "") -> str:
+    """A page for whoever must defend the model: the points of Ponomareva et al. 2023, §5.3, as Xu et al. 2023 report them in Appendix A.
+
+    `observed` is what really happened beside the claim; it never stands in its place.
+    """
     parts = [_paragraph(f"Privacy of run {guarantee.run}")]
     if guarantee.is_private and guarantee.randomness != "operating system":
         parts += [
@@ -42,18 +45,20 @@ def statement(guarantee: Guarantee, unit: str, public_sources: tuple[str, ...]) 
         ]
     else:
         parts += [
-            _paragraph(
-                f"({epsilon_text(guarantee.epsilon)}, {guarantee.delta:.2g})-differential privacy, and ρ = {rho_text(guarantee.rho)} "
-                "of zero-concentrated differential privacy, in which sampling users does not count."
+            _item("Statement", f"{_formal(guarantee)}."),
+            _item("Setting", "central differential privacy: whoever runs the curator is trusted to run it as it is."),
+            _item("Data", _covers(guarantee)),
+            _item(
+                "Output", "every estimate released by the curator, and so every model on the way, not only the last."
             ),
             _item("Unit", f"{unit}, with everything they wrote."),
-            _item("Adjacency", f"{guarantee.adjacency}."),
-            _item("Covers", _covers(guarantee)),
-            _item("Accounting", _ACCOUNTANTS[guarantee.accountant]),
-            _item(
-                "Assumes", "the cohort of a round is known to the curator alone; devices run the code they are given."
-            ),
+            _item("Adjacency", f"{guarantee.adjacency} ({_ADJACENCY.get(guarantee.adjacency, guarantee.adjacency)})."),
+            _item("Accounting", _accounting(guarantee)),
+            _item("Claim", f"{guarantee.claim}."),
         ]
+        if observed:
+            parts += [_item("Observed", f"{observed}. The figures above are for the claim.")]
+        parts += [_item("Assumes", _assumes(guarantee))]
         if guarantee.epsilon > MEANINGLESS:
             parts += [
                 "",
@@ -70,15 +75,43 @@ def statement(guarantee: Guarantee, unit: str, public_sources: tuple[str, ...]) 
             "held-out users, on whom accuracy was measured; what the same users' text is used for elsewhere; other runs on these users "
             "(`taciturn ledger POPULATION` adds them up); choices made by looking at results on private text.",
         ),
-        _item("Public text", f"{'; '.join(public_sources)}."),
+        _item("Public", f"{'; '.join(public_sources)}; the recipe, and the numbers of users and rounds in it."),
         _item("Ledger row", guarantee.head),
     ]
     return re.sub("\n{3,}", "\n\n", "\n".join([*parts, ""]))
 
 
+def _formal(guarantee: Guarantee) -> str:
+    pair = f"({epsilon_text(guarantee.epsilon)}, {guarantee.delta:.2g})-differential privacy"
+    if guarantee.adjacency == ZERO_OUT:
+        return f"{pair}; ρ = {rho_text(guarantee.rho)} of zero-concentrated, μ = {math.sqrt(2 * guarantee.rho):.3g} of Gaussian DP"
+    return f"{pair}; ρ = {rho_text(guarantee.rho)} of zero-concentrated DP, in which sampling users does not count"
+
+
+def _accounting(guarantee: Guarantee) -> str:
+    if guarantee.adjacency == ZERO_OUT:
+        words = "one Gaussian mechanism over the whole run, of the sensitivity of its noise under the claim"
+        return words + ("." if guarantee.continued else "; ε is exact for it.")
+    return _ACCOUNTANTS[guarantee.accountant]
+
+
+def _assumes(guarantee: Guarantee) -> str:
+    if guarantee.adjacency == ZERO_OUT:
+        return "every cohort passes through the curator, which checks it against its log; devices run the code they are given."
+    return "the cohort of a round is known to the curator alone; devices run the code they are given."
+
+
+ZERO_OUT = "zero out one user"
+_ADJACENCY = {
+    "add or remove one user": "neighbours differ by one user, there in one and absent from the other",
+    "replace one user by another": "neighbours differ in who one of the users is",
+    ZERO_OUT: "neighbours differ in one user, whose reports are all zero in one of them",
+}
+
+
 def _covers(guarantee: Guarantee) -> str:
     earlier = ", and the earlier runs that it started from" if guarantee.continued else ""
-    return f"all {guarantee.releases} releases of the run: every model on the way, not only the last{earlier}."
+    return f"all {guarantee.releases} releases of the run{earlier}."
 
 
 def _paragraph(text: str) -> str:

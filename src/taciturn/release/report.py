@@ -9,7 +9,8 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
-from matplotlib.ticker import MaxNLocator
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from taciturn.files import write_atomically
 
@@ -50,6 +51,26 @@ def plot_run(path: Path, rows: list[dict[str, Any]], title: str) -> None:
     for axes in (above, below):
         axes.grid(alpha=0.25, lw=0.5)
         axes.spines[["top", "right"]].set_visible(False)
+    _write(path, figure)
+
+
+def plot_curves(path: Path, curves: dict[str, tuple[list[int], list[float]]], label: str) -> None:
+    """One panel for each curve, side by side, on one logarithmic scale."""
+    figure, panels = pyplot.subplots(1, len(curves), sharey=True, figsize=(3 * len(curves), 3.2), layout="constrained")
+    for axes, (name, (xs, ys)) in zip(panels, curves.items(), strict=True):
+        axes.plot(xs, ys, color=ACCENT, marker="o", ms=3)
+        axes.set_xlabel(name)
+        axes.set_yscale("log")
+        if max(xs) > 20 * min(xs):
+            axes.set_xscale("log")
+            axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.grid(alpha=0.25, lw=0.5, which="both")
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel(label)
+    _write(path, figure)
+
+
+def _write(path: Path, figure: Figure) -> None:
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=130)
     pyplot.close(figure)

@@ -1,0 +1,198 @@
+"""What a guarantee would take before anything is trained: the questions of Xu et al. 2023, §2.5, answered from the accounting alone.
+
+Nothing here touches users: a plan is made of public constants. Its error is that of the noise on the model's way, Σ of the noise of all
+rounds so far, as a root mean square over the rounds and in units of the clip norm: what a server with learning rate 1 would carry.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from taciturn.core import Participation, Strategy
+from taciturn.privacy.accounting import (
+    AccountantName,
+    Budget,
+    epsilon,
+    noise_for_budget,
+    repeated,
+    rho,
+)
+from taciturn.privacy.participation import MinSeparation, PoissonSampling, default_delta
+from taciturn.privacy.sensitivity import blt_coefficients, independent, most_participations, toeplitz, tree
+from taciturn.privacy.strategies import optimal_bands, optimal_blt
+
+MechanismName = Literal["poisson", "independent", "tree", "honaker", "banded", "blt"]
+MECHANISMS: tuple[MechanismName, ...] = ("poisson", "independent", "tree", "honaker", "banded", "blt")
+LARGE_POPULATIONS = (763_430, 10**7, 10**8)  # of McMahan et al. 2018, Table 2, and between
+
+
+class PlanError(Exception):
+    """What was asked for cannot be, and why."""
+
+
+@dataclass(frozen=True)
+class Question:
+    population: int
+    rounds: int
+    report_goal: int
+    delta: float | None = None
+    noise_multiplier: float | None = None
+    epsilon: float | None = None
+    rho: float | None = None
+    min_separation: int | None = None
+    max_participations: int | None = None
+    accountant: AccountantName = "pld"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.report_goal <= self.population:
+            raise PlanError(f"a report goal of {self.report_goal} cannot be met by {self.population} users")
+        if self.rounds < 1:
+            raise PlanError("a run has at least one round")
+        if sum(one is not None for one in (self.noise_multiplier, self.epsilon, self.rho)) != 1:
+            raise PlanError("say one of --noise-multiplier, --epsilon and --rho; the others follow from it")
+        given = self.noise_multiplier or self.epsilon or self.rho
+        if given is None or not 0 < given < math.inf:
+            raise PlanError("a noise multiplier, ε or ρ is a positive number")
+        if self.delta is not None and not 0 < self.delta < 1 / self.population:
+            raise PlanError(
+                f"δ must be below one over the number of users, {1 / self.population:.1g}; {self.delta:g} is not"
+            )
+        if self.min_separation is not None and not 0 <= self.min_separation <= self.possible_separation:
+            raise PlanError(
+                f"with {self.population:,} users and {self.report_goal:,} a round nobody can rest for {self.min_separation} rounds; "
+                f"{self.possible_separation} are possible"
+            )
+
+    @property
+    def at_delta(self) -> float:
+        return self.delta or default_delta(self.population)
+
+    @property
+    def possible_separation(self) -> int:
+        """⌊N/m⌋ − 1: everyone takes their turn."""
+        return self.population // self.report_goal - 1
+
+    @property
+    def separation(self) -> int:
+        return self.possible_separation if self.min_separation is None else self.min_separation
+
+    @property
+    def participations(self) -> int:
+        possible = most_participations(self.rounds, self.separation)
+        return possible if self.max_participations is None else min(possible, self.max_participations)
+
+
+@dataclass(frozen=True)
+class Answer:
+    mechanism: MechanismName
+    noise_multiplier: float
+    rho: float
+    epsilon: float
+    error: float  # of the sum of all updates so far, in clip norms
+    sensitivity_squared: float  # of the strategy under the claim; 1 for poisson, where each round counts for itself
+
+
+def plan(question: Question, mechanisms: tuple[MechanismName, ...], progress: Callable[[str], None]) -> list[Answer]:
+    answers = []
+    for mechanism in mechanisms:
+        progress(mechanism)
+        answers.append(_answer(question, mechanism))
+    return answers
+
+
+def _answer(question: Question, mechanism: MechanismName) -> Answer:
+    strategy, participation = _strategy(question, mechanism), _participation(question, mechanism)
+    multiplier = question.noise_multiplier or _noise(question, strategy, participation)
+    cost = repeated(participation.event(multiplier, strategy), question.rounds)
+    error = multiplier * math.sqrt(float(np.mean(strategy.prefix_variance(question.rounds)))) / question.report_goal
+    squared = 1.0
+    if mechanism != "poisson":
+        squared = strategy.sensitivity_squared(question.rounds, question.separation, question.participations)
+    bound = epsilon(cost, question.at_delta, question.accountant)
+    return Answer(mechanism, multiplier, rho(cost), bound, error, squared)
+
+
+def _noise(question: Question, strategy: Strategy, participation: Participation) -> float:
+    if question.rho is not None:  # ρ falls with the square of z
+        return math.sqrt(rho(repeated(participation.event(1.0, strategy), question.rounds)) / question.rho)
+    budget = Budget(question.at_delta, question.epsilon)
+    try:
+        return noise_for_budget(
+            lambda multiplier: repeated(participation.event(multiplier, strategy), question.rounds),
+            budget,
+            question.accountant,
+        )
+    except ValueError as error:
+        raise PlanError(str(error)) from None
+
+
+def _participation(question: Question, mechanism: MechanismName) -> Participation:
+    if mechanism == "poisson":
+        return PoissonSampling(question.report_goal / question.population)
+    return MinSeparation(question.report_goal, question.separation, question.participations, question.rounds)
+
+
+def _strategy(question: Question, mechanism: MechanismName) -> Strategy:
+    rounds = question.rounds
+    match mechanism:
+        case "poisson" | "independent":
+            return independent(rounds)
+        case "tree" | "honaker":
+            return tree(rounds, honaker=mechanism == "honaker")
+        case "banded":
+            bands = min(32, rounds, question.separation + 1)
+            coefficients = np.zeros(rounds)
+            coefficients[:bands] = optimal_bands(rounds, bands)["bands"]
+            return toeplitz(f"{bands}-banded Toeplitz", coefficients)
+        case "blt":
+            found = optimal_blt(rounds, question.separation, question.participations)
+            return toeplitz("BLT", blt_coefficients(tuple(found["decay"]), tuple(found["scale"]), rounds))
+
+
+def extrapolated(question: Question, mechanism: MechanismName, goals: tuple[int, ...]) -> list[tuple[int, int, Answer]]:
+    """(population, report goal, answer) where noise grows with the report goal, so that σ, and so the accuracy of large populations, is the
+    same (McMahan et al. 2018, §3; Xu et al. 2023, §2.2). An extrapolation: nothing was trained."""
+    if question.noise_multiplier is None:
+        raise PlanError("an extrapolation starts from a noise multiplier that was tried: say --noise-multiplier")
+    rows = []
+    for population in LARGE_POPULATIONS:
+        for goal in goals:
+            larger = Question(
+                population, question.rounds, goal, None, question.noise_multiplier * goal / question.report_goal
+            )
+            rows.append((population, goal, _answer(larger, mechanism)))
+    return rows
+
+
+def draw(question: Question, path: Path) -> None:
+    """Xu et al. 2023, Figure 4: ρ of a tree against population, rounds, report goal and separation; noise grows with the report goal."""
+    from taciturn.release.report import plot_curves
+
+    multiplier = question.noise_multiplier or 7.0
+
+    def cost(population: int, rounds: int, goal: int, separation: int | None = None) -> float:
+        one = Question(
+            population, rounds, goal, None, multiplier * goal / question.report_goal, min_separation=separation
+        )
+        squared = tree(rounds, honaker=True).sensitivity_squared(rounds, one.separation, one.participations)
+        return squared / (2 * (one.noise_multiplier or 1.0) ** 2)
+
+    goal, rounds, people = question.report_goal, question.rounds, question.population
+    populations = [int(people * 2.0**power) for power in range(-2, 5) if people * 2.0**power >= goal]
+    goals = [int(goal * 2.0**power) for power in range(-3, 3) if goal * 2.0**power <= people]
+    round_counts = sorted({max(1, int(rounds * share)) for share in (0.25, 0.5, 0.75, 1, 1.5, 2)})
+    rests = sorted({int(question.possible_separation * share / 10) for share in range(1, 11)} - {0}) or [0]
+    plot_curves(
+        path,
+        {
+            "users": (populations, [cost(one, rounds, goal) for one in populations]),
+            "rounds": (round_counts, [cost(people, one, goal) for one in round_counts]),
+            "report goal (noise grows with it)": (goals, [cost(people, rounds, one) for one in goals]),
+            "min separation": (rests, [cost(people, rounds, goal, one) for one in rests]),
+        },
+        "ρ (zCDP), tree",
+    )

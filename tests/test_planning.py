@@ -1,0 +1,119 @@
+"""Plans: papers' figures come out of them, and what cannot be is said."""
+
+import json
+import math
+
+import pytest
+from typer.testing import CliRunner
+
+from taciturn.cli import app
+from taciturn.planning import PlanError, Question, draw, extrapolated, plan
+from taciturn.privacy.accounting import epsilon, gaussian_epsilon
+from taciturn.privacy.strategies import optimal_bands, optimal_blt
+
+
+def answers(question, *mechanisms):
+    return {one.mechanism: one for one in plan(question, mechanisms, lambda name: None)}
+
+
+def test_a_plan_gives_the_papers_figures():
+    gboard = Question(3_240_000, 930, 6500, 1e-10, 7.0, min_separation=212, max_participations=4)
+    assert answers(gboard, "tree")["tree"].rho == pytest.approx(0.48, abs=0.001)
+    mcmahan = Question(763_430, 5000, 5000, 1e-9, 1.0)
+    assert answers(mcmahan, "poisson")["poisson"].epsilon == pytest.approx(3.899, abs=0.005)
+    printed = Question(763_430, 5000, 5000, 1e-9, 1.0, accountant="moments")
+    assert answers(printed, "poisson")["poisson"].epsilon == pytest.approx(4.634, abs=0.001)
+
+
+def test_separation_is_what_population_and_report_goal_allow():
+    question = Question(10**6, 3000, 6500, noise_multiplier=7.0)
+    assert question.separation == 152  # "has to be smaller than 153 rounds" (§2.2)
+    assert question.participations == 20
+
+
+def test_noise_is_found_for_a_target_and_meets_it():
+    for target in ({"rho": 0.5}, {"epsilon": 3.0}):
+        question = Question(10**6, 300, 2000, **target)
+        for one in answers(question, "poisson", "tree", "honaker", "independent").values():
+            reached = one.rho if "rho" in target else one.epsilon
+            wanted = next(iter(target.values()))
+            assert wanted * 0.98 < reached <= wanted * (1 + 1e-9)
+
+
+def test_correlated_noise_pays_and_honaker_more_and_blt_most():
+    """At equal ρ (facts: 77.48, 21.11, 15.99 and 9.29 for 2,000 rounds, separation 300, six participations)."""
+    question = Question(10**6, 2000, 3000, rho=1.0, min_separation=299, max_participations=6)
+    found = answers(question, "independent", "tree", "honaker")
+    relative = {name: one.error / found["independent"].error for name, one in found.items()}
+    assert relative["tree"] == pytest.approx(21.11 / 77.48, rel=0.01)
+    assert relative["honaker"] == pytest.approx(15.99 / 77.48, rel=0.01)
+
+
+def test_the_best_blt_is_found_kept_and_far_better_than_a_tree(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    question = Question(10**4, 60, 500, rho=1.0)
+    found = answers(question, "honaker", "banded", "blt")
+    assert found["blt"].error < 0.8 * found["honaker"].error
+    assert len(list(tmp_path.rglob("*.json"))) == 2
+    kept = optimal_blt(60, question.separation, question.participations)
+    assert kept == json.loads(next(tmp_path.rglob("blt-*.json")).read_text())
+    assert optimal_bands(60, 20)["bands"][0] == 1.0
+
+
+def test_the_same_sigma_extrapolates_to_larger_report_goals():
+    """500 with z = 0.54 and 6,500 with z = 7 (§2.2)."""
+    small = Question(763_430, 1000, 500, noise_multiplier=7.0 * 500 / 6500)
+    rows = {(population, goal): one for population, goal, one in extrapolated(small, "tree", (500, 6500))}
+    assert rows[10**8, 6500].noise_multiplier == pytest.approx(7.0)
+    assert rows[10**8, 6500].rho < rows[763_430, 6500].rho < rows[763_430, 500].rho
+    with pytest.raises(PlanError, match="--noise-multiplier"):
+        extrapolated(Question(10**6, 10, 100, rho=1.0), "tree", (500,))
+
+
+def test_what_cannot_be_is_said():
+    for wrong, sentence in (
+        ({"report_goal": 2000}, "cannot be met"),
+        ({"min_separation": 10}, "9 are possible"),
+        ({"delta": 0.1}, "below one over"),
+        ({"noise_multiplier": None}, "say one of"),
+        ({"epsilon": 1.0}, "say one of"),
+        ({"noise_multiplier": math.nan}, "positive"),
+        ({"rounds": 0}, "at least one round"),
+    ):
+        with pytest.raises(PlanError, match=sentence):
+            Question(**({"population": 1000, "rounds": 10, "report_goal": 100, "noise_multiplier": 1.0} | wrong))
+
+
+def test_the_command_prints_a_table_json_and_a_figure(tmp_path):
+    common = ["plan", "--population", "100000", "--rounds", "50", "--report-goal", "1000", "--noise-multiplier", "2"]
+    run = CliRunner().invoke(
+        app, [*common, "--mechanism", "honaker", "--extrapolate", "--figure", str(tmp_path / "figure.png")]
+    )
+    assert run.exit_code == 0, run.output
+    assert "99 rounds of rest are possible" in " ".join(run.output.split())
+    assert "Extrapolated, not trained" in run.output
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    content = json.loads(CliRunner().invoke(app, [*common, "--mechanism", "tree", "--json"]).output)
+    assert content["answers"][0]["mechanism"] == "tree"
+    assert content["max_participations"] == 1
+
+
+def test_a_figure_of_a_small_population_is_drawn_too(tmp_path):
+    draw(Question(100, 5, 60, noise_multiplier=1.0), tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").exists()
+
+
+@pytest.mark.parametrize("mu", [0.01, 0.3, 1.0, 3.0, 10.0, 100.0])
+@pytest.mark.parametrize("delta", [1e-10, 1e-5])
+def test_the_exact_gaussian_is_what_loss_distributions_approach(mu, delta):
+    from dp_accounting import GaussianDpEvent
+    from dp_accounting.pld import PLDAccountant
+
+    exact = gaussian_epsilon(mu, delta)
+    assert epsilon(GaussianDpEvent(1 / mu), delta) == exact
+    if 0.3 <= mu <= 3.0:
+        accountant = PLDAccountant()
+        accountant.compose(GaussianDpEvent(1 / mu))
+        assert exact == pytest.approx(accountant.get_epsilon(delta), rel=2e-3)
+    assert exact <= epsilon(GaussianDpEvent(1 / mu), delta, "rdp")
+    assert exact == 0 or exact > mu**2 / 2 * 0.2
