@@ -25,6 +25,12 @@ def plan(
         int | None,
         typer.Option(min=0, help="MinS: rounds between two turns of a user (default: all that N and m allow)"),
     ] = None,
+    timer_hours: Annotated[
+        float | None,
+        typer.Option(
+            help="in place of MinS: how long a device waits after an upload; a simulated fleet shows what that comes to"
+        ),
+    ] = None,
     max_participations: Annotated[
         int | None, typer.Option(min=1, help="MaxP (default: all that T and MinS allow)")
     ] = None,
@@ -48,10 +54,26 @@ def plan(
 
     An example: taciturn plan --population 3000000 --rounds 1000 --report-goal 6500 --noise-multiplier 7
     """
-    from taciturn.planning import MECHANISMS, Question, draw, extrapolated
+    from taciturn.planning import MECHANISMS, PlanError, Question, draw, extrapolated, simulated_timer
     from taciturn.planning import plan as answer
     from taciturn.release.privacy_statement import epsilon_text, rho_text
 
+    if timer_hours is not None:
+        if min_separation is not None:
+            raise PlanError("say --min-separation or --timer-hours, not both")
+        with console.status("simulating a fleet with this timer"):
+            came = simulated_timer(population, rounds, report_goal, timer_hours)
+        separation = came.min_separation
+        min_separation = (
+            population // report_goal - 1 if separation is None else min(separation, population // report_goal - 1)
+        )
+        if not json_:
+            console.print(
+                f"A timer of {timer_hours:g} hours, on a simulated fleet that charges at night: {rounds:,} rounds in "
+                f"{came.hours / 24:.1f} days, at least {min_separation} rounds between two turns of a device, at most "
+                f"{came.max_participations} turns.",
+                highlight=False,
+            )
     question = Question(
         population,
         rounds,

@@ -212,6 +212,20 @@ class Recipe(Section):
             self.privacy.least_weight or not isinstance(self.privacy.clip_norm, float | int | None)
         ):
             raise ValueError('algorithm = "dp-ftrl" has a fixed denominator and one clip norm for the whole run')
+        if self.participation.max_participations is not None:
+            places = self.participation.users * self.participation.max_participations
+            if places < self.participation.cohort * self.run.rounds:
+                raise ValueError(
+                    f"[participation] max_participations = {self.participation.max_participations} of {self.participation.users} users "
+                    f"do not fill {self.run.rounds} rounds of {self.participation.cohort:g}"
+                )
+        wanted = {"blt": {"decay", "scale"}, "banded": {"bands"}}.get(
+            self.privacy.noise or ("blt" if self.algorithm == "dp-ftrl" else ""), set()
+        )
+        if self.privacy.strategy is not None and self.privacy.strategy.keys() != wanted:
+            raise ValueError(
+                f"[privacy] strategy has {sorted(self.privacy.strategy)}, where this noise has {sorted(wanted)}"
+            )
         if self.delta * self.participation.users >= 1:
             raise ValueError(
                 f"δ = {self.delta:g} is more than one over the number of users: it would allow giving one user away whole"

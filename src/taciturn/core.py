@@ -81,6 +81,7 @@ class Participation(Protocol):
             def select(self, available, generator):
                 return available
             def event(self, noise_multiplier, strategy):
+                assert strategy.name == "independent"
                 return GaussianDpEvent(noise_multiplier)
     """
 
@@ -116,6 +117,7 @@ class Mechanism(NamedTuple):
     event: Callable[[Participation], DpEvent]  # its cost; accounting.repeated makes that of n releases of it
     noise_keys: int  # how many keys a release takes
     most_reports: int  # how many may be in a total
+    correlated: bool  # whether its noise is, over rounds
 
 
 class ServerState(NamedTuple):

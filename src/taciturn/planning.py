@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from taciturn.core import Participation, Strategy
+from taciturn.data.availability import Devices, Habits, Rounds, simulate_rounds
 from taciturn.privacy.accounting import (
     AccountantName,
     Budget,
@@ -27,6 +28,7 @@ from taciturn.privacy.strategies import optimal_bands, optimal_blt
 
 MechanismName = Literal["poisson", "independent", "tree", "honaker", "banded", "blt"]
 MECHANISMS: tuple[MechanismName, ...] = ("poisson", "independent", "tree", "honaker", "banded", "blt")
+SIMULATED_DEVICES, LEAST_GOAL = 20_000, 20
 LARGE_POPULATIONS = (763_430, 10**7, 10**8)  # of McMahan et al. 2018, Table 2, and between
 
 
@@ -151,6 +153,22 @@ def _strategy(question: Question, mechanism: MechanismName) -> Strategy:
         case "blt":
             found = optimal_blt(rounds, question.separation, question.participations)
             return toeplitz("BLT", blt_coefficients(tuple(found["decay"]), tuple(found["scale"]), rounds))
+
+
+def simulated_timer(population: int, rounds: int, report_goal: int, timer_hours: float) -> Rounds:
+    """What a timer on every device comes to, by a fleet of fewer devices with the same share of them in a round."""
+    if not timer_hours > 0:
+        raise PlanError("a timer runs for more than 0 hours")
+    scale = min(1.0, max(SIMULATED_DEVICES / population, LEAST_GOAL / report_goal))
+    habits = Habits()
+    devices = Devices(max(int(population * scale), 1), habits)
+    came = simulate_rounds(devices, habits, rounds, max(int(report_goal * scale), 1), timer_hours)
+    if came.succeeded < rounds:
+        raise PlanError(
+            f"with a timer of {timer_hours:g} hours only {came.succeeded} of {rounds} rounds came about in {came.hours / 24:.0f} days: "
+            "there are too few users for it"
+        )
+    return came
 
 
 def extrapolated(question: Question, mechanism: MechanismName, goals: tuple[int, ...]) -> list[tuple[int, int, Answer]]:

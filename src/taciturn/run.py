@@ -98,7 +98,13 @@ class Run:
         )
         self.account = Account(ledger, terms, self.algorithm.mechanism.event(participation))
         limits = participation.limits
-        self.log = ParticipationLog(folder / "private" / "participation.log", *limits) if limits else None
+        self.log = (
+            ParticipationLog(
+                folder / "private" / "participation.log", *limits, keys.derive(root, "participation log", 0)
+            )
+            if limits
+            else None
+        )
         fleet = build.fleet(self.recipe, self.population)
         self.curator = Curator(self.algorithm, fleet, self.account, root, self.log)
 

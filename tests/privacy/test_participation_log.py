@@ -1,8 +1,12 @@
 """A claim about participation is enforced before anything is summed, and survives crashes."""
 
+import resource
+import signal
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from dp_accounting import GaussianDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,69 +17,113 @@ from taciturn.data.vocabulary import Vocabulary
 from taciturn.fleets.simulated import SimulatedFleet
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget
-from taciturn.privacy.clipping import flat_clip
+from taciturn.privacy.clipping import MOST_REPORTS, flat_clip
 from taciturn.privacy.correlated_noise import blt
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.estimators import fixed_denominator
 from taciturn.privacy.ledger import Ledger
 from taciturn.privacy.mechanism import mechanism
+from taciturn.privacy.noise import gaussian
 from taciturn.privacy.participation import MinSeparation, PoissonSampling, WrongNumberOfUsers
 from taciturn.privacy.participation_log import ParticipationBreach, ParticipationLog
 
 WORDS = Vocabulary(("<pad>", "<unk>", "<bos>", "<eos>", ".", "hello", "world"))
-ZERO = {"x": jnp.zeros(400)}
+ZERO = {"x": jnp.zeros(10_000)}
 CLAIM = MinSeparation(size=3, min_separation=2, max_participations=3, rounds=9)
 
 
-def log(tmp_path, min_separation=2, max_participations=3):
-    return ParticipationLog(tmp_path / "participation.log", min_separation, max_participations)
+KEY = bytes(range(32))
+
+
+def log(folder, min_separation=2, max_participations=3, key=KEY):
+    return ParticipationLog(folder / "participation.log", min_separation, max_participations, key)
 
 
 def test_nobody_takes_part_too_soon_or_too_often(tmp_path):
     book = log(tmp_path)
-    book.record(0, 0, np.array([1, 2]))
+    book.record(np.array([1, 2]))
     for row in (1, 2):
         with pytest.raises(ParticipationBreach, match="less than 2 rounds ago"):
-            book.record(row, 0, np.array([2, 9 + row]))
-        book.record(row, 0, np.array([10 * row]))
-    book.record(3, 0, np.array([1, 2]))  # two rounds in between
-    book.record(4, 0, np.array([5]))
-    book.record(5, 0, np.array([6]))
-    book.record(6, 0, np.array([1]))
+            book.record(np.array([2, 9 + row]))
+        book.record(np.array([10 * row]))
+    book.record(np.array([1, 2]))  # two rounds in between
+    book.record(np.array([5]))
+    book.record(np.array([6]))
+    book.record(np.array([1]))
     for row in (7, 8, 9, 10):
-        book.record(row, 0, np.array([100 + row]))
+        book.record(np.array([100 + row]))
     with pytest.raises(ParticipationBreach):
-        book.record(11, 0, np.array([1]))  # a fourth time
+        book.record(np.array([1]))  # a fourth time
     assert 1 not in book.eligible(np.arange(10))
     assert 2 in book.eligible(np.arange(10))
     assert book.observed == (2, 3)
+    assert log(tmp_path).observed == (2, 3)
 
 
-def test_a_user_cannot_be_twice_in_one_cohort_nor_a_round_have_two(tmp_path):
-    book = log(tmp_path)
+def test_a_user_cannot_be_twice_in_one_cohort(tmp_path):
     with pytest.raises(ParticipationBreach, match="twice"):
-        book.record(0, 0, np.array([1, 1]))
-    book.record(0, 0, np.array([1]))
-    with pytest.raises(ParticipationBreach, match="already"):
-        book.record(0, 0, np.array([2]))
+        log(tmp_path).record(np.array([1, 1]))
+
+
+def written(folder, rows=4):
+    book = log(folder)
+    for row in range(rows):
+        book.record(np.array([row, 10 + row]))
+    return folder / "participation.log"
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 200))
 def test_a_log_cut_off_anywhere_is_whole_up_to_there(tmp_path_factory, bytes_kept):
     folder = tmp_path_factory.mktemp("log")
-    book = log(folder)
-    for row in range(4):
-        book.record(row, 0, np.array([row, 10 + row]))
-    path = folder / "participation.log"
+    path = written(folder)
     path.write_bytes(path.read_bytes()[:bytes_kept])
     again = log(folder)
     assert again.rows == min(bytes_kept // 40, 4)
     for row in range(again.rows):
-        assert again.cohort(row, 0).tolist() == [row, 10 + row]
-    again.record(again.rows, 0, np.array([50, 51]))
+        assert again.cohort(row).tolist() == [row, 10 + row]
+    again.record(np.array([50, 51]))
     assert log(folder).rows == again.rows
     assert path.stat().st_mode & 0o077 == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 159), st.integers(1, 255))
+def test_a_log_that_was_changed_is_believed_up_to_the_change_alone(tmp_path_factory, place, change):
+    folder = tmp_path_factory.mktemp("log")
+    path = written(folder)
+    content = bytearray(path.read_bytes())
+    content[place] ^= change
+    path.write_bytes(content)
+    assert log(folder).rows == place // 40
+
+
+def test_zeros_where_an_entry_should_be_and_logs_of_other_runs_are_no_entries(tmp_path):
+    """Found by a second reader: user 0 would have been summed eight times."""
+    path = written(tmp_path)
+    path.write_bytes(path.read_bytes() + (8).to_bytes(8, "little") + bytes(64) + bytes(16))
+    assert log(tmp_path).rows == 4
+    for other in ({"key": bytes(32)}, {"min_separation": 1}, {"max_participations": 4}):
+        folder = tmp_path / str(other)
+        folder.mkdir()
+        (folder / "participation.log").write_bytes(path.read_bytes())
+        assert log(folder, **other).rows == 0
+
+
+def test_a_write_that_fails_half_way_leaves_the_log_as_it_was(tmp_path):
+    path = written(tmp_path)
+    book, size = log(tmp_path), path.stat().st_size
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))
+        with pytest.raises(OSError, match="large"):
+            book.record(np.array([70, 71]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    book.record(np.array([70, 71]))
+    assert log(tmp_path).rows == book.rows == 5
 
 
 def algorithm(participation=CLAIM, private=None):
@@ -171,31 +219,118 @@ def test_a_lost_round_is_given_out_again_byte_for_byte(people, tmp_path):
     assert len(Ledger(tmp_path / "ledger.jsonl").run_rows("run")) == 1 + 4
 
 
-def test_a_round_that_cannot_be_repeated_uses_up_its_row_of_noise(people, tmp_path):
-    """The round is charged and released; then a crash, and the total comes out otherwise (other hardware, other text)."""
+def noise_rows(estimates):
+    """What differs between coordinates is noise; in units of its white standard deviation."""
+    margin = 1 + MOST_REPORTS * 2.0**-21  # of the noise, for the rounding of totals
+    return np.array([3.0 / margin * (np.asarray(one, np.float64) - np.mean(one)) for one in estimates])
+
+
+def expected_covariance(rows):
+    column = [1.0] + [0.4 * 0.9**n for n in range(rows)]
+    matrix = np.array([[column[i - j] if i >= j else 0.0 for j in range(rows)] for i in range(rows)])
+    inverse = np.linalg.inv(matrix)
+    return inverse @ inverse.T
+
+
+@pytest.mark.parametrize("lost", [1, 2, 4])
+def test_rounds_that_cannot_be_repeated_use_up_their_rows_of_noise(people, tmp_path, lost):
+    """Some rounds are charged and released; then a crash, and the totals come out otherwise (other hardware, other text). Found by a
+    second reader: going back more than one round made a second branch of noise, which the charge did not cover."""
+    first, _ = rounds(opened(people, tmp_path), lost)
+    door = opened(people, tmp_path, reopen=True)
+    redone, state = rounds(door, 4, {"x": jnp.full(10_000, 0.01)})
+    assert int(state.round) == len(door.account.charges) == log(tmp_path).rows == lost + 4
+    rows = noise_rows([*first, *redone])
+    measured = rows @ rows.T / rows.shape[1]
+    # All that was ever given out, lost or not, is one run of C⁻¹ z, as the charge assumes.
+    assert measured == pytest.approx(expected_covariance(lost + 4), abs=0.06)
+    # The twin that must fail: a second branch, independent of the lost rows.
+    branch = expected_covariance(4)
+    assert measured[lost:, lost:] != pytest.approx(branch, abs=0.06)
+
+
+def test_who_was_asked_has_to_rest_whatever_became_of_the_round(people, tmp_path):
+    rounds(opened(people, tmp_path), 2)
+    rounds(opened(people, tmp_path, reopen=True), 2, {"x": jnp.full(10_000, 0.01)})
+    cohorts = [set(log(tmp_path).cohort(row)) for row in range(4)]
+    for row in range(4):
+        for later in range(row + 1, min(row + 3, 4)):
+            assert cohorts[row].isdisjoint(cohorts[later])
+
+
+@pytest.mark.parametrize("damage", ["gone", "shorter", "of another run", "ledger shorter"])
+def test_a_log_that_does_not_fit_the_ledger_stops_the_run(people, tmp_path, damage):
+    """Found by a second reader: without its log a run went on, and broke its claim."""
+    rounds(opened(people, tmp_path), 4)
+    path, ledger = tmp_path / "participation.log", tmp_path / "ledger.jsonl"
+    if damage == "gone":
+        path.unlink()
+    elif damage == "shorter":
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    elif damage == "ledger shorter":
+        ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-2]))
+    else:
+        log(tmp_path / "people", key=bytes(32)).record(np.array([1]))
+        path.write_bytes((tmp_path / "people" / "participation.log").read_bytes())
+    door = opened(people, tmp_path, reopen=True)
+    with pytest.raises(ParticipationBreach, match="do not belong together"):
+        door.private_mean(ZERO, algorithm().mechanism.init(ZERO), 0)
+
+
+def test_a_cohort_that_was_recorded_and_not_charged_is_the_next_rows(people, tmp_path, monkeypatch):
     door = opened(people, tmp_path)
-    start = algorithm().mechanism.init(ZERO)
-    lost, after_lost = door.private_mean(ZERO, start, 0)
-    other = {"x": jnp.full(400, 0.01)}
-    redone, state = opened(people, tmp_path, reopen=True).private_mean(other, start, 0)
-    assert int(state.round) == 2  # the lost row and this one
-    assert log(tmp_path).rows == 2
-    assert set(log(tmp_path).cohort(0, 0)).isdisjoint(log(tmp_path).cohort(0, 1))  # who was asked has to rest
-    # What is given out is the *next* row: it takes back its share of the lost row's noise, ω · z_lost, as its cost assumes.
-    lost_noise = np.asarray(lost["x"]) - np.mean(lost["x"])
-    noise = np.asarray(redone["x"]) - np.mean(redone["x"])
-    share = -np.dot(noise, lost_noise) / np.dot(lost_noise, lost_noise)
-    assert share == pytest.approx(0.4, abs=0.15)
-    # The twin: with the state of before, rows are not correlated, and that is not what was charged.
-    assert abs(share) > 0.2
-    assert int(after_lost.round) == 1
+    _, state = rounds(door, 2)
+
+    def crash(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Account, "charge", crash)
+        with pytest.raises(KeyboardInterrupt):
+            door.private_mean(ZERO, state, 2)
+    waiting = log(tmp_path).cohort(2)
+    assert len(door.account.charges) == 2
+    again = opened(people, tmp_path, reopen=True)
+    _, after = rounds(again, 3)
+    assert log(tmp_path).rows == len(again.account.charges) == 3
+    assert np.array_equal(log(tmp_path).cohort(2), waiting)
+    assert int(after.round) == 3
+
+
+def test_correlated_noise_without_a_claim_about_participation_is_refused(people, tmp_path):
+    class Everyone:
+        adjacency = "add or remove one user"
+        sampled_by_curator = False
+        limits = None
+
+        def select(self, available, generator):
+            return available
+
+        def event(self, noise_multiplier, strategy):
+            return GaussianDpEvent(noise_multiplier)
+
+    of = algorithm(Everyone())
+    terms = RunTerms("run", "recipe", "people", Everyone.adjacency, "operating system", "rdp", Budget(1e-5), 9)
+    account = Account(Ledger(tmp_path / "ledger.jsonl"), terms, of.mechanism.event(of.participation))
+    with pytest.raises(ValueError, match="how often users take part"):
+        Curator(of, SimulatedFleet(people, Layout(Unrolls(4), 2, 1)), account, bytes(32))
+
+
+def test_independent_noise_goes_on_after_an_abandoned_round_too(people, tmp_path):
+    of = algorithm(private=mechanism(flat_clip(1.0), fixed_denominator(3.0), gaussian(1.0)))
+    state = of.mechanism.init(ZERO)
+    opened(people, tmp_path, of).private_mean(ZERO, state, 0)
+    door = opened(people, tmp_path, of, reopen=True)
+    _, state = door.private_mean({"x": jnp.full(10_000, 0.01)}, state, 0)
+    door.private_mean(ZERO, state, 1)
+    assert len(door.account.charges) == 3
 
 
 def test_rounds_cannot_start_from_another_state_than_the_last_one_left(people, tmp_path):
     door = opened(people, tmp_path)
     start = algorithm().mechanism.init(ZERO)
     _, first = door.private_mean(ZERO, start, 0)
-    with pytest.raises(ValueError, match="after 1 releases, not after 0"):
+    with pytest.raises(ValueError, match="does not go on from the state"):
         door.private_mean(ZERO, start, 1)
     forged = first._replace(noise=start.noise)
     with pytest.raises(ValueError, match="does not go on from the state"):

@@ -174,6 +174,19 @@ def test_events_that_could_not_be_are_refused():
             CorrelatedDpEvent(multiplier, squares, "")
 
 
+def test_many_participations_are_bounded_in_no_time():
+    for rows in (16, 40, 64):
+        assert tree_sensitivity_squared(rows, 0, rows) == largest_full(rows)
+    assert tree_sensitivity_squared(2048, 0, 2048) == largest_full(2048)
+    exact, bound = tree_sensitivity_squared(200, 2, 64), tree_sensitivity_squared(200, 2, 67)
+    assert bound >= exact
+
+
+def largest_full(rows):
+    """Everybody in every round."""
+    return sum((rows // 2**level) * 4**level for level in range(rows.bit_length()))
+
+
 def test_participations_that_fit():
     assert most_participations(590, 58) == 10
     assert most_participations(591, 58) == 11

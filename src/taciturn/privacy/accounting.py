@@ -309,7 +309,9 @@ def event_from_json(row: dict[str, Any]) -> DpEvent:
             "squares": list(squares),
             "claim": str(claim),
         }:
-            return CorrelatedDpEvent(multiplier, tuple((int(count), float(square)) for count, square in squares), claim)
+            if not all(type(count) is int and type(square) is float for count, square in squares):
+                raise ValueError(f"this is no event that a ledger could hold: {row}")
+            return CorrelatedDpEvent(multiplier, tuple((count, square) for count, square in squares), claim)
         case _:
             raise ValueError(f"this is no event that a ledger could hold: {row}")
 

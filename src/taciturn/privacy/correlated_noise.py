@@ -59,7 +59,9 @@ def banded(multiplier: float, rounds: int, coefficients: Sequence[float]) -> Noi
     def next(before: PyTree, like: Params, stddev: jax.Array, keys: jax.Array) -> tuple[Params, PyTree]:
         # z_t = y_t + Σ_i c_i y_{t−i}; `before` holds y_{t−1}, y_{t−2}, …
         fresh, _ = white((), like, stddev, keys)
-        residual = jax.tree.map(lambda z, past: z - jnp.tensordot(bands[1:], past, axes=1), fresh, before)
+        residual = jax.tree.map(
+            lambda z, past: z - jnp.tensordot(bands[1:], past, axes=1, precision="highest"), fresh, before
+        )
         return residual, jax.tree.map(lambda y, past: jnp.concatenate([y[None], past[:-1]]), residual, before)
 
     column = np.zeros(rounds)
@@ -99,7 +101,9 @@ def tree(multiplier: float, rounds: int, honaker: bool = True) -> Noise:
         # What stood for the rounds that it covers is taken back.
         taken = jnp.arange(levels) < completed
         residual = jax.tree.map(
-            lambda node, kept: node - jnp.tensordot(taken.astype(jnp.float32), kept, axes=1), node, nodes
+            lambda node, kept: node - jnp.tensordot(taken.astype(jnp.float32), kept, axes=1, precision="highest"),
+            node,
+            nodes,
         )
         place = jnp.arange(levels) == completed
 

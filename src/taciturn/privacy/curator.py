@@ -35,7 +35,7 @@ from taciturn.core import (
 from taciturn.privacy.account import Account
 from taciturn.privacy.accounting import event_to_json
 from taciturn.privacy.participation import WrongNumberOfUsers
-from taciturn.privacy.participation_log import ParticipationLog
+from taciturn.privacy.participation_log import ParticipationBreach, ParticipationLog
 
 
 class Curator:
@@ -52,6 +52,8 @@ class Curator:
             raise ValueError("the account charges for another mechanism than the one that would run")
         if (participation.limits is None) != (log is None) or (log and log.limits != participation.limits):
             raise ValueError("a claim about how often users take part needs a log that enforces just that claim")
+        if mechanism.correlated and participation.limits is None:
+            raise ValueError("noise that is correlated over rounds needs a claim about how often users take part")
         if account.terms.adjacency != participation.adjacency:
             raise ValueError(
                 f"the account states the adjacency «{account.terms.adjacency}», not «{participation.adjacency}»"
@@ -73,20 +75,50 @@ class Curator:
     def private_mean(self, params: Params, state: MechanismState, round: int) -> tuple[Estimate, MechanismState]:
         """One round's private estimate of the average update, and the mechanism's next state."""
         round = operator.index(round)
+        if self._log is not None:
+            return self._next_row(params, state, round, self._log)
         attempts = self.account.attempts(round)
-        self._check_row(state, round)
-        for attempt, seal in attempts:  # charged, and nobody remembers the result: a crash, or a second call
-            if attempt == len(attempts) - 1:
-                total = self._total(params, state, round, attempt)
-                if hmac.compare_digest(seal, self._digest(total, state, round, attempt)):
-                    return self._released(state, total, seal, round, attempt)
-            # Abandoned: under correlated noise its row is used up all the same, and the next attempt gets the next one.
-            state = self._skip(state, params, self._noise_keys(seal, round, attempt))
+        if attempts:  # charged, and nobody remembers the result: a crash, or a second call
+            attempt, seal = attempts[-1]
+            total = self._total(params, state, round, attempt, self._drawn(round, attempt))
+            if hmac.compare_digest(seal, self._seal(total, state, round, attempt)):
+                return self._released(state, total, seal, round, attempt)
+        return self._charged(params, state, round, len(attempts), self._drawn(round, len(attempts)))
 
+    def _next_row(
+        self, params: Params, state: MechanismState, round: int, log: ParticipationLog
+    ) -> tuple[Estimate, MechanismState]:
+        """Under a claim about participation, charge r is row r of the noise and entry r of the log, whatever crashes there were.
+
+        A row is given out again byte for byte if its total repeats. If it does not, that row and all that were charged after it are
+        lost: their noise is drawn again only to get past them, and the round takes the first row that nobody has seen.
+        """
+        charges, row = self.account.charges, int(state.round)
+        if not row <= len(charges) <= log.rows <= len(charges) + 1:
+            raise ParticipationBreach(
+                f"the ledger has {len(charges)} releases, the participation log {log.rows} cohorts and the state is at {row}: they do "
+                "not belong together, so the run cannot go on"
+            )
+        self._check_state(state, round)
+        if row < len(charges) and charges[row]["round"] == round:
+            attempt, seal = charges[row]["attempt"], charges[row]["seal"]
+            total = self._total(params, state, round, attempt, log.cohort(row))
+            if hmac.compare_digest(seal, self._seal(total, state, round, attempt)):
+                return self._released(state, total, seal, round, attempt)
+        for lost in charges[row:]:
+            state = self._skip(state, params, self._noise_keys(lost["seal"], lost["round"], lost["attempt"]))
+        attempt = len(self.account.attempts(round))
+        if log.rows == len(charges):
+            self.account.check_budget()
+            log.record(self._drawn(round, attempt))
+        return self._charged(params, state, round, attempt, log.cohort(len(charges)))
+
+    def _charged(
+        self, params: Params, state: MechanismState, round: int, attempt: int, cohort: UserIds | None
+    ) -> tuple[Estimate, MechanismState]:
         self.account.check_budget()
-        attempt = len(attempts)
-        total = self._total(params, state, round, attempt)  # Σ w_k Δ_k, each already clipped
-        seal = self._digest(total, state, round, attempt)
+        total = self._total(params, state, round, attempt, cohort)  # Σ w_k Δ_k, each already clipped
+        seal = self._seal(total, state, round, attempt)
         self.account.charge(round, attempt, seal)  # M.accum_priv_spending(z)
         return self._released(state, total, seal, round, attempt)  # f̃ + N(0, Iσ²)
 
@@ -95,48 +127,35 @@ class Curator:
     ) -> tuple[Estimate, MechanismState]:
         estimate, after = self._release(state, total, self._noise_keys(seal, round, attempt))
         if self._log is not None:
-            self._states[round + 1] = self._digest((), after, round + 1, 0)
+            self._states[round + 1] = self._seal((), after, round + 1, 0)
         return estimate, after
 
-    def _total(self, params: Params, state: MechanismState, round: int, attempt: int) -> Report:
-        cohort = self._cohort(round, attempt)  # Cᵗ ← sample users with probability q
-        if len(cohort) > self._mechanism.most_reports:
+    def _check_state(self, state: MechanismState, round: int) -> None:
+        """Correlated noise must go on where it stopped: from another state, rows would not cancel as their cost assumes."""
+        given = self._seal((), state, round, 0)
+        if not hmac.compare_digest(self._states.setdefault(round, given), given):
+            raise ValueError(f"round {round} does not go on from the state that the round before it left")
+
+    def _drawn(self, round: int, attempt: int) -> UserIds:
+        # Another attempt takes another cohort: two releases about one sample would cost more than two rounds.
+        generator = keys.generator(keys.derive(self._root, "cohort", round, attempt))
+        users = self._fleet.users() if self._log is None else self._log.eligible(self._fleet.users())
+        return self._participation.select(users, generator)  # Cᵗ ← sample users with probability q
+
+    def _total(self, params: Params, state: MechanismState, round: int, attempt: int, cohort: UserIds | None) -> Report:
+        if cohort is None or len(cohort) > self._mechanism.most_reports:
             raise WrongNumberOfUsers(
-                f"a cohort of {len(cohort)} users is far more than was expected: there are more users than participation.users says"
+                f"a cohort of {0 if cohort is None else len(cohort)} users is far from what was expected: there are more users than "
+                "participation.users says"
             )
         message = Message(params, self._mechanism.public(state))  # θᵗ, clip norm
         user_key = keys.jax_keys(keys.derive(self._root, "users", round, attempt), 1)[0]
         return self._fleet.sum_reports(self._program, message, cohort, user_key)
 
-    def _check_row(self, state: MechanismState, round: int) -> None:
-        """Correlated noise must go on where it stopped: with an older state, rows would not cancel as their cost assumes."""
-        if self._log is None:
-            return
-        row = sum(charge["round"] < round for charge in self.account.charges)
-        if int(state.round) != row:
-            raise ValueError(
-                f"round {round} needs the mechanism's state after {row} releases, not after {int(state.round)}"
-            )
-        given = self._digest((), state, round, 0)
-        if not hmac.compare_digest(self._states.setdefault(round, given), given):
-            raise ValueError(f"round {round} does not go on from the state that the round before it left")
-
-    def _cohort(self, round: int, attempt: int) -> UserIds:
-        # Another attempt takes another cohort: two releases about one sample would cost more than two rounds.
-        generator = keys.generator(keys.derive(self._root, "cohort", round, attempt))
-        if self._log is None:
-            return self._participation.select(self._fleet.users(), generator)
-        recorded = self._log.cohort(round, attempt)
-        if recorded is not None:
-            return recorded
-        cohort = self._participation.select(self._log.eligible(self._fleet.users()), generator)
-        self._log.record(round, attempt, cohort)
-        return cohort
-
     def _noise_keys(self, seal: str, round: int, attempt: int) -> jax.Array:
         return keys.jax_keys(keys.derive(self._root, f"noise {seal}", round, attempt), self._mechanism.noise_keys)
 
-    def _digest(self, total: PyTree, state: PyTree, round: int, attempt: int) -> str:
+    def _seal(self, total: PyTree, state: PyTree, round: int, attempt: int) -> str:
         digest = hashlib.blake2b(key=keys.derive(self._root, "seal", round, attempt), digest_size=16)
         for leaf in jax.tree.leaves(jax.device_get((total, state))):
             digest.update(np.asarray(leaf).tobytes())

@@ -32,7 +32,7 @@ def mechanism(bound: Bound, estimator: Estimator, noise: Noise, most_reports: in
     """`most_reports` limits a cohort: totals are exact, but turning one into floats rounds by its size, and noise covers that."""
     if not 0 < most_reports <= clipping.MOST_REPORTS:
         raise ValueError(f"a total adds up at most {clipping.MOST_REPORTS} reports exactly, not {most_reports}")
-    is_private = noise.multiplier > 0
+    is_private, correlated = noise.multiplier > 0, noise.strategy.name != "independent"
     # Eight roundings of a number no larger than most_reports × S, each by 2⁻²⁴ of it.
     sensitivity = estimator.sensitivity * (1 + most_reports * 2.0**-21)
     if is_private:
@@ -42,7 +42,6 @@ def mechanism(bound: Bound, estimator: Estimator, noise: Noise, most_reports: in
             raise ValueError(
                 "noise needs a bounded sensitivity: use a clip norm and a fixed or clipped denominator with it"
             )
-        correlated = noise.strategy.name != "independent"
         if correlated and least != noise.multiplier * sensitivity * float(bound.sensitivity(jnp.int32(0))):
             raise ValueError(
                 "under correlated noise the clip norm cannot change from round to round: use one for the whole run"
@@ -66,7 +65,7 @@ def mechanism(bound: Bound, estimator: Estimator, noise: Noise, most_reports: in
 
     def skip(state: State, params: Params, keys: jax.Array) -> State:
         _, noise_state = noise.next(state.noise, params, stddev(state.round), keys)
-        return State(state.round + 1, noise_state) if noise.strategy.name != "independent" else state
+        return State(state.round + 1, noise_state)
 
     def event(participation: Participation) -> DpEvent:
         return participation.event(noise.multiplier, noise.strategy) if is_private else NonPrivateDpEvent()
@@ -80,4 +79,5 @@ def mechanism(bound: Bound, estimator: Estimator, noise: Noise, most_reports: in
         event=event,
         noise_keys=noise.keys,
         most_reports=most_reports,
+        correlated=correlated,
     )

@@ -118,8 +118,10 @@ class MinSeparation:
         return np.sort(generator.choice(available, self.size, replace=False))
 
     def event(self, noise_multiplier: float, strategy: Strategy) -> DpEvent:
-        most = min(strategy.rows, self.rounds + spare_rounds(self.rounds))
-        counts = sorted({*(-(-self.rounds * part // PARTS) for part in range(1, PARTS + 1)), self.rounds, most})
+        if self.rounds > strategy.rows:
+            raise ValueError(f"there is noise for {strategy.rows} rounds, and the claim is about {self.rounds}")
+        # Charged up front, for all rounds: when to stop may depend on what was seen.
+        counts = sorted({self.rounds, min(strategy.rows, self.rounds + spare_rounds(self.rounds))})
         squares = [strategy.sensitivity_squared(n, self.min_separation, self.max_participations) for n in counts]
         rising = itertools.accumulate(squares, max)  # as it must, but for rounding
         claim = (
@@ -127,9 +129,6 @@ class MinSeparation:
             f"{self.max_participations} participations"
         )
         return CorrelatedDpEvent(noise_multiplier, tuple(zip(counts, rising, strict=True)), claim)
-
-
-PARTS = 20  # the cost of a run that ends early is known to a twentieth of its rounds
 
 
 def spare_rounds(rounds: int) -> int:

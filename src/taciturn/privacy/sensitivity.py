@@ -42,9 +42,11 @@ def toeplitz(name: str, coefficients: np.ndarray) -> Strategy:
     if not (len(coefficients) and coefficients[0] == 1 and falling):
         raise ValueError("coefficients of a Toeplitz strategy start with 1, fall, and are not negative")
 
+    majorant = np.maximum.accumulate(coefficients[::-1])[::-1]  # falls strictly, where rounding did not
+
     def squared(rows: int, min_separation: int, max_participations: int) -> float:
         # Falling coefficients are worst when a user comes as early and as often as possible (Kalinin and Lampert 2024, Theorem 2).
-        column, moved = coefficients[:rows], np.zeros(rows)
+        column, moved = majorant[:rows], np.zeros(rows)
         for start in range(0, rows, min_separation + 1)[:max_participations]:
             moved[start:] += column[: rows - start]
         return float(moved @ moved) * (1 + 1e-9)
@@ -71,6 +73,8 @@ def blt_coefficients(decay: tuple[float, ...], scale: tuple[float, ...], rows: i
 
 
 # Binary trees.
+
+MOST_EXACT = 64  # participations; the exact search takes seconds beyond
 
 
 def tree(rows: int, honaker: bool) -> Strategy:
@@ -104,6 +108,11 @@ def tree_sensitivity_squared(rows: int, min_separation: int, max_participations:
     """
     distance = min_separation + 1
     most = min(max_participations, most_participations(rows, min_separation))
+    if (
+        most > MOST_EXACT
+    ):  # every node as full as it can be: an upper bound, and exact where users may come to every round
+        sizes = 2 ** np.arange(rows.bit_length())
+        return float(np.sum(rows // sizes * np.minimum(most, -(-sizes // distance)) ** 2.0))
     forest = _Frontier({}, 0)
     subtree = _Frontier({(1, 1): np.where(np.arange(distance) <= 0, 0, -1)}, 1)
     parts = []  # complete subtrees, from the smallest
