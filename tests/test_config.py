@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import tiny_recipe
 from taciturn.config import RecipeError, load_recipe, model_settings, parse_recipe, reference
 
 GOOD = {
@@ -12,6 +13,8 @@ GOOD = {
     "privacy": {"noise_multiplier": 1.0},
     "run": {"rounds": 10},
 }
+
+FTRL = {"algorithm": "dp-ftrl", "participation": {"kind": "min-separation", "cohort": 10, "min_separation": 4}}
 
 
 def changed(**sections):
@@ -110,3 +113,28 @@ def test_model_settings_alone_are_checked_too():
     assert model_settings(["kind=gru", "width=32"]).width == 32
     with pytest.raises(RecipeError, match="did you mean width"):
         model_settings(["widht=32"])
+
+
+@pytest.mark.parametrize(
+    ("sections", "sentence"),
+    [
+        ({"algorithm": "dp-ftrl"}, "goes with"),
+        ({"participation": {"kind": "min-separation", "min_separation": 2}}, "goes with"),
+        ({"participation": {"min_separation": 2}}, "goes with min_separation"),
+        ({"privacy": {"noise": "blt"}}, 'belongs to algorithm = "dp-ftrl"'),
+        ({**FTRL, "privacy": {"clip_norm": [[0, 1.0], [2, 0.5]]}}, "one clip norm"),
+        ({**FTRL, "privacy": {"estimator": "clipped", "least_weight": 5.0}}, "fixed denominator"),
+        ({**FTRL, "privacy": {"strategy": {"decay": [0.5]}}}, "strategy has"),
+        ({**FTRL, "privacy": {"noise": "tree", "strategy": {"bands": [1.0]}}}, "strategy has"),
+        ({**FTRL, "participation": {**FTRL["participation"], "min_separation": 9}}, "4 are possible"),
+        ({**FTRL, "participation": {**FTRL["participation"], "max_participations": 1}}, "do not fill"),
+    ],
+)
+def test_what_does_not_go_with_correlated_noise_is_refused(population, sections, sentence):
+    with pytest.raises(RecipeError, match=sentence):
+        tiny_recipe(population, **sections)
+
+
+def test_participations_are_capped_by_what_is_possible(population):
+    recipe = tiny_recipe(population, **FTRL)
+    assert recipe.max_participations == 2  # six rounds, four in between
