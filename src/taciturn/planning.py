@@ -180,7 +180,7 @@ def extrapolated(question: Question, mechanism: MechanismName, goals: tuple[int,
     for population in LARGE_POPULATIONS:
         for goal in goals:
             larger = Question(
-                population, question.rounds, goal, None, question.noise_multiplier * goal / question.report_goal
+                population, question.rounds, goal, None, goal / question.report_goal * question.noise_multiplier
             )
             rows.append((population, goal, _answer(larger, mechanism)))
     return rows
