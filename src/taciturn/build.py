@@ -62,7 +62,7 @@ def min_separation(recipe: Recipe) -> MinSeparation:
 def noise(recipe: Recipe, multiplier: float) -> Noise:
     privacy, rows = recipe.privacy, recipe.run.rounds + spare_rounds(recipe.run.rounds)
     strategy = privacy.strategy or {}
-    match noise_kind(recipe):
+    match recipe.noise:
         case "independent":
             return gaussian(multiplier)
         case "tree" | "honaker" as kind:
@@ -73,13 +73,9 @@ def noise(recipe: Recipe, multiplier: float) -> Noise:
             return blt(multiplier, rows, strategy["decay"], strategy["scale"])
 
 
-def noise_kind(recipe: Recipe) -> str:
-    return recipe.privacy.noise or ("blt" if recipe.algorithm == "dp-ftrl" else "independent")
-
-
 def with_strategy(recipe: Recipe) -> Recipe:
     """The recipe with the coefficients of its noise worked out, where it names none."""
-    kind, rounds = noise_kind(recipe), recipe.run.rounds
+    kind, rounds = recipe.noise, recipe.run.rounds
     if kind not in ("banded", "blt") or recipe.privacy.strategy is not None:
         return recipe
     if kind == "banded":

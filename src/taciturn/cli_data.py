@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from taciturn.data.population import COUNTS
+from taciturn.data.texts import SHARD_TOKENS
 from taciturn.terminal import console, histogram_line, stages
 
 data_app = typer.Typer(help="Make populations (private) and corpora (public) out of text.", no_args_is_help=True)
@@ -65,7 +66,7 @@ def data_build(
             help="put new text into an existing population; its ledger and opt-outs stay, all else is as said now",
         ),
     ] = False,
-    shard_tokens: Annotated[int, typer.Option(min=1, help="size of a shard on disk")] = 2**25,
+    shard_tokens: Annotated[int, typer.Option(min=1, help="size of a shard on disk")] = SHARD_TOKENS,
 ) -> None:
     """Build a population of users from their text.
 

@@ -219,9 +219,7 @@ class Recipe(Section):
                     f"[participation] max_participations = {self.participation.max_participations} of {self.participation.users} users "
                     f"do not fill {self.run.rounds} rounds of {self.participation.cohort:g}"
                 )
-        wanted = {"blt": {"decay", "scale"}, "banded": {"bands"}}.get(
-            self.privacy.noise or ("blt" if self.algorithm == "dp-ftrl" else ""), set()
-        )
+        wanted = {"blt": {"decay", "scale"}, "banded": {"bands"}}.get(self.noise, set())
         if self.privacy.strategy is not None and self.privacy.strategy.keys() != wanted:
             raise ValueError(
                 f"[privacy] strategy has {sorted(self.privacy.strategy)}, where this noise has {sorted(wanted)}"
@@ -242,6 +240,11 @@ class Recipe(Section):
         content = self.model_dump(mode="json")
         del content["data"]["population"], content["model"]["warm_start"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def noise(self) -> str:
+        """How it is correlated over rounds."""
+        return self.privacy.noise or ("blt" if self.algorithm == "dp-ftrl" else "independent")
 
     @property
     def max_participations(self) -> int:

@@ -154,6 +154,9 @@ def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path, table):
 def test_building_again_protects_no_less(tmp_path, table):
     protected = ("--least-tokens", 10, "--scrub", "--sensitive-column", "secret")
     run("data", "build", table, "--out", tmp_path / "p", *protected)
+    (
+        tmp_path / "p" / "text-1" / "vocabulary.txt"
+    ).unlink()  # a population that cannot be opened is protected all the same
     for fewer, missing in ((protected[:3], "--sensitive-column secret"), (protected[:2] + protected[3:], "--scrub")):
         with pytest.raises(DataError, match=missing):
             run("data", "build", table, "--out", tmp_path / "p", "--replace", *fewer)

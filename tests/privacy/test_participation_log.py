@@ -21,7 +21,7 @@ from taciturn.privacy.clipping import MOST_REPORTS, flat_clip
 from taciturn.privacy.correlated_noise import blt
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.estimators import fixed_denominator
-from taciturn.privacy.ledger import Ledger
+from taciturn.privacy.ledger import Ledger, LedgerError
 from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import gaussian
 from taciturn.privacy.participation import MinSeparation, PoissonSampling, WrongNumberOfUsers
@@ -337,6 +337,20 @@ def test_rounds_cannot_start_from_another_state_than_the_last_one_left(people, t
         door.private_mean(ZERO, forged, 1)
     door.private_mean(ZERO, first, 1)
     assert len(door.account.charges) == 2
+
+
+def test_two_processes_on_one_run_do_not_release_more_than_is_charged(people, tmp_path):
+    """Both opened the run at the same row; the second to charge is refused, and the ledger and the log stay one chain."""
+    one, two = opened(people, tmp_path), opened(people, tmp_path, reopen=True)
+    start = algorithm().mechanism.init(ZERO)
+    one.private_mean(ZERO, start, 0)
+    with pytest.raises(LedgerError, match="another process"):
+        two.private_mean(ZERO, start, 0)
+    assert len(Ledger(tmp_path / "ledger.jsonl").run_rows("run")) == 1 + 1
+    # The twin: alone, the same call is charged and released.
+    again = opened(people, tmp_path, reopen=True)
+    estimate, _ = again.private_mean(ZERO, start, 0)
+    assert np.isfinite(estimate["x"]).all()
 
 
 def test_there_is_no_more_noise_than_was_declared(people, tmp_path):

@@ -40,8 +40,8 @@ class Columns:
                 found[role] = None
                 continue
             chosen = named or (present[0] if present else None)
-            if names.count(chosen or "") > 1:
-                raise SourceError(f"{path} has two columns named {chosen or 'with nothing'}; rename one")
+            if chosen and names.count(chosen) > 1:
+                raise SourceError(f"{path} has two columns named {chosen}; rename one")
             if named not in names and (named or not present):
                 # Without a line of names, what stands in their place is somebody's text: it is not repeated.
                 known = any(name in names for all in USUAL.values() for name in all) or any(

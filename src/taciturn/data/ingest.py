@@ -33,6 +33,8 @@ from taciturn.data.population import (
     PopulationError,
     PopulationWriter,
     hashed_id,
+    ledger_id,
+    manifest_before,
     remembered_opt_outs,
     writing_population,
 )
@@ -117,11 +119,7 @@ def _dealt(source: Source, scratch: Path, progress: Progress) -> list[Path]:
 
 def check_protections(folder: Path, source: Source, rules: Rules) -> None:
     """A population that is built again is protected no less than before."""
-    try:
-        before = Population(folder).manifest
-    except DataError:
-        return  # there is none, or none that could be read
-    about = before["about"]
+    about = manifest_before(folder).get("about", {})
     if about.get("scrubbed") and not rules.scrub:
         raise PopulationError(f"{folder} was built with --scrub: say it again, or build a new folder")
     dropped = set(about.get("sensitive_columns", ())) - set(source.columns.sensitive)
@@ -129,10 +127,7 @@ def check_protections(folder: Path, source: Source, rules: Rules) -> None:
         raise PopulationError(
             f"{folder} was built with --sensitive-column {min(dropped)}: say it again, or build a new folder"
         )
-    if (
-        Population(folder).ledger_id is not None
-        and about.get("held_out_share", rules.held_out_share) != rules.held_out_share
-    ):
+    if ledger_id(folder) is not None and about.get("held_out_share", rules.held_out_share) != rules.held_out_share:
         raise PopulationError(
             f"{folder} has runs that held out a share of {about['held_out_share']:g}: with --held-out {rules.held_out_share:g} users "
             "they were trained on would pass for held out"

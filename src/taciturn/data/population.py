@@ -66,8 +66,7 @@ class Population:
     @property
     def ledger_id(self) -> str | None:
         """Of the ledger that these users have, once there is one."""
-        path = self.folder / "private" / "ledger-id"
-        return path.read_text() if path.exists() else None
+        return ledger_id(self.folder)
 
     def pin_ledger(self, id: str) -> None:
         """Remember it, so that a ledger that was lost is not taken for one that never was. It outlives manifests."""
@@ -211,7 +210,7 @@ def remembered_opt_outs(folder: Path, salt: bytes, users: Iterable[str]) -> froz
     """The hashed ids of all who ever opted out of this population, the `users` among them from now on."""
     path = folder / "private" / "opted-out.txt"
     known = set(path.read_text().split()) if path.exists() else set()
-    if len(known) < _before(folder).get("about", {}).get("opt_outs", 0):
+    if len(known) < manifest_before(folder).get("about", {}).get("opt_outs", 0):
         raise PopulationError(
             f"{path} lacks some of those who opted out; restore it from a copy, or build a new folder"
         )
@@ -227,7 +226,7 @@ def _save_manifest(folder: Path, manifest: dict[str, Any]) -> None:
 
 def _salt(folder: Path) -> bytes:
     """Made once. With another one, nobody would be known again: not who opted out, not who was trained on."""
-    path, expected = folder / "private" / "salt", _before(folder).get("salt")
+    path, expected = folder / "private" / "salt", manifest_before(folder).get("salt")
     if not path.exists() and expected is None and not path.with_name("opted-out.txt").exists():
         write_atomically(path, secrets.token_bytes(32), 0o600)
     salt = path.read_bytes() if path.exists() else b""
@@ -238,7 +237,12 @@ def _salt(folder: Path) -> bytes:
     return salt
 
 
-def _before(folder: Path) -> dict[str, Any]:
+def ledger_id(folder: Path) -> str | None:
+    path = folder / "private" / "ledger-id"
+    return path.read_text() if path.exists() else None
+
+
+def manifest_before(folder: Path) -> dict[str, Any]:
     """The manifest as it is, or nothing where there is none that can be read."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text())

@@ -139,7 +139,7 @@ def _files(path: Path, noted: LeftOut) -> list[tuple[Path | None, Path]]:
         raise SourceError(f"{path} holds tables ({tables[0].name}) and text files ({texts[0].name}); name one kind")
     if not tables and not texts:
         raise SourceError(f"{path} is a folder without anything to read: no {' '.join(TABLES)} and no .txt in it")
-    others = [one for one in inside if one not in tables and one not in texts]
+    others = [one for one in inside if _kind(one) is None]
     noted.add("files of other kinds, not read", len(others), others[0].name if others else "")
     return [(path, one) for one in tables or texts]
 

@@ -83,7 +83,7 @@ class Curator:
             total = self._total(params, state, round, attempt, self._drawn(round, attempt))
             if hmac.compare_digest(seal, self._seal(total, state, round, attempt)):
                 return self._released(state, total, seal, round, attempt)
-        return self._charged(params, state, round, len(attempts), self._drawn(round, len(attempts)))
+        return self._charged(params, state, round)
 
     def _next_row(
         self, params: Params, state: MechanismState, round: int, log: ParticipationLog
@@ -107,16 +107,13 @@ class Curator:
                 return self._released(state, total, seal, round, attempt)
         for lost in charges[row:]:
             state = self._skip(state, params, self._noise_keys(lost["seal"], lost["round"], lost["attempt"]))
-        attempt = len(self.account.attempts(round))
-        if log.rows == len(charges):
-            self.account.check_budget()
-            log.record(self._drawn(round, attempt))
-        return self._charged(params, state, round, attempt, log.cohort(len(charges)))
+        return self._charged(params, state, round)
 
-    def _charged(
-        self, params: Params, state: MechanismState, round: int, attempt: int, cohort: UserIds | None
-    ) -> tuple[Estimate, MechanismState]:
+    def _charged(self, params: Params, state: MechanismState, round: int) -> tuple[Estimate, MechanismState]:
+        """A release that nobody has seen: another attempt, with a cohort and noise of its own."""
         self.account.check_budget()
+        attempt = len(self.account.attempts(round))
+        cohort = self._new_cohort(round, attempt)  # Cᵗ ← sample users with probability q
         total = self._total(params, state, round, attempt, cohort)  # Σ w_k Δ_k, each already clipped
         seal = self._seal(total, state, round, attempt)
         self.account.charge(round, attempt, seal)  # M.accum_priv_spending(z)
@@ -140,13 +137,22 @@ class Curator:
         # Another attempt takes another cohort: two releases about one sample would cost more than two rounds.
         generator = keys.generator(keys.derive(self._root, "cohort", round, attempt))
         users = self._fleet.users() if self._log is None else self._log.eligible(self._fleet.users())
-        return self._participation.select(users, generator)  # Cᵗ ← sample users with probability q
+        return self._participation.select(users, generator)
 
-    def _total(self, params: Params, state: MechanismState, round: int, attempt: int, cohort: UserIds | None) -> Report:
-        if cohort is None or len(cohort) > self._mechanism.most_reports:
+    def _new_cohort(self, round: int, attempt: int) -> UserIds:
+        if self._log is None:
+            return self._drawn(round, attempt)
+        row = len(self.account.charges)
+        if (
+            self._log.rows == row
+        ):  # else a crash came between the log and the charge: that cohort was asked, and is this row's
+            self._log.record(self._drawn(round, attempt))
+        return self._log.cohort(row)
+
+    def _total(self, params: Params, state: MechanismState, round: int, attempt: int, cohort: UserIds) -> Report:
+        if len(cohort) > self._mechanism.most_reports:
             raise WrongNumberOfUsers(
-                f"a cohort of {0 if cohort is None else len(cohort)} users is far from what was expected: there are more users than "
-                "participation.users says"
+                f"a cohort of {len(cohort)} users is far more than was expected: there are more users than participation.users says"
             )
         message = Message(params, self._mechanism.public(state))  # θᵗ, clip norm
         user_key = keys.jax_keys(keys.derive(self._root, "users", round, attempt), 1)[0]

@@ -48,9 +48,8 @@ class ParticipationLog:
         """(the fewest rounds between two participations of a user, the most participations of one); None: nobody came twice."""
         return (None if self._closest is None else self._closest - 1), max(self._times.values(), default=0)
 
-    def cohort(self, row: int) -> UserIds | None:
-        """Of a row that has one."""
-        return self._cohorts[row] if row < self.rows else None
+    def cohort(self, row: int) -> UserIds:
+        return self._cohorts[row]
 
     def eligible(self, users: UserIds) -> UserIds:
         """Those who may take part in the next row."""
