@@ -18,7 +18,7 @@ $(BIN)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "taciturn needs Python 3.11 or newer; set PYTHON=…"; exit 1; }
 	@echo "Installing into $(VENV); this takes a minute or two the first time."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(BIN)/pip install -qq --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
 clean:

@@ -57,7 +57,7 @@ def run_demo(out: Path, console: Console, bar: Callable[..., Any], training_bar:
         population = simulated_users(folder / "population", words)
         corpus = public_speeches(words)
     console.print(
-        f"Users:       about {USERS:,} [bold]simulated[/bold] ones, {TOKENS_PER_USER} tokens each, from speeches since 1900\n"
+        f"Users:       about {USERS:,} [bold]simulated[/bold] ones, {TOKENS_PER_USER} tokens each (speeches since 1900)\n"
         f"Public text: {corpus.source}\n"
         f"Words:       {WORDS:,}, from the public list of wordfreq\n"
     )
