@@ -17,10 +17,11 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 import numpy as np
 import pytest
 
-from taciturn.config import Recipe, parse_recipe
+from taciturn.config import Recipe
 from taciturn.data.population import Population, build_population
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
 from taciturn.privacy.clipping import Whole
+from taciturn.recipe_text import parse_recipe
 
 WORDS = 40
 
@@ -67,7 +68,7 @@ def tiny_recipe(population: Population, **sections) -> Recipe:
     }
     for section, values in sections.items():
         if isinstance(values, dict):
-            content[section] = {**content[section], **values}
+            content[section] = {**content.get(section, {}), **values}
             content[section] = {key: value for key, value in content[section].items() if value is not None}
         else:
             content[section] = values

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from conftest import tiny_recipe
-from taciturn.config import RecipeError, load_recipe, model_settings, parse_recipe, reference
+from taciturn.recipe_text import RecipeError, load_recipe, model_settings, parse_recipe, reference, save_recipe
 
 GOOD = {
     "data": {"population": "somewhere"},
@@ -69,20 +69,20 @@ def test_defaults_are_those_of_ramaswamy_2020_table_1():
 
 def test_settings_win_over_the_file_and_a_recipe_survives_being_saved(tmp_path):
     schedule = parse_recipe(changed(privacy={"clip_norm": [[0, 2.0], [5, 1.0]]}, model={"warm_start": 'a "b"'}))
-    schedule.save(tmp_path / "recipe.toml")
+    save_recipe(schedule, tmp_path / "recipe.toml")
     assert load_recipe(tmp_path / "recipe.toml") == schedule
     loaded = load_recipe(tmp_path / "recipe.toml", ["run.rounds=3", "model.kind=cifg", "run.seed=7"])
     assert (loaded.run.rounds, loaded.model.kind, loaded.run.seed) == (3, "cifg", 7)
     layers = parse_recipe(
         changed(privacy={"clipping": "per-layer", "layer_clip_norms": {"blocks/0/feed_in": 1.0, "b": 2.0}})
     )
-    layers.save(tmp_path / "layers.toml")
+    save_recipe(layers, tmp_path / "layers.toml")
     assert load_recipe(tmp_path / "layers.toml") == layers
 
 
 @pytest.mark.parametrize("setting", ["rounds", "run.rounds", "=3", "run.rounds.x=1"])
 def test_a_setting_of_another_form_is_refused(tmp_path, setting):
-    parse_recipe(GOOD).save(tmp_path / "recipe.toml")
+    save_recipe(parse_recipe(GOOD), tmp_path / "recipe.toml")
     with pytest.raises(RecipeError):
         load_recipe(tmp_path / "recipe.toml", [setting])
 
@@ -105,7 +105,7 @@ def test_the_fingerprint_names_what_shapes_a_run_and_not_where_it_lies():
 def test_the_reference_of_settings_is_in_step_with_the_code():
     written = (Path(__file__).parents[1] / "docs" / "recipe.md").read_text(encoding="utf-8")
     assert written == reference(), (
-        "write it again: python -c 'from taciturn.config import *; print(reference(), end=\"\")'"
+        "write it again: python -c 'from taciturn.recipe_text import *; print(reference(), end=\"\")'"
     )
 
 
@@ -128,11 +128,34 @@ def test_model_settings_alone_are_checked_too():
         ({**FTRL, "privacy": {"noise": "tree", "strategy": {"bands": [1.0]}}}, "strategy has"),
         ({**FTRL, "participation": {**FTRL["participation"], "min_separation": 9}}, "4 are possible"),
         ({**FTRL, "participation": {**FTRL["participation"], "max_participations": 1}}, "do not fill"),
+        ({"privacy": {"clipping": "adaptive"}}, "belong to algorithm"),
+        ({"privacy": {"restart_rounds": [2]}}, "belong to algorithm"),
+        ({**FTRL, "privacy": {"noise": "independent", "clipping": "adaptive"}}, "nothing to restart"),
+        ({**FTRL, "privacy": {"restart_rounds": [4, 2]}}, "rise"),
+        ({**FTRL, "privacy": {"clipping": "adaptive", "clip_norm": [[0, 1.0]]}}, "starts from one clip_norm"),
+        ({**FTRL, "privacy": {"restart_rounds": [2], "strategy": {"decay": [0.5], "scale": [0.1]}}}, "2 segments"),
+        ({**FTRL, "fleet": {"kind": "available", "most_reports": 5}}, "every round would fail"),
+        ({**FTRL, "fleet": {"kind": "available"}}, "2 rounds of rest are possible, not 4"),
+        ({**FTRL, "fleet": {"time_zones": [[0, 0.0]]}}, "positive share"),
+        ({"fleet": {"kind": "available"}}, "no sampling can be claimed"),
+        ({"algorithm": "dp-ftrl", "participation": {"kind": "cyclic-poisson"}}, "privacy.bands to 5"),
+        (
+            {"algorithm": "dp-ftrl", "participation": {"kind": "cyclic-poisson"}, "privacy": {"noise": "blt"}},
+            'goes with noise = "banded"',
+        ),
     ],
 )
 def test_what_does_not_go_with_correlated_noise_is_refused(population, sections, sentence):
     with pytest.raises(RecipeError, match=sentence):
         tiny_recipe(population, **sections)
+
+
+def test_noise_restarts_with_adaptive_clipping_as_in_the_paper(population):
+    adaptive = tiny_recipe(population, **FTRL, privacy={"clipping": "adaptive"})
+    assert adaptive.restart_rounds == ()  # six rounds are over before the first
+    long = adaptive.with_settings("run", rounds=2500)
+    assert long.restart_rounds == (128, 1152, 2176)
+    assert long.with_settings("privacy", restart_rounds=[100]).restart_rounds == (100,)
 
 
 def test_participations_are_capped_by_what_is_possible(population):

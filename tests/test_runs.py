@@ -10,12 +10,13 @@ from typer.testing import CliRunner
 
 from conftest import made_up_users, tiny_recipe
 from taciturn.cli import app
-from taciturn.config import Recipe, RecipeError
+from taciturn.config import Recipe
 from taciturn.data.population import HeldOutUsers, build_population
 from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.measuring import compare_runs, evaluate_run
 from taciturn.privacy.ledger import Ledger
+from taciturn.recipe_text import RecipeError, save_recipe
 from taciturn.run import RunError, train_run
 from taciturn.warm_start import pretrained
 
@@ -34,7 +35,7 @@ def run_cli(*arguments: str):
 
 
 def test_train_evaluate_ledger_and_export_from_the_command_line(population, recipe, tmp_path):
-    recipe.save(tmp_path / "recipe.toml")
+    save_recipe(recipe, tmp_path / "recipe.toml")
     run = tmp_path / "my-run"
     trained = run_cli(
         "train", tmp_path / "recipe.toml", "--run", run, "--set", "run.rounds=4", "--set", "privacy.epsilon=50.0"
@@ -158,6 +159,14 @@ def test_a_run_that_could_not_release_anything_is_refused_before_it_starts(popul
         ftrl("independent"),
         ftrl("banded", strategy={"bands": [1.0, 0.5, 0.375]}),
         ftrl("blt", strategy={"decay": [0.9, 0.5], "scale": [0.2, 0.2]}),
+        ftrl("blt", strategy={"decay": [0.9, 0.5], "scale": [0.2, 0.2]}, restart_rounds=[1]),
+        ftrl("honaker", clipping="adaptive", restart_rounds=[1], clipped_count_stddev=3.0),
+        {
+            "algorithm": "dp-ftrl",
+            "participation": {"kind": "cyclic-poisson"},
+            "privacy": {"bands": 3, "strategy": {"bands": [1.0, 0.5, 0.375]}},
+        },
+        {**ftrl("tree"), "fleet": {"kind": "available", "drop_out": 0.2}},
     ],
 )  # fmt: skip
 def test_every_kind_of_run_runs(population, tmp_path, sections):
@@ -167,6 +176,40 @@ def test_every_kind_of_run_runs(population, tmp_path, sections):
     assert finished.guarantee.releases == 2
     assert math.isfinite(finished.scores["loss"].value)
     assert finished.guarantee.is_private == (sections.get("algorithm") != "fedavg")
+
+
+def test_an_adaptive_run_says_where_its_clip_norm_went(population, tmp_path):
+    sections = ftrl("tree", clipping="adaptive", restart_rounds=[2, 4], clipped_count_stddev=1.0, clip_norm=0.01)
+    finished = train_run(tiny_recipe(population, **sections, run={"evaluate_every": 1}), tmp_path / "run", quietly)
+    with open(tmp_path / "run" / "metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    norms = [float(row["clip_norm"]) for row in rows]
+    assert norms[0] == norms[1] == pytest.approx(0.01)
+    assert norms[2] == norms[3] != norms[4] == norms[5]
+    assert [float(rows[n]["clip_estimate"]) for n in (2, 4)] == [norms[2], norms[4]]
+    assert "how many updates were within the clip norm" in finished.guarantee.claim
+
+
+def test_a_fleet_that_comes_and_goes_trains_and_says_what_happened(population, tmp_path):
+    sections = {**ftrl("tree"), "fleet": {"kind": "available", "drop_out": 0.25, "timer_hours": 5.0}}
+    train_run(tiny_recipe(population, **sections), tmp_path / "run", quietly)
+    statement = (tmp_path / "run" / "guarantee.txt").read_text()
+    assert "simulated days" in " ".join(statement.split())
+    assert "failed rounds" in " ".join(statement.split())
+
+
+def test_a_fleet_of_too_few_devices_stops_with_a_sentence(population, recipe, tmp_path):
+    crowd = {"kind": "min-separation", "cohort": 34, "min_separation": 0}
+    slow = {
+        **ftrl("tree"),
+        "participation": crowd,
+        "fleet": {"kind": "available"},
+    }  # 45 of 50 are asked, and never all there
+    save_recipe(tiny_recipe(population, **slow), tmp_path / "recipe.toml")
+    stopped = run_cli("train", tmp_path / "recipe.toml", "--run", tmp_path / "run")
+    assert stopped.exit_code == 0
+    assert "smaller cohorts" in " ".join(stopped.output.split())
+    assert (tmp_path / "run" / "guarantee.txt").exists()
 
 
 def test_without_noise_training_learns_what_the_users_have_in_common(population, tmp_path):

@@ -12,10 +12,12 @@ from taciturn.algorithms.dp_ftrl import dp_ftrl
 from taciturn.algorithms.local_training import LocalTraining
 from taciturn.config import DEFAULT_CLIP_NORM, Model, Recipe
 from taciturn.core import Algorithm, LanguageModel, Participation
+from taciturn.data.availability import Clock, Devices, Habits
 from taciturn.data.layout import Cut, Layout, Sentences, Unrolls
 from taciturn.data.population import Population
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.evaluation.accuracy import WINDOW
+from taciturn.fleets.available import AvailableFleet
 from taciturn.fleets.simulated import SimulatedFleet
 from taciturn.models.cifg import cifg
 from taciturn.models.gru import gru
@@ -23,13 +25,15 @@ from taciturn.models.losses import cross_entropy
 from taciturn.models.lstm import lstm
 from taciturn.models.transformer import transformer
 from taciturn.privacy.accounting import Budget, composed, noise_for_budget, repeated
+from taciturn.privacy.adaptive_clip import AdaptiveClip
 from taciturn.privacy.clipping import MOST_REPORTS, Bound, flat_clip, per_layer_clip, unbounded
-from taciturn.privacy.correlated_noise import banded, blt, tree
+from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt, tree
 from taciturn.privacy.estimators import clipped_denominator, fixed_denominator
 from taciturn.privacy.ledger import FILE_NAME, Ledger, LedgerError
 from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import Noise, gaussian
-from taciturn.privacy.participation import FixedSize, MinSeparation, PoissonSampling, spare_rounds
+from taciturn.privacy.participation import CyclicPoisson, FixedSize, MinSeparation, PoissonSampling, spare_rounds
+from taciturn.privacy.sensitivity import most_participations, segments
 from taciturn.privacy.strategies import optimal_bands, optimal_blt
 
 
@@ -49,28 +53,38 @@ def participation(recipe: Recipe) -> Participation:
     section = recipe.participation
     if section.kind == "poisson":
         return PoissonSampling(section.probability)
-    if section.min_separation is not None:
-        return min_separation(recipe)
+    if recipe.algorithm == "dp-ftrl":
+        return turns(recipe)
     return FixedSize(int(section.cohort), section.users)
 
 
-def min_separation(recipe: Recipe) -> MinSeparation:
-    section = recipe.participation
-    return MinSeparation(int(section.cohort), section.min_separation or 0, recipe.max_participations, recipe.run.rounds)
+def turns(recipe: Recipe) -> MinSeparation | CyclicPoisson:
+    section, rounds = recipe.participation, recipe.run.rounds
+    if section.kind == "cyclic-poisson":
+        cycle = recipe.privacy.bands
+        return CyclicPoisson(section.cohort * cycle / section.users, cycle, rounds)
+    more = recipe.fleet.over_selection if recipe.fleet.kind == "available" else 1.0
+    return MinSeparation(int(section.cohort), section.min_separation or 0, recipe.max_participations, rounds, more)
 
 
 def noise(recipe: Recipe, multiplier: float) -> Noise:
-    privacy, rows = recipe.privacy, recipe.run.rounds + spare_rounds(recipe.run.rounds)
-    strategy = privacy.strategy or {}
+    rounds = recipe.run.rounds
+    lengths = segments(rounds + spare_rounds(rounds), recipe.restart_rounds)
+    coefficients = {name: _shared_out(values, len(lengths)) for name, values in (recipe.privacy.strategy or {}).items()}
     match recipe.noise:
         case "independent":
             return gaussian(multiplier)
         case "tree" | "honaker" as kind:
-            return tree(multiplier, rows, honaker=kind == "honaker")
+            return tree(multiplier, *lengths, honaker=kind == "honaker")
         case "banded":
-            return banded(multiplier, rows, strategy["bands"])
+            return banded(multiplier, *map(Bands, lengths, coefficients["bands"]))
         case _:
-            return blt(multiplier, rows, strategy["decay"], strategy["scale"])
+            return blt(multiplier, *map(Buffers, lengths, coefficients["decay"], coefficients["scale"]))
+
+
+def _shared_out(values: list[float], parts: int) -> list[tuple[float, ...]]:
+    size = len(values) // parts
+    return [tuple(values[start : start + size]) for start in range(0, len(values), size)]
 
 
 def with_strategy(recipe: Recipe) -> Recipe:
@@ -78,12 +92,22 @@ def with_strategy(recipe: Recipe) -> Recipe:
     kind, rounds = recipe.noise, recipe.run.rounds
     if kind not in ("banded", "blt") or recipe.privacy.strategy is not None:
         return recipe
-    if kind == "banded":
-        found = optimal_bands(rounds, min(recipe.privacy.bands, rounds))
-    else:
-        separation = recipe.participation.min_separation or 0
-        found = optimal_blt(rounds, separation, recipe.max_participations, recipe.privacy.buffers)
+    found: dict[str, list[float]] = {}
+    for length in segments(rounds, recipe.restart_rounds):
+        for name, values in _best(recipe, length).items():
+            found.setdefault(name, []).extend(values)
     return recipe.with_settings("privacy", strategy=found)
+
+
+def _best(recipe: Recipe, length: int) -> dict[str, list[float]]:
+    """Coefficients for one segment of the noise."""
+    privacy = recipe.privacy
+    if recipe.noise == "banded":
+        bands = optimal_bands(length, min(privacy.bands, length))["bands"]
+        return {"bands": bands + [0.0] * (privacy.bands - len(bands))}
+    separation = recipe.participation.min_separation or 0
+    participations = min(recipe.max_participations, most_participations(length, separation))
+    return optimal_blt(length, separation, participations, privacy.buffers)
 
 
 def budget(recipe: Recipe) -> Budget:
@@ -121,18 +145,28 @@ def algorithm(recipe: Recipe, model: LanguageModel) -> Algorithm:
     else:
         estimator = clipped_denominator(recipe.participation.probability * recipe.privacy.least_weight)
     cohort = recipe.participation.cohort
-    most_reports = min(MOST_REPORTS, math.ceil(cohort + 10 * math.sqrt(cohort) + 100))  # never passed by chance
+    most = math.ceil(cohort + 10 * math.sqrt(cohort) + 100)  # never passed by chance
+    most_reports = min(MOST_REPORTS, max(most, getattr(taking_part, "asked", 0)))
     drawn = noise(recipe, recipe.privacy.noise_multiplier)
     if recipe.algorithm == "dp-ftrl":
-        return dp_ftrl(loss, local, _bound(recipe), drawn, min_separation(recipe), server, most_reports)
+        bound = _adaptive(recipe) if recipe.privacy.clipping == "adaptive" else _bound(recipe)
+        return dp_ftrl(loss, local, bound, cohort, drawn, turns(recipe), server, most_reports)
     parts = (_bound(recipe), estimator, drawn, taking_part, server, most_reports)
     if recipe.algorithm == "dp-fedsgd":
         return dp_fedsgd(loss, local, *parts)
     return dp_fedavg(loss, local, *parts, greedy=recipe.privacy.greedy)
 
 
-def fleet(recipe: Recipe, population: Population) -> SimulatedFleet:
-    return SimulatedFleet(population, layout(recipe, population.vocabulary), recipe.participation.weight_cap)
+def fleet(recipe: Recipe, population: Population, devices: Path) -> SimulatedFleet | AvailableFleet:
+    """`devices` is the file that keeps the state of devices which have one."""
+    everyone = SimulatedFleet(population, layout(recipe, population.vocabulary), recipe.participation.weight_cap)
+    section, taking_part = recipe.fleet, turns(recipe) if recipe.algorithm == "dp-ftrl" else None
+    if section.kind == "always" or not isinstance(taking_part, MinSeparation):
+        return everyone
+    habits = Habits(tuple(section.time_zones), drop_out=section.drop_out)
+    clock = Clock(Devices(len(population), habits, recipe.run.seed or 0), section.timer_hours)
+    most = section.most_reports or taking_part.asked
+    return AvailableFleet(everyone, clock, taking_part.size, taking_part.asked, most, devices)
 
 
 def layout(recipe: Recipe, vocabulary: Vocabulary) -> Layout:
@@ -161,6 +195,13 @@ def _bound(recipe: Recipe) -> Bound:
         return unbounded()
     clip_norm = DEFAULT_CLIP_NORM if privacy.clip_norm is None else privacy.clip_norm
     return flat_clip(clip_norm) if privacy.clipping == "flat" else per_layer_clip(clip_norm)
+
+
+def _adaptive(recipe: Recipe) -> AdaptiveClip:
+    privacy, start = recipe.privacy, recipe.privacy.clip_norm
+    stddev = privacy.clipped_count_stddev or recipe.participation.cohort / 20
+    norm = float(start) if isinstance(start, float | int) else DEFAULT_CLIP_NORM
+    return AdaptiveClip(norm, stddev, privacy.target_quantile, privacy.clip_learning_rate)
 
 
 def open_ledger(population: Population) -> Ledger:

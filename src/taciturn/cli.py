@@ -37,8 +37,8 @@ def pretrain(
     ] = None,
 ) -> None:
     """Train a model on public text, to start private training from. Costs no privacy."""
-    from taciturn.config import RecipeError, model_settings
     from taciturn.data.public import PublicCorpus
+    from taciturn.recipe_text import RecipeError, model_settings
     from taciturn.warm_start import pretrained
 
     if (out / "model.safetensors").exists():
@@ -81,7 +81,7 @@ def train(
 
     Every release is charged in the population's ledger first. Killed at any moment, a run goes on with --resume.
     """
-    from taciturn.config import load_recipe
+    from taciturn.recipe_text import load_recipe
     from taciturn.run import RunError, resume_run, train_run
 
     if resume:
@@ -100,6 +100,12 @@ def train(
     console.print((finished.folder / "guarantee.txt").read_text(), highlight=False, soft_wrap=True)
     if finished.recipe.privacy.noise_multiplier is not None:
         console.print(f"Noise multiplier {finished.recipe.privacy.noise_multiplier:g}", highlight=False)
+    if finished.clip_estimate is not None:
+        console.print(
+            f"The clip norm went to {finished.clip_estimate:.3g}. To spend nothing on looking for it next time: "
+            f"--set privacy.clipping=flat --set privacy.clip_norm={finished.clip_estimate:.3g}",
+            highlight=False,
+        )
     console.print(
         f"AccuracyTop1 {finished.scores['accuracy_top1']:.2%}, perplexity {finished.scores['perplexity']:.1f}; {finished.folder}"
     )
@@ -321,7 +327,6 @@ def _next_folder(name: str) -> Path:
 
 def main() -> None:
     """Errors that a person can act on are a sentence, not a traceback."""
-    from taciturn.config import RecipeError
     from taciturn.data.vocabulary import DataError
     from taciturn.fleets.simulated import one_stream_per_core
     from taciturn.planning import PlanError
@@ -329,6 +334,7 @@ def main() -> None:
     from taciturn.privacy.ledger import LedgerError
     from taciturn.privacy.participation import WrongNumberOfUsers
     from taciturn.privacy.participation_log import ParticipationBreach
+    from taciturn.recipe_text import RecipeError
     from taciturn.release.checkpoint import ModelFileError
     from taciturn.release.export import ExportRefused
     from taciturn.run import RunError

@@ -35,7 +35,7 @@ def plan(
         int | None, typer.Option(min=1, help="MaxP (default: all that T and MinS allow)")
     ] = None,
     mechanism: Annotated[
-        Literal["poisson", "independent", "tree", "honaker", "banded", "blt", "all"],
+        Literal["poisson", "cyclic-poisson", "independent", "tree", "honaker", "banded", "blt", "all"],
         typer.Option(help="noise and sampling"),
     ] = "all",
     accountant: Literal["pld", "rdp", "moments"] = "pld",
@@ -49,8 +49,9 @@ def plan(
 ) -> None:
     """What a guarantee would take: noise, separation, ρ and ε, for every mechanism. Nothing is trained, no text is touched.
 
-    `poisson` needs a curator that draws every cohort itself; all others claim only that users take turns (min separation), which a fleet of
-    devices can keep. The error is that of the noise on the model; smaller is better.
+    `poisson` and `cyclic-poisson` (banded noise, users who take turns) need a curator that draws every cohort itself; all others
+    claim only that users take turns (min separation), which a fleet of devices can keep.
+    The error is that of the noise on the model; smaller is better.
 
     An example: taciturn plan --population 3000000 --rounds 1000 --report-goal 6500 --noise-multiplier 7
     """

@@ -4,26 +4,18 @@ Everything privacy depends on is a constant here, written down before the run: h
 move the model. Counts measured on users' text are never used in its place.
 """
 
-import difflib
 import hashlib
 import json
-import tomllib
-from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
-from taciturn.files import write_atomically
 from taciturn.privacy.accounting import AccountantName
 from taciturn.privacy.clipping import clip_schedule
 from taciturn.privacy.participation import default_delta
 from taciturn.privacy.sensitivity import most_participations
 
 DEFAULT_CLIP_NORM = 0.8  # Ramaswamy et al. 2020, Table 1
-
-
-class RecipeError(Exception):
-    """What is wrong with a recipe, in a sentence for whoever wrote it."""
 
 
 class Section(BaseModel):
@@ -75,13 +67,16 @@ class Server(Section):
 
 
 class ParticipationSection(Section):
-    kind: Literal["poisson", "fixed", "min-separation"] = Field(
-        default="poisson", description="the last claims no sampling, and is dp-ftrl's"
+    kind: Literal["poisson", "fixed", "min-separation", "cyclic-poisson"] = Field(
+        default="poisson",
+        description="the last two are dp-ftrl's: one claims no sampling, in the other users take turns every privacy.bands rounds",
     )
     users: PositiveInt = Field(
         description="K, the number of users as publicly known; sets q and δ, never counted from the text"
     )
-    cohort: float = Field(gt=0, le=60_000, description="users a round: expected with poisson, exact otherwise (m)")
+    cohort: float = Field(
+        gt=0, le=60_000, description="users a round: expected with poisson, else exact, or the report goal m"
+    )
     weight_cap: float | None = Field(
         default=None, gt=0, description="ŵ: a user of n tokens weighs min(n/ŵ, 1); none weighs all alike"
     )
@@ -109,7 +104,7 @@ class ParticipationSection(Section):
             )
         if self.cohort > self.users:
             raise ValueError(f"a cohort of {self.cohort:g} is more than the {self.users} users there are")
-        if self.kind != "poisson" and self.cohort != int(self.cohort):
+        if self.kind in ("fixed", "min-separation") and self.cohort != int(self.cohort):
             raise ValueError("a fixed cohort is a whole number of users")
         return self
 
@@ -128,7 +123,15 @@ class Privacy(Section):
         default=None,
         description="S, or a falling schedule [[round, S], …]; default 0.8 (Ramaswamy et al. 2020), fedavg: none",
     )
-    clipping: Literal["flat", "per-layer"] = "flat"
+    clipping: Literal["flat", "per-layer", "adaptive"] = Field(
+        default="flat",
+        description="the last follows a quantile from clip_norm on, and is dp-ftrl's (Xu et al. 2023, Algorithm 1)",
+    )
+    target_quantile: float = Field(default=0.5, gt=0, lt=1, description="γ of adaptive clipping")
+    clip_learning_rate: float = Field(default=0.2, gt=0, description="η_γ of adaptive clipping")
+    clipped_count_stddev: float | None = Field(
+        default=None, gt=0, description="σ_b of adaptive clipping: noise on its count (default: cohort / 20)"
+    )
     layer_clip_norms: dict[str, float] | None = Field(default=None, description="S_j by layer, in place of clip_norm")
     greedy: bool = Field(
         default=False, description="project after every local step (McMahan et al. 2018), not only at the end"
@@ -141,11 +144,15 @@ class Privacy(Section):
     noise: Literal["independent", "tree", "honaker", "banded", "blt"] | None = Field(
         default=None, description="how it is correlated over rounds (default: blt for dp-ftrl, else independent)"
     )
+    restart_rounds: list[PositiveInt] | None = Field(
+        default=None,
+        description="correlated noise starts anew after these (default: never; with adaptive clipping 128, 1152, 2176, …)",
+    )
     bands: PositiveInt = Field(default=32, description="of banded noise")
     buffers: PositiveInt = Field(default=3, le=4, description="of blt noise")
     strategy: dict[str, list[float]] | None = Field(
         default=None,
-        description="coefficients of banded or blt noise; worked out, and written into the run's own recipe",
+        description="coefficients of banded or blt noise, segment after segment; worked out, and written into the run's own recipe",
     )
     epsilon: float | None = Field(default=None, gt=0, description="budget: training stops before it is passed")
     rho: float | None = Field(default=None, gt=0, description="budget in zCDP")
@@ -163,9 +170,36 @@ class Privacy(Section):
     def _fits(self) -> "Privacy":
         if self.layer_clip_norms and self.clipping != "per-layer":
             raise ValueError('layer_clip_norms belong to clipping = "per-layer"')
+        if self.restart_rounds and sorted(set(self.restart_rounds)) != self.restart_rounds:
+            raise ValueError("restart_rounds rise from one to the next")
+        if self.clipping == "adaptive" and not isinstance(self.clip_norm, float | int | None):
+            raise ValueError('clipping = "adaptive" starts from one clip_norm, not from a schedule')
         if (self.estimator == "clipped") != (self.least_weight is not None):
             raise ValueError('estimator = "clipped" and least_weight go together')
         return self
+
+
+class FleetSection(Section):
+    kind: Literal["always", "available"] = Field(
+        default="always",
+        description="everyone is there in every round, or devices check in at night, keep a timer and drop out (min-separation only)",
+    )
+    timer_hours: float = Field(default=24.0, gt=0, description="for which a device rests after an upload")
+    over_selection: float = Field(default=1.3, ge=1, description="devices asked for each report that is needed")
+    most_reports: PositiveInt | None = Field(
+        default=None, description="n_max: later reports are not summed (default: all who were asked)"
+    )
+    drop_out: float = Field(default=0.06, ge=0, lt=1, description="share of those who are asked")
+    time_zones: list[tuple[float, float]] = Field(
+        default=[(0.0, 1.0)], min_length=1, description="[[offset in hours, share of users], …]"
+    )
+
+    @field_validator("time_zones")
+    @classmethod
+    def _shares(cls, value: list[tuple[float, float]]) -> list[tuple[float, float]]:
+        if any(share <= 0 for _, share in value):
+            raise ValueError("every time zone has a positive share of the users")
+        return value
 
 
 class Run(Section):
@@ -187,6 +221,7 @@ class Recipe(Section):
     server: Server = Server()
     participation: ParticipationSection
     privacy: Privacy = Privacy()
+    fleet: FleetSection = FleetSection()
     run: Run
 
     @model_validator(mode="after")
@@ -200,10 +235,18 @@ class Recipe(Section):
             raise ValueError("[privacy] needs a noise_multiplier, or an epsilon or rho to work it out from")
         if self.privacy.greedy and self.algorithm != "dp-fedavg":
             raise ValueError('greedy clipping belongs to algorithm = "dp-fedavg", which has several local steps')
-        if (self.algorithm == "dp-ftrl") != (self.participation.kind == "min-separation"):
+        if (self.algorithm == "dp-ftrl") != (self.participation.kind in ("min-separation", "cyclic-poisson")):
             raise ValueError(
-                'algorithm = "dp-ftrl" goes with [participation] kind = "min-separation", and no other does'
+                'algorithm = "dp-ftrl" goes with [participation] kind = "min-separation" or "cyclic-poisson", and no other does'
             )
+        if self.participation.kind == "cyclic-poisson":
+            self._check_turns()
+        if self.fleet.kind == "available":
+            self._check_fleet()
+        if self.algorithm != "dp-ftrl" and (self.privacy.clipping == "adaptive" or self.privacy.restart_rounds):
+            raise ValueError('adaptive clipping and restarts of the noise belong to algorithm = "dp-ftrl"')
+        if self.noise == "independent" and (self.privacy.clipping == "adaptive" or self.privacy.restart_rounds):
+            raise ValueError("independent noise has nothing to restart, so no clip norm can be adapted there")
         if self.algorithm != "dp-ftrl" and self.privacy.noise not in (None, "independent"):
             raise ValueError(
                 f'noise = "{self.privacy.noise}" is correlated over rounds and belongs to algorithm = "dp-ftrl"'
@@ -224,11 +267,51 @@ class Recipe(Section):
             raise ValueError(
                 f"[privacy] strategy has {sorted(self.privacy.strategy)}, where this noise has {sorted(wanted)}"
             )
+        parts = len(self.restart_rounds) + 1
+        if any(not values or len(values) % parts for values in (self.privacy.strategy or {}).values()):
+            raise ValueError(
+                f"[privacy] strategy has as many coefficients for each of the {parts} segments of the noise"
+            )
         if self.delta * self.participation.users >= 1:
             raise ValueError(
                 f"δ = {self.delta:g} is more than one over the number of users: it would allow giving one user away whole"
             )
         return self
+
+    def _check_turns(self) -> None:
+        turns, users = self.privacy.bands * self.participation.cohort, self.participation.users
+        if self.noise not in ("banded", "independent"):
+            raise ValueError(f'kind = "cyclic-poisson" goes with noise = "banded", not with "{self.noise}"')
+        if turns > users:
+            raise ValueError(
+                f"{users} users who take turns every {self.privacy.bands} rounds do not fill cohorts of "
+                f"{self.participation.cohort:g}: lower the cohort, or privacy.bands to {int(users // self.participation.cohort)}"
+            )
+
+    def _check_fleet(self) -> None:
+        most, goal = self.fleet.most_reports, self.participation.cohort
+        if self.participation.kind != "min-separation":
+            raise ValueError(
+                'where devices come and go, no sampling can be claimed: [fleet] kind = "available" goes with kind = "min-separation"'
+            )
+        if most is not None and most < goal:
+            raise ValueError(
+                f"[fleet] most_reports = {most} is less than the report goal, {goal:g}: every round would fail"
+            )
+        asked = self.fleet.over_selection * goal
+        if asked * ((self.participation.min_separation or 0) + 1) > self.participation.users:
+            raise ValueError(
+                f"{asked:.0f} devices are asked in a round, and each has to rest: with {self.participation.users} users "
+                f"{max(int(self.participation.users // asked) - 1, 0)} rounds of rest are possible, not {self.participation.min_separation}"
+            )
+
+    @property
+    def restart_rounds(self) -> tuple[int, ...]:
+        """R: after which rounds the noise starts anew."""
+        chosen = self.privacy.restart_rounds
+        if chosen is None and self.privacy.clipping == "adaptive":
+            chosen = list(range(128, self.run.rounds, 1024))
+        return tuple(restart for restart in chosen or () if restart < self.run.rounds)
 
     @property
     def delta(self) -> float:
@@ -244,7 +327,8 @@ class Recipe(Section):
     @property
     def noise(self) -> str:
         """How it is correlated over rounds."""
-        return self.privacy.noise or ("blt" if self.algorithm == "dp-ftrl" else "independent")
+        correlated = "banded" if self.participation.kind == "cyclic-poisson" else "blt"
+        return self.privacy.noise or (correlated if self.algorithm == "dp-ftrl" else "independent")
 
     @property
     def max_participations(self) -> int:
@@ -257,108 +341,3 @@ class Recipe(Section):
         content = self.model_dump(mode="json")
         content[section].update(values)
         return Recipe(**content)
-
-    def save(self, path: Path) -> None:
-        write_atomically(path, _toml(self.model_dump(mode="json", exclude_none=True)).encode())
-
-
-def reference() -> str:
-    """Every setting of a recipe, for docs/recipe.md."""
-    lines = ["# Every setting of a recipe", "", "Made from `src/taciturn/config.py`; a test keeps it in step.", ""]
-    sections = {name: field.annotation for name, field in Recipe.model_fields.items()}
-    for section, kind in {"": Recipe, **sections}.items():
-        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
-            continue
-        lines += [f"## [{section}]" if section else "## top", "", "| setting | default | meaning |", "|---|---|---|"]
-        for name, field in kind.model_fields.items():
-            if section or name not in sections or name == "algorithm":
-                default = "required" if field.is_required() else f"`{json.dumps(field.default)}`"
-                choices = (
-                    " · ".join(map(str, get_args(field.annotation))) if get_origin(field.annotation) is Literal else ""
-                )
-                meaning = "; ".join(part for part in (choices, field.description) if part)
-                lines.append(f"| `{name}` | {default.replace('`null`', 'none')} | {meaning} |")
-        lines.append("")
-    return "\n".join(lines)
-
-
-def load_recipe(path: Path, settings: list[str] | None = None) -> Recipe:
-    """Read a recipe; `settings` are `section.key=value` and win over the file."""
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RecipeError(f"there is no recipe {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path} is not TOML: {error}") from None
-    for setting in settings or []:
-        _set(content, setting)
-    return parse_recipe(content, str(path))
-
-
-def parse_recipe(content: dict[str, Any], where: str = "recipe") -> Recipe:
-    try:
-        return Recipe(**content)
-    except ValidationError as error:
-        raise RecipeError("\n".join(f"{where}: {_sentence(one)}" for one in error.errors())) from None
-
-
-def model_settings(settings: list[str]) -> Model:
-    """The [model] section from `key=value` alone."""
-    content: dict[str, Any] = {}
-    for setting in settings:
-        _set(content, setting)
-    try:
-        return Model(**content)
-    except ValidationError as error:
-        raise RecipeError("\n".join(_sentence(one, Model) for one in error.errors())) from None
-
-
-def _set(content: dict[str, Any], setting: str) -> None:
-    path, equals, value = setting.partition("=")
-    *sections, key = path.strip().split(".")
-    if not equals or not key:
-        raise RecipeError(f"--set takes section.key=value; {setting!r} is not that")
-    try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value  # a word without quotes
-    target = content
-    for section in sections:
-        target = target.setdefault(section, {})
-        if not isinstance(target, dict):
-            raise RecipeError(f"--set {setting}: {section} is a value, not a section")
-    target[key] = parsed
-
-
-def _sentence(error: Any, section: type[BaseModel] = Recipe) -> str:
-    place = [str(part) for part in error["loc"] if part not in ("float", "list[tuple[int, float]]")]
-    for part in place[:-1]:
-        annotation = section.model_fields[part].annotation if part in section.model_fields else None
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            section = annotation
-    name = f"[{'.'.join(place[:-1])}] {place[-1]}" if len(place) > 1 else (f"{place[0]}" if place else "")
-    if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(place[-1], section.model_fields, 1, 0.5)
-        hint = f"did you mean {near[0]}?" if near else f"known are: {', '.join(section.model_fields)}"
-        return f"{name} is not a setting; {hint}"
-    if error["type"] == "missing":
-        about = section.model_fields[place[-1]].description
-        return f"{name} is missing" + (f" ({about})" if about else "")
-    message = error["msg"].removeprefix("Value error, ")
-    if error["type"] == "value_error":
-        return f"{name}: {message}" if name else message
-    given = error["input"] if not isinstance(error["input"], dict) else "a section"
-    return f"{name}: {message[0].lower()}{message[1:]} (it is {given!r})"
-
-
-def _toml(content: dict[str, Any], section: str = "") -> str:
-    values = {key: value for key, value in content.items() if not isinstance(value, dict)}
-    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
-    text = (f"[{section}]\n" if section and lines else "") + "".join(f"{line}\n" for line in lines)
-    for key, value in content.items():
-        if isinstance(value, dict):
-            inner = f"{section}.{key}" if section else key
-            text += ("\n" if text else "") + _toml(
-                {json.dumps(k) if "/" in k else k: v for k, v in value.items()}, inner
-            )
-    return text

@@ -66,6 +66,8 @@ class Strategy(NamedTuple):
     rows: int  # how many there are
     sensitivity_squared: Callable[[int, int, int], float]  # of so many rows, with MinS and MaxP
     prefix_variance: Callable[[int], np.ndarray]  # of the sum of the first 1, 2, … rows, where white noise has 1
+    restarts: tuple[int, ...] = ()  # rows before which it starts anew, so that those before and after share no noise
+    bands: int | None = None  # rows so far apart, or further, share no noise either; None: all of a segment do
 
 
 class Participation(Protocol):
@@ -78,7 +80,7 @@ class Participation(Protocol):
             adjacency = "add or remove one user"
             sampled_by_curator = False
             limits = None
-            def select(self, available, generator):
+            def select(self, available, row, generator):
                 return available
             def event(self, noise_multiplier, strategy):
                 assert strategy.name == "independent"
@@ -98,7 +100,9 @@ class Participation(Protocol):
         """MinS and MaxP, where the claim is that no user takes part more often; the curator then keeps a log and checks."""
         ...
 
-    def select(self, available: UserIds, generator: np.random.Generator) -> UserIds: ...
+    def select(self, available: UserIds, row: int, generator: np.random.Generator) -> UserIds:
+        """The cohort of a row of the noise: the releases before it, whatever crashes there were."""
+        ...
 
     def event(self, noise_multiplier: float, strategy: Strategy) -> DpEvent:
         """The cost of a round with Gaussian noise of `noise_multiplier` × (the effect of one user), correlated over rounds as the
@@ -146,6 +150,10 @@ class Algorithm(NamedTuple):
     participation: Participation
 
 
+class FailedRound(Exception):
+    """Too few devices reported: there is no sum, and nothing to release."""
+
+
 class Fleet(Protocol):
     """Where device programs run. A fleet may only add.
 
@@ -153,8 +161,8 @@ class Fleet(Protocol):
 
         class PlainLoop:
             everyone_reports = True
-            def users(self):
-                return np.arange(len(data))
+            def users(self, eligible):
+                return eligible(np.arange(len(data)))
             def sum_reports(self, program, message, cohort, key):
                 zero = tree.zeros_like(jax.eval_shape(program, message, data[0], key))
                 return functools.reduce(tree.add, [program(message, data[k], jax.random.fold_in(key, k)) for k in cohort], zero)
@@ -165,9 +173,13 @@ class Fleet(Protocol):
         """Whether each member of a cohort is certain to be in the sum. False wherever a device may drop out."""
         ...
 
-    def users(self) -> UserIds: ...
+    def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
+        """Those who are there and may take part in the next round; a fleet of devices waits until they are enough."""
+        ...
 
-    def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report: ...
+    def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
+        """The same for the same arguments, or `FailedRound`."""
+        ...
 
 
 class LanguageModel(NamedTuple):

@@ -12,11 +12,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from taciturn.config import Recipe, parse_recipe
+from taciturn.config import Recipe
 from taciturn.data.state_of_the_union import TOKENS_PER_USER, public_speeches, simulated_users
 from taciturn.data.vocabulary import public_vocabulary
 from taciturn.evaluation.accuracy import Scores
 from taciturn.privacy.ledger import Guarantee
+from taciturn.recipe_text import parse_recipe
 from taciturn.release.privacy_statement import epsilon_text, rho_text
 from taciturn.run import train_run
 from taciturn.warm_start import pretrained

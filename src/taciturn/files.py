@@ -6,7 +6,7 @@ from pathlib import Path
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     """The old file or the new one, on disk when this returns, whatever happens in between."""
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")  # two processes may write the same file
     partial.unlink(missing_ok=True)
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(content)

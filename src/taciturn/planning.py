@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -22,12 +22,13 @@ from taciturn.privacy.accounting import (
     repeated,
     rho,
 )
-from taciturn.privacy.participation import MinSeparation, PoissonSampling, default_delta
+from taciturn.privacy.participation import CyclicPoisson, MinSeparation, PoissonSampling, default_delta
 from taciturn.privacy.sensitivity import blt_coefficients, independent, most_participations, toeplitz, tree
 from taciturn.privacy.strategies import optimal_bands, optimal_blt
 
-MechanismName = Literal["poisson", "independent", "tree", "honaker", "banded", "blt"]
-MECHANISMS: tuple[MechanismName, ...] = ("poisson", "independent", "tree", "honaker", "banded", "blt")
+MechanismName = Literal["poisson", "cyclic-poisson", "independent", "tree", "honaker", "banded", "blt"]
+MECHANISMS: tuple[MechanismName, ...] = get_args(MechanismName)
+BANDS = 32
 SIMULATED_DEVICES, LEAST_GOAL = 20_000, 20
 LARGE_POPULATIONS = (763_430, 10**7, 10**8)  # of McMahan et al. 2018, Table 2, and between
 
@@ -83,6 +84,11 @@ class Question:
         return self.possible_separation if self.min_separation is None else self.min_separation
 
     @property
+    def bands(self) -> int:
+        """Of banded noise: no more than the rounds between two turns of a user."""
+        return min(BANDS, self.rounds, self.separation + 1)
+
+    @property
     def participations(self) -> int:
         possible = most_participations(self.rounds, self.separation)
         return possible if self.max_participations is None else min(possible, self.max_participations)
@@ -95,7 +101,9 @@ class Answer:
     rho: float
     epsilon: float
     error: float  # of the sum of all updates so far, in clip norms
-    sensitivity_squared: float  # of the strategy under the claim; 1 for poisson, where each round counts for itself
+    sensitivity_squared: (
+        float  # of the strategy under the claim; 1 where a curator samples, and each round or turn counts for itself
+    )
 
 
 def plan(question: Question, mechanisms: tuple[MechanismName, ...], progress: Callable[[str], None]) -> list[Answer]:
@@ -112,7 +120,7 @@ def _answer(question: Question, mechanism: MechanismName) -> Answer:
     cost = repeated(participation.event(multiplier, strategy), question.rounds)
     error = multiplier * math.sqrt(float(np.mean(strategy.prefix_variance(question.rounds)))) / question.report_goal
     squared = 1.0
-    if mechanism != "poisson":
+    if mechanism not in ("poisson", "cyclic-poisson"):
         squared = strategy.sensitivity_squared(question.rounds, question.separation, question.participations)
     bound = epsilon(cost, question.at_delta, question.accountant)
     return Answer(mechanism, multiplier, rho(cost), bound, error, squared)
@@ -135,6 +143,9 @@ def _noise(question: Question, strategy: Strategy, participation: Participation)
 def _participation(question: Question, mechanism: MechanismName) -> Participation:
     if mechanism == "poisson":
         return PoissonSampling(question.report_goal / question.population)
+    if mechanism == "cyclic-poisson":
+        bands = question.bands
+        return CyclicPoisson(question.report_goal * bands / question.population, bands, question.rounds)
     return MinSeparation(question.report_goal, question.separation, question.participations, question.rounds)
 
 
@@ -145,11 +156,10 @@ def _strategy(question: Question, mechanism: MechanismName) -> Strategy:
             return independent(rounds)
         case "tree" | "honaker":
             return tree(rounds, honaker=mechanism == "honaker")
-        case "banded":
-            bands = min(32, rounds, question.separation + 1)
+        case "banded" | "cyclic-poisson":
             coefficients = np.zeros(rounds)
-            coefficients[:bands] = optimal_bands(rounds, bands)["bands"]
-            return toeplitz(f"{bands}-banded Toeplitz", coefficients)
+            coefficients[: question.bands] = optimal_bands(rounds, question.bands)["bands"]
+            return toeplitz(f"{question.bands}-banded Toeplitz", coefficients)
         case "blt":
             found = optimal_blt(rounds, question.separation, question.participations)
             return toeplitz("BLT", blt_coefficients(tuple(found["decay"]), tuple(found["scale"]), rounds))
@@ -160,9 +170,8 @@ def simulated_timer(population: int, rounds: int, report_goal: int, timer_hours:
     if not timer_hours > 0:
         raise PlanError("a timer runs for more than 0 hours")
     scale = min(1.0, max(SIMULATED_DEVICES / population, LEAST_GOAL / report_goal))
-    habits = Habits()
-    devices = Devices(max(int(population * scale), 1), habits)
-    came = simulate_rounds(devices, habits, rounds, max(int(report_goal * scale), 1), timer_hours)
+    devices = Devices(max(int(population * scale), 1), Habits())
+    came = simulate_rounds(devices, rounds, max(int(report_goal * scale), 1), timer_hours)
     if came.succeeded < rounds:
         raise PlanError(
             f"with a timer of {timer_hours:g} hours only {came.succeeded} of {rounds} rounds came about in {came.hours / 24:.0f} days: "

@@ -22,15 +22,19 @@ import jax
 from dp_accounting import DpEvent, NonPrivateDpEvent
 
 from taciturn import build, keys
-from taciturn.config import Recipe, RecipeError, load_recipe
-from taciturn.core import LanguageModel, Params
+from taciturn.config import Recipe
+from taciturn.core import LanguageModel, Params, PyTree
+from taciturn.data.availability import TooFewDevices
 from taciturn.data.population import HeldOutUsers, Population
 from taciturn.evaluation.accuracy import METRICS, Scores, evaluate
 from taciturn.files import sync_folder, write_atomically
+from taciturn.fleets.available import AvailableFleet
 from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
+from taciturn.privacy.adaptive_clip import Norms
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.ledger import FILE_NAME, Guarantee, LedgerError
 from taciturn.privacy.participation_log import ParticipationLog
+from taciturn.recipe_text import RecipeError, load_recipe, save_recipe
 from taciturn.release.checkpoint import ModelCard, load_state, params_digest, save_model, save_state
 from taciturn.release.export import export_model
 from taciturn.release.privacy_statement import statement, statement_json
@@ -58,6 +62,7 @@ class Finished:
     scores: Scores
     guarantee: Guarantee
     stopped: str | None  # why it ended before its last round, if it did
+    clip_estimate: float | None  # where an adaptive clip norm went
 
 
 class Run:
@@ -105,8 +110,8 @@ class Run:
             if limits
             else None
         )
-        fleet = build.fleet(self.recipe, self.population)
-        self.curator = Curator(self.algorithm, fleet, self.account, root, self.log)
+        self.fleet = build.fleet(self.recipe, self.population, folder / "private" / "devices.npz")
+        self.curator = Curator(self.algorithm, self.fleet, self.account, root, self.log)
 
     def _check(self, lineage: tuple[DpEvent, ...]) -> None:
         """What only shows once recipe, users and model are seen together."""
@@ -180,7 +185,7 @@ def train_run(recipe: Recipe, folder: Path, progress: Progress) -> Finished:
     write_atomically(
         folder / "vocabulary.txt", "".join(f"{word}\n" for word in run.population.vocabulary.words).encode()
     )
-    run.recipe.save(folder / "recipe.toml")
+    save_recipe(run.recipe, folder / "recipe.toml")
     try:
         run.account.open()
     except LedgerError:
@@ -220,7 +225,7 @@ def _go_on(run: Run, state: TrainState, progress: Progress) -> Finished:
     before = scores = run.evaluate(state.server.params)
     if not metrics.rows:
         _save(run, state)
-        metrics.add(_measured(state, run.account.guarantee(), scores, 0.0, metrics.rows))
+        metrics.add(_measured(run, state, run.account.guarantee(), scores, 0.0, metrics.rows))
     progress(state.round, section.rounds, metrics.rows[-1])
     stopped, measured, seconds = None, state.round, metrics.rows[-1]["seconds"]
     rounds = train(run.algorithm, run.curator, state)
@@ -228,21 +233,21 @@ def _go_on(run: Run, state: TrainState, progress: Progress) -> Finished:
         began = time.perf_counter()
         try:
             state = next(rounds)
-        except BudgetExhausted as reason:
+        except (BudgetExhausted, TooFewDevices) as reason:
             stopped = str(reason)
             break
         jax.block_until_ready(state.server)
         seconds += time.perf_counter() - began
         if state.round % section.evaluate_every == 0 or state.round == section.rounds:
             scores, measured = run.evaluate(state.server.params), state.round
-            metrics.add(_measured(state, run.account.guarantee(), scores, seconds, metrics.rows))
+            metrics.add(_measured(run, state, run.account.guarantee(), scores, seconds, metrics.rows))
             stopped = _diverged(metrics.rows)
         if state.round % section.save_every == 0 or state.round == section.rounds:
             _save(run, state)
         progress(state.round, section.rounds, metrics.rows[-1])
     if measured != state.round:
         scores = run.evaluate(state.server.params)
-        metrics.add(_measured(state, run.account.guarantee(), scores, seconds, metrics.rows))
+        metrics.add(_measured(run, state, run.account.guarantee(), scores, seconds, metrics.rows))
     return _finish(run, state, metrics, before, scores, stopped)
 
 
@@ -277,23 +282,27 @@ def _finish(
     _save(run, state)
     guarantee, unit = run.account.guarantee(), unit_of(run.population)
     card = run.card(state.round, guarantee.head)
-    words = statement(guarantee, unit, card.public_text, _observed(run.log))
+    words = statement(guarantee, unit, card.public_text, _observed(run))
     write_atomically(run.folder / "guarantee.txt", words.encode())
     write_atomically(run.folder / "guarantee.json", statement_json(guarantee, unit, card.public_text).encode())
     plot_run(run.folder / "progress.png", metrics.rows, f"{run.folder.name} ({run.recipe.algorithm})")
     _delete_secrets(run.folder)  # with them goes all that could take the noise off
-    return Finished(run.folder, run.recipe, state.server.params, before, scores, guarantee, stopped)
+    estimate = metrics.rows[-1].get("clip_estimate")
+    return Finished(run.folder, run.recipe, state.server.params, before, scores, guarantee, stopped, estimate)
 
 
-def _observed(log: ParticipationLog | None) -> str:
+def _observed(run: Run) -> str:
     """What the log says really happened; printed beside the claim, as Xu et al. 2023 do."""
-    if log is None:
+    if run.log is None:
         return ""
-    separation, times = log.observed
+    separation, times = run.log.observed
     rest = (
         "nobody took part twice" if separation is None else f"at least {separation} rounds between two participations"
     )
-    return f"{rest}, at most {times} participations of a user"
+    came = f"{rest}, at most {times} participations of a user"
+    if isinstance(run.fleet, AvailableFleet):
+        came += f", counting all who were asked; {run.fleet.days:.1f} simulated days, {run.log.failed} failed rounds"
+    return came
 
 
 def _delete_secrets(folder: Path) -> None:
@@ -339,7 +348,7 @@ def _row_from_json(line: str) -> dict[str, Any]:
 
 
 def _measured(
-    state: TrainState, guarantee: Guarantee, scores: Scores, seconds: float, before: list[dict[str, Any]]
+    run: Run, state: TrainState, guarantee: Guarantee, scores: Scores, seconds: float, before: list[dict[str, Any]]
 ) -> dict[str, Any]:
     row = {
         "round": state.round,
@@ -348,10 +357,18 @@ def _measured(
         "rho": guarantee.rho,
         **{metric: scores[metric].value for metric in METRICS},
         "accuracy_top1_margin": scores["accuracy_top1"].margin,
+        **_norms(run.algorithm.mechanism.public(state.mechanism)),
         "seconds": round(seconds, 3),
     }
     recent = [one["accuracy_top1"] for one in (*before, row)[-SMOOTHED_OVER:]]
     return row | {"accuracy_top1_smoothed": sum(recent) / len(recent)}
+
+
+def _norms(public: PyTree) -> dict[str, float]:
+    """The clip norm in force, and the estimate that is followed where it adapts; both are public."""
+    if isinstance(public, Norms):
+        return {"clip_norm": float(public.clip_norm), "clip_estimate": float(public.estimate)}
+    return {"clip_norm": float(public)}
 
 
 def export_run(folder: Path, out: Path, non_private: bool) -> Guarantee:

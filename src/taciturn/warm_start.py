@@ -10,12 +10,13 @@ from dp_accounting import DpEvent
 
 from taciturn import build
 from taciturn.algorithms.pretraining import pretrain
-from taciturn.config import Model, Recipe, RecipeError, load_recipe
+from taciturn.config import Model, Recipe
 from taciturn.core import Params
 from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.models.losses import cross_entropy
 from taciturn.privacy.ledger import Ledger
+from taciturn.recipe_text import RecipeError, load_recipe
 from taciturn.release.checkpoint import ModelCard, load_model, params_digest, save_model
 
 

@@ -18,6 +18,7 @@ from taciturn.fleets.simulated import SimulatedFleet
 from taciturn.privacy.account import Account
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.ledger import Ledger
+from taciturn.recipe_text import save_recipe
 from taciturn.release.checkpoint import load_model
 from taciturn.run import RunError, resume_run, train_run
 
@@ -157,7 +158,7 @@ def test_killed_again_and_again_a_run_still_ends_with_the_same_parameters(popula
     """kill −9 at random moments of the training, for real: other processes, their files, their locks."""
     recipe = tiny_recipe(population, run={"rounds": 40, "save_every": 3, "evaluate_every": 20})
     train_run(recipe, tmp_path / "uninterrupted", quietly)
-    recipe.save(tmp_path / "recipe.toml")
+    save_recipe(recipe, tmp_path / "recipe.toml")
     environment = {**os.environ, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     command = [sys.executable, "-c", "from taciturn.cli import main; main()", "train"]
     folder, ledger, generator = tmp_path / "killed", population.folder / "ledger.jsonl", random.Random(1)

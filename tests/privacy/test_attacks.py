@@ -15,7 +15,7 @@ from dp_accounting import NonPrivateDpEvent
 
 from conftest import exact
 from taciturn import keys, run
-from taciturn.config import Recipe, RecipeError, parse_recipe
+from taciturn.config import Recipe
 from taciturn.core import Algorithm, Message, ServerState
 from taciturn.data.layout import Layout, Unrolls
 from taciturn.data.population import Population, build_population
@@ -30,6 +30,7 @@ from taciturn.privacy.ledger import FILE_NAME, Ledger, LedgerError
 from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import gaussian, no_noise
 from taciturn.privacy.participation import FixedSize, PoissonSampling
+from taciturn.recipe_text import RecipeError, parse_recipe, save_recipe
 from taciturn.release.checkpoint import load_model, save_model
 from taciturn.release.export import ExportRefused
 
@@ -234,7 +235,7 @@ def test_rounding_in_a_large_sum_does_not_let_one_user_move_it_by_more_than_the_
         (folder / "private" / "salt").write_bytes(salt)
         fleet = SimulatedFleet(build_population(folder, users, {"held out": [5]}, WORDS, {}), Layout(Unrolls(1), 1, 1))
         message = Message({"x": jnp.zeros(1)}, private.public(state))
-        total = fleet.sum_reports(program, message, fleet.users(), jax.random.key(0))
+        total = fleet.sum_reports(program, message, fleet.users(lambda users: users), jax.random.key(0))
         same_noise = keys.jax_keys(bytes(32), private.noise_keys)
         return float(private.release(state, total, same_noise)[0]["x"][0])
 
@@ -514,7 +515,7 @@ def test_a_root_made_from_a_seed_is_never_declared_as_entropy(tmp_path):
     folder = tmp_path / "seeded"
     (folder / "private").mkdir(parents=True)
     (folder / "private" / "root").write_bytes(keys.root_from_seed(5))
-    recipe(tmp_path / "people").save(folder / "recipe.toml")
+    save_recipe(recipe(tmp_path / "people"), folder / "recipe.toml")
     with contextlib.suppress(CutOff, LedgerError, RecipeError, run.RunError):
         run.resume_run(folder, cut_off)
     declared = [row["randomness"] for row in Ledger(tmp_path / "people" / FILE_NAME).run_rows("seeded")]
@@ -527,7 +528,7 @@ def test_secrets_half_deleted_by_a_crash_are_deleted_when_the_run_is_next_touche
     folder = tmp_path / "half"
     (folder / "private").mkdir(parents=True)
     (folder / "private" / "state.safetensors").write_bytes(b"noise that is not yet used up")
-    recipe(tmp_path / "people").save(folder / "recipe.toml")
+    save_recipe(recipe(tmp_path / "people"), folder / "recipe.toml")
     with pytest.raises(run.RunError, match="finished"):
         run.resume_run(folder, cut_off)
     assert not (folder / "private").exists()

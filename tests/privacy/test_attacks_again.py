@@ -25,6 +25,7 @@ from taciturn.privacy.estimators import fixed_denominator
 from taciturn.privacy.ledger import FILE_NAME, Ledger, LedgerError
 from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import gaussian
+from taciturn.recipe_text import save_recipe
 from taciturn.release.checkpoint import load_model
 from taciturn.release.export import export_model
 
@@ -105,7 +106,7 @@ def test_two_runs_with_one_root_never_share_noise(made, tmp_path):
         run.train_run(tiny_recipe(people, **plain), tmp_path / "one", cut_off_at(0))
     (tmp_path / "two" / "private").mkdir(parents=True)
     shutil.copy(tmp_path / "one" / "private" / "root", tmp_path / "two" / "private" / "root")
-    tiny_recipe(people, privacy={"noise_multiplier": 2.0}, **plain).save(tmp_path / "two" / "recipe.toml")
+    save_recipe(tiny_recipe(people, privacy={"noise_multiplier": 2.0}, **plain), tmp_path / "two" / "recipe.toml")
     start = load_model(tmp_path / "one")[0]
     one, two = (
         jax.tree.map(lambda end, begin: np.asarray(end - begin), run.resume_run(tmp_path / name, quiet).params, start)

@@ -5,18 +5,28 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from scipy.linalg import block_diag
 
-from taciturn.privacy.correlated_noise import banded, blt, tree
+from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt, tree
 from taciturn.privacy.noise import gaussian
 from taciturn.privacy.sensitivity import tree_weights
 
 ROUNDS, COORDINATES = 21, 20_000
+SEGMENTS = 5, 6, 10  # trees of 5 and 6 rows have to be completed
 MECHANISMS = {
     "independent": lambda: gaussian(1.0),
     "tree": lambda: tree(1.0, ROUNDS, honaker=False),
     "honaker": lambda: tree(1.0, ROUNDS),
-    "banded": lambda: banded(1.0, ROUNDS, [1.0, 0.5, 0.375, 0.3125]),
-    "blt": lambda: blt(1.0, ROUNDS, (0.97, 0.4), (0.3, 0.2)),
+    "banded": lambda: banded(1.0, Bands(ROUNDS, [1.0, 0.5, 0.375, 0.3125])),
+    "blt": lambda: blt(1.0, Buffers(ROUNDS, (0.97, 0.4), (0.3, 0.2))),
+    "tree, restarted": lambda: tree(1.0, *SEGMENTS, honaker=False),
+    "honaker, restarted": lambda: tree(1.0, *SEGMENTS),
+    "banded, restarted": lambda: banded(
+        1.0, Bands(5, [1.0, 0.5]), Bands(6, [1.0, 0.5, 0.375, 0.3125]), Bands(10, [1.0, 0.4])
+    ),
+    "blt, restarted": lambda: blt(
+        1.0, Buffers(5, (0.9,), (0.4,)), Buffers(6, (0.97, 0.4), (0.3, 0.2)), Buffers(10, (0.8,), (0.5,))
+    ),
 }
 
 
@@ -31,31 +41,49 @@ def given_out(noise, stddev=1.0, shape=COORDINATES, seed=0):
     return np.array(rows)
 
 
+COLUMNS = {
+    "independent": [([1.0], ROUNDS)],
+    "banded": [([1.0, 0.5, 0.375, 0.3125], ROUNDS)],
+    "blt": [([1.0] + [0.3 * 0.97**n + 0.2 * 0.4**n for n in range(ROUNDS)], ROUNDS)],
+    "banded, restarted": [([1.0, 0.5], 5), ([1.0, 0.5, 0.375, 0.3125], 6), ([1.0, 0.4], 10)],
+    "blt, restarted": [
+        ([1.0] + [0.4 * 0.9**n for n in range(5)], 5),
+        ([1.0] + [0.3 * 0.97**n + 0.2 * 0.4**n for n in range(6)], 6),
+        ([1.0] + [0.5 * 0.8**n for n in range(10)], 10),
+    ],
+}
+
+
 def expected_covariance(name):
     """Of the rows C⁻¹ z, from the definition of each mechanism and nothing of its code."""
-    if name in ("tree", "honaker"):
-        return np.diff(np.diff(prefix_covariance(name == "honaker"), axis=0, prepend=0), axis=1, prepend=0)
-    column = {
-        "independent": [1.0],
-        "banded": [1.0, 0.5, 0.375, 0.3125],
-        "blt": [1.0] + [0.3 * 0.97**n + 0.2 * 0.4**n for n in range(ROUNDS)],
-    }[name]
-    matrix = np.array(
-        [[column[i - j] if 0 <= i - j < len(column) else 0.0 for j in range(ROUNDS)] for i in range(ROUNDS)]
-    )
-    inverse = np.linalg.inv(matrix)
-    return inverse @ inverse.T
+    blocks = []
+    if name in COLUMNS:
+        for column, size in COLUMNS[name]:
+            matrix = [[column[i - j] if 0 <= i - j < len(column) else 0.0 for j in range(size)] for i in range(size)]
+            inverse = np.linalg.inv(np.array(matrix))
+            blocks.append(inverse @ inverse.T)
+    else:
+        sizes = SEGMENTS if "restarted" in name else (ROUNDS,)
+        for position, size in enumerate(sizes):
+            sums = prefix_covariance(size, "honaker" in name, completed=position < len(sizes) - 1)
+            blocks.append(np.diff(np.diff(sums, axis=0, prepend=0), axis=1, prepend=0))
+    return block_diag(*blocks)  # what is before a restart has nothing to do with what comes after
 
 
-def prefix_covariance(honaker):
-    """Of the noise on the sums of the first 1, 2, … rounds: each is a combination of nodes, written out here as vectors."""
+def prefix_covariance(rounds, honaker, completed):
+    """Of the noise on the sums of the first 1, 2, … rounds: each is a combination of nodes, written out here as vectors. In a tree that
+    is completed, the last sum is the root's; nodes over empty rows alone are not there."""
+    whole = 2 ** (rounds - 1).bit_length()
     nodes, size = {}, 1
-    while size <= ROUNDS:
-        for start in range(0, ROUNDS - size + 1, size):
-            nodes[start, size] = len(nodes)
+    while size <= whole:
+        for start in range(0, rounds, size):
+            if completed or start + size <= rounds:
+                nodes[start, size] = len(nodes)
         size *= 2
 
     def estimate(start, size):
+        if start >= rounds:
+            return np.zeros(len(nodes))
         own = np.eye(len(nodes))[nodes[start, size]]
         if size == 1 or not honaker:
             return own
@@ -65,13 +93,13 @@ def prefix_covariance(honaker):
         return weight * own + (1 - weight) * below
 
     sums = []
-    for rounds in range(1, ROUNDS + 1):
+    for done in range(1, rounds + 1):
         start, total = 0, np.zeros(len(nodes))
-        for level in reversed(range(rounds.bit_length())):
-            if rounds >> level & 1:
+        for level in reversed(range(done.bit_length())):
+            if done >> level & 1:
                 total += estimate(start, 2**level)
                 start += 2**level
-        sums.append(total)
+        sums.append(estimate(0, whole) if completed and done == rounds else total)
     return np.array(sums) @ np.array(sums).T
 
 

@@ -1,11 +1,15 @@
 """Who is selected, and that the claim is about exactly that."""
 
+import math
+
 import numpy as np
 import pytest
-from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent, SelfComposedDpEvent
 
 from taciturn import keys
-from taciturn.privacy.participation import FixedSize, PoissonSampling, WrongNumberOfUsers
+from taciturn.privacy.accounting import epsilon, event_from_json, event_to_json, repeated
+from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt, tree
+from taciturn.privacy.participation import CyclicPoisson, FixedSize, PoissonSampling, WrongNumberOfUsers
 
 USERS = np.arange(1000)
 
@@ -15,7 +19,7 @@ def generator(round: int) -> np.random.Generator:
 
 
 def test_poisson_selects_each_user_independently_with_probability_q():
-    cohorts = [PoissonSampling(0.1).select(USERS, generator(round)) for round in range(300)]
+    cohorts = [PoissonSampling(0.1).select(USERS, 0, generator(round)) for round in range(300)]
     sizes = np.array([len(cohort) for cohort in cohorts])
     assert sizes.mean() == pytest.approx(100, abs=2)
     assert sizes.var() == pytest.approx(90, rel=0.35)  # binomial; a fixed size would have none
@@ -24,7 +28,7 @@ def test_poisson_selects_each_user_independently_with_probability_q():
 
 
 def test_a_fixed_cohort_has_its_size_and_no_one_twice():
-    cohort = FixedSize(100, 1000).select(USERS, generator(0))
+    cohort = FixedSize(100, 1000).select(USERS, 0, generator(0))
     assert len(cohort) == len(set(cohort)) == 100
 
 
@@ -40,7 +44,7 @@ def test_everybody_every_time_claims_nothing_for_sampling():
 
 def test_fewer_users_than_the_cost_was_worked_out_for_are_refused():
     with pytest.raises(WrongNumberOfUsers, match="understated"):
-        FixedSize(10, 2000).select(USERS, generator(0))
+        FixedSize(10, 2000).select(USERS, 0, generator(0))
 
 
 @pytest.mark.parametrize("wrong", [0.0, -0.1, 1.1, float("nan")])
@@ -52,7 +56,7 @@ def test_a_probability_out_of_range_is_refused(wrong):
 def test_rounds_and_attempts_draw_different_cohorts_and_the_same_one_again():
     root = keys.root_from_seed(3)
     drawn = [
-        PoissonSampling(0.5).select(USERS, keys.generator(keys.derive(root, "cohort", *place)))
+        PoissonSampling(0.5).select(USERS, 0, keys.generator(keys.derive(root, "cohort", *place)))
         for place in ((0, 0), (0, 1), (1, 0), (0, 0))
     ]
     assert np.array_equal(drawn[0], drawn[3])
@@ -64,3 +68,65 @@ def test_entropy_roots_differ_and_have_256_bits():
     roots = {keys.root_from_entropy() for _ in range(50)}
     assert len(roots) == 50
     assert all(len(root) == 32 for root in roots)
+
+
+def test_users_take_turns_and_the_curator_draws_who_takes_theirs():
+    claim = CyclicPoisson(0.25, cycle=10, rounds=300)
+    cohorts = [claim.select(USERS, row, generator(row)) for row in range(300)]
+    assert all(np.all(cohort % 10 == row % 10) for row, cohort in enumerate(cohorts))
+    times = np.bincount(np.concatenate(cohorts), minlength=1000)
+    assert times.mean() == pytest.approx(30 * 0.25, rel=0.05)
+    assert times.var() == pytest.approx(30 * 0.25 * 0.75, rel=0.2)
+
+
+def test_a_turn_costs_a_sampled_gaussian_of_one_column_of_the_strategy():
+    strategy = banded(2.0, Bands(300, [1.0, 0.5, 0.375])).strategy
+    claim = CyclicPoisson(0.25, cycle=10, rounds=290)
+    turn = GaussianDpEvent(2.0 / math.sqrt(1 + 0.5**2 + 0.375**2))
+    cost = repeated(claim.event(2.0, strategy), 290)
+    assert cost.count == 29
+    assert cost.event.sampling_probability == 0.25
+    assert cost.event.event.noise_multiplier == pytest.approx(turn.noise_multiplier, rel=1e-8)
+    # Less than without sampling, more than if each turn were a round of Poisson sampling among all users.
+    everyone = SelfComposedDpEvent(turn, 29)
+    lucky = SelfComposedDpEvent(PoissonSampledDpEvent(0.025, turn), 29)
+    assert epsilon(lucky, 1e-5) < epsilon(cost, 1e-5) < epsilon(everyone, 1e-5)
+    assert event_from_json(event_to_json(claim.event(2.0, strategy))) == claim.event(2.0, strategy)
+
+
+def test_jax_privacy_agrees_about_turns():
+    from jax_privacy.experimental.accounting import amplified_bandmf_event
+
+    strategy = banded(1.5, Bands(62, [1.0, 0.5, 0.375, 0.3125])).strategy
+    ours = repeated(CyclicPoisson(0.2, cycle=4, rounds=54).event(1.5, strategy), 62)
+    column = math.sqrt(1 + 0.5**2 + 0.375**2 + 0.3125**2)  # its strategies have columns of norm 1
+    theirs = amplified_bandmf_event(1.5 / column, iterations=62, num_bands=4, sampling_prob=0.2)
+    assert ours.count == theirs.count == 16
+    assert ours.event.sampling_probability == theirs.event.sampling_probability
+    assert ours.event.event.noise_multiplier == pytest.approx(theirs.event.event.noise_multiplier)
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        tree(1.0, 300),
+        blt(1.0, Buffers(300, (0.9,), (0.4,))),
+        banded(1.0, Bands(300, [1.0, 0.5, 0.375, 0.3125])),
+    ],
+)
+def test_noise_that_ties_a_users_turns_together_is_refused(noise):
+    with pytest.raises(ValueError, match="sampling proves nothing"):
+        CyclicPoisson(0.1, cycle=3, rounds=200).event(1.0, noise.strategy)
+
+
+def test_turns_that_two_rows_of_noise_share_would_cost_more():
+    """Why it is refused: with more bands than rounds between two turns, a user who takes both moves some rows twice."""
+    strategy = banded(1.0, Bands(40, [1.0, 0.5, 0.375, 0.3125])).strategy
+    separate = 2 * strategy.sensitivity_squared(40, 0, 1)
+    assert strategy.sensitivity_squared(40, 3, 2) == pytest.approx(separate)  # four rounds apart: as if separate
+    assert strategy.sensitivity_squared(40, 2, 2) > 1.1 * separate
+
+
+def test_a_cycle_that_cannot_fill_its_cohorts_is_refused():
+    with pytest.raises(ValueError, match="fewer bands"):
+        CyclicPoisson(1.5, cycle=4, rounds=10)

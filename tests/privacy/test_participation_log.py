@@ -10,7 +10,7 @@ from dp_accounting import GaussianDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taciturn.core import Algorithm, ServerState
+from taciturn.core import Algorithm, FailedRound, ServerState
 from taciturn.data.layout import Layout, Unrolls
 from taciturn.data.population import build_population
 from taciturn.data.vocabulary import Vocabulary
@@ -18,7 +18,7 @@ from taciturn.fleets.simulated import SimulatedFleet
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget
 from taciturn.privacy.clipping import MOST_REPORTS, flat_clip
-from taciturn.privacy.correlated_noise import blt
+from taciturn.privacy.correlated_noise import Buffers, blt
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.estimators import fixed_denominator
 from taciturn.privacy.ledger import Ledger, LedgerError
@@ -132,7 +132,7 @@ def algorithm(participation=CLAIM, private=None):
         init=lambda params: ServerState(params, ()),
         user_update=lambda message, user, key: {"x": message.params["x"] + 1e-3 * jnp.sum(user.batches)},
         server_update=lambda server, estimate: ServerState(estimate, ()),
-        mechanism=private or mechanism(flat_clip(1.0), fixed_denominator(3.0), blt(1.0, 17, (0.9,), (0.4,))),
+        mechanism=private or mechanism(flat_clip(1.0), fixed_denominator(3.0), blt(1.0, Buffers(17, (0.9,), (0.4,)))),
         participation=participation,
     )
 
@@ -172,7 +172,7 @@ def test_cohorts_keep_the_claim_without_being_told(people, tmp_path):
 
 def test_a_fleet_that_breaks_the_claim_is_stopped_before_the_sum(people, tmp_path, monkeypatch):
     door = opened(people, tmp_path)
-    monkeypatch.setattr(MinSeparation, "select", lambda self, available, generator: np.array([0, 1, 2]))
+    monkeypatch.setattr(MinSeparation, "select", lambda self, available, row, generator: np.array([0, 1, 2]))
     state = algorithm().mechanism.init(ZERO)
     _, state = door.private_mean(ZERO, state, 0)
     with pytest.raises(ParticipationBreach):
@@ -182,7 +182,8 @@ def test_a_fleet_that_breaks_the_claim_is_stopped_before_the_sum(people, tmp_pat
 
 def test_too_few_users_for_the_separation_is_said(people, tmp_path):
     of = algorithm(
-        MinSeparation(5, 2, 3, 9), mechanism(flat_clip(1.0), fixed_denominator(5.0), blt(1.0, 17, (0.9,), (0.4,)))
+        MinSeparation(5, 2, 3, 9),
+        mechanism(flat_clip(1.0), fixed_denominator(5.0), blt(1.0, Buffers(17, (0.9,), (0.4,)))),
     )
     door = opened(people, tmp_path, of)
     state = of.mechanism.init(ZERO)
@@ -204,7 +205,7 @@ def test_a_claim_and_its_log_go_together(people, tmp_path):
 
 
 def test_correlated_noise_is_refused_with_sampling_and_with_a_clip_norm_that_changes():
-    noise = blt(1.0, 17, (0.9,), (0.4,))
+    noise = blt(1.0, Buffers(17, (0.9,), (0.4,)))
     private = mechanism(flat_clip(1.0), fixed_denominator(3.0), noise)
     with pytest.raises(ValueError, match="min-separation"):
         private.event(PoissonSampling(0.5))
@@ -356,3 +357,105 @@ def test_two_processes_on_one_run_do_not_release_more_than_is_charged(people, tm
 def test_there_is_no_more_noise_than_was_declared(people, tmp_path):
     door = opened(people, tmp_path)
     assert door.account.allowed == 17  # nine rounds, and a few to do again
+
+
+class Unreliable(SimulatedFleet):
+    """Fails as often as it is told to."""
+
+    everyone_reports = False
+    failing = 0
+
+    def sum_reports(self, program, message, cohort, key):
+        if self.failing:
+            self.failing -= 1
+            raise FailedRound
+        return super().sum_reports(program, message, cohort, key)
+
+
+def unreliable(people, tmp_path, reopen=False):
+    door = opened(people, tmp_path, reopen=reopen)
+    door._fleet = Unreliable(people, Layout(Unrolls(4), 2, 1))
+    return door
+
+
+def test_a_failed_round_releases_nothing_uses_no_noise_and_asks_others(people, tmp_path):
+    door = unreliable(people, tmp_path)
+    state = algorithm().mechanism.init(ZERO)
+    _, state = door.private_mean(ZERO, state, 0)
+    door._fleet.failing = 4
+    _, state = door.private_mean(ZERO, state, 1)
+    book = log(tmp_path)
+    assert len(door.account.charges) == book.rows == int(state.round) == 2
+    assert book.failures(1) == book.failed == 4
+    asked = [one for one in cohorts_ever(tmp_path / "participation.log") if one is not None]
+    assert len(asked) == 6
+    assert len({tuple(one) for one in asked[1:]}) >= 4  # tried again with others
+
+
+def cohorts_ever(path):
+    """Every entry of a log, those of failed rounds too; None for a failure."""
+    content, place, entries = path.read_bytes(), 0, []
+    while place < len(content):
+        count = int.from_bytes(content[place : place + 8], "little", signed=True)
+        end = place + 8 + 8 * max(count, 0)
+        entries.append(None if count < 0 else np.frombuffer(content[place + 8 : end], np.int64))
+        place = end + 16
+    return entries
+
+
+def test_noise_goes_on_over_failed_rounds_as_if_they_had_not_been(people, tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.mkdir(), other.mkdir()
+    steady, failing = unreliable(people, one), unreliable(people, other)
+    state, failed_state = algorithm().mechanism.init(ZERO), algorithm().mechanism.init(ZERO)
+    for round in range(4):
+        _, state = steady.private_mean(ZERO, state, round)
+        failing._fleet.failing = round % 2
+        _, failed_state = failing.private_mean(ZERO, failed_state, round)
+    assert int(state.round) == int(failed_state.round) == 4
+    assert len(failing.account.charges) == 4
+
+
+def test_a_failure_is_on_record_and_a_crash_after_it_does_not_bring_the_cohort_back(people, tmp_path):
+    door = unreliable(people, tmp_path)
+    door._fleet.failing = 1
+
+    class Crash(Exception):
+        pass
+
+    def crash(*arguments):
+        raise Crash
+
+    fail = door._log.fail
+    door._log.fail = lambda: (fail(), crash())
+    state = algorithm().mechanism.init(ZERO)
+    with pytest.raises(Crash):
+        door.private_mean(ZERO, state, 0)
+    assert log(tmp_path).rows == 0
+    assert log(tmp_path).failures(0) == 1
+    again = unreliable(people, tmp_path, reopen=True)
+    _, state = again.private_mean(ZERO, state, 0)
+    assert log(tmp_path).rows == len(again.account.charges) == 1
+
+
+def test_only_the_newest_entry_can_fail_and_only_before_another_is_recorded(tmp_path):
+    book = log(tmp_path)
+    with pytest.raises(ParticipationBreach):
+        book.fail()
+    book.record(np.array([1, 2]))
+    book.fail()
+    with pytest.raises(ParticipationBreach):
+        book.fail()
+    book.record(np.array([1, 2]))  # nothing was released about them, so they may be asked again
+    book.eligible(np.arange(10))
+    with pytest.raises(ParticipationBreach):
+        book.fail()
+    assert log(tmp_path).observed == (None, 1)
+
+
+def test_a_failure_that_no_entry_comes_before_is_no_entry(tmp_path):
+    book = log(tmp_path)
+    content = (-1).to_bytes(8, "little", signed=True)
+    (tmp_path / "participation.log").write_bytes(content + book._checksum(book._chain, content))
+    with pytest.raises(ParticipationBreach):
+        log(tmp_path)

@@ -5,7 +5,7 @@ users runs on each core, which is twice as fast there.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
@@ -36,8 +36,8 @@ class SimulatedFleet:
         self._on_cpu = self._devices[0].platform == "cpu"
         self._program: Program | None = None
 
-    def users(self) -> UserIds:
-        return np.arange(len(self._texts))
+    def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
+        return eligible(np.arange(len(self._texts)))
 
     def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
         if program is not self._program:  # traced and compiled once, used in every round

@@ -49,34 +49,29 @@ logging.getLogger("absl").setLevel(logging.ERROR)
 class CorrelatedDpEvent(DpEvent):
     """Gaussian noise that is correlated over a run's releases, and a claim about how often a user takes part in them.
 
-    Several releases are one Gaussian mechanism, of sensitivity `squared(n)`^½ for the first n (privacy/sensitivity.py).
+    One release has no cost of its own. The first n together have: that of one Gaussian mechanism (privacy/sensitivity.py), or of
+    one for each turn of a user, where the curator draws who takes it (privacy/participation.py).
     """
 
-    noise_multiplier: float
-    sensitivities: tuple[tuple[int, float], ...]  # (releases, squared sensitivity of that many), rising
+    costs: tuple[tuple[int, DpEvent], ...]  # (releases, what that many cost), rising
     claim: str  # in words: which noise, which participation
 
     def __post_init__(self) -> None:
-        counts, squares = zip(*self.sensitivities, strict=True)
-        rising = all(a < b for a, b in pairwise(counts)) and all(a <= b for a, b in pairwise(squares))
-        if not (
-            0 < self.noise_multiplier < math.inf
-            and counts[0] > 0
-            and squares[0] > 0
-            and rising
-            and squares[-1] < math.inf
-        ):
-            raise ValueError("the sensitivities of a run rise with its releases, and are finite")
+        counts, values = [count for count, _ in self.costs], [rho(cost) for _, cost in self.costs]
+        rising = all(a < b for a, b in pairwise(counts)) and all(a <= b for a, b in pairwise(values))
+        if not (counts and counts[0] > 0 and values[0] > 0 and rising and values[-1] < math.inf):
+            raise ValueError("the costs of a run rise with its releases, and are finite")
 
-    def squared(self, releases: int) -> float:
-        """For the next number of releases that is listed, which is no less."""
-        for count, square in self.sensitivities:
-            if releases <= count:
-                return square
-        raise ValueError(f"this run has noise for {self.sensitivities[-1][0]} releases, not for {releases}")
+    @property
+    def most(self) -> int:
+        return self.costs[-1][0]
 
     def first(self, releases: int) -> DpEvent:
-        return GaussianDpEvent(self.noise_multiplier / math.sqrt(self.squared(releases)))
+        """The cost of the next number of releases that is listed, which is no less."""
+        for count, cost in self.costs:
+            if releases <= count:
+                return cost
+        raise ValueError(f"this run has noise for {self.most} releases, not for {releases}")
 
 
 @dataclass(frozen=True)
@@ -206,7 +201,7 @@ def repeated(release: DpEvent, count: int) -> DpEvent:
 
 def most_releases(release: DpEvent, wanted: int) -> int:
     """How many releases there can be at all."""
-    return min(wanted, release.sensitivities[-1][0]) if isinstance(release, CorrelatedDpEvent) else wanted
+    return min(wanted, release.most) if isinstance(release, CorrelatedDpEvent) else wanted
 
 
 def composed(earlier: Sequence[DpEvent], event: DpEvent) -> DpEvent:
@@ -279,13 +274,8 @@ def event_to_json(event: DpEvent) -> dict[str, Any]:
         case NonPrivateDpEvent():
             return {"event": "non-private"}
         case CorrelatedDpEvent():
-            squares = [list(pair) for pair in event.sensitivities]
-            return {
-                "event": "correlated",
-                "noise_multiplier": event.noise_multiplier,
-                "squares": squares,
-                "claim": event.claim,
-            }
+            costs = [[count, event_to_json(cost)] for count, cost in event.costs]
+            return {"event": "correlated", "costs": costs, "claim": event.claim}
         case _:
             raise TypeError(f"the ledger has no words for {event}")
 
@@ -303,15 +293,10 @@ def event_from_json(row: dict[str, Any]) -> DpEvent:
             return SelfComposedDpEvent(event_from_json(inner), count)
         case {"event": "non-private"}:
             return NonPrivateDpEvent()
-        case {
-            "event": "correlated",
-            "noise_multiplier": float(multiplier),
-            "squares": list(squares),
-            "claim": str(claim),
-        }:
-            if not all(type(count) is int and type(square) is float for count, square in squares):
+        case {"event": "correlated", "costs": list(costs), "claim": str(claim)}:
+            if not all(type(count) is int and isinstance(cost, dict) for count, cost in costs):
                 raise ValueError(f"this is no event that a ledger could hold: {row}")
-            return CorrelatedDpEvent(multiplier, tuple((count, square) for count, square in squares), claim)
+            return CorrelatedDpEvent(tuple((count, event_from_json(cost)) for count, cost in costs), claim)
         case _:
             raise ValueError(f"this is no event that a ledger could hold: {row}")
 

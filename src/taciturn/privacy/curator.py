@@ -16,12 +16,12 @@ import json
 import operator
 
 import jax
-import numpy as np
 
 from taciturn import keys
 from taciturn.core import (
     Algorithm,
     Estimate,
+    FailedRound,
     Fleet,
     Key,
     MechanismState,
@@ -36,6 +36,7 @@ from taciturn.privacy.account import Account
 from taciturn.privacy.accounting import event_to_json
 from taciturn.privacy.participation import WrongNumberOfUsers
 from taciturn.privacy.participation_log import ParticipationBreach, ParticipationLog
+from taciturn.privacy.seals import fingerprint
 
 
 class Curator:
@@ -80,7 +81,7 @@ class Curator:
         attempts = self.account.attempts(round)
         if attempts:  # charged, and nobody remembers the result: a crash, or a second call
             attempt, seal = attempts[-1]
-            total = self._total(params, state, round, attempt, self._drawn(round, attempt))
+            total = self._total(params, state, round, attempt, self._drawn(round, attempt, row=round))
             if hmac.compare_digest(seal, self._seal(total, state, round, attempt)):
                 return self._released(state, total, seal, round, attempt)
         return self._charged(params, state, round)
@@ -102,7 +103,7 @@ class Curator:
         self._check_state(state, round)
         if row < len(charges) and charges[row]["round"] == round:
             attempt, seal = charges[row]["attempt"], charges[row]["seal"]
-            total = self._total(params, state, round, attempt, log.cohort(row))
+            total = self._total(params, state, round, attempt, log.cohort(row), log.failures(row))
             if hmac.compare_digest(seal, self._seal(total, state, round, attempt)):
                 return self._released(state, total, seal, round, attempt)
         for lost in charges[row:]:
@@ -113,8 +114,11 @@ class Curator:
         """A release that nobody has seen: another attempt, with a cohort and noise of its own."""
         self.account.check_budget()
         attempt = len(self.account.attempts(round))
-        cohort = self._new_cohort(round, attempt)  # Cᵗ ← sample users with probability q
-        total = self._total(params, state, round, attempt, cohort)  # Σ w_k Δ_k, each already clipped
+        if self._log is None:
+            cohort = self._drawn(round, attempt, row=round)  # Cᵗ ← sample users with probability q
+            total = self._total(params, state, round, attempt, cohort)  # Σ w_k Δ_k, each already clipped
+        else:
+            total = self._total_of_a_new_cohort(params, state, round, attempt, self._log)
         seal = self._seal(total, state, round, attempt)
         self.account.charge(round, attempt, seal)  # M.accum_priv_spending(z)
         return self._released(state, total, seal, round, attempt)  # f̃ + N(0, Iσ²)
@@ -133,36 +137,48 @@ class Curator:
         if not hmac.compare_digest(self._states.setdefault(round, given), given):
             raise ValueError(f"round {round} does not go on from the state that the round before it left")
 
-    def _drawn(self, round: int, attempt: int) -> UserIds:
+    def _drawn(self, round: int, attempt: int, row: int, failures: int = 0) -> UserIds:
         # Another attempt takes another cohort: two releases about one sample would cost more than two rounds.
-        generator = keys.generator(keys.derive(self._root, "cohort", round, attempt))
-        users = self._fleet.users() if self._log is None else self._log.eligible(self._fleet.users())
-        return self._participation.select(users, generator)
+        generator = keys.generator(keys.derive(self._root, _after("cohort", failures), round, attempt))
+        users = self._fleet.users(self._log.eligible if self._log else lambda users: users)
+        return self._participation.select(users, row, generator)
 
-    def _new_cohort(self, round: int, attempt: int) -> UserIds:
-        if self._log is None:
-            return self._drawn(round, attempt)
+    def _total_of_a_new_cohort(
+        self, params: Params, state: MechanismState, round: int, attempt: int, log: ParticipationLog
+    ) -> Report:
+        """Tries until a cohort reports. Who was asked is on record before anything is summed; a round that fails releases nothing,
+        so it uses no row of noise and counts for nobody, whatever became of the devices' own timers."""
         row = len(self.account.charges)
-        if (
-            self._log.rows == row
-        ):  # else a crash came between the log and the charge: that cohort was asked, and is this row's
-            self._log.record(self._drawn(round, attempt))
-        return self._log.cohort(row)
+        while True:
+            failures = log.failures(row)
+            if (
+                log.rows == row
+            ):  # else a crash came between the log and the charge: that cohort was asked, and is this row's
+                log.record(self._drawn(round, attempt, row, failures))
+            try:
+                return self._total(params, state, round, attempt, log.cohort(row), failures)
+            except FailedRound:
+                log.fail()
 
-    def _total(self, params: Params, state: MechanismState, round: int, attempt: int, cohort: UserIds) -> Report:
+    def _total(
+        self, params: Params, state: MechanismState, round: int, attempt: int, cohort: UserIds, failures: int = 0
+    ) -> Report:
         if len(cohort) > self._mechanism.most_reports:
             raise WrongNumberOfUsers(
                 f"a cohort of {len(cohort)} users is far more than was expected: there are more users than participation.users says"
             )
         message = Message(params, self._mechanism.public(state))  # θᵗ, clip norm
-        user_key = keys.jax_keys(keys.derive(self._root, "users", round, attempt), 1)[0]
+        user_key = keys.jax_keys(keys.derive(self._root, _after("users", failures), round, attempt), 1)[0]
         return self._fleet.sum_reports(self._program, message, cohort, user_key)
 
     def _noise_keys(self, seal: str, round: int, attempt: int) -> jax.Array:
         return keys.jax_keys(keys.derive(self._root, f"noise {seal}", round, attempt), self._mechanism.noise_keys)
 
     def _seal(self, total: PyTree, state: PyTree, round: int, attempt: int) -> str:
-        digest = hashlib.blake2b(key=keys.derive(self._root, "seal", round, attempt), digest_size=16)
-        for leaf in jax.tree.leaves(jax.device_get((total, state))):
-            digest.update(np.asarray(leaf).tobytes())
-        return digest.hexdigest()
+        secret = keys.derive(self._root, "seal", round, attempt)
+        return hashlib.blake2b(fingerprint(secret, (total, state)), key=secret, digest_size=16).hexdigest()
+
+
+def _after(purpose: str, failures: int) -> str:
+    """Rounds that are tried again ask others, with other keys."""
+    return purpose if failures == 0 else f"{purpose} after {failures} failed rounds"

@@ -10,11 +10,18 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent
+from dp_accounting import (
+    DpEvent,
+    GaussianDpEvent,
+    PoissonSampledDpEvent,
+    SampledWithoutReplacementDpEvent,
+    SelfComposedDpEvent,
+)
 
 from taciturn.core import Strategy, UserIds
 from taciturn.privacy.accounting import CorrelatedDpEvent
 from taciturn.privacy.noise import INDEPENDENT
+from taciturn.privacy.sensitivity import most_participations
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,7 @@ class PoissonSampling:
         if not 0 < self.probability <= 1:
             raise ValueError(f"a sampling probability lies in (0, 1]; {self.probability} does not")
 
-    def select(self, available: UserIds, generator: np.random.Generator) -> UserIds:
+    def select(self, available: UserIds, row: int, generator: np.random.Generator) -> UserIds:
         return available[generator.random(len(available)) < self.probability]
 
     def event(self, noise_multiplier: float, strategy: Strategy = INDEPENDENT) -> DpEvent:
@@ -61,7 +68,7 @@ class FixedSize:
         if not 0 < self.size <= self.users:
             raise ValueError(f"a cohort of {self.size} cannot be drawn without replacement from {self.users} users")
 
-    def select(self, available: UserIds, generator: np.random.Generator) -> UserIds:
+    def select(self, available: UserIds, row: int, generator: np.random.Generator) -> UserIds:
         if len(available) < self.users:
             raise WrongNumberOfUsers(
                 f"fixed-size rounds are accounted for {self.users} users, but fewer are there: the cost would be understated; "
@@ -96,39 +103,102 @@ class MinSeparation:
     min_separation: int  # MinS: rounds strictly between two participations of a user
     max_participations: int  # MaxP
     rounds: int  # T
+    over_selection: float = 1.0  # how many are asked for each report that is needed
     adjacency = "zero out one user"
     sampled_by_curator = False
+
+    @property
+    def asked(self) -> int:
+        return math.ceil(self.over_selection * self.size)
 
     @property
     def limits(self) -> tuple[int, int]:
         return self.min_separation, self.max_participations
 
     def __post_init__(self) -> None:
-        if self.size < 1 or self.min_separation < 0 or self.max_participations < 1 or self.rounds < 1:
+        if min(self.size, self.max_participations, self.rounds, self.over_selection) < 1 or self.min_separation < 0:
             raise ValueError(
                 "a min-separation participation needs a report goal, a separation ≥ 0 and at least one participation"
             )
 
-    def select(self, available: UserIds, generator: np.random.Generator) -> UserIds:
-        if len(available) < self.size:
+    def select(self, available: UserIds, row: int, generator: np.random.Generator) -> UserIds:
+        if len(available) < self.asked:
             raise WrongNumberOfUsers(
-                f"only {len(available)} users may take part in this round, and {self.size} are wanted: the others took part less than "
+                f"only {len(available)} users may take part in this round, and {self.asked} are wanted: the others took part less than "
                 f"{self.min_separation} rounds ago, or {self.max_participations} times. Lower the cohort or the separation"
             )
-        return np.sort(generator.choice(available, self.size, replace=False))
+        return np.sort(generator.choice(available, self.asked, replace=False))
 
     def event(self, noise_multiplier: float, strategy: Strategy) -> DpEvent:
         if self.rounds > strategy.rows:
             raise ValueError(f"there is noise for {strategy.rows} rounds, and the claim is about {self.rounds}")
-        # Charged up front, for all rounds: when to stop may depend on what was seen.
-        counts = sorted({self.rounds, min(strategy.rows, self.rounds + spare_rounds(self.rounds))})
+        counts = _counts(self.rounds, strategy)
         squares = [strategy.sensitivity_squared(n, self.min_separation, self.max_participations) for n in counts]
         rising = itertools.accumulate(squares, max)  # as it must, but for rounding
         claim = (
             f"{strategy.name} noise; at least {self.min_separation} rounds between two participations of a user, at most "
             f"{self.max_participations} participations"
         )
-        return CorrelatedDpEvent(noise_multiplier, tuple(zip(counts, rising, strict=True)), claim)
+        costs = (GaussianDpEvent(noise_multiplier / math.sqrt(square)) for square in rising)
+        return CorrelatedDpEvent(tuple(zip(counts, costs, strict=True)), claim)
+
+
+@dataclass(frozen=True)
+class CyclicPoisson:
+    """Users take turns, and the curator draws who takes theirs: in row t those whose number is t modulo `cycle`, each independently with
+    probability q. With noise that correlates no rows as far apart as that, a user's turns are separate Gaussian mechanisms, and
+    sampling makes each of them cheaper (Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization").
+
+    Neighbours differ in one user's reports, as with MinSeparation: numbers are places in the list of users, which stays the same.
+    """
+
+    probability: float  # q, of taking one's turn
+    cycle: int
+    rounds: int  # T
+    adjacency = "zero out one user"
+    sampled_by_curator = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.probability <= 1 or self.cycle < 1 or self.rounds < 1:
+            raise ValueError(
+                f"users who take turns every {self.cycle} rounds would have to come with probability {self.probability:.3g}: fewer "
+                "bands, or smaller cohorts"
+            )
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        return self.cycle - 1, self._turns(self.rounds + spare_rounds(self.rounds))
+
+    def _turns(self, rows: int) -> int:
+        return most_participations(rows, self.cycle - 1)
+
+    def select(self, available: UserIds, row: int, generator: np.random.Generator) -> UserIds:
+        turn = available[available % self.cycle == row % self.cycle]
+        return turn[generator.random(len(turn)) < self.probability]
+
+    def event(self, noise_multiplier: float, strategy: Strategy) -> DpEvent:
+        if strategy.bands is None or strategy.bands > self.cycle:
+            raise ValueError(
+                f"{strategy.name} noise correlates rows further apart than the {self.cycle} rounds between two turns of a user, where "
+                "sampling proves nothing: use banded noise with no more bands than that"
+            )
+        if self.rounds > strategy.rows:
+            raise ValueError(f"there is noise for {strategy.rows} rounds, and the claim is about {self.rounds}")
+        counts = _counts(self.rounds, strategy)
+        turn = GaussianDpEvent(
+            noise_multiplier / math.sqrt(strategy.sensitivity_squared(counts[-1], self.cycle - 1, 1))
+        )
+        sampled = turn if self.probability == 1 else PoissonSampledDpEvent(self.probability, turn)
+        claim = (
+            f"{strategy.name} noise; a user has a turn every {self.cycle} rounds and takes it with probability "
+            f"{self.probability:.3g}, drawn by the curator"
+        )
+        return CorrelatedDpEvent(tuple((n, SelfComposedDpEvent(sampled, self._turns(n))) for n in counts), claim)
+
+
+def _counts(rounds: int, strategy: Strategy) -> list[int]:
+    """Numbers of releases to state a cost for. All rounds are charged up front: when to stop may depend on what was seen."""
+    return sorted({rounds, min(strategy.rows, rounds + spare_rounds(rounds))})
 
 
 def spare_rounds(rounds: int) -> int:

@@ -1,8 +1,9 @@
 """Who took part when: the curator's secret record, by which a claim about participation is enforced.
 
-**Guarantee:** entry r is the cohort of noise row r. It is on disk (fsync) before `record` returns, and one that would break the claim is
-never recorded. Entries carry a chain of keyed checksums, so that what is read back is what this run wrote, in that order; what is not
-whole at the end is cut off, and the curator refuses a log that is shorter than the ledger's charges.
+**Guarantee:** entry r is the cohort of noise row r, as it was asked. It is on disk (fsync) before `record` returns, and one that would
+break the claim is never recorded. Entries carry a chain of keyed checksums, so that what is read back is what this run wrote, in that
+order; what is not whole at the end is cut off, and the curator refuses a log that is shorter than the ledger's charges. Only the
+newest entry can be taken back, and only by an entry that says its round failed.
 
 The log says who took part, so it lives among a run's secrets and is deleted with them.
 """
@@ -19,6 +20,7 @@ from taciturn.core import UserIds
 from taciturn.files import sync_folder
 
 _COUNT = struct.Struct("<q")
+_FAILED = -1  # in place of a count: the entry before is of a round that failed
 _CHECKSUM = 16
 
 
@@ -32,8 +34,9 @@ class ParticipationLog:
         self.limits = min_separation, max_participations
         self._path, self._distance, self._most, self._key = path, min_separation + 1, max_participations, key
         self._cohorts: list[UserIds] = []
-        self._last: dict[int, int] = {}  # user → row of the last participation
-        self._times: dict[int, int] = {}
+        self._failures: dict[int, int] = {}  # row → cohorts that were asked for it and of which too few reported
+        self._settled = 0  # rows that are in the two arrays below; the newest is not, as long as it may still fail
+        self._last, self._times = np.zeros(0, np.int64), np.zeros(0, np.int64)  # by user: last row + 1, participations
         self._closest: int | None = None
         self._chain = self._checksum(b"", repr(self.limits).encode())
         if path.exists():
@@ -46,21 +49,44 @@ class ParticipationLog:
     @property
     def observed(self) -> tuple[int | None, int]:
         """(the fewest rounds between two participations of a user, the most participations of one); None: nobody came twice."""
-        return (None if self._closest is None else self._closest - 1), max(self._times.values(), default=0)
+        self._settle()
+        return (None if self._closest is None else self._closest - 1), int(self._times.max(initial=0))
+
+    @property
+    def failed(self) -> int:
+        return sum(self._failures.values())
+
+    def failures(self, row: int) -> int:
+        return self._failures.get(row, 0)
 
     def cohort(self, row: int) -> UserIds:
         return self._cohorts[row]
 
     def eligible(self, users: UserIds) -> UserIds:
         """Those who may take part in the next row."""
-        return np.array([user for user in users if self._may(int(user))], dtype=np.asarray(users).dtype)
+        self._settle()
+        users = np.asarray(users)
+        self._make_room(users)
+        last = self._last[users]
+        rested = (last == 0) | (self.rows + 1 - last >= self._distance)
+        return users[rested & (self._times[users] < self._most)]
 
     def record(self, cohort: UserIds) -> None:
-        """The cohort of the next row."""
+        """The cohort of the next row, as it was asked; those who report are among them."""
+        cohort = np.asarray(cohort, np.int64)
         problem = self._problem(cohort)
         if problem:
             raise ParticipationBreach(f"{problem}; what was claimed would not hold, and nothing was summed")
-        content = _COUNT.pack(len(cohort)) + np.asarray(cohort, np.int64).tobytes()
+        self._append(_COUNT.pack(len(cohort)) + cohort.tobytes())
+        self._cohorts.append(cohort)
+
+    def fail(self) -> None:
+        """Too few of the newest cohort reported: nothing is released about them, and the row is the next cohort's."""
+        self._check_newest()
+        self._append(_COUNT.pack(_FAILED))
+        self._drop_newest()
+
+    def _append(self, content: bytes) -> None:
         checksum = self._checksum(self._chain, content)
         is_new = not self._path.exists()
         with open(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
@@ -74,32 +100,44 @@ class ParticipationLog:
                 raise
         if is_new:
             sync_folder(self._path.parent)
-        self._take(np.asarray(cohort), checksum)
+        self._chain = checksum
 
     def _problem(self, cohort: UserIds) -> str | None:
-        users = [int(user) for user in cohort]
-        if len(set(users)) != len(users):
+        if len(np.unique(cohort)) != len(cohort):
             return "a user is twice in one cohort"
-        breaking = sum(not self._may(user) for user in users)
+        if len(cohort) and cohort.min() < 0:
+            return "a cohort has a user who is nobody"
+        breaking = len(cohort) - len(self.eligible(cohort))
         if breaking:
             rest = f"took part less than {self._distance - 1} rounds ago, or {self._most} times already"
             return f"{breaking} users of a cohort {rest}"
         return None
 
-    def _may(self, user: int) -> bool:
-        last = self._last.get(user)
-        return (last is None or self.rows - last >= self._distance) and self._times.get(user, 0) < self._most
+    def _settle(self) -> None:
+        for row in range(self._settled, self.rows):
+            cohort = self._cohorts[row]
+            self._make_room(cohort)
+            again = self._last[cohort][self._last[cohort] > 0]
+            if len(again):
+                nearest = row + 1 - int(again.max())
+                self._closest = nearest if self._closest is None else min(self._closest, nearest)
+            self._last[cohort] = row + 1
+            self._times[cohort] += 1
+        self._settled = self.rows
 
-    def _take(self, cohort: UserIds, checksum: bytes) -> None:
-        row = self.rows
-        for user in map(int, cohort):
-            if user in self._last:
-                between = row - self._last[user]
-                self._closest = between if self._closest is None else min(self._closest, between)
-            self._last[user] = row
-            self._times[user] = self._times.get(user, 0) + 1
-        self._cohorts.append(cohort)
-        self._chain = checksum
+    def _make_room(self, users: UserIds) -> None:
+        missing = int(users.max(initial=-1)) + 1 - len(self._last)
+        if missing > 0:
+            self._last, self._times = np.pad(self._last, (0, missing)), np.pad(self._times, (0, missing))
+
+    def _check_newest(self) -> None:
+        if self._settled == self.rows:
+            raise ParticipationBreach("only the newest cohort of a log can have failed, and only once")
+
+    def _drop_newest(self) -> None:
+        self._check_newest()
+        self._cohorts.pop()
+        self._failures[self.rows] = self.failures(self.rows) + 1
 
     def _checksum(self, before: bytes, content: bytes) -> bytes:
         return hashlib.blake2b(before + content, key=self._key[:64], digest_size=_CHECKSUM).digest()
@@ -108,15 +146,18 @@ class ParticipationLog:
         content, place = self._path.read_bytes(), 0
         while place + _COUNT.size <= len(content):
             (count,) = _COUNT.unpack_from(content, place)
-            end = place + _COUNT.size + 8 * count
+            end = place + _COUNT.size + 8 * max(count, 0)
             entry, checksum = content[place:end], content[end : end + _CHECKSUM]
-            if count < 0 or not hmac.compare_digest(checksum, self._checksum(self._chain, entry)):
+            if count < _FAILED or not hmac.compare_digest(checksum, self._checksum(self._chain, entry)):
                 break
-            cohort = np.frombuffer(entry, np.int64, count, _COUNT.size)
-            problem = self._problem(cohort)
-            if problem:
-                raise ParticipationBreach(f"{self._path} breaks the claim: {problem}; the run cannot go on")
-            self._take(cohort, checksum)
-            place = end + _CHECKSUM
+            if count == _FAILED:
+                self._drop_newest()
+            else:
+                cohort = np.frombuffer(entry, np.int64, count, _COUNT.size)
+                problem = self._problem(cohort)
+                if problem:
+                    raise ParticipationBreach(f"{self._path} breaks the claim: {problem}; the run cannot go on")
+                self._cohorts.append(cohort)
+            self._chain, place = checksum, end + _CHECKSUM
         if place < len(content):
             os.truncate(self._path, place)

@@ -11,6 +11,8 @@ it is exact.
 """
 
 import functools
+import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,33 +31,73 @@ def independent(rows: int) -> Strategy:
     def squared(rows: int, min_separation: int, max_participations: int) -> float:
         return float(min(max_participations, most_participations(rows, min_separation)))
 
-    return Strategy("independent", rows, squared, lambda rows: np.arange(1.0, rows + 1))
+    return Strategy("independent", rows, squared, lambda rows: np.arange(1.0, rows + 1), bands=1)
+
+
+def segments(rows: int, restarts: tuple[int, ...]) -> list[int]:
+    """Lengths of the stretches of rows between restarts; the last may be cut short."""
+    bounds = [0, *(restart for restart in restarts if restart < rows), rows]
+    return [end - start for start, end in itertools.pairwise(bounds)]
+
+
+def _restarts(lengths: Sequence[int]) -> tuple[int, ...]:
+    if not lengths or min(lengths) < 1:
+        raise ValueError(f"noise that is restarted has at least one row in every segment; these have {list(lengths)}")
+    return tuple(itertools.accumulate(lengths))[:-1]
+
+
+def _named(name: str, restarts: tuple[int, ...]) -> str:
+    return f"{name}, restarted after {', '.join(map(str, restarts))} rounds" if restarts else name
 
 
 # Toeplitz strategies: banded, and BLT.
 
 
-def toeplitz(name: str, coefficients: np.ndarray) -> Strategy:
-    """C with `coefficients` down its first column, and the same on every diagonal. They must fall and not be negative."""
-    coefficients = np.asarray(coefficients, np.float64)
-    falling = np.all(np.diff(coefficients) <= 1e-12) and np.all(coefficients >= 0)
-    if not (len(coefficients) and coefficients[0] == 1 and falling):
-        raise ValueError("coefficients of a Toeplitz strategy start with 1, fall, and are not negative")
-
-    majorant = np.maximum.accumulate(coefficients[::-1])[::-1]  # falls strictly, where rounding did not
+def toeplitz(name: str, *columns: np.ndarray) -> Strategy:
+    """C with coefficients down its first column, and the same on every diagonal; one column for each segment between restarts.
+    Coefficients must fall and not be negative."""
+    for column in columns:
+        falling = np.all(np.diff(column) <= 1e-12) and np.all(np.asarray(column) >= 0)
+        if not (len(column) and column[0] == 1 and falling):
+            raise ValueError("coefficients of a Toeplitz strategy start with 1, fall, and are not negative")
+    restarts = _restarts([len(column) for column in columns])
+    # Falls strictly, where rounding did not.
+    majorants = [np.maximum.accumulate(np.asarray(column, np.float64)[::-1])[::-1] for column in columns]
 
     def squared(rows: int, min_separation: int, max_participations: int) -> float:
-        # Falling coefficients are worst when a user comes as early and as often as possible (Kalinin and Lampert 2024, Theorem 2).
-        column, moved = majorant[:rows], np.zeros(rows)
-        for start in range(0, rows, min_separation + 1)[:max_participations]:
-            moved[start:] += column[: rows - start]
-        return float(moved @ moved) * (1 + 1e-9)
+        lengths = segments(rows, restarts)
+        largest = {(0, 0): 0.0}  # (participations so far, rows of the next segment that are too soon) → ‖C u‖²
+        for position, (column, length) in enumerate(zip(majorants, lengths, strict=False)):
+            after: dict[tuple[int, int], float] = {}
+            for (before, rest), value in largest.items():
+                moved = _earliest(column[:length], rest, min_separation + 1, max_participations - before)
+                # More is worse, but what is not spent here can be spent later.
+                for count in range(len(moved) - 1 if position == len(lengths) - 1 else 0, len(moved)):
+                    state = before + count, max(0, rest + count * (min_separation + 1) - length)
+                    after[state] = max(after.get(state, 0.0), value + moved[count])
+            largest = after
+        return max(largest.values()) * (1 + 1e-9)
 
     def prefix_variance(rows: int) -> np.ndarray:
-        inverse = toeplitz_inverse(coefficients, rows)
-        return np.cumsum(np.cumsum(inverse) ** 2)
+        parts, done = [], 0.0
+        for column, length in zip(columns, segments(rows, restarts), strict=False):
+            inverse = toeplitz_inverse(np.asarray(column, np.float64), length)
+            parts.append(done + np.cumsum(np.cumsum(inverse) ** 2))
+            done = parts[-1][-1]
+        return np.concatenate(parts)
 
-    return Strategy(name, len(coefficients), squared, prefix_variance)
+    bands = max(int(np.flatnonzero(column)[-1]) + 1 for column in columns)
+    return Strategy(_named(name, restarts), sum(map(len, columns)), squared, prefix_variance, restarts, bands)
+
+
+def _earliest(column: np.ndarray, rest: int, distance: int, most: int) -> list[float]:
+    """‖C u‖² in one segment for 0, 1, 2, … participations, none in its first `rest` rows. Falling coefficients are worst when a user
+    comes as early as possible (Kalinin and Lampert 2024, Theorem 2)."""
+    squares, moved = [0.0], np.zeros(len(column))
+    for start in range(rest, len(column), distance)[:most]:
+        moved[start:] += column[: len(column) - start]
+        squares.append(float(moved @ moved))
+    return squares
 
 
 def toeplitz_inverse(coefficients: np.ndarray, rows: int) -> np.ndarray:
@@ -66,7 +108,7 @@ def toeplitz_inverse(coefficients: np.ndarray, rows: int) -> np.ndarray:
     return inverse
 
 
-def blt_coefficients(decay: tuple[float, ...], scale: tuple[float, ...], rows: int) -> np.ndarray:
+def blt_coefficients(decay: Sequence[float], scale: Sequence[float], rows: int) -> np.ndarray:
     """1, Σ ω_j, Σ ω_j θ_j, Σ ω_j θ_j², …: buffered linear Toeplitz (McMahan, Xu and Zhang 2024)."""
     powers = np.asarray(decay)[:, None] ** np.arange(rows - 1)
     return np.concatenate([[1.0], np.asarray(scale) @ powers])
@@ -77,16 +119,43 @@ def blt_coefficients(decay: tuple[float, ...], scale: tuple[float, ...], rows: i
 MOST_EXACT = 64  # participations; the exact search takes seconds beyond
 
 
-def tree(rows: int, honaker: bool) -> Strategy:
-    """Every complete node of a binary tree over the rounds has noise of its own (Kairouz et al. 2021)."""
-    own = tree_weights(rows.bit_length()) if honaker else np.ones(rows.bit_length())
+def tree(*lengths: int, honaker: bool) -> Strategy:
+    """Every complete node of a binary tree over the rounds has noise of its own (Kairouz et al. 2021). With several lengths there is a
+    tree for each segment between restarts; all but the last are completed by rows in which nothing happens, so that the noise
+    that stays is that of a root."""
+    restarts = _restarts(lengths)
+    levels = max(lengths).bit_length() + 1
+    own = tree_weights(levels) if honaker else np.ones(levels)
+
+    def squared(rows: int, min_separation: int, max_participations: int) -> float:
+        return tree_sensitivity_squared(rows, min_separation, max_participations, restarts)
 
     def prefix_variance(rows: int) -> np.ndarray:
-        bits = (np.arange(1, rows + 1)[:, None] >> np.arange(len(own))) & 1
-        return bits @ own
+        parts, done = [], 0.0
+        for length in segments(rows, restarts):
+            bits = (np.arange(1, length + 1)[:, None] >> np.arange(levels)) & 1
+            parts.append(done + bits @ own)
+            if sum(map(len, parts)) in restarts:
+                parts[-1][-1] = done + completed_weights(length, honaker)[-1]
+            done = parts[-1][-1]
+        return np.concatenate(parts)
 
     name = "tree with Honaker's variance reduction" if honaker else "tree"
-    return Strategy(name, rows, tree_sensitivity_squared, prefix_variance)
+    return Strategy(_named(name, restarts), sum(lengths), squared, prefix_variance, restarts)
+
+
+def completed_weights(rows: int, honaker: bool) -> list[float]:
+    """What `tree_weights` says, for the nodes over the last row of a tree that ends there, from the level that row completes to the
+    root: half of such a node may be empty, and what is empty has no noise."""
+    level = (rows & -rows).bit_length() - 1
+    weights = [float(tree_weights(level + 1)[-1]) if honaker else 1.0]
+    whole = tree_weights(rows.bit_length() + 1)
+    while 1 << level < rows:
+        is_right = (rows - 1) >> level & 1
+        below = weights[-1] + (whole[level] if is_right else 0.0)
+        weights.append(1 / (1 + 1 / below) if honaker else 1.0)
+        level += 1
+    return weights
 
 
 def tree_weights(levels: int) -> np.ndarray:
@@ -99,8 +168,10 @@ def tree_weights(levels: int) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=4096)
-def tree_sensitivity_squared(rows: int, min_separation: int, max_participations: int) -> float:
-    """The largest Σ (participations inside)² over all complete nodes; exact.
+def tree_sensitivity_squared(
+    rows: int, min_separation: int, max_participations: int, restarts: tuple[int, ...] = ()
+) -> float:
+    """The largest Σ (participations inside)² over all nodes that have noise; exact.
 
     A subtree is summed up by its frontier: for each number of participations in it and each value of the sum, how much room can be
     left free at its right end, as a function of the room that is to be left free at its left end. Two neighbours join if the room
@@ -108,21 +179,42 @@ def tree_sensitivity_squared(rows: int, min_separation: int, max_participations:
     """
     distance = min_separation + 1
     most = min(max_participations, most_participations(rows, min_separation))
-    if (
-        most > MOST_EXACT
-    ):  # every node as full as it can be: an upper bound, and exact where users may come to every round
-        sizes = 2 ** np.arange(rows.bit_length())
-        return float(np.sum(rows // sizes * np.minimum(most, -(-sizes // distance)) ** 2.0))
+    lengths = segments(rows, restarts)
+    ends = list(itertools.accumulate(lengths))
+    if most > MOST_EXACT:
+        return sum(_fullest(length, end in restarts, distance, most) for length, end in zip(lengths, ends, strict=True))
+    leaf = _Frontier({(1, 1): np.where(np.arange(distance) <= 0, 0, -1)}, 1)
+    whole = [leaf]  # complete subtrees by level
+    while 1 << len(whole) <= max(lengths):
+        whole.append(_joined(whole[-1], whole[-1], distance, most, square=True))
+
+    def completed(level: int, length: int) -> _Frontier:
+        """A subtree of which only the first rows are there."""
+        if length == 1 << level:
+            return whole[level]
+        if length == 0:
+            return _Frontier({}, 0)
+        half = 1 << (level - 1)
+        left, right = completed(level - 1, min(length, half)), completed(level - 1, max(0, length - half))
+        return _joined(left, right, distance, most, square=True)
+
     forest = _Frontier({}, 0)
-    subtree = _Frontier({(1, 1): np.where(np.arange(distance) <= 0, 0, -1)}, 1)
-    parts = []  # complete subtrees, from the smallest
-    for level in range(rows.bit_length()):
-        subtree = _joined(subtree, subtree, distance, most, square=True) if level else subtree
-        if rows >> level & 1:
-            parts.append(subtree)
-    for part in reversed(parts):  # the largest comes first
-        forest = _joined(forest, part, distance, most, square=False)
+    for length, end in zip(lengths, ends, strict=True):
+        if end in restarts:
+            parts = [completed((length - 1).bit_length(), length)]
+        else:  # the largest comes first
+            parts = [whole[level] for level in reversed(range(length.bit_length())) if length >> level & 1]
+        for part in parts:
+            forest = _joined(forest, part, distance, most, square=False)
     return float(max((value for _, value in forest.room), default=0))
+
+
+def _fullest(length: int, is_completed: bool, distance: int, most: int) -> float:
+    """Every node of a segment as full as it can be: an upper bound, and exact where users may come to every round."""
+    levels = (length - 1).bit_length() + 1 if is_completed else length.bit_length()
+    sizes = 2 ** np.arange(levels)
+    nodes = -(-length // sizes) if is_completed else length // sizes
+    return float(np.sum(nodes * np.minimum(most, -(-sizes // distance)) ** 2.0))
 
 
 class _Frontier(NamedTuple):

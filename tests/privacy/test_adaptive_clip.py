@@ -1,0 +1,178 @@
+"""Adaptive clipping: what one user can do, what is noised by how much, and when the clip norm changes."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taciturn.core import Report
+from taciturn.privacy.adaptive_clip import AdaptiveClip, Norms, centred_bit
+from taciturn.privacy.correlated_noise import Buffers, blt, tree
+from taciturn.privacy.mechanism import adaptive_mechanism
+from taciturn.privacy.noise import gaussian
+from taciturn.privacy.participation import MinSeparation
+
+ZERO = {"x": jnp.zeros(4000)}
+GOAL, MULTIPLIER = 100.0, 2.0
+CLIP = AdaptiveClip(start=1.0, count_stddev=5.0)
+
+
+def private(clip=CLIP, noise=None, most_reports=200):
+    return adaptive_mechanism(clip, GOAL, noise or tree(MULTIPLIER, 4, 4, 8), most_reports)
+
+
+def reports(mechanism, state, norm, users=1, weight=1.0):
+    """The total of so many users whose updates all have the same norm."""
+    update = {"x": jnp.full(4000, norm / np.sqrt(4000))}
+    one = mechanism.bound(mechanism.public(state), update, jnp.float32(weight), jax.random.key(0))
+    return jax.tree.map(lambda leaf: leaf * users, one)
+
+
+def keys(round, seed=0):
+    return jax.random.split(jax.random.fold_in(jax.random.key(seed), round), 4)
+
+
+def test_theorem_1_with_the_papers_figures():
+    assert AdaptiveClip(5.0, 6500 / 20).update_multiplier(7.0) == pytest.approx(7.0004, abs=5e-5)
+    assert AdaptiveClip(5.0, 1e9).update_multiplier(7.0) == pytest.approx(7.0)
+
+
+@pytest.mark.parametrize("count_stddev", [0.5, 1.0])
+def test_a_count_that_would_cost_more_than_the_round_is_refused(count_stddev):
+    with pytest.raises(ValueError, match="raise clipped_count_stddev above 1"):
+        AdaptiveClip(1.0, count_stddev).update_multiplier(2.0)
+
+
+def effect(update, bit, clip=CLIP):
+    """How far a report moves the noised sums of updates and bits together, in standard deviations of their noise."""
+    return float(np.hypot(update / (clip.update_multiplier(MULTIPLIER) * 1.0), bit / clip.count_stddev))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    norm=st.one_of(st.floats(0, 1e20), st.sampled_from([np.nan, np.inf, 1.0, 0.9999999])),
+    weight=st.one_of(st.floats(-1, 2), st.just(np.nan)),
+)
+def test_no_report_moves_updates_and_bits_together_further_than_an_update_alone_would_at_z(norm, weight):
+    mechanism = private()
+    state = mechanism.init(ZERO)
+    update = {"x": jnp.full(4000, np.float32(norm / np.sqrt(4000)))}
+    report = mechanism.bound(mechanism.public(state), update, jnp.float32(weight), jax.random.key(0))
+    packed, halves = report.update
+    length = np.linalg.norm((np.asarray(packed["x"].high, float) * 2**15 + np.asarray(packed["x"].low)) * 2.0**-30)
+    assert int(halves) in (-1, 0, 1)
+    assert effect(length, int(halves) / 2) <= 1 / MULTIPLIER * (1 + 1e-9)
+
+
+def test_a_bit_that_is_not_centred_would_cost_more():
+    """The twin that must fail: Theorem 1's factor 2 is the centring."""
+    assert effect(1.0, 0.5) == pytest.approx(1 / MULTIPLIER)
+    assert effect(1.0, 1.0) > 1.01 / MULTIPLIER
+
+
+def test_bits_say_whether_an_update_is_within_the_estimate_and_nobody_says_nothing():
+    norms = Norms(jnp.float32(1.0), jnp.float32(2.0))
+    for length, expected in ((1.9, 1), (2.1, -1), (np.nan, -1), (np.inf, -1)):
+        assert int(centred_bit(norms, {"x": jnp.array([length])}, jnp.bool_(True))) == expected
+        assert int(centred_bit(norms, {"x": jnp.array([length])}, jnp.bool_(False))) == 0
+
+
+def test_the_clip_norm_changes_at_restarts_only_and_becomes_the_estimate():
+    mechanism = private()
+    state = mechanism.init(ZERO)
+    for round in range(16):
+        before = mechanism.public(state)
+        _, state = mechanism.release(state, reports(mechanism, state, 3.0, users=100), keys(round))
+        after = mechanism.public(state)
+        assert float(after.estimate) != float(before.estimate)
+        if round + 1 in (4, 8):
+            assert float(after.clip_norm) == float(after.estimate) != float(before.clip_norm)
+        else:
+            assert float(after.clip_norm) == float(before.clip_norm)
+
+
+@pytest.mark.parametrize(("start", "norm"), [(0.1, 3.0), (30.0, 3.0)])
+def test_the_estimate_finds_the_quantile(start, norm):
+    """Half of the users send updates of norm/2 or less, half of more."""
+    clip = AdaptiveClip(start, 5.0)
+    mechanism = private(clip, blt(0.5, Buffers(100, (0.9,), (0.4,)), Buffers(100, (0.9,), (0.4,))))
+    state = mechanism.init(ZERO)
+    for round in range(200):
+        parts = [reports(mechanism, state, size, users=10) for size in np.linspace(0.1, 2 * norm, 10)]
+        total = jax.tree.map(lambda *leaves: sum(leaves), *parts)
+        _, state = mechanism.release(state, total, keys(round))
+    assert float(mechanism.public(state).estimate) == pytest.approx(norm, rel=0.25)
+
+
+def test_each_round_is_noised_for_the_clip_norm_its_reports_were_made_under():
+    """The pitfall: noise calibrated to a clip norm that has just been changed. Rows are compared with noise in known units."""
+    noise, mechanism = tree(MULTIPLIER, 4, 4, 8), private()
+    state, units = mechanism.init(ZERO), noise.init((ZERO, jnp.float32(0)))
+    multiplier = CLIP.update_multiplier(MULTIPLIER) * (1 + 200 * 2.0**-21)
+    norms = []
+    for round in range(16):
+        norm = float(mechanism.public(state).clip_norm)
+        nothing = reports(mechanism, state, 5.0, weight=0.0)
+        estimate, state = mechanism.release(state, nothing, keys(round))
+        (unit, _), units = noise.next(units, (ZERO, jnp.float32(0)), jnp.float32(1.0), keys(round))
+        expected = multiplier * norm / GOAL * np.asarray(unit["x"])
+        assert np.asarray(estimate["x"]) == pytest.approx(expected, rel=1e-5, abs=1e-9)
+        norms.append(norm)
+    assert len(set(norms)) == 3
+
+
+def test_updates_and_counts_are_noised_independently_and_each_as_strongly_as_charged():
+    """Over many seeds: the first row's noise on updates is z_Δ C/m, on the count σ_b."""
+    mechanism = private()
+    state, estimates, shares = mechanism.init(ZERO), [], []
+    nothing = reports(mechanism, state, 5.0, weight=0.0)
+    release = jax.jit(mechanism.release)
+    for seed in range(400):
+        estimate, after = release(state, nothing, keys(0, seed))
+        estimates.append(float(jnp.std(estimate["x"])))
+        shares.append(-np.log(float(mechanism.public(after).estimate)) / 0.2)  # b̃ − γ, where b̃ = ½ + noise/m
+    wanted = CLIP.update_multiplier(MULTIPLIER) / GOAL
+    assert np.mean(estimates) == pytest.approx(wanted, rel=0.01)
+    assert np.std(shares) == pytest.approx(5.0 / GOAL, rel=0.12)
+    assert np.mean(shares) == pytest.approx(0.0, abs=0.01)
+
+
+def test_skipped_rows_keep_the_noise_in_step_and_restart_where_they_would():
+    mechanism = private()
+    went = skipped = mechanism.init(ZERO)
+    for round in range(6):
+        _, went = mechanism.release(went, reports(mechanism, went, 5.0, weight=0.0), keys(round))
+        skipped = mechanism.skip(skipped, ZERO, keys(round))
+    same = jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), went.noise, skipped.noise)
+    assert all(jax.tree.leaves(same))
+    assert int(went.round) == int(skipped.round) == 6
+    assert float(skipped.norms.clip_norm) == 1.0  # nothing was learned from what was lost
+
+
+def test_the_cost_is_that_of_z_and_says_that_a_count_is_released():
+    claim = MinSeparation(100, 3, 4, 15)
+    event, plain = private().event(claim), claim.event(MULTIPLIER, tree(MULTIPLIER, 4, 4, 8).strategy)
+    assert "how many updates were within the clip norm" in event.claim
+    assert dataclasses.replace(event, claim=plain.claim) == plain
+
+
+def test_what_adaptive_clipping_cannot_be_built_on_is_refused():
+    with pytest.raises(ValueError, match="needs such noise"):
+        private(noise=gaussian(2.0))
+    for wrong in ({"start": 0.0}, {"target_quantile": 1.0}, {"learning_rate": 0.0}, {"count_stddev": 0.0}):
+        with pytest.raises(ValueError, match=r"adaptive clipping needs|clip norm lies"):
+            dataclasses.replace(CLIP, **wrong)
+    with pytest.raises(ValueError, match="at most 65535 reports"):
+        private(most_reports=10**6)
+
+
+def test_a_report_carries_its_bit_as_a_whole_number():
+    mechanism = private()
+    report = reports(mechanism, mechanism.init(ZERO), 0.5, users=3)
+    assert isinstance(report, Report)
+    assert report.update[1].dtype == jnp.int32
+    assert int(report.update[1]) == 3
