@@ -136,7 +136,7 @@ class MinSeparation:
         squares = [strategy.sensitivity_squared(n, self.min_separation, self.max_participations) for n in counts]
         rising = itertools.accumulate(squares, max)  # as it must, but for rounding
         claim = (
-            f"{strategy.name} noise; at least {self.min_separation} rounds between two participations of a user, at most "
+            f"noise: {strategy.name}; at least {self.min_separation} rounds between two participations of a user, at most "
             f"{self.max_participations} participations"
         )
         costs = (GaussianDpEvent(noise_multiplier / math.sqrt(square)) for square in rising)
@@ -190,7 +190,7 @@ class CyclicPoisson:
         )
         sampled = turn if self.probability == 1 else PoissonSampledDpEvent(self.probability, turn)
         claim = (
-            f"{strategy.name} noise; a user has a turn every {self.cycle} rounds and takes it with probability "
+            f"noise: {strategy.name}; a user has a turn every {self.cycle} rounds and takes it with probability "
             f"{self.probability:.3g}, drawn by the curator"
         )
         return CorrelatedDpEvent(tuple((n, SelfComposedDpEvent(sampled, self._turns(n))) for n in counts), claim)

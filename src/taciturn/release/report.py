@@ -1,4 +1,4 @@
-"""The plots of a run: accuracy and ε against rounds."""
+"""The plots of a run: accuracy, ε and a clip norm that adapts, against rounds."""
 
 import io
 import math
@@ -19,7 +19,9 @@ INK, ACCENT, SECOND = "#222222", "#1b6ca8", "#c05621"
 
 def plot_run(path: Path, rows: list[dict[str, Any]], title: str) -> None:
     rounds = [row["round"] for row in rows]
-    figure, (above, below) = pyplot.subplots(2, 1, sharex=True, figsize=(7, 5.5), layout="constrained")
+    adapts = "clip_estimate" in rows[-1]
+    figure, axes = pyplot.subplots(2 + adapts, 1, sharex=True, figsize=(7, 5.5 + 2 * adapts), layout="constrained")
+    above, below = axes[:2]
     margins = [100 * row["accuracy_top1_margin"] for row in rows]
     accuracy = [100 * row["accuracy_top1"] for row in rows]
     above.fill_between(
@@ -46,11 +48,16 @@ def plot_run(path: Path, rows: list[dict[str, Any]], title: str) -> None:
         below.text(0.5, 0.5, "no privacy: ε = ∞", ha="center", va="center", transform=below.transAxes, color=SECOND)
         below.set_yticks([])
     below.set_ylabel("ε spent")
-    below.set_xlabel("round")
+    if adapts:
+        axes[2].plot(rounds, [row["clip_estimate"] for row in rows], color=ACCENT, lw=1.2, label="estimate")
+        axes[2].step(rounds, [row["clip_norm"] for row in rows], where="post", color=INK, lw=1.2, label="in force")
+        axes[2].set_ylabel("clip norm")
+        axes[2].legend(frameon=False)
+    axes[-1].set_xlabel("round")
     below.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for axes in (above, below):
-        axes.grid(alpha=0.25, lw=0.5)
-        axes.spines[["top", "right"]].set_visible(False)
+    for panel in axes:
+        panel.grid(alpha=0.25, lw=0.5)
+        panel.spines[["top", "right"]].set_visible(False)
     _write(path, figure)
 
 
