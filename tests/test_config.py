@@ -136,6 +136,15 @@ def test_model_settings_alone_are_checked_too():
         ({**FTRL, "privacy": {"restart_rounds": [2], "strategy": {"decay": [0.5], "scale": [0.1]}}}, "2 segments"),
         ({**FTRL, "fleet": {"kind": "available", "most_reports": 5}}, "every round would fail"),
         ({**FTRL, "fleet": {"kind": "available"}}, "2 rounds of rest are possible, not 4"),
+        ({**FTRL, "fleet": {"kind": "available", "over_selection": 1.0}}, "most rounds would fail"),
+        (
+            {
+                "algorithm": "dp-ftrl",
+                "participation": {"kind": "min-separation", "users": 10**6, "cohort": 60_000, "min_separation": 0},
+                "fleet": {"kind": "available"},
+            },
+            "a sum holds 65535",
+        ),
         ({**FTRL, "fleet": {"time_zones": [[0, 0.0]]}}, "positive share"),
         ({"fleet": {"kind": "available"}}, "no sampling can be claimed"),
         ({"algorithm": "dp-ftrl", "participation": {"kind": "cyclic-poisson"}}, "privacy.bands to 5"),

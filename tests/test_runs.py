@@ -191,11 +191,27 @@ def test_an_adaptive_run_says_where_its_clip_norm_went(population, tmp_path):
 
 
 def test_a_fleet_that_comes_and_goes_trains_and_says_what_happened(population, tmp_path):
-    sections = {**ftrl("tree"), "fleet": {"kind": "available", "drop_out": 0.25, "timer_hours": 5.0}}
+    sections = {**ftrl("tree"), "fleet": {"kind": "available", "drop_out": 0.2, "timer_hours": 5.0}}
     train_run(tiny_recipe(population, **sections), tmp_path / "run", quietly)
     statement = (tmp_path / "run" / "guarantee.txt").read_text()
     assert "simulated days" in " ".join(statement.split())
     assert "failed rounds" in " ".join(statement.split())
+
+
+def test_who_took_part_stays_a_secret_where_the_claim_rests_on_it(population, tmp_path):
+    turns = {
+        "algorithm": "dp-ftrl",
+        "participation": {"kind": "cyclic-poisson"},
+        "privacy": {"bands": 3, "strategy": {"bands": [1.0, 0.5, 0.375]}},
+    }
+    finished = train_run(tiny_recipe(population, **turns), tmp_path / "run", quietly)
+    words = " ".join((tmp_path / "run" / "guarantee.txt").read_text().split())
+    assert "Observed" not in words
+    assert "one Gaussian mechanism over the whole run" not in words
+    assert "a user has a turn every 3 rounds" in finished.guarantee.claim
+    wrong = {**turns, "privacy": {"bands": 2, "strategy": {"bands": [1.0, 0.5, 0.375]}}}
+    with pytest.raises(RecipeError, match="sampling proves nothing"):
+        train_run(tiny_recipe(population, **wrong), tmp_path / "wrong", quietly)
 
 
 def test_a_fleet_of_too_few_devices_stops_with_a_sentence(population, recipe, tmp_path):

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import jax.numpy as jnp
 from dp_accounting import DpEvent
+from jax.typing import DTypeLike
 
 from taciturn.algorithms.dp_fedavg import dp_fedavg, dp_fedsgd, fedavg, server_optimizer
 from taciturn.algorithms.dp_ftrl import dp_ftrl
@@ -23,6 +25,7 @@ from taciturn.models.cifg import cifg
 from taciturn.models.gru import gru
 from taciturn.models.losses import cross_entropy
 from taciturn.models.lstm import lstm
+from taciturn.models.sgd import sgd_step
 from taciturn.models.transformer import transformer
 from taciturn.privacy.accounting import Budget, composed, noise_for_budget, repeated
 from taciturn.privacy.adaptive_clip import AdaptiveClip
@@ -37,14 +40,22 @@ from taciturn.privacy.sensitivity import most_participations, segments
 from taciturn.privacy.strategies import optimal_bands, optimal_blt
 
 
-def language_model(model: Model, vocabulary: int) -> LanguageModel:
+def language_model(model: Model, vocabulary: int, product: DTypeLike = jnp.float32) -> LanguageModel:
+    """`product` is the type in which its matrix products are taken."""
     match model.kind:
         case "lstm":
-            return lstm(vocabulary, model.width, model.units or 256, dropout_rate=model.dropout)
+            return lstm(vocabulary, model.width, model.units or 256, dropout_rate=model.dropout, product=product)
         case "cifg":
-            return cifg(vocabulary, model.width, model.units or 670, tied=model.tied, dropout_rate=model.dropout)
+            return cifg(
+                vocabulary,
+                model.width,
+                model.units or 670,
+                tied=model.tied,
+                dropout_rate=model.dropout,
+                product=product,
+            )
         case "gru":
-            return gru(vocabulary, model.width, model.units or 256, dropout_rate=model.dropout)
+            return gru(vocabulary, model.width, model.units or 256, dropout_rate=model.dropout, product=product)
         case "transformer":
             return transformer(vocabulary, model.width, model.layers, model.heads, dropout_rate=model.dropout)
 
@@ -129,15 +140,17 @@ def with_noise(recipe: Recipe, lineage: Sequence[DpEvent] = ()) -> Recipe:
     return recipe.with_settings("privacy", noise_multiplier=round(noise_multiplier + 5e-7, 6))
 
 
-def algorithm(recipe: Recipe, model: LanguageModel) -> Algorithm:
-    loss = partial(cross_entropy, model)
+def algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
+    product = jnp.bfloat16 if recipe.local.precision == "mixed" else jnp.float32
+    model = language_model(recipe.model, vocabulary, product)
+    loss, step = partial(cross_entropy, model), sgd_step(model, product)
     local = LocalTraining(
         recipe.local.learning_rate, recipe.local.epochs, recipe.local.update_penalty, dropout=recipe.model.dropout > 0
     )
     server = server_optimizer(recipe.server.optimizer, recipe.server.learning_rate, recipe.server.momentum)
     taking_part = participation(recipe)
     if recipe.algorithm == "fedavg":
-        return fedavg(loss, local, _bound(recipe), taking_part, server)
+        return fedavg(step, local, _bound(recipe), taking_part, server)
     if recipe.privacy.noise_multiplier is None:
         raise ValueError("the noise multiplier is worked out by with_noise before the algorithm is built")
     if recipe.privacy.least_weight is None:
@@ -150,11 +163,11 @@ def algorithm(recipe: Recipe, model: LanguageModel) -> Algorithm:
     drawn = noise(recipe, recipe.privacy.noise_multiplier)
     if recipe.algorithm == "dp-ftrl":
         bound = _adaptive(recipe) if recipe.privacy.clipping == "adaptive" else _bound(recipe)
-        return dp_ftrl(loss, local, bound, cohort, drawn, turns(recipe), server, most_reports)
+        return dp_ftrl(step, local, bound, cohort, drawn, turns(recipe), server, most_reports)
     parts = (_bound(recipe), estimator, drawn, taking_part, server, most_reports)
     if recipe.algorithm == "dp-fedsgd":
         return dp_fedsgd(loss, local, *parts)
-    return dp_fedavg(loss, local, *parts, greedy=recipe.privacy.greedy)
+    return dp_fedavg(step, local, *parts, greedy=recipe.privacy.greedy)
 
 
 def fleet(recipe: Recipe, population: Population, devices: Path) -> SimulatedFleet | AvailableFleet:

@@ -6,12 +6,13 @@ move the model. Counts measured on users' text are never used in its place.
 
 import hashlib
 import json
+import math
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
 from taciturn.privacy.accounting import AccountantName
-from taciturn.privacy.clipping import clip_schedule
+from taciturn.privacy.clipping import MOST_REPORTS, clip_schedule
 from taciturn.privacy.participation import default_delta
 from taciturn.privacy.sensitivity import most_participations
 
@@ -56,6 +57,10 @@ class Local(Section):
     unroll: PositiveInt = Field(default=10, description="tokens predicted in a row, in unrolls")
     epochs: PositiveInt = Field(default=1, description="E")
     update_penalty: float = Field(default=0.0, ge=0, description="L2 penalty on the update")
+    precision: Literal["float32", "mixed"] = Field(
+        default="float32",
+        description="of matrix products; mixed takes them in bfloat16 (parameters, clips, sums and noise stay float32)",
+    )
 
 
 class Server(Section):
@@ -128,7 +133,7 @@ class Privacy(Section):
         description="the last follows a quantile from clip_norm on, and is dp-ftrl's (Xu et al. 2023, Algorithm 1)",
     )
     target_quantile: float = Field(default=0.5, gt=0, lt=1, description="γ of adaptive clipping")
-    clip_learning_rate: float = Field(default=0.2, gt=0, description="η_γ of adaptive clipping")
+    clip_learning_rate: float = Field(default=0.2, gt=0, le=10, description="η_γ of adaptive clipping")
     clipped_count_stddev: float | None = Field(
         default=None, gt=0, description="σ_b of adaptive clipping: noise on its count (default: cohort / 20)"
     )
@@ -299,6 +304,16 @@ class Recipe(Section):
                 f"[fleet] most_reports = {most} is less than the report goal, {goal:g}: every round would fail"
             )
         asked = self.fleet.over_selection * goal
+        expected = asked * (1 - self.fleet.drop_out)
+        if expected < goal:
+            raise ValueError(
+                f"of {asked:.0f} devices that are asked about {expected:.0f} report, {goal:g} are needed: most rounds would fail; raise "
+                "[fleet] over_selection"
+            )
+        if math.ceil(asked) > MOST_REPORTS:
+            raise ValueError(
+                f"{asked:.0f} devices are asked in a round, and a sum holds {MOST_REPORTS} reports: lower the cohort"
+            )
         if asked * ((self.participation.min_separation or 0) + 1) > self.participation.users:
             raise ValueError(
                 f"{asked:.0f} devices are asked in a round, and each has to rest: with {self.participation.users} users "

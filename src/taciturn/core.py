@@ -183,11 +183,16 @@ class Fleet(Protocol):
 
 
 class LanguageModel(NamedTuple):
-    """A model of the next word, in two halves, so that the loss may treat the large second half in its own way.
+    """A model of the next word, in two halves, so that the large second half may be treated in its own way.
 
-    The logits of the word after position t are `contexts[..., t, :] @ words.T + bias`.
+    The logits of the word after position t are `contexts[..., t, :] @ words.T + bias`. Words are the rows of the leaf
+    `word_embedding`, scaled to length 1 with `unit_norm`; the bias is the leaf `word_bias`. Of the leaf `embedding` a model uses the
+    rows of its tokens and nothing else.
     """
 
     init: Callable[[Key], Params]
     contexts: Callable[[Params, jax.Array, Key | None], jax.Array]  # int [batch, length] → [batch, length, width]
     words: Callable[[Params], tuple[jax.Array, jax.Array]]  # → [vocabulary, width] and a bias [vocabulary]
+    embedding: str = "embedding"
+    word_embedding: str = "embedding"  # the same where they are tied
+    unit_norm: bool = False

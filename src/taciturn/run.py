@@ -84,10 +84,11 @@ class Run:
         try:
             self.recipe = build.with_noise(recipe, lineage)
             self.model: LanguageModel = build.language_model(recipe.model, len(self.population.vocabulary))
-            self.algorithm = build.algorithm(self.recipe, self.model)
+            self.algorithm = build.algorithm(self.recipe, len(self.population.vocabulary))
+            participation = self.algorithm.participation
+            release = self.algorithm.mechanism.event(participation)
         except ValueError as error:  # values that are each in range and do not go together
             raise RecipeError(str(error)) from None
-        participation = self.algorithm.participation
         self._check(lineage)
         terms = RunTerms(
             name=folder.name,
@@ -101,7 +102,7 @@ class Run:
             start=params_digest(self.initial_params()),
             lineage=lineage,
         )
-        self.account = Account(ledger, terms, self.algorithm.mechanism.event(participation))
+        self.account = Account(ledger, terms, release)
         limits = participation.limits
         self.log = (
             ParticipationLog(
@@ -292,8 +293,9 @@ def _finish(
 
 
 def _observed(run: Run) -> str:
-    """What the log says really happened; printed beside the claim, as Xu et al. 2023 do."""
-    if run.log is None:
+    """What the log says really happened; printed beside the claim, as Xu et al. 2023 do. Not where who took part is a secret that the
+    claim rests on."""
+    if run.log is None or run.algorithm.participation.sampled_by_curator:
         return ""
     separation, times = run.log.observed
     rest = (

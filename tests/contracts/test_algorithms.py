@@ -8,7 +8,7 @@ import pytest
 
 from taciturn import tree
 from taciturn.algorithms.dp_fedavg import dp_fedavg, fedavg, server_optimizer
-from taciturn.algorithms.local_training import LocalTraining, fedavg_update, fedsgd_update
+from taciturn.algorithms.local_training import LocalTraining, fedavg_update, fedsgd_update, gradient_step
 from taciturn.core import Message, UserData
 from taciturn.privacy.clipping import flat_clip, unbounded
 from taciturn.privacy.estimators import fixed_denominator
@@ -43,7 +43,9 @@ def by_hand(epochs=1, rate=0.1, penalty=0.0, radius=None):
 def test_fedavg_is_the_papers_user_update(settings):
     local = LocalTraining(0.1, settings.get("epochs", 1), settings.get("penalty", 0.0))
     project = flat_clip(1.0).project if "radius" in settings else None
-    update = fedavg_update(loss, local, project)(Message(START, jnp.float32(settings.get("radius", 0))), USER, KEY)
+    update = fedavg_update(gradient_step(loss), local, project)(
+        Message(START, jnp.float32(settings.get("radius", 0))), USER, KEY
+    )
     np.testing.assert_allclose(update["w"], by_hand(**settings), rtol=1e-5)
 
 
@@ -73,7 +75,9 @@ def test_fedsgd_never_draws_a_batch_of_padding():
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "nesterov", "adam"])
 def test_every_server_optimiser_moves_with_the_estimate(name):
-    algorithm = fedavg(loss, LocalTraining(0.1), unbounded(), PoissonSampling(0.5), server_optimizer(name, 0.5, 0.9))
+    algorithm = fedavg(
+        gradient_step(loss), LocalTraining(0.1), unbounded(), PoissonSampling(0.5), server_optimizer(name, 0.5, 0.9)
+    )
     state = algorithm.init(START)
     estimate = {"w": jnp.array([0.5, -0.25])}
     for _ in range(3):
@@ -88,7 +92,7 @@ def test_every_server_optimiser_moves_with_the_estimate(name):
 
 def test_plain_sgd_at_rate_1_adds_the_estimate_as_the_paper_does():
     algorithm = dp_fedavg(
-        loss,
+        gradient_step(loss),
         LocalTraining(0.1),
         flat_clip(1.0),
         fixed_denominator(5.0),

@@ -54,7 +54,7 @@ class SideBySide(SimulatedFleet):
 def program_and_message(population, **sections):
     recipe = tiny_recipe(population, **sections)
     model = build.language_model(recipe.model, len(population.vocabulary))
-    algorithm = build.algorithm(recipe, model)
+    algorithm = build.algorithm(recipe, len(population.vocabulary))
     params = model.init(jax.random.key(1))
 
     def program(message, user, key):

@@ -42,7 +42,16 @@ FTRL = {
 }
 
 
-@pytest.fixture(params=[{}, FTRL], ids=["dp-fedavg", "dp-ftrl"])
+# Devices that come and go, a clip norm that adapts, rounds that fail, noise that restarts.
+EVERYTHING = {
+    "algorithm": "dp-ftrl",
+    "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2},
+    "privacy": {"noise": "honaker", "clipping": "adaptive", "restart_rounds": [3], "clipped_count_stddev": 2.0},
+    "fleet": {"kind": "available", "drop_out": 0.25, "over_selection": 1.4, "timer_hours": 5.0},
+}
+
+
+@pytest.fixture(params=[{}, FTRL, EVERYTHING], ids=["dp-fedavg", "dp-ftrl", "everything"])
 def recipe(request, population):
     return tiny_recipe(population, **request.param)
 
@@ -60,8 +69,8 @@ class Cut(BaseException):
 def cut_after_charging(patch: pytest.MonkeyPatch, round: int) -> None:
     charge, where = Account.charge, round
 
-    def cut(self: Account, round: int, attempt: int, seal: str) -> None:
-        charge(self, round, attempt, seal)
+    def cut(self: Account, round: int, attempt: int, seal: str, log: str = "") -> None:
+        charge(self, round, attempt, seal, log)
         if round == where:
             raise Cut
 
@@ -150,7 +159,7 @@ def test_secrets_are_readable_by_their_owner_alone(population, recipe, tmp_path,
     private = tmp_path / "cut" / "private"
     assert private.stat().st_mode & 0o777 == 0o700
     modes = {path.name: path.stat().st_mode & 0o777 for path in private.iterdir()}
-    assert modes.keys() - {"participation.log"} == {"root", "state.safetensors"}
+    assert modes.keys() - {"participation.log", "devices.npz"} == {"root", "state.safetensors"}
     assert set(modes.values()) == {0o600}
 
 

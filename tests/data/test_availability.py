@@ -58,7 +58,7 @@ def test_those_who_waited_in_vain_are_told_to_come_back_at_different_times():
     clock, draw = Clock(Devices(4000, Habits()), 24.0), np.random.default_rng(0)
     clock.hour = 26.0
     pool = clock.gather(500)
-    clock.upload(pool[:50], pool[:50], draw)
+    clock.upload(pool[:50], pool[:50], 50, draw)
     assert len(pool) > 400
     soon = clock.gather(1)
     assert len(soon) < len(pool) / 2  # not all at once, as they would without pace steering

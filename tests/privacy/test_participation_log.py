@@ -3,6 +3,7 @@
 import resource
 import signal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,13 +19,13 @@ from taciturn.fleets.simulated import SimulatedFleet
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget
 from taciturn.privacy.clipping import MOST_REPORTS, flat_clip
-from taciturn.privacy.correlated_noise import Buffers, blt
+from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.estimators import fixed_denominator
 from taciturn.privacy.ledger import Ledger, LedgerError
 from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import gaussian
-from taciturn.privacy.participation import MinSeparation, PoissonSampling, WrongNumberOfUsers
+from taciturn.privacy.participation import CyclicPoisson, MinSeparation, PoissonSampling, WrongNumberOfUsers
 from taciturn.privacy.participation_log import ParticipationBreach, ParticipationLog
 
 WORDS = Vocabulary(("<pad>", "<unk>", "<bos>", "<eos>", ".", "hello", "world"))
@@ -322,7 +323,7 @@ def test_independent_noise_goes_on_after_an_abandoned_round_too(people, tmp_path
     state = of.mechanism.init(ZERO)
     opened(people, tmp_path, of).private_mean(ZERO, state, 0)
     door = opened(people, tmp_path, of, reopen=True)
-    _, state = door.private_mean({"x": jnp.full(10_000, 0.01)}, state, 0)
+    _, state = door.private_mean({"x": jnp.full(10_000, -1.0)}, state, 0)
     door.private_mean(ZERO, state, 1)
     assert len(door.account.charges) == 3
 
@@ -459,3 +460,97 @@ def test_a_failure_that_no_entry_comes_before_is_no_entry(tmp_path):
     (tmp_path / "participation.log").write_bytes(content + book._checksum(book._chain, content))
     with pytest.raises(ParticipationBreach):
         log(tmp_path)
+
+
+# Found by a second reader, and kept.
+
+
+def cyclic(cycle=1, probability=0.5):
+    claim = CyclicPoisson(probability, cycle, 9)
+    noise = banded(1.0, Bands(17, [1.0, 0.3][:cycle]))
+    return algorithm(claim, mechanism(flat_clip(1.0), fixed_denominator(3.0), noise))
+
+
+def flipped(total):
+    return jax.tree.map(lambda leaf: leaf + 1, total)
+
+
+def test_no_two_rows_are_drawn_with_the_same_coins_whatever_crashes_there_were(people, tmp_path, monkeypatch):
+    """Row 1 is drawn for round 1, and a crash makes it round 0's; round 1 must not draw row 2 with the same coins."""
+    of = cyclic()
+    book = log(tmp_path, *of.participation.limits)
+    door = opened(people, tmp_path, of, book)
+    start = of.mechanism.init(ZERO)
+    _, after = door.private_mean(ZERO, start, 0)
+
+    def crash(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Account, "charge", crash)
+        with pytest.raises(KeyboardInterrupt):
+            door.private_mean(ZERO, after, 1)
+    again = opened(people, tmp_path, of, log(tmp_path, *of.participation.limits), reopen=True)
+    total_of = SimulatedFleet.sum_reports
+    with monkeypatch.context() as patch:  # round 0 does not repeat
+        patch.setattr(SimulatedFleet, "sum_reports", lambda *arguments: flipped(total_of(*arguments)))
+        _, state = again.private_mean(ZERO, start, 0)
+    again.private_mean(ZERO, state, 1)
+    rows = log(tmp_path, *of.participation.limits)
+    assert rows.rows == len(again.account.charges) == 3
+    assert not np.array_equal(rows.cohort(1), rows.cohort(2))
+
+
+@pytest.mark.parametrize("place", range(0, 60, 7))
+def test_a_log_that_lost_the_entries_of_a_charged_row_stops_the_run(people, tmp_path, place):
+    """[asked, failed, asked again] and [asked] are both one row; the charge says which it was."""
+    door = unreliable(people, tmp_path)
+    door._fleet.failing = 1
+    start = algorithm().mechanism.init(ZERO)
+    _, state = door.private_mean(ZERO, start, 0)
+    path = tmp_path / "participation.log"
+    content = path.read_bytes()
+    failed = 8 + 8 * 3 + 16  # where the entry starts that says the first cohort failed
+    damaged = bytearray(content)
+    damaged[failed + place % (len(content) - failed)] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(ParticipationBreach):
+        opened(people, tmp_path, reopen=True).private_mean(ZERO, state, 1)
+    path.write_bytes(content)
+    opened(people, tmp_path, reopen=True).private_mean(ZERO, state, 1)
+
+
+def test_a_fleet_that_fails_cannot_choose_a_cohort_that_is_claimed_to_be_drawn(people, tmp_path):
+    of = cyclic()
+    door = opened(people, tmp_path, of, log(tmp_path, *of.participation.limits))
+    door._fleet = Unreliable(people, Layout(Unrolls(4), 2, 1))
+    door._fleet.failing = 1
+    with pytest.raises(FailedRound):
+        door.private_mean(ZERO, of.mechanism.init(ZERO), 0)
+    assert len(door.account.charges) == 0
+
+
+def test_a_charged_round_that_cannot_be_summed_any_more_takes_another_row(people, tmp_path):
+    door = unreliable(people, tmp_path)
+    start = algorithm().mechanism.init(ZERO)
+    door.private_mean(ZERO, start, 0)
+    again = unreliable(people, tmp_path, reopen=True)
+    again._fleet.failing = 1
+    _, state = again.private_mean(ZERO, start, 0)
+    assert len(again.account.charges) == int(state.round) == 2
+
+
+def test_two_processes_that_log_different_cohorts_do_not_go_on_with_the_wrong_one(people, tmp_path):
+    one, two = opened(people, tmp_path), opened(people, tmp_path, reopen=True)
+    two._log.record(np.array([6, 9, 11]))  # asked, and cut off before the charge
+    _, state = one.private_mean(ZERO, algorithm().mechanism.init(ZERO), 0)
+    with pytest.raises(ParticipationBreach):
+        opened(people, tmp_path, reopen=True).private_mean(ZERO, state, 1)
+
+
+def test_one_band_is_independent_noise(people, tmp_path):
+    noise = banded(1.0, Bands(17, [1.0]))
+    like, state = {"x": jnp.zeros(3)}, noise.init({"x": jnp.zeros(3)})
+    for round in range(3):
+        _, state = noise.next(state, like, jnp.float32(1.0), jax.random.split(jax.random.key(round), noise.keys))
+    assert state["x"].shape == (0, 3)

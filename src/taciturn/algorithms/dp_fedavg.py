@@ -7,7 +7,7 @@ import jax
 import optax
 
 from taciturn import tree
-from taciturn.algorithms.local_training import LocalTraining, Loss, fedavg_update, fedsgd_update
+from taciturn.algorithms.local_training import LocalTraining, Loss, Step, fedavg_update, fedsgd_update
 from taciturn.core import Algorithm, Estimate, Mechanism, Params, Participation, ServerState
 from taciturn.privacy.clipping import MOST_REPORTS, Bound
 from taciturn.privacy.estimators import Estimator, mean
@@ -18,7 +18,7 @@ ServerOptimizer = Literal["sgd", "momentum", "nesterov", "adam"]
 
 
 def dp_fedavg(
-    loss: Loss,
+    step: Step,
     local: LocalTraining,
     bound: Bound,
     estimator: Estimator,
@@ -31,7 +31,7 @@ def dp_fedavg(
     """Each user trains for E epochs; the clipped updates are averaged with noise."""
     project = bound.project if greedy else None
     return federated(
-        fedavg_update(loss, local, project), mechanism(bound, estimator, noise, most_reports), participation, server
+        fedavg_update(step, local, project), mechanism(bound, estimator, noise, most_reports), participation, server
     )
 
 
@@ -52,10 +52,10 @@ def dp_fedsgd(
 
 
 def fedavg(
-    loss: Loss, local: LocalTraining, bound: Bound, participation: Participation, server: optax.GradientTransformation
+    step: Step, local: LocalTraining, bound: Bound, participation: Participation, server: optax.GradientTransformation
 ) -> Algorithm:
     """The true average, no noise, no privacy; charged as that (ε = ∞). A bound alone shows what clipping does (Figure 2)."""
-    return federated(fedavg_update(loss, local), mechanism(bound, mean(), no_noise()), participation, server)
+    return federated(fedavg_update(step, local), mechanism(bound, mean(), no_noise()), participation, server)
 
 
 def server_optimizer(name: ServerOptimizer, learning_rate: float, momentum: float) -> optax.GradientTransformation:

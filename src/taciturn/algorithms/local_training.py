@@ -14,6 +14,7 @@ from taciturn import tree
 from taciturn.core import Key, Message, Params, PyTree, Update, UserData
 
 Loss = Callable[[Params, jax.Array, Key | None], jax.Array]  # params, batch of token rows, dropout key → mean loss
+Step = Callable[[Params, jax.Array, Key | None, float], Params]  # the same, and a rate → θ − η∇ℓ(θ; b)
 Project = Callable[[PyTree, Update], Update]
 
 
@@ -24,7 +25,16 @@ class LocalTraining(NamedTuple):
     dropout: bool = False  # whether the loss takes a key
 
 
-def fedavg_update(loss: Loss, local: LocalTraining, project: Project | None = None):
+def gradient_step(loss: Loss) -> Step:
+    """A step by automatic differentiation, for any loss."""
+
+    def step(params: Params, batch: jax.Array, key: Key | None, rate: float) -> Params:
+        return jax.tree.map(lambda p, g: p - rate * g, params, jax.grad(loss)(params, batch, key))
+
+    return step
+
+
+def fedavg_update(take_step: Step, local: LocalTraining, project: Project | None = None):
     """E passes of SGD over the user's batches, Δ = θ − θ⁰.
 
     With `project`, clipping is *greedy*: after every local step the update is put back into the ball (paper 1). Without, the mechanism
@@ -37,10 +47,10 @@ def fedavg_update(loss: Loss, local: LocalTraining, project: Project | None = No
         def step(carry: tuple[Params, Key], batch: jax.Array) -> tuple[tuple[Params, Key], None]:
             params, key = carry
             key, dropout_key = jax.random.split(key) if local.dropout else (key, None)
-            gradient = jax.grad(loss)(params, batch, dropout_key)  # ∇ℓ(θ; b)
-            if local.update_penalty:
-                gradient = jax.tree.map(lambda g, p, s: g + local.update_penalty * (p - s), gradient, params, start)
-            params = jax.tree.map(lambda p, g: p - local.learning_rate * g, params, gradient)  # θ ← θ − η∇ℓ(θ; b)
+            pull = local.learning_rate * local.update_penalty
+            before, params = params, take_step(params, batch, dropout_key, local.learning_rate)  # θ ← θ − η∇ℓ(θ; b)
+            if pull:
+                params = jax.tree.map(lambda after, p, s: after - pull * (p - s), params, before, start)
             if project is not None:
                 params = tree.add(start, project(message.public, tree.subtract(params, start)))  # θ⁰ + ClipFn(θ − θ⁰)
             return (params, key), None

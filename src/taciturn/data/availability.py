@@ -92,21 +92,22 @@ class Clock:
             checking_in = (arriving < TICK / self._habits.check_in_every) & (self._away_until <= self.hour)
             self._waiting = ready & (self._waiting | checking_in)
             pool = np.flatnonzero(self._waiting)
+            if self.hour > self._last_round + self._timer + self._patience:
+                raise TooFewDevices(
+                    f"{self._patience / 24:.0f} days after their timers of {self._timer:g} hours were over, still no round has come about "
+                    f"with {wanted} devices: take smaller cohorts, a shorter timer or separation, more users, or ask more for each report"
+                )
             if len(pool) >= wanted:
                 pool = eligible(pool)
             if len(pool) >= wanted:
                 return pool
-            if self.hour > self._last_round + self._timer + self._patience:
-                raise TooFewDevices(
-                    f"{self._patience / 24:.0f} days after their timers of {self._timer:g} hours were over, still no {wanted} devices "
-                    "that may take part have come together: take smaller cohorts, a shorter timer or separation, or more users"
-                )
             self.hour += TICK
 
-    def upload(self, asked: np.ndarray, reports: np.ndarray, generator: np.random.Generator) -> None:
+    def upload(self, asked: np.ndarray, reports: np.ndarray, goal: int, generator: np.random.Generator) -> None:
         """A round takes place. A device starts its timer when it uploads, whatever becomes of the round."""
         self.hour += self._round_hours
-        self._last_round = self.hour
+        if len(reports) >= goal:
+            self._last_round = self.hour
         self._waiting[asked] = False
         self._resting_until[reports] = self.hour + self._timer
         self._steer(len(asked), generator)
@@ -150,7 +151,7 @@ def simulate_rounds(
         except TooFewDevices:
             break
         reports = devices.reporting(asked, draw)
-        clock.upload(asked, reports, draw)
+        clock.upload(asked, reports, report_goal, draw)
         if len(reports) < report_goal:
             failed += 1
             continue

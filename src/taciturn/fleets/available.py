@@ -52,7 +52,7 @@ class AvailableFleet:
         name, generator = words[0] << 32 | words[1], np.random.default_rng(words)
         reports = self._clock.devices.reporting(cohort, generator)
         if name not in self._seen:
-            self._clock.upload(cohort, reports, generator)
+            self._clock.upload(cohort, reports, self._goal, generator)
             self._seen.add(name)
             self._save()
         return reports

@@ -6,9 +6,10 @@ embeddings 2.4M, 4.3M and 6.2M at 10,000, 20,000 and 30,000 (Xu's, who need them
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from taciturn.core import Key, LanguageModel, Params
-from taciturn.models.layers import dense, dropout, embedding
+from taciturn.models.layers import dense, dot, dropout, embedding
 from taciturn.models.recurrence import recurrence
 
 
@@ -21,7 +22,12 @@ def cell(x: jax.Array, r: jax.Array, carry: jax.Array) -> tuple[jax.Array, jax.A
 
 
 def cifg(
-    vocabulary: int, width: int = 96, units: int = 670, tied: bool = False, dropout_rate: float = 0.0
+    vocabulary: int,
+    width: int = 96,
+    units: int = 670,
+    tied: bool = False,
+    dropout_rate: float = 0.0,
+    product: DTypeLike = jnp.float32,
 ) -> LanguageModel:
     def init(key: Key) -> Params:
         keys = jax.random.split(key, 5)
@@ -38,11 +44,11 @@ def cifg(
     def contexts(params: Params, tokens: jax.Array, key: Key | None = None) -> jax.Array:
         keys = (None, None) if key is None else jax.random.split(key)
         embedded = dropout(params["embedding"][tokens.T], dropout_rate, keys[0])
-        gates = embedded @ params["input"] + params["gate_bias"]
-        states = recurrence(cell, gates, params["recurrent"], params["projection"], units)
+        gates = dot(embedded, params["input"], product) + params["gate_bias"]
+        states = recurrence(cell, gates, params["recurrent"], params["projection"], units, product)
         return jnp.swapaxes(dropout(states, dropout_rate, keys[1]), 0, 1)
 
     def words(params: Params) -> tuple[jax.Array, jax.Array]:
         return params["embedding" if tied else "word_embedding"], params["word_bias"]
 
-    return LanguageModel(init, contexts, words)
+    return LanguageModel(init, contexts, words, word_embedding="embedding" if tied else "word_embedding")

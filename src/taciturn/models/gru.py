@@ -2,9 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from taciturn.core import Key, LanguageModel, Params
-from taciturn.models.layers import dense, dropout, embedding
+from taciturn.models.layers import dense, dot, dropout, embedding
 from taciturn.models.recurrence import recurrence
 
 
@@ -18,7 +19,9 @@ def cell(x: jax.Array, r: jax.Array, carry: jax.Array) -> tuple[jax.Array, jax.A
     return state, state
 
 
-def gru(vocabulary: int, width: int = 96, units: int = 256, dropout_rate: float = 0.0) -> LanguageModel:
+def gru(
+    vocabulary: int, width: int = 96, units: int = 256, dropout_rate: float = 0.0, product: DTypeLike = jnp.float32
+) -> LanguageModel:
     def init(key: Key) -> Params:
         keys = jax.random.split(key, 4)
         return {
@@ -33,8 +36,9 @@ def gru(vocabulary: int, width: int = 96, units: int = 256, dropout_rate: float 
     def contexts(params: Params, tokens: jax.Array, key: Key | None = None) -> jax.Array:
         keys = (None, None) if key is None else jax.random.split(key)
         embedded = dropout(params["embedding"][tokens.T], dropout_rate, keys[0])
-        states = recurrence(cell, embedded @ params["input"] + params["gate_bias"], params["recurrent"], None, units)
-        return jnp.swapaxes(dropout(states, dropout_rate, keys[1]) @ params["output"], 0, 1)
+        gates = dot(embedded, params["input"], product) + params["gate_bias"]
+        states = recurrence(cell, gates, params["recurrent"], None, units, product)
+        return jnp.swapaxes(dot(dropout(states, dropout_rate, keys[1]), params["output"], product), 0, 1)
 
     def words(params: Params) -> tuple[jax.Array, jax.Array]:
         return params["embedding"], params["word_bias"]

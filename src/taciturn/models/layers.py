@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from taciturn.core import Key
 
@@ -9,6 +10,11 @@ from taciturn.core import Key
 dense = jax.nn.initializers.lecun_normal()
 # Rows of about unit length, uniform on the sphere when normalised.
 embedding = jax.nn.initializers.variance_scaling(1.0, "fan_out", "normal")
+
+
+def dot(left: jax.Array, right: jax.Array, product: DTypeLike = jnp.float32) -> jax.Array:
+    """left @ right with both rounded to `product`, added up in float32."""
+    return jnp.matmul(left.astype(product), right.astype(product), preferred_element_type=jnp.float32)
 
 
 def unit_rows(matrix: jax.Array) -> jax.Array:

@@ -2,9 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from taciturn.core import Key, LanguageModel, Params
-from taciturn.models.layers import dense, dropout, embedding, unit_rows
+from taciturn.models.layers import dense, dot, dropout, embedding, unit_rows
 from taciturn.models.recurrence import recurrence
 
 
@@ -16,7 +17,12 @@ def cell(x: jax.Array, r: jax.Array, carry: jax.Array) -> tuple[jax.Array, jax.A
 
 
 def lstm(
-    vocabulary: int, width: int = 96, units: int = 256, unit_norm: bool = True, dropout_rate: float = 0.0
+    vocabulary: int,
+    width: int = 96,
+    units: int = 256,
+    unit_norm: bool = True,
+    dropout_rate: float = 0.0,
+    product: DTypeLike = jnp.float32,
 ) -> LanguageModel:
     """word → embedding e_t ∈ ℝ^width → state s_t ∈ ℝ^units → output embedding o_t, scored against every word's embedding."""
     rows = unit_rows if unit_norm else lambda matrix: matrix
@@ -36,10 +42,11 @@ def lstm(
         keys = (None, None) if key is None else jax.random.split(key)
         # Look up, then normalise: only the rows in use are touched.
         embedded = dropout(rows(params["embedding"][tokens.T]), dropout_rate, keys[0])
-        states = recurrence(cell, embedded @ params["input"] + params["gate_bias"], params["recurrent"], None, units)
-        return jnp.swapaxes(dropout(states, dropout_rate, keys[1]) @ params["output"], 0, 1)
+        gates = dot(embedded, params["input"], product) + params["gate_bias"]
+        states = recurrence(cell, gates, params["recurrent"], None, units, product)
+        return jnp.swapaxes(dot(dropout(states, dropout_rate, keys[1]), params["output"], product), 0, 1)
 
     def words(params: Params) -> tuple[jax.Array, jax.Array]:
         return rows(params["embedding"]), params["word_bias"]
 
-    return LanguageModel(init, contexts, words)
+    return LanguageModel(init, contexts, words, unit_norm=unit_norm)

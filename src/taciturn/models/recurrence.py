@@ -14,83 +14,103 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from taciturn.models.layers import dot
 
 Cell = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
 
-def recurrence(cell: Cell, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None, units: int) -> jax.Array:
+def recurrence(
+    cell: Cell,
+    x: jax.Array,
+    recurrent: jax.Array,
+    projection: jax.Array | None,
+    units: int,
+    product: DTypeLike = jnp.float32,
+) -> jax.Array:
     """Run a cell from a zero state. x [length, batch, gates] → what it feeds back, [length, batch, width]."""
     if projection is None:
-        return _plain(cell, units, x, recurrent)
-    return _projected(cell, units, x, recurrent, projection)
+        return _plain(cell, units, product, x, recurrent)
+    return _projected(cell, units, product, x, recurrent, projection)
 
 
-def _scan(cell: Cell, units: int, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None):
+def _scan(cell: Cell, units: int, product, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None):
+    start = jnp.zeros((x.shape[1], recurrent.shape[0]), x.dtype), jnp.zeros((x.shape[1], units), x.dtype)
+    recurrent = recurrent.astype(product)  # once, not at every step
+    projection = None if projection is None else projection.astype(product)
+
     def step(state, x_t):
         fed_back, carry = state
-        r = fed_back @ recurrent
+        r = dot(fed_back, recurrent, product)
         output, next_carry = cell(x_t, r, carry)
-        next_fed_back = output if projection is None else output @ projection
+        next_fed_back = output if projection is None else dot(output, projection, product)
         return (next_fed_back, next_carry), (next_fed_back, r, carry, output)
 
-    start = jnp.zeros((x.shape[1], recurrent.shape[0]), x.dtype), jnp.zeros((x.shape[1], units), x.dtype)
     _, (fed_back, r, carries, outputs) = jax.lax.scan(step, start, x)
     return fed_back, (x, r, carries, outputs)
 
 
-def _backward(cell: Cell, saved, fed_back, recurrent, projection, gradient):
+def _backward(cell: Cell, product, saved, fed_back, recurrent, projection, gradient):
     x, r, carries, outputs = saved
+    back = recurrent.T.astype(product)
+    back_projection = None if projection is None else projection.T.astype(product)
 
     def step(state, inputs):
         d_recurrent_input, d_carry = state
         d_fed_back, x_t, r_t, carry = inputs
         d_fed_back = d_fed_back + d_recurrent_input
-        d_output = d_fed_back if projection is None else d_fed_back @ projection.T
+        d_output = d_fed_back if back_projection is None else dot(d_fed_back, back_projection, product)
         _, pull_back = jax.vjp(cell, x_t, r_t, carry)
         d_x, d_r, d_carry = pull_back((d_output, d_carry))
-        return (d_r @ recurrent.T, d_carry), (d_x, d_r, d_fed_back)
+        return (dot(d_r, back, product), d_carry), (d_x, d_r, d_fed_back)
 
     start = jnp.zeros_like(fed_back[0]), jnp.zeros_like(carries[0])
     _, (d_x, d_r, d_fed_back) = jax.lax.scan(step, start, (gradient, x, r, carries), reverse=True)
     # What was fed back at step t meets the recurrent matrix at step t + 1.
-    d_recurrent = jnp.einsum("tbh,tbg->hg", fed_back[:-1], d_r[1:])
-    d_projection = None if projection is None else jnp.einsum("tbu,tbh->uh", outputs, d_fed_back)
+    d_recurrent = dot(_flat(fed_back[:-1]).T, _flat(d_r[1:]), product)
+    d_projection = None if projection is None else dot(_flat(outputs).T, _flat(d_fed_back), product)
     return d_x, d_recurrent, d_projection
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _plain(cell, units, x, recurrent):
-    return _scan(cell, units, x, recurrent, None)[0]
+def _flat(values: jax.Array) -> jax.Array:
+    """[length, batch, width] → [length · batch, width]."""
+    return values.reshape(-1, values.shape[-1])
 
 
-def _plain_forward(cell, units, x, recurrent):
-    fed_back, saved = _scan(cell, units, x, recurrent, None)
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _plain(cell, units, product, x, recurrent):
+    return _scan(cell, units, product, x, recurrent, None)[0]
+
+
+def _plain_forward(cell, units, product, x, recurrent):
+    fed_back, saved = _scan(cell, units, product, x, recurrent, None)
     return fed_back, (saved, fed_back, recurrent)
 
 
-def _plain_backward(cell, units, residuals, gradient):
+def _plain_backward(cell, units, product, residuals, gradient):
     del units
     saved, fed_back, recurrent = residuals
-    return _backward(cell, saved, fed_back, recurrent, None, gradient)[:2]
+    return _backward(cell, product, saved, fed_back, recurrent, None, gradient)[:2]
 
 
 _plain.defvjp(_plain_forward, _plain_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _projected(cell, units, x, recurrent, projection):
-    return _scan(cell, units, x, recurrent, projection)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _projected(cell, units, product, x, recurrent, projection):
+    return _scan(cell, units, product, x, recurrent, projection)[0]
 
 
-def _projected_forward(cell, units, x, recurrent, projection):
-    fed_back, saved = _scan(cell, units, x, recurrent, projection)
+def _projected_forward(cell, units, product, x, recurrent, projection):
+    fed_back, saved = _scan(cell, units, product, x, recurrent, projection)
     return fed_back, (saved, fed_back, recurrent, projection)
 
 
-def _projected_backward(cell, units, residuals, gradient):
+def _projected_backward(cell, units, product, residuals, gradient):
     del units
     saved, fed_back, recurrent, projection = residuals
-    return _backward(cell, saved, fed_back, recurrent, projection, gradient)
+    return _backward(cell, product, saved, fed_back, recurrent, projection, gradient)
 
 
 _projected.defvjp(_projected_forward, _projected_backward)

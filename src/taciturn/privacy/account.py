@@ -153,10 +153,14 @@ class Account:
                 )
             raise BudgetExhausted(f"{budget} allows {self.allowed} releases; all are spent")
 
-    def charge(self, round: int, attempt: int, seal: str) -> None:
-        """Put one release on the record. When this returns the row is on disk; only then may anything be released."""
+    def charge(self, round: int, attempt: int, seal: str, log: str = "") -> None:
+        """Put one release on the record. When this returns the row is on disk; only then may anything be released.
+
+        `log` is the participation log's mark of who took part, where there is one: a keyed checksum, which tells nobody else anything.
+        """
         self.check_budget()
-        self._append({"kind": "charge", "run": self.terms.name, "round": round, "attempt": attempt, "seal": seal})
+        row = {"kind": "charge", "run": self.terms.name, "round": round, "attempt": attempt, "seal": seal}
+        self._append(row | ({"log": log} if log else {}))
 
     def record_model(self, round: int, digest: str) -> str:
         """Put the parameters that a run publishes on the record, and return the row that names their history."""

@@ -165,6 +165,17 @@ def claim_of(release: DpEvent) -> str:
             return "none"
 
 
+def is_sampled(release: DpEvent) -> bool:
+    """Whether its cost rests on cohorts that are drawn, and secret."""
+    match release:
+        case CorrelatedDpEvent():
+            return is_sampled(release.costs[0][1])
+        case SelfComposedDpEvent():
+            return is_sampled(release.event)
+        case _:
+            return isinstance(release, PoissonSampledDpEvent | SampledWithoutReplacementDpEvent)
+
+
 def classic_epsilon(event: DpEvent, delta: float, orders: range = CLASSIC_ORDERS) -> float:
     """ε = min over orders of rdp + log(1/δ)/(order − 1) (Abadi et al. 2016)."""
     accountant = _rdp_accountant(event, list(orders))
@@ -293,6 +304,15 @@ def event_from_json(row: dict[str, Any]) -> DpEvent:
             return SelfComposedDpEvent(event_from_json(inner), count)
         case {"event": "non-private"}:
             return NonPrivateDpEvent()
+        case {
+            "event": "correlated",
+            "noise_multiplier": float(multiplier),
+            "squares": list(squares),
+            "claim": str(claim),
+        }:
+            # As ledgers of before restarts have it: one Gaussian for each number of releases.
+            costs = tuple((count, GaussianDpEvent(multiplier / math.sqrt(square))) for count, square in squares)
+            return CorrelatedDpEvent(costs, claim)
         case {"event": "correlated", "costs": list(costs), "claim": str(claim)}:
             if not all(type(count) is int and isinstance(cost, dict) for count, cost in costs):
                 raise ValueError(f"this is no event that a ledger could hold: {row}")

@@ -88,7 +88,9 @@ def banded(multiplier: float, *segments: Bands) -> Noise:
             residual = jax.tree.map(
                 lambda z, past: z - jnp.tensordot(bands[1:], past, axes=1, precision="highest"), fresh, before
             )
-            return residual, jax.tree.map(lambda y, past: jnp.concatenate([y[None], past[:-1]]), residual, before)
+            return residual, jax.tree.map(
+                lambda y, past: jnp.concatenate([y[None], past])[: most - 1], residual, before
+            )
 
         return next
 

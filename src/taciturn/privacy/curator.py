@@ -81,7 +81,9 @@ class Curator:
         attempts = self.account.attempts(round)
         if attempts:  # charged, and nobody remembers the result: a crash, or a second call
             attempt, seal = attempts[-1]
-            total = self._total(params, state, round, attempt, self._drawn(round, attempt, row=round))
+            total = self._total(
+                params, state, self._drawn(round, "cohort", attempt), f"users of round {round}", attempt
+            )
             if hmac.compare_digest(seal, self._seal(total, state, round, attempt)):
                 return self._released(state, total, seal, round, attempt)
         return self._charged(params, state, round)
@@ -100,11 +102,16 @@ class Curator:
                 f"the ledger has {len(charges)} releases, the participation log {log.rows} cohorts and the state is at {row}: they do "
                 "not belong together, so the run cannot go on"
             )
+        if charges and charges[-1]["log"] != log.mark(len(charges) - 1):
+            raise ParticipationBreach(
+                "the participation log does not say who took part in the releases that are charged: entries were lost or changed, so the "
+                "run cannot go on"
+            )
         self._check_state(state, round)
         if row < len(charges) and charges[row]["round"] == round:
             attempt, seal = charges[row]["attempt"], charges[row]["seal"]
-            total = self._total(params, state, round, attempt, log.cohort(row), log.failures(row))
-            if hmac.compare_digest(seal, self._seal(total, state, round, attempt)):
+            total = self._total_again(params, state, row, log)
+            if total is not None and hmac.compare_digest(seal, self._seal(total, state, round, attempt)):
                 return self._released(state, total, seal, round, attempt)
         for lost in charges[row:]:
             state = self._skip(state, params, self._noise_keys(lost["seal"], lost["round"], lost["attempt"]))
@@ -113,14 +120,18 @@ class Curator:
     def _charged(self, params: Params, state: MechanismState, round: int) -> tuple[Estimate, MechanismState]:
         """A release that nobody has seen: another attempt, with a cohort and noise of its own."""
         self.account.check_budget()
-        attempt = len(self.account.attempts(round))
+        attempt, mark = len(self.account.attempts(round)), ""
         if self._log is None:
-            cohort = self._drawn(round, attempt, row=round)  # Cᵗ ← sample users with probability q
-            total = self._total(params, state, round, attempt, cohort)  # Σ w_k Δ_k, each already clipped
+            # Another attempt takes another cohort: two releases about one sample would cost more than two rounds.
+            cohort = self._drawn(round, "cohort", attempt)  # Cᵗ ← sample users with probability q
+            total = self._total(
+                params, state, cohort, f"users of round {round}", attempt
+            )  # Σ w_k Δ_k, each already clipped
         else:
-            total = self._total_of_a_new_cohort(params, state, round, attempt, self._log)
+            total = self._total_of_a_new_cohort(params, state, self._log)
+            mark = self._log.mark(len(self.account.charges))
         seal = self._seal(total, state, round, attempt)
-        self.account.charge(round, attempt, seal)  # M.accum_priv_spending(z)
+        self.account.charge(round, attempt, seal, mark)  # M.accum_priv_spending(z)
         return self._released(state, total, seal, round, attempt)  # f̃ + N(0, Iσ²)
 
     def _released(
@@ -137,38 +148,45 @@ class Curator:
         if not hmac.compare_digest(self._states.setdefault(round, given), given):
             raise ValueError(f"round {round} does not go on from the state that the round before it left")
 
-    def _drawn(self, round: int, attempt: int, row: int, failures: int = 0) -> UserIds:
-        # Another attempt takes another cohort: two releases about one sample would cost more than two rounds.
-        generator = keys.generator(keys.derive(self._root, _after("cohort", failures), round, attempt))
+    def _drawn(self, row: int, purpose: str, attempt: int) -> UserIds:
+        generator = keys.generator(keys.derive(self._root, purpose, row, attempt))
         users = self._fleet.users(self._log.eligible if self._log else lambda users: users)
         return self._participation.select(users, row, generator)
 
-    def _total_of_a_new_cohort(
-        self, params: Params, state: MechanismState, round: int, attempt: int, log: ParticipationLog
-    ) -> Report:
+    def _total_of_a_new_cohort(self, params: Params, state: MechanismState, log: ParticipationLog) -> Report:
         """Tries until a cohort reports. Who was asked is on record before anything is summed; a round that fails releases nothing,
-        so it uses no row of noise and counts for nobody, whatever became of the devices' own timers."""
+        so it uses no row of noise and counts for nobody, whatever became of the devices' own timers.
+
+        Coins and keys are those of the row and the try, so that no two rows are ever drawn with the same, whatever crashes there were.
+        """
         row = len(self.account.charges)
         while True:
             failures = log.failures(row)
             if (
                 log.rows == row
             ):  # else a crash came between the log and the charge: that cohort was asked, and is this row's
-                log.record(self._drawn(round, attempt, row, failures))
+                log.record(self._drawn(row, "cohort of a row", failures))
             try:
-                return self._total(params, state, round, attempt, log.cohort(row), failures)
+                return self._total(params, state, log.cohort(row), f"users of row {row}", failures)
             except FailedRound:
+                if self._participation.sampled_by_curator:
+                    raise  # a cohort that had to succeed is no longer the one that was drawn
                 log.fail()
 
-    def _total(
-        self, params: Params, state: MechanismState, round: int, attempt: int, cohort: UserIds, failures: int = 0
-    ) -> Report:
+    def _total_again(self, params: Params, state: MechanismState, row: int, log: ParticipationLog) -> Report | None:
+        """The total of a row that was charged; None if its cohort cannot be summed any more."""
+        try:
+            return self._total(params, state, log.cohort(row), f"users of row {row}", log.failures(row))
+        except FailedRound:
+            return None
+
+    def _total(self, params: Params, state: MechanismState, cohort: UserIds, purpose: str, attempt: int) -> Report:
         if len(cohort) > self._mechanism.most_reports:
             raise WrongNumberOfUsers(
                 f"a cohort of {len(cohort)} users is far more than was expected: there are more users than participation.users says"
             )
         message = Message(params, self._mechanism.public(state))  # θᵗ, clip norm
-        user_key = keys.jax_keys(keys.derive(self._root, _after("users", failures), round, attempt), 1)[0]
+        user_key = keys.jax_keys(keys.derive(self._root, purpose, 0, attempt), 1)[0]
         return self._fleet.sum_reports(self._program, message, cohort, user_key)
 
     def _noise_keys(self, seal: str, round: int, attempt: int) -> jax.Array:
@@ -177,8 +195,3 @@ class Curator:
     def _seal(self, total: PyTree, state: PyTree, round: int, attempt: int) -> str:
         secret = keys.derive(self._root, "seal", round, attempt)
         return hashlib.blake2b(fingerprint(secret, (total, state)), key=secret, digest_size=16).hexdigest()
-
-
-def _after(purpose: str, failures: int) -> str:
-    """Rounds that are tried again ask others, with other keys."""
-    return purpose if failures == 0 else f"{purpose} after {failures} failed rounds"

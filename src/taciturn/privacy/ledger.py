@@ -32,6 +32,7 @@ from taciturn.privacy.accounting import (
     composed,
     epsilon,
     event_from_json,
+    is_sampled,
     repeated,
     rho,
 )
@@ -60,6 +61,7 @@ class Guarantee:
     head: str
     continued: bool = False  # whether ε counts earlier runs too, from which this one started
     claim: str = ""  # about noise and participation, in words
+    sampled: bool = True  # whether the claim rests on who took part being drawn, and secret
 
     @property
     def is_private(self) -> bool:
@@ -119,6 +121,7 @@ class Ledger:
         at_delta: float = terms["delta"] if delta is None else delta
         costs = self.cost(run, rows[-1]["hash"])  # none where nothing was released: then nothing is spent
         event = composed(costs[:-1], costs[-1]) if costs else None
+        release = event_from_json(terms["release"])
         return Guarantee(
             run=run,
             releases=sum(row["kind"] == "charge" for row in rows),
@@ -130,7 +133,8 @@ class Ledger:
             randomness=terms["randomness"],
             head=rows[-1]["hash"],
             continued=bool(terms["lineage"]),
-            claim=claim_of(event_from_json(terms["release"])),
+            claim=claim_of(release),
+            sampled=is_sampled(release),
         )
 
     def lineage(self, run: str) -> list[DpEvent]:

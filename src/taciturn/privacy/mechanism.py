@@ -90,7 +90,9 @@ class AdaptiveState(NamedTuple):
 def adaptive_mechanism(clip: AdaptiveClip, report_goal: float, noise: Noise, most_reports: int) -> Mechanism:
     """With a clip norm that follows a quantile: the count of bits and the updates are one vector, noised by one strategy.
 
-    Noise is drawn and kept in units of the standard deviation, so that each row is noised for the clip norm of its own reports.
+    Noise is drawn and kept in units of the standard deviation, so that each row is noised for the clip norm of its own reports: divided
+    by it, all rows are one mechanism with reports of norm 1. That also holds if rows that a crash lost had another clip norm than those
+    of the same segment that come after.
     """
     if noise.multiplier <= 0 or noise.strategy.name == "independent":
         raise ValueError(

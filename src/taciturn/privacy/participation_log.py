@@ -2,8 +2,8 @@
 
 **Guarantee:** entry r is the cohort of noise row r, as it was asked. It is on disk (fsync) before `record` returns, and one that would
 break the claim is never recorded. Entries carry a chain of keyed checksums, so that what is read back is what this run wrote, in that
-order; what is not whole at the end is cut off, and the curator refuses a log that is shorter than the ledger's charges. Only the
-newest entry can be taken back, and only by an entry that says its round failed.
+order; what is not whole at the end is cut off, and the curator refuses a log whose entries are not those that the ledger's charges
+were marked with. Only the newest entry can be taken back, and only by an entry that says its round failed.
 
 The log says who took part, so it lives among a run's secrets and is deleted with them.
 """
@@ -34,6 +34,7 @@ class ParticipationLog:
         self.limits = min_separation, max_participations
         self._path, self._distance, self._most, self._key = path, min_separation + 1, max_participations, key
         self._cohorts: list[UserIds] = []
+        self._marks: list[str] = []
         self._failures: dict[int, int] = {}  # row → cohorts that were asked for it and of which too few reported
         self._settled = 0  # rows that are in the two arrays below; the newest is not, as long as it may still fail
         self._last, self._times = np.zeros(0, np.int64), np.zeros(0, np.int64)  # by user: last row + 1, participations
@@ -62,6 +63,10 @@ class ParticipationLog:
     def cohort(self, row: int) -> UserIds:
         return self._cohorts[row]
 
+    def mark(self, row: int) -> str:
+        """Names this entry and all before it, failed ones too. Every charge carries the mark of its row."""
+        return self._marks[row]
+
     def eligible(self, users: UserIds) -> UserIds:
         """Those who may take part in the next row."""
         self._settle()
@@ -78,7 +83,7 @@ class ParticipationLog:
         if problem:
             raise ParticipationBreach(f"{problem}; what was claimed would not hold, and nothing was summed")
         self._append(_COUNT.pack(len(cohort)) + cohort.tobytes())
-        self._cohorts.append(cohort)
+        self._add(cohort)
 
     def fail(self) -> None:
         """Too few of the newest cohort reported: nothing is released about them, and the row is the next cohort's."""
@@ -134,9 +139,14 @@ class ParticipationLog:
         if self._settled == self.rows:
             raise ParticipationBreach("only the newest cohort of a log can have failed, and only once")
 
+    def _add(self, cohort: UserIds) -> None:
+        self._cohorts.append(cohort)
+        self._marks.append(self._chain.hex())
+
     def _drop_newest(self) -> None:
         self._check_newest()
         self._cohorts.pop()
+        self._marks.pop()
         self._failures[self.rows] = self.failures(self.rows) + 1
 
     def _checksum(self, before: bytes, content: bytes) -> bytes:
@@ -150,14 +160,14 @@ class ParticipationLog:
             entry, checksum = content[place:end], content[end : end + _CHECKSUM]
             if count < _FAILED or not hmac.compare_digest(checksum, self._checksum(self._chain, entry)):
                 break
+            self._chain, place = checksum, end + _CHECKSUM
             if count == _FAILED:
                 self._drop_newest()
-            else:
-                cohort = np.frombuffer(entry, np.int64, count, _COUNT.size)
-                problem = self._problem(cohort)
-                if problem:
-                    raise ParticipationBreach(f"{self._path} breaks the claim: {problem}; the run cannot go on")
-                self._cohorts.append(cohort)
-            self._chain, place = checksum, end + _CHECKSUM
+                continue
+            cohort = np.frombuffer(entry, np.int64, count, _COUNT.size)
+            problem = self._problem(cohort)
+            if problem:
+                raise ParticipationBreach(f"{self._path} breaks the claim: {problem}; the run cannot go on")
+            self._add(cohort)
         if place < len(content):
             os.truncate(self._path, place)

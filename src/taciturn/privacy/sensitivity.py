@@ -6,8 +6,8 @@ counts is ‖C u‖ for the rounds in which a user takes part. A claim about par
 them, at most MaxP in all) leaves a largest one; its square is computed here.
 
 **Guarantee:** `sensitivity_squared(rows, MinS, MaxP)` is at least ‖C U‖² for all participations that the claim allows among the first
-`rows` rows and all reports of norm at most 1 (no entry of C is negative, so reports that point the same way are the worst). For trees
-it is exact.
+`rows` rows and all reports of norm at most 1 (no entry of C is negative, so reports that point the same way are the worst). It is
+exact, but for trees of more than 64 participations.
 """
 
 import functools

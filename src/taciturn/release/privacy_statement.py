@@ -83,20 +83,20 @@ def statement(guarantee: Guarantee, unit: str, public_sources: tuple[str, ...], 
 
 def _formal(guarantee: Guarantee) -> str:
     pair = f"({epsilon_text(guarantee.epsilon)}, {guarantee.delta:.2g})-differential privacy"
-    if guarantee.adjacency == ZERO_OUT:
+    if not guarantee.sampled:
         return f"{pair}; ρ = {rho_text(guarantee.rho)} of zero-concentrated, μ = {math.sqrt(2 * guarantee.rho):.3g} of Gaussian DP"
     return f"{pair}; ρ = {rho_text(guarantee.rho)} of zero-concentrated DP, in which sampling users does not count"
 
 
 def _accounting(guarantee: Guarantee) -> str:
-    if guarantee.adjacency == ZERO_OUT:
+    if not guarantee.sampled:
         words = "one Gaussian mechanism over the whole run, of the sensitivity of its noise under the claim"
         return words + ("." if guarantee.continued else "; ε is exact for it.")
     return _ACCOUNTANTS[guarantee.accountant]
 
 
 def _assumes(guarantee: Guarantee) -> str:
-    if guarantee.adjacency == ZERO_OUT:
+    if not guarantee.sampled:
         return "every cohort passes through the curator, which checks it against its log; devices run the code they are given."
     return "the cohort of a round is known to the curator alone; devices run the code they are given."
 

@@ -1,0 +1,253 @@
+"""One SGD step of the output layer: gradient of the softmax over all words, and the step along it.
+
+`plain` is the definition. `fused` is the same in two GPU kernels (Pallas) that never store the scores of 10,000 words: the
+first reads the word matrix and finds each token's normaliser and expected row; the second reads it again, makes the scores anew block by
+block and writes the stepped matrix in its place. Three passes over the matrix where automatic differentiation makes about ten, and none
+over scores.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas
+from jax.experimental.pallas import triton
+from jax.typing import DTypeLike
+
+from taciturn.models.layers import dot
+
+SPLITS = 4  # shares of the vocabulary that run side by side for one user
+BLOCK = 32  # words that a kernel holds at a time
+WARPS, STAGES = 4, 2
+
+
+class Stepped(NamedTuple):
+    matrix: jax.Array
+    bias: jax.Array
+    d_contexts: jax.Array  # gradient with respect to the contexts, for the layers below
+
+
+def plain(
+    contexts: jax.Array,
+    matrix: jax.Array,
+    bias: jax.Array,
+    targets: jax.Array,
+    weights: jax.Array,
+    rate: float,
+    unit_norm: bool,
+    product: DTypeLike = jnp.float32,
+) -> Stepped:
+    """θ ← θ − η ∇ Σ_t weight_t · −log softmax(s_t)[target_t], s_t = (context_t · row_v [/ ‖row_v‖] + bias_v)_v."""
+    inverse = _inverse_norms(matrix) if unit_norm else jnp.ones(len(matrix), matrix.dtype)
+    scores = dot(contexts, matrix.T, product) * inverse + bias
+    exponentials = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+    shares = exponentials * (weights / jnp.sum(exponentials, axis=-1))[:, None]
+    is_target = jnp.arange(len(matrix)) == targets[:, None]
+    d_scores = shares - jnp.where(is_target, weights[:, None], 0.0)
+    d_contexts = dot(d_scores * inverse, matrix, product)
+    d_rows = dot(d_scores.T, contexts, product)
+    if unit_norm:
+        d_rows = _through_norm(matrix, inverse[:, None], d_rows)
+    return Stepped(matrix - rate * d_rows, bias - rate * jnp.sum(d_scores, axis=0), d_contexts)
+
+
+def fused(
+    contexts: jax.Array,
+    matrix: jax.Array,
+    bias: jax.Array,
+    targets: jax.Array,
+    weights: jax.Array,
+    rate: float,
+    unit_norm: bool,
+    product: DTypeLike = jnp.float32,
+    interpret: bool = False,
+) -> Stepped:
+    (vocabulary, width), tokens = matrix.shape, len(contexts)
+    padding = -tokens % 16
+    padded = jnp.pad(contexts, ((0, padding), (0, 0)))
+    rows = BLOCK * math.ceil(vocabulary / (SPLITS * BLOCK))
+    shape = _Shape(vocabulary, rows, _parts(len(padded)), _parts(width), unit_norm, product)
+    call = functools.partial(
+        pallas.pallas_call,
+        grid=(SPLITS,),
+        compiler_params=None if interpret else triton.CompilerParams(num_warps=WARPS, num_stages=STAGES),
+        interpret=interpret,
+    )
+    share = jax.ShapeDtypeStruct((SPLITS, len(padded)), jnp.float32)
+    means = jax.ShapeDtypeStruct((SPLITS, *padded.shape), jnp.float32)
+    largest, sums, drawn = call(functools.partial(_expectations, shape), out_shape=(share, share, means))(
+        padded, matrix, bias
+    )
+    top = jnp.max(largest, axis=0)
+    scales = jnp.exp(largest - top)
+    total = jnp.sum(sums * scales, axis=0)
+    expected = jnp.sum(drawn * scales[..., None], axis=0) / total[:, None]  # Σ_v p_v row_v
+    wanted = matrix[targets] * (_inverse_norms(matrix[targets])[:, None] if unit_norm else 1.0)
+    d_contexts = weights[:, None] * (expected[:tokens] - wanted)
+    stepped, stepped_bias = call(
+        functools.partial(_step, shape, rate),
+        out_shape=(
+            jax.ShapeDtypeStruct(matrix.shape, jnp.float32),
+            jax.ShapeDtypeStruct(bias.shape, jnp.float32),
+        ),
+        input_output_aliases={1: 0, 2: 1},
+    )(
+        padded,
+        matrix,
+        bias,
+        jnp.pad(targets, (0, padding), constant_values=-1),
+        jnp.pad(weights, (0, padding)),
+        top + jnp.log(total),  # log Σ_v exp(s_v)
+    )
+    return Stepped(stepped, stepped_bias, d_contexts)
+
+
+def fits(matrix: jax.Array) -> bool:
+    """Whether the kernels can take such a matrix: they work in tiles of 16."""
+    return matrix.shape[1] % 16 == 0
+
+
+class _Shape(NamedTuple):
+    vocabulary: int
+    rows: int  # of one split
+    tokens: list[tuple[int, int]]  # tiles: start, size
+    width: list[tuple[int, int]]
+    unit_norm: bool
+    product: DTypeLike
+
+
+def _parts(size: int) -> list[tuple[int, int]]:
+    """A multiple of 16 as tiles whose sizes are powers of two, which is all that the compiler takes: 96 = 64 + 32."""
+    tiles, start = [], 0
+    while start < size:
+        tile = min(128, 1 << ((size - start).bit_length() - 1))
+        tiles.append((start, tile))
+        start += tile
+    return tiles
+
+
+def _expectations(shape: _Shape, contexts_ref, matrix_ref, bias_ref, largest_ref, sums_ref, drawn_ref) -> None:
+    """For each token, over this split's words: the largest score, Σ exp(score − largest), and Σ exp(score − largest) · row. Attention, in
+    which the word matrix is both keys and values; done as Dao et al. 2022 do it."""
+    split = pallas.program_id(0)
+    contexts = _tiles(contexts_ref, shape)
+
+    def block(index, carry):
+        first = split * shape.rows + index * BLOCK
+        inside, rows, inverse, bias = _block(shape, matrix_ref, bias_ref, first)
+        rounded, after = [row.astype(shape.product) for row in rows], []
+        for tiles, (largest, total, sums) in zip(contexts, carry, strict=True):
+            score = sum(triton.dot(tile, row, trans_b=True) for tile, row in zip(tiles, rounded, strict=True))
+            score = jnp.where(inside[None, :], score * inverse[None, :] + bias[None, :], -1e30)
+            larger = jnp.maximum(largest, jnp.max(score, axis=1))
+            shrink, exponentials = jnp.exp(largest - larger), jnp.exp(score - larger[:, None])
+            total = total * shrink + jnp.sum(exponentials, axis=1)
+            weights = (exponentials * inverse[None, :]).astype(shape.product)
+            sums = [s * shrink[:, None] + triton.dot(weights, row) for s, row in zip(sums, rounded, strict=True)]
+            after.append((larger, total, sums))
+        return after
+
+    start = [
+        (
+            jnp.full(n, -1e30, jnp.float32),
+            jnp.zeros(n, jnp.float32),
+            [jnp.zeros((n, m), jnp.float32) for _, m in shape.width],
+        )
+        for _, n in shape.tokens
+    ]
+    carry = jax.lax.fori_loop(0, _blocks(shape, split), block, start)
+    for (t, n), (largest, total, sums) in zip(shape.tokens, carry, strict=True):
+        largest_ref[split, pallas.ds(t, n)] = largest
+        sums_ref[split, pallas.ds(t, n)] = total
+        for (w, m), drawn in zip(shape.width, sums, strict=True):
+            drawn_ref[split, pallas.ds(t, n), pallas.ds(w, m)] = drawn
+
+
+def _step(
+    shape: _Shape,
+    rate: float,
+    contexts_ref,
+    matrix_ref,
+    bias_ref,
+    targets_ref,
+    weights_ref,
+    normaliser_ref,
+    stepped_ref,
+    stepped_bias_ref,
+) -> None:
+    """Each block of rows, stepped along its gradient. Words go down and tokens across: what one product gives, the next one takes."""
+    split = pallas.program_id(0)
+    contexts = _tiles(contexts_ref, shape)
+    per_token = [
+        (targets_ref[pallas.ds(t, n)], weights_ref[pallas.ds(t, n)], normaliser_ref[pallas.ds(t, n)])
+        for t, n in shape.tokens
+    ]
+
+    def block(index, carry):
+        first = split * shape.rows + index * BLOCK
+        words = first + jnp.arange(BLOCK)
+        inside, rows, inverse, bias = _block(shape, matrix_ref, bias_ref, first)
+        rounded = [row.astype(shape.product) for row in rows]
+        d_rows = [jnp.zeros((BLOCK, m), jnp.float32) for _, m in shape.width]
+        d_bias = jnp.zeros(BLOCK, jnp.float32)
+        for tiles, (targets, weights, normaliser) in zip(contexts, per_token, strict=True):
+            score = sum(triton.dot(row, tile, trans_b=True) for tile, row in zip(tiles, rounded, strict=True))
+            share = jnp.exp(score * inverse[:, None] + (bias[:, None] - normaliser[None, :]))
+            d_score = (share - (words[:, None] == targets[None, :])) * weights[None, :]
+            d_bias = d_bias + jnp.sum(d_score, axis=1)
+            d_product = d_score.astype(shape.product)
+            d_rows = [d + triton.dot(d_product, tile) for d, tile in zip(d_rows, tiles, strict=True)]
+        if shape.unit_norm:
+            along = sum(jnp.sum(row * d, axis=1) for row, d in zip(rows, d_rows, strict=True))
+            along = (along * inverse * inverse)[:, None]
+            d_rows = [(d - row * along) * inverse[:, None] for row, d in zip(rows, d_rows, strict=True)]
+        for (w, m), row, d in zip(shape.width, rows, d_rows, strict=True):
+            place = stepped_ref.at[pallas.ds(first, BLOCK), pallas.ds(w, m)]
+            triton.store(place, row - rate * d, mask=jnp.broadcast_to(inside[:, None], row.shape))
+        triton.store(stepped_bias_ref.at[pallas.ds(first, BLOCK)], bias - rate * d_bias, mask=inside)
+        return carry
+
+    jax.lax.fori_loop(0, _blocks(shape, split), block, 0)
+
+
+def _tiles(contexts_ref, shape: _Shape):
+    return [
+        [contexts_ref[pallas.ds(t, n), pallas.ds(w, m)].astype(shape.product) for w, m in shape.width]
+        for t, n in shape.tokens
+    ]
+
+
+def _block(shape: _Shape, matrix_ref, bias_ref, first):
+    """A block of words: which of them there are, their rows, one over the rows' norms, their biases."""
+    inside = first + jnp.arange(BLOCK) < shape.vocabulary
+    rows = [
+        triton.load(
+            matrix_ref.at[pallas.ds(first, BLOCK), pallas.ds(w, m)],
+            mask=jnp.broadcast_to(inside[:, None], (BLOCK, m)),
+            other=0.0,
+        )
+        for w, m in shape.width
+    ]
+    bias = triton.load(bias_ref.at[pallas.ds(first, BLOCK)], mask=inside, other=0.0)
+    inverse = jnp.ones(BLOCK, jnp.float32)
+    if shape.unit_norm:
+        inverse = jax.lax.rsqrt(sum(jnp.sum(row * row, axis=1) for row in rows) + 1e-12)
+    return inside, rows, inverse, bias
+
+
+def _blocks(shape: _Shape, split):
+    """How many blocks of this split have words in them."""
+    left = shape.vocabulary - split * shape.rows
+    return jnp.clip((left + BLOCK - 1) // BLOCK, 0, shape.rows // BLOCK)
+
+
+def _inverse_norms(matrix: jax.Array) -> jax.Array:
+    return jax.lax.rsqrt(jnp.sum(jnp.square(matrix), axis=-1) + 1e-12)
+
+
+def _through_norm(matrix: jax.Array, inverse: jax.Array, d_rows: jax.Array) -> jax.Array:
+    """The gradient with respect to rows that were scaled to length 1."""
+    along = jnp.sum(matrix * d_rows, axis=-1, keepdims=True) * jnp.square(inverse)
+    return (d_rows - matrix * along) * inverse

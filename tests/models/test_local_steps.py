@@ -1,0 +1,107 @@
+"""The fast local step is the plain one: kernels against their definition, the step against automatic differentiation."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from taciturn.models import losses, softmax_step
+from taciturn.models.cifg import cifg
+from taciturn.models.gru import gru
+from taciturn.models.lstm import lstm
+from taciturn.models.sgd import sgd_step
+from taciturn.models.transformer import transformer
+
+KEY = jax.random.key(0)
+MODELS = {
+    "lstm": lstm(30, 16, 12),
+    "lstm with dropout": lstm(30, 16, 12, dropout_rate=0.3),
+    "lstm of any width": lstm(30, 9, 12),
+    "cifg": cifg(30, 16, 12),
+    "cifg tied": cifg(30, 16, 12, tied=True),
+    "gru": gru(30, 16, 12),
+    "transformer": transformer(30, 16, layers=2, heads=2),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_is_that_of_automatic_differentiation(name):
+    model = MODELS[name]
+    params, batch = model.init(KEY), jax.random.randint(KEY, (3, 7), 0, 30)
+    batch = batch.at[0, 4:].set(0)  # padding, and words that come in twice
+    key = jax.random.key(3)
+    gradient = jax.grad(lambda p: losses.cross_entropy(model, p, batch, key))(params)
+    stepped = jax.jit(lambda p, b: sgd_step(model)(p, b, key, 0.5))(params, batch)
+    assert jax.tree.structure(stepped) == jax.tree.structure(params)
+    for after, before, g in zip(*map(jax.tree.leaves, (stepped, params, gradient)), strict=True):
+        np.testing.assert_allclose(after, before - 0.5 * g, atol=1e-6)
+
+
+def test_a_batch_of_padding_changes_nothing():
+    model = MODELS["lstm"]
+    params = model.init(KEY)
+    stepped = sgd_step(model)(params, jnp.zeros((2, 5), int), None, 0.5)
+    assert all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (stepped, params)), strict=True))
+
+
+def output_layer(tokens, vocabulary, width):
+    keys = jax.random.split(KEY, 5)
+    contexts, matrix = (
+        jax.random.normal(keys[0], (tokens, width)),
+        0.3 * jax.random.normal(keys[1], (vocabulary, width)),
+    )
+    bias, targets = jax.random.normal(keys[2], (vocabulary,)), jax.random.randint(keys[3], (tokens,), 0, vocabulary)
+    weights = jnp.where(jax.random.uniform(keys[4], (tokens,)) < 0.8, 1 / tokens, 0.0)
+    return contexts, matrix, bias, targets, weights
+
+
+def distance(one, other, start):
+    """Of two steps, relative to how far they go."""
+    return float(jnp.linalg.norm(one - other) / jnp.linalg.norm(other - start))
+
+
+@pytest.mark.parametrize("unit_norm", [True, False])
+@pytest.mark.parametrize(("tokens", "vocabulary", "width"), [(80, 1000, 96), (37, 333, 48), (16, 64, 16), (5, 20, 32)])
+def test_the_kernels_do_what_their_definition_says(tokens, vocabulary, width, unit_norm):
+    """Interpreted, so that it runs anywhere; compiled they are checked where there is a GPU."""
+    given = output_layer(tokens, vocabulary, width)
+    plain = softmax_step.plain(*given, 0.5, unit_norm)
+    fused = softmax_step.fused(*given, 0.5, unit_norm, interpret=True)
+    starts = given[1], given[2], jnp.zeros_like(given[0])
+    for one, other, start in zip(fused, plain, starts, strict=True):
+        assert distance(one, other, start) < 5e-6
+    # The twin that must fail: another rate, or rows that are not scaled.
+    assert distance(softmax_step.fused(*given, 0.4, unit_norm, interpret=True).matrix, plain.matrix, given[1]) > 0.1
+    assert distance(softmax_step.fused(*given, 0.5, not unit_norm, interpret=True).matrix, plain.matrix, given[1]) > 0.1
+
+
+def test_the_kernels_run_for_many_users_at_once():
+    given = [jnp.stack([one, one[::-1] if one.ndim == 2 else one]) for one in output_layer(16, 100, 32)]
+    plain = jax.vmap(functools.partial(softmax_step.plain, rate=0.5, unit_norm=True))(*given)
+    fused = jax.vmap(functools.partial(softmax_step.fused, rate=0.5, unit_norm=True, interpret=True))(*given)
+    for one, other in zip(fused, plain, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_scores_beyond_what_exponentials_hold_do_no_harm():
+    contexts, matrix, bias, targets, weights = output_layer(16, 100, 32)
+    given = (1000 * contexts, matrix, bias, targets, weights)
+    for step in (softmax_step.plain, functools.partial(softmax_step.fused, interpret=True)):
+        assert all(bool(jnp.all(jnp.isfinite(part))) for part in step(*given, 0.5, False))
+
+
+def test_products_in_bfloat16_come_close():
+    given = output_layer(80, 500, 96)
+    exact, mixed = (softmax_step.plain(*given, 0.5, True, product) for product in (jnp.float32, jnp.bfloat16))
+    assert 1e-6 < distance(mixed.matrix, exact.matrix, given[1]) < 1e-2
+    assert mixed.matrix.dtype == jnp.float32
+
+
+def test_the_kernels_are_accepted_by_the_gpu_compiler():
+    """Lowered to Triton's language here, where no GPU is."""
+    step = jax.jit(jax.vmap(functools.partial(softmax_step.fused, rate=0.5, unit_norm=True, product=jnp.bfloat16)))
+    given = output_layer(80, 1000, 96)
+    shapes = [jax.ShapeDtypeStruct((4, *one.shape), one.dtype) for one in given]
+    assert "triton" in step.trace(*shapes).lower(lowering_platforms=("cuda",)).as_text().lower()
