@@ -17,7 +17,7 @@ from taciturn.core import Key, Message, Program, Report, UserData, UserIds
 from taciturn.data.layout import Layout
 from taciturn.data.population import Population
 
-CPU_CHUNK = 8
+CPU_CHUNK = 2  # so that no core waits long for the others at the end of a round
 ACCELERATOR_CHUNKS = (256, 128, 104, 64, 16)
 
 

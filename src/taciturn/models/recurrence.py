@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from taciturn.models.layers import dot
+from taciturn.models.layers import dot, transposed
 
 Cell = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
@@ -53,8 +53,8 @@ def _scan(cell: Cell, units: int, product, x: jax.Array, recurrent: jax.Array, p
 
 def _backward(cell: Cell, product, saved, fed_back, recurrent, projection, gradient):
     x, r, carries, outputs = saved
-    back = recurrent.T.astype(product)
-    back_projection = None if projection is None else projection.T.astype(product)
+    back = transposed(recurrent.astype(product))
+    back_projection = None if projection is None else transposed(projection.astype(product))
 
     def step(state, inputs):
         d_recurrent_input, d_carry = state

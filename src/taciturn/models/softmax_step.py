@@ -19,8 +19,16 @@ from jax.typing import DTypeLike
 from taciturn.models.layers import dot
 
 SPLITS = 4  # shares of the vocabulary that run side by side for one user
-BLOCK = 32  # words that a kernel holds at a time
-WARPS, STAGES = 4, 2
+
+
+class Tiling(NamedTuple):
+    block: int  # words that a kernel holds at a time
+    warps: int
+    stages: int
+
+
+# Found by measuring on an H200.
+EXPECTING, STEPPING = Tiling(64, 4, 2), Tiling(64, 4, 2)
 
 
 class Stepped(NamedTuple):
@@ -43,14 +51,15 @@ def plain(
     inverse = _inverse_norms(matrix) if unit_norm else jnp.ones(len(matrix), matrix.dtype)
     scores = dot(contexts, matrix.T, product) * inverse + bias
     exponentials = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
-    shares = exponentials * (weights / jnp.sum(exponentials, axis=-1))[:, None]
-    is_target = jnp.arange(len(matrix)) == targets[:, None]
-    d_scores = shares - jnp.where(is_target, weights[:, None], 0.0)
-    d_contexts = dot(d_scores * inverse, matrix, product)
-    d_rows = dot(d_scores.T, contexts, product)
-    if unit_norm:
-        d_rows = _through_norm(matrix, inverse[:, None], d_rows)
-    return Stepped(matrix - rate * d_rows, bias - rate * jnp.sum(d_scores, axis=0), d_contexts)
+    factors = weights / jnp.sum(exponentials, axis=-1)
+    # The softmax's share of the gradient comes from the exponentials as they are; the targets' share is a few rows.
+    scaled, wanted = exponentials * inverse, (weights * inverse[targets])[:, None]
+    d_rows = dot(scaled.T, factors[:, None] * contexts, product).at[targets].add(-wanted * contexts)
+    d_bias = (factors @ exponentials).at[targets].add(-weights)
+    d_contexts = factors[:, None] * dot(scaled, matrix, product) - wanted * matrix[targets]
+    if unit_norm:  # only what is at right angles to a row moves it: its length does not matter
+        d_rows = d_rows - matrix * (jnp.sum(matrix * d_rows, axis=-1) * jnp.square(inverse))[:, None]
+    return Stepped(matrix - rate * d_rows, bias - rate * d_bias, d_contexts)
 
 
 def fused(
@@ -67,19 +76,22 @@ def fused(
     (vocabulary, width), tokens = matrix.shape, len(contexts)
     padding = -tokens % 16
     padded = jnp.pad(contexts, ((0, padding), (0, 0)))
-    rows = BLOCK * math.ceil(vocabulary / (SPLITS * BLOCK))
-    shape = _Shape(vocabulary, rows, _parts(len(padded)), _parts(width), unit_norm, product)
-    call = functools.partial(
-        pallas.pallas_call,
-        grid=(SPLITS,),
-        compiler_params=None if interpret else triton.CompilerParams(num_warps=WARPS, num_stages=STAGES),
-        interpret=interpret,
-    )
+
+    def call(kernel, tiling: Tiling, **outputs):
+        rows = tiling.block * math.ceil(vocabulary / (SPLITS * tiling.block))
+        shape = _Shape(vocabulary, rows, tiling.block, _parts(len(padded)), _parts(width), unit_norm, product)
+        options = triton.CompilerParams(num_warps=tiling.warps, num_stages=tiling.stages)
+        return pallas.pallas_call(
+            functools.partial(kernel, shape),
+            grid=(SPLITS,),
+            compiler_params=None if interpret else options,
+            interpret=interpret,
+            **outputs,
+        )
+
     share = jax.ShapeDtypeStruct((SPLITS, len(padded)), jnp.float32)
     means = jax.ShapeDtypeStruct((SPLITS, *padded.shape), jnp.float32)
-    largest, sums, drawn = call(functools.partial(_expectations, shape), out_shape=(share, share, means))(
-        padded, matrix, bias
-    )
+    largest, sums, drawn = call(_expectations, EXPECTING, out_shape=(share, share, means))(padded, matrix, bias)
     top = jnp.max(largest, axis=0)
     scales = jnp.exp(largest - top)
     total = jnp.sum(sums * scales, axis=0)
@@ -87,7 +99,8 @@ def fused(
     wanted = matrix[targets] * (_inverse_norms(matrix[targets])[:, None] if unit_norm else 1.0)
     d_contexts = weights[:, None] * (expected[:tokens] - wanted)
     stepped, stepped_bias = call(
-        functools.partial(_step, shape, rate),
+        functools.partial(_step, rate),
+        STEPPING,
         out_shape=(
             jax.ShapeDtypeStruct(matrix.shape, jnp.float32),
             jax.ShapeDtypeStruct(bias.shape, jnp.float32),
@@ -112,6 +125,7 @@ def fits(matrix: jax.Array) -> bool:
 class _Shape(NamedTuple):
     vocabulary: int
     rows: int  # of one split
+    block: int
     tokens: list[tuple[int, int]]  # tiles: start, size
     width: list[tuple[int, int]]
     unit_norm: bool
@@ -135,7 +149,7 @@ def _expectations(shape: _Shape, contexts_ref, matrix_ref, bias_ref, largest_ref
     contexts = _tiles(contexts_ref, shape)
 
     def block(index, carry):
-        first = split * shape.rows + index * BLOCK
+        first = split * shape.rows + index * shape.block
         inside, rows, inverse, bias = _block(shape, matrix_ref, bias_ref, first)
         rounded, after = [row.astype(shape.product) for row in rows], []
         for tiles, (largest, total, sums) in zip(contexts, carry, strict=True):
@@ -166,8 +180,8 @@ def _expectations(shape: _Shape, contexts_ref, matrix_ref, bias_ref, largest_ref
 
 
 def _step(
-    shape: _Shape,
     rate: float,
+    shape: _Shape,
     contexts_ref,
     matrix_ref,
     bias_ref,
@@ -186,27 +200,27 @@ def _step(
     ]
 
     def block(index, carry):
-        first = split * shape.rows + index * BLOCK
-        words = first + jnp.arange(BLOCK)
+        first = split * shape.rows + index * shape.block
+        words = first + jnp.arange(shape.block)
         inside, rows, inverse, bias = _block(shape, matrix_ref, bias_ref, first)
         rounded = [row.astype(shape.product) for row in rows]
-        d_rows = [jnp.zeros((BLOCK, m), jnp.float32) for _, m in shape.width]
-        d_bias = jnp.zeros(BLOCK, jnp.float32)
+        d_rows = [jnp.zeros((shape.block, m), jnp.float32) for _, m in shape.width]
+        d_bias = jnp.zeros(shape.block, jnp.float32)
         for tiles, (targets, weights, normaliser) in zip(contexts, per_token, strict=True):
             score = sum(triton.dot(row, tile, trans_b=True) for tile, row in zip(tiles, rounded, strict=True))
             share = jnp.exp(score * inverse[:, None] + (bias[:, None] - normaliser[None, :]))
             d_score = (share - (words[:, None] == targets[None, :])) * weights[None, :]
             d_bias = d_bias + jnp.sum(d_score, axis=1)
-            d_product = d_score.astype(shape.product)
+            d_product = (d_score * inverse[:, None]).astype(shape.product)
             d_rows = [d + triton.dot(d_product, tile) for d, tile in zip(d_rows, tiles, strict=True)]
         if shape.unit_norm:
             along = sum(jnp.sum(row * d, axis=1) for row, d in zip(rows, d_rows, strict=True))
             along = (along * inverse * inverse)[:, None]
-            d_rows = [(d - row * along) * inverse[:, None] for row, d in zip(rows, d_rows, strict=True)]
+            d_rows = [d - row * along for row, d in zip(rows, d_rows, strict=True)]
         for (w, m), row, d in zip(shape.width, rows, d_rows, strict=True):
-            place = stepped_ref.at[pallas.ds(first, BLOCK), pallas.ds(w, m)]
+            place = stepped_ref.at[pallas.ds(first, shape.block), pallas.ds(w, m)]
             triton.store(place, row - rate * d, mask=jnp.broadcast_to(inside[:, None], row.shape))
-        triton.store(stepped_bias_ref.at[pallas.ds(first, BLOCK)], bias - rate * d_bias, mask=inside)
+        triton.store(stepped_bias_ref.at[pallas.ds(first, shape.block)], bias - rate * d_bias, mask=inside)
         return carry
 
     jax.lax.fori_loop(0, _blocks(shape, split), block, 0)
@@ -221,17 +235,17 @@ def _tiles(contexts_ref, shape: _Shape):
 
 def _block(shape: _Shape, matrix_ref, bias_ref, first):
     """A block of words: which of them there are, their rows, one over the rows' norms, their biases."""
-    inside = first + jnp.arange(BLOCK) < shape.vocabulary
+    inside = first + jnp.arange(shape.block) < shape.vocabulary
     rows = [
         triton.load(
-            matrix_ref.at[pallas.ds(first, BLOCK), pallas.ds(w, m)],
-            mask=jnp.broadcast_to(inside[:, None], (BLOCK, m)),
+            matrix_ref.at[pallas.ds(first, shape.block), pallas.ds(w, m)],
+            mask=jnp.broadcast_to(inside[:, None], (shape.block, m)),
             other=0.0,
         )
         for w, m in shape.width
     ]
-    bias = triton.load(bias_ref.at[pallas.ds(first, BLOCK)], mask=inside, other=0.0)
-    inverse = jnp.ones(BLOCK, jnp.float32)
+    bias = triton.load(bias_ref.at[pallas.ds(first, shape.block)], mask=inside, other=0.0)
+    inverse = jnp.ones(shape.block, jnp.float32)
     if shape.unit_norm:
         inverse = jax.lax.rsqrt(sum(jnp.sum(row * row, axis=1) for row in rows) + 1e-12)
     return inside, rows, inverse, bias
@@ -240,14 +254,8 @@ def _block(shape: _Shape, matrix_ref, bias_ref, first):
 def _blocks(shape: _Shape, split):
     """How many blocks of this split have words in them."""
     left = shape.vocabulary - split * shape.rows
-    return jnp.clip((left + BLOCK - 1) // BLOCK, 0, shape.rows // BLOCK)
+    return jnp.clip((left + shape.block - 1) // shape.block, 0, shape.rows // shape.block)
 
 
 def _inverse_norms(matrix: jax.Array) -> jax.Array:
     return jax.lax.rsqrt(jnp.sum(jnp.square(matrix), axis=-1) + 1e-12)
-
-
-def _through_norm(matrix: jax.Array, inverse: jax.Array, d_rows: jax.Array) -> jax.Array:
-    """The gradient with respect to rows that were scaled to length 1."""
-    along = jnp.sum(matrix * d_rows, axis=-1, keepdims=True) * jnp.square(inverse)
-    return (d_rows - matrix * along) * inverse
