@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 from dp_accounting import DpEvent
 from jax.typing import DTypeLike
@@ -20,6 +21,7 @@ from taciturn.data.population import Population
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.evaluation.accuracy import WINDOW
 from taciturn.fleets.available import AvailableFleet
+from taciturn.fleets.many_hosts import ManyHosts
 from taciturn.fleets.simulated import SimulatedFleet
 from taciturn.models.cifg import cifg
 from taciturn.models.gru import gru
@@ -170,9 +172,15 @@ def algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
     return dp_fedavg(step, local, *parts, greedy=recipe.privacy.greedy)
 
 
-def fleet(recipe: Recipe, population: Population, devices: Path) -> SimulatedFleet | AvailableFleet:
+def simulated(recipe: Recipe, population: Population) -> SimulatedFleet | ManyHosts:
+    """Users trained here, or on all hosts that were joined."""
+    here = SimulatedFleet(population, layout(recipe, population.vocabulary), recipe.participation.weight_cap)
+    return ManyHosts(here, population.id) if jax.process_count() > 1 else here
+
+
+def fleet(recipe: Recipe, population: Population, devices: Path) -> SimulatedFleet | ManyHosts | AvailableFleet:
     """`devices` is the file that keeps the state of devices which have one."""
-    everyone = SimulatedFleet(population, layout(recipe, population.vocabulary), recipe.participation.weight_cap)
+    everyone = simulated(recipe, population)
     section, taking_part = recipe.fleet, turns(recipe) if recipe.algorithm == "dp-ftrl" else None
     if section.kind == "always" or not isinstance(taking_part, MinSeparation):
         return everyone

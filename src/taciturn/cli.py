@@ -76,11 +76,27 @@ def train(
         list[str] | None, typer.Option(help="section.key=value, wins over the recipe; may be repeated")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with a run that was cut off")] = False,
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            help="train on several hosts: how many, or auto under SLURM or Kubernetes; start this command on each"
+        ),
+    ] = None,
+    host: Annotated[int, typer.Option(min=0, help="which of them this is; host 0 keeps ledger and secrets")] = 0,
+    coordinator: Annotated[str | None, typer.Option(help="address:port of host 0")] = None,
 ) -> None:
     """Train a model as a recipe says. The recipe is checked, and the noise worked out, before anything is spent.
 
     Every release is charged in the population's ledger first. Killed at any moment, a run goes on with --resume.
+
+    On two hosts: taciturn train RECIPE.toml --hosts 2 --coordinator HOST0:7777 --host 0, and the same with --host 1 on the other.
     """
+    if hosts is not None:
+        from taciturn.hosts import join_hosts, serve_host
+
+        if not join_hosts(hosts, host, coordinator):
+            serve_host(lambda words: console.print(words, highlight=False))
+            return
     from taciturn.recipe_text import load_recipe
     from taciturn.run import RunError, resume_run, train_run
 
@@ -328,6 +344,7 @@ def _next_folder(name: str) -> Path:
 def main() -> None:
     """Errors that a person can act on are a sentence, not a traceback."""
     from taciturn.data.vocabulary import DataError
+    from taciturn.fleets.many_hosts import HostsError
     from taciturn.fleets.simulated import one_stream_per_core
     from taciturn.planning import PlanError
     from taciturn.privacy.account import BudgetExhausted
@@ -348,6 +365,7 @@ def main() -> None:
         ModelFileError,
         ExportRefused,
         RunError,
+        HostsError,
         WrongNumberOfUsers,
         ParticipationBreach,
         PlanError,
@@ -357,4 +375,6 @@ def main() -> None:
         app()
     except sentences as error:
         Console(stderr=True).print(f"taciturn: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        if isinstance(error, HostsError):
+            os._exit(2)  # without waiting for hosts that are gone
         sys.exit(2)

@@ -40,6 +40,7 @@ class UserData(NamedTuple):
 
     batches: jax.Array  # int32 [steps, batch, length + 1]: ids or PADDING; each word is the target of the one before
     weight: jax.Array  # w_k ∈ [0, 1]; 0 marks a padding user, whose report is zero
+    steps: jax.Array  # int32: how many of the batches to train on; those after them are padding
 
 
 class Message(NamedTuple):

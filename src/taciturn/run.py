@@ -29,6 +29,8 @@ from taciturn.data.population import HeldOutUsers, Population
 from taciturn.evaluation.accuracy import METRICS, Scores, evaluate
 from taciturn.files import sync_folder, write_atomically
 from taciturn.fleets.available import AvailableFleet
+from taciturn.fleets.many_hosts import announced
+from taciturn.hosts import dismiss_hosts
 from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
 from taciturn.privacy.adaptive_clip import Norms
 from taciturn.privacy.curator import Curator
@@ -111,6 +113,8 @@ class Run:
             if limits
             else None
         )
+        if jax.process_count() > 1:
+            announced(json.dumps(self.recipe.model_dump(mode="json")))
         self.fleet = build.fleet(self.recipe, self.population, folder / "private" / "devices.npz")
         self.curator = Curator(self.algorithm, self.fleet, self.account, root, self.log)
 
@@ -249,6 +253,7 @@ def _go_on(run: Run, state: TrainState, progress: Progress) -> Finished:
     if measured != state.round:
         scores = run.evaluate(state.server.params)
         metrics.add(_measured(run, state, run.account.guarantee(), scores, seconds, metrics.rows))
+    dismiss_hosts()
     return _finish(run, state, metrics, before, scores, stopped)
 
 

@@ -18,7 +18,7 @@ from taciturn.privacy.participation import PoissonSampling
 KEY = jax.random.key(0)
 START = {"w": jnp.array([1.0, -2.0])}
 BATCHES = jnp.array([[[3, 1]], [[5, 2]], [[4, 4]]])  # three steps
-USER = UserData(BATCHES, jnp.float32(1))
+USER = UserData(BATCHES, jnp.float32(1), jnp.int32(len(BATCHES)))
 
 
 def loss(params, batch, key):
@@ -66,7 +66,7 @@ def test_fedsgd_sends_one_gradient_of_one_batch_chosen_at_random():
 
 
 def test_fedsgd_never_draws_a_batch_of_padding():
-    padded = UserData(jnp.array([[[3, 1]], [[0, 0]], [[0, 0]]]), jnp.float32(1))
+    padded = UserData(jnp.array([[[3, 1]], [[0, 0]], [[0, 0]]]), jnp.float32(1), jnp.int32(3))
     update = fedsgd_update(loss, LocalTraining(0.1))
     expected = -0.1 * (np.array([1.0, -2.0]) - np.array([3.0, 1.0]))
     for n in range(20):

@@ -27,17 +27,18 @@ class PlainLoop:
     def __init__(self, population, layout, weight_cap=None):
         self.texts, self.layout, self.weight_cap = population.texts, layout, weight_cap
 
-    def users(self):
-        return np.arange(len(self.texts))
+    def users(self, eligible):
+        return eligible(np.arange(len(self.texts)))
 
     def sum_reports(self, program, message, cohort, key):
         def one(user):
             weight = min(len(self.texts[user]) / self.weight_cap, 1.0) if self.weight_cap else 1.0
-            data = UserData(jnp.asarray(self.layout.batches(self.texts[user])), jnp.float32(weight))
+            batches = jnp.asarray(self.layout.batches(self.texts[user]))
+            data = UserData(batches, jnp.float32(weight), jnp.int32(len(batches)))
             return jitted(message, data, jax.random.fold_in(key, np.uint32(user)))
 
         jitted = jax.jit(program)
-        user = UserData(jnp.asarray(self.layout.batches(self.texts[0])), jnp.float32(1))
+        user = UserData(jnp.asarray(self.layout.batches(self.texts[0])), jnp.float32(1), jnp.int32(1))
         return functools.reduce(
             tree.add, map(one, cohort), tree.zeros_like(jax.eval_shape(program, message, user, key))
         )
@@ -105,6 +106,22 @@ def test_no_user_changes_what_another_one_reports(population):
         tree.add, [fleet.sum_reports(program, message, np.array([user]), KEY) for user in range(6)]
     )
     assert_same_total(together, apart)
+
+
+@pytest.mark.parametrize("sections", [{}, {"privacy": {"greedy": True}}, {"local": {"update_penalty": 0.1}}])
+def test_how_long_others_wrote_changes_nothing_about_a_report(population, sections):
+    """Users side by side take as many steps as the longest of them; the padding of the others must not move them, not by one bit."""
+    program, message = program_and_message(population, **sections)
+    fleet = SideBySide(population, LAYOUT)
+    lengths = [len(text) for text in population.texts]
+    short, long = int(np.argmin(lengths)), int(np.argmax(lengths))
+    both, alone, other = (
+        jax.tree.leaves(fleet.sum_reports(program, message, np.array(cohort), KEY))
+        for cohort in ([short, long], [short], [long])
+    )
+    assert lengths[short] < lengths[long] / 3
+    for total, one, two in zip(both, alone, other, strict=True):
+        np.testing.assert_array_equal(total, one + two)
 
 
 @pytest.mark.parametrize(

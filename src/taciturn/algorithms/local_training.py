@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from taciturn import tree
-from taciturn.core import Key, Message, Params, PyTree, Update, UserData
+from taciturn.core import PADDING, Key, Message, Params, PyTree, Update, UserData
 
 Loss = Callable[[Params, jax.Array, Key | None], jax.Array]  # params, batch of token rows, dropout key → mean loss
 Step = Callable[[Params, jax.Array, Key | None, float], Params]  # the same, and a rate → θ − η∇ℓ(θ; b)
@@ -42,26 +42,29 @@ def fedavg_update(take_step: Step, local: LocalTraining, project: Project | None
     """
 
     def user_update(message: Message, user: UserData, key: Key) -> Update:
-        start = message.params  # θ⁰
+        start, pull = message.params, local.learning_rate * local.update_penalty  # θ⁰
 
-        def step(carry: tuple[Params, Key], batch: jax.Array) -> tuple[tuple[Params, Key], None]:
+        def step(index: jax.Array, carry: tuple[Params, Key]) -> tuple[Params, Key]:
             params, key = carry
+            batch = user.batches[index]
             key, dropout_key = jax.random.split(key) if local.dropout else (key, None)
-            pull = local.learning_rate * local.update_penalty
             before, params = params, take_step(params, batch, dropout_key, local.learning_rate)  # θ ← θ − η∇ℓ(θ; b)
             if pull:
                 params = jax.tree.map(lambda after, p, s: after - pull * (p - s), params, before, start)
             if project is not None:
                 params = tree.add(start, project(message.public, tree.subtract(params, start)))  # θ⁰ + ClipFn(θ − θ⁰)
-            return (params, key), None
+            if pull or project is not None:
+                # A batch of padding is no step. A gradient of zero sees to that by itself; these two do not, and how much padding a
+                # user has depends on who is trained beside them.
+                is_text = jnp.any(batch != PADDING)
+                params = jax.tree.map(lambda after, p: jnp.where(is_text, after, p), params, before)
+            return params, key
 
-        def epoch(carry: tuple[Params, Key], _: None) -> tuple[tuple[Params, Key], None]:
-            return jax.lax.scan(step, carry, user.batches)[0], None
+        def epoch(_: jax.Array | int, carry: tuple[Params, Key]) -> tuple[Params, Key]:
+            return jax.lax.fori_loop(0, user.steps, step, carry)
 
-        if local.epochs == 1:
-            (params, _), _ = jax.lax.scan(step, (start, key), user.batches)
-        else:
-            (params, _), _ = jax.lax.scan(epoch, (start, key), None, length=local.epochs)
+        carry = (start, key)
+        params, _ = epoch(0, carry) if local.epochs == 1 else jax.lax.fori_loop(0, local.epochs, epoch, carry)
         return tree.subtract(params, start)  # Δ_k = θ − θ⁰
 
     return user_update

@@ -1,7 +1,7 @@
 """A simulated fleet that is not always there: devices check in when they can, keep their own timers, and drop out (Xu et al. 2023, §2.2).
 
-The sum is still the simulated fleet's; this decides whose reports are in it. The server asks more devices than it needs; between the
-report goal m and the cap n_max reports are summed, and with fewer than m the round fails.
+The sum is still that of a fleet whose users are always there; this decides whose reports are in it. The server asks more devices than it
+needs; between the report goal m and the cap n_max reports are summed, and with fewer than m the round fails.
 """
 
 import io
@@ -11,18 +11,15 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from taciturn.core import FailedRound, Key, Message, Program, Report, UserIds
+from taciturn.core import FailedRound, Fleet, Key, Message, Program, Report, UserIds
 from taciturn.data.availability import Clock
 from taciturn.files import write_atomically
-from taciturn.fleets.simulated import SimulatedFleet
 
 
 class AvailableFleet:
     everyone_reports = False
 
-    def __init__(
-        self, fleet: SimulatedFleet, clock: Clock, report_goal: int, asked: int, most_reports: int, path: Path
-    ) -> None:
+    def __init__(self, fleet: Fleet, clock: Clock, report_goal: int, asked: int, most_reports: int, path: Path) -> None:
         """`path` keeps the devices' own state: a server that crashes does not reset their timers."""
         self._fleet, self._clock, self._path = fleet, clock, path
         self._goal, self._asked, self._most_reports = report_goal, asked, most_reports

@@ -7,18 +7,20 @@ users runs on each core, which is twice as fast there.
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from taciturn import tree
-from taciturn.core import Key, Message, Program, Report, UserData, UserIds
+from taciturn.core import Key, Message, Params, Program, Report, UserData, UserIds
 from taciturn.data.layout import Layout
 from taciturn.data.population import Population
 
 CPU_CHUNK = 2  # so that no core waits long for the others at the end of a round
-ACCELERATOR_CHUNKS = (256, 128, 104, 64, 16)
+ACCELERATOR_CHUNKS = (256, 128, 104, 64, 16)  # larger ones gain little, and mix users of more different lengths
+COPIES = 8  # of a model that training a user takes at a time, with what it keeps on the way
 
 
 def one_stream_per_core() -> None:
@@ -41,41 +43,54 @@ class SimulatedFleet:
 
     def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
         if program is not self._program:  # traced and compiled once, used in every round
-            nobody = UserData(*(jnp.asarray(part[0]) for part in self._load(np.array([-1]))[:2]))
-            self._shape = jax.eval_shape(program, message, nobody, key)
+            nobody, _ = self._load(np.array([-1]))
+            one = UserData(jnp.asarray(nobody.batches[0]), jnp.asarray(nobody.weight[0]), jnp.int32(0))
+            self._shape = jax.eval_shape(program, message, one, key)
             self._program, self._add = program, _adder(program, self._on_cpu)
+            self._sizes = (CPU_CHUNK,) if self._on_cpu else _fitting(message.params, self._devices[0])
         totals = [jax.device_put(tree.zeros_like(self._shape), device) for device in self._devices]
         messages = [jax.device_put((message, key), device) for device in self._devices]
         for index, chunk in enumerate(self._chunks(cohort)):
+            # The next chunk is read while this one computes: nothing here waits for a device.
             where = index % len(self._devices)
-            batches, weights, ids = jax.device_put(self._load(chunk), self._devices[where])
-            totals[where] = self._add(totals[where], *messages[where], UserData(batches, weights), ids)
+            users, ids = jax.device_put(self._load(chunk), self._devices[where])
+            totals[where] = self._add(totals[where], *messages[where], users, ids)
         total = totals[0]
         for other in totals[1:]:
             total = tree.add(total, jax.device_put(other, self._devices[0]))
         return total
 
     def _chunks(self, cohort: UserIds) -> list[np.ndarray]:
-        """The cohort in pieces of few different sizes, each compiled once; filled up with −1, which is nobody."""
-        sizes = (CPU_CHUNK,) if self._on_cpu else ACCELERATOR_CHUNKS
+        """The cohort in pieces of few different sizes, each compiled once; filled up with −1, which is nobody. Users of like length go
+        together, the longest first, because a piece takes as long as its longest user."""
+        cohort = cohort[np.argsort([-len(self._texts[user]) for user in cohort], kind="stable")]
         chunks, position = [], 0
         while position < len(cohort):
             left = len(cohort) - position
             # The smallest that holds all that is left, if that fills it well (padding users are computed too), or else
             # the largest that is filled.
-            holding = [size for size in sizes if 0.75 * size <= left <= size]
-            size = holding[-1] if holding else next((size for size in sizes if size <= left), sizes[-1])
+            holding = [size for size in self._sizes if 0.75 * size <= left <= size]
+            size = holding[-1] if holding else next((size for size in self._sizes if size <= left), self._sizes[-1])
             piece = cohort[position : position + size]
             chunks.append(np.pad(piece, (0, size - len(piece)), constant_values=-1))
             position += size
         return chunks
 
-    def _load(self, chunk: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _load(self, chunk: np.ndarray) -> tuple[UserData, np.ndarray]:
         texts: Sequence[np.ndarray] = [self._texts[user] if user >= 0 else np.zeros(0, np.int32) for user in chunk]
         lengths = np.array([len(text) for text in texts], np.float32)
         weights = np.minimum(lengths / self._weight_cap, 1.0) if self._weight_cap else lengths > 0
         batches = np.stack([self._layout.batches(text) for text in texts])
-        return batches, weights.astype(np.float32), chunk.astype(np.uint32)
+        steps = np.sum(np.any(batches, axis=(2, 3)), axis=1, dtype=np.int32)
+        arrays: Any = batches, weights.astype(np.float32), steps if self._on_cpu else steps.max()
+        return UserData(*arrays), chunk.astype(np.uint32)
+
+
+def _fitting(params: Params, device: Any) -> tuple[int, ...]:
+    """Sizes of chunks that half of a device's memory holds."""
+    memory = (device.memory_stats() or {}).get("bytes_limit", 8 * 2**30) / 2
+    most = memory / (COPIES * 4 * tree.size(params))
+    return tuple(size for size in ACCELERATOR_CHUNKS if size <= most) or ACCELERATOR_CHUNKS[-1:]
 
 
 def _adder(program: Program, one_by_one: bool):
@@ -84,7 +99,9 @@ def _adder(program: Program, one_by_one: bool):
 
     @partial(jax.jit, donate_argnums=0)
     def add_side_by_side(total: Report, message: Message, key: Key, users: UserData, ids: jax.Array) -> Report:
-        reports = jax.vmap(report, in_axes=(None, None, 0, 0))(message, key, users, ids)
+        # One number of steps for all: with one for each, every step would have to keep and choose between two models.
+        each = UserData(0, 0, None)  # pyright: ignore
+        reports = jax.vmap(report, in_axes=(None, None, each, 0))(message, key, users, ids)
         return jax.tree.map(lambda sum, part: sum + jnp.sum(part, axis=0), total, reports)
 
     @partial(jax.jit, donate_argnums=0)

@@ -27,6 +27,7 @@ from taciturn.core import (
     MechanismState,
     Message,
     Params,
+    Program,
     PyTree,
     Report,
     UserData,
@@ -65,13 +66,7 @@ class Curator:
         self._root = keys.derive(root, f"run {account.terms.recipe} {json.dumps(event_to_json(account.release))}", 0)
         self._release, self._skip = jax.jit(mechanism.release), jax.jit(mechanism.skip)
         self._states: dict[int, str] = {}  # digests of the states that rounds must start from
-
-        def program(message: Message, user: UserData, key: Key) -> Report:
-            update_key, bound_key = jax.random.split(key)
-            update = algorithm.user_update(message, user, update_key)
-            return mechanism.bound(message.public, update, user.weight, bound_key)
-
-        self._program = program
+        self._program = device_program(algorithm)
 
     def private_mean(self, params: Params, state: MechanismState, round: int) -> tuple[Estimate, MechanismState]:
         """One round's private estimate of the average update, and the mechanism's next state."""
@@ -195,3 +190,14 @@ class Curator:
     def _seal(self, total: PyTree, state: PyTree, round: int, attempt: int) -> str:
         secret = keys.derive(self._root, "seal", round, attempt)
         return hashlib.blake2b(fingerprint(secret, (total, state)), key=secret, digest_size=16).hexdigest()
+
+
+def device_program(algorithm: Algorithm) -> Program:
+    """What a device runs: train, then bound."""
+
+    def program(message: Message, user: UserData, key: Key) -> Report:
+        update_key, bound_key = jax.random.split(key)
+        update = algorithm.user_update(message, user, update_key)
+        return algorithm.mechanism.bound(message.public, update, user.weight, bound_key)
+
+    return program
