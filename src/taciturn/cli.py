@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from taciturn.cli_bench import bench
 from taciturn.cli_data import data_app
 from taciturn.cli_plan import plan
 from taciturn.terminal import bar, console, training_bar
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.command()(plan)
+app.command()(bench)
 
 
 @app.command()
@@ -343,6 +345,7 @@ def _next_folder(name: str) -> Path:
 
 def main() -> None:
     """Errors that a person can act on are a sentence, not a traceback."""
+    from taciturn.benchmark import BenchError
     from taciturn.data.vocabulary import DataError
     from taciturn.fleets.many_hosts import HostsError
     from taciturn.fleets.simulated import one_stream_per_core
@@ -369,6 +372,7 @@ def main() -> None:
         WrongNumberOfUsers,
         ParticipationBreach,
         PlanError,
+        BenchError,
         OSError,
     )
     try:
