@@ -1,0 +1,46 @@
+"""How the cost of a round grows: with users, words, parameters. Prints one line for each; every line is a process of its own, so that
+peak memory is its own too.
+
+    python benchmarks/scaling.py                  # all lines; a few minutes on two cores
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+CASES = [
+    {"users": 10}, {"users": 20}, {"users": 40}, {"users": 80},
+    {"words": 5_000}, {"words": 20_000}, {"words": 40_000},
+    {"model": "cifg"}, {"model": "gru"},
+]  # fmt: skip
+
+
+def measure(case: dict) -> dict:
+    from taciturn import benchmark
+    from taciturn.fleets.simulated import one_stream_per_core
+
+    one_stream_per_core()
+    users, model = case.get("users", 20), case.get("model", "lstm")
+    benchmark.WORDS = case.get("words", 10_000)
+    with tempfile.TemporaryDirectory() as folder:
+        population = benchmark._made_up(Path(folder) / "users", users)
+        recipe = benchmark._recipe(population, users, model, "float32")
+        speed, params = benchmark._round(population, recipe, 2, 1.0)
+    return {
+        **case,
+        "parameters": benchmark.tree.size(params),
+        "users_per_s": round(speed.users_per_s, 2),
+        "round_s": round(speed.round_s, 2),
+        "privacy_share": round(speed.privacy_share, 3),
+        "peak_gib": round(speed.peak_gib, 2),
+    }
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        print(json.dumps(measure(json.loads(sys.argv[1]))))
+    else:
+        for case in CASES:
+            subprocess.run([sys.executable, __file__, json.dumps(case)], check=True)
