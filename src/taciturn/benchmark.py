@@ -33,6 +33,7 @@ from taciturn.privacy.correlated_noise import Buffers, blt
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.ledger import Ledger
 from taciturn.privacy.participation import PoissonSampling
+from taciturn.train import start, train
 
 WORDS, TOKENS = 10_000, 1600
 HELD_OUT = 8
@@ -144,10 +145,10 @@ def _round(population: Population, recipe: Recipe, rounds: int, products: float)
     fleet = build.fleet(recipe, population, population.folder / "devices")
     with tempfile.TemporaryDirectory() as folder:
         curator = Curator(algorithm, fleet, _account(recipe, algorithm, Path(folder)), bytes(32))
-        state, done = algorithm.mechanism.init(params), iter(range(10**6))
-        whole = best_time(lambda: curator.private_mean(params, state, next(done)), rounds)
+        training = train(algorithm, curator, start(algorithm, params, curator.account.head))
+        whole = best_time(lambda: next(training).server, rounds)
     users = len(population)
-    everyone, message = np.arange(users), Message(params, algorithm.mechanism.public(state))
+    everyone, message = np.arange(users), Message(params, algorithm.mechanism.public(algorithm.mechanism.init(params)))
 
     def unbounded(message: Message, user: UserData, key: jax.Array) -> Report:
         return Report(algorithm.user_update(message, user, key), user.weight)
@@ -209,7 +210,7 @@ def _copy_rate() -> float:
 
 def _product_rate(precision: str) -> float:
     size = 2048 if _on_cpu() else 8192
-    left = jax.random.normal(keys.jax_keys(bytes(32), 1)[0], (size, size))
+    left = jax.random.uniform(keys.jax_keys(bytes(32), 1)[0], (size, size))
     left = left.astype(jnp.bfloat16 if precision == "mixed" else jnp.float32)
     return 2.0 * size**3 / best_time(partial(jax.jit(lambda left: left @ left), left), 3)
 

@@ -174,8 +174,11 @@ def algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
 
 def simulated(recipe: Recipe, population: Population) -> SimulatedFleet | ManyHosts:
     """Users trained here, or on all hosts that were joined."""
-    here = SimulatedFleet(population, layout(recipe, population.vocabulary), recipe.participation.weight_cap)
-    return ManyHosts(here, population.id) if jax.process_count() > 1 else here
+    section, hosts = recipe.participation, jax.process_count()
+    spread = 2 * math.sqrt(section.cohort) if section.kind in ("poisson", "cyclic-poisson") else 0.0
+    cut, share = layout(recipe, population.vocabulary), (section.cohort + spread) / hosts
+    here = SimulatedFleet(population, cut, section.weight_cap, share)
+    return ManyHosts(here, population.id) if hosts > 1 else here
 
 
 def fleet(recipe: Recipe, population: Population, devices: Path) -> SimulatedFleet | ManyHosts | AvailableFleet:

@@ -114,7 +114,8 @@ class Run:
             else None
         )
         if jax.process_count() > 1:
-            announced(json.dumps(self.recipe.model_dump(mode="json")))
+            told = self.recipe.with_settings("run", seed=None)  # of which the root of a simulation is made
+            announced(json.dumps(told.model_dump(mode="json")))
         self.fleet = build.fleet(self.recipe, self.population, folder / "private" / "devices.npz")
         self.curator = Curator(self.algorithm, self.fleet, self.account, root, self.log)
 

@@ -108,7 +108,17 @@ def test_no_user_changes_what_another_one_reports(population):
     assert_same_total(together, apart)
 
 
-@pytest.mark.parametrize("sections", [{}, {"privacy": {"greedy": True}}, {"local": {"update_penalty": 0.1}}])
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"privacy": {"greedy": True}},
+        {"local": {"update_penalty": 0.1}},
+        {"local": {"epochs": 2}, "model": {"dropout": 0.3}},
+        {"local": {"learning_rate": 1e8}},
+        {"local": {"learning_rate": 1e8}, "model": {"kind": "cifg"}},
+    ],
+)
 def test_how_long_others_wrote_changes_nothing_about_a_report(population, sections):
     """Users side by side take as many steps as the longest of them; the padding of the others must not move them, not by one bit."""
     program, message = program_and_message(population, **sections)

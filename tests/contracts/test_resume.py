@@ -46,7 +46,12 @@ FTRL = {
 EVERYTHING = {
     "algorithm": "dp-ftrl",
     "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2},
-    "privacy": {"noise": "honaker", "clipping": "adaptive", "restart_rounds": [3], "clipped_count_stddev": 2.0},
+    "privacy": {
+        "clipping": "adaptive",
+        "restart_rounds": [3],
+        "clipped_count_stddev": 2.0,
+        "strategy": {"decay": [0.9, 0.8], "scale": [0.2, 0.3]},
+    },
     "fleet": {"kind": "available", "drop_out": 0.25, "over_selection": 1.4, "timer_hours": 5.0},
 }
 

@@ -131,3 +131,9 @@ def test_the_norm_is_never_rounded_below_the_truth(values):
     exact = float(np.linalg.norm(values.astype(np.float64)))
     if exact >= 1e-30:  # below, the clip divides by 1e-30 and changes nothing
         assert float(tree.norm_upper_bound({"a": jnp.asarray(values)})) >= exact
+
+
+def test_an_update_so_large_that_padding_might_overflow_leaves_as_zero():
+    for norm, leaves in ((0.9e6, True), (1.1e6, False), (1e30, False)):
+        report = encode(flat_clip(1.0), jnp.float32(1.0), {"x": jnp.array([norm])}, jnp.float32(1), jax.random.key(0))
+        assert bool(jnp.any(report.update["x"].high != 0)) == leaves

@@ -544,8 +544,32 @@ def test_two_processes_that_log_different_cohorts_do_not_go_on_with_the_wrong_on
     one, two = opened(people, tmp_path), opened(people, tmp_path, reopen=True)
     two._log.record(np.array([6, 9, 11]))  # asked, and cut off before the charge
     _, state = one.private_mean(ZERO, algorithm().mechanism.init(ZERO), 0)
+    assert np.array_equal(log(tmp_path).cohort(0), one._log.cohort(0))  # the one that is charged
+    two._log.record(np.array([1, 2, 3]))  # still there; what it writes does not verify after what the other wrote
+    again = opened(people, tmp_path, reopen=True)
+    again.private_mean(ZERO, state, 1)
+    assert not set(again._log.cohort(1)) & set(one._log.cohort(0))
+
+
+def test_looking_at_a_log_changes_nothing_in_it(tmp_path):
+    path = written(tmp_path)
+    content = path.read_bytes()
+    assert log(tmp_path, key=bytes(32)).rows == 0
+    path.write_bytes(content + b"half an entry")
+    assert log(tmp_path).rows == 4
+    assert path.read_bytes() == content + b"half an entry"
+    log(tmp_path).record(np.array([70, 71]))
+    assert log(tmp_path).rows == 5
+
+
+def test_a_charge_without_a_mark_stops_the_run(people, tmp_path, monkeypatch):
+    """As runs of before have them."""
+    door, charge = opened(people, tmp_path), Account.charge
+    with monkeypatch.context() as patch:
+        patch.setattr(Account, "charge", lambda self, round, attempt, seal, log: charge(self, round, attempt, seal))
+        _, state = door.private_mean(ZERO, algorithm().mechanism.init(ZERO), 0)
     with pytest.raises(ParticipationBreach):
-        opened(people, tmp_path, reopen=True).private_mean(ZERO, state, 1)
+        door.private_mean(ZERO, state, 1)
 
 
 def test_one_band_is_independent_noise(people, tmp_path):

@@ -5,6 +5,7 @@ mechanism clips whatever comes out.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -44,27 +45,27 @@ def fedavg_update(take_step: Step, local: LocalTraining, project: Project | None
     def user_update(message: Message, user: UserData, key: Key) -> Update:
         start, pull = message.params, local.learning_rate * local.update_penalty  # θ⁰
 
-        def step(index: jax.Array, carry: tuple[Params, Key]) -> tuple[Params, Key]:
-            params, key = carry
+        def step(epoch: jax.Array | int, index: jax.Array, params: Params) -> Params:
             batch = user.batches[index]
-            key, dropout_key = jax.random.split(key) if local.dropout else (key, None)
+            # By place, not one after another: how many batches of padding come between two epochs depends on other users.
+            dropout_key = jax.random.fold_in(jax.random.fold_in(key, epoch), index) if local.dropout else None
             before, params = params, take_step(params, batch, dropout_key, local.learning_rate)  # θ ← θ − η∇ℓ(θ; b)
             if pull:
                 params = jax.tree.map(lambda after, p, s: after - pull * (p - s), params, before, start)
             if project is not None:
                 params = tree.add(start, project(message.public, tree.subtract(params, start)))  # θ⁰ + ClipFn(θ − θ⁰)
             if pull or project is not None:
-                # A batch of padding is no step. A gradient of zero sees to that by itself; these two do not, and how much padding a
-                # user has depends on who is trained beside them.
+                # A batch of padding is no step. A gradient of zero sees to that by itself for every update that is reported
+                # (privacy/clipping.py leaves out those so large that it might not); these two do not, and how much padding a user has
+                # depends on who is trained beside them.
                 is_text = jnp.any(batch != PADDING)
                 params = jax.tree.map(lambda after, p: jnp.where(is_text, after, p), params, before)
-            return params, key
+            return params
 
-        def epoch(_: jax.Array | int, carry: tuple[Params, Key]) -> tuple[Params, Key]:
-            return jax.lax.fori_loop(0, user.steps, step, carry)
+        def train_epoch(epoch: jax.Array | int, params: Params) -> Params:
+            return jax.lax.fori_loop(0, user.steps, partial(step, epoch), params)
 
-        carry = (start, key)
-        params, _ = epoch(0, carry) if local.epochs == 1 else jax.lax.fori_loop(0, local.epochs, epoch, carry)
+        params = train_epoch(0, start) if local.epochs == 1 else jax.lax.fori_loop(0, local.epochs, train_epoch, start)
         return tree.subtract(params, start)  # Δ_k = θ − θ⁰
 
     return user_update

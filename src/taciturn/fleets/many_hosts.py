@@ -1,7 +1,8 @@
 """The simulated fleet on several hosts: each trains its share of a cohort, and the shares' sums are added up.
 
-Host 0 runs the curator and all that is secret: the root, the ledger, the noise. The others know the recipe and the users' text, get a
-message, a cohort and the users' key for each round, and give a sum; `serve` is all they do. Only what a fleet may do leaves them.
+Host 0 runs the curator, with the root, the ledger and the noise. The others know the recipe and the users' text, get a message, a
+cohort and the users' key for each round, and add up; `serve` is all they do. They and the network between them belong to the curator:
+whoever sees both a total and the next model knows the noise between, and nothing here encrypts.
 A host that dies ends the run on all of them; `--resume` goes on from what host 0 saved.
 """
 
@@ -18,7 +19,7 @@ from taciturn.core import Key, Message, Program, PyTree, Report, UserIds
 from taciturn.fleets.simulated import SimulatedFleet
 
 STOP, SUM = 0, 1
-GONE = "another host is gone. Nothing is lost; go on with --resume on all of them"
+GONE = "another host is gone, or a device failed. Nothing is lost; go on with --resume on all of them"
 PATIENCE = 30  # seconds without a sign of life after which a host is given up
 
 
@@ -60,7 +61,7 @@ class ManyHosts:
             _told((np.asarray(cohort, np.int32), message, jax.random.key_data(key)))
             return self._total(program, message, cohort, key)
         except jax.errors.JaxRuntimeError as error:
-            raise HostsError(GONE) from error
+            raise HostsError(f"{GONE} ({str(error).splitlines()[0]})") from error
 
     def serve(self, program: Program, message: Message) -> None:
         """On the other hosts, until host 0 is done. `message` gives the shapes of those to come."""

@@ -4,6 +4,7 @@ Memory does not grow with the cohort. On an accelerator the users of a chunk are
 users runs on each core, which is twice as fast there.
 """
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,7 +20,7 @@ from taciturn.data.layout import Layout
 from taciturn.data.population import Population
 
 CPU_CHUNK = 2  # so that no core waits long for the others at the end of a round
-ACCELERATOR_CHUNKS = (256, 128, 104, 64, 16)  # larger ones gain little, and mix users of more different lengths
+ACCELERATOR_CHUNKS = (256, 128, 104, 64, 32, 16)  # larger ones gain little, and mix users of more different lengths
 COPIES = 8  # of a model that training a user takes at a time, with what it keeps on the way
 
 
@@ -31,9 +32,12 @@ def one_stream_per_core() -> None:
 class SimulatedFleet:
     everyone_reports = True
 
-    def __init__(self, population: Population, layout: Layout, weight_cap: float | None = None) -> None:
-        """`weight_cap` is ŵ: a user of n tokens weighs min(n/ŵ, 1). None weighs all users alike."""
-        self._texts, self._layout, self._weight_cap = population.texts, layout, weight_cap
+    def __init__(
+        self, population: Population, layout: Layout, weight_cap: float | None = None, cohort: float = 100
+    ) -> None:
+        """`weight_cap` is ŵ: a user of n tokens weighs min(n/ŵ, 1). None weighs all users alike. `cohort` is how many are to be expected,
+        for which chunks are made to fit."""
+        self._texts, self._layout, self._weight_cap, self._cohort = population.texts, layout, weight_cap, cohort
         self._devices = jax.local_devices()
         self._on_cpu = self._devices[0].platform == "cpu"
         self._program: Program | None = None
@@ -47,7 +51,7 @@ class SimulatedFleet:
             one = UserData(jnp.asarray(nobody.batches[0]), jnp.asarray(nobody.weight[0]), jnp.int32(0))
             self._shape = jax.eval_shape(program, message, one, key)
             self._program, self._add = program, _adder(program, self._on_cpu)
-            self._sizes = (CPU_CHUNK,) if self._on_cpu else _fitting(message.params, self._devices[0])
+            self._size = CPU_CHUNK if self._on_cpu else _chunk_size(message.params, self._devices[0], self._cohort)
         totals = [jax.device_put(tree.zeros_like(self._shape), device) for device in self._devices]
         messages = [jax.device_put((message, key), device) for device in self._devices]
         for index, chunk in enumerate(self._chunks(cohort)):
@@ -61,20 +65,15 @@ class SimulatedFleet:
         return total
 
     def _chunks(self, cohort: UserIds) -> list[np.ndarray]:
-        """The cohort in pieces of few different sizes, each compiled once; filled up with −1, which is nobody. Users of like length go
-        together, the longest first, because a piece takes as long as its longest user."""
+        """The cohort in pieces of one size, filled up with −1, which is nobody. Users of like length go together, the longest first,
+        because a piece takes as long as its longest user.
+
+        One size for a whole run: products of another shape round differently, and where training is chaotic that changes what users
+        report. With sizes that followed the cohort's, one user more would change the reports of others.
+        """
         cohort = cohort[np.argsort([-len(self._texts[user]) for user in cohort], kind="stable")]
-        chunks, position = [], 0
-        while position < len(cohort):
-            left = len(cohort) - position
-            # The smallest that holds all that is left, if that fills it well (padding users are computed too), or else
-            # the largest that is filled.
-            holding = [size for size in self._sizes if 0.75 * size <= left <= size]
-            size = holding[-1] if holding else next((size for size in self._sizes if size <= left), self._sizes[-1])
-            piece = cohort[position : position + size]
-            chunks.append(np.pad(piece, (0, size - len(piece)), constant_values=-1))
-            position += size
-        return chunks
+        pieces = [cohort[start : start + self._size] for start in range(0, len(cohort), self._size)]
+        return [np.pad(piece, (0, self._size - len(piece)), constant_values=-1) for piece in pieces]
 
     def _load(self, chunk: np.ndarray) -> tuple[UserData, np.ndarray]:
         texts: Sequence[np.ndarray] = [self._texts[user] if user >= 0 else np.zeros(0, np.int32) for user in chunk]
@@ -86,11 +85,14 @@ class SimulatedFleet:
         return UserData(*arrays), chunk.astype(np.uint32)
 
 
-def _fitting(params: Params, device: Any) -> tuple[int, ...]:
-    """Sizes of chunks that half of a device's memory holds."""
+def _chunk_size(params: Params, device: Any, cohort: float) -> int:
+    """The size that wastes least on a cohort of about so many, among those that half of the device's memory holds; of those that waste
+    about as little, the largest."""
     memory = (device.memory_stats() or {}).get("bytes_limit", 8 * 2**30) / 2
     most = memory / (COPIES * 4 * tree.size(params))
-    return tuple(size for size in ACCELERATOR_CHUNKS if size <= most) or ACCELERATOR_CHUNKS[-1:]
+    sizes = [size for size in ACCELERATOR_CHUNKS if size <= most] or ACCELERATOR_CHUNKS[-1:]
+    computed = {size: math.ceil(cohort / size) * size for size in sizes}
+    return next(size for size in sizes if computed[size] <= 1.1 * min(computed.values()))
 
 
 def _adder(program: Program, one_by_one: bool):

@@ -208,7 +208,8 @@ def _step(
         d_bias = jnp.zeros(shape.block, jnp.float32)
         for tiles, (targets, weights, normaliser) in zip(contexts, per_token, strict=True):
             score = sum(triton.dot(row, tile, trans_b=True) for tile, row in zip(tiles, rounded, strict=True))
-            share = jnp.exp(score * inverse[:, None] + (bias[:, None] - normaliser[None, :]))
+            # No share is above 1, but scores that are made anew may round differently.
+            share = jnp.exp(jnp.minimum(score * inverse[:, None] + (bias[:, None] - normaliser[None, :]), 0.0))
             d_score = (share - (words[:, None] == targets[None, :])) * weights[None, :]
             d_bias = d_bias + jnp.sum(d_score, axis=1)
             d_product = (d_score * inverse[:, None]).astype(shape.product)

@@ -1,8 +1,8 @@
 """Bounding what one user can do: step B) of McMahan et al. 2018 (FlatClip, PerLayerClip), then weights, then whole numbers.
 
 **Guarantee:** for every update and weight, NaN, infinity and empty text included, the report stands for an update of ℓ2 norm at most
-weight × clip norm with weight in [0, 1], and up to 65,535 reports add up exactly. A non-finite update leaves as zero. Rounding is on
-the safe side (tree.norm_upper_bound; towards zero).
+weight × clip norm with weight in [0, 1], and up to 65,535 reports add up exactly. An update that is not finite, or of a norm above
+`LARGEST_UPDATE`, leaves as zero. Rounding is on the safe side (tree.norm_upper_bound; towards zero).
 
 Clip, then weight: ‖w Δ‖ ≤ S alone, as the paper's Lemma 1 states it, is not enough for the estimator with a clipped
 denominator (tests/privacy/test_estimators.py keeps the counterexample).
@@ -75,6 +75,9 @@ class Whole(NamedTuple):
     low: jax.Array
 
 
+# Beyond it training has diverged, and its numbers may overflow in a batch of padding, of which a user has more or fewer according to
+# who is trained beside them. Below it no product of two layers does.
+LARGEST_UPDATE = 1e6
 STEPS = 2.0**15
 MOST_REPORTS = 2**16 - 1
 
@@ -156,7 +159,7 @@ def unbounded() -> Bound:
 def encode(bound: Bound, public: PyTree, update: Update, weight: jax.Array, key: Key) -> Report:
     """The report of one user: clip, weight, round towards zero."""
     del key  # random rounding, for secure sums, takes one
-    usable = jnp.isfinite(tree.norm_upper_bound(update))
+    usable = tree.norm_upper_bound(update) <= LARGEST_UPDATE
     update = jax.tree.map(lambda layer: jnp.where(usable, layer, 0.0), update)
     whole_weight = jnp.floor(jnp.where(jnp.isfinite(weight), jnp.clip(weight, 0.0, 1.0), 0.0) * STEPS)
     weighted = tree.scale(bound.project(public, update), whole_weight / STEPS)

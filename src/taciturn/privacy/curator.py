@@ -97,7 +97,7 @@ class Curator:
                 f"the ledger has {len(charges)} releases, the participation log {log.rows} cohorts and the state is at {row}: they do "
                 "not belong together, so the run cannot go on"
             )
-        if charges and charges[-1]["log"] != log.mark(len(charges) - 1):
+        if charges and charges[-1].get("log") != log.mark(len(charges) - 1):
             raise ParticipationBreach(
                 "the participation log does not say who took part in the releases that are charged: entries were lost or changed, so the "
                 "run cannot go on"

@@ -39,6 +39,7 @@ class ParticipationLog:
         self._settled = 0  # rows that are in the two arrays below; the newest is not, as long as it may still fail
         self._last, self._times = np.zeros(0, np.int64), np.zeros(0, np.int64)  # by user: last row + 1, participations
         self._closest: int | None = None
+        self._end = 0  # of what is whole
         self._chain = self._checksum(b"", repr(self.limits).encode())
         if path.exists():
             self._load()
@@ -95,14 +96,16 @@ class ParticipationLog:
         checksum = self._checksum(self._chain, content)
         is_new = not self._path.exists()
         with open(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
-            size = file.seek(0, os.SEEK_END)
+            os.ftruncate(file.fileno(), self._end)  # what was not whole; looking at a log changes nothing in it
+            file.seek(self._end)
             try:
                 file.write(content + checksum)
                 file.flush()
                 os.fsync(file.fileno())
             except OSError:
-                os.ftruncate(file.fileno(), size)
+                os.ftruncate(file.fileno(), self._end)
                 raise
+        self._end += len(content) + len(checksum)
         if is_new:
             sync_folder(self._path.parent)
         self._chain = checksum
@@ -161,6 +164,7 @@ class ParticipationLog:
             if count < _FAILED or not hmac.compare_digest(checksum, self._checksum(self._chain, entry)):
                 break
             self._chain, place = checksum, end + _CHECKSUM
+            self._end = place
             if count == _FAILED:
                 self._drop_newest()
                 continue
@@ -169,5 +173,3 @@ class ParticipationLog:
             if problem:
                 raise ParticipationBreach(f"{self._path} breaks the claim: {problem}; the run cannot go on")
             self._add(cohort)
-        if place < len(content):
-            os.truncate(self._path, place)
