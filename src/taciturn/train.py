@@ -23,6 +23,9 @@ def start(algorithm: Algorithm, params: Params, ledger_head: str) -> TrainState:
 def train(algorithm: Algorithm, curator: Curator, state: TrainState) -> Iterator[TrainState]:
     """Yields the state after every round. The caller decides when to stop, evaluate and save."""
     server_update = jax.jit(algorithm.server_update)
+    # To where rounds leave their results; otherwise the second round would compile everything anew.
+    server, mechanism = jax.device_put((state.server, state.mechanism), jax.local_devices()[0])
+    state = state._replace(server=server, mechanism=mechanism)
     while True:
         estimate, mechanism = curator.private_mean(state.server.params, state.mechanism, state.round)
         server = server_update(state.server, estimate)
