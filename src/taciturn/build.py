@@ -161,7 +161,7 @@ def algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
         estimator = clipped_denominator(recipe.participation.probability * recipe.privacy.least_weight)
     cohort = recipe.participation.cohort
     most = math.ceil(cohort + 10 * math.sqrt(cohort) + 100)  # never passed by chance
-    most_reports = min(MOST_REPORTS, max(most, getattr(taking_part, "asked", 0)))
+    most_reports = min(MOST_REPORTS, max(most, taking_part.asked if isinstance(taking_part, MinSeparation) else 0))
     drawn = noise(recipe, recipe.privacy.noise_multiplier)
     if recipe.algorithm == "dp-ftrl":
         bound = _adaptive(recipe) if recipe.privacy.clipping == "adaptive" else _bound(recipe)
@@ -184,9 +184,10 @@ def simulated(recipe: Recipe, population: Population) -> SimulatedFleet | ManyHo
 def fleet(recipe: Recipe, population: Population, devices: Path) -> SimulatedFleet | ManyHosts | AvailableFleet:
     """`devices` is the file that keeps the state of devices which have one."""
     everyone = simulated(recipe, population)
-    section, taking_part = recipe.fleet, turns(recipe) if recipe.algorithm == "dp-ftrl" else None
-    if section.kind == "always" or not isinstance(taking_part, MinSeparation):
+    section, taking_part = recipe.fleet, participation(recipe)
+    if section.kind == "always":
         return everyone
+    assert isinstance(taking_part, MinSeparation)  # the recipe is refused otherwise
     habits = Habits(tuple(section.time_zones), drop_out=section.drop_out)
     clock = Clock(Devices(len(population), habits, recipe.run.seed or 0), section.timer_hours)
     most = section.most_reports or taking_part.asked

@@ -102,3 +102,26 @@ def test_plain_sgd_at_rate_1_adds_the_estimate_as_the_paper_does():
     )
     state = algorithm.server_update(algorithm.init(START), {"w": jnp.array([0.5, -0.25])})
     np.testing.assert_allclose(state.params["w"], tree.add(START, {"w": jnp.array([0.5, -0.25])})["w"])
+
+
+@pytest.mark.parametrize("settings", [{}, {"epochs": 2}, {"penalty": 0.3}, {"radius": 0.05}])
+def test_a_batch_of_padding_is_no_step_and_one_of_text_is(settings):
+    """How much padding comes after a user's text depends on others; the twin shows that the check would notice a step."""
+    local = LocalTraining(0.1, settings.get("epochs", 1), settings.get("penalty", 0.0))
+    project = flat_clip(1.0).project if "radius" in settings else None
+    message = Message(START, jnp.float32(settings.get("radius", 0)))
+    train = fedavg_update(gradient_step(masked_loss), local, project)
+    padded = jnp.concatenate([BATCHES, jnp.zeros_like(BATCHES[:2])])
+    longer = jnp.concatenate([BATCHES, BATCHES[:2] + 1])
+
+    def update(batches, steps):
+        return jax.tree.leaves(train(message, UserData(batches, jnp.float32(1), jnp.int32(steps)), KEY))
+
+    for alone, beside, twin in zip(update(padded, 3), update(padded, 5), update(longer, 5), strict=True):
+        np.testing.assert_array_equal(alone, beside)
+        assert not np.array_equal(alone, twin)
+
+
+def masked_loss(params, batch, key):
+    """As every loss of ours: padding counts for nothing."""
+    return jnp.where(jnp.any(batch != 0), loss(params, batch, key), 0.0)

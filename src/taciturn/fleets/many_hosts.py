@@ -80,7 +80,8 @@ class ManyHosts:
         _told((np.array([STOP, 0]), np.zeros(0)))
 
     def _total(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
-        share = cohort[jax.process_index() :: jax.process_count()]
+        # By number, not by place in the cohort: who else is in it must not decide where, and so how, a user is trained.
+        share = cohort[cohort % jax.process_count() == jax.process_index()]
         part = self._fleet.sum_reports(program, message, share, key)
         hosts, everywhere = jax.sharding.PartitionSpec("hosts"), jax.sharding.PartitionSpec()
         rows = jax.sharding.NamedSharding(self._mesh, hosts)

@@ -76,9 +76,8 @@ class Curator:
         attempts = self.account.attempts(round)
         if attempts:  # charged, and nobody remembers the result: a crash, or a second call
             attempt, seal = attempts[-1]
-            total = self._total(
-                params, state, self._drawn(round, "cohort", attempt), f"users of round {round}", attempt
-            )
+            cohort = self._drawn(round, "cohort", attempt)
+            total = self._total(params, state, cohort, f"users of round {round}", attempt)
             if hmac.compare_digest(seal, self._seal(total, state, round, attempt)):
                 return self._released(state, total, seal, round, attempt)
         return self._charged(params, state, round)
@@ -119,9 +118,8 @@ class Curator:
         if self._log is None:
             # Another attempt takes another cohort: two releases about one sample would cost more than two rounds.
             cohort = self._drawn(round, "cohort", attempt)  # Cᵗ ← sample users with probability q
-            total = self._total(
-                params, state, cohort, f"users of round {round}", attempt
-            )  # Σ w_k Δ_k, each already clipped
+            # Σ w_k Δ_k, each already clipped
+            total = self._total(params, state, cohort, f"users of round {round}", attempt)
         else:
             total = self._total_of_a_new_cohort(params, state, self._log)
             mark = self._log.mark(len(self.account.charges))
@@ -157,9 +155,8 @@ class Curator:
         row = len(self.account.charges)
         while True:
             failures = log.failures(row)
-            if (
-                log.rows == row
-            ):  # else a crash came between the log and the charge: that cohort was asked, and is this row's
+            # If the log has more, a crash came between it and the charge: that cohort was asked, and is this row's.
+            if log.rows == row:
                 log.record(self._drawn(row, "cohort of a row", failures))
             try:
                 return self._total(params, state, log.cohort(row), f"users of row {row}", failures)
