@@ -16,7 +16,7 @@ Words carry the level of secrecy, and no word is used on another rung of the lad
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
@@ -32,7 +32,9 @@ Update = Params  # Δ_k
 Estimate = Params
 MechanismState = PyTree
 UserIds = np.ndarray  # positions in the population, sorted
-PADDING = 0  # the word id that is no word
+PADDING, UNKNOWN, BEGIN, END = range(
+    4
+)  # word ids that are no words: filling, a word outside the list, around a message
 
 
 class UserData(NamedTuple):
@@ -197,3 +199,40 @@ class LanguageModel(NamedTuple):
     embedding: str = "embedding"
     word_embedding: str = "embedding"  # the same where they are tied
     unit_norm: bool = False
+
+
+class WordModel(Protocol):
+    """A model of the next word as a keyboard uses it: word by word, with a state in between that is never changed, only replaced.
+
+    A complete one, which finds all words alike:
+
+        class Alike:
+            vocabulary = 10_000
+            def start(self):
+                return ()
+            def read(self, state, word):
+                return ()
+            def scores(self, state):
+                return np.full(self.vocabulary, -np.log(self.vocabulary), np.float32)
+            def reading(self, words):
+                return (self.scores(()) for _ in words)
+    """
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    def start(self) -> Any:
+        """The state at the beginning of a message."""
+        ...
+
+    def read(self, state: Any, word: int) -> Any:
+        """The state after one more word; END begins a new message."""
+        ...
+
+    def scores(self, state: Any) -> np.ndarray:
+        """float32 [vocabulary]: the log-probability of each word to come next."""
+        ...
+
+    def reading(self, words: np.ndarray) -> Iterator[np.ndarray]:
+        """The scores before each word of a text, as reading them one by one would give them, only faster."""
+        ...

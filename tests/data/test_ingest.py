@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
+from taciturn.core import END, UNKNOWN
 from taciturn.data import grouping
 from taciturn.data import ingest as ingesting
 from taciturn.data.columns import Columns, SourceError
@@ -20,7 +21,7 @@ from taciturn.data.population import COUNTS, HeldOutUsers, Population, Populatio
 from taciturn.data.sources import Source
 from taciturn.data.synthetic import synthetic_messages, write_shards
 from taciturn.data.users import position, user_id
-from taciturn.data.vocabulary import END, UNKNOWN, public_vocabulary
+from taciturn.data.vocabulary import public_vocabulary
 
 WORDS = public_vocabulary(500)
 RULES = Rules(WORDS, least_tokens=1, held_out_share=0.1)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from taciturn.core import BEGIN
 from taciturn.data.layout import Layout, Sentences, Unrolls
-from taciturn.data.vocabulary import BEGIN
 
 TOKENS = st.lists(st.integers(3, 12), max_size=80).map(lambda tokens: np.array(tokens, np.uint16))
 

@@ -12,6 +12,7 @@ import pytest
 
 from conftest import made_up_users
 from taciturn.build import open_ledger
+from taciturn.core import END
 from taciturn.data.population import (
     COUNTS,
     HeldOutUsers,
@@ -24,7 +25,7 @@ from taciturn.data.population import (
 from taciturn.data.public import PublicCorpus
 from taciturn.data.texts import Texts, TextWriter
 from taciturn.data.users import position
-from taciturn.data.vocabulary import END, DataError
+from taciturn.data.vocabulary import DataError
 from taciturn.privacy.ledger import LedgerError
 
 

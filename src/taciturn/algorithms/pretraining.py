@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from taciturn.core import Key, Params
+from taciturn.core import BEGIN, Key, Params
 from taciturn.data.public import PublicCorpus
-from taciturn.data.vocabulary import BEGIN
 
 Loss = Callable[[Params, jax.Array, Key | None], jax.Array]
 

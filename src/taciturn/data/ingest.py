@@ -26,6 +26,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
+from taciturn.core import END, UNKNOWN
 from taciturn.data import grouping
 from taciturn.data.grouping import Deal, groups, packed, placed, read_batches
 from taciturn.data.population import (
@@ -42,7 +43,7 @@ from taciturn.data.scrub import scrub
 from taciturn.data.sources import Source
 from taciturn.data.texts import SHARD_TOKENS, token_type
 from taciturn.data.users import user_id
-from taciturn.data.vocabulary import END, UNKNOWN, DataError, Vocabulary
+from taciturn.data.vocabulary import DataError, Vocabulary
 
 SMALL = 2**23  # bytes of sources for which other processes are not worth starting
 LONGEST_WORD = 100  # characters for each token that a user may have: no more of a message is looked at

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from taciturn.data.vocabulary import BEGIN
+from taciturn.core import BEGIN
 
 
 @dataclass(frozen=True)

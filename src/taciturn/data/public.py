@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from taciturn.core import END
 from taciturn.data.sources import Source
 from taciturn.data.texts import Texts, TextWriter
-from taciturn.data.vocabulary import END, DataError, Vocabulary, counted_vocabulary
+from taciturn.data.vocabulary import DataError, Vocabulary, counted_vocabulary
 from taciturn.files import write_atomically
 
 FORMAT = 2

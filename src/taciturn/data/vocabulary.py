@@ -16,8 +16,9 @@ from typing import Any, Literal
 
 import regex  # and not `re`, which takes the vowel signs of Hindi for gaps between words
 
-SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>")
-_, UNKNOWN, BEGIN, END = range(4)  # the first is core.PADDING
+from taciturn.core import UNKNOWN
+
+SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>")  # at the ids core.PADDING, UNKNOWN, BEGIN and END
 PUNCTUATION = (".", ",", "!", "?", "'", '"', ":", ";", "-", "(", ")", "...")
 MORE_PUNCTUATION = {
     **dict.fromkeys(("es", "ca"), ("¿", "¡")),

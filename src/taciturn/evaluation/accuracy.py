@@ -15,10 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import stdtrit
 
-from taciturn.core import PADDING, LanguageModel, Params
+from taciturn.core import BEGIN, PADDING, UNKNOWN, LanguageModel, Params
 from taciturn.data.layout import Cut, Unrolls
 from taciturn.data.texts import Texts
-from taciturn.data.vocabulary import BEGIN, UNKNOWN
 from taciturn.models import losses
 
 WINDOW = Unrolls(200)  # tokens read in a row
