@@ -2,13 +2,11 @@
 
 import pytest
 
+from taciturn.core import BEGIN, END, UNKNOWN
 from taciturn.data.vocabulary import (
-    BEGIN,
-    END,
     PUNCTUATION,
     SCRUBBED,
     SPECIAL,
-    UNKNOWN,
     DataError,
     Vocabulary,
     counted_vocabulary,
