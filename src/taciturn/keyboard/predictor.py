@@ -1,0 +1,234 @@
+"""What a keyboard asks at every keystroke: the next word, the rest of this one, the rest of the sentence, the best of several readings.
+
+Next word, smart compose and on-the-fly re-scoring are those of Xu et al. 2023, Figure 1. One call serves one keystroke and takes the
+text before the caret; what the model knew after each of the last words is kept, so that a keystroke reads one new word at most.
+`page/predictor.js` is the same in the browser, and a test holds the two together.
+"""
+
+import math
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import regex
+
+from taciturn.core import UNKNOWN, WordModel
+from taciturn.data.vocabulary import SENTENCE_ENDS, DataError, Vocabulary, normalize
+
+PLACES = 3  # of the strip
+COMPOSED_WORDS = 5  # in a continuation, at most
+LEAST_COMPOSED = 4  # letters that a continuation must spare to be worth a look
+KEPT = 64  # texts whose state is kept
+FAR_BACK = 500  # characters that are read where nothing is known of a text: a pasted one
+UNKNOWN_WORDS = math.log(
+    1e5
+)  # a word outside the list has this share, as a logarithm, of what the model gives to all of them
+
+# The half-typed word at the end of a text. Apostrophes belong to it («don'»), spelled in any way.
+_HALF_TYPED = regex.compile(r"[\p{L}\p{M}][\p{L}\p{M}'’‘ʼ`´·\u200c\u200d]*$|\d+$")
+_NO_SPACES = {"zh", "ja", "ko"}  # languages in which a word's beginning cannot be told from a word
+
+
+class Suggestions(NamedTuple):
+    words: tuple[str, ...]  # for the strip, best first
+    continuation: str  # to be shown behind the caret, and taken as it is; often empty
+    replaces: int  # characters before the caret that a word of the strip stands for
+
+
+NOTHING = Suggestions((), "", 0)
+
+
+class Composed(NamedTuple):
+    """A continuation: its words, and the probability of the first one, the first two, …"""
+
+    words: tuple[int, ...]
+    probabilities: tuple[float, ...]
+
+
+class Predictor:
+    def __init__(
+        self,
+        model: WordModel,
+        vocabulary: Vocabulary,
+        blocklist: Iterable[str] = (),
+        threshold: float = 0.5,
+    ) -> None:
+        """`threshold` is the probability that a continuation must have. Blocked words are never suggested, whoever trained the model."""
+        if model.vocabulary != len(vocabulary):
+            raise DataError(f"the model knows {model.vocabulary} words, and its word list has {len(vocabulary)}")
+        if vocabulary.unit != "word":
+            raise DataError("a keyboard suggests words; this model was trained on characters")
+        self.model, self.vocabulary, self.threshold = model, vocabulary, threshold
+        blocked = {normalize(word, vocabulary.language).strip() for word in blocklist}
+        # No special sign, and no punctuation, which is typed faster than picked. A trie laid flat: words that begin alike are neighbours.
+        words = sorted((word, place) for place, word in enumerate(vocabulary.words) if place >= vocabulary.fixed)
+        words = [(word, place) for word, place in words if word not in blocked]
+        self._spellings = [word for word, _ in words]
+        self._places = np.array([place for _, place in words], np.int64)
+        self._states: OrderedDict[str, Any] = OrderedDict()
+        self._rests: OrderedDict[tuple[str, int], Composed] = OrderedDict()
+
+    def predict(self, text: str, private: bool = False) -> Suggestions:
+        """What to show for the text before the caret. Nothing is shown for, and nothing kept of, a private field."""
+        if private:
+            return NOTHING
+        done, typed = self._half_typed(text)
+        state = self._state(done)
+        scores = self.model.scores(state)
+        prefix = normalize(typed, self.vocabulary.language)
+        capital = typed[:1].isupper() if typed else _begins_sentence(done)
+        words = (self._spelled(place) for place in self.candidates(scores, prefix))
+        strip = tuple(_shouted(word, typed) if not capital else _capital(_shouted(word, typed)) for word in words)
+        composed = self.compose(scores, prefix, state, self.threshold, done)
+        return Suggestions(strip, self._continuation(composed, done, typed, prefix), len(typed))
+
+    def forget(self) -> None:
+        """Keep nothing of what was typed: a message was sent, or a field left."""
+        self._states.clear()
+        self._rests.clear()
+
+    def candidates(self, scores: np.ndarray, prefix: str = "", count: int = PLACES) -> list[int]:
+        """The likeliest words that begin with the prefix and go on after it."""
+        start, end = self.beginning_with(prefix)
+        if start < end and self._spellings[start] == prefix:
+            start += 1  # typed already
+        places = self._places[start:end]
+        if len(places) > count:
+            places = places[np.argpartition(-scores[places], count)[: count + 1]]
+        ranked = sorted(places.tolist(), key=lambda place: (-scores[place], place))
+        return [place for place in ranked[:count] if scores[place] > -math.inf]
+
+    def beginning_with(self, prefix: str) -> tuple[int, int]:
+        """Where in the alphabet the words with this beginning stand."""
+        if not prefix:
+            return 0, len(self._spellings)
+        return bisect_left(self._spellings, prefix), bisect_left(self._spellings, f"{prefix}\U0010ffff")
+
+    def compose(
+        self, scores: np.ndarray, prefix: str, state: Any, threshold: float, key: str | None = None
+    ) -> Composed:
+        """The likeliest way to go on, word by word, as long as its probability is at least the threshold."""
+        first, probability = self._first_word(scores, prefix)
+        if probability < threshold:
+            return Composed((), ())
+        rest = self._rest(state, first, threshold, key)
+        kept = [probability * one for one in rest.probabilities if probability * one >= threshold]
+        return Composed(rest.words[: len(kept)], tuple(kept))
+
+    def _first_word(self, scores: np.ndarray, prefix: str) -> tuple[int, float]:
+        """The likeliest word with this beginning (which may be all of it), and how likely it is once the beginning is typed."""
+        start, end = self.beginning_with(prefix)
+        if start == end:
+            return UNKNOWN, 0.0
+        places = self._places[start:end]
+        best = int(places[np.argmax(scores[places])])
+        probability = math.exp(scores[best])
+        if not prefix:
+            return best, probability
+        # Words outside the list are taken to begin as those in it do.
+        unknown = math.exp(scores[UNKNOWN]) * len(places) / len(self._places)
+        whole = float(np.exp(scores[places]).sum()) + unknown
+        return best, probability / whole if whole > 0 else 0.0
+
+    def _rest(self, state: Any, first: int, threshold: float, key: str | None) -> Composed:
+        """The words after the first, kept while it is being typed."""
+        known = (key, first) if key is not None else None
+        if known in self._rests:
+            return self._rests[known]
+        words, probabilities, state = [first], [1.0], self.model.read(state, first)
+        while len(words) < COMPOSED_WORDS:
+            scores = self.model.scores(state)
+            following = int(np.argmax(scores))
+            probability = probabilities[-1] * math.exp(scores[following])
+            if probability < threshold or not self._may_be_suggested[following]:
+                break
+            words.append(following)
+            probabilities.append(probability)
+            state = self.model.read(state, following)
+        rest = Composed(tuple(words), tuple(probabilities))
+        if known:
+            _keep(self._rests, known, rest)
+        return rest
+
+    @cached_property
+    def _may_be_suggested(self) -> np.ndarray:
+        allowed = np.zeros(len(self.vocabulary), bool)
+        allowed[self._places] = True
+        return allowed
+
+    def _continuation(self, composed: Composed, done: str, typed: str, prefix: str) -> str:
+        text = " ".join(map(self._spelled, composed.words))
+        if sum(letter != " " for letter in text) - len(prefix) < LEAST_COMPOSED:
+            return ""
+        if prefix:
+            return _shouted(text[len(prefix) :], typed)
+        space = " " if done and not done[-1].isspace() else ""
+        return space + (_capital(text) if _begins_sentence(done + space) else text)
+
+    def rescore(self, text: str, readings: Sequence[tuple[str, float]], weight: float = 1.0) -> list[tuple[str, float]]:
+        """Rank readings of what was tapped, (word, log-likelihood of the taps), by what the model expects after the text."""
+        scores = self.model.scores(self._state(text))
+        return sorted(
+            ((word, taps + weight * self.expected(scores, word)) for word, taps in readings), key=lambda one: -one[1]
+        )
+
+    def expected(self, scores: np.ndarray, word: str) -> float:
+        """The log-probability of a word, known or not."""
+        place = self.vocabulary.ids.get(normalize(word, self.vocabulary.language), UNKNOWN)
+        return float(scores[place]) - (UNKNOWN_WORDS if place == UNKNOWN else 0.0)
+
+    def _half_typed(self, text: str) -> tuple[str, str]:
+        """The text that is done, and the word that is being typed."""
+        found = None if self.vocabulary.language in _NO_SPACES else _HALF_TYPED.search(text, max(0, len(text) - 100))
+        return (text[: found.start()], found[0]) if found else (text, "")
+
+    def _state(self, done: str) -> Any:
+        """What the model knows after a text; of the texts before it, the longest that is known is read on from."""
+        if done not in self._states:
+            # A word may go on after any sign but a space («...»), so only there a text may be read in two parts.
+            before = (text for text in self._states if done.startswith(text) and text[-1:].isspace())
+            known = max(before, key=len, default="")
+            new = done[len(known) :]
+            state = self._states[known] if known else self.model.start()
+            if len(new) > FAR_BACK:
+                state, new = self.model.start(), new[-FAR_BACK:].partition(" ")[2]
+            for word in self.vocabulary.encode(new):
+                state = self.model.read(state, word)
+            _keep(self._states, done, state)
+        self._states.move_to_end(done)
+        return self._states[done]
+
+    def _spelled(self, place: int) -> str:
+        """The list knows no capitals, and English has one that is always written."""
+        word = self.vocabulary.words[place]
+        return _capital(word) if self.vocabulary.language == "en" and regex.match(r"i(?:'|$)", word) else word
+
+
+def _capital(word: str) -> str:
+    return word[:1].upper() + word[1:]
+
+
+def _shouted(word: str, typed: str) -> str:
+    """In capitals, where a person types so."""
+    return word.upper() if len(typed) > 1 and typed.isupper() else word
+
+
+def _begins_sentence(done: str) -> bool:
+    before = done.rstrip(" ")
+    return not before or before[-1] == "\n" or (before.endswith(SENTENCE_ENDS) and len(before) < len(done))
+
+
+def _keep(kept: OrderedDict, key: Any, value: Any) -> None:
+    kept[key] = value
+    if len(kept) > KEPT:
+        kept.popitem(last=False)
+
+
+def load_blocklist(path: Path) -> list[str]:
+    """One word a line; what follows a # is a comment."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [word for line in lines if (word := line.split("#")[0].strip())]
