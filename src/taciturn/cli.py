@@ -1,4 +1,4 @@
-"""The command line: taciturn data · plan · pretrain · train · evaluate · compare · ledger · export · demo."""
+"""The command line: taciturn data · plan · pretrain · train · evaluate · compare · typing · keyboard · export · ledger · demo."""
 
 import json
 import os
@@ -14,6 +14,7 @@ from rich.table import Table
 
 from taciturn.cli_bench import bench
 from taciturn.cli_data import data_app
+from taciturn.cli_keyboard import export, keyboard, ngram, typing
 from taciturn.cli_plan import plan
 from taciturn.terminal import bar, console, training_bar
 
@@ -304,26 +305,6 @@ def _neighbours(adjacency: str) -> str:
 
 
 @app.command()
-def export(
-    run: Annotated[Path, typer.Argument(help="a run folder")],
-    out: Annotated[Path, typer.Option(help="new folder for the model and its guarantee")],
-    non_private: Annotated[bool, typer.Option("--non-private", help="let a model without any guarantee leave")] = False,
-) -> None:
-    """Copy a run's model with its guarantee beside it.
-
-    Refused where the ledger and the model do not belong together.
-    """
-    from taciturn.run import export_run
-
-    guarantee = export_run(run, out, non_private)
-    from taciturn.release.privacy_statement import epsilon_text
-
-    console.print(
-        f"{out}: model, vocabulary and guarantee (ε = {epsilon_text(guarantee.epsilon)}, δ = {guarantee.delta:.2g})"
-    )
-
-
-@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="folder for everything the demonstration makes")] = Path("demo"),
 ) -> None:
@@ -334,6 +315,10 @@ def demo(
     from taciturn.demo import run_demo
 
     run_demo(out, console, bar, training_bar)
+
+
+for command in (typing, ngram, export, keyboard):
+    app.command()(command)
 
 
 def _next_folder(name: str) -> Path:

@@ -16,7 +16,7 @@ Words carry the level of secrecy, and no word is used on another rung of the lad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
@@ -214,8 +214,6 @@ class WordModel(Protocol):
                 return ()
             def scores(self, state):
                 return np.full(self.vocabulary, -np.log(self.vocabulary), np.float32)
-            def reading(self, words):
-                return (self.scores(()) for _ in words)
     """
 
     @property
@@ -231,8 +229,4 @@ class WordModel(Protocol):
 
     def scores(self, state: Any) -> np.ndarray:
         """float32 [vocabulary]: the log-probability of each word to come next."""
-        ...
-
-    def reading(self, words: np.ndarray) -> Iterator[np.ndarray]:
-        """The scores before each word of a text, as reading them one by one would give them, only faster."""
         ...

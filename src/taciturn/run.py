@@ -38,7 +38,6 @@ from taciturn.privacy.ledger import FILE_NAME, Guarantee, LedgerError
 from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.recipe_text import RecipeError, load_recipe, save_recipe
 from taciturn.release.checkpoint import ModelCard, load_state, params_digest, save_model, save_state
-from taciturn.release.export import export_model
 from taciturn.release.privacy_statement import statement, statement_json
 from taciturn.release.report import plot_run
 from taciturn.train import TrainState, start, train
@@ -167,6 +166,7 @@ class Run:
             ledger_head=ledger_head,
             round=round,
             public_sources=self.public_sources,
+            sentences=self.recipe.data.layout == "sentences",
         )
 
     @property
@@ -377,11 +377,6 @@ def _norms(public: PyTree) -> dict[str, float]:
     if isinstance(public, Norms):
         return {"clip_norm": float(public.clip_norm), "clip_estimate": float(public.estimate)}
     return {"clip_norm": float(public)}
-
-
-def export_run(folder: Path, out: Path, non_private: bool) -> Guarantee:
-    population = build.population(recipe_of(folder))
-    return export_model(folder, build.open_ledger(population), out, unit_of(population), non_private)
 
 
 def recipe_of(folder: Path) -> Recipe:

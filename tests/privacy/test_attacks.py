@@ -20,6 +20,7 @@ from taciturn.core import Algorithm, Message, ServerState
 from taciturn.data.layout import Layout, Unrolls
 from taciturn.data.population import Population, build_population
 from taciturn.data.vocabulary import Vocabulary
+from taciturn.exporting import export_run
 from taciturn.fleets.simulated import CPU_CHUNK, SimulatedFleet
 from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
 from taciturn.privacy.accounting import Budget, epsilon, event_from_json, repeated
@@ -454,7 +455,7 @@ def test_other_parameters_under_a_private_card_are_not_exported(finished, tmp_pa
     swapped = jax.tree.map(lambda leaf: leaf + 1.0, params)
     save_model(tmp_path / "private-run" / "model.safetensors", swapped, card)
     with pytest.raises(ExportRefused):
-        run.export_run(tmp_path / "private-run", tmp_path / "out", non_private=False)
+        export_run(tmp_path / "private-run", tmp_path / "out", non_private=False)
 
 
 def test_a_model_moved_to_an_earlier_row_is_not_exported(finished, tmp_path):
@@ -463,7 +464,7 @@ def test_a_model_moved_to_an_earlier_row_is_not_exported(finished, tmp_path):
     first = Ledger(finished / "people" / FILE_NAME).run_rows("private-run")[0]["hash"]
     save_model(tmp_path / "private-run" / "model.safetensors", params, replace(card, ledger_head=first))
     with pytest.raises(ExportRefused):
-        run.export_run(tmp_path / "private-run", tmp_path / "out", non_private=False)
+        export_run(tmp_path / "private-run", tmp_path / "out", non_private=False)
 
 
 def test_a_warm_start_is_asked_of_the_ledger_by_its_parameters_not_by_what_it_says(finished, tmp_path):
@@ -506,7 +507,7 @@ def test_what_comes_from_a_non_private_model_is_exported_as_non_private_alone(fi
     from_twin = recipe(tmp_path / "people", model={"warm_start": str(tmp_path / "twin")})
     assert not run.train_run(from_twin, tmp_path / "laundered", lambda *_: None).guarantee.is_private
     with pytest.raises(ExportRefused, match="no privacy"):
-        run.export_run(tmp_path / "laundered", tmp_path / "out", non_private=False)
+        export_run(tmp_path / "laundered", tmp_path / "out", non_private=False)
 
 
 def test_a_root_made_from_a_seed_is_never_declared_as_entropy(tmp_path):
@@ -543,9 +544,9 @@ def test_a_model_without_privacy_leaves_only_by_name(finished, tmp_path):
     twin = recipe(tmp_path / "people", privacy={"noise_multiplier": None}, algorithm="fedavg")
     run.train_run(twin, tmp_path / "twin", lambda *_: None)
     with pytest.raises(ExportRefused, match="no privacy"):
-        run.export_run(tmp_path / "twin", tmp_path / "out", non_private=False)
+        export_run(tmp_path / "twin", tmp_path / "out", non_private=False)
     assert not (tmp_path / "out").exists()
-    assert not run.export_run(tmp_path / "twin", tmp_path / "out", non_private=True).is_private
+    assert not export_run(tmp_path / "twin", tmp_path / "out", non_private=True).guarantee.is_private
     assert "NO privacy" in (tmp_path / "out" / "guarantee.txt").read_text()
 
 
@@ -556,7 +557,7 @@ def test_a_model_with_the_name_of_another_run_is_not_exported(finished, tmp_path
     params, card = load_model(tmp_path / "twin")
     save_model(tmp_path / "twin" / "model.safetensors", params, replace(card, run="private-run"))
     with pytest.raises(ExportRefused):
-        run.export_run(tmp_path / "twin", tmp_path / "out", non_private=False)
+        export_run(tmp_path / "twin", tmp_path / "out", non_private=False)
 
 
 def test_what_a_non_private_start_cost_is_never_forgotten(tmp_path):

@@ -20,6 +20,8 @@ from conftest import exact, made_up_users, tiny_recipe
 from taciturn import measuring, run
 from taciturn.core import Report
 from taciturn.data.population import Population, build_population
+from taciturn.exporting import export_model, export_run
+from taciturn.loading import load_word_model
 from taciturn.privacy.clipping import MOST_REPORTS, Whole, encode, flat_clip, per_layer_clip
 from taciturn.privacy.estimators import fixed_denominator
 from taciturn.privacy.ledger import FILE_NAME, Ledger, LedgerError
@@ -27,7 +29,6 @@ from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import gaussian
 from taciturn.recipe_text import save_recipe
 from taciturn.release.checkpoint import load_model
-from taciturn.release.export import export_model
 
 SHORT = {"rounds": 2, "save_every": 1, "evaluate_every": 2, "seed": None}
 
@@ -75,7 +76,7 @@ def test_a_run_that_starts_from_a_simulation_is_declared_as_one(made):
 
 def test_a_model_can_still_be_measured_and_exported_after_another_run_started_from_it(made, tmp_path):
     before = Ledger(made / "people" / FILE_NAME).guarantee("seeded")
-    assert run.export_run(made / "seeded", tmp_path / "out", non_private=False).epsilon == before.epsilon
+    assert export_run(made / "seeded", tmp_path / "out", non_private=False).guarantee.epsilon == before.epsilon
     assert measuring.evaluate_run(made / "seeded")[1].releases == before.releases
 
 
@@ -93,7 +94,8 @@ def test_a_model_saved_while_an_export_is_under_way_does_not_leave_with_the_olde
             run.resume_run(folder, quiet)
             return stated
 
-    guarantee = export_model(folder, Slow(people.folder / FILE_NAME), tmp_path / "out", "one user")
+    slow = Slow(people.folder / FILE_NAME)
+    guarantee = export_model(load_word_model(folder), slow, tmp_path / "out", "one user").guarantee
     exported = load_model(tmp_path / "out")[1]
     assert (exported.round, exported.ledger_head) == (guarantee.releases, guarantee.head)
 

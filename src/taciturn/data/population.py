@@ -17,7 +17,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from re import fullmatch
@@ -71,6 +71,13 @@ class Population:
     def pin_ledger(self, id: str) -> None:
         """Remember it, so that a ledger that was lost is not taken for one that never was. It outlives manifests."""
         write_atomically(self.folder / "private" / "ledger-id", id.encode(), 0o600)
+
+
+def trained_on(folder: Path) -> Callable[[str], bool]:
+    """Whether a user, by id, is among those that a population trains on."""
+    users = set((folder / _manifest(folder)["text"] / "users.txt").read_text().split())
+    salt = _salt(folder)
+    return lambda id: hashed_id(salt, id) in users
 
 
 class HeldOutUsers:

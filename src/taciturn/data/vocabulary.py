@@ -59,6 +59,8 @@ _TURKISH = str.maketrans({"I": "ı", "İ": "i"})
 _ROMANIAN = str.maketrans("şţŞŢ", "șțȘȚ")
 _SEGMENTED = {"zh", "ja", "ko"}  # words are written together: the longest known word is taken again and again
 
+_MEANS_SOMETHING = regex.compile(r"[\p{L}\p{N}\p{Extended_Pictographic}\p{RI}]")
+
 Unit = Literal["word", "character"]
 
 
@@ -85,6 +87,15 @@ def normalize(text: str, language: str = "en") -> str:
 
 def tokenize(text: str, language: str = "en") -> list[str]:
     return _TOKEN.findall(normalize(text, language))
+
+
+def is_word(token: str) -> bool:
+    """A word, a number or an emoji, and not punctuation or a special sign.
+
+    >>> [is_word(token) for token in ("don't", "7", "...", "<eos>")]
+    [True, True, False, False]
+    """
+    return token not in SPECIAL and _MEANS_SOMETHING.search(token) is not None
 
 
 @dataclass(frozen=True)

@@ -1,77 +1,41 @@
 """Accuracy, loss and perplexity on text outside the training, with intervals over users.
 
 As in McMahan et al. 2018, Appendix B: a target outside the vocabulary is always a mistake, and the model may not answer with a special
-sign. Intervals are 95 % jackknife intervals over buckets of users (Ramaswamy et al. 2020, Table 2), so that words of one user do not
-pass for independent.
+sign.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.special import stdtrit
 
 from taciturn.core import BEGIN, PADDING, UNKNOWN, LanguageModel, Params
 from taciturn.data.layout import Cut, Unrolls
 from taciturn.data.texts import Texts
+from taciturn.evaluation.intervals import BUCKETS, Figures, Sums, share
 from taciturn.models import losses
 
 WINDOW = Unrolls(200)  # tokens read in a row
 CPU_TOKENS, ACCELERATOR_TOKENS = 800, 12_800  # scored at a time; more do not stay in a CPU's cache
-BUCKETS = 100
 NO_ANSWERS = np.array([PADDING, UNKNOWN, BEGIN])
 
 
 @dataclass(frozen=True)
-class Interval:
-    value: float
-    margin: float  # half the width of the 95 % interval
+class Scores(Sums):
+    """Of a model that read everything."""
 
-    def __format__(self, spec: str) -> str:
-        return f"{self.value:{spec}} ± {self.margin:{spec}}"
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Sums over buckets of users, [buckets]: everything else follows from them."""
-
-    tokens: np.ndarray
     known: np.ndarray  # tokens that are in the vocabulary
     top1: np.ndarray
     top3: np.ndarray
     top5: np.ndarray
     loss: np.ndarray
 
-    def __getitem__(self, metric: str) -> Interval:
-        """One of METRICS with its interval."""
-        return _jackknife(lambda kept: METRICS[metric](self, kept), len(self.tokens))
-
-    def gain_over(self, other: "Scores", metric: str = "accuracy_top1") -> Interval:
-        """The difference on the same users, paired: much narrower than two intervals apart."""
-        self._check_same_text(other)
-        return _jackknife(lambda kept: METRICS[metric](self, kept) - METRICS[metric](other, kept), len(self.tokens))
-
-    def change_from(self, other: "Scores", metric: str) -> Interval:
-        """The relative change on the same users, as A/B tables have it: 0.01 is one per cent more."""
-        self._check_same_text(other)
-
-        def change(kept: np.ndarray) -> float:
-            before = METRICS[metric](other, kept)
-            return METRICS[metric](self, kept) / before - 1 if before else math.nan
-
-        return _jackknife(change, len(self.tokens))
-
-    def _check_same_text(self, other: "Scores") -> None:
-        if len(self.tokens) != len(other.tokens) or np.any(self.tokens != other.tokens):
-            raise ValueError("two models can only be compared on the same text")
-
-
-def _share(part: str, whole: str) -> Callable[[Scores, np.ndarray], float]:
-    return lambda scores, kept: getattr(scores, part)[kept].sum() / max(getattr(scores, whole)[kept].sum(), 1.0)
+    metrics: ClassVar[Figures] = {}
 
 
 def _perplexity(scores: Scores, kept: np.ndarray) -> float:
@@ -80,14 +44,15 @@ def _perplexity(scores: Scores, kept: np.ndarray) -> float:
     return math.exp(loss) if loss < 700 else math.inf
 
 
-METRICS: dict[str, Callable[[Scores, np.ndarray], float]] = {
-    "accuracy_top1": _share("top1", "tokens"),
-    "accuracy_top3": _share("top3", "tokens"),
-    "accuracy_top5": _share("top5", "tokens"),
-    "accuracy_in_vocabulary": _share("top1", "known"),
-    "loss": _share("loss", "tokens"),
+METRICS: Figures = {
+    "accuracy_top1": share("top1", "tokens"),
+    "accuracy_top3": share("top3", "tokens"),
+    "accuracy_top5": share("top5", "tokens"),
+    "accuracy_in_vocabulary": share("top1", "known"),
+    "loss": share("loss", "tokens"),
     "perplexity": _perplexity,
 }
+Scores.metrics = METRICS
 
 
 def evaluate(model: LanguageModel, params: Params, texts: Texts, cut: Cut = WINDOW) -> Scores:
@@ -139,17 +104,3 @@ def _scorer(model: LanguageModel):
         return jnp.stack([jnp.sum(column, axis=1, dtype=jnp.float32) for column in columns])
 
     return score
-
-
-def _jackknife(statistic: Callable[[np.ndarray], float], buckets: int) -> Interval:
-    everyone = np.ones(buckets, bool)
-    value = float(statistic(everyone))
-    if buckets < 2 or not math.isfinite(value):
-        return Interval(value, math.nan)
-    without = []
-    for bucket in range(buckets):
-        everyone[bucket] = False
-        without.append(float(statistic(everyone)))
-        everyone[bucket] = True
-    spread = math.sqrt((buckets - 1) / buckets * sum((one - np.mean(without)) ** 2 for one in without))
-    return Interval(value, float(stdtrit(buckets - 1, 0.975)) * spread)  # Student's t: few buckets make wide intervals

@@ -17,7 +17,7 @@ import numpy as np
 import regex
 
 from taciturn.core import UNKNOWN, WordModel
-from taciturn.data.vocabulary import SENTENCE_ENDS, DataError, Vocabulary, normalize
+from taciturn.data.vocabulary import SENTENCE_ENDS, DataError, Vocabulary, is_word, normalize
 
 PLACES = 3  # of the strip
 COMPOSED_WORDS = 5  # in a continuation, at most
@@ -65,7 +65,7 @@ class Predictor:
         self.model, self.vocabulary, self.threshold = model, vocabulary, threshold
         blocked = {normalize(word, vocabulary.language).strip() for word in blocklist}
         # No special sign, and no punctuation, which is typed faster than picked. A trie laid flat: words that begin alike are neighbours.
-        words = sorted((word, place) for place, word in enumerate(vocabulary.words) if place >= vocabulary.fixed)
+        words = sorted((word, place) for place, word in enumerate(vocabulary.words) if is_word(word))
         words = [(word, place) for word, place in words if word not in blocked]
         self._spellings = [word for word, _ in words]
         self._places = np.array([place for _, place in words], np.int64)
@@ -98,9 +98,19 @@ class Predictor:
             start += 1  # typed already
         places = self._places[start:end]
         if len(places) > count:
-            places = places[np.argpartition(-scores[places], count)[: count + 1]]
+            last = np.partition(scores[places], -count)[-count]
+            places = places[scores[places] >= last]  # with all that are as likely as the last
         ranked = sorted(places.tolist(), key=lambda place: (-scores[place], place))
         return [place for place in ranked[:count] if scores[place] > -math.inf]
+
+    def rank(self, scores: np.ndarray, place: int, prefix: str = "") -> int | None:
+        """The place that a word has among all of its beginning, 0 for the first `candidate`; None where it is never suggested."""
+        if not self.may_be_suggested[place]:
+            return None
+        start, end = self.beginning_with(prefix)
+        places = self._places[start + (self._spellings[start] == prefix) : end]
+        others, own = scores[places], scores[place]
+        return int(np.count_nonzero((others > own) | ((others == own) & (places < place))))
 
     def beginning_with(self, prefix: str) -> tuple[int, int]:
         """Where in the alphabet the words with this beginning stand."""
@@ -144,7 +154,7 @@ class Predictor:
             scores = self.model.scores(state)
             following = int(np.argmax(scores))
             probability = probabilities[-1] * math.exp(scores[following])
-            if probability < threshold or not self._may_be_suggested[following]:
+            if probability < threshold or not self.may_be_suggested[following]:
                 break
             words.append(following)
             probabilities.append(probability)
@@ -155,7 +165,7 @@ class Predictor:
         return rest
 
     @cached_property
-    def _may_be_suggested(self) -> np.ndarray:
+    def may_be_suggested(self) -> np.ndarray:
         allowed = np.zeros(len(self.vocabulary), bool)
         allowed[self._places] = True
         return allowed

@@ -9,8 +9,7 @@
     logits   = words @ context + word_bias
 """
 
-from collections.abc import Iterator
-from functools import cached_property, partial
+from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
@@ -22,7 +21,6 @@ from taciturn.models import cifg, gru, lstm
 
 Cell = Literal["lstm", "cifg", "gru"]
 CELLS = {"lstm": lstm.cell, "cifg": cifg.cell, "gru": gru.cell}
-BLOCK = 256  # words whose scores are taken at a time when a text is read in one go
 WINDOW = 64  # words back that a model without a state looks at
 
 
@@ -84,82 +82,56 @@ def zero_state(weights: StepWeights, *batch: int) -> State:
     return jnp.zeros((*batch, weights.recurrent.shape[0])), jnp.zeros((*batch, weights.units))
 
 
-class _Neural:
-    """What the two below share: reading a text in one go, and where a model starts afresh."""
-
-    def __init__(self, model: LanguageModel, params: Params, restarts: tuple[int, ...] = ()) -> None:
-        """`restarts` are the words after which the model expects a new beginning: those that end a sentence, where it was trained on
-        single sentences."""
-        self.model, self.params = model, jax.device_put(params)
-        self.vocabulary: int = params[model.word_embedding].shape[0]
-        self._restarts = frozenset(restarts)
-
-    def reading(self, words: np.ndarray) -> Iterator[np.ndarray]:
-        ends = [place + 1 for place, word in enumerate(words.tolist()) if word in self._restarts]
-        for start, end in zip([0, *ends], [*ends, len(words)], strict=True):
-            yield from self._reading_on(words[start:end])
-
-    def _reading_on(self, words: np.ndarray) -> Iterator[np.ndarray]:
-        if not len(words):
-            return
-        padded = np.zeros((1, -(-len(words) // BLOCK) * BLOCK), np.int32)  # few lengths, so few programs
-        padded[0, : len(words)] = [BEGIN, *words[:-1]]
-        contexts = self._contexts(self.params, padded)
-        for start in range(0, len(words), BLOCK):
-            scores = np.asarray(self._scores(self.params, contexts[0, start : start + BLOCK]))
-            yield from scores[: len(words) - start]
-
-    @cached_property
-    def _contexts(self):
-        return jax.jit(lambda params, tokens: self.model.contexts(params, tokens, None))
-
-    @cached_property
-    def _scores(self):
-        def scores(params: Params, contexts: jax.Array) -> jax.Array:
-            matrix, bias = self.model.words(params)
-            return jax.nn.log_softmax(contexts @ matrix.T + bias)
-
-        return jax.jit(scores)
-
-
-class Recurrent(_Neural):
+class Recurrent:
     """A `core.WordModel` of an LSTM, a CIFG or a GRU. A state is what the recurrence carries, and the scores that came with it."""
 
-    def __init__(self, cell: Cell, model: LanguageModel, params: Params, restarts: tuple[int, ...] = ()) -> None:
-        super().__init__(model, params, restarts)
-        self._cell: Cell = cell
-        self._weights: StepWeights = jax.device_put(step_weights(model, params))
-        self._start = step(cell, self._weights, zero_state(self._weights), np.int32(BEGIN))
+    def __init__(self, cell: Cell, weights: StepWeights, restarts: tuple[int, ...] = ()) -> None:
+        """`restarts` are the words after which the model expects a new beginning: those that end a sentence, where it was trained on
+        single sentences."""
+        self.cell: Cell = cell
+        self.weights, self.restarts = weights, frozenset(restarts)
+        self.vocabulary = len(weights.word_bias)
+        self._on_device: StepWeights = jax.device_put(weights)
+        self._start = self._step(zero_state(weights), BEGIN)
+
+    def _step(self, state: State, word: int) -> tuple[State, jax.Array]:
+        return step(self.cell, self._on_device, state, np.int32(word))
 
     def start(self) -> tuple[State, jax.Array]:
         return self._start
 
     def read(self, state: tuple[State, jax.Array], word: int) -> tuple[State, jax.Array]:
-        if word in self._restarts:
-            return self._start
-        return step(self._cell, self._weights, state[0], np.int32(word))
+        return self._start if word in self.restarts else self._step(state[0], word)
 
     def scores(self, state: tuple[State, jax.Array]) -> np.ndarray:
         return np.asarray(state[1])
 
 
-class Windowed(_Neural):
+class Windowed:
     """A `core.WordModel` of a model without a state, a Transformer: what it knows of a text are the last words of it."""
+
+    def __init__(self, model: LanguageModel, params: Params, restarts: tuple[int, ...] = ()) -> None:
+        self.restarts = frozenset(restarts)
+        self.vocabulary: int = params[model.word_embedding].shape[0]
+        params = jax.device_put(params)
+
+        def after(tokens: jax.Array, place: jax.Array) -> jax.Array:
+            matrix, bias = model.words(params)
+            return jax.nn.log_softmax(model.contexts(params, tokens, None)[:, place] @ matrix.T + bias)
+
+        self._after = jax.jit(after)
 
     def start(self) -> tuple[int, ...]:
         return (BEGIN,)
 
     def read(self, state: tuple[int, ...], word: int) -> tuple[int, ...]:
-        return self.start() if word in self._restarts else (*state, word)[-WINDOW:]
+        return self.start() if word in self.restarts else (*state, word)[-WINDOW:]
 
     def scores(self, state: tuple[int, ...]) -> np.ndarray:
         padded = np.zeros((1, WINDOW), np.int32)
         padded[0, : len(state)] = state
-        contexts = self._contexts(self.params, padded)
-        return np.asarray(self._scores(self.params, contexts[:, len(state) - 1])[0])
+        return np.asarray(self.scores_at(padded, len(state) - 1)[0])
 
-    def _reading_on(self, words: np.ndarray) -> Iterator[np.ndarray]:
-        state = self.start()
-        for word in words.tolist():
-            yield self.scores(state)
-            state = self.read(state, word)
+    def scores_at(self, tokens: np.ndarray, place: int) -> jax.Array:
+        """[batch, length] → the log-probabilities of what follows the word at a place, [batch, vocabulary]."""
+        return self._after(tokens, np.int32(place))

@@ -32,6 +32,7 @@ class ModelCard:
     ledger_head: str | None = None
     round: int = 0
     public_sources: tuple[str, ...] = ()  # public text that went into it
+    sentences: bool = False  # whether it was trained on single sentences, and so starts afresh after each
 
     @property
     def public_text(self) -> tuple[str, ...]:

@@ -1,11 +1,8 @@
 """The exit: a model leaves only with a guarantee for exactly the ledger row it was made at."""
 
-from pathlib import Path
-
 from taciturn.core import Params
 from taciturn.privacy.ledger import Guarantee, Ledger
-from taciturn.release.checkpoint import ModelCard, load_model, params_digest, save_model
-from taciturn.release.privacy_statement import statement, statement_json
+from taciturn.release.checkpoint import ModelCard, params_digest
 
 
 class ExportRefused(Exception):
@@ -25,18 +22,8 @@ def verified_guarantee(params: Params, card: ModelCard, ledger: Ledger) -> Guara
     return ledger.guarantee(card.run, card.ledger_head)
 
 
-def export_model(model: Path, ledger: Ledger, out: Path, unit: str, non_private: bool = False) -> Guarantee:
-    """Copy a model to `out` with its guarantee beside it, after the ledger has been verified from its first row."""
-    model = model / "model.safetensors" if model.is_dir() else model
-    params, card = load_model(model)
-    guarantee = verified_guarantee(params, card, ledger)
+def check_may_leave(guarantee: Guarantee, non_private: bool) -> None:
     if not guarantee.is_private and not non_private:
-        raise ExportRefused(f"run {card.run} has no privacy (ε = ∞); if it may leave all the same, say --non-private")
-    if out.exists() and any(out.iterdir()):
-        raise ExportRefused(f"{out} is not empty; name a new folder")
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "vocabulary.txt").write_text("\n".join(card.vocabulary) + "\n", encoding="utf-8")
-    (out / "guarantee.txt").write_text(statement(guarantee, unit, card.public_text), encoding="utf-8")
-    (out / "guarantee.json").write_text(statement_json(guarantee, unit, card.public_text), encoding="utf-8")
-    save_model(out / "model.safetensors", params, card)  # what was verified; the file may have changed since
-    return guarantee
+        raise ExportRefused(
+            f"run {guarantee.run} has no privacy (ε = ∞); if it may leave all the same, say --non-private"
+        )

@@ -1,0 +1,76 @@
+"""Figures with 95 % jackknife intervals over buckets of users (Ramaswamy et al. 2020, Table 2), so that words of one user do not pass for
+independent.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from scipy.special import stdtrit
+
+BUCKETS = 100
+
+Figures = dict[str, Callable[[Any, np.ndarray], float]]  # of sums over the buckets that are kept, by name
+
+
+@dataclass(frozen=True)
+class Interval:
+    value: float
+    margin: float  # half the width of the 95 % interval
+
+    def __format__(self, spec: str) -> str:
+        return f"{self.value:{spec}} ± {self.margin:{spec}}"
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums over buckets of users, [..., buckets]: every figure follows from them. A subclass names them, and its figures."""
+
+    tokens: np.ndarray  # [buckets]
+
+    metrics: ClassVar[Figures]
+
+    def __getitem__(self, metric: str) -> Interval:
+        return jackknife(lambda kept: self.metrics[metric](self, kept), len(self.tokens))
+
+    def gain_over(self, other: Self, metric: str = "accuracy_top1") -> Interval:
+        """The difference on the same users, paired: much narrower than two intervals apart."""
+        self._check_same_text(other)
+        figure = self.metrics[metric]
+        return jackknife(lambda kept: figure(self, kept) - figure(other, kept), len(self.tokens))
+
+    def change_from(self, other: Self, metric: str) -> Interval:
+        """The relative change on the same users, as A/B tables have it: 0.01 is one per cent more."""
+        self._check_same_text(other)
+        figure = self.metrics[metric]
+
+        def change(kept: np.ndarray) -> float:
+            before = figure(other, kept)
+            return figure(self, kept) / before - 1 if before else math.nan
+
+        return jackknife(change, len(self.tokens))
+
+    def _check_same_text(self, other: Self) -> None:
+        if len(self.tokens) != len(other.tokens) or np.any(self.tokens != other.tokens):
+            raise ValueError("two models can only be compared on the same text")
+
+
+def share(part: str, whole: str) -> Callable[[Sums, np.ndarray], float]:
+    """The figure that is one sum over another."""
+    return lambda sums, kept: getattr(sums, part)[kept].sum() / max(getattr(sums, whole)[kept].sum(), 1.0)
+
+
+def jackknife(statistic: Callable[[np.ndarray], float], buckets: int) -> Interval:
+    everyone = np.ones(buckets, bool)
+    value = float(statistic(everyone))
+    if buckets < 2 or not math.isfinite(value):
+        return Interval(value, math.nan)
+    without = []
+    for bucket in range(buckets):
+        everyone[bucket] = False
+        without.append(float(statistic(everyone)))
+        everyone[bucket] = True
+    spread = math.sqrt((buckets - 1) / buckets * sum((one - np.mean(without)) ** 2 for one in without))
+    return Interval(value, float(stdtrit(buckets - 1, 0.975)) * spread)  # Student's t: few buckets make wide intervals

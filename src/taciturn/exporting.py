@@ -1,0 +1,293 @@
+"""A run's model as files that keyboards load. Each carries its guarantee, and is held against the JAX model before it is written."""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from taciturn import build
+from taciturn.core import BEGIN, END, PADDING, UNKNOWN, WordModel
+from taciturn.data.vocabulary import normalize
+from taciturn.loading import Loaded, load_word_model, population_of
+from taciturn.models.ngram import NGram, katz, pruned
+from taciturn.models.sampling import samples
+from taciturn.models.stepping import Recurrent, Windowed
+from taciturn.privacy.ledger import Guarantee, Ledger
+from taciturn.release.arpa import read_arpa, write_arpa
+from taciturn.release.checkpoint import ModelCard, save_model
+from taciturn.release.combined import write_combined
+from taciturn.release.export import ExportRefused, check_may_leave, verified_guarantee
+from taciturn.release.javascript import Published, check_javascript, javascript_model, javascript_ngram
+from taciturn.release.onnx_graph import metadata, onnx_model, onnx_scores
+from taciturn.release.privacy_statement import epsilon_text, statement, statement_json
+from taciturn.release.quantised import dequantised, quantised
+from taciturn.run import recipe_of, unit_of
+
+Format = Literal["model", "onnx", "onnx-int8", "arpa", "combined", "js"]
+CHECKED_TEXTS = 32  # of 64 words
+DISTILLED_ORDER = 3
+NEWER_THAN_THEIRS = 18  # the version from which keyboards take a word list for newer than their own
+PAGE_ENTRIES = 200_000  # n-grams that a page can hold
+LEAST_AGREEMENT = {
+    "onnx": 0.999,
+    "onnx-int8": 0.9,
+    "js": 0.9,
+    "arpa": 0.2,
+    "combined": 0.1,
+}  # below, something is broken
+
+Progress = Callable[[str, int, int], None]
+
+
+class Check(NamedTuple):
+    """What was written against the model it was made from, on text that the model made up itself."""
+
+    positions: int
+    agreement: float  # share of positions at which both like the same word best
+    difference: float  # the largest between two probabilities
+    note: str = ""
+
+
+class Exported(NamedTuple):
+    guarantee: Guarantee
+    files: list[Path]
+    check: Check | None
+
+
+class Distilling(NamedTuple):
+    """How a model becomes n-grams."""
+
+    words: int = 2_000_000  # sampled from it
+    entries: int = 300_000  # n-grams above single words that are kept
+
+
+def export_run(
+    folder: Path,
+    out: Path,
+    to: Format = "model",
+    non_private: bool = False,
+    blocklist: Iterable[str] = (),
+    distilling: Distilling = Distilling(),
+    progress: Progress = lambda what, done, all: None,
+) -> Exported:
+    population = population_of(folder)
+    ledger, unit = build.open_ledger(population), unit_of(population)
+    return export_model(load_word_model(folder), ledger, out, unit, to, non_private, blocklist, distilling, progress)
+
+
+def export_model(
+    loaded: Loaded,
+    ledger: Ledger,
+    out: Path,
+    unit: str,
+    to: Format = "model",
+    non_private: bool = False,
+    blocklist: Iterable[str] = (),
+    distilling: Distilling = Distilling(),
+    progress: Progress = lambda what, done, all: None,
+) -> Exported:
+    """Nothing is written before ledger and model agree, and the file says what the model says."""
+    if loaded.card is None:
+        raise ExportRefused(f"{loaded.path} does not say where it comes from: there is no guarantee to export it with")
+    guarantee = verified_guarantee(loaded.params, loaded.card, ledger)
+    check_may_leave(guarantee, non_private)
+    if out.exists() and any(out.iterdir()):
+        raise ExportRefused(f"{out} is not empty; name a new folder")
+    export = _Export(loaded, loaded.card, guarantee, unit, _blocked(loaded, blocklist), distilling, progress)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as partial:
+        check = export.write(Path(partial), to)
+        _refuse_a_broken_one(check, to)
+        out.mkdir(exist_ok=True)
+        files = [Path(shutil.move(path, out / path.name)) for path in sorted(Path(partial).iterdir())]
+    return Exported(guarantee, files, check)
+
+
+def _blocked(loaded: Loaded, blocklist: Iterable[str]) -> list[str]:
+    return [normalize(word, loaded.vocabulary.language).strip() for word in blocklist]
+
+
+def _refuse_a_broken_one(check: Check | None, to: Format) -> None:
+    if check is not None and not check.agreement >= LEAST_AGREEMENT[to]:
+        raise ExportRefused(
+            f"what would be written as {to} likes another word best at {1 - check.agreement:.1%} of {check.positions:,} places "
+            f"(probabilities differ by up to {check.difference:.2g}): nothing was written"
+        )
+
+
+class _Export:
+    """One model on its way out."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        card: ModelCard,
+        guarantee: Guarantee,
+        unit: str,
+        blocked: list[str],
+        distilling: Distilling,
+        progress: Progress,
+    ) -> None:
+        self.loaded, self.model, self.card = loaded, loaded.model, card
+        self.guarantee, self.blocked, self.distilling, self.progress = guarantee, blocked, distilling, progress
+        self.statement = statement(guarantee, unit, self.card.public_text)
+        self.json = statement_json(guarantee, unit, self.card.public_text)
+
+    def write(self, out: Path, to: Format) -> Check | None:
+        (out / "vocabulary.txt").write_text("\n".join(self.card.vocabulary) + "\n", encoding="utf-8")
+        (out / "guarantee.txt").write_text(self.statement, encoding="utf-8")
+        (out / "guarantee.json").write_text(self.json, encoding="utf-8")
+        match to:
+            case "model":
+                save_model(out / "model.safetensors", self.loaded.params, self.card)  # what was verified, not the file
+                return None
+            case "onnx" | "onnx-int8":
+                return self._onnx(out / ("model.onnx" if to == "onnx" else "model.int8.onnx"), to == "onnx-int8")
+            case "js":
+                return self._javascript(out / "model.js")
+            case "arpa":
+                return self._arpa(out / "model.arpa")
+            case "combined":
+                return self._combined(out / f"main_{self.loaded.vocabulary.language}.combined")
+
+    def _onnx(self, path: Path, as_bytes: bool) -> Check:
+        model = self._recurrent("ONNX")
+        never = {PADDING, UNKNOWN, BEGIN, END, *self._ids(self.blocked)}
+        about = metadata(self.json, self.card.text, model.restarts)
+        graph = onnx_model(model.cell, quantised(model.weights) if as_bytes else model.weights, never, about)
+        content = graph.SerializeToString()
+        check = self._checked(lambda text: onnx_scores(content, text, model.restarts))
+        path.write_bytes(content)
+        return check
+
+    def _javascript(self, path: Path) -> Check:
+        script = page_script(self.loaded, self.guarantee, self.statement, self.card.run or "", self.blocked)
+        if check_javascript(script, [END]) is not None:
+            check = self._checked(lambda text: _present(check_javascript(script, text.tolist())))
+        else:
+            check = self._checked(self._in_bytes)._replace(
+                note="Node.js is not installed, so the weights were checked, and the script itself was not run"
+            )
+        path.write_text(script, encoding="utf-8")
+        return check
+
+    def _in_bytes(self, text: np.ndarray) -> np.ndarray:
+        """What a script would say, by its weights."""
+        if isinstance(self.model, NGram):
+            return _read(pruned(self.model, PAGE_ENTRIES), text)
+        model = self._recurrent("JavaScript")
+        in_bytes = dequantised(quantised(model.weights))
+        return _read(Recurrent(model.cell, in_bytes, tuple(model.restarts)), text)
+
+    def _arpa(self, path: Path) -> Check:
+        ngram, how = self._ngram(DISTILLED_ORDER)
+        write_arpa(path, ngram, self.card.vocabulary, [self.statement, how])
+        read_back, words = read_arpa(path)
+        places = {word: place for place, word in enumerate(words)}
+        ours = np.array([places.get(word, UNKNOWN) for word in self.card.vocabulary])
+        return self._checked(lambda text: _read(read_back, ours[text])[:, ours])
+
+    def _combined(self, path: Path) -> Check:
+        ngram, how = self._ngram(2)
+        now = datetime.now(UTC)
+        promise = f"epsilon {epsilon_text(self.guarantee.epsilon)} at delta {self.guarantee.delta:.2g}"
+        write_combined(
+            path,
+            ngram,
+            self.card.vocabulary,
+            self.loaded.vocabulary.language,
+            f"Taciturn {self.card.run}; {promise}; ledger row {self.guarantee.head}; {how}",
+            version=max(NEWER_THAN_THEIRS, self.card.round),
+            date=int(now.timestamp()),
+            blocked=self.blocked,
+        )
+        return self._checked(lambda text: _read(ngram, text))
+
+    def _ngram(self, order: int) -> tuple[NGram, str]:
+        """The model itself if it is one, or else one of its samples; and how it was made, in words."""
+        if isinstance(self.model, NGram):
+            return self.model, f"{self.model.order}-grams as counted"
+        assert isinstance(self.model, Recurrent | Windowed)
+        words, entries = self.distilling
+        texts = samples(self.model, words, jax.random.key(1), lambda done, all: self.progress("sampling", done, all))
+        counted = katz(texts, self.model.vocabulary, order)
+        # Katz: what is left of Kneser and Ney's after pruning is worse (Chelba et al. 2010).
+        how = f"{order}-grams of {words:,} words sampled from the model, which costs no privacy"
+        return pruned(counted, entries), how
+
+    def _recurrent(self, what: str) -> Recurrent:
+        if not isinstance(self.model, Recurrent):
+            raise ExportRefused(
+                f"{what} is written word by word, for an LSTM, a CIFG or a GRU; this is a "
+                f"{self.card.architecture['kind']}. As n-grams it can leave too: --to arpa"
+            )
+        return self.model
+
+    def _ids(self, words: Iterable[str]) -> list[int]:
+        return [self.loaded.vocabulary.ids[word] for word in words if word in self.loaded.vocabulary.ids]
+
+    def _checked(self, scores: Callable[[np.ndarray], np.ndarray]) -> Check:
+        positions = same = 0
+        difference = 0.0
+        for text in self._texts():
+            ours, theirs = _read(self.model, text), np.array(scores(text))
+            for one in (ours, theirs):
+                one[:, [PADDING, UNKNOWN, BEGIN]] = -np.inf
+            positions += len(ours)
+            same += int(np.count_nonzero(np.argmax(ours, axis=1) == np.argmax(theirs, axis=1)))
+            difference = max(difference, float(np.abs(np.exp(ours) - np.exp(theirs)).max()))
+        return Check(positions, same / positions, difference)
+
+    def _texts(self) -> list[np.ndarray]:
+        """The model's own; n-grams, which are slow to sample, are asked about random words."""
+        if isinstance(self.model, Recurrent | Windowed):
+            return list(samples(self.model, 1, jax.random.key(0)))[:CHECKED_TEXTS]
+        generator = np.random.default_rng(0)
+        return list(generator.integers(UNKNOWN, self.model.vocabulary, (CHECKED_TEXTS, 64)))
+
+
+def _read(model: WordModel, text: np.ndarray) -> np.ndarray:
+    """The scores at the start and after each word."""
+    state = model.start()
+    rows = [model.scores(state)]
+    for word in text.tolist():
+        state = model.read(state, word)
+        rows.append(model.scores(state))
+    return np.stack(rows)
+
+
+def _present(scores: np.ndarray | None) -> np.ndarray:
+    assert scores is not None
+    return scores
+
+
+def page_script(loaded: Loaded, guarantee: Guarantee | None, statement: str, name: str, blocked: Iterable[str]) -> str:
+    """The model as one script, for the page and for export."""
+    about = Published(
+        name=name,
+        words=loaded.vocabulary.words,
+        text=loaded.vocabulary.about,
+        guarantee=guarantee,
+        statement=statement,
+        learned_from=_learned_from(loaded),
+        blocked=list(blocked),
+    )
+    if isinstance(loaded.model, NGram):
+        return javascript_ngram(pruned(loaded.model, PAGE_ENTRIES), about)
+    if not isinstance(loaded.model, Recurrent):
+        raise ExportRefused(f"{loaded.path}: JavaScript is written word by word, for an LSTM, a CIFG or a GRU")
+    return javascript_model(quantised(loaded.model.weights), loaded.model.cell, sorted(loaded.model.restarts), about)
+
+
+def _learned_from(loaded: Loaded) -> str:
+    """Whose text; the number of people is the one that the recipe makes public."""
+    if (loaded.path / "recipe.toml").exists():
+        return f"the text of about {recipe_of(loaded.path).participation.users:,} people"
+    if loaded.card is not None and loaded.card.run is not None:
+        return "people's text"
+    return "public text"

@@ -1,0 +1,127 @@
+"""The keyboard's page on this machine: known files to local readers, and nothing else.
+
+The page may load its own scripts and styles, and its policy forbids it everything else, so that what is typed there has no way out.
+"""
+
+import errno
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from urllib.parse import urlsplit
+
+from taciturn.data.vocabulary import DataError
+
+Files = dict[str, tuple[str, bytes]]  # path → content type, content
+
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'; connect-src 'none'"
+    ),
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=(), clipboard-read=()",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+LOCAL = {"localhost", "127.0.0.1", "::1"}
+PAGE = {
+    "index.html": "text/html; charset=utf-8",
+    "style.css": "text/css; charset=utf-8",
+    "keys.js": "text/javascript; charset=utf-8",
+    "page.js": "text/javascript; charset=utf-8",
+}
+MODELS_HERE = "<!-- models -->"  # in index.html
+
+
+def page_files(scripts: Sequence[str]) -> Files:
+    """The page with one model, or two side by side; a script (release/javascript.py) brings its model's name and guarantee."""
+    if len(scripts) not in (1, 2):
+        raise DataError(f"the page shows one model, or two side by side, and not {len(scripts)}")
+    folder = files("taciturn.keyboard") / "page"
+    found = {f"/{name}": (kind, (folder / name).read_bytes()) for name, kind in PAGE.items()}
+    models = {f"/model-{number}.js": script.encode() for number, script in enumerate(scripts, 1)}
+    tags = "\n".join(f'<script src="{path[1:]}" data-model defer></script>' for path in models)
+    kind, page = found["/index.html"]
+    found["/index.html"] = kind, page.replace(MODELS_HERE.encode(), tags.encode())
+    return found | {path: (PAGE["page.js"], script) for path, script in models.items()}
+
+
+class KeyboardServer:
+    """The files at `url`, on 127.0.0.1 alone. Port 0 is a free one."""
+
+    def __init__(self, files: Files, port: int = 0) -> None:
+        try:
+            self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(files))
+        except (OSError, OverflowError) as error:
+            raise DataError(_refused(error, port)) from None
+        self.url = f"http://127.0.0.1:{self._server.server_port}/"
+        self._serving = False
+
+    def serve_forever(self) -> None:
+        """Until `close` is called from another thread, or Ctrl-C."""
+        self._serving = True
+        self._server.serve_forever(poll_interval=0.1)
+
+    def close(self) -> None:
+        if self._serving:
+            self._server.shutdown()  # which waits for an end that never comes where nothing was begun
+        self._server.server_close()
+
+
+def _handler(files: Files) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 10  # seconds that a silent reader is waited for
+
+        def do_GET(self) -> None:
+            content = self._answer()
+            if content is not None:
+                self.wfile.write(content)
+
+        def do_HEAD(self) -> None:
+            self._answer()
+
+        def _answer(self) -> bytes | None:
+            # A name that somebody points at this machine (DNS rebinding) would make their page a neighbour of this one.
+            if not _is_local(self.headers.get("Host", "")):
+                self.send_error(403, "Only for this machine")
+                return None
+            path = self.path.partition("?")[0]
+            known = files.get("/index.html" if path == "/" else path)
+            if known is None:
+                self.send_error(404, "Not here")
+                return None
+            kind, content = known
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            return content
+
+        def end_headers(self) -> None:
+            for name, value in HEADERS.items():
+                self.send_header(name, value)
+            super().end_headers()
+
+        def version_string(self) -> str:
+            return "taciturn"
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Who looks at the page is nobody's business."""
+
+    return Handler
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return urlsplit(f"//{host}").hostname in LOCAL
+    except ValueError:
+        return False
+
+
+def _refused(error: Exception, port: int) -> str:
+    if isinstance(error, OverflowError):
+        return f"a port is a number from 0 to 65535, and not {port}"
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        return f"port {port} is in use by another program; choose another one, or 0 for any that is free"
+    return f"the page cannot be served on port {port}: {error}"

@@ -1,0 +1,266 @@
+"""N-gram models: Katz's back-off (Katz 1987) and interpolated, modified Kneser–Ney (Chen and Goodman 1999).
+
+Both are stored as back-off models. With h' for the context h without its first word,
+
+    p(w | h) = what is stored, if the n-gram h w is in the model
+               weight(h) · p(w | h') otherwise, where a context that is not in the model has weight 1
+
+and for every context the probabilities of all words but PADDING and BEGIN, which nobody types, sum to 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from taciturn.core import BEGIN, END, PADDING, Params
+from taciturn.models.ngram_counts import Counts, continuations, counted, joined, parted
+
+NEVER = np.array([PADDING, BEGIN])  # no model predicts them
+GOOD_TURING = 5  # larger counts are trusted as they are
+NOTHING = 1e-9  # a probability too small to share out
+NONE = np.zeros(0, np.float32)
+
+
+class Level(NamedTuple):
+    """The n-grams of one length n, sorted by context, so that the words that follow a context stand together."""
+
+    keys: (
+        np.ndarray
+    )  # uint64: the place of the context at the level before × vocabulary + the word; the word at level 1
+    probability: np.ndarray  # float32: natural logarithm
+    backoff: np.ndarray  # float32: natural logarithm of the weight of the n-gram as a context; empty at the last level
+
+
+State = tuple[int, ...]  # the places of the last 1, 2, … words as n-grams; −1 for what is not in the model
+
+
+@dataclass(frozen=True, eq=False)
+class NGram:
+    """A `WordModel`. Level 1 holds every word, at the place that is its id."""
+
+    levels: tuple[Level, ...]
+    vocabulary: int
+
+    @property
+    def order(self) -> int:
+        return len(self.levels)
+
+    def start(self) -> State:
+        return (BEGIN,)[: self.order - 1]
+
+    def read(self, state: State, word: int) -> State:
+        if word == END:
+            return self.start()
+        longer = zip(self.levels[1:-1], state, strict=False)
+        return (word, *(self._follower(level, place, word) for level, place in longer))[: self.order - 1]
+
+    def scores(self, state: State) -> np.ndarray:
+        scores = self.levels[0].probability.copy()
+        for level, longer, place in zip(self.levels, self.levels[1:], state, strict=False):
+            if place < 0:
+                continue
+            scores += level.backoff[place]
+            first = np.uint64(place * self.vocabulary)
+            start, end = np.searchsorted(longer.keys, [first, first + np.uint64(self.vocabulary)])
+            scores[longer.keys[start:end] - first] = longer.probability[start:end]
+        return scores
+
+    def params(self) -> Params:
+        """Its arrays by name, as files hold them; `of` takes them back."""
+        named = {str(n): level._asdict() for n, level in enumerate(self.levels, 1)}
+        del named[str(self.order)]["backoff"]
+        return named
+
+    @classmethod
+    def of(cls, params: Params, vocabulary: int) -> NGram:
+        levels = [{"backoff": NONE, **params[str(n)]} for n in range(1, len(params) + 1)]
+        return cls(tuple(Level(**level) for level in levels), vocabulary)
+
+    def _follower(self, level: Level, place: int, word: int) -> int:
+        key = np.uint64(max(place, 0) * self.vocabulary + word)
+        found = int(np.searchsorted(level.keys, key))
+        return found if place >= 0 and found < len(level.keys) and level.keys[found] == key else -1
+
+
+def katz(texts: Iterable[np.ndarray], vocabulary: int, order: int = 4) -> NGram:
+    """From texts of one user each: messages that END closes, the last one perhaps not."""
+    return _estimated(counted(texts, vocabulary, order), vocabulary, _katz)
+
+
+def kneser_ney(texts: Iterable[np.ndarray], vocabulary: int, order: int = 4) -> NGram:
+    """From texts of one user each: messages that END closes, the last one perhaps not."""
+    return _estimated(continuations(counted(texts, vocabulary, order)), vocabulary, _kneser_ney)
+
+
+# Probabilities of n-grams, and weights of their contexts, from: counts > 0, the places of the contexts, how many contexts there are,
+# and the probabilities of the n-grams without their first words.
+Estimator = Callable[[np.ndarray, np.ndarray, int, np.ndarray], tuple[np.ndarray, np.ndarray]]
+
+
+def _estimated(counts: list[Counts], vocabulary: int, estimator: Estimator) -> NGram:
+    levels, probability = [], _unigrams(counts[0].counts, estimator)
+    for level, longer in pairwise(counts):
+        contexts, _ = parted(longer.keys, vocabulary)
+        longer_probability, weights = estimator(longer.counts, contexts, len(level.keys), probability[longer.shorter])
+        levels.append(Level(level.keys, _log(probability), _log(weights)))
+        probability = longer_probability
+    return NGram((*levels, Level(counts[-1].keys, _log(probability), NONE)), vocabulary)
+
+
+def _unigrams(counts: np.ndarray, estimator: Estimator) -> np.ndarray:
+    """Below them is the uniform distribution; words never seen share what is left for it."""
+    seen = np.flatnonzero(counts)
+    uniform = 1 / (len(counts) - len(NEVER))
+    probabilities, weights = estimator(counts[seen], np.zeros(len(seen), np.int32), 1, np.full(len(seen), uniform))
+    unigrams = np.full(len(counts), weights[0] * uniform)
+    unigrams[seen] = probabilities
+    unigrams[NEVER] = 0.0
+    return unigrams
+
+
+def _katz(counts: np.ndarray, contexts: np.ndarray, size: int, lower: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Departs from Katz 1987 where that leaves nothing for words not seen: a context of large counts only, none of them discounted,
+    counts one occurrence more. Where every word was seen, what was taken away is given back in proportion."""
+    kept = _good_turing(counts)
+    kept_sums = np.bincount(contexts, kept, size)
+    totals = np.bincount(contexts, counts, size)
+    totals += kept_sums == totals
+    unseen = 1 - np.bincount(contexts, lower, size)
+    none_unseen = unseen < NOTHING
+    totals[none_unseen] = kept_sums[none_unseen]
+    unseen[none_unseen] = 1.0
+    return kept / totals[contexts], np.where(none_unseen, 1.0, (1 - kept_sums / totals) / unseen)
+
+
+def _good_turing(counts: np.ndarray) -> np.ndarray:
+    """What is left of counts when something is put aside for n-grams not seen.
+
+    Katz's k is 5, or the largest number below it for which all his discounts lie between 0 and 1, which they may not in little text.
+    Where there is no such number, every count gives up a half.
+    """
+    n = np.bincount(np.minimum(counts, GOOD_TURING + 2), minlength=GOOD_TURING + 3).astype(np.float64)
+    for k in range(GOOD_TURING, 1, -1):
+        r = np.arange(1, k + 1)
+        large = (k + 1) * n[k + 1]
+        if not n[r].all() or n[1] <= large:
+            continue
+        discounts = ((r + 1) * n[r + 1] / (r * n[r]) - large / n[1]) / (1 - large / n[1])
+        if np.all((discounts > 0) & (discounts < 1)):
+            return counts * np.concatenate([[1.0], discounts, [1.0]])[np.minimum(counts, k + 1)]
+    return counts - 0.5
+
+
+def _kneser_ney(
+    counts: np.ndarray, contexts: np.ndarray, size: int, lower: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    discounts = _discounts(counts)[np.minimum(counts, 3)]
+    totals = np.bincount(contexts, counts, size)
+    weights = np.where(totals > 0, np.bincount(contexts, discounts, size) / np.maximum(totals, 1), 1.0)
+    return (counts - discounts) / totals[contexts] + weights[contexts] * lower, weights
+
+
+def _discounts(counts: np.ndarray) -> np.ndarray:
+    """Chen and Goodman's discounts of counts 0, 1, 2, and 3 or more; a half of each step where so little text gives none above 0."""
+    n = np.bincount(np.minimum(counts, 5), minlength=6).astype(np.float64)
+    if n[1:5].all():
+        r = np.arange(1, 4)
+        discounts = r - (r + 1) * n[1] / (n[1] + 2 * n[2]) * n[r + 1] / n[r]
+        if np.all(discounts > 0):
+            return np.concatenate([[0.0], discounts])
+    return np.array([0.0, 0.5, 1.0, 1.5])
+
+
+def pruned(model: NGram, entries: int) -> NGram:
+    """All unigrams, the `entries` n-grams above them that matter most, and weights that fit.
+
+    An n-gram matters by the relative entropy between the model with it and without it (Stolcke 1998), and at least as much as one
+    that it is the beginning or the end of. Departs from Stolcke: a number of n-grams is given and not a threshold, since a keyboard has
+    room for so many; and the end of an n-gram stays as its beginning does, which KenLM asks for.
+
+    A model to be made small is better one of Katz's: in Kneser and Ney's the shorter n-grams count contexts, and stand in badly for
+    what is gone (Chelba et al. 2010).
+    """
+    if entries >= sum(len(level.keys) for level in model.levels[1:]):
+        return model
+    worth = _worth(model)
+    kept = np.zeros(sum(map(len, worth)), bool)
+    kept[np.argsort(-np.concatenate(worth), kind="stable")[:entries]] = True  # of equals the shorter
+    made = [model.levels[0]]
+    places, states = np.arange(model.vocabulary), [np.arange(model.vocabulary)]
+    for level, keep in zip(model.levels[1:], np.split(kept, np.cumsum([len(one) for one in worth[:-1]])), strict=True):
+        contexts, words = parted(level.keys[keep], model.vocabulary)
+        contexts, places = places[contexts], np.cumsum(keep) - 1
+        lower, states = _backed_off(made, states, contexts, words, model.vocabulary)
+        left, unseen = _shares(level.probability[keep], lower, contexts, len(made[-1].keys))
+        made[-1] = made[-1]._replace(backoff=_log(left / unseen))
+        made.append(Level(joined(contexts, words, model.vocabulary), level.probability[keep], NONE))
+    return NGram(tuple(made), model.vocabulary)
+
+
+def _worth(model: NGram) -> list[np.ndarray]:
+    """Of the n-grams of each level above the first."""
+    frequency = model.levels[0].probability.copy()  # log, of n-grams in text
+    frequency[BEGIN] = frequency[END]  # as many messages begin as end
+    worth, parts, states = [], [], [np.arange(model.vocabulary)]
+    for n, level in enumerate(model.levels[1:], 1):
+        contexts, words = parted(level.keys, model.vocabulary)
+        lower, states = _backed_off(model.levels[:n], states, contexts, words, model.vocabulary)
+        left, unseen = _shares(level.probability, lower, contexts, len(model.levels[n - 1].keys))
+        left, unseen = left[contexts], unseen[contexts]
+        probability = np.exp(level.probability)
+        # The weight that the context would have without this n-gram.
+        without = np.log((left + probability) / (unseen + np.exp(lower)))
+        change = probability * (level.probability - lower - without) + left * (np.log(left / unseen) - without)
+        worth.append(np.exp(frequency[contexts]) * change)
+        frequency = frequency[contexts] + level.probability
+        parts.append((contexts, states[-2]))  # without the last word, and without the first
+    for n in range(len(worth) - 1, 0, -1):
+        for part in parts[n]:
+            np.maximum.at(worth[n - 1], part[part >= 0], worth[n][part >= 0])
+    return worth
+
+
+def _backed_off(
+    levels: Sequence[Level], states: list[np.ndarray], contexts: np.ndarray, words: np.ndarray, vocabulary: int
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """log p(w | h') for many n-grams h w at once, and the states after them: the arithmetic of `scores` and `read`.
+
+    The h are places of the last level, and `states` are the states after all of that level's n-grams, an array for each length.
+    """
+    scores, after = levels[0].probability[words], [words]
+    for level, longer, state in zip(levels, levels[1:], states, strict=False):
+        places = state[contexts]
+        following = followers(longer.keys, places, words, vocabulary)
+        known, there = places >= 0, following >= 0
+        scores[known] += level.backoff[places[known]]
+        scores[there] = longer.probability[following[there]]
+        after.append(following)
+    return scores, [*after, np.arange(len(words))]
+
+
+def _shares(
+    probability: np.ndarray, lower: np.ndarray, contexts: np.ndarray, size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """What the n-grams leave of each context's probability to words that have none there, and what those have one word further back."""
+    left = 1 - np.bincount(contexts, np.exp(probability), size)
+    unseen = 1 - np.bincount(contexts, np.exp(lower), size)
+    return np.maximum(left, NOTHING), np.maximum(unseen, NOTHING)
+
+
+def followers(keys: np.ndarray, contexts: np.ndarray, words: np.ndarray, vocabulary: int) -> np.ndarray:
+    """The places among sorted keys of many n-grams; −1 for what is not there, or has no context (−1) itself."""
+    wanted = joined(np.maximum(contexts, 0), words, vocabulary)
+    places = np.searchsorted(keys, wanted)
+    there = (contexts >= 0) & (places < len(keys))
+    there[there] = keys[places[there]] == wanted[there]
+    return np.where(there, places, -1)
+
+
+def _log(values: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore"):  # PADDING and BEGIN have probability 0
+        return np.log(values).astype(np.float32)

@@ -1,0 +1,214 @@
+"""N-gram models as ARPA files, which Presage, fcitx, KenLM, SRILM and IRSTLM read: text, one n-gram a line, logarithms to base 10."""
+
+import math
+import os
+import re
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from taciturn.core import BEGIN, END, PADDING, UNKNOWN
+from taciturn.files import sync_folder
+from taciturn.models.ngram import NEVER, NONE, Level, NGram, followers
+from taciturn.models.ngram_counts import joined, parted
+
+SPECIAL = {UNKNOWN: "<unk>", BEGIN: "<s>", END: "</s>"}
+NAMES = ("<pad>", "<unk>", "<bos>", "<eos>")  # of the special signs in our own lists
+IDS = {b"<UNK>": UNKNOWN, b"<s>": BEGIN, b"</s>": END} | {name.encode(): place for place, name in enumerate(NAMES)}
+IMPOSSIBLE = -99.0  # what ARPA files write for the logarithm of 0
+BLOCK = 100_000  # n-grams in memory at a time
+LN10 = math.log(10)
+
+
+class ArpaError(Exception):
+    """A model that cannot be written as ARPA, or a file that cannot be read as such, and why."""
+
+
+def write_arpa(path: Path, model: NGram, words: Sequence[str], comments: Sequence[str]) -> None:
+    """The file is whole or not there. Comments go to its top."""
+    names = _written_names(words, model.vocabulary)
+    levels = [level for level in model.levels if len(level.keys)]
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.writelines(f"# {line}\n".encode() for comment in comments for line in comment.splitlines())
+            sizes = [len(levels[0].keys) - 1, *(len(level.keys) for level in levels[1:])]  # without PADDING
+            counts = "".join(f"ngram {n}={size}\n" for n, size in enumerate(sizes, 1))
+            file.write(f"\n\\data\\\n{counts}".encode())
+            for n in range(1, len(levels) + 1):
+                file.write(f"\n\\{n}-grams:\n".encode())
+                for start in range(PADDING + 1 if n == 1 else 0, len(levels[n - 1].keys), BLOCK):
+                    file.write(_block(levels[:n], start, names, model.vocabulary, n < len(levels)).encode())
+            file.write(b"\n\\end\\\n")
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def _written_names(words: Sequence[str], vocabulary: int) -> np.ndarray:
+    if len(words) != vocabulary:
+        raise ArpaError(f"the model has {vocabulary} words and the list {len(words)}: they do not belong together")
+    names = [SPECIAL.get(place, word) for place, word in enumerate(words)]
+    if len(set(names)) != len(names):
+        raise ArpaError("a word stands twice in the list, or is called like a special sign (<s>, </s>, <unk>)")
+    for name in names:
+        if name.encode().split() != [name.encode()]:  # a gap that is not ASCII does no harm
+            raise ArpaError(f"an ARPA file cannot hold the word {name!r}: gaps separate words there")
+    return np.array(names, object)
+
+
+def _block(levels: Sequence[Level], start: int, names: np.ndarray, vocabulary: int, weights: bool) -> str:
+    """The lines of some n-grams of the last of the levels."""
+    *shorter, level = levels
+    some = slice(start, start + BLOCK)
+    contexts, words = parted(level.keys[some], vocabulary)
+    spelled = names[words]
+    for above in reversed(shorter):
+        contexts, words = parted(above.keys[contexts], vocabulary)
+        spelled = names[words] + (" " + spelled)
+    # A sum that was rounded up must not make a probability larger than 1, which KenLM refuses.
+    probabilities = np.clip(level.probability[some] / LN10, IMPOSSIBLE, 0).tolist()
+    if not weights:
+        return "".join(f"{p:.7g}\t{text}\n" for p, text in zip(probabilities, spelled, strict=True))
+    backoffs = (level.backoff[some] / LN10).tolist()
+    return "".join(f"{p:.7g}\t{t}\t{b:.7g}\n" for p, t, b in zip(probabilities, spelled, backoffs, strict=True))
+
+
+def read_arpa(path: Path) -> tuple[NGram, list[str]]:
+    """A model from any ARPA file, and its words: the special signs first, then the likeliest.
+
+    Without <unk> or </s> in the file, the model takes unknown words, or ends, to be impossible. N-grams that run over the end of a
+    message, as some tools write them, are left out: nothing reaches them here.
+    """
+    with path.open("rb") as file:
+        lines = _Lines(path, file)
+        sizes = _sizes(lines)
+        if not sizes:
+            raise lines.error("there are no n-grams in this file")
+        level, words = _unigrams(lines, sizes[0])
+        ids = {word.encode(): place for place, word in enumerate(words)} | IDS
+        levels = [level]
+        for n, size in enumerate(sizes[1:], 2):
+            lines.expect(f"\\{n}-grams:")
+            levels.append(_longer(lines, n, size, ids, levels))
+        lines.expect("\\end\\")
+    levels[-1] = levels[-1]._replace(backoff=NONE)
+    return NGram(tuple(levels), len(words)), words
+
+
+class _Lines:
+    """The lines that say something, and where we are."""
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self.path, self.number, self._file = path, 0, file
+
+    def __iter__(self) -> Iterator[bytes]:
+        for line in self._file:
+            self.number += 1
+            said = line.strip()
+            if said and not said.startswith(b"#"):
+                yield said
+
+    def expect(self, wanted: str) -> None:
+        line = next(iter(self), None)
+        if line != wanted.encode():
+            raise self.error(f"here should be {wanted}, and not {_shown(line)}")
+
+    def error(self, reason: str, number: int | None = None) -> ArpaError:
+        return ArpaError(f"{self.path}, line {number or self.number}: {reason}")
+
+
+def _shown(line: bytes | None) -> str:
+    return "the end of the file" if line is None else repr(line[:60].decode(errors="replace"))
+
+
+def _sizes(lines: _Lines) -> list[int]:
+    """How many n-grams of each length the file says that it has."""
+    if not any(line == b"\\data\\" for line in lines):
+        raise lines.error("there is no \\data\\ in this file: it is no ARPA file")
+    sizes = []
+    for line in lines:
+        if line == b"\\1-grams:":
+            return sizes
+        found = re.fullmatch(rb"ngram\s+(\d+)\s*=\s*(\d+)", line)
+        if not found or int(found[1]) != len(sizes) + 1:
+            raise lines.error(
+                f"here should be 'ngram {len(sizes) + 1}=' with a number, or \\1-grams:, and not {_shown(line)}"
+            )
+        sizes.append(int(found[2]))
+    raise lines.error("the file ends before its n-grams begin")
+
+
+def _entries(lines: _Lines, n: int, size: int) -> Iterator[tuple[list[bytes], float, float]]:
+    """Words, probability and weight of so many n-grams."""
+    read = 0
+    for read, line in enumerate(islice(lines, size), 1):
+        fields = line.split()
+        try:
+            probability, weight = float(fields[0]), float(fields[n + 1]) if len(fields) > n + 1 else 0.0
+        except ValueError:
+            probability = weight = math.nan
+        if not n + 1 <= len(fields) <= n + 2 or not probability <= 0 or not weight < math.inf:
+            raise lines.error(
+                f"here should be number {read:,} of {size:,} n-grams of length {n} (a logarithm, not above 0; words; perhaps a "
+                f"weight), and not {_shown(line)}"
+            )
+        yield fields[1 : n + 1], probability, weight
+    if read < size:
+        raise lines.error(f"the file ends after {read:,} of {size:,} n-grams of length {n}")
+
+
+def _unigrams(lines: _Lines, size: int) -> tuple[Level, list[str]]:
+    """All of them, in our order, and their names."""
+    found: dict[int | str, tuple[float, float]] = {}
+    for (word,), probability, weight in _entries(lines, 1, size):
+        try:
+            name = IDS.get(word, word.decode())
+        except UnicodeDecodeError:
+            raise lines.error(f"the word {_shown(word)} is not written in UTF-8") from None
+        if name in found:
+            raise lines.error(f"the word {_shown(word)} stands here for the second time")
+        found[name] = probability, weight
+    special = [found.pop(place, (-math.inf, 0.0)) for place in range(len(NAMES))]
+    words = sorted(map(str, found), key=lambda name: -found[name][0])
+    values = np.array([*special, *(found[name] for name in words)]) * LN10
+    values[NEVER, 0] = -math.inf
+    level = Level(np.arange(len(values), dtype=np.uint64), *values.T.astype(np.float32))
+    return level, [*NAMES, *words]
+
+
+def _longer(lines: _Lines, n: int, size: int, ids: dict[bytes, int], levels: Sequence[Level]) -> Level:
+    """The n-grams of one length above the first, sorted."""
+    words, probability, backoff, numbers = array("i"), array("f"), array("f"), array("q")
+    for names, *values in _entries(lines, n, size):
+        try:
+            words.extend([ids[name] for name in names])
+        except KeyError as error:
+            raise lines.error(f"the word {_shown(error.args[0])} is not among the 1-grams") from None
+        probability.append(values[0] * LN10)
+        backoff.append(values[1] * LN10)
+        numbers.append(lines.number)
+    table = np.array(words, np.int32).reshape(-1, n)
+    starts_late, ends_early = np.isin(table[:, 1:], NEVER).any(1), (table[:, :-1] == END).any(1)
+    reached = np.flatnonzero(~starts_late & ~ends_early & (table[:, 0] != PADDING))
+    table, vocabulary = table[reached], len(levels[0].keys)
+    contexts = table[:, 0]
+    for level, column in zip(levels[1:], table.T[1:], strict=False):
+        contexts = followers(level.keys, contexts, column, vocabulary)
+    if np.any(contexts < 0):
+        where = numbers[reached[np.argmax(contexts < 0)]]
+        raise lines.error("the n-gram of all these words but the last is not in the file", where)
+    keys = joined(contexts, table[:, -1], vocabulary)
+    by_key = np.argsort(keys, kind="stable")
+    keys, reached = keys[by_key], reached[by_key]
+    if np.any(keys[1:] == keys[:-1]):
+        where = numbers[reached[1:][np.argmax(keys[1:] == keys[:-1])]]
+        raise lines.error("this n-gram stands here for the second time", where)
+    return Level(keys, np.array(probability, np.float32)[reached], np.array(backoff, np.float32)[reached])

@@ -1,0 +1,105 @@
+"""AOSP's `.combined` word lists, from which dicttool makes the dictionaries of HeliBoard, OpenBoard and other Android keyboards.
+
+    dictionary=main:en,locale=en,description=…,date=…,version=…
+     word=the,f=232
+      bigram=same,f=233
+
+f is a logarithm of a probability: 255 for certainty, and one less for each factor of 1.15. Words and their strongest followers are all
+that such a keyboard can hold, so longer n-grams are left behind.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from taciturn.core import BEGIN, END
+from taciturn.files import write_atomically
+from taciturn.models.ngram import NGram
+from taciturn.models.ngram_counts import parted
+
+LEAST, MOST, STEP = 1, 255, math.log(1.15)  # 0 means: never suggest
+LONGEST = 47  # letters of a word; dicttool drops longer ones, and fails if they have followers
+ROUNDS = 50  # after which a chain of words forgot where it began
+
+
+def write_combined(
+    path: Path,
+    model: NGram,
+    words: Sequence[str],
+    language: str,
+    description: str,
+    version: int,
+    date: int,
+    bigrams_per_word: int = 3,
+    blocked: Sequence[str] = (),
+) -> None:
+    """`date` is in seconds since 1970; keyboards take a dictionary with a higher version for a newer one, and some want more than 18."""
+    if len(words) != model.vocabulary:
+        raise ValueError(
+            f"the model has {model.vocabulary} words and the list {len(words)}: they do not belong together"
+        )
+    locale = language.replace("-", "_")
+    lines = [
+        f"dictionary=main:{locale.lower()},locale={locale},description={_plain(description)},date={date},version={version}"
+    ]
+    listed = np.array([place > END and _is_listed(word) for place, word in enumerate(words)])
+    listed &= ~np.isin(np.array(words, object).astype(str), np.array(blocked, str))
+    frequency = _f(_frequencies(model))
+    followers = _followers(model, listed, bigrams_per_word)
+    for place in sorted(np.flatnonzero(listed).tolist(), key=lambda place: (-frequency[place], place)):
+        lines.append(f" word={words[place]},f={frequency[place]}")
+        lines += [f"  bigram={words[other]},f={f}" for other, f in followers.get(place, ())]
+    write_atomically(path, "".join(f"{line}\n" for line in lines).encode())
+
+
+def _plain(description: str) -> str:
+    """The format has no way to write these signs in a header, nor an empty description."""
+    return re.sub(r"[\s,=:]+", " ", description).strip() or "-"
+
+
+def _is_listed(word: str) -> bool:
+    """Whether it is a word, and one that this format can hold."""
+    return len(word) <= LONGEST and any(map(str.isalpha, word)) and not re.search(r"[\s,]", word)
+
+
+def _frequencies(model: NGram) -> np.ndarray:
+    """How often each word comes in long text by the words and pairs of the model.
+
+    Not the probabilities of words alone: in a model of Kneser and Ney's they say in how many contexts a word was seen.
+    """
+    unigrams = np.exp(model.levels[0].probability, dtype=np.float64)
+    if model.order == 1:
+        return unigrams
+    weights, (contexts, words) = np.exp(model.levels[0].backoff), parted(model.levels[1].keys, model.vocabulary)
+    more = np.exp(model.levels[1].probability, dtype=np.float64) - weights[contexts] * unigrams[words]
+    frequencies = unigrams
+    for _ in range(ROUNDS):
+        before = frequencies.copy()
+        before[BEGIN], before[END] = before[END], 0.0  # after a message comes the next one
+        frequencies = unigrams * (before @ weights) + np.bincount(words, before[contexts] * more, len(unigrams))
+        frequencies /= frequencies.sum()
+    return frequencies
+
+
+def _followers(model: NGram, listed: np.ndarray, most: int) -> dict[int, list[tuple[int, int]]]:
+    """The likeliest words after each word, and their f."""
+    followers: dict[int, list[tuple[int, int]]] = {}
+    if model.order == 1:
+        return followers
+    contexts, words = parted(model.levels[1].keys, model.vocabulary)
+    probability = model.levels[1].probability
+    rows = np.flatnonzero(listed[contexts] & listed[words])
+    rows = rows[np.lexsort((-probability[rows], contexts[rows]))]
+    for context, word, f in zip(contexts[rows], words[rows], _f(np.exp(probability[rows])), strict=True):
+        chosen = followers.setdefault(int(context), [])
+        if len(chosen) < most:
+            chosen.append((int(word), int(f)))
+    return followers
+
+
+def _f(probability: np.ndarray) -> np.ndarray:
+    smallest = math.exp((LEAST - MOST) * STEP)
+    return np.rint(MOST + np.log(np.maximum(probability, smallest)) / STEP).astype(int)

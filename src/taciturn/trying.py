@@ -1,0 +1,75 @@
+"""Models tried at a keyboard: by simulated people, and by whoever opens the page."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from taciturn.data.people import people
+from taciturn.data.population import trained_on
+from taciturn.data.sources import Source
+from taciturn.evaluation.typing import Typing, enough_words, simulate
+from taciturn.exporting import page_script
+from taciturn.keyboard.server import KeyboardServer, page_files
+from taciturn.loading import Loaded, guarantee_of, load_word_model, population_of
+from taciturn.models.user_history import WithHistory
+from taciturn.release.privacy_statement import statement
+from taciturn.run import RunError, unit_of
+
+NO_STATEMENT = "Nothing is known of where this model comes from, so nothing can be said of its privacy."
+
+
+class Tried(NamedTuple):
+    typings: list[Typing]
+    people: int
+    words: int  # and signs, that they typed
+    trained_on: int  # people in the files who were left out
+
+
+def try_models(
+    paths: Sequence[Path],
+    source: Source,
+    history: bool,
+    most_people: int,
+    most_words: int,
+    progress: Callable[[str, int, int], None] = lambda what, done, all: None,
+) -> Tried:
+    """Each model under the same people's fingers; with `history` the last one also learns from each person."""
+    loaded = [load_word_model(path) for path in paths]
+    vocabulary = loaded[0].vocabulary
+    if any(set(one.vocabulary.words) != set(vocabulary.words) for one in loaded):
+        raise RunError(f"{paths[0]} and {paths[1]} know different words, so their figures cannot be compared")
+    known = [trained_on(population_of(one.path).folder) for one in loaded if _has_users(one)]
+    found = people(
+        source,
+        lambda id: any(is_known(id) for is_known in known),
+        most_people,
+        lambda done, all: progress("reading", done, all),
+    )
+    messages = [enough_words(one, vocabulary, most_words) for one in found.messages]
+    messages = [one for one in messages if one]
+    typings = []
+    for number, one in enumerate(loaded):
+        model = WithHistory(one.model) if history and number == len(loaded) - 1 else one.model
+        stage = f"typing {'AB'[number]}" if len(loaded) > 1 else "typing"
+        typings.append(
+            simulate(model, one.vocabulary, messages, lambda done, all, stage=stage: progress(stage, done, all))
+        )
+    return Tried(typings, len(messages), int(typings[0].tokens.sum()), found.trained_on)
+
+
+def _has_users(loaded: Loaded) -> bool:
+    return loaded.card is not None and loaded.card.run is not None
+
+
+def keyboard_server(paths: Sequence[Path], blocked: Sequence[str], port: int) -> KeyboardServer:
+    """The page with one model, or two side by side, each with its guarantee."""
+    scripts = []
+    for path in paths:
+        loaded = load_word_model(path)
+        guarantee, words = None, NO_STATEMENT
+        if _has_users(loaded):
+            assert loaded.card is not None
+            guarantee = guarantee_of(loaded)
+            words = statement(guarantee, unit_of(population_of(path)), loaded.card.public_text)
+        scripts.append(page_script(loaded, guarantee, words, path.name, blocked))
+    return KeyboardServer(page_files(scripts), port)
