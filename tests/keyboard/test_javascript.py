@@ -231,9 +231,6 @@ def test_a_line_of_ten_thousand_words_is_read_as_in_python():
 
 
 @needs_node
-@pytest.mark.xfail(
-    reason="in predictor.py a word before a last line break counts as half typed: `$` matches there", strict=False
-)
 def test_a_new_line_brings_the_same_in_javascript_as_in_python():
     vocabulary = vocabulary_of("en")
     model = ngram(len(vocabulary))

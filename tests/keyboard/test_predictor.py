@@ -8,7 +8,7 @@ import pytest
 
 from taciturn.core import END, UNKNOWN
 from taciturn.data.vocabulary import SPECIAL, DataError, Vocabulary, public_vocabulary
-from taciturn.keyboard.predictor import FAR_BACK, KEPT, NOTHING, Predictor, load_blocklist
+from taciturn.keyboard.predictor import FAR_BACK, KEPT, NOTHING, Predictor, _wants_space, load_blocklist
 from taciturn.models.cifg import cifg
 from taciturn.models.ngram import kneser_ney
 from taciturn.models.stepping import Recurrent, step_weights
@@ -202,3 +202,27 @@ def test_a_keystroke_takes_less_than_a_millisecond():
         took.append(time.perf_counter() - start)
     assert np.median(took) < 1e-3
     assert np.mean(took) < 2e-3
+
+
+@pytest.mark.parametrize(
+    ("done", "space"), [("see you", " "), ("see you ", ""), ("(", ""), ('he said "', ""), ('"see you"', " "), ("¿", "")]
+)
+def test_a_continuation_is_parted_from_the_text_as_a_person_would(done, space):
+    assert _wants_space(done) == bool(space)
+
+
+def test_a_word_before_a_line_break_is_done(predictor):
+    assert predictor.predict("see\n").replaces == 0
+    assert predictor.predict("see\n").words[0][0].isupper()
+
+
+def test_capitals_are_those_of_the_language(model):
+    words = tuple(word if word != "is" else "için" for word in WORDS)
+    turkish = Predictor(model, Vocabulary(words, language="tr"))
+    assert "İçin" in turkish.predict("İ").words
+
+
+def test_languages_without_spaces_are_continued_without(model):
+    chinese = Predictor(model, Vocabulary(WORDS, language="zh"), threshold=0.01)
+    assert " " not in chinese.predict("").continuation
+    assert " " in Predictor(model, VOCABULARY, threshold=0.01).predict("").continuation

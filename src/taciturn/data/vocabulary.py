@@ -75,7 +75,8 @@ def without_long_runs(text: str) -> str:
 
 def normalize(text: str, language: str = "en") -> str:
     """One spelling for what looks the same: composed letters, lower case, plain quotes and dashes."""
-    text = text if text.isascii() else unicodedata.normalize("NFC", without_long_runs(text)).translate(_SIGNS)
+    text = text if text.isascii() else unicodedata.normalize("NFC", without_long_runs(text))
+    text = text.translate(_SIGNS) if not text.isascii() or "`" in text else text
     if language in _UNPOINTED:
         text = _POINTS.sub("", text)
     elif language == "tr":

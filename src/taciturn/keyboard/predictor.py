@@ -29,8 +29,9 @@ UNKNOWN_WORDS = math.log(
 )  # a word outside the list has this share, as a logarithm, of what the model gives to all of them
 
 # The half-typed word at the end of a text. Apostrophes belong to it («don'»), spelled in any way.
-_HALF_TYPED = regex.compile(r"[\p{L}\p{M}][\p{L}\p{M}'’‘ʼ`´·\u200c\u200d]*$|\d+$")
+_HALF_TYPED = regex.compile(r"[\p{L}\p{M}][\p{L}\p{M}'’‘ʼ`´·\u200c\u200d]*\Z|\d+\Z")
 _NO_SPACES = {"zh", "ja", "ko"}  # languages in which a word's beginning cannot be told from a word
+_OPENING = "([{¿¡«“‘„"  # no space follows them
 
 
 class Suggestions(NamedTuple):
@@ -82,7 +83,8 @@ class Predictor:
         prefix = normalize(typed, self.vocabulary.language)
         capital = typed[:1].isupper() if typed else _begins_sentence(done)
         words = (self._spelled(place) for place in self.candidates(scores, prefix))
-        strip = tuple(_shouted(word, typed) if not capital else _capital(_shouted(word, typed)) for word in words)
+        cased = (self._shouted(word, typed) for word in words)
+        strip = tuple(self._capital(word) if capital else word for word in cased)
         composed = self.compose(scores, prefix, state, self.threshold, done)
         return Suggestions(strip, self._continuation(composed, done, typed, prefix), len(typed))
 
@@ -171,13 +173,14 @@ class Predictor:
         return allowed
 
     def _continuation(self, composed: Composed, done: str, typed: str, prefix: str) -> str:
-        text = " ".join(map(self._spelled, composed.words))
+        between = "" if self.vocabulary.language in _NO_SPACES else " "
+        text = between.join(map(self._spelled, composed.words))
         if sum(letter != " " for letter in text) - len(prefix) < LEAST_COMPOSED:
             return ""
         if prefix:
-            return _shouted(text[len(prefix) :], typed)
-        space = " " if done and not done[-1].isspace() else ""
-        return space + (_capital(text) if _begins_sentence(done + space) else text)
+            return self._shouted(text[len(prefix) :], typed)
+        space = between if _wants_space(done) else ""
+        return space + (self._capital(text) if _begins_sentence(done + space) else text)
 
     def rescore(self, text: str, readings: Sequence[tuple[str, float]], weight: float = 1.0) -> list[tuple[str, float]]:
         """Rank readings of what was tapped, (word, log-likelihood of the taps), by what the model expects after the text."""
@@ -205,7 +208,7 @@ class Predictor:
             new = done[len(known) :]
             state = self._states[known] if known else self.model.start()
             if len(new) > FAR_BACK:
-                state, new = self.model.start(), new[-FAR_BACK:].partition(" ")[2]
+                state, new = self.model.start(), _from_a_gap(new[-FAR_BACK:])
             for word in self.vocabulary.encode(new):
                 state = self.model.read(state, word)
             _keep(self._states, done, state)
@@ -215,16 +218,30 @@ class Predictor:
     def _spelled(self, place: int) -> str:
         """The list knows no capitals, and English has one that is always written."""
         word = self.vocabulary.words[place]
-        return _capital(word) if self.vocabulary.language == "en" and regex.match(r"i(?:'|$)", word) else word
+        return self._capital(word) if self.vocabulary.language == "en" and regex.match(r"i(?:'|\Z)", word) else word
+
+    def _capital(self, word: str) -> str:
+        return self._upper(word[:1]) + word[1:]
+
+    def _shouted(self, word: str, typed: str) -> str:
+        """In capitals, where a person types so."""
+        return self._upper(word) if len(typed) > 1 and typed.isupper() else word
+
+    def _upper(self, word: str) -> str:
+        return (word.replace("i", "İ") if self.vocabulary.language == "tr" else word).upper()
 
 
-def _capital(word: str) -> str:
-    return word[:1].upper() + word[1:]
+def _wants_space(done: str) -> bool:
+    """Whether what follows the text must be parted from it."""
+    if not done or done[-1].isspace() or done[-1] in _OPENING:
+        return False
+    return done[-1] not in "\"'" or not (len(done) == 1 or done[-2].isspace())  # a quotation mark that opens
 
 
-def _shouted(word: str, typed: str) -> str:
-    """In capitals, where a person types so."""
-    return word.upper() if len(typed) > 1 and typed.isupper() else word
+def _from_a_gap(text: str) -> str:
+    """Without the word that was cut off at its beginning, if there are gaps in it at all."""
+    gap = regex.search(r"\s", text)
+    return text[gap.end() :] if gap else text
 
 
 def _begins_sentence(done: str) -> bool:

@@ -12,6 +12,7 @@ const UNKNOWN_WORDS = Math.log(1e5); // the share of one word outside the list i
 
 const HALF_TYPED = /(?:[\p{L}\p{M}][\p{L}\p{M}'’‘ʼ`´·\u200c\u200d]*|\p{Nd}+)$/u;
 const NO_SPACES = new Set(["zh", "ja", "ko"]); // languages in which a word's beginning cannot be told from a word
+const OPENING = "([{¿¡«“‘„"; // no space follows them
 const SPACE = /[\t-\r\x1c-\x20\x85\p{Z}]/u; // Python's, so that texts are read in the same parts
 const NOTHING = Object.freeze({ words: Object.freeze([]), continuation: "", replaces: 0 });
 
@@ -127,11 +128,12 @@ class Predictor {
   }
 
   continuation(composed, done, typed, prefix) {
-    const text = composed.words.map((place) => this.spelled(place)).join(" ");
+    const between = NO_SPACES.has(this.vocabulary.language) ? "" : " ";
+    const text = composed.words.map((place) => this.spelled(place)).join(between);
     if ([...text.replaceAll(" ", "")].length - [...prefix].length < LEAST_COMPOSED) return "";
-    if (prefix) return shouted(text.slice(prefix.length), typed);
-    const space = done && !SPACE.test(done.at(-1)) ? " " : "";
-    return space + (beginsSentence(done + space) ? capital(text) : text);
+    if (prefix) return this.shouted(text.slice(prefix.length), typed);
+    const space = wantsSpace(done) ? between : "";
+    return space + (beginsSentence(done + space) ? this.capital(text) : text);
   }
 
   /** Rank readings of what was tapped, [word, log-likelihood of the taps], by what the model expects after the text. */
@@ -173,7 +175,7 @@ class Predictor {
     const near = lastCharacters(text, FAR_BACK);
     if (near.length < text.length) {
       state = this.model.start();
-      text = near.includes(" ") ? near.slice(near.indexOf(" ") + 1) : "";
+      text = near.slice(near.search(SPACE) + 1); // without the word that was cut off, if there are gaps at all
     }
     for (const word of this.vocabulary.encode(text)) state = this.model.read(state, word);
     return state;
@@ -181,15 +183,29 @@ class Predictor {
 
   /** As it belongs in the text: with a capital where a sentence begins, and in capitals where a person types so. */
   written(place, done, typed) {
-    const word = shouted(this.spelled(place), typed);
+    const word = this.shouted(this.spelled(place), typed);
     const begins = typed ? isUpper(String.fromCodePoint(typed.codePointAt(0))) : beginsSentence(done);
-    return begins ? capital(word) : word;
+    return begins ? this.capital(word) : word;
   }
 
   /** The list knows no capitals, and English has one that is always written. */
   spelled(place) {
     const word = this.vocabulary.words[place];
-    return this.vocabulary.language === "en" && /^i(?:'|$)/.test(word) ? capital(word) : word;
+    return this.vocabulary.language === "en" && /^i(?:'|$)/.test(word) ? this.capital(word) : word;
+  }
+
+  capital(word) {
+    const [first = "", ...rest] = word;
+    return this.upper(first) + rest.join("");
+  }
+
+  /** In capitals, where a person types so. */
+  shouted(word, typed) {
+    return [...typed].length > 1 && isUpper(typed) ? this.upper(word) : word;
+  }
+
+  upper(word) {
+    return (this.vocabulary.language === "tr" ? word.replaceAll("i", "İ") : word).toUpperCase();
   }
 }
 
@@ -243,13 +259,11 @@ function lastCharacters(text, count) {
 
 const isUpper = (text) => /\p{Uppercase}/u.test(text) && !/[\p{Lowercase}\p{Lt}]/u.test(text);
 
-function capital(word) {
-  const [first = "", ...rest] = word;
-  return first.toUpperCase() + rest.join("");
+/** Whether what follows the text must be parted from it. */
+function wantsSpace(done) {
+  if (!done || SPACE.test(done.at(-1)) || OPENING.includes(done.at(-1))) return false;
+  return !`"'`.includes(done.at(-1)) || !(done.length === 1 || SPACE.test(done.at(-2))); // a quotation mark that opens
 }
-
-/** In capitals, where a person types so. */
-const shouted = (word, typed) => ([...typed].length > 1 && isUpper(typed) ? word.toUpperCase() : word);
 
 function beginsSentence(done) {
   let end = done.length;

@@ -39,8 +39,9 @@ const NOT_ASCII = /[^\0-\x7f]/;
 function normalize(text, language) {
   if (NOT_ASCII.test(text)) {
     const bounded = text.replace(/\p{M}{31,}/gu, (run) => [...run].slice(0, 30).join(""));
-    text = bounded.normalize("NFC").replace(ANY_SIGN, (sign) => SIGNS.get(sign));
+    text = bounded.normalize("NFC");
   }
+  text = text.replace(ANY_SIGN, (sign) => SIGNS.get(sign));
   if (UNPOINTED.has(language)) text = text.replace(/[\p{Mn}ـ]/gu, "");
   else if (language === "tr") text = text.replace(/[Iİ]/g, (letter) => TURKISH[letter]);
   else if (language === "ro") text = text.replace(/[şţŞŢ]/g, (letter) => ROMANIAN[letter]);
