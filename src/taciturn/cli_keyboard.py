@@ -81,7 +81,7 @@ def typing(
         table.add_row(name, *cells, style=style)
     for letter, path in zip(letters, paths, strict=True):
         with_history = ", with each person's own history" if history and path == paths[-1] else ""
-        console.print(f"{letter}: {path}{with_history}", highlight=False)
+        console.print(f"{letter}: {path}{with_history}", highlight=False, soft_wrap=True)
     console.print(table)
     console.print(
         f"Keystrokes: of non-space characters, strip of three, every offered word is picked. Picked rate: per candidate shown, if two "
@@ -152,7 +152,7 @@ def export(
     with stages() as show:
         exported = export_run(run, out, to, non_private, blocked, Distilling(samples, entries), show)
     for path in exported.files:
-        console.print(f"{path}  {path.stat().st_size / 1e6:.2f} MB", highlight=False)
+        console.print(f"{path}  {path.stat().st_size / 1e6:.2f} MB", highlight=False, soft_wrap=True)
     if exported.check is not None:
         check = exported.check
         console.print(

@@ -37,8 +37,8 @@ LEAST_AGREEMENT = {
     "onnx": 0.999,
     "onnx-int8": 0.9,
     "js": 0.9,
-    "arpa": 0.2,
-    "combined": 0.1,
+    "arpa": 0.05,
+    "combined": 0.05,
 }  # below, something is broken
 
 Progress = Callable[[str, int, int], None]
@@ -222,10 +222,7 @@ class _Export:
 
     def _recurrent(self, what: str) -> Recurrent:
         if not isinstance(self.model, Recurrent):
-            raise ExportRefused(
-                f"{what} is written word by word, for an LSTM, a CIFG or a GRU; this is a "
-                f"{self.card.architecture['kind']}. As n-grams it can leave too: --to arpa"
-            )
+            raise ExportRefused(_not_step_by_step(what, self.card.run or ""))
         return self.model
 
     def _ids(self, words: Iterable[str]) -> list[int]:
@@ -280,14 +277,18 @@ def page_script(loaded: Loaded, guarantee: Guarantee | None, statement: str, nam
     if isinstance(loaded.model, NGram):
         return javascript_ngram(pruned(loaded.model, PAGE_ENTRIES), about)
     if not isinstance(loaded.model, Recurrent):
-        raise ExportRefused(f"{loaded.path}: JavaScript is written word by word, for an LSTM, a CIFG or a GRU")
+        raise ExportRefused(_not_step_by_step("JavaScript", loaded.path.name))
     return javascript_model(quantised(loaded.model.weights), loaded.model.cell, sorted(loaded.model.restarts), about)
+
+
+def _not_step_by_step(what: str, name: str) -> str:
+    return f"{what} is written for models that go word by word, an LSTM, a CIFG or a GRU; {name} can leave as n-grams: --to arpa"
 
 
 def _learned_from(loaded: Loaded) -> str:
     """Whose text; the number of people is the one that the recipe makes public."""
     if (loaded.path / "recipe.toml").exists():
         return f"the text of about {recipe_of(loaded.path).participation.users:,} people"
-    if loaded.card is not None and loaded.card.run is not None:
+    if loaded.is_of_users:
         return "people's text"
     return "public text"

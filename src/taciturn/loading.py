@@ -1,8 +1,9 @@
 """A file, whatever it is, as a model to type with: a run, an export, a pretrained model, counted n-grams, or anyone's ARPA file."""
 
 import json
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 from taciturn import build
 from taciturn.baselines import COUNTED_ON
@@ -19,33 +20,38 @@ from taciturn.release.export import verified_guarantee
 from taciturn.run import RunError, recipe_of
 
 
-class Loaded(NamedTuple):
+@dataclass(frozen=True)
+class Loaded:
+    """What was read from a file. Its model is made of these parameters and no others, so what the ledger knows is what is used."""
+
     path: Path
-    model: WordModel
     vocabulary: Vocabulary
     params: Params
     card: ModelCard | None  # an ARPA file has none: nobody knows what it was counted on
 
+    @property
+    def is_of_users(self) -> bool:
+        """Whether users' text went into it, as far as it says."""
+        return self.card is not None and self.card.run is not None
+
+    @cached_property
+    def model(self) -> WordModel:
+        if self.card is None or self.card.architecture["kind"] == "ngram":
+            return NGram.of(self.params, len(self.vocabulary))
+        settings = Model(**self.card.architecture)
+        model = build.language_model(settings, len(self.vocabulary))
+        restarts = self.vocabulary.sentence_ends if self.card.sentences else ()
+        if settings.kind == "transformer":
+            return Windowed(model, self.params, restarts)
+        return Recurrent(settings.kind, step_weights(model, self.params), restarts)
+
 
 def load_word_model(path: Path) -> Loaded:
     if path.suffix == ".arpa":
-        model, words = read_arpa(path)
-        vocabulary = Vocabulary(tuple(words), source=str(path.name))
-        return Loaded(path, model, vocabulary, model.params(), None)
+        ngram, words = read_arpa(path)
+        return Loaded(path, Vocabulary(tuple(words), source=path.name), ngram.params(), None)
     params, card = load_model(path)
-    vocabulary = Vocabulary.of(card.vocabulary, card.text)
-    return Loaded(path, _word_model(params, card, vocabulary), vocabulary, params, card)
-
-
-def _word_model(params: Params, card: ModelCard, vocabulary: Vocabulary) -> WordModel:
-    if card.architecture["kind"] == "ngram":
-        return NGram.of(params, len(vocabulary))
-    settings = Model(**card.architecture)
-    model = build.language_model(settings, len(vocabulary))
-    restarts = vocabulary.sentence_ends if card.sentences else ()
-    if settings.kind == "transformer":
-        return Windowed(model, params, restarts)
-    return Recurrent(settings.kind, step_weights(model, params), restarts)
+    return Loaded(path, Vocabulary.of(card.vocabulary, card.text), params, card)
 
 
 def population_of(folder: Path) -> Population:

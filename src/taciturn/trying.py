@@ -10,7 +10,7 @@ from taciturn.data.sources import Source
 from taciturn.evaluation.typing import Typing, enough_words, simulate
 from taciturn.exporting import page_script
 from taciturn.keyboard.server import KeyboardServer, page_files
-from taciturn.loading import Loaded, guarantee_of, load_word_model, population_of
+from taciturn.loading import guarantee_of, load_word_model, population_of
 from taciturn.models.user_history import WithHistory
 from taciturn.release.privacy_statement import statement
 from taciturn.run import RunError, unit_of
@@ -38,7 +38,7 @@ def try_models(
     vocabulary = loaded[0].vocabulary
     if any(set(one.vocabulary.words) != set(vocabulary.words) for one in loaded):
         raise RunError(f"{paths[0]} and {paths[1]} know different words, so their figures cannot be compared")
-    known = [trained_on(population_of(one.path).folder) for one in loaded if _has_users(one)]
+    known = [trained_on(population_of(one.path).folder) for one in loaded if one.is_of_users]
     found = people(
         source,
         lambda id: any(is_known(id) for is_known in known),
@@ -57,19 +57,16 @@ def try_models(
     return Tried(typings, len(messages), int(typings[0].tokens.sum()), found.trained_on)
 
 
-def _has_users(loaded: Loaded) -> bool:
-    return loaded.card is not None and loaded.card.run is not None
-
-
 def keyboard_server(paths: Sequence[Path], blocked: Sequence[str], port: int) -> KeyboardServer:
     """The page with one model, or two side by side, each with its guarantee."""
-    scripts = []
-    for path in paths:
+    scripts, names = [], [path.resolve().name for path in paths]
+    if len(set(names)) < len(names):
+        names = [f"{name} {letter}" for name, letter in zip(names, "AB", strict=False)]
+    for path, name in zip(paths, names, strict=True):
         loaded = load_word_model(path)
         guarantee, words = None, NO_STATEMENT
-        if _has_users(loaded):
-            assert loaded.card is not None
+        if loaded.card is not None and loaded.is_of_users:
             guarantee = guarantee_of(loaded)
             words = statement(guarantee, unit_of(population_of(path)), loaded.card.public_text)
-        scripts.append(page_script(loaded, guarantee, words, path.name, blocked))
+        scripts.append(page_script(loaded, guarantee, words, name, blocked))
     return KeyboardServer(page_files(scripts), port)

@@ -20,6 +20,12 @@ from taciturn.recipe_text import RecipeError, load_recipe
 from taciturn.release.checkpoint import ModelCard, load_model, params_digest, save_model
 
 
+FAST, SLOW = (
+    1.2e-2,
+    3e-3,
+)  # Adam's rate: words of unit length bear more; a CIFG, whose words are free, is lost at the first
+
+
 class WarmStart(NamedTuple):
     params: Params
     card: ModelCard
@@ -35,7 +41,10 @@ def pretrained(
     try:
         model = build.language_model(settings, len(corpus.vocabulary))
         params = model.init(jax.random.key(seed))
-        for done, steps, trained in pretrain(partial(cross_entropy, model), params, corpus, epochs, seed):
+        peak_rate = FAST if model.unit_norm else SLOW
+        for done, steps, trained in pretrain(
+            partial(cross_entropy, model), params, corpus, epochs, seed, peak_rate=peak_rate
+        ):
             params = trained
             progress(done, steps)
     except ValueError as error:  # a width that does not fit the heads, a text too short

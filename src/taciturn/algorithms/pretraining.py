@@ -24,7 +24,8 @@ def pretrain(
     seed: int = 0,
     batch_size: int = 32,
     unroll: int = 20,
-    peak_rate: float = 1.2e-2,
+    *,
+    peak_rate: float,
 ) -> Iterator[tuple[int, int, Params]]:
     """Adam with a falling rate. Yields (steps done, steps in all, params) after every step."""
     rows = _rows(corpus, unroll)

@@ -1,0 +1,233 @@
+"""From people's messages to files that keyboards load, as a person goes there; and everything that must not leave."""
+
+import csv
+import json
+import urllib.request
+from dataclasses import replace
+from threading import Thread
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from conftest import tiny_recipe
+from taciturn import exporting
+from taciturn.baselines import count_population
+from taciturn.cli import app
+from taciturn.data.population import Population, trained_on
+from taciturn.data.texts import Texts
+from taciturn.data.vocabulary import DataError
+from taciturn.exporting import export_run
+from taciturn.loading import load_word_model
+from taciturn.privacy.ledger import Ledger
+from taciturn.release.export import ExportRefused
+from taciturn.run import RunError, train_run
+from taciturn.trying import keyboard_server
+
+SAYINGS = (
+    "I want to go home now.",
+    "Do you know what time it is?",
+    "We will see you there, I think.",
+    "This is not the way to do it!",
+    "He said that they would come back soon...",
+)
+FORMATS = {
+    "model": "model.safetensors",
+    "onnx": "model.onnx",
+    "onnx-int8": "model.int8.onnx",
+    "arpa": "model.arpa",
+    "combined": "main_en.combined",
+    "js": "model.js",
+}
+
+
+def run_cli(*arguments):
+    return CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A population of people who say the same few things, one private run, and one without noise."""
+    folder = tmp_path_factory.mktemp("keyboard")
+    generator = np.random.default_rng(0)
+    with open(folder / "chats.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["user", "text"])
+        for person in range(60):
+            writer.writerows([f"person {person}", saying] for saying in generator.choice(SAYINGS, 8))
+    built = run_cli(
+        "data", "build", folder / "chats.csv", "--out", folder / "people", "--vocabulary", 200, "--held-out", 0.3,
+        "--least-tokens", 5,
+    )  # fmt: skip
+    assert built.exit_code == 0
+    people = Population(folder / "people")
+    cifg = {"kind": "cifg", "width": 8, "units": 12}
+    train_run(tiny_recipe(people, model=cifg), folder / "private-run", lambda *_: None)
+    plain = tiny_recipe(
+        people, algorithm="fedavg", model=cifg, privacy={"noise_multiplier": None}, participation={"cohort": 10}
+    )
+    train_run(plain, folder / "plain-run", lambda *_: None)
+    return folder
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_every_export_carries_its_guarantee_and_was_held_against_the_model(made, tmp_path, to):
+    if to.startswith("onnx"):
+        pytest.importorskip("onnxruntime")
+    exported = export_run(
+        made / "private-run", tmp_path / "out", to, distilling=exporting.Distilling(words=20_000, entries=2000)
+    )
+    guarantee = Ledger(made / "people" / "ledger.jsonl").guarantee("private-run")
+    content = (tmp_path / "out" / FORMATS[to]).read_bytes()
+    assert json.loads((tmp_path / "out" / "guarantee.json").read_text())["head"] == guarantee.head
+    assert guarantee.head.encode() in content
+    if to == "model":
+        assert exported.check is None
+    else:
+        assert exported.check is not None
+        assert exported.check.agreement >= exporting.LEAST_AGREEMENT[to]
+        assert exported.check.positions > 1000
+
+
+def test_the_command_says_what_it_wrote_and_how_near_it_is(made, tmp_path):
+    pytest.importorskip("onnxruntime")
+    said = " ".join(run_cli("export", made / "private-run", "--to", "onnx", "--out", tmp_path / "out").output.split())
+    assert "the same best word at 100.00%" in said
+    assert "model.onnx" in said
+    assert "ε =" in said
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_model_without_a_guarantee_leaves_in_no_form_unless_it_is_said(made, tmp_path, to):
+    with pytest.raises(ExportRefused, match="no privacy"):
+        export_run(made / "plain-run", tmp_path / "out", to)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_without_a_guarantee_says_so_in_the_file(made, tmp_path):
+    export_run(made / "plain-run", tmp_path / "js", "js", non_private=True)
+    assert "NO privacy guarantee" in (tmp_path / "js" / "model.js").read_text()
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_changed_parameters_leave_in_no_form(made, tmp_path, to):
+    population, loaded = Population(made / "people"), load_word_model(made / "private-run")
+    changed = replace(loaded, params={**loaded.params, "word_bias": loaded.params["word_bias"] + 1e-6})
+    ledger = Ledger(population.folder / "ledger.jsonl")
+    with pytest.raises(ExportRefused, match="does not know these parameters"):
+        exporting.export_model(changed, ledger, tmp_path / "out", "one user", to)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_does_not_say_what_the_model_says_is_not_written(made, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    right = exporting.onnx_scores
+    monkeypatch.setattr(exporting, "onnx_scores", lambda *arguments: np.roll(right(*arguments), 1, axis=1))
+    with pytest.raises(ExportRefused, match="nothing was written"):
+        export_run(made / "private-run", tmp_path / "out", "onnx")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_transformer_leaves_as_n_grams_only(made, tmp_path):
+    people = Population(made / "people")
+    recipe = tiny_recipe(people, model={"kind": "transformer", "width": 8, "units": None, "layers": 1, "heads": 2})
+    train_run(recipe, tmp_path / "transformer", lambda *_: None)
+    with pytest.raises(ExportRefused, match="--to arpa"):
+        export_run(tmp_path / "transformer", tmp_path / "out", "js")
+    few = exporting.Distilling(words=16_000, entries=500)
+    assert export_run(tmp_path / "transformer", tmp_path / "arpa", "arpa", distilling=few).check is not None
+
+
+def test_a_blocked_word_is_in_no_word_list(made, tmp_path):
+    few = exporting.Distilling(words=16_000, entries=2000)
+    for blocklist, there in (([], True), (["Home"], False)):
+        out = tmp_path / f"out-{there}"
+        export_run(made / "private-run", out, "combined", blocklist=blocklist, distilling=few)
+        assert ("word=home," in (out / "main_en.combined").read_text()) == there
+
+
+def test_counting_users_words_is_refused_unless_it_is_said(made, tmp_path):
+    before = (made / "people" / "ledger.jsonl").read_bytes()
+    with pytest.raises(RunError, match="no guarantee"):
+        count_population(made / "people", tmp_path / "ngram", "katz", 3, non_private=False)
+    assert (made / "people" / "ledger.jsonl").read_bytes() == before
+
+
+def test_counted_n_grams_are_in_the_ledger_before_the_first_text_is_read(made, tmp_path, monkeypatch):
+    def read(self, position):
+        rows = Ledger(made / "people" / "ledger.jsonl").run_rows("cut-off")
+        assert [row["kind"] for row in rows] == ["open", "charge"]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Texts, "__getitem__", read)
+    with pytest.raises(KeyboardInterrupt):
+        count_population(made / "people", tmp_path / "cut-off", "katz", 3, non_private=True)
+    assert Ledger(made / "people" / "ledger.jsonl").guarantee("cut-off").epsilon == np.inf
+
+
+def test_counted_n_grams_say_that_they_have_no_guarantee_and_leave_only_so(made, tmp_path):
+    counted = run_cli("ngram", made / "people", "--out", tmp_path / "kn", "--non-private", "--order", 3)
+    assert "NO privacy guarantee" in counted.output
+    assert "NO privacy guarantee" in (tmp_path / "kn" / "guarantee.txt").read_text()
+    with pytest.raises(ExportRefused, match="no privacy"):
+        export_run(tmp_path / "kn", tmp_path / "out", "arpa")
+    exported = export_run(tmp_path / "kn", tmp_path / "out", "arpa", non_private=True)
+    assert exported.check is not None
+    assert exported.check.agreement == 1.0
+    assert "NO privacy guarantee" in (tmp_path / "out" / "model.arpa").read_text()
+
+
+def test_people_who_were_trained_on_do_not_type(made, tmp_path):
+    run_cli("ngram", made / "people", "--out", tmp_path / "kn-typing", "--non-private", "--order", 3)
+    ran = run_cli("typing", made / "private-run", tmp_path / "kn-typing", "--text", made / "chats.csv", "--json")
+    tried = json.loads(ran.output)
+    trained = len(Population(made / "people"))
+    assert tried["people"] == 60 - trained
+    private, counted = tried["models"]
+    assert 0 < private["keystroke_saving"]["value"] < counted["keystroke_saving"]["value"]
+
+
+def test_text_of_people_who_were_trained_on_alone_is_refused(made, tmp_path):
+    is_known = trained_on(made / "people")
+    with open(made / "chats.csv") as file, open(tmp_path / "trained.csv", "w", newline="") as kept:
+        header, *rows = csv.reader(file)
+        csv.writer(kept).writerows([header, *(row for row in rows if is_known(row[0]))])
+    with pytest.raises(DataError, match="were trained on"):
+        run_cli("typing", made / "private-run", "--text", tmp_path / "trained.csv")
+
+
+def test_two_models_are_shown_as_an_a_b_table(made, tmp_path):
+    said = run_cli("typing", made / "private-run", made / "plain-run", "--text", made / "chats.csv", "--history").output
+    assert "keystroke saving rate" in said
+    assert "B over A" in said
+    assert "with each person's own history" in said
+
+
+def test_the_page_serves_each_model_with_its_guarantee(made):
+    server = keyboard_server([made / "private-run", made / "plain-run"], ["home"], 0)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        page = urllib.request.urlopen(server.url).read().decode()
+        private, plain = (urllib.request.urlopen(f"{server.url}model-{n}.js").read().decode() for n in (1, 2))
+    finally:
+        server.close()
+    assert "model-1.js" in page
+    guarantee = Ledger(made / "people" / "ledger.jsonl").guarantee("private-run")
+    assert guarantee.head in private
+    assert "NO privacy guarantee" in plain
+
+
+def test_two_models_of_one_name_are_told_apart(made):
+    server = keyboard_server([made / "private-run", made / "private-run"], [], 0)
+    server.close()
+
+
+def test_the_page_shows_no_model_that_its_ledger_does_not_know(made, tmp_path):
+    (tmp_path / "stranger").mkdir()
+    for name in ("recipe.toml", "model.safetensors"):
+        (tmp_path / "stranger" / name).write_bytes((made / "private-run" / name).read_bytes())
+    content = bytearray((tmp_path / "stranger" / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "stranger" / "model.safetensors").write_bytes(content)
+    with pytest.raises(ExportRefused):
+        keyboard_server([tmp_path / "stranger"], [], 0)
