@@ -19,11 +19,7 @@ from taciturn.privacy.ledger import Ledger
 from taciturn.recipe_text import RecipeError, load_recipe
 from taciturn.release.checkpoint import ModelCard, load_model, params_digest, save_model
 
-
-FAST, SLOW = (
-    1.2e-2,
-    3e-3,
-)  # Adam's rate: words of unit length bear more; a CIFG, whose words are free, is lost at the first
+FAST, SLOW = 1.2e-2, 3e-3  # Adam's rate: words of unit length bear the first, at which others' weights run away
 
 
 class WarmStart(NamedTuple):
