@@ -27,7 +27,12 @@ NAMES = {
 
 def typing(
     model: Annotated[Path, typer.Argument(help="a run, an export, counted n-grams (folders), or an .arpa file")],
-    text: Annotated[list[Path], typer.Option(help="files of (user, text), as for `data build`; may be repeated")],
+    text: Annotated[
+        list[Path],
+        typer.Option(
+            help="files of (user, text), as for `data build`; may be repeated. Or the word sotu, for the demonstration's held-out users"
+        ),
+    ],
     other: Annotated[Path | None, typer.Argument(help="a second one, to compare with the first")] = None,
     history: Annotated[
         bool, typer.Option("--history", help="let the (second) model also learn from what each person typed before")
@@ -50,7 +55,7 @@ def typing(
     from taciturn.evaluation.typing import PICKED_RATE
     from taciturn.trying import try_models
 
-    source = Source(text, Columns(user_column, text_column))
+    source = None if text == [Path("sotu")] else Source(text, Columns(user_column, text_column))
     paths = [model] if other is None else [model, other]
     with stages() as show:
         tried = try_models(paths, source, history, people, words, show)

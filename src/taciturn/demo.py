@@ -101,7 +101,9 @@ def _show(console: Console, warm: Scores, private: Scores, twin: Scores, guarant
         "Not covered: the held-out speeches, by which the settings of this demonstration were also chosen, and the twin, which stands in "
         "the ledger as ε = ∞.\n\n"
         f"Look around: {folder}/private (guarantee.txt, progress.png, metrics.csv, model.safetensors)\n"
-        f"             {_command()} ledger {folder}/population",
+        f"             {_command()} ledger {folder}/population\n"
+        f"Type with it: {_command()} keyboard {folder}/private --beside {folder}/non-private-twin\n"
+        f"Count what it spares people: {_command()} typing {folder}/warm-start {folder}/private --text sotu",
         highlight=False,
         soft_wrap=True,
     )

