@@ -18,7 +18,7 @@ from taciturn.models.ngram import NGram, katz, pruned
 from taciturn.models.sampling import samples
 from taciturn.models.stepping import Recurrent, Windowed
 from taciturn.privacy.ledger import Guarantee, Ledger
-from taciturn.release.arpa import read_arpa, write_arpa
+from taciturn.release.arpa import arpa_words, read_arpa, write_arpa
 from taciturn.release.checkpoint import ModelCard, save_model
 from taciturn.release.combined import write_combined
 from taciturn.release.export import ExportRefused, check_may_leave, verified_guarantee
@@ -139,7 +139,7 @@ class _Export:
         self.json = statement_json(guarantee, unit, self.card.public_text)
 
     def write(self, out: Path, to: Format) -> Check | None:
-        (out / "vocabulary.txt").write_text("\n".join(self.card.vocabulary) + "\n", encoding="utf-8")
+        _write_words(out / "vocabulary.txt", self.card.vocabulary)
         (out / "guarantee.txt").write_text(self.statement, encoding="utf-8")
         (out / "guarantee.json").write_text(self.json, encoding="utf-8")
         match to:
@@ -187,6 +187,7 @@ class _Export:
     def _arpa(self, path: Path) -> Check:
         ngram, how = self._ngram(DISTILLED_ORDER)
         write_arpa(path, ngram, self.card.vocabulary, [self.statement, how])
+        _write_words(path.with_name("vocabulary.txt"), arpa_words(self.card.vocabulary))
         read_back, words = read_arpa(path)
         places = {word: place for place, word in enumerate(words)}
         ours = np.array([places.get(word, UNKNOWN) for word in self.card.vocabulary])
@@ -246,6 +247,10 @@ class _Export:
             return list(samples(self.model, 1, jax.random.key(0)))[:CHECKED_TEXTS]
         generator = np.random.default_rng(0)
         return list(generator.integers(UNKNOWN, self.model.vocabulary, (CHECKED_TEXTS, 64)))
+
+
+def _write_words(path: Path, words: Iterable[str]) -> None:
+    path.write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
 
 
 def _read(model: WordModel, text: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import pytest
 
 from taciturn.data.vocabulary import SPECIAL, Vocabulary
 from taciturn.models.ngram import NGram, kneser_ney
-from taciturn.release.arpa import write_arpa
+from taciturn.release.arpa import arpa_words, write_arpa
 
 pytestmark = pytest.mark.skipif(
     shutil.which("presage_simulator") is None, reason="presage is not installed (Debian: apt install presage)"
@@ -63,7 +63,7 @@ def config(folder: Path, arpa: Path, words: Path) -> Path:
 
 def presage_counts(folder: Path, model: NGram, vocabulary: Vocabulary, text: str) -> dict[str, int]:
     write_arpa(folder / "model.arpa", model, vocabulary.words, [])
-    (folder / "words.txt").write_text("\n".join(["<unk>", "<s>", "</s>", *vocabulary.words[4:]]) + "\n")
+    (folder / "words.txt").write_text("\n".join(arpa_words(vocabulary.words)) + "\n")
     (folder / "text.txt").write_text(text)
     settings = config(folder, folder / "model.arpa", folder / "words.txt")
     ran = subprocess.run(

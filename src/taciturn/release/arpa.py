@@ -52,10 +52,15 @@ def write_arpa(path: Path, model: NGram, words: Sequence[str], comments: Sequenc
     sync_folder(path.parent)
 
 
+def arpa_words(words: Sequence[str]) -> list[str]:
+    """A list of words as the file spells them, which has its own names for the special signs, and none for PADDING."""
+    return [SPECIAL.get(place, word) for place, word in enumerate(words) if place != PADDING]
+
+
 def _written_names(words: Sequence[str], vocabulary: int) -> np.ndarray:
     if len(words) != vocabulary:
         raise ArpaError(f"the model has {vocabulary} words and the list {len(words)}: they do not belong together")
-    names = [SPECIAL.get(place, word) for place, word in enumerate(words)]
+    names = ["<pad>", *arpa_words(words)]
     if len(set(names)) != len(names):
         raise ArpaError("a word stands twice in the list, or is called like a special sign (<s>, </s>, <unk>)")
     for name in names:

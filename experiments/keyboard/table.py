@@ -1,0 +1,61 @@
+"""The table of README.md: several models under the same people's fingers, each also beside the first of them.
+
+    python experiments/keyboard/table.py messages.parquet kneser-ney+history=local/ngrams/kn+history private=local/runs/private …
+
+Every row is one model; `+history` lets it learn from what each person typed before. The last columns are relative changes from the first model, with
+95 % intervals over people, paired.
+"""
+
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+from taciturn.data.columns import Columns
+from taciturn.data.sources import Source
+from taciturn.evaluation.typing import Typing
+from taciturn.trying import Tried, try_models
+
+PEOPLE, WORDS = 1000, 400
+SHOWN = {
+    "accuracy_top1": "Top1, all tokens",
+    "accuracy_top3": "Top3, all tokens",
+    "keystroke_saving": "keystrokes saved",
+    "recall_top1": "Top1 recall, words",
+    "recall_top3": "Top3 recall, words",
+    "picked_rate": "picked rate",
+    "trigger_rate": "trigger rate",
+    "word_modified_ratio": "modified",
+    "words_per_minute": "words a minute",
+}
+COMPARED = ("accuracy_top1", "accuracy_top3", "keystroke_saving", "picked_rate")
+
+
+def tried(text: str, path: str) -> Tried:
+    source = Source([Path(text)], Columns(None, None))
+    return try_models([Path(path.removesuffix("+history"))], source, path.endswith("+history"), PEOPLE, WORDS)
+
+
+def cell(metric: str, typing: Typing) -> str:
+    one = typing[metric]
+    return f"{one:.1f}" if metric == "words_per_minute" else f"{100 * one.value:.2f} ± {100 * one.margin:.2f}"
+
+
+def main(text: str, *models: str) -> None:
+    names, paths = zip(*(model.split("=", 1) for model in models), strict=True)
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        results = list(pool.map(tried, [text] * len(paths), paths))
+    print(f"{results[0].people:,} people, {results[0].words:,} words and signs\n")
+    print("| model |", " | ".join(SHOWN.values()), "|\n|---|", "---|" * len(SHOWN))
+    for name, result in zip(names, results, strict=True):
+        print(f"| {name} |", " | ".join(cell(metric, result.typings[0]) for metric in SHOWN), "|")
+    print(f"\nRelative change from {names[0]}:\n\n| model |", " | ".join(SHOWN[one] for one in COMPARED), "|")
+    print("|---|", "---|" * len(COMPARED))
+    first = results[0].typings[0]
+    for name, result in zip(names[1:], results[1:], strict=True):
+        changes = [result.typings[0].change_from(first, metric) for metric in COMPARED]
+        print(f"| {name} |", " | ".join(f"{100 * one.value:+.1f} % ± {100 * one.margin:.1f}" for one in changes), "|")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
