@@ -115,7 +115,7 @@ def test_changed_parameters_leave_in_no_form(made, tmp_path, to):
     changed = replace(loaded, params={**loaded.params, "word_bias": loaded.params["word_bias"] + 1e-6})
     ledger = Ledger(population.folder / "ledger.jsonl")
     with pytest.raises(ExportRefused, match="does not know these parameters"):
-        exporting.export_model(changed, ledger, tmp_path / "out", "one user", to)
+        exporting.export_model(changed, ledger, tmp_path / "out", to)
     assert not (tmp_path / "out").exists()
 
 

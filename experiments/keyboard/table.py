@@ -2,8 +2,8 @@
 
     python experiments/keyboard/table.py messages.parquet kneser-ney+history=local/ngrams/kn+history private=local/runs/private …
 
-Every row is one model; `+history` lets it learn from what each person typed before. The last columns are relative changes from the first model, with
-95 % intervals over people, paired.
+Every row is one model; `+history` lets it learn from what each person typed before. The last columns are relative changes from the
+first model, with 95 % intervals over people, paired.
 """
 
 import sys

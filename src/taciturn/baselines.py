@@ -7,6 +7,7 @@ guarantee, distil it from a private model: `taciturn export RUN --to arpa`.
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -22,20 +23,27 @@ from taciturn.models.ngram import NGram, katz, kneser_ney
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget
 from taciturn.privacy.ledger import Guarantee
-from taciturn.privacy.participation import default_delta
-from taciturn.release.checkpoint import ModelCard, params_digest, save_model
+from taciturn.release.checkpoint import ModelCard, card_digest, params_digest, save_model
 from taciturn.release.privacy_statement import statement
 from taciturn.run import RunError, unit_of
 
 Smoothing = Literal["katz", "kneser-ney"]
 COUNTED_ON = "counted_on.json"  # names the population, as a run's recipe does
+ANY_DELTA = 1e-10  # ε is ∞ at every one
 
 
 def count_public(corpus: Path, out: Path, smoothing: Smoothing, order: int) -> NGram:
     _check_new(out)
     public = PublicCorpus.load(corpus)
     model = _counted(public.documents, public.vocabulary, smoothing, order)
-    _save(out, model, ModelCard(_architecture(smoothing, order), public.vocabulary.words, public.vocabulary.about))
+    card = ModelCard(
+        _architecture(smoothing, order),
+        public.vocabulary.words,
+        public.vocabulary.about,
+        public_sources=(public.source,),
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    save_model(out / "model.safetensors", model.params(), card)
     return model
 
 
@@ -55,20 +63,24 @@ def count_population(folder: Path, out: Path, smoothing: Smoothing, order: int, 
         adjacency="add or remove one user",
         randomness="operating system",
         accountant="pld",
-        budget=Budget(default_delta(len(population))),
+        budget=Budget(ANY_DELTA),
         rounds=1,
+        unit=unit_of(population),
     )
     account = Account(build.open_ledger(population), terms, NonPrivateDpEvent())
     account.open()
     account.charge(round=0, attempt=0, seal="n-grams")
     model = _counted(population.texts, population.vocabulary, smoothing, order)
-    head = account.record_model(1, params_digest(model.params()))
     vocabulary = population.vocabulary
-    card = ModelCard(_architecture(smoothing, order), vocabulary.words, vocabulary.about, terms.name, head, round=1)
-    _save(out, model, card)
-    write_atomically(out / COUNTED_ON, json.dumps({"population": str(folder)}).encode())
+    card = ModelCard(_architecture(smoothing, order), vocabulary.words, vocabulary.about, terms.name, round=1)
+    card = replace(card, ledger_head=account.record_model(1, params_digest(model.params()), card_digest(card)))
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(
+        out / COUNTED_ON, json.dumps({"population": str(folder)}).encode()
+    )  # first: it says what the rest is
+    save_model(out / "model.safetensors", model.params(), card, mode=0o600)
     guarantee = account.guarantee()
-    write_atomically(out / "guarantee.txt", statement(guarantee, unit_of(population), card.public_text).encode())
+    write_atomically(out / "guarantee.txt", statement(guarantee, card.public_text).encode())
     return guarantee
 
 
@@ -84,8 +96,3 @@ def _architecture(smoothing: Smoothing, order: int) -> dict[str, str | int]:
 def _counted(texts: Iterable[np.ndarray], vocabulary: Vocabulary, smoothing: Smoothing, order: int) -> NGram:
     estimate = katz if smoothing == "katz" else kneser_ney
     return estimate(texts, len(vocabulary), order)
-
-
-def _save(out: Path, model: NGram, card: ModelCard) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    save_model(out / "model.safetensors", model.params(), card)

@@ -1,6 +1,7 @@
 """`taciturn typing · ngram · export · keyboard`: what a model is worth at a keyboard, and how it gets there."""
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -62,14 +63,18 @@ def typing(
     figures = [{metric: typed[metric] for metric in NAMES} for typed in tried.typings]
     if json_:
         listed: list[dict[str, Any]] = [
-            {"model": str(path), **{name: {"value": one.value, "margin": one.margin} for name, one in figure.items()}}
+            {"model": str(path), **{name: _numbers(one) for name, one in figure.items()}}
             for path, figure in zip(paths, figures, strict=True)
         ]
         print(json.dumps({"people": tried.people, "words": tried.words, "models": listed}))
         return
     console.print(
-        f"{tried.people:,} people (no guarantee for them), {tried.words:,} words and signs; {tried.trained_on:,} whom a model was "
-        "trained on were left out",
+        f"{tried.people:,} people (no guarantee for them), {tried.words:,} words and signs; "
+        + (
+            "whom an ARPA file was counted on is not known, so they may be among them"
+            if tried.trained_on is None
+            else f"{tried.trained_on:,} whom a model was trained on, or who opted out, were left out"
+        ),
         highlight=False,
     )
     table = Table()
@@ -95,6 +100,11 @@ def typing(
         highlight=False,
         style="dim",
     )
+
+
+def _numbers(interval: Any) -> dict[str, float | None]:
+    """JSON has no word for what is no number: the margin of a single person."""
+    return {name: value if math.isfinite(value) else None for name, value in vars(interval).items()}
 
 
 def _figure(metric: str, interval: Any) -> str:

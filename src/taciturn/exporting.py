@@ -1,5 +1,6 @@
 """A run's model as files that keyboards load. Each carries its guarantee, and is held against the JAX model before it is written."""
 
+import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
@@ -13,20 +14,19 @@ import numpy as np
 from taciturn import build
 from taciturn.core import BEGIN, END, PADDING, UNKNOWN, WordModel
 from taciturn.data.vocabulary import normalize
-from taciturn.loading import Loaded, load_word_model, population_of
+from taciturn.loading import Loaded, learned_from, load_word_model, population_of
 from taciturn.models.ngram import NGram, katz, pruned
 from taciturn.models.sampling import samples
 from taciturn.models.stepping import Recurrent, Windowed
 from taciturn.privacy.ledger import Guarantee, Ledger
 from taciturn.release.arpa import arpa_words, read_arpa, write_arpa
 from taciturn.release.checkpoint import ModelCard, save_model
-from taciturn.release.combined import write_combined
+from taciturn.release.combined import read_combined, write_combined
 from taciturn.release.export import ExportRefused, check_may_leave, verified_guarantee
 from taciturn.release.javascript import Published, check_javascript, javascript_model, javascript_ngram
-from taciturn.release.onnx_graph import metadata, onnx_model, onnx_scores
+from taciturn.release.onnx_graph import onnx_model, onnx_scores
 from taciturn.release.privacy_statement import epsilon_text, statement, statement_json
 from taciturn.release.quantised import dequantised, quantised
-from taciturn.run import recipe_of, unit_of
 
 Format = Literal["model", "onnx", "onnx-int8", "arpa", "combined", "js"]
 CHECKED_TEXTS = 32  # of 64 words
@@ -75,16 +75,14 @@ def export_run(
     distilling: Distilling = Distilling(),
     progress: Progress = lambda what, done, all: None,
 ) -> Exported:
-    population = population_of(folder)
-    ledger, unit = build.open_ledger(population), unit_of(population)
-    return export_model(load_word_model(folder), ledger, out, unit, to, non_private, blocklist, distilling, progress)
+    ledger = build.open_ledger(population_of(folder))
+    return export_model(load_word_model(folder), ledger, out, to, non_private, blocklist, distilling, progress)
 
 
 def export_model(
     loaded: Loaded,
     ledger: Ledger,
     out: Path,
-    unit: str,
     to: Format = "model",
     non_private: bool = False,
     blocklist: Iterable[str] = (),
@@ -98,7 +96,7 @@ def export_model(
     check_may_leave(guarantee, non_private)
     if out.exists() and any(out.iterdir()):
         raise ExportRefused(f"{out} is not empty; name a new folder")
-    export = _Export(loaded, loaded.card, guarantee, unit, _blocked(loaded, blocklist), distilling, progress)
+    export = _Export(loaded, loaded.card, guarantee, _blocked(loaded, blocklist, to), distilling, progress)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as partial:
         check = export.write(Path(partial), to)
@@ -108,8 +106,13 @@ def export_model(
     return Exported(guarantee, files, check)
 
 
-def _blocked(loaded: Loaded, blocklist: Iterable[str]) -> list[str]:
-    return [normalize(word, loaded.vocabulary.language).strip() for word in blocklist]
+def _blocked(loaded: Loaded, blocklist: Iterable[str], to: Format) -> list[str]:
+    blocked = [normalize(word, loaded.vocabulary.language).strip() for word in blocklist]
+    if blocked and (to == "model" or (to in ("arpa", "combined") and isinstance(loaded.model, NGram))):
+        raise ExportRefused(
+            f"a blocklist cannot be kept in these files ({to} of this model): leave it out, or block the words on the device"
+        )
+    return blocked
 
 
 def _refuse_a_broken_one(check: Check | None, to: Format) -> None:
@@ -128,15 +131,14 @@ class _Export:
         loaded: Loaded,
         card: ModelCard,
         guarantee: Guarantee,
-        unit: str,
         blocked: list[str],
         distilling: Distilling,
         progress: Progress,
     ) -> None:
         self.loaded, self.model, self.card = loaded, loaded.model, card
         self.guarantee, self.blocked, self.distilling, self.progress = guarantee, blocked, distilling, progress
-        self.statement = statement(guarantee, unit, self.card.public_text)
-        self.json = statement_json(guarantee, unit, self.card.public_text)
+        self.statement = statement(guarantee, self.card.public_text)
+        self.json = statement_json(guarantee, self.card.public_text)
 
     def write(self, out: Path, to: Format) -> Check | None:
         _write_words(out / "vocabulary.txt", self.card.vocabulary)
@@ -158,17 +160,18 @@ class _Export:
     def _onnx(self, path: Path, as_bytes: bool) -> Check:
         model = self._recurrent("ONNX")
         never = {PADDING, UNKNOWN, BEGIN, END, *self._ids(self.blocked)}
-        about = metadata(self.json, self.card.text, model.restarts)
-        graph = onnx_model(model.cell, quantised(model.weights) if as_bytes else model.weights, never, about)
-        content = graph.SerializeToString()
-        check = self._checked(lambda text: onnx_scores(content, text, model.restarts))
+        about = {"guarantee": self.json, "text": json.dumps(self.card.text)}
+        weights = quantised(model.weights) if as_bytes else model.weights
+        content = onnx_model(model.cell, weights, never, model.restarts, about).SerializeToString()
+        check = self._checked(lambda text: onnx_scores(content, text))
         path.write_bytes(content)
         return check
 
     def _javascript(self, path: Path) -> Check:
         script = page_script(self.loaded, self.guarantee, self.statement, self.card.run or "", self.blocked)
         if check_javascript(script, [END]) is not None:
-            check = self._checked(lambda text: _present(check_javascript(script, text.tolist())))
+            listed = self.card.vocabulary
+            check = self._checked(lambda text: _present(check_javascript(script, text.tolist(), listed)))
         else:
             check = self._checked(self._in_bytes)._replace(
                 note="Node.js is not installed, so the weights were checked, and the script itself was not run"
@@ -185,41 +188,61 @@ class _Export:
         return _read(Recurrent(model.cell, in_bytes, tuple(model.restarts)), text)
 
     def _arpa(self, path: Path) -> Check:
-        ngram, how = self._ngram(DISTILLED_ORDER)
-        write_arpa(path, ngram, self.card.vocabulary, [self.statement, how])
-        _write_words(path.with_name("vocabulary.txt"), arpa_words(self.card.vocabulary))
+        ngram, listed, how = self._ngram(DISTILLED_ORDER)
+        write_arpa(path, ngram, listed, [self.statement, how])
+        _write_words(path.with_name("vocabulary.txt"), arpa_words(listed))
         read_back, words = read_arpa(path)
         places = {word: place for place, word in enumerate(words)}
         ours = np.array([places.get(word, UNKNOWN) for word in self.card.vocabulary])
-        return self._checked(lambda text: _read(read_back, ours[text])[:, ours])
+        return self._checked(lambda text: _read(read_back, ours[text])[:, ours], set(words))
 
     def _combined(self, path: Path) -> Check:
-        ngram, how = self._ngram(2)
-        now = datetime.now(UTC)
-        promise = f"epsilon {epsilon_text(self.guarantee.epsilon)} at delta {self.guarantee.delta:.2g}"
-        write_combined(
-            path,
-            ngram,
-            self.card.vocabulary,
-            self.loaded.vocabulary.language,
-            f"Taciturn {self.card.run}; {promise}; ledger row {self.guarantee.head}; {how}",
-            version=max(NEWER_THAN_THEIRS, self.card.round),
-            date=int(now.timestamp()),
-            blocked=self.blocked,
+        ngram, listed, how = self._ngram(2)
+        guarantee, language = self.guarantee, self.loaded.vocabulary.language
+        worth = (
+            "a SIMULATION"
+            if guarantee.is_simulated
+            else "differentially private"
+            if guarantee.is_private
+            else "NO privacy"
         )
-        return self._checked(lambda text: _read(ngram, text))
+        promise = f"{worth}; epsilon {epsilon_text(guarantee.epsilon)} at delta {guarantee.delta:.2g}"
+        about = f"Taciturn {self.card.run}; {promise}; ledger row {guarantee.head}; {how}"
+        version, now = max(NEWER_THAN_THEIRS, self.card.round), int(datetime.now(UTC).timestamp())
+        write_combined(path, ngram, listed, language, about, version, now)
+        words, followers = read_combined(path)
+        return self._checked(lambda text: self._listed_scores(words, followers, text), set(words))
 
-    def _ngram(self, order: int) -> tuple[NGram, str]:
-        """The model itself if it is one, or else one of its samples; and how it was made, in words."""
+    def _listed_scores(
+        self, words: dict[str, float], followers: dict[str, dict[str, float]], text: np.ndarray
+    ) -> np.ndarray:
+        """What a word list says before the first word and after each: words as frequent as they are, and those that follow first."""
+        ids, spelled = self.loaded.vocabulary.ids, self.card.vocabulary
+        alone = np.zeros(len(spelled))
+        alone[[ids[word] for word in words]] = list(words.values())
+        rows = np.tile(alone, (len(text) + 1, 1))
+        for row, word in zip(rows[1:], text.tolist(), strict=True):
+            for other, probability in followers.get(spelled[word], {}).items():
+                row[ids[other]] = max(probability, row[ids[other]])
+        with np.errstate(divide="ignore"):
+            return np.log(rows)
+
+    def _ngram(self, order: int) -> tuple[NGram, tuple[str, ...], str]:
+        """N-grams, their words, and how they were made: the model itself if it is one, or else counted on its samples."""
         if isinstance(self.model, NGram):
-            return self.model, f"{self.model.order}-grams as counted"
+            return self.model, self.card.vocabulary, f"{self.model.order}-grams as counted"
         assert isinstance(self.model, Recurrent | Windowed)
         words, entries = self.distilling
         texts = samples(self.model, words, jax.random.key(1), lambda done, all: self.progress("sampling", done, all))
-        counted = katz(texts, self.model.vocabulary, order)
+        # What is blocked is not in the list, so that no reader can say it.
+        kept = np.setdiff1d(np.arange(self.model.vocabulary), self._ids(self.blocked))
+        numbers = np.full(self.model.vocabulary, UNKNOWN)
+        numbers[kept] = np.arange(len(kept))
         # Katz: what is left of Kneser and Ney's after pruning is worse (Chelba et al. 2010).
-        how = f"{order}-grams of {words:,} words sampled from the model, which costs no privacy"
-        return pruned(counted, entries), how
+        counted = katz((numbers[text] for text in texts), len(kept), order)
+        cost = ", which costs no privacy" if self.guarantee.is_private else ""
+        how = f"{order}-grams of {words:,} words sampled from the model{cost}"
+        return pruned(counted, entries), tuple(self.card.vocabulary[place] for place in kept), how
 
     def _recurrent(self, what: str) -> Recurrent:
         if not isinstance(self.model, Recurrent):
@@ -229,13 +252,17 @@ class _Export:
     def _ids(self, words: Iterable[str]) -> list[int]:
         return [self.loaded.vocabulary.ids[word] for word in words if word in self.loaded.vocabulary.ids]
 
-    def _checked(self, scores: Callable[[np.ndarray], np.ndarray]) -> Check:
+    def _checked(self, scores: Callable[[np.ndarray], np.ndarray], listed: set[str] | None = None) -> Check:
+        """`listed` are the words that a file can hold, where that is not all of them."""
         positions = same = 0
         difference = 0.0
+        silent = [PADDING, UNKNOWN, BEGIN]
+        if listed is not None:
+            silent += [place for place, word in enumerate(self.card.vocabulary) if place > END and word not in listed]
         for text in self._texts():
             ours, theirs = _read(self.model, text), np.array(scores(text))
             for one in (ours, theirs):
-                one[:, [PADDING, UNKNOWN, BEGIN]] = -np.inf
+                one[:, silent] = -np.inf
             positions += len(ours)
             same += int(np.count_nonzero(np.argmax(ours, axis=1) == np.argmax(theirs, axis=1)))
             difference = max(difference, float(np.abs(np.exp(ours) - np.exp(theirs)).max()))
@@ -276,7 +303,7 @@ def page_script(loaded: Loaded, guarantee: Guarantee | None, statement: str, nam
         text=loaded.vocabulary.about,
         guarantee=guarantee,
         statement=statement,
-        learned_from=_learned_from(loaded),
+        learned_from=learned_from(loaded),
         blocked=list(blocked),
     )
     if isinstance(loaded.model, NGram):
@@ -288,12 +315,3 @@ def page_script(loaded: Loaded, guarantee: Guarantee | None, statement: str, nam
 
 def _not_step_by_step(what: str, name: str) -> str:
     return f"{what} is written for models that go word by word, an LSTM, a CIFG or a GRU; {name} can leave as n-grams: --to arpa"
-
-
-def _learned_from(loaded: Loaded) -> str:
-    """Whose text; the number of people is the one that the recipe makes public."""
-    if (loaded.path / "recipe.toml").exists():
-        return f"the text of about {recipe_of(loaded.path).participation.users:,} people"
-    if loaded.is_of_users:
-        return "people's text"
-    return "public text"

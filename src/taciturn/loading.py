@@ -1,6 +1,7 @@
 """A file, whatever it is, as a model to type with: a run, an export, a pretrained model, counted n-grams, or anyone's ARPA file."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,14 +10,14 @@ from taciturn import build
 from taciturn.baselines import COUNTED_ON
 from taciturn.config import Model
 from taciturn.core import Params, WordModel
-from taciturn.data.population import Population
+from taciturn.data.population import Population, trained_on
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.models.ngram import NGram
 from taciturn.models.stepping import Recurrent, Windowed, step_weights
-from taciturn.privacy.ledger import Guarantee
+from taciturn.privacy.ledger import Guarantee, Row
 from taciturn.release.arpa import read_arpa
 from taciturn.release.checkpoint import ModelCard, load_model
-from taciturn.release.export import verified_guarantee
+from taciturn.release.export import ExportRefused, verified_guarantee
 from taciturn.run import RunError, recipe_of
 
 
@@ -31,8 +32,9 @@ class Loaded:
 
     @property
     def is_of_users(self) -> bool:
-        """Whether users' text went into it, as far as it says."""
-        return self.card is not None and self.card.run is not None
+        """Whether users' text went into it: it says so, or lies in a folder that does."""
+        named = self.card is not None and self.card.run is not None
+        return named or (self.path / COUNTED_ON).exists() or (self.path / "recipe.toml").exists()
 
     @cached_property
     def model(self) -> WordModel:
@@ -64,5 +66,45 @@ def population_of(folder: Path) -> Population:
 def guarantee_of(loaded: Loaded) -> Guarantee:
     """What the ledger of its users says of exactly this model; refused where there is none."""
     if loaded.card is None:
-        raise RunError(f"{loaded.path} does not say where it comes from, so nothing is known of its privacy")
+        raise ExportRefused(f"{loaded.path} does not say where it comes from: nothing is known of its privacy")
     return verified_guarantee(loaded.params, loaded.card, build.open_ledger(population_of(loaded.path)))
+
+
+def opened_row(loaded: Loaded) -> Row:
+    """What its run declared before the first round."""
+    run = guarantee_of(loaded).run
+    return build.open_ledger(population_of(loaded.path)).run_rows(run)[0]
+
+
+def learned_from(loaded: Loaded) -> str | None:
+    """Whose text, in words that go on after «learned from»; None where nothing is known."""
+    if loaded.card is None:
+        return None
+    if not loaded.is_of_users:
+        return "public text"
+    if (loaded.path / "recipe.toml").exists():
+        recipe = recipe_of(loaded.path)
+        if recipe.fingerprint == opened_row(loaded)["recipe"]:  # or else the number is not the one that was declared
+            return f"the text of about {recipe.participation.users:,} people"
+    return "people's text"
+
+
+def people_known_to(loaded: Loaded) -> Callable[[str], bool]:
+    """Whether a user, by id, was trained on by this model or by one that it started from, or opted out. Refused where that cannot be
+    told any more."""
+    population = population_of(loaded.path)
+    ledger, opened = build.open_ledger(population), opened_row(loaded)
+    while True:
+        if opened["population"] != population.id:
+            raise RunError(
+                f"{population.folder} was built again since {opened['run']} was trained on it: who was trained on is not known any more"
+            )
+        if not opened["lineage"]:
+            return trained_on(population.folder)
+        earlier = ledger.rows[: ledger.rows.index(opened)]  # a run records what it started from as its own round 0, too
+        before = next((row for row in earlier if row.get("params") == opened["start"]), None)
+        if before is None:
+            raise RunError(
+                f"{opened['run']} started from a model of other users than {population.folder}'s: who they were is not known here"
+            )
+        opened = ledger.run_rows(before["run"])[0]

@@ -37,7 +37,7 @@ from taciturn.privacy.curator import Curator
 from taciturn.privacy.ledger import FILE_NAME, Guarantee, LedgerError
 from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.recipe_text import RecipeError, load_recipe, save_recipe
-from taciturn.release.checkpoint import ModelCard, load_state, params_digest, save_model, save_state
+from taciturn.release.checkpoint import ModelCard, card_digest, load_state, params_digest, save_model, save_state
 from taciturn.release.privacy_statement import statement, statement_json
 from taciturn.release.report import plot_run
 from taciturn.train import TrainState, start, train
@@ -100,6 +100,7 @@ class Run:
             accountant=recipe.privacy.accountant,
             budget=build.budget(self.recipe),
             rounds=recipe.run.rounds,
+            unit=unit_of(self.population),
             start=params_digest(self.initial_params()),
             lineage=lineage,
         )
@@ -271,10 +272,13 @@ def _diverged(rows: list[dict[str, Any]]) -> str | None:
 
 def _save(run: Run, state: TrainState) -> None:
     """State first: it decides where a resumed run goes on; all else is made again from it."""
-    head = run.account.record_model(state.round, params_digest(state.server.params))
+    digest = card_digest(run.card(state.round, ""))
+    head = run.account.record_model(state.round, params_digest(state.server.params), digest)
     about = {"round": str(state.round), "ledger_head": head}
     save_state(run.folder / "private" / "state.safetensors", _savable(state), about)
-    save_model(run.folder / "model.safetensors", state.server.params, run.card(state.round, head))
+    costs = (*run.account.terms.lineage, run.account.release)
+    mode = 0o600 if any(isinstance(cost, NonPrivateDpEvent) for cost in costs) else 0o644
+    save_model(run.folder / "model.safetensors", state.server.params, run.card(state.round, head), mode)
     rows = "".join(json.dumps(row, sort_keys=True) + "\n" for row in run.account.rows)
     write_atomically(run.folder / FILE_NAME, rows.encode())
 
@@ -287,11 +291,11 @@ def _finish(
     run: Run, state: TrainState, metrics: "Metrics", before: Scores, scores: Scores, stopped: str | None
 ) -> Finished:
     _save(run, state)
-    guarantee, unit = run.account.guarantee(), unit_of(run.population)
+    guarantee = run.account.guarantee()
     card = run.card(state.round, guarantee.head)
-    words = statement(guarantee, unit, card.public_text, _observed(run))
+    words = statement(guarantee, card.public_text, _observed(run))
     write_atomically(run.folder / "guarantee.txt", words.encode())
-    write_atomically(run.folder / "guarantee.json", statement_json(guarantee, unit, card.public_text).encode())
+    write_atomically(run.folder / "guarantee.json", statement_json(guarantee, card.public_text).encode())
     plot_run(run.folder / "progress.png", metrics.rows, f"{run.folder.name} ({run.recipe.algorithm})")
     _delete_secrets(run.folder)  # with them goes all that could take the noise off
     estimate = metrics.rows[-1].get("clip_estimate")

@@ -5,25 +5,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 from taciturn.data.people import People, people
-from taciturn.data.population import trained_on
 from taciturn.data.sources import Source
 from taciturn.data.state_of_the_union import held_out_messages
 from taciturn.evaluation.typing import Typing, enough_words, simulate
 from taciturn.exporting import page_script
 from taciturn.keyboard.server import KeyboardServer, page_files
-from taciturn.loading import guarantee_of, load_word_model, population_of
+from taciturn.loading import guarantee_of, load_word_model, people_known_to
 from taciturn.models.user_history import WithHistory
 from taciturn.release.privacy_statement import statement
-from taciturn.run import RunError, unit_of
-
-NO_STATEMENT = "Nothing is known of where this model comes from, so nothing can be said of its privacy."
+from taciturn.run import RunError
 
 
 class Tried(NamedTuple):
     typings: list[Typing]
     people: int
     words: int  # and signs, that they typed
-    trained_on: int  # people in the files who were left out
+    trained_on: int | None  # people in the files who were left out; None where nobody knows whom a model was trained on
 
 
 def try_models(
@@ -40,7 +37,7 @@ def try_models(
     vocabulary = loaded[0].vocabulary
     if any(set(one.vocabulary.words) != set(vocabulary.words) for one in loaded):
         raise RunError(f"{paths[0]} and {paths[1]} know different words, so their figures cannot be compared")
-    known = [trained_on(population_of(one.path).folder) for one in loaded if one.is_of_users]
+    known = [people_known_to(one) for one in loaded if one.is_of_users]
     if source is None:
         found = People(held_out_messages(vocabulary)[:most_people], 0)
     else:
@@ -59,7 +56,8 @@ def try_models(
         typings.append(
             simulate(model, one.vocabulary, messages, lambda done, all, stage=stage: progress(stage, done, all))
         )
-    return Tried(typings, len(messages), int(typings[0].tokens.sum()), found.trained_on)
+    is_known = all(one.card is not None for one in loaded)
+    return Tried(typings, len(messages), int(typings[0].tokens.sum()), found.trained_on if is_known else None)
 
 
 def keyboard_server(paths: Sequence[Path], blocked: Sequence[str], port: int) -> KeyboardServer:
@@ -69,9 +67,11 @@ def keyboard_server(paths: Sequence[Path], blocked: Sequence[str], port: int) ->
         names = [f"{name} {letter}" for name, letter in zip(names, "AB", strict=False)]
     for path, name in zip(paths, names, strict=True):
         loaded = load_word_model(path)
-        guarantee, words = None, NO_STATEMENT
-        if loaded.card is not None and loaded.is_of_users:
+        guarantee, words = None, "Nothing is known of where this model comes from."
+        if loaded.is_of_users:
             guarantee = guarantee_of(loaded)
-            words = statement(guarantee, unit_of(population_of(path)), loaded.card.public_text)
+        if loaded.card is not None:
+            public = f"Made of public text alone: {'; '.join(loaded.card.public_text)}."
+            words = statement(guarantee, loaded.card.public_text) if guarantee else public
         scripts.append(page_script(loaded, guarantee, words, name, blocked))
     return KeyboardServer(page_files(scripts), port)

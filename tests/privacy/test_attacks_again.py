@@ -95,7 +95,7 @@ def test_a_model_saved_while_an_export_is_under_way_does_not_leave_with_the_olde
             return stated
 
     slow = Slow(people.folder / FILE_NAME)
-    guarantee = export_model(load_word_model(folder), slow, tmp_path / "out", "one user").guarantee
+    guarantee = export_model(load_word_model(folder), slow, tmp_path / "out").guarantee
     exported = load_model(tmp_path / "out")[1]
     assert (exported.round, exported.ledger_head) == (guarantee.releases, guarantee.head)
 

@@ -11,7 +11,7 @@ from taciturn.models.cifg import cifg
 from taciturn.models.gru import gru
 from taciturn.models.lstm import lstm
 from taciturn.models.stepping import Recurrent, step_weights
-from taciturn.release.onnx_graph import metadata, onnx_model, onnx_scores
+from taciturn.release.onnx_graph import onnx_model, onnx_scores
 from taciturn.release.quantised import dequantised, quantised
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -42,23 +42,23 @@ def said(cell, weights, restarts=()) -> np.ndarray:
 @pytest.mark.parametrize("restarts", [(), (5, 9)])
 def test_the_graph_says_what_the_model_says(name, restarts):
     cell, weights = name.split()[0], weights_of(name)
-    content = onnx_model(cell, weights, [BEGIN], {}).SerializeToString()
-    np.testing.assert_allclose(onnx_scores(content, TEXT, restarts), said(cell, weights, restarts), atol=1e-4)
+    content = onnx_model(cell, weights, [BEGIN], restarts).SerializeToString()
+    np.testing.assert_allclose(onnx_scores(content, TEXT), said(cell, weights, restarts), atol=1e-4)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_graph_of_bytes_says_what_the_bytes_stand_for(name):
     cell, weights = name.split()[0], weights_of(name)
-    content = onnx_model(cell, quantised(weights), [BEGIN], {}).SerializeToString()
-    scores = onnx_scores(content, TEXT, ())
+    content = onnx_model(cell, quantised(weights), [BEGIN]).SerializeToString()
+    scores = onnx_scores(content, TEXT)
     np.testing.assert_allclose(scores, said(cell, dequantised(quantised(weights))), atol=1e-4)
     assert not np.allclose(scores, said(cell, weights), atol=1e-4)  # the twin: they are other numbers
 
 
 def test_a_gate_left_out_would_be_noticed():
     weights = weights_of("cifg")
-    content = onnx_model("cifg", weights._replace(gate_bias=weights.gate_bias + 1), [BEGIN], {}).SerializeToString()
-    assert not np.allclose(onnx_scores(content, TEXT, ()), said("cifg", weights), atol=1e-3)
+    content = onnx_model("cifg", weights._replace(gate_bias=weights.gate_bias + 1), [BEGIN]).SerializeToString()
+    assert not np.allclose(onnx_scores(content, TEXT), said("cifg", weights), atol=1e-3)
 
 
 def test_bytes_are_near_the_numbers_they_stand_for():
@@ -70,8 +70,7 @@ def test_bytes_are_near_the_numbers_they_stand_for():
 
 def test_a_tied_embedding_is_stored_once():
     tied, free = (
-        len(onnx_model("cifg", quantised(weights_of(name)), [], {}).SerializeToString())
-        for name in ("cifg tied", "cifg")
+        len(onnx_model("cifg", quantised(weights_of(name)), []).SerializeToString()) for name in ("cifg tied", "cifg")
     )
     assert free - tied > 40 * 8 * 0.9
 
@@ -80,14 +79,14 @@ def test_a_tied_embedding_is_stored_once():
 def test_gboard_s_models_fit_into_so_many_megabytes(tied, megabytes):
     model = cifg(10_000, tied=tied)
     weights = step_weights(model, model.init(jax.random.key(0)))
-    assert len(onnx_model("cifg", quantised(weights), range(4), {}).SerializeToString()) < megabytes * 1e6
+    assert len(onnx_model("cifg", quantised(weights), range(4)).SerializeToString()) < megabytes * 1e6
 
 
 def test_special_signs_and_blocked_words_are_never_among_the_best():
     weights = weights_of("cifg")
     favourite = int(np.argmax(said("cifg", weights)[0]))
     for never in ([0, 1, 2, 3], [0, 1, 2, 3, favourite]):
-        content = onnx_model("cifg", weights, never, {}).SerializeToString()
+        content = onnx_model("cifg", weights, never).SerializeToString()
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
         zeros = {
             one.name: np.zeros((1, one.shape[1]), np.float32) for one in session.get_inputs() if one.name != "word"
@@ -98,8 +97,8 @@ def test_special_signs_and_blocked_words_are_never_among_the_best():
 
 
 def test_a_graph_takes_several_texts_at_once_and_carries_its_guarantee():
-    about = metadata('{"epsilon": 8}', {"language": "en"}, (END,))
-    content = onnx_model("gru", weights_of("gru"), [], about).SerializeToString()
+    about = {"guarantee": '{"epsilon": 8}'}
+    content = onnx_model("gru", weights_of("gru"), [], (END,), about).SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     states = {one.name: np.zeros((5, one.shape[1]), np.float32) for one in session.get_inputs() if one.name != "word"}
     (logits,) = session.run(["logits"], {"word": np.arange(5), **states})

@@ -74,9 +74,14 @@ class Population:
 
 
 def trained_on(folder: Path) -> Callable[[str], bool]:
-    """Whether a user, by id, is among those that a population trains on."""
-    users = set((folder / _manifest(folder)["text"] / "users.txt").read_text().split())
+    """Whether a user, by id, is among those that a population trains on, or among those who opted out of everything."""
+    manifest = _manifest(folder)
+    path = folder / manifest["text"] / "users.txt"
+    users = set(path.read_text().split())
+    if len(users) != manifest[COUNTS]["train_users"]:
+        raise PopulationError(f"{path} is not whole; build the population again, its ledger stays")
     salt = _salt(folder)
+    users |= remembered_opt_outs(folder, salt)
     return lambda id: hashed_id(salt, id) in users
 
 
@@ -213,7 +218,7 @@ def hashed_id(salt: bytes, user: str) -> str:
     return hmac.new(salt, user.encode(), hashlib.sha256).hexdigest()[:24]
 
 
-def remembered_opt_outs(folder: Path, salt: bytes, users: Iterable[str]) -> frozenset[str]:
+def remembered_opt_outs(folder: Path, salt: bytes, users: Iterable[str] = ()) -> frozenset[str]:
     """The hashed ids of all who ever opted out of this population, the `users` among them from now on."""
     path = folder / "private" / "opted-out.txt"
     known = set(path.read_text().split()) if path.exists() else set()
@@ -221,8 +226,9 @@ def remembered_opt_outs(folder: Path, salt: bytes, users: Iterable[str]) -> froz
         raise PopulationError(
             f"{path} lacks some of those who opted out; restore it from a copy, or build a new folder"
         )
-    known |= {hashed_id(salt, user) for user in users}
-    if known:
+    new = {hashed_id(salt, user) for user in users} - known
+    known |= new
+    if new:
         write_atomically(path, "".join(f"{one}\n" for one in sorted(known)).encode(), 0o600)
     return frozenset(known)
 

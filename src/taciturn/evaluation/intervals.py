@@ -59,7 +59,12 @@ class Sums:
 
 def share(part: str, whole: str) -> Callable[[Sums, np.ndarray], float]:
     """The figure that is one sum over another."""
-    return lambda sums, kept: getattr(sums, part)[kept].sum() / max(getattr(sums, whole)[kept].sum(), 1.0)
+
+    def figure(sums: Sums, kept: np.ndarray) -> float:
+        of = getattr(sums, whole)[kept].sum()
+        return getattr(sums, part)[kept].sum() / of if of else 0.0
+
+    return figure
 
 
 def jackknife(statistic: Callable[[np.ndarray], float], buckets: int) -> Interval:

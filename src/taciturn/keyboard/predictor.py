@@ -64,12 +64,11 @@ class Predictor:
         if vocabulary.unit != "word":
             raise DataError("a keyboard suggests words; this model was trained on characters")
         self.model, self.vocabulary, self.threshold = model, vocabulary, threshold
-        blocked = {normalize(word, vocabulary.language).strip() for word in blocklist}
-        # No special sign, and no punctuation, which is typed faster than picked. A trie laid flat: words that begin alike are neighbours.
-        words = sorted((word, place) for place, word in enumerate(vocabulary.words) if is_word(word))
-        words = [(word, place) for word, place in words if word not in blocked]
-        self._spellings = [word for word, _ in words]
-        self._places = np.array([place for _, place in words], np.int64)
+        self._blocked = {normalize(word, vocabulary.language).strip() for word in blocklist} - {""}
+        # No special sign, and no punctuation, which is typed faster than picked.
+        words = [(word, place) for place, word in enumerate(vocabulary.words) if is_word(word)]
+        self._all = _Alphabet(words)
+        self._alphabet = _Alphabet((word, place) for word, place in words if word not in self._blocked)
         self._states: OrderedDict[str, Any] = OrderedDict()
         self._rests: OrderedDict[tuple[str, int], Composed] = OrderedDict()
 
@@ -95,10 +94,7 @@ class Predictor:
 
     def candidates(self, scores: np.ndarray, prefix: str = "", count: int = PLACES) -> list[int]:
         """The likeliest words that begin with the prefix and go on after it."""
-        start, end = self.beginning_with(prefix)
-        if start < end and self._spellings[start] == prefix:
-            start += 1  # typed already
-        places = self._places[start:end]
+        places = self._alphabet.after(prefix)
         if len(places) > count:
             last = np.partition(scores[places], -count)[-count]
             places = places[scores[places] >= last]  # with all that are as likely as the last
@@ -109,16 +105,9 @@ class Predictor:
         """The place that a word has among all of its beginning, 0 for the first `candidate`; None where it is never suggested."""
         if not self.may_be_suggested[place]:
             return None
-        start, end = self.beginning_with(prefix)
-        places = self._places[start + (self._spellings[start] == prefix) : end]
+        places = self._alphabet.after(prefix)
         others, own = scores[places], scores[place]
         return int(np.count_nonzero((others > own) | ((others == own) & (places < place))))
-
-    def beginning_with(self, prefix: str) -> tuple[int, int]:
-        """Where in the alphabet the words with this beginning stand."""
-        if not prefix:
-            return 0, len(self._spellings)
-        return bisect_left(self._spellings, prefix), bisect_left(self._spellings, f"{prefix}\U0010ffff")
 
     def compose(
         self, scores: np.ndarray, prefix: str, state: Any, threshold: float, key: str | None = None
@@ -133,17 +122,17 @@ class Predictor:
 
     def _first_word(self, scores: np.ndarray, prefix: str) -> tuple[int, float]:
         """The likeliest word with this beginning (which may be all of it), and how likely it is once the beginning is typed."""
-        start, end = self.beginning_with(prefix)
-        if start == end:
+        places = self._alphabet.beginning_with(prefix)
+        if not len(places):
             return UNKNOWN, 0.0
-        places = self._places[start:end]
         best = int(places[np.argmax(scores[places])])
         probability = math.exp(scores[best])
         if not prefix:
             return best, probability
-        # Words outside the list are taken to begin as those in it do.
-        unknown = math.exp(scores[UNKNOWN]) * len(places) / len(self._places)
-        whole = float(np.exp(scores[places]).sum()) + unknown
+        # The blocked ones may be meant too, and words outside the list, which are taken to begin as those in it do.
+        meant = self._all.beginning_with(prefix)
+        unknown = math.exp(scores[UNKNOWN]) * len(meant) / len(self._all.places)
+        whole = float(np.exp(scores[meant]).sum()) + unknown
         return best, probability / whole if whole > 0 else 0.0
 
     def _rest(self, state: Any, first: int, threshold: float, key: str | None) -> Composed:
@@ -169,7 +158,7 @@ class Predictor:
     @cached_property
     def may_be_suggested(self) -> np.ndarray:
         allowed = np.zeros(len(self.vocabulary), bool)
-        allowed[self._places] = True
+        allowed[self._alphabet.places] = True
         return allowed
 
     def _continuation(self, composed: Composed, done: str, typed: str, prefix: str) -> str:
@@ -177,13 +166,20 @@ class Predictor:
         text = between.join(map(self._spelled, composed.words))
         if sum(letter != " " for letter in text) - len(prefix) < LEAST_COMPOSED:
             return ""
+        if not between and any(word in text for word in self._blocked):  # put together from its parts
+            return ""
         if prefix:
             return self._shouted(text[len(prefix) :], typed)
         space = between if _wants_space(done) else ""
         return space + (self._capital(text) if _begins_sentence(done + space) else text)
 
-    def rescore(self, text: str, readings: Sequence[tuple[str, float]], weight: float = 1.0) -> list[tuple[str, float]]:
-        """Rank readings of what was tapped, (word, log-likelihood of the taps), by what the model expects after the text."""
+    def rescore(
+        self, text: str, readings: Sequence[tuple[str, float]], weight: float = 1.0, private: bool = False
+    ) -> list[tuple[str, float]]:
+        """Rank readings of what was tapped, (word, log-likelihood of the taps), by what the model expects after the text. Of a private
+        field nothing is kept: there the taps alone count."""
+        if private:
+            return sorted(readings, key=lambda one: -one[1])
         scores = self.model.scores(self._state(text))
         return sorted(
             ((word, taps + weight * self.expected(scores, word)) for word, taps in readings), key=lambda one: -one[1]
@@ -231,6 +227,29 @@ class Predictor:
         return (word.replace("i", "İ") if self.vocabulary.language == "tr" else word).upper()
 
 
+class _Alphabet:
+    """A trie laid flat: words in order, so that those that begin alike are neighbours."""
+
+    def __init__(self, words: Iterable[tuple[str, int]]) -> None:
+        ordered = sorted(words)
+        self._spellings = [word for word, _ in ordered]
+        self.places = np.array([place for _, place in ordered], np.int64)
+
+    def beginning_with(self, prefix: str) -> np.ndarray:
+        """The places in the list of the words with this beginning."""
+        return self.places[slice(*self._range(prefix))]
+
+    def after(self, prefix: str) -> np.ndarray:
+        """Of those that go on after it."""
+        start, end = self._range(prefix)
+        return self.places[start + (start < end and self._spellings[start] == prefix) : end]
+
+    def _range(self, prefix: str) -> tuple[int, int]:
+        if not prefix:
+            return 0, len(self._spellings)
+        return bisect_left(self._spellings, prefix), bisect_left(self._spellings, f"{prefix}\U0010ffff")
+
+
 def _wants_space(done: str) -> bool:
     """Whether what follows the text must be parted from it."""
     if not done or done[-1].isspace() or done[-1] in _OPENING:
@@ -257,5 +276,5 @@ def _keep(kept: OrderedDict, key: Any, value: Any) -> None:
 
 def load_blocklist(path: Path) -> list[str]:
     """One word a line; what follows a # is a comment."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8-sig").splitlines()
     return [word for line in lines if (word := line.split("#")[0].strip())]

@@ -23,6 +23,7 @@ HEADERS = {
     "Cache-Control": "no-store",
     "Permissions-Policy": "camera=(), microphone=(), geolocation=(), clipboard-read=()",
     "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",  # or any other site could load the model as a script of its own
 }
 LOCAL = {"localhost", "127.0.0.1", "::1"}
 PAGE = {
@@ -83,7 +84,9 @@ def _handler(files: Files) -> type[BaseHTTPRequestHandler]:
 
         def _answer(self) -> bytes | None:
             # A name that somebody points at this machine (DNS rebinding) would make their page a neighbour of this one.
-            if not _is_local(self.headers.get("Host", "")):
+            # And no other site's page has any business here: a browser says who asks.
+            asked_by = self.headers.get("Sec-Fetch-Site", "none")
+            if not _is_local(self.headers.get("Host", "")) or asked_by not in ("none", "same-origin"):
                 self.send_error(403, "Only for this machine")
                 return None
             path = self.path.partition("?")[0]

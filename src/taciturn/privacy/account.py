@@ -35,6 +35,7 @@ class RunTerms:
     accountant: AccountantName
     budget: Budget
     rounds: int
+    unit: str = "one user"  # whom the guarantee protects
     start: str = ""  # digest of the parameters it starts from
     lineage: tuple[DpEvent, ...] = ()  # what those parameters have cost already; public text costs nothing
 
@@ -67,6 +68,7 @@ class Account:
             "rounds": terms.rounds,
         }
         identity = {"kind": "open", "run": terms.name, "recipe": terms.recipe, "population": terms.population}
+        identity["unit"] = terms.unit
         costs = {**self._costs(), "start": terms.start}
         self._rows = [self.ledger.append({**identity, **declared, **limits, **costs}, check)]
 
@@ -162,9 +164,11 @@ class Account:
         row = {"kind": "charge", "run": self.terms.name, "round": round, "attempt": attempt, "seal": seal}
         self._append(row | ({"log": log} if log else {}))
 
-    def record_model(self, round: int, digest: str) -> str:
-        """Put the parameters that a run publishes on the record, and return the row that names their history."""
+    def record_model(self, round: int, digest: str, card: str = "") -> str:
+        """Put the parameters that a run publishes on the record, and what is said of them (the digest of their card), and return the
+        row that names their history."""
         model = {"kind": "model", "run": self.terms.name, "round": round, "params": digest}
+        model |= {"card": card} if card else {}
         if any(self._rows[-1].get(name) != value for name, value in model.items()):
             self._append(model)
         return self.head

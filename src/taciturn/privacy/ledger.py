@@ -62,10 +62,15 @@ class Guarantee:
     continued: bool = False  # whether ε counts earlier runs too, from which this one started
     claim: str = ""  # about noise and participation, in words
     sampled: bool = True  # whether the claim rests on who took part being drawn, and secret
+    unit: str = "one user"  # whom it protects
 
     @property
     def is_private(self) -> bool:
         return self.epsilon < float("inf")
+
+    @property
+    def is_simulated(self) -> bool:
+        return self.randomness != "operating system"
 
 
 class Ledger:
@@ -135,6 +140,7 @@ class Ledger:
             continued=bool(terms["lineage"]),
             claim=claim_of(release),
             sampled=is_sampled(release),
+            unit=terms.get("unit", "one user"),
         )
 
     def lineage(self, run: str) -> list[DpEvent]:

@@ -40,9 +40,10 @@ class ModelCard:
         return (*self.public_sources, f"the list of words ({self.text.get('source') or 'of unknown origin'})")
 
 
-def save_model(path: Path, params: Params, card: ModelCard) -> None:
+def save_model(path: Path, params: Params, card: ModelCard, mode: int = 0o644) -> None:
+    """A model without privacy may hold what people wrote: give it a mode that keeps it to its owner."""
     content = safetensors.numpy.save(_named(params), {"taciturn": json.dumps(asdict(card), sort_keys=True)})
-    write_atomically(path, content)
+    write_atomically(path, content, mode)
 
 
 def load_model(path: Path) -> tuple[Params, ModelCard]:
@@ -71,6 +72,14 @@ def params_digest(params: Params) -> str:
         digest.update(f"{name} {value.dtype} {value.shape}\n".encode())
         digest.update(value.tobytes())
     return digest.hexdigest()
+
+
+def card_digest(card: ModelCard) -> str:
+    """Names what a card says of a model, apart from its place in the ledger, which records this."""
+    said = asdict(card)
+    for place in ("run", "ledger_head", "round"):
+        del said[place]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def save_state(path: Path, state: PyTree, about: dict[str, str]) -> None:

@@ -34,7 +34,6 @@ def write_combined(
     version: int,
     date: int,
     bigrams_per_word: int = 3,
-    blocked: Sequence[str] = (),
 ) -> None:
     """`date` is in seconds since 1970; keyboards take a dictionary with a higher version for a newer one, and some want more than 18."""
     if len(words) != model.vocabulary:
@@ -42,17 +41,32 @@ def write_combined(
             f"the model has {model.vocabulary} words and the list {len(words)}: they do not belong together"
         )
     locale = language.replace("-", "_")
+    if not re.fullmatch(r"[A-Za-z]{2,8}(_[A-Za-z0-9]{1,8})*", locale):
+        raise ValueError(f"{language!r} is no name of a language, such as en or pt-BR")
     lines = [
         f"dictionary=main:{locale.lower()},locale={locale},description={_plain(description)},date={date},version={version}"
     ]
     listed = np.array([place > END and _is_listed(word) for place, word in enumerate(words)])
-    listed &= ~np.isin(np.array(words, object).astype(str), np.array(blocked, str))
     frequency = _f(_frequencies(model))
     followers = _followers(model, listed, bigrams_per_word)
     for place in sorted(np.flatnonzero(listed).tolist(), key=lambda place: (-frequency[place], place)):
         lines.append(f" word={words[place]},f={frequency[place]}")
         lines += [f"  bigram={words[other]},f={f}" for other, f in followers.get(place, ())]
     write_atomically(path, "".join(f"{line}\n" for line in lines).encode())
+
+
+def read_combined(path: Path) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """The probabilities of words, and of those that follow a word, as such a list holds them."""
+    words: dict[str, float] = {}
+    followers: dict[str, dict[str, float]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines()[1:]:
+        kind, word, f = re.fullmatch(r" +(word|bigram)=([^,]*),f=(\d+)", line).groups()  # pyright: ignore[reportOptionalMemberAccess]
+        probability = math.exp((int(f) - MOST) * STEP)
+        if kind == "word":
+            words[word], followers[word] = probability, {}
+        else:
+            followers[next(reversed(words))][word] = probability
+    return words, followers
 
 
 def _plain(description: str) -> str:

@@ -2,7 +2,7 @@
 
 from taciturn.core import Params
 from taciturn.privacy.ledger import Guarantee, Ledger
-from taciturn.release.checkpoint import ModelCard, params_digest
+from taciturn.release.checkpoint import ModelCard, card_digest, params_digest
 
 
 class ExportRefused(Exception):
@@ -14,10 +14,15 @@ def verified_guarantee(params: Params, card: ModelCard, ledger: Ledger) -> Guara
     if card.run is None or card.ledger_head is None:
         raise ExportRefused("this model was not trained on users: there is no guarantee to export it with")
     recorded = {"kind": "model", "run": card.run, "params": params_digest(params), "hash": card.ledger_head}
-    if not any(recorded.items() <= row.items() for row in ledger.run_rows(card.run)):
+    row = next((row for row in ledger.run_rows(card.run) if recorded.items() <= row.items()), None)
+    if row is None:
         raise ExportRefused(
             f"{ledger.path} does not know these parameters as run {card.run}'s at row {card.ledger_head[:12]}…: the model was "
             "changed, belongs to another population, or rows were cut off"
+        )
+    if row.get("card", card_digest(card)) != card_digest(card):  # rows of old have none
+        raise ExportRefused(
+            f"{ledger.path} knows these parameters with other words or another description beside them: the model file was changed"
         )
     return ledger.guarantee(card.run, card.ledger_head)
 

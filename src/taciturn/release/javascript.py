@@ -29,11 +29,12 @@ RUNTIME = ("runtime.js", "words.js", "predictor.js")  # of keyboard/page
 _PIPED = """
 const { script, words } = JSON.parse(require("fs").readFileSync(0, "utf8"));
 require("vm").runInThisContext(script);
-const [{ model }] = Object.values(taciturn.models);
+const [{ model, vocabulary, predictor }] = Object.values(taciturn.models);
+predictor().predict("");
 let state = model.start();
 const rows = [model.scores(state), ...words.map((word) => model.scores((state = model.read(state, word))))];
 const bytes = Buffer.concat(rows.map((row) => Buffer.from(row.buffer)));
-console.log(JSON.stringify({ scores: bytes.toString("base64"), rows: rows.length }));
+console.log(JSON.stringify({ scores: bytes.toString("base64"), rows: rows.length, listed: vocabulary.words }));
 """
 
 
@@ -43,9 +44,11 @@ class Published(NamedTuple):
     name: str  # by which pages know it
     words: Sequence[str]
     text: dict[str, str]  # ModelCard.text: language and unit
-    guarantee: Guarantee | None  # none for a model of public text alone
+    guarantee: Guarantee | None  # none for a model of public text alone, or of unknown text
     statement: str  # release.privacy_statement.statement's, or where public text came from
-    learned_from: str  # whose text, in words that go on after «learned from»: «the posts of 4,000 people»
+    learned_from: (
+        str | None
+    )  # whose text, in words that go on after «learned from»: «the posts of 4,000 people»; None: unknown
     blocked: Sequence[str] = ()  # words that are never suggested
 
 
@@ -75,8 +78,10 @@ def javascript_ngram(model: NGram, about: Published) -> str:
     return _script("ngram", {"levels": levels, "short": short}, about)
 
 
-def plain_words(guarantee: Guarantee | None, learned_from: str) -> list[str]:
+def plain_words(guarantee: Guarantee | None, learned_from: str | None) -> list[str]:
     """The guarantee for whoever types, a sentence each. A warning comes first."""
+    if learned_from is None:
+        return ["Nothing is known of what this model learned from, so nothing can be said of its privacy."]
     if guarantee is None:
         return [f"This model learned from {learned_from}, and from no user's text."]
     if not guarantee.is_private:
@@ -87,11 +92,11 @@ def plain_words(guarantee: Guarantee | None, learned_from: str) -> list[str]:
     epsilon = epsilon_text(guarantee.epsilon)
     is_a = "ε is" if epsilon.startswith(">") else "ε ="
     sentences = [
-        f"This model learned from {learned_from} with differential privacy: {is_a} {epsilon} and δ = {guarantee.delta:.2g} for each "
-        "person, with everything they wrote.",
+        f"This model learned from {learned_from} with differential privacy: {is_a} {epsilon} and δ = {guarantee.delta:.2g} for "
+        f"{guarantee.unit.replace('one user', 'each person')}, with everything they wrote.",
         _worth(guarantee.epsilon),
     ]
-    if guarantee.randomness != "operating system":
+    if guarantee.is_simulated:
         sentences.insert(
             0,
             "A simulation: the noise came from a known seed and can be taken off again, so the figures describe the method and not "
@@ -112,9 +117,9 @@ def _worth(epsilon: float) -> str:
     )
 
 
-def check_javascript(script: str, words: Sequence[int]) -> np.ndarray | None:
+def check_javascript(script: str, words: Sequence[int], listed: Sequence[str] = ()) -> np.ndarray | None:
     """The scores that a script's model gives before the first word and after each of them, [1 + words, vocabulary], as Node computes
-    them; None where there is no Node."""
+    them; None where there is no Node. Refused where the script's words are not those `listed`."""
     node = shutil.which("node")
     if node is None:
         return None
@@ -130,6 +135,8 @@ def check_javascript(script: str, words: Sequence[int]) -> np.ndarray | None:
         reason = next((line for line in said if "Error" in line), said[-1])
         raise ExportRefused(f"the script does not run in Node: {reason}") from None
     answer = json.loads(done.stdout)
+    if listed and answer["listed"] != list(listed):
+        raise ExportRefused("the script has other words than the model: nothing was written")
     return np.frombuffer(base64.b64decode(answer["scores"]), "<f4").reshape(answer["rows"], -1)
 
 
@@ -140,7 +147,7 @@ def _script(kind: str, model: dict[str, Any], about: Published) -> str:
     content = {
         "name": about.name,
         "plain": plain,
-        "promises": about.guarantee is None or _promises(about.guarantee),
+        "promises": about.learned_from is not None and (about.guarantee is None or _promises(about.guarantee)),
         "statement": about.statement,
         "head": about.guarantee.head if about.guarantee else None,
         "language": about.text["language"],
@@ -150,21 +157,21 @@ def _script(kind: str, model: dict[str, Any], about: Published) -> str:
         "model": model,
     }
     runtime = "\n".join((files("taciturn") / "keyboard" / "page" / name).read_text("utf-8") for name in RUNTIME)
-    published = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    published = json.dumps(content, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     return f"{_header(about, plain)}(function () {{\n{runtime}\npublish({published});\n}})();\n"
 
 
 def _header(about: Published, plain: list[str]) -> str:
-    row = f"Ledger row: {about.guarantee.head}" if about.guarantee else "No ledger row: no user's text went into it."
-    paragraphs = [f"Taciturn keyboard model «{about.name}»", *plain, row]
+    row = [f"Ledger row: {about.guarantee.head}"] if about.guarantee else []
+    paragraphs = [f"Taciturn keyboard model «{about.name}»", *plain, *row]
     lines = [line for paragraph in paragraphs for line in textwrap.wrap(paragraph, 100)]
-    comment = re.sub(r"\*/", "* /", "\n".join(f" * {line}" for line in lines))
+    comment = re.sub(r"\*/|<", lambda found: f"{found[0][0]} {found[0][1:]}", "\n".join(f" * {line}" for line in lines))
     return f"/*\n{comment}\n */\n"
 
 
 def _promises(guarantee: Guarantee) -> bool:
     """Whether the guarantee is one that a person may rely on; if not, pages show it as a warning."""
-    return guarantee.epsilon <= WEAK and guarantee.randomness == "operating system"
+    return guarantee.epsilon <= WEAK and not guarantee.is_simulated
 
 
 def _packed(weight: Int8 | np.ndarray) -> Any:

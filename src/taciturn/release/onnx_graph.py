@@ -19,6 +19,7 @@ from scipy.special import log_softmax
 
 from taciturn.core import BEGIN
 from taciturn.models.stepping import Cell, StepWeights
+from taciturn.release.export import ExportRefused
 from taciturn.release.quantised import Int8, QuantisedWeights
 
 if TYPE_CHECKING:
@@ -44,9 +45,14 @@ def libraries() -> tuple[Any, Any]:
 
 
 def onnx_model(
-    cell: Cell, weights: StepWeights | QuantisedWeights, never: Iterable[int], metadata: dict[str, str]
+    cell: Cell,
+    weights: StepWeights | QuantisedWeights,
+    never: Iterable[int],
+    restarts: Iterable[int] = (),
+    about: dict[str, str] | None = None,
 ) -> "onnx.ModelProto":
-    """`never` are the words that must not be among the best."""
+    """`never` are the words that must not be among the best, `restarts` those after which the model starts afresh. `about` is what
+    else the file says of itself: its guarantee, its language."""
     onnx, _ = libraries()
     graph = _Graph(onnx)
     matrices = _Matrices(graph, weights)
@@ -56,14 +62,17 @@ def onnx_model(
     fed_back = output if matrices.projection is None else graph("MatMul", output, matrices.projection)
     context = fed_back if matrices.to_context is None else graph("MatMul", fed_back, matrices.to_context)
     logits = graph("Add", graph("MatMul", context, matrices.words), graph.constant(weights.word_bias))
+    never = sorted(never)
     allowed = np.zeros(len(weights.word_bias), np.float32)
-    allowed[list(never)] = -np.inf
+    allowed[never] = -np.inf
+    best = min(BEST, int(np.count_nonzero(allowed == 0)))
     ranked = graph("Add", graph("LogSoftmax", logits, axis=-1), graph.constant(allowed))
-    graph("TopK", ranked, graph.constant(np.array([BEST], np.int64)), out=("top_log_probabilities", "top_words"))
+    graph("TopK", ranked, graph.constant(np.array([best], np.int64)), out=("top_log_probabilities", "top_words"))
     for name, value in (("logits", logits), ("next_fed_back", fed_back), ("next_carry", carry)):
         graph("Identity", value, out=(name,))
     sizes = {"fed_back": matrices.fed_back, "carry": matrices.units}
-    return graph.finished(sizes, len(weights.word_bias), metadata)
+    metadata = {"never": json.dumps(never), "restarts": json.dumps(sorted(restarts)), **(about or {})}
+    return graph.finished(sizes, len(weights.word_bias), best, metadata)
 
 
 class _Graph:
@@ -86,13 +95,15 @@ class _Graph:
         names = tuple(f"part_{len(self.nodes)}_{part}" for part in range(parts))
         return self("Split", value, self.constant(np.full(parts, size, np.int64)), out=names, axis=-1)
 
-    def finished(self, states: dict[str, int], vocabulary: int, metadata: dict[str, str]) -> "onnx.ModelProto":
+    def finished(
+        self, states: dict[str, int], vocabulary: int, best_words: int, metadata: dict[str, str]
+    ) -> "onnx.ModelProto":
         make, kinds = self.onnx.helper.make_tensor_value_info, self.onnx.TensorProto
         before = [make(name, kinds.FLOAT, ["batch", size]) for name, size in states.items()]
         after = [make(f"next_{name}", kinds.FLOAT, ["batch", size]) for name, size in states.items()]
         best = [
-            make("top_words", kinds.INT64, ["batch", BEST]),
-            make("top_log_probabilities", kinds.FLOAT, ["batch", BEST]),
+            make("top_words", kinds.INT64, ["batch", best_words]),
+            make("top_log_probabilities", kinds.FLOAT, ["batch", best_words]),
             make("logits", kinds.FLOAT, ["batch", vocabulary]),
         ]
         inputs = [make("word", kinds.INT64, ["batch"]), *before]
@@ -204,23 +215,25 @@ def _gru(graph: _Graph, gates: str, recurrent: str, carry: str, units: int) -> t
 CELLS: dict[Cell, Callable[..., tuple[str, str]]] = {"cifg": _cifg, "lstm": _lstm, "gru": _gru}
 
 
-def onnx_scores(content: bytes, words: np.ndarray, restarts: Iterable[int]) -> np.ndarray:
-    """The log-probabilities at the start and after each word, by onnxruntime: what the file that is about to be written says."""
+def onnx_scores(content: bytes, words: np.ndarray) -> np.ndarray:
+    """The log-probabilities at the start and after each word, by onnxruntime and by what the file says of itself; refused where its
+    best words are not the best, or are words that it must never say."""
     _, onnxruntime = libraries()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    said = session.get_modelmeta().custom_metadata_map
+    never, afresh = json.loads(said["never"]), set(json.loads(said["restarts"]))
     zero = {one.name: np.zeros((1, one.shape[1]), np.float32) for one in session.get_inputs() if one.name != "word"}
-    afresh, state, rows = set(restarts), zero, []
+    state, rows = zero, []
     for word in (BEGIN, *words.tolist()):
         if word in afresh:
             state, word = zero, BEGIN
-        logits, *after = session.run(
-            ["logits", *(f"next_{name}" for name in state)], {"word": np.array([word], np.int64), **state}
+        logits, best, *after = session.run(
+            ["logits", "top_words", *(f"next_{name}" for name in state)], {"word": np.array([word], np.int64), **state}
         )
         state = dict(zip(state, after, strict=True))
         rows.append(log_softmax(logits[0]))
+        allowed = rows[-1].copy()
+        allowed[never] = -np.inf
+        if set(best[0]) & set(never) or allowed[best[0][0]] < allowed.max():
+            raise ExportRefused("the graph's best words are not those of its logits: nothing was written")
     return np.stack(rows)
-
-
-def metadata(guarantee: str, text: dict[str, str], restarts: Iterable[int]) -> dict[str, str]:
-    """What a host must know besides the graph; `guarantee` is the statement as JSON."""
-    return {"guarantee": guarantee, "text": json.dumps(text), "restarts": json.dumps(sorted(restarts))}

@@ -23,13 +23,13 @@ def rho_text(rho: float) -> str:
     return "∞" if math.isinf(rho) else f"{rho:.3g}"
 
 
-def statement(guarantee: Guarantee, unit: str, public_sources: tuple[str, ...], observed: str = "") -> str:
+def statement(guarantee: Guarantee, public_sources: tuple[str, ...], observed: str = "") -> str:
     """A page for whoever must defend the model: the points of Ponomareva et al. 2023, §5.3, as Xu et al. 2023 report them in Appendix A.
 
     `observed` is what really happened beside the claim; it never stands in its place.
     """
     parts = [_paragraph(f"Privacy of run {guarantee.run}")]
-    if guarantee.is_private and guarantee.randomness != "operating system":
+    if guarantee.is_private and guarantee.is_simulated:
         parts += [
             _paragraph(
                 "SIMULATION: the noise came from a seed in the recipe. Whoever knows the seed can take it off again, so the figures "
@@ -51,7 +51,7 @@ def statement(guarantee: Guarantee, unit: str, public_sources: tuple[str, ...], 
             _item(
                 "Output", "every estimate released by the curator, and so every model on the way, not only the last."
             ),
-            _item("Unit", f"{unit}, with everything they wrote."),
+            _item("Unit", f"{guarantee.unit}, with everything they wrote."),
             _item("Adjacency", f"{guarantee.adjacency} ({_ADJACENCY.get(guarantee.adjacency, guarantee.adjacency)})."),
             _item("Accounting", _accounting(guarantee)),
             _item("Claim", f"{guarantee.claim}."),
@@ -122,11 +122,11 @@ def _item(name: str, text: str) -> str:
     return textwrap.fill(f"{name + ':':<13}{text}", 79, subsequent_indent=" " * 13)
 
 
-def statement_json(guarantee: Guarantee, unit: str, public_sources: tuple[str, ...]) -> str:
+def statement_json(guarantee: Guarantee, public_sources: tuple[str, ...]) -> str:
     content = asdict(guarantee) | {
-        "unit": unit,
         "public_sources": list(public_sources),
-        "private": guarantee.is_private,
+        "private": guarantee.is_private and not guarantee.is_simulated,  # of a simulation the noise can be taken off
+        "simulation": guarantee.is_simulated,
     }
     # JSON knows no infinity.
     content = {name: "infinity" if value == math.inf else value for name, value in content.items()}

@@ -23,14 +23,12 @@ class Predictor {
       throw new Error(`the model knows ${model.vocabulary} words, and its word list has ${vocabulary.words.length}`);
     }
     Object.assign(this, { model, vocabulary, threshold });
-    const hidden = new Set(blocked.map((word) => normalize(word, vocabulary.language).trim()));
-    // No special sign, and no punctuation, which is typed faster than picked. A trie laid flat: words that begin alike are neighbours.
-    this.places = vocabulary.words
-      .map((_, place) => place)
-      .filter((place) => isWord(vocabulary.words[place]) && !hidden.has(vocabulary.words[place]))
-      .sort((one, other) => (vocabulary.words[one] < vocabulary.words[other] ? -1 : 1));
-    this.spellings = this.places.map((place) => vocabulary.words[place]);
-    this.suggestible = new Set(this.places);
+    this.blocked = new Set(blocked.map((word) => normalize(word, vocabulary.language).trim()).filter(Boolean));
+    // No special sign, and no punctuation, which is typed faster than picked.
+    const words = vocabulary.words.map((_, place) => place).filter((place) => isWord(vocabulary.words[place]));
+    this.all = new Alphabet(words, vocabulary);
+    this.alphabet = new Alphabet(words.filter((place) => !this.blocked.has(vocabulary.words[place])), vocabulary);
+    this.suggestible = new Set(this.alphabet.places);
     this.states = new Map();
     this.rests = new Map();
   }
@@ -62,11 +60,8 @@ class Predictor {
 
   /** The likeliest words that begin with the prefix and go on after it. */
   candidates(scores, prefix = "", count = PLACES) {
-    let [start, end] = this.beginningWith(prefix);
-    if (start < end && this.spellings[start] === prefix) start++; // typed already
     const best = [];
-    for (let i = start; i < end; i++) {
-      const place = this.places[i];
+    for (const place of this.alphabet.after(prefix)) {
       const better = (one) => scores[one] > scores[place] || (scores[one] === scores[place] && one < place);
       if (scores[place] === -Infinity || (best.length === count && better(best[count - 1]))) continue;
       const worse = best.findIndex((one) => !better(one));
@@ -74,11 +69,6 @@ class Predictor {
       best.length = Math.min(best.length, count);
     }
     return best;
-  }
-
-  /** Where in the alphabet the words with this beginning stand. */
-  beginningWith(prefix) {
-    return prefix ? [bisect(this.spellings, prefix), bisect(this.spellings, `${prefix}\uffff`)] : [0, this.spellings.length];
   }
 
   /** The likeliest way to go on, word by word, as long as its probability is at least the threshold. */
@@ -92,18 +82,16 @@ class Predictor {
 
   /** The likeliest word with this beginning (which may be all of it), and how likely it is once the beginning is typed. */
   firstWord(scores, prefix) {
-    const [start, end] = this.beginningWith(prefix);
-    if (start === end) return [UNKNOWN, 0];
-    let best = this.places[start];
-    let known = 0;
-    for (let i = start; i < end; i++) {
-      if (scores[this.places[i]] > scores[best]) best = this.places[i];
-      if (prefix) known += Math.exp(scores[this.places[i]]);
-    }
+    const places = this.alphabet.beginningWith(prefix);
+    if (!places.length) return [UNKNOWN, 0];
+    let best = places[0];
+    for (const place of places) if (scores[place] > scores[best]) best = place;
     const probability = Math.exp(scores[best]);
     if (!prefix) return [best, probability];
-    // Words outside the list are taken to begin as those in it do.
-    const whole = known + (Math.exp(scores[UNKNOWN]) * (end - start)) / this.places.length;
+    // The blocked ones may be meant too, and words outside the list, which are taken to begin as those in it do.
+    const meant = this.all.beginningWith(prefix);
+    let whole = (Math.exp(scores[UNKNOWN]) * meant.length) / this.all.places.length;
+    for (const place of meant) whole += Math.exp(scores[place]);
     return [best, whole > 0 ? probability / whole : 0];
   }
 
@@ -131,13 +119,16 @@ class Predictor {
     const between = NO_SPACES.has(this.vocabulary.language) ? "" : " ";
     const text = composed.words.map((place) => this.spelled(place)).join(between);
     if ([...text.replaceAll(" ", "")].length - [...prefix].length < LEAST_COMPOSED) return "";
+    if (!between && [...this.blocked].some((word) => text.includes(word))) return ""; // put together from its parts
     if (prefix) return this.shouted(text.slice(prefix.length), typed);
     const space = wantsSpace(done) ? between : "";
     return space + (beginsSentence(done + space) ? this.capital(text) : text);
   }
 
-  /** Rank readings of what was tapped, [word, log-likelihood of the taps], by what the model expects after the text. */
-  rescore(text, readings, weight = 1) {
+  /** Rank readings of what was tapped, [word, log-likelihood of the taps], by what the model expects after the text. Of a private
+   *  field nothing is kept: there the taps alone count. */
+  rescore(text, readings, weight = 1, isPrivate = false) {
+    if (isPrivate) return [...readings].sort((one, other) => other[1] - one[1]);
     const scores = this.model.scores(this.state(text));
     const ranked = readings.map(([word, taps]) => [word, taps + weight * this.expected(scores, word)]);
     return ranked.sort((one, other) => other[1] - one[1]);
@@ -234,6 +225,29 @@ function keymanModel(predictor) {
       return [...words].map(({ 0: text, index }) => ({ start: index, end: index + text.length, length: text.length, text }));
     },
   };
+}
+
+/** A trie laid flat: words in order, so that those that begin alike are neighbours. */
+class Alphabet {
+  constructor(places, { words }) {
+    this.places = [...places].sort((one, other) => (words[one] < words[other] ? -1 : 1));
+    this.spellings = this.places.map((place) => words[place]);
+  }
+
+  /** The places in the list of the words with this beginning. */
+  beginningWith(prefix) {
+    return this.places.slice(...this.range(prefix));
+  }
+
+  /** Of those that go on after it. */
+  after(prefix) {
+    const [start, end] = this.range(prefix);
+    return this.places.slice(start + (start < end && this.spellings[start] === prefix), end);
+  }
+
+  range(prefix) {
+    return prefix ? [bisect(this.spellings, prefix), bisect(this.spellings, `${prefix}\uffff`)] : [0, this.places.length];
+  }
 }
 
 function bisect(sorted, text) {
