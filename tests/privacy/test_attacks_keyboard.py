@@ -1,5 +1,4 @@
-"""Attempts to pass the guarantee by on the way to a keyboard: counts, exports, the page, and people who type.
-
+"""Attempts to pass the guarantee by on the way to a keyboard: counts, exports, the page, and people who type."""
 
 import csv
 import json
@@ -42,7 +41,7 @@ from taciturn.models.stepping import Recurrent
 from taciturn.privacy.ledger import FILE_NAME, Ledger, LedgerError
 from taciturn.recipe_text import RecipeError
 from taciturn.release.arpa import read_arpa, write_arpa
-from taciturn.release.checkpoint import load_model, save_model
+from taciturn.release.checkpoint import ModelFileError, load_model, save_model
 from taciturn.release.combined import write_combined
 from taciturn.release.export import ExportRefused
 from taciturn.release.javascript import Published, check_javascript, javascript_ngram
@@ -53,7 +52,7 @@ from taciturn.trying import keyboard_server, try_models
 FEW = Distilling(words=16_000, entries=2000)
 SHORT = {"rounds": 1, "save_every": 1, "evaluate_every": 1, "seed": None}
 CIFG = {"kind": "cifg", "width": 8, "units": 12}
-REFUSED = (ExportRefused, RunError, DataError, LedgerError)
+REFUSED = (ExportRefused, RunError, DataError, LedgerError, ModelFileError)
 
 
 def quiet(*_) -> None:
