@@ -7,14 +7,17 @@ first model, with 95 % intervals over people, paired.
 """
 
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
 from taciturn.data.columns import Columns
+from taciturn.data.people import people
 from taciturn.data.sources import Source
-from taciturn.evaluation.typing import Typing
-from taciturn.trying import Tried, try_models
+from taciturn.evaluation.typing import Typing, enough_words, simulate
+from taciturn.loading import load_word_model, people_known_to
+from taciturn.models.user_history import WithHistory
 
 PEOPLE, WORDS = 1000, 400
 SHOWN = {
@@ -31,9 +34,19 @@ SHOWN = {
 COMPARED = ("accuracy_top1", "accuracy_top3", "keystroke_saving", "picked_rate")
 
 
-def tried(text: str, path: str) -> Tried:
-    source = Source([Path(text)], Columns(None, None))
-    return try_models([Path(path.removesuffix("+history"))], source, path.endswith("+history"), PEOPLE, WORDS)
+def typed(messages: list[list[str]], path: str) -> Typing:
+    loaded = load_word_model(Path(path.removesuffix("+history")))
+    model = WithHistory(loaded.model) if path.endswith("+history") else loaded.model
+    return simulate(model, loaded.vocabulary, messages)
+
+
+def people_for_all(text: str, paths: Sequence[str]) -> list[list[str]]:
+    """Those whom none of the models was trained on."""
+    loaded = [load_word_model(Path(path.removesuffix("+history"))) for path in paths]
+    known = [people_known_to(one) for one in loaded if one.is_of_users]
+    found = people(Source([Path(text)], Columns(None, None)), lambda id: any(one(id) for one in known), PEOPLE)
+    messages = [enough_words(one, loaded[0].vocabulary, WORDS) for one in found.messages]
+    return [one for one in messages if one]
 
 
 def cell(metric: str, typing: Typing) -> str:
@@ -43,17 +56,17 @@ def cell(metric: str, typing: Typing) -> str:
 
 def main(text: str, *models: str) -> None:
     names, paths = zip(*(model.split("=", 1) for model in models), strict=True)
+    messages = people_for_all(text, paths)
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        results = list(pool.map(tried, [text] * len(paths), paths))
-    print(f"{results[0].people:,} people, {results[0].words:,} words and signs\n")
+        results = list(pool.map(typed, [messages] * len(paths), paths))
+    print(f"{len(messages):,} people, {int(results[0].tokens.sum()):,} words and signs\n")
     print("| model |", " | ".join(SHOWN.values()), "|\n|---|", "---|" * len(SHOWN))
     for name, result in zip(names, results, strict=True):
-        print(f"| {name} |", " | ".join(cell(metric, result.typings[0]) for metric in SHOWN), "|")
+        print(f"| {name} |", " | ".join(cell(metric, result) for metric in SHOWN), "|")
     print(f"\nRelative change from {names[0]}:\n\n| model |", " | ".join(SHOWN[one] for one in COMPARED), "|")
     print("|---|", "---|" * len(COMPARED))
-    first = results[0].typings[0]
     for name, result in zip(names[1:], results[1:], strict=True):
-        changes = [result.typings[0].change_from(first, metric) for metric in COMPARED]
+        changes = [result.change_from(results[0], metric) for metric in COMPARED]
         print(f"| {name} |", " | ".join(f"{100 * one.value:+.1f} % ± {100 * one.margin:.1f}" for one in changes), "|")
 
 
