@@ -35,9 +35,9 @@ class RunTerms:
     accountant: AccountantName
     budget: Budget
     rounds: int
-    unit: str = "one user"  # whom the guarantee protects
     start: str = ""  # digest of the parameters it starts from
     lineage: tuple[DpEvent, ...] = ()  # what those parameters have cost already; public text costs nothing
+    unit: str = "one user"  # whom the guarantee protects
 
 
 @dataclass
