@@ -2,8 +2,8 @@
 
 import csv
 import json
+import shutil
 import urllib.request
-from dataclasses import replace
 from threading import Thread
 
 import numpy as np
@@ -18,8 +18,8 @@ from taciturn.data.population import Population, trained_on
 from taciturn.data.texts import Texts
 from taciturn.data.vocabulary import DataError
 from taciturn.exporting import export_run
-from taciturn.loading import load_word_model
 from taciturn.privacy.ledger import Ledger
+from taciturn.release.checkpoint import load_model, save_model
 from taciturn.release.export import ExportRefused
 from taciturn.run import RunError, train_run
 from taciturn.trying import keyboard_server
@@ -111,11 +111,12 @@ def test_a_model_without_a_guarantee_says_so_in_the_file(made, tmp_path):
 
 @pytest.mark.parametrize("to", FORMATS)
 def test_changed_parameters_leave_in_no_form(made, tmp_path, to):
-    population, loaded = Population(made / "people"), load_word_model(made / "private-run")
-    changed = replace(loaded, params={**loaded.params, "word_bias": loaded.params["word_bias"] + 1e-6})
-    ledger = Ledger(population.folder / "ledger.jsonl")
+    shutil.copytree(made / "private-run", tmp_path / "private-run")
+    params, card = load_model(tmp_path / "private-run")
+    changed = {**params, "word_bias": params["word_bias"] + 1e-6}
+    save_model(tmp_path / "private-run" / "model.safetensors", changed, card)
     with pytest.raises(ExportRefused, match="does not know these parameters"):
-        exporting.export_model(changed, ledger, tmp_path / "out", to)
+        export_run(tmp_path / "private-run", tmp_path / "out", to)
     assert not (tmp_path / "out").exists()
 
 

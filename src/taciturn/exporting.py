@@ -11,18 +11,17 @@ from typing import Literal, NamedTuple
 import jax
 import numpy as np
 
-from taciturn import build
 from taciturn.core import BEGIN, END, PADDING, UNKNOWN, WordModel
 from taciturn.data.vocabulary import normalize
-from taciturn.loading import Loaded, learned_from, load_word_model, population_of
+from taciturn.loading import Loaded, guarantee_of, learned_from, load_word_model
 from taciturn.models.ngram import NGram, katz, pruned
 from taciturn.models.sampling import samples
 from taciturn.models.stepping import Recurrent, Windowed
-from taciturn.privacy.ledger import Guarantee, Ledger
+from taciturn.privacy.ledger import Guarantee
 from taciturn.release.arpa import arpa_words, read_arpa, write_arpa
 from taciturn.release.checkpoint import ModelCard, save_model
 from taciturn.release.combined import read_combined, write_combined
-from taciturn.release.export import ExportRefused, check_may_leave, verified_guarantee
+from taciturn.release.export import ExportRefused, check_may_leave
 from taciturn.release.javascript import Published, check_javascript, javascript_model, javascript_ngram
 from taciturn.release.onnx_graph import onnx_model, onnx_scores
 from taciturn.release.privacy_statement import epsilon_text, statement, statement_json
@@ -72,24 +71,10 @@ def export_run(
     distilling: Distilling = Distilling(),
     progress: Progress = lambda what, done, all: None,
 ) -> Exported:
-    ledger = build.open_ledger(population_of(folder))
-    return export_model(load_word_model(folder), ledger, out, to, non_private, blocklist, distilling, progress)
-
-
-def export_model(
-    loaded: Loaded,
-    ledger: Ledger,
-    out: Path,
-    to: Format = "model",
-    non_private: bool = False,
-    blocklist: Iterable[str] = (),
-    distilling: Distilling = Distilling(),
-    progress: Progress = lambda what, done, all: None,
-) -> Exported:
     """Nothing is written before ledger and model agree, and the file says what the model says."""
-    if loaded.card is None:
-        raise ExportRefused(f"{loaded.path} does not say where it comes from: there is no guarantee to export it with")
-    guarantee = verified_guarantee(loaded.params, loaded.card, ledger)
+    loaded = load_word_model(folder)
+    guarantee = guarantee_of(loaded)
+    assert loaded.card is not None  # or there were no guarantee
     check_may_leave(guarantee, non_private)
     if out.exists() and any(out.iterdir()):
         raise ExportRefused(f"{out} is not empty; name a new folder")

@@ -17,11 +17,10 @@ from dp_accounting import (
 from dp_accounting.rdp import RdpAccountant
 
 from conftest import exact, made_up_users, tiny_recipe
-from taciturn import measuring, run
+from taciturn import build, measuring, run
 from taciturn.core import Report
 from taciturn.data.population import Population, build_population
-from taciturn.exporting import export_model, export_run
-from taciturn.loading import load_word_model
+from taciturn.exporting import export_run
 from taciturn.privacy.clipping import MOST_REPORTS, Whole, encode, flat_clip, per_layer_clip
 from taciturn.privacy.estimators import fixed_denominator
 from taciturn.privacy.ledger import FILE_NAME, Ledger, LedgerError
@@ -80,7 +79,9 @@ def test_a_model_can_still_be_measured_and_exported_after_another_run_started_fr
     assert measuring.evaluate_run(made / "seeded")[1].releases == before.releases
 
 
-def test_a_model_saved_while_an_export_is_under_way_does_not_leave_with_the_older_guarantee(made, tmp_path):
+def test_a_model_saved_while_an_export_is_under_way_does_not_leave_with_the_older_guarantee(
+    made, tmp_path, monkeypatch
+):
     people = people_of(made, tmp_path)
     folder = tmp_path / "going-on"
     with pytest.raises(CutOff):
@@ -91,11 +92,12 @@ def test_a_model_saved_while_an_export_is_under_way_does_not_leave_with_the_olde
 
         def guarantee(self, *which):
             stated = super().guarantee(*which)
+            monkeypatch.undo()
             run.resume_run(folder, quiet)
             return stated
 
-    slow = Slow(people.folder / FILE_NAME)
-    guarantee = export_model(load_word_model(folder), slow, tmp_path / "out").guarantee
+    monkeypatch.setattr(build, "open_ledger", lambda population: Slow(population.folder / FILE_NAME))
+    guarantee = export_run(folder, tmp_path / "out").guarantee
     exported = load_model(tmp_path / "out")[1]
     assert (exported.round, exported.ledger_head) == (guarantee.releases, guarantee.head)
 
