@@ -1,4 +1,4 @@
-"""A file, whatever it is, as a model to type with: a run, an export, a pretrained model, counted n-grams, or anyone's ARPA file."""
+"""A file, whatever it is, as a model to type with: a run, a pretrained model, counted n-grams, or anyone's ARPA file."""
 
 import json
 from collections.abc import Callable
