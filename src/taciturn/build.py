@@ -7,17 +7,20 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from dp_accounting import DpEvent
 from jax.typing import DTypeLike
 
 from taciturn.algorithms.dp_fedavg import dp_fedavg, dp_fedsgd, fedavg, server_optimizer
 from taciturn.algorithms.dp_ftrl import dp_ftrl
-from taciturn.algorithms.local_training import LocalTraining
+from taciturn.algorithms.fine_tuning import rehearsing, unforgetting_update
+from taciturn.algorithms.local_training import LocalTraining, Project, UserUpdate, fedavg_update
 from taciturn.config import DEFAULT_CLIP_NORM, Model, Recipe
-from taciturn.core import Algorithm, LanguageModel, Participation
+from taciturn.core import PADDING, Algorithm, LanguageModel, Participation
 from taciturn.data.availability import Clock, Devices, Habits
 from taciturn.data.layout import Cut, Layout, Sentences, Unrolls
 from taciturn.data.population import Population
+from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.evaluation.accuracy import WINDOW
 from taciturn.fleets.available import AvailableFleet
@@ -145,14 +148,12 @@ def with_noise(recipe: Recipe, lineage: Sequence[DpEvent] = ()) -> Recipe:
 def algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
     product = jnp.bfloat16 if recipe.local.precision == "mixed" else jnp.float32
     model = language_model(recipe.model, vocabulary, product)
-    loss, step = partial(cross_entropy, model), sgd_step(model, product)
-    local = LocalTraining(
-        recipe.local.learning_rate, recipe.local.epochs, recipe.local.update_penalty, dropout=recipe.model.dropout > 0
-    )
+    keyed = recipe.model.dropout > 0 or recipe.local.keep == "rehearsal"
+    local = LocalTraining(recipe.local.learning_rate, recipe.local.epochs, recipe.local.update_penalty, keyed)
     server = server_optimizer(recipe.server.optimizer, recipe.server.learning_rate, recipe.server.momentum)
     taking_part = participation(recipe)
     if recipe.algorithm == "fedavg":
-        return fedavg(step, local, _bound(recipe), taking_part, server)
+        return fedavg(_user_update(recipe, model, local), _bound(recipe), taking_part, server)
     if recipe.privacy.noise_multiplier is None:
         raise ValueError("the noise multiplier is worked out by with_noise before the algorithm is built")
     if recipe.privacy.least_weight is None:
@@ -165,11 +166,41 @@ def algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
     drawn = noise(recipe, recipe.privacy.noise_multiplier)
     if recipe.algorithm == "dp-ftrl":
         bound = _adaptive(recipe) if recipe.privacy.clipping == "adaptive" else _bound(recipe)
-        return dp_ftrl(step, local, bound, cohort, drawn, turns(recipe), server, most_reports)
+        update = _user_update(recipe, model, local)
+        return dp_ftrl(update, bound, cohort, drawn, turns(recipe), server, most_reports)
     parts = (_bound(recipe), estimator, drawn, taking_part, server, most_reports)
     if recipe.algorithm == "dp-fedsgd":
-        return dp_fedsgd(loss, local, *parts)
-    return dp_fedavg(step, local, *parts, greedy=recipe.privacy.greedy)
+        return dp_fedsgd(partial(cross_entropy, model), local, *parts)
+    project = parts[0].project if recipe.privacy.greedy else None
+    return dp_fedavg(_user_update(recipe, model, local, project), *parts)
+
+
+def _user_update(
+    recipe: Recipe, model: LanguageModel, local: LocalTraining, project: Project | None = None
+) -> UserUpdate:
+    """What a device computes; `model` takes its products as the recipe says."""
+    step = sgd_step(model, jnp.bfloat16 if recipe.local.precision == "mixed" else jnp.float32)
+    match recipe.local.keep:
+        case "nothing":
+            return fedavg_update(step, local, project)
+        case "rehearsal":
+            rows = _general_rows(recipe)
+            return fedavg_update(rehearsing(step, rows, recipe.local.user_share), local, project)
+        case "soft-labels":
+            return unforgetting_update(model, local, recipe.local.user_share, project)
+
+
+def general_text(recipe: Recipe) -> PublicCorpus | None:
+    """What devices rehearse, if they do."""
+    return PublicCorpus.load(Path(recipe.local.general)) if recipe.local.general else None
+
+
+def _general_rows(recipe: Recipe) -> jax.Array:
+    corpus = general_text(recipe)
+    assert corpus is not None
+    cut = layout(recipe, corpus.vocabulary).cut
+    rows = np.concatenate([cut.pieces(document) for document in corpus.documents])
+    return jnp.asarray(rows[np.any(rows[:, 1:] != PADDING, axis=1)])
 
 
 def simulated(recipe: Recipe, population: Population) -> SimulatedFleet | ManyHosts:

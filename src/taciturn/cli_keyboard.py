@@ -27,7 +27,9 @@ NAMES = {
 
 
 def typing(
-    model: Annotated[Path, typer.Argument(help="a run, a pretrained model, counted n-grams (folders), or an .arpa file")],
+    model: Annotated[
+        Path, typer.Argument(help="a run, a pretrained model, counted n-grams (folders), or an .arpa file")
+    ],
     text: Annotated[
         list[Path],
         typer.Option(

@@ -57,6 +57,15 @@ class Local(Section):
     unroll: PositiveInt = Field(default=10, description="tokens predicted in a row, in unrolls")
     epochs: PositiveInt = Field(default=1, description="E")
     update_penalty: float = Field(default=0.0, ge=0, description="L2 penalty on the update")
+    keep: Literal["nothing", "rehearsal", "soft-labels"] = Field(
+        default="nothing",
+        description="so that the general language is not forgotten (Popov et al. 2018): rows of general text beside the user's, or "
+        "what the model that was sent would have said",
+    )
+    general: str | None = Field(default=None, description="rehearsal: folder made by `taciturn data public`")
+    user_share: float = Field(
+        default=0.5, gt=0, le=1, description="λ: how much of what a device learns from is its user's own"
+    )
     precision: Literal["float32", "mixed"] = Field(
         default="float32",
         description="of matrix products; mixed takes them in bfloat16 (parameters, clips, sums and noise stay float32)",
@@ -277,6 +286,12 @@ class Recipe(Section):
             raise ValueError(
                 f"[privacy] strategy has as many coefficients for each of the {parts} segments of the noise"
             )
+        if self.local.keep != "nothing" and self.algorithm == "dp-fedsgd":
+            raise ValueError(
+                f'[local] keep = "{self.local.keep}" is for devices that train; dp-fedsgd sends one gradient'
+            )
+        if (self.local.general is None) == (self.local.keep == "rehearsal"):
+            raise ValueError('[local] keep = "rehearsal" and general = "a folder of public text" go together')
         if self.delta * self.participation.users >= 1:
             raise ValueError(
                 f"δ = {self.delta:g} is more than one over the number of users: it would allow giving one user away whole"
@@ -336,7 +351,7 @@ class Recipe(Section):
     def fingerprint(self) -> str:
         """Names everything that shapes the run; where its files lie does not."""
         content = self.model_dump(mode="json")
-        del content["data"]["population"], content["model"]["warm_start"]
+        del content["data"]["population"], content["model"]["warm_start"], content["local"]["general"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     @property

@@ -85,6 +85,11 @@ class Run:
         try:
             self.recipe = build.with_noise(recipe, lineage)
             self.model: LanguageModel = build.language_model(recipe.model, len(self.population.vocabulary))
+            self.general = build.general_text(recipe)
+            if self.general and self.general.vocabulary.words != self.population.vocabulary.words:
+                raise ValueError(
+                    "[local] general has other words than the population; make it with --vocabulary POPULATION"
+                )
             self.algorithm = build.algorithm(self.recipe, len(self.population.vocabulary))
             participation = self.algorithm.participation
             release = self.algorithm.mechanism.event(participation)
@@ -172,7 +177,8 @@ class Run:
 
     @property
     def public_sources(self) -> tuple[str, ...]:
-        return self.warm_start.card.public_sources if self.warm_start else ()
+        rehearsed = (self.general.source,) if self.general else ()
+        return (*(self.warm_start.card.public_sources if self.warm_start else ()), *rehearsed)
 
 
 def train_run(recipe: Recipe, folder: Path, progress: Progress) -> Finished:

@@ -75,9 +75,8 @@ def test_fedsgd_never_draws_a_batch_of_padding():
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "nesterov", "adam"])
 def test_every_server_optimiser_moves_with_the_estimate(name):
-    algorithm = fedavg(
-        gradient_step(loss), LocalTraining(0.1), unbounded(), PoissonSampling(0.5), server_optimizer(name, 0.5, 0.9)
-    )
+    update = fedavg_update(gradient_step(loss), LocalTraining(0.1))
+    algorithm = fedavg(update, unbounded(), PoissonSampling(0.5), server_optimizer(name, 0.5, 0.9))
     state = algorithm.init(START)
     estimate = {"w": jnp.array([0.5, -0.25])}
     for _ in range(3):
@@ -92,8 +91,7 @@ def test_every_server_optimiser_moves_with_the_estimate(name):
 
 def test_plain_sgd_at_rate_1_adds_the_estimate_as_the_paper_does():
     algorithm = dp_fedavg(
-        gradient_step(loss),
-        LocalTraining(0.1),
+        fedavg_update(gradient_step(loss), LocalTraining(0.1)),
         flat_clip(1.0),
         fixed_denominator(5.0),
         gaussian(1.0),

@@ -1,13 +1,12 @@
 """DP-FedAvg, DP-FedSGD (McMahan et al. 2018, Algorithm 1) and FedAvg without privacy: one road, other mechanisms."""
 
-from collections.abc import Callable
 from typing import Literal
 
 import jax
 import optax
 
 from taciturn import tree
-from taciturn.algorithms.local_training import LocalTraining, Loss, Step, fedavg_update, fedsgd_update
+from taciturn.algorithms.local_training import LocalTraining, Loss, UserUpdate, fedsgd_update
 from taciturn.core import Algorithm, Estimate, Mechanism, Params, Participation, ServerState
 from taciturn.privacy.clipping import MOST_REPORTS, Bound
 from taciturn.privacy.estimators import Estimator, mean
@@ -18,21 +17,16 @@ ServerOptimizer = Literal["sgd", "momentum", "nesterov", "adam"]
 
 
 def dp_fedavg(
-    step: Step,
-    local: LocalTraining,
+    user_update: UserUpdate,
     bound: Bound,
     estimator: Estimator,
     noise: Noise,
     participation: Participation,
     server: optax.GradientTransformation,
     most_reports: int = MOST_REPORTS,
-    greedy: bool = False,
 ) -> Algorithm:
     """Each user trains for E epochs; the clipped updates are averaged with noise."""
-    project = bound.project if greedy else None
-    return federated(
-        fedavg_update(step, local, project), mechanism(bound, estimator, noise, most_reports), participation, server
-    )
+    return federated(user_update, mechanism(bound, estimator, noise, most_reports), participation, server)
 
 
 def dp_fedsgd(
@@ -52,10 +46,10 @@ def dp_fedsgd(
 
 
 def fedavg(
-    step: Step, local: LocalTraining, bound: Bound, participation: Participation, server: optax.GradientTransformation
+    user_update: UserUpdate, bound: Bound, participation: Participation, server: optax.GradientTransformation
 ) -> Algorithm:
     """The true average, no noise, no privacy; charged as that (ε = ∞). A bound alone shows what clipping does (Figure 2)."""
-    return federated(fedavg_update(step, local), mechanism(bound, mean(), no_noise()), participation, server)
+    return federated(user_update, mechanism(bound, mean(), no_noise()), participation, server)
 
 
 def server_optimizer(name: ServerOptimizer, learning_rate: float, momentum: float) -> optax.GradientTransformation:
@@ -71,7 +65,7 @@ def server_optimizer(name: ServerOptimizer, learning_rate: float, momentum: floa
 
 
 def federated(
-    user_update: Callable, private: Mechanism, participation: Participation, server: optax.GradientTransformation
+    user_update: UserUpdate, private: Mechanism, participation: Participation, server: optax.GradientTransformation
 ) -> Algorithm:
     """What all of them share: a server that steps along the estimate."""
 

@@ -8,7 +8,7 @@ adding each with its residual of noise.
 import optax
 
 from taciturn.algorithms.dp_fedavg import federated
-from taciturn.algorithms.local_training import LocalTraining, Step, fedavg_update
+from taciturn.algorithms.local_training import UserUpdate
 from taciturn.core import Algorithm
 from taciturn.privacy.adaptive_clip import AdaptiveClip
 from taciturn.privacy.clipping import Bound
@@ -19,8 +19,7 @@ from taciturn.privacy.participation import CyclicPoisson, MinSeparation
 
 
 def dp_ftrl(
-    step: Step,
-    local: LocalTraining,
+    user_update: UserUpdate,
     bound: Bound | AdaptiveClip,
     report_goal: float,
     noise: Noise,
@@ -33,4 +32,4 @@ def dp_ftrl(
         private = adaptive_mechanism(bound, report_goal, noise, most_reports)
     else:
         private = mechanism(bound, fixed_denominator(report_goal), noise, most_reports)
-    return federated(fedavg_update(step, local), private, participation, server)
+    return federated(user_update, private, participation, server)

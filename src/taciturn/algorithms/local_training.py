@@ -17,13 +17,14 @@ from taciturn.core import PADDING, Key, Message, Params, PyTree, Update, UserDat
 Loss = Callable[[Params, jax.Array, Key | None], jax.Array]  # params, batch of token rows, dropout key → mean loss
 Step = Callable[[Params, jax.Array, Key | None, float], Params]  # the same, and a rate → θ − η∇ℓ(θ; b)
 Project = Callable[[PyTree, Update], Update]
+UserUpdate = Callable[[Message, UserData, Key], Update]
 
 
 class LocalTraining(NamedTuple):
     learning_rate: float  # η
     epochs: int = 1  # E
     update_penalty: float = 0.0  # of ½‖θ − θ⁰‖² (Appendix D; the paper found no effect)
-    dropout: bool = False  # whether the loss takes a key
+    keyed: bool = False  # whether a step draws at random: dropout, rehearsal
 
 
 def gradient_step(loss: Loss) -> Step:
@@ -35,7 +36,7 @@ def gradient_step(loss: Loss) -> Step:
     return step
 
 
-def fedavg_update(take_step: Step, local: LocalTraining, project: Project | None = None):
+def fedavg_update(take_step: Step, local: LocalTraining, project: Project | None = None) -> UserUpdate:
     """E passes of SGD over the user's batches, Δ = θ − θ⁰.
 
     With `project`, clipping is *greedy*: after every local step the update is put back into the ball (paper 1). Without, the mechanism
@@ -48,7 +49,7 @@ def fedavg_update(take_step: Step, local: LocalTraining, project: Project | None
         def step(epoch: jax.Array | int, index: jax.Array, params: Params) -> Params:
             batch = user.batches[index]
             # By place, not one after another: how many batches of padding come between two epochs depends on other users.
-            dropout_key = jax.random.fold_in(jax.random.fold_in(key, epoch), index) if local.dropout else None
+            dropout_key = jax.random.fold_in(jax.random.fold_in(key, epoch), index) if local.keyed else None
             before, params = params, take_step(params, batch, dropout_key, local.learning_rate)  # θ ← θ − η∇ℓ(θ; b)
             if pull:
                 params = jax.tree.map(lambda after, p, s: after - pull * (p - s), params, before, start)
@@ -71,7 +72,7 @@ def fedavg_update(take_step: Step, local: LocalTraining, project: Project | None
     return user_update
 
 
-def fedsgd_update(loss: Loss, local: LocalTraining):
+def fedsgd_update(loss: Loss, local: LocalTraining) -> UserUpdate:
     """One gradient on one batch of the user's, drawn at random: Δ = −η∇ℓ(θ; b)."""
 
     def user_update(message: Message, user: UserData, key: Key) -> Update:
@@ -79,7 +80,7 @@ def fedsgd_update(loss: Loss, local: LocalTraining):
         # Batches of padding alone come last; draw among those with text.
         filled = jnp.sum(jnp.any(user.batches != 0, axis=(1, 2)))
         batch = user.batches[jax.random.randint(batch_key, (), 0, jnp.maximum(filled, 1))]
-        gradient = jax.grad(loss)(message.params, batch, dropout_key if local.dropout else None)
+        gradient = jax.grad(loss)(message.params, batch, dropout_key if local.keyed else None)
         return tree.scale(gradient, -local.learning_rate)
 
     return user_update

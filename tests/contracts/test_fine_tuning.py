@@ -1,0 +1,151 @@
+"""Devices that keep the general language: rehearsal and soft labels do what Popov et al. 2018 write, and nothing to anyone's privacy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from conftest import tiny_recipe
+from taciturn import tree
+from taciturn.algorithms.fine_tuning import rehearsing, soft_label_loss, unforgetting_update
+from taciturn.algorithms.local_training import LocalTraining, fedavg_update, gradient_step
+from taciturn.core import Message, UserData
+from taciturn.data.public import PublicCorpus
+from taciturn.models import losses
+from taciturn.models.cifg import cifg
+from taciturn.recipe_text import RecipeError, parse_recipe
+from taciturn.run import train_run
+
+MODEL = cifg(30, 8, 12)
+PARAMS = MODEL.init(jax.random.key(0))
+GENERAL = jnp.array(np.random.default_rng(1).integers(4, 30, (50, 7)))
+ROWS = jnp.array(np.random.default_rng(2).integers(4, 30, (4, 7)))
+KEY = jax.random.key(3)
+
+
+def loss(params, tokens, key):
+    return losses.cross_entropy(MODEL, params, tokens, None)
+
+
+def close(one, other, **tolerance) -> bool:
+    return all(
+        np.allclose(*pair, **tolerance) for pair in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    )
+
+
+@pytest.mark.parametrize(("share", "beside"), [(0.25, 12), (0.5, 4), (0.75, 1), (1.0, 0)])
+def test_so_much_general_text_is_rehearsed_that_the_users_own_has_its_share(share, beside):
+    seen = []
+
+    def step(params, batch, key, rate):
+        seen.append(batch)
+        return params
+
+    rehearsing(step, GENERAL, share)(PARAMS, ROWS, KEY, 0.1)
+    (batch,) = seen
+    assert len(batch) == len(ROWS) + beside
+    np.testing.assert_array_equal(batch[: len(ROWS)], ROWS)
+    general = {tuple(row) for row in np.asarray(GENERAL).tolist()}
+    assert all(tuple(row) in general for row in np.asarray(batch[len(ROWS) :]).tolist())
+
+
+def test_with_nothing_to_rehearse_it_is_plain_training():
+    plain = gradient_step(loss)
+    assert close(rehearsing(plain, GENERAL, 1.0)(PARAMS, ROWS, KEY, 0.1), plain(PARAMS, ROWS, None, 0.1), atol=1e-7)
+    assert not close(rehearsing(plain, GENERAL, 0.5)(PARAMS, ROWS, KEY, 0.1), plain(PARAMS, ROWS, None, 0.1), atol=1e-4)
+
+
+def test_a_batch_of_padding_is_no_step_although_general_text_would_be():
+    step = rehearsing(gradient_step(loss), GENERAL, 0.5)
+    assert close(step(PARAMS, jnp.zeros_like(ROWS), KEY, 0.1), PARAMS, atol=0)
+    assert not close(step(PARAMS, ROWS, KEY, 0.1), PARAMS, atol=0)  # the twin
+
+
+def test_each_device_rehearses_rows_of_its_own():
+    step = rehearsing(gradient_step(loss), GENERAL, 0.5)
+    assert not close(step(PARAMS, ROWS, KEY, 0.1), step(PARAMS, ROWS, jax.random.key(4), 0.1), atol=1e-6)
+
+
+def test_soft_labels_are_those_of_the_formulas():
+    other = tree.scale(PARAMS, 1.5)
+    share, general = 0.3, np.asarray(jax.nn.softmax(losses.logits(MODEL, other, ROWS[:, :-1])))
+    scores = np.asarray(jax.nn.log_softmax(losses.logits(MODEL, PARAMS, ROWS[:, :-1])))
+    labels = share * np.eye(30)[np.asarray(ROWS[:, 1:])] + (1 - share) * general
+    expected = -(labels * scores).sum(-1).mean()
+    assert soft_label_loss(MODEL, other, share, PARAMS, ROWS, None) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_model_that_was_sent_has_nothing_to_learn_from_itself():
+    """At λ → 0 it is its own teacher; at λ = 1 the loss is the plain one."""
+    own = jax.grad(lambda params: soft_label_loss(MODEL, PARAMS, 0.0, params, ROWS, None))(PARAMS)
+    assert close(own, tree.scale(PARAMS, 0.0), atol=1e-6)
+    one = jax.grad(lambda params: soft_label_loss(MODEL, tree.scale(PARAMS, 2.0), 1.0, params, ROWS, None))(PARAMS)
+    assert close(one, jax.grad(loss)(PARAMS, ROWS, None), atol=1e-6)
+
+
+def test_what_was_sent_stays_the_teacher_through_all_local_steps():
+    user = UserData(jnp.stack([ROWS, ROWS[::-1]]), jnp.float32(1), jnp.int32(2))
+    local, message = LocalTraining(0.5, epochs=3), Message(PARAMS, None)
+    soft = unforgetting_update(MODEL, local, 0.25)(message, user, KEY)
+    plain = fedavg_update(gradient_step(loss), local)(message, user, KEY)
+    assert optax.global_norm(soft) < 0.6 * optax.global_norm(plain)
+    assert close(unforgetting_update(MODEL, local, 1.0)(message, user, KEY), plain, atol=1e-5)
+
+
+@pytest.fixture
+def general(population, tmp_path):
+    texts = [" ".join(population.vocabulary.words[4 + n % 12] for n in range(start, start + 30)) for start in range(20)]
+    PublicCorpus.of(texts, population.vocabulary, "made-up general text").save(tmp_path / "general")
+    return tmp_path / "general"
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "dp-fedavg", "dp-ftrl"])
+@pytest.mark.parametrize("keep", ["rehearsal", "soft-labels"])
+def test_every_algorithm_keeps_the_general_language_and_names_what_was_public(
+    population, general, tmp_path, algorithm, keep
+):
+    sections = {"fedavg": {"privacy": {"noise_multiplier": None}}, "dp-fedavg": {}, "dp-ftrl": {}}[algorithm]
+    if algorithm == "dp-ftrl":
+        sections = {
+            "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2},
+            "privacy": {"noise": "tree"},
+        }
+    local = {"keep": keep, "user_share": 0.75} | ({"general": str(general)} if keep == "rehearsal" else {})
+    recipe = tiny_recipe(
+        population, algorithm=algorithm, local=local, run={"rounds": 2, "evaluate_every": 2}, **sections
+    )
+    finished = train_run(recipe, tmp_path / "run", lambda *_: None)
+    assert (finished.guarantee.epsilon < np.inf) == (algorithm != "fedavg")
+    said = (tmp_path / "run" / "guarantee.txt").read_text()
+    assert ("made-up general text" in " ".join(said.split())) == (keep == "rehearsal")
+
+
+def test_general_text_of_other_words_is_refused_before_anything_is_spent(population, tmp_path, vocabulary):
+    other = type(vocabulary)((*vocabulary.words[:-1], "another"))
+    PublicCorpus.of(["word1 word2"], other, "other").save(tmp_path / "other")
+    recipe = tiny_recipe(population, local={"keep": "rehearsal", "general": str(tmp_path / "other")})
+    with pytest.raises(RecipeError, match="other words"):
+        train_run(recipe, tmp_path / "run", lambda *_: None)
+    assert (
+        not (population.folder / "ledger.jsonl").exists()
+        or "open" not in (population.folder / "ledger.jsonl").read_text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("local", "algorithm", "match"),
+    [
+        ({"keep": "rehearsal"}, "dp-fedavg", "go together"),
+        ({"general": "somewhere"}, "dp-fedavg", "go together"),
+        ({"keep": "soft-labels"}, "dp-fedsgd", "one gradient"),
+        ({"keep": "soft-labels", "user_share": 0.0}, "dp-fedavg", "user_share"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(population, local, algorithm, match):
+    with pytest.raises(RecipeError, match=match):
+        parse_recipe(
+            tiny_recipe(population).model_dump(mode="json")
+            | {"algorithm": algorithm}
+            | {"local": tiny_recipe(population).model_dump(mode="json")["local"] | local}
+        )
