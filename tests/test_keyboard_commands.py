@@ -176,6 +176,8 @@ def test_counted_n_grams_say_that_they_have_no_guarantee_and_leave_only_so(made,
     assert exported.check is not None
     assert exported.check.agreement == 1.0
     assert "NO privacy guarantee" in (tmp_path / "out" / "model.arpa").read_text()
+    export_run(tmp_path / "kn", tmp_path / "list", "combined", non_private=True)
+    assert "NO privacy" in (tmp_path / "list" / "main_en.combined").read_text().splitlines()[0]
 
 
 def test_people_who_were_trained_on_do_not_type(made, tmp_path):
