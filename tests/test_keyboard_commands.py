@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from conftest import tiny_recipe
 from taciturn import exporting
 from taciturn.baselines import count_population
-from taciturn.cli import app
+from taciturn.cli import app, main
 from taciturn.data.population import Population, trained_on
 from taciturn.data.texts import Texts
 from taciturn.data.vocabulary import DataError
@@ -234,3 +234,20 @@ def test_the_page_shows_no_model_that_its_ledger_does_not_know(made, tmp_path):
     (tmp_path / "stranger" / "model.safetensors").write_bytes(content)
     with pytest.raises(ExportRefused):
         keyboard_server([tmp_path / "stranger"], [], 0)
+
+
+def test_errors_are_sentences(made, tmp_path, monkeypatch, capsys):
+    (tmp_path / "half.arpa").write_text("\\data\\\nngram 1=5\n\n\\1-grams:\n-1\ta\n")
+    export_run(made / "private-run", tmp_path / "exported")
+    asked = {
+        ("typing", tmp_path / "half.arpa", "--text", made / "chats.csv"): "half.arpa, line",
+        ("typing", tmp_path / "exported", "--text", made / "chats.csv"): "is an export",
+        ("keyboard", made / "private-run", "--blocklist", tmp_path / "none.txt"): "none.txt cannot be read",
+        ("export", made / "private-run", "--out", tmp_path / "exported"): "is not empty",
+    }
+    for arguments, said in asked.items():
+        monkeypatch.setattr("sys.argv", ["taciturn", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        assert said in " ".join(capsys.readouterr().err.split())

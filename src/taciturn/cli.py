@@ -340,8 +340,10 @@ def main() -> None:
     from taciturn.privacy.participation import WrongNumberOfUsers
     from taciturn.privacy.participation_log import ParticipationBreach
     from taciturn.recipe_text import RecipeError
+    from taciturn.release.arpa import ArpaError
     from taciturn.release.checkpoint import ModelFileError
     from taciturn.release.export import ExportRefused
+    from taciturn.release.onnx_graph import OnnxMissing
     from taciturn.run import RunError
 
     one_stream_per_core()
@@ -352,6 +354,8 @@ def main() -> None:
         BudgetExhausted,
         ModelFileError,
         ExportRefused,
+        OnnxMissing,
+        ArpaError,
         RunError,
         HostsError,
         WrongNumberOfUsers,

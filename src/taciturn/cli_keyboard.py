@@ -68,7 +68,17 @@ def typing(
             {"model": str(path), **{name: _numbers(one) for name, one in figure.items()}}
             for path, figure in zip(paths, figures, strict=True)
         ]
-        print(json.dumps({"people": tried.people, "words": tried.words, "models": listed}))
+        content: dict[str, Any] = {
+            "people": tried.people,
+            "words": tried.words,
+            "left_out": tried.trained_on,
+            "history": history,
+            "models": listed,
+        }
+        if other is not None:
+            first, second = tried.typings
+            content["change"] = {metric: _numbers(second.change_from(first, metric)) for metric in NAMES}
+        print(json.dumps(content))
         return
     console.print(
         f"{tried.people:,} people (no guarantee for them), {tried.words:,} words and signs; "
@@ -92,7 +102,7 @@ def typing(
             style = "bold" if abs(change.value) > change.margin else "dim"
         table.add_row(name, *cells, style=style)
     for letter, path in zip(letters, paths, strict=True):
-        with_history = ", with each person's own history" if history and path == paths[-1] else ""
+        with_history = ", with each person's own history" if history and letter == letters[-1] else ""
         console.print(f"{letter}: {path}{with_history}", highlight=False, soft_wrap=True)
     console.print(table)
     console.print(
@@ -110,7 +120,10 @@ def _numbers(interval: Any) -> dict[str, float | None]:
 
 
 def _figure(metric: str, interval: Any) -> str:
-    return f"{interval:.1f}" if metric == "words_per_minute" else f"{interval:.2%}"
+    spec = ".1f" if metric == "words_per_minute" else ".2%"
+    return (
+        f"{interval:{spec}}" if math.isfinite(interval.margin) else f"{interval.value:{spec}}"
+    )  # a single person has no interval
 
 
 def ngram(
@@ -141,7 +154,7 @@ def ngram(
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="a run folder, or a folder of counted n-grams")],
+    run: Annotated[Path, typer.Argument(help="a run folder, or a folder of n-grams counted on users")],
     out: Annotated[Path, typer.Option(help="new folder for the model and its guarantee")],
     to: Annotated[
         Literal["model", "onnx", "onnx-int8", "arpa", "combined", "js"],
@@ -169,7 +182,7 @@ def export(
     with stages() as show:
         exported = export_run(run, out, to, non_private, blocked, Distilling(samples, entries), show)
     for path in exported.files:
-        console.print(f"{path}  {path.stat().st_size / 1e6:.2f} MB", highlight=False, soft_wrap=True)
+        console.print(f"{path}  {path.stat().st_size / 1e3:,.0f} kB", highlight=False, soft_wrap=True)
     if exported.check is not None:
         check = exported.check
         console.print(

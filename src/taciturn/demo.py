@@ -103,7 +103,7 @@ def _show(console: Console, warm: Scores, private: Scores, twin: Scores, guarant
         f"Look around: {folder}/private (guarantee.txt, progress.png, metrics.csv, model.safetensors)\n"
         f"             {_command()} ledger {folder}/population\n"
         f"Type with it: {_command()} keyboard {folder}/private --beside {folder}/non-private-twin\n"
-        f"Count what it spares people: {_command()} typing {folder}/warm-start {folder}/private --text sotu",
+        f"Count what it spares people: {_command()} typing {folder}/warm-start {folder}/private --text sotu --people 150",
         highlight=False,
         soft_wrap=True,
     )

@@ -92,7 +92,7 @@ def _blocked(loaded: Loaded, blocklist: Iterable[str], to: Format) -> list[str]:
     blocked = [normalize(word, loaded.vocabulary.language).strip() for word in blocklist]
     if blocked and (to == "model" or (to in ("arpa", "combined") and isinstance(loaded.model, NGram))):
         raise ExportRefused(
-            f"a blocklist cannot be kept in these files ({to} of this model): leave it out, or block the words on the device"
+            f"a blocklist cannot be kept in a file of this kind (--to {to}): leave it out, or block the words on the device"
         )
     return blocked
 

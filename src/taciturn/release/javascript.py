@@ -110,7 +110,7 @@ def _worth(epsilon: float) -> str:
         return "That promises nothing: it measures what noise costs, not privacy."
     if epsilon > WEAK:
         return "That is a weak promise: noise was added, and a determined expert might still tell whether somebody took part."
-    strength = "a strong" if epsilon <= STRONG else "a reasonable"
+    strength = "a strong" if epsilon <= STRONG else "a moderate"
     return (
         f"That is {strength} promise: the model would be much the same without any one of them, so it can hardly repeat what only one "
         "person wrote."

@@ -222,8 +222,11 @@ class KeyboardPage {
   }
 
   accept(panel) {
-    this.saved += length(panel.shown.continuation) - 1;
-    this.write(panel.shown.continuation, 0);
+    const space = WITHOUT_SPACES.has(this.language) ? "" : " "; // as after a word that is picked
+    const text = panel.shown.continuation + space;
+    this.saved += length(text) - 1;
+    this.spaceAt = space ? this.message.value.length + text.length : -1;
+    this.write(text, 0);
   }
 
   /** Put text in the place of so many characters before the caret, as a key would, so that it can be undone as one. */
