@@ -100,8 +100,9 @@ def general(population, tmp_path):
     return tmp_path / "general"
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "dp-fedavg", "dp-ftrl"])
-@pytest.mark.parametrize("keep", ["rehearsal", "soft-labels"])
+@pytest.mark.parametrize(
+    ("algorithm", "keep"), [("fedavg", "rehearsal"), ("dp-ftrl", "rehearsal"), ("dp-fedavg", "soft-labels")]
+)
 def test_every_algorithm_keeps_the_general_language_and_names_what_was_public(
     population, general, tmp_path, algorithm, keep
 ):
