@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from conftest import tiny_recipe
@@ -26,6 +25,10 @@ KEY = jax.random.key(3)
 
 def loss(params, tokens, key):
     return losses.cross_entropy(MODEL, params, tokens, None)
+
+
+def norm(update) -> float:
+    return float(np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(update))))
 
 
 def close(one, other, **tolerance) -> bool:
@@ -89,7 +92,7 @@ def test_what_was_sent_stays_the_teacher_through_all_local_steps():
     local, message = LocalTraining(0.5, epochs=3), Message(PARAMS, None)
     soft = unforgetting_update(MODEL, local, 0.25)(message, user, KEY)
     plain = fedavg_update(gradient_step(loss), local)(message, user, KEY)
-    assert optax.global_norm(soft) < 0.6 * optax.global_norm(plain)
+    assert norm(soft) < 0.6 * norm(plain)
     assert close(unforgetting_update(MODEL, local, 1.0)(message, user, KEY), plain, atol=1e-5)
 
 
