@@ -200,8 +200,7 @@ class _Export:
     def _of_ngram(self, ngram: NGram, listed: Sequence[str], scores: Scoring, held: set[str]) -> Check:
         """Refuse a file that does not say what the n-grams say; and how near it is to the model."""
         kept = np.array(self._ids(listed))
-        numbers = np.full(self.model.vocabulary, UNKNOWN)
-        numbers[kept] = np.arange(len(kept))
+        numbers = self._numbers(kept)
 
         def counted(text: np.ndarray) -> np.ndarray:
             rows = np.full((len(text) + 1, self.model.vocabulary), -np.inf)
@@ -234,13 +233,18 @@ class _Export:
         texts = samples(self.model, words, jax.random.key(1), lambda done, all: self.progress("sampling", done, all))
         # What is blocked is not in the list, so that no reader can say it.
         kept = np.setdiff1d(np.arange(self.model.vocabulary), self._ids(self.blocked))
-        numbers = np.full(self.model.vocabulary, UNKNOWN)
-        numbers[kept] = np.arange(len(kept))
+        numbers = self._numbers(kept)
         # Katz: what is left of Kneser and Ney's after pruning is worse (Chelba et al. 2010).
         counted = katz((numbers[text] for text in texts), len(kept), order)
         cost = ", which costs no privacy" if self.guarantee.is_private else ""
         how = f"{order}-grams of {words:,} words sampled from the model{cost}"
         return pruned(counted, entries), tuple(self.card.vocabulary[place] for place in kept), how
+
+    def _numbers(self, kept: np.ndarray) -> np.ndarray:
+        """What the model's words are called in a list that keeps some of them."""
+        numbers = np.full(self.model.vocabulary, UNKNOWN)
+        numbers[kept] = np.arange(len(kept))
+        return numbers
 
     def _recurrent(self, what: str) -> Recurrent:
         if not isinstance(self.model, Recurrent):

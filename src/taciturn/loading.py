@@ -93,9 +93,9 @@ def learned_from(loaded: Loaded) -> str | None:
     if not loaded.is_of_users:
         return "public text"
     if (loaded.path / "recipe.toml").exists():
-        recipe = recipe_of(loaded.path)
-        if recipe.fingerprint == opened_row(loaded)["recipe"]:  # or else the number is not the one that was declared
-            simulated = opened_row(loaded).get("unit", "").startswith("one simulated")
+        recipe, opened = recipe_of(loaded.path), opened_row(loaded)
+        if recipe.fingerprint == opened["recipe"]:  # or else the number is not the one that was declared
+            simulated = opened.get("unit", "").startswith("one simulated")
             return f"the text of about {recipe.participation.users:,} {'simulated users' if simulated else 'people'}"
     return "people's text"
 

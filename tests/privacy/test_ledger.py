@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
@@ -14,6 +15,8 @@ from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
 from taciturn.privacy.accounting import Budget, epsilon, event_from_json, event_to_json
 from taciturn.privacy.ledger import Ledger, LedgerError
 from taciturn.privacy.participation import FixedSize, PoissonSampling
+from taciturn.release.checkpoint import ModelCard, card_digest, params_digest
+from taciturn.release.export import ExportRefused, verified_guarantee
 
 ROUND_COST = PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0))
 
@@ -243,3 +246,24 @@ def test_charges_of_several_processes_form_one_chain(tmp_path):
 def test_events_survive_being_written_down(participation):
     event = SelfComposedDpEvent(participation.event(1.3), 7)
     assert event_from_json(json.loads(json.dumps(event_to_json(event)))) == event
+
+
+def test_what_is_said_of_a_model_is_on_record_with_it_and_nothing_else_may_be_said(opened, ledger_path):
+    params, words = {"w": np.ones(3, np.float32)}, ("<pad>", "<unk>", "<bos>", "<eos>", "word")
+    card = ModelCard({"kind": "lstm"}, words, {"language": "en", "source": "a list"}, run="run")
+    card = replace(card, ledger_head=opened.record_model(3, params_digest(params), card_digest(card)))
+    assert verified_guarantee(params, card, Ledger(ledger_path)).run == "run"  # the twin: what was recorded may leave
+    for said in ({"vocabulary": (*words[:-1], "secret")}, {"public_sources": ("all of it",)}, {"sentences": True}):
+        with pytest.raises(ExportRefused, match="changed"):
+            verified_guarantee(params, replace(card, **said), Ledger(ledger_path))
+
+
+def test_whom_a_run_protects_is_what_it_declared_whatever_is_said_later(ledger_path):
+    account(ledger_path, replace(terms(), unit="one simulated user")).open()
+    account(ledger_path, terms()).reopen(None)  # a population that was described anew
+    assert Ledger(ledger_path).guarantee("run").unit == "one simulated user"
+
+
+def test_a_model_recorded_again_with_another_card_is_another_row(opened):
+    assert opened.record_model(3, "digest", "one") == opened.record_model(3, "digest", "one")
+    assert opened.record_model(3, "digest", "one") != opened.record_model(3, "digest", "other")
