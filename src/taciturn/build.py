@@ -15,7 +15,7 @@ from taciturn.algorithms.dp_fedavg import dp_fedavg, dp_fedsgd, fedavg, server_o
 from taciturn.algorithms.dp_ftrl import dp_ftrl
 from taciturn.algorithms.fine_tuning import rehearsing, unforgetting_update
 from taciturn.algorithms.local_training import LocalTraining, Project, UserUpdate, fedavg_update
-from taciturn.config import DEFAULT_CLIP_NORM, Model, Recipe
+from taciturn.config import Recipe
 from taciturn.core import PADDING, Algorithm, LanguageModel, Participation
 from taciturn.data.availability import Clock, Devices, Habits
 from taciturn.data.layout import Cut, Layout, Sentences, Unrolls
@@ -43,6 +43,7 @@ from taciturn.privacy.noise import Noise, gaussian
 from taciturn.privacy.participation import CyclicPoisson, FixedSize, MinSeparation, PoissonSampling, spare_rounds
 from taciturn.privacy.sensitivity import most_participations, segments
 from taciturn.privacy.strategies import optimal_bands, optimal_blt
+from taciturn.sections import DEFAULT_CLIP_NORM, Model
 
 
 def language_model(model: Model, vocabulary: int, product: DTypeLike = jnp.float32) -> LanguageModel:

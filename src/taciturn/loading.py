@@ -8,7 +8,6 @@ from pathlib import Path
 
 from taciturn import build
 from taciturn.baselines import COUNTED_ON
-from taciturn.config import Model
 from taciturn.core import Params, WordModel
 from taciturn.data.population import Population, trained_on
 from taciturn.data.vocabulary import Vocabulary
@@ -19,6 +18,7 @@ from taciturn.release.arpa import read_arpa
 from taciturn.release.checkpoint import ModelCard, load_model
 from taciturn.release.export import ExportRefused, verified_guarantee
 from taciturn.run import RunError, recipe_of
+from taciturn.sections import Model
 
 
 @dataclass(frozen=True)

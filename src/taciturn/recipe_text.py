@@ -8,8 +8,9 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from taciturn.config import Model, Recipe
+from taciturn.config import Recipe
 from taciturn.files import write_atomically
+from taciturn.sections import Model
 
 
 class RecipeError(Exception):
@@ -18,7 +19,7 @@ class RecipeError(Exception):
 
 def reference() -> str:
     """Every setting of a recipe, for docs/recipe.md."""
-    lines = ["# Every setting of a recipe", "", "Made from `src/taciturn/config.py`; a test keeps it in step.", ""]
+    lines = ["# Every setting of a recipe", "", "Made from `src/taciturn/sections.py`; a test keeps it in step.", ""]
     sections = {name: field.annotation for name, field in Recipe.model_fields.items()}
     for section, kind in {"": Recipe, **sections}.items():
         if not (isinstance(kind, type) and issubclass(kind, BaseModel)):

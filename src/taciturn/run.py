@@ -7,10 +7,7 @@ RUN/
   private/   root (of all randomness) and state (to resume from); mode 0700, deleted when the run ends
 """
 
-import csv
-import io
 import json
-import math
 import shutil
 import time
 from collections.abc import Callable
@@ -31,6 +28,7 @@ from taciturn.files import sync_folder, write_atomically
 from taciturn.fleets.available import AvailableFleet
 from taciturn.fleets.many_hosts import announced
 from taciturn.hosts import dismiss_hosts
+from taciturn.metrics import Metrics
 from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
 from taciturn.privacy.adaptive_clip import Norms
 from taciturn.privacy.curator import Curator
@@ -294,7 +292,7 @@ def _savable(state: TrainState) -> dict[str, Any]:
 
 
 def _finish(
-    run: Run, state: TrainState, metrics: "Metrics", before: Scores, scores: Scores, stopped: str | None
+    run: Run, state: TrainState, metrics: Metrics, before: Scores, scores: Scores, stopped: str | None
 ) -> Finished:
     _save(run, state)
     guarantee = run.account.guarantee()
@@ -335,34 +333,6 @@ def unit_of(population: Population) -> str:
     """Whom the guarantee protects, in words."""
     simulated = population.manifest["about"].get("simulated")
     return f"one simulated user ({simulated})" if simulated else "one user"
-
-
-class Metrics:
-    """metrics.jsonl and metrics.csv; rows of rounds that a crash undid are dropped when the run goes on."""
-
-    def __init__(self, folder: Path, round: int) -> None:
-        self.folder = folder
-        path = folder / "metrics.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        self.rows = [row for row in map(_row_from_json, lines) if row["round"] <= round]
-
-    def add(self, row: dict[str, Any]) -> None:
-        self.rows.append(row)
-        write_atomically(self.folder / "metrics.jsonl", "".join(map(_row_to_json, self.rows)).encode())
-        table = io.StringIO()
-        writer = csv.DictWriter(table, list(row))
-        writer.writeheader()
-        writer.writerows(self.rows)
-        write_atomically(self.folder / "metrics.csv", table.getvalue().encode())
-
-
-def _row_to_json(row: dict[str, Any]) -> str:
-    """JSON knows no infinity."""
-    return json.dumps({name: "infinity" if value == math.inf else value for name, value in row.items()}) + "\n"
-
-
-def _row_from_json(line: str) -> dict[str, Any]:
-    return {name: math.inf if value == "infinity" else value for name, value in json.loads(line).items()}
 
 
 def _measured(

@@ -10,7 +10,7 @@ from dp_accounting import DpEvent
 
 from taciturn import build
 from taciturn.algorithms.pretraining import pretrain
-from taciturn.config import Model, Recipe
+from taciturn.config import Recipe
 from taciturn.core import Params
 from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import Vocabulary
@@ -18,6 +18,7 @@ from taciturn.models.losses import cross_entropy
 from taciturn.privacy.ledger import Ledger
 from taciturn.recipe_text import RecipeError, load_recipe
 from taciturn.release.checkpoint import ModelCard, load_model, params_digest, save_model
+from taciturn.sections import Model
 
 FAST, SLOW = 1.2e-2, 3e-3  # Adam's rate: words of unit length bear the first, at which others' weights run away
 

@@ -1,0 +1,216 @@
+"""The sections of a recipe, each validated for itself; how they go together is config.py."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
+
+from taciturn.privacy.accounting import AccountantName
+from taciturn.privacy.clipping import clip_schedule
+
+DEFAULT_CLIP_NORM = 0.8  # Ramaswamy et al. 2020, Table 1
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Data(Section):
+    population: str = Field(description="folder made by `taciturn data build`")
+    layout: Literal["unrolls", "sentences"] = Field(
+        default="unrolls",
+        description="the text in one go, cut every `local.unroll` tokens (McMahan et al. 2018), or sentence by sentence",
+    )
+    tokens_per_user: PositiveInt = Field(
+        default=1600, description="what one user's local training reads at most, in unrolls"
+    )
+    sentences_per_user: PositiveInt = Field(default=160, description="the same for sentences")
+    sentence_length: PositiveInt = Field(default=20, description="tokens of a sentence; longer ones are cut")
+
+
+class Model(Section):
+    kind: Literal["lstm", "cifg", "gru", "transformer"] = "lstm"
+    width: PositiveInt = Field(default=96, description="of a word's embedding")
+    units: PositiveInt | None = Field(
+        default=None, description="of the recurrent state (default: LSTM and GRU 256, CIFG 670)"
+    )
+    tied: bool = Field(default=False, description="CIFG: one embedding for input and output")
+    layers: PositiveInt = Field(default=2, description="Transformer")
+    heads: PositiveInt = Field(default=4, description="Transformer")
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    warm_start: str | None = Field(default=None, description="run folder or model.safetensors to start from")
+
+
+class Local(Section):
+    learning_rate: float = Field(
+        default=0.5, gt=0, description="η; default of Ramaswamy et al. 2020, Table 1, like the next"
+    )
+    batch_size: PositiveInt = Field(default=50, description="B")
+    unroll: PositiveInt = Field(default=10, description="tokens predicted in a row, in unrolls")
+    epochs: PositiveInt = Field(default=1, description="E")
+    update_penalty: float = Field(default=0.0, ge=0, description="L2 penalty on the update")
+    keep: Literal["nothing", "rehearsal", "soft-labels"] = Field(
+        default="nothing",
+        description="so that the general language is not forgotten (Popov et al. 2018): rows of general text beside the user's, or "
+        "what the model that was sent would have said",
+    )
+    general: str | None = Field(default=None, description="rehearsal: folder made by `taciturn data public`")
+    user_share: float = Field(
+        default=0.5, gt=0, le=1, description="λ: how much of what a device learns from is its user's own"
+    )
+    precision: Literal["float32", "mixed"] = Field(
+        default="float32",
+        description="of matrix products; mixed takes them in bfloat16 (parameters, clips, sums and noise stay float32)",
+    )
+
+
+class Server(Section):
+    optimizer: Literal["sgd", "momentum", "nesterov", "adam"] = Field(
+        default="momentum", description="Ramaswamy et al. 2020, Table 1, like the next"
+    )
+    learning_rate: float = Field(default=1.0, gt=0)
+    momentum: float = Field(default=0.99, ge=0, lt=1)
+
+
+class ParticipationSection(Section):
+    kind: Literal["poisson", "fixed", "min-separation", "cyclic-poisson"] = Field(
+        default="poisson",
+        description="the last two are dp-ftrl's: one claims no sampling, in the other users take turns every privacy.bands rounds",
+    )
+    users: PositiveInt = Field(
+        description="K, the number of users as publicly known; sets q and δ, never counted from the text"
+    )
+    cohort: float = Field(
+        gt=0, le=60_000, description="users a round: expected with poisson, else exact, or the report goal m"
+    )
+    weight_cap: float | None = Field(
+        default=None, gt=0, description="ŵ: a user of n tokens weighs min(n/ŵ, 1); none weighs all alike"
+    )
+    total_weight: float | None = Field(
+        default=None, gt=0, description="W, the total weight as publicly known (default: users)"
+    )
+
+    min_separation: int | None = Field(
+        default=None, ge=0, description="MinS: rounds strictly between two participations of a user"
+    )
+    max_participations: PositiveInt | None = Field(
+        default=None, description="MaxP (default: as many as the rounds and min_separation allow)"
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> "ParticipationSection":
+        separated = self.kind == "min-separation"
+        if separated != (self.min_separation is not None) or (self.max_participations is not None and not separated):
+            raise ValueError('kind = "min-separation" goes with min_separation, and max_participations only with it')
+        if self.min_separation is not None and (self.min_separation + 1) * self.cohort > self.users:
+            possible = max(int(self.users // self.cohort) - 1, 0)
+            raise ValueError(
+                f"with {self.users} users and cohorts of {self.cohort:g} nobody can rest for {self.min_separation} rounds; "
+                f"{possible} are possible"
+            )
+        if self.cohort > self.users:
+            raise ValueError(f"a cohort of {self.cohort:g} is more than the {self.users} users there are")
+        if self.kind in ("fixed", "min-separation") and self.cohort != int(self.cohort):
+            raise ValueError("a fixed cohort is a whole number of users")
+        return self
+
+    @property
+    def probability(self) -> float:
+        return self.cohort / self.users
+
+    @property
+    def expected_weight(self) -> float:
+        """qW."""
+        return self.probability * (self.total_weight or self.users)
+
+
+class Privacy(Section):
+    clip_norm: float | list[tuple[int, float]] | None = Field(
+        default=None,
+        description="S, or a falling schedule [[round, S], …]; default 0.8 (Ramaswamy et al. 2020), fedavg: none",
+    )
+    clipping: Literal["flat", "per-layer", "adaptive"] = Field(
+        default="flat",
+        description="the last follows a quantile from clip_norm on, and is dp-ftrl's (Xu et al. 2023, Algorithm 1)",
+    )
+    target_quantile: float = Field(default=0.5, gt=0, lt=1, description="γ of adaptive clipping")
+    clip_learning_rate: float = Field(default=0.2, gt=0, le=10, description="η_γ of adaptive clipping")
+    clipped_count_stddev: float | None = Field(
+        default=None, gt=0, description="σ_b of adaptive clipping: noise on its count (default: cohort / 20)"
+    )
+    layer_clip_norms: dict[str, float] | None = Field(default=None, description="S_j by layer, in place of clip_norm")
+    greedy: bool = Field(
+        default=False, description="project after every local step (McMahan et al. 2018), not only at the end"
+    )
+    estimator: Literal["fixed", "clipped"] = Field(default="fixed", description="denominator qW, or max(qW_min, Σ w_k)")
+    least_weight: float | None = Field(default=None, gt=0, description="W_min of the clipped denominator")
+    noise_multiplier: float | None = Field(
+        default=None, ge=1e-3, description="z; left out, it is worked out from the budget"
+    )
+    noise: Literal["independent", "tree", "honaker", "banded", "blt"] | None = Field(
+        default=None, description="how it is correlated over rounds (default: blt for dp-ftrl, else independent)"
+    )
+    restart_rounds: list[PositiveInt] | None = Field(
+        default=None,
+        description="correlated noise starts anew after these (default: never; with adaptive clipping 128, 1152, 2176, …)",
+    )
+    bands: PositiveInt = Field(default=32, description="of banded noise")
+    buffers: PositiveInt = Field(default=3, le=4, description="of blt noise")
+    strategy: dict[str, list[float]] | None = Field(
+        default=None,
+        description="coefficients of banded or blt noise, segment after segment; worked out, and written into the run's own recipe",
+    )
+    epsilon: float | None = Field(default=None, gt=0, description="budget: training stops before it is passed")
+    rho: float | None = Field(default=None, gt=0, description="budget in zCDP")
+    delta: float | None = Field(default=None, gt=0, lt=1, description="default: users^−1.1")
+    accountant: AccountantName = "pld"
+
+    @field_validator("clip_norm")
+    @classmethod
+    def _schedule(cls, value: float | list[tuple[int, float]] | None) -> float | list[tuple[int, float]] | None:
+        if value is not None:
+            clip_schedule(value)
+        return value
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Privacy":
+        if self.layer_clip_norms and self.clipping != "per-layer":
+            raise ValueError('layer_clip_norms belong to clipping = "per-layer"')
+        if self.restart_rounds and sorted(set(self.restart_rounds)) != self.restart_rounds:
+            raise ValueError("restart_rounds rise from one to the next")
+        if self.clipping == "adaptive" and not isinstance(self.clip_norm, float | int | None):
+            raise ValueError('clipping = "adaptive" starts from one clip_norm, not from a schedule')
+        if (self.estimator == "clipped") != (self.least_weight is not None):
+            raise ValueError('estimator = "clipped" and least_weight go together')
+        return self
+
+
+class FleetSection(Section):
+    kind: Literal["always", "available"] = Field(
+        default="always",
+        description="everyone is there in every round, or devices check in at night, keep a timer and drop out (min-separation only)",
+    )
+    timer_hours: float = Field(default=24.0, gt=0, description="for which a device rests after an upload")
+    over_selection: float = Field(default=1.3, ge=1, description="devices asked for each report that is needed")
+    most_reports: PositiveInt | None = Field(
+        default=None, description="n_max: later reports are not summed (default: all who were asked)"
+    )
+    drop_out: float = Field(default=0.06, ge=0, lt=1, description="share of those who are asked")
+    time_zones: list[tuple[float, float]] = Field(
+        default=[(0.0, 1.0)], min_length=1, description="[[offset in hours, share of users], …]"
+    )
+
+    @field_validator("time_zones")
+    @classmethod
+    def _shares(cls, value: list[tuple[float, float]]) -> list[tuple[float, float]]:
+        if any(share <= 0 for _, share in value):
+            raise ValueError("every time zone has a positive share of the users")
+        return value
+
+
+class Run(Section):
+    rounds: PositiveInt
+    evaluate_every: PositiveInt = 20
+    save_every: PositiveInt = 10
+    seed: int | None = Field(
+        default=None, description="makes the run repeatable and a *simulation*: its noise is no secret any more"
+    )
