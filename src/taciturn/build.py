@@ -27,6 +27,7 @@ from taciturn.fleets.available import AvailableFleet
 from taciturn.fleets.many_hosts import ManyHosts
 from taciturn.fleets.simulated import SimulatedFleet
 from taciturn.models.cifg import cifg
+from taciturn.models.deep_lstm import deep_lstm
 from taciturn.models.gru import gru
 from taciturn.models.losses import cross_entropy
 from taciturn.models.lstm import lstm
@@ -64,6 +65,17 @@ def language_model(model: Model, vocabulary: int, product: DTypeLike = jnp.float
             return gru(vocabulary, model.width, model.units or 256, dropout_rate=model.dropout, product=product)
         case "transformer":
             return transformer(vocabulary, model.width, model.layers, model.heads, dropout_rate=model.dropout)
+        case "deep-lstm":
+            return deep_lstm(
+                vocabulary,
+                model.width,
+                model.units or 650,
+                model.layers,
+                model.tied,
+                model.dropout,
+                model.variational,
+                product,
+            )
 
 
 def participation(recipe: Recipe) -> Participation:

@@ -17,7 +17,7 @@ from taciturn.data.vocabulary import normalize
 from taciturn.loading import Loaded, guarantee_of, learned_from, load_word_model
 from taciturn.models.ngram import NGram, katz, pruned
 from taciturn.models.sampling import samples
-from taciturn.models.stepping import Recurrent, Windowed
+from taciturn.models.stepping import Neural, Recurrent
 from taciturn.privacy.ledger import Guarantee
 from taciturn.release.arpa import arpa_words, read_arpa, write_arpa
 from taciturn.release.checkpoint import ModelCard, save_model
@@ -228,7 +228,7 @@ class _Export:
         """N-grams, their words, and how they were made: the model itself if it is one, or else counted on its samples."""
         if isinstance(self.model, NGram):
             return self.model, self.card.vocabulary, f"{self.model.order}-grams as counted"
-        assert isinstance(self.model, Recurrent | Windowed)
+        assert isinstance(self.model, Neural)
         words, entries = self.distilling
         texts = samples(self.model, words, jax.random.key(1), lambda done, all: self.progress("sampling", done, all))
         # What is blocked is not in the list, so that no reader can say it.
@@ -272,7 +272,7 @@ class _Export:
 
     def _texts(self) -> list[np.ndarray]:
         """The model's own; n-grams, which are slow to sample, are asked about random words."""
-        if isinstance(self.model, Recurrent | Windowed):
+        if isinstance(self.model, Neural):
             return list(samples(self.model, 1, jax.random.key(0)))[:CHECKED_TEXTS]
         generator = np.random.default_rng(0)
         return list(generator.integers(UNKNOWN, self.model.vocabulary, (CHECKED_TEXTS, 64)))

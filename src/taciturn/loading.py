@@ -12,7 +12,7 @@ from taciturn.core import Params, WordModel
 from taciturn.data.population import Population, trained_on
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.models.ngram import NGram
-from taciturn.models.stepping import Recurrent, Windowed, step_weights
+from taciturn.models.stepping import Recurrent, Stacked, Windowed, step_weights
 from taciturn.privacy.ledger import Guarantee, Row
 from taciturn.release.arpa import read_arpa
 from taciturn.release.checkpoint import ModelCard, load_model
@@ -45,6 +45,8 @@ class Loaded:
         restarts = self.vocabulary.sentence_ends if self.card.sentences else ()
         if settings.kind == "transformer":
             return Windowed(model, self.params, restarts)
+        if settings.kind == "deep-lstm":
+            return Stacked(model, self.params, restarts)
         return Recurrent(settings.kind, step_weights(model, self.params), restarts)
 
 

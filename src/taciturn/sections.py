@@ -28,15 +28,16 @@ class Data(Section):
 
 
 class Model(Section):
-    kind: Literal["lstm", "cifg", "gru", "transformer"] = "lstm"
+    kind: Literal["lstm", "cifg", "gru", "transformer", "deep-lstm"] = "lstm"
     width: PositiveInt = Field(default=96, description="of a word's embedding")
     units: PositiveInt | None = Field(
-        default=None, description="of the recurrent state (default: LSTM and GRU 256, CIFG 670)"
+        default=None, description="of the recurrent state (default: LSTM and GRU 256, CIFG 670, deep LSTM 650)"
     )
-    tied: bool = Field(default=False, description="CIFG: one embedding for input and output")
-    layers: PositiveInt = Field(default=2, description="Transformer")
+    tied: bool = Field(default=False, description="CIFG, deep LSTM: one embedding for input and output")
+    layers: PositiveInt = Field(default=2, description="Transformer, deep LSTM")
     heads: PositiveInt = Field(default=4, description="Transformer")
     dropout: float = Field(default=0.0, ge=0, lt=1)
+    variational: bool = Field(default=False, description="deep LSTM: drop the same all along a sequence")
     warm_start: str | None = Field(default=None, description="run folder or model.safetensors to start from")
 
 

@@ -59,7 +59,7 @@ def load_warm_start(recipe: Recipe, vocabulary: Vocabulary, ledger: Ledger) -> W
         return None
     path = Path(recipe.model.warm_start)
     params, card = load_model(path)
-    ours = recipe.model.model_dump(mode="json", exclude={"warm_start", "dropout"})
+    ours = recipe.model.model_dump(mode="json", exclude={"warm_start", "dropout", "variational"})
     theirs = card.architecture
     differing = [
         f"{name} is {theirs.get(name)}, not {value}" for name, value in ours.items() if theirs.get(name) != value

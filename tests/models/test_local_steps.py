@@ -9,6 +9,7 @@ import pytest
 
 from taciturn.models import losses, softmax_step
 from taciturn.models.cifg import cifg
+from taciturn.models.deep_lstm import deep_lstm
 from taciturn.models.gru import gru
 from taciturn.models.lstm import lstm
 from taciturn.models.sgd import sgd_step
@@ -23,6 +24,8 @@ MODELS = {
     "cifg tied": cifg(30, 16, 12, tied=True),
     "gru": gru(30, 16, 12),
     "transformer": transformer(30, 16, layers=2, heads=2),
+    "deep lstm": deep_lstm(30, 8, 12),
+    "deep lstm tied": deep_lstm(30, 12, 12, tied=True, dropout_rate=0.3, variational=True),
 }
 
 

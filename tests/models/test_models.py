@@ -9,8 +9,10 @@ from taciturn import tree
 from taciturn.models import losses
 from taciturn.models.cifg import cell as cifg_cell
 from taciturn.models.cifg import cifg
+from taciturn.models.deep_lstm import deep_lstm
 from taciturn.models.gru import cell as gru_cell
 from taciturn.models.gru import gru
+from taciturn.models.layers import dropout
 from taciturn.models.lstm import cell as lstm_cell
 from taciturn.models.lstm import lstm
 from taciturn.models.recurrence import recurrence
@@ -24,6 +26,8 @@ SMALL = {
     "cifg tied": cifg(30, 8, 12, tied=True),
     "gru": gru(30, 8, 12),
     "transformer": transformer(30, 8, layers=2, heads=2),
+    "deep lstm": deep_lstm(30, 8, 12),
+    "deep lstm tied": deep_lstm(30, 12, 12, tied=True, dropout_rate=0.3, variational=True),
 }
 
 
@@ -40,6 +44,8 @@ def parameters(model) -> int:
         (cifg(20_000), 4.3),
         (cifg(30_000), 6.2),
         (gru(10_000), 1.26),
+        (deep_lstm(30_000), 45.8),  # Popov et al. 2018, Table 3, count 4.57 · 10⁷
+        (deep_lstm(10_000, 1500, 1500, tied=True), 51.0),
     ],
 )
 def test_models_have_the_sizes_that_the_papers_give(model, millions):
@@ -137,3 +143,15 @@ def test_padding_is_no_target_and_all_padding_gives_no_gradient():
     )
     nothing = jax.grad(lambda p: losses.cross_entropy(model, p, jnp.zeros((2, 5), int)))(params)
     assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(nothing))
+
+
+@pytest.mark.parametrize("variational", [False, True])
+def test_variational_dropout_drops_the_same_all_along_a_sequence(variational):
+    values = dropout(jnp.ones((50, 3, 40)), 0.5, KEY, variational)
+    assert bool(jnp.all(values == values[0])) == variational
+    assert float(jnp.mean(values)) == pytest.approx(1.0, abs=0.3)
+
+
+def test_tied_words_must_be_as_wide_as_the_state():
+    with pytest.raises(ValueError, match="width = 8, units = 12"):
+        deep_lstm(30, 8, 12, tied=True)

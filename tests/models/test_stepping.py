@@ -8,10 +8,11 @@ import pytest
 from taciturn.core import BEGIN, END, PADDING
 from taciturn.models import losses
 from taciturn.models.cifg import cifg
+from taciturn.models.deep_lstm import deep_lstm
 from taciturn.models.gru import gru
 from taciturn.models.lstm import lstm
 from taciturn.models.sampling import chosen, samples
-from taciturn.models.stepping import WINDOW, Recurrent, Windowed, step_weights
+from taciturn.models.stepping import WINDOW, Recurrent, Stacked, Windowed, step_weights
 from taciturn.models.transformer import transformer
 
 WORDS = 30
@@ -22,6 +23,8 @@ MODELS = {
     "cifg tied": cifg(WORDS, 8, 12, tied=True),
     "gru": gru(WORDS, 8, 12),
     "transformer": transformer(WORDS, 8, layers=2, heads=2),
+    "deep lstm": deep_lstm(WORDS, 8, 12),
+    "deep lstm tied": deep_lstm(WORDS, 12, 12, layers=3, tied=True),
 }
 TEXT = np.random.default_rng(0).integers(1, WORDS, 40)
 
@@ -31,6 +34,8 @@ def made(name: str, restarts=()):
     params = jax.tree.map(lambda leaf: 3 * leaf, model.init(jax.random.key(1)))
     if name == "transformer":
         return model, params, Windowed(model, params, restarts)
+    if name.startswith("deep"):
+        return model, params, Stacked(model, params, restarts)
     return model, params, Recurrent(name.split()[0], step_weights(model, params), restarts)
 
 

@@ -29,9 +29,10 @@ def unit_rows(matrix: jax.Array) -> jax.Array:
     return matrix * jax.lax.rsqrt(jnp.sum(jnp.square(matrix), axis=-1, keepdims=True) + 1e-12)
 
 
-def dropout(values: jax.Array, rate: float, key: Key | None) -> jax.Array:
-    """Zero a share `rate` of the values and scale the rest up; nothing without a key, as in evaluation."""
+def dropout(values: jax.Array, rate: float, key: Key | None, alike_in_time: bool = False) -> jax.Array:
+    """Zero a share `rate` of the values and scale the rest up; nothing without a key, as in evaluation. Time is the first axis."""
     if key is None or rate == 0.0:
         return values
-    kept = jax.random.bernoulli(key, 1.0 - rate, values.shape)
+    shape = (1, *values.shape[1:]) if alike_in_time else values.shape
+    kept = jax.random.bernoulli(key, 1.0 - rate, shape)
     return jnp.where(kept, values / (1.0 - rate), 0.0)

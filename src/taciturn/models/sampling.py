@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from taciturn.core import BEGIN, PADDING, Key
-from taciturn.models.stepping import Recurrent, State, StepWeights, Windowed, step, zero_state
+from taciturn.models.stepping import Neural, Recurrent, Stacked, State, StepWeights, Windowed, step, zero_state
 
 SIDE_BY_SIDE = 256  # texts
 LENGTH = 64  # words of a text between two looks at the clock
@@ -38,7 +38,7 @@ def chosen(scores: jax.Array, uniform: jax.Array) -> jax.Array:
 
 
 def samples(
-    model: Recurrent | Windowed, words: int, key: Key, progress: Callable[[int, int], None] = lambda done, all: None
+    model: Neural, words: int, key: Key, progress: Callable[[int, int], None] = lambda done, all: None
 ) -> Iterator[np.ndarray]:
     """Texts with so many words in all, or a few more."""
     streams = _recurrent_streams(model, key) if isinstance(model, Recurrent) else _windowed_streams(model, key)
@@ -74,7 +74,7 @@ def _said(cell, weights: StepWeights, restarts: jax.Array, state: State, word: j
     return jax.lax.scan(say, (state, word), jax.random.uniform(key, (LENGTH, SIDE_BY_SIDE)))
 
 
-def _windowed_streams(model: Windowed, key: Key) -> Iterator[np.ndarray]:
+def _windowed_streams(model: Windowed | Stacked, key: Key) -> Iterator[np.ndarray]:
     while True:
         key, now = jax.random.split(key)
         uniforms = jax.random.uniform(now, (LENGTH, SIDE_BY_SIDE))

@@ -107,6 +107,43 @@ class Recurrent:
         return np.asarray(state[1])
 
 
+class Stacked:
+    """A `core.WordModel` of a deep LSTM. A state is that of every layer, and the scores that came with it."""
+
+    def __init__(self, model: LanguageModel, params: Params, restarts: tuple[int, ...] = ()) -> None:
+        self.restarts = frozenset(restarts)
+        self.vocabulary: int = params[model.word_embedding].shape[0]
+        params = jax.device_put(params)
+        layers = [params["layers"][f"{index}"] for index in range(len(params["layers"]))]
+
+        def step(states: tuple[State, ...], word: jax.Array) -> tuple[tuple[State, ...], jax.Array]:
+            value, after = params["embedding"][word], []
+            for layer, (output, carry) in zip(layers, states, strict=True):
+                gates = value @ layer["input"] + layer["gate_bias"]
+                value, carry = lstm.cell(gates, output @ layer["recurrent"], carry)
+                after.append((value, carry))
+            matrix, bias = model.words(params)
+            return tuple(after), jax.nn.log_softmax(matrix @ value + bias)
+
+        self._step = jax.jit(step)
+        self._windowed = Windowed(model, params)
+        units = layers[0]["recurrent"].shape[0]
+        self._start = self._step(tuple((jnp.zeros(units), jnp.zeros(units)) for _ in layers), BEGIN)
+
+    def start(self) -> tuple[tuple[State, ...], jax.Array]:
+        return self._start
+
+    def read(self, state: tuple[tuple[State, ...], jax.Array], word: int) -> tuple[tuple[State, ...], jax.Array]:
+        return self._start if word in self.restarts else self._step(state[0], np.int32(word))
+
+    def scores(self, state: tuple[tuple[State, ...], jax.Array]) -> np.ndarray:
+        return np.asarray(state[1])
+
+    def scores_at(self, tokens: np.ndarray, place: int) -> jax.Array:
+        """As a model without a state."""
+        return self._windowed.scores_at(tokens, place)
+
+
 class Windowed:
     """A `core.WordModel` of a model without a state, a Transformer: what it knows of a text are the last words of it."""
 
@@ -135,3 +172,6 @@ class Windowed:
     def scores_at(self, tokens: np.ndarray, place: int) -> jax.Array:
         """[batch, length] → the log-probabilities of what follows the word at a place, [batch, vocabulary]."""
         return self._after(tokens, np.int32(place))
+
+
+Neural = Recurrent | Stacked | Windowed

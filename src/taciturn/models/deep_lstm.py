@@ -1,0 +1,62 @@
+"""LSTM layers on top of each other, with dropout between them but not in time (Zaremba et al. 2014).
+
+With 2 × 650 units at 30,000 words it has 45.8M parameters, the model of Popov et al. 2018; with 2 × 1500, tied, and one dropout mask for
+a whole sequence ("variational") it is the one of their Table 4, which Lin et al. 2018 took from Inan et al. 2016.
+
+Departs from Inan et al.: what a layer feeds back to itself is never dropped.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from taciturn.core import Key, LanguageModel, Params
+from taciturn.models.layers import dense, dot, dropout, embedding
+from taciturn.models.lstm import cell
+from taciturn.models.recurrence import recurrence
+
+
+def deep_lstm(
+    vocabulary: int,
+    width: int = 650,
+    units: int = 650,
+    layers: int = 2,
+    tied: bool = False,
+    dropout_rate: float = 0.0,
+    variational: bool = False,
+    product: DTypeLike = jnp.float32,
+) -> LanguageModel:
+    if tied and width != units:
+        raise ValueError(f"tied embeddings need words as wide as the state: width = {width}, units = {units}")
+
+    def init_layer(key: Key, inputs: int) -> Params:
+        keys = jax.random.split(key)
+        return {
+            "input": dense(keys[0], (inputs, 4 * units)),
+            "recurrent": dense(keys[1], (units, 4 * units)),
+            "gate_bias": jnp.zeros(4 * units),
+        }
+
+    def init(key: Key) -> Params:
+        keys = jax.random.split(key, layers + 2)
+        params = {
+            "embedding": embedding(keys[0], (vocabulary, width)),
+            "layers": {f"{index}": init_layer(keys[index + 2], units if index else width) for index in range(layers)},
+            "word_bias": jnp.zeros(vocabulary),
+        }
+        return params if tied else params | {"word_embedding": embedding(keys[1], (vocabulary, units))}
+
+    def contexts(params: Params, tokens: jax.Array, key: Key | None = None) -> jax.Array:
+        keys = [None] * (layers + 1) if key is None else list(jax.random.split(key, layers + 1))
+        values = dropout(params["embedding"][tokens.T], dropout_rate, keys[0], variational)
+        for index in range(layers):
+            layer = params["layers"][f"{index}"]
+            gates = dot(values, layer["input"], product) + layer["gate_bias"]
+            states = recurrence(cell, gates, layer["recurrent"], None, units, product)
+            values = dropout(states, dropout_rate, keys[index + 1], variational)
+        return jnp.swapaxes(values, 0, 1)
+
+    def words(params: Params) -> tuple[jax.Array, jax.Array]:
+        return params["embedding" if tied else "word_embedding"], params["word_bias"]
+
+    return LanguageModel(init, contexts, words, word_embedding="embedding" if tied else "word_embedding")
