@@ -167,6 +167,14 @@ def test_a_run_that_could_not_release_anything_is_refused_before_it_starts(popul
             "privacy": {"bands": 3, "strategy": {"bands": [1.0, 0.5, 0.375]}},
         },
         {**ftrl("tree"), "fleet": {"kind": "available", "drop_out": 0.2}},
+        {**ftrl("tree"), "fleet": {"kind": "queue"}, "upload": {"share": 0.1, "bits": 8}},
+        {
+            "algorithm": "fedavg",
+            "participation": {"kind": "min-separation", "min_separation": 1},
+            "privacy": {"noise_multiplier": None, "clip_norm": None},
+            "fleet": {"kind": "queue", "in_flight": 12},
+            "model": {"kind": "deep-lstm", "dropout": 0.2},
+        },
     ],
 )  # fmt: skip
 def test_every_kind_of_run_runs(population, tmp_path, sections):

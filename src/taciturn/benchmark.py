@@ -142,7 +142,7 @@ def _round(population: Population, recipe: Recipe, rounds: int, products: float)
     """A whole round, from selection to release, and the same work without any privacy."""
     algorithm = build.algorithm(recipe, WORDS)
     params = build.language_model(recipe.model, WORDS).init(keys.jax_keys(bytes(32), 1)[0])
-    fleet = build.fleet(recipe, population, population.folder / "devices")
+    fleet = build.fleet(recipe, population, population.folder)
     with tempfile.TemporaryDirectory() as folder:
         curator = Curator(algorithm, fleet, _account(recipe, algorithm, Path(folder)), bytes(32))
         training = train(algorithm, curator, start(algorithm, params, curator.account.head))

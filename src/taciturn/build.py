@@ -15,8 +15,10 @@ from taciturn.algorithms.dp_fedavg import dp_fedavg, dp_fedsgd, fedavg, server_o
 from taciturn.algorithms.dp_ftrl import dp_ftrl
 from taciturn.algorithms.fine_tuning import rehearsing, unforgetting_update
 from taciturn.algorithms.local_training import LocalTraining, Project, UserUpdate, fedavg_update
+from taciturn.algorithms.transfer_learning import Text, transfer_learning
+from taciturn.algorithms.uploads import Upload, compressed, upload_bytes
 from taciturn.config import Recipe
-from taciturn.core import PADDING, Algorithm, LanguageModel, Participation
+from taciturn.core import PADDING, Algorithm, LanguageModel, Params, Participation
 from taciturn.data.availability import Clock, Devices, Habits
 from taciturn.data.layout import Cut, Layout, Sentences, Unrolls
 from taciturn.data.population import Population
@@ -25,12 +27,14 @@ from taciturn.data.vocabulary import Vocabulary
 from taciturn.evaluation.accuracy import WINDOW
 from taciturn.fleets.available import AvailableFleet
 from taciturn.fleets.many_hosts import ManyHosts
+from taciturn.fleets.queued import QueuedFleet
 from taciturn.fleets.simulated import SimulatedFleet
 from taciturn.models.cifg import cifg
 from taciturn.models.deep_lstm import deep_lstm
 from taciturn.models.gru import gru
 from taciturn.models.losses import cross_entropy
 from taciturn.models.lstm import lstm
+from taciturn.models.sampling import beginnings
 from taciturn.models.sgd import sgd_step
 from taciturn.models.transformer import transformer
 from taciturn.privacy.accounting import Budget, composed, noise_for_budget, repeated
@@ -82,7 +86,7 @@ def participation(recipe: Recipe) -> Participation:
     section = recipe.participation
     if section.kind == "poisson":
         return PoissonSampling(section.probability)
-    if recipe.algorithm == "dp-ftrl":
+    if section.kind in ("min-separation", "cyclic-poisson"):
         return turns(recipe)
     return FixedSize(int(section.cohort), section.users)
 
@@ -146,7 +150,7 @@ def budget(recipe: Recipe) -> Budget:
 def with_noise(recipe: Recipe, lineage: Sequence[DpEvent] = ()) -> Recipe:
     """The recipe with its noise worked out: the strategy, and the multiplier from the budget, where it names none."""
     recipe = with_strategy(recipe)
-    if recipe.algorithm == "fedavg" or recipe.privacy.noise_multiplier is not None:
+    if not recipe.is_private or recipe.privacy.noise_multiplier is not None:
         return recipe
     taking_part = participation(recipe)
 
@@ -167,6 +171,10 @@ def algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
     taking_part = participation(recipe)
     if recipe.algorithm == "fedavg":
         return fedavg(_user_update(recipe, model, local), _bound(recipe), taking_part, server)
+    if recipe.algorithm == "transfer-learning":
+        update, settings = _user_update(recipe, model, local), recipe.transfer
+        text, rate, epochs = _predicted_text(recipe, model), settings.learning_rate, settings.epochs
+        return transfer_learning(model, update, text, taking_part, rate, epochs, settings.batch_size)
     if recipe.privacy.noise_multiplier is None:
         raise ValueError("the noise multiplier is worked out by with_noise before the algorithm is built")
     if recipe.privacy.least_weight is None:
@@ -183,7 +191,7 @@ def algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
         return dp_ftrl(update, bound, cohort, drawn, turns(recipe), server, most_reports)
     parts = (_bound(recipe), estimator, drawn, taking_part, server, most_reports)
     if recipe.algorithm == "dp-fedsgd":
-        return dp_fedsgd(partial(cross_entropy, model), local, *parts)
+        return dp_fedsgd(partial(cross_entropy, model), local, upload(recipe), *parts)
     project = parts[0].project if recipe.privacy.greedy else None
     return dp_fedavg(_user_update(recipe, model, local, project), *parts)
 
@@ -195,23 +203,58 @@ def _user_update(
     step = sgd_step(model, jnp.bfloat16 if recipe.local.precision == "mixed" else jnp.float32)
     match recipe.local.keep:
         case "nothing":
-            return fedavg_update(step, local, project)
+            update = fedavg_update(step, local, project)
         case "rehearsal":
-            rows = _general_rows(recipe)
-            return fedavg_update(rehearsing(step, rows, recipe.local.user_share), local, project)
+            corpus = general_text(recipe)
+            assert corpus is not None  # the recipe is refused otherwise
+            rows = general_rows(corpus, layout(recipe, corpus.vocabulary).cut)
+            update = fedavg_update(rehearsing(step, rows, recipe.local.user_share), local, project)
         case "soft-labels":
-            return unforgetting_update(model, local, recipe.local.user_share, project)
+            update = unforgetting_update(model, local, recipe.local.user_share, project)
+    return compressed(update, upload(recipe))
+
+
+def upload(recipe: Recipe) -> Upload:
+    return Upload(recipe.upload.share, recipe.upload.bits)
+
+
+def upload_size(recipe: Recipe, params: Params) -> int:
+    """Bytes of what one device sends in a round."""
+    if recipe.algorithm != "transfer-learning":
+        return upload_bytes(params, upload(recipe))
+    words, settings = len(params["word_bias"]), recipe.transfer
+    return upload_bytes(jax.ShapeDtypeStruct((settings.rows, settings.length, words), jnp.float32), Upload())
 
 
 def general_text(recipe: Recipe) -> PublicCorpus | None:
-    """What devices rehearse, if they do."""
-    return PublicCorpus.load(Path(recipe.local.general)) if recipe.local.general else None
+    """What devices rehearse, or their predictions are about, if there is such a text."""
+    return PublicCorpus.load(Path(recipe.data.general)) if recipe.data.general else None
 
 
-def _general_rows(recipe: Recipe) -> jax.Array:
+def with_general_text(recipe: Recipe) -> Recipe:
+    """The recipe with a name for its general text, so that a run which goes on does so with the same."""
     corpus = general_text(recipe)
-    assert corpus is not None
-    cut = layout(recipe, corpus.vocabulary).cut
+    if corpus is None:
+        return recipe
+    if recipe.data.general_digest not in (None, corpus.digest):
+        raise ValueError(f"[data] general: {recipe.data.general} is another text than this run began with")
+    return recipe.with_settings("data", general_digest=corpus.digest)
+
+
+def _predicted_text(recipe: Recipe, model: LanguageModel) -> Text:
+    settings, key = recipe.transfer, jax.random.key(0)  # what predictions are about is no secret
+    corpus = general_text(recipe) if settings.text == "general" else None
+    if corpus is None:
+        return lambda params: beginnings(model, params, settings.rows, settings.length, key)
+    rows = general_rows(corpus, Unrolls(settings.length))
+    if len(rows) < settings.rows:
+        raise ValueError(f"[transfer] rows = {settings.rows}: the general text has only {len(rows)} of that length")
+    taken = rows[jax.random.choice(key, len(rows), (settings.rows,), replace=False)]
+    return lambda params: taken
+
+
+def general_rows(corpus: PublicCorpus, cut: Cut) -> jax.Array:
+    """All of a public corpus, to draw from."""
     rows = np.concatenate([cut.pieces(document) for document in corpus.documents])
     return jnp.asarray(rows[np.any(rows[:, 1:] != PADDING, axis=1)])
 
@@ -225,17 +268,23 @@ def simulated(recipe: Recipe, population: Population) -> SimulatedFleet | ManyHo
     return ManyHosts(here, population.id) if hosts > 1 else here
 
 
-def fleet(recipe: Recipe, population: Population, devices: Path) -> SimulatedFleet | ManyHosts | AvailableFleet:
-    """`devices` is the file that keeps the state of devices which have one."""
+def fleet(
+    recipe: Recipe, population: Population, devices: Path
+) -> SimulatedFleet | ManyHosts | AvailableFleet | QueuedFleet:
+    """`devices` is a folder for the state of devices which have one."""
     everyone = simulated(recipe, population)
     section, taking_part = recipe.fleet, participation(recipe)
     if section.kind == "always":
         return everyone
     assert isinstance(taking_part, MinSeparation)  # the recipe is refused otherwise
+    if section.kind == "queue":
+        kept = recipe.run.save_every + 1  # rounds that may have to be done again
+        queue = devices / "queue"
+        return QueuedFleet(everyone, taking_part.size, recipe.in_flight, queue, kept, recipe.run.seed or 0)
     habits = Habits(tuple(section.time_zones), drop_out=section.drop_out)
     clock = Clock(Devices(len(population), habits, recipe.run.seed or 0), section.timer_hours)
     most = section.most_reports or taking_part.asked
-    return AvailableFleet(everyone, clock, taking_part.size, taking_part.asked, most, devices)
+    return AvailableFleet(everyone, clock, taking_part.size, taking_part.asked, most, devices / "devices.npz")
 
 
 def layout(recipe: Recipe, vocabulary: Vocabulary) -> Layout:
@@ -260,7 +309,7 @@ def _bound(recipe: Recipe) -> Bound:
     privacy = recipe.privacy
     if privacy.layer_clip_norms:
         return per_layer_clip(layers=privacy.layer_clip_norms)
-    if privacy.clip_norm is None and recipe.algorithm == "fedavg":
+    if privacy.clip_norm is None and not recipe.is_private:
         return unbounded()
     clip_norm = DEFAULT_CLIP_NORM if privacy.clip_norm is None else privacy.clip_norm
     return flat_clip(clip_norm) if privacy.clipping == "flat" else per_layer_clip(clip_norm)

@@ -14,18 +14,33 @@ from pydantic import Field, model_validator
 from taciturn.privacy.clipping import MOST_REPORTS
 from taciturn.privacy.participation import default_delta
 from taciturn.privacy.sensitivity import most_participations
-from taciturn.sections import Data, FleetSection, Local, Model, ParticipationSection, Privacy, Run, Section, Server
+from taciturn.sections import (
+    Data,
+    FleetSection,
+    Local,
+    Model,
+    ParticipationSection,
+    Privacy,
+    Run,
+    Section,
+    Server,
+    Transfer,
+    UploadSection,
+)
 
 
 class Recipe(Section):
-    algorithm: Literal["dp-fedavg", "dp-fedsgd", "dp-ftrl", "fedavg"] = Field(
-        default="dp-fedavg", description="fedavg has no privacy (ε = ∞)"
+    algorithm: Literal["dp-fedavg", "dp-fedsgd", "dp-ftrl", "fedavg", "transfer-learning"] = Field(
+        default="dp-fedavg",
+        description="the last two have no privacy (ε = ∞); transfer-learning learns from devices' average prediction, not their updates",
     )
     data: Data
     model: Model = Model()
     local: Local = Local()
     server: Server = Server()
     participation: ParticipationSection
+    upload: UploadSection = UploadSection()
+    transfer: Transfer = Transfer()
     privacy: Privacy = Privacy()
     fleet: FleetSection = FleetSection()
     run: Run
@@ -33,22 +48,33 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _fits(self) -> "Recipe":
         limits = (self.privacy.noise_multiplier, self.privacy.epsilon, self.privacy.rho)
-        if self.algorithm == "fedavg" and any(limit is not None for limit in limits):
+        if not self.is_private and any(limit is not None for limit in limits):
             raise ValueError(
-                'algorithm = "fedavg" has no privacy: leave noise_multiplier, epsilon and rho out, or choose "dp-fedavg"'
+                f'algorithm = "{self.algorithm}" has no privacy: leave noise_multiplier, epsilon and rho out, or choose "dp-fedavg"'
             )
-        if self.algorithm != "fedavg" and all(limit is None for limit in limits):
+        if self.is_private and all(limit is None for limit in limits):
             raise ValueError("[privacy] needs a noise_multiplier, or an epsilon or rho to work it out from")
         if self.privacy.greedy and self.algorithm != "dp-fedavg":
             raise ValueError('greedy clipping belongs to algorithm = "dp-fedavg", which has several local steps')
-        if (self.algorithm == "dp-ftrl") != (self.participation.kind in ("min-separation", "cyclic-poisson")):
+        possible = ("poisson", "fixed") if self.is_private else ("poisson", "fixed", "min-separation")
+        if self.algorithm == "dp-ftrl":
+            possible = ("min-separation", "cyclic-poisson")
+        if self.participation.kind not in possible:
+            named = ", ".join(f'"{kind}"' for kind in possible)
             raise ValueError(
-                'algorithm = "dp-ftrl" goes with [participation] kind = "min-separation" or "cyclic-poisson", and no other does'
+                f'algorithm = "{self.algorithm}" goes with [participation] kind = {named}, not with "{self.participation.kind}"'
             )
         if self.participation.kind == "cyclic-poisson":
             self._check_turns()
+        if self.fleet.kind != "always" and self.participation.kind != "min-separation":
+            raise ValueError(
+                f'where devices come and go, no sampling can be claimed: [fleet] kind = "{self.fleet.kind}" goes with '
+                'kind = "min-separation"'
+            )
         if self.fleet.kind == "available":
             self._check_fleet()
+        if self.fleet.kind == "queue":
+            self._check_queue()
         if self.algorithm != "dp-ftrl" and (self.privacy.clipping == "adaptive" or self.privacy.restart_rounds):
             raise ValueError('adaptive clipping and restarts of the noise belong to algorithm = "dp-ftrl"')
         if self.noise == "independent" and (self.privacy.clipping == "adaptive" or self.privacy.restart_rounds):
@@ -82,8 +108,18 @@ class Recipe(Section):
             raise ValueError(
                 f'[local] keep = "{self.local.keep}" is for devices that train; dp-fedsgd sends one gradient'
             )
-        if (self.local.general is None) == (self.local.keep == "rehearsal"):
-            raise ValueError('[local] keep = "rehearsal" and general = "a folder of public text" go together')
+        if (self.data.general is None) == self.uses_general_text:
+            raise ValueError(
+                '[data] general = "a folder of public text" goes with [local] keep = "rehearsal" or [transfer] text = "general"'
+            )
+        if self.algorithm != "transfer-learning" and self.transfer != Transfer():
+            raise ValueError('[transfer] belongs to algorithm = "transfer-learning"')
+        if self.algorithm == "transfer-learning" and (
+            self.privacy.clip_norm is not None or self.upload != UploadSection()
+        ):
+            raise ValueError(
+                'algorithm = "transfer-learning" sums predictions, not updates: leave clip_norm and [upload] out'
+            )
         if self.delta * self.participation.users >= 1:
             raise ValueError(
                 f"δ = {self.delta:g} is more than one over the number of users: it would allow giving one user away whole"
@@ -102,10 +138,6 @@ class Recipe(Section):
 
     def _check_fleet(self) -> None:
         most, goal = self.fleet.most_reports, self.participation.cohort
-        if self.participation.kind != "min-separation":
-            raise ValueError(
-                'where devices come and go, no sampling can be claimed: [fleet] kind = "available" goes with kind = "min-separation"'
-            )
         if most is not None and most < goal:
             raise ValueError(
                 f"[fleet] most_reports = {most} is less than the report goal, {goal:g}: every round would fail"
@@ -127,6 +159,22 @@ class Recipe(Section):
                 f"{max(int(self.participation.users // asked) - 1, 0)} rounds of rest are possible, not {self.participation.min_separation}"
             )
 
+    def _check_queue(self) -> None:
+        if self.privacy.clipping == "adaptive":
+            raise ValueError(
+                'a queue sums reports that were made under the clip norms of earlier rounds: with [fleet] kind = "queue" there is one '
+                "clip norm for the whole run"
+            )
+        if self.in_flight < self.participation.cohort:
+            raise ValueError(
+                f"[fleet] in_flight = {self.in_flight} devices that train at a time never make a round of {self.participation.cohort:g}"
+            )
+
+    @property
+    def in_flight(self) -> int:
+        """Devices that train at any moment, where there is a queue."""
+        return self.fleet.in_flight or 2 * int(self.participation.cohort)
+
     @property
     def restart_rounds(self) -> tuple[int, ...]:
         """R: after which rounds the noise starts anew."""
@@ -136,6 +184,15 @@ class Recipe(Section):
         return tuple(restart for restart in chosen or () if restart < self.run.rounds)
 
     @property
+    def is_private(self) -> bool:
+        return self.algorithm not in ("fedavg", "transfer-learning")
+
+    @property
+    def uses_general_text(self) -> bool:
+        predicted = self.algorithm == "transfer-learning" and self.transfer.text == "general"
+        return predicted or self.local.keep == "rehearsal"
+
+    @property
     def delta(self) -> float:
         return self.privacy.delta or default_delta(self.participation.users)
 
@@ -143,7 +200,7 @@ class Recipe(Section):
     def fingerprint(self) -> str:
         """Names everything that shapes the run; where its files lie does not."""
         content = self.model_dump(mode="json")
-        del content["data"]["population"], content["model"]["warm_start"], content["local"]["general"]
+        del content["data"]["population"], content["model"]["warm_start"], content["data"]["general"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     @property

@@ -27,6 +27,7 @@ from taciturn.evaluation.accuracy import METRICS, Scores, evaluate
 from taciturn.files import sync_folder, write_atomically
 from taciturn.fleets.available import AvailableFleet
 from taciturn.fleets.many_hosts import announced
+from taciturn.fleets.queued import QueuedFleet
 from taciturn.hosts import dismiss_hosts
 from taciturn.metrics import Metrics
 from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
@@ -81,12 +82,12 @@ class Run:
                 "[model] warm_start has no privacy (ε = ∞), so nothing that starts from it can meet a budget"
             )
         try:
-            self.recipe = build.with_noise(recipe, lineage)
+            self.recipe = build.with_noise(build.with_general_text(recipe), lineage)
             self.model: LanguageModel = build.language_model(recipe.model, len(self.population.vocabulary))
             self.general = build.general_text(recipe)
             if self.general and self.general.vocabulary.words != self.population.vocabulary.words:
                 raise ValueError(
-                    "[local] general has other words than the population; make it with --vocabulary POPULATION"
+                    "[data] general has other words than the population; make it with --vocabulary POPULATION"
                 )
             self.algorithm = build.algorithm(self.recipe, len(self.population.vocabulary))
             participation = self.algorithm.participation
@@ -119,7 +120,7 @@ class Run:
         if jax.process_count() > 1:
             told = self.recipe.with_settings("run", seed=None)  # of which the root of a simulation is made
             announced(json.dumps(told.model_dump(mode="json")))
-        self.fleet = build.fleet(self.recipe, self.population, folder / "private" / "devices.npz")
+        self.fleet = build.fleet(self.recipe, self.population, folder / "private")
         self.curator = Curator(self.algorithm, self.fleet, self.account, root, self.log)
 
     def _check(self, lineage: tuple[DpEvent, ...]) -> None:
@@ -172,6 +173,12 @@ class Run:
             public_sources=self.public_sources,
             sentences=self.recipe.data.layout == "sentences",
         )
+
+    def uploads(self, releases: int) -> int:
+        """Reports that devices sent. Where the claim rests on who was drawn, their number is a secret: there it is what to expect."""
+        if isinstance(self.fleet, AvailableFleet | QueuedFleet):
+            return self.fleet.uploads
+        return round(releases * self.recipe.participation.cohort)
 
     @property
     def public_sources(self) -> tuple[str, ...]:
@@ -318,6 +325,8 @@ def _observed(run: Run) -> str:
     came = f"{rest}, at most {times} participations of a user"
     if isinstance(run.fleet, AvailableFleet):
         came += f", counting all who were asked; {run.fleet.days:.1f} simulated days, {run.log.failed} failed rounds"
+    if isinstance(run.fleet, QueuedFleet) and len(run.fleet.staleness):
+        came += f"; reports were about models {run.fleet.staleness.mean():.1f} rounds old, at most {run.fleet.staleness.max()}"
     return came
 
 
@@ -346,8 +355,12 @@ def _measured(
         **{metric: scores[metric].value for metric in METRICS},
         "accuracy_top1_margin": scores["accuracy_top1"].margin,
         **_norms(run.algorithm.mechanism.public(state.mechanism)),
+        "uploads": run.uploads(guarantee.releases),
+        "upload_bytes": run.uploads(guarantee.releases) * build.upload_size(run.recipe, state.server.params),
         "seconds": round(seconds, 3),
     }
+    if isinstance(run.fleet, QueuedFleet):
+        row["staleness"] = round(float(run.fleet.staleness.mean()), 3) if len(run.fleet.staleness) else 0.0
     recent = [one["accuracy_top1"] for one in (*before, row)[-SMOOTHED_OVER:]]
     return row | {"accuracy_top1_smoothed": sum(recent) / len(recent)}
 

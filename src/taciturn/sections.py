@@ -25,6 +25,13 @@ class Data(Section):
     )
     sentences_per_user: PositiveInt = Field(default=160, description="the same for sentences")
     sentence_length: PositiveInt = Field(default=20, description="tokens of a sentence; longer ones are cut")
+    general: str | None = Field(
+        default=None,
+        description="folder made by `taciturn data public`: what devices rehearse, or what their predictions are about",
+    )
+    general_digest: str | None = Field(
+        default=None, description="names that text; worked out, and written into the run's own recipe"
+    )
 
 
 class Model(Section):
@@ -54,7 +61,6 @@ class Local(Section):
         description="so that the general language is not forgotten (Popov et al. 2018): rows of general text beside the user's, or "
         "what the model that was sent would have said",
     )
-    general: str | None = Field(default=None, description="rehearsal: folder made by `taciturn data public`")
     user_share: float = Field(
         default=0.5, gt=0, le=1, description="λ: how much of what a device learns from is its user's own"
     )
@@ -62,6 +68,30 @@ class Local(Section):
         default="float32",
         description="of matrix products; mixed takes them in bfloat16 (parameters, clips, sums and noise stay float32)",
     )
+
+
+class UploadSection(Section):
+    share: float = Field(
+        default=1.0, gt=0, le=1, description="of each layer's values, the largest; the others are not sent"
+    )
+    bits: Literal[32, 16, 8] = Field(default=32, description="of a value, rounded at random before the clip")
+
+
+class Transfer(Section):
+    text: Literal["generated", "general"] = Field(
+        default="generated", description="what predictions are about: what the model itself makes up, or data.general"
+    )
+    rows: PositiveInt = Field(default=200, description="of `length` words, on which every device says what comes next")
+    length: PositiveInt = 20
+    learning_rate: float = Field(default=0.5, gt=0, description="of the server, learning these predictions")
+    epochs: PositiveInt = Field(default=1, description="over them, before the next cycle begins with a new text")
+    batch_size: PositiveInt = 20
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Transfer":
+        if self.rows % self.batch_size:
+            raise ValueError(f"{self.rows} rows are no whole number of batches of {self.batch_size}")
+        return self
 
 
 class Server(Section):
@@ -186,9 +216,13 @@ class Privacy(Section):
 
 
 class FleetSection(Section):
-    kind: Literal["always", "available"] = Field(
+    kind: Literal["always", "available", "queue"] = Field(
         default="always",
-        description="everyone is there in every round, or devices check in at night, keep a timer and drop out (min-separation only)",
+        description="everyone is there in every round; or devices check in at night, keep a timer and drop out; or they train on the model "
+        "they last got and a round closes when enough have reported (Popov et al. 2018). The last two with min-separation only",
+    )
+    in_flight: PositiveInt | None = Field(
+        default=None, description="queue: devices that train at any moment (default: twice the cohort)"
     )
     timer_hours: float = Field(default=24.0, gt=0, description="for which a device rests after an upload")
     over_selection: float = Field(default=1.3, ge=1, description="devices asked for each report that is needed")

@@ -13,7 +13,7 @@ from taciturn.core import Message, UserData
 from taciturn.data.public import PublicCorpus
 from taciturn.models import losses
 from taciturn.models.cifg import cifg
-from taciturn.recipe_text import RecipeError, parse_recipe
+from taciturn.recipe_text import RecipeError
 from taciturn.run import train_run
 
 MODEL = cifg(30, 8, 12)
@@ -115,9 +115,14 @@ def test_every_algorithm_keeps_the_general_language_and_names_what_was_public(
             "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2},
             "privacy": {"noise": "tree"},
         }
-    local = {"keep": keep, "user_share": 0.75} | ({"general": str(general)} if keep == "rehearsal" else {})
+    data = {"general": str(general)} if keep == "rehearsal" else {}
     recipe = tiny_recipe(
-        population, algorithm=algorithm, local=local, run={"rounds": 2, "evaluate_every": 2}, **sections
+        population,
+        algorithm=algorithm,
+        data=data,
+        local={"keep": keep, "user_share": 0.75},
+        run={"rounds": 2, "evaluate_every": 2},
+        **sections,
     )
     finished = train_run(recipe, tmp_path / "run", lambda *_: None)
     assert (finished.guarantee.epsilon < np.inf) == (algorithm != "fedavg")
@@ -128,7 +133,7 @@ def test_every_algorithm_keeps_the_general_language_and_names_what_was_public(
 def test_general_text_of_other_words_is_refused_before_anything_is_spent(population, tmp_path, vocabulary):
     other = type(vocabulary)((*vocabulary.words[:-1], "another"))
     PublicCorpus.of(["word1 word2"], other, "other").save(tmp_path / "other")
-    recipe = tiny_recipe(population, local={"keep": "rehearsal", "general": str(tmp_path / "other")})
+    recipe = tiny_recipe(population, local={"keep": "rehearsal"}, data={"general": str(tmp_path / "other")})
     with pytest.raises(RecipeError, match="other words"):
         train_run(recipe, tmp_path / "run", lambda *_: None)
     assert (
@@ -138,18 +143,18 @@ def test_general_text_of_other_words_is_refused_before_anything_is_spent(populat
 
 
 @pytest.mark.parametrize(
-    ("local", "algorithm", "match"),
+    ("sections", "match"),
     [
-        ({"keep": "rehearsal"}, "dp-fedavg", "go together"),
-        ({"general": "somewhere"}, "dp-fedavg", "go together"),
-        ({"keep": "soft-labels"}, "dp-fedsgd", "one gradient"),
-        ({"keep": "soft-labels", "user_share": 0.0}, "dp-fedavg", "user_share"),
+        ({"local": {"keep": "rehearsal"}}, "goes with"),
+        ({"data": {"general": "somewhere"}}, "goes with"),
+        ({"algorithm": "dp-fedsgd", "local": {"keep": "soft-labels"}}, "one gradient"),
+        ({"local": {"keep": "soft-labels", "user_share": 0.0}}, "user_share"),
+        ({"algorithm": "transfer-learning"}, "has no privacy"),
+        ({"transfer": {"rows": 40}}, "belongs to"),
+        ({"algorithm": "transfer-learning", "privacy": {"noise_multiplier": None}}, "sums predictions"),
+        ({"transfer": {"rows": 33}}, "whole number of batches"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(population, local, algorithm, match):
+def test_settings_that_do_not_go_together_are_refused(population, sections, match):
     with pytest.raises(RecipeError, match=match):
-        parse_recipe(
-            tiny_recipe(population).model_dump(mode="json")
-            | {"algorithm": algorithm}
-            | {"local": tiny_recipe(population).model_dump(mode="json")["local"] | local}
-        )
+        tiny_recipe(population, **sections)

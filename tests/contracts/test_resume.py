@@ -56,7 +56,10 @@ EVERYTHING = {
 }
 
 
-@pytest.fixture(params=[{}, FTRL, EVERYTHING], ids=["dp-fedavg", "dp-ftrl", "everything"])
+QUEUE = {**FTRL, "fleet": {"kind": "queue", "in_flight": 14}}
+
+
+@pytest.fixture(params=[{}, FTRL, EVERYTHING, QUEUE], ids=["dp-fedavg", "dp-ftrl", "everything", "queue"])
 def recipe(request, population):
     return tiny_recipe(population, **request.param)
 
@@ -163,8 +166,15 @@ def test_secrets_are_readable_by_their_owner_alone(population, recipe, tmp_path,
             train_run(recipe, tmp_path / "cut", quietly)
     private = tmp_path / "cut" / "private"
     assert private.stat().st_mode & 0o777 == 0o700
-    modes = {path.name: path.stat().st_mode & 0o777 for path in private.iterdir()}
-    assert modes.keys() - {"participation.log", "devices.npz"} == {"root", "state.safetensors"}
+    assert all(path.stat().st_mode & 0o777 == 0o700 for path in private.rglob("*") if path.is_dir())
+    modes = {path.name: path.stat().st_mode & 0o777 for path in private.rglob("*") if path.is_file()}
+    devices = {
+        "participation.log",
+        "devices.npz",
+        "queue.json",
+        *(f"model-{number}.safetensors" for number in range(9)),
+    }
+    assert modes.keys() - devices == {"root", "state.safetensors"}
     assert set(modes.values()) == {0o600}
 
 

@@ -7,6 +7,7 @@ import optax
 
 from taciturn import tree
 from taciturn.algorithms.local_training import LocalTraining, Loss, UserUpdate, fedsgd_update
+from taciturn.algorithms.uploads import Upload, compressed
 from taciturn.core import Algorithm, Estimate, Mechanism, Params, Participation, ServerState
 from taciturn.privacy.clipping import MOST_REPORTS, Bound
 from taciturn.privacy.estimators import Estimator, mean
@@ -32,6 +33,7 @@ def dp_fedavg(
 def dp_fedsgd(
     loss: Loss,
     local: LocalTraining,
+    upload: Upload,
     bound: Bound,
     estimator: Estimator,
     noise: Noise,
@@ -40,9 +42,8 @@ def dp_fedsgd(
     most_reports: int = MOST_REPORTS,
 ) -> Algorithm:
     """Each user sends one clipped gradient; more rounds, and each of them costs."""
-    return federated(
-        fedsgd_update(loss, local), mechanism(bound, estimator, noise, most_reports), participation, server
-    )
+    update = compressed(fedsgd_update(loss, local), upload)
+    return federated(update, mechanism(bound, estimator, noise, most_reports), participation, server)
 
 
 def fedavg(

@@ -4,6 +4,7 @@ PUBLIC/
   about.json   vocabulary.txt   documents-00000.tokens   documents-00000.offsets
 """
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -32,6 +33,14 @@ class PublicCorpus:
         """In memory. A document ends with <eos>, as a user's message does."""
         encoded = ([*vocabulary.encode(text), END] for text in texts)
         return cls(Texts.of(encoded, len(vocabulary)), vocabulary, source)
+
+    @property
+    def digest(self) -> str:
+        """Names the words of it, in their order."""
+        found = hashlib.sha256("\n".join(self.vocabulary.words).encode())
+        for document in self.documents:
+            found.update(len(document).to_bytes(8, "little") + document.astype("<i4").tobytes())
+        return found.hexdigest()[:16]
 
     def save(self, folder: Path) -> None:
         write_documents(folder, self.documents, self.vocabulary, self.source)

@@ -24,9 +24,10 @@ class AvailableFleet:
         self._fleet, self._clock, self._path = fleet, clock, path
         self._goal, self._asked, self._most_reports = report_goal, asked, most_reports
         self._seen: set[int] = set()  # rounds that the devices took part in already
+        self.uploads = 0  # reports that were sent, summed or not
         if path.exists():
             saved = np.load(io.BytesIO(path.read_bytes()))
-            self._seen = set(saved["seen"].tolist())
+            self._seen, self.uploads = set(saved["seen"].tolist()), int(saved["uploads"])
             clock.restore(saved)
 
     @property
@@ -51,11 +52,13 @@ class AvailableFleet:
         if name not in self._seen:
             self._clock.upload(cohort, reports, self._goal, generator)
             self._seen.add(name)
+            self.uploads += len(reports)
             self._save()
         return reports
 
     def _save(self) -> None:
         content = io.BytesIO()
-        state = {"seen": np.array(sorted(self._seen), np.uint64), **self._clock.state()}
+        seen, uploads = np.array(sorted(self._seen), np.uint64), np.int64(self.uploads)
+        state = {"seen": seen, "uploads": uploads, **self._clock.state()}
         np.savez(content, allow_pickle=False, **state)
         write_atomically(self._path, content.getvalue(), 0o600)

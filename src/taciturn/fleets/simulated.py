@@ -20,7 +20,7 @@ from taciturn.data.layout import Layout
 from taciturn.data.population import Population
 
 CPU_CHUNK = 2  # so that no core waits long for the others at the end of a round
-ACCELERATOR_CHUNKS = (256, 128, 104, 64, 32, 16)  # larger ones gain little, and mix users of more different lengths
+ACCELERATOR_CHUNKS = (256, 128, 104, 64, 32, 16, 10)  # larger ones gain little, and mix users of more different lengths
 COPIES = 8  # of a model that training a user takes at a time, with what it keeps on the way
 
 

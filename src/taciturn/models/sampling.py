@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from taciturn.core import BEGIN, PADDING, Key
+from taciturn.core import BEGIN, PADDING, Key, LanguageModel, Params
 from taciturn.models.stepping import Neural, Recurrent, Stacked, State, StepWeights, Windowed, step, zero_state
 
 SIDE_BY_SIDE = 256  # texts
@@ -83,3 +83,17 @@ def _windowed_streams(model: Windowed | Stacked, key: Key) -> Iterator[np.ndarra
         for place in range(LENGTH):
             texts[:, place + 1] = chosen(model.scores_at(texts[:, :-1], place), uniforms[place])
         yield texts[:, 1:]
+
+
+def beginnings(model: LanguageModel, params: Params, rows: int, length: int, key: Key) -> jax.Array:
+    """The first words of texts, each after <bos>: int [rows, length + 1]. Pure, for any model, and for short texts: every word takes a
+    look at the whole."""
+    uniforms = jax.random.uniform(key, (length, rows))
+    matrix, bias = model.words(params)
+
+    def say(place: jax.Array | int, texts: jax.Array) -> jax.Array:
+        context = model.contexts(params, texts[:, :-1], None)[:, place]
+        word = chosen(jax.nn.log_softmax(context @ matrix.T + bias), uniforms[place])
+        return texts.at[:, place + 1].set(word)
+
+    return jax.lax.fori_loop(0, length, say, jnp.zeros((rows, length + 1), jnp.int32).at[:, 0].set(BEGIN))

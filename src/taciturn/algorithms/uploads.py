@@ -1,0 +1,67 @@
+"""Sending less (Konečný et al. 2016; Popov et al. 2018, §2.6): only the largest values of an update, or values of few bits; and what an
+upload weighs, to the byte.
+
+Both happen to the update, *before* it is bounded. The clip comes last and holds for whatever it gets, so that nothing here can break it;
+the other way around, rounding could carry a clipped update out of its ball (tests/contracts/test_uploads.py does it). A clip scales
+all values of an update alike, so what was few values of few levels still is, and travels as that.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from taciturn.algorithms.local_training import UserUpdate
+from taciturn.core import Key, Message, PyTree, Update, UserData
+
+WEIGHT_BYTES, NUMBER_BYTES = 2, 4  # w_k; the place of a value in its layer, or the size of a level
+
+
+class Upload(NamedTuple):
+    share: float = 1.0  # of each layer's values, the largest
+    bits: int = 32  # of a value
+
+    def values(self, layer: jax.Array) -> int:
+        return math.ceil(self.share * layer.size)
+
+
+def compressed(user_update: UserUpdate, upload: Upload) -> UserUpdate:
+    """What a device computes, in the size that it is allowed to send."""
+
+    def smaller(message: Message, user: UserData, key: Key) -> Update:
+        update_key, rounding_key = jax.random.split(key)
+        layers, structure = jax.tree.flatten(user_update(message, user, update_key))
+        if upload.share < 1:
+            layers = [largest(layer, upload.values(layer)) for layer in layers]
+        if upload.bits < 32:
+            keys = jax.random.split(rounding_key, len(layers))
+            layers = [rounded(layer, upload.bits, key) for layer, key in zip(layers, keys, strict=True)]
+        return jax.tree.unflatten(structure, layers)
+
+    return smaller if upload != Upload() else user_update
+
+
+def largest(layer: jax.Array, count: int) -> jax.Array:
+    """All but the so many largest values set to zero."""
+    flat = layer.reshape(-1)
+    _, places = jax.lax.top_k(jnp.abs(flat), count)
+    return jnp.zeros_like(flat).at[places].set(flat[places]).reshape(layer.shape)
+
+
+def rounded(layer: jax.Array, bits: int, key: Key) -> jax.Array:
+    """Each value to one of the two levels beside it, at random and on average to itself; the largest value has the last level."""
+    level = jnp.max(jnp.abs(layer)) / (2 ** (bits - 1) - 1)
+    scaled = layer / jnp.maximum(level, jnp.finfo(jnp.float32).tiny)
+    return jnp.floor(scaled + jax.random.uniform(key, layer.shape)) * level
+
+
+def upload_bytes(update: PyTree, upload: Upload) -> int:
+    """Of one report about an update of this shape. Whole numbers, as reports with privacy have them, take 32 bits as floats do."""
+    total = WEIGHT_BYTES
+    for layer in jax.tree.leaves(update):
+        values = upload.values(layer)
+        total += math.ceil(values * upload.bits / 8)
+        total += NUMBER_BYTES * values if upload.share < 1 else 0
+        total += NUMBER_BYTES if upload.bits < 32 else 0
+    return total

@@ -1,0 +1,160 @@
+"""A fleet with a queue: each report is about the model that its device got, of K different users, and summed like any other."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from conftest import tiny_recipe
+from taciturn import tree
+from taciturn.core import FailedRound, Message, Report, UserData
+from taciturn.data.availability import TooFewDevices
+from taciturn.fleets.queued import QueuedFleet
+from taciturn.recipe_text import RecipeError
+from taciturn.run import train_run
+
+USERS, SIZE = 30, 4
+
+
+class Loop:
+    """Users whose report is their number times the model they got, so that a sum says who had which."""
+
+    everyone_reports = True
+
+    def users(self, eligible):
+        return eligible(np.arange(USERS))
+
+    def sum_reports(self, program, message, cohort, key):
+        nobody = UserData(jnp.zeros(0), jnp.float32(0), jnp.int32(0))
+        zero = tree.zeros_like(jax.eval_shape(program, message, nobody, key))
+        reports = [program(message, nobody._replace(weight=jnp.float32(10.0**user)), key) for user in cohort % 7]
+        return functools.reduce(tree.add, reports, zero)
+
+
+def program(message, user, key):
+    return Report({"w": message.params["w"] * user.weight}, user.weight)
+
+
+def message(model: int) -> Message:
+    return Message({"w": jnp.float32(model + 1)}, jnp.float32(1.0))
+
+
+def key(number: int):
+    return jax.random.key(number)
+
+
+def everyone(users):
+    return users
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    return QueuedFleet(Loop(), SIZE, in_flight=9, folder=tmp_path / "queue", kept=3)
+
+
+def rounds(fleet, count, eligible=everyone, first=0):
+    """(cohort, total) of each, and what the fleet says about who had which model."""
+    for number in range(first, first + count):
+        cohort = fleet.users(eligible)
+        yield cohort, fleet.sum_reports(program, message(number), cohort, key(number))
+
+
+def test_a_report_is_about_the_model_that_its_device_got(fleet):
+    seen: dict[int, int] = {}
+    for number in range(12):
+        before = dict(fleet._training)
+        cohort = fleet.users(everyone)
+        got = {user: before.get(user, number) for user in cohort.tolist()}
+        total = fleet.sum_reports(program, message(number), cohort, key(number))
+        assert len(set(cohort.tolist())) == SIZE
+        assert float(total.update["w"]) == pytest.approx(sum(10.0 ** (u % 7) * (m + 1) for u, m in got.items()))
+        seen |= {number: max(number - m for m in got.values())}
+    assert max(seen.values()) > 1  # or nothing was stale, and nothing was tested
+    assert fleet.staleness.max() == max(seen.values())
+    assert len(fleet.staleness) == fleet.uploads == 12 * SIZE
+
+
+def test_a_round_that_is_summed_again_has_the_same_total_in_another_process_too(fleet, tmp_path):
+    totals = [total.update["w"] for _, total in rounds(fleet, 6)]
+    cohort = fleet.users(everyone)
+    again = QueuedFleet(Loop(), SIZE, 9, tmp_path / "queue", kept=3)
+    total = fleet.sum_reports(program, message(6), cohort, key(6))
+    np.testing.assert_array_equal(again.users(everyone), cohort)  # what waits in the queue is not lost
+    assert float(again.sum_reports(program, message(6), cohort, key(6)).update["w"]) == float(total.update["w"])
+    last = list(fleet._rounds.values())[5][1]
+    repeated = again.sum_reports(program, message(5), np.array(sorted(last)), key(5))
+    assert float(repeated.update["w"]) == float(totals[5])
+
+
+def test_a_device_in_flight_is_not_asked_again_and_who_rests_gets_no_model(fleet):
+    resting = set(range(10))
+
+    def rested(users):
+        return np.array([user for user in users if user not in resting])
+
+    for cohort, _ in rounds(fleet, 5, rested):
+        assert not resting & set(cohort.tolist())
+        assert not set(fleet._training) & set(cohort.tolist())
+
+
+def test_models_are_kept_as_long_as_a_device_trains_on_them_and_no_longer(fleet, tmp_path):
+    list(rounds(fleet, 20))
+    kept = {int(path.stem.removeprefix("model-")) for path in (tmp_path / "queue").glob("model-*")}
+    recent = [model for now, got in list(fleet._rounds.values())[-3:] for model in (now, *got.values())]
+    assert kept == {*fleet._training.values(), *recent} - {20}
+    assert len(kept) < 12
+
+
+def test_a_round_about_a_model_that_is_gone_fails_and_the_next_goes_on(fleet, tmp_path):
+    list(rounds(fleet, 6))
+    for path in (tmp_path / "queue").glob("model-*"):
+        path.unlink()
+    failed = 0
+    for number in range(6, 16):
+        cohort = fleet.users(everyone)
+        try:
+            fleet.sum_reports(program, message(number), cohort, key(number))
+        except FailedRound:
+            failed += 1
+    assert 0 < failed < 10
+
+
+def test_when_nobody_may_take_part_any_more_it_is_said(fleet):
+    with pytest.raises(TooFewDevices, match="3 devices have reported and 4 are needed"):
+        fleet.users(lambda users: users[:3])
+
+
+FTRL = {
+    "algorithm": "dp-ftrl",
+    "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2},
+    "privacy": {"noise": "tree"},
+    "fleet": {"kind": "queue"},
+}
+
+
+def test_under_privacy_a_report_is_charged_in_the_round_in_which_it_is_summed(population, tmp_path):
+    recipe = tiny_recipe(population, **FTRL)
+    finished = train_run(recipe, tmp_path / "queue", lambda *_: None)
+    always = train_run(
+        tiny_recipe(population, **FTRL | {"fleet": {"kind": "always"}}), tmp_path / "always", lambda *_: None
+    )
+    assert finished.guarantee.releases == recipe.run.rounds
+    assert finished.guarantee.rho == pytest.approx(always.guarantee.rho)  # the same claim, whoever had which model
+    said = " ".join((tmp_path / "queue" / "guarantee.txt").read_text().split())
+    assert "rounds old" in said
+    assert not (tmp_path / "queue" / "private").exists()  # who trained on what goes with the other secrets
+
+
+@pytest.mark.parametrize(
+    ("sections", "match"),
+    [
+        ({"fleet": {"kind": "queue"}}, "no sampling can be claimed"),
+        ({**FTRL, "privacy": {"noise": "tree", "clipping": "adaptive"}}, "one clip norm for the whole run"),
+        ({**FTRL, "fleet": {"kind": "queue", "in_flight": 7}}, "never make a round of 8"),
+    ],
+)
+def test_a_queue_is_refused_where_the_claim_would_not_hold(population, sections, match):
+    with pytest.raises(RecipeError, match=match):
+        tiny_recipe(population, **sections)

@@ -1,0 +1,113 @@
+"""Uploads weigh what is said, to the byte, and however small they are made, the bound holds."""
+
+import struct
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import exact, tiny_recipe
+from taciturn import build
+from taciturn.algorithms.uploads import Upload, compressed, largest, rounded, upload_bytes
+from taciturn.core import Message, UserData
+from taciturn.privacy.clipping import STEPS, encode, flat_clip
+from taciturn.run import train_run
+
+KEY = jax.random.key(0)
+NOBODY = UserData(jnp.zeros(0), jnp.float32(1), jnp.int32(0))
+UPDATE = {"a": jax.random.normal(KEY, (40, 7)), "b": jax.random.normal(jax.random.key(1), (33,))}
+UPLOADS = [Upload(), Upload(bits=16), Upload(bits=8), Upload(0.01), Upload(0.2, 8)]
+
+
+def sent(update, upload: Upload, clip_norm: float = 0.5, key=KEY):
+    """The report of a device that came to this update."""
+    smaller = compressed(lambda message, user, key: update, upload)(Message({}, None), NOBODY, key)
+    return smaller, encode(flat_clip(clip_norm), jnp.float32(clip_norm), smaller, jnp.float32(1), key)
+
+
+def written(report, upload: Upload, clip_norm: float = 0.5) -> bytes:
+    """A report on the wire, as a device would write it."""
+    content = struct.pack("<H", int(report.weight))
+    update, _ = exact(report, clip_norm)
+    for layer in jax.tree.leaves(update):
+        flat = np.asarray(layer).reshape(-1)
+        places = np.argsort(-np.abs(flat), kind="stable")[: upload.values(flat)]
+        values = flat[places] if upload.share < 1 else flat
+        if upload.bits == 32:
+            content += np.round(values / clip_norm * STEPS**2).astype("<i4").tobytes()
+        else:
+            level = np.abs(flat).max() / (2 ** (upload.bits - 1) - 1)
+            content += struct.pack("<f", level)
+            content += np.round(values / level).astype(f"<i{upload.bits // 8}").tobytes()
+        if upload.share < 1:
+            content += places.astype("<u4").tobytes()
+    return content
+
+
+@pytest.mark.parametrize("upload", UPLOADS)
+def test_an_upload_weighs_what_is_written(upload):
+    _, report = sent(UPDATE, upload)
+    assert len(written(report, upload)) == upload_bytes(UPDATE, upload)
+
+
+def test_uploads_weigh_less_by_what_is_left_out():
+    params = {"w": jax.ShapeDtypeStruct((1000, 1000), jnp.float32)}
+    assert upload_bytes(params, Upload()) == 4_000_002
+    assert upload_bytes(params, Upload(bits=8)) == 1_000_006
+    assert upload_bytes(params, Upload(0.001)) == 8 * 1000 + 2
+
+
+@pytest.mark.parametrize("upload", UPLOADS[1:])
+def test_what_is_left_out_is_left_out_after_the_clip_too(upload):
+    smaller, report = sent(UPDATE, upload)
+    update, _ = exact(report, 0.5)
+    for before, layer in zip(jax.tree.leaves(UPDATE), jax.tree.leaves(update), strict=True):
+        assert np.count_nonzero(layer) <= upload.values(before)
+        if upload.bits < 32:
+            level = np.abs(layer).max() / (2 ** (upload.bits - 1) - 1)
+            np.testing.assert_allclose(layer / level, np.round(layer / level), atol=2e-3)
+    assert not np.array_equal(jax.tree.leaves(smaller)[0], jax.tree.leaves(UPDATE)[0])
+
+
+def test_the_largest_values_are_kept_and_rounding_is_right_on_average():
+    kept = largest(jnp.array([[0.1, -3.0], [2.0, 0.2]]), 2)
+    np.testing.assert_array_equal(kept, [[0.0, -3.0], [2.0, 0.0]])
+    values = jnp.array([1.0, 0.33, -0.2])
+    many = jax.vmap(lambda key: rounded(values, 8, key))(jax.random.split(KEY, 4000))
+    np.testing.assert_allclose(many.mean(axis=0), values, atol=5e-4)
+    assert float(jnp.max(jnp.abs(many - values))) < 1 / 127 + 1e-6
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(UPLOADS),
+    st.integers(0, 2**31 - 1),
+    st.sampled_from([1e-30, 1e-3, 1.0, 1e4, 1e30, float("inf"), float("nan")]),
+)
+def test_the_bound_holds_whatever_is_left_out(upload, seed, size):
+    update = jax.tree.map(lambda layer: layer * size, {"a": jax.random.normal(jax.random.key(seed), (5, 7))})
+    _, report = sent(update, upload, key=jax.random.key(seed + 1))
+    values = jax.tree.leaves(exact(report, 0.5)[0])[0]
+    assert np.sqrt(np.sum(np.square(values, dtype=np.float64))) <= 0.5
+
+
+def test_made_smaller_after_the_clip_it_would_not():
+    """The twin: rounding a clipped update at random carries it out of its ball."""
+    clipped = {"a": jnp.full(1000, 0.5 / np.sqrt(1000)) * jnp.where(jnp.arange(1000) < 1, 30.0, 0.05)}
+    clipped = jax.tree.map(lambda layer: layer * (0.5 / jnp.linalg.norm(layer)), clipped)
+    norms = [float(jnp.linalg.norm(rounded(clipped["a"], 8, jax.random.key(seed)))) for seed in range(20)]
+    assert max(norms) > 0.5001
+
+
+def test_a_run_counts_uploads_and_their_bytes(population, tmp_path):
+    recipe = tiny_recipe(population, participation={"kind": "fixed", "cohort": 10}, upload={"share": 0.05, "bits": 16})
+    finished = train_run(recipe, tmp_path / "run", lambda *_: None)
+    each = build.upload_size(finished.recipe, finished.params)
+    rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
+    header, last = rows[0].split(","), rows[-1].split(",")
+    assert last[header.index("uploads")] == str(10 * recipe.run.rounds)
+    assert last[header.index("upload_bytes")] == str(10 * recipe.run.rounds * each)
+    assert each < 0.15 * upload_bytes(finished.params, Upload())
