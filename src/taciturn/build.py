@@ -231,6 +231,10 @@ def general_text(recipe: Recipe) -> PublicCorpus | None:
     return PublicCorpus.load(Path(recipe.data.general)) if recipe.data.general else None
 
 
+def general_test(recipe: Recipe) -> PublicCorpus | None:
+    return PublicCorpus.load(Path(recipe.data.general_test)) if recipe.data.general_test else None
+
+
 def with_general_text(recipe: Recipe) -> Recipe:
     """The recipe with a name for its general text, so that a run which goes on does so with the same."""
     corpus = general_text(recipe)

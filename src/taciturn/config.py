@@ -201,6 +201,7 @@ class Recipe(Section):
         """Names everything that shapes the run; where its files lie does not."""
         content = self.model_dump(mode="json")
         del content["data"]["population"], content["model"]["warm_start"], content["data"]["general"]
+        del content["data"]["general_test"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     @property

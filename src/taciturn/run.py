@@ -23,6 +23,7 @@ from taciturn.config import Recipe
 from taciturn.core import LanguageModel, Params, PyTree
 from taciturn.data.availability import TooFewDevices
 from taciturn.data.population import HeldOutUsers, Population
+from taciturn.data.texts import Texts
 from taciturn.evaluation.accuracy import METRICS, Scores, evaluate
 from taciturn.files import sync_folder, write_atomically
 from taciturn.fleets.available import AvailableFleet
@@ -84,11 +85,12 @@ class Run:
         try:
             self.recipe = build.with_noise(build.with_general_text(recipe), lineage)
             self.model: LanguageModel = build.language_model(recipe.model, len(self.population.vocabulary))
-            self.general = build.general_text(recipe)
-            if self.general and self.general.vocabulary.words != self.population.vocabulary.words:
-                raise ValueError(
-                    "[data] general has other words than the population; make it with --vocabulary POPULATION"
-                )
+            self.general, self.general_test = build.general_text(recipe), build.general_test(recipe)
+            for name, corpus in (("general", self.general), ("general_test", self.general_test)):
+                if corpus and corpus.vocabulary.words != self.population.vocabulary.words:
+                    raise ValueError(
+                        f"[data] {name} has other words than the population; make it with --vocabulary POPULATION"
+                    )
             self.algorithm = build.algorithm(self.recipe, len(self.population.vocabulary))
             participation = self.algorithm.participation
             release = self.algorithm.mechanism.event(participation)
@@ -156,8 +158,17 @@ class Run:
         return self.model.init(keys.jax_keys(keys.derive(self.root, "init", 0), 1)[0])
 
     def evaluate(self, params: Params) -> Scores:
-        cut = build.evaluation_cut(self.recipe, self.population.vocabulary)
-        return evaluate(self.model, params, self.held_out.texts, cut)
+        return self._scores(params, self.held_out.texts)
+
+    def evaluate_general(self, params: Params) -> dict[str, float]:
+        """What of the general language is known, where the recipe names a text to see by."""
+        if self.general_test is None:
+            return {}
+        scores = self._scores(params, self.general_test.documents)
+        return {f"general_{metric}": scores[metric].value for metric in ("perplexity", "accuracy_top1")}
+
+    def _scores(self, params: Params, texts: Texts) -> Scores:
+        return evaluate(self.model, params, texts, build.evaluation_cut(self.recipe, self.population.vocabulary))
 
     def fresh_state(self) -> TrainState:
         return start(self.algorithm, self.initial_params(), self.account.head)
@@ -354,6 +365,7 @@ def _measured(
         "rho": guarantee.rho,
         **{metric: scores[metric].value for metric in METRICS},
         "accuracy_top1_margin": scores["accuracy_top1"].margin,
+        **run.evaluate_general(state.server.params),
         **_norms(run.algorithm.mechanism.public(state.mechanism)),
         "uploads": run.uploads(guarantee.releases),
         "upload_bytes": run.uploads(guarantee.releases) * build.upload_size(run.recipe, state.server.params),

@@ -32,6 +32,10 @@ class Data(Section):
     general_digest: str | None = Field(
         default=None, description="names that text; worked out, and written into the run's own recipe"
     )
+    general_test: str | None = Field(
+        default=None,
+        description="another such folder: measured beside the held-out users, to see what of the general language is forgotten",
+    )
 
 
 class Model(Section):

@@ -1,5 +1,8 @@
 """Devices that keep the general language: rehearsal and soft labels do what Popov et al. 2018 write, and nothing to anyone's privacy."""
 
+import json
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +17,7 @@ from taciturn.data.public import PublicCorpus
 from taciturn.models import losses
 from taciturn.models.cifg import cifg
 from taciturn.recipe_text import RecipeError
-from taciturn.run import train_run
+from taciturn.run import resume_run, train_run
 
 MODEL = cifg(30, 8, 12)
 PARAMS = MODEL.init(jax.random.key(0))
@@ -158,3 +161,42 @@ def test_general_text_of_other_words_is_refused_before_anything_is_spent(populat
 def test_settings_that_do_not_go_together_are_refused(population, sections, match):
     with pytest.raises(RecipeError, match=match):
         tiny_recipe(population, **sections)
+
+
+def test_what_is_forgotten_is_measured_beside_what_is_learned(population, general, tmp_path):
+    """Users count upwards, the general text counts too, but only among a few words: trained on users alone, those are forgotten."""
+    rows = {}
+    for keep in ("nothing", "rehearsal"):
+        recipe = tiny_recipe(
+            population,
+            algorithm="fedavg",
+            data={"general_test": str(general)} | ({"general": str(general)} if keep == "rehearsal" else {}),
+            local={"keep": keep, "learning_rate": 1.0, "epochs": 3, "user_share": 0.25 if keep == "rehearsal" else 0.5},
+            privacy={"noise_multiplier": None, "clip_norm": None},
+        )
+        train_run(recipe, tmp_path / keep, lambda *_: None)
+        rows[keep] = [json.loads(line) for line in (tmp_path / keep / "metrics.jsonl").read_text().splitlines()]
+    assert rows["rehearsal"][0]["general_perplexity"] == pytest.approx(rows["nothing"][0]["general_perplexity"])
+    assert rows["rehearsal"][-1]["general_perplexity"] < rows["nothing"][-1]["general_perplexity"]
+    assert rows["rehearsal"][-1]["general_accuracy_top1"] > rows["nothing"][-1]["general_accuracy_top1"]
+
+
+def test_a_run_goes_on_with_the_general_text_it_began_with(population, general, tmp_path):
+    recipe = tiny_recipe(population, data={"general": str(general)}, local={"keep": "rehearsal"}, run={"rounds": 4})
+
+    class Cut(BaseException):
+        pass
+
+    def cut(done, rounds, row):
+        if done == 2:
+            raise Cut
+
+    with pytest.raises(Cut):
+        train_run(recipe, tmp_path / "run", cut)
+    saved = general.rename(tmp_path / "saved")
+    PublicCorpus.of(["word1 word2 word3"] * 30, population.vocabulary, "made-up general text").save(general)
+    with pytest.raises(RecipeError, match="another text than this run began with"):
+        resume_run(tmp_path / "run", lambda *_: None)
+    shutil.rmtree(general)
+    saved.rename(general)
+    assert resume_run(tmp_path / "run", lambda *_: None).guarantee.releases == 4

@@ -19,8 +19,9 @@ INK, ACCENT, SECOND = "#222222", "#1b6ca8", "#c05621"
 
 def plot_run(path: Path, rows: list[dict[str, Any]], title: str) -> None:
     rounds = [row["round"] for row in rows]
-    adapts = "clip_estimate" in rows[-1]
-    figure, axes = pyplot.subplots(2 + adapts, 1, sharex=True, figsize=(7, 5.5 + 2 * adapts), layout="constrained")
+    adapts, forgets = "clip_estimate" in rows[-1], "general_perplexity" in rows[-1]
+    more = adapts + forgets
+    figure, axes = pyplot.subplots(2 + more, 1, sharex=True, figsize=(7, 5.5 + 2 * more), layout="constrained")
     above, below = axes[:2]
     margins = [100 * row["accuracy_top1_margin"] for row in rows]
     accuracy = [100 * row["accuracy_top1"] for row in rows]
@@ -48,11 +49,16 @@ def plot_run(path: Path, rows: list[dict[str, Any]], title: str) -> None:
         below.text(0.5, 0.5, "no privacy: ε = ∞", ha="center", va="center", transform=below.transAxes, color=SECOND)
         below.set_yticks([])
     below.set_ylabel("ε spent")
-    if adapts:
-        axes[2].plot(rounds, [row["clip_estimate"] for row in rows], color=ACCENT, lw=1.2, label="estimate")
-        axes[2].step(rounds, [row["clip_norm"] for row in rows], where="post", color=INK, lw=1.2, label="in force")
-        axes[2].set_ylabel("clip norm")
+    if forgets:
+        for text, column, color in (("users", "perplexity", ACCENT), ("general text", "general_perplexity", SECOND)):
+            axes[2].plot(rounds, [row[column] for row in rows], color=color, marker="o", ms=3, lw=1.2, label=text)
+        axes[2].set_ylabel("perplexity")
         axes[2].legend(frameon=False)
+    if adapts:
+        axes[-1].plot(rounds, [row["clip_estimate"] for row in rows], color=ACCENT, lw=1.2, label="estimate")
+        axes[-1].step(rounds, [row["clip_norm"] for row in rows], where="post", color=INK, lw=1.2, label="in force")
+        axes[-1].set_ylabel("clip norm")
+        axes[-1].legend(frameon=False)
     axes[-1].set_xlabel("round")
     below.xaxis.set_major_locator(MaxNLocator(integer=True))
     for panel in axes:
