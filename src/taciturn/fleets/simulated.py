@@ -20,7 +20,7 @@ from taciturn.data.layout import Layout
 from taciturn.data.population import Population
 
 CPU_CHUNK = 2  # so that no core waits long for the others at the end of a round
-ACCELERATOR_CHUNKS = (256, 128, 104, 64, 32, 16, 10)  # larger ones gain little, and mix users of more different lengths
+ACCELERATOR_CHUNKS = (256, 128, 104, 64, 32, 16)  # larger ones gain little, and mix users of more different lengths
 COPIES = 8  # of a model that training a user takes at a time, with what it keeps on the way
 
 
@@ -90,7 +90,9 @@ def _chunk_size(params: Params, device: Any, cohort: float) -> int:
     about as little, the largest."""
     memory = (device.memory_stats() or {}).get("bytes_limit", 8 * 2**30) / 2
     most = memory / (COPIES * 4 * tree.size(params))
-    sizes = [size for size in ACCELERATOR_CHUNKS if size <= most] or ACCELERATOR_CHUNKS[-1:]
+    least = ACCELERATOR_CHUNKS[-1]
+    fitting = [size for size in ACCELERATOR_CHUNKS if size <= most] or [least]
+    sizes = [*fitting, math.ceil(cohort)] if cohort < least else fitting
     computed = {size: math.ceil(cohort / size) * size for size in sizes}
     return next(size for size in sizes if computed[size] <= 1.1 * min(computed.values()))
 
