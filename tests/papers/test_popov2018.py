@@ -6,6 +6,8 @@ import jax
 import numpy as np
 import pytest
 
+from conftest import tiny_recipe
+from taciturn.cli_tails import tails
 from taciturn.evaluation.tails import (
     CRITICAL,
     Tail,
@@ -16,7 +18,7 @@ from taciturn.evaluation.tails import (
     tail,
 )
 from taciturn.models.cifg import cifg
-from taciturn.models.stepping import Recurrent, step_weights
+from taciturn.run import RunError, train_run
 
 SHAPES = (
     15.8,
@@ -124,13 +126,12 @@ def test_the_epsilon_of_a_tail_is_never_below_where_the_tail_begins():
 def test_models_that_are_the_same_have_ratios_of_one_and_others_have_not():
     network = cifg(30, 8, 12)
     params = network.init(jax.random.key(0))
-    model = Recurrent("cifg", step_weights(network, params))
-    same = log_ratios(model, model, 300, jax.random.key(1))
-    assert len(same) == 300
+    same = log_ratios(network, params, params, 1300, jax.random.key(1))
+    assert len(same) == 1300
     np.testing.assert_allclose(same, 0.0, atol=1e-5)
     assert tail(same).epsilon(1e-4) == pytest.approx(0.0, abs=1e-4)
-    moved = Recurrent("cifg", step_weights(network, jax.tree.map(lambda leaf: 1.3 * leaf, params)))
-    ratios = log_ratios(model, moved, 300, jax.random.key(1))
+    moved = jax.tree.map(lambda leaf: 1.3 * leaf, params)
+    ratios = log_ratios(network, params, moved, 1300, jax.random.key(1))
     assert np.exp(-ratios).mean() == pytest.approx(1.0, abs=0.1)  # E[P′/P] under P is 1
     assert tail(ratios).epsilon(1e-4) > 0.1
 
@@ -143,3 +144,17 @@ def test_average_perplexity_is_the_geometric_mean_by_tokens(general, user, avera
     tokens = 170_000, 200_000
     mean = math.exp((tokens[0] * math.log(general) + tokens[1] * math.log(user)) / sum(tokens))
     assert mean == pytest.approx(average, rel=0.01)
+
+
+def test_the_command_shows_an_estimate_and_draws_it(population, tmp_path, capsys):
+    for seed in (1, 2):
+        recipe = tiny_recipe(population, run={"rounds": 1, "evaluate_every": 1, "seed": seed})
+        train_run(recipe, tmp_path / f"run{seed}", lambda *_: None)
+    tails(tmp_path / "run1", [tmp_path / "run2"], samples=600, figure=tmp_path / "tail.png")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "An estimate, not a guarantee" in said
+    assert (tmp_path / "tail.png").stat().st_size > 10_000
+    other = tiny_recipe(population, model={"units": 13}, run={"rounds": 1, "evaluate_every": 1})
+    train_run(other, tmp_path / "other", lambda *_: None)
+    with pytest.raises(RunError, match="another kind of model"):
+        tails(tmp_path / "run1", [tmp_path / "other"], samples=600)

@@ -11,13 +11,16 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from taciturn.core import Key, WordModel
-from taciturn.models.sampling import samples
-from taciturn.models.stepping import Recurrent, Windowed
+from taciturn.core import BEGIN, PADDING, Key, LanguageModel, Params
+from taciturn.models import losses
+from taciturn.models.sampling import beginnings
 
 LENGTH = 10  # words of a text
+SAMPLES = 30_000
+AT_A_TIME = 500  # texts
 SIGNIFICANCE = 0.05
 CRITICAL = 1.08  # of the Lilliefors test at 5 %, as the paper prints it; `critical_value` computes it again
 
@@ -43,22 +46,24 @@ class Tail(NamedTuple):
         return max(math.log(self.scale / delta) / self.shape, math.log(self.start))
 
 
-def log_ratios(model: Recurrent | Windowed, other: Recurrent | Windowed, count: int, key: Key) -> np.ndarray:
-    """log c(s) of texts that the first model made up, each from its beginning."""
-    found: list[float] = []
-    while len(found) < count:
-        key, now = jax.random.split(key)
-        texts = list(samples(model, 1, now))[: count - len(found)]
-        found += [_log_probability(model, text[:LENGTH]) - _log_probability(other, text[:LENGTH]) for text in texts]
-    return np.array(found)
+def log_ratios(model: LanguageModel, params: Params, other: Params, count: int, key: Key) -> np.ndarray:
+    """log c(s) of texts that θ made up, each from its beginning; θ′ is `other`."""
+
+    @jax.jit
+    def some(params: Params, other: Params, key: Key) -> jax.Array:
+        texts = beginnings(model, params, AT_A_TIME, LENGTH, key)
+        return _log_probability(model, params, texts) - _log_probability(model, other, texts)
+
+    blocks = range(0, count, AT_A_TIME)
+    found = [np.asarray(some(params, other, jax.random.fold_in(key, block))) for block in blocks]
+    return np.concatenate(found)[:count].astype(np.float64)
 
 
-def _log_probability(model: WordModel, text: np.ndarray) -> float:
-    state, total = model.start(), 0.0
-    for word in text.tolist():
-        total += float(model.scores(state)[word])
-        state = model.read(state, word)
-    return total
+def _log_probability(model: LanguageModel, params: Params, texts: jax.Array) -> jax.Array:
+    """Of each row after its <bos>, among texts without padding and further beginnings, which are never said."""
+    silent = np.array([PADDING, BEGIN])
+    scores = jax.nn.log_softmax(losses.logits(model, params, texts[:, :-1]).at[..., silent].set(-jnp.inf))
+    return jnp.sum(jnp.take_along_axis(scores, texts[:, 1:, None], axis=-1)[..., 0], axis=1)
 
 
 def tail(log_ratios: np.ndarray) -> Tail:

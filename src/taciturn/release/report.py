@@ -1,4 +1,4 @@
-"""The plots of a run: accuracy, ε and a clip norm that adapts, against rounds."""
+"""The plots of a run: accuracy, ε and a clip norm that adapts, against rounds; and of what one user moves."""
 
 import io
 import math
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -80,6 +81,31 @@ def plot_curves(path: Path, curves: dict[str, tuple[list[int], list[float]]], la
         axes.grid(alpha=0.25, lw=0.5, which="both")
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel(label)
+    _write(path, figure)
+
+
+def plot_tail(path: Path, log_ratios: np.ndarray, shape: float, scale: float, start: float) -> None:
+    """Likelihood ratios of texts under two models beside Pareto's law, as in Popov et al. 2018, Figure 3: their tail P(c > x), and by how
+    many samples the two differ there, with the standard error of such a count."""
+    figure, (tails, difference) = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    ordered = np.sort(log_ratios)
+    above = len(ordered) - np.arange(len(ordered))  # how many are at least as large
+    tails.step(ordered, above / len(ordered), color=ACCENT, where="post", label="samples")
+    xs = np.linspace(math.log(start), max(ordered[-1], math.log(start) + 1e-6), 200)
+    law = np.minimum(scale * np.exp(-shape * xs), 1.0)
+    tails.plot(xs, law, color=SECOND, label=f"Pareto, α = {shape:.1f}")
+    tails.axvline(math.log(start), color=INK, lw=0.6, ls=":")
+    tails.set(yscale="log", xlabel="log c(s)", ylabel="P(c > x)")
+    tails.legend(frameon=False)
+    counted = len(ordered) - np.searchsorted(ordered, xs, side="right")
+    spread = np.sqrt(len(ordered) * law * (1 - law))
+    difference.fill_between(xs, -spread, spread, color=INK, alpha=0.12, lw=0, label="standard error")
+    difference.plot(xs, counted - len(ordered) * law, color=ACCENT, label="samples − law")
+    difference.set(xlabel="log c(s)", ylabel="samples")
+    difference.legend(frameon=False)
+    for panel in (tails, difference):
+        panel.grid(alpha=0.25, lw=0.5)
+        panel.spines[["top", "right"]].set_visible(False)
     _write(path, figure)
 
 
