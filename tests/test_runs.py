@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from conftest import made_up_users, tiny_recipe
+from taciturn.algorithms.pretraining import Schedule
 from taciturn.cli import app
 from taciturn.config import Recipe
 from taciturn.data.population import HeldOutUsers, build_population
@@ -250,7 +251,7 @@ def test_without_noise_training_learns_what_the_users_have_in_common(population,
 def test_a_warm_start_from_public_text_costs_nothing_and_is_named(population, vocabulary, tmp_path):
     corpus = PublicCorpus.of(["word1 word2 word3 word4. " * 200] * 4, vocabulary, "a public book")
     recipe = tiny_recipe(population, model={"warm_start": str(tmp_path / "start")})
-    pretrained(corpus, recipe.model, 1, tmp_path / "start", lambda done, all: None)
+    pretrained(corpus, recipe.model, Schedule(epochs=1), tmp_path / "start", quietly)
     finished = train_run(recipe, tmp_path / "run", quietly)
     assert finished.guarantee.epsilon < 20
     assert "a public book" in (tmp_path / "run" / "guarantee.txt").read_text()

@@ -16,6 +16,7 @@ from taciturn.cli_bench import bench
 from taciturn.cli_data import data_app
 from taciturn.cli_keyboard import export, keyboard, ngram, typing
 from taciturn.cli_plan import plan
+from taciturn.cli_pretrain import pretrain
 from taciturn.terminal import bar, console, training_bar
 
 app = typer.Typer(
@@ -27,33 +28,7 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.command()(plan)
 app.command()(bench)
-
-
-@app.command()
-def pretrain(
-    corpus: Annotated[Path, typer.Argument(help="folder made by `taciturn data public`")],
-    out: Annotated[Path, typer.Option(help="folder for model.safetensors")],
-    epochs: Annotated[int, typer.Option(min=1)] = 3,
-    set: Annotated[
-        list[str] | None,
-        typer.Option(help="model setting as in the recipe to follow: kind=cifg (default lstm), width=64"),
-    ] = None,
-) -> None:
-    """Train a model on public text, to start private training from. Costs no privacy."""
-    from taciturn.data.public import PublicCorpus
-    from taciturn.recipe_text import RecipeError, model_settings
-    from taciturn.warm_start import pretrained
-
-    if (out / "model.safetensors").exists():
-        raise RecipeError(f"{out} holds a model already; name another --out")
-    settings = model_settings(set or [])
-    with bar("pretraining", "steps") as show:
-        pretrained(PublicCorpus.load(corpus), settings, epochs, out, lambda done, all: show(done, all, ""))
-    console.print(
-        f"{out / 'model.safetensors'}: {settings.kind}, width {settings.width}; start from it with --set model.warm_start={out}",
-        highlight=False,
-        soft_wrap=True,
-    )
+app.command()(pretrain)
 
 
 def _print_version(wanted: bool) -> None:

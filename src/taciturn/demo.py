@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from taciturn.algorithms.pretraining import Schedule
 from taciturn.config import Recipe
 from taciturn.data.state_of_the_union import TOKENS_PER_USER, public_speeches, simulated_users
 from taciturn.data.vocabulary import public_vocabulary
@@ -64,7 +65,10 @@ def run_demo(out: Path, console: Console, bar: Callable[..., Any], training_bar:
     )
     recipe = private_recipe(population.folder, folder / "warm-start")
     with bar("warm start", "steps") as show:
-        pretrained(corpus, recipe.model, 2, folder / "warm-start", lambda done, all: show(done, all, "public text"))
+        public = Schedule(epochs=2)
+        pretrained(
+            corpus, recipe.model, public, folder / "warm-start", lambda done, all, pace: show(done, all, "public text")
+        )
     with training_bar("private") as show:
         private = train_run(recipe, folder / "private", show)
     with training_bar("non-private") as show:
