@@ -166,15 +166,19 @@ def algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
     product = jnp.bfloat16 if recipe.local.precision == "mixed" else jnp.float32
     model = language_model(recipe.model, vocabulary, product)
     keyed = recipe.model.dropout > 0 or recipe.local.keep == "rehearsal"
-    local = LocalTraining(recipe.local.learning_rate, recipe.local.epochs, recipe.local.update_penalty, keyed)
+    settings = recipe.local
+    local = LocalTraining(
+        settings.learning_rate, settings.epochs, settings.update_penalty, keyed, settings.gradient_norm
+    )
     server = server_optimizer(recipe.server.optimizer, recipe.server.learning_rate, recipe.server.momentum)
     taking_part = participation(recipe)
     if recipe.algorithm == "fedavg":
         return fedavg(_user_update(recipe, model, local), _bound(recipe), taking_part, server)
     if recipe.algorithm == "transfer-learning":
-        update, settings = _user_update(recipe, model, local), recipe.transfer
-        text, rate, epochs = _predicted_text(recipe, model), settings.learning_rate, settings.epochs
-        return transfer_learning(model, update, text, taking_part, rate, epochs, settings.batch_size)
+        update, text, transfer = _user_update(recipe, model, local), _predicted_text(recipe, model), recipe.transfer
+        return transfer_learning(
+            model, update, text, taking_part, transfer.learning_rate, transfer.epochs, transfer.batch_size
+        )
     if recipe.privacy.noise_multiplier is None:
         raise ValueError("the noise multiplier is worked out by with_noise before the algorithm is built")
     if recipe.privacy.least_weight is None:

@@ -59,6 +59,9 @@ class Local(Section):
     batch_size: PositiveInt = Field(default=50, description="B")
     unroll: PositiveInt = Field(default=10, description="tokens predicted in a row, in unrolls")
     epochs: PositiveInt = Field(default=1, description="E")
+    gradient_norm: float | None = Field(
+        default=None, gt=0, description="of one local step, at most; keeps training at high rates from running away"
+    )
     update_penalty: float = Field(default=0.0, ge=0, description="L2 penalty on the update")
     keep: Literal["nothing", "rehearsal", "soft-labels"] = Field(
         default="nothing",

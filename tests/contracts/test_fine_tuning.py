@@ -11,7 +11,7 @@ import pytest
 from conftest import tiny_recipe
 from taciturn import tree
 from taciturn.algorithms.fine_tuning import rehearsing, soft_label_loss, unforgetting_update
-from taciturn.algorithms.local_training import LocalTraining, fedavg_update, gradient_step
+from taciturn.algorithms.local_training import LocalTraining, fedavg_update, gradient_step, with_short_steps
 from taciturn.core import Message, UserData
 from taciturn.data.public import PublicCorpus
 from taciturn.models import losses
@@ -200,3 +200,14 @@ def test_a_run_goes_on_with_the_general_text_it_began_with(population, general, 
     shutil.rmtree(general)
     saved.rename(general)
     assert resume_run(tmp_path / "run", lambda *_: None).guarantee.releases == 4
+
+
+def test_a_step_goes_no_further_than_its_longest_gradient_allows():
+    plain = gradient_step(loss)
+    free = tree.subtract(plain(PARAMS, ROWS, None, 0.5), PARAMS)
+    for most in (0.1, 100.0):
+        step = tree.subtract(with_short_steps(plain, most)(PARAMS, ROWS, None, 0.5), PARAMS)
+        assert norm(step) == pytest.approx(min(0.5 * most, norm(free)), rel=1e-3)
+        direction = sum(np.sum(a * b) for a, b in zip(jax.tree.leaves(step), jax.tree.leaves(free), strict=True))
+        assert direction == pytest.approx(norm(step) * norm(free), rel=1e-3)
+    assert norm(free) > 0.06  # or the first had nothing to shorten

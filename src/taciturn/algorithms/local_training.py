@@ -25,6 +25,7 @@ class LocalTraining(NamedTuple):
     epochs: int = 1  # E
     update_penalty: float = 0.0  # of ½‖θ − θ⁰‖² (Appendix D; the paper found no effect)
     keyed: bool = False  # whether a step draws at random: dropout, rehearsal
+    gradient_norm: float | None = None  # of one step, at most
 
 
 def gradient_step(loss: Loss) -> Step:
@@ -36,12 +37,25 @@ def gradient_step(loss: Loss) -> Step:
     return step
 
 
+def with_short_steps(take_step: Step, gradient_norm: float) -> Step:
+    """No step goes further than with a gradient of that norm (Zaremba et al. 2014 clip at 5, of a sum over the words of a row)."""
+
+    def step(params: Params, batch: jax.Array, key: Key | None, rate: float) -> Params:
+        change = tree.subtract(take_step(params, batch, key, rate), params)
+        factor = jnp.minimum(1.0, rate * gradient_norm / jnp.maximum(tree.norm_upper_bound(change), 1e-30))
+        return tree.add(params, tree.scale(change, factor))
+
+    return step
+
+
 def fedavg_update(take_step: Step, local: LocalTraining, project: Project | None = None) -> UserUpdate:
     """E passes of SGD over the user's batches, Δ = θ − θ⁰.
 
     With `project`, clipping is *greedy*: after every local step the update is put back into the ball (paper 1). Without, the mechanism
     clips once at the end (Ramaswamy et al. 2020).
     """
+    if local.gradient_norm is not None:
+        take_step = with_short_steps(take_step, local.gradient_norm)
 
     def user_update(message: Message, user: UserData, key: Key) -> Update:
         start, pull = message.params, local.learning_rate * local.update_penalty  # θ⁰
