@@ -1,4 +1,4 @@
-"""The command line: taciturn data · plan · pretrain · train · evaluate · compare · typing · keyboard · export · ledger · demo."""
+"""The commands: data · plan · pretrain · train · evaluate · compare · typing · keyboard · personalise · export · ledger · demo."""
 
 import json
 import os
@@ -15,6 +15,7 @@ from rich.table import Table
 from taciturn.cli_bench import bench
 from taciturn.cli_data import data_app
 from taciturn.cli_keyboard import export, keyboard, ngram, typing
+from taciturn.cli_personal import personalise
 from taciturn.cli_plan import plan
 from taciturn.cli_pretrain import pretrain
 from taciturn.terminal import bar, console, training_bar
@@ -292,7 +293,7 @@ def demo(
     run_demo(out, console, bar, training_bar)
 
 
-for command in (typing, ngram, export, keyboard):
+for command in (typing, ngram, export, personalise, keyboard):
     app.command()(command)
 
 
@@ -309,6 +310,7 @@ def main() -> None:
     from taciturn.data.vocabulary import DataError
     from taciturn.fleets.many_hosts import HostsError
     from taciturn.fleets.simulated import one_stream_per_core
+    from taciturn.personal import PersonalError
     from taciturn.planning import PlanError
     from taciturn.privacy.account import BudgetExhausted
     from taciturn.privacy.ledger import LedgerError
@@ -336,6 +338,7 @@ def main() -> None:
         WrongNumberOfUsers,
         ParticipationBreach,
         PlanError,
+        PersonalError,
         BenchError,
         OSError,
     )

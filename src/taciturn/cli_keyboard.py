@@ -28,7 +28,7 @@ NAMES = {
 
 def typing(
     model: Annotated[
-        Path, typer.Argument(help="a run, a pretrained model, counted n-grams (folders), or an .arpa file")
+        Path, typer.Argument(help="a run, a pretrained or personal model, counted n-grams (folders), or an .arpa file")
     ],
     text: Annotated[
         list[Path],
@@ -83,7 +83,7 @@ def typing(
     console.print(
         f"{tried.people:,} people (no guarantee for them), {tried.words:,} words and signs; "
         + (
-            "whom an ARPA file was counted on is not known, so they may be among them"
+            "whom an ARPA file was counted on, or a personal model trained on, is not known here, so they may be among them"
             if tried.trained_on is None
             else f"{tried.trained_on:,} whom a model was trained on, or who opted out, were left out"
         ),
@@ -198,7 +198,7 @@ def export(
 
 
 def keyboard(
-    run: Annotated[Path, typer.Argument(help="a run folder, or a folder of counted n-grams")],
+    run: Annotated[Path, typer.Argument(help="a run folder, a personal model, or a folder of counted n-grams")],
     beside: Annotated[
         Path | None, typer.Option(help="a second model to type with at the same time; an .arpa file too")
     ] = None,
@@ -218,8 +218,10 @@ def keyboard(
     blocked = load_blocklist(blocklist) if blocklist else []
     with console.status("preparing the page"):
         server = keyboard_server([run] if beside is None else [run, beside], blocked, port)
-    console.print(f"{server.url}  (Ctrl-C ends it)", highlight=False)
-    if browser:
+    console.print(f"{server.url}  (Ctrl-C ends it)", highlight=False, soft_wrap=True)
+    if server.secret:  # others on this machine see with what programs are started
+        console.print("A personal model: open this address yourself, it is a secret.", highlight=False)
+    elif browser:
         webbrowser.open(server.url)
     try:
         server.serve_forever()

@@ -318,6 +318,7 @@ def page_script(loaded: Loaded, guarantee: Guarantee | None, statement: str, nam
         statement=statement,
         learned_from=learned_from(loaded),
         blocked=list(blocked),
+        personal=loaded.is_personal,
     )
     if isinstance(loaded.model, NGram):
         return javascript_ngram(pruned(loaded.model, PAGE_ENTRIES), about)

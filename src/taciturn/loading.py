@@ -16,7 +16,7 @@ from taciturn.models.stepping import Recurrent, Stacked, Windowed, step_weights
 from taciturn.privacy.ledger import Guarantee, Row
 from taciturn.release.arpa import read_arpa
 from taciturn.release.checkpoint import ModelCard, load_model
-from taciturn.release.export import ExportRefused, verified_guarantee
+from taciturn.release.export import ExportRefused, check_not_personal, verified_guarantee
 from taciturn.run import RunError, recipe_of
 from taciturn.sections import Model
 
@@ -29,6 +29,11 @@ class Loaded:
     vocabulary: Vocabulary
     params: Params
     card: ModelCard | None  # an ARPA file has none: nobody knows what it was counted on
+
+    @property
+    def is_personal(self) -> bool:
+        """Whether it is somebody's own, of whom nothing is known here but that they may type with it."""
+        return self.card is not None and self.card.personal
 
     @property
     def is_of_users(self) -> bool:
@@ -75,6 +80,7 @@ def guarantee_of(loaded: Loaded) -> Guarantee:
     """What the ledger of its users says of exactly this model; refused where there is none."""
     if loaded.card is None:
         raise ExportRefused(f"{loaded.path} does not say where it comes from: nothing is known of its privacy")
+    check_not_personal(loaded.card, loaded.path)
     if not loaded.is_of_users:
         raise ExportRefused(
             f"{loaded.path} is made of public text alone: there is no guarantee to export it with, and nobody to protect"
@@ -92,6 +98,8 @@ def learned_from(loaded: Loaded) -> str | None:
     """Whose text, in words that go on after «learned from»; None where nothing is known."""
     if loaded.card is None:
         return None
+    if loaded.is_personal:
+        return "your own text"
     if not loaded.is_of_users:
         return "public text"
     if (loaded.path / "recipe.toml").exists():

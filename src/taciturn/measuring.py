@@ -6,12 +6,13 @@ from typing import NamedTuple
 import numpy as np
 
 from taciturn import build
+from taciturn.core import Params
 from taciturn.data.population import HeldOutUsers, Population
 from taciturn.evaluation.accuracy import Scores, evaluate
 from taciturn.evaluation.headwords import head_words
 from taciturn.privacy.ledger import Guarantee
-from taciturn.release.checkpoint import load_model
-from taciturn.release.export import verified_guarantee
+from taciturn.release.checkpoint import ModelCard, load_model
+from taciturn.release.export import check_not_personal, verified_guarantee
 from taciturn.run import RunError, recipe_of
 
 
@@ -26,8 +27,8 @@ class Measured(NamedTuple):
 
 def evaluate_run(folder: Path, on: Path | None = None, with_head_words: bool = False) -> Measured:
     """Measure on the held-out users of the run's population, or of another one (`on`)."""
+    params, card = _model_to_measure(folder)
     recipe = recipe_of(folder)
-    params, card = load_model(folder)
     own = build.population(recipe)
     ledger = build.open_ledger(own)
     guarantee = verified_guarantee(params, card, ledger)
@@ -46,9 +47,16 @@ def evaluate_run(folder: Path, on: Path | None = None, with_head_words: bool = F
     return Measured(evaluate(model, params, held_out, cut), guarantee, heads, rebuilt and on is None)
 
 
+def _model_to_measure(folder: Path) -> tuple[Params, ModelCard]:
+    """A run's; figures of a personal model are its owner's, and are shown when it is made."""
+    params, card = load_model(folder)
+    check_not_personal(card, folder)
+    return params, card
+
+
 def compare_runs(first: Path, second: Path, on: Path | None = None) -> tuple[Measured, Measured]:
     """Both on the same held-out users: of the population `on`, or else of the first run's."""
-    if load_model(first)[1].vocabulary != load_model(second)[1].vocabulary:
+    if _model_to_measure(first)[1].vocabulary != _model_to_measure(second)[1].vocabulary:
         raise RunError(f"{first} and {second} know different words, so their figures cannot be compared")
     on = on or Path(recipe_of(first).data.population)
     one, other = evaluate_run(first, on), evaluate_run(second, on)

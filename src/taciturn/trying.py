@@ -12,7 +12,9 @@ from taciturn.exporting import page_script
 from taciturn.keyboard.server import KeyboardServer, page_files
 from taciturn.loading import guarantee_of, load_word_model, people_known_to
 from taciturn.models.user_history import WithHistory
-from taciturn.release.privacy_statement import statement
+from taciturn.privacy.ledger import Guarantee
+from taciturn.release.checkpoint import ModelCard
+from taciturn.release.privacy_statement import personal_statement, statement
 from taciturn.run import RunError
 
 
@@ -40,7 +42,7 @@ def try_models(
             f"{paths[0]} and {paths[1]} know different words, so their figures cannot be compared; make both with one list: "
             "--vocabulary POPULATION, for `data build` and `data public`"
         )
-    known = [people_known_to(one) for one in loaded if one.is_of_users]
+    known = [people_known_to(one) for one in loaded if one.is_of_users and not one.is_personal]
     if source is None:
         found = People(held_out_messages(vocabulary)[:most_people], 0)
     else:
@@ -59,22 +61,29 @@ def try_models(
         typings.append(
             simulate(model, one.vocabulary, messages, lambda done, all, stage=stage: progress(stage, done, all))
         )
-    is_known = all(one.card is not None for one in loaded)
+    is_known = all(one.card is not None and not one.is_personal for one in loaded)
     return Tried(typings, len(messages), int(typings[0].tokens.sum()), found.trained_on if is_known else None)
 
 
 def keyboard_server(paths: Sequence[Path], blocked: Sequence[str], port: int) -> KeyboardServer:
-    """The page with one model, or two side by side, each with its guarantee."""
-    scripts, names = [], [path.resolve().name for path in paths]
+    """The page with one model, or two side by side, each with its guarantee. One with a personal model is for its owner alone, and not
+    for others on the same machine."""
+    scripts, names, personal = [], [path.resolve().name for path in paths], False
     if len(set(names)) < len(names):
         names = [f"{name} {letter}" for name, letter in zip(names, "AB", strict=False)]
     for path, name in zip(paths, names, strict=True):
         loaded = load_word_model(path)
-        guarantee, words = None, "Nothing is known of where this model comes from."
-        if loaded.is_of_users:
-            guarantee = guarantee_of(loaded)
-        if loaded.card is not None:
-            public = f"Made of public text alone: {'; '.join(loaded.card.public_text)}."
-            words = statement(guarantee, loaded.card.public_text) if guarantee else public
-        scripts.append(page_script(loaded, guarantee, words, name, blocked))
-    return KeyboardServer(page_files(scripts), port)
+        personal |= loaded.is_personal
+        guarantee = guarantee_of(loaded) if loaded.is_of_users and not loaded.is_personal else None
+        scripts.append(page_script(loaded, guarantee, _statement(loaded.card, guarantee), name, blocked))
+    return KeyboardServer(page_files(scripts), port, secret=personal)
+
+
+def _statement(card: ModelCard | None, guarantee: Guarantee | None) -> str:
+    if card is None:
+        return "Nothing is known of where this model comes from."
+    if card.personal:
+        return personal_statement(card.run, card.ledger_head)
+    if guarantee is None:
+        return f"Made of public text alone: {'; '.join(card.public_text)}."
+    return statement(guarantee, card.public_text)

@@ -30,6 +30,7 @@ from taciturn.models.losses import cross_entropy
 from taciturn.privacy.ledger import Ledger
 from taciturn.recipe_text import RecipeError, load_recipe
 from taciturn.release.checkpoint import ModelCard, load_model, load_state, params_digest, save_model, save_state
+from taciturn.release.export import check_not_personal
 from taciturn.sections import Model
 
 FAST, SLOW = 1.2e-2, 3e-3  # Adam's rate: words of unit length bear the first, at which others' weights run away
@@ -219,6 +220,7 @@ def load_warm_start(recipe: Recipe, vocabulary: Vocabulary, ledger: Ledger) -> W
         return None
     path = Path(recipe.model.warm_start)
     params, card = load_model(path)
+    check_not_personal(card, path)
     ours = recipe.model.model_dump(mode="json", exclude={"warm_start", "dropout", "variational"})
     theirs = card.architecture
     differing = [

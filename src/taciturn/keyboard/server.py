@@ -4,6 +4,7 @@ The page may load its own scripts and styles, and its policy forbids it everythi
 """
 
 import errno
+import secrets
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
@@ -49,14 +50,19 @@ def page_files(scripts: Sequence[str]) -> Files:
 
 
 class KeyboardServer:
-    """The files at `url`, on 127.0.0.1 alone. Port 0 is a free one."""
+    """The files at `url`, on 127.0.0.1 alone. Port 0 is a free one.
 
-    def __init__(self, files: Files, port: int = 0) -> None:
+    Others who use this machine can ask that address, too. With `secret` they would have to guess a part of the path.
+    """
+
+    def __init__(self, files: Files, port: int = 0, secret: bool = False) -> None:
+        self.secret, home = secret, f"/{secrets.token_urlsafe(16)}" if secret else ""
+        files = {f"{home}{path}": content for path, content in files.items()}
         try:
             self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(files))
         except (OSError, OverflowError) as error:
             raise DataError(_refused(error, port)) from None
-        self.url = f"http://127.0.0.1:{self._server.server_port}/"
+        self.url = f"http://127.0.0.1:{self._server.server_port}{home}/"
         self._serving = False
 
     def serve_forever(self) -> None:
@@ -90,7 +96,7 @@ def _handler(files: Files) -> type[BaseHTTPRequestHandler]:
                 self.send_error(403, "Only for this machine")
                 return None
             path = self.path.partition("?")[0]
-            known = files.get("/index.html" if path == "/" else path)
+            known = files.get(f"{path}index.html" if path.endswith("/") else path)
             if known is None:
                 self.send_error(404, "Not here")
                 return None

@@ -33,6 +33,7 @@ class ModelCard:
     round: int = 0
     public_sources: tuple[str, ...] = ()  # public text that went into it
     sentences: bool = False  # whether it was trained on single sentences, and so starts afresh after each
+    personal: bool = False  # whether it then learned from one person's own text, and so never leaves their device
 
     @property
     def public_text(self) -> tuple[str, ...]:
@@ -42,7 +43,7 @@ class ModelCard:
 
 def save_model(path: Path, params: Params, card: ModelCard, mode: int = 0o644) -> None:
     """A model without privacy may hold what people wrote: give it a mode that keeps it to its owner."""
-    content = safetensors.numpy.save(_named(params), {"taciturn": json.dumps(asdict(card), sort_keys=True)})
+    content = safetensors.numpy.save(_named(params), {"taciturn": json.dumps(_said(card), sort_keys=True)})
     write_atomically(path, content, mode)
 
 
@@ -76,10 +77,18 @@ def params_digest(params: Params) -> str:
 
 def card_digest(card: ModelCard) -> str:
     """Names what a card says of a model, apart from its place in the ledger, which records this."""
-    said = asdict(card)
+    said = _said(card)
     for place in ("run", "ledger_head", "round"):
         del said[place]
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _said(card: ModelCard) -> dict[str, Any]:
+    """A card that is not personal says so by its silence, as those in files and ledgers of old do."""
+    said = asdict(card)
+    if not card.personal:
+        del said["personal"]
+    return said
 
 
 def save_state(path: Path, state: PyTree, about: dict[str, str]) -> None:

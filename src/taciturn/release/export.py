@@ -1,5 +1,7 @@
 """The exit: a model leaves only with a guarantee for exactly the ledger row it was made at."""
 
+from pathlib import Path
+
 from taciturn.core import Params
 from taciturn.privacy.ledger import Guarantee, Ledger
 from taciturn.release.checkpoint import ModelCard, card_digest, params_digest
@@ -9,8 +11,15 @@ class ExportRefused(Exception):
     """The model may not leave, and why."""
 
 
+def check_not_personal(card: ModelCard, what: Path | str) -> None:
+    """Asked at every way out: the card goes where the file goes, whatever it is called and wherever it lies."""
+    if card.personal:
+        raise ExportRefused(f"{what} is a personal model of one person's own text: it stays on this device")
+
+
 def verified_guarantee(params: Params, card: ModelCard, ledger: Ledger) -> Guarantee:
     """What the ledger says of exactly these parameters; refused where the two do not belong together."""
+    check_not_personal(card, "this")
     if card.run is None or card.ledger_head is None:
         raise ExportRefused("this model was not trained on users: there is no guarantee to export it with")
     recorded = {"kind": "model", "run": card.run, "params": params_digest(params), "hash": card.ledger_head}

@@ -50,6 +50,7 @@ class Published(NamedTuple):
         str | None
     )  # whose text, in words that go on after «learned from»: «the posts of 4,000 people»; None: unknown
     blocked: Sequence[str] = ()  # words that are never suggested
+    personal: bool = False  # whether it is its owner's, and no one else's
 
 
 def javascript_model(weights: QuantisedWeights, cell: Cell, restarts: Sequence[int], about: Published) -> str:
@@ -76,6 +77,12 @@ def javascript_ngram(model: NGram, about: Published) -> str:
             }
         )
     return _script("ngram", {"levels": levels, "short": short}, about)
+
+
+PERSONAL = [
+    "Personal model: learned from your own text, stays here.",
+    "It has no privacy guarantee, and may repeat what you wrote. Do not pass it on.",
+]
 
 
 def plain_words(guarantee: Guarantee | None, learned_from: str | None) -> list[str]:
@@ -143,11 +150,12 @@ def check_javascript(script: str, words: Sequence[int], listed: Sequence[str] = 
 def _script(kind: str, model: dict[str, Any], about: Published) -> str:
     if about.text.get("unit", "word") != "word":
         raise ExportRefused("a keyboard suggests words; this model was trained on characters")
-    plain = plain_words(about.guarantee, about.learned_from)
+    plain = PERSONAL if about.personal else plain_words(about.guarantee, about.learned_from)
+    known = about.learned_from is not None and not about.personal
     content = {
         "name": about.name,
         "plain": plain,
-        "promises": about.learned_from is not None and (about.guarantee is None or _promises(about.guarantee)),
+        "promises": known and (about.guarantee is None or _promises(about.guarantee)),
         "statement": about.statement,
         "head": about.guarantee.head if about.guarantee else None,
         "language": about.text["language"],

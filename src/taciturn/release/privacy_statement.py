@@ -81,6 +81,26 @@ def statement(guarantee: Guarantee, public_sources: tuple[str, ...], observed: s
     return re.sub("\n{3,}", "\n\n", "\n".join([*parts, ""]))
 
 
+def personal_statement(run: str | None, head: str | None) -> str:
+    """What there is to say of a model that learned from its owner after its run: where it started, and that no guarantee goes with it."""
+    start = (
+        "a model of public text"
+        if run is None
+        else f"the model of run {run} at ledger row {head}, whose guarantee is not this one's"
+    )
+    return "\n".join(
+        [
+            _paragraph("Personal model: learned from one person's own text."),
+            _paragraph(
+                "It has NO privacy guarantee and may repeat what its owner wrote, so it stays on this device: it cannot be exported, and "
+                "no training starts from it."
+            ),
+            _item("Started from", f"{start}."),
+            "",
+        ]
+    )
+
+
 def _formal(guarantee: Guarantee) -> str:
     pair = f"({epsilon_text(guarantee.epsilon)}, {guarantee.delta:.2g})-differential privacy"
     if not guarantee.sampled:
