@@ -18,6 +18,7 @@ from taciturn.cli_keyboard import export, keyboard, ngram, typing
 from taciturn.cli_personal import personalise
 from taciturn.cli_plan import plan
 from taciturn.cli_pretrain import pretrain
+from taciturn.cli_tails import tails
 from taciturn.terminal import bar, console, training_bar
 
 app = typer.Typer(
@@ -293,7 +294,7 @@ def demo(
     run_demo(out, console, bar, training_bar)
 
 
-for command in (typing, ngram, export, personalise, keyboard):
+for command in (tails, typing, ngram, export, personalise, keyboard):
     app.command()(command)
 
 

@@ -1,8 +1,10 @@
 """What finished runs are worth: a run's model on held-out users, alone or beside another's."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from taciturn import build
@@ -10,10 +12,12 @@ from taciturn.core import Params
 from taciturn.data.population import HeldOutUsers, Population
 from taciturn.evaluation.accuracy import Scores, evaluate
 from taciturn.evaluation.headwords import head_words
+from taciturn.evaluation.tails import Tail, log_ratios, tail
 from taciturn.privacy.ledger import Guarantee
 from taciturn.release.checkpoint import ModelCard, load_model
 from taciturn.release.export import check_not_personal, verified_guarantee
 from taciturn.run import RunError, recipe_of
+from taciturn.sections import Model
 
 
 class Measured(NamedTuple):
@@ -66,3 +70,17 @@ def compare_runs(first: Path, second: Path, on: Path | None = None) -> tuple[Mea
             "compared"
         )
     return one, other
+
+
+def compare_tails(model: Path, others: Sequence[Path], samples: int, seed: int) -> list[tuple[np.ndarray, Tail]]:
+    """For each of the others: log c(s) of texts made up by the model, and their tail."""
+    params, card = _model_to_measure(model)
+    network = build.language_model(Model(**card.architecture), len(card.vocabulary))
+    found = []
+    for number, path in enumerate(others):
+        other, its_card = _model_to_measure(path)
+        if its_card.vocabulary != card.vocabulary or jax.tree.map(np.shape, other) != jax.tree.map(np.shape, params):
+            raise RunError(f"{path} is another kind of model than {model}, or knows other words: no ratio can be taken")
+        ratios = log_ratios(network, params, other, samples, jax.random.key(seed + number))
+        found.append((ratios, tail(ratios)))
+    return found
