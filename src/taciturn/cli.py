@@ -203,7 +203,7 @@ def compare(
         console.print(f"{letter}: {folder}  (ε {epsilon_text(run.guarantee.epsilon)})", highlight=False)
     table = Table()
     for name in ("", "A ± 95 %", "B ± 95 %", "B over A, relative"):
-        table.add_column(name, justify="right" if name else "left")
+        table.add_column(name, justify="right" if name else "left", no_wrap=not name)
     for metric in METRICS:
         change = changes[metric]
         shown = f"{100 * change.value:+.2f} % ± {100 * change.margin:.2f}"

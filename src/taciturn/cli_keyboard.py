@@ -92,7 +92,7 @@ def typing(
     table = Table()
     letters = "AB"[: len(paths)]
     for name in ("", *(f"{letter} ± 95 %" for letter in letters), *(["B over A, relative"] if other else [])):
-        table.add_column(name, justify="right" if name else "left")
+        table.add_column(name, justify="right" if name else "left", no_wrap=not name)
     for metric, name in NAMES.items():
         cells = [_figure(metric, figure[metric]) for figure in figures]
         style = None
