@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from conftest import exact, tiny_recipe
 from taciturn import build
-from taciturn.algorithms.uploads import Upload, compressed, largest, rounded, upload_bytes
+from taciturn.algorithms.uploads import Upload, compressed, rounded, upload_bytes
 from taciturn.core import Message, UserData
 from taciturn.privacy.clipping import STEPS, encode, flat_clip
 from taciturn.run import train_run
@@ -73,8 +73,8 @@ def test_what_is_left_out_is_left_out_after_the_clip_too(upload):
 
 
 def test_the_largest_values_are_kept_and_rounding_is_right_on_average():
-    kept = largest(jnp.array([[0.1, -3.0], [2.0, 0.2]]), 2)
-    np.testing.assert_array_equal(kept, [[0.0, -3.0], [2.0, 0.0]])
+    kept, _ = sent({"a": jnp.array([[0.1, -3.0], [2.0, 0.2]])}, Upload(0.5))
+    np.testing.assert_array_equal(kept["a"], jnp.array([[0.0, -3.0], [2.0, 0.0]]))
     values = jnp.array([1.0, 0.33, -0.2])
     many = jax.vmap(lambda key: rounded(values, 8, key))(jax.random.split(KEY, 4000))
     np.testing.assert_allclose(many.mean(axis=0), values, atol=5e-4)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from taciturn.algorithms.gradient_compression import largest
 from taciturn.algorithms.local_training import UserUpdate
 from taciturn.core import Key, Message, PyTree, Update, UserData
 
@@ -33,20 +34,13 @@ def compressed(user_update: UserUpdate, upload: Upload) -> UserUpdate:
         update_key, rounding_key = jax.random.split(key)
         layers, structure = jax.tree.flatten(user_update(message, user, update_key))
         if upload.share < 1:
-            layers = [largest(layer, upload.values(layer)) for layer in layers]
+            layers = [jnp.where(largest(layer, upload.values(layer)), layer, 0.0) for layer in layers]
         if upload.bits < 32:
             keys = jax.random.split(rounding_key, len(layers))
             layers = [rounded(layer, upload.bits, key) for layer, key in zip(layers, keys, strict=True)]
         return jax.tree.unflatten(structure, layers)
 
     return smaller if upload != Upload() else user_update
-
-
-def largest(layer: jax.Array, count: int) -> jax.Array:
-    """All but the so many largest values set to zero."""
-    flat = layer.reshape(-1)
-    _, places = jax.lax.top_k(jnp.abs(flat), count)
-    return jnp.zeros_like(flat).at[places].set(flat[places]).reshape(layer.shape)
 
 
 def rounded(layer: jax.Array, bits: int, key: Key) -> jax.Array:
