@@ -277,9 +277,9 @@ def simulated(recipe: Recipe, population: Population) -> SimulatedFleet | ManyHo
 
 
 def fleet(
-    recipe: Recipe, population: Population, devices: Path
+    recipe: Recipe, population: Population, devices: Path, coins: int = 0
 ) -> SimulatedFleet | ManyHosts | AvailableFleet | QueuedFleet:
-    """`devices` is a folder for the state of devices which have one."""
+    """`devices` is a folder for the state of devices which have one, `coins` a secret number that says who of them comes when."""
     everyone = simulated(recipe, population)
     section, taking_part = recipe.fleet, participation(recipe)
     if section.kind == "always":
@@ -288,7 +288,7 @@ def fleet(
     if section.kind == "queue":
         kept = recipe.run.save_every + 1  # rounds that may have to be done again
         queue = devices / "queue"
-        return QueuedFleet(everyone, taking_part.size, recipe.in_flight, queue, kept, recipe.run.seed or 0)
+        return QueuedFleet(everyone, taking_part.size, recipe.in_flight, queue, kept, coins)
     habits = Habits(tuple(section.time_zones), drop_out=section.drop_out)
     clock = Clock(Devices(len(population), habits, recipe.run.seed or 0), section.timer_hours)
     most = section.most_reports or taking_part.asked

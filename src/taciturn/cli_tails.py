@@ -41,7 +41,8 @@ def tails(
         table.add_row(str(path), *figures, fits, *(f"{one.epsilon(each):.2f}" for each in deltas))
     if len(found) > 1:
         largest = (f"{largest_epsilon([one for _, one in found], each):.2f}" for each in deltas)
-        table.add_row("the largest", "", "", "", "", "", *largest, style="bold")
+        all_fit = "yes" if all(one.fits for _, one in found) else "not all"
+        table.add_row("the largest", "", "", "", "", all_fit, *largest, style="bold")
     console.print(table)
     console.print("An estimate, not a guarantee: other pairs of users, or texts not sampled at random, may show more.")
     if figure is not None:

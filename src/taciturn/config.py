@@ -114,12 +114,7 @@ class Recipe(Section):
             )
         if self.algorithm != "transfer-learning" and self.transfer != Transfer():
             raise ValueError('[transfer] belongs to algorithm = "transfer-learning"')
-        if self.algorithm == "transfer-learning" and (
-            self.privacy.clip_norm is not None or self.upload != UploadSection()
-        ):
-            raise ValueError(
-                'algorithm = "transfer-learning" sums predictions, not updates: leave clip_norm and [upload] out'
-            )
+        self._check_unused()
         if self.delta * self.participation.users >= 1:
             raise ValueError(
                 f"δ = {self.delta:g} is more than one over the number of users: it would allow giving one user away whole"
@@ -159,8 +154,29 @@ class Recipe(Section):
                 f"{max(int(self.participation.users // asked) - 1, 0)} rounds of rest are possible, not {self.participation.min_separation}"
             )
 
+    def _check_unused(self) -> None:
+        """Settings that would do nothing, and whoever wrote them thinks that they do."""
+        clips = self.privacy.clip_norm is not None or self.privacy.layer_clip_norms
+        if self.algorithm == "transfer-learning" and (
+            clips or self.upload != UploadSection() or self.server != Server()
+        ):
+            raise ValueError(
+                'algorithm = "transfer-learning" sums predictions, not updates: leave clip norms, [server] and [upload] out'
+            )
+        if not self.is_private and self.privacy.least_weight is not None:
+            raise ValueError(f'algorithm = "{self.algorithm}" divides by the weight that came: leave estimator out')
+        if self.algorithm == "dp-fedsgd" and self.local.gradient_norm is not None:
+            raise ValueError(
+                'algorithm = "dp-fedsgd" sends one gradient, which is clipped: leave local.gradient_norm out'
+            )
+
     def _check_queue(self) -> None:
-        if self.privacy.clipping == "adaptive":
+        if self.algorithm == "transfer-learning" and self.transfer.text == "generated":
+            raise ValueError(
+                "in a queue devices have different models, which make up different texts: predictions about them cannot be added. Use "
+                '[transfer] text = "general"'
+            )
+        if self.privacy.clipping == "adaptive" or not isinstance(self.privacy.clip_norm, float | int | None):
             raise ValueError(
                 'a queue sums reports that were made under the clip norms of earlier rounds: with [fleet] kind = "queue" there is one '
                 "clip norm for the whole run"

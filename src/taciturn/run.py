@@ -4,7 +4,7 @@ RUN/
   recipe.toml  vocabulary.txt  ledger.jsonl (this run's rows)
   metrics.jsonl  metrics.csv  progress.png
   model.safetensors  guarantee.txt  guarantee.json
-  private/   root (of all randomness) and state (to resume from); mode 0700, deleted when the run ends
+  private/   root (of all randomness), state (to resume from), who took part, devices' own state; mode 0700, deleted when the run ends
 """
 
 import json
@@ -122,7 +122,8 @@ class Run:
         if jax.process_count() > 1:
             told = self.recipe.with_settings("run", seed=None)  # of which the root of a simulation is made
             announced(json.dumps(told.model_dump(mode="json")))
-        self.fleet = build.fleet(self.recipe, self.population, folder / "private")
+        coins = int.from_bytes(keys.derive(root, "queue", 0), "big")
+        self.fleet = build.fleet(self.recipe, self.population, folder / "private", coins)
         self.curator = Curator(self.algorithm, self.fleet, self.account, root, self.log)
 
     def _check(self, lineage: tuple[DpEvent, ...]) -> None:

@@ -112,7 +112,8 @@ class Server(Section):
 class ParticipationSection(Section):
     kind: Literal["poisson", "fixed", "min-separation", "cyclic-poisson"] = Field(
         default="poisson",
-        description="the last two are dp-ftrl's: one claims no sampling, in the other users take turns every privacy.bands rounds",
+        description="min-separation claims no sampling (dp-ftrl, and runs without privacy); with cyclic-poisson users take turns every "
+        "privacy.bands rounds (dp-ftrl)",
     )
     users: PositiveInt = Field(
         description="K, the number of users as publicly known; sets q and δ, never counted from the text"

@@ -45,9 +45,11 @@ def compressed(user_update: UserUpdate, upload: Upload) -> UserUpdate:
 
 def rounded(layer: jax.Array, bits: int, key: Key) -> jax.Array:
     """Each value to one of the two levels beside it, at random and on average to itself; the largest value has the last level."""
-    level = jnp.max(jnp.abs(layer)) / (2 ** (bits - 1) - 1)
+    most = 2 ** (bits - 1) - 1
+    level = jnp.max(jnp.abs(layer)) / most
     scaled = layer / jnp.maximum(level, jnp.finfo(jnp.float32).tiny)
-    return jnp.floor(scaled + jax.random.uniform(key, layer.shape)) * level
+    # Rounding may leave the largest value a little over its level, and a coin then takes it to one that there is not.
+    return jnp.clip(jnp.floor(scaled + jax.random.uniform(key, layer.shape)), -most, most) * level
 
 
 def upload_bytes(update: PyTree, upload: Upload) -> int:

@@ -100,5 +100,5 @@ def critical_value(count: int, significance: float = SIGNIFICANCE, tries: int = 
 
 
 def largest_epsilon(tails: Iterable[Tail], delta: float) -> float:
-    """Over all pairs, as the paper reports it."""
-    return max(one.epsilon(delta) for one in tails)
+    """Over all pairs, as the paper reports it; no number if one of them is none."""
+    return float(np.max([one.epsilon(delta) for one in tails]))

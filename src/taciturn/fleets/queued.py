@@ -24,11 +24,12 @@ from taciturn.files import write_atomically
 class QueuedFleet:
     everyone_reports = False
 
-    def __init__(self, fleet: Fleet, size: int, in_flight: int, folder: Path, kept: int, seed: int = 0) -> None:
+    def __init__(self, fleet: Fleet, size: int, in_flight: int, folder: Path, kept: int, coins: int = 0) -> None:
         """`size` is K. `folder` keeps who trains on which model, and those models: a server that crashes stops no device. Models that
-        the last `kept` rounds were about are there to do those again."""
+        the last `kept` rounds were about are there to do those again. `coins` say who is asked and done when, which is nobody's
+        business: they come from the run's root."""
         self._fleet, self._size, self._in_flight, self._folder, self._kept = fleet, size, in_flight, folder, kept
-        self._generator = np.random.default_rng([seed, 5])
+        self._generator = np.random.default_rng(coins)
         self._training: dict[int, int] = {}  # user → which model they got
         self._arrived: dict[int, int] = {}  # the same of those whose reports wait to be summed
         self._rounds: dict[str, tuple[int, dict[int, int]]] = {}  # by key: which model was current, and who had which
@@ -38,7 +39,7 @@ class QueuedFleet:
 
     @property
     def staleness(self) -> np.ndarray:
-        """Of every report that was summed."""
+        """Of every report, those of rounds that failed too."""
         return np.array([now - got for now, cohort in self._rounds.values() for got in cohort.values()], np.int64)
 
     @property
@@ -47,7 +48,12 @@ class QueuedFleet:
 
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
         """The K users who report next. Whoever is done makes room for another device, which gets the current model."""
-        waiting = self._generator.permutation(self._fleet.users(eligible)).tolist()
+        allowed = self._fleet.users(eligible)
+        for queue in (self._training, self._arrived):  # both are right unless a file was changed
+            for user in set(queue) - set(allowed.tolist()):
+                del queue[user]
+        # Who has arrived already was there before a crash: no coin is thrown for them again.
+        waiting = self._generator.permutation(allowed).tolist() if len(self._arrived) < self._size else []
         while len(self._arrived) < self._size:
             while len(self._training) < self._in_flight and waiting:
                 user = waiting.pop()
@@ -62,7 +68,7 @@ class QueuedFleet:
             done = sorted(self._training)[self._generator.integers(len(self._training))]
             self._arrived[done] = self._training.pop(done)
         self._save()
-        return eligible(np.sort(np.array(list(self._arrived))))
+        return np.sort(np.array(list(self._arrived)[: self._size]))
 
     def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
         name = np.asarray(jax.random.key_data(key)).tobytes().hex()
@@ -73,6 +79,8 @@ class QueuedFleet:
             self._arrived = {}
             self._save()
         now, got = self._rounds[name]
+        if set(got) != set(cohort.tolist()):
+            raise FailedRound("this round was summed before, with other devices")
         total = None
         for model in sorted(set(got.values()), reverse=True):
             params = message.params if model == now else self._model(model, message.params)

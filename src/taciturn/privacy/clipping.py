@@ -2,7 +2,8 @@
 
 **Guarantee:** for every update and weight, NaN, infinity and empty text included, the report stands for an update of ℓ2 norm at most
 weight × clip norm with weight in [0, 1], and up to 65,535 reports add up exactly. An update that is not finite, or of a norm above
-`LARGEST_UPDATE`, leaves as zero. Rounding is on the safe side (tree.norm_upper_bound; towards zero).
+`LARGEST_UPDATE`, leaves as zero (of one that was made smaller before, what is kept is what counts). Rounding is on the safe side
+(tree.norm_upper_bound; towards zero).
 
 Clip, then weight: ‖w Δ‖ ≤ S alone, as the paper's Lemma 1 states it, is not enough for the estimator with a clipped
 denominator (tests/privacy/test_estimators.py keeps the counterexample).
