@@ -1,0 +1,76 @@
+"""Synthetic users are beside a fleet: real users are drawn, summed and charged as if they were not there."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from taciturn import tree
+from taciturn.core import Message, Report
+from taciturn.fleets.synthetic import WithSyntheticUsers
+
+MESSAGE = Message({"w": jnp.float32(0)}, None)
+
+
+class Counting:
+    """Each user's report is one power of ten, so that a sum says who was in it."""
+
+    everyone_reports = True
+
+    def __init__(self, users: int) -> None:
+        self.count, self.asked = users, []
+
+    def users(self, eligible):
+        return eligible(np.arange(self.count))
+
+    def sum_reports(self, program, message, cohort, key):
+        self.asked.append((cohort.tolist(), np.asarray(jax.random.key_data(key)).tolist()))
+        zero = Report({"w": jnp.zeros(self.count)}, jnp.int32(0))
+        return tree.add(zero, Report({"w": zero.update["w"].at[cohort].add(1.0)}, jnp.int32(len(cohort))))
+
+
+class Padded(Counting):
+    """As many places as the real users have, so that the two can be added."""
+
+    def __init__(self, users: int, places: int) -> None:
+        super().__init__(users)
+        self.places = places
+
+    def sum_reports(self, program, message, cohort, key):
+        self.asked.append((cohort.tolist(), np.asarray(jax.random.key_data(key)).tolist()))
+        return Report({"w": jnp.zeros(self.places).at[cohort].add(100.0)}, jnp.int32(len(cohort)))
+
+
+def fleet(rate: float) -> tuple[WithSyntheticUsers, Counting, Padded]:
+    real, synthetic = Counting(30), Padded(20, 30)
+    return WithSyntheticUsers(real, synthetic, rate), real, synthetic
+
+
+def test_real_users_are_asked_as_if_there_were_no_others():
+    both, real, _ = fleet(0.5)
+    np.testing.assert_array_equal(both.users(lambda users: users[users > 3]), np.arange(4, 30))
+    cohort, key = np.array([1, 5, 7]), jax.random.key(3)
+    total = both.sum_reports(None, MESSAGE, cohort, key)
+    assert real.asked == [([1, 5, 7], np.asarray(jax.random.key_data(key)).tolist())]
+    assert [place for place in range(30) if float(total.update["w"][place]) % 100 == 1] == [1, 5, 7]
+
+
+def test_synthetic_users_come_by_coins_and_keys_of_their_own_and_the_same_in_a_round_that_is_summed_again():
+    both, real, synthetic = fleet(0.3)
+    keys = [jax.random.key(number) for number in range(200)]
+    for key in keys:
+        both.sum_reports(None, MESSAGE, np.array([1]), key)
+    came = np.array([len(cohort) for cohort, _ in synthetic.asked])
+    assert abs(came.mean() - 0.3 * 20) < 4 * np.sqrt(20 * 0.3 * 0.7 / 200)
+    assert len({tuple(cohort) for cohort, _ in synthetic.asked}) > 150
+    assert not {tuple(key) for _, key in synthetic.asked} & {tuple(key) for _, key in real.asked}
+    first = synthetic.asked[0]
+    both.sum_reports(None, MESSAGE, np.array([1]), keys[0])
+    assert synthetic.asked[-1] == first
+
+
+def test_with_nobody_beside_it_a_sum_is_what_it_was():
+    both, _, _ = fleet(0.0)
+    total = both.sum_reports(None, MESSAGE, np.array([2]), jax.random.key(0))
+    alone = Counting(30).sum_reports(None, MESSAGE, np.array([2]), jax.random.key(0))
+    np.testing.assert_array_equal(total.update["w"], alone.update["w"])
+    assert int(total.weight) == int(alone.weight) == 1
