@@ -22,10 +22,12 @@ import pytest
 from taciturn.config import Recipe
 from taciturn.data.population import Population, build_population
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
+from taciturn.fleets import simulated
 from taciturn.privacy.clipping import Whole
 from taciturn.recipe_text import parse_recipe
 
 WORDS = 40
+simulated.one_stream_per_core = lambda: None  # for tests that call the command line's main() in this process
 
 
 @pytest.fixture(scope="session")
