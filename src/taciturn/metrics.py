@@ -5,9 +5,21 @@ import io
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from taciturn import build
+from taciturn.core import PyTree
+from taciturn.evaluation.accuracy import METRICS, Scores
 from taciturn.files import write_atomically
+from taciturn.fleets.queued import QueuedFleet
+from taciturn.privacy.adaptive_clip import Norms
+from taciturn.privacy.ledger import Guarantee
+from taciturn.train import TrainState
+
+if TYPE_CHECKING:
+    from taciturn.run import Run
+
+SMOOTHED_OVER = 5  # evaluations (McMahan et al. 2018, §3)
 
 
 class Metrics:
@@ -36,3 +48,32 @@ def _row_to_json(row: dict[str, Any]) -> str:
 
 def _row_from_json(line: str) -> dict[str, Any]:
     return {name: math.inf if value == "infinity" else value for name, value in json.loads(line).items()}
+
+
+def measured(
+    run: "Run", state: TrainState, guarantee: Guarantee, scores: Scores, seconds: float, before: list[dict[str, Any]]
+) -> dict[str, Any]:
+    row = {
+        "round": state.round,
+        "releases": guarantee.releases,
+        "epsilon": guarantee.epsilon,
+        "rho": guarantee.rho,
+        **{metric: scores[metric].value for metric in METRICS},
+        "accuracy_top1_margin": scores["accuracy_top1"].margin,
+        **run.evaluate_general(state.server.params),
+        **_norms(run.algorithm.mechanism.public(state.mechanism)),
+        "uploads": run.uploads(guarantee.releases),
+        "upload_bytes": run.uploads(guarantee.releases) * build.upload_size(run.recipe, state.server.params),
+        "seconds": round(seconds, 3),
+    }
+    if isinstance(run.fleet, QueuedFleet):
+        row["staleness"] = round(float(run.fleet.staleness.mean()), 3) if len(run.fleet.staleness) else 0.0
+    recent = [one["accuracy_top1"] for one in (*before, row)[-SMOOTHED_OVER:]]
+    return row | {"accuracy_top1_smoothed": sum(recent) / len(recent)}
+
+
+def _norms(public: PyTree) -> dict[str, float]:
+    """The clip norm in force, and the estimate that is followed where it adapts; both are public."""
+    if isinstance(public, Norms):
+        return {"clip_norm": float(public.clip_norm), "clip_estimate": float(public.estimate)}
+    return {"clip_norm": float(public)}

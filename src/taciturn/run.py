@@ -20,19 +20,18 @@ from dp_accounting import DpEvent, NonPrivateDpEvent
 
 from taciturn import build, keys
 from taciturn.config import Recipe
-from taciturn.core import LanguageModel, Params, PyTree
+from taciturn.core import LanguageModel, Params
 from taciturn.data.availability import TooFewDevices
 from taciturn.data.population import HeldOutUsers, Population
 from taciturn.data.texts import Texts
-from taciturn.evaluation.accuracy import METRICS, Scores, evaluate
+from taciturn.evaluation.accuracy import Scores, evaluate
 from taciturn.files import sync_folder, write_atomically
 from taciturn.fleets.available import AvailableFleet
 from taciturn.fleets.many_hosts import announced
 from taciturn.fleets.queued import QueuedFleet
 from taciturn.hosts import dismiss_hosts
-from taciturn.metrics import Metrics
+from taciturn.metrics import Metrics, measured
 from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
-from taciturn.privacy.adaptive_clip import Norms
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.ledger import FILE_NAME, Guarantee, LedgerError
 from taciturn.privacy.participation_log import ParticipationLog
@@ -44,7 +43,6 @@ from taciturn.train import TrainState, start, train
 from taciturn.warm_start import load_warm_start
 
 FROM_ENTROPY, FROM_SEED = b"entropy\n", b"seeded:\n"  # what a root file begins with
-SMOOTHED_OVER = 5  # evaluations (McMahan et al. 2018, §3)
 Progress = Callable[[int, int, dict[str, Any]], None]  # rounds done, rounds in all, last metrics
 
 
@@ -255,9 +253,9 @@ def _go_on(run: Run, state: TrainState, progress: Progress) -> Finished:
     before = scores = run.evaluate(state.server.params)
     if not metrics.rows:
         _save(run, state)
-        metrics.add(_measured(run, state, run.account.guarantee(), scores, 0.0, metrics.rows))
+        metrics.add(measured(run, state, run.account.guarantee(), scores, 0.0, metrics.rows))
     progress(state.round, section.rounds, metrics.rows[-1])
-    stopped, measured, seconds = None, state.round, metrics.rows[-1]["seconds"]
+    stopped, measured_at, seconds = None, state.round, metrics.rows[-1]["seconds"]
     rounds = train(run.algorithm, run.curator, state)
     while state.round < section.rounds and stopped is None:
         began = time.perf_counter()
@@ -269,15 +267,15 @@ def _go_on(run: Run, state: TrainState, progress: Progress) -> Finished:
         jax.block_until_ready(state.server)
         seconds += time.perf_counter() - began
         if state.round % section.evaluate_every == 0 or state.round == section.rounds:
-            scores, measured = run.evaluate(state.server.params), state.round
-            metrics.add(_measured(run, state, run.account.guarantee(), scores, seconds, metrics.rows))
+            scores, measured_at = run.evaluate(state.server.params), state.round
+            metrics.add(measured(run, state, run.account.guarantee(), scores, seconds, metrics.rows))
             stopped = _diverged(metrics.rows)
         if state.round % section.save_every == 0 or state.round == section.rounds:
             _save(run, state)
         progress(state.round, section.rounds, metrics.rows[-1])
-    if measured != state.round:
+    if measured_at != state.round:
         scores = run.evaluate(state.server.params)
-        metrics.add(_measured(run, state, run.account.guarantee(), scores, seconds, metrics.rows))
+        metrics.add(measured(run, state, run.account.guarantee(), scores, seconds, metrics.rows))
     dismiss_hosts()
     return _finish(run, state, metrics, before, scores, stopped)
 
@@ -354,35 +352,6 @@ def unit_of(population: Population) -> str:
     """Whom the guarantee protects, in words."""
     simulated = population.manifest["about"].get("simulated")
     return f"one simulated user ({simulated})" if simulated else "one user"
-
-
-def _measured(
-    run: Run, state: TrainState, guarantee: Guarantee, scores: Scores, seconds: float, before: list[dict[str, Any]]
-) -> dict[str, Any]:
-    row = {
-        "round": state.round,
-        "releases": guarantee.releases,
-        "epsilon": guarantee.epsilon,
-        "rho": guarantee.rho,
-        **{metric: scores[metric].value for metric in METRICS},
-        "accuracy_top1_margin": scores["accuracy_top1"].margin,
-        **run.evaluate_general(state.server.params),
-        **_norms(run.algorithm.mechanism.public(state.mechanism)),
-        "uploads": run.uploads(guarantee.releases),
-        "upload_bytes": run.uploads(guarantee.releases) * build.upload_size(run.recipe, state.server.params),
-        "seconds": round(seconds, 3),
-    }
-    if isinstance(run.fleet, QueuedFleet):
-        row["staleness"] = round(float(run.fleet.staleness.mean()), 3) if len(run.fleet.staleness) else 0.0
-    recent = [one["accuracy_top1"] for one in (*before, row)[-SMOOTHED_OVER:]]
-    return row | {"accuracy_top1_smoothed": sum(recent) / len(recent)}
-
-
-def _norms(public: PyTree) -> dict[str, float]:
-    """The clip norm in force, and the estimate that is followed where it adapts; both are public."""
-    if isinstance(public, Norms):
-        return {"clip_norm": float(public.clip_norm), "clip_estimate": float(public.estimate)}
-    return {"clip_norm": float(public)}
 
 
 def recipe_of(folder: Path) -> Recipe:
