@@ -30,6 +30,13 @@ WORDS = 40
 simulated.one_stream_per_core = lambda: None  # for tests that call the command line's main() in this process
 
 
+@pytest.fixture(autouse=True, scope="module")
+def no_programs_left_behind():
+    """Every run compiles programs of its own, which JAX keeps for good: gigabytes, over all tests."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture(scope="session")
 def vocabulary() -> Vocabulary:
     fixed = SPECIAL + PUNCTUATION

@@ -187,7 +187,8 @@ def algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
         estimator = clipped_denominator(recipe.participation.probability * recipe.privacy.least_weight)
     cohort = recipe.participation.cohort
     most = math.ceil(cohort + 10 * math.sqrt(cohort) + 100)  # never passed by chance
-    most_reports = min(MOST_REPORTS, max(most, taking_part.asked if isinstance(taking_part, MinSeparation) else 0))
+    asked = taking_part.asked if isinstance(taking_part, MinSeparation) else 0
+    most_reports = min(MOST_REPORTS, max(most, asked) + recipe.canaries.synthetic_users)
     drawn = noise(recipe, recipe.privacy.noise_multiplier)
     if recipe.algorithm == "dp-ftrl":
         bound = _adaptive(recipe) if recipe.privacy.clipping == "adaptive" else _bound(recipe)

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from taciturn.cli_audit import audit
 from taciturn.cli_bench import bench
 from taciturn.cli_data import data_app
 from taciturn.cli_keyboard import export, keyboard, ngram, typing
@@ -294,7 +295,7 @@ def demo(
     run_demo(out, console, bar, training_bar)
 
 
-for command in (tails, typing, ngram, export, personalise, keyboard):
+for command in (audit, tails, typing, ngram, export, personalise, keyboard):
     app.command()(command)
 
 

@@ -15,6 +15,7 @@ from taciturn.privacy.clipping import MOST_REPORTS
 from taciturn.privacy.participation import default_delta
 from taciturn.privacy.sensitivity import most_participations
 from taciturn.sections import (
+    CanarySection,
     Data,
     FleetSection,
     Local,
@@ -43,6 +44,7 @@ class Recipe(Section):
     transfer: Transfer = Transfer()
     privacy: Privacy = Privacy()
     fleet: FleetSection = FleetSection()
+    canaries: CanarySection = CanarySection()
     run: Run
 
     @model_validator(mode="after")
@@ -218,6 +220,7 @@ class Recipe(Section):
         content = self.model_dump(mode="json")
         del content["data"]["population"], content["model"]["warm_start"], content["data"]["general"]
         del content["data"]["general_test"]
+        content["canaries"]["text"] = self.canaries.text is not None
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     @property

@@ -1,7 +1,7 @@
 """A run: a folder, from recipe to released model. Started with `train`, cut off at any moment, gone on with by `resume`.
 
 RUN/
-  recipe.toml  vocabulary.txt  ledger.jsonl (this run's rows)
+  recipe.toml  vocabulary.txt  ledger.jsonl (this run's rows)  canaries.json (where some were planted)
   metrics.jsonl  metrics.csv  progress.png
   model.safetensors  guarantee.txt  guarantee.json
   private/   root (of all randomness), state (to resume from), who took part, devices' own state; mode 0700, deleted when the run ends
@@ -31,6 +31,7 @@ from taciturn.fleets.many_hosts import announced
 from taciturn.fleets.queued import QueuedFleet
 from taciturn.hosts import dismiss_hosts
 from taciturn.metrics import Metrics, measured
+from taciturn.planting import planted, with_planted
 from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.ledger import FILE_NAME, Guarantee, LedgerError
@@ -90,6 +91,7 @@ class Run:
                         f"[data] {name} has other words than the population; make it with --vocabulary POPULATION"
                     )
             self.algorithm = build.algorithm(self.recipe, len(self.population.vocabulary))
+            self.planted = planted(self.recipe, self.population.vocabulary, root)
             participation = self.algorithm.participation
             release = self.algorithm.mechanism.event(participation)
         except ValueError as error:  # values that are each in range and do not go together
@@ -122,7 +124,8 @@ class Run:
             announced(json.dumps(told.model_dump(mode="json")))
         coins = int.from_bytes(keys.derive(root, "queue", 0), "big")
         self.fleet = build.fleet(self.recipe, self.population, folder / "private", coins)
-        self.curator = Curator(self.algorithm, self.fleet, self.account, root, self.log)
+        everyone = with_planted(self.fleet, self.planted, self.recipe, self.population.vocabulary)
+        self.curator = Curator(self.algorithm, everyone, self.account, root, self.log)
 
     def _check(self, lineage: tuple[DpEvent, ...]) -> None:
         """What only shows once recipe, users and model are seen together."""
@@ -193,6 +196,9 @@ class Run:
     @property
     def public_sources(self) -> tuple[str, ...]:
         rehearsed = (self.general.source,) if self.general else ()
+        if self.planted:
+            beside = f"what {len(self.planted.users)} synthetic users wrote, who took part beside the people ({self.planted.source})"
+            rehearsed = (*rehearsed, beside)
         return (*(self.warm_start.card.public_sources if self.warm_start else ()), *rehearsed)
 
 
@@ -214,6 +220,8 @@ def train_run(recipe: Recipe, folder: Path, progress: Progress) -> Finished:
         folder / "vocabulary.txt", "".join(f"{word}\n" for word in run.population.vocabulary.words).encode()
     )
     save_recipe(run.recipe, folder / "recipe.toml")
+    if run.planted:
+        run.planted.save(folder, run.recipe, run.population.vocabulary)
     try:
         run.account.open()
     except LedgerError:

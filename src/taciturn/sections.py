@@ -250,6 +250,33 @@ class FleetSection(Section):
         return value
 
 
+class CanarySection(Section):
+    text: str | None = Field(
+        default=None,
+        description="folder made by `taciturn data public`: what synthetic users write beside the secrets they share; none: no canaries",
+    )
+    rate: float = Field(
+        default=0.575,
+        gt=0,
+        le=1,
+        description="with which each of them takes part in a round (Ramaswamy et al. 2020: 1,150 of 2,000 rounds)",
+    )
+    users: list[PositiveInt] = Field(default=[1, 4, 16], min_length=1, description="n_u, who share a canary")
+    copies: list[PositiveInt] = Field(default=[1, 14, 200], min_length=1, description="n_e, that each of them has")
+    each: PositiveInt = Field(default=3, description="canaries of every n_u with every n_e")
+    sentences: PositiveInt = Field(default=200, description="of a synthetic user, copies among them")
+
+    @model_validator(mode="after")
+    def _fits(self) -> "CanarySection":
+        if max(self.copies) > self.sentences:
+            raise ValueError(f"{max(self.copies)} copies do not fit into {self.sentences} sentences")
+        return self
+
+    @property
+    def synthetic_users(self) -> int:
+        return self.each * len(self.copies) * sum(self.users) if self.text else 0
+
+
 class Run(Section):
     rounds: PositiveInt
     evaluate_every: PositiveInt = 20

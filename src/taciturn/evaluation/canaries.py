@@ -9,7 +9,7 @@ Departs from the paper: a canary is drawn from words alone. A sign that ends a s
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -144,21 +144,32 @@ def copies_read(user: SyntheticUser, layout: Layout | None = None) -> int:
     return int(np.count_nonzero(np.all(windows == user.canary.words, axis=1)))
 
 
-def save_canaries(path: Path, canaries: Iterable[Canary], vocabulary: Vocabulary) -> None:
-    """With their words spelled out, so that a person can read them, and a model with another list of words is not asked for others."""
+def save_canaries(path: Path, seen: Mapping[Canary, float], vocabulary: Vocabulary) -> None:
+    """With their words spelled out, so that a person can read them, and a model with another list of words is not asked for others; and
+    how often each is seen in a round (`expected_sightings`)."""
     rows = [
-        {"words": [vocabulary.words[word] for word in canary.words], "users": canary.users, "copies": canary.copies}
-        for canary in canaries
+        {
+            "words": [vocabulary.words[word] for word in canary.words],
+            "users": canary.users,
+            "copies": canary.copies,
+            "seen": often,
+        }
+        for canary, often in seen.items()
     ]
     write_atomically(path, json.dumps(rows, ensure_ascii=False, indent=1).encode())
 
 
-def load_canaries(path: Path, vocabulary: Vocabulary) -> list[Canary]:
+def load_canaries(path: Path, vocabulary: Vocabulary) -> dict[Canary, float]:
+    """Each, and how often it is seen in a round."""
     try:
-        rows = [(row["words"], row["users"], row["copies"]) for row in json.loads(path.read_text(encoding="utf-8"))]
+        content = json.loads(path.read_text(encoding="utf-8"))
+        rows = [(row["words"], row["users"], row["copies"], row["seen"]) for row in content]
     except (ValueError, KeyError, TypeError):
         raise DataError(f"{path} is no list of canaries, or damaged") from None
-    foreign = {word for words, _, _ in rows for word in words} - set(vocabulary.ids)
+    foreign = {word for words, *_ in rows for word in words} - set(vocabulary.ids)
     if foreign:
         raise DataError(f"{path} has canaries of another list of words: {min(foreign)!r} is not in this one")
-    return [Canary(tuple(vocabulary.ids[word] for word in words), users, copies) for words, users, copies in rows]
+    return {
+        Canary(tuple(vocabulary.ids[word] for word in words), users, copies): seen
+        for words, users, copies, seen in rows
+    }

@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ import numpy as np
 from taciturn import tree
 from taciturn.core import Key, Message, Params, Program, Report, UserData, UserIds
 from taciturn.data.layout import Layout
-from taciturn.data.population import Population
+from taciturn.data.texts import Texts
 
 CPU_CHUNK = 2  # so that no core waits long for the others at the end of a round
 ACCELERATOR_CHUNKS = (256, 128, 104, 64, 32, 16)  # larger ones gain little, and mix users of more different lengths
@@ -29,11 +29,18 @@ def one_stream_per_core() -> None:
     jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
 
 
+class Written(Protocol):
+    """Whose texts a fleet trains on: a population, or users who were made up."""
+
+    @property
+    def texts(self) -> Texts: ...
+
+
 class SimulatedFleet:
     everyone_reports = True
 
     def __init__(
-        self, population: Population, layout: Layout, weight_cap: float | None = None, cohort: float = 100
+        self, population: Written, layout: Layout, weight_cap: float | None = None, cohort: float = 100
     ) -> None:
         """`weight_cap` is ŵ: a user of n tokens weighs min(n/ŵ, 1). None weighs all users alike. `cohort` is how many are to be expected,
         for which chunks are made to fit."""
