@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test setup clean
+.PHONY: demo test mutations setup clean
 demo: setup  ## the whole road in under five minutes
 	@$(BIN)/taciturn demo
 
@@ -11,6 +11,9 @@ test: setup  ## linter, types, tests and doctests
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 	$(BIN)/python -m pytest -n 2
+
+mutations: setup  ## tests of the tests: break the mechanism on purpose, and see which test notices
+	$(BIN)/python tests/mutations/run.py
 
 setup: $(BIN)/.installed
 
