@@ -85,7 +85,13 @@ def test_every_export_carries_its_guarantee_and_was_held_against_the_model(made,
         assert exported.check is None
     else:
         assert exported.check is not None
-        assert exported.check.agreement > (0.05 if to in ("arpa", "combined") else 0.98)
+        if to in (
+            "arpa",
+            "combined",
+        ):  # this model is mostly noise, of which few samples leave no best word, but about its probabilities
+            assert exported.check.difference < 0.15
+        else:
+            assert exported.check.agreement > 0.98
         assert exported.check.positions > 1000
 
 
