@@ -85,13 +85,11 @@ def test_every_export_carries_its_guarantee_and_was_held_against_the_model(made,
         assert exported.check is None
     else:
         assert exported.check is not None
-        if to in (
-            "arpa",
-            "combined",
-        ):  # this model is mostly noise, of which few samples leave no best word, but about its probabilities
+        # Of a model that is mostly noise, a word list keeps no best word, but about its probabilities.
+        if to == "combined":
             assert exported.check.difference < 0.15
         else:
-            assert exported.check.agreement > 0.98
+            assert exported.check.agreement > (0.2 if to == "arpa" else 0.98)
         assert exported.check.positions > 1000
 
 
