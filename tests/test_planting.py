@@ -23,6 +23,14 @@ def quietly(done, rounds, row):
     pass
 
 
+LEARNING_MUCH = {
+    "algorithm": "fedavg",
+    "data": {"tokens_per_user": 120},
+    "local": {"learning_rate": 2.0, "epochs": 3},
+    "privacy": {"noise_multiplier": None, "clip_norm": None},
+}
+
+
 @pytest.fixture
 def text(population, tmp_path):
     words = population.vocabulary.words
@@ -43,10 +51,7 @@ def loss_of(params, recipe, words) -> float:
 def test_a_canary_that_many_users_share_is_learned_and_one_that_nobody_has_is_not(population, text, tmp_path):
     recipe = tiny_recipe(
         population,
-        algorithm="fedavg",
-        data={"tokens_per_user": 120},
-        local={"learning_rate": 2.0, "epochs": 3},
-        privacy={"noise_multiplier": None, "clip_norm": None},
+        **LEARNING_MUCH,
         canaries=canaries(text, rate=1.0),
     )
     finished = train_run(recipe, tmp_path / "run", quietly)
@@ -120,10 +125,7 @@ def test_what_cannot_be_planted_is_refused(population, text, tmp_path, vocabular
 def test_an_audit_finds_what_many_users_share_and_says_what_the_model_is_worth(population, text, tmp_path, capsys):
     recipe = tiny_recipe(
         population,
-        algorithm="fedavg",
-        data={"tokens_per_user": 120},
-        local={"learning_rate": 2.0, "epochs": 3},
-        privacy={"noise_multiplier": None, "clip_norm": None},
+        **LEARNING_MUCH,
         canaries=canaries(text, rate=1.0),
         server={"optimizer": "sgd", "learning_rate": 1.0, "momentum": None},
         run={"rounds": 40, "evaluate_every": 40, "save_every": 40},
