@@ -67,7 +67,9 @@ def test_a_module_imports_from_the_layers_below_it_only(path):
 def test_users_reach_the_server_through_one_door(method):
     doors = {"sum_reports": ["privacy.curator"], "_release": ["privacy.curator"], "private_mean": ["train"]}[method]
     passing_on = (
-        ["benchmark", "fleets.available", "fleets.many_hosts", "fleets.queued", "fleets.synthetic"] if method == "sum_reports" else []
+        ["benchmark", "fleets.available", "fleets.many_hosts", "fleets.queued", "fleets.synthetic"]
+        if method == "sum_reports"
+        else []
     )  # one measures it on random words; fleets hand their own caller the sum of another
     assert [name(path) for path in MODULES if calls(path, method)] == passing_on + doors
 
