@@ -199,7 +199,8 @@ class Run:
         if self.planted:
             beside = f"what {len(self.planted.users)} synthetic users wrote, who took part beside the people ({self.planted.source})"
             rehearsed = (*rehearsed, beside)
-        return (*(self.warm_start.card.public_sources if self.warm_start else ()), *rehearsed)
+        before = self.warm_start.card.public_sources if self.warm_start else ()
+        return tuple(dict.fromkeys((*before, *rehearsed)))  # each is named once
 
 
 def train_run(recipe: Recipe, folder: Path, progress: Progress) -> Finished:

@@ -36,8 +36,8 @@ class Tail(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether the test does not reject the law at 5 %."""
-        return self.statistic <= critical_value(self.used)
+        """Whether the test does not reject the law at 5 %; ratios that are all alike follow none."""
+        return math.isfinite(self.shape) and self.statistic <= critical_value(self.used)
 
     def epsilon(self, delta: float) -> float:
         """The ε with P(c > e^ε) = δ (formula 7); outside of the tail, where ε < log x_0, the start of it is an upper bound."""
