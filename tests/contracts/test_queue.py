@@ -94,7 +94,7 @@ def test_a_device_in_flight_is_not_asked_again_and_who_rests_gets_no_model(fleet
     def rested(users):
         return np.array([user for user in users if user not in resting])
 
-    for cohort, _ in rounds(fleet, 5, rested):
+    for cohort, _ in rounds(fleet, 20, rested):
         assert not resting & set(cohort.tolist())
         assert not set(fleet._training) & set(cohort.tolist())
 

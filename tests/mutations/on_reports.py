@@ -1,0 +1,221 @@
+"""What one user can do to a sum: clips, norms, weights, whole numbers, denominators."""
+
+from mutation import Edit, Mutation
+
+CLIPPING, TREE, ESTIMATORS = "privacy/clipping.py", "tree.py", "privacy/estimators.py"
+FOUND = "tests/privacy/test_mutations_found.py"
+NO_CLIP_AT_THE_END = Edit(CLIPPING, "tree.scale(bound.project(public, update), ", "tree.scale(update, ")
+
+MUTATIONS = (
+    Mutation(
+        "no clip",
+        "One user moves the model as far as they like, and noise made for the clip norm hides nothing of them.",
+        (
+            Edit(
+                CLIPPING,
+                "factor = jnp.minimum(1.0, norm / jnp.maximum(tree.norm_upper_bound(update), 1e-30))",
+                "factor = jnp.float32(1.0)",
+            ),
+        ),
+        ("tests/privacy/test_attacks.py::test_a_weight_out_of_range_gives_nobody_more_than_the_clip_norm",),
+    ),
+    Mutation(
+        "every local step clipped, their sum not",
+        "Whoever wrote more takes more steps, and counts for as many clip norms.",
+        (
+            Edit(
+                "algorithms/local_training.py",
+                "tree.add(start, project(message.public, tree.subtract(params, start)))",
+                "tree.add(before, project(message.public, tree.subtract(params, before)))",
+            ),
+            NO_CLIP_AT_THE_END,
+        ),
+        ("tests/privacy/test_attacks.py::test_a_weight_out_of_range_gives_nobody_more_than_the_clip_norm",),
+    ),
+    Mutation(
+        "every layer clipped to the whole clip norm",
+        "An update of m layers counts for √m clip norms.",
+        (
+            Edit(
+                CLIPPING,
+                "return Bound(schedule.at, _clip, pack,",
+                "each = lambda norm, update: jax.tree.map(lambda layer: _clip(norm, layer), update)\n"
+                "    return Bound(schedule.at, each, pack,",
+            ),
+        ),
+        ("tests/privacy/test_attacks.py::test_no_finite_update_passes_the_clip_norm[flat-alone]",),
+    ),
+    Mutation(
+        "shares of layers that add up to more than the clip norm",
+        "An update that is clipped layer by layer counts for √m clip norms.",
+        (Edit(CLIPPING, "equal = 1.0 / math.sqrt(len(names))", "equal = 1.0"),),
+        ("tests/privacy/test_clipping.py::test_layers_are_clipped_to_equal_shares_or_to_the_given_norms",),
+    ),
+    Mutation(
+        "weight before clip",
+        "Under the clipped denominator one user of weight 1 among many light ones moves the model by 50 clip norms.",
+        (
+            Edit(
+                CLIPPING,
+                "tree.scale(bound.project(public, update), whole_weight / STEPS)",
+                "bound.project(public, tree.scale(update, whole_weight / STEPS))",
+            ),
+        ),
+        (
+            "tests/privacy/test_attacks_again.py::test_no_report_stands_for_more_than_its_weight_times_the_clip_norm[flat_clip-1.0]",
+        ),
+    ),
+    Mutation(
+        "weights without a limit",
+        "Whoever wrote ten times as much as expected counts for ten clip norms.",
+        (Edit(CLIPPING, "jnp.clip(weight, 0.0, 1.0)", "weight"),),
+        ("tests/privacy/test_attacks.py::test_a_weight_out_of_range_gives_nobody_more_than_the_clip_norm",),
+    ),
+    Mutation(
+        "NaN passes the clip",
+        "One device whose training broke down makes everybody's model NaN; in whole numbers, what NaN becomes is up to the hardware.",
+        (Edit(CLIPPING, "<= LARGEST_UPDATE", "> LARGEST_UPDATE\n    usable = ~usable"),),
+        ("tests/privacy/test_clipping.py::test_a_poisoned_update_leaves_as_zero_in_every_layer",),
+    ),
+    Mutation(
+        "a norm that is rounded down",
+        "A clip that divides by too small a norm lets a little more through than noise is made for.",
+        (Edit(TREE, "slack = 1.0 + (terms + 8) * UNIT_ROUNDOFF", "slack = 1.0"),),
+        (f"{FOUND}::test_the_norm_is_right_at_every_scale",),
+    ),
+    Mutation(
+        "a norm that overflows or underflows",
+        "The squares of small values are zero in float32 and those of large ones infinite: what a clip makes of such a norm is luck.",
+        (
+            Edit(
+                TREE,
+                "(jax.lax.bitcast_convert_type(largest, jnp.int32) >> 23) - 127, -126, 126)",
+                "(jax.lax.bitcast_convert_type(largest, jnp.int32) >> 23) - 127, 0, 0)",
+            ),
+        ),
+        (f"{FOUND}::test_the_norm_is_right_at_every_scale",),
+    ),
+    Mutation(
+        "a norm summed one after another",
+        "Small squares are lost beside a large one: a million of them pass the clip unseen.",
+        (
+            Edit(
+                TREE,
+                "squares.append(jnp.sum(jnp.sum(jnp.square(rows * _power_of_two(-exponent)), axis=1)))",
+                "squares.append(jax.lax.scan(lambda s, x: (s + x * x, None), 0 * largest, leaf * _power_of_two(-exponent))[0])",
+            ),
+        ),
+        ("tests/privacy/test_attacks.py::test_a_million_small_values_behind_a_large_one_do_not_escape_the_norm",),
+    ),
+    Mutation(
+        "reports summed as floats",
+        "How everybody else's reports are rounded follows from one user, who moves a sum of thousands by almost two clip norms.",
+        (
+            Edit(
+                CLIPPING,
+                "return Bound(schedule.at, _clip, pack, unpack, schedule.at,",
+                "as_it_is = lambda norm, update: update\n"
+                "    return Bound(schedule.at, _clip, as_it_is, as_it_is, schedule.at,",
+            ),
+        ),
+        (
+            "tests/privacy/test_attacks.py::test_rounding_in_a_large_sum_does_not_let_one_user_move_it_by_more_than_the_clip_norm",
+        ),
+    ),
+    Mutation(
+        "padding taken for the first user",
+        "Whoever is first in the list is trained whenever a cohort is odd, drawn or not.",
+        (
+            Edit(
+                "fleets/simulated.py",
+                "self._texts[user] if user >= 0 else np.zeros(0, np.int32)",
+                "self._texts[max(user, 0)]",
+            ),
+        ),
+        (
+            "tests/contracts/test_fleets.py::test_every_fleet_gives_the_total_of_a_plain_loop[cohort1-40.0-SimulatedFleet]",
+        ),
+    ),
+    Mutation(
+        "sums that overflow",
+        "The sum of a large cohort wraps around, and one user more turns it from the largest into the smallest number.",
+        (Edit(CLIPPING, "STEPS = 2.0**15", "STEPS = 2.0**17"),),
+        ("tests/privacy/test_attacks_again.py::test_the_most_reports_there_may_be_do_not_overflow",),
+    ),
+    Mutation(
+        "more reports than a total has room for",
+        "Sums overflow, or round by more than noise was made to cover.",
+        (Edit("privacy/curator.py", "if len(cohort) > self._mechanism.most_reports:", "if False:"),),
+        (f"{FOUND}::test_a_cohort_larger_than_a_total_has_room_for_is_not_summed",),
+    ),
+    Mutation(
+        "no noise for the rounding of totals",
+        "A total that becomes floats is rounded, and in large cohorts one user moves it by more than the clip norm.",
+        (Edit("privacy/mechanism.py", "return sensitivity * (1 + most_reports * 2.0**-21)", "return sensitivity"),),
+        (
+            "tests/privacy/test_attacks_again.py::test_rounding_of_a_total_moves_an_estimate_by_no_more_than_the_noise_is_made_for",
+        ),
+    ),
+    Mutation(
+        "uploads made smaller after the clip",
+        "Rounding to few bits carries a clipped update out of its ball.",
+        (
+            Edit("algorithms/uploads.py", "if upload.bits < 32:\n            keys", "if False:\n            keys"),
+            Edit(CLIPPING, "    del key  # random rounding, for secure sums, takes one\n", ""),
+            Edit(
+                CLIPPING,
+                "    return Report(bound.pack(public, weighted), whole_weight",
+                "    from taciturn.algorithms.uploads import rounded\n\n"
+                "    weighted = jax.tree.map(lambda layer: rounded(layer, 8, key), weighted)\n"
+                "    return Report(bound.pack(public, weighted), whole_weight",
+            ),
+        ),
+        (
+            "tests/privacy/test_attacks_again.py::test_no_report_stands_for_more_than_its_weight_times_the_clip_norm[flat_clip-1.0]",
+        ),
+    ),
+    Mutation(
+        "updates that diverged are clipped like any other",
+        "Their numbers follow from how much padding there was, and so from who trained beside them.",
+        (Edit(CLIPPING, "LARGEST_UPDATE = 1e6", "LARGEST_UPDATE = 3e38"),),
+        ("tests/privacy/test_clipping.py::test_an_update_so_large_that_padding_might_overflow_leaves_as_zero",),
+    ),
+    Mutation(
+        "a batch of padding is a step",
+        "How far a user's model goes follows from how much others wrote: reports are not their own any more.",
+        (Edit("algorithms/local_training.py", "if pull or project is not None:", "if False:"),),
+        ("tests/contracts/test_algorithms.py::test_a_batch_of_padding_is_no_step_and_one_of_text_is[settings2]",),
+    ),
+    Mutation(
+        "dividing by the cohort that came",
+        "In a small cohort one user counts for more than noise is made for, and how many came is given away.",
+        (
+            Edit(
+                ESTIMATORS,
+                "Estimator(lambda total: tree.scale(total.update, 1.0 / expected_weight), ",
+                "Estimator(lambda total: tree.scale(total.update, 1.0 / jnp.maximum(total.weight, 1e-9)), ",
+            ),
+        ),
+        ("tests/privacy/test_estimators.py::test_the_fixed_denominator_does_not_look_at_who_came",),
+    ),
+    Mutation(
+        "a clipped denominator without its floor",
+        "Alone in a cohort, one light user is the whole average.",
+        (Edit(ESTIMATORS, "jnp.maximum(least_weight, total.weight)", "jnp.maximum(1e-9, total.weight)"),),
+        (
+            "tests/privacy/test_estimators.py::test_one_user_of_norm_at_most_1_moves_the_estimate_by_at_most_its_sensitivity",
+        ),
+    ),
+    Mutation(
+        "a clipped denominator noised for S, not 2S",
+        "A user moves numerator and denominator; half of that goes unprotected.",
+        (Edit(ESTIMATORS, "2.0 / least_weight", "1.0 / least_weight"),),
+        ("tests/privacy/test_estimators.py::test_lemma_1_bounds_are_the_papers",),
+    ),
+    Mutation(
+        "noise on an average that one user can move anywhere",
+        "No noise is enough for the plain mean, or for updates without a clip; ε would be stated all the same.",
+        (Edit("privacy/mechanism.py", "if not math.isfinite(least):", "if False:"),),
+        ("tests/privacy/test_noise.py::test_noise_without_a_bounded_sensitivity_is_refused",),
+    ),
+)

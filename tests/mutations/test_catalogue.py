@@ -1,0 +1,62 @@
+"""The catalogue of mutations fits the source, the tests and its page; nothing is broken or run here (`make mutations` does that)."""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+from catalogue import MUTATIONS
+from mutation import DoesNotFit, Edit
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+each_mutation = pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda one: one.name)
+
+
+@cache
+def source(file: str) -> str:
+    return (REPOSITORY / "src" / "taciturn" / file).read_text()
+
+
+@cache
+def functions(file: str) -> dict[str, bool]:
+    """The tests of a file, and whether they may have parameters."""
+    nodes = ast.parse((REPOSITORY / file).read_text()).body
+    return {node.name: bool(node.decorator_list) for node in nodes if isinstance(node, ast.FunctionDef)}
+
+
+@each_mutation
+def test_every_edit_fits_the_source_and_leaves_a_program(mutation):
+    files = {edit.file: source(edit.file) for edit in mutation.edits}
+    for edit in mutation.edits:
+        assert edit.new != edit.old
+        files[edit.file] = edit.rewritten(files[edit.file])
+    for text in files.values():
+        ast.parse(text)
+
+
+@each_mutation
+def test_every_test_that_is_named_exists(mutation):
+    assert mutation.caught_by
+    for test in mutation.caught_by:
+        file, name = test.split("::")
+        name, _, parameters = name.partition("[")
+        assert name in functions(file)
+        assert functions(file)[name] or not parameters
+
+
+def test_the_page_is_about_these_mutations():
+    rows = [line for line in (REPOSITORY / "docs" / "mutations.md").read_text().splitlines() if line.startswith("| ")]
+    said = [tuple(row.removeprefix("| ").split(" | ")[:2]) for row in rows[1:]]
+    assert said == [(one.name, one.harm) for one in MUTATIONS]
+
+
+def test_no_two_mutations_have_one_name():
+    assert len({one.name for one in MUTATIONS}) == len(MUTATIONS)
+
+
+@pytest.mark.parametrize("old", ["gone", "twice"])
+def test_an_edit_that_does_not_fit_any_more_is_said(old):
+    """The twin that must fail."""
+    assert Edit("file.py", "once", "new").rewritten("once, twice, twice") == "new, twice, twice"
+    with pytest.raises(DoesNotFit, match="not one"):
+        Edit("file.py", old, "new").rewritten("once, twice, twice")
