@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from catalogue import MUTATIONS
-from mutation import Edit, Mutation
+from mutation import DoesNotFit, Edit, Mutation
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SECONDS = 120  # after which a mutation counts as not noticed, and ten times that for all tests on the unbroken source
@@ -54,9 +54,12 @@ def outcome(edits: Sequence[Edit], tests: Sequence[str], limit: float = SECONDS)
         folder = Path(name)
         package = folder / "src" / "taciturn"
         shutil.copytree(REPOSITORY / "src" / "taciturn", package, ignore=shutil.ignore_patterns("__pycache__"))
-        for edit in edits:
-            path = package / edit.file
-            path.write_text(edit.rewritten(path.read_text()))
+        try:
+            for edit in edits:
+                path = package / edit.file
+                path.write_text(edit.rewritten(path.read_text()))
+        except DoesNotFit as error:
+            return Outcome(None, str(error), 0.0)
         return _tested(folder, package, tests, limit)
 
 
