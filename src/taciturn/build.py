@@ -188,7 +188,12 @@ def algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
     cohort = recipe.participation.cohort
     most = math.ceil(cohort + 10 * math.sqrt(cohort) + 100)  # never passed by chance
     asked = taking_part.asked if isinstance(taking_part, MinSeparation) else 0
-    most_reports = min(MOST_REPORTS, max(most, asked) + recipe.canaries.synthetic_users)
+    most_reports = min(MOST_REPORTS, max(most, asked)) + recipe.canaries.synthetic_users
+    if most_reports > MOST_REPORTS:
+        raise ValueError(
+            f"[canaries] {recipe.canaries.synthetic_users} synthetic users beside a cohort of {cohort:g} are more than the {MOST_REPORTS} "
+            "reports that a total holds: lower canaries.users or canaries.each"
+        )
     drawn = noise(recipe, recipe.privacy.noise_multiplier)
     if recipe.algorithm == "dp-ftrl":
         bound = _adaptive(recipe) if recipe.privacy.clipping == "adaptive" else _bound(recipe)

@@ -55,10 +55,12 @@ def planted(recipe: Recipe, vocabulary: Vocabulary, root: bytes) -> Planted | No
     return Planted(users, Texts.of([user.tokens for user in users], len(vocabulary)), corpus.source)
 
 
-def with_planted(fleet: Fleet, planted: Planted | None, recipe: Recipe, vocabulary: Vocabulary) -> Fleet:
+def with_planted(
+    fleet: Fleet, planted: Planted | None, recipe: Recipe, vocabulary: Vocabulary, most_reports: int
+) -> Fleet:
     if planted is None:
         return fleet
     section = recipe.canaries
     cohort = section.rate * len(planted.users)
     beside = SimulatedFleet(planted, build.layout(recipe, vocabulary), recipe.participation.weight_cap, cohort)
-    return WithSyntheticUsers(fleet, beside, section.rate)
+    return WithSyntheticUsers(fleet, beside, section.rate, most_reports)

@@ -124,7 +124,8 @@ class Run:
             announced(json.dumps(told.model_dump(mode="json")))
         coins = int.from_bytes(keys.derive(root, "queue", 0), "big")
         self.fleet = build.fleet(self.recipe, self.population, folder / "private", coins)
-        everyone = with_planted(self.fleet, self.planted, self.recipe, self.population.vocabulary)
+        most_reports = self.algorithm.mechanism.most_reports
+        everyone = with_planted(self.fleet, self.planted, self.recipe, self.population.vocabulary, most_reports)
         self.curator = Curator(self.algorithm, everyone, self.account, root, self.log)
 
     def _check(self, lineage: tuple[DpEvent, ...]) -> None:

@@ -3,10 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from taciturn import tree
+from conftest import tiny_recipe
+from taciturn import build, tree
 from taciturn.core import Message, Report
 from taciturn.fleets.synthetic import WithSyntheticUsers
+from taciturn.privacy.clipping import MOST_REPORTS, pack
+from taciturn.privacy.participation import WrongNumberOfUsers
 
 MESSAGE = Message({"w": jnp.float32(0)}, None)
 
@@ -40,9 +44,9 @@ class Padded(Counting):
         return Report({"w": jnp.zeros(self.places).at[cohort].add(100.0)}, jnp.int32(len(cohort)))
 
 
-def fleet(rate: float) -> tuple[WithSyntheticUsers, Counting, Padded]:
+def fleet(rate: float, most: int = 50) -> tuple[WithSyntheticUsers, Counting, Padded]:
     real, synthetic = Counting(30), Padded(20, 30)
-    return WithSyntheticUsers(real, synthetic, rate), real, synthetic
+    return WithSyntheticUsers(real, synthetic, rate, most), real, synthetic
 
 
 def test_real_users_are_asked_as_if_there_were_no_others():
@@ -74,3 +78,28 @@ def test_with_nobody_beside_it_a_sum_is_what_it_was():
     alone = Counting(30).sum_reports(None, MESSAGE, np.array([2]), jax.random.key(0))
     np.testing.assert_array_equal(total.update["w"], alone.update["w"])
     assert int(total.weight) == int(alone.weight) == 1
+
+
+def test_more_reports_than_a_total_holds_are_never_added():
+    both, real, synthetic = fleet(1.0, most=22)
+    both.sum_reports(None, MESSAGE, np.array([1, 2]), jax.random.key(0))
+    with pytest.raises(WrongNumberOfUsers, match="more than the 22 reports"):
+        both.sum_reports(None, MESSAGE, np.array([1, 2, 3]), jax.random.key(0))
+    assert len(real.asked) == len(synthetic.asked) == 1  # nothing was computed, and nothing can be released
+
+
+def test_a_sum_of_more_would_run_over_and_one_user_move_it_by_far_more_than_the_clip_norm():
+    """The twin: with as many reports as a total holds, whole numbers add up; with half as many again they come out negative."""
+    largest = pack(jnp.float32(1.0), {"w": jnp.array([0.9999999])})[
+        "w"
+    ].low  # the low limb of a report near the clip norm
+    for reports, runs_over in ((MOST_REPORTS, False), (MOST_REPORTS * 3 // 2, True)):
+        total = jnp.sum(jnp.broadcast_to(largest, (reports,)))
+        assert bool(total < 0) == runs_over
+
+
+def test_a_recipe_with_too_many_of_them_is_refused(population):
+    crowd = {"text": "somewhere", "users": [1000], "copies": [1], "each": 66}
+    with pytest.raises(ValueError, match="66000 synthetic users"):
+        build.algorithm(tiny_recipe(population, canaries=crowd), 40)
+    build.algorithm(tiny_recipe(population, canaries=crowd | {"each": 60}), 40)

@@ -13,24 +13,32 @@ import numpy as np
 
 from taciturn import tree
 from taciturn.core import Fleet, Key, Message, Program, Report, UserIds
+from taciturn.privacy.participation import WrongNumberOfUsers
 
 
 class WithSyntheticUsers:
-    def __init__(self, fleet: Fleet, synthetic: Fleet, rate: float) -> None:
-        """`synthetic` is a fleet of all of them, each of whom takes part in a round with probability `rate`."""
+    def __init__(self, fleet: Fleet, synthetic: Fleet, rate: float, most_reports: int) -> None:
+        """`synthetic` is a fleet of all of them, each of whom takes part in a round with probability `rate`. A total holds `most_reports`,
+        theirs and people's together: with more, sums of whole numbers would run over, and one user could move them by any amount."""
         self.everyone_reports = fleet.everyone_reports
-        self.fleet, self._synthetic, self._rate = fleet, synthetic, rate
+        self._fleet, self._synthetic, self._rate, self._most = fleet, synthetic, rate, most_reports
 
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
-        return self.fleet.users(eligible)
+        return self._fleet.users(eligible)
 
     def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
-        total = self.fleet.sum_reports(program, message, cohort, key)
         # Keys of their own: a synthetic user has a number that a real one has too.
         coins, theirs = jax.random.split(jax.random.fold_in(key, 2**32 - 1))
-        return tree.add(total, self._synthetic.sum_reports(program, message, self.chosen(coins), theirs))
+        beside = self._chosen(coins)
+        if len(cohort) + len(beside) > self._most:
+            raise WrongNumberOfUsers(
+                f"{len(cohort)} users and {len(beside)} synthetic ones are more than the {self._most} reports that a total holds: lower "
+                "canaries.users, canaries.each or the cohort"
+            )
+        total = self._fleet.sum_reports(program, message, cohort, key)
+        return tree.add(total, self._synthetic.sum_reports(program, message, beside, theirs))
 
-    def chosen(self, coins: Key) -> UserIds:
+    def _chosen(self, coins: Key) -> UserIds:
         """Those who take part, by the coins of a round."""
         everyone = self._synthetic.users(lambda users: users)
         drawn = np.asarray(jax.random.uniform(coins, (len(everyone),)))
