@@ -65,6 +65,20 @@ def recipe(population) -> Recipe:
     return tiny_recipe(population)
 
 
+class Cut(BaseException):
+    """Stands for the power going off."""
+
+
+def cut_at(round: int):
+    """A run's progress that ends it there."""
+
+    def progress(done: int, rounds: int, row: dict) -> None:
+        if done == round:
+            raise Cut
+
+    return progress
+
+
 def tiny_recipe(population: Population, **sections) -> Recipe:
     """A run of a few seconds; `sections` are merged into it, e.g. privacy={"noise_multiplier": 2.0}."""
     content = {

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conftest import tiny_recipe
+from conftest import Cut, cut_at, tiny_recipe
 from taciturn import build
 from taciturn.cli_audit import audit
 from taciturn.core import BEGIN
@@ -97,15 +97,8 @@ def test_cut_off_a_run_goes_on_with_the_same_canaries(population, text, tmp_path
     recipe = tiny_recipe(population, canaries=canaries(text))
     train_run(recipe, tmp_path / "whole", quietly)
 
-    class Cut(BaseException):
-        pass
-
-    def cut(done, rounds, row):
-        if done == 3:
-            raise Cut
-
     with pytest.raises(Cut):
-        train_run(recipe, tmp_path / "cut", cut)
+        train_run(recipe, tmp_path / "cut", cut_at(3))
     resume_run(tmp_path / "cut", quietly)
     assert (tmp_path / "cut" / "canaries.json").read_text() == (tmp_path / "whole" / "canaries.json").read_text()
     one, other = (jax.tree.leaves(load_model(tmp_path / name)[0]) for name in ("whole", "cut"))

@@ -296,7 +296,7 @@ def fleet(
         queue = devices / "queue"
         return QueuedFleet(everyone, taking_part.size, recipe.in_flight, queue, kept, coins)
     habits = Habits(tuple(section.time_zones), drop_out=section.drop_out)
-    clock = Clock(Devices(len(population), habits, recipe.run.seed or 0), section.timer_hours)
+    clock = Clock(Devices(len(population), habits, coins), section.timer_hours)
     most = section.most_reports or taking_part.asked
     return AvailableFleet(everyone, clock, taking_part.size, taking_part.asked, most, devices / "devices.npz")
 

@@ -122,7 +122,7 @@ class Run:
         if jax.process_count() > 1:
             told = self.recipe.with_settings("run", seed=None)  # of which the root of a simulation is made
             announced(json.dumps(told.model_dump(mode="json")))
-        coins = int.from_bytes(keys.derive(root, "queue", 0), "big")
+        coins = int.from_bytes(keys.derive(root, "devices", 0), "big")
         self.fleet = build.fleet(self.recipe, self.population, folder / "private", coins)
         most_reports = self.algorithm.mechanism.most_reports
         everyone = with_planted(self.fleet, self.planted, self.recipe, self.population.vocabulary, most_reports)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conftest import tiny_recipe
+from conftest import Cut, cut_at, tiny_recipe
 from taciturn import tree
 from taciturn.algorithms.fine_tuning import rehearsing, soft_label_loss, unforgetting_update
 from taciturn.algorithms.local_training import LocalTraining, fedavg_update, gradient_step, with_short_steps
@@ -184,15 +184,8 @@ def test_what_is_forgotten_is_measured_beside_what_is_learned(population, genera
 def test_a_run_goes_on_with_the_general_text_it_began_with(population, general, tmp_path):
     recipe = tiny_recipe(population, data={"general": str(general)}, local={"keep": "rehearsal"}, run={"rounds": 4})
 
-    class Cut(BaseException):
-        pass
-
-    def cut(done, rounds, row):
-        if done == 2:
-            raise Cut
-
     with pytest.raises(Cut):
-        train_run(recipe, tmp_path / "run", cut)
+        train_run(recipe, tmp_path / "run", cut_at(2))
     saved = general.rename(tmp_path / "saved")
     PublicCorpus.of(["word1 word2 word3"] * 30, population.vocabulary, "made-up general text").save(general)
     with pytest.raises(RecipeError, match="another text than this run began with"):

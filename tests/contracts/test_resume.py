@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from conftest import tiny_recipe
+from conftest import Cut, tiny_recipe
 from taciturn import files
 from taciturn.fleets.simulated import SimulatedFleet
 from taciturn.privacy.account import Account
@@ -68,10 +68,6 @@ def recipe(request, population):
 def uninterrupted(population, recipe, tmp_path) -> list[np.ndarray]:
     train_run(recipe, tmp_path / "uninterrupted", quietly)
     return params_of(tmp_path / "uninterrupted")
-
-
-class Cut(BaseException):
-    """Stands for the power going off."""
 
 
 def cut_after_charging(patch: pytest.MonkeyPatch, round: int) -> None:

@@ -261,7 +261,7 @@ MUTATIONS = (
     Mutation(
         "a queue whose coins follow from the recipe",
         "Who took part is kept among the secrets, and anyone can work it out.",
-        (Edit("run.py", 'coins = int.from_bytes(keys.derive(root, "queue", 0), "big")', "coins = 0"),),
+        (Edit("run.py", 'coins = int.from_bytes(keys.derive(root, "devices", 0), "big")', "coins = 0"),),
         (
             "tests/privacy/test_attacks_queue.py::"
             "test_who_reports_in_a_run_with_secret_randomness_cannot_be_worked_out_from_its_recipe",
