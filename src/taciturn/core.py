@@ -125,6 +125,9 @@ class Mechanism(NamedTuple):
     noise_keys: int  # how many keys a release takes
     most_reports: int  # how many may be in a total
     correlated: bool  # whether its noise is, over rounds
+    modulus: int | None = (
+        None  # M, where totals are known mod M only: whole numbers of 32 bits, of which any multiple of M may be missing
+    )
 
 
 class ServerState(NamedTuple):

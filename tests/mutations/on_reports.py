@@ -114,7 +114,7 @@ MUTATIONS = (
             Edit(
                 CLIPPING,
                 "return Bound(schedule.at, _clip, pack, unpack, schedule.at,",
-                "as_it_is = lambda norm, update: update\n"
+                "as_it_is = lambda norm, update, key=None: update\n"
                 "    return Bound(schedule.at, _clip, as_it_is, as_it_is, schedule.at,",
             ),
         ),
@@ -161,13 +161,12 @@ MUTATIONS = (
         "Rounding to few bits carries a clipped update out of its ball.",
         (
             Edit("algorithms/uploads.py", "if upload.bits < 32:\n            keys", "if False:\n            keys"),
-            Edit(CLIPPING, "    del key  # random rounding, for secure sums, takes one\n", ""),
             Edit(
                 CLIPPING,
-                "    return Report(bound.pack(public, weighted), whole_weight",
+                "    return Report(bound.pack(public, weighted, key), told",
                 "    from taciturn.algorithms.uploads import rounded\n\n"
                 "    weighted = jax.tree.map(lambda layer: rounded(layer, 8, key), weighted)\n"
-                "    return Report(bound.pack(public, weighted), whole_weight",
+                "    return Report(bound.pack(public, weighted, key), told",
             ),
         ),
         (

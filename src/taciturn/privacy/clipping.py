@@ -9,7 +9,8 @@ Clip, then weight: ‖w Δ‖ ≤ S alone, as the paper's Lemma 1 states it, is 
 denominator (tests/privacy/test_estimators.py keeps the counterexample).
 
 Whole numbers: a float32 sum rounds, and how it rounds for everyone else depends on each user, who can thereby move a sum of
-thousands by almost twice the clip norm (tests/privacy/test_attacks.py does). Integers add exactly, in any order.
+thousands by almost twice the clip norm (tests/privacy/test_attacks.py does). Integers add exactly, in any order. (Residues, for sums
+that are secure, are in secagg_encoding.py.)
 
 **Assumes:** the device runs this code.
 """
@@ -24,6 +25,8 @@ import jax.numpy as jnp
 
 from taciturn import tree
 from taciturn.core import Key, Params, PyTree, Report, Update
+
+MOST_REPORTS = 2**16 - 1  # that add up in 32 bits, of `STEPS` each
 
 
 class ClipSchedule(NamedTuple):
@@ -63,10 +66,12 @@ class Bound(NamedTuple):
 
     public: Callable[[jax.Array], PyTree]  # round → what devices must know of it
     project: Callable[[PyTree, Update], Update]  # onto the ball; the greedy variant also uses it during local training
-    pack: Callable[[PyTree, Update], PyTree]  # into what can be added exactly
+    pack: Callable[[PyTree, Update, Key], PyTree]  # into what can be added exactly; the key is for rounding at random
     unpack: Callable[[PyTree, PyTree], Params]  # a sum of such, back into floats
     sensitivity: Callable[[jax.Array], jax.Array]  # round → S, the largest norm of a report
     check: Callable[[Params], None]  # raises where the bound does not fit the model
+    modulus: int | None = None  # M, where sums are known mod M only; reports do not say their weight then
+    most_reports: int = MOST_REPORTS  # that add up exactly
 
 
 class Whole(NamedTuple):
@@ -80,11 +85,11 @@ class Whole(NamedTuple):
 # who is trained beside them. Below it no product of two layers does.
 LARGEST_UPDATE = 1e6
 STEPS = 2.0**15
-MOST_REPORTS = 2**16 - 1
 
 
-def pack(norm: jax.Array, update: Update) -> PyTree:
+def pack(norm: jax.Array, update: Update, key: Key | None = None) -> PyTree:
     """Whole numbers of S · 2⁻³⁰, rounded towards zero, so that no norm grows."""
+    del key
 
     def layer(values: jax.Array) -> Whole:
         scaled = jnp.clip(values * (STEPS / norm), -STEPS, STEPS)
@@ -150,21 +155,21 @@ def unbounded() -> Bound:
         del round
         return jnp.float32(jnp.inf)
 
-    def as_it_is(public: PyTree, update: Update) -> Update:
-        del public
+    def as_it_is(public: PyTree, update: Update, key: Key | None = None) -> Update:
+        del public, key
         return update
 
     return Bound(everything, as_it_is, as_it_is, as_it_is, everything, lambda params: None)
 
 
 def encode(bound: Bound, public: PyTree, update: Update, weight: jax.Array, key: Key) -> Report:
-    """The report of one user: clip, weight, round towards zero."""
-    del key  # random rounding, for secure sums, takes one
+    """The report of one user: clip, weight, round."""
     usable = tree.norm_upper_bound(update) <= LARGEST_UPDATE
     update = jax.tree.map(lambda layer: jnp.where(usable, layer, 0.0), update)
     whole_weight = jnp.floor(jnp.where(jnp.isfinite(weight), jnp.clip(weight, 0.0, 1.0), 0.0) * STEPS)
     weighted = tree.scale(bound.project(public, update), whole_weight / STEPS)
-    return Report(bound.pack(public, weighted), whole_weight.astype(jnp.int32))
+    told = whole_weight if bound.modulus is None else jnp.zeros_like(whole_weight)
+    return Report(bound.pack(public, weighted, key), told.astype(jnp.int32))
 
 
 def decode(bound: Bound, public: PyTree, total: Report) -> Report:

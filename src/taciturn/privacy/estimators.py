@@ -17,12 +17,13 @@ from taciturn.core import Estimate, Report
 class Estimator(NamedTuple):
     apply: Callable[[Report], Estimate]
     sensitivity: float  # per unit of clip norm
+    reads_weight: bool = True  # whether it looks at Σ w_k, which not every sum has
 
 
 def fixed_denominator(expected_weight: float) -> Estimator:
     """f̃_f = Σ w_k Δ_k / qW. The denominator is a constant of the recipe, never the weight that happened to come."""
     _check(expected_weight)
-    return Estimator(lambda total: tree.scale(total.update, 1.0 / expected_weight), 1.0 / expected_weight)
+    return Estimator(lambda total: tree.scale(total.update, 1.0 / expected_weight), 1.0 / expected_weight, False)
 
 
 def clipped_denominator(least_weight: float) -> Estimator:

@@ -1,8 +1,8 @@
 """A mechanism: bound, estimator and noise, welded together.
 
-**Guarantee:** `release` is the Gaussian mechanism with standard deviation noise multiplier × the estimator's sensitivity × the clip
-norm that the reports were made under, and `event` states the cost of exactly that. The standard deviation is computed in this file
-and nowhere else.
+**Guarantee:** `release` is the Gaussian mechanism with standard deviation noise multiplier × the estimator's sensitivity × the largest
+norm of a report (the clip norm that it was made under, or a little more where it was rounded at random), and `event` states the cost
+of exactly that. The standard deviation is computed in this file and nowhere else.
 
 **Assumes:** each total is a sum of reports made by `bound`, over a cohort drawn by the participation that `event` is given.
 """
@@ -36,6 +36,10 @@ def mechanism(bound: Bound, estimator: Estimator, noise: Noise, most_reports: in
     """`most_reports` limits a cohort: totals are exact, but turning one into floats rounds by its size, and noise covers that."""
     is_private, correlated = noise.multiplier > 0, noise.strategy.name != "independent"
     sensitivity = _with_rounding(estimator.sensitivity, most_reports)
+    if bound.modulus is not None and estimator.reads_weight:
+        raise ValueError("reports to a secure sum do not say their weight: use a fixed denominator with it")
+    if most_reports > bound.most_reports:
+        raise ValueError(f"sums of these reports hold {bound.most_reports} of them, not {most_reports}")
     if is_private:
         # The schedule only falls, so its end has the least noise.
         least = noise.multiplier * sensitivity * float(bound.sensitivity(jnp.int32(2**31 - 1)))
@@ -78,6 +82,7 @@ def mechanism(bound: Bound, estimator: Estimator, noise: Noise, most_reports: in
         noise_keys=noise.keys,
         most_reports=most_reports,
         correlated=correlated,
+        modulus=bound.modulus,
     )
 
 

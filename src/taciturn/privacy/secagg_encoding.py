@@ -1,0 +1,276 @@
+"""Reports for a secure sum: whole numbers mod M (Xu et al. 2023, §2.4 and Algorithm 2: the device's lines, and "unshift, unscale, and
+unrotate"; conditional rounding is from Kairouz, Liu and Steinke 2021, "The distributed discrete Gaussian mechanism").
+
+**Guarantee:** for every update, weight, round and coin, a report is a vector of whole numbers, each at most C_∞ in size, of ℓ2 norm at
+most s · C_inflated. Both are checked on the whole numbers, in whole numbers, so that no rounding of floats before can break them. One
+report moves a sum by up to C_inflated, not by the clip norm C, and `sensitivity` says so: rounding makes a report longer. Up to n_max
+reports add up exactly: their sum mod M, or mod anything that M divides, gives the sum itself, whoever dropped out.
+
+Rotation is in blocks: a Walsh–Hadamard matrix over the root of its size is orthonormal, so is a matrix with several of them along its
+diagonal, and so are signs. No norm changes, and blocks of 2¹⁶ pad 2.4 million parameters by 1 %, where a single one would by 75 %. A
+block has every so-many-th parameter, and thereby its share of every layer. Of an update with all its length in one block, coordinates
+are still sub-Gaussian with σ = sC/√(size of a block), and C_∞ is made for that.
+
+Departs from Algorithm 2 in five places. Reports are not shifted by C_∞: the sum of n would have to be unshifted by n · C_∞, where the
+paper prints C_∞, and to take the residue next to zero a server need not know n. M is a power of two, for the n_max reports that may come
+and not the m that are hoped for. C_∞ follows from the bits there are, and s from C_∞; the paper has s, and C_∞ = ⌈2sC ln d/√d⌉, about as
+much. Coordinates are clipped each for itself. A device that fails to round so many times rounds towards zero, or reports zero.
+
+**Assumes:** the device runs this code. Neither signs nor the coins of rounding are secrets: what is guaranteed holds for all of them.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from taciturn import tree
+from taciturn.core import Key, Params, PyTree, Update
+from taciturn.privacy.clipping import MOST_REPORTS, Bound
+
+ALPHA = math.exp(-0.5)  # α, as in production: so many roundings at most are refused, of the longest updates
+TRIES = 64  # which all fail once in 10¹⁴
+CLIPPED = 1e-6  # how often an update with all its length in one block loses anything to C_∞
+MOST_INFLATION = 2.0
+INFLATION = 1.001  # C_inflated/C at most, where nobody says how many bits there are; the paper's settings give 1.0005
+LARGEST_BLOCK = 2**16  # of whole numbers below 2¹⁵ this many add up in 32 bits
+LARGEST_COORDINATE = 2**15 - 1
+LARGEST_SIZE = 2**31
+MOST_BITS = 30
+DIGIT = 15  # bits
+
+
+class Encoding(NamedTuple):
+    """The public constants of an encoding. Lengths are in units of 1/s.
+
+    >>> gboard = encoding(2_400_000, 8_450)
+    >>> gboard.bits, gboard.padded, gboard.upload_bytes
+    (24, 2424832, 7274496)
+    """
+
+    size: int  # d
+    block: int
+    padded: int  # d̃, a whole number of blocks
+    most_reports: int  # n_max
+    bits: int  # log₂ M
+    largest: int  # C_∞
+    radius: float  # s · C, of an update before it is rounded
+    limit: int  # (s · C_inflated)², of a report
+
+    @property
+    def modulus(self) -> int:
+        """M, of which 2³² is a multiple: sums in 32 bits may run over."""
+        return 2**self.bits
+
+    @property
+    def inflation(self) -> float:
+        """C_inflated/C."""
+        return math.sqrt(self.limit) / self.radius
+
+    @property
+    def upload_bytes(self) -> int:
+        return math.ceil(self.padded * self.bits / 8)
+
+    def scale(self, clip_norm: float) -> float:
+        """s."""
+        return self.radius / clip_norm
+
+
+class Rotation(NamedTuple):
+    """What devices must know of a round."""
+
+    clip_norm: jax.Array
+    round: jax.Array  # names the signs ξ
+
+
+def encoding(size: int, most_reports: int, bits: int | None = None) -> Encoding:
+    """For sums of up to `most_reports` updates of `size` parameters, in so many bits; or in as many as `INFLATION` takes."""
+    if not 0 < size <= LARGEST_SIZE:
+        raise ValueError(f"a secure sum is of 1 to {LARGEST_SIZE} parameters, not {size}")
+    if not 0 < most_reports <= MOST_REPORTS:
+        raise ValueError(f"a secure sum holds 1 to {MOST_REPORTS} reports, not {most_reports}")
+    least = (2 * most_reports).bit_length()
+    made = [_encoding(size, most_reports, number) for number in range(least, MOST_BITS + 1)]
+    if bits is None:
+        return next((one for one in made if one.inflation <= INFLATION), made[-1])
+    enough = next((one.bits for one in made if one.inflation <= MOST_INFLATION), MOST_BITS)
+    if not enough <= bits <= MOST_BITS:
+        raise ValueError(
+            f"a secure sum of {most_reports} reports of {size} parameters takes {enough} to {MOST_BITS} bits a parameter, not {bits}"
+        )
+    return made[bits - least]
+
+
+def _encoding(size: int, most_reports: int, bits: int) -> Encoding:
+    block = next(2**k for k in range(LARGEST_BLOCK.bit_length() - 1, -1, -1) if -size % 2**k <= size / 16)
+    padded = size + -size % block
+    largest = min((2**bits - 1) // (2 * most_reports), LARGEST_COORDINATE)
+    # Hoeffding: a sum of x_i with random signs passes t·‖x‖ with a probability of at most 2 exp(−t²/2); there are d̃ of them.
+    deviations = math.sqrt(2 * math.log(2 * padded / CLIPPED))
+    radius = largest * max(1.0, math.sqrt(block) / deviations)
+    needed = (2 * largest * most_reports).bit_length()  # the smallest M ≥ 2 · C_∞ · n_max + 1
+    limit = math.floor(inflated_square(radius, padded))
+    return Encoding(size, block, padded, most_reports, needed, largest, radius, limit)
+
+
+def inflated_square(radius: float, size: int) -> float:
+    """s²C² + d/4 + √(2 ln(1/α)) · (sC + √d/2): stochastic rounding passes it with a probability of at most α."""
+    return radius**2 + size / 4 + math.sqrt(2 * math.log(1 / ALPHA)) * (radius + math.sqrt(size) / 2)
+
+
+def modular(clip: Bound, params: Params, encoded: Encoding) -> Bound:
+    """What `clip` leaves of an update, in residues mod M. `params` may be shapes alone. Reports say nothing of their weight: with a
+    fixed denominator nobody asks, and no other is possible, because rounding makes light reports longer than weight × clip norm."""
+    shapes, structure = _shapes(params), jax.tree.structure(params)
+    if tree.size(params) != encoded.size:
+        raise ValueError(f"the encoding is for {encoded.size} parameters, and the model has {tree.size(params)}")
+
+    def public(round: jax.Array) -> Rotation:
+        return Rotation(clip.public(round), jnp.asarray(round, jnp.int32))
+
+    def project(rotation: Rotation, update: Update) -> Update:
+        return clip.project(rotation.clip_norm, update)
+
+    def pack(rotation: Rotation, update: Update, key: Key) -> jax.Array:
+        flat = jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(update)])
+        scaled = jnp.pad(flat * (encoded.radius / rotation.clip_norm), (0, encoded.padded - encoded.size))
+        turned = hadamard(_in_blocks(encoded, scaled * _signs(encoded, rotation))) / math.sqrt(encoded.block)
+        return _residues(encoded, conditionally_rounded(encoded, turned, key))
+
+    def unpack(rotation: Rotation, total: jax.Array) -> Params:
+        turned = _exactly_turned(_in_blocks(encoded, centred(encoded, total)))
+        unit = rotation.clip_norm * (1 / (encoded.radius * math.sqrt(encoded.block)))
+        flat = jnp.ravel(turned) * (unit * _signs(encoded, rotation))
+        parts = jnp.split(flat[: encoded.size], np.cumsum([math.prod(shape) for shape in shapes])[:-1])
+        return jax.tree.unflatten(
+            structure, [jnp.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+        )
+
+    def sensitivity(round: jax.Array) -> jax.Array:
+        # A little more, for the rounding of this product and of the unit: 2⁻²⁴ each.
+        return clip.sensitivity(round) * (encoded.inflation * (1 + 2.0**-20))
+
+    def check(params: Params) -> None:
+        if jax.tree.structure(params) != structure or _shapes(params) != shapes:
+            raise ValueError("reports were to be encoded for a model of other layers")
+        clip.check(params)
+
+    return Bound(public, project, pack, unpack, sensitivity, check, encoded.modulus, encoded.most_reports)
+
+
+def conditionally_rounded(encoded: Encoding, values: jax.Array, key: Key) -> jax.Array:
+    """Each value up or down at random, on average to itself, as often as it takes for the norm to be within the limit."""
+    below = jnp.floor(values)
+    fraction = values - below  # exact in floats, unlike a sum with the coin
+
+    def attempt(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        tries, _, _ = state
+        up = jax.random.uniform(jax.random.fold_in(key, tries), values.shape) < fraction
+        rounded = jnp.where(tries < TRIES, below + up, jnp.trunc(values))
+        whole = jnp.clip(rounded.astype(jnp.int32), -encoded.largest, encoded.largest)
+        return tries + 1, whole, within(whole, encoded.limit)
+
+    nothing = jnp.zeros(values.shape, jnp.int32)
+    start = jnp.int32(0), nothing, jnp.asarray(False)
+    _, whole, fits = jax.lax.while_loop(lambda state: ~state[2] & (state[0] <= TRIES), attempt, start)
+    return jnp.where(fits, whole, nothing)
+
+
+def within(whole: jax.Array, limit: int) -> jax.Array:
+    """Whether the squares of whole numbers below 2¹⁵, in at most 2¹⁵ columns of at most 2¹⁶, add up to no more than the limit: exactly, in
+    halves of 16 bits, so that no sum runs over."""
+    squares = jnp.square(whole).astype(jnp.uint32)
+    low, high = (jnp.sum(half, axis=0, dtype=jnp.uint32) for half in _halves(squares))
+    ones, carried, more, top = (jnp.sum(half, dtype=jnp.uint32) for half in (*_halves(low), *_halves(high)))
+    middle = carried + more + (ones >> 16)
+    upper, lower = top + (middle >> 16), (middle << 16) | (ones & 0xFFFF)
+    most, least = jnp.uint32(limit >> 32), jnp.uint32(limit & 0xFFFFFFFF)
+    return (upper < most) | ((upper == most) & (lower <= least))
+
+
+def _halves(numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return numbers & 0xFFFF, numbers >> 16
+
+
+def centred(encoded: Encoding, total: jax.Array) -> jax.Array:
+    """The number next to zero that leaves this residue mod M: the sum itself, of up to n_max reports."""
+    spare = 32 - encoded.bits
+    return jax.lax.bitcast_convert_type(total << spare, jnp.int32) >> spare
+
+
+def _residues(encoded: Encoding, whole: jax.Array) -> jax.Array:
+    return jnp.ravel(jax.lax.bitcast_convert_type(whole, jnp.uint32)) & jnp.uint32(encoded.modulus - 1)
+
+
+def hadamard(columns: jax.Array) -> jax.Array:
+    """H · x for every column x, over the last axis but one: in whole numbers exact, its own inverse up to a factor of its size."""
+    *_, size, width = columns.shape
+    turned, step = columns, 1
+    while step < size:
+        pairs = turned.reshape(*columns.shape[:-2], size // (2 * step), 2, step * width)
+        first, second = pairs[..., 0, :], pairs[..., 1, :]
+        turned, step = jnp.stack([first + second, first - second], axis=-2), 2 * step
+    return turned.reshape(columns.shape)
+
+
+def _exactly_turned(whole: jax.Array) -> jax.Array:
+    """H · x of whole numbers below 2²⁹, as floats that are off by two roundings of their own size. Roundings on the way would add up, and
+    through them one user could move a total by more than noise is made for."""
+    high, low = hadamard(jnp.stack([whole >> DIGIT, whole & (2**DIGIT - 1)]))
+    high, low = high + (low >> DIGIT), low & (2**DIGIT - 1)
+    return high.astype(jnp.float32) * 2.0**DIGIT + low.astype(jnp.float32)
+
+
+def _in_blocks(encoded: Encoding, flat: jax.Array) -> jax.Array:
+    """A block is a column, of every so-many-th parameter."""
+    return flat.reshape(encoded.block, -1)
+
+
+def _signs(encoded: Encoding, rotation: Rotation) -> jax.Array:
+    """ξ: the same for all devices and the server, and another in every round."""
+    start = jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32), impl="threefry2x32")
+    words = jax.random.bits(jax.random.fold_in(start, rotation.round), (math.ceil(encoded.padded / 32), 1))
+    coins = (words >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    return 1.0 - 2.0 * jnp.ravel(coins)[: encoded.padded].astype(jnp.float32)
+
+
+def _shapes(params: PyTree) -> list[tuple[int, ...]]:
+    return [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
+
+
+def pack_bits(residues: np.ndarray, bits: int) -> bytes:
+    """Residues for the wire, `bits` each, the lowest first.
+
+    >>> pack_bits(np.array([5, 1, 7], np.uint32), 3).hex()
+    'cd01'
+    """
+    if residues.size and int(residues.max()) >> bits:
+        raise ValueError(f"a residue of {int(residues.max())} does not fit into {bits} bits")
+    groups = math.ceil(residues.size / 32)
+    # 32 residues are `bits` words.
+    columns = np.ascontiguousarray(np.pad(residues, (0, -residues.size % 32)).reshape(groups, 32).T, np.uint32)
+    words = np.zeros((bits + 1, groups), np.uint32)
+    for place, column in enumerate(columns):
+        word, shift = divmod(place * bits, 32)
+        words[word] |= column << np.uint32(shift)
+        if shift + bits > 32:
+            words[word + 1] |= column >> np.uint32(32 - shift)
+    return words[:bits].T.astype("<u4").tobytes()[: math.ceil(residues.size * bits / 8)]
+
+
+def unpack_bits(content: bytes, bits: int, count: int) -> np.ndarray:
+    """The `count` residues that were packed."""
+    if len(content) != math.ceil(count * bits / 8):
+        raise ValueError(f"{len(content)} bytes are not {count} residues of {bits} bits")
+    groups = math.ceil(count / 32)
+    words = np.frombuffer(content.ljust(groups * bits * 4, b"\0"), "<u4").reshape(groups, bits).T
+    words = np.ascontiguousarray(words, np.uint32)
+    columns = np.empty((32, groups), np.uint32)
+    for place in range(32):
+        word, shift = divmod(place * bits, 32)
+        columns[place] = words[word] >> np.uint32(shift)
+        if shift + bits > 32:
+            columns[place] |= words[word + 1] << np.uint32(32 - shift)
+    return columns.T.reshape(-1)[:count] & np.uint32(2**bits - 1)

@@ -1,0 +1,99 @@
+"""The contract of a bound: whatever an update is, its report moves a sum by no more than the sensitivity, and reports add up exactly."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from taciturn import tree
+from taciturn.privacy.clipping import decode, encode, flat_clip, per_layer_clip, unbounded
+from taciturn.privacy.secagg_encoding import encoding, modular
+
+LIKE = {"a": jnp.zeros((2, 3)), "b": {"c": jnp.zeros(30)}}
+NORM = 0.7
+BOUNDS = {
+    "flat": flat_clip(NORM),
+    "per layer": per_layer_clip(NORM),
+    "modular": modular(flat_clip(NORM), LIKE, encoding(36, 50)),
+    "modular, per layer": modular(per_layer_clip(NORM), LIKE, encoding(36, 50)),
+    "modular, of few bits": modular(flat_clip(NORM), LIKE, encoding(36, 50, 11)),
+}
+KEY, ROUND = jax.random.key(0), jnp.int32(3)
+any_float = st.floats(width=32, allow_nan=True, allow_infinity=True)
+any_update = st.fixed_dictionaries(
+    {
+        "a": hnp.arrays(np.float32, (2, 3), elements=any_float),
+        "b": st.fixed_dictionaries({"c": hnp.arrays(np.float32, 30, elements=any_float)}),
+    }
+)
+each_bound = pytest.mark.parametrize("bound", BOUNDS.values(), ids=BOUNDS)
+
+
+@functools.cache
+def programs(bound):
+    """What a device and a server make of an update and a total."""
+    public = bound.public(ROUND)
+    return (
+        jax.jit(lambda update, weight, key: encode(bound, public, update, weight, key)),
+        jax.jit(lambda total: decode(bound, public, total).update),
+    )
+
+
+def norm(update) -> float:
+    return float(np.sqrt(sum(np.sum(np.square(np.asarray(leaf, np.float64))) for leaf in jax.tree.leaves(update))))
+
+
+def updates(count):
+    generator = np.random.default_rng(0)
+    return [
+        jax.tree.map(lambda leaf: jnp.asarray(generator.normal(size=leaf.shape), jnp.float32), LIKE)
+        for _ in range(count)
+    ]
+
+
+@each_bound
+@settings(max_examples=150, deadline=None)
+@given(update=any_update, weight=st.floats(width=32), seed=st.integers(0, 2**31))
+def test_any_report_is_as_long_as_the_sensitivity_at_most(bound, update, weight, seed):
+    report, decoded = programs(bound)
+    sent = decoded(report(update, np.float32(weight), jax.random.key(seed)))
+    assert norm(sent) <= float(bound.sensitivity(ROUND)) * (1 + 2.0**-20)  # which rounding in `decode` may add
+
+
+def test_a_bound_that_bounds_nothing_is_noticed():
+    """The twin that must fail."""
+    report, decoded = programs(unbounded())
+    assert norm(decoded(report(updates(1)[0], np.float32(1), KEY))) > NORM
+
+
+@each_bound
+def test_reports_add_up_to_the_sum_of_what_they_stand_for(bound):
+    report, decoded = programs(bound)
+    reports = [report(update, np.float32(1), jax.random.key(n)) for n, update in enumerate(updates(50))]
+    together = decoded(functools.reduce(tree.add, reports))
+    apart = functools.reduce(tree.add, [decoded(one) for one in reports])
+    jax.tree.map(lambda left, right: np.testing.assert_allclose(left, right, atol=2e-5), together, apart)
+
+
+@each_bound
+def test_what_is_summed_is_what_was_clipped(bound):
+    report, decoded = programs(bound)
+    total = functools.reduce(
+        tree.add, [report(update, np.float32(1), jax.random.key(n)) for n, update in enumerate(updates(50))]
+    )
+    clipped = functools.reduce(tree.add, [bound.project(bound.public(ROUND), update) for update in updates(50)])
+    assert norm(tree.subtract(decoded(total), clipped)) < 0.2 * norm(clipped)
+
+
+@each_bound
+def test_whoever_is_padding_or_broke_down_reports_zero(bound):
+    report, _ = programs(bound)
+    update = updates(1)[0]
+    broken = {**update, "a": update["a"].at[0, 1].set(jnp.nan)}
+    for one in (report(update, np.float32(0), KEY), report(broken, np.float32(1), KEY)):
+        assert not any(np.any(leaf) for leaf in jax.tree.leaves(one.update))
