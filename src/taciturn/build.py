@@ -46,9 +46,11 @@ from taciturn.privacy.ledger import FILE_NAME, Ledger, LedgerError
 from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import Noise, gaussian
 from taciturn.privacy.participation import CyclicPoisson, FixedSize, MinSeparation, PoissonSampling, spare_rounds
+from taciturn.privacy.secagg_encoding import Encoding, encoding, modular
 from taciturn.privacy.sensitivity import most_participations, segments
 from taciturn.privacy.strategies import optimal_bands, optimal_blt
 from taciturn.sections import DEFAULT_CLIP_NORM, Model
+from taciturn.tree import size
 
 
 def language_model(model: Model, vocabulary: int, product: DTypeLike = jnp.float32) -> LanguageModel:
@@ -185,6 +187,23 @@ def algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
         estimator = fixed_denominator(recipe.participation.expected_weight)
     else:
         estimator = clipped_denominator(recipe.participation.probability * recipe.privacy.least_weight)
+    most_reports = _most_reports(recipe)
+    bound = _encoded(recipe, model)
+    drawn = noise(recipe, recipe.privacy.noise_multiplier)
+    if recipe.algorithm == "dp-ftrl":
+        clip = _adaptive(recipe) if recipe.privacy.clipping == "adaptive" else bound
+        update, goal = _user_update(recipe, model, local), recipe.participation.cohort
+        return dp_ftrl(update, clip, goal, drawn, turns(recipe), server, most_reports)
+    parts = (bound, estimator, drawn, taking_part, server, most_reports)
+    if recipe.algorithm == "dp-fedsgd":
+        return dp_fedsgd(partial(cross_entropy, model), local, upload(recipe), *parts)
+    project = bound.project if recipe.privacy.greedy else None
+    return dp_fedavg(_user_update(recipe, model, local, project), *parts)
+
+
+def _most_reports(recipe: Recipe) -> int:
+    """n_max, that may be in a total."""
+    taking_part = participation(recipe)
     cohort = recipe.participation.cohort
     most = math.ceil(cohort + 10 * math.sqrt(cohort) + 100)  # never passed by chance
     asked = taking_part.asked if isinstance(taking_part, MinSeparation) else 0
@@ -194,16 +213,7 @@ def algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
             f"[canaries] {recipe.canaries.synthetic_users} synthetic users beside a cohort of {cohort:g} are more than the {MOST_REPORTS} "
             "reports that a total holds: lower canaries.users or canaries.each"
         )
-    drawn = noise(recipe, recipe.privacy.noise_multiplier)
-    if recipe.algorithm == "dp-ftrl":
-        bound = _adaptive(recipe) if recipe.privacy.clipping == "adaptive" else _bound(recipe)
-        update = _user_update(recipe, model, local)
-        return dp_ftrl(update, bound, cohort, drawn, turns(recipe), server, most_reports)
-    parts = (_bound(recipe), estimator, drawn, taking_part, server, most_reports)
-    if recipe.algorithm == "dp-fedsgd":
-        return dp_fedsgd(partial(cross_entropy, model), local, upload(recipe), *parts)
-    project = parts[0].project if recipe.privacy.greedy else None
-    return dp_fedavg(_user_update(recipe, model, local, project), *parts)
+    return most_reports
 
 
 def _user_update(
@@ -230,6 +240,8 @@ def upload(recipe: Recipe) -> Upload:
 
 def upload_size(recipe: Recipe, params: Params) -> int:
     """Bytes of what one device sends in a round."""
+    if recipe.privacy.encoding == "modular":
+        return _encoding(recipe, params).upload_bytes
     if recipe.algorithm != "transfer-learning":
         return upload_bytes(params, upload(recipe))
     words, settings = len(params["word_bias"]), recipe.transfer
@@ -327,6 +339,18 @@ def _bound(recipe: Recipe) -> Bound:
         return unbounded()
     clip_norm = DEFAULT_CLIP_NORM if privacy.clip_norm is None else privacy.clip_norm
     return flat_clip(clip_norm) if privacy.clipping == "flat" else per_layer_clip(clip_norm)
+
+
+def _encoded(recipe: Recipe, model: LanguageModel) -> Bound:
+    """The same clip, with reports in the form that the recipe says."""
+    if recipe.privacy.encoding == "whole":
+        return _bound(recipe)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    return modular(_bound(recipe), params, _encoding(recipe, params))
+
+
+def _encoding(recipe: Recipe, params: Params) -> Encoding:
+    return encoding(size(params), _most_reports(recipe), recipe.privacy.encoding_bits)
 
 
 def _adaptive(recipe: Recipe) -> AdaptiveClip:

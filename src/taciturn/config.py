@@ -56,6 +56,10 @@ class Recipe(Section):
             )
         if self.is_private and all(limit is None for limit in limits):
             raise ValueError("[privacy] needs a noise_multiplier, or an epsilon or rho to work it out from")
+        if self.privacy.encoding == "modular" and not self.is_private:
+            raise ValueError(
+                f'[privacy] encoding = "modular" is for updates that are clipped; algorithm = "{self.algorithm}" adds them as they are'
+            )
         if self.privacy.greedy and self.algorithm != "dp-fedavg":
             raise ValueError('greedy clipping belongs to algorithm = "dp-fedavg", which has several local steps')
         possible = ("poisson", "fixed") if self.is_private else ("poisson", "fixed", "min-separation")
@@ -167,12 +171,21 @@ class Recipe(Section):
             )
         if not self.is_private and self.privacy.least_weight is not None:
             raise ValueError(f'algorithm = "{self.algorithm}" divides by the weight that came: leave estimator out')
+        if self.privacy.encoding == "modular" and self.upload != UploadSection():
+            raise ValueError(
+                '[privacy] encoding = "modular" sends every parameter in as many bits as its sum takes: leave [upload] out'
+            )
         if self.algorithm == "dp-fedsgd" and self.local.gradient_norm is not None:
             raise ValueError(
                 'algorithm = "dp-fedsgd" sends one gradient, which is clipped: leave local.gradient_norm out'
             )
 
     def _check_queue(self) -> None:
+        if self.privacy.encoding == "modular":
+            raise ValueError(
+                'in a queue reports come from different rounds, each with a rotation of its own: [privacy] encoding = "modular" cannot '
+                "add them"
+            )
         if self.algorithm == "transfer-learning" and self.transfer.text == "generated":
             raise ValueError(
                 "in a queue devices have different models, which make up different texts: predictions about them cannot be added. Use "

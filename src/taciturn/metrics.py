@@ -14,6 +14,7 @@ from taciturn.files import write_atomically
 from taciturn.fleets.queued import QueuedFleet
 from taciturn.privacy.adaptive_clip import Norms
 from taciturn.privacy.ledger import Guarantee
+from taciturn.privacy.secagg_encoding import Rotation
 from taciturn.train import TrainState
 
 if TYPE_CHECKING:
@@ -76,4 +77,4 @@ def _norms(public: PyTree) -> dict[str, float]:
     """The clip norm in force, and the estimate that is followed where it adapts; both are public."""
     if isinstance(public, Norms):
         return {"clip_norm": float(public.clip_norm), "clip_estimate": float(public.estimate)}
-    return {"clip_norm": float(public)}
+    return {"clip_norm": float(public.clip_norm if isinstance(public, Rotation) else public)}

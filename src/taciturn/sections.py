@@ -198,6 +198,14 @@ class Privacy(Section):
         default=None,
         description="coefficients of banded or blt noise, segment after segment; worked out, and written into the run's own recipe",
     )
+    encoding: Literal["whole", "modular"] = Field(
+        default="whole",
+        description="of reports: whole numbers, or residues mod M that a secure sum can add (Xu et al. 2023, Algorithm 2)",
+    )
+    encoding_bits: PositiveInt | None = Field(
+        default=None,
+        description="log₂ M, of a parameter in a modular report (default: as few as let noise grow by 0.1 %)",
+    )
     epsilon: float | None = Field(default=None, gt=0, description="budget: training stops before it is passed")
     rho: float | None = Field(default=None, gt=0, description="budget in zCDP")
     delta: float | None = Field(default=None, gt=0, lt=1, description="default: users^−1.1")
@@ -220,6 +228,10 @@ class Privacy(Section):
             raise ValueError('clipping = "adaptive" starts from one clip_norm, not from a schedule')
         if (self.estimator == "clipped") != (self.least_weight is not None):
             raise ValueError('estimator = "clipped" and least_weight go together')
+        if self.encoding == "modular" and (self.clipping == "adaptive" or self.estimator != "fixed"):
+            raise ValueError('encoding = "modular" goes with a clip norm that does not adapt and estimator = "fixed"')
+        if self.encoding_bits is not None and self.encoding != "modular":
+            raise ValueError('encoding_bits belong to encoding = "modular"')
         return self
 
 

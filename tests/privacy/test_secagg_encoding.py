@@ -1,0 +1,644 @@
+"""Residues for a secure sum: bounded for every update and every coin, exact in sums, and what each part of the encoding is there for."""
+
+import functools
+import math
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from conftest import tiny_recipe
+from taciturn import build, tree
+from taciturn.core import Message, Report
+from taciturn.fleets.simulated import SimulatedFleet
+from taciturn.privacy import secagg_encoding
+from taciturn.privacy.clipping import MOST_REPORTS, encode, flat_clip, per_layer_clip
+from taciturn.privacy.curator import device_program
+from taciturn.privacy.estimators import clipped_denominator, fixed_denominator, mean
+from taciturn.privacy.mechanism import mechanism
+from taciturn.privacy.noise import gaussian, no_noise
+from taciturn.privacy.secagg_encoding import (
+    LARGEST_COORDINATE,
+    MOST_BITS,
+    Rotation,
+    centred,
+    conditionally_rounded,
+    encoding,
+    hadamard,
+    inflated_square,
+    modular,
+    pack_bits,
+    unpack_bits,
+    within,
+)
+from taciturn.recipe_text import RecipeError
+from taciturn.run import train_run
+
+KEY = jax.random.key(0)
+ONE = jnp.float32(1)
+GBOARD = 2_400_000  # parameters
+CASES = {  # size of the model, n_max, bits
+    "one parameter": (1, 100, None),
+    "padded": (37, 100, None),
+    "one block": (64, 1, None),
+    "many users": (600, MOST_REPORTS, None),
+    "few bits": (600, 100, 13),
+    "many bits": (600, 1, 30),
+}
+
+
+@functools.cache
+def made(case, clip=flat_clip, clip_norm=1.0):
+    size, most_reports, bits = CASES[case]
+    params = {"a": jnp.zeros(size)}
+    encoded = encoding(size, most_reports, bits)
+    bound = modular(clip(clip_norm), params, encoded)
+    return encoded, bound
+
+
+@functools.cache
+def reporting(case):
+    """The report of an update, in whole numbers."""
+    encoded, bound = made(case)
+
+    def report(update, weight, round, key):
+        return centred(encoded, encode(bound, bound.public(round), {"a": update}, weight, key).update)
+
+    return jax.jit(report)
+
+
+@functools.lru_cache(maxsize=4)
+def compiled(bound):
+    return jax.jit(lambda public, update, weight, key: encode(bound, public, update, weight, key))
+
+
+@functools.lru_cache(maxsize=4)
+def decoding(bound):
+    return jax.jit(bound.unpack)
+
+
+def square(whole) -> int:
+    """Exactly: of Python's whole numbers."""
+    return sum(int(one) ** 2 for one in np.asarray(whole).ravel())
+
+
+# ── what every report keeps ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("case", CASES)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_update_leaves_within_the_limit_and_with_no_coordinate_above_the_largest(case, data):
+    (encoded, bound), report = made(case), reporting(case)
+    floats = st.floats(width=32, allow_nan=True, allow_infinity=True)
+    update = data.draw(hnp.arrays(np.float32, encoded.size, elements=floats, fill=st.sampled_from([0, 1e-3, 1, 1e30])))
+    weight, round = np.float32(data.draw(st.floats(width=32))), data.draw(st.integers(0, 5000))
+    key = jax.random.key(data.draw(st.integers(0, 2**31)))
+    whole = report(update, weight, jnp.int32(round), key)
+    assert square(whole) <= encoded.limit
+    assert int(np.abs(whole).max()) <= encoded.largest
+    unit = float(np.float32(1.0)) / encoded.radius
+    assert math.sqrt(square(whole)) * unit <= float(bound.sensitivity(jnp.int32(round)))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("spikes", [1, 2, 5])
+def test_an_update_with_all_its_length_in_few_places_is_bounded_like_any_other(case, spikes):
+    encoded, _ = made(case)
+    for place in (0, encoded.size // 2, encoded.size - spikes):
+        for size in (1e-38, 0.3, 1.0, 1e5):
+            update = np.zeros(encoded.size, np.float32)
+            update[max(place, 0) : place + spikes] = size
+            whole = reporting(case)(update, ONE, jnp.int32(3), KEY)
+            assert square(whole) <= encoded.limit
+            assert int(np.abs(whole).max()) <= encoded.largest
+
+
+def test_an_update_that_rotates_into_one_coordinate_is_clipped_there():
+    """The worst case for C_∞: signs are public, and whoever knows them can make such an update. It loses length, and stays bounded."""
+    encoded = encoding(2**16, 100, 15)
+    bound = modular(flat_clip(1.0), {"a": jnp.zeros(2**16)}, encoded)
+    aimed = np.zeros(2**16, np.int32)
+    aimed[77] = 1
+    update = decoding(bound)(bound.public(0), jnp.asarray(aimed, jnp.uint32))  # a row of the rotation
+    update = jax.tree.map(lambda leaf: leaf / jnp.linalg.norm(leaf), update)
+    whole = np.asarray(centred(encoded, compiled(bound)(bound.public(0), update, ONE, KEY).update))
+    assert whole[77] == encoded.largest < encoded.radius / 10
+    assert square(whole) <= encoded.limit
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 1e7])
+def test_a_poisoned_or_diverged_update_leaves_as_zero(poison):
+    update = np.ones(600, np.float32)
+    update[5] = poison
+    assert not np.any(reporting("few bits")(update, ONE, jnp.int32(0), KEY))
+
+
+def test_whoever_weighs_nothing_reports_nothing_and_no_report_says_its_weight():
+    _, bound = made("few bits")
+    update = {"a": jnp.ones(600)}
+    for weight in (0.0, 0.3, 1.0):
+        report = compiled(bound)(bound.public(0), update, jnp.float32(weight), KEY)
+        assert int(report.weight) == 0
+        assert bool(jnp.any(report.update != 0)) == (weight > 0)
+
+
+# ── rounding ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def worst(encoded):
+    """As long as may be, with every fraction at one half: here rounding at random makes an update longest."""
+    values = np.full(encoded.padded, math.ceil(encoded.radius / math.sqrt(encoded.padded)) + 0.5)
+    while np.sum(values**2) > encoded.radius**2:
+        values[np.argmax(values)] -= 1
+    return jnp.asarray(values.reshape(encoded.block, -1), jnp.float32)
+
+
+def test_rounding_is_repeated_until_it_fits():
+    encoded = encoding(600, 100, 13)
+    roundings = jax.vmap(lambda key: conditionally_rounded(encoded, worst(encoded), key))(jax.random.split(KEY, 300))
+    squares = [square(one) for one in roundings]
+    assert max(squares) <= encoded.limit
+    assert len(set(squares)) > 50  # and by other coins each time
+
+
+def test_rounding_without_a_second_try_breaks_the_bound():
+    """The twin that must fail: an eighth of all roundings of the same update are too long for the noise."""
+    encoded = encoding(600, 100, 13)
+    anything = encoded._replace(limit=2**60)
+    roundings = jax.vmap(lambda key: conditionally_rounded(anything, worst(encoded), key))(jax.random.split(KEY, 300))
+    assert sum(square(one) > encoded.limit for one in roundings) > 10
+
+
+def test_rounding_makes_a_report_longer_than_the_clip_norm():
+    """The trap: noise for C instead of C_inflated would be too little."""
+    encoded, bound = made("few bits")
+    update = np.random.default_rng(0).normal(size=600).astype(np.float32)
+    whole = reporting("few bits")(update, ONE, jnp.int32(0), KEY)
+    assert math.sqrt(square(whole)) / encoded.radius > 1.01
+    assert float(bound.sensitivity(jnp.int32(0))) > 1.01
+
+
+def test_a_device_comes_to_an_end_whatever_the_limit():
+    encoded = encoding(600, 100, 13)
+    values = worst(encoded)
+    towards_zero = np.trunc(np.asarray(values)).astype(int)
+    tight = encoded._replace(limit=square(towards_zero))
+    np.testing.assert_array_equal(conditionally_rounded(tight, values, KEY), towards_zero)
+    tighter = encoded._replace(limit=square(towards_zero) - 1)
+    assert not np.any(conditionally_rounded(tighter, values, KEY))
+
+
+def test_what_is_no_number_before_rounding_still_leaves_within_the_limit():
+    encoded = encoding(600, 100, 13)
+    for poison in (np.nan, np.inf, -np.inf, 1e38):
+        values = jnp.full((encoded.block, encoded.padded // encoded.block), poison)
+        whole = conditionally_rounded(encoded, values, KEY)
+        assert square(whole) <= encoded.limit
+
+
+def test_whole_numbers_are_rounded_to_themselves_and_halves_to_either_side():
+    encoded = encoding(64, 100, 20)
+    values = jnp.asarray([[0.0, -0.0, 1.0, -3.0, 1e-45, -1e-45, 2.5, -2.5] * 8]).T
+    drawn = np.stack([np.asarray(conditionally_rounded(encoded, values, jax.random.key(n)))[:, 0] for n in range(60)])
+    np.testing.assert_array_equal(drawn[:, :4], np.tile([0, 0, 1, -3], (60, 1)))
+    assert set(drawn[:, 6]) == {2, 3}
+    assert set(drawn[:, 7]) == {-3, -2}
+
+
+def test_reports_are_right_on_average():
+    """The mean of many roundings, in standard errors of it; the twin rounds towards zero and is far off."""
+    encoded, bound = made("few bits")
+    update = {"a": jnp.asarray(np.random.default_rng(1).normal(size=600) * 0.5 / math.sqrt(600), jnp.float32)}
+    draws = 4000
+    public = bound.public(0)
+    each = jax.vmap(lambda key: bound.unpack(public, bound.pack(public, update, key))["a"])
+    decoded = np.asarray(jax.jit(each)(jax.random.split(KEY, draws)), np.float64)
+    error = (decoded.mean(0) - np.asarray(update["a"], np.float64)) / (decoded.std(0) / math.sqrt(draws))
+    assert np.abs(error).max() < 5
+    assert abs(np.mean(error**2) - 1) < 0.3
+    shrunk = encoded._replace(limit=-1)  # no rounding at random is ever taken
+    towards_zero = np.trunc(np.asarray(update["a"]) * shrunk.radius) / shrunk.radius
+    off = (towards_zero - np.asarray(update["a"])) / (decoded.std(0) / math.sqrt(draws))
+    assert np.mean(off**2) > 100
+
+
+# ── sums ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("case", CASES)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_a_sum_of_reports_is_the_sum_of_what_they_stand_for(case, data):
+    encoded, bound = made(case)
+    most = min(encoded.most_reports, 7)
+    count, seed = data.draw(st.integers(0, most)), data.draw(st.integers(0, 1000))
+    updates = np.random.default_rng(seed).normal(size=(most, encoded.size)).astype(np.float32)
+    public = bound.public(seed)
+    reports = [compiled(bound)(public, {"a": one}, ONE, jax.random.key(seed)).update for one in updates[:count]]
+    total = functools.reduce(jnp.add, reports, jnp.zeros(encoded.padded, jnp.uint32))
+    for multiple in (0, 1, 2 ** (32 - encoded.bits) - 1):  # of M, lost on the way
+        seen = total + jnp.uint32(multiple * encoded.modulus % 2**32)
+        whole = sum((np.asarray(centred(encoded, one), int) for one in reports), np.zeros(encoded.padded, int))
+        np.testing.assert_array_equal(np.asarray(centred(encoded, seen), int), whole)
+        apart = sum((np.asarray(decoding(bound)(public, one)["a"], float) for one in reports), np.zeros(encoded.size))
+        np.testing.assert_allclose(decoding(bound)(public, seen)["a"], apart, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_most_reports_there_may_be_do_not_wrap_and_in_half_the_modulus_they_would(case, sign):
+    encoded, _ = made(case)
+    extreme = sign * encoded.largest * encoded.most_reports
+    total = jnp.asarray([extreme % encoded.modulus], jnp.uint32)
+    assert int(centred(encoded, total)[0]) == extreme
+    smaller = encoded._replace(bits=encoded.bits - 1)
+    assert int(centred(smaller, total)[0]) != extreme
+
+
+def test_the_papers_unshift_gives_a_wrong_mean_for_three_reports():
+    """Algorithm 2 as printed: reports are shifted by C_∞ each, and their sum back by one C_∞. It is right for one report only."""
+    encoded = encoding(64, 10)
+    generator = np.random.default_rng(0)
+    for count in (1, 3):
+        reports = generator.integers(-encoded.largest, encoded.largest + 1, (count, 64))
+        shifted = (reports + encoded.largest) % encoded.modulus
+        as_printed = shifted.sum(0) % encoded.modulus - encoded.largest
+        ours = centred(encoded, jnp.asarray((reports % encoded.modulus).sum(0), jnp.uint32))
+        np.testing.assert_array_equal(ours, reports.sum(0))
+        assert np.array_equal(as_printed, reports.sum(0)) == (count == 1)
+        np.testing.assert_array_equal(as_printed - (count - 1) * encoded.largest, reports.sum(0))
+
+
+def test_a_total_is_turned_back_without_rounding_on_the_way():
+    """One user's report moves a total of many by what it stands for: what floats lose, they lose of each number by itself."""
+    encoded = encoding(2**16, MOST_REPORTS)
+    bound = modular(flat_clip(1.0), {"a": jnp.zeros(2**16)}, encoded)
+    most = encoded.largest * encoded.most_reports
+    total = np.random.default_rng(0).choice([-most, most - 1], 2**16)
+    turned = secagg_encoding._exactly_turned(jnp.asarray(total.reshape(-1, 1), jnp.int32))[:, 0]
+    truth = np.asarray(transformed(total))  # whole numbers of 64 bits
+    assert np.all(np.abs(np.asarray(turned, np.float64) - truth) <= 2.0**-23 * np.abs(truth))
+    back = decoding(bound)(bound.public(0), jnp.asarray(total % encoded.modulus, jnp.uint32))["a"]
+    assert float(np.linalg.norm(np.asarray(back, np.float64))) == pytest.approx(
+        np.linalg.norm(total.astype(float)) / encoded.radius, rel=1e-6
+    )
+    in_floats = np.asarray(hadamard(jnp.asarray(total.reshape(-1, 1), jnp.float32)))[:, 0]  # the twin
+    assert np.any(np.abs(in_floats - truth) > 2.0**-23 * np.abs(truth))
+
+
+def transformed(values):
+    """Walsh–Hadamard in NumPy, in 64 bits."""
+    values, step = np.array(values, np.int64), 1
+    while step < len(values):
+        pairs = values.reshape(-1, 2, step)
+        values, step = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], 1).reshape(-1), 2 * step
+    return values
+
+
+# ── rotation ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("size", [1, 2, 64, 2**12])
+def test_a_rotation_undoes_itself_and_keeps_norms(size):
+    columns = np.random.default_rng(0).integers(-1000, 1000, (size, 3))
+    turned = hadamard(jnp.asarray(columns, jnp.int32))
+    np.testing.assert_array_equal(np.asarray(turned)[:, 1], transformed(columns[:, 1]))
+    np.testing.assert_array_equal(hadamard(turned), size * columns)
+    assert square(turned) == size * square(columns)
+
+
+def test_an_update_of_one_parameter_is_spread_over_its_block():
+    """So that no coordinate is much above others, and C_∞ can be small."""
+    encoded = encoding(2**18, 100)
+    bound = modular(flat_clip(1.0), {"a": jnp.zeros(2**18)}, encoded)
+    update = {"a": jnp.zeros(2**18).at[1234].set(1.0)}
+    whole = np.asarray(centred(encoded, compiled(bound)(bound.public(0), update, ONE, KEY).update))
+    assert np.abs(whole).max() < encoded.radius / math.sqrt(encoded.block) + 1 < encoded.largest
+    assert np.count_nonzero(np.abs(whole) > encoded.radius / math.sqrt(encoded.block) - 1) == encoded.block
+
+
+def test_every_round_has_signs_of_its_own_which_server_and_devices_agree_on():
+    encoded, bound = made("many bits")
+    update = {"a": jnp.asarray(np.random.default_rng(0).normal(size=600) / 60, jnp.float32)}
+    report = compiled(bound)(bound.public(3), update, ONE, KEY)
+    np.testing.assert_allclose(decoding(bound)(bound.public(3), report.update)["a"], update["a"], atol=1e-4)
+    other = decoding(bound)(bound.public(4), report.update)["a"]  # the twin
+    assert np.linalg.norm(np.asarray(other - update["a"])) > 0.5 * np.linalg.norm(update["a"])
+    signs = [np.asarray(secagg_encoding._signs(encoded, bound.public(round))) for round in range(20)]
+    assert all(set(one) == {-1.0, 1.0} for one in signs)
+    assert max(abs(np.mean(one * other)) for n, one in enumerate(signs) for other in signs[:n]) < 0.25
+
+
+def test_two_users_with_one_update_throw_coins_of_their_own():
+    first, second = (reporting("few bits")(np.ones(600, np.float32), ONE, 0, jax.random.key(n)) for n in range(2))
+    assert 10 < np.count_nonzero(first != second) < 590
+
+
+# ── parameters ───────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_inflation_of_the_papers_settings_is_the_papers():
+    """d = 2.4 million, C = 5, s = 5,000: (C_inflated/C)² = 1.00100."""
+    assert inflated_square(25_000, GBOARD) / 25_000**2 == pytest.approx(1.00100, abs=5e-6)
+    twice = inflated_square(12_500, GBOARD) / 12_500**2
+    assert twice > 1.003  # the twin: another scale gives another figure
+
+
+@pytest.mark.parametrize(("most_reports", "bits"), [(100, 17), (1000, 21), (6500, 23), (8450, 24), (MOST_REPORTS, 27)])
+def test_uploads_of_gboards_model_are_small_and_its_noise_hardly_grows(most_reports, bits):
+    encoded = encoding(GBOARD, most_reports)
+    assert encoded.bits == bits
+    assert encoded.padded < 1.011 * GBOARD
+    assert 1 < encoded.inflation < 1.001
+    assert encoded.upload_bytes < (3.3 if most_reports <= 8450 else 3.5) * GBOARD
+
+
+@settings(max_examples=200, deadline=None)
+@given(size=st.integers(1, 2**31), most_reports=st.integers(1, MOST_REPORTS))
+def test_every_encoding_has_room_for_its_reports_and_none_to_spare(size, most_reports):
+    encoded = encoding(size, most_reports)
+    reach = 2 * encoded.largest * encoded.most_reports + 1
+    assert encoded.modulus // 2 < reach <= encoded.modulus <= 2**MOST_BITS
+    assert size <= encoded.padded <= size * 17 / 16
+    assert encoded.padded % encoded.block == 0
+    assert 1 <= encoded.largest <= LARGEST_COORDINATE
+    assert encoded.largest <= encoded.radius
+    assert encoded.limit <= inflated_square(encoded.radius, encoded.padded)
+    # What `within` and `_exactly_turned` need to be exact.
+    assert encoded.block <= 2**16
+    assert encoded.padded // encoded.block <= 2**15
+    assert encoded.block * (encoded.modulus // 2 >> 15) <= 2**30
+
+
+@pytest.mark.parametrize("bits", [5, 17, 31])
+def test_bits_that_do_not_fit_are_refused_with_those_that_do(bits):
+    with pytest.raises(ValueError, match=f"takes 18 to 30 bits a parameter, not {bits}"):
+        encoding(GBOARD, 6500, bits)
+
+
+@pytest.mark.parametrize(("size", "most_reports"), [(0, 10), (2**31 + 1, 10), (10, 0), (10, MOST_REPORTS + 1)])
+def test_sums_of_nothing_or_of_too_much_are_refused(size, most_reports):
+    with pytest.raises(ValueError, match="a secure sum"):
+        encoding(size, most_reports)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    whole=hnp.arrays(np.int32, (50, 3), elements=st.integers(-LARGEST_COORDINATE, LARGEST_COORDINATE)),
+    off=st.integers(-3, 3),
+)
+def test_norms_of_whole_numbers_are_compared_exactly(whole, off):
+    limit = max(square(whole) + off, 0)
+    assert bool(within(jnp.asarray(whole), limit)) == (square(whole) <= limit)
+
+
+@pytest.mark.parametrize("shape", [(2**16, 40), (2**16, 1), (1, 2**15)])
+def test_the_longest_reports_there_may_be_are_compared_exactly_and_in_floats_they_are_not(shape):
+    whole = jnp.full(shape, -LARGEST_COORDINATE, jnp.int32)
+    exact = math.prod(shape) * LARGEST_COORDINATE**2
+    assert [bool(within(whole, exact + off)) for off in (-1, 0, 1)] == [False, True, True]
+    assert float(jnp.sum(jnp.square(whole.astype(jnp.float32)))) != exact
+
+
+# ── with a mechanism ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_noise_is_made_for_the_inflated_norm_and_for_nothing_else():
+    encoded, bound = made("few bits", clip_norm=3.0)
+
+    def deviation(of):
+        silent = mechanism(of, fixed_denominator(20.0), gaussian(1.5)._replace(next=remembered), 100)
+        total = tree.zeros_like(jax.eval_shape(silent.bound, of.public(0), {"a": jnp.zeros(600)}, ONE, KEY))
+        return float(silent.release(silent.init({"a": jnp.zeros(600)}), total, KEY)[1].noise)
+
+    assert deviation(bound) / deviation(flat_clip(3.0)) == pytest.approx(encoded.inflation, rel=3e-6)
+    assert encoded.inflation > 1.01
+
+
+def remembered(state, like, stddev, keys):
+    return jax.tree.map(jnp.zeros_like, like), stddev
+
+
+def test_a_falling_clip_norm_changes_the_scale_and_not_the_modulus():
+    encoded = encoding(600, 100, 13)
+    bound = modular(flat_clip([(0, 4.0), (1, 1.0)]), {"a": jnp.zeros(600)}, encoded)
+    assert float(bound.sensitivity(0)) == pytest.approx(4 * float(bound.sensitivity(1)))
+    update = {"a": jnp.full(600, 0.02)}
+    for round in (0, 1):
+        public = bound.public(round)
+        report = compiled(bound)(public, update, ONE, KEY)
+        sent = np.asarray(bound.unpack(public, report.update)["a"])
+        assert np.linalg.norm(sent - 0.02) < 0.3 * float(public.clip_norm)
+
+
+def test_estimators_that_ask_for_weights_are_refused():
+    _, bound = made("few bits")
+    for estimator in (clipped_denominator(1.0), mean()):
+        with pytest.raises(ValueError, match="do not say their weight"):
+            mechanism(bound, estimator, no_noise(), 100)
+
+
+def test_light_reports_would_break_the_clipped_denominator():
+    """Why it is refused: rounding makes a report of weight w longer than w × the sensitivity."""
+    encoded, _ = made("few bits")
+    whole = reporting("few bits")(np.ones(600, np.float32), jnp.float32(0.01), jnp.int32(0), KEY)
+    assert math.sqrt(square(whole)) > 3 * 0.01 * math.sqrt(encoded.limit)
+
+
+def test_more_reports_than_there_is_room_for_are_refused():
+    _, bound = made("few bits")
+    mechanism(bound, fixed_denominator(1.0), no_noise(), 100)
+    with pytest.raises(ValueError, match="hold 100 of them, not 101"):
+        mechanism(bound, fixed_denominator(1.0), no_noise(), 101)
+
+
+def test_a_model_of_other_layers_is_refused():
+    encoded = encoding(6, 10)
+    bound = modular(flat_clip(1.0), {"a": jnp.zeros((2, 3))}, encoded)
+    bound.check({"a": jnp.ones((2, 3))})
+    for other in ({"a": jnp.zeros((3, 2))}, {"b": jnp.zeros((2, 3))}, {"a": jnp.zeros(3), "b": jnp.zeros(3)}):
+        with pytest.raises(ValueError, match="other layers"):
+            bound.check(other)
+    with pytest.raises(ValueError, match="for 6 parameters, and the model has 7"):
+        modular(flat_clip(1.0), {"a": jnp.zeros(7)}, encoded)
+
+
+@pytest.mark.parametrize("clip", [flat_clip, per_layer_clip])
+@pytest.mark.parametrize("clip_norm", [1e-6, 0.3, 1e6])
+def test_layers_of_any_shape_come_back_in_place(clip, clip_norm):
+    """Among them none at all, a single number, and clip norms at the ends of what is allowed."""
+    shapes = {"a": (0,), "b": (), "c": {"d": (3, 5), "e": (2, 0, 4)}, "f": (40,)}
+    generator = np.random.default_rng(0)
+    update = jax.tree.map(
+        lambda shape: jnp.asarray(generator.normal(size=shape) * clip_norm / 100, jnp.float32),
+        shapes,
+        is_leaf=lambda node: isinstance(node, tuple),
+    )
+    bound = modular(clip(clip_norm), update, encoding(tree.size(update), 10, 20))
+    public = bound.public(0)
+    sent = bound.unpack(public, compiled(bound)(public, update, ONE, KEY).update)
+    assert jax.tree.structure(sent) == jax.tree.structure(update)
+    for left, right in zip(jax.tree.leaves(sent), jax.tree.leaves(update), strict=True):
+        assert left.shape == right.shape
+        np.testing.assert_allclose(left, right, atol=clip_norm * 1e-3)
+
+
+# ── on fleets, in runs ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+FTRL = {
+    "algorithm": "dp-ftrl",
+    "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 3},
+    "privacy": {"noise": "blt", "strategy": {"decay": [0.9, 0.5], "scale": [0.2, 0.2]}, "noise_multiplier": 1e-3},
+}
+
+
+def with_privacy(sections, **privacy):
+    return {**sections, "privacy": {**sections.get("privacy", {}), **privacy}}
+
+
+class SideBySide(SimulatedFleet):
+    """The accelerator's way, tried on the CPU."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self._on_cpu = False
+
+
+def trained(population, sections, fleet, rounds):
+    """By hand, so that cohorts and noise are the same whatever the encoding; in a run they follow from the recipe. At a noise multiplier
+    of 0.001 there is hardly any."""
+    recipe = tiny_recipe(population, **sections)
+    algorithm = build.algorithm(recipe, len(population.vocabulary))
+    params = build.language_model(recipe.model, len(population.vocabulary)).init(jax.random.key(1))
+    server, state = algorithm.init(params), algorithm.mechanism.init(params)
+    runs_on, program = fleet(population, build.layout(recipe, population.vocabulary)), device_program(algorithm)
+    release, update = jax.jit(algorithm.mechanism.release), jax.jit(algorithm.server_update)
+    for round in range(rounds):
+        message, key = Message(server.params, algorithm.mechanism.public(state)), jax.random.key(round)
+        total = runs_on.sum_reports(program, message, np.arange(round, 50, 3), key)
+        estimate, state = release(state, total, jax.random.split(key, algorithm.mechanism.noise_keys))
+        server = update(server, estimate)
+    return flat(server.params) - flat(params)
+
+
+def flat(params):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
+
+
+@pytest.mark.parametrize(
+    ("sections", "fleet"),
+    [
+        (FTRL, SimulatedFleet),
+        ({"privacy": {"noise_multiplier": 1e-3, "greedy": True, "clip_norm": [[0, 0.5], [2, 0.4]]}}, SideBySide),
+    ],
+)
+def test_training_with_residues_comes_to_nearly_the_same_model(population, sections, fleet):
+    whole = trained(population, sections, fleet, 4)
+    residues = trained(population, with_privacy(sections, encoding="modular"), fleet, 4)
+    coarse = trained(population, with_privacy(sections, encoding="modular", encoding_bits=13), fleet, 4)
+    off, further = np.linalg.norm(residues - whole), np.linalg.norm(coarse - whole)
+    assert off < 0.03 * np.linalg.norm(whole)
+    assert further > 3 * off  # the twin: fewer bits would be seen
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        FTRL,
+        with_privacy(FTRL, clipping="per-layer"),
+        {"privacy": {"noise_multiplier": 0.7}},
+        {"privacy": {"noise_multiplier": 0.7}, "participation": {"kind": "fixed"}},
+        {"privacy": {"noise_multiplier": 0.7}, "algorithm": "dp-fedsgd"},
+    ],
+)
+def test_residues_cost_what_whole_numbers_do_because_noise_grows_with_them(population, sections):
+    events = []
+    for kind in ("whole", "modular"):
+        made = build.algorithm(tiny_recipe(population, **with_privacy(sections, encoding=kind)), 40)
+        events.append(made.mechanism.event(made.participation))
+        assert (made.mechanism.modulus is None) == (kind == "whole")
+    assert events[0] == events[1]
+
+
+def test_a_run_counts_the_bytes_of_packed_residues(population, tmp_path):
+    recipe = tiny_recipe(population, **with_privacy(FTRL, encoding="modular", encoding_bits=17))
+    finished = train_run(recipe, tmp_path / "run", lambda *_: None)
+    each = build.upload_size(finished.recipe, finished.params)
+    assert each == math.ceil(17 * encoding(tree.size(finished.params), 137, 17).padded / 8)
+    rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
+    header, last = rows[0].split(","), rows[-1].split(",")
+    assert last[header.index("upload_bytes")] == str(8 * recipe.run.rounds * each)
+    assert float(last[header.index("clip_norm")]) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("sections", "sentence"),
+    [
+        ({"privacy": {"encoding": "modular", "clipping": "adaptive"}}, "clip norm that does not adapt"),
+        ({"privacy": {"encoding": "modular", "estimator": "clipped", "least_weight": 9.0}}, 'estimator = "fixed"'),
+        ({"privacy": {"encoding_bits": 20}}, 'encoding_bits belong to encoding = "modular"'),
+        (
+            {"algorithm": "fedavg", "privacy": {"encoding": "modular", "noise_multiplier": None}},
+            "adds them as they are",
+        ),
+        ({"privacy": {"encoding": "modular"}, "upload": {"bits": 8}}, r"leave \[upload\] out"),
+        (with_privacy({**FTRL, "fleet": {"kind": "queue"}}, encoding="modular"), "a rotation of its own"),
+    ],
+)
+def test_what_does_not_go_with_residues_is_refused_in_a_sentence(population, sections, sentence):
+    with pytest.raises(RecipeError, match=sentence):
+        tiny_recipe(population, **sections)
+
+
+def test_too_few_bits_for_a_model_are_refused_in_a_sentence(population, tmp_path):
+    recipe = tiny_recipe(population, **with_privacy(FTRL, encoding="modular", encoding_bits=9))
+    with pytest.raises(RecipeError, match="bits a parameter, not 9"):
+        train_run(recipe, tmp_path / "run", lambda *_: None)
+
+
+def test_residues_go_to_hosts_as_plain_arrays(population):
+    """What a message holds is sent between hosts and sealed, as numbers of 4 bytes."""
+    _, bound = made("few bits")
+    assert isinstance(bound.public(0), Rotation)
+    report = compiled(bound)(bound.public(0), {"a": jnp.zeros(600)}, ONE, KEY)
+    for leaf in jax.tree.leaves((bound.public(jnp.int32(0)), report)):
+        assert jnp.asarray(leaf).dtype.itemsize == 4
+        assert not jnp.issubdtype(jnp.asarray(leaf).dtype, jax.dtypes.prng_key)
+    assert isinstance(report, Report)
+
+
+# ── on the wire ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), bits=st.integers(1, 32), count=st.integers(0, 200))
+def test_residues_survive_being_packed(data, bits, count):
+    residues = np.asarray(data.draw(hnp.arrays(np.uint32, count, elements=st.integers(0, 2**bits - 1))), np.uint32)
+    packed = pack_bits(residues, bits)
+    assert len(packed) == math.ceil(count * bits / 8)
+    assert int.from_bytes(packed, "little") == sum(int(one) << (place * bits) for place, one in enumerate(residues))
+    np.testing.assert_array_equal(unpack_bits(packed, bits, count), residues)
+
+
+def test_residues_that_are_too_large_or_packets_of_another_length_are_refused():
+    with pytest.raises(ValueError, match="does not fit into 3 bits"):
+        pack_bits(np.array([8], np.uint32), 3)
+    with pytest.raises(ValueError, match="3 bytes are not 5 residues of 3 bits"):
+        unpack_bits(b"abc", 3, 5)
+
+
+def test_packing_gboards_model_takes_no_time():
+    encoded = encoding(GBOARD, 8450)
+    residues = np.random.default_rng(0).integers(0, encoded.modulus, encoded.padded, np.uint32)
+    began = time.process_time()
+    packed = pack_bits(residues, encoded.bits)
+    unpacked = unpack_bits(packed, encoded.bits, encoded.padded)
+    assert time.process_time() - began < 0.3
+    assert len(packed) == encoded.upload_bytes
+    np.testing.assert_array_equal(unpacked, residues)
