@@ -3,6 +3,7 @@
 from mutation import Edit, Mutation
 
 CLIPPING, TREE, ESTIMATORS = "privacy/clipping.py", "tree.py", "privacy/estimators.py"
+RESIDUES, ENCODING = "tests/privacy/test_secagg_encoding.py", "privacy/secagg_encoding.py"
 FOUND = "tests/privacy/test_mutations_found.py"
 NO_CLIP_AT_THE_END = Edit(CLIPPING, "tree.scale(bound.project(public, update), ", "tree.scale(update, ")
 
@@ -216,5 +217,71 @@ MUTATIONS = (
         "No noise is enough for the plain mean, or for updates without a clip; ε would be stated all the same.",
         (Edit("privacy/mechanism.py", "if not math.isfinite(least):", "if False:"),),
         ("tests/privacy/test_noise.py::test_noise_without_a_bounded_sensitivity_is_refused",),
+    ),
+    Mutation(
+        "residues rounded without a second try",
+        "Of reports that are as long as may be, an eighth come out longer than noise is made for.",
+        (
+            Edit(
+                ENCODING,
+                "return tries + 1, whole, within(whole, encoded.limit)",
+                "return tries + 1, whole, jnp.asarray(True)",
+            ),
+        ),
+        (f"{RESIDUES}::test_rounding_is_repeated_until_it_fits",),
+    ),
+    Mutation(
+        "residues noised for the clip norm",
+        "Rounding makes reports longer than that, the more so the fewer bits they have.",
+        (
+            Edit(
+                ENCODING,
+                "return clip.sensitivity(round) * (encoded.inflation * (1 + 2.0**-20))",
+                "return clip.sensitivity(round)",
+            ),
+        ),
+        (f"{RESIDUES}::test_noise_is_made_for_the_inflated_norm_and_for_nothing_else",),
+    ),
+    Mutation(
+        "a modulus of one bit too few",
+        "The sum of a full round wraps around, and one user more turns it from the largest into the smallest number.",
+        (Edit(ENCODING, "(2 * largest * most_reports).bit_length()", "(largest * most_reports).bit_length()"),),
+        (f"{RESIDUES}::test_the_most_reports_there_may_be_do_not_wrap_and_in_half_the_modulus_they_would",),
+    ),
+    Mutation(
+        "norms of residues in floats",
+        "Reports that are a little too long pass, because a sum of a million squares is rounded.",
+        (
+            Edit(
+                ENCODING,
+                "return (upper < most) | ((upper == most) & (lower <= least))",
+                "return jnp.sum(squares.astype(jnp.float32)) <= limit",
+            ),
+        ),
+        (f"{RESIDUES}::test_the_longest_reports_there_may_be_are_compared_exactly_and_in_floats_they_are_not",),
+    ),
+    Mutation(
+        "totals rotated back in floats",
+        "How everybody's sum is rounded on the way follows from one user, who moves it by more than noise is made for.",
+        (
+            Edit(
+                ENCODING,
+                "return high.astype(jnp.float32) * 2.0**DIGIT + low.astype(jnp.float32)",
+                "return hadamard(whole.astype(jnp.float32))",
+            ),
+        ),
+        (f"{RESIDUES}::test_a_total_is_turned_back_without_rounding_on_the_way",),
+    ),
+    Mutation(
+        "weights beside residues",
+        "An average over weights that are not there divides by next to nothing.",
+        (Edit("privacy/mechanism.py", "if bound.modulus is not None and estimator.reads_weight:", "if False:"),),
+        (f"{RESIDUES}::test_estimators_that_ask_for_weights_are_refused",),
+    ),
+    Mutation(
+        "more residues than there is room for",
+        "Sums wrap around, and one user moves them by any amount.",
+        (Edit("privacy/mechanism.py", "if most_reports > bound.most_reports:", "if False:"),),
+        (f"{RESIDUES}::test_more_reports_than_there_is_room_for_are_refused",),
     ),
 )

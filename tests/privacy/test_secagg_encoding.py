@@ -132,6 +132,17 @@ def test_an_update_that_rotates_into_one_coordinate_is_clipped_there():
     assert square(whole) <= encoded.limit
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_the_longest_updates_are_not_lost(case):
+    """No float is off by so much that a device gives up rounding."""
+    encoded, bound = made(case)
+    for seed in range(5):
+        update = np.random.default_rng(seed).normal(size=encoded.size).astype(np.float32)
+        sent = decoding(bound)(bound.public(seed), compiled(bound)(bound.public(seed), {"a": update}, ONE, KEY).update)
+        clipped = bound.project(bound.public(seed), {"a": update})
+        assert np.linalg.norm(sent["a"] - clipped["a"]) <= math.sqrt(encoded.padded) / encoded.radius + 1e-6
+
+
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 1e7])
 def test_a_poisoned_or_diverged_update_leaves_as_zero(poison):
     update = np.ones(600, np.float32)
@@ -259,6 +270,13 @@ def test_the_most_reports_there_may_be_do_not_wrap_and_in_half_the_modulus_they_
     assert int(centred(encoded, total)[0]) == extreme
     smaller = encoded._replace(bits=encoded.bits - 1)
     assert int(centred(smaller, total)[0]) != extreme
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.int32, np.uint64, np.int64])
+def test_a_total_is_the_same_in_whole_numbers_of_any_kind(dtype):
+    encoded = encoding(64, 50)
+    truth = np.arange(-32, 32) * (encoded.largest * 50 // 32)
+    np.testing.assert_array_equal(centred(encoded, (truth % encoded.modulus).astype(dtype)), truth)
 
 
 def test_the_papers_unshift_gives_a_wrong_mean_for_three_reports():
@@ -419,6 +437,31 @@ def test_noise_is_made_for_the_inflated_norm_and_for_nothing_else():
 
     assert deviation(bound) / deviation(flat_clip(3.0)) == pytest.approx(encoded.inflation, rel=3e-6)
     assert encoded.inflation > 1.01
+
+
+def test_one_report_moves_the_estimate_of_many_by_no_more_than_the_noise_is_made_for():
+    """Rounding where a total becomes floats included; in a twin that has noise for the clip norm alone, it moves it further."""
+    encoded = encoding(64, 65_000)
+    params = {"a": jnp.zeros(64)}
+    bound = modular(flat_clip(0.3), params, encoded)
+    silent = mechanism(bound, fixed_denominator(1.0), gaussian(1e-3)._replace(next=remembered), 65_000)
+    state, release = silent.init(params), jax.jit(silent.release)
+
+    def estimate(whole):
+        total = jnp.asarray(whole % encoded.modulus, jnp.uint32)
+        average, after = release(state, Report(total, jnp.int32(0)), KEY)
+        return np.asarray(average["a"], np.float64), float(after.noise)
+
+    generator, moved, deviation = np.random.default_rng(0), 0.0, 0.0
+    each = np.full(64, math.isqrt(encoded.limit // 64))
+    each[: (encoded.limit - square(each)) // (2 * each[0] + 1)] += 1  # as long as a report may be
+    assert 0 <= encoded.limit - square(each) <= 2 * each[0] + 1
+    for _ in range(200):
+        report = each * generator.choice([-1, 1], 64)
+        others = report * 64_000 + generator.integers(-1000, 1000, 64)
+        (without, _), (with_it, deviation) = estimate(others), estimate(others + report)
+        moved = max(moved, np.linalg.norm(with_it - without))
+    assert 0.3 < moved <= deviation / 1e-3
 
 
 def remembered(state, like, stddev, keys):

@@ -195,9 +195,10 @@ def _halves(numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def centred(encoded: Encoding, total: jax.Array) -> jax.Array:
-    """The number next to zero that leaves this residue mod M: the sum itself, of up to n_max reports."""
+    """The number next to zero that leaves this residue mod M: the sum itself, of up to n_max reports. Whoever added may have done so in
+    whole numbers of any kind of at least so many bits."""
     spare = 32 - encoded.bits
-    return jax.lax.bitcast_convert_type(total << spare, jnp.int32) >> spare
+    return jax.lax.bitcast_convert_type(jnp.asarray(total).astype(jnp.uint32) << spare, jnp.int32) >> spare
 
 
 def _residues(encoded: Encoding, whole: jax.Array) -> jax.Array:
