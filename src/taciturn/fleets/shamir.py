@@ -1,0 +1,58 @@
+"""Secret sharing (Shamir 1979): 32 bytes are cut into shares, any `threshold` of which give them back, and fewer of which say nothing.
+
+**Guarantee:** for any threshold − 1 shares each of the 2^256 secrets is as likely as before: there is one polynomial through them for each.
+
+**Assumes:** coefficients from the operating system; nobody sees `threshold` shares who should not. A share that was changed changes the
+secret: whoever puts shares together has to know the secret when they see it (here: by a public key or a commitment).
+"""
+
+import secrets
+from collections.abc import Mapping
+
+SECRET_BYTES, SHARE_BYTES = 32, 33
+PRIME = 2**256 + 297  # the smallest that is larger than every secret; a share may need one more byte than a secret
+
+
+def share(secret: bytes, threshold: int, holders: int) -> list[bytes]:
+    """One share for each of the holders 1, 2, …: the values there of a random polynomial whose value at 0 is the secret."""
+    if len(secret) != SECRET_BYTES:
+        raise ValueError(f"a secret has {SECRET_BYTES} bytes, not {len(secret)}")
+    if not 1 <= threshold <= holders:
+        raise ValueError(f"{threshold} of {holders} shares cannot be what it takes")
+    coefficients = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]  # of the highest power first
+    coefficients.append(int.from_bytes(secret, "big"))
+    return [_value(coefficients, holder).to_bytes(SHARE_BYTES, "big") for holder in range(1, holders + 1)]
+
+
+def reconstruct(shares: Mapping[int, bytes]) -> bytes:
+    """The secret of exactly as many shares as it takes, by holder: the value at 0 of the polynomial through them (Lagrange).
+
+    Shares that belong together give 32 bytes. Others give anything, mostly 32 bytes too, or a ValueError."""
+    if not shares or 0 in shares:
+        raise ValueError("holders are numbered from 1, and there is at least one")
+    secret = 0
+    for holder, value in shares.items():
+        above, below = 1, 1
+        for other in shares:
+            if other != holder:
+                above, below = above * other % PRIME, below * (other - holder) % PRIME
+        secret += number(value) * above * pow(below, -1, PRIME)
+    secret %= PRIME
+    if secret >> 8 * SECRET_BYTES:
+        raise ValueError("these shares do not belong together")
+    return secret.to_bytes(SECRET_BYTES, "big")
+
+
+def number(share: bytes) -> int:
+    """A share as an element of the field; whatever is none is a ValueError."""
+    value = int.from_bytes(share, "big")
+    if len(share) != SHARE_BYTES or value >= PRIME:
+        raise ValueError("this is no share of a secret")
+    return value
+
+
+def _value(coefficients: list[int], place: int) -> int:
+    value = 0
+    for coefficient in coefficients:
+        value = (value * place + coefficient) % PRIME
+    return value
