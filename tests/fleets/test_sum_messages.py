@@ -1,0 +1,147 @@
+"""Messages of a secure sum: every one comes back from its bytes, and bytes that are none are a ValueError and nothing else."""
+
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taciturn.fleets import sum_messages
+from taciturn.fleets.shamir import SHARE_BYTES
+from taciturn.fleets.sum_messages import (
+    SEALED_BYTES,
+    Advert,
+    MaskedReport,
+    Roster,
+    SealedShares,
+    Terms,
+    Unmasking,
+    UnmaskRequest,
+)
+
+HASHES = st.binary(min_size=32, max_size=32)
+IDS = st.integers(0, 2**64 - 1)
+NAMES = st.binary(min_size=1, max_size=255)
+PORTIONS = st.floats(0, 1, exclude_max=True)
+
+
+def tables(size):
+    return st.dictionaries(IDS, st.binary(min_size=size, max_size=size), max_size=5)
+
+
+@st.composite
+def terms(draw):
+    least, most = sorted(draw(st.tuples(st.integers(2, 1 << 16), st.integers(2, 1 << 16))))
+    sizes = draw(st.integers(1, 32)), draw(st.integers(1, 1 << 26))
+    return Terms(draw(NAMES), draw(NAMES), *sizes, draw(PORTIONS), draw(PORTIONS), least, most)
+
+
+ADVERTS = st.builds(Advert, IDS, HASHES, HASHES, HASHES, st.binary(max_size=255))
+ROSTERS = st.builds(
+    lambda digests, adverts: Roster(tuple(sorted(digests)), tuple(sorted(adverts))),
+    st.sets(HASHES, max_size=5),
+    st.lists(ADVERTS, max_size=4, unique_by=lambda advert: advert.device),
+)
+MESSAGES = st.one_of(
+    terms(),
+    ADVERTS,
+    ROSTERS,
+    st.builds(SealedShares, HASHES, tables(SEALED_BYTES)),
+    st.builds(MaskedReport, HASHES, st.binary(max_size=100)),
+    st.builds(UnmaskRequest, HASHES, st.frozensets(IDS, max_size=5), st.frozensets(IDS, max_size=5)),
+    st.builds(Unmasking, HASHES, tables(SHARE_BYTES), tables(SHARE_BYTES)),
+)
+KINDS = st.sampled_from(list(sum_messages.KINDS))
+
+
+def parsed(kind, content):
+    """None for what is none. Whatever is one has exactly these bytes: no message can be written in two ways."""
+    try:
+        message = kind.from_bytes(content)
+    except ValueError as why:
+        assert str(why)  # noqa: PT017
+        return None
+    assert message.to_bytes() == content
+    return message
+
+
+@given(MESSAGES)
+def test_every_message_comes_back(message):
+    assert type(message).from_bytes(message.to_bytes()) == message
+
+
+@settings(max_examples=500)
+@given(KINDS, st.binary(max_size=300))
+def test_garbage_is_a_sentence(kind, content):
+    parsed(kind, content)
+    parsed(kind, bytes([1, sum_messages.KINDS[kind]]) + content)  # with the right beginning it gets further
+
+
+@settings(max_examples=500)
+@given(MESSAGES, st.data())
+def test_a_message_that_was_changed_cut_off_or_lengthened_is_another_or_none(message, data):
+    content = message.to_bytes()
+    place = data.draw(st.integers(0, len(content) - 1))
+    changed = bytearray(content)
+    changed[place] ^= data.draw(st.integers(1, 255))
+    assert parsed(type(message), bytes(changed)) != message
+    assert parsed(type(message), content[:place]) != message
+    assert parsed(type(message), content + data.draw(st.binary(min_size=1, max_size=9))) != message
+
+
+@given(MESSAGES, KINDS)
+def test_no_message_passes_for_one_of_another_kind(message, kind):
+    assert kind is type(message) or parsed(kind, message.to_bytes()) is None
+
+
+@pytest.mark.parametrize("kind", [Roster, SealedShares, UnmaskRequest, Unmasking])
+def test_a_message_that_claims_to_be_huge_takes_no_memory(kind):
+    content = bytes([1, sum_messages.KINDS[kind]]) + (b"" if kind is Roster else bytes(32)) + b"\xff" * 40
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="cannot have"):
+        kind.from_bytes(content)
+    assert tracemalloc.get_traced_memory()[1] < 100_000
+    tracemalloc.stop()
+
+
+def test_a_report_that_is_longer_than_any_is_not_copied():
+    content = b"\x01\x05" + bytes(4 * sum_messages.MOST_LENGTH + 33)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="longer than any"):
+        MaskedReport.from_bytes(content)
+    assert tracemalloc.get_traced_memory()[1] < 100_000
+    tracemalloc.stop()
+
+
+def test_rows_that_are_out_of_order_or_there_twice_are_refused():
+    row = (5).to_bytes(8, "big")
+    head, none = b"\x01\x06" + bytes(32), bytes(4)
+    assert UnmaskRequest.from_bytes(head + b"\0\0\0\1" + row + none).alive == {5}
+    for rows in (row + row, row + (4).to_bytes(8, "big")):
+        with pytest.raises(ValueError, match="in order"):
+            UnmaskRequest.from_bytes(head + b"\0\0\0\2" + rows + none)
+
+
+def test_terms_that_make_no_round_are_refused():
+    good = Terms(b"round", b"recipe", 20, 10, 0.3, 0.1, 2, 10)
+    assert Terms.from_bytes(good.to_bytes()) == good
+    for wrong in (
+        {"modulus_bits": 0},
+        {"modulus_bits": 33},
+        {"length": 0},
+        {"length": 1 << 27},
+        {"dropouts": float("nan")},
+        {"corrupt": 1.0},
+        {"least": 1},
+        {"least": 11},
+        {"most": 1 << 17},
+        {"round": b""},
+    ):
+        with pytest.raises(ValueError, match=r"."):
+            Terms.from_bytes(good._replace(**wrong).to_bytes())
+
+
+def test_messages_that_hold_secrets_do_not_show_them():
+    share = bytes(range(33))
+    for message in (Unmasking(bytes(32), {7: share}, {8: share}), MaskedReport(bytes(32), share)):
+        assert "\\x0" not in f"{message} {message!r}"
