@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from conftest import tiny_recipe
+from conftest import Cut, cut_at, tiny_recipe
 from taciturn import build, tree
 from taciturn.core import Message, Report
 from taciturn.fleets.simulated import SimulatedFleet
@@ -37,7 +37,7 @@ from taciturn.privacy.secagg_encoding import (
     within,
 )
 from taciturn.recipe_text import RecipeError
-from taciturn.run import train_run
+from taciturn.run import resume_run, train_run
 
 KEY = jax.random.key(0)
 ONE = jnp.float32(1)
@@ -618,6 +618,18 @@ def test_a_run_counts_the_bytes_of_packed_residues(population, tmp_path):
     header, last = rows[0].split(","), rows[-1].split(",")
     assert last[header.index("upload_bytes")] == str(8 * recipe.run.rounds * each)
     assert float(last[header.index("clip_norm")]) == 0.5
+
+
+def test_a_run_with_residues_that_is_cut_off_goes_on_to_the_same_model(population, tmp_path):
+    """Coins of rounding are those of the row and the user, so that a round that is done again comes to the same total."""
+    fleet = {"kind": "available", "drop_out": 0.25, "over_selection": 1.4, "timer_hours": 5.0}
+    recipe = tiny_recipe(population, **with_privacy({**FTRL, "fleet": fleet}, encoding="modular", noise_multiplier=1.0))
+    whole = train_run(recipe, tmp_path / "whole", lambda *_: None)
+    with pytest.raises(Cut):
+        train_run(recipe, tmp_path / "cut", cut_at(3))
+    finished = resume_run(tmp_path / "cut", lambda *_: None)
+    np.testing.assert_array_equal(flat(finished.params), flat(whole.params))
+    assert finished.guarantee.releases == whole.guarantee.releases
 
 
 @pytest.mark.parametrize(
