@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 from conftest import Cut, cut_at, tiny_recipe
 from taciturn import build, tree
 from taciturn.core import Message, Report
+from taciturn.fleets.bit_packing import pack, unpack
 from taciturn.fleets.simulated import SimulatedFleet
 from taciturn.privacy import secagg_encoding
 from taciturn.privacy.clipping import MOST_REPORTS, encode, flat_clip, per_layer_clip
@@ -32,8 +33,6 @@ from taciturn.privacy.secagg_encoding import (
     hadamard,
     inflated_square,
     modular,
-    pack_bits,
-    unpack_bits,
     within,
 )
 from taciturn.recipe_text import RecipeError
@@ -671,29 +670,15 @@ def test_residues_go_to_hosts_as_plain_arrays(population):
 # ── on the wire ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@settings(max_examples=150, deadline=None)
-@given(data=st.data(), bits=st.integers(1, 32), count=st.integers(0, 200))
-def test_residues_survive_being_packed(data, bits, count):
-    residues = np.asarray(data.draw(hnp.arrays(np.uint32, count, elements=st.integers(0, 2**bits - 1))), np.uint32)
-    packed = pack_bits(residues, bits)
-    assert len(packed) == math.ceil(count * bits / 8)
-    assert int.from_bytes(packed, "little") == sum(int(one) << (place * bits) for place, one in enumerate(residues))
-    np.testing.assert_array_equal(unpack_bits(packed, bits, count), residues)
-
-
-def test_residues_that_are_too_large_or_packets_of_another_length_are_refused():
-    with pytest.raises(ValueError, match="does not fit into 3 bits"):
-        pack_bits(np.array([8], np.uint32), 3)
-    with pytest.raises(ValueError, match="3 bytes are not 5 residues of 3 bits"):
-        unpack_bits(b"abc", 3, 5)
-
-
-def test_packing_gboards_model_takes_no_time():
+def test_a_report_of_gboards_model_is_encoded_and_packed_in_no_time_and_as_small_as_is_said():
     encoded = encoding(GBOARD, 8450)
-    residues = np.random.default_rng(0).integers(0, encoded.modulus, encoded.padded, np.uint32)
+    bound = modular(flat_clip(0.5), {"a": jnp.zeros(GBOARD)}, encoded)
+    update = {"a": jnp.asarray(np.random.default_rng(0).normal(size=GBOARD), jnp.float32)}
+    report = np.asarray(compiled(bound)(bound.public(0), update, ONE, KEY).update)
     began = time.process_time()
-    packed = pack_bits(residues, encoded.bits)
-    unpacked = unpack_bits(packed, encoded.bits, encoded.padded)
-    assert time.process_time() - began < 0.3
-    assert len(packed) == encoded.upload_bytes
-    np.testing.assert_array_equal(unpacked, residues)
+    again = np.asarray(compiled(bound)(bound.public(0), update, ONE, KEY).update)
+    packed = pack(again, encoded.bits)
+    unpacked = unpack(packed, encoded.padded, encoded.bits)
+    assert time.process_time() - began < 0.6  # 0.12, where nothing else runs
+    assert len(packed) == encoded.upload_bytes < 3.3 * GBOARD
+    np.testing.assert_array_equal(unpacked, report)

@@ -71,6 +71,7 @@ class Encoding(NamedTuple):
 
     @property
     def upload_bytes(self) -> int:
+        """Of a report whose residues are packed without gaps (fleets/bit_packing.py)."""
         return math.ceil(self.padded * self.bits / 8)
 
     def scale(self, clip_norm: float) -> float:
@@ -239,39 +240,3 @@ def _signs(encoded: Encoding, rotation: Rotation) -> jax.Array:
 
 def _shapes(params: PyTree) -> list[tuple[int, ...]]:
     return [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
-
-
-def pack_bits(residues: np.ndarray, bits: int) -> bytes:
-    """Residues for the wire, `bits` each, the lowest first.
-
-    >>> pack_bits(np.array([5, 1, 7], np.uint32), 3).hex()
-    'cd01'
-    """
-    if residues.size and int(residues.max()) >> bits:
-        raise ValueError(f"a residue of {int(residues.max())} does not fit into {bits} bits")
-    groups = math.ceil(residues.size / 32)
-    # 32 residues are `bits` words.
-    columns = np.ascontiguousarray(np.pad(residues, (0, -residues.size % 32)).reshape(groups, 32).T, np.uint32)
-    words = np.zeros((bits + 1, groups), np.uint32)
-    for place, column in enumerate(columns):
-        word, shift = divmod(place * bits, 32)
-        words[word] |= column << np.uint32(shift)
-        if shift + bits > 32:
-            words[word + 1] |= column >> np.uint32(32 - shift)
-    return words[:bits].T.astype("<u4").tobytes()[: math.ceil(residues.size * bits / 8)]
-
-
-def unpack_bits(content: bytes, bits: int, count: int) -> np.ndarray:
-    """The `count` residues that were packed."""
-    if len(content) != math.ceil(count * bits / 8):
-        raise ValueError(f"{len(content)} bytes are not {count} residues of {bits} bits")
-    groups = math.ceil(count / 32)
-    words = np.frombuffer(content.ljust(groups * bits * 4, b"\0"), "<u4").reshape(groups, bits).T
-    words = np.ascontiguousarray(words, np.uint32)
-    columns = np.empty((32, groups), np.uint32)
-    for place in range(32):
-        word, shift = divmod(place * bits, 32)
-        columns[place] = words[word] >> np.uint32(shift)
-        if shift + bits > 32:
-            columns[place] |= words[word + 1] << np.uint32(32 - shift)
-    return columns.T.reshape(-1)[:count] & np.uint32(2**bits - 1)
