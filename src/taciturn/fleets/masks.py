@@ -64,7 +64,8 @@ def add_masks(total: np.ndarray, plus: Iterable[Secret], minus: Iterable[Secret]
     signed = itertools.chain(((key, np.add) for key in plus), ((key, np.subtract) for key in minus))
     while batch := list(itertools.islice(signed, AT_ONCE)):
         streams = [(Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor(), apply) for key, apply in batch]
-        zeros, stream = bytes(CHUNK * total.itemsize), np.empty(CHUNK, total.dtype)
+        zeros = bytes(CHUNK * total.itemsize)
+        stream = np.empty(CHUNK + 16, total.dtype)  # cryptography before 43 wants room for another block
         for start in range(0, total.size, CHUNK):
             part = total[start : start + CHUNK]
             for cipher, apply in streams:
