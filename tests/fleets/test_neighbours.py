@@ -10,7 +10,7 @@ from scipy import stats
 
 from taciturn.fleets.neighbours import FEWEST, UNLIKELY, Degree, degree, neighbours, ring
 
-SHARES = [(0.0, 0.0), (0.1, 0.05), (0.2, 0.1), (0.3, 0.0), (0.3, 0.1), (0.3, 0.3)]
+SHARES = [(0.0, 0.0), (0.0, 0.6), (0.1, 0.05), (0.2, 0.1), (0.3, 0.0), (0.3, 0.1), (0.3, 0.3)]
 
 
 def log2_failures(cohort, dropouts, corrupt, chosen):
