@@ -21,7 +21,12 @@ Progress = Callable[[int, int], None]  # answers so far, of how many questions
 Fault = Callable[[int, str, bytes], bytes | None]  # device, kind, answer → the answer that arrives, if any
 
 MOST_BYTES = 64 * 2**20  # of one answer: six times a report of 2.4 million parameters
+LOOPBACK = {"localhost", "127.0.0.1", "::1"}  # where a connection may do without encryption
 LATE, GONE, FAILED, LARGE = "too late", "not connected", "failed", "too large"  # why an answer is missing
+
+
+class LinkError(Exception):
+    """There is no wire, for a reason that a person can do something about."""
 
 
 class Link(Protocol):

@@ -1,0 +1,170 @@
+"""Who is who on the wire: a certificate authority of one's own, a certificate for the server, and a key for every device.
+
+Devices trust the authority's certificate, and nobody else's: no authority of the world's can pretend to be the server. The server knows
+each device by the public key that was enrolled. Private keys never leave the folder they were made in, which nobody else may look into.
+"""
+
+import ipaddress
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256, SHA384
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from taciturn.files import write_atomically
+from taciturn.fleets.link import LinkError
+
+AUTHORITY_KEY, AUTHORITY_CERTIFICATE = "authority.key", "authority.crt"
+SERVER_KEY, SERVER_CERTIFICATE = "server.key", "server.crt"
+DEVICE_KEY, DEVICE_PUBLIC_KEY = "device.key", "device.pub"
+AUTHORITY_DAYS, SERVER_DAYS = (
+    5 * 365,
+    397,
+)  # browsers accept no server's certificate for longer, and neither should anybody
+CLOCKS_APART = timedelta(hours=1)  # a device whose clock is behind would find a new certificate not valid yet
+
+
+def make_authority(folder: Path) -> Path:
+    """A new authority; its certificate goes to every device. An old one is never replaced: every device would have to be told."""
+    if (folder / AUTHORITY_KEY).exists() or (folder / AUTHORITY_CERTIFICATE).exists():
+        raise LinkError(f"{folder} holds an authority already; devices that trust it would trust no other")
+    key, name = ec.generate_private_key(ec.SECP384R1()), _name("Taciturn fleet authority")
+    certificate = (
+        _certificate(name, name, key.public_key(), AUTHORITY_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, SHA384())
+    )
+    _write(folder / AUTHORITY_KEY, _pem(key))
+    _write(folder / AUTHORITY_CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM))
+    return folder / AUTHORITY_CERTIFICATE
+
+
+def certify_server(authority: Path, folder: Path, names: Sequence[str]) -> None:
+    """A key and a certificate for a server that devices know by these names or addresses. May be done again, for a year more."""
+    if not names:
+        raise LinkError("a server's certificate needs a name or an address that devices know it by")
+    issuer_key = serialization.load_pem_private_key(_read(authority / AUTHORITY_KEY), password=None)
+    issuer = x509.load_pem_x509_certificate(_read(authority / AUTHORITY_CERTIFICATE))
+    assert isinstance(issuer_key, ec.EllipticCurvePrivateKey)
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = (
+        _certificate(_name("Taciturn fleet server"), issuer.subject, key.public_key(), SERVER_DAYS)
+        .add_extension(x509.SubjectAlternativeName([_alternative(name) for name in names]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()),
+            critical=False,
+        )
+        .sign(issuer_key, SHA256())
+    )
+    _write(folder / SERVER_KEY, _pem(key))
+    _write(folder / SERVER_CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def device_key(folder: Path) -> bytes:
+    """The public key of the device whose folder this is, in a line as ssh-keygen writes it, to be enrolled; made if there is none yet."""
+    if not (folder / DEVICE_KEY).exists():
+        key = ec.generate_private_key(ec.SECP384R1())
+        private = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+        )
+        _write(folder / DEVICE_KEY, private)
+    public = load_device_key(folder).public_key()
+    line = public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    _write(folder / DEVICE_PUBLIC_KEY, line + b"\n")
+    return line
+
+
+def load_device_key(folder: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = serialization.load_ssh_private_key(_read(folder / DEVICE_KEY), password=None)
+    except ValueError as error:
+        raise LinkError(f"{folder / DEVICE_KEY} is no private key in OpenSSH's format: {error}") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise LinkError(f"{folder / DEVICE_KEY} is a key of another kind: devices have ECDSA keys")
+    return key
+
+
+def load_public_key(line: bytes) -> ec.EllipticCurvePublicKey:
+    """From the line that `device_key` returns."""
+    try:
+        key = serialization.load_ssh_public_key(line)
+    except ValueError as error:
+        raise LinkError(f"this is no public key of a device: {error}") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise LinkError("this is a key of another kind: devices have ECDSA keys")
+    return key
+
+
+def private_folder(folder: Path) -> Path:
+    """There, and closed to everybody else."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.chmod(folder, 0o700)
+    return folder
+
+
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCKS_APART)
+        .not_valid_after(now + timedelta(days=days))
+    )
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _alternative(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _usage(signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise LinkError(f"{path} is missing") from None
+
+
+def _write(path: Path, content: bytes) -> None:
+    private_folder(path.parent)
+    write_atomically(path, content, mode=0o600)
