@@ -1,17 +1,21 @@
-"""What a finished run remembers: its canaries, looked for in its model with the ledger's word beside it."""
+"""What a finished run gives away: secrets that were planted in it, looked for in its model, and a lower bound on ε from its audit users.
+The ledger's word stands beside both."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from taciturn import build
+import numpy as np
+
+from taciturn import audit_users, build, planting
+from taciturn.audit_users import ALL_MODELS, Scored, load_scores
 from taciturn.data.population import HeldOutUsers
 from taciturn.evaluation.accuracy import Scores, evaluate
 from taciturn.evaluation.canaries import Canary, load_canaries
+from taciturn.evaluation.one_run import Audit, audited, curve
 from taciturn.evaluation.secret_sharer import REFERENCES, Finding, measure
 from taciturn.loading import guarantee_of, load_word_model
-from taciturn.planting import FILE_NAME
 from taciturn.privacy.ledger import Guarantee
 from taciturn.run import RunError, recipe_of
 
@@ -20,8 +24,8 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Remembered:
-    guarantee: Guarantee
-    scores: Scores  # on held-out users: a model that learned nothing remembers nothing
+    """Of canaries."""
+
     findings: list[Finding]
     seen: dict[Canary, float]  # how often the training met each, as was to be expected; local epochs not counted
 
@@ -35,21 +39,65 @@ class Remembered:
         return sorted(mine, key=lambda one: one.rank)
 
 
-def remembered(folder: Path, references: int = REFERENCES, progress: Progress = lambda done, all: None) -> Remembered:
-    """Both attacks of the Secret Sharer on every canary that was planted in a run."""
-    if not (folder / FILE_NAME).exists():
+@dataclass(frozen=True)
+class Attacked:
+    """Of audit users: what each attack found out about who was in."""
+
+    scored: Scored
+    audits: dict[str, Audit]  # by attack
+
+    @property
+    def claimed(self) -> float:
+        """ε for a user who takes part as these did."""
+        return self.scored.claim.epsilon(self.scored.delta)
+
+    @property
+    def bound(self) -> float:
+        """The one figure that is compared with it: whoever sees all models sees the most."""
+        return self.audits[ALL_MODELS].epsilon
+
+    @property
+    def curves(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Of each attack: false and true positives."""
+        return {name: curve(values, self.scored.included) for name, values in self.scored.scores.items()}
+
+    @property
+    def breaks_the_claim(self) -> bool:
+        return self.bound > self.claimed
+
+
+@dataclass(frozen=True)
+class Page:
+    guarantee: Guarantee
+    scores: Scores  # on held-out users: a model that learned nothing remembers nothing
+    remembered: Remembered | None
+    attacked: Attacked | None
+
+
+def page(folder: Path, references: int = REFERENCES, progress: Progress = lambda done, all: None) -> Page:
+    """All that can be said about a run; a RunError if it was trained with nothing to audit it by."""
+    has_canaries, has_users = (folder / planting.FILE_NAME).exists(), (folder / audit_users.FILE_NAME).exists()
+    if not has_canaries and not has_users:
         raise RunError(
-            f"no canaries were planted in {folder}: train with [canaries] text = a folder of public text, and look then"
+            f"nothing was put into {folder} to audit it by: train with --audit 1000 (users of random words), or with [canaries] text = a "
+            "folder of public text (shared secrets), and look then"
         )
     loaded, recipe = load_word_model(folder), recipe_of(folder)
     guarantee = guarantee_of(loaded)
-    seen = load_canaries(folder / FILE_NAME, loaded.vocabulary)
     network = build.language_model(recipe.model, len(loaded.vocabulary))
     held_out = HeldOutUsers(build.population(recipe).folder).texts
     scores = evaluate(network, loaded.params, held_out, build.evaluation_cut(recipe, loaded.vocabulary))
-    findings = measure(loaded.model, loaded.vocabulary, list(seen), references, progress=progress)
-    in_all = {canary: often * guarantee.releases for canary, often in seen.items()}
-    return Remembered(guarantee, scores, findings, in_all)
+    remembered = attacked = None
+    if has_users:
+        scored = load_scores(folder)
+        audits = {name: audited(values, scored.included, scored.delta) for name, values in scored.scores.items()}
+        attacked = Attacked(scored, audits)
+    if has_canaries:
+        seen = load_canaries(folder / planting.FILE_NAME, loaded.vocabulary)
+        findings = measure(loaded.model, loaded.vocabulary, list(seen), references, progress=progress)
+        in_all = {canary: often * guarantee.releases for canary, often in seen.items()}
+        remembered = Remembered(findings, in_all)
+    return Page(guarantee, scores, remembered, attacked)
 
 
 def rank_text(rank: int) -> str:

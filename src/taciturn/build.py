@@ -49,7 +49,7 @@ from taciturn.privacy.participation import CyclicPoisson, FixedSize, MinSeparati
 from taciturn.privacy.secagg_encoding import Encoding, encoding, modular
 from taciturn.privacy.sensitivity import most_participations, segments
 from taciturn.privacy.strategies import optimal_bands, optimal_blt
-from taciturn.sections import DEFAULT_CLIP_NORM, Model
+from taciturn.sections import AUDITED_AT_ONCE, DEFAULT_CLIP_NORM, Model
 from taciturn.tree import size
 
 
@@ -207,10 +207,11 @@ def _most_reports(recipe: Recipe) -> int:
     cohort = recipe.participation.cohort
     most = math.ceil(cohort + 10 * math.sqrt(cohort) + 100)  # never passed by chance
     asked = taking_part.asked if isinstance(taking_part, MinSeparation) else 0
-    most_reports = min(MOST_REPORTS, max(most, asked)) + recipe.canaries.synthetic_users
+    beside = recipe.canaries.synthetic_users + min(recipe.audit.users, AUDITED_AT_ONCE)
+    most_reports = min(MOST_REPORTS, max(most, asked)) + beside
     if most_reports > MOST_REPORTS:
         raise ValueError(
-            f"[canaries] {recipe.canaries.synthetic_users} synthetic users beside a cohort of {cohort:g} are more than the {MOST_REPORTS} "
+            f"[canaries] {beside} synthetic users beside a cohort of {cohort:g} are more than the {MOST_REPORTS} "
             "reports that a total holds: lower canaries.users or canaries.each"
         )
     return most_reports

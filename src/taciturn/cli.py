@@ -56,6 +56,12 @@ def train(
     set: Annotated[
         list[str] | None, typer.Option(help="section.key=value, wins over the recipe; may be repeated")
     ] = None,
+    audit: Annotated[
+        int | None,
+        typer.Option(
+            help="add so many made-up users, for `taciturn audit` to bound ε from below (the same as audit.users)"
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with a run that was cut off")] = False,
     hosts: Annotated[
         str | None,
@@ -84,13 +90,14 @@ def train(
     if resume:
         if run is None:
             raise RunError("name the run to go on with: taciturn train --resume --run DIR")
-        if set or recipe:
-            raise RunError("--resume takes the run's own recipe: leave --set and the recipe out")
+        if set or recipe or audit:
+            raise RunError("--resume takes the run's own recipe: leave --set, --audit and the recipe out")
         finished = _trained(run, lambda show: resume_run(run, show))
     else:
         if recipe is None:
             raise RunError("name a recipe: taciturn train RECIPE.toml (experiments/ and the README have some)")
-        loaded, folder = load_recipe(recipe, set), run or _next_folder(recipe.stem)
+        settings = [*(set or []), *([] if audit is None else [f"audit.users={audit}"])]
+        loaded, folder = load_recipe(recipe, settings), run or _next_folder(recipe.stem)
         finished = _trained(folder, lambda show: train_run(loaded, folder, show))
     if finished.stopped:
         console.print(f"Stopped: {finished.stopped}.\n", style="yellow", highlight=False)

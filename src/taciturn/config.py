@@ -15,6 +15,8 @@ from taciturn.privacy.clipping import MOST_REPORTS
 from taciturn.privacy.participation import default_delta
 from taciturn.privacy.sensitivity import most_participations
 from taciturn.sections import (
+    AUDITED_AT_ONCE,
+    AuditSection,
     CanarySection,
     Data,
     FleetSection,
@@ -45,6 +47,7 @@ class Recipe(Section):
     privacy: Privacy = Privacy()
     fleet: FleetSection = FleetSection()
     canaries: CanarySection = CanarySection()
+    audit: AuditSection = AuditSection()
     run: Run
 
     @model_validator(mode="after")
@@ -121,6 +124,15 @@ class Recipe(Section):
         if self.algorithm != "transfer-learning" and self.transfer != Transfer():
             raise ValueError('[transfer] belongs to algorithm = "transfer-learning"')
         self._check_unused()
+        if self.audit.users and self.algorithm == "transfer-learning":
+            raise ValueError(
+                "[audit] users move a model with updates, which transfer learning has not: audit another algorithm"
+            )
+        if self.audit.rounds > self.run.rounds:
+            raise ValueError(
+                f"[audit] {self.audit.users} users are {self.audit.rounds} groups, each in a round of its own, and there are only "
+                f"{self.run.rounds} rounds: take at most {AUDITED_AT_ONCE * self.run.rounds} users"
+            )
         if self.delta * self.participation.users >= 1:
             raise ValueError(
                 f"δ = {self.delta:g} is more than one over the number of users: it would allow giving one user away whole"

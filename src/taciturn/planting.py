@@ -23,7 +23,7 @@ from taciturn.evaluation.canaries import (
     synthetic_users,
 )
 from taciturn.fleets.simulated import SimulatedFleet
-from taciturn.fleets.synthetic import WithSyntheticUsers
+from taciturn.fleets.synthetic import WithSyntheticUsers, by_coins
 
 FILE_NAME = "canaries.json"
 
@@ -63,4 +63,4 @@ def with_planted(
     section = recipe.canaries
     cohort = section.rate * len(planted.users)
     beside = SimulatedFleet(planted, build.layout(recipe, vocabulary), recipe.participation.weight_cap, cohort)
-    return WithSyntheticUsers(fleet, beside, section.rate, most_reports)
+    return WithSyntheticUsers(fleet, beside, by_coins(len(planted.users), section.rate), most_reports)

@@ -1,7 +1,7 @@
 """A run: a folder, from recipe to released model. Started with `train`, cut off at any moment, gone on with by `resume`.
 
 RUN/
-  recipe.toml  vocabulary.txt  ledger.jsonl (this run's rows)  canaries.json (where some were planted)
+  recipe.toml  vocabulary.txt  ledger.jsonl (this run's rows)  canaries.json, audit_users.json (where there are some)
   metrics.jsonl  metrics.csv  progress.png
   model.safetensors  guarantee.txt  guarantee.json
   private/   root (of all randomness), state (to resume from), who took part, devices' own state; mode 0700, deleted when the run ends
@@ -19,6 +19,7 @@ import jax
 from dp_accounting import DpEvent, NonPrivateDpEvent
 
 from taciturn import build, keys
+from taciturn.audit_users import audit_users
 from taciturn.config import Recipe
 from taciturn.core import LanguageModel, Params
 from taciturn.data.availability import TooFewDevices
@@ -29,6 +30,7 @@ from taciturn.files import sync_folder, write_atomically
 from taciturn.fleets.available import AvailableFleet
 from taciturn.fleets.many_hosts import announced
 from taciturn.fleets.queued import QueuedFleet
+from taciturn.fleets.synthetic import WithSyntheticUsers
 from taciturn.hosts import dismiss_hosts
 from taciturn.metrics import Metrics, measured
 from taciturn.planting import planted, with_planted
@@ -40,6 +42,7 @@ from taciturn.recipe_text import RecipeError, load_recipe, save_recipe
 from taciturn.release.checkpoint import ModelCard, card_digest, load_state, params_digest, save_model, save_state
 from taciturn.release.privacy_statement import statement, statement_json
 from taciturn.release.report import plot_run
+from taciturn.sections import AUDITED_AT_ONCE
 from taciturn.train import TrainState, start, train
 from taciturn.warm_start import load_warm_start
 
@@ -92,6 +95,8 @@ class Run:
                     )
             self.algorithm = build.algorithm(self.recipe, len(self.population.vocabulary))
             self.planted = planted(self.recipe, self.population.vocabulary, root)
+            first = self.initial_params()
+            self.audit = audit_users(self.recipe, self.population.vocabulary, self.algorithm, first, root)
             participation = self.algorithm.participation
             release = self.algorithm.mechanism.event(participation)
         except ValueError as error:  # values that are each in range and do not go together
@@ -107,7 +112,7 @@ class Run:
             budget=build.budget(self.recipe),
             rounds=recipe.run.rounds,
             unit=unit_of(self.population),
-            start=params_digest(self.initial_params()),
+            start=params_digest(first),
             lineage=lineage,
         )
         self.account = Account(ledger, terms, release)
@@ -125,7 +130,10 @@ class Run:
         coins = int.from_bytes(keys.derive(root, "devices", 0), "big")
         self.fleet = build.fleet(self.recipe, self.population, folder / "private", coins)
         most_reports = self.algorithm.mechanism.most_reports
-        everyone = with_planted(self.fleet, self.planted, self.recipe, self.population.vocabulary, most_reports)
+        room = most_reports - (AUDITED_AT_ONCE if self.audit else 0)
+        everyone = with_planted(self.fleet, self.planted, self.recipe, self.population.vocabulary, room)
+        if self.audit:
+            everyone = WithSyntheticUsers(everyone, self.audit.fleet, self.audit.chosen, most_reports)
         self.curator = Curator(self.algorithm, everyone, self.account, root, self.log)
 
     def _check(self, lineage: tuple[DpEvent, ...]) -> None:
@@ -200,6 +208,8 @@ class Run:
         if self.planted:
             beside = f"what {len(self.planted.users)} synthetic users wrote, who took part beside the people ({self.planted.source})"
             rehearsed = (*rehearsed, beside)
+        if self.audit:
+            rehearsed = (*rehearsed, f"random words of {len(self.audit.texts)} made-up users, who audit the run")
         before = self.warm_start.card.public_sources if self.warm_start else ()
         return tuple(dict.fromkeys((*before, *rehearsed)))  # each is named once
 
@@ -259,6 +269,8 @@ def resume_run(folder: Path, progress: Progress) -> Finished:
 
 def _go_on(run: Run, state: TrainState, progress: Progress) -> Finished:
     section = run.recipe.run
+    if run.audit:
+        run.audit.go_on(run.folder, state.round)
     metrics = Metrics(run.folder, state.round)
     before = scores = run.evaluate(state.server.params)
     if not metrics.rows:
@@ -268,7 +280,9 @@ def _go_on(run: Run, state: TrainState, progress: Progress) -> Finished:
     stopped, measured_at, seconds = None, state.round, metrics.rows[-1]["seconds"]
     rounds = train(run.algorithm, run.curator, state)
     while state.round < section.rounds and stopped is None:
-        began = time.perf_counter()
+        began, before_round = time.perf_counter(), state
+        if run.audit:
+            run.audit.begin(state.round)
         try:
             state = next(rounds)
         except (BudgetExhausted, TooFewDevices) as reason:
@@ -276,6 +290,8 @@ def _go_on(run: Run, state: TrainState, progress: Progress) -> Finished:
             break
         jax.block_until_ready(state.server)
         seconds += time.perf_counter() - began
+        if run.audit:
+            run.audit.observe(before_round, state)
         if state.round % section.evaluate_every == 0 or state.round == section.rounds:
             scores, measured_at = run.evaluate(state.server.params), state.round
             metrics.add(measured(run, state, run.account.guarantee(), scores, seconds, metrics.rows))
@@ -302,7 +318,10 @@ def _diverged(rows: list[dict[str, Any]]) -> str | None:
 
 
 def _save(run: Run, state: TrainState) -> None:
-    """State first: it decides where a resumed run goes on; all else is made again from it."""
+    """State first: it decides where a resumed run goes on; all else is made again from it. But for the scores of audit users, which are
+    there before it, since the models they were read from are gone."""
+    if run.audit:
+        run.audit.save(run.folder)
     digest = card_digest(run.card(state.round, ""))
     head = run.account.record_model(state.round, params_digest(state.server.params), digest)
     about = {"round": str(state.round), "ledger_head": head}
@@ -321,6 +340,9 @@ def _savable(state: TrainState) -> dict[str, Any]:
 def _finish(
     run: Run, state: TrainState, metrics: Metrics, before: Scores, scores: Scores, stopped: str | None
 ) -> Finished:
+    if run.audit:
+        cut = build.evaluation_cut(run.recipe, run.population.vocabulary)
+        run.audit.remember_losses(run.model, state.server.params, cut)
     _save(run, state)
     guarantee = run.account.guarantee()
     card = run.card(state.round, guarantee.head)

@@ -1,5 +1,6 @@
 """The sections of a recipe, each validated for itself; how they go together is config.py."""
 
+import math
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
@@ -287,6 +288,30 @@ class CanarySection(Section):
     @property
     def synthetic_users(self) -> int:
         return self.each * len(self.copies) * sum(self.users) if self.text else 0
+
+
+AUDITED_AT_ONCE = 16  # audit users of one round, in and out: enough to tell what each has of its own
+
+
+class AuditSection(Section):
+    users: int = Field(
+        default=0,
+        ge=0,
+        description="made-up users of random words, each put into one round by a fair coin, by whom `taciturn audit` bounds ε from below; "
+        "the same as `train --audit N`; with 1,000 a bound gets to about 5",
+    )
+
+    @field_validator("users")
+    @classmethod
+    def _enough(cls, value: int) -> int:
+        if 0 < value < AUDITED_AT_ONCE:
+            raise ValueError(f"fewer than {AUDITED_AT_ONCE} users tell nothing; take some hundreds")
+        return value
+
+    @property
+    def rounds(self) -> int:
+        """In which there are some."""
+        return math.ceil(self.users / AUDITED_AT_ONCE)
 
 
 class Run(Section):

@@ -27,6 +27,13 @@ def scale(tree: PyTree, factor: float | jax.Array) -> PyTree:
     return jax.tree.map(lambda leaf: leaf * factor, tree)
 
 
+def dot(left: PyTree, right: PyTree) -> jax.Array:
+    """⟨left, right⟩, over all leaves."""
+    return sum(
+        (jnp.vdot(*pair) for pair in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)), jnp.float32(0)
+    )
+
+
 def zeros_like(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree)
 

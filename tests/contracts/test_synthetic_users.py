@@ -8,7 +8,7 @@ import pytest
 from conftest import tiny_recipe
 from taciturn import build, tree
 from taciturn.core import Message, Report
-from taciturn.fleets.synthetic import WithSyntheticUsers
+from taciturn.fleets.synthetic import WithSyntheticUsers, by_coins
 from taciturn.privacy.clipping import MOST_REPORTS, pack
 from taciturn.privacy.participation import WrongNumberOfUsers
 
@@ -46,7 +46,7 @@ class Padded(Counting):
 
 def fleet(rate: float, most: int = 50) -> tuple[WithSyntheticUsers, Counting, Padded]:
     real, synthetic = Counting(30), Padded(20, 30)
-    return WithSyntheticUsers(real, synthetic, rate, most), real, synthetic
+    return WithSyntheticUsers(real, synthetic, by_coins(20, rate), most), real, synthetic
 
 
 def test_real_users_are_asked_as_if_there_were_no_others():

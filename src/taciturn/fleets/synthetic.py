@@ -17,11 +17,12 @@ from taciturn.privacy.participation import WrongNumberOfUsers
 
 
 class WithSyntheticUsers:
-    def __init__(self, fleet: Fleet, synthetic: Fleet, rate: float, most_reports: int) -> None:
-        """`synthetic` is a fleet of all of them, each of whom takes part in a round with probability `rate`. A total holds `most_reports`,
-        theirs and people's together: with more, sums of whole numbers would run over, and one user could move them by any amount."""
+    def __init__(self, fleet: Fleet, synthetic: Fleet, chosen: Callable[[Key], UserIds], most_reports: int) -> None:
+        """`synthetic` is a fleet of all of them, and `chosen` says who takes part in a round, by coins of that round. A total holds
+        `most_reports`, theirs and people's together: with more, sums of whole numbers would run over, and one user could move them by any
+        amount."""
         self.everyone_reports = fleet.everyone_reports
-        self._fleet, self._synthetic, self._rate, self._most = fleet, synthetic, rate, most_reports
+        self._fleet, self._synthetic, self._chosen, self._most = fleet, synthetic, chosen, most_reports
 
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
         return self._fleet.users(eligible)
@@ -33,13 +34,16 @@ class WithSyntheticUsers:
         if len(cohort) + len(beside) > self._most:
             raise WrongNumberOfUsers(
                 f"{len(cohort)} users and {len(beside)} synthetic ones are more than the {self._most} reports that a total holds: lower "
-                "canaries.users, canaries.each or the cohort"
+                "canaries.users, canaries.each, audit.users or the cohort"
             )
         total = self._fleet.sum_reports(program, message, cohort, key)
         return tree.add(total, self._synthetic.sum_reports(program, message, beside, theirs))
 
-    def _chosen(self, coins: Key) -> UserIds:
-        """Those who take part, by the coins of a round."""
-        everyone = self._synthetic.users(lambda users: users)
-        drawn = np.asarray(jax.random.uniform(coins, (len(everyone),)))
-        return everyone[drawn < self._rate]
+
+def by_coins(users: int, rate: float) -> Callable[[Key], UserIds]:
+    """Each of them takes part in a round with this probability."""
+
+    def chosen(coins: Key) -> UserIds:
+        return np.flatnonzero(np.asarray(jax.random.uniform(coins, (users,))) < rate)
+
+    return chosen

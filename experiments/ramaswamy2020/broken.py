@@ -1,0 +1,46 @@
+"""Would an audit notice? Trains a recipe with a mechanism that is broken on purpose, and audits it.
+
+    python experiments/ramaswamy2020/broken.py RECIPE.toml --share 0 --run runs/broken --audit 1000 [--set section.key=value …]
+
+The ledger is charged for all of the noise; only --share of it is added. 1 is the mechanism as it is. `taciturn audit RUN` then says what
+can be seen from outside; its exit status is 1 where the claim is broken.
+"""
+
+import argparse
+from pathlib import Path
+
+from taciturn import build, tree
+from taciturn.fleets.simulated import one_stream_per_core
+from taciturn.privacy.noise import Noise
+from taciturn.recipe_text import load_recipe
+from taciturn.run import train_run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument("--share", type=float, default=0.0, help="of the noise that is added")
+    parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("--audit", type=int, default=1000)
+    parser.add_argument("--set", action="append", default=[])
+    args = parser.parse_args()
+    one_stream_per_core()
+    whole = build.noise
+
+    def broken(recipe, multiplier: float) -> Noise:
+        noise = whole(recipe, multiplier)
+
+        def next(state, like, stddev, keys):
+            drawn, state = noise.next(state, like, stddev, keys)
+            return tree.scale(drawn, args.share), state
+
+        return noise._replace(next=next)
+
+    build.noise = broken
+    recipe = load_recipe(args.recipe, [*args.set, f"audit.users={args.audit}"])
+    finished = train_run(recipe, args.run, lambda done, rounds, row: print(f"{done} of {rounds}", end="\r", flush=True))
+    print(f"\nAccuracyTop1 {finished.scores['accuracy_top1']:.2%}; {finished.folder}")
+
+
+if __name__ == "__main__":
+    main()
