@@ -1,7 +1,8 @@
 """Flower as the wire between a server and its devices (flwr 1.41.0, and only here).
 
 Flower carries messages and knows devices by their keys; rounds, secure sums, noise and accounts are ours. Most of what is imported from it
-is internal to it and moves from version to version, so the version is pinned exactly, and `tests/link` runs the real thing."""
+is internal to it and moves from version to version, so the version is pinned exactly, and `tests/link` runs the real thing.
+"""
 
 import os
 

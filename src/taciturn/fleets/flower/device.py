@@ -3,7 +3,8 @@
 Departs from Flower, whose SuperNode is a process of its own, asks every three seconds, hands each message to another process through a
 port that anybody on the device may use, and starts that process anew each time. Here everything is in the process of the handler, so that
 JAX stays compiled from round to round; the same requests are sent, signed with the same key. While a handler works, a thread of its own
-tells the server that the device is alive."""
+tells the server that the device is alive.
+"""
 
 import random
 import signal
@@ -11,6 +12,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +23,6 @@ from flwr.proto.error_pb2 import Error
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, PullMessagesRequest, PushMessagesRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
     Message,
     Metadata,
     ObjectTree,
@@ -40,11 +41,8 @@ from taciturn.fleets.flower.envelope import Refused, cut, seal, unseal
 from taciturn.fleets.link import FAILED, LARGE, LOG, LOOPBACK, MOST_BYTES, Handler, LinkError, answer_of
 
 NUMBER = "number"  # the file where a device keeps the number the server gave it
-QUICK_SECONDS, SLOW_SECONDS = (
-    0.2,
-    2.0,
-)  # between two looks for a question: soon after one, and when there was none for long
-SLOWER = 1.1  # from the one to the other, look by look: it takes 25 s
+LEAST_SECONDS = 0.5  # between two looks: whether to stop, and for a question, should the gate not wait for one
+UPLOAD_SECONDS = 0.2  # between two looks for a part of a question that the server has not stored yet
 ALIVE_SECONDS = (
     HEARTBEAT_MIN_INTERVAL * 0.7
 )  # the server takes a device for gone after two of Flower's shortest intervals without a sign
@@ -116,15 +114,15 @@ class _Device:
 
     def serve(self, handler: Handler, stop: threading.Event) -> None:
         with self._sign_of_life() as lost:
-            wait = QUICK_SECONDS
             while not stop.is_set() and not lost.is_set():
-                pulled = self._client.PullMessages(PullMessagesRequest(node=self._node))
+                began = time.monotonic()
+                pulled = _unless(stop, lambda: self._client.PullMessages(PullMessagesRequest(node=self._node)))
+                if pulled is None:
+                    return
                 for message, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
                     self._answer(handler, message.metadata, tree)
-                    wait = QUICK_SECONDS
-                if not pulled.messages_list:
-                    stop.wait(wait)
-                    wait = min(SLOWER * wait, SLOW_SECONDS)
+                if not pulled.messages_list and time.monotonic() - began < LEAST_SECONDS:
+                    stop.wait(LEAST_SECONDS)
 
     def _answer(self, handler: Handler, question: Metadata, tree: ObjectTree) -> None:
         deadline = time.monotonic() + question.ttl
@@ -147,7 +145,9 @@ class _Device:
         del content
         try:
             self._send(question, answer, reason, deadline)
-        except httpx.HTTPStatusError as error:  # the round may be over, or this device dismissed; the next look will tell
+        except (
+            httpx.HTTPStatusError
+        ) as error:  # the round may be over, or this device dismissed; the next look will tell
             LOG.warning("the answer to “%s” was not taken: %s", question.group_id, error.response.text[:200])
 
     def _fetch(self, question: Metadata, tree: ObjectTree, deadline: float) -> bytes:
@@ -167,11 +167,7 @@ class _Device:
         while (content := unseal(tree, fetch, MOST_BYTES)) is None:
             if time.monotonic() > deadline:
                 raise Refused("it did not arrive in time")
-            time.sleep(QUICK_SECONDS)  # the server is still uploading it
-        request = ConfirmMessageReceivedRequest(
-            node=self._node, run_id=question.run_id, message_object_id=tree.object_id
-        )
-        _persistently(lambda: self._client.ConfirmMessageReceived(request), deadline)
+            time.sleep(UPLOAD_SECONDS)
         return content
 
     def _send(self, question: Metadata, answer: bytes | None, reason: str, deadline: float) -> None:
@@ -262,6 +258,25 @@ def _reply_to(question: Metadata, message_id: str) -> Metadata:
         message_type=question.message_type,
         dst_task_id=question.src_task_id,
     )
+
+
+def _unless(stop: threading.Event, call: Callable[[], Result]) -> Result | None:
+    """The result of a call that may take long, for the gate waits until there is a question; None as soon as nobody wants it any more."""
+    future: Future[Result] = Future()
+    ended = threading.Event()
+
+    def work() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+        ended.set()
+
+    threading.Thread(target=work, daemon=True).start()
+    while not ended.wait(LEAST_SECONDS):
+        if stop.is_set():
+            return None
+    return future.result()
 
 
 def _persistently(call: Callable[[], Result], deadline: float) -> Result:

@@ -5,7 +5,8 @@ equal hashes, so that a model for a thousand devices is stored and uploaded once
 
 Departs from Flower: its own records (a message in a dictionary of records of arrays of chunks) would take five objects where one is
 enough, each fetched with a request of its own; and inflating one that a stranger made is unsafe: an `Array` of 5 MB may name a single
-chunk so often that it fills any memory. Here the length is known, and checked, before anything is fetched."""
+chunk so often that it fills any memory. Here the length is known, and checked, before anything is fetched.
+"""
 
 import hashlib
 import secrets

@@ -2,7 +2,8 @@
 
 Flower serves devices, its command line and its server programs on one port, and the latter two need no credential: whoever reaches the
 port may enrol devices or hand in programs. It also reads whatever it is sent before it asks by whom, and believes a device that answers in
-another's name. So nothing gets to it from outside that has not passed here."""
+another's name. So nothing gets to it from outside that has not passed here.
+"""
 
 import asyncio
 import ssl
@@ -13,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
-from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
@@ -22,16 +23,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from taciturn.fleets.flower.authority import SERVER_CERTIFICATE, SERVER_KEY
 from taciturn.fleets.flower.envelope import CHUNK, INLINE, SMALL_REQUEST, most_objects
+from taciturn.fleets.flower.news import News
 from taciturn.fleets.link import LOG
 
+PULL_MESSAGES = "/v1/fleet/pull-messages"
 PUSH_MESSAGES = "/v1/fleet/push-messages"
 MOST_BODY = {  # of all that is under /v1/fleet, what our devices use; they neither enrol themselves nor ask for programs to run
     "/v1/fleet/activate-node": SMALL_REQUEST,
     "/v1/fleet/deactivate-node": SMALL_REQUEST,
     "/v1/fleet/send-node-heartbeat": SMALL_REQUEST,
-    "/v1/fleet/pull-messages": SMALL_REQUEST,
+    PULL_MESSAGES: SMALL_REQUEST,
     "/v1/fleet/pull-object": SMALL_REQUEST,
-    "/v1/fleet/confirm-message-received": SMALL_REQUEST,
     PUSH_MESSAGES: SMALL_REQUEST,
     "/v1/fleet/push-object": CHUNK + INLINE,
 }
@@ -57,10 +59,11 @@ class Refusals:
 
 
 class Gate:
-    """Passes to `app` what enrolled devices send. `enrolled` says whether a public key (PEM) is."""
+    """Passes to `app` what enrolled devices send. `number_of` knows them by their public keys (PEM)."""
 
-    def __init__(self, app: ASGIApp, enrolled: Callable[[bytes], bool], most_bytes: int) -> None:
-        self._app, self._enrolled, self._most_objects = app, enrolled, most_objects(most_bytes)
+    def __init__(self, app: ASGIApp, number_of: Callable[[bytes], int | None], news: News, most_bytes: int) -> None:
+        self._app, self._number_of, self._news = app, number_of, news
+        self._most_objects = most_objects(most_bytes)
         self._refusals = Refusals()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,21 +73,23 @@ class Gate:
         if limit is None:
             return await self._refuse(send, 403, "a request for something else than a device needs")
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        reason = await asyncio.to_thread(self._stranger, headers)
-        if reason:
-            return await self._refuse(send, 403, reason)
+        number = await asyncio.to_thread(self._who, headers)
+        if isinstance(number, str):
+            return await self._refuse(send, 403, number)
         if int(headers.get("content-length", "0")) > limit:  # a number: the HTTP parser has seen to it
             return await self._refuse(send, 413, "more bytes than an answer may have")
         body = await _body(receive, limit)
         if body is None:
             return await self._refuse(send, 413, "more bytes than an answer may have, or too slow to arrive")
-        reason = self._wrong_answer(body) if scope["path"] == PUSH_MESSAGES else None
+        reason = self._wrong(scope["path"], body, number)
         if reason:
             return await self._refuse(send, 403, reason)
+        if scope["path"] == PULL_MESSAGES and not await self._news.wait(number, receive):
+            return None
         return await self._app(scope, _again(body, receive), send)
 
-    def _stranger(self, headers: dict[str, str]) -> str | None:
-        """Why whoever sent these headers is no enrolled device: Flower checks the same, after it has read everything."""
+    def _who(self, headers: dict[str, str]) -> int | str:
+        """The number of the device that sent these headers, or why it has none: Flower checks the same, after it has read everything."""
         try:
             key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
             signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
@@ -94,18 +99,24 @@ class Gate:
             return "a device without a key"
         if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
             return "a device whose clock is wrong"
-        if not self._enrolled(key):
+        number = self._number_of(key)
+        if number is None:
             return "a device that is not enrolled"
         if not verify_signature(bytes_to_public_key(key), signed_at.encode(), signature):
             return "a device that has not the key it names"
-        return None
+        return number
 
-    def _wrong_answer(self, body: bytes) -> str | None:
+    def _wrong(self, path: str, body: bytes, number: int) -> str | None:
+        """What Flower does not notice: an answer in the name of another device, or one that is too long."""
         try:
+            if path == PULL_MESSAGES and PullMessagesRequest.FromString(body).node.node_id != number:
+                return "a request in the name of another device"
+            if path != PUSH_MESSAGES:
+                return None
             request = PushMessagesRequest.FromString(body)
         except DecodeError:
-            return "garbage instead of an answer"
-        if any(message.metadata.src_node_id != request.node.node_id for message in request.messages_list):
+            return "garbage instead of a request"
+        if any(message.metadata.src_node_id != number for message in request.messages_list):
             return "an answer in the name of another device"
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             return "garbage instead of an answer"

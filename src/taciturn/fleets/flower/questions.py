@@ -41,6 +41,7 @@ from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVers
 from flwr.supercore.protobuf.client import ProtobufClient, ProtobufClientInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 
+from taciturn.fleets.flower import news
 from taciturn.fleets.flower.envelope import Chunks, Refused, cut, seal, unseal
 from taciturn.fleets.link import FAILED, GONE, LARGE, LATE, LOG
 
@@ -117,6 +118,7 @@ class Run:
                 session_id=answer.session_id,
             )
             self._client.PushObject(request)
+        self._client._client.post(f"http://superlink{news.PATH}", content=news.pack(contents)).raise_for_status()
         return {name: number for name, number in zip(answer.message_ids, contents, strict=True) if name}
 
     def replies(self, message_ids: set[str]) -> list[tuple[str, "Arrival | str"]]:
@@ -207,3 +209,9 @@ def _bundle() -> Fab:
     with zipfile.ZipFile(content, "w") as archive:
         archive.writestr("pyproject.toml", EMPTY_BUNDLE)
     return Fab(content=content.getvalue())
+
+
+def in_words(error: httpx.HTTPError) -> str:
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"{error.response.status_code} {error.response.text[:200]}"
+    return f"{type(error).__name__}: {error}"

@@ -4,7 +4,8 @@ It serves two sockets: the outside one, which the server process has opened, thr
 in a folder that nobody else may enter. It ends when its standard input does, which is when the server process ends, whatever the way.
 
 Departs from `flower-superlink`: what devices send is kept in memory and never on disk, for a report is secret; numbers of devices and
-their keys are in a file, so that they survive. No program that is handed in is ever run, and nothing is installed."""
+their keys are in a file, so that they survive. No program that is handed in is ever run, and nothing is installed.
+"""
 
 import asyncio
 import logging
@@ -23,6 +24,7 @@ from flwr.superlink import main as flower
 from starlette.types import ASGIApp
 
 from taciturn.fleets.flower.gate import Gate, tls
+from taciturn.fleets.flower.news import Inside, News
 
 DATABASE = "devices.sqlite"
 FLOWER_LOGGERS = "flwr", "uvicorn"
@@ -41,9 +43,9 @@ def main(folder: Path, outside: int, inside: Path, most_bytes: int, secure: bool
     _log_to_the_server()
     threading.Thread(target=_end_with_the_server, daemon=True).start()
     app = _superlink(folder / DATABASE)
-    state = app.state.linkstate_factory.state()
-    gate = Gate(app, lambda key: state.get_node_id_by_public_key(key) is not None, most_bytes)
-    asyncio.run(_serve(app, _listen(inside), gate, socket.socket(fileno=outside), folder, secure))
+    devices, news = app.state.linkstate_factory.state(), News()
+    gate = Gate(app, devices.get_node_id_by_public_key, news, most_bytes)
+    asyncio.run(_serve(Inside(app, news), _listen(inside), gate, socket.socket(fileno=outside), folder, secure))
 
 
 def _superlink(database: Path):
@@ -60,10 +62,10 @@ def _superlink(database: Path):
 
 
 async def _serve(
-    app: ASGIApp, inside: socket.socket, gate: ASGIApp, outside: socket.socket, folder: Path, secure: bool
+    superlink: ASGIApp, inside: socket.socket, gate: ASGIApp, outside: socket.socket, folder: Path, secure: bool
 ) -> None:
     common = {"access_log": False, "log_config": None, "ws": "none", "server_header": False}
-    private = Server(uvicorn.Config(app, **common))
+    private = Server(uvicorn.Config(superlink, **common))
     factory = (lambda config, default: tls(folder)) if secure else None
     public = Server(uvicorn.Config(gate, lifespan="off", ssl_context_factory=factory, **common))
     await asyncio.gather(private.serve([inside]), public.serve([outside]))
