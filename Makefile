@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test mutations setup clean
+.PHONY: demo test test-link mutations setup clean
 demo: setup  ## the whole road in under five minutes
 	@$(BIN)/taciturn demo
 
@@ -11,6 +11,9 @@ test: setup  ## linter, types, tests and doctests
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 	$(BIN)/python -m pytest -n 2
+
+test-link: setup  ## the real wire on this machine: Flower, TLS, keys, and everything killed once; a few minutes
+	$(BIN)/python -m pytest tests/link
 
 mutations: setup  ## tests of the tests: break the mechanism on purpose, and see which test notices
 	$(BIN)/python tests/mutations/run.py

@@ -63,6 +63,13 @@ def test_a_module_imports_from_the_layers_below_it_only(path):
     assert ours(path) <= ALLOWED[layer(name(path))]
 
 
+def test_flower_and_the_network_are_used_in_one_folder():
+    network = {"flwr", "uvicorn", "starlette", "httpx", "google"}
+    users = [name(path) for path in MODULES if {one.split(".")[0] for one in imports(path)} & network]
+    assert users
+    assert all(user.startswith("fleets.flower") for user in users)
+
+
 @pytest.mark.parametrize("method", ["sum_reports", "_release", "private_mean"])
 def test_users_reach_the_server_through_one_door(method):
     doors = {"sum_reports": ["privacy.curator"], "_release": ["privacy.curator"], "private_mean": ["train"]}[method]
