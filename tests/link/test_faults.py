@@ -7,9 +7,11 @@ import sys
 import threading
 import time
 
+import pytest
 from wire import HERE, until
 
 from taciturn.fleets.flower.server import flower_server
+from taciturn.fleets.link import LinkError
 
 GONE_AFTER = 25  # seconds: two of Flower's shortest intervals between signs of life, and some
 ALL = 30
@@ -102,11 +104,7 @@ def test_the_server_process_is_killed_again_and_again(fleet):
     assert len(set(seen)) == 1  # the same numbers every time
 
 
-def test_a_server_that_cannot_listen_says_so(fleet, tmp_path):
-    import pytest
-
-    from taciturn.fleets.link import LinkError
-
+def test_a_server_that_cannot_listen_says_so(fleet):
     with fleet.server() as (server, _):
         port = int(server.address.rpartition(":")[2])
         with (

@@ -1,21 +1,27 @@
 """Who does not get in, with the reason in the logs of both sides."""
 
+import os
 import socket
 import ssl
 
 import httpx
 import pytest
-from cryptography.hazmat.primitives import serialization
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest
-from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
+from flwr.proto.message_pb2 import Message
 from flwr.proto.node_pb2 import Node
+from flwr.proto.recorddict_pb2 import RecordDict
 from flwr.supercore.control.control_http_client import ControlHttpClient
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from wire import until
 
 from taciturn.fleets.flower.authority import device_key, load_device_key, make_authority
+from taciturn.fleets.flower.device import _reply_to
+from taciturn.fleets.flower.envelope import cut, seal
 from taciturn.fleets.flower.questions import Run, over_socket
+from taciturn.fleets.link import LinkError
 
 
 def test_an_unenrolled_device(fleet, caplog):
@@ -35,6 +41,8 @@ def test_a_dismissed_device(fleet):
         server.dismiss(gone)
         until(lambda: gone not in server.link.devices(), "that it is gone")
         assert gone not in server.enrolled()
+        with pytest.raises(LinkError, match="dismissed"):
+            server.enrol(devices[0].public_key)
         until(lambda: "not enrolled" in devices[0].log(), "that it is refused")
         assert len(server.link.ask("reverse", dict.fromkeys(server.link.devices(), b"abc"), 30)) == 1
 
@@ -109,8 +117,6 @@ def test_no_socket_of_superlink_is_open_to_other_people_of_this_machine(fleet):
         listening = []
         with open("/proc/net/tcp") as table:
             inodes = {line.split()[9]: int(line.split()[1].split(":")[1], 16) for line in table if " 0A " in line}
-        import os
-
         folder = f"/proc/{server._superlink._process.pid}/fd"
         for name in os.listdir(folder):
             inode = os.readlink(f"{folder}/{name}").removeprefix("socket:[").removesuffix("]")
@@ -126,13 +132,13 @@ def test_an_answer_in_the_name_of_another_device(fleet, caplog):
             server.enrol(device_key(fleet.folder / name))
         numbers = {key: number for number, key in server.enrolled().items()}
         alice, mallory = (numbers[device_key(fleet.folder / name)] for name in ("alice", "mallory"))
-        server.link.devices()
+        client(fleet, server, "alice").ActivateNode(  # to a device that was never there nothing can be sent
+            ActivateNodeRequest(public_key=pem(fleet, "alice"), heartbeat_interval=30)
+        )
+        assert server.link.devices() == [alice]
         run: Run = server.link._run
         (question,) = run.send("reverse", {alice: b"abc"}, 60)
-        key = load_device_key(fleet.folder / "mallory")
-        interceptors = [NodeAuthHttpInterceptor(key, key.public_key())]
-        root = fleet.certificate.read_bytes()
-        outside = FleetHttpClient.from_server_address(server.address, False, root, interceptors)
+        outside = client(fleet, server, "mallory")
         request = forged_answer(run, question, alice, mallory)
         with pytest.raises(httpx.HTTPStatusError) as refusal:
             outside.PushMessages(request)
@@ -141,19 +147,24 @@ def test_an_answer_in_the_name_of_another_device(fleet, caplog):
         assert run.replies({question}) == []
 
         without_a_gate = over_socket(FleetHttpClient, server._superlink.inside)
-        without_a_gate._interceptors = interceptors
+        without_a_gate._interceptors = outside._interceptors
         assert without_a_gate.PushMessages(request).objects_to_push
         ((message_id, _),) = run.replies({question})
         assert message_id == question
 
 
+def client(fleet, server, name):
+    """Flower's own, with a device's key, for what no device of ours would do."""
+    key, root = load_device_key(fleet.folder / name), fleet.certificate.read_bytes()
+    interceptors = [NodeAuthHttpInterceptor(key, key.public_key())]
+    return FleetHttpClient.from_server_address(server.address, False, root, interceptors)
+
+
+def pem(fleet, name):
+    return public_key_to_bytes(load_device_key(fleet.folder / name).public_key())
+
+
 def forged_answer(run, question, alice, mallory):
-    from flwr.proto.message_pb2 import Message
-    from flwr.proto.recorddict_pb2 import RecordDict
-
-    from taciturn.fleets.flower.device import _reply_to
-    from taciturn.fleets.flower.envelope import cut, seal
-
     asked = run._metadata("reverse", alice, question, 50)
     envelope = seal(cut(b"what alice never said"))
     reply = Message(metadata=_reply_to(asked, envelope.tree.object_id), content=RecordDict())
@@ -166,4 +177,3 @@ def test_a_public_key_comes_back_as_it_was_given(fleet):
         server.enrol(line)
         server.enrol(line)
         assert list(server.enrolled().values()) == [line]
-        serialization.load_ssh_public_key(line)

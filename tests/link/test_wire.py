@@ -68,6 +68,12 @@ def test_a_question_that_was_withdrawn_is_not_worked_at(fleet):
         assert device.log().count("asleep") == 1
 
 
+def test_a_device_may_work_for_longer_than_flower_waits_for_a_sign_of_life(fleet):
+    with fleet.server(devices=1) as (server, _):
+        (number,) = server.link.devices()
+        assert server.link.ask("sleep", {number: b"70"}, 100) == {number: b"awake"}
+
+
 def test_an_answer_that_is_too_large_does_not_arrive(fleet, caplog):
     with fleet.server(devices=2, most_bytes=1_000_000) as (server, devices):
         honest, talkative = server.link.devices()

@@ -4,8 +4,11 @@ Flower carries messages and knows devices by their keys; rounds, secure sums, no
 is internal to it and moves from version to version, so the version is pinned exactly, and `tests/link` runs the real thing.
 """
 
+import logging
 import os
 
 # Before any part of flwr is imported: some of it asks the internet for news and reports that it was started.
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
+
+logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every request is for nobody

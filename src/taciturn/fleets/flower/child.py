@@ -67,7 +67,7 @@ class SuperLink:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             pass_fds=[outside],
-            env={**os.environ, "FLWR_HOME": str(self._folder / "flower"), "JAX_PLATFORMS": "cpu"},
+            env={**os.environ, "FLWR_HOME": str(self._folder / "flower")},
             start_new_session=True,  # Ctrl-C is for the server, which then ends it in order
         )
         threading.Thread(target=_log_lines, args=(self._process,), daemon=True).start()

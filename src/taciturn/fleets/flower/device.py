@@ -11,7 +11,7 @@ import signal
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -116,7 +116,7 @@ class _Device:
         with self._sign_of_life() as lost:
             while not stop.is_set() and not lost.is_set():
                 began = time.monotonic()
-                pulled = _unless(stop, lambda: self._client.PullMessages(PullMessagesRequest(node=self._node)))
+                pulled = _unless((stop, lost), lambda: self._client.PullMessages(PullMessagesRequest(node=self._node)))
                 if pulled is None:
                     return
                 for message, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
@@ -260,7 +260,7 @@ def _reply_to(question: Metadata, message_id: str) -> Metadata:
     )
 
 
-def _unless(stop: threading.Event, call: Callable[[], Result]) -> Result | None:
+def _unless(ends: Sequence[threading.Event], call: Callable[[], Result]) -> Result | None:
     """The result of a call that may take long, for the gate waits until there is a question; None as soon as nobody wants it any more."""
     future: Future[Result] = Future()
     ended = threading.Event()
@@ -274,7 +274,7 @@ def _unless(stop: threading.Event, call: Callable[[], Result]) -> Result | None:
 
     threading.Thread(target=work, daemon=True).start()
     while not ended.wait(LEAST_SECONDS):
-        if stop.is_set():
+        if any(end.is_set() for end in ends):
             return None
     return future.result()
 

@@ -68,6 +68,8 @@ class FlowerServer:
             known = FlowerError.from_json(error.response.text)
             if known is None or known.code != ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE:
                 raise LinkError(f"SuperLink did not enrol the device: {error.response.text}") from None
+            if public_key.split()[:2] not in [line.split()[:2] for line in self.enrolled().values()]:
+                raise LinkError("this device was dismissed; with a new key it may be enrolled again") from None
 
     def enrolled(self) -> dict[int, bytes]:
         """Every device that may connect, connected or not: its number, and its public key as it was given."""
@@ -75,7 +77,7 @@ class FlowerServer:
         return {node.node_id: _line(node.public_key) for node in nodes if not node.unregistered_at}
 
     def dismiss(self, number: int) -> None:
-        """Never again: the key cannot be enrolled anew."""
+        """For good: it may come back with another key only."""
         self._superlink.control().UnregisterNode(UnregisterNodeRequest(node_id=number))
 
     def close(self) -> None:
