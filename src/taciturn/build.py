@@ -98,7 +98,7 @@ def turns(recipe: Recipe) -> MinSeparation | CyclicPoisson:
     if section.kind == "cyclic-poisson":
         cycle = recipe.privacy.bands
         return CyclicPoisson(section.cohort * cycle / section.users, cycle, rounds)
-    more = recipe.fleet.over_selection if recipe.fleet.kind == "available" else 1.0
+    more = recipe.fleet.over_selection if recipe.fleet.kind in ("available", "devices") else 1.0
     return MinSeparation(int(section.cohort), section.min_separation or 0, recipe.max_participations, rounds, more)
 
 
@@ -242,7 +242,7 @@ def upload(recipe: Recipe) -> Upload:
 def upload_size(recipe: Recipe, params: Params) -> int:
     """Bytes of what one device sends in a round."""
     if recipe.privacy.encoding == "modular":
-        return _encoding(recipe, params).upload_bytes
+        return report_encoding(recipe, params).upload_bytes
     if recipe.algorithm != "transfer-learning":
         return upload_bytes(params, upload(recipe))
     words, settings = len(params["word_bias"]), recipe.transfer
@@ -347,10 +347,10 @@ def _encoded(recipe: Recipe, model: LanguageModel) -> Bound:
     if recipe.privacy.encoding == "whole":
         return _bound(recipe)
     params = jax.eval_shape(model.init, jax.random.key(0))
-    return modular(_bound(recipe), params, _encoding(recipe, params))
+    return modular(_bound(recipe), params, report_encoding(recipe, params))
 
 
-def _encoding(recipe: Recipe, params: Params) -> Encoding:
+def report_encoding(recipe: Recipe, params: Params) -> Encoding:
     return encoding(size(params), _most_reports(recipe), recipe.privacy.encoding_bits)
 
 

@@ -80,8 +80,12 @@ class Recipe(Section):
                 f'where devices come and go, no sampling can be claimed: [fleet] kind = "{self.fleet.kind}" goes with '
                 'kind = "min-separation"'
             )
-        if self.fleet.kind == "available":
+        if self.fleet.kind in ("available", "devices"):
             self._check_fleet()
+        if self.fleet.kind == "devices" and self.privacy.encoding != "modular":
+            raise ValueError(
+                '[fleet] kind = "devices" adds reports by a secure sum: set [privacy] encoding = "modular"'
+            )
         if self.fleet.kind == "queue":
             self._check_queue()
         if self.algorithm != "dp-ftrl" and (self.privacy.clipping == "adaptive" or self.privacy.restart_rounds):

@@ -11,6 +11,7 @@ from taciturn import build
 from taciturn.core import PyTree
 from taciturn.evaluation.accuracy import METRICS, Scores
 from taciturn.files import write_atomically
+from taciturn.fleets.available import AvailableFleet
 from taciturn.fleets.queued import QueuedFleet
 from taciturn.privacy.adaptive_clip import Norms
 from taciturn.privacy.ledger import Guarantee
@@ -78,3 +79,20 @@ def _norms(public: PyTree) -> dict[str, float]:
     if isinstance(public, Norms):
         return {"clip_norm": float(public.clip_norm), "clip_estimate": float(public.estimate)}
     return {"clip_norm": float(public.clip_norm if isinstance(public, Rotation) else public)}
+
+
+def observed(run: "Run") -> str:
+    """What the log says really happened; printed beside the claim, as Xu et al. 2023 do. Not where who took part is a secret that the
+    claim rests on."""
+    if run.log is None or run.algorithm.participation.sampled_by_curator:
+        return ""
+    separation, times = run.log.observed
+    rest = (
+        "nobody took part twice" if separation is None else f"at least {separation} rounds between two participations"
+    )
+    came = f"{rest}, at most {times} participations of a user"
+    if isinstance(run.fleet, AvailableFleet):
+        came += f", counting all who were asked; {run.fleet.days:.1f} simulated days, {run.log.failed} failed rounds"
+    if isinstance(run.fleet, QueuedFleet) and len(run.fleet.staleness):
+        came += f"; reports were about models {run.fleet.staleness.mean():.1f} rounds old, at most {run.fleet.staleness.max()}"
+    return came

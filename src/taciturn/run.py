@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from dp_accounting import DpEvent, NonPrivateDpEvent
@@ -27,12 +27,11 @@ from taciturn.data.population import HeldOutUsers, Population
 from taciturn.data.texts import Texts
 from taciturn.evaluation.accuracy import Scores, evaluate
 from taciturn.files import sync_folder, write_atomically
-from taciturn.fleets.available import AvailableFleet
-from taciturn.fleets.many_hosts import announced
-from taciturn.fleets.queued import QueuedFleet
+from taciturn.fleets.many_hosts import ManyHosts, announced
+from taciturn.fleets.simulated import SimulatedFleet
 from taciturn.fleets.synthetic import WithSyntheticUsers
 from taciturn.hosts import dismiss_hosts
-from taciturn.metrics import Metrics, measured
+from taciturn.metrics import Metrics, measured, observed
 from taciturn.planting import planted, with_planted
 from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
 from taciturn.privacy.curator import Curator
@@ -45,6 +44,9 @@ from taciturn.release.report import plot_run
 from taciturn.sections import AUDITED_AT_ONCE
 from taciturn.train import TrainState, start, train
 from taciturn.warm_start import load_warm_start
+
+if TYPE_CHECKING:
+    from taciturn.fleets.devices import Connected
 
 FROM_ENTROPY, FROM_SEED = b"entropy\n", b"seeded:\n"  # what a root file begins with
 Progress = Callable[[int, int, dict[str, Any]], None]  # rounds done, rounds in all, last metrics
@@ -71,7 +73,14 @@ class Finished:
 class Run:
     """The objects of a run, built and checked before anything is spent."""
 
-    def __init__(self, folder: Path, recipe: Recipe, root: bytes, seeded: bool | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        recipe: Recipe,
+        root: bytes,
+        seeded: bool | None = None,
+        connected: "Connected | None" = None,
+    ) -> None:
         self.folder, self.root = folder, root
         self.population = build.population(recipe)
         self.held_out = HeldOutUsers(self.population.folder)
@@ -111,7 +120,7 @@ class Run:
             accountant=recipe.privacy.accountant,
             budget=build.budget(self.recipe),
             rounds=recipe.run.rounds,
-            unit=unit_of(self.population),
+            unit="one device" if recipe.fleet.kind == "devices" else unit_of(self.population),
             start=params_digest(first),
             lineage=lineage,
         )
@@ -128,7 +137,12 @@ class Run:
             told = self.recipe.with_settings("run", seed=None)  # of which the root of a simulation is made
             announced(json.dumps(told.model_dump(mode="json")))
         coins = int.from_bytes(keys.derive(root, "devices", 0), "big")
-        self.fleet = build.fleet(self.recipe, self.population, folder / "private", coins)
+        if recipe.fleet.kind == "devices":
+            from taciturn.serving import device_fleet  # whose cryptography a simulation does without
+
+            self.fleet = device_fleet(self.recipe, len(self.population.vocabulary), folder / "private", connected)
+        else:
+            self.fleet = build.fleet(self.recipe, self.population, folder / "private", coins)
         most_reports = self.algorithm.mechanism.most_reports
         room = most_reports - (AUDITED_AT_ONCE if self.audit else 0)
         everyone = with_planted(self.fleet, self.planted, self.recipe, self.population.vocabulary, room)
@@ -198,7 +212,7 @@ class Run:
 
     def uploads(self, releases: int) -> int:
         """Reports that devices sent. Where the claim rests on who was drawn, their number is a secret: there it is what to expect."""
-        if isinstance(self.fleet, AvailableFleet | QueuedFleet):
+        if not isinstance(self.fleet, SimulatedFleet | ManyHosts):
             return self.fleet.uploads
         return round(releases * self.recipe.participation.cohort)
 
@@ -214,7 +228,7 @@ class Run:
         return tuple(dict.fromkeys((*before, *rehearsed)))  # each is named once
 
 
-def train_run(recipe: Recipe, folder: Path, progress: Progress) -> Finished:
+def train_run(recipe: Recipe, folder: Path, progress: Progress, connected: "Connected | None" = None) -> Finished:
     """A new run in a new folder."""
     if folder.exists() and {path.name for path in folder.iterdir()} <= {"private", "vocabulary.txt"}:
         shutil.rmtree(folder)  # cut off before there was a run
@@ -222,7 +236,7 @@ def train_run(recipe: Recipe, folder: Path, progress: Progress) -> Finished:
         raise RunError(f"{folder} exists already: add --resume to go on with it, or choose another --run")
     seed = recipe.run.seed
     root = keys.root_from_entropy() if seed is None else keys.root_from_seed(seed)
-    run = Run(folder, recipe, root)
+    run = Run(folder, recipe, root, connected=connected)
     run.account.check_budget()
     private = folder / "private"
     private.mkdir(parents=True)
@@ -242,7 +256,7 @@ def train_run(recipe: Recipe, folder: Path, progress: Progress) -> Finished:
     return _go_on(run, run.fresh_state(), progress)
 
 
-def resume_run(folder: Path, progress: Progress) -> Finished:
+def resume_run(folder: Path, progress: Progress, connected: "Connected | None" = None) -> Finished:
     """Go on with a run that was cut off."""
     recipe = recipe_of(folder)
     root_file, state_file = folder / "private" / "root", folder / "private" / "state.safetensors"
@@ -254,7 +268,7 @@ def resume_run(folder: Path, progress: Progress) -> Finished:
     kind, root = root_file.read_bytes()[: len(FROM_SEED)], root_file.read_bytes()[len(FROM_SEED) :]
     if kind not in (FROM_ENTROPY, FROM_SEED) or len(root) != keys.ROOT_BYTES:
         raise RunError(f"{root_file} is damaged: this run cannot go on; what it released stays charged")
-    run = Run(folder, recipe, root, seeded=kind == FROM_SEED)
+    run = Run(folder, recipe, root, kind == FROM_SEED, connected)
     if not run.account.ledger.run_rows(folder.name) and not state_file.exists():
         run.account.open()  # cut off before it was declared
         return _go_on(run, run.fresh_state(), progress)
@@ -346,30 +360,13 @@ def _finish(
     _save(run, state)
     guarantee = run.account.guarantee()
     card = run.card(state.round, guarantee.head)
-    words = statement(guarantee, card.public_text, _observed(run))
+    words = statement(guarantee, card.public_text, observed(run))
     write_atomically(run.folder / "guarantee.txt", words.encode())
     write_atomically(run.folder / "guarantee.json", statement_json(guarantee, card.public_text).encode())
     plot_run(run.folder / "progress.png", metrics.rows, f"{run.folder.name} ({run.recipe.algorithm})")
     _delete_secrets(run.folder)  # with them goes all that could take the noise off
     estimate = metrics.rows[-1].get("clip_estimate")
     return Finished(run.folder, run.recipe, state.server.params, before, scores, guarantee, stopped, estimate)
-
-
-def _observed(run: Run) -> str:
-    """What the log says really happened; printed beside the claim, as Xu et al. 2023 do. Not where who took part is a secret that the
-    claim rests on."""
-    if run.log is None or run.algorithm.participation.sampled_by_curator:
-        return ""
-    separation, times = run.log.observed
-    rest = (
-        "nobody took part twice" if separation is None else f"at least {separation} rounds between two participations"
-    )
-    came = f"{rest}, at most {times} participations of a user"
-    if isinstance(run.fleet, AvailableFleet):
-        came += f", counting all who were asked; {run.fleet.days:.1f} simulated days, {run.log.failed} failed rounds"
-    if isinstance(run.fleet, QueuedFleet) and len(run.fleet.staleness):
-        came += f"; reports were about models {run.fleet.staleness.mean():.1f} rounds old, at most {run.fleet.staleness.max()}"
-    return came
 
 
 def _delete_secrets(folder: Path) -> None:

@@ -237,10 +237,11 @@ class Privacy(Section):
 
 
 class FleetSection(Section):
-    kind: Literal["always", "available", "queue"] = Field(
+    kind: Literal["always", "available", "queue", "devices"] = Field(
         default="always",
         description="everyone is there in every round; or devices check in at night, keep a timer and drop out; or they train on the model "
-        "they last got and a round closes when enough have reported (Popov et al. 2018). The last two with min-separation only",
+        "they last got and a round closes when enough have reported (Popov et al. 2018); or real devices over a network, whose reports are "
+        "added by a secure sum (`taciturn serve`). The last three with min-separation only",
     )
     in_flight: PositiveInt | None = Field(
         default=None, description="queue: devices that train at any moment (default: twice the cohort)"
@@ -251,6 +252,22 @@ class FleetSection(Section):
         default=None, description="n_max: later reports are not summed (default: all who were asked)"
     )
     drop_out: float = Field(default=0.06, ge=0, lt=1, description="share of those who are asked")
+    deadline: float = Field(default=600.0, gt=0, description="devices: seconds in which a report must arrive")
+    patience: float = Field(
+        default=3600.0, gt=0, description="devices: seconds for which the server waits until enough of them are there"
+    )
+    tolerated: float = Field(
+        default=0.3,
+        ge=0,
+        lt=0.5,
+        description="devices: share of a cohort that may drop out in the middle of a secure sum",
+    )
+    corrupt: float = Field(
+        default=0.05,
+        ge=0,
+        lt=0.5,
+        description="devices: share that may work together with the server against the others",
+    )
     time_zones: list[tuple[float, float]] = Field(
         default=[(0.0, 1.0)], min_length=1, description="[[offset in hours, share of users], …]"
     )

@@ -122,7 +122,7 @@ class PopulationWriter:
             os.fsync(self._names.fileno())
         self.vocabulary.save(self.text / "vocabulary.txt")
         written = {split: writer.close() for split, writer in self._writers.items()}
-        if not written["train"]["shards"]:
+        if not written["train"]["shards"] and not about.get("on_devices"):  # there the users' text is, and stays
             left_out = "; ".join(f"{reason}: {count:,}" for reason, count in counts.get("left_out", {}).items())
             raise PopulationError(f"no user is left to train on ({left_out or 'there is no text at all'})")
         sync_folder(self.text)

@@ -1,0 +1,163 @@
+"""A fleet of real devices behind a link (Xu et al. 2023, §2.2 and §2.4): check-in, over-selection, a secure sum, late reports discarded.
+
+**Guarantee:** what `sum_reports` returns is a sum of at least m reports that no single one can be told from (secure_sum.py), or
+`FailedRound`, after which nothing is kept. A sum is on disk before it is handed out: after a crash the same round has the same total, or
+none. No report is kept, and none that comes late is ever looked at.
+
+Which devices took part is known to the curator's log and to nobody else: messages about single ones go to a file in the private folder.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from taciturn.core import Key, Message, Program, Report, UserIds
+from taciturn.data.availability import TooFewDevices
+from taciturn.files import write_atomically
+from taciturn.fleets import wire
+from taciturn.fleets.identities import Identity
+from taciturn.fleets.link import LOG, Link
+from taciturn.fleets.secure_sum import Refused
+from taciturn.fleets.sum_messages import Advert, MaskedReport, SealedShares, Unmasking
+from taciturn.fleets.sum_server import ServerRound
+from taciturn.fleets.terms import Agreement
+
+SHORT = 60.0  # seconds for stages in which nobody trains, at most
+WAIT = 2.0  # seconds between two calls for devices
+
+
+Watch = Callable[[str, int, int], None]  # stage, how many are done, of how many
+
+
+class Patience(Protocol):
+    """How long the server waits for devices."""
+
+    @property
+    def deadline(self) -> float: ...  # seconds for a report
+
+    @property
+    def patience(self) -> float: ...  # seconds until so many are there
+
+
+class Connected(NamedTuple):
+    """The devices of a server, connected or not."""
+
+    link: Link
+    people: Callable[[], Mapping[int, int]]  # which enrolled device is at each connection, now
+    enrolled: Sequence[bytes]  # their public keys, in the order of their numbers
+    identity: Identity  # that knows them
+    watch: Watch = lambda stage, done, all: None
+
+
+class DeviceFleet:
+    everyone_reports = False
+
+    def __init__(
+        self,
+        connected: Connected,
+        agreement: Agreement,
+        asked: int,
+        patience: Patience,
+        folder: Path,
+        run: str,
+        kept: int,
+    ) -> None:
+        """`folder` keeps the sums of the last `kept` rounds, which a run that is resumed may ask for again."""
+        self._link, self._people, self._identity = connected.link, connected.people, connected.identity
+        self._agreement, self._watch, self.uploads = agreement, connected.watch, 0
+        self._asked, self._patience, self._folder, self._run, self._kept = asked, patience, folder, run, kept
+
+    def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
+        """Those who are connected, rested and allowed; waits until they are enough."""
+        given_up = time.monotonic() + self._patience.patience
+        while True:
+            ready = eligible(self._checked_in())
+            self._watch("checked in", len(ready), self._asked)
+            if len(ready) >= self._asked:
+                return ready
+            if time.monotonic() > given_up:
+                raise TooFewDevices(
+                    f"{len(ready)} devices have come that may take part, and {self._asked} are needed, after waiting for "
+                    f"{self._patience.patience:g} seconds: enrol or start more devices, or lower the cohort or the separation"
+                )
+            time.sleep(WAIT)
+
+    def _checked_in(self) -> UserIds:
+        content = wire.joined(self._agreement.fingerprint, self._run.encode())
+        people = self._people()
+        answers = self._link.ask(wire.CHECK_IN, dict.fromkeys(people, content), min(SHORT, self._patience.deadline))
+        return np.array(sorted(people[one] for one, answer in answers.items() if answer == wire.READY), np.int64)
+
+    def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
+        del program  # devices have it from their own recipe
+        key_bytes = np.asarray(jax.random.key_data(key)).astype("<u4").tobytes()
+        record = self._folder / f"total-{key_bytes.hex()}-{int(message.public.round)}.npy"
+        if not record.exists():
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            values = self._secure_sum(message, cohort, key_bytes)
+            write_atomically(record, values.astype("<u4").tobytes(), 0o600)
+            self._forget()
+        return Report(jnp.asarray(np.frombuffer(record.read_bytes(), "<u4").view(np.int32)), jnp.int32(0))
+
+    def _secure_sum(self, message: Message, cohort: UserIds, key: bytes) -> np.ndarray:
+        connections = {device: connection for connection, device in self._people().items()}
+        asked = {connections[device]: device for device in cohort.tolist() if device in connections}
+        # A name that no attempt ever has again: a device that answered one would otherwise answer another with the same masks.
+        name, round = os.urandom(16), str(int(message.public.round)).encode()
+        server = ServerRound(self._agreement.terms(name), self._identity)
+        first = dict.fromkeys(asked, wire.joined(name, self._run.encode(), round))
+        self._stage(wire.ADVERTISE, first, asked, lambda d, a: server.take_advert(d, Advert.from_bytes(a)))
+        rosters = self._to_connections(server.rosters(), asked)
+        self._stage(wire.SHARE, rosters, asked, lambda d, a: server.take_shares(d, SealedShares.from_bytes(a)))
+        model = wire.arrays_to_bytes(message)
+        deliveries = {
+            connection: wire.joined(delivery, model, key)
+            for connection, delivery in self._to_connections(server.deliveries(), asked).items()
+        }
+        taken = self._stage(
+            wire.REPORT, deliveries, asked, lambda d, a: server.take_report(d, MaskedReport.from_bytes(a))
+        )
+        self.uploads += taken
+        requests = self._to_connections(server.requests(), asked)
+        self._stage(wire.UNMASK, requests, asked, lambda d, a: server.take_answer(d, Unmasking.from_bytes(a)))
+        return server.total().values
+
+    def _stage(
+        self, kind: str, contents: dict[int, bytes], asked: dict[int, int], take: Callable[[int, bytes], None]
+    ) -> int:
+        """Ask, and take what comes. What cannot be taken is as if it had not come. How many could."""
+        deadline = self._patience.deadline
+        seconds = deadline if kind == wire.REPORT else min(SHORT, deadline)
+        answers = self._link.ask(kind, contents, seconds, progress=lambda done, all: self._watch(kind, done, all))
+        taken, refused = 0, []
+        for connection, answer in answers.items():
+            try:
+                take(asked[connection], answer)
+                taken += 1
+            except (ValueError, Refused) as wrong:
+                refused.append(f"{kind}: device {asked[connection]}: {wrong}\n")
+        if refused:
+            with open(self._folder / "refused.log", "a", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
+                log.writelines(refused)
+            LOG.warning("“%s”: %d of %d answers were none, and are left out", kind, len(refused), len(answers))
+        self._watch(kind, taken, len(contents))
+        return taken
+
+    def _to_connections(self, messages: Mapping[int, "_Bytes"], asked: dict[int, int]) -> dict[int, bytes]:
+        return {connection: messages[device].to_bytes() for connection, device in asked.items() if device in messages}
+
+    def _forget(self) -> None:
+        """Sums that nobody can ask for any more; each would show what a round was without its noise."""
+        records = sorted(self._folder.glob("total-*.npy"), key=lambda path: int(path.stem.rpartition("-")[2]))
+        for record in records[: -self._kept]:
+            record.unlink()
+
+
+class _Bytes(Protocol):
+    def to_bytes(self) -> bytes: ...

@@ -1,0 +1,39 @@
+"""What a server and its devices agree on before the first round: the recipe, who is enrolled, and how sums are made."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from taciturn.fleets.sum_messages import Terms
+
+
+class Agreement(NamedTuple):
+    """The same on both sides, each of which makes its own from its recipe and its list of devices."""
+
+    fingerprint: bytes  # of recipe and list
+    modulus_bits: int
+    length: int  # of a report
+    dropouts: float
+    corrupt: float
+    least: int  # m, the report goal
+    most: int  # n_max
+
+    def terms(self, round: bytes) -> Terms:
+        return Terms(
+            round,
+            self.fingerprint,
+            self.modulus_bits,
+            self.length,
+            self.dropouts,
+            self.corrupt,
+            self.least,
+            self.most,
+        )
+
+
+def fingerprint(recipe: str, enrolled: Sequence[bytes]) -> bytes:
+    """`enrolled` are the public keys of all devices, in the order of their numbers."""
+    digest = hashlib.sha256(b"taciturn fleet\0" + recipe.encode())
+    for key in enrolled:
+        digest.update(len(key).to_bytes(8, "big") + key)
+    return digest.digest()

@@ -1,0 +1,55 @@
+"""What a round's questions and answers look like in bytes, besides those of the secure sum (sum_messages.py).
+
+Both sides know from the recipe which arrays a message has, so that none is described: what is not exactly as long as it has to be is
+refused before anything is made of it.
+"""
+
+import struct
+
+import jax
+import numpy as np
+
+from taciturn.core import PyTree
+
+CHECK_IN, ADVERTISE, SHARE, REPORT, UNMASK, LATER = "check-in", "advertise", "share", "report", "unmask", "later"
+READY = b"ready"
+
+
+def joined(*parts: bytes) -> bytes:
+    return b"".join(struct.pack(">Q", len(part)) + part for part in parts)
+
+
+def parted(content: bytes, count: int) -> list[bytes]:
+    parts, start = [], 0
+    for _ in range(count):
+        if len(content) - start < 8:
+            raise ValueError("a message ends before it is whole")
+        (length,) = struct.unpack_from(">Q", content, start)
+        start += 8
+        if length > len(content) - start:
+            raise ValueError("a message ends before it is whole")
+        parts.append(content[start : start + length])
+        start += length
+    if start != len(content):
+        raise ValueError("a message goes on after its end")
+    return parts
+
+
+def arrays_to_bytes(arrays: PyTree) -> bytes:
+    """Leaf after leaf, little-endian."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(arrays)]
+    return b"".join(leaf.astype(leaf.dtype.newbyteorder("<")).tobytes() for leaf in leaves)
+
+
+def arrays_from_bytes(content: bytes, like: PyTree) -> PyTree:
+    """`like` has the shapes and types, as arrays or as jax.ShapeDtypeStruct."""
+    leaves, structure = jax.tree.flatten(like)
+    sizes = [int(np.prod(leaf.shape)) * np.dtype(leaf.dtype).itemsize for leaf in leaves]
+    if len(content) != sum(sizes):
+        raise ValueError(f"a message has {len(content)} bytes where the recipe's model takes {sum(sizes)}")
+    arrays, start = [], 0
+    for leaf, size in zip(leaves, sizes, strict=True):
+        kind = np.dtype(leaf.dtype).newbyteorder("<")
+        arrays.append(np.frombuffer(content, kind, size // kind.itemsize, start).reshape(leaf.shape))
+        start += size
+    return jax.tree.unflatten(structure, arrays)

@@ -1,0 +1,75 @@
+"""Both ends of a fleet of real devices, made from one recipe: the server's fleet, and what a device answers with."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from taciturn import build
+from taciturn.config import Recipe
+from taciturn.core import Message, UserData
+from taciturn.data.vocabulary import Vocabulary
+from taciturn.fleets.device import Device
+from taciturn.fleets.devices import Connected, DeviceFleet
+from taciturn.fleets.diary import Diary, Rest
+from taciturn.fleets.identities import Identity
+from taciturn.fleets.terms import Agreement, fingerprint
+from taciturn.privacy.curator import device_program
+from taciturn.privacy.participation import MinSeparation
+from taciturn.recipe_text import RecipeError
+
+
+def agreement(recipe: Recipe, vocabulary: int, enrolled: Sequence[bytes]) -> Agreement:
+    """What both sides of a secure sum make of a recipe and the list of devices."""
+    params = jax.eval_shape(build.language_model(recipe.model, vocabulary).init, jax.random.key(0))
+    encoded, taking_part, section = build.report_encoding(recipe, params), _taking_part(recipe), recipe.fleet
+    most = section.most_reports or taking_part.asked
+    name = fingerprint(recipe.fingerprint, enrolled)
+    return Agreement(name, encoded.bits, encoded.padded, section.tolerated, section.corrupt, taking_part.size, most)
+
+
+def device_fleet(recipe: Recipe, vocabulary: int, folder: Path, connected: Connected | None) -> DeviceFleet:
+    """`folder` is the private one of the run."""
+    if connected is None:
+        raise RecipeError('[fleet] kind = "devices" is trained with `taciturn serve`, to which devices connect')
+    agreed, asked = agreement(recipe, vocabulary, connected.enrolled), _taking_part(recipe).asked
+    kept = recipe.run.save_every + 1  # rounds that may have to be done again
+    return DeviceFleet(connected, agreed, asked, recipe.fleet, folder / "rounds", folder.parent.name, kept)
+
+
+def device(
+    recipe: Recipe,
+    vocabulary: Vocabulary,
+    tokens: np.ndarray,
+    number: int,
+    identity: Identity,
+    enrolled: Sequence[bytes],
+    folder: Path,
+) -> Device:
+    """The device of one person, whose text is `tokens`; `folder` keeps when it took part. `recipe` is the server's, noise and all."""
+    algorithm = build.algorithm(recipe, len(vocabulary))
+    params = jax.eval_shape(build.language_model(recipe.model, len(vocabulary)).init, jax.random.key(0))
+    public = jax.eval_shape(lambda params: algorithm.mechanism.public(algorithm.mechanism.init(params)), params)
+    layout = build.layout(recipe, vocabulary)
+    batches = layout.batches(tokens)
+    weight = (
+        min(len(tokens) / recipe.participation.weight_cap, 1.0) if recipe.participation.weight_cap else len(tokens) > 0
+    )
+    user = UserData(batches, np.float32(weight), np.int32(np.sum(np.any(batches, axis=(1, 2)))))  # pyright: ignore
+    limits = _taking_part(recipe).limits
+    return Device(
+        number,
+        identity,
+        agreement(recipe, len(vocabulary), enrolled),
+        device_program(algorithm),
+        Message(params, public),
+        user,
+        Diary(folder, Rest(recipe.fleet.timer_hours, *limits)),
+    )
+
+
+def _taking_part(recipe: Recipe) -> MinSeparation:
+    found = build.participation(recipe)
+    assert isinstance(found, MinSeparation)  # the recipe is refused otherwise
+    return found

@@ -1,0 +1,82 @@
+"""A server and devices in this process, made from a population: the server gets its words and held-out users, each device a user's text."""
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from conftest import build_population, made_up_users, tiny_recipe
+from taciturn import build, serving
+from taciturn.fleets.devices import Connected
+from taciturn.fleets.identities import EnrolledKeys
+from taciturn.fleets.link import LocalLink
+
+SETTINGS = {
+    "algorithm": "dp-ftrl",
+    "participation": {"kind": "min-separation", "users": 40, "cohort": 6, "min_separation": 0},
+    "privacy": {"noise": "tree", "encoding": "modular", "noise_multiplier": 1.0},
+    "fleet": {"kind": "devices", "timer_hours": 1e-9, "over_selection": 1.5, "deadline": 60.0, "patience": 20.0},
+}
+
+
+def fleet_recipe(population, **sections):
+    merged = {
+        name: values if not isinstance(values, dict) else values | sections.pop(name, {})
+        for name, values in SETTINGS.items()
+    }
+    return tiny_recipe(population, **(merged | sections))
+
+
+class FleetOfDevices:
+    def __init__(self, folder, vocabulary, count=12, faults=(), most_bytes=2**20, **sections) -> None:
+        """`faults` change or lose answers (link.LocalLink)."""
+        self.folder, self.vocabulary = folder, vocabulary
+        people = build_population(folder / "people", made_up_users(count), {}, vocabulary, {"source": "made up"})
+        self.texts = [np.asarray(people.texts[number]) for number in range(count)]
+        self.population = build_population(
+            folder / "server",
+            {},
+            made_up_users(12, seed=1),
+            vocabulary,
+            {"source": "made up", "on_devices": True},
+        )
+        self.recipe = build.with_noise(fleet_recipe(self.population, **sections))
+        keys = [Ed25519PrivateKey.generate() for _ in range(count)]
+        self.keys = {number: key.public_key() for number, key in enumerate(keys)}
+        self.enrolled = [key.public_bytes(Encoding.Raw, PublicFormat.Raw) for key in self.keys.values()]
+        self.private = keys
+        self.reports: dict[int, list[np.ndarray]] = {}  # what each device masked, before it did
+        self.programs = {}
+        self.link = LocalLink({}, faults, most_bytes)
+        for number in range(count):
+            self.start(number)
+
+    def start(self, number: int, recipe=None, identity=None) -> None:
+        """A device that is new, or the same after a restart."""
+        folder = self.folder / f"device-{number}"
+        folder.mkdir(exist_ok=True)
+        identity = identity or EnrolledKeys(self.keys, self.private[number])
+        device = serving.device(
+            recipe or self.recipe,
+            self.vocabulary,
+            self.texts[number],
+            number,
+            identity,
+            self.enrolled,
+            folder,
+        )
+        program = self.programs.setdefault((recipe or self.recipe).fingerprint, device._program)  # compiled once
+
+        def noted(message, user, key):
+            report = program(message, user, key)
+            self.reports.setdefault(int(message.public.round), []).append(np.asarray(report.update).astype(np.uint32))
+            return report
+
+        device._program = noted
+        self.link.add(number, device)
+
+    @property
+    def connected(self) -> Connected:
+        def people():
+            return {number: number for number in self.link.devices()}
+
+        return Connected(self.link, people, self.enrolled, EnrolledKeys(self.keys))

@@ -1,0 +1,326 @@
+"""A fleet of devices: what the server gets is the sum of the reports and nothing else, whatever breaks."""
+
+import json
+import logging
+
+import jax
+import numpy as np
+import pytest
+from fleet_of_devices import FleetOfDevices, fleet_recipe
+
+from conftest import Cut, cut_at
+from taciturn.fleets import wire
+from taciturn.fleets.devices import DeviceFleet
+from taciturn.fleets.diary import Diary, Rest
+from taciturn.privacy.curator import Curator
+from taciturn.recipe_text import RecipeError
+from taciturn.release.checkpoint import load_model
+from taciturn.run import resume_run, train_run
+
+
+def quietly(done, rounds, row):
+    pass
+
+
+@pytest.fixture
+def totals(monkeypatch):
+    """What the curator was given, by round."""
+    found = {}
+    whole = DeviceFleet.sum_reports
+
+    def noted(self, program, message, cohort, key):
+        total = whole(self, program, message, cohort, key)
+        found[int(message.public.round)] = np.asarray(total.update).astype(np.uint32)
+        return total
+
+    monkeypatch.setattr(DeviceFleet, "sum_reports", noted)
+    return found
+
+
+def assert_sums(fleet, totals):
+    bits = int(np.log2(fleet.modulus))
+    for round, total in totals.items():
+        plain = sum(report.astype(np.uint64) for report in fleet.reports[round]) % 2**bits
+        np.testing.assert_array_equal(total, plain)
+
+
+def modulus(fleet) -> int:
+    from taciturn import build
+
+    return build.algorithm(fleet.recipe, len(fleet.vocabulary)).mechanism.modulus
+
+
+def test_every_sum_is_the_plain_sum_of_the_reports_to_the_bit(tmp_path, vocabulary, totals):
+    fleet = FleetOfDevices(tmp_path, vocabulary)
+    fleet.modulus = modulus(fleet)
+    finished = train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
+    assert finished.guarantee.releases == 6 == len(totals)
+    assert_sums(fleet, totals)
+    assert all(len(reports) == 9 for reports in fleet.reports.values())  # 6 are needed, 9 are asked
+    assert "one device" in (tmp_path / "run" / "guarantee.txt").read_text()
+    assert not (tmp_path / "run" / "private").exists()
+
+
+def test_a_sum_that_lost_a_report_would_be_noticed(tmp_path, vocabulary, totals):
+    """The twin."""
+    fleet = FleetOfDevices(tmp_path, vocabulary, run={"rounds": 1, "evaluate_every": 1})
+    fleet.modulus = modulus(fleet)
+    train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
+    fleet.reports[0].pop()
+    with pytest.raises(AssertionError):
+        assert_sums(fleet, totals)
+
+
+def test_given_the_reports_a_simulated_fleet_comes_to_the_same_model(tmp_path, vocabulary, totals, monkeypatch):
+    fleet = FleetOfDevices(tmp_path, vocabulary)
+    train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
+
+    class Replayed(DeviceFleet):
+        """Adds the same reports in this process, in the plain."""
+
+        def _secure_sum(self, message, cohort, key):
+            return (sum(fleet.reports[int(message.public.round)]) % modulus(fleet)).astype(np.uint32)
+
+    monkeypatch.setattr("taciturn.serving.DeviceFleet", Replayed)
+    (tmp_path / "again").mkdir()
+    again = FleetOfDevices(tmp_path / "again", vocabulary)
+    train_run(again.recipe, tmp_path / "again" / "run", quietly, again.connected)
+    one, other = (jax.tree.leaves(load_model(tmp_path / name)[0]) for name in ("run", "again/run"))
+    assert all(np.array_equal(*pair) for pair in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("stage", [wire.ADVERTISE, wire.SHARE, wire.REPORT, wire.UNMASK])
+def test_a_third_of_the_devices_may_die_at_any_stage(tmp_path, vocabulary, totals, stage, caplog):
+    dead = set()
+
+    def dies(number, kind, answer):
+        if kind == stage and (number in dead or len(dead) < 2):
+            dead.add(number)
+            return None
+        return answer
+
+    fleet = FleetOfDevices(tmp_path, vocabulary, faults=(dies,), run={"rounds": 2, "evaluate_every": 2})
+    fleet.modulus = modulus(fleet)
+    with caplog.at_level(logging.WARNING, "taciturn.fleet"):
+        finished = train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
+    assert finished.guarantee.releases == 2
+    assert f"“{stage}”: no answer from" in caplog.text
+    if stage == wire.REPORT:  # two of nine died each time, after they had trained
+        assert all(len(reports) == 9 for reports in fleet.reports.values())
+    else:
+        assert_sums(fleet, totals)
+
+
+def test_when_too_many_die_the_round_fails_and_is_tried_again_and_nothing_is_charged_for_it(
+    tmp_path, vocabulary, totals
+):
+    tries = []
+
+    def dies(number, kind, answer):
+        if kind == wire.UNMASK and len(tries) < 9:
+            tries.append(number)
+            return None
+        return answer
+
+    fleet = FleetOfDevices(tmp_path, vocabulary, faults=(dies,), run={"rounds": 1, "evaluate_every": 1})
+    finished = train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
+    assert len(tries) == 9
+    assert finished.guarantee.releases == 1
+    assert len(totals) == 1
+
+
+GARBAGE = {
+    "random bytes": lambda answer: np.random.default_rng(0).bytes(len(answer)),
+    "too short": lambda answer: answer[:-1],
+    "too long": lambda answer: answer + b"\0",
+    "nothing": lambda answer: b"",
+    "too much": lambda answer: bytes(2**20 + 1),
+}
+
+
+@pytest.mark.parametrize("stage", [wire.ADVERTISE, wire.SHARE, wire.REPORT, wire.UNMASK])
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_whatever_one_device_sends_the_others_go_on(tmp_path, vocabulary, totals, kind, stage, caplog):
+    def wrong(number, asked, answer):
+        return GARBAGE[kind](answer) if asked == stage and number % 6 == 0 else answer
+
+    fleet = FleetOfDevices(tmp_path, vocabulary, faults=(wrong,), run={"rounds": 1, "evaluate_every": 1})
+    with caplog.at_level(logging.WARNING, "taciturn.fleet"):
+        finished = train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
+    assert finished.guarantee.releases == 1
+    assert np.all(np.isfinite(jax.tree.leaves(finished.params)[0]))
+
+
+def test_an_answer_to_another_round_is_left_out(tmp_path, vocabulary, caplog):
+    """A replay: what a device said in the first round, said again in the second."""
+    first = {}
+
+    def replays(number, kind, answer):
+        if kind == wire.CHECK_IN:
+            return answer
+        return first.setdefault((number, kind), answer) if number % 6 == 0 else answer
+
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=9, faults=(replays,), run={"rounds": 2, "evaluate_every": 2})
+    with caplog.at_level(logging.WARNING, "taciturn.fleet"):
+        finished = train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
+    assert finished.guarantee.releases == 2
+    assert "answers were none, and are left out" in caplog.text
+
+
+def test_a_device_that_nobody_enrolled_is_left_out(tmp_path, vocabulary, caplog):
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from taciturn.fleets.identities import EnrolledKeys
+
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=9, run={"rounds": 1, "evaluate_every": 1})
+    fleet.start(3, identity=EnrolledKeys(fleet.keys, Ed25519PrivateKey.generate()))
+    with caplog.at_level(logging.WARNING, "taciturn.fleet"):
+        train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
+    assert "1 of 9 answers were none" in caplog.text
+    assert len(fleet.reports[0]) == 8
+
+
+def test_a_device_with_another_recipe_does_not_come(tmp_path, vocabulary):
+    fleet = FleetOfDevices(
+        tmp_path, vocabulary, count=9, run={"rounds": 1, "evaluate_every": 1}, fleet={"patience": 1.0}
+    )
+    fleet.start(3, recipe=fleet.recipe.with_settings("local", learning_rate=0.4))
+    finished = train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
+    assert "8 devices have come that may take part, and 9 are needed" in finished.stopped
+
+
+def test_who_took_part_is_said_in_no_log_outside_the_private_folder(tmp_path, vocabulary, caplog):
+    def wrong(number, asked, answer):
+        return b"garbage" if number == 7 and asked == wire.ADVERTISE else answer
+
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=9, faults=(wrong,), run={"rounds": 3, "evaluate_every": 3})
+    with caplog.at_level(logging.INFO, "taciturn.fleet"), pytest.raises(Cut):
+        train_run(fleet.recipe, tmp_path / "run", cut_at(2), fleet.connected)
+    assert "device 7" not in caplog.text
+    log = tmp_path / "run" / "private" / "rounds" / "refused.log"
+    assert "device 7" in log.read_text()
+    assert log.stat().st_mode & 0o077 == 0
+    public = [path for path in (tmp_path / "run").iterdir() if path.is_file()]
+    assert not any(b"device 7" in path.read_bytes() for path in public)
+
+
+@pytest.mark.parametrize("round", range(1, 6))
+def test_a_server_that_is_killed_goes_on_and_no_device_trains_twice_for_what_was_summed(
+    tmp_path, vocabulary, totals, round
+):
+    fleet = FleetOfDevices(tmp_path, vocabulary)
+    fleet.modulus = modulus(fleet)
+    with pytest.raises(Cut):
+        train_run(fleet.recipe, tmp_path / "run", cut_at(round), fleet.connected)
+    before = {one: len(reports) for one, reports in fleet.reports.items()}
+    finished = resume_run(tmp_path / "run", quietly, fleet.connected)
+    assert (
+        finished.guarantee.releases == 6
+    )  # what was charged and not saved is given out again from its record, byte for byte
+    assert all(len(fleet.reports[one]) == count for one, count in before.items())
+    assert_sums(fleet, totals)
+
+
+def test_killed_between_sum_and_charge_the_sum_is_used_and_charged_once(tmp_path, vocabulary, totals, monkeypatch):
+    fleet = FleetOfDevices(tmp_path, vocabulary, run={"rounds": 2, "evaluate_every": 2})
+    whole, calls = Curator._seal, []
+
+    def killed(self, total, state, round, attempt):
+        calls.append(round)
+        if len(calls) == 2:
+            raise Cut
+        return whole(self, total, state, round, attempt)
+
+    monkeypatch.setattr(Curator, "_seal", killed)
+    with pytest.raises(Cut):
+        train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
+    before = {one: len(reports) for one, reports in fleet.reports.items()}
+    monkeypatch.setattr(Curator, "_seal", whole)
+    finished = resume_run(tmp_path / "run", quietly, fleet.connected)
+    assert finished.guarantee.releases == 2
+    assert all(len(fleet.reports[one]) == count for one, count in before.items())
+
+
+def test_a_record_that_is_lost_costs_a_release_and_never_repeats_noise(tmp_path, vocabulary):
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=16, run={"save_every": 6})
+    with pytest.raises(Cut):
+        train_run(fleet.recipe, tmp_path / "run", cut_at(2), fleet.connected)
+    for record in (tmp_path / "run" / "private" / "rounds").glob("total-*"):
+        record.unlink()
+    finished = resume_run(tmp_path / "run", quietly, fleet.connected)
+    assert finished.guarantee.releases == 8  # two were charged, lost, and done again with other noise
+
+
+def test_a_full_disk_at_the_ledger_stops_the_run_and_releases_nothing(tmp_path, vocabulary, monkeypatch):
+    from taciturn.privacy.account import Account
+
+    fleet = FleetOfDevices(tmp_path, vocabulary)
+    whole, released = Account.charge, []
+
+    def full(self, round, attempt, seal, mark):
+        if round == 2:
+            raise OSError(28, "No space left on device")
+        whole(self, round, attempt, seal, mark)
+
+    monkeypatch.setattr(Account, "charge", full)
+    monkeypatch.setattr(
+        Curator, "_released", lambda self, *args, inner=Curator._released: released.append(1) or inner(self, *args)
+    )
+    with pytest.raises(OSError, match="No space"):
+        train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
+    assert len(released) == 2
+    monkeypatch.setattr(Account, "charge", whole)
+    assert resume_run(tmp_path / "run", quietly, fleet.connected).guarantee.releases == 6
+
+
+def test_a_device_keeps_its_own_timer_whatever_the_server_forgets(tmp_path):
+    diary = Diary(tmp_path, Rest(hours=24.0, min_separation=2, max_participations=2))
+    assert diary.why_not("run", 0) is None
+    diary.upload("run", 0)
+    for one in (diary, Diary(tmp_path, Rest(24.0, 2, 2))):  # a restart changes nothing, nor does another run
+        assert "rests for 24 hours" in one.why_not("run", 5)
+        assert "rests for 24 hours" in one.why_not("another run")
+    rested = Diary(tmp_path, Rest(0.0, 2, 2))
+    assert "2 rounds have to lie between" in rested.why_not("run", 2)
+    assert rested.why_not("run", 3) is None
+    assert rested.why_not("run", 0) is None  # it failed, and is tried again
+    rested.upload("run", 3)
+    assert "2 times" in rested.why_not("run", 9)
+    assert rested.why_not("another run", 0) is None
+    rested.opt_out()
+    assert "opted out" in Diary(tmp_path, Rest(0.0, 2, 2)).why_not("another run")
+    assert json.loads((tmp_path / "diary.json").read_text())["opted_out"]
+
+
+def test_whoever_opts_out_is_asked_in_no_round(tmp_path, vocabulary):
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=10, run={"rounds": 3, "evaluate_every": 3})
+    Diary(tmp_path / "device-4", Rest(0.0, 0, 99)).opt_out()
+    fleet.start(4)
+    trained = []
+    fleet.link._devices[4].handler._program = lambda *args: trained.append(1)
+    train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
+    assert not trained
+
+
+def test_devices_without_a_server_or_a_secure_sum_are_refused(tmp_path, population):
+    with pytest.raises(RecipeError, match='encoding = "modular"'):
+        fleet_recipe(population, privacy={"encoding": "whole"})
+    with pytest.raises(RecipeError, match="taciturn serve"):
+        train_run(fleet_recipe(population), tmp_path / "run", quietly)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_message_is_exactly_what_was_written_or_refused():
+    like = {"a": np.zeros((2, 3), np.float32), "b": np.int32(0)}
+    arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.int32(-7)}
+    content = wire.arrays_to_bytes(arrays)
+    found = wire.arrays_from_bytes(content, like)
+    assert np.array_equal(found["a"], arrays["a"])
+    assert found["b"] == -7
+    for wrong in (content[:-1], content + b"\0", b""):
+        with pytest.raises(ValueError, match="bytes where"):
+            wire.arrays_from_bytes(wrong, like)
+    assert wire.parted(wire.joined(b"", b"xy"), 2) == [b"", b"xy"]
+    for wrong in (b"\xff" * 8, wire.joined(b"a"), wire.joined(b"a", b"b", b"c"), b""):
+        with pytest.raises(ValueError, match="a message"):
+            wire.parted(wrong, 2)
