@@ -86,7 +86,7 @@ def test_a_mechanism_without_its_noise_is_found_out(wide, tmp_path, capsys, monk
     assert "BROKEN" in capsys.readouterr().out
     said = json.loads((tmp_path / "run" / "audit.json").read_text())["audit"]
     assert said["breaks_the_claim"]
-    assert said["attacks"][ALL_MODELS]["epsilon"] > said["claimed_epsilon"]
+    assert said["attacks"][ALL_MODELS]["epsilon_fdp"] > said["claimed_epsilon"]
 
 
 def test_half_of_them_are_in_and_each_belongs_to_one_round(wide, tmp_path):

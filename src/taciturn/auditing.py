@@ -53,8 +53,9 @@ class Attacked:
 
     @property
     def bound(self) -> float:
-        """The one figure that is compared with it: whoever sees all models sees the most."""
-        return self.audits[ALL_MODELS].epsilon
+        """The one figure that is compared with it. Whoever sees all models sees the most; and as Gaussian noise is claimed, the bound may
+        assume that shape."""
+        return self.audits[ALL_MODELS].epsilon_fdp
 
     @property
     def curves(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -90,7 +91,10 @@ def page(folder: Path, references: int = REFERENCES, progress: Progress = lambda
     remembered = attacked = None
     if has_users:
         scored = load_scores(folder)
-        audits = {name: audited(values, scored.included, scored.delta) for name, values in scored.scores.items()}
+        try:
+            audits = {name: audited(values, scored.included, scored.delta) for name, values in scored.scores.items()}
+        except ValueError as error:
+            raise RunError(f"{folder} cannot be audited: {error}") from None
         attacked = Attacked(scored, audits)
     if has_canaries:
         seen = load_canaries(folder / planting.FILE_NAME, loaded.vocabulary)

@@ -24,8 +24,8 @@ class Audit(NamedTuple):
 
     included: int
     left_out: int
-    epsilon: float  # with 95 % confidence: the figure that is compared with the claim
-    epsilon_fdp: float  # Mahloujifar et al. 2024, the same confidence under an assumption on the shape of the trade-off
+    epsilon: float  # with 95 % confidence, whatever the mechanism
+    epsilon_fdp: float  # the same confidence, of a mechanism that is said to be Gaussian (Mahloujifar et al. 2024)
     epsilon_gaussian: (
         float  # an estimate, as in Andrew et al. 2023: of the Gaussian mechanism that would part the scores so far
     )
