@@ -1,9 +1,12 @@
 """What neither end of the wire begins with: no TLS beyond this machine, no certificate, no key."""
 
+import time
 from pathlib import Path
 
+import httpx
 import pytest
 
+from taciturn.fleets.flower import device
 from taciturn.fleets.flower.authority import device_key, make_authority
 from taciturn.fleets.flower.device import run_device
 from taciturn.fleets.flower.server import flower_server
@@ -45,3 +48,19 @@ def test_a_device_trusts_nobody_by_default(tmp_path, certificate, reason):
 def test_a_device_needs_a_key(tmp_path):
     with pytest.raises(LinkError, match=r"device.key is missing"):
         run_device("localhost:1", tmp_path, lambda kind, content: b"", make_authority(tmp_path / "authority"))
+
+
+def test_a_moment_without_a_network_loses_no_answer(monkeypatch):
+    monkeypatch.setattr(device, "RETRY_SECONDS", (0.01, 0.01))
+    outcomes = [httpx.ConnectError("unplugged"), httpx.ReadTimeout("still"), b"taken"]
+
+    def send():
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    assert device._persistently(send, time.monotonic() + 30) == b"taken"
+    outcomes[:] = [httpx.ConnectError("unplugged")]
+    with pytest.raises(httpx.ConnectError):
+        device._persistently(send, time.monotonic() - 1)
