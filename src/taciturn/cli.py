@@ -15,6 +15,7 @@ from rich.table import Table
 from taciturn.cli_audit import audit
 from taciturn.cli_bench import bench
 from taciturn.cli_data import data_app
+from taciturn.cli_fleet import device, fleet_app, serve
 from taciturn.cli_keyboard import export, keyboard, ngram, typing
 from taciturn.cli_personal import personalise
 from taciturn.cli_plan import plan
@@ -302,8 +303,9 @@ def demo(
     run_demo(out, console, bar, training_bar)
 
 
-for command in (audit, tails, typing, ngram, export, personalise, keyboard):
+for command in (audit, tails, typing, ngram, export, personalise, keyboard, serve, device):
     app.command()(command)
+app.add_typer(fleet_app, name="fleet")
 
 
 def _next_folder(name: str) -> Path:
@@ -317,6 +319,7 @@ def main() -> None:
     """Errors that a person can act on are a sentence, not a traceback."""
     from taciturn.benchmark import BenchError
     from taciturn.data.vocabulary import DataError
+    from taciturn.fleets.link import LinkError
     from taciturn.fleets.many_hosts import HostsError
     from taciturn.fleets.simulated import one_stream_per_core
     from taciturn.personal import PersonalError
@@ -344,6 +347,7 @@ def main() -> None:
         ArpaError,
         RunError,
         HostsError,
+        LinkError,
         WrongNumberOfUsers,
         ParticipationBreach,
         PlanError,

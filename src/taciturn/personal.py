@@ -175,8 +175,8 @@ def _neural(path: Path) -> tuple[Params, ModelCard, Vocabulary]:
     return jax.tree.map(jnp.asarray, loaded.params), loaded.card, loaded.vocabulary
 
 
-def _read(path: Path, vocabulary: Vocabulary) -> Text:
-    """Messages that have words in them, the last of them apart."""
+def messages_of(path: Path, vocabulary: Vocabulary) -> tuple[list[list[int]], dict[str, int]]:
+    """One person's messages that have words in them, each closed by END, and what of the file was left out, by reason."""
     if path.is_dir():
         raise DataError(f"{path} is a folder; name one file, of one person's text")
     source, people = Source([path]), set()
@@ -186,14 +186,20 @@ def _read(path: Path, vocabulary: Vocabulary) -> Text:
         encoded = map(vocabulary.encode, batch.column("text").to_pylist())
         messages += [[*words, END] for words in encoded if words]
     if len(people) > 1:
-        raise DataError(f"{path} holds the text of {len(people):,} people; a model of one's own learns from one alone")
+        raise DataError(f"{path} holds the text of {len(people):,} people, where it has to be one person's alone")
+    return messages, source.left_out.counts
+
+
+def _read(path: Path, vocabulary: Vocabulary) -> Text:
+    """The last messages apart."""
+    messages, left_out = messages_of(path, vocabulary)
     if len(messages) < 2:
         raise DataError(
             f"{path} holds {'one message' if messages else 'no text'}, and two messages at least are needed (in a .txt file a line is "
             "one): the last is held out to measure with"
         )
     last = max(1, round(len(messages) / HELD_OUT))
-    text = Text(messages[:-last], messages[-last:], source.left_out.counts)
+    text = Text(messages[:-last], messages[-last:], left_out)
     for which, part in (("first", text.learned), ("last", text.held_out)):
         if all(word < vocabulary.fixed for message in part for word in message):
             raise DataError(

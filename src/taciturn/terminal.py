@@ -53,6 +53,32 @@ def training_bar(title: str) -> Iterator[Any]:
 
 
 @contextmanager
+def fleet_view(address: str, enrolled: int) -> Iterator[tuple[Callable[[str, int, int], None], Callable[..., None]]]:
+    """Rounds above, the stage that devices are in below; yields watch(stage, done, all) and progress(done, all, row)."""
+    from taciturn.release.privacy_statement import epsilon_text
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description:<11}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    console.print(f"{enrolled} devices are enrolled; the server listens on {address}", highlight=False)
+    with Progress(*columns, console=console) as view:
+        rounds, devices = view.add_task("rounds", total=None, note=""), view.add_task("devices", total=None, note="")
+
+        def watch(stage: str, done: int, all: int) -> None:
+            view.update(devices, description=stage, completed=done, total=all, note="devices")
+
+        def progress(done: int, all: int, row: dict[str, Any]) -> None:
+            note = f"Top1 {row['accuracy_top1']:.2%}  ε {epsilon_text(row['epsilon'])}  {row['uploads']:,} reports"
+            view.update(rounds, completed=done, total=all, note=note)
+
+        yield watch, progress
+
+
+@contextmanager
 def stages() -> Iterator[Callable[[str, int, int], None]]:
     """A bar for each stage of a job; yields show(stage, done, all)."""
     columns = (

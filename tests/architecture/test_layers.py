@@ -104,7 +104,8 @@ def test_the_standard_deviation_is_computed_in_one_place():
 
 def test_a_population_is_opened_by_the_run_and_read_by_fleets_alone():
     readers = [name(path) for path in MODULES if "population.texts" in path.read_text()]
-    assert readers == ["baselines", "fleets.simulated"]  # the first counts with no guarantee at all, and is charged so
+    # The first counts with no guarantee at all, and is charged so; the second hands each user's text to a device of their own.
+    assert readers == ["baselines", "fleet_folders", "fleets.simulated"]
 
 
 def test_the_clock_and_small_seeds_never_make_a_key():
