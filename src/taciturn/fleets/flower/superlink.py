@@ -10,6 +10,7 @@ their keys are in a file, so that they survive. No program that is handed in is 
 import asyncio
 import logging
 import os
+import shutil
 import socket
 import sys
 import threading
@@ -41,7 +42,7 @@ class Server(uvicorn.Server):
 def main(folder: Path, outside: int, inside: Path, most_bytes: int, secure: bool) -> None:
     os.umask(0o077)
     _log_to_the_server()
-    threading.Thread(target=_end_with_the_server, daemon=True).start()
+    threading.Thread(target=_end_with_the_server, args=(inside,), daemon=True).start()
     app = _superlink(folder / DATABASE)
     devices, news = app.state.linkstate_factory.state(), News()
     gate = Gate(app, devices.get_node_id_by_public_key, news, most_bytes)
@@ -88,8 +89,9 @@ def _log_to_the_server() -> None:
         logger.propagate = True
 
 
-def _end_with_the_server() -> None:
+def _end_with_the_server(inside: Path) -> None:
     sys.stdin.buffer.read()
+    shutil.rmtree(inside.parent, ignore_errors=True)  # a server that was killed cannot do it
     os._exit(0)
 
 
