@@ -8,7 +8,7 @@ from taciturn.fleets.flower.server import flower_server
 
 if __name__ == "__main__":
     with flower_server(Path(sys.argv[1]), "127.0.0.1", int(sys.argv[2])) as server:
-        print("child", server._superlink._process.pid, flush=True)
+        print("child", server._superlink._process.pid, server._superlink.inside, flush=True)
         for public_key in sys.argv[3:]:
             server.enrol(public_key.encode())
         while True:
