@@ -179,7 +179,7 @@ class Scored(NamedTuple):
 def load_scores(folder: Path) -> Scored:
     try:
         content = json.loads((folder / FILE_NAME).read_text())
-        rows = list(content["users"].values())
+        rows = list(content["users"].values()) or [{}]  # nobody: it was cut off before anything was scored
         found = {name: np.array([row[name] for row in rows]) for name in ("alignment", "loss_before", "loss_after")}
         claimed = Claim(float(content["weight"]), float(content["mu"]))
         included = np.array([row["included"] for row in rows], bool)
