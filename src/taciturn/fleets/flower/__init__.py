@@ -4,8 +4,14 @@ Flower carries messages and knows devices by their keys; rounds, secure sums, no
 is internal to it and moves from version to version, so the version is pinned exactly, and `tests/link` runs the real thing.
 """
 
+import importlib.util
 import logging
 import os
+
+from taciturn.fleets.link import LinkError
+
+if importlib.util.find_spec("flwr") is None:
+    raise LinkError("a fleet of devices takes Flower to carry its messages: pip install 'taciturn[fleet]'")
 
 # Before any part of flwr is imported: some of it asks the internet for news and reports that it was started.
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"

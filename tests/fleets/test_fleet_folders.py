@@ -1,0 +1,99 @@
+"""A fleet from its folders: what the server keeps, what devices are given, and that both sides can train with it."""
+
+import json
+
+import numpy as np
+import pytest
+from fleet_of_devices import fleet_recipe
+
+from conftest import build_population, made_up_users
+from taciturn import fleet_folders
+from taciturn.cli_fleet import device as device_command
+from taciturn.data.population import Population
+from taciturn.fleets.devices import Connected
+from taciturn.fleets.flower.authority import device_key
+from taciturn.fleets.link import LinkError, LocalLink
+from taciturn.run import train_run
+
+
+@pytest.fixture
+def people(tmp_path, vocabulary):
+    return build_population(
+        tmp_path / "people", made_up_users(12), made_up_users(6, seed=1), vocabulary, {"source": "made up"}
+    )
+
+
+@pytest.fixture
+def fleet(tmp_path, people):
+    fleet_folders.new_fleet(tmp_path / "fleet", fleet_recipe(people, run={"rounds": 1, "evaluate_every": 1}))
+    return tmp_path / "fleet"
+
+
+def test_a_fleet_from_its_folders_trains(tmp_path, fleet, people):
+    devices = fleet_folders.split_population(people, 10, tmp_path)
+    fleet_folders.enrol(fleet, devices)
+    enrolled = fleet_folders.enrolled_keys(fleet)
+    handlers = {number: fleet_folders.open_device(device) for number, device in enumerate(devices)}
+    for handler in handlers.values():
+        handler._program = handlers[0]._program  # compiled once
+    link = LocalLink(handlers)
+    connected = Connected(
+        link, lambda: {one: one for one in link.devices()}, enrolled, fleet_folders.identity(enrolled)
+    )
+    finished = train_run(fleet_folders.fleet_recipe(fleet), tmp_path / "run", lambda *_: None, connected)
+    assert finished.guarantee.releases == 1
+    assert sum((device / "diary.json").exists() for device in devices) == 9
+
+
+def test_the_server_has_no_text_and_devices_no_key_of_another(tmp_path, fleet, people):
+    devices = fleet_folders.split_population(people, 3, tmp_path)
+    fleet_folders.enrol(fleet, devices)
+    assert len(Population(fleet / "population")) == 0
+    given = {path.name for path in (devices[0] / "fleet").iterdir()}
+    assert given == {"authority.crt", "enrolled.txt", "recipe.toml", "vocabulary.json", "vocabulary.txt"}
+    for secret in ("authority.key", "server.key", "device.key"):
+        found = list(tmp_path.rglob(secret))
+        assert found
+        assert all(path.stat().st_mode & 0o077 == 0 for path in found)
+    assert (devices[0] / "tokens.npy").stat().st_mode & 0o077 == 0
+
+
+def test_enrolled_again_a_device_keeps_its_number_and_a_stranger_is_told(tmp_path, fleet, people):
+    devices = fleet_folders.split_population(people, 3, tmp_path)
+    fleet_folders.enrol(fleet, devices)
+    fleet_folders.enrol(fleet, [devices[2], devices[0]])
+    assert fleet_folders.enrolled_keys(fleet) == [device_key(device) for device in devices]
+    stranger = tmp_path / "stranger"
+    fleet_folders.save_text(stranger, np.arange(5))
+    with pytest.raises(LinkError, match="belongs to no fleet yet"):
+        fleet_folders.open_device(stranger)
+    (devices[0] / "device.key").unlink()
+    with pytest.raises(LinkError, match="enrol it again"):
+        fleet_folders.open_device(devices[0])
+
+
+def test_whoever_opts_out_has_no_text_left_and_takes_part_in_nothing(tmp_path, fleet, people):
+    devices = fleet_folders.split_population(people, 3, tmp_path)
+    fleet_folders.enrol(fleet, devices)
+    device_command(devices[1], opt_out=True)
+    assert not (devices[1] / "tokens.npy").exists()
+    assert json.loads((devices[1] / "diary.json").read_text())["opted_out"]
+    with pytest.raises(LinkError, match="has no text"):
+        fleet_folders.open_device(devices[1])
+
+
+def test_text_of_one_person_becomes_a_devices_and_that_of_two_does_not(tmp_path, fleet, people):
+    device = tmp_path / "phone"
+    fleet_folders.enrol(fleet, [device])
+    (tmp_path / "messages.txt").write_text("word1 word2 word3\nword4 word5\n")
+    with pytest.raises(LinkError, match="name the server"):
+        device_command(device, data=tmp_path / "messages.txt")
+    assert np.load(device / "tokens.npy").tolist()[-1] == 3  # END
+    (tmp_path / "two.csv").write_text("user,text\na,word1 word2\nb,word3 word4\n")
+    with pytest.raises(Exception, match="2 people"):
+        device_command(device, data=tmp_path / "two.csv")
+
+
+def test_a_fleet_is_never_made_over_another(fleet, people):
+    with pytest.raises(LinkError, match="never replaced"):
+        fleet_folders.new_fleet(fleet, fleet_recipe(people))
