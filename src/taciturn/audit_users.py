@@ -63,7 +63,9 @@ def claim(recipe: Recipe) -> Claim:
     # An adaptive clip norm also counts who is within it, where every report counts alike; rounded to residues, light ones grow.
     whole = recipe.privacy.clipping == "adaptive" or recipe.privacy.encoding == "modular"
     weight = 1.0 if whole else min(1.0, TELLING / alone)
-    return Claim(weight, weight * alone)
+    # A total that becomes floats is rounded by its size, whatever the weight of one report; noise covers it for a weight of 1.
+    rounding = build.most_reports(recipe) * 2.0**-21
+    return Claim(weight, alone * (weight + rounding) / (1 + rounding))
 
 
 def audit_users(
@@ -139,6 +141,10 @@ class AuditUsers:
         def direction(user_and_id: tuple[UserData, jax.Array]) -> tuple[Params, jax.Array]:
             user, id = user_and_id
             update = self._algorithm.user_update(message, user, jax.random.fold_in(self._key, id))
+            finite = jnp.isfinite(
+                tree.dot(update, update)
+            )  # otherwise its report is nothing, and says nothing of the others
+            update = jax.tree.map(lambda layer: jnp.where(finite, layer, 0.0), update)
             trusted = jax.tree.map(jnp.multiply, update, trust)
             norm, whole = (jnp.sqrt(jnp.maximum(tree.dot(one, one), 1e-30)) for one in (trusted, update))
             return tree.scale(trusted, 1 / norm), norm / whole
@@ -146,8 +152,8 @@ class AuditUsers:
         directions, sizes = jax.lax.map(direction, (users, ids))
         each = jax.tree.map(lambda leaf: leaf.reshape(len(ids), -1), directions)
         trusted = jax.tree.map(lambda one, weight: jnp.ravel(one * weight), moved, trust)
-        products = sum(jax.tree.leaves(jax.tree.map(jnp.matmul, each, trusted)))
-        return products, sum(leaf @ leaf.T for leaf in jax.tree.leaves(each)), sizes
+        products = sum(jax.tree.leaves(jax.tree.map(jnp.matmul, each, trusted)), jnp.zeros(()))
+        return products, sum((leaf @ leaf.T for leaf in jax.tree.leaves(each)), jnp.zeros(())), sizes
 
     def remember_losses(self, model: LanguageModel, end: Params, cut: Cut) -> None:
         """Of the first and the last model on what each user wrote; the first is the reference by which the last is read."""
@@ -155,10 +161,11 @@ class AuditUsers:
         for user, row in self._rows.items():
             row |= {"loss_before": float(before[user]), "loss_after": float(after[user])}
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, mode: int) -> None:
+        """`mode` is the model's: where that is for its owner alone, so is what was read from the models on the way."""
         mu = self.claim.mu if math.isfinite(self.claim.mu) else "infinity"  # JSON knows none
         content = {"delta": self._delta, "weight": self.claim.weight, "mu": mu, "users": self._rows}
-        write_atomically(folder / FILE_NAME, json.dumps(content, indent=1).encode())
+        write_atomically(folder / FILE_NAME, json.dumps(content, indent=1).encode(), mode)
 
     def go_on(self, folder: Path, round: int) -> None:
         """With the scores of the rounds that are done."""
@@ -212,7 +219,7 @@ def _told_apart(products: np.ndarray, likeness: np.ndarray, sizes: np.ndarray) -
     """What of a step is each user's own: all who write at random pull much the same way, and those who are in hide those who are not."""
     ridge = likeness + RIDGE * np.eye(len(products))
     shares = np.linalg.solve(ridge.astype(np.float64), products.astype(np.float64))
-    return (shares - shares.mean()) / sizes
+    return (shares - shares.mean()) / np.maximum(sizes, 1e-12)
 
 
 def _groups(users: int, rounds: int) -> dict[int, UserIds]:

@@ -187,34 +187,34 @@ def algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
         estimator = fixed_denominator(recipe.participation.expected_weight)
     else:
         estimator = clipped_denominator(recipe.participation.probability * recipe.privacy.least_weight)
-    most_reports = _most_reports(recipe)
+    n_max = most_reports(recipe)
     bound = _encoded(recipe, model)
     drawn = noise(recipe, recipe.privacy.noise_multiplier)
     if recipe.algorithm == "dp-ftrl":
         clip = _adaptive(recipe) if recipe.privacy.clipping == "adaptive" else bound
         update, goal = _user_update(recipe, model, local), recipe.participation.cohort
-        return dp_ftrl(update, clip, goal, drawn, turns(recipe), server, most_reports)
-    parts = (bound, estimator, drawn, taking_part, server, most_reports)
+        return dp_ftrl(update, clip, goal, drawn, turns(recipe), server, n_max)
+    parts = (bound, estimator, drawn, taking_part, server, n_max)
     if recipe.algorithm == "dp-fedsgd":
         return dp_fedsgd(partial(cross_entropy, model), local, upload(recipe), *parts)
     project = bound.project if recipe.privacy.greedy else None
     return dp_fedavg(_user_update(recipe, model, local, project), *parts)
 
 
-def _most_reports(recipe: Recipe) -> int:
+def most_reports(recipe: Recipe) -> int:
     """n_max, that may be in a total."""
     taking_part = participation(recipe)
     cohort = recipe.participation.cohort
     most = math.ceil(cohort + 10 * math.sqrt(cohort) + 100)  # never passed by chance
     asked = taking_part.asked if isinstance(taking_part, MinSeparation) else 0
     beside = recipe.canaries.synthetic_users + min(recipe.audit.users, AUDITED_AT_ONCE)
-    most_reports = min(MOST_REPORTS, max(most, asked)) + beside
-    if most_reports > MOST_REPORTS:
+    n_max = min(MOST_REPORTS, max(most, asked)) + beside
+    if n_max > MOST_REPORTS:
         raise ValueError(
-            f"[canaries] {beside} synthetic users beside a cohort of {cohort:g} are more than the {MOST_REPORTS} "
-            "reports that a total holds: lower canaries.users or canaries.each"
+            f"{beside} synthetic users beside a cohort of {cohort:g} are more than the {MOST_REPORTS} "
+            "reports that a total holds: lower canaries.users or canaries.each, or audit with fewer"
         )
-    return most_reports
+    return n_max
 
 
 def _user_update(
@@ -351,7 +351,7 @@ def _encoded(recipe: Recipe, model: LanguageModel) -> Bound:
 
 
 def report_encoding(recipe: Recipe, params: Params) -> Encoding:
-    return encoding(size(params), _most_reports(recipe), recipe.privacy.encoding_bits)
+    return encoding(size(params), most_reports(recipe), recipe.privacy.encoding_bits)
 
 
 def _adaptive(recipe: Recipe) -> AdaptiveClip:

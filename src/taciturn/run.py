@@ -147,7 +147,7 @@ class Run:
         room = most_reports - (AUDITED_AT_ONCE if self.audit else 0)
         everyone = with_planted(self.fleet, self.planted, self.recipe, self.population.vocabulary, room)
         if self.audit:
-            everyone = WithSyntheticUsers(everyone, self.audit.fleet, self.audit.chosen, most_reports)
+            everyone = WithSyntheticUsers(everyone, self.audit.fleet, self.audit.chosen, most_reports, kind=2)
         self.curator = Curator(self.algorithm, everyone, self.account, root, self.log)
 
     def _check(self, lineage: tuple[DpEvent, ...]) -> None:
@@ -334,14 +334,14 @@ def _diverged(rows: list[dict[str, Any]]) -> str | None:
 def _save(run: Run, state: TrainState) -> None:
     """State first: it decides where a resumed run goes on; all else is made again from it. But for the scores of audit users, which are
     there before it, since the models they were read from are gone."""
+    costs = (*run.account.terms.lineage, run.account.release)
+    mode = 0o600 if any(isinstance(cost, NonPrivateDpEvent) for cost in costs) else 0o644
     if run.audit:
-        run.audit.save(run.folder)
+        run.audit.save(run.folder, mode)
     digest = card_digest(run.card(state.round, ""))
     head = run.account.record_model(state.round, params_digest(state.server.params), digest)
     about = {"round": str(state.round), "ledger_head": head}
     save_state(run.folder / "private" / "state.safetensors", _savable(state), about)
-    costs = (*run.account.terms.lineage, run.account.release)
-    mode = 0o600 if any(isinstance(cost, NonPrivateDpEvent) for cost in costs) else 0o644
     save_model(run.folder / "model.safetensors", state.server.params, run.card(state.round, head), mode)
     rows = "".join(json.dumps(row, sort_keys=True) + "\n" for row in run.account.rows)
     write_atomically(run.folder / FILE_NAME, rows.encode())

@@ -48,7 +48,7 @@ def test_a_broken_mechanism_is_told_from_a_sound_one():
 
 
 def test_perfect_scores_bound_as_much_as_their_number_allows():
-    some, many = (audited(*scores(50.0, users), DELTA).epsilon for users in (50, 1000))
+    some, many = (audited(*scores(50.0, users), DELTA).epsilon for users in (100, 1000))
     assert 1.0 < some < many < math.log(1000)
 
 

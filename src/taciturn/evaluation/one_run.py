@@ -8,15 +8,17 @@ The bounds are jax-privacy's `CanaryScoreAuditor`. Its estimate from a Gaussian 
 nothing it has ε = 12.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from jax_privacy.auditing import CanaryScoreAuditor
+from jax_privacy.auditing import CanaryScoreAuditor, Explicit
 from scipy.optimize import root_scalar
 from scipy.stats import norm
 
 SIGNIFICANCE = 0.05
 FALSE_POSITIVES = 0.01
+HALVINGS = 8
 
 
 class Audit(NamedTuple):
@@ -44,12 +46,25 @@ def audited(scores: np.ndarray, included: np.ndarray, delta: float) -> Audit:
     return Audit(
         len(inside),
         len(outside),
-        epsilon=float(auditor.epsilon_one_run(SIGNIFICANCE, delta)),
-        epsilon_fdp=float(auditor.epsilon_one_run_fdp(SIGNIFICANCE, delta)),
+        epsilon=_bound(auditor.epsilon_one_run, scores, delta),
+        epsilon_fdp=_bound(auditor.epsilon_one_run_fdp, scores, delta),
         epsilon_gaussian=_gaussian_epsilon(inside, outside, delta),
         area=float(np.trapezoid(true, false)),
         true_positives=float(true[false <= FALSE_POSITIVES].max()),
     )
+
+
+def _bound(method: Callable[..., float], scores: np.ndarray, delta: float) -> float:
+    """The largest over numbers of guesses that are fixed before anybody looks: half of all users, a quarter, … . Each gets its part of the
+    significance. (The library's own way shares it among thresholds that it picked by looking, and is above 0 in 7 % of audits, not 5 %, of
+    a thousand scores that say nothing.)"""
+    falling = np.sort(scores)[::-1]
+    guesses = sorted({max(len(scores) // 2**halvings, 1) for halvings in range(1, HALVINGS + 1)})
+    bounds = [
+        method(SIGNIFICANCE / len(guesses), delta, threshold_strategy=Explicit(float(falling[guess - 1])))
+        for guess in guesses
+    ]
+    return float(max(bounds))
 
 
 def _gaussian_epsilon(inside: np.ndarray, outside: np.ndarray, delta: float) -> float:

@@ -17,19 +17,22 @@ from taciturn.privacy.participation import WrongNumberOfUsers
 
 
 class WithSyntheticUsers:
-    def __init__(self, fleet: Fleet, synthetic: Fleet, chosen: Callable[[Key], UserIds], most_reports: int) -> None:
+    def __init__(
+        self, fleet: Fleet, synthetic: Fleet, chosen: Callable[[Key], UserIds], most_reports: int, kind: int = 1
+    ) -> None:
         """`synthetic` is a fleet of all of them, and `chosen` says who takes part in a round, by coins of that round. A total holds
         `most_reports`, theirs and people's together: with more, sums of whole numbers would run over, and one user could move them by any
-        amount."""
+        amount. Where there are two such fleets, each is of another `kind`, and has other coins."""
         self.everyone_reports = fleet.everyone_reports
-        self._fleet, self._synthetic, self._chosen, self._most = fleet, synthetic, chosen, most_reports
+        self._fleet, self._synthetic, self._chosen = fleet, synthetic, chosen
+        self._most, self._place = most_reports, 2**32 - kind
 
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
         return self._fleet.users(eligible)
 
     def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
         # Keys of their own: a synthetic user has a number that a real one has too.
-        coins, theirs = jax.random.split(jax.random.fold_in(key, 2**32 - 1))
+        coins, theirs = jax.random.split(jax.random.fold_in(key, self._place))
         beside = self._chosen(coins)
         if len(cohort) + len(beside) > self._most:
             raise WrongNumberOfUsers(
