@@ -12,6 +12,7 @@ from conftest import Cut, cut_at
 from taciturn.fleets import wire
 from taciturn.fleets.devices import DeviceFleet
 from taciturn.fleets.diary import Diary, Rest
+from taciturn.fleets.link import LocalLink
 from taciturn.privacy.curator import Curator
 from taciturn.recipe_text import RecipeError
 from taciturn.release.checkpoint import load_model
@@ -219,6 +220,45 @@ def test_a_server_that_is_killed_goes_on_and_no_device_trains_twice_for_what_was
     )  # what was charged and not saved is given out again from its record, byte for byte
     assert all(len(fleet.reports[one]) == count for one, count in before.items())
     assert_sums(fleet, totals)
+
+
+def test_a_server_that_is_killed_twenty_times_in_one_training_comes_to_its_end(
+    tmp_path, vocabulary, totals, monkeypatch
+):
+    """At whatever question it is: what was summed is used, what was not is asked again."""
+    fleet = FleetOfDevices(tmp_path, vocabulary, run={"rounds": 8, "evaluate_every": 8, "save_every": 1})
+    fleet.modulus = modulus(fleet)
+    ask, left, generator = LocalLink.ask, [3], np.random.default_rng(0)
+
+    def killed(self, *args, **settings):
+        left[0] -= 1
+        if left[0] == 0:
+            raise Cut
+        return ask(self, *args, **settings)
+
+    monkeypatch.setattr(LocalLink, "ask", killed)
+
+    def gone_on():
+        if (tmp_path / "run").exists():
+            return resume_run(tmp_path / "run", quietly, fleet.connected)
+        return train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
+
+    for _ in range(20):
+        with pytest.raises(Cut):
+            gone_on()
+        left[0] = int(generator.integers(1, 6))
+    left[0] = 10**9
+    finished = gone_on()
+    assert finished.guarantee.releases == 8
+    assert_last_sums(fleet, totals)
+
+
+def assert_last_sums(fleet, totals):
+    """A round that was cut off was asked again: its total is of the last reports, as many as were in it."""
+    for round, total in totals.items():
+        reports = fleet.reports[round]
+        sums = [sum(one.astype(np.uint64) for one in reports[-count:]) % fleet.modulus for count in range(6, 10)]
+        assert any(np.array_equal(total, one) for one in sums)
 
 
 def test_killed_between_sum_and_charge_the_sum_is_used_and_charged_once(tmp_path, vocabulary, totals, monkeypatch):
