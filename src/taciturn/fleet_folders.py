@@ -14,6 +14,7 @@ DEVICE/                     a device's own: nothing of it is ever sent
   diary.json                when it took part
 """
 
+import io
 import json
 import shutil
 from pathlib import Path
@@ -25,8 +26,8 @@ from taciturn.config import Recipe
 from taciturn.data.population import HeldOutUsers, Population, hashed_id, writing_population
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.files import write_atomically
+from taciturn.fleets import diary
 from taciturn.fleets.device import Device
-from taciturn.fleets.diary import Diary, Rest
 from taciturn.fleets.flower.authority import (
     AUTHORITY_CERTIFICATE,
     certify_server,
@@ -63,7 +64,8 @@ def new_fleet(folder: Path, recipe: Recipe, names: tuple[str, ...] = ()) -> None
     given = folder / "for-devices"
     given.mkdir()
     shutil.copy(certificate, given / AUTHORITY_CERTIFICATE)
-    shutil.copy(folder / RECIPE, given / RECIPE)
+    # Of a seed all noise is made: it is the server's alone.
+    save_recipe(load_recipe(folder / RECIPE).with_settings("run", seed=None), given / RECIPE)
     source.vocabulary.save(given / "vocabulary.txt")
     write_atomically(given / "vocabulary.json", json.dumps(source.vocabulary.about).encode())
 
@@ -103,8 +105,9 @@ def fleet_recipe(folder: Path) -> Recipe:
 
 def save_text(device: Path, tokens: np.ndarray) -> None:
     device.mkdir(parents=True, exist_ok=True, mode=0o700)
-    np.save(device / TOKENS, np.asarray(tokens, np.int32), allow_pickle=False)
-    (device / TOKENS).chmod(0o600)
+    content = io.BytesIO()
+    np.save(content, np.asarray(tokens, np.int32), allow_pickle=False)
+    write_atomically(device / TOKENS, content.getvalue(), 0o600)
 
 
 def vocabulary_of(device: Path) -> Vocabulary:
@@ -136,8 +139,8 @@ def open_device(device: Path) -> Device:
 
 def opt_out(device: Path) -> None:
     """Take part in nothing any more, and delete the text."""
-    Diary(device, Rest(0.0, 0, 0)).opt_out()
     (device / TOKENS).unlink(missing_ok=True)
+    diary.opt_out(device)
 
 
 def split_population(population: Population, count: int, folder: Path) -> list[Path]:

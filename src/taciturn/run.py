@@ -110,7 +110,7 @@ class Run:
             release = self.algorithm.mechanism.event(participation)
         except ValueError as error:  # values that are each in range and do not go together
             raise RecipeError(str(error)) from None
-        self._check(lineage)
+        self._check(lineage, max(len(self.population), len(connected.enrolled) if connected else 0))
         terms = RunTerms(
             name=folder.name,
             recipe=self.recipe.fingerprint,
@@ -140,7 +140,8 @@ class Run:
         if recipe.fleet.kind == "devices":
             from taciturn.serving import device_fleet  # whose cryptography a simulation does without
 
-            self.fleet = device_fleet(self.recipe, len(self.population.vocabulary), folder / "private", connected)
+            words, private = len(self.population.vocabulary), folder / "private"
+            self.fleet = device_fleet(self.recipe, words, private, connected, lambda: len(self.account.charges))
         else:
             self.fleet = build.fleet(self.recipe, self.population, folder / "private", coins)
         most_reports = self.algorithm.mechanism.most_reports
@@ -150,7 +151,7 @@ class Run:
             everyone = WithSyntheticUsers(everyone, self.audit.fleet, self.audit.chosen, most_reports, kind=2)
         self.curator = Curator(self.algorithm, everyone, self.account, root, self.log)
 
-    def _check(self, lineage: tuple[DpEvent, ...]) -> None:
+    def _check(self, lineage: tuple[DpEvent, ...], people: int) -> None:
         """What only shows once recipe, users and model are seen together."""
         users, adjacency = self.recipe.participation.users, self.algorithm.participation.adjacency
         if self.recipe.participation.kind == "fixed" and len(self.population) < users:
@@ -158,7 +159,7 @@ class Run:
                 f"[participation] users: fixed-size rounds are accounted for {users} users, but the population has fewer; the "
                 "cost would be understated, so lower the number"
             )
-        if self.recipe.delta * len(self.population) >= 1:
+        if self.recipe.delta * people >= 1:
             raise RecipeError(
                 f"[participation] users: with {users} users δ is {self.recipe.delta:.2g}, more than one over the number of users "
                 "that are there; raise the number, or set [privacy] delta"

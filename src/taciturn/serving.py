@@ -1,6 +1,6 @@
 """Both ends of a fleet of real devices, made from one recipe: the server's fleet, and what a device answers with."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -24,18 +24,20 @@ def agreement(recipe: Recipe, vocabulary: int, enrolled: Sequence[bytes]) -> Agr
     """What both sides of a secure sum make of a recipe and the list of devices."""
     params = jax.eval_shape(build.language_model(recipe.model, vocabulary).init, jax.random.key(0))
     encoded, taking_part, section = build.report_encoding(recipe, params), _taking_part(recipe), recipe.fleet
-    most = section.most_reports or taking_part.asked
-    name = fingerprint(recipe.fingerprint, enrolled)
+    most = min(section.most_reports or taking_part.asked, taking_part.asked)
+    name = fingerprint(recipe.with_settings("run", seed=None).fingerprint, enrolled)  # which devices are not told
     return Agreement(name, encoded.bits, encoded.padded, section.tolerated, section.corrupt, taking_part.size, most)
 
 
-def device_fleet(recipe: Recipe, vocabulary: int, folder: Path, connected: Connected | None) -> DeviceFleet:
-    """`folder` is the private one of the run."""
+def device_fleet(
+    recipe: Recipe, vocabulary: int, folder: Path, connected: Connected | None, row: Callable[[], int]
+) -> DeviceFleet:
+    """`folder` is the private one of the run, `row` that of the noise which its next round takes."""
     if connected is None:
         raise RecipeError('[fleet] kind = "devices" is trained with `taciturn serve`, to which devices connect')
     agreed, asked = agreement(recipe, vocabulary, connected.enrolled), _taking_part(recipe).asked
     kept = recipe.run.save_every + 1  # rounds that may have to be done again
-    return DeviceFleet(connected, agreed, asked, recipe.fleet, folder / "rounds", folder.parent.name, kept)
+    return DeviceFleet(connected, agreed, asked, recipe.fleet, folder / "rounds", folder.parent.name, kept, row)
 
 
 def device(

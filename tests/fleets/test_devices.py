@@ -9,6 +9,7 @@ import pytest
 from fleet_of_devices import FleetOfDevices, fleet_recipe
 
 from conftest import Cut, cut_at
+from taciturn.fleets import diary as diaries
 from taciturn.fleets import wire
 from taciturn.fleets.devices import DeviceFleet
 from taciturn.fleets.diary import Diary, Rest
@@ -319,7 +320,7 @@ def test_a_device_keeps_its_own_timer_whatever_the_server_forgets(tmp_path):
     diary.upload("run", 0)
     for one in (diary, Diary(tmp_path, Rest(24.0, 2, 2))):  # a restart changes nothing, nor does another run
         assert "rests for 24 hours" in one.why_not("run", 5)
-        assert "rests for 24 hours" in one.why_not("another run")
+        assert "rests for 24 hours" in one.why_not("another run", 0)
     rested = Diary(tmp_path, Rest(0.0, 2, 2))
     assert "2 rounds have to lie between" in rested.why_not("run", 2)
     assert rested.why_not("run", 3) is None
@@ -327,14 +328,14 @@ def test_a_device_keeps_its_own_timer_whatever_the_server_forgets(tmp_path):
     rested.upload("run", 3)
     assert "2 times" in rested.why_not("run", 9)
     assert rested.why_not("another run", 0) is None
-    rested.opt_out()
+    diaries.opt_out(tmp_path)
     assert "opted out" in Diary(tmp_path, Rest(0.0, 2, 2)).why_not("another run")
     assert json.loads((tmp_path / "diary.json").read_text())["opted_out"]
 
 
 def test_whoever_opts_out_is_asked_in_no_round(tmp_path, vocabulary):
     fleet = FleetOfDevices(tmp_path, vocabulary, count=10, run={"rounds": 3, "evaluate_every": 3})
-    Diary(tmp_path / "device-4", Rest(0.0, 0, 99)).opt_out()
+    diaries.opt_out(tmp_path / "device-4")
     fleet.start(4)
     trained = []
     fleet.link._devices[4].handler._program = lambda *args: trained.append(1)

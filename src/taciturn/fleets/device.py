@@ -56,21 +56,23 @@ class Device:
                 raise ValueError(f"“{kind}” is no question for a device")
 
     def _check_in(self, content: bytes) -> bytes:
-        fingerprint, run = wire.parted(content, 2)
+        fingerprint, run, round = wire.parted(content, 3)
         if fingerprint != self._agreement.fingerprint:
             raise NotNow("the server trains by another recipe, or for other devices, than this device was given")
-        why_not = self._diary.why_not(run.decode())
+        why_not = self._diary.why_not(run.decode(), int(round))
         return why_not.encode() if why_not else wire.READY
 
     def _advertise(self, content: bytes) -> bytes:
+        self._sum = None  # whatever round it was in is over
         name, run, round = wire.parted(content, 3)
-        self._run, self._round = run.decode(), int(round)
-        if why_not := self._diary.why_not(self._run, self._round):
+        if why_not := self._diary.why_not(run.decode(), int(round)):
             raise NotNow(why_not)
+        self._run, self._round = run.decode(), int(round)
         self._sum = DeviceRound(self._agreement.terms(name), self._number, self._identity)
         return self._sum.advertise().to_bytes()
 
     def _report(self, content: bytes) -> bytes:
+        in_a_round = self._in_a_round()
         delivery, message_bytes, key_bytes = wire.parted(content, 3)
         message = wire.arrays_from_bytes(message_bytes, self._like)
         if int(message.public.round) != self._round:
@@ -78,8 +80,9 @@ class Device:
         key = jax.random.wrap_key_data(jnp.asarray(np.frombuffer(key_bytes, "<u4")), impl="threefry2x32")
         report = self._program(message, self._user, jax.random.fold_in(key, self._number))
         values = np.asarray(report.update).astype(np.uint32)
-        self._diary.upload(self._run, self._round)
-        return self._in_a_round().mask(SealedShares.from_bytes(delivery), values).to_bytes()
+        if why_not := self._diary.upload(self._run, self._round):
+            raise NotNow(why_not)
+        return in_a_round.mask(SealedShares.from_bytes(delivery), values).to_bytes()
 
     def _in_a_round(self) -> DeviceRound:
         if self._sum is None:

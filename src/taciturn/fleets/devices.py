@@ -7,6 +7,8 @@ none. No report is kept, and none that comes late is ever looked at.
 Which devices took part is known to the curator's log and to nobody else: messages about single ones go to a file in the private folder.
 """
 
+import hashlib
+import hmac
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +24,14 @@ from taciturn.data.availability import TooFewDevices
 from taciturn.files import write_atomically
 from taciturn.fleets import wire
 from taciturn.fleets.identities import Identity
-from taciturn.fleets.link import LOG, Link
+from taciturn.fleets.link import LOG, Link, LinkError
 from taciturn.fleets.secure_sum import Refused
 from taciturn.fleets.sum_messages import Advert, MaskedReport, SealedShares, Unmasking
 from taciturn.fleets.sum_server import ServerRound
 from taciturn.fleets.terms import Agreement
 
 SHORT = 60.0  # seconds for stages in which nobody trains, at most
+DIGEST_BYTES = 32
 WAIT = 2.0  # seconds between two calls for devices
 
 
@@ -67,14 +70,18 @@ class DeviceFleet:
         folder: Path,
         run: str,
         kept: int,
+        row: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`folder` keeps the sums of the last `kept` rounds, which a run that is resumed may ask for again."""
+        """`folder` keeps the sums of the last `kept` rounds, which a run that is resumed may ask for again. `row` is that of the noise
+        which the next round takes."""
+        self._row, self._enrolled = row, connected.enrolled
         self._link, self._people, self._identity = connected.link, connected.people, connected.identity
         self._agreement, self._watch, self.uploads = agreement, connected.watch, 0
         self._asked, self._patience, self._folder, self._run, self._kept = asked, patience, folder, run, kept
 
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
         """Those who are connected, rested and allowed; waits until they are enough."""
+        self._check_list()
         given_up = time.monotonic() + self._patience.patience
         while True:
             ready = eligible(self._checked_in())
@@ -88,8 +95,19 @@ class DeviceFleet:
                 )
             time.sleep(WAIT)
 
+    def _check_list(self) -> None:
+        """The log knows devices by their places on the list: those must not change during a run. More may come."""
+        path, now = self._folder / "enrolled", b"".join(key + b"\n" for key in self._enrolled)
+        if path.exists() and not now.startswith(path.read_bytes()):
+            raise LinkError(
+                "the list of enrolled devices is another one than the run began with, in other places than at its end: who took part could "
+                "not be told, so the run cannot go on; put the old list back"
+            )
+        self._folder.mkdir(exist_ok=True, mode=0o700)
+        write_atomically(path, now, 0o600)
+
     def _checked_in(self) -> UserIds:
-        content = wire.joined(self._agreement.fingerprint, self._run.encode())
+        content = wire.joined(self._agreement.fingerprint, self._run.encode(), str(self._row()).encode())
         people = self._people()
         answers = self._link.ask(wire.CHECK_IN, dict.fromkeys(people, content), min(SHORT, self._patience.deadline))
         return np.array(sorted(people[one] for one, answer in answers.items() if answer == wire.READY), np.int64)
@@ -98,12 +116,23 @@ class DeviceFleet:
         del program  # devices have it from their own recipe
         key_bytes = np.asarray(jax.random.key_data(key)).astype("<u4").tobytes()
         record = self._folder / f"total-{key_bytes.hex()}-{int(message.public.round)}.npy"
-        if not record.exists():
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        about = wire.arrays_to_bytes(message) + np.asarray(cohort, "<i8").tobytes()
+        values = self._recorded(record, about, key_bytes)
+        if values is None:
+            self._folder.mkdir(exist_ok=True, mode=0o700)
             values = self._secure_sum(message, cohort, key_bytes)
-            write_atomically(record, values.astype("<u4").tobytes(), 0o600)
-            self._forget()
-        return Report(jnp.asarray(np.frombuffer(record.read_bytes(), "<u4").view(np.int32)), jnp.int32(0))
+            content = values.astype("<u4").tobytes()
+            write_atomically(record, _digest(about, content, key_bytes) + content, 0o600)
+            self._forget(record)
+        return Report(jnp.asarray(values.view(np.int32)), jnp.int32(0))
+
+    def _recorded(self, record: Path, about: bytes, key: bytes) -> np.ndarray | None:
+        """The sum that was made before, if there is one of just these reports, and whole."""
+        content = record.read_bytes() if record.exists() else b""
+        digest, values = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+        if not hmac.compare_digest(digest, _digest(about, values, key)):
+            return None
+        return np.frombuffer(values, "<u4").astype(np.uint32)
 
     def _secure_sum(self, message: Message, cohort: UserIds, key: bytes) -> np.ndarray:
         connections = {device: connection for connection, device in self._people().items()}
@@ -152,11 +181,17 @@ class DeviceFleet:
     def _to_connections(self, messages: Mapping[int, "_Bytes"], asked: dict[int, int]) -> dict[int, bytes]:
         return {connection: messages[device].to_bytes() for connection, device in asked.items() if device in messages}
 
-    def _forget(self) -> None:
+    def _forget(self, last: Path) -> None:
         """Sums that nobody can ask for any more; each would show what a round was without its noise."""
         records = sorted(self._folder.glob("total-*.npy"), key=lambda path: int(path.stem.rpartition("-")[2]))
         for record in records[: -self._kept]:
-            record.unlink()
+            if record != last:
+                record.unlink()
+
+
+def _digest(about: bytes, values: bytes, key: bytes) -> bytes:
+    """Of what was asked and what came out: by it a record that is damaged, or another question's, is known."""
+    return hashlib.blake2b(about + values, key=key, digest_size=DIGEST_BYTES).digest()
 
 
 class _Bytes(Protocol):

@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from flwr.supercore.control.control_http_client import ControlHttpClient
 from taciturn.fleets.flower.questions import in_words, over_socket
 from taciturn.fleets.link import LOG, LinkError
 
+DATABASE = "devices.sqlite"
 START_SECONDS = 120  # SuperLink imports a lot, and shares the machine
 
 
@@ -55,10 +57,12 @@ class SuperLink:
                 self._process.wait(5)
             self._process.kill()
             self._process.wait()
+        forget_messages(self._folder / DATABASE)
         self._outside.close()
         shutil.rmtree(self._run_folder, ignore_errors=True)
 
     def _start(self) -> None:
+        forget_messages(self._folder / DATABASE)  # those of a server that was killed
         outside, transport = self._outside.fileno(), "plain" if self._insecure else "tls"
         arguments = map(str, (self._folder, outside, self.inside, self._most_bytes, transport))
         self._process = subprocess.Popen(
@@ -93,3 +97,22 @@ def _log_lines(process: subprocess.Popen[bytes]) -> None:
             LOG.log(logging.getLevelNamesMapping().get(level, logging.WARNING), "%s", message)
         else:
             LOG.debug("SuperLink: %s %s", level, rest)
+
+
+def forget_messages(database: Path) -> None:
+    """Leave the keys and numbers of devices, and nothing of whom was asked what. Flower deletes a message's row, and SQLite keeps what was
+    in it until the space is used again."""
+    if not database.exists():
+        return
+    connection = sqlite3.connect(database, isolation_level=None)
+    try:
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        for table in tables:
+            if "message" in table:
+                connection.execute(f'DELETE FROM "{table}"')
+        connection.execute("VACUUM")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    except sqlite3.Error as error:
+        LOG.warning("what devices were asked may still be in %s: %s", database.name, error)
+    finally:
+        connection.close()

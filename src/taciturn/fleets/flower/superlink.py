@@ -24,10 +24,10 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink import main as flower
 from starlette.types import ASGIApp
 
+from taciturn.fleets.flower.child import DATABASE
 from taciturn.fleets.flower.gate import Gate, tls
 from taciturn.fleets.flower.news import Inside, News
 
-DATABASE = "devices.sqlite"
 FLOWER_LOGGERS = "flwr", "uvicorn"
 
 
