@@ -113,18 +113,18 @@ def test_another_method_is_refused():
 @pytest.mark.parametrize(
     ("headers", "reason"),
     [
-        ({}, "a device without a key"),
-        ({**signed(ALICE), "flwr-signature": "!"}, "a device without a key"),
-        ({**signed(ALICE), "flwr-timestamp": "yesterday"}, "a device without a key"),
-        ({**signed(ALICE), "flwr-timestamp": "2026-01-01T00:00:00"}, "a device without a key"),
-        (signed(STRANGER), "a device that is not enrolled"),
-        (signed(ALICE, by=STRANGER), "a device that has not the key it names"),
-        (signed(ALICE, at=datetime.now(UTC) - timedelta(hours=1)), "a device whose clock is wrong"),
-        (signed(ALICE, at=datetime.now(UTC) + timedelta(hours=1)), "a device whose clock is wrong"),
+        (lambda: {}, "a device without a key"),
+        (lambda: {**signed(ALICE), "flwr-signature": "!"}, "a device without a key"),
+        (lambda: {**signed(ALICE), "flwr-timestamp": "yesterday"}, "a device without a key"),
+        (lambda: {**signed(ALICE), "flwr-timestamp": "2026-01-01T00:00:00"}, "a device without a key"),
+        (lambda: signed(STRANGER), "a device that is not enrolled"),
+        (lambda: signed(ALICE, by=STRANGER), "a device that has not the key it names"),
+        (lambda: signed(ALICE, at=datetime.now(UTC) - timedelta(hours=1)), "a device whose clock is wrong"),
+        (lambda: signed(ALICE, at=datetime.now(UTC) + timedelta(hours=1)), "a device whose clock is wrong"),
     ],
 )
 def test_strangers_are_refused_before_anything_is_read(headers, reason, caplog):
-    asked = ask(HEARTBEAT, headers, [bytes(1000)] * 10)
+    asked = ask(HEARTBEAT, headers(), [bytes(1000)] * 10)
     assert asked.status == 403
     assert asked.read == 0
     assert f"refused: {reason}" in caplog.text

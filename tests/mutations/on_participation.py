@@ -272,7 +272,7 @@ MUTATIONS = (
         "What the claim of sampling rests on stands beside it in the statement.",
         (
             Edit(
-                "run.py",
+                "metrics.py",
                 "if run.log is None or run.algorithm.participation.sampled_by_curator:",
                 "if run.log is None:",
             ),
