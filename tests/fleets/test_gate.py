@@ -113,7 +113,7 @@ def test_another_method_is_refused():
 @pytest.mark.parametrize(
     ("headers", "reason"),
     [
-        (lambda: {}, "a device without a key"),
+        (dict, "a device without a key"),
         (lambda: {**signed(ALICE), "flwr-signature": "!"}, "a device without a key"),
         (lambda: {**signed(ALICE), "flwr-timestamp": "yesterday"}, "a device without a key"),
         (lambda: {**signed(ALICE), "flwr-timestamp": "2026-01-01T00:00:00"}, "a device without a key"),
