@@ -13,7 +13,7 @@ from taciturn.fleets import diary as diaries
 from taciturn.fleets import wire
 from taciturn.fleets.devices import DeviceFleet
 from taciturn.fleets.diary import Diary, Rest
-from taciturn.fleets.link import LocalLink
+from taciturn.fleets.link import LinkError, LocalLink
 from taciturn.privacy.curator import Curator
 from taciturn.recipe_text import RecipeError
 from taciturn.release.checkpoint import load_model
@@ -260,6 +260,31 @@ def assert_last_sums(fleet, totals):
         reports = fleet.reports[round]
         sums = [sum(one.astype(np.uint64) for one in reports[-count:]) % fleet.modulus for count in range(6, 10)]
         assert any(np.array_equal(total, one) for one in sums)
+
+
+@pytest.mark.parametrize("reordered", [True, False])
+def test_a_cohort_drawn_before_a_crash_is_not_asked_of_a_list_in_another_order(
+    tmp_path, vocabulary, monkeypatch, reordered
+):
+    """Its numbers would be other people's, whatever the log says of them. Twin: with the list as it was the run goes on."""
+    fleet = FleetOfDevices(tmp_path, vocabulary, run={"rounds": 2, "evaluate_every": 2, "save_every": 1})
+    whole, calls = DeviceFleet._secure_sum, []
+
+    def killed(self, message, cohort, key):
+        calls.append(1)
+        if len(calls) == 2:
+            raise Cut
+        return whole(self, message, cohort, key)
+
+    monkeypatch.setattr(DeviceFleet, "_secure_sum", killed)
+    with pytest.raises(Cut):
+        train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
+    if reordered:
+        with pytest.raises(LinkError, match="another one than the run began with"):
+            resume_run(tmp_path / "run", quietly, fleet.connected._replace(enrolled=fleet.enrolled[::-1]))
+        assert len(calls) == 2  # nobody was asked
+    else:
+        assert resume_run(tmp_path / "run", quietly, fleet.connected).guarantee.releases == 2
 
 
 def test_killed_between_sum_and_charge_the_sum_is_used_and_charged_once(tmp_path, vocabulary, totals, monkeypatch):

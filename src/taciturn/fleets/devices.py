@@ -34,7 +34,6 @@ SHORT = 60.0  # seconds for stages in which nobody trains, at most
 DIGEST_BYTES = 32
 WAIT = 2.0  # seconds between two calls for devices
 
-
 Watch = Callable[[str, int, int], None]  # stage, how many are done, of how many
 
 
@@ -119,7 +118,7 @@ class DeviceFleet:
         about = wire.arrays_to_bytes(message) + np.asarray(cohort, "<i8").tobytes()
         values = self._recorded(record, about, key_bytes)
         if values is None:
-            self._folder.mkdir(exist_ok=True, mode=0o700)
+            self._check_list()  # a cohort that was drawn before a crash is asked by its numbers, without looking who is there
             values = self._secure_sum(message, cohort, key_bytes)
             content = values.astype("<u4").tobytes()
             write_atomically(record, _digest(about, content, key_bytes) + content, 0o600)

@@ -8,7 +8,7 @@ from taciturn.fleets.sum_messages import Terms
 
 
 class Agreement(NamedTuple):
-    """The same on both sides, each of which makes its own from its recipe and its list of devices."""
+    """The same on both sides, each of which makes its own from its recipe and its list of devices: all of `Terms` but the round's name."""
 
     fingerprint: bytes  # of recipe and list
     modulus_bits: int
@@ -19,16 +19,7 @@ class Agreement(NamedTuple):
     most: int  # n_max
 
     def terms(self, round: bytes) -> Terms:
-        return Terms(
-            round,
-            self.fingerprint,
-            self.modulus_bits,
-            self.length,
-            self.dropouts,
-            self.corrupt,
-            self.least,
-            self.most,
-        )
+        return Terms(round, *self)
 
 
 def fingerprint(recipe: str, enrolled: Sequence[bytes]) -> bytes:

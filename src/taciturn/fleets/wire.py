@@ -11,7 +11,7 @@ import numpy as np
 
 from taciturn.core import PyTree
 
-CHECK_IN, ADVERTISE, SHARE, REPORT, UNMASK, LATER = "check-in", "advertise", "share", "report", "unmask", "later"
+CHECK_IN, ADVERTISE, SHARE, REPORT, UNMASK = "check-in", "advertise", "share", "report", "unmask"
 READY = b"ready"
 
 
