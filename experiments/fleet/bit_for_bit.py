@@ -48,11 +48,11 @@ class Noting(device_fleets.DeviceFleet):
     totals: dict[int, np.ndarray] = {}
     seconds: list[float] = []
 
-    def _secure_sum(self, message, cohort, key):
+    def _secure_sum(self, round, model, cohort, key):
         began = time.monotonic()
-        total = super()._secure_sum(message, cohort, key)
+        total = super()._secure_sum(round, model, cohort, key)
         self.seconds.append(time.monotonic() - began)
-        self.totals[int(message.public.round)] = total
+        self.totals[round] = total
         return total
 
 
@@ -69,7 +69,9 @@ def main() -> None:
         return
     recipe = load_recipe(args.recipe, args.set)
     fleet_folders.new_fleet(args.out / "server", recipe)
-    folders = fleet_folders.split_population(build.population(recipe), args.devices, args.out)
+    people, folders = build.population(recipe), [args.out / f"device-{number}" for number in range(args.devices)]
+    for number, folder in enumerate(folders):
+        fleet_folders.save_text(folder, people.texts[number])
     fleet_folders.enrol(args.out / "server", folders)
     shutil.copytree(args.out / "server" / "population", args.out / "again" / "population")
     serving.DeviceFleet = Noting
@@ -114,8 +116,8 @@ def plain_sums(out: Path, folders: list[Path], totals: dict[int, np.ndarray], mo
 
 def done_again(out: Path, plain: dict[int, np.ndarray]) -> Path:
     class Plain(device_fleets.DeviceFleet):
-        def _secure_sum(self, message, cohort, key):
-            return plain[int(message.public.round)]
+        def _secure_sum(self, round, model, cohort, key):
+            return plain[round]
 
         def users(self, eligible):
             return eligible(np.arange(self.count))

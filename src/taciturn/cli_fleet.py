@@ -137,22 +137,21 @@ def up(
 ) -> None:
     """Try a fleet out on this machine: a server and N devices, with the first N users of the recipe's population, over TLS.
 
-    Every device is a process of its own, which compiles the model once: the first round takes a while.
+    What it releases is charged to that population's ledger. Every device is a process of its own, which compiles the model once: the first
+    round takes a while.
     """
-    from taciturn import build, fleet_folders
+    from taciturn import fleet_folders
     from taciturn.fleets.flower.server import flower_server
     from taciturn.recipe_text import load_recipe
 
-    loaded = load_recipe(recipe, set)
-    fleet_folders.new_fleet(out / "server", loaded)
-    devices = fleet_folders.split_population(build.population(loaded), count, out)
-    fleet_folders.enrol(out / "server", devices)
+    run = out / f"{out.resolve().name}-run"  # a name for the ledger of the population
+    devices = fleet_folders.try_out(out, load_recipe(recipe, set), count, run.name)
     with (
         _logging(),
         flower_server(out / "server" / "wire", "127.0.0.1", port) as server,
         _devices(devices, server.address),
     ):
-        _serve(server, out / "server", out / "run", resume=False)
+        _serve(server, out / "server", run, resume=False)
 
 
 def _serve(server: "FlowerServer", fleet: Path, run: Path, resume: bool) -> None:

@@ -2,7 +2,8 @@
 
 FLEET/                      the server's
   recipe.toml               with its noise worked out: the same on every device
-  population/               words, held-out users and the ledger; no user's text, which is on devices
+  population/               words, held-out users and the ledger; no user's text, which is on devices. Where a fleet is only tried out there
+                            is none: its people are a population's, whose ledger is charged
   enrolled.txt              the devices' public keys, a line each; a device's number is its line
   authority/  wire/         the certificate authority; the server's certificate, and what Flower keeps
   for-devices/              what every device is given: authority.crt, recipe.toml, words, enrolled.txt
@@ -45,29 +46,51 @@ LOCAL_NAMES = ("localhost", "127.0.0.1")
 
 
 def new_fleet(folder: Path, recipe: Recipe, names: tuple[str, ...] = ()) -> None:
-    """A server's folder, from a recipe whose population lends its words and held-out users. `names` are those that devices know it by."""
+    """A server's folder. The recipe's population lends its words and held-out users; the people are others, with a ledger of their own.
+    `names` are those that devices know the server by."""
+    source, population = build.population(recipe), folder / "population"
+    _server_folder(folder, recipe.with_settings("data", population=str(population)), source, names)
+    with writing_population(population, source.vocabulary) as writer:
+        for number, text in enumerate(HeldOutUsers(source.folder).texts):
+            writer.add("held_out", hashed_id(writer.salt, str(number)), np.asarray(text))
+        writer.finish({"source": f"held-out users of {source.folder.name}", "on_devices": True}, {})
+
+
+def try_out(folder: Path, recipe: Recipe, count: int, run: str) -> list[Path]:
+    """A server's folder, and enrolled devices with the first users of the recipe's population. What is released about them is charged to
+    its ledger, under the name `run`."""
+    people = build.population(recipe)
+    if len(people) < count:
+        raise LinkError(f"{people.folder} has fewer than {count} users")
+    if run in build.open_ledger(people).runs():
+        raise LinkError(f"the ledger of {people.folder} has a run {run!r} already: choose another --out")
+    _server_folder(folder / "server", recipe, people, ())
+    devices = [folder / f"device-{number}" for number in range(count)]
+    for number, device in enumerate(devices):
+        save_text(device, people.texts[number])
+    enrol(folder / "server", devices)
+    return devices
+
+
+def _server_folder(folder: Path, recipe: Recipe, words_of: Population, names: tuple[str, ...]) -> None:
     if folder.exists():
         raise LinkError(
             f"{folder} exists already: a fleet's authority and ledger are never replaced; choose another folder"
         )
-    source = build.population(recipe)
-    with writing_population(folder / "population", source.vocabulary) as writer:
-        for number, text in enumerate(HeldOutUsers(source.folder).texts):
-            writer.add("held_out", hashed_id(writer.salt, str(number)), np.asarray(text))
-        writer.finish({"source": f"held-out users of {source.folder.name}", "on_devices": True}, {})
-    recipe = recipe.with_settings("data", population=str(folder / "population"))
     recipe = recipe.with_settings("fleet", kind="devices").with_settings("privacy", encoding="modular")
-    save_recipe(build.with_noise(recipe), folder / RECIPE)
+    recipe = build.with_noise(recipe)
     certificate = make_authority(folder / "authority")
     certify_server(folder / "authority", folder / "wire", [*LOCAL_NAMES, *names])
+    save_recipe(recipe, folder / RECIPE)
     (folder / ENROLLED).touch()
     given = folder / "for-devices"
     given.mkdir()
     shutil.copy(certificate, given / AUTHORITY_CERTIFICATE)
-    # Of a seed all noise is made: it is the server's alone.
-    save_recipe(load_recipe(folder / RECIPE).with_settings("run", seed=None), given / RECIPE)
-    source.vocabulary.save(given / "vocabulary.txt")
-    write_atomically(given / "vocabulary.json", json.dumps(source.vocabulary.about).encode())
+    save_recipe(
+        recipe.with_settings("run", seed=None), given / RECIPE
+    )  # of a seed all noise is made: the server's alone
+    words_of.vocabulary.save(given / "vocabulary.txt")
+    write_atomically(given / "vocabulary.json", json.dumps(words_of.vocabulary.about).encode())
 
 
 def enrol(folder: Path, devices: list[Path]) -> None:
@@ -141,13 +164,3 @@ def opt_out(device: Path) -> None:
     """Take part in nothing any more, and delete the text."""
     (device / TOKENS).unlink(missing_ok=True)
     diary.opt_out(device)
-
-
-def split_population(population: Population, count: int, folder: Path) -> list[Path]:
-    """For trying a fleet out: the first users of a population, each with a device of their own."""
-    if len(population) < count:
-        raise LinkError(f"{population.folder} has fewer than {count} users")
-    devices = [folder / f"device-{number}" for number in range(count)]
-    for number, device in enumerate(devices):
-        save_text(device, population.texts[number])
-    return devices

@@ -8,6 +8,7 @@ RUN/
 """
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -48,6 +49,9 @@ from taciturn.warm_start import load_warm_start
 if TYPE_CHECKING:
     from taciturn.fleets.devices import Connected
 
+BEFORE_A_RUN = re.compile(
+    r"private|vocabulary\.txt|\.(vocabulary\.txt|recipe\.toml)\.\d+\.partial"
+)  # what is written first
 FROM_ENTROPY, FROM_SEED = b"entropy\n", b"seeded:\n"  # what a root file begins with
 Progress = Callable[[int, int, dict[str, Any]], None]  # rounds done, rounds in all, last metrics
 
@@ -140,8 +144,8 @@ class Run:
         if recipe.fleet.kind == "devices":
             from taciturn.serving import device_fleet  # whose cryptography a simulation does without
 
-            words, private = len(self.population.vocabulary), folder / "private"
-            self.fleet = device_fleet(self.recipe, words, private, connected, lambda: len(self.account.charges))
+            vocabulary, private = self.population.vocabulary, folder / "private"
+            self.fleet = device_fleet(self.recipe, vocabulary, private, connected, self.account)
         else:
             self.fleet = build.fleet(self.recipe, self.population, folder / "private", coins)
         most_reports = self.algorithm.mechanism.most_reports
@@ -231,7 +235,7 @@ class Run:
 
 def train_run(recipe: Recipe, folder: Path, progress: Progress, connected: "Connected | None" = None) -> Finished:
     """A new run in a new folder."""
-    if folder.exists() and {path.name for path in folder.iterdir()} <= {"private", "vocabulary.txt"}:
+    if folder.exists() and all(BEFORE_A_RUN.fullmatch(path.name) for path in folder.iterdir()):
         shutil.rmtree(folder)  # cut off before there was a run
     if folder.exists():
         raise RunError(f"{folder} exists already: add --resume to go on with it, or choose another --run")

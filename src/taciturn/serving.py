@@ -1,6 +1,6 @@
 """Both ends of a fleet of real devices, made from one recipe: the server's fleet, and what a device answers with."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -15,29 +15,40 @@ from taciturn.fleets.devices import Connected, DeviceFleet
 from taciturn.fleets.diary import Diary, Rest
 from taciturn.fleets.identities import Identity
 from taciturn.fleets.terms import Agreement, fingerprint
+from taciturn.privacy.account import Account
 from taciturn.privacy.curator import device_program
 from taciturn.privacy.participation import MinSeparation
 from taciturn.recipe_text import RecipeError
 
+RUN_DIGITS = 16  # of the ledger's row that opened a run
 
-def agreement(recipe: Recipe, vocabulary: int, enrolled: Sequence[bytes]) -> Agreement:
-    """What both sides of a secure sum make of a recipe and the list of devices."""
-    params = jax.eval_shape(build.language_model(recipe.model, vocabulary).init, jax.random.key(0))
+
+def agreement(recipe: Recipe, vocabulary: Vocabulary, enrolled: Sequence[bytes]) -> Agreement:
+    """What both sides of a secure sum make of a recipe, its words and the list of devices."""
+    params = jax.eval_shape(build.language_model(recipe.model, len(vocabulary)).init, jax.random.key(0))
     encoded, taking_part, section = build.report_encoding(recipe, params), _taking_part(recipe), recipe.fleet
     most = min(section.most_reports or taking_part.asked, taking_part.asked)
-    name = fingerprint(recipe.with_settings("run", seed=None).fingerprint, enrolled)  # which devices are not told
+    told = recipe.with_settings("run", seed=None)  # which devices are not
+    name = fingerprint(told.fingerprint, vocabulary.words, enrolled)
     return Agreement(name, encoded.bits, encoded.padded, section.tolerated, section.corrupt, taking_part.size, most)
 
 
 def device_fleet(
-    recipe: Recipe, vocabulary: int, folder: Path, connected: Connected | None, row: Callable[[], int]
+    recipe: Recipe, vocabulary: Vocabulary, folder: Path, connected: Connected | None, account: Account
 ) -> DeviceFleet:
-    """`folder` is the private one of the run, `row` that of the noise which its next round takes."""
+    """`folder` is the private one of the run, `account` what it charges."""
     if connected is None:
         raise RecipeError('[fleet] kind = "devices" is trained with `taciturn serve`, to which devices connect')
     agreed, asked = agreement(recipe, vocabulary, connected.enrolled), _taking_part(recipe).asked
     kept = recipe.run.save_every + 1  # rounds that may have to be done again
-    return DeviceFleet(connected, agreed, asked, recipe.fleet, folder / "rounds", folder.parent.name, kept, row)
+
+    def run() -> str:
+        return f"{account.terms.name} {account.rows[0]['hash'][:RUN_DIGITS]}"  # a folder's name may come again
+
+    def row() -> int:
+        return len(account.charges)
+
+    return DeviceFleet(connected, agreed, asked, recipe.fleet, folder / "rounds", run, kept, row)
 
 
 def device(
@@ -63,7 +74,7 @@ def device(
     return Device(
         number,
         identity,
-        agreement(recipe, len(vocabulary), enrolled),
+        agreement(recipe, vocabulary, enrolled),
         device_program(algorithm),
         Message(params, public),
         user,

@@ -24,12 +24,14 @@ from taciturn.fleets.device import NotNow
 from taciturn.fleets.devices import Connected, DeviceFleet
 from taciturn.fleets.diary import Diary, Rest
 from taciturn.fleets.identities import EnrolledKeys
+from taciturn.fleets.link import LinkError
 from taciturn.fleets.sum_server import ServerRound
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.ledger import Ledger, LedgerError
 from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.recipe_text import RecipeError
 from taciturn.run import RunError, resume_run, train_run
+from taciturn.sections import FleetSection
 
 TWO_ROUNDS = {"rounds": 2, "evaluate_every": 2, "save_every": 1}
 LONG = {"rounds": 4, "evaluate_every": 4, "save_every": 4}
@@ -272,15 +274,15 @@ def test_a_sum_is_of_reports_about_the_model_that_the_round_has(before_the_charg
     whole, secure = DeviceFleet.sum_reports, DeviceFleet._secure_sum
 
     def name(message):
-        return hashlib.sha256(wire.arrays_to_bytes(message.params)).hexdigest()
+        return hashlib.sha256(wire.arrays_to_bytes(message)).hexdigest()
 
     def asked(fleet, program, message, cohort, key):
         about[int(message.public.round)] = name(message)
         return whole(fleet, program, message, cohort, key)
 
-    def summed(fleet, message, cohort, key):
-        made[int(message.public.round)] = name(message)
-        return secure(fleet, message, cohort, key)
+    def summed(fleet, round, model, cohort, key):
+        made[round] = hashlib.sha256(model).hexdigest()
+        return secure(fleet, round, model, cohort, key)
 
     monkeypatch.setattr(DeviceFleet, "sum_reports", asked)
     monkeypatch.setattr(DeviceFleet, "_secure_sum", summed)
@@ -291,7 +293,7 @@ def test_a_sum_is_of_reports_about_the_model_that_the_round_has(before_the_charg
 
 def test_a_sum_that_was_made_again_is_not_forgotten_at_once(tmp_path):
     class Made(DeviceFleet):
-        def _secure_sum(self, message, cohort, key):
+        def _secure_sum(self, round, model, cohort, key):
             return np.arange(4, dtype=np.uint32)
 
     class Public:
@@ -303,7 +305,7 @@ def test_a_sum_that_was_made_again_is_not_forgotten_at_once(tmp_path):
     for row in (5, 6, 7):
         (tmp_path / f"total-00-{row}.npy").write_bytes(bytes(16))
     nobody = Connected(None, dict, [], EnrolledKeys({}))
-    fleet = Made(nobody, None, 3, None, tmp_path, "run", kept=2)
+    fleet = Made(nobody, None, 3, FleetSection(), tmp_path, lambda: "run", kept=2)
     total = fleet.sum_reports(None, Question, np.arange(3), jax.random.key(0))
     assert np.array_equal(total.update, np.arange(4))
 
@@ -379,7 +381,7 @@ def test_devices_refuse_cohorts_that_the_modulus_does_not_hold(population, vocab
     recipe = fleet_recipe(population, fleet=settings)
     params = jax.eval_shape(build.language_model(recipe.model, len(vocabulary)).init, jax.random.key(0))
     encoded = build.report_encoding(recipe, params)
-    agreed = serving.agreement(recipe, len(vocabulary), [b"key"])
+    agreed = serving.agreement(recipe, vocabulary, [b"key"])
     assert 2 * encoded.largest * agreed.most < encoded.modulus
 
 
@@ -428,15 +430,14 @@ def test_a_report_is_masked_once_and_a_second_question_for_it_is_refused(tmp_pat
 
 
 def test_devices_that_rest_by_their_own_diaries_are_not_asked_for_ever(tmp_path, vocabulary, monkeypatch):
-    """Their rounds count for them even where they failed at the server, whose log says that they may. They have to be missing when it
+    """Their uploads count for them even where they failed at the server, whose log says that they may. They have to be missing when it
     counts who has come, or it tries without end."""
     fleet = FleetOfDevices(
         tmp_path,
         vocabulary,
         count=18,
         run={"rounds": 2, "evaluate_every": 2},
-        participation={"min_separation": 1, "max_participations": 1},
-        fleet={"patience": 0.5},
+        fleet={"patience": 0.5, "timer_hours": 24.0},
     )
     for number in range(18):
         Diary(tmp_path / f"device-{number}", TIRELESS).upload("run", 5)
@@ -450,8 +451,9 @@ def test_devices_that_rest_by_their_own_diaries_are_not_asked_for_ever(tmp_path,
         whole(log)
 
     monkeypatch.setattr(ParticipationLog, "fail", failed)
-    finished = train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
-    assert "are needed" in finished.stopped
+    with pytest.raises(LinkError, match="0 devices are there that may take part, 9 are needed"):
+        train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
+    assert not tries
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import time
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -9,11 +11,11 @@ import pytest
 from fleet_of_devices import FleetOfDevices, fleet_recipe
 
 from conftest import Cut, cut_at
+from taciturn.fleets import devices, wire
 from taciturn.fleets import diary as diaries
-from taciturn.fleets import wire
 from taciturn.fleets.devices import DeviceFleet
 from taciturn.fleets.diary import Diary, Rest
-from taciturn.fleets.link import LinkError, LocalLink
+from taciturn.fleets.link import Later, LinkError, LocalLink
 from taciturn.privacy.curator import Curator
 from taciturn.recipe_text import RecipeError
 from taciturn.release.checkpoint import load_model
@@ -80,8 +82,8 @@ def test_given_the_reports_a_simulated_fleet_comes_to_the_same_model(tmp_path, v
     class Replayed(DeviceFleet):
         """Adds the same reports in this process, in the plain."""
 
-        def _secure_sum(self, message, cohort, key):
-            return (sum(fleet.reports[int(message.public.round)]) % modulus(fleet)).astype(np.uint32)
+        def _secure_sum(self, round, model, cohort, key):
+            return (sum(fleet.reports[round]) % modulus(fleet)).astype(np.uint32)
 
     monkeypatch.setattr("taciturn.serving.DeviceFleet", Replayed)
     (tmp_path / "again").mkdir()
@@ -187,8 +189,8 @@ def test_a_device_with_another_recipe_does_not_come(tmp_path, vocabulary):
         tmp_path, vocabulary, count=9, run={"rounds": 1, "evaluate_every": 1}, fleet={"patience": 1.0}
     )
     fleet.start(3, recipe=fleet.recipe.with_settings("local", learning_rate=0.4))
-    finished = train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
-    assert "8 devices have come that may take part, and 9 are needed" in finished.stopped
+    with pytest.raises(LinkError, match="8 devices are there that may take part, 9 are needed"):
+        train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
 
 
 def test_who_took_part_is_said_in_no_log_outside_the_private_folder(tmp_path, vocabulary, caplog):
@@ -215,10 +217,11 @@ def test_a_server_that_is_killed_goes_on_and_no_device_trains_twice_for_what_was
     with pytest.raises(Cut):
         train_run(fleet.recipe, tmp_path / "run", cut_at(round), fleet.connected)
     before = {one: len(reports) for one, reports in fleet.reports.items()}
-    finished = resume_run(tmp_path / "run", quietly, fleet.connected)
-    assert (
-        finished.guarantee.releases == 6
-    )  # what was charged and not saved is given out again from its record, byte for byte
+    rows = []
+    finished = resume_run(tmp_path / "run", lambda done, all, row: rows.append(row), fleet.connected)
+    # What was charged and not saved is given out again from its record, byte for byte.
+    assert finished.guarantee.releases == 6
+    assert rows[-1]["uploads"] == sum(map(len, fleet.reports.values()))
     assert all(len(fleet.reports[one]) == count for one, count in before.items())
     assert_sums(fleet, totals)
 
@@ -270,11 +273,11 @@ def test_a_cohort_drawn_before_a_crash_is_not_asked_of_a_list_in_another_order(
     fleet = FleetOfDevices(tmp_path, vocabulary, run={"rounds": 2, "evaluate_every": 2, "save_every": 1})
     whole, calls = DeviceFleet._secure_sum, []
 
-    def killed(self, message, cohort, key):
+    def killed(*asked):
         calls.append(1)
         if len(calls) == 2:
             raise Cut
-        return whole(self, message, cohort, key)
+        return whole(*asked)
 
     monkeypatch.setattr(DeviceFleet, "_secure_sum", killed)
     with pytest.raises(Cut):
@@ -356,6 +359,101 @@ def test_a_device_keeps_its_own_timer_whatever_the_server_forgets(tmp_path):
     diaries.opt_out(tmp_path)
     assert "opted out" in Diary(tmp_path, Rest(0.0, 2, 2)).why_not("another run")
     assert json.loads((tmp_path / "diary.json").read_text())["opted_out"]
+
+
+def test_a_round_that_fails_again_and_again_is_given_up_and_the_run_goes_on_when_devices_are_well(
+    tmp_path, vocabulary, monkeypatch
+):
+    broken, pauses = [True], []
+
+    def dies(number, kind, answer):
+        return None if kind == wire.SHARE and broken else answer
+
+    class Clock:
+        """Time passes only where somebody sleeps."""
+
+        now = 0.0
+
+        def monotonic(self):
+            return self.now
+
+        def sleep(self, seconds):
+            pauses.append(seconds)
+            self.now += seconds
+
+    monkeypatch.setattr(devices, "time", Clock())
+    fleet = FleetOfDevices(
+        tmp_path,
+        vocabulary,
+        faults=(dies,),
+        run={"rounds": 1, "evaluate_every": 1},
+        fleet={"patience": 200.0},
+    )
+    with pytest.raises(LinkError, match=r"no round has come about for .* 8 rounds have failed.*--resume"):
+        train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
+    assert pauses == [2, 4, 8, 16, 32, 60, 60, 60]
+    broken.clear()
+    assert resume_run(tmp_path / "run", quietly, fleet.connected).guarantee.releases == 1
+
+
+@pytest.mark.parametrize(("count", "sent_away"), [(18, 0), (30, 12)])
+def test_whoever_is_not_needed_is_told_when_to_come_back(tmp_path, vocabulary, caplog, count, sent_away):
+    """Nine take part and nine wait for the next round; more would only wait."""
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=count, run={"rounds": 1, "evaluate_every": 1})
+    told, ask = {}, fleet.link.ask
+
+    def noted(kind, contents, *args, **settings):
+        if kind == wire.COME_BACK:
+            told.update({one: wire.seconds_from_bytes(content) for one, content in contents.items()})
+        return ask(kind, contents, *args, **settings)
+
+    fleet.link.ask = noted
+    with caplog.at_level(logging.INFO, "taciturn.fleet"):
+        train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
+    assert len(told) == sent_away
+    assert ("told to come back later" in caplog.text) == bool(sent_away)
+    assert "no answer to" not in caplog.text
+    took_part = {number for number in range(count) if (tmp_path / f"device-{number}" / "diary.json").exists()}
+    assert len(took_part) == 9
+    assert not told.keys() & took_part
+    assert all(fleet.link._devices[one].back_at > 0 for one in told)
+
+
+def test_a_device_that_rests_goes_away_on_its_own_and_tells_nobody_for_how_long(tmp_path, vocabulary):
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=10, fleet={"timer_hours": 2.0})
+    device = fleet.link._devices[4].handler
+    question = wire.joined(device._agreement.fingerprint, b"run", b"3")
+    assert fleet.link.ask(wire.CHECK_IN, {4: question}, 10) == {4: wire.READY}
+    device._diary.upload("another run", 0)
+    assert fleet.link.ask(wire.CHECK_IN, {4: question}, 10) == {4: b""}
+    assert 4 not in fleet.link.devices()
+    assert 7100 < fleet.link._devices[4].back_at - time.monotonic() <= 7200
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), -1.0, float("inf"), 10.0**300])
+def test_no_server_sends_a_device_away_for_good(seconds):
+    assert 0 <= Later(seconds).seconds <= 24 * 3600
+
+
+def test_a_device_with_other_words_does_not_come(tmp_path, vocabulary):
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=10, run={"rounds": 1, "evaluate_every": 1})
+    fleet.vocabulary = replace(
+        vocabulary, words=(*vocabulary.words[:-2], *vocabulary.words[:-3:-1])
+    )  # two changed places
+    fleet.start(4)
+    train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
+    assert not (tmp_path / "device-4" / "diary.json").exists()
+
+
+def test_a_run_in_a_folder_of_the_same_name_is_another_run_to_a_device(tmp_path, vocabulary):
+    names = set()
+    for server in ("one", "other"):
+        (tmp_path / server).mkdir()
+        fleet = FleetOfDevices(tmp_path / server, vocabulary, count=9, run={"rounds": 1, "evaluate_every": 1})
+        train_run(fleet.recipe, tmp_path / server / "run", quietly, fleet.connected)
+        names |= {upload["run"] for upload in fleet.link._devices[0].handler._diary.uploads}
+    assert len(names) == 2
+    assert {name.split()[0] for name in names} == {"run"}
 
 
 def test_whoever_opts_out_is_asked_in_no_round(tmp_path, vocabulary):

@@ -29,8 +29,15 @@ def fleet(tmp_path, people):
     return tmp_path / "fleet"
 
 
+def with_text(people, count, folder):
+    devices = [folder / f"device-{number}" for number in range(count)]
+    for number, device in enumerate(devices):
+        fleet_folders.save_text(device, people.texts[number])
+    return devices
+
+
 def test_a_fleet_from_its_folders_trains(tmp_path, fleet, people):
-    devices = fleet_folders.split_population(people, 10, tmp_path)
+    devices = with_text(people, 10, tmp_path)
     fleet_folders.enrol(fleet, devices)
     enrolled = fleet_folders.enrolled_keys(fleet)
     handlers = {number: fleet_folders.open_device(device) for number, device in enumerate(devices)}
@@ -46,7 +53,7 @@ def test_a_fleet_from_its_folders_trains(tmp_path, fleet, people):
 
 
 def test_the_server_has_no_text_and_devices_no_key_of_another(tmp_path, fleet, people):
-    devices = fleet_folders.split_population(people, 3, tmp_path)
+    devices = with_text(people, 3, tmp_path)
     fleet_folders.enrol(fleet, devices)
     assert len(Population(fleet / "population")) == 0
     given = {path.name for path in (devices[0] / "fleet").iterdir()}
@@ -59,7 +66,7 @@ def test_the_server_has_no_text_and_devices_no_key_of_another(tmp_path, fleet, p
 
 
 def test_enrolled_again_a_device_keeps_its_number_and_a_stranger_is_told(tmp_path, fleet, people):
-    devices = fleet_folders.split_population(people, 3, tmp_path)
+    devices = with_text(people, 3, tmp_path)
     fleet_folders.enrol(fleet, devices)
     fleet_folders.enrol(fleet, [devices[2], devices[0]])
     assert fleet_folders.enrolled_keys(fleet) == [device_key(device) for device in devices]
@@ -73,7 +80,7 @@ def test_enrolled_again_a_device_keeps_its_number_and_a_stranger_is_told(tmp_pat
 
 
 def test_whoever_opts_out_has_no_text_left_and_takes_part_in_nothing(tmp_path, fleet, people):
-    devices = fleet_folders.split_population(people, 3, tmp_path)
+    devices = with_text(people, 3, tmp_path)
     fleet_folders.enrol(fleet, devices)
     device_command(devices[1], opt_out=True)
     assert not (devices[1] / "tokens.npy").exists()

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from taciturn.fleets.flower import device
+from taciturn.fleets.flower import server as server_end
 from taciturn.fleets.flower.authority import device_key, make_authority
 from taciturn.fleets.flower.device import run_device
 from taciturn.fleets.flower.server import flower_server
@@ -27,6 +28,25 @@ def test_without_a_certificate_there_is_no_server(tmp_path):
 def test_a_server_on_an_address_of_somebody_else(tmp_path):
     with pytest.raises(LinkError, match="cannot listen"), flower_server(tmp_path, "localhost", 2**17, insecure=True):
         pass
+
+
+def test_of_two_servers_in_one_folder_the_second_is_told(tmp_path, monkeypatch):
+    class NoFlower:
+        def __init__(self, *args):
+            pass
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(server_end, "FlowerServer", NoFlower)
+    with (
+        pytest.raises(LinkError, match="another server is at work"),
+        flower_server(tmp_path, "localhost", 0, insecure=True),
+        flower_server(tmp_path, "localhost", 0, insecure=True),
+    ):
+        pass
+    with flower_server(tmp_path, "localhost", 0, insecure=True):
+        pass  # the first has ended
 
 
 @pytest.mark.parametrize("server", ["fleet.example:8443", "127.0.0.1.example:8443", "10.0.0.1:80", "nonsense"])

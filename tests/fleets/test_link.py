@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from taciturn.fleets.link import LocalLink
+from taciturn.fleets.link import Later, LocalLink
 
 
 def echo(kind, content):
@@ -49,6 +49,21 @@ def test_a_late_answer_is_never_seen_again(caplog):
     assert "1 too late" in caplog.text
     release.set()
     assert link.ask("sum", same(b"second", 1, 2), 10) == {1: b"sum second", 2: b"second"}
+
+
+def test_a_device_that_goes_away_has_answered_and_comes_back():
+    def busy(kind, content):
+        if kind == "away":
+            raise Later(float(content))
+        return b"here"
+
+    link = LocalLink({1: busy, 2: echo})
+    assert link.ask("away", same(b"0.3", 1), 5) == {1: b""}
+    assert link.devices() == [2]
+    assert link.ask("sum", same(b"", 1, 2), 5) == {2: b"sum "}
+    time.sleep(0.4)
+    assert link.devices() == [1, 2]
+    assert link.ask("sum", same(b"", 1), 5) == {1: b"here"}
 
 
 def test_a_device_does_one_thing_at_a_time():

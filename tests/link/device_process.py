@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from taciturn.fleets.flower.device import run_device
+from taciturn.fleets.link import Later
 
 
 def handler(kind: str, content: bytes) -> bytes:
@@ -13,6 +14,8 @@ def handler(kind: str, content: bytes) -> bytes:
         logging.getLogger("test").info("asleep")
         time.sleep(float(content))
         return b"awake"
+    if kind == "away":
+        raise Later(float(content))
     if kind == "zeros":
         return bytes(int(content))
     if kind == "fail":

@@ -12,6 +12,7 @@ from taciturn.core import Message, Program, UserData
 from taciturn.fleets import wire
 from taciturn.fleets.diary import Diary
 from taciturn.fleets.identities import Identity
+from taciturn.fleets.link import LOG, Later
 from taciturn.fleets.sum_device import DeviceRound
 from taciturn.fleets.sum_messages import Roster, SealedShares, UnmaskRequest
 from taciturn.fleets.terms import Agreement
@@ -39,6 +40,7 @@ class Device:
         self._like, self._user = message, user
         self._program = jax.jit(lambda message, user, key: program(message, user, key))
         self._sum: DeviceRound | None = None
+        self._why_not: str | None = None  # as it was said last
 
     def __call__(self, kind: str, content: bytes) -> bytes:
         match kind:
@@ -52,6 +54,8 @@ class Device:
                 return self._report(content)
             case wire.UNMASK:
                 return self._in_a_round().unmask(UnmaskRequest.from_bytes(content)).to_bytes()
+            case wire.COME_BACK:
+                raise Later(wire.seconds_from_bytes(content))
             case _:
                 raise ValueError(f"“{kind}” is no question for a device")
 
@@ -60,7 +64,14 @@ class Device:
         if fingerprint != self._agreement.fingerprint:
             raise NotNow("the server trains by another recipe, or for other devices, than this device was given")
         why_not = self._diary.why_not(run.decode(), int(round))
-        return why_not.encode() if why_not else wire.READY
+        if why_not not in (None, self._why_not):
+            LOG.info("takes no part now: %s", why_not)
+        self._why_not = why_not
+        if why_not is None:
+            return wire.READY
+        if rest := self._diary.rests_for:
+            raise Later(rest)  # on its own account: nobody is told for how long
+        return wire.NOT_NOW
 
     def _advertise(self, content: bytes) -> bytes:
         self._sum = None  # whatever round it was in is over

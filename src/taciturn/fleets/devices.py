@@ -10,6 +10,7 @@ Which devices took part is known to the curator's log and to nobody else: messag
 import hashlib
 import hmac
 import os
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,8 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from taciturn.core import Key, Message, Program, Report, UserIds
-from taciturn.data.availability import TooFewDevices
+from taciturn.core import FailedRound, Key, Message, Program, Report, UserIds
 from taciturn.files import write_atomically
 from taciturn.fleets import wire
 from taciturn.fleets.identities import Identity
@@ -32,6 +32,7 @@ from taciturn.fleets.terms import Agreement
 
 SHORT = 60.0  # seconds for stages in which nobody trains, at most
 DIGEST_BYTES = 32
+UPLOADS = "uploads"
 WAIT = 2.0  # seconds between two calls for devices
 
 Watch = Callable[[str, int, int], None]  # stage, how many are done, of how many
@@ -67,32 +68,50 @@ class DeviceFleet:
         asked: int,
         patience: Patience,
         folder: Path,
-        run: str,
+        run: Callable[[], str],
         kept: int,
         row: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`folder` keeps the sums of the last `kept` rounds, which a run that is resumed may ask for again. `row` is that of the noise
-        which the next round takes."""
+        """`folder` keeps the sums of the last `kept` rounds, which a run that is resumed may ask for again. `run` is a name that no other
+        run has, `row` that of the noise which the next round takes."""
         self._row, self._enrolled = row, connected.enrolled
         self._link, self._people, self._identity = connected.link, connected.people, connected.identity
-        self._agreement, self._watch, self.uploads = agreement, connected.watch, 0
+        self._agreement, self._watch = agreement, connected.watch
         self._asked, self._patience, self._folder, self._run, self._kept = asked, patience, folder, run, kept
+        self._round_seconds = min(SHORT, patience.deadline)  # how long the last one took
+        self._waiting_since: float | None = None  # for the next sum
+        self._failed = 0  # rounds in a row
+
+    @property
+    def uploads(self) -> int:
+        """Reports that came in time, in all of the run's rounds, failed ones too."""
+        path = self._folder / UPLOADS
+        return int(path.read_text()) if path.exists() else 0
 
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
-        """Those who are connected, rested and allowed; waits until they are enough."""
+        """Those who are connected, rested and allowed; waits until they are enough, and longer each time that a round has failed."""
         self._check_list()
-        given_up = time.monotonic() + self._patience.patience
+        if self._waiting_since is None:
+            self._waiting_since = time.monotonic()
+        if self._failed:
+            time.sleep(min(SHORT, WAIT * 2 ** (self._failed - 1)))
         while True:
             ready = eligible(self._checked_in())
             self._watch("checked in", len(ready), self._asked)
+            if self._failed or len(ready) < self._asked:
+                self._lose_patience(time.monotonic() - self._waiting_since, len(ready))
             if len(ready) >= self._asked:
                 return ready
-            if time.monotonic() > given_up:
-                raise TooFewDevices(
-                    f"{len(ready)} devices have come that may take part, and {self._asked} are needed, after waiting for "
-                    f"{self._patience.patience:g} seconds: enrol or start more devices, or lower the cohort or the separation"
-                )
             time.sleep(WAIT)
+
+    def _lose_patience(self, waited: float, ready: int) -> None:
+        if waited > self._patience.patience:
+            failed = f", and {self._failed} rounds have failed" if self._failed else ""
+            raise LinkError(
+                f"no round has come about for {waited:.0f} seconds (fleet.patience): {ready} devices are there that may take part, "
+                f"{self._asked} are needed{failed}. Enrol or start more devices, or let them rest less (fleet.timer_hours, "
+                "participation.min_separation); then go on with --resume"
+            )
 
     def _check_list(self) -> None:
         """The log knows devices by their places on the list: those must not change during a run. More may come."""
@@ -106,7 +125,7 @@ class DeviceFleet:
         write_atomically(path, now, 0o600)
 
     def _checked_in(self) -> UserIds:
-        content = wire.joined(self._agreement.fingerprint, self._run.encode(), str(self._row()).encode())
+        content = wire.joined(self._agreement.fingerprint, self._run().encode(), str(self._row()).encode())
         people = self._people()
         answers = self._link.ask(wire.CHECK_IN, dict.fromkeys(people, content), min(SHORT, self._patience.deadline))
         return np.array(sorted(people[one] for one, answer in answers.items() if answer == wire.READY), np.int64)
@@ -115,14 +134,16 @@ class DeviceFleet:
         del program  # devices have it from their own recipe
         key_bytes = np.asarray(jax.random.key_data(key)).astype("<u4").tobytes()
         record = self._folder / f"total-{key_bytes.hex()}-{int(message.public.round)}.npy"
-        about = wire.arrays_to_bytes(message) + np.asarray(cohort, "<i8").tobytes()
+        model = wire.arrays_to_bytes(message)
+        about = model + np.asarray(cohort, "<i8").tobytes()
         values = self._recorded(record, about, key_bytes)
         if values is None:
             self._check_list()  # a cohort that was drawn before a crash is asked by its numbers, without looking who is there
-            values = self._secure_sum(message, cohort, key_bytes)
+            values = self._round(int(message.public.round), model, cohort, key_bytes)
             content = values.astype("<u4").tobytes()
             write_atomically(record, _digest(about, content, key_bytes) + content, 0o600)
             self._forget(record)
+            self._steer(cohort)
         return Report(jnp.asarray(values.view(np.int32)), jnp.int32(0))
 
     def _recorded(self, record: Path, about: bytes, key: bytes) -> np.ndarray | None:
@@ -133,17 +154,42 @@ class DeviceFleet:
             return None
         return np.frombuffer(values, "<u4").astype(np.uint32)
 
-    def _secure_sum(self, message: Message, cohort: UserIds, key: bytes) -> np.ndarray:
+    def _round(self, round: int, model: bytes, cohort: UserIds, key: bytes) -> np.ndarray:
+        began = time.monotonic()
+        try:
+            values = self._secure_sum(round, model, cohort, key)
+        except FailedRound as reason:
+            self._failed += 1
+            LOG.warning("the round has failed, nothing is released, and it is tried again: %s", reason)
+            raise
+        self._waiting_since, self._failed, self._round_seconds = None, 0, time.monotonic() - began
+        return values
+
+    def _steer(self, cohort: UserIds) -> None:
+        """Pace steering: of those who waited in vain as many stay as a round asks; the others are told when to come back, so that about
+        a round's worth of them comes in the time of a round."""
+        taking_part = set(cohort.tolist())
+        waiting = [connection for connection, device in self._people().items() if device not in taking_part]
+        too_many = max(0, len(waiting) - self._asked)
+        pace = self._round_seconds * too_many / self._asked
+        sent_away = {
+            connection: wire.seconds_to_bytes(random.uniform(0, pace))
+            for connection in random.sample(waiting, too_many)
+        }
+        if sent_away:
+            LOG.info("%d devices more are here than can take part, and are told to come back later", too_many)
+            self._link.ask(wire.COME_BACK, sent_away, min(SHORT, self._patience.deadline))
+
+    def _secure_sum(self, round: int, model: bytes, cohort: UserIds, key: bytes) -> np.ndarray:
         connections = {device: connection for connection, device in self._people().items()}
         asked = {connections[device]: device for device in cohort.tolist() if device in connections}
         # A name that no attempt ever has again: a device that answered one would otherwise answer another with the same masks.
-        name, round = os.urandom(16), str(int(message.public.round)).encode()
+        name = os.urandom(16)
         server = ServerRound(self._agreement.terms(name), self._identity)
-        first = dict.fromkeys(asked, wire.joined(name, self._run.encode(), round))
+        first = dict.fromkeys(asked, wire.joined(name, self._run().encode(), str(round).encode()))
         self._stage(wire.ADVERTISE, first, asked, lambda d, a: server.take_advert(d, Advert.from_bytes(a)))
         rosters = self._to_connections(server.rosters(), asked)
         self._stage(wire.SHARE, rosters, asked, lambda d, a: server.take_shares(d, SealedShares.from_bytes(a)))
-        model = wire.arrays_to_bytes(message)
         deliveries = {
             connection: wire.joined(delivery, model, key)
             for connection, delivery in self._to_connections(server.deliveries(), asked).items()
@@ -151,7 +197,7 @@ class DeviceFleet:
         taken = self._stage(
             wire.REPORT, deliveries, asked, lambda d, a: server.take_report(d, MaskedReport.from_bytes(a))
         )
-        self.uploads += taken
+        write_atomically(self._folder / UPLOADS, str(self.uploads + taken).encode(), 0o600)
         requests = self._to_connections(server.requests(), asked)
         self._stage(wire.UNMASK, requests, asked, lambda d, a: server.take_answer(d, Unmasking.from_bytes(a)))
         return server.total().values

@@ -57,6 +57,12 @@ class Diary:
                 self._write(content)
             return why_not
 
+    @property
+    def rests_for(self) -> float:
+        """Seconds until its own timer lets it take part again; none if it does already."""
+        uploads = self.uploads
+        return max(0.0, uploads[-1]["at"] + 3600 * self._rest.hours - _now()) if uploads else 0.0
+
     def _why_not(self, content: dict, run: str, round: int | None) -> str | None:
         uploads = content["uploads"]
         if content["opted_out"]:

@@ -25,8 +25,19 @@ LOOPBACK = {"localhost", "127.0.0.1", "::1"}  # where a connection may do withou
 LATE, GONE, FAILED, LARGE = "too late", "not connected", "failed", "too large"  # why an answer is missing
 
 
+MOST_AWAY = 24 * 3600.0  # seconds for which a device goes away at a time, whatever it is told
+
+
 class LinkError(Exception):
     """There is no wire, for a reason that a person can do something about."""
+
+
+class Later(Exception):
+    """Raised by a handler: its answer is empty, and the device goes away and comes back after so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = min(seconds, MOST_AWAY) if seconds > 0 else 0.0
+        super().__init__(f"back in {self.seconds:.0f} seconds")
 
 
 class Link(Protocol):
@@ -67,12 +78,14 @@ class Link(Protocol):
 
 
 def answer_of(handler: Handler, kind: str, content: bytes) -> bytes | None:
-    """On the device. What went wrong stays in the device's own log: the words of an exception may be those of its user."""
+    """On the device. What went wrong stays in its own log: the words of an exception may be those of its user. `Later` passes through."""
     try:
         answer = handler(kind, content)
         if not isinstance(answer, bytes):
             raise TypeError(f"an answer is bytes, and not {type(answer).__name__}")
         return answer
+    except Later:
+        raise
     except Exception as error:
         LOG.warning("no answer to “%s”: %s: %s", kind, type(error).__name__, error)
         LOG.debug("where it happened", exc_info=True)
@@ -111,7 +124,7 @@ class LocalLink:
         self._devices.pop(number, None)
 
     def devices(self) -> list[int]:
-        return sorted(self._devices)
+        return sorted(number for number, device in self._devices.items() if device.back_at <= time.monotonic())
 
     def ask(
         self,
@@ -122,9 +135,9 @@ class LocalLink:
         progress: Progress = lambda done, all: None,
     ) -> dict[int, bytes]:
         deadline = time.monotonic() + seconds
-        question = _Question(kind, contents)
+        question, connected = _Question(kind, contents), set(self.devices())
         for number in contents:
-            if number in self._devices:
+            if number in connected:
                 threading.Thread(target=self._answer, args=(question, number), daemon=True).start()
             else:
                 question.settle(number, GONE)
@@ -148,7 +161,10 @@ class LocalLink:
         if device is None:
             return question.settle(number, GONE)
         with device.busy:  # one question at a time, as a real one
-            answer = answer_of(device.handler, question.kind, question.contents[number])
+            try:
+                answer = answer_of(device.handler, question.kind, question.contents[number])
+            except Later as later:
+                answer, device.back_at = b"", time.monotonic() + later.seconds
             for fault in self._faults:
                 answer = None if answer is None else fault(number, question.kind, answer)
         if self._devices.get(number) is not device:
@@ -163,7 +179,7 @@ class LocalLink:
 
 class _LocalDevice:
     def __init__(self, handler: Handler) -> None:
-        self.handler, self.busy = handler, threading.Lock()
+        self.handler, self.busy, self.back_at = handler, threading.Lock(), 0.0
 
 
 class _Question:

@@ -10,7 +10,7 @@ from taciturn.fleets.sum_messages import Terms
 class Agreement(NamedTuple):
     """The same on both sides, each of which makes its own from its recipe and its list of devices: all of `Terms` but the round's name."""
 
-    fingerprint: bytes  # of recipe and list
+    fingerprint: bytes  # of recipe, words and list
     modulus_bits: int
     length: int  # of a report
     dropouts: float
@@ -22,9 +22,11 @@ class Agreement(NamedTuple):
         return Terms(round, *self)
 
 
-def fingerprint(recipe: str, enrolled: Sequence[bytes]) -> bytes:
+def fingerprint(recipe: str, words: Sequence[str], enrolled: Sequence[bytes]) -> bytes:
     """`enrolled` are the public keys of all devices, in the order of their numbers."""
-    digest = hashlib.sha256(b"taciturn fleet\0" + recipe.encode())
-    for key in enrolled:
-        digest.update(len(key).to_bytes(8, "big") + key)
+    digest = hashlib.sha256(b"taciturn fleet\0")
+    for parts in ([recipe.encode()], [word.encode() for word in words], enrolled):
+        digest.update(len(parts).to_bytes(8, "big"))
+        for part in parts:
+            digest.update(len(part).to_bytes(8, "big") + part)
     return digest.digest()

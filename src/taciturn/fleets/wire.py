@@ -12,7 +12,8 @@ import numpy as np
 from taciturn.core import PyTree
 
 CHECK_IN, ADVERTISE, SHARE, REPORT, UNMASK = "check-in", "advertise", "share", "report", "unmask"
-READY = b"ready"
+COME_BACK = "come back"  # after so many seconds
+READY, NOT_NOW = b"ready", b"not now"
 
 
 def joined(*parts: bytes) -> bytes:
@@ -33,6 +34,16 @@ def parted(content: bytes, count: int) -> list[bytes]:
     if start != len(content):
         raise ValueError("a message goes on after its end")
     return parts
+
+
+def seconds_to_bytes(seconds: float) -> bytes:
+    return struct.pack(">d", seconds)
+
+
+def seconds_from_bytes(content: bytes) -> float:
+    if len(content) != 8:
+        raise ValueError("a time has eight bytes")
+    return struct.unpack(">d", content)[0]
 
 
 def arrays_to_bytes(arrays: PyTree) -> bytes:

@@ -38,7 +38,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from taciturn.files import write_atomically
 from taciturn.fleets.flower.authority import load_device_key
 from taciturn.fleets.flower.envelope import Refused, cut, seal, unseal
-from taciturn.fleets.link import FAILED, LARGE, LOG, LOOPBACK, MOST_BYTES, Handler, LinkError, answer_of
+from taciturn.fleets.link import FAILED, LARGE, LOG, LOOPBACK, MOST_BYTES, Handler, Later, LinkError, answer_of
 
 NUMBER = "number"  # the file where a device keeps the number the server gave it
 LEAST_SECONDS = 0.5  # between two looks: whether to stop, and for a question, should the gate not wait for one
@@ -71,6 +71,10 @@ def run_device(
                 device.join()
                 wait, told = RETRY_SECONDS[0], ""
                 device.serve(handler, stop)
+            except Later as later:
+                LOG.info("not needed for now: %s", later)
+                device.leave()
+                stop.wait(later.seconds)
             except (httpx.HTTPError, ssl.SSLError) as error:
                 reason = _reason(error)
                 if reason != told:
@@ -96,10 +100,14 @@ class _Device:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.leave()
+        self._client.close()
+
+    def leave(self) -> None:
         if self._joined:
             with suppress(httpx.HTTPError):  # or else the server notices by itself
                 self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
-        self._client.close()
+        self._joined = False
 
     def join(self) -> None:
         """Tell the server that this device is here, by the number it had before, or as new."""
@@ -131,7 +139,11 @@ class _Device:
         except (Refused, httpx.HTTPStatusError) as error:
             LOG.info("a question was withdrawn: %s", error)
             return
-        answer = answer_of(handler, question.group_id, content)
+        away: Later | None = None
+        try:
+            answer = answer_of(handler, question.group_id, content)
+        except Later as later:
+            answer, away = b"", later
         if answer is not None and len(answer) > MOST_BYTES:
             LOG.warning(
                 "no answer to “%s”: it would have %d bytes, and %d are allowed",
@@ -149,6 +161,8 @@ class _Device:
             httpx.HTTPStatusError
         ) as error:  # the round may be over, or this device dismissed; the next look will tell
             LOG.warning("the answer to “%s” was not taken: %s", question.group_id, error.response.text[:200])
+        if away:
+            raise away
 
     def _fetch(self, question: Metadata, tree: ObjectTree, deadline: float) -> bytes:
         objects: dict[str, bytes] = {}

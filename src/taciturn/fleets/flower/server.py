@@ -8,6 +8,7 @@ SuperLink may die at any time. What was asked of devices is lost with it, and wi
 the same devices by the same numbers. The sockets are this process's own, so that devices find the same address.
 """
 
+import fcntl
 import socket
 import time
 from collections.abc import Iterator
@@ -39,11 +40,12 @@ def flower_server(
         raise LinkError(f"without TLS a server may listen on this machine alone, and {host} is more than that")
     if not insecure and not ((folder / SERVER_KEY).exists() and (folder / SERVER_CERTIFICATE).exists()):
         raise LinkError(f"{folder} holds no certificate for the server: make one first")
-    server = FlowerServer(private_folder(folder), host, port, insecure, most_bytes)
-    try:
-        yield server
-    finally:
-        server.close()
+    with _alone(private_folder(folder)):
+        server = FlowerServer(folder, host, port, insecure, most_bytes)
+        try:
+            yield server
+        finally:
+            server.close()
 
 
 class FlowerServer:
@@ -83,6 +85,17 @@ class FlowerServer:
     def close(self) -> None:
         self.link.close()
         self._superlink.close()
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Two servers would take each other's devices. The lock goes with the process, however that ends."""
+    with open(folder / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LinkError(f"another server is at work in {folder}: stop it first") from None
+        yield
 
 
 def _listen(host: str, port: int) -> socket.socket:
