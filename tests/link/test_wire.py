@@ -47,15 +47,15 @@ def test_a_device_that_fails_is_missing_and_its_words_stay_with_it(fleet, caplog
         assert len(server.link.ask("reverse", to_all(server, b"on"), ALL)) == 2
 
 
-def test_a_device_that_is_sent_away_leaves_at_once_and_comes_back_with_its_number(fleet, caplog):
+def test_a_device_that_is_sent_away_leaves_and_comes_back_with_its_number(fleet, caplog):
     with fleet.server(devices=2) as (server, devices):
         away, stays = server.link.devices()
-        assert server.link.ask("away", {away: b"5"}, ALL) == {away: b""}
-        until(lambda: server.link.devices() == [stays], "that it leaves", 3)
+        assert server.link.ask("away", {away: b"8"}, ALL) == {away: b""}
+        until(lambda: server.link.devices() == [stays], "that it leaves", 6)
         assert server.link.ask("reverse", {stays: b"abc"}, ALL) == {stays: b"cba"}
         until(lambda: server.link.devices() == [away, stays], "that it comes back")
         assert server.link.ask("reverse", {away: b"abc"}, ALL) == {away: b"cba"}
-        assert sum("back in 5 seconds" in device.log() for device in devices) == 1
+        assert sum("back in 8 seconds" in device.log() for device in devices) == 1
         assert "no answer" not in caplog.text
 
 

@@ -46,6 +46,7 @@ UPLOAD_SECONDS = 0.2  # between two looks for a part of a question that the serv
 ALIVE_SECONDS = (
     HEARTBEAT_MIN_INTERVAL * 0.7
 )  # the server takes a device for gone after two of Flower's shortest intervals without a sign
+LINGER_SECONDS = 3.0  # before a device leaves: Flower gives nobody the answer of one that has left
 RETRY_SECONDS = 1.0, 30.0  # first and longest wait for a server that is not there
 
 Result = TypeVar("Result")
@@ -73,8 +74,9 @@ def run_device(
                 device.serve(handler, stop)
             except Later as later:
                 LOG.info("not needed for now: %s", later)
+                stop.wait(LINGER_SECONDS)
                 device.leave()
-                stop.wait(later.seconds)
+                stop.wait(later.seconds - LINGER_SECONDS)
             except (httpx.HTTPError, ssl.SSLError) as error:
                 reason = _reason(error)
                 if reason != told:
