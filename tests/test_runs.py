@@ -3,12 +3,13 @@
 import csv
 import json
 import math
+import os
 
 import jax
 import pytest
 from typer.testing import CliRunner
 
-from conftest import made_up_users, tiny_recipe
+from conftest import Cut, made_up_users, tiny_recipe
 from taciturn.algorithms.pretraining import Schedule
 from taciturn.cli import app
 from taciturn.config import Recipe
@@ -115,6 +116,35 @@ def test_help_teaches_every_command():
     for command in ("data", "pretrain", "train", "evaluate", "compare", "ledger", "export", "demo"):
         assert command in run_cli("--help").output
         assert len(run_cli(command, "--help").output) > 200
+
+
+@pytest.mark.parametrize("name", ["root", "vocabulary.txt", "recipe.toml"])
+def test_a_run_that_was_cut_off_while_its_first_files_were_written_begins_again(
+    population, tmp_path, monkeypatch, name
+):
+    fsync, recipe = os.fsync, tiny_recipe(population, run={"rounds": 1})
+
+    def cut(descriptor):
+        if f".{name}." in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise Cut
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", cut)
+    with pytest.raises(Cut):
+        train_run(recipe, tmp_path / "run", quietly)
+    monkeypatch.setattr(os, "fsync", fsync)
+    (left,) = (tmp_path / "run").rglob("*.partial")
+    assert name in left.name
+    assert train_run(recipe, tmp_path / "run", quietly).guarantee.releases == 1
+    assert not list((tmp_path / "run").rglob("*.partial"))
+
+
+def test_a_folder_with_anything_else_in_it_is_left_alone(population, tmp_path):
+    (tmp_path / "run" / "private").mkdir(parents=True)
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    with pytest.raises(RunError, match="exists already"):
+        train_run(tiny_recipe(population), tmp_path / "run", quietly)
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
 
 
 def test_training_stops_at_the_budget_and_says_so(population, tmp_path):

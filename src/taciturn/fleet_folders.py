@@ -59,15 +59,15 @@ def new_fleet(folder: Path, recipe: Recipe, names: tuple[str, ...] = ()) -> None
 def try_out(folder: Path, recipe: Recipe, count: int, run: str) -> list[Path]:
     """A server's folder, and enrolled devices with the first users of the recipe's population. What is released about them is charged to
     its ledger, under the name `run`."""
-    people = build.population(recipe)
-    if len(people) < count:
-        raise LinkError(f"{people.folder} has fewer than {count} users")
-    if run in build.open_ledger(people).runs():
-        raise LinkError(f"the ledger of {people.folder} has a run {run!r} already: choose another --out")
-    _server_folder(folder / "server", recipe, people, ())
+    population = build.population(recipe)
+    if len(population) < count:
+        raise LinkError(f"{population.folder} has fewer than {count} users")
+    if run in build.open_ledger(population).runs():
+        raise LinkError(f"the ledger of {population.folder} has a run {run!r} already: choose another --out")
+    _server_folder(folder / "server", recipe, population, ())
     devices = [folder / f"device-{number}" for number in range(count)]
     for number, device in enumerate(devices):
-        save_text(device, people.texts[number])
+        save_text(device, population.texts[number])
     enrol(folder / "server", devices)
     return devices
 
@@ -86,9 +86,8 @@ def _server_folder(folder: Path, recipe: Recipe, words_of: Population, names: tu
     given = folder / "for-devices"
     given.mkdir()
     shutil.copy(certificate, given / AUTHORITY_CERTIFICATE)
-    save_recipe(
-        recipe.with_settings("run", seed=None), given / RECIPE
-    )  # of a seed all noise is made: the server's alone
+    without_seed = recipe.with_settings("run", seed=None)  # of which all noise is made: it is the server's alone
+    save_recipe(without_seed, given / RECIPE)
     words_of.vocabulary.save(given / "vocabulary.txt")
     write_atomically(given / "vocabulary.json", json.dumps(words_of.vocabulary.about).encode())
 

@@ -7,7 +7,7 @@ import pytest
 from fleet_of_devices import fleet_recipe
 
 from conftest import build_population, made_up_users
-from taciturn import fleet_folders
+from taciturn import build, fleet_folders
 from taciturn.cli_fleet import device as device_command
 from taciturn.data.population import Population
 from taciturn.fleets.devices import Connected
@@ -36,9 +36,7 @@ def with_text(people, count, folder):
     return devices
 
 
-def test_a_fleet_from_its_folders_trains(tmp_path, fleet, people):
-    devices = with_text(people, 10, tmp_path)
-    fleet_folders.enrol(fleet, devices)
+def train(fleet, devices, run):
     enrolled = fleet_folders.enrolled_keys(fleet)
     handlers = {number: fleet_folders.open_device(device) for number, device in enumerate(devices)}
     for handler in handlers.values():
@@ -47,9 +45,34 @@ def test_a_fleet_from_its_folders_trains(tmp_path, fleet, people):
     connected = Connected(
         link, lambda: {one: one for one in link.devices()}, enrolled, fleet_folders.identity(enrolled)
     )
-    finished = train_run(fleet_folders.fleet_recipe(fleet), tmp_path / "run", lambda *_: None, connected)
+    return train_run(fleet_folders.fleet_recipe(fleet), run, lambda *_: None, connected)
+
+
+def test_a_fleet_from_its_folders_trains(tmp_path, fleet, people):
+    devices = with_text(people, 10, tmp_path)
+    fleet_folders.enrol(fleet, devices)
+    finished = train(fleet, devices, tmp_path / "run")
     assert finished.guarantee.releases == 1
     assert sum((device / "diary.json").exists() for device in devices) == 9
+    assert build.open_ledger(people).runs() == []  # the people are others than the population's, whose words they have
+
+
+def test_where_a_fleet_is_tried_out_its_people_are_charged(tmp_path, people):
+    """They are a population's, and what is released about them adds up with all else that was."""
+    recipe = fleet_recipe(people, run={"rounds": 1, "evaluate_every": 1})
+    devices = fleet_folders.try_out(tmp_path / "try", recipe, 10, "try-run")
+    assert [np.load(device / "tokens.npy").tolist() for device in devices] == [
+        np.asarray(people.texts[number]).tolist() for number in range(10)
+    ]
+    finished = train(tmp_path / "try" / "server", devices, tmp_path / "try" / "try-run")
+    ledger = build.open_ledger(people)
+    assert ledger.runs() == ["try-run"]
+    assert ledger.guarantee("try-run").releases == finished.guarantee.releases == 1
+    with pytest.raises(LinkError, match="has a run 'try-run' already: choose another --out"):
+        fleet_folders.try_out(tmp_path / "again", recipe, 10, "try-run")
+    assert not (tmp_path / "again").exists()
+    with pytest.raises(LinkError, match="fewer than 13 users"):
+        fleet_folders.try_out(tmp_path / "again", recipe, 13, "again-run")
 
 
 def test_the_server_has_no_text_and_devices_no_key_of_another(tmp_path, fleet, people):
