@@ -1,5 +1,7 @@
 """A recipe is checked before anything is spent, and says in a sentence what is wrong."""
 
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from conftest import tiny_recipe
 from taciturn.recipe_text import RecipeError, load_recipe, model_settings, parse_recipe, reference, save_recipe
 
+ROOT = Path(__file__).parents[1]
 GOOD = {
     "data": {"population": "somewhere"},
     "participation": {"users": 1000, "cohort": 100},
@@ -170,3 +173,11 @@ def test_noise_restarts_with_adaptive_clipping_as_in_the_paper(population):
 def test_participations_are_capped_by_what_is_possible(population):
     recipe = tiny_recipe(population, **FTRL)
     assert recipe.max_participations == 2  # six rounds, four in between
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+def test_recipes_in_the_documentation_are_recipes(page):
+    """Each as it stands, with what it leaves out filled in."""
+    for block in re.findall(r"^```toml\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE):
+        content = tomllib.loads(block)
+        parse_recipe(changed(**((FTRL if content.get("algorithm") == "dp-ftrl" else {}) | content)))

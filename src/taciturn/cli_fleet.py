@@ -21,6 +21,8 @@ fleet_app = typer.Typer(
     help="A fleet of real devices: make one, enrol devices, or try it out on this machine.", no_args_is_help=True
 )
 END_SECONDS = 20
+NO_REST = 1e-6  # hours
+OVER_DEVICES = ("fleet.kind=devices", "privacy.encoding=modular")  # what makes a recipe one for devices
 
 
 @fleet_app.command()
@@ -44,7 +46,7 @@ def new(
     from taciturn.fleet_folders import new_fleet
     from taciturn.recipe_text import load_recipe
 
-    new_fleet(fleet, load_recipe(recipe, set), tuple(name or ()))
+    new_fleet(fleet, load_recipe(recipe, [*(set or ()), *OVER_DEVICES]), tuple(name or ()))
     console.print(
         f"{fleet} is ready. Enrol devices: taciturn fleet enrol {fleet} DEVICE …; then: taciturn serve {fleet}",
         highlight=False,
@@ -137,15 +139,20 @@ def up(
 ) -> None:
     """Try a fleet out on this machine: a server and N devices, with the first N users of the recipe's population, over TLS.
 
-    What it releases is charged to that population's ledger. Every device is a process of its own, which compiles the model once: the first
-    round takes a while.
+    What it releases is charged to that population's ledger. Unless the recipe has a fleet.timer_hours, devices rest for rounds alone and
+    not for a day. Each is a process of its own, which compiles the model once: the first round takes a while.
+
+    An example: taciturn fleet up 5 recipe.toml --out try --set participation.cohort=3 --set participation.min_separation=0
     """
     from taciturn import fleet_folders
     from taciturn.fleets.flower.server import flower_server
     from taciturn.recipe_text import load_recipe
 
     run = out / f"{out.resolve().name}-run"  # a name for the ledger of the population
-    devices = fleet_folders.try_out(out, load_recipe(recipe, set), count, run.name)
+    loaded = load_recipe(recipe, [*(set or ()), *OVER_DEVICES])
+    if "timer_hours" not in loaded.fleet.model_fields_set:
+        loaded = loaded.with_settings("fleet", timer_hours=NO_REST)
+    devices = fleet_folders.try_out(out, loaded, count, run.name)
     with (
         _logging(),
         flower_server(out / "server" / "wire", "127.0.0.1", port) as server,

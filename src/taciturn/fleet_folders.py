@@ -64,11 +64,13 @@ def try_out(folder: Path, recipe: Recipe, count: int, run: str) -> list[Path]:
         raise LinkError(f"{population.folder} has fewer than {count} users")
     if run in build.open_ledger(population).runs():
         raise LinkError(f"the ledger of {population.folder} has a run {run!r} already: choose another --out")
-    _server_folder(folder / "server", recipe, population, ())
+    serving.check_enough(recipe, count)
+    server = folder / "server"
+    _server_folder(server, recipe, population, ())
     devices = [folder / f"device-{number}" for number in range(count)]
     for number, device in enumerate(devices):
         save_text(device, population.texts[number])
-    enrol(folder / "server", devices)
+    enrol(server, devices)
     return devices
 
 
@@ -77,7 +79,6 @@ def _server_folder(folder: Path, recipe: Recipe, words_of: Population, names: tu
         raise LinkError(
             f"{folder} exists already: a fleet's authority and ledger are never replaced; choose another folder"
         )
-    recipe = recipe.with_settings("fleet", kind="devices").with_settings("privacy", encoding="modular")
     recipe = build.with_noise(recipe)
     certificate = make_authority(folder / "authority")
     certify_server(folder / "authority", folder / "wire", [*LOCAL_NAMES, *names])

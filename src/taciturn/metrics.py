@@ -5,7 +5,7 @@ import io
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from taciturn import build
 from taciturn.core import PyTree
@@ -19,6 +19,7 @@ from taciturn.privacy.secagg_encoding import Rotation
 from taciturn.train import TrainState
 
 if TYPE_CHECKING:
+    from taciturn.fleets.devices import DeviceFleet
     from taciturn.run import Run
 
 SMOOTHED_OVER = 5  # evaluations (McMahan et al. 2018, §3)
@@ -72,6 +73,15 @@ def measured(
         row["staleness"] = round(float(run.fleet.staleness.mean()), 3) if len(run.fleet.staleness) else 0.0
     recent = [one["accuracy_top1"] for one in (*before, row)[-SMOOTHED_OVER:]]
     return row | {"accuracy_top1_smoothed": sum(recent) / len(recent)}
+
+
+def so_far(run: "Run", rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The last evaluation, for whoever watches; of devices also what has been spent and sent since, which takes no time to tell."""
+    if run.recipe.fleet.kind != "devices":
+        return rows[-1]
+    fleet, failed = cast("DeviceFleet", run.fleet), run.log.failed if run.log else 0
+    since = {"epsilon": run.account.guarantee().epsilon, "uploads": fleet.uploads}
+    return rows[-1] | since | {"dropped_out": fleet.dropped_out, "failed_rounds": failed}
 
 
 def _norms(public: PyTree) -> dict[str, float]:

@@ -32,7 +32,7 @@ from taciturn.fleets.many_hosts import ManyHosts, announced
 from taciturn.fleets.simulated import SimulatedFleet
 from taciturn.fleets.synthetic import WithSyntheticUsers
 from taciturn.hosts import dismiss_hosts
-from taciturn.metrics import Metrics, measured, observed
+from taciturn.metrics import Metrics, measured, observed, so_far
 from taciturn.planting import planted, with_planted
 from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
 from taciturn.privacy.curator import Curator
@@ -295,7 +295,7 @@ def _go_on(run: Run, state: TrainState, progress: Progress) -> Finished:
     if not metrics.rows:
         _save(run, state)
         metrics.add(measured(run, state, run.account.guarantee(), scores, 0.0, metrics.rows))
-    progress(state.round, section.rounds, metrics.rows[-1])
+    progress(state.round, section.rounds, so_far(run, metrics.rows))
     stopped, measured_at, seconds = None, state.round, metrics.rows[-1]["seconds"]
     rounds = train(run.algorithm, run.curator, state)
     while state.round < section.rounds and stopped is None:
@@ -317,7 +317,7 @@ def _go_on(run: Run, state: TrainState, progress: Progress) -> Finished:
             stopped = _diverged(metrics.rows)
         if state.round % section.save_every == 0 or state.round == section.rounds:
             _save(run, state)
-        progress(state.round, section.rounds, metrics.rows[-1])
+        progress(state.round, section.rounds, so_far(run, metrics.rows))
     if measured_at != state.round:
         scores = run.evaluate(state.server.params)
         metrics.add(measured(run, state, run.account.guarantee(), scores, seconds, metrics.rows))

@@ -39,7 +39,9 @@ def device_fleet(
     """`folder` is the private one of the run, `account` what it charges."""
     if connected is None:
         raise RecipeError('[fleet] kind = "devices" is trained with `taciturn serve`, to which devices connect')
-    agreed, asked = agreement(recipe, vocabulary, connected.enrolled), _taking_part(recipe).asked
+    taking_part = _taking_part(recipe)
+    check_enough(recipe, len(connected.enrolled))
+    agreed = agreement(recipe, vocabulary, connected.enrolled)
     kept = recipe.run.save_every + 1  # rounds that may have to be done again
 
     def run() -> str:
@@ -48,7 +50,25 @@ def device_fleet(
     def row() -> int:
         return len(account.charges)
 
-    return DeviceFleet(connected, agreed, asked, recipe.fleet, folder / "rounds", run, kept, row)
+    return DeviceFleet(connected, agreed, taking_part.asked, recipe.fleet, folder / "rounds", run, kept, row)
+
+
+def check_enough(recipe: Recipe, devices: int) -> None:
+    """Or a server would wait in vain, for as long as it is patient."""
+    taking_part = _taking_part(recipe)
+    asked, apart, often = taking_part.asked, taking_part.min_separation, taking_part.max_participations
+    for needed, why in (
+        (asked * (apart + 1), f"and a device rests for {apart} rounds"),
+        (
+            -(-asked * taking_part.rounds // often),
+            f"and a device takes part {often} times in {taking_part.rounds} rounds",
+        ),
+    ):
+        if devices < needed:
+            raise RecipeError(
+                f"{devices} devices are too few, {needed} are needed: a round asks {asked} (participation.cohort × fleet.over_selection), "
+                f"{why}. Have more devices, or lower participation.cohort or min_separation"
+            )
 
 
 def device(

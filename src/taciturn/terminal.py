@@ -72,7 +72,9 @@ def fleet_view(address: str, enrolled: int) -> Iterator[tuple[Callable[[str, int
             view.update(devices, description=stage, completed=done, total=all, note="devices")
 
         def progress(done: int, all: int, row: dict[str, Any]) -> None:
-            note = f"Top1 {row['accuracy_top1']:.2%}  ε {epsilon_text(row['epsilon'])}  {row['uploads']:,} reports"
+            note = f"ε {epsilon_text(row['epsilon'])}  {row['uploads']:,} reports, {row['dropped_out']:,} drop-outs"
+            note += f", {row['failed_rounds']} failed" if row["failed_rounds"] else ""
+            note += f"  Top1 {row['accuracy_top1']:.2%} (round {row['round']})"
             view.update(rounds, completed=done, total=all, note=note)
 
         yield watch, progress

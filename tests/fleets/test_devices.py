@@ -105,9 +105,13 @@ def test_a_third_of_the_devices_may_die_at_any_stage(tmp_path, vocabulary, total
 
     fleet = FleetOfDevices(tmp_path, vocabulary, faults=(dies,), run={"rounds": 2, "evaluate_every": 2})
     fleet.modulus = modulus(fleet)
+    rows = []
     with caplog.at_level(logging.WARNING, "taciturn.fleet"):
-        finished = train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
+        finished = train_run(fleet.recipe, tmp_path / "run", lambda done, all, row: rows.append(row), fleet.connected)
     assert finished.guarantee.releases == 2
+    assert rows[1]["epsilon"] > 0 == rows[1]["round"]  # told with every round, measured only now and then
+    assert rows[-1]["dropped_out"] == 18 - rows[-1]["uploads"]
+    assert rows[-1]["dropped_out"] in ({0} if stage == wire.UNMASK else {2, 3, 4})  # who is dead may not be asked again
     assert f"“{stage}”: no answer from" in caplog.text
     if stage == wire.REPORT:  # two of nine died each time, after they had trained
         assert all(len(reports) == 9 for reports in fleet.reports.values())
@@ -126,9 +130,10 @@ def test_when_too_many_die_the_round_fails_and_is_tried_again_and_nothing_is_cha
             return None
         return answer
 
-    fleet = FleetOfDevices(tmp_path, vocabulary, faults=(dies,), run={"rounds": 1, "evaluate_every": 1})
-    finished = train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
+    fleet, rows = FleetOfDevices(tmp_path, vocabulary, faults=(dies,), run={"rounds": 1, "evaluate_every": 1}), []
+    finished = train_run(fleet.recipe, tmp_path / "run", lambda done, all, row: rows.append(row), fleet.connected)
     assert len(tries) == 9
+    assert rows[-1]["failed_rounds"] == 1
     assert finished.guarantee.releases == 1
     assert len(totals) == 1
 

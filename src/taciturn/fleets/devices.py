@@ -9,6 +9,7 @@ Which devices took part is known to the curator's log and to nobody else: messag
 
 import hashlib
 import hmac
+import json
 import os
 import random
 import time
@@ -32,7 +33,7 @@ from taciturn.fleets.terms import Agreement
 
 SHORT = 60.0  # seconds for stages in which nobody trains, at most
 DIGEST_BYTES = 32
-UPLOADS = "uploads"
+COUNTS = "counts.json"
 WAIT = 2.0  # seconds between two calls for devices
 
 Watch = Callable[[str, int, int], None]  # stage, how many are done, of how many
@@ -85,8 +86,16 @@ class DeviceFleet:
     @property
     def uploads(self) -> int:
         """Reports that came in time, in all of the run's rounds, failed ones too."""
-        path = self._folder / UPLOADS
-        return int(path.read_text()) if path.exists() else 0
+        return self._counted()["reports"]
+
+    @property
+    def dropped_out(self) -> int:
+        """Devices that were asked for a report, and did not send one in time."""
+        return self._counted()["asked"] - self.uploads
+
+    def _counted(self) -> dict[str, int]:
+        path = self._folder / COUNTS
+        return json.loads(path.read_text()) if path.exists() else {"asked": 0, "reports": 0}
 
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
         """Those who are connected, rested and allowed; waits until they are enough, and longer each time that a round has failed."""
@@ -197,7 +206,9 @@ class DeviceFleet:
         taken = self._stage(
             wire.REPORT, deliveries, asked, lambda d, a: server.take_report(d, MaskedReport.from_bytes(a))
         )
-        write_atomically(self._folder / UPLOADS, str(self.uploads + taken).encode(), 0o600)
+        before = self._counted()
+        counts = {"asked": before["asked"] + len(cohort), "reports": before["reports"] + taken}
+        write_atomically(self._folder / COUNTS, json.dumps(counts).encode(), 0o600)
         requests = self._to_connections(server.requests(), asked)
         self._stage(wire.UNMASK, requests, asked, lambda d, a: server.take_answer(d, Unmasking.from_bytes(a)))
         return server.total().values
