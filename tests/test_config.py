@@ -180,4 +180,5 @@ def test_recipes_in_the_documentation_are_recipes(page):
     """Each as it stands, with what it leaves out filled in."""
     for block in re.findall(r"^```toml\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE):
         content = tomllib.loads(block)
-        parse_recipe(changed(**((FTRL if content.get("algorithm") == "dp-ftrl" else {}) | content)))
+        turns = FTRL if "fleet" in content or content.get("algorithm") == "dp-ftrl" else {}
+        parse_recipe(changed(**(turns | content)))
