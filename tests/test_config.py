@@ -180,5 +180,12 @@ def test_recipes_in_the_documentation_are_recipes(page):
     """Each as it stands, with what it leaves out filled in."""
     for block in re.findall(r"^```toml\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE):
         content = tomllib.loads(block)
-        turns = FTRL if "fleet" in content or content.get("algorithm") == "dp-ftrl" else {}
-        parse_recipe(changed(**(turns | content)))
+        algorithm = content.get("algorithm", "dp-ftrl" if "fleet" in content else "dp-fedavg")
+        rest = (
+            FTRL
+            if algorithm == "dp-ftrl"
+            else {}
+            if algorithm == "dp-fedavg"
+            else {"privacy": {"noise_multiplier": None}}
+        )
+        parse_recipe(changed(**(rest | content)))
