@@ -1,0 +1,252 @@
+"""Attempts to break a fleet by its pace: a server that is killed or gives up while it sends devices away, devices that are sent away in the
+middle of a round or with nonsense, and whoever watches the logs meanwhile."""
+
+import hashlib
+import json
+import logging
+import math
+import struct
+from collections import Counter
+
+import jax
+import numpy as np
+import pytest
+from fleet_of_devices import FleetOfDevices
+
+from conftest import Cut
+from taciturn import build
+from taciturn.fleets import devices, wire
+from taciturn.fleets import diary as diaries
+from taciturn.fleets.device import Device, NotNow
+from taciturn.fleets.devices import DeviceFleet
+from taciturn.fleets.link import LinkError, LocalLink
+from taciturn.privacy.curator import Curator
+from taciturn.privacy.ledger import Ledger
+from taciturn.run import resume_run, train_run
+
+ONE_ROUND = {"rounds": 1, "evaluate_every": 1}
+TWO_ROUNDS = {"rounds": 2, "evaluate_every": 2, "save_every": 1}
+
+
+def quietly(done, rounds, row):
+    pass
+
+
+@pytest.fixture
+def totals(monkeypatch):
+    """What noise keys were used with, by the keys: digests of totals."""
+    met, whole = {}, Curator._released
+
+    def noted(curator, state, total, seal, round, attempt):
+        keys = np.asarray(jax.random.key_data(curator._noise_keys(seal, round, attempt))).tobytes()
+        met.setdefault(keys, set()).add(hashlib.sha256(np.asarray(total.update).tobytes()).hexdigest())
+        return whole(curator, state, total, seal, round, attempt)
+
+    monkeypatch.setattr(Curator, "_released", noted)
+    return met
+
+
+def device_of(fleet, number) -> Device:
+    return fleet.link._devices[number].handler
+
+
+def charges(fleet):
+    rows = Ledger(fleet.population.folder / "ledger.jsonl").rows
+    return [row["round"] for row in rows if row["kind"] == "charge"]
+
+
+def trained(fleet):
+    return {round: len(reports) for round, reports in fleet.reports.items()}
+
+
+def intercepted(fleet, before):
+    """`before` sees every question that the server asks."""
+    ask = fleet.link.ask
+
+    def asks(kind, contents, *args, **settings):
+        before(kind, contents)
+        return ask(kind, contents, *args, **settings)
+
+    fleet.link.ask = asks
+
+
+# The server
+
+
+@pytest.mark.parametrize("ends", [Cut, LinkError])
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_server_that_ends_while_it_sends_devices_away_charges_its_sum_once(tmp_path, vocabulary, totals, ends, lost):
+    """The sum is on disk by then, and not charged. Twin: where it is lost, the round is done again, and is charged once all the same."""
+    fleet, run = FleetOfDevices(tmp_path, vocabulary, count=20, run=TWO_ROUNDS), tmp_path / "run"
+    ask = fleet.link.ask
+
+    def killed(kind, contents):
+        if kind == wire.COME_BACK:
+            raise ends
+
+    intercepted(fleet, killed)
+    with pytest.raises(ends):
+        train_run(fleet.recipe, run, quietly, fleet.connected)
+    assert charges(fleet) == []
+    (record,) = (run / "private" / "rounds").glob("total-*")
+    before = trained(fleet)
+    assert before.keys() == {0}
+    if lost:
+        record.unlink()
+    fleet.link.ask = ask
+    assert resume_run(run, quietly, fleet.connected).guarantee.releases == 2
+    assert (trained(fleet)[0] > before[0]) == lost
+    assert charges(fleet) == [0, 1]
+    assert all(len(met) == 1 for met in totals.values())
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_run_that_was_given_up_goes_on_as_itself(tmp_path, vocabulary, totals, monkeypatch, lost):
+    """Two rounds are charged and in no saved state when devices stop coming. To the devices it is the same run afterwards, none of them
+    trains again for what was summed, and nothing is charged again. Twin: where the sums are lost it is, with other noise."""
+    monkeypatch.setattr(devices, "WAIT", 0.05)
+    broken, names = [], set()
+
+    def vanish(number, kind, answer):
+        return None if broken and kind == wire.REPORT else answer
+
+    fleet = FleetOfDevices(
+        tmp_path,
+        vocabulary,
+        count=16,
+        faults=(vanish,),
+        run={"rounds": 4, "evaluate_every": 4, "save_every": 4},
+        fleet={"patience": 0.5},
+    )
+    ledger = fleet.population.folder / "ledger.jsonl"
+
+    def named(kind, contents):
+        if kind in (wire.CHECK_IN, wire.ADVERTISE):
+            names.update(wire.parted(content, 3)[1].decode() for content in contents.values())
+            declared = [json.loads(line) for line in ledger.read_text().splitlines()]
+            (opened,) = (row["hash"] for row in declared if row["kind"] == "open")
+            assert names == {f"run {opened[:16]}"}  # and so never before there is a run
+
+    intercepted(fleet, named)
+
+    def break_down(done, rounds, row):
+        if done == 2:
+            broken.append(1)
+
+    run = tmp_path / "run"
+    with pytest.raises(LinkError, match=r"rounds have failed.*--resume"):
+        train_run(fleet.recipe, run, break_down, fleet.connected)
+    assert charges(fleet) == [0, 1]
+    assert (run / "private" / "root").exists()
+    assert not (run / "guarantee.json").exists()
+    before = trained(fleet)
+    broken.clear()
+    for record in (run / "private" / "rounds").glob("total-*") if lost else ():
+        record.unlink()
+    finished = resume_run(run, quietly, fleet.connected)
+    assert finished.guarantee.releases == len(charges(fleet)) == (6 if lost else 4)
+    assert all(trained(fleet)[round] == before[round] for round in (0, 1)) or lost
+    assert all(len(met) == 1 for met in totals.values())
+    uploads = [upload for number in range(16) for upload in device_of(fleet, number)._diary.uploads]
+    assert {upload["run"] for upload in uploads} == names
+    assert not (run / "private").exists()
+
+
+def test_whoever_watches_sees_what_the_ledger_on_disk_says_and_changes_nothing_in_it(tmp_path, vocabulary):
+    fleet, shown = FleetOfDevices(tmp_path, vocabulary, count=9), []
+    path = fleet.population.folder / "ledger.jsonl"
+
+    def watch(done, rounds, row):
+        ledger = Ledger(path)
+        assert row["epsilon"] == ledger.guarantee("run").epsilon
+        assert len(charges(fleet)) == done
+        shown.append(row["epsilon"])
+
+    train_run(fleet.recipe, tmp_path / "run", watch, fleet.connected)
+    assert shown[0] == 0 < shown[1]
+    assert shown == sorted(shown)
+    assert not any(math.isinf(epsilon) for epsilon in shown)
+    kinds = Counter(json.loads(line)["kind"] for line in path.read_text().splitlines())
+    assert kinds["charge"] == 6
+    assert kinds["open"] == kinds["ledger"] == 1
+
+
+@pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
+def test_no_log_and_no_file_outside_the_private_folder_names_a_device_that_took_part_or_was_sent_away(
+    tmp_path, vocabulary, caplog, level
+):
+    """Connections have numbers that cannot be missed. Twin: at DEBUG, where it may be said, they are found."""
+
+    def loses(number, kind, answer):
+        return None if kind == wire.UNMASK and number % 9 == 0 else answer
+
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=24, run=ONE_ROUND)
+    link = LocalLink({765_000 + number: fleet.link._devices[number].handler for number in range(24)}, (loses,))
+
+    def people():
+        return {one: one - 765_000 for one in (*link.devices(), 765_999)}  # the last has just gone
+
+    run = tmp_path / "run"
+    with caplog.at_level(level, "taciturn.fleet"):
+        train_run(fleet.recipe, run, quietly, fleet.connected._replace(link=link, people=people))
+    assert "told to come back later" in caplog.text
+    assert "no answer from 1 of 25 devices" in caplog.text
+    assert ("765" in caplog.text) == (level == logging.DEBUG)
+    public = [path.read_text() for path in run.iterdir() if path.suffix in (".jsonl", ".csv", ".txt", ".json", ".toml")]
+    assert public
+    assert not any(str(one) in text for one in range(765_000, 765_024) for text in public)
+
+
+# The device
+
+
+@pytest.mark.parametrize("after", [wire.ADVERTISE, wire.SHARE, wire.REPORT])
+@pytest.mark.parametrize("seconds", [0.0, 3600.0])
+def test_a_device_that_is_sent_away_in_mid_round_spoils_no_sum(tmp_path, vocabulary, monkeypatch, after, seconds):
+    """Away, it is as if it had dropped out there. Twin: back at once, it goes on where it was."""
+    fleet, sums, asked = FleetOfDevices(tmp_path, vocabulary, count=9, run=ONE_ROUND), [], []
+    whole, ask = DeviceFleet._secure_sum, fleet.link.ask
+
+    def noted(*args):
+        sums.append(whole(*args))
+        return sums[-1]
+
+    def sends_away(kind, contents, *args, **settings):
+        answers = ask(kind, contents, *args, **settings)
+        asked.append(kind)
+        if kind == after:
+            assert ask(wire.COME_BACK, {3: wire.seconds_to_bytes(seconds)}, 30) == {3: b""}
+        return answers
+
+    monkeypatch.setattr(DeviceFleet, "_secure_sum", noted)
+    fleet.link.ask = sends_away
+    assert train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected).guarantee.releases == 1
+    in_time = not seconds or after == wire.REPORT
+    assert len(fleet.reports[0]) == 8 + in_time
+    params = jax.eval_shape(build.language_model(fleet.recipe.model, len(vocabulary)).init, jax.random.key(0))
+    modulus = build.report_encoding(fleet.recipe, params).modulus
+    assert np.array_equal(sums[0], sum(report.astype(np.uint64) for report in fleet.reports[0]) % modulus)
+    assert (tmp_path / "device-3" / "diary.json").exists() == in_time
+
+
+def test_whatever_a_server_says_when_it_sends_a_device_away_the_device_keeps_its_limits_and_lives(tmp_path, vocabulary):
+    fleet = FleetOfDevices(
+        tmp_path, vocabulary, count=9, fleet={"timer_hours": 1e-9}, participation={"min_separation": 3, "users": 60}
+    )
+    device = device_of(fleet, 2)
+    question = wire.joined(device._agreement.fingerprint, b"run", b"9")
+    device._diary.upload("run", 7)
+    times = (math.nan, math.inf, -math.inf, -1.0, -0.0, 5e-324, 1e-300, 0.0)
+    contents = [*(struct.pack(">d", seconds) for seconds in times), b"", b"1" * 7, b"1" * 9, b"\xff" * 4096]
+    for content in contents:
+        answers = fleet.link.ask(wire.COME_BACK, {2: content}, 30)
+        assert answers == ({2: b""} if len(content) == 8 else {})
+        fleet.link._devices[2].back_at = 0.0  # whenever it is back
+        assert fleet.link.ask(wire.CHECK_IN, {2: question}, 30) == {2: wire.NOT_NOW}
+        with pytest.raises(NotNow, match="3 rounds have to lie between"):
+            device(wire.ADVERTISE, wire.joined(b"name", b"run", b"9"))
+    later = wire.joined(device._agreement.fingerprint, b"run", b"11")
+    assert fleet.link.ask(wire.CHECK_IN, {2: later}, 30) == {2: wire.READY}  # it still takes part when it may
+    diaries.opt_out(tmp_path / "device-2")
+    fleet.link.ask(wire.COME_BACK, {2: contents[-5]}, 30)
+    assert fleet.link.ask(wire.CHECK_IN, {2: later}, 30) == {2: wire.NOT_NOW}
