@@ -2,17 +2,21 @@
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
+from jax._src import compiler
 
 # The command line makes every core a device, and compiles for each; here one is enough. That more come to the same total, to the bit, is
-# shown where the command line is killed again and again (contracts/test_resume.py).
+# shown where the command line is killed again and again (contracts/test_killed.py).
 jax.config.update("jax_num_cpu_devices", 1)
-# Many tests compile the same small programs; they share what was compiled.
+# Many tests compile the same small programs; they share what was compiled, and so do the processes that they start.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(tempfile.gettempdir()) / f"taciturn-tests-{os.getuid()}")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
@@ -27,13 +31,54 @@ from taciturn.privacy.clipping import Whole
 from taciturn.recipe_text import parse_recipe
 
 WORDS = 40
+# Modules about formulas, files, records and commands, whose tests say the same of machine code that was not optimised: it is compiled in a
+# quarter of the time. All others, and first of all those about bounds, sums and noise, get the arithmetic that users get.
+NOT_OPTIMISED = (
+    *("evaluation", "papers", "release"),
+    *(f"models/test_{name}.py" for name in ("gradient_compression", "local_steps", "models")),
+    *(f"contracts/test_{name}.py" for name in ("fine_tuning", "resume", "transfer_learning")),
+    *("fleets/test_devices.py", "fleets/test_fleet_folders.py", "privacy/test_attacks_keyboard.py"),
+    *(f"test_{name}.py" for name in ("audit", "benchmark", "keyboard_commands", "personal", "planning", "planting")),
+    *("test_pretraining.py", "test_runs.py"),
+)
+QUICKLY = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
 simulated.one_stream_per_core = lambda: None  # for tests that call the command line's main() in this process
 
 
+@contextmanager
+def compiled_quickly() -> Iterator[None]:
+    usual = compiler.get_compile_options
+
+    def quick(*arguments, **settings):
+        options = usual(*arguments, **settings)
+        options.env_option_overrides = [*options.env_option_overrides, *QUICKLY.items()]
+        return options
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "get_compile_options", quick)
+        yield
+    jax.clear_caches()  # none of these programs is left for tests of arithmetic
+
+
+@pytest.fixture
+def not_optimised() -> Iterator[None]:
+    """For tests beside those of arithmetic."""
+    with compiled_quickly():
+        yield
+
+
 @pytest.fixture(autouse=True, scope="module")
-def no_programs_left_behind():
+def programs_of_this_module(request) -> Iterator[None]:
     """Every run compiles programs of its own, which JAX keeps for good: gigabytes, over all tests."""
-    yield
+    tests = Path(__file__).parent
+    quickly = any(request.path.is_relative_to(tests / place) for place in NOT_OPTIMISED)
+    with compiled_quickly() if quickly else nullcontext():
+        yield
     jax.clear_caches()
 
 
@@ -53,11 +98,13 @@ def made_up_users(count: int, seed: int = 0, least: int = 5, most: int = 60) -> 
     return users
 
 
+def small_population(folder: Path, vocabulary: Vocabulary) -> Population:
+    return build_population(folder, made_up_users(50), made_up_users(12, seed=1), vocabulary, {"source": "made up"})
+
+
 @pytest.fixture
 def population(tmp_path, vocabulary) -> Population:
-    return build_population(
-        tmp_path / "population", made_up_users(50), made_up_users(12, seed=1), vocabulary, {"source": "made up"}
-    )
+    return small_population(tmp_path / "population", vocabulary)
 
 
 @pytest.fixture

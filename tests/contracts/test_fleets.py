@@ -75,6 +75,7 @@ def assert_same_total(one, other):
         np.testing.assert_allclose(left, right, atol=1e-6)
 
 
+@pytest.mark.usefixtures("not_optimised")
 @pytest.mark.parametrize("fleet", [SimulatedFleet, SideBySide])
 @pytest.mark.parametrize(
     ("cohort", "weight_cap"), [([], None), ([3], 40.0), (list(range(0, 50, 3)), 40.0), (list(range(50)), None)]
@@ -134,6 +135,7 @@ def test_how_long_others_wrote_changes_nothing_about_a_report(population, sectio
         np.testing.assert_array_equal(total, one + two)
 
 
+@pytest.mark.usefixtures("not_optimised")
 @pytest.mark.parametrize(
     "sections",
     [

@@ -74,7 +74,7 @@ def test_training_on_a_pattern_learns_it(name):
         )
     )
     before = losses.cross_entropy(model, params, batch)
-    for index in range(60):
+    for index in range(100):
         params = step(params, jax.random.fold_in(KEY, index))
     assert losses.cross_entropy(model, params, batch) < 0.5 * before
 

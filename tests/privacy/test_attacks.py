@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from dp_accounting import NonPrivateDpEvent
 
-from conftest import exact
+from conftest import compiled_quickly, exact
 from taciturn import keys, run
 from taciturn.config import Recipe
 from taciturn.core import Algorithm, Message, ServerState
@@ -438,7 +438,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a population and one finished private run."""
     folder = tmp_path_factory.mktemp("finished")
     population(folder / "people")
-    run.train_run(recipe(folder / "people"), folder / "private-run", lambda *_: None)
+    with compiled_quickly():
+        run.train_run(recipe(folder / "people"), folder / "private-run", lambda *_: None)
     return folder
 
 

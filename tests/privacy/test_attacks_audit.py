@@ -97,6 +97,7 @@ def moved_by(recipe, weight, seeds=5):
     return math.sqrt(np.max(squares))
 
 
+@pytest.mark.usefixtures("not_optimised")
 @pytest.mark.parametrize("kind", MECHANISMS)
 def test_a_report_of_an_audit_user_moves_no_mechanism_further_than_is_claimed(population, kind):
     recipe = build.with_noise(tiny_recipe(population, audit={"users": 32}, **MECHANISMS[kind]))
@@ -104,6 +105,7 @@ def test_a_report_of_an_audit_user_moves_no_mechanism_further_than_is_claimed(po
     assert 0.75 * claim.mu < moved_by(recipe, claim.weight) < 1.025 * claim.mu
 
 
+@pytest.mark.usefixtures("not_optimised")
 def test_a_report_of_a_persons_weight_would_pass_the_claim(population):
     """The twin."""
     recipe = tiny_recipe(population, audit={"users": 32}, **MECHANISMS["tree"])
@@ -202,6 +204,7 @@ def status_of_audit(run, alignments, monkeypatch):
     return left.value.code
 
 
+@pytest.mark.usefixtures("not_optimised")
 def test_an_audit_that_cannot_be_made_does_not_leave_with_the_exit_status_of_a_broken_claim(
     population, tmp_path, monkeypatch
 ):
@@ -299,6 +302,7 @@ def test_room_for_canaries_and_audit_users_is_in_the_modulus(population):
 # ── crashes, and what is written down ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.usefixtures("not_optimised")
 def test_a_crash_between_scores_and_state_changes_neither_scores_nor_model(population, tmp_path, monkeypatch):
     """Scores of rounds that the state knows nothing of are on disk by then, and are made again."""
     recipe = tiny_recipe(population, audit={"users": 48}, **(FTRL | {"privacy": {"noise": "tree"}}))
@@ -336,6 +340,7 @@ def scores_of(users, algorithm, start, far, noise=None):
     return [row["alignment"] for row in users._rows.values()]
 
 
+@pytest.mark.usefixtures("not_optimised")
 def test_scores_are_made_of_released_models_and_of_no_secret_state(population):
     """Noise that is kept for later rounds is a secret, and it is in the state that an audit is shown."""
     recipe = tiny_recipe(population, audit={"users": 16}, **(FTRL | {"privacy": {"noise": "tree"}}))
@@ -345,6 +350,7 @@ def test_scores_are_made_of_released_models_and_of_no_secret_state(population):
     assert scores_of(users, algorithm, start, 0.2) != first  # the twin: released models do count
 
 
+@pytest.mark.usefixtures("not_optimised")
 def test_an_audit_user_whose_report_is_nothing_does_not_silence_the_others(population):
     recipe = tiny_recipe(population, audit={"users": 16})
     sound = build.algorithm(recipe, WORDS)
