@@ -1,24 +1,19 @@
 """Cut off anywhere, a run goes on: a seeded one to the same parameters, and the ledger never counts less than was released."""
 
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
+import functools
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from conftest import Cut, tiny_recipe
+from conftest import Cut, small_population, tiny_recipe
 from taciturn import files
+from taciturn.config import Recipe
 from taciturn.fleets.simulated import SimulatedFleet
 from taciturn.privacy.account import Account
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.ledger import Ledger
-from taciturn.recipe_text import save_recipe
 from taciturn.release.checkpoint import load_model
 from taciturn.run import RunError, resume_run, train_run
 
@@ -57,17 +52,36 @@ EVERYTHING = {
 
 
 QUEUE = {**FTRL, "fleet": {"kind": "queue", "in_flight": 14}}
+KINDS = {"dp-fedavg": {}, "dp-ftrl": FTRL, "everything": EVERYTHING, "queue": QUEUE}
 
 
-@pytest.fixture(params=[{}, FTRL, EVERYTHING, QUEUE], ids=["dp-fedavg", "dp-ftrl", "everything", "queue"])
-def recipe(request, population):
-    return tiny_recipe(population, **request.param)
+@pytest.fixture(params=KINDS)
+def kind(request) -> str:
+    return request.param
 
 
 @pytest.fixture
-def uninterrupted(population, recipe, tmp_path) -> list[np.ndarray]:
-    train_run(recipe, tmp_path / "uninterrupted", quietly)
-    return params_of(tmp_path / "uninterrupted")
+def recipe(kind, population):
+    return tiny_recipe(population, **KINDS[kind])
+
+
+@pytest.fixture(scope="module")
+def runs_to_the_end(tmp_path_factory, vocabulary):
+    """A run of each kind that nothing cut off: trained once, in a population of its own, for all tests that compare with it."""
+
+    @functools.cache
+    def trained(kind: str) -> tuple[Recipe, Path]:
+        folder = tmp_path_factory.mktemp("uninterrupted")
+        recipe = tiny_recipe(small_population(folder / "population", vocabulary), **KINDS[kind])
+        train_run(recipe, folder / "run", quietly)
+        return recipe, folder / "run"
+
+    return trained
+
+
+@pytest.fixture
+def uninterrupted(runs_to_the_end, kind) -> list[np.ndarray]:
+    return params_of(runs_to_the_end(kind)[1])
 
 
 def cut_after_charging(patch: pytest.MonkeyPatch, round: int) -> None:
@@ -146,13 +160,13 @@ def test_a_run_with_fresh_entropy_goes_on_soundly(population, tmp_path, monkeypa
     assert finished.guarantee.randomness == "operating system"
 
 
-def test_a_finished_run_has_no_secrets_left_and_is_not_resumed(population, recipe, tmp_path):
-    train_run(recipe, tmp_path / "done", quietly)
-    assert not (tmp_path / "done" / "private").exists()
+def test_a_finished_run_has_no_secrets_left_and_is_not_resumed(runs_to_the_end, kind):
+    recipe, done = runs_to_the_end(kind)
+    assert not (done / "private").exists()
     with pytest.raises(RunError, match="finished"):
-        resume_run(tmp_path / "done", quietly)
+        resume_run(done, quietly)
     with pytest.raises(RunError, match="exists already"):
-        train_run(recipe, tmp_path / "done", quietly)
+        train_run(recipe, done, quietly)
 
 
 def test_secrets_are_readable_by_their_owner_alone(population, recipe, tmp_path, monkeypatch):
@@ -172,40 +186,3 @@ def test_secrets_are_readable_by_their_owner_alone(population, recipe, tmp_path,
     }
     assert modes.keys() - devices == {"root", "state.safetensors"}
     assert set(modes.values()) == {0o600}
-
-
-def test_killed_again_and_again_a_run_still_ends_with_the_same_parameters(population, tmp_path):
-    """kill −9 at random moments of the training, for real: other processes, their files, their locks."""
-    recipe = tiny_recipe(population, run={"rounds": 40, "save_every": 3, "evaluate_every": 20})
-    train_run(recipe, tmp_path / "uninterrupted", quietly)
-    save_recipe(recipe, tmp_path / "recipe.toml")
-    environment = {**os.environ, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    command = [sys.executable, "-c", "from taciturn.cli import main; main()", "train"]
-    folder, ledger, generator = tmp_path / "killed", population.folder / "ledger.jsonl", random.Random(1)
-    kills = 0
-    while kills < 10:
-        arguments = ["--resume", "--run", folder] if folder.exists() else [tmp_path / "recipe.toml", "--run", folder]
-        size = ledger.stat().st_size
-        process = subprocess.Popen([*command, *map(str, arguments)], env=environment, stdout=subprocess.DEVNULL)
-        while process.poll() is None and ledger.stat().st_size == size:
-            time.sleep(0.005)  # wait for the first charge of this process, then let it work for a moment
-        time.sleep(generator.uniform(0.0, 0.15))
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        kills += process.returncode == -signal.SIGKILL
-        _ledger_counts_what_was_released(population.folder, folder)
-        if not (folder / "private").exists():
-            break
-    assert kills >= 3
-    if (folder / "private").exists():
-        resume_run(folder, quietly)
-    assert same(params_of(folder), params_of(tmp_path / "uninterrupted"))
-    assert Ledger(ledger).guarantee("killed").releases == 40
-
-
-def _ledger_counts_what_was_released(population: Path, folder: Path) -> None:
-    """Any model that a kill leaves behind was paid for, round by round."""
-    if (folder / "model.safetensors").exists():
-        _, card = load_model(folder)
-        ledger = Ledger(population / "ledger.jsonl")
-        assert ledger.guarantee(card.run, card.ledger_head).releases >= card.round
