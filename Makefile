@@ -10,7 +10,7 @@ test: setup  ## linter, types, tests and doctests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-link: setup  ## the real wire on this machine: Flower, TLS, keys, and everything killed once; a few minutes
 	$(BIN)/python -m pytest tests/link

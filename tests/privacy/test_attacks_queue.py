@@ -499,6 +499,7 @@ def test_the_size_of_chunks_is_the_same_whoever_is_in_a_cohort(population, expec
 # No privacy is never called privacy.
 
 
+@pytest.mark.usefixtures("not_optimised")
 def test_an_average_of_predictions_is_never_taken_for_private_nor_says_how_many_were_drawn(
     population, tmp_path, monkeypatch
 ):
