@@ -21,7 +21,8 @@ from taciturn.exporting import export_run
 from taciturn.privacy.ledger import Ledger
 from taciturn.release.checkpoint import load_model, save_model
 from taciturn.release.export import ExportRefused
-from taciturn.run import RunError, train_run
+from taciturn.run import train_run
+from taciturn.run_folder import RunError
 from taciturn.trying import keyboard_server
 
 SAYINGS = (

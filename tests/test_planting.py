@@ -16,7 +16,8 @@ from taciturn.evaluation.canaries import load_canaries
 from taciturn.models import losses
 from taciturn.recipe_text import RecipeError
 from taciturn.release.checkpoint import load_model
-from taciturn.run import RunError, resume_run, train_run
+from taciturn.run import resume_run, train_run
+from taciturn.run_folder import RunError
 
 
 def quietly(done, rounds, row):

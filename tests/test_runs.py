@@ -4,6 +4,8 @@ import csv
 import json
 import math
 import os
+import shutil
+from pathlib import Path
 
 import jax
 import pytest
@@ -17,9 +19,11 @@ from taciturn.data.population import HeldOutUsers, build_population
 from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.measuring import compare_runs, evaluate_run
+from taciturn.privacy.account import Account
 from taciturn.privacy.ledger import Ledger
 from taciturn.recipe_text import RecipeError, save_recipe
-from taciturn.run import RunError, train_run
+from taciturn.run import train_run
+from taciturn.run_folder import RunError
 from taciturn.warm_start import pretrained
 
 
@@ -125,26 +129,50 @@ def test_a_run_that_was_cut_off_while_its_first_files_were_written_begins_again(
     fsync, recipe = os.fsync, tiny_recipe(population, run={"rounds": 1})
 
     def cut(descriptor):
-        if f".{name}." in os.readlink(f"/proc/self/fd/{descriptor}"):
+        if f"/.{name}." in os.readlink(f"/proc/self/fd/{descriptor}"):
             raise Cut
         fsync(descriptor)
 
-    monkeypatch.setattr(os, "fsync", cut)
-    with pytest.raises(Cut):
-        train_run(recipe, tmp_path / "run", quietly)
-    monkeypatch.setattr(os, "fsync", fsync)
-    (left,) = (tmp_path / "run").rglob("*.partial")
-    assert name in left.name
+    with monkeypatch.context() as killed:
+        killed.setattr(os, "fsync", cut)
+        killed.setattr(shutil, "rmtree", lambda path: None)  # whoever is killed tidies nothing up
+        with pytest.raises(Cut):
+            train_run(recipe, tmp_path / "run", quietly)
+    assert not (tmp_path / "run").exists()
+    assert list(tmp_path.glob(".run.*.partial"))
     assert train_run(recipe, tmp_path / "run", quietly).guarantee.releases == 1
-    assert not list((tmp_path / "run").rglob("*.partial"))
 
 
-def test_a_folder_with_anything_else_in_it_is_left_alone(population, tmp_path):
+def test_of_two_runs_that_begin_in_one_folder_the_second_is_told_and_the_first_goes_on(
+    population, tmp_path, monkeypatch
+):
+    recipe, folder, opened = tiny_recipe(population, run={"rounds": 1}), tmp_path / "run", Account.open
+
+    def meanwhile(account):
+        monkeypatch.setattr(Account, "open", opened)
+        with pytest.raises(RunError, match="exists already"):
+            train_run(recipe, folder, quietly)
+        opened(account)
+
+    monkeypatch.setattr(Account, "open", meanwhile)
+    assert train_run(recipe, folder, quietly).guarantee.releases == 1
+    assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "vocabulary.txt", "private/root", "private/letters.txt"])
+def test_a_folder_with_anything_in_it_is_left_alone(population, tmp_path, name):
+    """Whatever it is called: it may be all that is left of a run that has charged."""
     (tmp_path / "run" / "private").mkdir(parents=True)
-    (tmp_path / "run" / "notes.txt").write_text("mine")
+    (tmp_path / "run" / name).write_text("mine")
     with pytest.raises(RunError, match="exists already"):
         train_run(tiny_recipe(population), tmp_path / "run", quietly)
-    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "run" / name).read_text() == "mine"
+
+
+def test_a_run_needs_a_name(population, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunError, match="has no name"):
+        train_run(tiny_recipe(population), Path(), quietly)
 
 
 def test_training_stops_at_the_budget_and_says_so(population, tmp_path):

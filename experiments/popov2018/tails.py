@@ -20,7 +20,7 @@ from taciturn.evaluation.tails import SAMPLES, Tail, critical_value, largest_eps
 from taciturn.privacy.curator import device_program
 from taciturn.release.checkpoint import load_model
 from taciturn.release.report import plot_tail
-from taciturn.run import recipe_of
+from taciturn.run_folder import recipe_of
 
 DEVICES, DELTAS = 10, (1e-4, 1e-5, 1e-6)
 

@@ -17,7 +17,7 @@ from taciturn.evaluation.one_run import Audit, audited, curve
 from taciturn.evaluation.secret_sharer import REFERENCES, Finding, measure
 from taciturn.loading import guarantee_of, load_word_model
 from taciturn.privacy.ledger import Guarantee
-from taciturn.run import RunError, recipe_of
+from taciturn.run_folder import RunError, recipe_of
 
 Progress = Callable[[int, int], None]
 

@@ -25,7 +25,8 @@ from taciturn.privacy.accounting import Budget
 from taciturn.privacy.ledger import Guarantee
 from taciturn.release.checkpoint import ModelCard, card_digest, params_digest, save_model
 from taciturn.release.privacy_statement import statement
-from taciturn.run import RunError, unit_of
+from taciturn.run import unit_of
+from taciturn.run_folder import RunError
 
 Smoothing = Literal["katz", "kneser-ney"]
 COUNTED_ON = "counted_on.json"  # names the population, as a run's recipe does

@@ -86,7 +86,8 @@ def train(
             serve_host(lambda words: console.print(words, highlight=False))
             return
     from taciturn.recipe_text import load_recipe
-    from taciturn.run import RunError, resume_run, train_run
+    from taciturn.run import resume_run, train_run
+    from taciturn.run_folder import RunError
 
     if resume:
         if run is None:
@@ -333,7 +334,7 @@ def main() -> None:
     from taciturn.release.checkpoint import ModelFileError
     from taciturn.release.export import ExportRefused
     from taciturn.release.onnx_graph import OnnxMissing
-    from taciturn.run import RunError
+    from taciturn.run_folder import RunError
 
     one_stream_per_core()
     sentences = (

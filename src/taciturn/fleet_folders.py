@@ -62,10 +62,15 @@ def try_out(folder: Path, recipe: Recipe, count: int, run: str) -> list[Path]:
     population = build.population(recipe)
     if len(population) < count:
         raise LinkError(f"{population.folder} has fewer than {count} users")
+    if folder.exists() and any(folder.iterdir()):
+        raise LinkError(f"{folder} exists already: choose another --out")
     if run in build.open_ledger(population).runs():
         raise LinkError(f"the ledger of {population.folder} has a run {run!r} already: choose another --out")
     serving.check_enough(recipe, count)
     server = folder / "server"
+    recipe = recipe.with_settings(
+        "data", population=str(population.folder.resolve())
+    )  # these people's, wherever it is started
     _server_folder(server, recipe, population, ())
     devices = [folder / f"device-{number}" for number in range(count)]
     for number, device in enumerate(devices):
@@ -87,8 +92,8 @@ def _server_folder(folder: Path, recipe: Recipe, words_of: Population, names: tu
     given = folder / "for-devices"
     given.mkdir()
     shutil.copy(certificate, given / AUTHORITY_CERTIFICATE)
-    without_seed = recipe.with_settings("run", seed=None)  # of which all noise is made: it is the server's alone
-    save_recipe(without_seed, given / RECIPE)
+    theirs = recipe.with_settings("run", seed=None)  # of which all noise is made: it is the server's alone
+    save_recipe(theirs.with_settings("data", population="on devices"), given / RECIPE)
     words_of.vocabulary.save(given / "vocabulary.txt")
     write_atomically(given / "vocabulary.json", json.dumps(words_of.vocabulary.about).encode())
 
@@ -123,7 +128,8 @@ def identity(enrolled: list[bytes], device: Path | None = None) -> EnrolledKeys:
 def fleet_recipe(folder: Path) -> Recipe:
     if not (folder / RECIPE).exists():
         raise LinkError(f"{folder} is no fleet: there is no recipe in it; `taciturn fleet new` makes one")
-    return load_recipe(folder / RECIPE)
+    recipe, population = load_recipe(folder / RECIPE), folder / "population"
+    return recipe.with_settings("data", population=str(population)) if population.exists() else recipe
 
 
 def save_text(device: Path, tokens: np.ndarray) -> None:

@@ -17,7 +17,7 @@ from taciturn.privacy.ledger import Guarantee, Row
 from taciturn.release.arpa import read_arpa
 from taciturn.release.checkpoint import ModelCard, load_model
 from taciturn.release.export import ExportRefused, check_not_personal, verified_guarantee
-from taciturn.run import RunError, recipe_of
+from taciturn.run_folder import RunError, recipe_of
 from taciturn.sections import Model
 
 

@@ -16,7 +16,7 @@ from taciturn.evaluation.tails import Tail, log_ratios, tail
 from taciturn.privacy.ledger import Guarantee
 from taciturn.release.checkpoint import ModelCard, load_model
 from taciturn.release.export import check_not_personal, verified_guarantee
-from taciturn.run import RunError, recipe_of
+from taciturn.run_folder import RunError, recipe_of
 from taciturn.sections import Model
 
 

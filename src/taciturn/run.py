@@ -8,7 +8,6 @@ RUN/
 """
 
 import json
-import re
 import shutil
 import time
 from collections.abc import Callable
@@ -27,7 +26,8 @@ from taciturn.data.availability import TooFewDevices
 from taciturn.data.population import HeldOutUsers, Population
 from taciturn.data.texts import Texts
 from taciturn.evaluation.accuracy import Scores, evaluate
-from taciturn.files import sync_folder, write_atomically
+from taciturn.files import write_atomically
+from taciturn.fleets.link import LinkError
 from taciturn.fleets.many_hosts import ManyHosts, announced
 from taciturn.fleets.simulated import SimulatedFleet
 from taciturn.fleets.synthetic import WithSyntheticUsers
@@ -38,10 +38,11 @@ from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.ledger import FILE_NAME, Guarantee, LedgerError
 from taciturn.privacy.participation_log import ParticipationLog
-from taciturn.recipe_text import RecipeError, load_recipe, save_recipe
+from taciturn.recipe_text import RecipeError, save_recipe
 from taciturn.release.checkpoint import ModelCard, card_digest, load_state, params_digest, save_model, save_state
 from taciturn.release.privacy_statement import statement, statement_json
 from taciturn.release.report import plot_run
+from taciturn.run_folder import check_new, delete_secrets, load_root, new_folder, recipe_of, save_root
 from taciturn.sections import AUDITED_AT_ONCE
 from taciturn.train import TrainState, start, train
 from taciturn.warm_start import load_warm_start
@@ -49,15 +50,7 @@ from taciturn.warm_start import load_warm_start
 if TYPE_CHECKING:
     from taciturn.fleets.devices import Connected
 
-BEFORE_A_RUN = re.compile(
-    r"private|vocabulary\.txt|\.(vocabulary\.txt|recipe\.toml)\.\d+\.partial"
-)  # what is written first
-FROM_ENTROPY, FROM_SEED = b"entropy\n", b"seeded:\n"  # what a root file begins with
 Progress = Callable[[int, int, dict[str, Any]], None]  # rounds done, rounds in all, last metrics
-
-
-class RunError(Exception):
-    """The run folder cannot be used as asked."""
 
 
 @dataclass
@@ -124,7 +117,7 @@ class Run:
             accountant=recipe.privacy.accountant,
             budget=build.budget(self.recipe),
             rounds=recipe.run.rounds,
-            unit="one device" if recipe.fleet.kind == "devices" else unit_of(self.population),
+            unit=unit_of(self.population, "one device" if recipe.fleet.kind == "devices" else "one user"),
             start=params_digest(first),
             lineage=lineage,
         )
@@ -235,24 +228,18 @@ class Run:
 
 def train_run(recipe: Recipe, folder: Path, progress: Progress, connected: "Connected | None" = None) -> Finished:
     """A new run in a new folder."""
-    if folder.exists() and all(BEFORE_A_RUN.fullmatch(path.name) for path in folder.iterdir()):
-        shutil.rmtree(folder)  # cut off before there was a run
-    if folder.exists():
-        raise RunError(f"{folder} exists already: add --resume to go on with it, or choose another --run")
+    check_new(folder)
     seed = recipe.run.seed
     root = keys.root_from_entropy() if seed is None else keys.root_from_seed(seed)
     run = Run(folder, recipe, root, connected=connected)
     run.account.check_budget()
-    private = folder / "private"
-    private.mkdir(parents=True)
-    private.chmod(0o700)
-    write_atomically(private / "root", (FROM_ENTROPY if seed is None else FROM_SEED) + root, 0o600)
-    write_atomically(
-        folder / "vocabulary.txt", "".join(f"{word}\n" for word in run.population.vocabulary.words).encode()
-    )
-    save_recipe(run.recipe, folder / "recipe.toml")
-    if run.planted:
-        run.planted.save(folder, run.recipe, run.population.vocabulary)
+    with new_folder(folder) as made:
+        save_root(made, root, seed is not None)
+        words = "".join(f"{word}\n" for word in run.population.vocabulary.words)
+        write_atomically(made / "vocabulary.txt", words.encode())
+        save_recipe(run.recipe, made / "recipe.toml")
+        if run.planted:
+            run.planted.save(made, run.recipe, run.population.vocabulary)
     try:
         run.account.open()
     except LedgerError:
@@ -263,17 +250,9 @@ def train_run(recipe: Recipe, folder: Path, progress: Progress, connected: "Conn
 
 def resume_run(folder: Path, progress: Progress, connected: "Connected | None" = None) -> Finished:
     """Go on with a run that was cut off."""
-    recipe = recipe_of(folder)
-    root_file, state_file = folder / "private" / "root", folder / "private" / "state.safetensors"
-    if not root_file.exists():
-        _delete_secrets(folder)  # if a crash left some of them
-        raise RunError(
-            f"{folder} is finished, and its secrets are deleted; to train on, start a new run with model.warm_start={folder}"
-        )
-    kind, root = root_file.read_bytes()[: len(FROM_SEED)], root_file.read_bytes()[len(FROM_SEED) :]
-    if kind not in (FROM_ENTROPY, FROM_SEED) or len(root) != keys.ROOT_BYTES:
-        raise RunError(f"{root_file} is damaged: this run cannot go on; what it released stays charged")
-    run = Run(folder, recipe, root, kind == FROM_SEED, connected)
+    recipe, state_file = recipe_of(folder), folder / "private" / "state.safetensors"
+    root, seeded = load_root(folder)
+    run = Run(folder, recipe, root, seeded, connected)
     if not run.account.ledger.run_rows(folder.name) and not state_file.exists():
         run.account.open()  # cut off before it was declared
         return _go_on(run, run.fresh_state(), progress)
@@ -307,6 +286,9 @@ def _go_on(run: Run, state: TrainState, progress: Progress) -> Finished:
         except (BudgetExhausted, TooFewDevices) as reason:
             stopped = str(reason)
             break
+        except LinkError:  # nobody comes for now: what was done need not be done again
+            _save(run, state)
+            raise
         jax.block_until_ready(state.server)
         seconds += time.perf_counter() - began
         if run.audit:
@@ -369,31 +351,12 @@ def _finish(
     write_atomically(run.folder / "guarantee.txt", words.encode())
     write_atomically(run.folder / "guarantee.json", statement_json(guarantee, card.public_text).encode())
     plot_run(run.folder / "progress.png", metrics.rows, f"{run.folder.name} ({run.recipe.algorithm})")
-    _delete_secrets(run.folder)  # with them goes all that could take the noise off
+    delete_secrets(run.folder)  # with them goes all that could take the noise off
     estimate = metrics.rows[-1].get("clip_estimate")
     return Finished(run.folder, run.recipe, state.server.params, before, scores, guarantee, stopped, estimate)
 
 
-def _delete_secrets(folder: Path) -> None:
-    """The root first: a crash half-way leaves a run that is finished, never one that could go on from an older state."""
-    if (folder / "private").exists():
-        (folder / "private" / "root").unlink(missing_ok=True)
-        sync_folder(folder / "private")
-        shutil.rmtree(folder / "private")
-
-
-def unit_of(population: Population) -> str:
+def unit_of(population: Population, person: str = "one user") -> str:
     """Whom the guarantee protects, in words."""
     simulated = population.manifest["about"].get("simulated")
-    return f"one simulated user ({simulated})" if simulated else "one user"
-
-
-def recipe_of(folder: Path) -> Recipe:
-    if not (folder / "recipe.toml").exists():
-        hint = (
-            "; a pretrained model is measured as round 0 of a run that starts from it"
-            if (folder / "model.safetensors").exists()
-            else ""
-        )
-        raise RunError(f"{folder} holds no run: there is no recipe.toml in it{hint}")
-    return load_recipe(folder / "recipe.toml")
+    return f"one simulated user ({simulated})" if simulated else person

@@ -58,7 +58,7 @@ def check_enough(recipe: Recipe, devices: int) -> None:
     taking_part = _taking_part(recipe)
     asked, apart, often = taking_part.asked, taking_part.min_separation, taking_part.max_participations
     for needed, why in (
-        (asked * (apart + 1), f"and a device rests for {apart} rounds"),
+        (asked * min(apart + 1, taking_part.rounds), f"and a device rests for {apart} rounds"),
         (
             -(-asked * taking_part.rounds // often),
             f"and a device takes part {often} times in {taking_part.rounds} rounds",

@@ -15,7 +15,7 @@ from taciturn.models.user_history import WithHistory
 from taciturn.privacy.ledger import Guarantee
 from taciturn.release.checkpoint import ModelCard
 from taciturn.release.privacy_statement import personal_statement, statement
-from taciturn.run import RunError
+from taciturn.run_folder import RunError
 
 
 class Tried(NamedTuple):

@@ -15,7 +15,8 @@ from taciturn.privacy.account import Account
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.ledger import Ledger
 from taciturn.release.checkpoint import load_model
-from taciturn.run import RunError, resume_run, train_run
+from taciturn.run import resume_run, train_run
+from taciturn.run_folder import RunError
 
 
 def quietly(done, rounds, row):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from fleet_of_devices import FleetOfDevices
 
-from conftest import Cut
+from conftest import Cut, cut_at
 from taciturn import build
 from taciturn.fleets import devices, wire
 from taciturn.fleets import diary as diaries
@@ -22,6 +22,7 @@ from taciturn.fleets.devices import DeviceFleet
 from taciturn.fleets.link import LinkError, LocalLink
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.ledger import Ledger
+from taciturn.recipe_text import RecipeError
 from taciturn.run import resume_run, train_run
 
 ONE_ROUND = {"rounds": 1, "evaluate_every": 1}
@@ -102,8 +103,8 @@ def test_a_server_that_ends_while_it_sends_devices_away_charges_its_sum_once(tmp
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_run_that_was_given_up_goes_on_as_itself(tmp_path, vocabulary, totals, monkeypatch, lost):
-    """Two rounds are charged and in no saved state when devices stop coming. To the devices it is the same run afterwards, none of them
-    trains again for what was summed, and nothing is charged again. Twin: where the sums are lost it is, with other noise."""
+    """Two rounds are charged and not yet saved when devices stop coming, and again when they do not come back. To the devices it is the
+    same run afterwards, none of them trains again for what was summed, and nothing is charged again; not even where sums are lost then."""
     monkeypatch.setattr(devices, "WAIT", 0.05)
     broken, names = [], set()
 
@@ -140,12 +141,14 @@ def test_a_run_that_was_given_up_goes_on_as_itself(tmp_path, vocabulary, totals,
     assert (run / "private" / "root").exists()
     assert not (run / "guarantee.json").exists()
     before = trained(fleet)
-    broken.clear()
     for record in (run / "private" / "rounds").glob("total-*") if lost else ():
         record.unlink()
+    with pytest.raises(LinkError, match="--resume"):
+        resume_run(run, quietly, fleet.connected)
+    broken.clear()
     finished = resume_run(run, quietly, fleet.connected)
-    assert finished.guarantee.releases == len(charges(fleet)) == (6 if lost else 4)
-    assert all(trained(fleet)[round] == before[round] for round in (0, 1)) or lost
+    assert finished.guarantee.releases == len(charges(fleet)) == 4
+    assert all(trained(fleet)[round] == before[round] for round in (0, 1))
     assert all(len(met) == 1 for met in totals.values())
     uploads = [upload for number in range(16) for upload in device_of(fleet, number)._diary.uploads]
     assert {upload["run"] for upload in uploads} == names
@@ -250,3 +253,37 @@ def test_whatever_a_server_says_when_it_sends_a_device_away_the_device_keeps_its
     diaries.opt_out(tmp_path / "device-2")
     fleet.link.ask(wire.COME_BACK, {2: contents[-5]}, 30)
     assert fleet.link.ask(wire.CHECK_IN, {2: later}, 30) == {2: wire.NOT_NOW}
+
+
+# What ends, and what it costs
+
+
+@pytest.mark.parametrize("damage", ["{", '{"asked": 9}'])
+def test_a_figure_that_is_damaged_ends_no_run(tmp_path, vocabulary, damage):
+    fleet = FleetOfDevices(tmp_path, vocabulary, run=TWO_ROUNDS)
+    with pytest.raises(Cut):
+        train_run(fleet.recipe, tmp_path / "run", cut_at(1), fleet.connected)
+    (tmp_path / "run" / "private" / "rounds" / "counts.json").write_text(damage)
+    assert resume_run(tmp_path / "run", quietly, fleet.connected).guarantee.releases == 2
+
+
+@pytest.mark.parametrize("run", [ONE_ROUND, TWO_ROUNDS])
+def test_devices_rest_from_rounds_that_there_are(tmp_path, vocabulary, run):
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=9, run=run, participation={"min_separation": 1})
+    if run is ONE_ROUND:
+        assert train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected).guarantee.releases == 1
+    else:
+        with pytest.raises(RecipeError, match="9 devices are too few, 18 are needed"):
+            train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
+
+
+def test_a_run_for_which_nobody_is_left_ends_with_what_it_has(tmp_path, vocabulary):
+    """Too many have taken part as often as they may: no waiting helps, and secrets are not kept for it."""
+    fleet = FleetOfDevices(
+        tmp_path, vocabulary, run={"rounds": 4, "evaluate_every": 4}, participation={"max_participations": 3}
+    )
+    finished = train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
+    assert "may still take part" in finished.stopped
+    assert finished.guarantee.releases == 3
+    assert (tmp_path / "run" / "guarantee.json").exists()
+    assert not (tmp_path / "run" / "private").exists()

@@ -1,6 +1,7 @@
 """A fleet from its folders: what the server keeps, what devices are given, and that both sides can train with it."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from taciturn.data.population import Population
 from taciturn.fleets.devices import Connected
 from taciturn.fleets.flower.authority import device_key
 from taciturn.fleets.link import LinkError, LocalLink
+from taciturn.privacy.ledger import Ledger
 from taciturn.run import train_run
 
 
@@ -127,3 +129,48 @@ def test_text_of_one_person_becomes_a_devices_and_that_of_two_does_not(tmp_path,
 def test_a_fleet_is_never_made_over_another(fleet, people):
     with pytest.raises(LinkError, match="never replaced"):
         fleet_folders.new_fleet(fleet, fleet_recipe(people))
+
+
+@pytest.mark.parametrize("tried_out", [True, False])
+def test_a_fleets_people_are_charged_wherever_the_server_is_started(tmp_path, vocabulary, monkeypatch, tried_out):
+    """Two populations, or two fleets, by the same path from where one stands; the people are those of the one there."""
+    for place in ("here", "there"):
+        (tmp_path / place).mkdir()
+        monkeypatch.chdir(tmp_path / place)
+        population = build_population(
+            tmp_path / place / "people", made_up_users(12), made_up_users(6, seed=1), vocabulary, {"source": place}
+        )
+        recipe = fleet_recipe(population, run={"rounds": 1, "evaluate_every": 1})
+        recipe = recipe.with_settings("data", population="people")
+        if tried_out:
+            fleet, devices = Path("try/server"), fleet_folders.try_out(Path("try"), recipe, 10, "try-run")
+        else:
+            fleet, devices = Path("try"), with_text(population, 10, Path())
+            fleet_folders.new_fleet(fleet, recipe)
+            fleet_folders.enrol(fleet, devices)
+    monkeypatch.chdir(tmp_path / "here")
+    train("../there" / fleet, ["../there" / device for device in devices], tmp_path / "run")
+    charged = {
+        place: [row["run"] for row in Ledger(path).rows if row["kind"] == "charge"]
+        for place in ("here", "there")
+        for path in (tmp_path / place).rglob("ledger.jsonl")
+        if path.parent.parent != tmp_path / "run"
+    }
+    assert charged["there"] == ["run"]
+    assert not charged.get("here")
+
+
+def test_whoever_tries_a_fleet_out_writes_over_nobodys_text(tmp_path, people):
+    fleet_folders.save_text(tmp_path / "try" / "device-0", np.array([4, 4, 4], np.int32))
+    with pytest.raises(LinkError, match="choose another --out"):
+        fleet_folders.try_out(tmp_path / "try", fleet_recipe(people), 10, "try-run")
+    assert np.load(tmp_path / "try" / "device-0" / "tokens.npy").tolist() == [4, 4, 4]
+
+
+def test_the_guarantee_of_a_fleet_that_is_tried_out_says_that_its_people_are_simulated(tmp_path, vocabulary):
+    about = {"source": "made up", "simulated": "public text"}
+    people = build_population(tmp_path / "people", made_up_users(12), made_up_users(6, seed=1), vocabulary, about)
+    recipe = fleet_recipe(people, run={"rounds": 1, "evaluate_every": 1})
+    devices = fleet_folders.try_out(tmp_path / "try", recipe, 10, "try-run")
+    finished = train(tmp_path / "try" / "server", devices, tmp_path / "try" / "try-run")
+    assert finished.guarantee.unit == "one simulated user (public text)"

@@ -360,7 +360,7 @@ MUTATIONS = (
     Mutation(
         "secrets that stay",
         "Whoever finds the run folder takes the noise off the model.",
-        (Edit("run.py", "    _delete_secrets(run.folder)  # with them goes all that could take the noise off\n", ""),),
+        (Edit("run.py", "    delete_secrets(run.folder)  # with them goes all that could take the noise off\n", ""),),
         (f"{ATTACKS}::test_a_finished_run_leaves_no_secrets",),
     ),
 )

@@ -18,7 +18,8 @@ from taciturn.evaluation.tails import (
     tail,
 )
 from taciturn.models.cifg import cifg
-from taciturn.run import RunError, train_run
+from taciturn.run import train_run
+from taciturn.run_folder import RunError
 
 SHAPES = (
     15.8,

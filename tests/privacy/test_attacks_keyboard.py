@@ -46,7 +46,8 @@ from taciturn.release.combined import write_combined
 from taciturn.release.export import ExportRefused
 from taciturn.release.javascript import Published, check_javascript, javascript_ngram
 from taciturn.release.onnx_graph import onnx_model
-from taciturn.run import RunError, train_run
+from taciturn.run import train_run
+from taciturn.run_folder import RunError
 from taciturn.trying import keyboard_server, try_models
 
 FEW = Distilling(words=16_000, entries=2000)

@@ -70,6 +70,7 @@ class Device:
         if why_not is None:
             return wire.READY
         if rest := self._diary.rests_for:
+            self._sum = None  # others' shares are no use any more
             raise Later(rest)  # on its own account: nobody is told for how long
         return wire.NOT_NOW
 

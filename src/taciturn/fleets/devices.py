@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from taciturn.core import FailedRound, Key, Message, Program, Report, UserIds
+from taciturn.data.availability import TooFewDevices
 from taciturn.files import write_atomically
 from taciturn.fleets import wire
 from taciturn.fleets.identities import Identity
@@ -94,16 +95,25 @@ class DeviceFleet:
         return self._counted()["asked"] - self.uploads
 
     def _counted(self) -> dict[str, int]:
-        path = self._folder / COUNTS
-        return json.loads(path.read_text()) if path.exists() else {"asked": 0, "reports": 0}
+        try:
+            counts = json.loads((self._folder / COUNTS).read_text())
+            return {"asked": int(counts["asked"]), "reports": int(counts["reports"])}
+        except (OSError, ValueError, TypeError, KeyError):  # not yet, or damaged: nothing but a figure depends on it
+            return {"asked": 0, "reports": 0}
 
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
         """Those who are connected, rested and allowed; waits until they are enough, and longer each time that a round has failed."""
         self._check_list()
+        left = len(eligible(np.arange(len(self._enrolled))))
+        if left < self._asked:
+            raise TooFewDevices(
+                f"{self._asked} devices are asked in a round, and {left} of the {len(self._enrolled)} that are enrolled may still take "
+                "part: the others did so as often as they may, or too few rounds ago"
+            )
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
         if self._failed:
-            time.sleep(min(SHORT, WAIT * 2 ** (self._failed - 1)))
+            time.sleep(min(SHORT, WAIT * 2 ** min(self._failed - 1, 10)))
         while True:
             ready = eligible(self._checked_in())
             self._watch("checked in", len(ready), self._asked)
@@ -119,7 +129,7 @@ class DeviceFleet:
             raise LinkError(
                 f"no round has come about for {waited:.0f} seconds (fleet.patience): {ready} devices are there that may take part, "
                 f"{self._asked} are needed{failed}. Enrol or start more devices, or let them rest less (fleet.timer_hours, "
-                "participation.min_separation); then go on with --resume"
+                "participation.min_separation); then go on with `taciturn serve … --resume`"
             )
 
     def _check_list(self) -> None:

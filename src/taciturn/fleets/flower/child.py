@@ -21,6 +21,8 @@ from taciturn.fleets.flower.questions import in_words, over_socket
 from taciturn.fleets.link import LOG, LinkError
 
 DATABASE = "devices.sqlite"
+WITHOUT_TIMES = """UPDATE node SET last_activated_at = NULL, last_deactivated_at = NULL, online_until = NULL,
+    status = CASE WHEN status = 'online' THEN 'offline' ELSE status END"""
 START_SECONDS = 120  # SuperLink imports a lot, and shares the machine
 
 
@@ -100,8 +102,8 @@ def _log_lines(process: subprocess.Popen[bytes]) -> None:
 
 
 def forget_messages(database: Path) -> None:
-    """Leave the keys and numbers of devices, and nothing of whom was asked what. Flower deletes a message's row, and SQLite keeps what was
-    in it until the space is used again."""
+    """Leave the keys and numbers of devices, and nothing of whom was asked what, nor of when they came and went. Flower deletes a message's
+    row, and SQLite keeps what was in it until the space is used again."""
     if not database.exists():
         return
     connection = sqlite3.connect(database, isolation_level=None)
@@ -110,6 +112,8 @@ def forget_messages(database: Path) -> None:
         for table in tables:
             if "message" in table:
                 connection.execute(f'DELETE FROM "{table}"')
+        if "node" in tables:  # devices that rest leave: when one did says in which round it took part
+            connection.execute(WITHOUT_TIMES)
         connection.execute("VACUUM")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     except sqlite3.Error as error:
