@@ -2,8 +2,10 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
+from jax_privacy.matrix_factorization import buffered_toeplitz
 from typer.testing import CliRunner
 
 from taciturn.cli import app
@@ -149,3 +151,21 @@ def test_the_command_takes_a_timer_in_place_of_a_separation():
     assert "A timer of 48 hours" in run.output
     content = json.loads(CliRunner().invoke(app, [*common, "--mechanism", "tree", "--json"]).output)
     assert 140 < content["min_separation"] < 300
+
+
+@pytest.mark.parametrize("failing", [0, 1, 3])
+def test_where_the_optimiser_runs_off_a_buffer_less_is_taken(tmp_path, monkeypatch, failing):
+    """As it does with three for 2,000 rounds and 50 between two turns."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def optimize(max_buffers, **question):
+        if max_buffers > 3 - failing:
+            raise RuntimeError("non-finite loss")
+        return SimpleNamespace(buf_decay=[0.9] * max_buffers, output_scale=[0.1] * max_buffers)
+
+    monkeypatch.setattr(buffered_toeplitz, "optimize", optimize)
+    if failing < 3:
+        assert optimal_blt(2000, 50, 40) == {"decay": [0.9] * (3 - failing), "scale": [0.1] * (3 - failing)}
+    else:
+        with pytest.raises(ValueError, match="no BLT was found for 2000 rounds, 50 of them"):
+            optimal_blt(2000, 50, 40)

@@ -13,20 +13,31 @@ from taciturn.files import write_atomically
 
 
 def optimal_blt(rounds: int, min_separation: int, max_participations: int, buffers: int = 3) -> dict[str, list[float]]:
-    """`decay` and `scale` of the BLT with the smallest mean error of the models on the way."""
+    """`decay` and `scale` of the BLT with the smallest mean error of the models on the way, of so many buffers; or of fewer, where one of
+    them would be of no use: there the optimiser runs off to numbers that are none."""
 
     def optimize() -> dict[str, list[float]]:
         from jax_privacy.matrix_factorization import buffered_toeplitz
 
-        found = buffered_toeplitz.optimize(
-            n=rounds,
-            min_sep=min_separation + 1,  # jax-privacy counts from round to round, papers the rounds between
-            max_participations=max_participations,
-            error="mean",
-            min_buffers=buffers,
-            max_buffers=buffers,
+        for count in range(buffers, 0, -1):
+            try:
+                found = buffered_toeplitz.optimize(
+                    n=rounds,
+                    min_sep=min_separation + 1,  # jax-privacy counts from round to round, papers the rounds between
+                    max_participations=max_participations,
+                    error="mean",
+                    min_buffers=count,
+                    max_buffers=count,
+                )
+            except RuntimeError:
+                continue
+            return {
+                "decay": [float(one) for one in found.buf_decay],
+                "scale": [float(one) for one in found.output_scale],
+            }
+        raise ValueError(
+            f'no BLT was found for {rounds} rounds, {min_separation} of them between two turns of a user: take noise = "banded"'
         )
-        return {"decay": [float(one) for one in found.buf_decay], "scale": [float(one) for one in found.output_scale]}
 
     return _kept(f"blt-{rounds}-{min_separation}-{max_participations}-{buffers}", optimize)
 
