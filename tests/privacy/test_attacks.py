@@ -31,6 +31,7 @@ from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import gaussian, no_noise
 from taciturn.privacy.participation import FixedSize, PoissonSampling
 from taciturn.recipe_text import RecipeError, parse_recipe, save_recipe
+from taciturn.run_folder import RunError
 from taciturn.release.checkpoint import load_model, save_model
 from taciturn.release.export import ExportRefused
 
@@ -494,7 +495,7 @@ def test_a_refused_run_cannot_be_resumed_from_a_non_private_model(finished, tmp_
     from_twin = recipe(tmp_path / "people", model={"warm_start": str(tmp_path / "twin")})
     with pytest.raises(LedgerError, match="already has a run"):
         run.train_run(from_twin, tmp_path / "private-run", cut_off)
-    with pytest.raises(run.RunError):
+    with pytest.raises(RunError):
         run.resume_run(tmp_path / "private-run", cut_off)
 
 
@@ -515,7 +516,7 @@ def test_a_root_made_from_a_seed_is_never_declared_as_entropy(tmp_path):
     (folder / "private").mkdir(parents=True)
     (folder / "private" / "root").write_bytes(keys.root_from_seed(5))
     save_recipe(recipe(tmp_path / "people"), folder / "recipe.toml")
-    with contextlib.suppress(CutOff, LedgerError, RecipeError, run.RunError):
+    with contextlib.suppress(CutOff, LedgerError, RecipeError, RunError):
         run.resume_run(folder, cut_off)
     declared = [row["randomness"] for row in Ledger(tmp_path / "people" / FILE_NAME).run_rows("seeded")]
     root = (folder / "private" / "root").read_bytes()
@@ -528,7 +529,7 @@ def test_secrets_half_deleted_by_a_crash_are_deleted_when_the_run_is_next_touche
     (folder / "private").mkdir(parents=True)
     (folder / "private" / "state.safetensors").write_bytes(b"noise that is not yet used up")
     save_recipe(recipe(tmp_path / "people"), folder / "recipe.toml")
-    with pytest.raises(run.RunError, match="finished"):
+    with pytest.raises(RunError, match="finished"):
         run.resume_run(folder, cut_off)
     assert not (folder / "private").exists()
 
