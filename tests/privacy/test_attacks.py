@@ -31,9 +31,9 @@ from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import gaussian, no_noise
 from taciturn.privacy.participation import FixedSize, PoissonSampling
 from taciturn.recipe_text import RecipeError, parse_recipe, save_recipe
-from taciturn.run_folder import RunError
 from taciturn.release.checkpoint import load_model, save_model
 from taciturn.release.export import ExportRefused
+from taciturn.run_folder import RunError
 
 WORDS = Vocabulary(("<pad>", "<unk>", "<bos>", "<eos>", ".", "hello", "world"))
 DELTA = 1e-5
