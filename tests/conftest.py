@@ -36,9 +36,9 @@ WORDS = 40
 NOT_OPTIMISED = (
     *("evaluation", "papers", "release"),
     *(f"models/test_{name}.py" for name in ("gradient_compression", "local_steps", "models")),
-    *(f"contracts/test_{name}.py" for name in ("fine_tuning", "resume", "transfer_learning")),
-    *("fleets/test_devices.py", "fleets/test_fleet_folders.py"),
-    *("privacy/test_attacks_keyboard.py", "privacy/test_participation_log.py"),
+    *(f"contracts/test_{name}.py" for name in ("fine_tuning", "queue", "resume", "transfer_learning")),
+    *(f"fleets/test_{name}.py" for name in ("attacks_fleet_pace", "devices", "fleet_folders")),
+    *(f"privacy/test_{name}.py" for name in ("attacks_again", "attacks_keyboard", "participation_log")),
     *(f"test_{name}.py" for name in ("audit", "benchmark", "keyboard_commands", "personal", "planning", "planting")),
     *("test_pretraining.py", "test_runs.py"),
 )

@@ -33,7 +33,7 @@ def test_killed_again_and_again_a_run_still_ends_with_the_same_parameters(popula
     command = [sys.executable, "-c", "from taciturn.cli import main; main()", "train"]
     folder, ledger, generator = tmp_path / "killed", population.folder / "ledger.jsonl", random.Random(1)
     kills = 0
-    while kills < 10:
+    while kills < 6:
         arguments = ["--resume", "--run", folder] if folder.exists() else [tmp_path / "recipe.toml", "--run", folder]
         size = ledger.stat().st_size
         process = subprocess.Popen([*command, *map(str, arguments)], stdout=subprocess.DEVNULL)

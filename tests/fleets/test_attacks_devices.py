@@ -85,6 +85,7 @@ def log_of(monkeypatch):
 # The server is killed
 
 
+@pytest.mark.usefixtures("not_optimised")
 def test_killed_at_any_write_to_disk_nothing_is_uncounted_and_no_noise_meets_two_totals(
     tmp_path, vocabulary, monkeypatch
 ):
@@ -251,6 +252,7 @@ def test_a_record_that_was_altered_before_its_charge_is_not_released(before_the_
     assert not np.all(np.asarray(found[2].update) == 0x11111111)
 
 
+@pytest.mark.usefixtures("not_optimised")
 def test_a_record_that_was_altered_after_its_charge_is_not_released_under_its_noise(before_the_charge, monkeypatch):
     fleet, run = before_the_charge
     releases = Releases(monkeypatch, fleet.population.folder / "ledger.jsonl")
