@@ -1,0 +1,60 @@
+"""What a training leaves behind, and what has to hold of it however often it was killed."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def check_charges(rows: Sequence[Row], rounds: int) -> None:
+    """Of a run in the ledger: each round was paid for, each attempt at it after the one before, and no noise twice."""
+    charges = [row for row in rows if row["kind"] == "charge"]
+    assert {row["round"] for row in charges} == set(range(rounds)), "a round has no charge, or there is one of no round"
+    for round in range(rounds):
+        attempts = [row["attempt"] for row in charges if row["round"] == round]
+        assert attempts == list(range(len(attempts))), f"the attempts at round {round} are {attempts}"
+    seals = [row["seal"] for row in charges]
+    assert len(set(seals)) == len(seals), "two charges have one seal"
+
+
+def check_model(rows: Sequence[Row], rounds: int, digest: str) -> None:
+    models = [row for row in rows if row["kind"] == "model"]
+    assert models, "there is no model in the ledger"
+    assert models[-1]["round"] == rounds, "the last model is not that of the last round"
+    assert models[-1]["params"] == digest, "the model is not the one that the ledger has"
+
+
+def check_diaries(diaries: Sequence[Sequence[Row]], charges: int, least: int, separation: int, most: int) -> None:
+    """Of all devices, in one run. A device that is asked again for the same row of noise takes part in it once, with two uploads."""
+    for diary in diaries:
+        took_part = [upload["round"] for upload in diary]
+        assert took_part == sorted(took_part), "a device went back to a round that was over"
+        apart = [later - before for before, later in pairwise(sorted(set(took_part)))]
+        assert all(rounds > separation for rounds in apart), "a device took part again too soon"
+        assert len(set(took_part)) <= most, "a device took part too often"
+        times = [upload["at"] for upload in diary]
+        assert times == sorted(set(times)), "an upload is twice in a diary"
+    for row in range(charges):
+        reported = sum(any(upload["round"] == row for upload in diary) for diary in diaries)
+        assert reported >= least, f"row {row} is a sum of at least {least} reports, and {reported} devices know of it"
+
+
+def check_traces(files: Mapping[str, bytes], devices: Sequence[Sequence[bytes]]) -> None:
+    """Each file tells as much of one device as of any other: the list of all is no secret, who of them took part is one. A device is given
+    by all the ways in which its name could be written."""
+    for name, content in files.items():
+        named = {tuple(content.count(one) for one in device) for device in devices}
+        assert len(named) <= 1, f"{name} tells some devices from others"
+
+
+def written(number: int, public_key: bytes) -> list[bytes]:
+    """The ways to write a device: its number on the wire, as text or in eight bytes, and its key."""
+    return [str(number).encode(), number.to_bytes(8, "big"), number.to_bytes(8, "little"), public_key]
+
+
+def check_nodes(nodes: Sequence[Row]) -> None:
+    """What the wire keeps of devices: besides who they are and since when they are known, the same of all."""
+    own = {"node_id", "public_key", "registered_at"}
+    kept = {tuple(value for name, value in node.items() if name not in own) for node in nodes}
+    assert len(kept) <= 1, "the wire tells when some devices came or went"

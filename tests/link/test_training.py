@@ -1,0 +1,293 @@
+"""A whole training through the commands that people run, over the real wire, while everything is killed again and again."""
+
+import json
+import random
+import re
+import shutil
+import sqlite3
+import time
+from contextlib import closing
+
+import pytest
+from commands import LONGEST, CommandFleet
+from records import check_charges, check_diaries, check_model, check_nodes, check_traces, written
+
+from taciturn.fleet_folders import fleet_recipe
+from taciturn.fleets.flower.authority import device_key, make_authority
+from taciturn.privacy.ledger import Ledger
+from taciturn.release.checkpoint import load_model, params_digest
+
+DEVICES, ROUNDS = 10, 14  # so many that those who rest, and those who uploaded in vain, are not missed
+SAVE_EVERY = 2  # rounds
+# After what, and how often. “Wire”: SuperLink was started. “Door”: the server listens. “Lost”: a charge, and then the sum is lost.
+KILLS = {
+    "server": {"start": 3, "wire": 2, "door": 4, "report": 4, "sum": 2, "charge": 2, "save": 2, "lost": 1},
+    "SuperLink": {"door": 2, "report": 2},
+    "device": {"door": 3, "report": 3},
+}
+assert sum(KILLS["server"].values()) == 20
+# Seconds from there to the kill, at most.
+PAUSE = {"start": 3.0, "wire": 2.0, "door": 3.0, "report": 0.6, "sum": 0.05, "charge": 0.3, "save": 0.3}
+LOOK = 0.005  # seconds between two looks whether it has happened
+FILES = {"recipe.toml", "vocabulary.txt", "ledger.jsonl", "metrics.jsonl", "metrics.csv", "progress.png"}
+FILES |= {"model.safetensors", "guarantee.txt", "guarantee.json"}
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    fleet = CommandFleet(tmp_path_factory.mktemp("training"), DEVICES, ROUNDS, SAVE_EVERY)
+    try:
+        yield fleet
+    finally:
+        fleet.end()
+
+
+class Run:
+    """One training, and what is on disk of it."""
+
+    def __init__(self, fleet, name):
+        self.fleet, self.name, self.folder = fleet, name, fleet.fleet / name
+        self.server, self.log_before = fleet.server(self.folder), 0
+        self.ledger = fleet.fleet / "population" / "ledger.jsonl"
+
+    def start(self):
+        self.log_before = len(self.server.log())
+        self.server.start(*(["--resume"] if (self.folder / "recipe.toml").exists() else []))
+
+    def charges(self):
+        content = self.ledger.read_bytes() if self.ledger.exists() else b""
+        *lines, _ = content.split(b"\n")  # the last may be half a row
+        rows = [json.loads(line) for line in lines if b'"charge"' in line]
+        return [row for row in rows if row["run"] == self.name]
+
+    def diaries(self):
+        return [[upload for upload in diary if upload["run"].split()[0] == self.name] for diary in self.fleet.diaries]
+
+    def last_to_report(self):
+        times = [max((upload["at"] for upload in diary), default=0.0) for diary in self.diaries()]
+        return self.fleet.devices[times.index(max(times))]
+
+    def listens(self):
+        return "the server listens on" in self.server.log()[self.log_before :]
+
+    def mark(self, when):
+        """What is another one as soon as it has happened again."""
+        private = self.folder / "private"
+        match when:
+            case "report":
+                return [path.stat().st_mtime_ns for path in self.fleet.folder.glob("device-*/diary.json")]
+            case "sum":
+                return sorted(private.glob("rounds/total-*"))
+            case "charge":
+                return len(self.charges())
+            case "lost":  # of such a round there is nothing yet in the state that is saved
+                return sum(row["round"] % SAVE_EVERY == 0 for row in self.charges())
+            case "save":
+                return [path.stat().st_mtime_ns for path in private.glob("state.safetensors")]
+
+    def wait(self, when, pause):
+        match when:
+            case "start":
+                pass
+            case "wire":
+                self.until(self.server.superlink, "SuperLink")
+            case "door":
+                self.until(self.listens, "an open door")
+            case _:
+                before = self.mark(when)
+                self.until(lambda: self.mark(when) != before, f"another {when}")
+        time.sleep(pause)
+
+    def until(self, condition, what):
+        given_up = time.monotonic() + LONGEST
+        while not condition():
+            assert self.server.runs, f"the server ended before {what}:\n{self.server.log()[-2000:]}"
+            assert time.monotonic() < given_up, f"{what} did not happen:\n{self.server.log()[-2000:]}"
+            time.sleep(LOOK)
+
+
+def lose_the_sum(run):
+    """The record of the newest sum is gone, and so is a device that was in it: the same sum is not made again. Of which round it was."""
+    row = len(run.charges()) - 1
+    for record in (run.folder / "private").glob("rounds/total-*"):
+        record.unlink()
+    gone = run.last_to_report()
+    gone.kill()
+    run.start()
+    run.until(lambda: len(run.charges()) > row + 1, "another charge")
+    gone.start()
+    lost, again = run.charges()[row:]
+    assert (again["round"], again["attempt"]) == (lost["round"], lost["attempt"] + 1)
+    return lost["round"]
+
+
+def test_strangers_are_told_why_and_the_training_goes_on_without_them(fleet):
+    run, trusting, sceptic = Run(fleet, "quiet"), fleet.folder / "trusting", fleet.folder / "sceptic"
+    shutil.copytree(fleet.fleet / "for-devices", trusting / "fleet")
+    key = device_key(trusting)
+    unknown = fleet.device(trusting)
+    unknown.start()
+    assert unknown.wait() == 2
+    assert "is not among the devices that its fleet knows: enrol it again" in unknown.log()
+    with open(trusting / "fleet" / "enrolled.txt", "ab") as own_copy:
+        own_copy.write(key + b"\n")  # whatever it tells itself
+    shutil.copy(make_authority(fleet.folder / "elsewhere"), sceptic / "fleet" / "authority.crt")
+    enrolled = fleet.device(sceptic)
+    run.start()
+    run.until(run.listens, "an open door")
+    not_enrolled, no_trust = "a device that is not enrolled", "a device that does not trust this server's certificate"
+    for stranger, told, said in (
+        (unknown, not_enrolled, f"the server refused this device (403): Refused: {not_enrolled}"),
+        (enrolled, no_trust, "the server's certificate is not of the authority this device trusts"),
+    ):
+        stranger.start()
+        run.until(lambda told=told: f"refused: {told}" in run.server.log(), told)
+        run.until(lambda stranger=stranger, said=said: said in stranger.log(), said)
+    fleet.start_devices()
+    assert run.server.wait() == 0, run.server.log()
+    check_end(run)
+    assert len(run.charges()) == ROUNDS
+    assert not any((folder / "diary.json").exists() for folder in (trusting, sceptic))
+    for stranger in (unknown, enrolled):
+        assert stranger.runs  # it goes on trying
+        stranger.kill()
+    last = json.loads((run.folder / "metrics.jsonl").read_text().splitlines()[-1])
+    late = sum(map(int, re.findall(r"“report”: no answer from (\d+)", run.server.log())))
+    assert last["uploads"] <= sum(map(len, run.diaries())) <= last["uploads"] + late
+
+
+def test_a_training_in_which_everything_is_killed_comes_to_its_end_and_paid_for_all_of_it(fleet):
+    run, lost = Run(fleet, "killed"), -1
+    chance = random.Random(
+        12
+    )  # by which a save follows soon after the loss: until then each kill costs one release more
+    plan = [(whom, when) for whom, kills in KILLS.items() for when, times in kills.items() for _ in range(times)]
+    chance.shuffle(plan)
+    fleet.start_devices()
+    run.start()
+    began = time.monotonic()
+    for whom, when in plan:
+        if len(run.charges()) > ROUNDS - 3:  # from where it might end too soon
+            when = "wire" if whom == "server" else "door"
+        run.wait(when, chance.uniform(0, PAUSE.get(when, 0)))
+        print(f"{time.monotonic() - began:5.0f} s, {len(run.charges()):2} charges: {whom} after “{when}”", flush=True)
+        if whom == "SuperLink":
+            run.server.kill_superlink()
+        elif whom == "device":
+            device = run.last_to_report() if when == "report" else chance.choice(fleet.devices)
+            device.kill()
+            device.start()
+        else:
+            run.server.kill()
+            if when == "lost":
+                lost = lose_the_sum(run)
+            else:
+                run.start()
+    assert run.server.wait() == 0, run.server.log()
+    check_end(run)
+    paid_again = {row["round"] for row in run.charges() if row["attempt"]}
+    assert lost in paid_again
+    # With it goes what was charged after it and not saved before the next kill.
+    assert paid_again <= set(range(lost, lost + SAVE_EVERY))
+
+
+def check_end(run):
+    """That it is whole, its bill complete, nobody took part too often, and nobody can tell who did."""
+    fleet, recipe = run.fleet, fleet_recipe(run.fleet.fleet)
+    assert {path.name for path in run.folder.iterdir() if path.suffix != ".partial"} == FILES
+    ledger = Ledger(run.ledger)  # which verifies each row
+    rows, charges = ledger.run_rows(run.name), run.charges()
+    check_charges(rows, ROUNDS)
+    check_model(rows, ROUNDS, params_digest(load_model(run.folder)[0]))
+    said, all_of_it = json.loads((run.folder / "guarantee.json").read_text()), ledger.guarantee(run.name)
+    assert (said["releases"], said["epsilon"]) == (len(charges), all_of_it.epsilon)
+    as_planned = ledger.guarantee(run.name, charges[ROUNDS - 1]["hash"])
+    assert (len(charges) > ROUNDS) == (all_of_it.epsilon > as_planned.epsilon)
+    printed = fleet.command(f"ledger of {run.name}", "ledger", fleet.fleet / "population").run()
+    assert re.search(rf"│ {run.name} +│ +{len(charges)} │", printed)
+    least, separation = int(recipe.participation.cohort), recipe.participation.min_separation or 0
+    check_diaries(run.diaries(), len(charges), least, separation, recipe.max_participations)
+    files = {str(path): path.read_bytes() for path in fleet.fleet.rglob("*") if path.is_file()}
+    files["the server's log"] = run.server.log().encode()
+    check_traces(files, [written(*name) for name in fleet.names()])
+    with closing(sqlite3.connect(fleet.fleet / "wire" / "devices.sqlite")) as database:
+        database.row_factory = sqlite3.Row
+        check_nodes([dict(node) for node in database.execute("SELECT * FROM node WHERE status != 'registered'")])
+
+
+CHARGES = [
+    {"kind": "charge", "round": 0, "attempt": 0, "seal": "a"},
+    {"kind": "charge", "round": 1, "attempt": 0, "seal": "b"},
+    {"kind": "charge", "round": 1, "attempt": 1, "seal": "c"},
+    {"kind": "charge", "round": 2, "attempt": 0, "seal": "d"},
+    {"kind": "model", "round": 3, "params": "e"},
+]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (CHARGES[1:], "no charge"),
+        (CHARGES[:3], "no charge"),
+        ([*CHARGES, CHARGES[3] | {"round": 3, "seal": "f"}], "one of no round"),
+        ([CHARGES[0], *CHARGES[2:]], r"attempts at round 1 are \[1\]"),
+        ([CHARGES[0], CHARGES[2], CHARGES[1], CHARGES[3]], r"attempts at round 1 are \[1, 0\]"),
+        ([*CHARGES, CHARGES[2]], r"attempts at round 1 are \[0, 1, 1\]"),
+        ([*CHARGES[:3], CHARGES[3] | {"seal": "a"}], "one seal"),
+    ],
+)
+def test_a_bill_that_is_wrong_is_noticed(wrong, said):
+    """The twins: what is asked of the ledger can fail."""
+    check_charges(CHARGES, 3)
+    with pytest.raises(AssertionError, match=said):
+        check_charges(wrong, 3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "rounds", "digest", "said"),
+    [
+        (CHARGES[:4], 3, "e", "no model"),
+        (CHARGES, 4, "e", "last round"),
+        ([*CHARGES, CHARGES[4] | {"params": "f"}], 3, "e", "not the one"),
+    ],
+)
+def test_a_model_that_is_another_is_noticed(rows, rounds, digest, said):
+    check_model(CHARGES, 3, "e")
+    with pytest.raises(AssertionError, match=said):
+        check_model(rows, rounds, digest)
+
+
+def diary(*rounds):
+    return [{"round": round, "at": float(time)} for time, round in enumerate(rounds)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (diary(0, 1), "too soon"),
+        (diary(0, 2, 4), "too often"),
+        (diary(2, 0), "went back"),
+        ([*diary(0), *diary(0)], "twice in a diary"),
+        (diary(), "row 0 is a sum of at least 2 reports, and 1 devices know of it"),
+    ],
+)
+def test_a_diary_that_is_wrong_is_noticed(wrong, said):
+    others = [diary(0, 0, 2), diary(1), diary(1)]
+    check_diaries([*others, diary(0, 2)], 3, 2, separation=1, most=2)
+    with pytest.raises(AssertionError, match=said):
+        check_diaries([*others, wrong], 3, 2, separation=1, most=2)
+
+
+@pytest.mark.parametrize("trace", written(2**64 - 5, b"a key"))
+def test_a_file_that_tells_who_took_part_is_noticed(trace):
+    devices = [written(2**64 - 5, b"a key"), written(7 * 2**40, b"another key")]
+    check_traces({"the list of all": b"".join(one for device in devices for one in device)}, devices)
+    with pytest.raises(AssertionError, match="some log tells some devices from others"):
+        check_traces({"some log": b"took part: " + trace}, devices)
+
+
+def test_a_wire_that_tells_when_a_device_left_is_noticed():
+    nodes = [{"node_id": 1, "last_deactivated_at": None}, {"node_id": 2, "last_deactivated_at": None}]
+    check_nodes(nodes)
+    with pytest.raises(AssertionError, match="came or went"):
+        check_nodes([*nodes, {"node_id": 3, "last_deactivated_at": "yesterday"}])
