@@ -78,6 +78,16 @@ def test_superlink_is_killed_while_devices_work(fleet, caplog):
         assert server.link.devices() == numbers
 
 
+def test_superlink_is_killed_while_it_is_asked_who_is_enrolled(fleet, caplog):
+    with fleet.server(devices=1) as (server, _):
+        known = server.enrolled()
+        in_a_while(0.3, lambda: os.kill(server._superlink._process.pid, signal.SIGKILL))
+        ended = time.monotonic() + 1
+        while time.monotonic() < ended:
+            assert server.enrolled() == known
+        assert "SuperLink has ended (-9); another one is started" in caplog.text
+
+
 def test_the_server_process_is_killed_again_and_again(fleet):
     with flower_server(fleet.folder / "server", "127.0.0.1", 0) as server:
         port = int(server.address.rpartition(":")[2])

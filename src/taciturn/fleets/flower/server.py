@@ -11,20 +11,25 @@ the same devices by the same numbers. The sockets are this process's own, so tha
 import fcntl
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 from cryptography.hazmat.primitives import serialization
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
+from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from taciturn.fleets.flower.authority import SERVER_CERTIFICATE, SERVER_KEY, load_public_key, private_folder
 from taciturn.fleets.flower.child import SuperLink
-from taciturn.fleets.flower.link import FlowerLink
-from taciturn.fleets.link import LOOPBACK, MOST_BYTES, LinkError
+from taciturn.fleets.flower.link import RESTART_SECONDS, FlowerLink
+from taciturn.fleets.flower.questions import in_words
+from taciturn.fleets.link import LOG, LOOPBACK, MOST_BYTES, LinkError
+
+Answer = TypeVar("Answer")
 
 FREE_SECONDS = 5  # an earlier server that was killed may hold the port for a moment
 
@@ -65,7 +70,7 @@ class FlowerServer:
         """Let the device with this key (a line as in `device.pub`) take part. Again is no harm."""
         request = RegisterNodeRequest(public_key=public_key_to_bytes(load_public_key(public_key)))
         try:
-            self._superlink.control().RegisterNode(request)
+            self._ask(lambda control: control.RegisterNode(request))
         except httpx.HTTPStatusError as error:
             known = FlowerError.from_json(error.response.text)
             if known is None or known.code != ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE:
@@ -75,12 +80,24 @@ class FlowerServer:
 
     def enrolled(self) -> dict[int, bytes]:
         """Every device that may connect, connected or not: its number, and its public key as it was given."""
-        nodes = self._superlink.control().ListNodes(ListNodesRequest()).nodes_info
+        nodes = self._ask(lambda control: control.ListNodes(ListNodesRequest())).nodes_info
         return {node.node_id: _line(node.public_key) for node in nodes if not node.unregistered_at}
 
     def dismiss(self, number: int) -> None:
         """For good: it may come back with another key only."""
-        self._superlink.control().UnregisterNode(UnregisterNodeRequest(node_id=number))
+        self._ask(lambda control: control.UnregisterNode(UnregisterNodeRequest(node_id=number)))
+
+    def _ask(self, question: Callable[[ControlHttpClient], Answer]) -> Answer:
+        """Twice at most: the first time may show that SuperLink has ended meanwhile."""
+        try:
+            return question(self._superlink.control())
+        except httpx.TransportError as error:
+            LOG.warning("the link to SuperLink broke: %s", in_words(error))
+            time.sleep(RESTART_SECONDS)
+        try:
+            return question(self._superlink.control())
+        except httpx.TransportError as error:
+            raise LinkError(f"SuperLink does not answer: {in_words(error)}") from None
 
     def close(self) -> None:
         self.link.close()
