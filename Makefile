@@ -12,7 +12,7 @@ test: setup  ## linter, types, tests and doctests
 	$(BIN)/basedpyright
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-test-link: setup  ## the real wire on this machine: Flower, TLS, keys, and everything killed again and again; a quarter of an hour
+test-link: setup  ## the real wire on this machine: Flower, TLS, keys, and everything killed again and again; ten minutes
 	$(BIN)/python -m pytest tests/link
 
 mutations: setup  ## tests of the tests: break the mechanism on purpose, and see which test notices

@@ -10,6 +10,7 @@ import time
 import pytest
 from wire import HERE, until
 
+from taciturn.fleets.flower.authority import certify_server
 from taciturn.fleets.flower.server import flower_server
 from taciturn.fleets.link import LinkError
 
@@ -118,8 +119,14 @@ def test_the_server_process_is_killed_again_and_again(fleet):
 def test_a_server_that_cannot_listen_says_so(fleet):
     with fleet.server() as (server, _):
         port = int(server.address.rpartition(":")[2])
+        certify_server(fleet.folder / "authority", fleet.folder / "another", ["127.0.0.1"])
         with (
             pytest.raises(LinkError, match="cannot listen"),
-            flower_server(fleet.folder / "server", "127.0.0.1", port),
+            flower_server(fleet.folder / "another", "127.0.0.1", port),
+        ):
+            pass
+        with (
+            pytest.raises(LinkError, match="another server is at work"),
+            flower_server(fleet.folder / "server", "127.0.0.1", 0),
         ):
             pass

@@ -9,6 +9,7 @@ the same devices by the same numbers. The sockets are this process's own, so tha
 """
 
 import fcntl
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -107,7 +108,7 @@ class FlowerServer:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Two servers would take each other's devices. The lock goes with the process, however that ends."""
-    with open(folder / "lock", "w") as lock:
+    with open(os.open(folder / "lock", os.O_WRONLY | os.O_CREAT, 0o600), "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
