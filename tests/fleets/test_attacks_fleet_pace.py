@@ -287,3 +287,39 @@ def test_a_run_for_which_nobody_is_left_ends_with_what_it_has(tmp_path, vocabula
     assert finished.guarantee.releases == 3
     assert (tmp_path / "run" / "guarantee.json").exists()
     assert not (tmp_path / "run" / "private").exists()
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_given_up_after_a_charge_whose_sum_is_lost_it_is_paid_again_only_if_another_sum_is_made(
+    tmp_path, vocabulary, totals, monkeypatch, comes_back
+):
+    """Killed after the charge, and then nobody comes: what is saved then is older than the ledger. With the same devices the same sum is
+    made, and given out under its own noise. Twin: without one of them it is another, with other noise, and paid for."""
+    monkeypatch.setattr(devices, "WAIT", 0.05)
+    broken, run = [], tmp_path / "run"
+    fleet = FleetOfDevices(
+        tmp_path,
+        vocabulary,
+        count=20,  # each may take part once, and nine did
+        faults=(lambda number, kind, answer: None if broken and kind == wire.REPORT else answer,),
+        run={"rounds": 1, "evaluate_every": 1, "save_every": 1},
+        fleet={"patience": 0.2},
+    )
+    with monkeypatch.context() as killed:
+        killed.setattr(Curator, "_released", lambda *release: (_ for _ in ()).throw(Cut))
+        with pytest.raises(Cut):
+            train_run(fleet.recipe, run, quietly, fleet.connected)
+    assert charges(fleet) == [0]
+    took_part = [number for number in range(20) if device_of(fleet, number)._diary.uploads]
+    next((run / "private" / "rounds").glob("total-*")).unlink()
+    broken.append(1)
+    for _ in range(2):
+        with pytest.raises(LinkError, match="--resume"):
+            resume_run(run, quietly, fleet.connected)
+        assert charges(fleet) == [0]
+    broken.clear()
+    if not comes_back:
+        fleet.link.remove(took_part[0])
+    finished = resume_run(run, quietly, fleet.connected)
+    assert finished.guarantee.releases == len(charges(fleet)) == (1 if comes_back else 2)
+    assert all(len(met) == 1 for met in totals.values())

@@ -44,12 +44,12 @@ class Diary:
 
     def why_not(self, run: str, round: int | None = None) -> str | None:
         """Why this device does not take part now, if it does not. A round that failed is tried again, and counts once."""
-        with self._locked():
+        with locked(self._folder):
             return self._why_not(self._read(), run, round)
 
     def upload(self, run: str, round: int) -> str | None:
         """To be called before a report leaves, which it does not if this says why not. On disk when this returns."""
-        with self._locked():
+        with locked(self._folder):
             content = self._read()
             why_not = self._why_not(content, run, round)
             if why_not is None:
@@ -92,11 +92,6 @@ class Diary:
 
     def _write(self, content: dict) -> None:
         write_atomically(self._folder / FILE_NAME, json.dumps(content).encode(), 0o600)
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        with locked(self._folder):
-            yield
 
 
 def opt_out(folder: Path) -> None:
