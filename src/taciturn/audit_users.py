@@ -86,7 +86,7 @@ class AuditUsers:
     ) -> None:
         """`start` are the parameters that the run begins with."""
         count, layout = recipe.audit.users, build.layout(recipe, vocabulary)
-        generator = keys.generator(keys.derive(root, "audit users", 0))
+        generator = np.random.default_rng(int.from_bytes(keys.derive(root, "audit users", 0), "big"))
         self.claim, self._delta, self._algorithm = claim(recipe), min(recipe.delta, MOST_DELTA), algorithm
         self._groups = _groups(count, recipe.run.rounds)
         self._included = generator.random(count) < 0.5

@@ -70,7 +70,7 @@ def count_population(folder: Path, out: Path, smoothing: Smoothing, order: int, 
     )
     account = Account(build.open_ledger(population), terms, NonPrivateDpEvent())
     account.open()
-    account.charge(round=0, attempt=0, seal="n-grams")
+    account.charge(round=0, record="n-grams")
     model = _counted(population.texts, population.vocabulary, smoothing, order)
     vocabulary = population.vocabulary
     card = ModelCard(_architecture(smoothing, order), vocabulary.words, vocabulary.about, terms.name, round=1)

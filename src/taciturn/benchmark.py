@@ -29,9 +29,13 @@ from taciturn.evaluation.accuracy import evaluate
 from taciturn.models.cifg import cifg
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import epsilon, repeated
+from taciturn.privacy.chacha20 import key_words
+from taciturn.privacy.clipping import flat_clip
 from taciturn.privacy.correlated_noise import Buffers, blt
 from taciturn.privacy.curator import Curator
+from taciturn.privacy.estimators import fixed_denominator
 from taciturn.privacy.ledger import Ledger
+from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.participation import PoissonSampling
 from taciturn.train import start, train
 
@@ -183,8 +187,13 @@ def _operations(params: Params) -> float:
 
 def _blt_release(params: Params) -> float:
     noise = blt(1.0, Buffers(2000, (0.97, 0.9, 0.4), (0.16, 0.16, 0.2)))
-    state, step = noise.init(params), jax.jit(noise.next)
-    return best_time(lambda: step(state, params, jnp.float32(1.0), keys.jax_keys(bytes(32), noise.keys)), 5)
+    private = mechanism(flat_clip(1.0), fixed_denominator(1000.0), noise, most_reports=2000)
+    state, key = private.init(params), key_words(bytes(32))
+    nobody = tree.zeros_like(
+        jax.eval_shape(private.bound, jnp.float32(1), params, jnp.float32(0), keys.jax_keys(bytes(32), 1)[0])
+    )
+    step = jax.jit(private.release)
+    return best_time(lambda: step(state, nobody, key), 5)
 
 
 def _accounting() -> float:

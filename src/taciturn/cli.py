@@ -329,6 +329,7 @@ def main() -> None:
     from taciturn.privacy.ledger import LedgerError
     from taciturn.privacy.participation import WrongNumberOfUsers
     from taciturn.privacy.participation_log import ParticipationBreach
+    from taciturn.privacy.records import RecordError
     from taciturn.recipe_text import RecipeError
     from taciturn.release.arpa import ArpaError
     from taciturn.release.checkpoint import ModelFileError
@@ -351,6 +352,7 @@ def main() -> None:
         LinkError,
         WrongNumberOfUsers,
         ParticipationBreach,
+        RecordError,
         PlanError,
         PersonalError,
         BenchError,

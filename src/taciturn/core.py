@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 PyTree = Any
-Key = jax.Array
+Key = jax.Array  # of jax.random, for what a device draws
+NoiseKey = jax.Array  # uint32 [8], of ChaCha20
 Params = PyTree  # θ: a nested dict of float32 arrays, so that files and wires can name the leaves
 Update = Params  # Δ_k
 Estimate = Params
@@ -73,6 +74,14 @@ class Strategy(NamedTuple):
     bands: int | None = None  # rows so far apart, or further, share no noise either; None: all of a segment do
 
 
+class Coins(Protocol):
+    """Random choices of the curator's, under a key of its own (privacy/chacha20.py)."""
+
+    def happens(self, probability: float, times: int) -> np.ndarray: ...
+
+    def chosen(self, items: np.ndarray, size: int) -> np.ndarray: ...
+
+
 class Participation(Protocol):
     """Who takes part in a round, and what may be claimed about it.
 
@@ -83,7 +92,7 @@ class Participation(Protocol):
             adjacency = "add or remove one user"
             sampled_by_curator = False
             limits = None
-            def select(self, available, row, generator):
+            def select(self, available, row, coins):
                 return available
             def event(self, noise_multiplier, strategy):
                 assert strategy.name == "independent"
@@ -103,7 +112,7 @@ class Participation(Protocol):
         """MinS and MaxP, where the claim is that no user takes part more often; the curator then keeps a log and checks."""
         ...
 
-    def select(self, available: UserIds, row: int, generator: np.random.Generator) -> UserIds:
+    def select(self, available: UserIds, row: int, coins: Coins) -> UserIds:
         """The cohort of a row of the noise: the releases before it, whatever crashes there were."""
         ...
 
@@ -113,16 +122,25 @@ class Participation(Protocol):
         ...
 
 
+class Release(NamedTuple):
+    """What a row of noise gives out: private, and on record before it leaves."""
+
+    estimate: Estimate
+    share: jax.Array | None = None  # of users whose updates were within the clip norm, where that adapts
+
+
 class Mechanism(NamedTuple):
     """Bound, estimate, noise and cost: what a proof welds together, in one object (built by privacy/mechanism.py)."""
 
     init: Callable[[Params], MechanismState]
     public: Callable[[MechanismState], PyTree]
     bound: Callable[[PyTree, Update, jax.Array, Key], Report]  # on the device; its guarantee holds for any update
-    release: Callable[[MechanismState, Report, Key], tuple[Estimate, MechanismState]]  # in the curator alone
-    skip: Callable[[MechanismState, Params, Key], MechanismState]  # past a release that was charged and then lost
+    release: Callable[[MechanismState, Report, NoiseKey], tuple[Release, MechanismState]]  # in the curator alone
+    follow: Callable[[MechanismState, Release, NoiseKey], MechanismState]  # the state after a release that is on record
     event: Callable[[Participation], DpEvent]  # its cost; accounting.repeated makes that of n releases of it
-    noise_keys: int  # how many keys a release takes
+    distance: Callable[
+        [int, int], float
+    ]  # of its noise from the ideal, for so many parameters and rows, in total variation
     most_reports: int  # how many may be in a total
     correlated: bool  # whether its noise is, over rounds
     modulus: int | None = (

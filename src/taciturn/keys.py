@@ -46,8 +46,3 @@ def jax_keys(secret: bytes, count: int) -> jax.Array:
     words = b"".join(hmac.digest(secret, f"jax {index}".encode(), "sha256")[:8] for index in range(count))
     bits = jnp.asarray(np.frombuffer(words, np.uint32).reshape(count, 2))
     return jax.random.wrap_key_data(bits, impl="threefry2x32")
-
-
-def generator(secret: bytes) -> np.random.Generator:
-    """A numpy generator for choices made on the host (who is in a cohort)."""
-    return np.random.Generator(np.random.PCG64DXSM(int.from_bytes(secret, "big")))

@@ -38,6 +38,7 @@ from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.ledger import FILE_NAME, Guarantee, LedgerError
 from taciturn.privacy.participation_log import ParticipationLog
+from taciturn.privacy.records import Records
 from taciturn.recipe_text import RecipeError, save_recipe
 from taciturn.release.checkpoint import ModelCard, card_digest, load_state, params_digest, save_model, save_state
 from taciturn.release.privacy_statement import statement, statement_json
@@ -146,7 +147,8 @@ class Run:
         everyone = with_planted(self.fleet, self.planted, self.recipe, self.population.vocabulary, room)
         if self.audit:
             everyone = WithSyntheticUsers(everyone, self.audit.fleet, self.audit.chosen, most_reports, kind=2)
-        self.curator = Curator(self.algorithm, everyone, self.account, root, self.log)
+        records = Records(folder / "private" / "releases", keys.derive(root, "records", 0))
+        self.curator = Curator(self.algorithm, everyone, self.account, root, self.log, records)
 
     def _check(self, lineage: tuple[DpEvent, ...], people: int) -> None:
         """What only shows once recipe, users and model are seen together."""
@@ -329,6 +331,7 @@ def _save(run: Run, state: TrainState) -> None:
     head = run.account.record_model(state.round, params_digest(state.server.params), digest)
     about = {"round": str(state.round), "ledger_head": head}
     save_state(run.folder / "private" / "state.safetensors", _savable(state), about)
+    run.curator.saved(state.round)
     save_model(run.folder / "model.safetensors", state.server.params, run.card(state.round, head), mode)
     rows = "".join(json.dumps(row, sort_keys=True) + "\n" for row in run.account.rows)
     write_atomically(run.folder / FILE_NAME, rows.encode())

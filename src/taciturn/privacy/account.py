@@ -116,6 +116,11 @@ class Account:
         return self._rows[-1]["hash"]
 
     @property
+    def nonce(self) -> bytes:
+        """Fresh bytes of the newest opening or resuming row."""
+        return b""
+
+    @property
     def charges(self) -> list[Row]:
         return [row for row in self._rows if row["kind"] == "charge"]
 
@@ -133,15 +138,6 @@ class Account:
             )
         return self._allowed
 
-    def attempts(self, round: int) -> list[tuple[int, str]]:
-        """(attempt, seal) of every charge for a round, in order."""
-        charged = [(row["attempt"], row["seal"]) for row in self.charges if row["round"] == round]
-        if [attempt for attempt, _ in charged] != list(range(len(charged))):
-            raise LedgerError(
-                f"{self.ledger.path}: the attempts at round {round} of {self.terms.name!r} are not in order"
-            )
-        return charged
-
     def check_budget(self) -> None:
         """Raise if the next release would pass the budget."""
         if len(self.charges) >= self.allowed:
@@ -155,13 +151,16 @@ class Account:
                 )
             raise BudgetExhausted(f"{budget} allows {self.allowed} releases; all are spent")
 
-    def charge(self, round: int, attempt: int, seal: str, log: str = "") -> None:
+    def charge(self, round: int, record: str, log: str = "") -> None:
         """Put one release on the record. When this returns the row is on disk; only then may anything be released.
 
-        `log` is the participation log's mark of who took part, where there is one: a keyed checksum, which tells nobody else anything.
+        `record` is the keyed checksum of what will be released, `log` the participation log's mark of who took part, where there is one:
+        neither tells anybody else anything.
         """
         self.check_budget()
-        row = {"kind": "charge", "run": self.terms.name, "round": round, "attempt": attempt, "seal": seal}
+        if round != len(self.charges):
+            raise LedgerError(f"round {round} of run {self.terms.name!r} is not the next to be charged")
+        row = {"kind": "charge", "run": self.terms.name, "round": round, "record": record}
         self._append(row | ({"log": log} if log else {}))
 
     def record_model(self, round: int, digest: str, card: str = "") -> str:

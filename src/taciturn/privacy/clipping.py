@@ -25,6 +25,8 @@ import jax.numpy as jnp
 
 from taciturn import tree
 from taciturn.core import Key, Params, PyTree, Report, Update
+from taciturn.privacy import wide
+from taciturn.privacy.wide import Wide
 
 MOST_REPORTS = 2**16 - 1  # that add up in 32 bits, of `STEPS` each
 
@@ -67,9 +69,13 @@ class Bound(NamedTuple):
     public: Callable[[jax.Array], PyTree]  # round → what devices must know of it
     project: Callable[[PyTree, Update], Update]  # onto the ball; the greedy variant also uses it during local training
     pack: Callable[[PyTree, Update, Key], PyTree]  # into what can be added exactly; the key is for rounding at random
-    unpack: Callable[[PyTree, PyTree], Params]  # a sum of such, back into floats
-    sensitivity: Callable[[jax.Array], jax.Array]  # round → S, the largest norm of a report
+    unpack: Callable[
+        [PyTree, PyTree], PyTree
+    ]  # a sum of such in whole steps (`Wide`), exactly; in floats where nothing is bounded
+    step: Callable[[PyTree], jax.Array]  # how long a step is
+    reach: float  # the largest norm of a report, in steps, whatever the round
     check: Callable[[Params], None]  # raises where the bound does not fit the model
+    clip_norms: tuple[float, ...] = (math.inf,)  # that there are over a run
     modulus: int | None = None  # M, where sums are known mod M only; reports do not say their weight then
     most_reports: int = MOST_REPORTS  # that add up exactly
 
@@ -84,7 +90,9 @@ class Whole(NamedTuple):
 # Beyond it training has diverged, and its numbers may overflow in a batch of padding, of which a user has more or fewer according to
 # who is trained beside them. Below it no product of two layers does.
 LARGEST_UPDATE = 1e6
-STEPS = 2.0**15
+DIGIT = 15  # bits
+STEPS = 2.0**DIGIT
+REACH = STEPS**2
 
 
 def pack(norm: jax.Array, update: Update, key: Key | None = None) -> PyTree:
@@ -99,17 +107,23 @@ def pack(norm: jax.Array, update: Update, key: Key | None = None) -> PyTree:
     return jax.tree.map(layer, update)
 
 
-def unpack(norm: jax.Array, total: PyTree) -> Params:
-    def layer(sums: Whole) -> jax.Array:
-        return sums.high * (norm / STEPS) + sums.low * (norm / STEPS**2)
+def unpack(norm: jax.Array, total: PyTree) -> PyTree:
+    del norm
+
+    def layer(sums: Whole) -> Wide:
+        return wide.add(wide.shifted(wide.of(sums.high), DIGIT), wide.of(sums.low))
 
     return jax.tree.map(layer, total, is_leaf=lambda node: isinstance(node, Whole))
+
+
+def step(norm: jax.Array) -> jax.Array:
+    return norm / REACH
 
 
 def flat_clip(clip_norm: float | list[tuple[int, float]]) -> Bound:
     """π(Δ, S) = Δ · min(1, S / ‖Δ‖), of all layers together."""
     schedule = clip_schedule(clip_norm)
-    return Bound(schedule.at, _clip, pack, unpack, schedule.at, lambda params: None)
+    return Bound(schedule.at, _clip, pack, unpack, step, REACH, lambda params: None, schedule.norms)
 
 
 def per_layer_clip(
@@ -145,7 +159,7 @@ def per_layer_clip(
                 f"per-layer clip norms are given for {sorted(layers)}, but the model's layers are {sorted(names)}"
             )
 
-    return Bound(schedule.at, project, pack, unpack, schedule.at, check)
+    return Bound(schedule.at, project, pack, unpack, step, REACH, check, schedule.norms)
 
 
 def unbounded() -> Bound:
@@ -159,7 +173,7 @@ def unbounded() -> Bound:
         del public, key
         return update
 
-    return Bound(everything, as_it_is, as_it_is, as_it_is, everything, lambda params: None)
+    return Bound(everything, as_it_is, as_it_is, as_it_is, lambda public: jnp.float32(1), math.inf, lambda params: None)
 
 
 def encode(bound: Bound, public: PyTree, update: Update, weight: jax.Array, key: Key) -> Report:
@@ -173,8 +187,11 @@ def encode(bound: Bound, public: PyTree, update: Update, weight: jax.Array, key:
 
 
 def decode(bound: Bound, public: PyTree, total: Report) -> Report:
-    """A total in floats: Σ w_k Δ_k and Σ w_k."""
-    return Report(bound.unpack(public, total.update), total.weight / STEPS)
+    """A total in floats, Σ w_k Δ_k and Σ w_k: rounded, so for runs without privacy only."""
+    update = bound.unpack(public, total.update)
+    if math.isfinite(bound.reach):
+        update = jax.tree.map(lambda sum: wide.to_float(sum, bound.step(public)), update, is_leaf=wide.is_wide)
+    return Report(update, total.weight / STEPS)
 
 
 def layer_names(params: Params) -> list[str]:

@@ -6,10 +6,14 @@ step is plain optax. z is white noise; C is the strategy of privacy/sensitivity.
 All of them can be *restarted*: given several segments, noise starts anew after each, and what is in the sum by then stays there. Only
 then may a clip norm change (privacy/mechanism.py); otherwise a restart only costs.
 
-**Guarantee:** after t rounds the noise given out is the first t rows of C⁻¹ z, where each entry of z is drawn once, with standard
-deviation `stddev`.
+Everything is whole numbers. Trees are exact: what is rounded there is a function of noised sums alone. Toeplitz strategies feed back the
+whole numbers that were added, times coefficients that are multiples of 2⁻²⁴, rounded; by how much that is off is bounded and counts
+as sensitivity (docs/proofs.md).
 
-**Assumes:** `stddev` is the same in all rounds of a segment, and states are secret: buffers and nodes take the noise off a model.
+**Guarantee:** after t rounds the noise given out is the first t rows of C⁻¹ z, where each entry of z is drawn once; but for
+`rounding` steps.
+
+**Assumes:** states are secret: buffers and nodes take the noise off a model.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,12 +23,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from taciturn import tree as trees
-from taciturn.core import Params, PyTree, Strategy
-from taciturn.privacy import sensitivity
-from taciturn.privacy.noise import DRAWS, Noise, check_multiplier, white
+from taciturn.core import PyTree, Strategy
+from taciturn.privacy import sensitivity, wide
+from taciturn.privacy.noise import Draw, Noise, check_multiplier
+from taciturn.privacy.wide import Wide
 
-Next = Callable[[PyTree, Params, jax.Array, jax.Array], tuple[Params, PyTree]]
+Next = Callable[[PyTree, Draw], tuple[Wide, PyTree]]
+BITS = 24  # of a coefficient after the point
 
 
 class Buffers(NamedTuple):
@@ -36,34 +41,43 @@ class Buffers(NamedTuple):
 
 
 def blt(multiplier: float, *segments: Buffers) -> Noise:
-    """Buffered linear Toeplitz noise. The state is one model for each buffer."""
+    """Buffered linear Toeplitz noise. The state is one number of 64 bits for each parameter and buffer."""
     for _, decay, scale in segments:
         if len(decay) != len(scale) or not all(0 < one < 1 for one in decay) or not all(one > 0 for one in scale):
             raise ValueError("a BLT has as many decays as scales; decays lie between 0 and 1, scales are positive")
     most = max(len(decay) for _, decay, _ in segments)
-    # As float32 holds them, and so as they are used: the cost is computed for these.
-    exact = [(rows, np.asarray(decay, np.float32), np.asarray(scale, np.float32)) for rows, decay, scale in segments]
+    # As they are used, and as the cost is computed for.
+    exact = [(rows, _fixed(decay), _fixed(scale)) for rows, decay, scale in segments]
+    if any(not 0 < one < 2**BITS for _, decays, _ in exact for one in decays):
+        raise ValueError(
+            f"a decay of a BLT is a multiple of 2^-{BITS} between 0 and 1; one of these is rounded to an end"
+        )
 
-    def init(params: Params) -> PyTree:
-        return [trees.zeros_like(params) for _ in range(most)]
+    def init(size: int) -> PyTree:
+        return [wide.zeros((size,)) for _ in range(most)]
 
-    def buffered(decays: np.ndarray, scales: np.ndarray) -> Next:
-        def next(buffers: PyTree, like: Params, stddev: jax.Array, keys: jax.Array) -> tuple[Params, PyTree]:
+    def buffered(decays: list[int], scales: list[int]) -> Next:
+        def next(buffers: PyTree, draw: Draw) -> tuple[Wide, PyTree]:
             # C y = z row by row: z_t = y_t + Σ_j ω_j b_j, where b_j = Σ_{s < t} θ_j^(t−1−s) y_s.
-            residual, _ = white((), like, stddev, keys)
+            residual = draw(0)
             for omega, buffer in zip(scales, buffers, strict=False):
-                residual = jax.tree.map(lambda y, b, omega=omega: y - omega * b, residual, buffer)
-            moved = [
-                jax.tree.map(lambda b, y, theta=theta: theta * b + y, buffer, residual)
-                for theta, buffer in zip(decays, buffers, strict=False)
-            ]
+                residual = wide.subtract(residual, _times(buffer, omega))
+            moved = [wide.add(_times(buffer, theta), residual) for theta, buffer in zip(decays, buffers, strict=False)]
             return residual, moved + buffers[len(moved) :]
 
         return next
 
-    columns = [sensitivity.blt_coefficients(decay.tolist(), scale.tolist(), rows) for rows, decay, scale in exact]
+    columns, gain, rounding = [], 1.0, 0.0
+    for rows, decays, scales in exact:
+        theta, omega = (np.array(values) / 2**BITS for values in (decays, scales))
+        columns.append(sensitivity.blt_coefficients(theta.tolist(), omega.tolist(), rows))
+        inverse = sensitivity.toeplitz_inverse(columns[-1], rows)
+        kept = [np.convolve(inverse, one ** np.arange(rows))[:rows] for one in theta]
+        gain = max(gain, *(float(np.linalg.norm(row)) for row in (inverse, *kept)))
+        # A buffer is off by half a step each time it moves, and forgets as it decays; each product by half a step more.
+        rounding = max(rounding, float(np.sum(omega / (2 * (1 - theta))) + len(theta) / 2))
     strategy = sensitivity.toeplitz(f"BLT with {most} buffers", *columns)
-    return _noise(multiplier, init, [buffered(decays, scales) for _, decays, scales in exact], strategy)
+    return _noise(multiplier, init, [buffered(*fixed) for _, *fixed in exact], strategy, gain=gain, rounding=rounding)
 
 
 class Bands(NamedTuple):
@@ -74,77 +88,82 @@ class Bands(NamedTuple):
 
 
 def banded(multiplier: float, *segments: Bands) -> Noise:
-    """Banded Toeplitz noise. The state is one model for each band but the first."""
+    """Banded Toeplitz noise. The state is one number of 64 bits for each parameter and band but the first."""
     most = max(len(coefficients) for _, coefficients in segments)
-    exact = [np.pad(np.asarray(bands, np.float32), (0, most - len(bands))) for _, bands in segments]
+    exact = [_fixed(bands) + [0] * (most - len(bands)) for _, bands in segments]
 
-    def init(params: Params) -> PyTree:
-        return jax.tree.map(lambda leaf: jnp.zeros((most - 1, *jnp.shape(leaf)), jnp.float32), params)
+    def init(size: int) -> PyTree:
+        return [wide.zeros((size,)) for _ in range(most - 1)]
 
-    def with_bands(bands: np.ndarray) -> Next:
-        def next(before: PyTree, like: Params, stddev: jax.Array, keys: jax.Array) -> tuple[Params, PyTree]:
+    def with_bands(bands: list[int]) -> Next:
+        def next(before: PyTree, draw: Draw) -> tuple[Wide, PyTree]:
             # z_t = y_t + Σ_i c_i y_{t−i}; `before` holds y_{t−1}, y_{t−2}, …
-            fresh, _ = white((), like, stddev, keys)
-            residual = jax.tree.map(
-                lambda z, past: z - jnp.tensordot(bands[1:], past, axes=1, precision="highest"), fresh, before
-            )
-            return residual, jax.tree.map(
-                lambda y, past: jnp.concatenate([y[None], past])[: most - 1], residual, before
-            )
+            residual = draw(0)
+            for coefficient, past in zip(bands[1:], before, strict=True):
+                residual = wide.subtract(residual, _times(past, coefficient))
+            return residual, [residual, *before][: most - 1]
 
         return next
 
-    columns = [np.pad(bands, (0, max(0, rows - most)))[:rows] for (rows, _), bands in zip(segments, exact, strict=True)]
+    columns = [
+        np.pad(np.array(bands) / 2**BITS, (0, max(0, rows - most)))[:rows]
+        for (rows, _), bands in zip(segments, exact, strict=True)
+    ]
+    gain = max(float(np.linalg.norm(sensitivity.toeplitz_inverse(column, len(column)))) for column in columns)
     strategy = sensitivity.toeplitz(f"{most}-banded Toeplitz", *columns)
-    return _noise(multiplier, init, [with_bands(bands) for bands in exact], strategy)
+    nexts = [with_bands(bands) for bands in exact]
+    return _noise(multiplier, init, nexts, strategy, gain=max(gain, 1.0), rounding=(most - 1) / 2)
+
+
+def _fixed(coefficients: Sequence[float]) -> list[int]:
+    """As multiples of 2⁻²⁴."""
+    return [round(one * 2**BITS) for one in coefficients]
+
+
+def _times(number: Wide, coefficient: int) -> Wide:
+    return wide.times_fraction(number, coefficient, BITS)
 
 
 def tree(multiplier: float, *lengths: int, honaker: bool = True) -> Noise:
     """Tree aggregation: the sum of t rounds has the noise of the nodes that cover them, one for each 1 in t as a binary number.
 
-    With Honaker's reduction a node's noise is the best guess from its own and from those of all nodes below it. The state is one
-    model for each level. A tree that is restarted is completed first: in the last row of its segment the nodes that cover it are
-    replaced by the root of a tree whose other rows are empty, so that less noise stays in the sum.
+    With Honaker's reduction a node's noise is the best guess from its own and from those of all nodes below it. The state is one number
+    of 64 bits for each parameter and level. A tree that is restarted is completed first: in the last row of its segment the nodes that
+    cover it are replaced by the root of a tree whose other rows are empty, so that less noise stays in the sum.
     """
     strategy = sensitivity.tree(*lengths, honaker=honaker)
     levels = max(lengths).bit_length()
-    own = (sensitivity.tree_weights(levels) if honaker else np.ones(levels)).astype(np.float32)
+    own = jnp.asarray(_fixed(sensitivity.tree_weights(levels).tolist() if honaker else [1.0] * levels), jnp.uint32)
 
-    def init(params: Params) -> PyTree:
-        return jnp.int32(0), jax.tree.map(lambda leaf: jnp.zeros((levels, *jnp.shape(leaf)), jnp.float32), params)
+    def init(size: int) -> PyTree:
+        return jnp.int32(0), wide.zeros((levels, size))
 
-    def next(state: PyTree, like: Params, stddev: jax.Array, keys: jax.Array) -> tuple[Params, PyTree]:
+    def guess(own_noise: Wide, below: Wide, weight: jax.Array | int) -> Wide:
+        """weight · own + (1 − weight) · below, as below + weight · (own − below): where both are of noised sums over the same rows, what is
+        rounded has only noise in it, and is the same number whatever the rows summed to."""
+        return wide.add(below, wide.times_fraction(wide.subtract(own_noise, below), weight, BITS))
+
+    def next(state: PyTree, draw: Draw) -> tuple[Wide, PyTree]:
         done, nodes = state
         round = done + 1
         completed = jnp.int32(jax.lax.population_count((round & -round) - 1))  # the level that this round completes
 
-        def climb(level: jax.Array, node: Params) -> Params:
+        def climb(level: jax.Array, node: Wide) -> Wide:
             """The node above: its own noise, and that of the two below, of which the left was kept."""
-            weight = jnp.asarray(own)[level + 1]
-            below = jax.tree.map(lambda kept, node: kept[level] + node, nodes, node)
-            own_noise = _node(like, stddev, keys, level + 1)
-            return jax.tree.map(lambda z, below: weight * z + (1 - weight) * below, own_noise, below)
+            return guess(draw(level + 1), wide.add(_level(nodes, level), node), own[level + 1])
 
         # Without the reduction, nodes below the one that is completed are never used.
-        node = (
-            jax.lax.fori_loop(0, completed, climb, _node(like, stddev, keys, 0))
-            if honaker
-            else _node(like, stddev, keys, completed)
-        )
-        # What stood for the rounds that it covers is taken back.
-        taken = jnp.arange(levels) < completed
-        residual = jax.tree.map(
-            lambda node, kept: node - jnp.tensordot(taken.astype(jnp.float32), kept, axes=1, precision="highest"),
-            node,
-            nodes,
-        )
-        place = jnp.arange(levels) == completed
+        node = jax.lax.fori_loop(0, completed, climb, draw(0)) if honaker else draw(completed)
 
-        def keep(kept: jax.Array, node: jax.Array) -> jax.Array:
-            shape = (levels,) + (1,) * node.ndim
-            return jnp.where(place.reshape(shape), node[None], jnp.where(taken.reshape(shape), 0.0, kept))
+        def take_back(level: jax.Array, residual: Wide) -> Wide:
+            """What stood for the rounds that the node covers."""
+            return wide.subtract(residual, _level(nodes, level))
 
-        return residual, (round, jax.tree.map(keep, nodes, node))
+        residual = jax.lax.fori_loop(0, completed, take_back, node)
+        places = jnp.arange(levels)[:, None]
+        kept = wide.where(places < completed, wide.zeros(nodes.high.shape), nodes)
+        kept = wide.where(places == completed, Wide(node.high[None], node.low[None]), kept)
+        return residual, (round, kept)
 
     def ending(rows: int) -> Next:
         """A tree that is completed after so many rows."""
@@ -152,50 +171,60 @@ def tree(multiplier: float, *lengths: int, honaker: bool = True) -> Noise:
         del first
         level = (rows & -rows).bit_length() - 1
 
-        def complete(nodes: PyTree, like: Params, stddev: jax.Array, keys: jax.Array) -> Params:
+        def complete(nodes: Wide, draw: Draw) -> Wide:
             """The root, less the nodes that it replaces."""
-            root = jax.tree.map(lambda kept: kept[level], nodes)
-            for height, weight in enumerate(above, level):
+            root = _level(nodes, level)
+            for height, weight in zip(range(level, level + len(above)), _fixed(above), strict=True):
                 if (rows - 1) >> height & 1:  # the right one of two, of which the left was kept
-                    root = jax.tree.map(lambda kept, node, height=height: kept[height] + node, nodes, root)
-                own_noise = _node(like, stddev, keys, height + 1)
-                root = jax.tree.map(lambda z, below, w=np.float32(weight): w * z + (1 - w) * below, own_noise, root)
-            return jax.tree.map(lambda root, kept: root - jnp.sum(kept, axis=0), root, nodes)
+                    root = wide.add(_level(nodes, height), root)
+                root = guess(draw(height + 1), root, weight)
+            for height in range(levels):
+                root = wide.subtract(root, _level(nodes, height))
+            return root
 
-        def last(state: PyTree, like: Params, stddev: jax.Array, keys: jax.Array) -> tuple[Params, PyTree]:
-            residual, (round, nodes) = next(state, like, stddev, keys)
+        def last(state: PyTree, draw: Draw) -> tuple[Wide, PyTree]:
+            residual, (round, nodes) = next(state, draw)
             correction = jax.lax.cond(
-                round == rows,
-                lambda: complete(nodes, like, stddev, keys),
-                lambda: trees.zeros_like(residual),
+                round == rows, lambda: complete(nodes, draw), lambda: wide.zeros(residual.high.shape)
             )
-            return trees.add(residual, correction), (round, nodes)
+            return wide.add(residual, correction), (round, nodes)
 
         return last if above else next
 
-    return _noise(multiplier, init, [*(ending(length) for length in lengths[:-1]), next], strategy)
+    nexts = [*(ending(length) for length in lengths[:-1]), next]
+    # Rows 1 to n complete fewer than 2n nodes, and completing a tree takes one for each level.
+    spare = len(lengths) * levels
+    return _noise(multiplier, init, nexts, strategy, lambda rows: 2 * rows + spare, gain=2.0 * levels + 2.0)
 
 
-def _node(like: Params, stddev: jax.Array, keys: jax.Array, level: jax.Array | int) -> Params:
-    """The own noise of the node of a level that holds this round."""
-    return white((), like, stddev, jax.vmap(lambda key: jax.random.fold_in(key, level))(keys))[0]
+def _level(nodes: Wide, level: jax.Array | int) -> Wide:
+    return Wide(nodes.high[level], nodes.low[level])
 
 
-def _noise(multiplier: float, init: Callable[[Params], PyTree], nexts: list[Next], strategy: Strategy) -> Noise:
+def _noise(
+    multiplier: float,
+    init: Callable[[int], PyTree],
+    nexts: list[Next],
+    strategy: Strategy,
+    draws: Callable[[int], int] = lambda rows: rows,
+    gain: float = 1.0,
+    rounding: float = 0.0,
+) -> Noise:
     """One `next` for each segment of the strategy; the state starts anew with each."""
     check_multiplier(multiplier)
     if not strategy.restarts:
-        return Noise(multiplier, init, nexts[0], DRAWS, strategy)
+        return Noise(multiplier, init, nexts[0], strategy, draws, gain, rounding)
     starts = np.array(strategy.restarts)
 
-    def begin(params: Params) -> PyTree:
-        return jnp.int32(0), init(params)
+    def begin(size: int) -> PyTree:
+        return jnp.int32(0), init(size)
 
-    def next(state: PyTree, like: Params, stddev: jax.Array, keys: jax.Array) -> tuple[Params, PyTree]:
+    def next(state: PyTree, draw: Draw) -> tuple[Wide, PyTree]:
         row, inner = state
         is_new = jnp.any(row == starts)
-        inner = jax.tree.map(lambda fresh, old: jnp.where(is_new, fresh, old), init(like), inner)
-        residual, inner = jax.lax.switch(jnp.sum(row >= starts), nexts, inner, like, stddev, keys)
+        inner = jax.tree.map(lambda old: jnp.where(is_new, jnp.zeros_like(old), old), inner)
+        segments = [lambda inner, one=one: one(inner, draw) for one in nexts]
+        residual, inner = jax.lax.switch(jnp.sum(row >= starts), segments, inner)
         return residual, (row + 1, inner)
 
-    return Noise(multiplier, begin, next, DRAWS, strategy)
+    return Noise(multiplier, begin, next, strategy, draws, gain, rounding)

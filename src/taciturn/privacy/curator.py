@@ -1,21 +1,21 @@
 """The curator: the only door between users and the server. READ THIRD, after core.py and train.py.
 
-`private_mean` is the middle of McMahan et al. 2018, Algorithm 1: sample, sum, charge, release.
+`private_mean` is the middle of McMahan et al. 2018, Algorithm 1: sample, sum, noise, charge, release.
 
-**Guarantee:** what leaves `private_mean` is charged in the population's ledger, on disk, before it is computed. However often it is
-called, no noise key ever meets two totals: each charge carries a *seal*, a keyed hash of its total and of the mechanism's state, and
-the noise keys are derived from that seal. A round that was charged and then lost in a crash is either released again byte for
-byte, when total and state match the seal, or abandoned, and redone as another attempt: other cohort, other noise, another charge.
+**Guarantee:** what leaves `private_mean` is charged in the population's ledger, on disk, before it leaves. Round r is row r of the
+noise and charge r of the run, whatever crashes there were: the noised release is written down first (privacy/records.py), then charged,
+then given out; one that is charged is given out from its record and never computed again, so no noise meets two totals that leave.
+Every start of a process draws under fresh bytes that are in the ledger (`Account.nonce`), so a copy of a run's folder repeats nothing.
 
 **Assumes:** the root is secret (in a simulation it is not, and the ledger says so), and the fleet adds honestly.
 """
 
-import hashlib
-import hmac
 import json
 import operator
+from collections import Counter
 
 import jax
+import numpy as np
 
 from taciturn import keys
 from taciturn.core import (
@@ -28,21 +28,27 @@ from taciturn.core import (
     Message,
     Params,
     Program,
-    PyTree,
     Report,
     UserData,
     UserIds,
 )
 from taciturn.privacy.account import Account
 from taciturn.privacy.accounting import event_to_json
+from taciturn.privacy.chacha20 import Coins, key_words
 from taciturn.privacy.participation import WrongNumberOfUsers
 from taciturn.privacy.participation_log import ParticipationBreach, ParticipationLog
-from taciturn.privacy.seals import fingerprint
+from taciturn.privacy.records import Records
 
 
 class Curator:
     def __init__(
-        self, algorithm: Algorithm, fleet: Fleet, account: Account, root: bytes, log: ParticipationLog | None = None
+        self,
+        algorithm: Algorithm,
+        fleet: Fleet,
+        account: Account,
+        root: bytes,
+        log: ParticipationLog | None = None,
+        records: Records | None = None,
     ) -> None:
         participation, mechanism = algorithm.participation, algorithm.mechanism
         if participation.sampled_by_curator and not fleet.everyone_reports:
@@ -64,129 +70,105 @@ class Curator:
         self._mechanism, self._participation, self._fleet, self._log = mechanism, participation, fleet, log
         # Bound to what runs: one root under two recipes or two noise levels shares no key between them.
         self._root = keys.derive(root, f"run {account.terms.recipe} {json.dumps(event_to_json(account.release))}", 0)
-        self._release, self._skip = jax.jit(mechanism.release), jax.jit(mechanism.skip)
-        self._states: dict[int, str] = {}  # digests of the states that rounds must start from
+        self._records = records or Records(None, self._root)
+        self._release, self._follow = jax.jit(mechanism.release), jax.jit(mechanism.follow)
+        self._states: dict[int, MechanismState] = {}  # that this round and the next must start from
+        self._tries: Counter[int] = Counter()  # at noising a total of that round, in this process
         self._program = device_program(algorithm)
 
     def private_mean(self, params: Params, state: MechanismState, round: int) -> tuple[Estimate, MechanismState]:
         """One round's private estimate of the average update, and the mechanism's next state."""
         round = operator.index(round)
+        self._check_state(state, round)
         if self._log is not None:
-            return self._next_row(params, state, round, self._log)
-        attempts = self.account.attempts(round)
-        if attempts:  # charged, and nobody remembers the result: a crash, or a second call
-            attempt, seal = attempts[-1]
-            cohort = self._drawn(round, "cohort", attempt)
-            total = self._total(params, state, cohort, f"users of round {round}", attempt)
-            if hmac.compare_digest(seal, self._seal(total, state, round, attempt)):
-                return self._released(state, total, seal, round, attempt)
-        return self._charged(params, state, round)
+            self._check_log(self._log)
+        if round < len(self.account.charges):  # charged, and nobody remembers the result: a crash, or a second call
+            release, drawn = self._records.read(round, self.account.charges[round]["record"], params)
+            after = self._follow(state, release, self._noise_key(drawn, round))
+        else:
+            self.account.check_budget()
+            total = self._total_of_a_new_cohort(params, state, round)  # Σ w_k Δ_k, each already clipped
+            drawn = f"{self.account.nonce.hex()}-{self._tries[round]}"
+            self._tries[round] += 1
+            release, after = self._release(state, total, self._noise_key(drawn, round))  # f̃ + N(0, Iσ²)
+            record = self._records.write(round, release, drawn)
+            self.account.charge(round, record, self._log.mark(round) if self._log else "")  # M.accum_priv_spending(z)
+        self._states = {round: state, round + 1: after}
+        return release.estimate, after
 
-    def _next_row(
-        self, params: Params, state: MechanismState, round: int, log: ParticipationLog
-    ) -> tuple[Estimate, MechanismState]:
-        """Under a claim about participation, charge r is row r of the noise and entry r of the log, whatever crashes there were.
+    def saved(self, round: int) -> None:
+        """The state at the start of this round is on disk, so that no release before it has to be given out again."""
+        self._records.forget(round)
 
-        A row is given out again byte for byte if its total repeats. If it does not, that row and all that were charged after it are
-        lost: their noise is drawn again only to get past them, and the round takes the first row that nobody has seen.
-        """
-        charges, row = self.account.charges, int(state.round)
-        if not row <= len(charges) <= log.rows <= len(charges) + 1:
+    def _check_state(self, state: MechanismState, round: int) -> None:
+        """Noise must go on where it stopped: from another state, rows would not cancel as their cost assumes."""
+        known, rows = self._states.get(round, state), int(state.round)
+        same = zip(jax.tree.leaves(known), jax.tree.leaves(state), strict=True)
+        if rows != round or not all(left is right or np.array_equal(left, right) for left, right in same):
+            raise ValueError(f"round {round} does not go on from the state that the round before it left")
+        if round > len(self.account.charges):
+            raise ValueError(
+                f"round {round} cannot come before round {len(self.account.charges)}, which is not charged yet"
+            )
+
+    def _check_log(self, log: ParticipationLog) -> None:
+        """Charge r is entry r of the log."""
+        charges = self.account.charges
+        if not len(charges) <= log.rows <= len(charges) + 1:
             raise ParticipationBreach(
-                f"the ledger has {len(charges)} releases, the participation log {log.rows} cohorts and the state is at {row}: they do "
-                "not belong together, so the run cannot go on"
+                f"the ledger has {len(charges)} releases and the participation log {log.rows} cohorts: they do not belong together, so the "
+                "run cannot go on"
             )
         if charges and charges[-1].get("log") != log.mark(len(charges) - 1):
             raise ParticipationBreach(
                 "the participation log does not say who took part in the releases that are charged: entries were lost or changed, so the "
                 "run cannot go on"
             )
-        self._check_state(state, round)
-        if row < len(charges) and charges[row]["round"] == round:
-            attempt, seal = charges[row]["attempt"], charges[row]["seal"]
-            total = self._total_again(params, state, row, log)
-            if total is not None and hmac.compare_digest(seal, self._seal(total, state, round, attempt)):
-                return self._released(state, total, seal, round, attempt)
-        for lost in charges[row:]:
-            state = self._skip(state, params, self._noise_keys(lost["seal"], lost["round"], lost["attempt"]))
-        return self._charged(params, state, round)
 
-    def _charged(self, params: Params, state: MechanismState, round: int) -> tuple[Estimate, MechanismState]:
-        """A release that nobody has seen: another attempt, with a cohort and noise of its own."""
-        self.account.check_budget()
-        attempt, mark = len(self.account.attempts(round)), ""
+    def _total_of_a_new_cohort(self, params: Params, state: MechanismState, round: int) -> Report:
         if self._log is None:
-            # Another attempt takes another cohort: two releases about one sample would cost more than two rounds.
-            cohort = self._drawn(round, "cohort", attempt)  # Cᵗ ← sample users with probability q
-            # Σ w_k Δ_k, each already clipped
-            total = self._total(params, state, cohort, f"users of round {round}", attempt)
-        else:
-            total = self._total_of_a_new_cohort(params, state, self._log)
-            mark = self._log.mark(len(self.account.charges))
-        seal = self._seal(total, state, round, attempt)
-        self.account.charge(round, attempt, seal, mark)  # M.accum_priv_spending(z)
-        return self._released(state, total, seal, round, attempt)  # f̃ + N(0, Iσ²)
+            cohort = self._drawn(round, 0)  # Cᵗ ← sample users with probability q
+            return self._total(params, state, cohort, round, 0)
+        return self._total_within_the_claim(params, state, round, self._log)
 
-    def _released(
-        self, state: MechanismState, total: Report, seal: str, round: int, attempt: int
-    ) -> tuple[Estimate, MechanismState]:
-        estimate, after = self._release(state, total, self._noise_keys(seal, round, attempt))
-        if self._log is not None:
-            self._states[round + 1] = self._seal((), after, round + 1, 0)
-        return estimate, after
-
-    def _check_state(self, state: MechanismState, round: int) -> None:
-        """Correlated noise must go on where it stopped: from another state, rows would not cancel as their cost assumes."""
-        given = self._seal((), state, round, 0)
-        if not hmac.compare_digest(self._states.setdefault(round, given), given):
-            raise ValueError(f"round {round} does not go on from the state that the round before it left")
-
-    def _drawn(self, row: int, purpose: str, attempt: int) -> UserIds:
-        generator = keys.generator(keys.derive(self._root, purpose, row, attempt))
-        users = self._fleet.users(self._log.eligible if self._log else lambda users: users)
-        return self._participation.select(users, row, generator)
-
-    def _total_of_a_new_cohort(self, params: Params, state: MechanismState, log: ParticipationLog) -> Report:
+    def _total_within_the_claim(
+        self, params: Params, state: MechanismState, round: int, log: ParticipationLog
+    ) -> Report:
         """Tries until a cohort reports. Who was asked is on record before anything is summed; a round that fails releases nothing,
-        so it uses no row of noise and counts for nobody, whatever became of the devices' own timers.
-
-        Coins and keys are those of the row and the try, so that no two rows are ever drawn with the same, whatever crashes there were.
-        """
-        row = len(self.account.charges)
+        so it uses no row of noise and counts for nobody, whatever became of the devices' own timers."""
         while True:
-            failures = log.failures(row)
+            failures = log.failures(round)
             # If the log has more, a crash came between it and the charge: that cohort was asked, and is this row's.
-            if log.rows == row:
-                log.record(self._drawn(row, "cohort of a row", failures))
+            if log.rows == round:
+                log.record(self._drawn(round, failures))
             try:
-                return self._total(params, state, log.cohort(row), f"users of row {row}", failures)
+                return self._total(params, state, log.cohort(round), round, failures)
             except FailedRound:
                 if self._participation.sampled_by_curator:
                     raise  # a cohort that had to succeed is no longer the one that was drawn
                 log.fail()
 
-    def _total_again(self, params: Params, state: MechanismState, row: int, log: ParticipationLog) -> Report | None:
-        """The total of a row that was charged; None if its cohort cannot be summed any more."""
-        try:
-            return self._total(params, state, log.cohort(row), f"users of row {row}", log.failures(row))
-        except FailedRound:
-            return None
+    def _drawn(self, round: int, attempt: int) -> UserIds:
+        coins = Coins(keys.derive(self._now, "cohort", round, attempt))
+        users = self._fleet.users(self._log.eligible if self._log else lambda users: users)
+        return self._participation.select(users, round, coins)
 
-    def _total(self, params: Params, state: MechanismState, cohort: UserIds, purpose: str, attempt: int) -> Report:
+    def _total(self, params: Params, state: MechanismState, cohort: UserIds, round: int, attempt: int) -> Report:
         if len(cohort) > self._mechanism.most_reports:
             raise WrongNumberOfUsers(
                 f"a cohort of {len(cohort)} users is far more than was expected: there are more users than participation.users says"
             )
         message = Message(params, self._mechanism.public(state))  # θᵗ, clip norm
-        user_key = keys.jax_keys(keys.derive(self._root, purpose, 0, attempt), 1)[0]
+        user_key = keys.jax_keys(keys.derive(self._now, "users", round, attempt), 1)[0]
         return self._fleet.sum_reports(self._program, message, cohort, user_key)
 
-    def _noise_keys(self, seal: str, round: int, attempt: int) -> jax.Array:
-        return keys.jax_keys(keys.derive(self._root, f"noise {seal}", round, attempt), self._mechanism.noise_keys)
+    @property
+    def _now(self) -> bytes:
+        """The root of what is drawn since this process opened the run or went on with it."""
+        return keys.derive(self._root, f"since {self.account.nonce.hex()}", 0)
 
-    def _seal(self, total: PyTree, state: PyTree, round: int, attempt: int) -> str:
-        secret = keys.derive(self._root, "seal", round, attempt)
-        return hashlib.blake2b(fingerprint(secret, (total, state)), key=secret, digest_size=16).hexdigest()
+    def _noise_key(self, drawn: str, round: int) -> np.ndarray:
+        return key_words(keys.derive(self._root, f"noise {drawn}", round))
 
 
 def device_program(algorithm: Algorithm) -> Program:

@@ -1,39 +1,75 @@
 """The average update as a function of bounded sensitivity: step C) and Lemma 1 of McMahan et al. 2018.
 
-**Guarantee:** adding or removing one user, whose report is w·Δ with ‖Δ‖ ≤ S and 0 ≤ w ≤ 1, moves the estimate by at most
-`sensitivity` × S, whatever the other users report, and also if there are none.
+**Guarantee:** adding or removing one user, whose report is w·Δ with ‖Δ‖ ≤ S and 0 ≤ w ≤ 1, moves what `steps` gives by at most
+`sensitivity` × S, whatever the other users report, and also if there are none. Both are computed in whole numbers, exactly: noise is
+added to those, and what is divided afterwards is noised already.
 """
 
 import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from taciturn import tree
 from taciturn.core import Estimate, Report
+from taciturn.privacy import wide
+from taciturn.privacy.clipping import DIGIT, REACH, STEPS
+from taciturn.privacy.wide import Wide
 
 
 class Estimator(NamedTuple):
-    apply: Callable[[Report], Estimate]
-    sensitivity: float  # per unit of clip norm
+    apply: Callable[[Report], Estimate]  # in floats, for runs without privacy
+    steps: Callable[[Wide, jax.Array], Wide]  # Σ w_k Δ_k and Σ w_k, in steps → what is noised, in steps
+    unit: float  # by which it is multiplied then
+    sensitivity: Callable[
+        [int], float
+    ]  # of so many coordinates, for each unit of clip norm; before that multiplication
+    largest: Callable[[int], float]  # size of a coordinate, in clip norms, for so many reports
     reads_weight: bool = True  # whether it looks at Σ w_k, which not every sum has
 
 
 def fixed_denominator(expected_weight: float) -> Estimator:
     """f̃_f = Σ w_k Δ_k / qW. The denominator is a constant of the recipe, never the weight that happened to come."""
     _check(expected_weight)
-    return Estimator(lambda total: tree.scale(total.update, 1.0 / expected_weight), 1.0 / expected_weight, False)
+    return Estimator(
+        apply=lambda total: tree.scale(total.update, 1.0 / expected_weight),
+        steps=lambda sums, weight: sums,
+        unit=1.0 / expected_weight,
+        sensitivity=lambda size: 1.0,
+        largest=float,
+        reads_weight=False,
+    )
 
 
 def clipped_denominator(least_weight: float) -> Estimator:
-    """f̃_c = Σ w_k Δ_k / max(qW_min, Σ w_k)."""
+    """f̃_c = Σ w_k Δ_k / max(qW_min, Σ w_k), rounded down to a step.
+
+    The true Σ w_k is a secret, and a noised sum divided by it would lie on a lattice that tells it. So the ratio is taken first, in
+    whole numbers, on a lattice that does not depend on it, and noised then; rounding moves each coordinate by up to a step more.
+    """
     _check(least_weight)
+    least = math.floor(least_weight * STEPS)
+    if not 1 <= least < 2**31:
+        raise ValueError(
+            f"the least weight of a cohort, qW_min, lies between 2^-{DIGIT} and 2^16; {least_weight} does not"
+        )
 
     def apply(total: Report) -> Estimate:
         return tree.scale(total.update, 1.0 / jnp.maximum(least_weight, total.weight))
 
-    return Estimator(apply, 2.0 / least_weight)
+    def steps(sums: Wide, weight: jax.Array) -> Wide:
+        # A sum has up to 2⁴⁶ steps and a weight fifteen bits after the point: nothing runs over.
+        return wide.divided(wide.shifted(sums, DIGIT), jnp.maximum(jnp.int32(least), weight))
+
+    return Estimator(
+        apply=apply,
+        steps=steps,
+        unit=1.0,
+        sensitivity=lambda size: 2.0 * STEPS / least + math.sqrt(size) / REACH,
+        largest=lambda reports: 1.0,
+    )
 
 
 def mean() -> Estimator:
@@ -42,7 +78,7 @@ def mean() -> Estimator:
     def apply(total: Report) -> Estimate:
         return tree.scale(total.update, jnp.where(total.weight > 0, 1.0 / jnp.maximum(total.weight, 1e-30), 0.0))
 
-    return Estimator(apply, math.inf)
+    return Estimator(apply, lambda sums, weight: sums, 1.0, lambda size: math.inf, float)
 
 
 def _check(weight: float) -> None:

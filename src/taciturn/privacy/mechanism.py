@@ -1,14 +1,19 @@
 """A mechanism: bound, estimator and noise, welded together.
 
-**Guarantee:** `release` is the Gaussian mechanism with standard deviation noise multiplier × the estimator's sensitivity × the largest
-norm of a report (the clip norm that it was made under, or a little more where it was rounded at random), and `event` states the cost
-of exactly that. The standard deviation is computed in this file and nowhere else.
+**Guarantee:** `release` adds whole-number noise to an exact total before anything is a float. It is, but for `distance`, a rounding of
+the Gaussian mechanism with standard deviation noise multiplier × the estimator's sensitivity × the largest norm of a report (the clip norm
+that it was made under, or a little more where it was rounded at random), and `event` states the cost of exactly that. The standard
+deviation is computed in this file and nowhere else; the proofs are in docs/proofs.md.
+
+The grid of the noise is finer than the reports' by a power of two that does not depend on the clip norm: in its steps the noise of every
+round is the same, whatever schedules, adaptive clip norms and restarts do.
 
 **Assumes:** each total is a sum of reports made by `bound`, over a cohort drawn by the participation that `event` is given.
 """
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -16,15 +21,20 @@ import jax.numpy as jnp
 from dp_accounting import DpEvent, NonPrivateDpEvent
 
 from taciturn import tree
-from taciturn.core import Estimate, Mechanism, Params, Participation, PyTree, Report
-from taciturn.privacy import clipping
+from taciturn.core import Estimate, Mechanism, Params, Participation, PyTree, Release, Report
+from taciturn.privacy import clipping, sampler, wide
 from taciturn.privacy.accounting import CorrelatedDpEvent
-from taciturn.privacy.adaptive_clip import LEAST_NORM, AdaptiveClip, Norms, centred_bit
+from taciturn.privacy.adaptive_clip import AdaptiveClip, Norms, centred_bit
 from taciturn.privacy.clipping import Bound, flat_clip
 from taciturn.privacy.estimators import Estimator, fixed_denominator
 from taciturn.privacy.noise import Noise
+from taciturn.privacy.sampler import Spread
+from taciturn.privacy.wide import Wide
 
-LEAST_STDDEV = 1e-30
+ROOM = 2.0**62  # what is added up stays below it, with a bit to spare
+WIDEST = 2.0**50  # that noise need be, in its own steps
+TAIL = 16  # standard deviations, beyond which nothing falls (once in 2¹⁸⁰)
+MARGIN = 2.0**-20  # by which noise is wider where what is fed back is rounded
 
 
 class State(NamedTuple):
@@ -32,41 +42,77 @@ class State(NamedTuple):
     noise: PyTree  # secret
 
 
+class Grid(NamedTuple):
+    """Where noise of some kind is drawn."""
+
+    bits: int  # how much finer than the steps of what is noised
+    spread: Spread
+
+
+def _grid(noise: Noise, deviation: float, reach: float, largest: float, size: int) -> Grid:
+    """For noise of that standard deviation on `size` numbers below `largest`, which one user moves by `reach` at most; all in steps."""
+    wanted = deviation * (1 + MARGIN if noise.rounding else 1.0)
+    room = ROOM / (largest + TAIL * noise.gain * wanted)
+    bits = math.floor(math.log2(min(room, WIDEST / wanted)))
+    if bits < 0:
+        raise ValueError(f"noise of {deviation:.3g} steps on sums of up to {largest:.3g} does not fit into 64 bits")
+    # By so much can two users' runs differ in what is fed back, over all rows, beyond what the strategy says.
+    off = 2 * noise.rounding * math.sqrt(size * noise.strategy.rows)
+    if off > MARGIN * reach * 2.0**bits:
+        raise ValueError(
+            f"{noise.strategy.name} noise for {size} parameters over {noise.strategy.rows} rounds rounds too coarsely: take fewer "
+            "bands or buffers, or another kind of noise"
+        )
+    return Grid(bits, sampler.spread(wanted * 2.0**bits))
+
+
 def mechanism(bound: Bound, estimator: Estimator, noise: Noise, most_reports: int = clipping.MOST_REPORTS) -> Mechanism:
-    """`most_reports` limits a cohort: totals are exact, but turning one into floats rounds by its size, and noise covers that."""
+    """`most_reports` limits a cohort, so that no sum runs over."""
     is_private, correlated = noise.multiplier > 0, noise.strategy.name != "independent"
-    sensitivity = _with_rounding(estimator.sensitivity, most_reports)
     if bound.modulus is not None and estimator.reads_weight:
         raise ValueError("reports to a secure sum do not say their weight: use a fixed denominator with it")
-    if most_reports > bound.most_reports:
+    if not 0 < most_reports <= bound.most_reports:
         raise ValueError(f"sums of these reports hold {bound.most_reports} of them, not {most_reports}")
-    if is_private:
-        # The schedule only falls, so its end has the least noise.
-        least = noise.multiplier * sensitivity * float(bound.sensitivity(jnp.int32(2**31 - 1)))
-        if not math.isfinite(least):
-            raise ValueError(
-                "noise needs a bounded sensitivity: use a clip norm and a fixed or clipped denominator with it"
-            )
-        if correlated and least != noise.multiplier * sensitivity * float(bound.sensitivity(jnp.int32(0))):
-            raise ValueError(
-                "under correlated noise the clip norm cannot change from round to round: use one for the whole run"
-            )
-        _check_stddev(least)
+    if is_private and not math.isfinite(bound.reach * estimator.sensitivity(1)):
+        raise ValueError(
+            "noise needs a bounded sensitivity: use a clip norm and a fixed or clipped denominator with it"
+        )
+    if correlated and len(set(bound.clip_norms)) > 1:
+        raise ValueError(
+            "under correlated noise the clip norm cannot change from round to round: use one for the whole run"
+        )
 
-    def stddev(round: jax.Array) -> jax.Array:
-        return noise.multiplier * sensitivity * bound.sensitivity(round) if is_private else jnp.float32(0)
+    def grid(size: int) -> Grid:
+        reach = bound.reach * estimator.sensitivity(size)
+        largest = bound.reach * estimator.largest(most_reports)
+        return _grid(noise, noise.multiplier * reach, reach, largest, size)
+
+    def draw(key: jax.Array, size: int) -> Callable[[jax.Array | int], Wide]:
+        return lambda stream: sampler.white(grid(size).spread, key, stream, size)
 
     def init(params: Params) -> State:
         bound.check(params)
-        return State(jnp.int32(0), noise.init(params))
+        size = tree.size(params)
+        if is_private:
+            grid(size)  # raises where it does not fit
+        return State(jnp.int32(0), noise.init(size))
 
-    def release(state: State, total: Report, keys: jax.Array) -> tuple[Estimate, State]:
-        average = estimator.apply(clipping.decode(bound, bound.public(state.round), total))
-        drawn, noise_state = noise.next(state.noise, average, stddev(state.round), keys)
-        return tree.add(average, drawn), State(state.round + 1, noise_state)
+    def release(state: State, total: Report, key: jax.Array) -> tuple[Release, State]:
+        public = bound.public(state.round)
+        if not is_private:
+            average = estimator.apply(clipping.decode(bound, public, total))
+            return Release(average), State(state.round + 1, state.noise)
+        sums, shaped = _flat(bound.unpack(public, total.update))
+        size = sums.low.size
+        drawn, noise_state = noise.next(state.noise, draw(key, size))
+        noised = wide.add(wide.shifted(estimator.steps(sums, total.weight), grid(size).bits), drawn)
+        unit = bound.step(public) * (estimator.unit * 2.0 ** -grid(size).bits)
+        return Release(shaped(wide.to_float(noised, unit))), State(state.round + 1, noise_state)
 
-    def skip(state: State, params: Params, keys: jax.Array) -> State:
-        _, noise_state = noise.next(state.noise, params, stddev(state.round), keys)
+    def follow(state: State, release: Release, key: jax.Array) -> State:
+        if not is_private:
+            return State(state.round + 1, state.noise)
+        _, noise_state = noise.next(state.noise, draw(key, tree.size(release.estimate)))
         return State(state.round + 1, noise_state)
 
     def event(participation: Participation) -> DpEvent:
@@ -77,9 +123,9 @@ def mechanism(bound: Bound, estimator: Estimator, noise: Noise, most_reports: in
         public=lambda state: bound.public(state.round),
         bound=lambda public, update, weight, key: clipping.encode(bound, public, update, weight, key),
         release=release,
-        skip=skip,
+        follow=follow,
         event=event,
-        noise_keys=noise.keys,
+        distance=lambda size, rows: _distance(noise, [(size, grid(size))], rows) if is_private else 0.0,
         most_reports=most_reports,
         correlated=correlated,
         modulus=bound.modulus,
@@ -89,50 +135,71 @@ def mechanism(bound: Bound, estimator: Estimator, noise: Noise, most_reports: in
 class AdaptiveState(NamedTuple):
     round: jax.Array
     norms: Norms  # public
-    noise: PyTree  # secret; of standard deviation 1
+    noise: PyTree  # secret
 
 
 def adaptive_mechanism(clip: AdaptiveClip, report_goal: float, noise: Noise, most_reports: int) -> Mechanism:
     """With a clip norm that follows a quantile: the count of bits and the updates are one vector, noised by one strategy.
 
-    Noise is drawn and kept in units of the standard deviation, so that each row is noised for the clip norm of its own reports: divided
-    by it, all rows are one mechanism with reports of norm 1. That also holds if rows that a crash lost had another clip norm than those
-    of the same segment that come after.
+    Each row is noised for the clip norm of its own reports: in steps, which are a share of that clip norm, all rows are one mechanism with
+    reports of the same norm. So the count is on a grid as fine as that of the updates.
     """
     if noise.multiplier <= 0 or noise.strategy.name == "independent":
         raise ValueError(
             "adaptive clipping changes the clip norm where correlated noise restarts, and needs such noise"
         )
+    if not 0 < most_reports <= clipping.MOST_REPORTS:
+        raise ValueError(f"sums of these reports hold {clipping.MOST_REPORTS} of them, not {most_reports}")
     multiplier, whole = clip.update_multiplier(noise.multiplier), flat_clip(clip.start)
-    average_of = fixed_denominator(report_goal)
-    sensitivity = _with_rounding(average_of.sensitivity, most_reports)
-    _check_stddev(multiplier * sensitivity * LEAST_NORM)
+    unit = fixed_denominator(report_goal).unit
     restarts = jnp.array(noise.strategy.restarts, jnp.int32)
+    # Of halves, which is what a bit is counted in.
+    counting = _grid(noise, 2 * clip.count_stddev, 1.0, float(most_reports), 1)
+
+    def updating(size: int) -> Grid:
+        return _grid(noise, multiplier * whole.reach, whole.reach, whole.reach * most_reports, size)
+
+    def draw(key: jax.Array, size: int) -> Callable[[jax.Array | int], Wide]:
+        def drawn(stream: jax.Array | int) -> Wide:
+            updates = sampler.white(updating(size).spread, key, 2 * stream, size)
+            count = sampler.white(counting.spread, key, 2 * stream + 1, 1)
+            return jax.tree.map(lambda *words: jnp.concatenate(words), updates, count)
+
+        return drawn
 
     def init(params: Params) -> AdaptiveState:
-        return AdaptiveState(jnp.int32(0), clip.init(), noise.init((params, jnp.float32(0))))
+        size = tree.size(params)
+        updating(size)  # raises where it does not fit
+        return AdaptiveState(jnp.int32(0), clip.init(), noise.init(size + 1))
 
     def bound(norms: Norms, update: PyTree, weight: jax.Array, key: jax.Array) -> Report:
         report = clipping.encode(whole, norms.clip_norm, update, weight, key)
         return report._replace(update=(report.update, centred_bit(norms, update, report.weight > 0)))
 
-    def following(state: AdaptiveState, norms: Norms, noise_state: PyTree) -> AdaptiveState:
+    def following(state: AdaptiveState, share: jax.Array, noise_state: PyTree) -> AdaptiveState:
         """C_θ ← Cᵗ⁺¹ if t ∈ R."""
+        norms = clip.followed(state.norms, share)
         is_restart = jnp.any(state.round + 1 == restarts)
         in_force = jnp.where(is_restart, norms.estimate, norms.clip_norm)
         return AdaptiveState(state.round + 1, norms._replace(clip_norm=in_force), noise_state)
 
-    def release(state: AdaptiveState, total: Report, keys: jax.Array) -> tuple[Estimate, AdaptiveState]:
-        norms, (updates, halves) = state.norms, total.update
-        average = average_of.apply(clipping.decode(whole, norms.clip_norm, total._replace(update=updates)))
-        (drawn, drawn_count), noise_state = noise.next(state.noise, (average, jnp.float32(0)), jnp.float32(1), keys)
-        estimate = tree.add(average, tree.scale(drawn, multiplier * sensitivity * norms.clip_norm))
-        share = 0.5 + (halves / 2 + clip.count_stddev * drawn_count) / report_goal
-        return estimate, following(state, clip.followed(norms, share), noise_state)
+    def release(state: AdaptiveState, total: Report, key: jax.Array) -> tuple[Release, AdaptiveState]:
+        updates, halves = total.update
+        sums, shaped = _flat(whole.unpack(state.norms.clip_norm, updates))
+        size = sums.low.size
+        drawn, noise_state = noise.next(state.noise, draw(key, size))
+        for_updates, for_count = (jax.tree.map(lambda words, cut=cut: words[cut], drawn) for cut in (slice(size), size))
+        noised = wide.add(wide.shifted(sums, updating(size).bits), for_updates)
+        step = whole.step(state.norms.clip_norm) * (unit * 2.0 ** -updating(size).bits)
+        counted = wide.to_float(wide.add(wide.shifted(wide.of(halves), counting.bits), for_count), 2.0**-counting.bits)
+        share = 0.5 + counted / 2 / report_goal
+        estimate = shaped(wide.to_float(noised, step))
+        return Release(estimate, share), following(state, share, noise_state)
 
-    def skip(state: AdaptiveState, params: Params, keys: jax.Array) -> AdaptiveState:
-        _, noise_state = noise.next(state.noise, (params, jnp.float32(0)), jnp.float32(1), keys)
-        return following(state, state.norms, noise_state)
+    def follow(state: AdaptiveState, release: Release, key: jax.Array) -> AdaptiveState:
+        assert release.share is not None
+        _, noise_state = noise.next(state.noise, draw(key, tree.size(release.estimate)))
+        return following(state, release.share, noise_state)
 
     def event(participation: Participation) -> DpEvent:
         cost = participation.event(noise.multiplier, noise.strategy)
@@ -145,23 +212,31 @@ def adaptive_mechanism(clip: AdaptiveClip, report_goal: float, noise: Noise, mos
         public=lambda state: state.norms,
         bound=bound,
         release=release,
-        skip=skip,
+        follow=follow,
         event=event,
-        noise_keys=noise.keys,
+        distance=lambda size, rows: _distance(noise, [(size, updating(size)), (1, counting)], rows),
         most_reports=most_reports,
         correlated=True,
     )
 
 
-def _with_rounding(sensitivity: float, most_reports: int) -> float:
-    """Eight roundings of a number no larger than most_reports × S, each by 2⁻²⁴ of it."""
-    if not 0 < most_reports <= clipping.MOST_REPORTS:
-        raise ValueError(f"a total adds up at most {clipping.MOST_REPORTS} reports exactly, not {most_reports}")
-    return sensitivity * (1 + most_reports * 2.0**-21)
+def _flat(sums: PyTree) -> tuple[Wide, Callable[[jax.Array], Estimate]]:
+    """All layers as one row of numbers, and how such a row becomes layers again."""
+    layers, structure = jax.tree.flatten(sums, is_leaf=wide.is_wide)
+    shapes = [layer.low.shape for layer in layers]
+    flat = jax.tree.map(lambda *words: jnp.concatenate([jnp.ravel(word) for word in words]), *layers)
+
+    def shaped(row: jax.Array) -> Estimate:
+        parts, start = [], 0
+        for shape in shapes:
+            parts.append(row[start : start + math.prod(shape)].reshape(shape))
+            start += math.prod(shape)
+        return jax.tree.unflatten(structure, parts)
+
+    return flat, shaped
 
 
-def _check_stddev(least: float) -> None:
-    if least < LEAST_STDDEV:
-        raise ValueError(
-            f"noise of standard deviation {least:g} would be lost in float32: is the expected weight right?"
-        )
+def _distance(noise: Noise, parts: list[tuple[int, Grid]], rows: int) -> float:
+    """In total variation, of all noise that so many rows take, from what their cost is computed for; rounded up."""
+    each = sum(size * (grid.spread.distance + 2.0**-180) for size, grid in parts)
+    return each * noise.draws(rows) * (1 + 1e-9)

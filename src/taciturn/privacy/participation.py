@@ -9,7 +9,6 @@ import itertools
 import math
 from dataclasses import dataclass
 
-import numpy as np
 from dp_accounting import (
     DpEvent,
     GaussianDpEvent,
@@ -18,7 +17,7 @@ from dp_accounting import (
     SelfComposedDpEvent,
 )
 
-from taciturn.core import Strategy, UserIds
+from taciturn.core import Coins, Strategy, UserIds
 from taciturn.privacy.accounting import CorrelatedDpEvent
 from taciturn.privacy.noise import INDEPENDENT
 from taciturn.privacy.sensitivity import most_participations
@@ -37,8 +36,8 @@ class PoissonSampling:
         if not 0 < self.probability <= 1:
             raise ValueError(f"a sampling probability lies in (0, 1]; {self.probability} does not")
 
-    def select(self, available: UserIds, row: int, generator: np.random.Generator) -> UserIds:
-        return available[generator.random(len(available)) < self.probability]
+    def select(self, available: UserIds, row: int, coins: Coins) -> UserIds:
+        return available[coins.happens(self.probability, len(available))]
 
     def event(self, noise_multiplier: float, strategy: Strategy = INDEPENDENT) -> DpEvent:
         _check_independent(strategy)
@@ -68,13 +67,13 @@ class FixedSize:
         if not 0 < self.size <= self.users:
             raise ValueError(f"a cohort of {self.size} cannot be drawn without replacement from {self.users} users")
 
-    def select(self, available: UserIds, row: int, generator: np.random.Generator) -> UserIds:
+    def select(self, available: UserIds, row: int, coins: Coins) -> UserIds:
         if len(available) < self.users:
             raise WrongNumberOfUsers(
                 f"fixed-size rounds are accounted for {self.users} users, but fewer are there: the cost would be understated; "
                 "lower participation.users in the recipe"
             )
-        return np.sort(generator.choice(available, self.size, replace=False))
+        return coins.chosen(available, self.size)
 
     def event(self, noise_multiplier: float, strategy: Strategy = INDEPENDENT) -> DpEvent:
         _check_independent(strategy)
@@ -121,13 +120,13 @@ class MinSeparation:
                 "a min-separation participation needs a report goal, a separation ≥ 0 and at least one participation"
             )
 
-    def select(self, available: UserIds, row: int, generator: np.random.Generator) -> UserIds:
+    def select(self, available: UserIds, row: int, coins: Coins) -> UserIds:
         if len(available) < self.asked:
             raise WrongNumberOfUsers(
                 f"only {len(available)} users may take part in this round, and {self.asked} are wanted: the others took part less than "
                 f"{self.min_separation} rounds ago, or {self.max_participations} times. Lower the cohort or the separation"
             )
-        return np.sort(generator.choice(available, self.asked, replace=False))
+        return coins.chosen(available, self.asked)
 
     def event(self, noise_multiplier: float, strategy: Strategy) -> DpEvent:
         if self.rounds > strategy.rows:
@@ -172,9 +171,9 @@ class CyclicPoisson:
     def _turns(self, rows: int) -> int:
         return most_participations(rows, self.cycle - 1)
 
-    def select(self, available: UserIds, row: int, generator: np.random.Generator) -> UserIds:
+    def select(self, available: UserIds, row: int, coins: Coins) -> UserIds:
         turn = available[available % self.cycle == row % self.cycle]
-        return turn[generator.random(len(turn)) < self.probability]
+        return turn[coins.happens(self.probability, len(turn))]
 
     def event(self, noise_multiplier: float, strategy: Strategy) -> DpEvent:
         if strategy.bands is None or strategy.bands > self.cycle:

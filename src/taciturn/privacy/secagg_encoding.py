@@ -3,7 +3,7 @@ unrotate"; conditional rounding is from Kairouz, Liu and Steinke 2021, "The dist
 
 **Guarantee:** for every update, weight, round and coin, a report is a vector of whole numbers, each at most C_∞ in size, of ℓ2 norm at
 most s · C_inflated. Both are checked on the whole numbers, in whole numbers, so that no rounding of floats before can break them. One
-report moves a sum by up to C_inflated, not by the clip norm C, and `sensitivity` says so: rounding makes a report longer. Up to n_max
+report moves a sum by up to C_inflated, not by the clip norm C, and `reach` says so: rounding makes a report longer. Up to n_max
 reports add up exactly: their sum mod M, or mod anything that M divides, gives the sum itself, whoever dropped out.
 
 Rotation is in blocks: a Walsh–Hadamard matrix over the root of its size is orthonormal, so is a matrix with several of them along its
@@ -28,7 +28,9 @@ import numpy as np
 
 from taciturn import tree
 from taciturn.core import Key, Params, PyTree, Update
-from taciturn.privacy.clipping import MOST_REPORTS, Bound
+from taciturn.privacy import chacha20, wide
+from taciturn.privacy.clipping import DIGIT, MOST_REPORTS, Bound
+from taciturn.privacy.wide import Wide
 
 ALPHA = math.exp(-0.5)  # α, as in production: so many roundings at most are refused, of the longest updates
 TRIES = 64  # which all fail once in 10¹⁴
@@ -39,7 +41,6 @@ LARGEST_BLOCK = 2**16  # of whole numbers below 2¹⁵ this many add up in 32 bi
 LARGEST_COORDINATE = 2**15 - 1
 LARGEST_SIZE = 2**31
 MOST_BITS = 30
-DIGIT = 15  # bits
 
 
 class Encoding(NamedTuple):
@@ -140,25 +141,30 @@ def modular(clip: Bound, params: Params, encoded: Encoding) -> Bound:
         turned = hadamard(_in_blocks(encoded, scaled * _signs(encoded, rotation))) / math.sqrt(encoded.block)
         return _residues(encoded, conditionally_rounded(encoded, turned, key))
 
-    def unpack(rotation: Rotation, total: jax.Array) -> Params:
-        turned = _exactly_turned(_in_blocks(encoded, centred(encoded, total)))
-        unit = rotation.clip_norm * (1 / (encoded.radius * math.sqrt(encoded.block)))
-        flat = jnp.ravel(turned) * (unit * _signs(encoded, rotation))
-        parts = jnp.split(flat[: encoded.size], np.cumsum([math.prod(shape) for shape in shapes])[:-1])
-        return jax.tree.unflatten(
-            structure, [jnp.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
-        )
+    def unpack(rotation: Rotation, total: jax.Array) -> PyTree:
+        """H · x: turned back but for the factor 1/√(size of a block), which is in the length of a step."""
+        turned = jax.tree.map(jnp.ravel, _exactly_turned(_in_blocks(encoded, centred(encoded, total))))
+        flat = wide.where(_coins(encoded, rotation) == 1, wide.negative(turned), turned)
+        ends = np.cumsum([math.prod(shape) for shape in shapes])
+        parts = [
+            jax.tree.map(lambda words, end=end, shape=shape: words[end - math.prod(shape) : end].reshape(shape), flat)
+            for end, shape in zip(ends, shapes, strict=True)
+        ]
+        return jax.tree.unflatten(structure, parts)
 
-    def sensitivity(round: jax.Array) -> jax.Array:
-        # A little more, for the rounding of this product and of the unit: 2⁻²⁴ each.
-        return clip.sensitivity(round) * (encoded.inflation * (1 + 2.0**-20))
+    def step(rotation: Rotation) -> jax.Array:
+        return rotation.clip_norm * (1 / (encoded.radius * math.sqrt(encoded.block)))
 
     def check(params: Params) -> None:
         if jax.tree.structure(params) != structure or _shapes(params) != shapes:
             raise ValueError("reports were to be encoded for a model of other layers")
         clip.check(params)
 
-    return Bound(public, project, pack, unpack, sensitivity, check, encoded.modulus, encoded.most_reports)
+    # As long as the longest report, turned back: a little more, for the rounding of this product.
+    reach = math.sqrt(encoded.limit) * math.sqrt(encoded.block) * (1 + 2.0**-50)
+    return Bound(
+        public, project, pack, unpack, step, reach, check, clip.clip_norms, encoded.modulus, encoded.most_reports
+    )
 
 
 def conditionally_rounded(encoded: Encoding, values: jax.Array, key: Key) -> jax.Array:
@@ -217,12 +223,10 @@ def hadamard(columns: jax.Array) -> jax.Array:
     return turned.reshape(columns.shape)
 
 
-def _exactly_turned(whole: jax.Array) -> jax.Array:
-    """H · x of whole numbers below 2²⁹, as floats that are off by two roundings of their own size. Roundings on the way would add up, and
-    through them one user could move a total by more than noise is made for."""
+def _exactly_turned(whole: jax.Array) -> Wide:
+    """H · x of whole numbers below 2²⁹, exactly. Through roundings one user could move a total by more than noise is made for."""
     high, low = hadamard(jnp.stack([whole >> DIGIT, whole & (2**DIGIT - 1)]))
-    high, low = high + (low >> DIGIT), low & (2**DIGIT - 1)
-    return high.astype(jnp.float32) * 2.0**DIGIT + low.astype(jnp.float32)
+    return wide.add(wide.shifted(wide.of(high), DIGIT), wide.of(low))
 
 
 def _in_blocks(encoded: Encoding, flat: jax.Array) -> jax.Array:
@@ -231,11 +235,18 @@ def _in_blocks(encoded: Encoding, flat: jax.Array) -> jax.Array:
 
 
 def _signs(encoded: Encoding, rotation: Rotation) -> jax.Array:
-    """ξ: the same for all devices and the server, and another in every round."""
-    start = jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32), impl="threefry2x32")
-    words = jax.random.bits(jax.random.fold_in(start, rotation.round), (math.ceil(encoded.padded / 32), 1))
-    coins = (words >> jnp.arange(32, dtype=jnp.uint32)) & 1
-    return 1.0 - 2.0 * jnp.ravel(coins)[: encoded.padded].astype(jnp.float32)
+    """ξ."""
+    return 1.0 - 2.0 * _coins(encoded, rotation).astype(jnp.float32)
+
+
+def _coins(encoded: Encoding, rotation: Rotation) -> jax.Array:
+    """Of ξ, 1 for a minus: the same for all devices and the server, whatever they run on, and others in every round. No secret, so under
+    a key of zeros."""
+    blocks = jnp.arange(math.ceil(encoded.padded / (32 * chacha20.WORDS)), dtype=jnp.uint32)
+    nonce = jax.lax.bitcast_convert_type(rotation.round, jnp.uint32), jnp.uint32(0), jnp.uint32(0)
+    words = jnp.concatenate(chacha20.blocks(np.zeros(8, np.uint32), blocks, nonce))
+    coins = (words[:, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    return jnp.ravel(coins)[: encoded.padded]
 
 
 def _shapes(params: PyTree) -> list[tuple[int, ...]]:

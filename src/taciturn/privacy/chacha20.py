@@ -1,0 +1,113 @@
+"""ChaCha20 (RFC 8439), the source of every random bit that protects people: noise, and the coins that draw a cohort.
+
+Written here, in 32-bit additions, exclusive ors and rotations, so that a key gives the same bits on every machine, with every version
+and setting of JAX, on a CPU and on a GPU; the RFC's test vectors fix them.
+
+**Guarantee:** `blocks` is the block function of RFC 8439, §2.3, for arrays of block counters.
+
+**Assumes:** ChaCha20 is a pseudo-random function, and no (key, nonce, counter) is used twice.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+CONSTANTS = tuple(int(word) for word in np.frombuffer(b"expand 32-byte k", "<u4"))
+WORDS = 16  # of a block
+COLUMNS = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))
+DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
+DOUBLE_ROUNDS = 10
+
+
+def key_words(secret: bytes) -> np.ndarray:
+    """A key of 32 bytes as the eight words that the block function takes."""
+    if len(secret) != 32:
+        raise ValueError(f"a key of ChaCha20 has 32 bytes, this one has {len(secret)}")
+    return np.frombuffer(secret, "<u4").astype(np.uint32)
+
+
+def blocks(key, counters, nonce) -> list:
+    """Sixteen arrays in the shape of `counters`: the words of those blocks, for a key of eight words and a nonce of three."""
+    return _blocks(key, counters, nonce, _rounds_in_jax, jnp)
+
+
+class Coins:
+    """Random choices made on the host: a stream of words under one key."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._key, self._nonce = key_words(secret), np.zeros(3, np.uint32)
+        self._next = 0  # block
+
+    def happens(self, probability: float, times: int) -> np.ndarray:
+        """`times` independent coins, each true with this probability, or with up to 2⁻⁶⁴ less."""
+        below = math.floor(probability * 2**64)
+        return np.ones(times, bool) if below >= 2**64 else self._words(times) < np.uint64(below)
+
+    def chosen(self, items: np.ndarray, size: int) -> np.ndarray:
+        """So many of the items, in the order they came in; every set of that size is as likely as any other."""
+        if not 0 <= size <= len(items):
+            raise ValueError(f"{size} of {len(items)} cannot be chosen")
+        places = np.arange(len(items))
+        for index in range(size):  # Fisher and Yates
+            other = index + self._below(len(items) - index)
+            places[index], places[other] = places[other], places[index]
+        return items[np.sort(places[:size])]
+
+    def _below(self, limit: int) -> int:
+        """A number below the limit: one drawn again if it fell into the incomplete last stretch, so that none is more likely."""
+        most = 2**64 - 2**64 % limit
+        while True:
+            word = int(self._words(1)[0])
+            if word < most:
+                return word % limit
+
+    def _words(self, count: int) -> np.ndarray:
+        """uint64."""
+        counters = np.arange(self._next, self._next + -(-count // 8), dtype=np.uint64)
+        if self._next + len(counters) > 2**32:
+            raise ValueError("a stream of coins has 2³² blocks, and no more")
+        self._next += len(counters)
+        drawn = _blocks(self._key, counters.astype(np.uint32), self._nonce, _rounds_in_numpy, np)
+        return np.stack(drawn, axis=-1).astype("<u4").reshape(-1).view("<u8")[:count]
+
+
+def _blocks(key, counters, nonce, rounds, xp) -> list:
+    shape = xp.shape(counters)
+    fixed = [xp.full(shape, np.uint32(word), xp.uint32) for word in CONSTANTS]
+    keyed = [xp.broadcast_to(xp.asarray(key[index], xp.uint32), shape) for index in range(8)]
+    named = [xp.broadcast_to(xp.asarray(nonce[index], xp.uint32), shape) for index in range(3)]
+    start = [*fixed, *keyed, xp.asarray(counters, xp.uint32), *named]
+    return [word + first for word, first in zip(rounds(start), start, strict=True)]
+
+
+def _rounds_in_numpy(words: list) -> list:
+    for _ in range(DOUBLE_ROUNDS):
+        words = _double_round(words)
+    return words
+
+
+def _rounds_in_jax(words: list) -> list:
+    return jax.lax.fori_loop(0, DOUBLE_ROUNDS, lambda _, words: _double_round(words), words)
+
+
+def _double_round(words: list) -> list:
+    words = list(words)
+    for quarter in (*COLUMNS, *DIAGONALS):
+        a, b, c, d = (words[place] for place in quarter)
+        a = a + b
+        d = _rotated(d ^ a, 16)
+        c = c + d
+        b = _rotated(b ^ c, 12)
+        a = a + b
+        d = _rotated(d ^ a, 8)
+        c = c + d
+        b = _rotated(b ^ c, 7)
+        for place, word in zip(quarter, (a, b, c, d), strict=True):
+            words[place] = word
+    return words
+
+
+def _rotated(word, bits: int):
+    return (word << np.uint32(bits)) | (word >> np.uint32(32 - bits))
