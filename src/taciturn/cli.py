@@ -322,7 +322,7 @@ def main() -> None:
     from taciturn.data.vocabulary import DataError
     from taciturn.fleets.link import LinkError
     from taciturn.fleets.many_hosts import HostsError
-    from taciturn.fleets.simulated import one_stream_per_core
+    from taciturn.fleets.simulated import NotAdditive, one_stream_per_core
     from taciturn.personal import PersonalError
     from taciturn.planning import PlanError
     from taciturn.privacy.account import BudgetExhausted
@@ -343,6 +343,7 @@ def main() -> None:
         DataError,
         LedgerError,
         BudgetExhausted,
+        NotAdditive,
         ModelFileError,
         ExportRefused,
         OnnxMissing,

@@ -2,6 +2,9 @@
 
 Memory does not grow with the cohort. On an accelerator the users of a chunk are trained side by side (`vmap`); on a CPU one stream of
 users runs on each core, which is twice as fast there.
+
+**Assumes:** a user's report has the same bits in any seat of a chunk and in any company. It is tested before the first sum of a run, on the
+device at hand (`_check_additive`); that proves nothing for other machines.
 """
 
 import math
@@ -15,18 +18,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from taciturn import tree
-from taciturn.core import Key, Message, Params, Program, Report, UserData, UserIds
+from taciturn.core import END, Key, Message, Params, Program, Report, UserData, UserIds
 from taciturn.data.layout import Layout
 from taciturn.data.texts import Texts
 
 CPU_CHUNK = 2  # so that no core waits long for the others at the end of a round
 ACCELERATOR_CHUNKS = (256, 128, 104, 64, 32, 16)  # larger ones gain little, and mix users of more different lengths
+MADE_UP_WORDS = 32
 COPIES = 8  # of a model that training a user takes at a time, with what it keeps on the way
 
 
 def one_stream_per_core() -> None:
     """Make every core a JAX device. To be called before JAX computes anything; without effect on accelerators."""
     jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+
+
+class NotAdditive(Exception):
+    """What a user reports depends on others, on this machine."""
 
 
 class Written(Protocol):
@@ -59,6 +67,7 @@ class SimulatedFleet:
             self._shape = jax.eval_shape(program, message, one, key)
             self._program, self._add = program, _adder(program, self._on_cpu)
             self._size = CPU_CHUNK if self._on_cpu else _chunk_size(message.params, self._devices[0], self._cohort)
+            self._check_additive(message, key)
         totals = [jax.device_put(tree.zeros_like(self._shape), device) for device in self._devices]
         messages = [jax.device_put((message, key), device) for device in self._devices]
         for index, chunk in enumerate(self._chunks(cohort)):
@@ -70,6 +79,41 @@ class SimulatedFleet:
         for other in totals[1:]:
             total = tree.add(total, jax.device_put(other, self._devices[0]))
         return total
+
+    def _check_additive(self, message: Message, key: Key) -> None:
+        """Before the first sum: on this very device, with this program and these shapes, the sum with a user less the sum without is that
+        user's own report, to the bit, in whatever seat and company; and a sum comes out the same twice. Privacy rests on it.
+
+        Tried on made-up users. Sums of floats, which have no privacy, are not additive and are not tried.
+        """
+        if not all(jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in jax.tree.leaves(self._shape)):
+            return
+        users, numbers = self._made_up(), np.arange(self._size)
+        one = int(numbers[len(numbers) // 2])
+        company, elsewhere = np.where(numbers == one, -1, numbers), np.roll(numbers, 1)
+
+        def total(seats: np.ndarray, device: Any) -> Report:
+            texts = [users[number] if number >= 0 else np.zeros(0, np.int32) for number in seats]
+            arguments = tree.zeros_like(self._shape), message, key, *self._loaded(texts, seats)
+            return self._add(*jax.device_put(arguments, device))
+
+        alone = np.where(np.roll(numbers == one, 1), one, -1)
+        for device in self._devices[:1] if self._on_cpu else self._devices:  # all cores are alike
+            everyone = total(numbers, device)
+            others = tree.add(total(company, device), total(alone, device))
+            for again in (total(numbers, device), total(elsewhere, device), others):
+                if not all(map(np.array_equal, jax.tree.leaves(everyone), jax.tree.leaves(again))):
+                    raise NotAdditive(
+                        f"on {device.device_kind} what a user reports depends on who else is trained beside them, so one user could "
+                        "change the sum by more than noise is made for. Nothing was trained. Update JAX and the driver, change [local] "
+                        "precision, or train on CPUs (JAX_PLATFORMS=cpu)"
+                    )
+
+    def _made_up(self) -> list[np.ndarray]:
+        """Texts of as many users as a chunk holds, of many lengths up to what a user is cut to; few words, so that many repeat."""
+        generator, most = np.random.default_rng(0), self._layout.batches(np.zeros(0, np.int32)).size
+        lengths = [max(1, most * (place + 1) // self._size) for place in range(self._size)]
+        return [generator.integers(END + 1, END + 1 + MADE_UP_WORDS, length, np.int32) for length in lengths]
 
     def _chunks(self, cohort: UserIds) -> list[np.ndarray]:
         """The cohort in pieces of one size, filled up with −1, which is nobody. Users of like length go together, the longest first,
@@ -83,7 +127,9 @@ class SimulatedFleet:
         return [np.pad(piece, (0, self._size - len(piece)), constant_values=-1) for piece in pieces]
 
     def _load(self, chunk: np.ndarray) -> tuple[UserData, np.ndarray]:
-        texts: Sequence[np.ndarray] = [self._texts[user] if user >= 0 else np.zeros(0, np.int32) for user in chunk]
+        return self._loaded([self._texts[user] if user >= 0 else np.zeros(0, np.int32) for user in chunk], chunk)
+
+    def _loaded(self, texts: Sequence[np.ndarray], chunk: np.ndarray) -> tuple[UserData, np.ndarray]:
         lengths = np.array([len(text) for text in texts], np.float32)
         weights = np.minimum(lengths / self._weight_cap, 1.0) if self._weight_cap else lengths > 0
         batches = np.stack([self._layout.batches(text) for text in texts])
@@ -112,7 +158,11 @@ def _adder(program: Program, one_by_one: bool):
     def add_side_by_side(total: Report, message: Message, key: Key, users: UserData, ids: jax.Array) -> Report:
         # One number of steps for all: with one for each, every step would have to keep and choose between two models.
         each = UserData(0, 0, None)  # pyright: ignore
-        reports = jax.vmap(report, in_axes=(None, None, each, 0))(message, key, users, ids)
+        # Each trains a copy of their own: a product with one matrix for all would be taken for all at once, and where in it a user's rows
+        # stand would decide how they are rounded.
+        copies = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(ids), *leaf.shape)), message.params)
+        message = message._replace(params=jax.lax.optimization_barrier(copies))
+        reports = jax.vmap(report, in_axes=(Message(0, None), None, each, 0))(message, key, users, ids)
         return jax.tree.map(lambda sum, part: sum + jnp.sum(part, axis=0), total, reports)
 
     @partial(jax.jit, donate_argnums=0)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from taciturn.core import Key, LanguageModel, Params
-from taciturn.models.layers import dense, dot, dropout, embedding
+from taciturn.models.layers import dense, dot, dropout, embedding, looked_up
 from taciturn.models.recurrence import recurrence
 
 
@@ -43,7 +43,7 @@ def cifg(
 
     def contexts(params: Params, tokens: jax.Array, key: Key | None = None) -> jax.Array:
         keys = (None, None) if key is None else jax.random.split(key)
-        embedded = dropout(params["embedding"][tokens.T], dropout_rate, keys[0])
+        embedded = dropout(looked_up(params["embedding"], tokens.T), dropout_rate, keys[0])
         gates = dot(embedded, params["input"], product) + params["gate_bias"]
         states = recurrence(cell, gates, params["recurrent"], params["projection"], units, product)
         return jnp.swapaxes(dropout(states, dropout_rate, keys[1]), 0, 1)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from taciturn.core import Key, LanguageModel, Params
-from taciturn.models.layers import dense, dot, dropout, embedding
+from taciturn.models.layers import dense, dot, dropout, embedding, looked_up
 from taciturn.models.lstm import cell
 from taciturn.models.recurrence import recurrence
 
@@ -48,7 +48,7 @@ def deep_lstm(
 
     def contexts(params: Params, tokens: jax.Array, key: Key | None = None) -> jax.Array:
         keys = [None] * (layers + 1) if key is None else list(jax.random.split(key, layers + 1))
-        values = dropout(params["embedding"][tokens.T], dropout_rate, keys[0], variational)
+        values = dropout(looked_up(params["embedding"], tokens.T), dropout_rate, keys[0], variational)
         for index in range(layers):
             layer = params["layers"][f"{index}"]
             gates = dot(values, layer["input"], product) + layer["gate_bias"]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from taciturn.core import Key, LanguageModel, Params
-from taciturn.models.layers import dense, dot, dropout, embedding
+from taciturn.models.layers import dense, dot, dropout, embedding, looked_up
 from taciturn.models.recurrence import recurrence
 
 
@@ -35,7 +35,7 @@ def gru(
 
     def contexts(params: Params, tokens: jax.Array, key: Key | None = None) -> jax.Array:
         keys = (None, None) if key is None else jax.random.split(key)
-        embedded = dropout(params["embedding"][tokens.T], dropout_rate, keys[0])
+        embedded = dropout(looked_up(params["embedding"], tokens.T), dropout_rate, keys[0])
         gates = dot(embedded, params["input"], product) + params["gate_bias"]
         states = recurrence(cell, gates, params["recurrent"], None, units, product)
         return jnp.swapaxes(dot(dropout(states, dropout_rate, keys[1]), params["output"], product), 0, 1)

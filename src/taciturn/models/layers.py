@@ -36,3 +36,35 @@ def dropout(values: jax.Array, rate: float, key: Key | None, alike_in_time: bool
     shape = (1, *values.shape[1:]) if alike_in_time else values.shape
     kept = jax.random.bernoulli(key, 1.0 - rate, shape)
     return jnp.where(kept, values / (1.0 - rate), 0.0)
+
+
+@jax.custom_vjp
+def looked_up(matrix: jax.Array, places: jax.Array) -> jax.Array:
+    """matrix[places], with a gradient that `add_rows` sums."""
+    return matrix[places]
+
+
+def _looked_up(matrix: jax.Array, places: jax.Array):
+    return matrix[places], (matrix, places)
+
+
+def _looked_up_backward(saved, gradient: jax.Array):
+    matrix, places = saved
+    flat = gradient.reshape(-1, matrix.shape[-1])
+    return add_rows(jnp.zeros_like(matrix), places.reshape(-1), flat), None
+
+
+looked_up.defvjp(_looked_up, _looked_up_backward)
+
+
+def add_rows(matrix: jax.Array, places: jax.Array, changes: jax.Array) -> jax.Array:
+    """The matrix, with a change added to the row at each place; to a row that has several places, their sum.
+
+    Sums come first, so that whatever is written to one row is one number. `matrix.at[places].add(changes)` adds them one after another, on
+    a GPU in an order that depends on who else is trained there: the last bits of a user's update then depend on other users, and at
+    high learning rates all of it does.
+    """
+    same = places[:, None] == places[None, :]
+    summed = jnp.matmul(same.astype(changes.dtype), changes, precision=jax.lax.Precision.HIGHEST)
+    first = jnp.argmax(same, axis=1)  # of all places of a row, whose sums may differ in how they were rounded
+    return matrix.at[places].set(matrix[places] + summed[first])

@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 
 from taciturn.core import PADDING, Key, LanguageModel, Params
 from taciturn.models import softmax_step
+from taciturn.models.layers import add_rows
 
 Step = Callable[[Params, jax.Array, Key | None, float], Params]  # params, batch of token rows, dropout key, rate
 
@@ -48,7 +49,7 @@ def sgd_step(model: LanguageModel, product: DTypeLike = jnp.float32) -> Step:
         after = jax.tree.map(lambda p, g: p - rate * g, rest, d_rest)
         after |= {model.word_embedding: stepped.matrix, "word_bias": stepped.bias}
         embedding = after.get(model.embedding, params[model.embedding])
-        after[model.embedding] = embedding.at[inputs.reshape(-1)].add(-rate * d_rows)
+        after[model.embedding] = add_rows(embedding, inputs.reshape(-1), -rate * d_rows)
         return {name: after[name] for name in params}
 
     return step

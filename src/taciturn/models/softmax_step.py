@@ -16,7 +16,7 @@ from jax.experimental import pallas
 from jax.experimental.pallas import triton
 from jax.typing import DTypeLike
 
-from taciturn.models.layers import dot
+from taciturn.models.layers import add_rows, dot
 
 SPLITS = 4  # shares of the vocabulary that run side by side for one user
 
@@ -54,8 +54,8 @@ def plain(
     factors = weights / jnp.sum(exponentials, axis=-1)
     # The softmax's share of the gradient comes from the exponentials as they are; the targets' share is a few rows.
     scaled, wanted = exponentials * inverse, (weights * inverse[targets])[:, None]
-    d_rows = dot(scaled.T, factors[:, None] * contexts, product).at[targets].add(-wanted * contexts)
-    d_bias = (factors @ exponentials).at[targets].add(-weights)
+    d_rows = add_rows(dot(scaled.T, factors[:, None] * contexts, product), targets, -wanted * contexts)
+    d_bias = add_rows((factors @ exponentials)[:, None], targets, -weights[:, None])[:, 0]
     d_contexts = factors[:, None] * dot(scaled, matrix, product) - wanted * matrix[targets]
     if unit_norm:  # only what is at right angles to a row moves it: its length does not matter
         d_rows = d_rows - matrix * (jnp.sum(matrix * d_rows, axis=-1) * jnp.square(inverse))[:, None]

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from taciturn.core import Key, LanguageModel, Params
-from taciturn.models.layers import dense, dropout, embedding
+from taciturn.models.layers import dense, dropout, embedding, looked_up
 
 
 def transformer(
@@ -51,7 +51,7 @@ def transformer(
 
     def contexts(params: Params, tokens: jax.Array, key: Key | None = None) -> jax.Array:
         keys = iter([None] * (2 * layers + 1) if key is None else jax.random.split(key, 2 * layers + 1))
-        x = dropout(params["embedding"][tokens], dropout_rate, next(keys))
+        x = dropout(looked_up(params["embedding"], tokens), dropout_rate, next(keys))
         for index in range(layers):
             block = params["blocks"][f"{index}"]
             x = x + dropout(attend(block, x), dropout_rate, next(keys))
