@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from taciturn.privacy.seals import fingerprint
 
 SECRET = bytes(32)
