@@ -222,8 +222,8 @@ def test_devices_that_were_shown_different_cohorts_have_no_secrets_in_common():
     cohort.devices[second].share(roster_for(second, other))
     name = Roster(roster_for(second, other).digests, ()).cohort(TERMS)
     delivery = SealedShares(name, {first: sealed.shares[second], third: bytes(94), fourth: bytes(94)})
-    cohort.devices[second].mask(delivery, cohort.values[second])
-    assert cohort.devices[second]._held == {}
+    with pytest.raises(Refused, match="0 neighbours have shared their secrets"):
+        cohort.devices[second].mask(delivery, cohort.values[second])
 
 
 def test_keys_that_make_a_known_secret_are_refused_on_both_sides():
@@ -274,15 +274,15 @@ def test_shares_that_were_changed_swapped_or_come_from_another_round_are_not_hel
     old = cohort.server.deliveries()[cohort.ids[0]]
     cohort.start(TERMS._replace(round=b"round 2"))
     cohort.run(until=SHARE)
-    one, first, second, third, *_ = cohort.ids
+    one, first, second, third, fourth, *_ = cohort.ids
     delivery = cohort.server.deliveries()[one]
-    shares = dict(delivery.shares)
-    shares[first], shares[second] = shares[second], shares[first]
-    shares[third] = old.shares[third]
-    fourth = cohort.ids[4]
-    shares[fourth] = shares[fourth][:-1] + bytes([shares[fourth][-1] ^ 1])
-    cohort.devices[one].mask(delivery._replace(shares=shares), cohort.values[one])
-    assert cohort.devices[one]._held.keys() == set(cohort.ids[5:])
+    sealed = delivery.shares
+    swapped = {first: sealed[second], second: sealed[first]}
+    changed = {third: old.shares[third], fourth: sealed[fourth][:-1] + bytes([sealed[fourth][-1] ^ 1])}
+    with pytest.raises(Refused, match="5 neighbours have shared their secrets, and 6 are needed"):
+        cohort.devices[one].mask(delivery._replace(shares=sealed | swapped | changed), cohort.values[one])
+    cohort.devices[one].mask(delivery._replace(shares=sealed | changed), cohort.values[one])
+    assert cohort.devices[one]._held.keys() == set(cohort.ids[1:]) - {third, fourth}
 
 
 def test_a_peer_whose_shares_are_garbage_and_who_goes_is_a_failed_round_and_no_wrong_sum():

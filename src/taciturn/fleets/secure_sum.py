@@ -38,6 +38,10 @@ class Refused(Exception):
     The sentence may name devices: who took part in a round is nobody's business, so it belongs into a private log."""
 
 
+class Unneeded(Refused):
+    """There is no room for it, and nothing is wrong with it."""
+
+
 def expect(now: str, asked: str) -> None:
     if now != asked:
         late = STAGES.index(now) > STAGES.index(asked)
