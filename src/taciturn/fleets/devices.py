@@ -112,13 +112,13 @@ class DeviceFleet:
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
         """Those who are connected, rested and allowed; waits until they are enough, and longer each time that a round has failed."""
         self._check_list()
-        left = eligible(np.arange(len(self._enrolled))).tolist()
-        if len(left) < self._asked:
+        allowed = eligible(np.arange(len(self._enrolled))).tolist()
+        if (left := len(allowed)) < self._asked:
             raise TooFewDevices(
-                f"{self._asked} devices are asked in a round, and {len(left)} of the {len(self._enrolled)} that are enrolled may still take "
+                f"{self._asked} devices are asked in a round, and {left} of the {len(self._enrolled)} that are enrolled may still take "
                 "part: the others did so as often as they may, or too few rounds ago"
             )
-        self._renumber(left)
+        self._renumber(allowed)
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
         if self._failed:
@@ -141,7 +141,8 @@ class DeviceFleet:
             raise LinkError(
                 f"no round has come about for {waited:.0f} seconds (fleet.patience): {ready} devices are there that may take part, "
                 f"{self._asked} are needed{failed}. Enrol or start more devices, or let them rest less (fleet.timer_hours, "
-                "participation.min_separation) or report more often in their lives (fleet.lifetime_participations); then go on with `taciturn serve … --resume`"
+                "participation.min_separation) or report more often in their lives (fleet.lifetime_participations); then go on with "
+                "`taciturn serve … --resume`"
             )
 
     def _check_list(self) -> None:

@@ -217,9 +217,9 @@ class ServerRound:
             except ValueError:
                 continue
             if is_right(secret, self._adverts[owner]):
-                if attempt:  # somebody's share was wrong
-                    right = {one for one in holders if shamir.fits(chosen, places[one], answers[one][owner])}
-                    self._unfit |= {(holder, owner) for holder in holders if holder not in right}
+                for holder in holders if attempt else doubted & set(holders):  # where somebody's share was wrong
+                    if not shamir.fits(chosen, places[holder], answers[holder][owner]):
+                        self._unfit.add((holder, owner))
                 return secret
         if found > needed:  # or one holder could spoil it
             self._spoilt.add(owner)
