@@ -272,12 +272,25 @@ def test_a_name_that_was_seen_before_is_refused(liar):
     assert len(set(names)) == 50
 
 
+def test_no_server_whose_clock_is_wrong_locks_devices_out_of_all_later_rounds(liar):
+    """They would answer to none but later ones."""
+    day, now = 24 * 3600, wire.latest(wire.new_name(), 0)
+    far = int(1000 * (now + day + 60)).to_bytes(8, "big")
+    device = liar.device(0)
+    for name, round in ((far + bytes(8), 1), (wire.new_name(), int.from_bytes(far, "big") << wire.ROUND_BITS)):
+        with pytest.raises(NotNow, match="of a time that is not yet"):
+            device(wire.ADVERTISE, wire.joined(name, b"run", str(round).encode(), bytes(32)))
+    near = int(1000 * (now + day - 60)).to_bytes(8, "big")
+    device(wire.ADVERTISE, wire.joined(near + bytes(8), b"run", b"1", bytes(32)))
+
+
 # Another name for the same run
 
 
 @pytest.mark.parametrize("run", [b"run", b"another name"])
 def test_separation_timer_and_cap_count_over_all_runs(liar, run, monkeypatch):
-    now = [1e9]
+    start = diaries._now()
+    now = [start]
     monkeypatch.setattr(diaries, "_now", lambda: now[0])
 
     def limited(*limits):
@@ -287,7 +300,7 @@ def test_separation_timer_and_cap_count_over_all_runs(liar, run, monkeypatch):
     limited(24.0, 100, 3)
     liar.round(1000)
     for number, hours, why in ((2000, 23, "rests for 24 hours"), (1100, 25, "100 rounds"), (7, 25, "this round or a")):
-        now[0] = 1e9 + 3600 * hours
+        now[0] = start + 3600 * hours
         with pytest.raises(NotNow, match=why):
             liar.device(0)(wire.ADVERTISE, wire.joined(wire.new_name(), run, str(number).encode(), bytes(32)))
     liar.round(1101, run=run)

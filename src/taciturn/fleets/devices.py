@@ -39,9 +39,6 @@ from taciturn.fleets.terms import Agreement
 SHORT = 60.0  # seconds for stages in which nobody trains, at most
 DIGEST_BYTES = 32
 COUNTS, NUMBERS, LEFT_OUT = "counts.json", "numbers.json", "left-out.json"
-ROUND_BITS = (
-    16  # of a round's number; above them is when the run began, so that the rounds of later runs have higher ones
-)
 WAIT = 2.0  # seconds between two calls for devices
 
 Watch = Callable[[str, int, int], None]  # stage, how many are done, of how many
@@ -202,7 +199,7 @@ class DeviceFleet:
     def _numbers(self, row: int) -> "_Numbers":
         path = self._folder / NUMBERS
         if not path.exists():
-            return _Numbers(row, wire.milliseconds() << ROUND_BITS, [])
+            return _Numbers(row, wire.first_round(), [])
         last = _Numbers(**json.loads(path.read_text()))
         return last if last.row == row else _Numbers(row, last.number + row - last.row, [])
 

@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from taciturn.files import write_atomically
+from taciturn.fleets import wire
 
 FILE_NAME = "diary.json"
+AHEAD = 24 * 3600.0  # seconds by which a server's clock may be
 NOTHING = {"name": "", "uploads": [], "opted_out": False}
 
 
@@ -58,6 +60,8 @@ class Diary:
         returns."""
         with locked(self._folder):
             content = self._read()
+            if wire.latest(name, round) > _now() + AHEAD:  # it would answer to nobody else until then
+                return "this attempt is of a time that is not yet: the server's clock is wrong, or this device's"
             if name.hex() <= content["name"]:
                 return "names of attempts rise, and it was asked under this one or a later one before"
             why_not = self._why_not(content, round)

@@ -18,6 +18,7 @@ CHECK_IN, ADVERTISE, SHARE, REPORT, UNMASK = "check-in", "advertise", "share", "
 COME_BACK = "come back"  # after so many seconds
 READY, NOT_NOW = b"ready", b"not now"
 NAME_BYTES = 16  # of an attempt at a round
+ROUND_BITS = 16  # of a round's number; above them is when its run began
 
 
 def joined(*parts: bytes) -> bytes:
@@ -42,10 +43,20 @@ def parted(content: bytes, count: int) -> list[bytes]:
 
 def new_name() -> bytes:
     """Of an attempt at a round: none ever has it again, and later ones have higher ones."""
-    return struct.pack(">Q", milliseconds()) + os.urandom(NAME_BYTES - 8)
+    return struct.pack(">Q", _milliseconds()) + os.urandom(NAME_BYTES - 8)
 
 
-def milliseconds() -> int:
+def first_round() -> int:
+    """The number of a run's first round: above those of all rounds of runs that began before it."""
+    return _milliseconds() << ROUND_BITS
+
+
+def latest(name: bytes, round: int) -> float:
+    """The time, in seconds, that a name or a round's number speaks of, whichever is later."""
+    return max(int.from_bytes(name[:8], "big"), round >> ROUND_BITS) / 1000
+
+
+def _milliseconds() -> int:
     return int(1000 * datetime.now(UTC).timestamp())
 
 
