@@ -4,6 +4,7 @@ again with a device less, or calls the same run by another name. Devices are tho
 
 import json
 import os
+import time
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from fleet_of_devices import FleetOfDevices
 
+from conftest import Cut, cut_at
 from taciturn import build, serving
 from taciturn.core import FailedRound, Message
 from taciturn.fleets import diary as diaries
@@ -22,7 +24,7 @@ from taciturn.fleets.link import LinkError
 from taciturn.fleets.secure_sum import Refused
 from taciturn.fleets.sum_messages import Advert, MaskedReport, SealedShares, Unmasking
 from taciturn.fleets.sum_server import ServerRound
-from taciturn.run import train_run
+from taciturn.run import resume_run, train_run
 
 KEY = bytes(range(8))
 VICTIM = 3
@@ -387,9 +389,30 @@ def test_numbers_of_rounds_rise_with_rows_attempts_and_runs_and_outlive_a_crash(
     server._keep(first._replace(used=[1, 2]))
     assert device_fleet(liar, tmp_path / "rounds")._numbers(0) == first._replace(used=[1, 2])
     assert server._numbers(2) == (2, first.number + 2, [])
-    server._renumber(list(range(12)))
-    assert server._numbers(0).used == [1, 2]  # ten others are left
-    server._renumber(list(range(9)))
-    assert server._numbers(0) == (0, first.number + 4, [])  # three rounds lie between
-    assert server._numbers(5).number == first.number + 9
-    assert device_fleet(liar, tmp_path / "later")._numbers(0).number > first.number + 9
+    server._renumber()
+    again = server._numbers(0)
+    assert again.used == []
+    assert again.number > first.number + 3  # so many rounds lie between, at least
+    assert server._numbers(5).number == again.number + 5
+    server._keep(again._replace(number=2**80))  # whatever the clock says
+    server._renumber()
+    assert server._numbers(0).number == 2**80 + 4
+    time.sleep(0.002)
+    assert device_fleet(liar, tmp_path / "later")._numbers(0).number > again.number + 5
+
+
+def test_a_run_that_was_cut_off_goes_on_after_another_run_of_the_same_devices(tmp_path, vocabulary):
+    """To the devices it is older than what they answered to since, until it is given another number."""
+    fleet = FleetOfDevices(
+        tmp_path, vocabulary, count=9, run={"rounds": 2, "evaluate_every": 2, "save_every": 1}, fleet={"patience": 0.5}
+    )
+    with pytest.raises(Cut):
+        train_run(fleet.recipe, tmp_path / "first", cut_at(1), fleet.connected)
+    train_run(fleet.recipe, tmp_path / "second", lambda *row: None, fleet.connected)
+    with pytest.raises(LinkError, match="0 devices are there that may take part"):
+        resume_run(tmp_path / "first", lambda *row: None, fleet.connected)
+    finished = resume_run(tmp_path / "first", lambda *row: None, fleet.connected)
+    assert finished.guarantee.releases == 2
+    for one in range(9):
+        rounds = [upload["round"] for upload in fleet.link._devices[one].handler._diary.uploads]
+        assert rounds == sorted(set(rounds))

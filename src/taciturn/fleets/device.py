@@ -90,8 +90,8 @@ class Device:
         name, self._run, self._round, self._message_hash = wire.parted(content, 4)
         terms = self._agreement.terms(name, self._message_hash)
         terms.check()
-        if len(name) != wire.NAME_BYTES:
-            raise ValueError(f"the name of an attempt has {wire.NAME_BYTES} bytes")
+        if len(name) != wire.NAME_BYTES or len(self._run) > 255:
+            raise ValueError(f"an attempt has a name of {wire.NAME_BYTES} bytes, and a run one of up to 255")
         if why_not := self._diary.enter(name, int(self._round)):
             raise NotNow(why_not)
         self._sum = DeviceRound(terms, self._number, self._identity)

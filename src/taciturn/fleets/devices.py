@@ -115,7 +115,9 @@ class DeviceFleet:
                 f"{self._asked} devices are asked in a round, and {left} of the {len(self._enrolled)} that are enrolled may still take "
                 "part: the others did so as often as they may, or too few rounds ago"
             )
-        self._renumber(allowed)
+        numbers = self._numbers(self._row())
+        if numbers.used and len(set(allowed) - set(numbers.used) - self._left_out()) < self._asked:
+            self._renumber()
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
         if self._failed:
@@ -131,7 +133,7 @@ class DeviceFleet:
 
     def _lose_patience(self, waited: float, ready: int) -> None:
         if waited > self._patience.patience:
-            self._renumber([])  # whoever goes on then may ask again whom it asked before
+            self._renumber()  # whoever goes on may ask again whom it asked before, and whom another run asked meanwhile
             failed = f", and {self._failed} rounds have failed" if self._failed else ""
             if left_out := len(self._left_out()):
                 failed += f"; {left_out} devices broke the protocol and are left out of this run"
@@ -206,12 +208,10 @@ class DeviceFleet:
     def _keep(self, numbers: "_Numbers") -> None:
         write_atomically(self._folder / NUMBERS, json.dumps(numbers._asdict()).encode(), 0o600)
 
-    def _renumber(self, eligible: Sequence[int]) -> None:
+    def _renumber(self) -> None:
         """Where too few are left who were not asked for their report to this round, it gets a number as if all had rested since."""
         numbers = self._numbers(self._row())
-        others = set(eligible) - set(numbers.used) - self._left_out()
-        if numbers.used and len(others) < self._asked:
-            self._keep(_Numbers(numbers.row, numbers.number + self._apart + 1, []))
+        self._keep(_Numbers(numbers.row, max(numbers.number + self._apart + 1, wire.first_round()), []))
 
     def _steer(self, cohort: UserIds) -> None:
         """Pace steering: of those who waited in vain as many stay as a round asks; the others are told when to come back, so that about
