@@ -2,6 +2,7 @@
 again with a device less, or calls the same run by another name. Devices are those that are shipped; the server is a liar's.
 """
 
+import contextlib
 import json
 import os
 import time
@@ -257,6 +258,41 @@ def test_no_report_leaves_before_it_is_on_record(liar, monkeypatch):
     assert sum("diary.json" in file for file in first) >= 7 + 1  # everybody's entry, and a report
 
 
+@pytest.mark.parametrize("moment", range(4))
+@pytest.mark.parametrize("after", [False, True])
+def test_a_device_that_is_killed_between_any_two_writes_reports_to_a_round_once_at_most(
+    liar, monkeypatch, moment, after
+):
+    """At each moment at which something of its diary becomes durable, in its advert and in its report."""
+    left, fsync, sent = [moment], os.fsync, []
+
+    def killed(descriptor):
+        victim = f"device-{VICTIM}" in os.readlink(f"/proc/self/fd/{descriptor}")
+        left[0] -= victim
+        if victim and left[0] == -1 and not after:
+            raise OSError("killed")
+        fsync(descriptor)
+        if victim and left[0] == -1:
+            raise OSError("killed")
+
+    def noted(number, kind, answer):
+        if kind == wire.REPORT and number == VICTIM:
+            sent.append(answer)
+        return answer
+
+    monkeypatch.setattr(os, "fsync", killed)
+    liar.fleet.link._faults = (noted,)
+    liar.round(5)
+    assert left[0] < 0
+    assert not sent  # it was killed before it was done
+    liar.fleet.start(VICTIM)
+    recorded = bool(liar.device(VICTIM)._diary.uploads)
+    assert recorded == (moment == 3)
+    question = wire.joined(wire.new_name(), b"run", b"5", bytes(32))
+    with pytest.raises(NotNow, match="reports to each once") if recorded else contextlib.nullcontext():
+        liar.device(VICTIM)(wire.ADVERTISE, question)
+
+
 def test_a_name_that_was_seen_before_is_refused(liar):
     device, low, high = liar.device(0), bytes(15) + b"\1", bytes(15) + b"\2"
     question = [wire.joined(name, b"run", b"1", bytes(32)) for name in (low, high)]
@@ -277,12 +313,12 @@ def test_a_name_that_was_seen_before_is_refused(liar):
 def test_no_server_whose_clock_is_wrong_locks_devices_out_of_all_later_rounds(liar):
     """They would answer to none but later ones."""
     day, now = 24 * 3600, wire.latest(wire.new_name(), 0)
-    far = int(1000 * (now + day + 60)).to_bytes(8, "big")
+    far = int(1e6 * (now + day + 60)).to_bytes(8, "big")
     device = liar.device(0)
     for name, round in ((far + bytes(8), 1), (wire.new_name(), int.from_bytes(far, "big") << wire.ROUND_BITS)):
         with pytest.raises(NotNow, match="of a time that is not yet"):
             device(wire.ADVERTISE, wire.joined(name, b"run", str(round).encode(), bytes(32)))
-    near = int(1000 * (now + day - 60)).to_bytes(8, "big")
+    near = int(1e6 * (now + day - 60)).to_bytes(8, "big")
     device(wire.ADVERTISE, wire.joined(near + bytes(8), b"run", b"1", bytes(32)))
 
 
@@ -397,7 +433,7 @@ def test_numbers_of_rounds_rise_with_rows_attempts_and_runs_and_outlive_a_crash(
     server._keep(again._replace(number=2**80))  # whatever the clock says
     server._renumber()
     assert server._numbers(0).number == 2**80 + 4
-    time.sleep(0.002)
+    time.sleep(0.001)
     assert device_fleet(liar, tmp_path / "later")._numbers(0).number > again.number + 5
 
 

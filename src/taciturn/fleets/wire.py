@@ -43,21 +43,21 @@ def parted(content: bytes, count: int) -> list[bytes]:
 
 def new_name() -> bytes:
     """Of an attempt at a round: none ever has it again, and later ones have higher ones."""
-    return struct.pack(">Q", _milliseconds()) + os.urandom(NAME_BYTES - 8)
+    return struct.pack(">Q", _microseconds()) + os.urandom(NAME_BYTES - 8)
 
 
 def first_round() -> int:
     """The number of a run's first round: above those of all rounds of runs that began before it."""
-    return _milliseconds() << ROUND_BITS
+    return _microseconds() << ROUND_BITS
 
 
 def latest(name: bytes, round: int) -> float:
     """The time, in seconds, that a name or a round's number speaks of, whichever is later."""
-    return max(int.from_bytes(name[:8], "big"), round >> ROUND_BITS) / 1000
+    return max(int.from_bytes(name[:8], "big"), round >> ROUND_BITS) / 1e6
 
 
-def _milliseconds() -> int:
-    return int(1000 * datetime.now(UTC).timestamp())
+def _microseconds() -> int:
+    return int(1e6 * datetime.now(UTC).timestamp())
 
 
 def message_hash(run: bytes, round: bytes, model: bytes, key: bytes) -> bytes:
