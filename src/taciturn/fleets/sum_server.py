@@ -30,7 +30,7 @@ from taciturn.fleets.secure_sum import (
 )
 from taciturn.fleets.sum_messages import Advert, MaskedReport, Roster, SealedShares, Terms, Unmasking, UnmaskRequest
 
-TRIES = 200  # sets of shares of a secret
+TRIES = 200  # sets of shares of a secret, at random
 
 _IsRight = Callable[[Secret, Advert], bool]
 
@@ -209,8 +209,10 @@ class ServerRound:
             raise FailedRound(
                 f"{found} neighbours of a device answered for it, and {needed} are needed to take a mask off"
             )
-        for attempt in range(TRIES if found > needed else 1):
-            some = random.sample(list(shares), needed) if attempt else list(shares)[:needed]
+        order = list(shares)
+        for attempt in range(found + TRIES if found > needed else 1):
+            # From different ends first, which is sure to get round one that is wrong; then at random, which mostly does round several.
+            some = (order * 2)[attempt : attempt + needed] if attempt < found else random.sample(order, needed)
             chosen = {place: shares[place] for place in some}
             try:
                 secret = Secret(shamir.reconstruct(chosen))
