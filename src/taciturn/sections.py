@@ -247,6 +247,10 @@ class FleetSection(Section):
         default=None, description="queue: devices that train at any moment (default: twice the cohort)"
     )
     timer_hours: float = Field(default=24.0, gt=0, description="for which a device rests after an upload")
+    lifetime_participations: PositiveInt | None = Field(
+        default=None,
+        description="devices: reports that one sends in its life, in whatever runs, summed or not (default: max_participations)",
+    )
     over_selection: float = Field(default=1.3, ge=1, description="devices asked for each report that is needed")
     most_reports: PositiveInt | None = Field(
         default=None, description="n_max: later reports are not summed (default: all who were asked)"

@@ -48,6 +48,7 @@ clip_norm = 0.1
 [fleet]
 over_selection = 1.5
 timer_hours = 1e-9
+lifetime_participations = 100
 deadline = 10.0
 patience = 150.0
 
