@@ -154,7 +154,7 @@ def evaluate(
     from taciturn.evaluation.accuracy import METRICS
     from taciturn.evaluation.headwords import HEADS
     from taciturn.measuring import evaluate_run
-    from taciturn.release.privacy_statement import epsilon_text, rho_text
+    from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 
     with console.status("measuring"):
         scores, guarantee, heads, rebuilt = evaluate_run(run, data, head)
@@ -174,7 +174,7 @@ def evaluate(
     table.add_column("value ± 95 %", justify="right")
     for name, one in figures.items():
         table.add_row(NAMES[name], _figure(name, one))
-    table.add_row(f"ε at δ = {guarantee.delta:.2g}", epsilon_text(guarantee.epsilon))
+    table.add_row(f"ε at δ = {delta_text(guarantee.delta)}", epsilon_text(guarantee.epsilon))
     table.add_row("ρ", rho_text(guarantee.rho))
     console.print(table)
     if rebuilt:
@@ -201,7 +201,7 @@ def compare(
     """What changes from one run's model to another's, on the same held-out users, with 95 % intervals over users."""
     from taciturn.evaluation.accuracy import METRICS
     from taciturn.measuring import compare_runs
-    from taciturn.release.privacy_statement import epsilon_text
+    from taciturn.privacy.figures import epsilon_text
 
     with console.status("measuring"):
         one, other = compare_runs(first, second, data)
@@ -254,8 +254,8 @@ def ledger(
     """
     from taciturn.build import open_ledger
     from taciturn.data.population import Population
+    from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
     from taciturn.privacy.ledger import LedgerError
-    from taciturn.release.privacy_statement import epsilon_text, rho_text
 
     book = open_ledger(Population(population))
     table = Table(title=f"{population}: what was released about these users", title_justify="left")
@@ -264,7 +264,7 @@ def ledger(
     guarantees = [book.guarantee(run) for run in book.runs()]
     for one in guarantees:
         name = one.run if one.randomness == "operating system" else f"{one.run} (simulation)"
-        figures = (epsilon_text(one.epsilon), f"{one.delta:.2g}", rho_text(one.rho))
+        figures = (epsilon_text(one.epsilon), delta_text(one.delta), rho_text(one.rho))
         table.add_row(name, str(one.releases), *figures, _neighbours(one.adjacency))
     if delta is not None and not 0 < delta < 1:
         raise LedgerError(f"δ lies between 0 and 1; {delta:g} does not")
@@ -272,7 +272,7 @@ def ledger(
         delta = delta or min(one.delta for one in guarantees)
         for adjacency, epsilon, rho in book.totals(delta):
             table.add_section()
-            figures = (epsilon_text(epsilon), f"{delta:.2g}", rho_text(rho))
+            figures = (epsilon_text(epsilon), delta_text(delta), rho_text(rho))
             table.add_row("all together", "", *figures, _neighbours(adjacency))
     console.print(table)
     torn = sum(row["kind"] == "torn" for row in book.rows)

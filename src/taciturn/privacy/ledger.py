@@ -19,7 +19,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -64,7 +64,7 @@ class Guarantee:
     claim: str = ""  # about noise and participation, in words
     sampled: bool = True  # whether the claim rests on who took part being drawn, and secret
     unit: str = "one user"  # whom it protects
-    release: DpEvent = NonPrivateDpEvent()  # what one of them costs
+    release: DpEvent = field(default_factory=NonPrivateDpEvent)  # what one of them costs
     earlier: tuple[DpEvent, ...] = ()  # what the runs cost that it started from
     distance: float = 0.0  # of its noise from the normal noise that the costs are about
 
@@ -75,12 +75,12 @@ class Guarantee:
 
     def for_group(self, users: int) -> float:
         """ε of so many users together, at the same δ."""
-        if not self.releases:
-            own = composed(self.earlier[:-1], self.earlier[-1]) if self.earlier else None
-            return group_epsilon(own, 1, self.delta, users, (), "rdp", self.distance) if own else 0.0
-        return group_epsilon(
-            self.release, self.releases, self.delta, users, self.earlier, self.accountant, self.distance
-        )
+        if self.releases:
+            of_run = self.release, self.releases, self.delta, users, self.earlier, self.accountant
+            return group_epsilon(*of_run, distance=self.distance)
+        if not self.earlier:
+            return 0.0
+        return group_epsilon(self.earlier[-1], 1, self.delta, users, self.earlier[:-1], "rdp", self.distance)
 
     @property
     def is_simulated(self) -> bool:

@@ -8,8 +8,8 @@ distribution where its tail weighs δ (Esscher 1932), and the weight is taken of
 **Guarantee:** every ε returned is an upper bound for its event at δ, and never falls as δ shrinks: one tilt serves all δ between two powers
 of two, and what is kept free for rounding grows from each such stretch to the next by more than the rounding.
 
-**Assumes:** rounding errors of a Fourier transform are as good as independent; ten standard deviations of their sum are allowed for, and where
-that is not small beside δ, nothing is said.
+**Assumes:** rounding errors of a Fourier transform are as good as independent. Ten standard deviations of their sum are allowed for, and
+where that is not small beside δ, nothing is said.
 """
 
 import functools
@@ -20,12 +20,13 @@ from typing import Any
 
 import numpy as np
 import scipy.fft
+import scipy.special
 from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
-from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism, from_mixture_gaussian_mechanism
+from dp_accounting.pld.pld_pmf import PLDPmf, create_pmf_pessimistic_connect_dots_fixed_gap
+from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from scipy.optimize import minimize_scalar
 
-ROUNDING = 1e-5  # of δ, kept free for each halving of it
 DEVIATIONS = 10.0  # of the sum of rounding errors that are allowed for
 OUTSIDE = 1e-18  # of the tilted mass, left out of the window at either end
 REACH = 40.0  # how far below Chernoff's bound δ(ε) is worked out, in units of 1/λ
@@ -43,11 +44,16 @@ def epsilon_by_loss_distributions(event: DpEvent, delta: float, grid: float) -> 
     grid = _fitting_grid(release, count, grid)
     for halvings in range(max(math.floor(-math.log2(delta)), 0), MOST_HALVINGS):
         # Where nothing is known at this δ, what is known at a smaller one holds too.
-        at = min(delta, 2.0**-halvings) * (1 - ROUNDING * (1 + halvings))
+        at = min(delta, 2.0**-halvings) * (1 - math.fsum(_more_rounding(h) for h in range(halvings + 1)))
         bound = max(tail.epsilon(at) for tail in _tails(release, count, grid, halvings))
         if bound < math.inf:
             return max(bound, 0.0)
     return math.inf
+
+
+def _more_rounding(halvings: int) -> float:
+    """Of δ, kept free for rounding, beyond what is kept free where it is twice as large."""
+    return 1e-5 if halvings < 40 else 1e-3
 
 
 def _fitting_grid(release: DpEvent, count: int, grid: float) -> float:
@@ -107,15 +113,41 @@ def _one_release(release: DpEvent, grid: float) -> list[tuple[int, np.ndarray, f
         ):
             made = from_gaussian_mechanism(multiplier, sampling_prob=probability, value_discretization_interval=grid)
         case MixtureOfGaussiansDpEvent():
-            made = from_mixture_gaussian_mechanism(
-                release.standard_deviation,
-                release.sensitivities,
-                release.sampling_probs,
-                value_discretization_interval=grid,
-            )
+            return [_dense(_mixture_losses(release, is_there, grid)) for is_there in (True, False)]
         case _:
             raise TypeError(f"no loss distribution for {release}")
     return [_dense(pmf) for pmf in (made._pmf_remove, made._pmf_add)]
+
+
+def _mixture_losses(mixture: MixtureOfGaussiansDpEvent, is_there: bool, grid: float) -> PLDPmf:
+    """Of a mixture of Gaussians against one of them at 0, or the other way round. As the library does it, by δ(ε) at every ε of the grid,
+    but for all of them at once, which takes a hundredth of the time."""
+    noise, shifts = mixture.standard_deviation, np.array(mixture.sensitivities)
+    logs = np.log(mixture.sampling_probs)
+    sign = 1.0 if is_there else -1.0
+
+    def loss(outputs: np.ndarray) -> np.ndarray:
+        exponents = logs + (shifts * outputs[:, None] - shifts**2 / 2) / noise**2
+        return sign * scipy.special.logsumexp(exponents, axis=1)
+
+    # All but e⁻⁵⁰ of what is seen lies between.
+    ends = np.array([-10.0 * noise, 10.0 * noise + (shifts.max() if is_there else 0.0)])
+    bounds = np.sort(loss(ends))
+    lowest, highest = math.floor(bounds[0] / grid), math.ceil(bounds[1] / grid)
+    wanted = np.arange(lowest, highest + 1) * grid
+    low, high = np.full(len(wanted), ends[0] - noise), np.full(len(wanted), ends[1] + noise)
+    for _ in range(60):
+        middle = (low + high) / 2
+        is_above = sign * (loss(middle) - wanted) > 0
+        low, high = np.where(is_above, low, middle), np.where(is_above, middle, high)
+    # Where the loss is more than ε: to the right of it if the loss rises with the output.
+    mixed = np.exp(logs) @ scipy.special.ndtr(sign * (shifts[:, None] - low) / noise)
+    alone = scipy.special.ndtr(sign * -low / noise)
+    first, second = (mixed, alone) if is_there else (alone, mixed)
+    deltas = np.minimum.accumulate(np.clip(first - np.exp(wanted) * second, 0.0, 1.0))
+    # The chance of a loss beyond the last ε stays, as at infinity.
+    deltas[-1] = first[-1]
+    return create_pmf_pessimistic_connect_dots_fixed_gap(grid, lowest, highest, deltas)
 
 
 def _dense(pmf: Any) -> tuple[int, np.ndarray, float]:
@@ -137,7 +169,7 @@ def _tail(
         tail, rounding = one.tilted(tilt, lost)
         at = max(tail.epsilon(delta), 0.0)
         if at > tail.losses[0]:
-            if rounding(at) <= ROUNDING / 2 * delta:
+            if rounding(at) <= _more_rounding(halvings) / 2 * delta:
                 return tail
             if rounding(at) > error:
                 break

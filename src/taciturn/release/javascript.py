@@ -18,9 +18,9 @@ import numpy as np
 
 from taciturn.models.ngram import NGram
 from taciturn.models.stepping import Cell
+from taciturn.privacy.figures import MEANINGLESS, WEAK, delta_text, epsilon_text
 from taciturn.privacy.ledger import Guarantee
 from taciturn.release.export import ExportRefused
-from taciturn.release.privacy_statement import MEANINGLESS, WEAK, epsilon_text
 from taciturn.release.quantised import Int8, QuantisedWeights
 
 STRONG = 1.0  # ε up to which a guarantee is a strong one (Ponomareva et al. 2023, §5.2)
@@ -99,7 +99,7 @@ def plain_words(guarantee: Guarantee | None, learned_from: str | None) -> list[s
     epsilon = epsilon_text(guarantee.epsilon)
     is_a = "ε is" if epsilon.startswith(">") else "ε ="
     sentences = [
-        f"This model learned from {learned_from} with differential privacy: {is_a} {epsilon} and δ = {guarantee.delta:.2g} for "
+        f"This model learned from {learned_from} with differential privacy: {is_a} {epsilon} and δ = {delta_text(guarantee.delta)} for "
         f"{guarantee.unit.replace('one user', 'each person')}, with everything they wrote.",
         _worth(guarantee.epsilon),
     ]
