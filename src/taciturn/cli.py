@@ -247,6 +247,10 @@ def _figure(metric: str, interval: Any) -> str:
 def ledger(
     population: Annotated[Path, typer.Argument(help="folder of a population")],
     delta: Annotated[float | None, typer.Option(help="δ of the total (default: the smallest of the runs)")] = None,
+    events: Annotated[
+        Path | None,
+        typer.Option(help="write the runs' costs here, as events of dp-accounting, for others to recompute ε (JSON)"),
+    ] = None,
 ) -> None:
     """What was ever released about a population's users.
 
@@ -256,8 +260,11 @@ def ledger(
     from taciturn.data.population import Population
     from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
     from taciturn.privacy.ledger import LedgerError
+    from taciturn.privacy.recounting import events_for_others
 
     book = open_ledger(Population(population))
+    if events is not None:
+        events.write_text(json.dumps(events_for_others(book), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     table = Table(title=f"{population}: what was released about these users", title_justify="left")
     for name in ("run", "releases", "ε", "δ", "ρ", "neighbours differ by"):
         table.add_column(name, justify="left" if name in ("run", "neighbours differ by") else "right")

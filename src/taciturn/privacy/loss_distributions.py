@@ -84,13 +84,18 @@ class _Tail:
         if delta <= self.lost:
             return math.inf
         wanted = math.exp(min(math.log(delta - self.lost) - self.log_scale, 700.0))
-        above = self.mass - np.exp(self.losses - self.middle) * self.discounted  # at each loss; the last is 0
+        above = self.mass - _exp(self.losses - self.middle) * self.discounted  # at each loss; the last is 0
         first = int(np.argmax(above <= wanted))
         # Below the first loss δ is not known, and at it there is enough.
         if first == 0 or self.mass[first] <= wanted:
             return float(self.losses[first])
         within = self.middle + math.log((self.mass[first] - wanted) / self.discounted[first])
         return float(np.clip(within, self.losses[first - 1], self.losses[first]))
+
+
+def _exp(values: np.ndarray) -> np.ndarray:
+    """No more than a float holds; what is taken off δ is smaller by that, never larger."""
+    return np.exp(np.minimum(values, 350.0))
 
 
 NOTHING_KNOWN = _Tail(np.array([math.inf]), np.zeros(1), np.zeros(1), 0.0, 0.0, 1.0)
@@ -207,10 +212,10 @@ class _Release:
         np.add.at(folded, self.steps % points, probabilities)
         spectrum = scipy.fft.rfft(folded) ** self.count
         sums = np.maximum(scipy.fft.irfft(spectrum, points), 0.0).astype(np.float64)
-        places = np.arange(max(bottom, math.floor((middle - REACH / tilt) / grid)), top + 1)
+        places = np.arange(max(bottom, math.ceil((middle - REACH / tilt) / grid)), top + 1)
         weights = sums[places % points] * np.exp(-tilt * (places * grid - middle))
         mass = np.cumsum(weights[::-1])[::-1]
-        discounted = np.cumsum((weights * np.exp(middle - places * grid))[::-1])[::-1]
+        discounted = np.cumsum((weights * _exp(middle - places * grid))[::-1])[::-1]
         log_scale = whole - tilt * middle
         beyond = OUTSIDE * math.exp(min(whole - tilt * top * grid, 0.0))
         # Of an entry of `sums`, as a standard deviation: the transform's rounding and that of its phase, `count` times over.
