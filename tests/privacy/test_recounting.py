@@ -7,6 +7,7 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting import (
+    ComposedDpEvent,
     GaussianDpEvent,
     NeighboringRelation,
     NonPrivateDpEvent,
@@ -83,16 +84,18 @@ def test_a_release_that_is_left_out_would_show(ledger):
 def test_what_a_run_started_from_is_part_of_its_event(tmp_path):
     start = SelfComposedDpEvent(PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0)), 10)
     release, book = PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0)), Ledger(tmp_path / "ledger.jsonl")
-    for name, lineage in (("later", (start,)), ("stained", (NonPrivateDpEvent(),)), ("idle", ())):
+    for name, lineage in (("begun", (start,)), ("stained", (NonPrivateDpEvent(),)), ("idle", ())):
         terms = RunTerms(
             name, "recipe", "text", "add or remove one user", "operating system", "pld", Budget(1e-6), 5, "", lineage
         )
         Account(book, terms, release).open()
-    account = Account(book, RunTerms("ran", "recipe", "text", "", "operating system", "pld", Budget(1e-6), 5), release)
+    terms = RunTerms("ran", "recipe", "text", "", "operating system", "pld", Budget(1e-6), 5, "", (start,))
+    account = Account(book, terms, release)
     account.open()
     account.charge(0, 0, "seal")
     rows = {row["run"]: row for row in events_for_others(book)}
-    assert set(rows) == {"later", "stained", "ran"}
-    assert event_of(rows["later"]["event"]) == start
+    assert set(rows) == {"begun", "stained", "ran"}
+    assert event_of(rows["begun"]["event"]) == start
+    assert event_of(rows["ran"]["event"]) == ComposedDpEvent([start, SelfComposedDpEvent(release, 1)])
     assert rows["stained"]["epsilon"] == "infinity"
     assert recomputed(rows["stained"]) == math.inf
