@@ -1,6 +1,7 @@
 """The commands: data · plan · pretrain · train · evaluate · compare · typing · keyboard · personalise · export · ledger · demo."""
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -161,9 +162,10 @@ def evaluate(
     figures = {metric: scores[metric] for metric in METRICS}
     if json_:
         content: dict[str, Any] = {name: {"value": one.value, "margin": one.margin} for name, one in figures.items()}
-        cost: dict[str, Any] = {"epsilon": guarantee.epsilon, "rho": guarantee.rho}
-        if not guarantee.is_private:
-            cost = {"epsilon": "infinity", "rho": "infinity"}  # JSON has no number for it
+        spent = {"epsilon": guarantee.epsilon, "rho": guarantee.rho}
+        cost = {
+            name: "infinity" if math.isinf(value) else value for name, value in spent.items()
+        }  # JSON has no number for it
         if heads is not None:
             content["head_words"] = {str(n): row.tolist() for n, row in zip(HEADS, heads, strict=True)}
         print(json.dumps(content | cost | {"delta": guarantee.delta, "run": guarantee.run}))

@@ -1,6 +1,7 @@
 """ε is an upper bound to the last digit: far out in the tail, for noise that is not quite normal, and of several bounds the smallest."""
 
 import functools
+import json
 import math
 
 import numpy as np
@@ -32,7 +33,8 @@ from taciturn.privacy.accounting import (
 )
 from taciturn.privacy.conversions import smallest_epsilon, with_distance
 from taciturn.privacy.loss_distributions import epsilon_by_loss_distributions
-from taciturn.release.privacy_statement import statement
+from taciturn.release.export import ExportRefused, check_may_leave
+from taciturn.release.privacy_statement import statement, statement_json
 
 
 def sampled(q: float, noise: float, rounds: int) -> SelfComposedDpEvent:
@@ -241,6 +243,11 @@ def test_noise_that_promises_nothing_at_its_delta_is_still_noise_and_the_stateme
     words = " ".join(statement(far, ()).split())
     assert "(∞, 1e-06)-differential privacy" in words
     assert "at this δ it promises NOTHING" in words
+    assert json.loads(statement_json(far, ()))["private"] is False
+    with pytest.raises(ExportRefused, match="promises nothing at δ = 1e-06"):
+        check_may_leave(far, non_private=False)
+    check_may_leave(far, non_private=True)
+    check_may_leave(guarantee(), non_private=False)
     without = guarantee(epsilon=math.inf, rho=math.inf, release=NonPrivateDpEvent())
     assert not without.is_private
     assert "NO privacy guarantee" in statement(without, ())

@@ -210,8 +210,8 @@ class _Release:
         middle = self.count * grid * float(probabilities @ self.steps)
         folded = np.zeros(points, np.longdouble)
         np.add.at(folded, self.steps % points, probabilities)
-        spectrum = scipy.fft.rfft(folded) ** self.count
-        sums = np.maximum(scipy.fft.irfft(spectrum, points), 0.0).astype(np.float64)
+        spectrum = np.asarray(scipy.fft.rfft(folded)) ** self.count
+        sums = np.maximum(np.asarray(scipy.fft.irfft(spectrum, points)), 0.0).astype(np.float64)
         places = np.arange(max(bottom, math.ceil((middle - REACH / tilt) / grid)), top + 1)
         weights = sums[places % points] * np.exp(-tilt * (places * grid - middle))
         mass = np.cumsum(weights[::-1])[::-1]

@@ -6,6 +6,7 @@ A page loads it with <script src> and finds it as `taciturn.models[name]`, Node 
 
 import base64
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -91,7 +92,7 @@ def plain_words(guarantee: Guarantee | None, learned_from: str | None) -> list[s
         return ["Nothing is known of what this model learned from, so nothing can be said of its privacy."]
     if guarantee is None:
         return [f"This model learned from {learned_from}, and from no user's text."]
-    if not guarantee.is_private:
+    if guarantee.epsilon == math.inf:
         return [
             f"This model learned from {learned_from} with NO privacy guarantee (ε = ∞).",
             "It may repeat what single people wrote. Do not pass it on.",

@@ -180,7 +180,7 @@ def statement_json(guarantee: Guarantee, public_sources: tuple[str, ...]) -> str
         "epsilon_of_two_devices": guarantee.for_group(TWO_DEVICES),
         "epsilon_of_a_household": guarantee.for_group(HOUSEHOLD),
         "public_sources": list(public_sources),
-        "private": guarantee.is_private and not guarantee.is_simulated,  # of a simulation the noise can be taken off
+        "private": guarantee.epsilon < math.inf and not guarantee.is_simulated,  # whose noise can be taken off
         "simulation": guarantee.is_simulated,
     }
     # JSON knows no infinity.
