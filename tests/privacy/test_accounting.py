@@ -182,12 +182,12 @@ def test_a_distance_that_is_just_small_enough_is_found_and_one_that_is_not_ends_
 
 
 def test_a_budget_counts_the_distance():
-    release, budget = PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0)), Budget(1e-5, epsilon=3.0)
+    release, budget = PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0)), Budget(1e-5, epsilon=3.0)
     exact, off = (
-        allowed_releases(lambda n: repeated(release, n), budget, "pld", 100, distance) for distance in (0.0, 1e-7)
+        allowed_releases(lambda n: repeated(release, n), budget, "rdp", 1000, distance) for distance in (0.0, 1e-7)
     )
     assert 0 < off < exact
-    assert epsilon(repeated(release, exact), 1e-5, distance=1e-7) > 3.0
+    assert epsilon(repeated(release, exact), 1e-5, "rdp", distance=1e-7) > 3.0
     more = noise_for_budget(lambda z: sampled(0.1, z, 50), budget, "rdp", 1e-7)
     assert epsilon(sampled(0.1, more, 50), 1e-5, "rdp", distance=1e-7) <= 3.0
     assert more > noise_for_budget(lambda z: sampled(0.1, z, 50), budget, "rdp")
