@@ -1,6 +1,7 @@
 """The commands: data · plan · pretrain · train · evaluate · compare · typing · keyboard · personalise · export · ledger · demo."""
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -154,16 +155,17 @@ def evaluate(
     from taciturn.evaluation.accuracy import METRICS
     from taciturn.evaluation.headwords import HEADS
     from taciturn.measuring import evaluate_run
-    from taciturn.release.privacy_statement import epsilon_text, rho_text
+    from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 
     with console.status("measuring"):
         scores, guarantee, heads, rebuilt = evaluate_run(run, data, head)
     figures = {metric: scores[metric] for metric in METRICS}
     if json_:
         content: dict[str, Any] = {name: {"value": one.value, "margin": one.margin} for name, one in figures.items()}
-        cost: dict[str, Any] = {"epsilon": guarantee.epsilon, "rho": guarantee.rho}
-        if not guarantee.is_private:
-            cost = {"epsilon": "infinity", "rho": "infinity"}  # JSON has no number for it
+        spent = {"epsilon": guarantee.epsilon, "rho": guarantee.rho}
+        cost = {
+            name: "infinity" if math.isinf(value) else value for name, value in spent.items()
+        }  # JSON has no number for it
         if heads is not None:
             content["head_words"] = {str(n): row.tolist() for n, row in zip(HEADS, heads, strict=True)}
         print(json.dumps(content | cost | {"delta": guarantee.delta, "run": guarantee.run}))
@@ -174,7 +176,7 @@ def evaluate(
     table.add_column("value ± 95 %", justify="right")
     for name, one in figures.items():
         table.add_row(NAMES[name], _figure(name, one))
-    table.add_row(f"ε at δ = {guarantee.delta:.2g}", epsilon_text(guarantee.epsilon))
+    table.add_row(f"ε at δ = {delta_text(guarantee.delta)}", epsilon_text(guarantee.epsilon))
     table.add_row("ρ", rho_text(guarantee.rho))
     console.print(table)
     if rebuilt:
@@ -201,7 +203,7 @@ def compare(
     """What changes from one run's model to another's, on the same held-out users, with 95 % intervals over users."""
     from taciturn.evaluation.accuracy import METRICS
     from taciturn.measuring import compare_runs
-    from taciturn.release.privacy_statement import epsilon_text
+    from taciturn.privacy.figures import epsilon_text
 
     with console.status("measuring"):
         one, other = compare_runs(first, second, data)
@@ -247,6 +249,10 @@ def _figure(metric: str, interval: Any) -> str:
 def ledger(
     population: Annotated[Path, typer.Argument(help="folder of a population")],
     delta: Annotated[float | None, typer.Option(help="δ of the total (default: the smallest of the runs)")] = None,
+    events: Annotated[
+        Path | None,
+        typer.Option(help="write the runs' costs here, as events of dp-accounting, for others to recompute ε (JSON)"),
+    ] = None,
 ) -> None:
     """What was ever released about a population's users.
 
@@ -254,17 +260,20 @@ def ledger(
     """
     from taciturn.build import open_ledger
     from taciturn.data.population import Population
+    from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
     from taciturn.privacy.ledger import LedgerError
-    from taciturn.release.privacy_statement import epsilon_text, rho_text
+    from taciturn.privacy.recounting import events_for_others
 
     book = open_ledger(Population(population))
+    if events is not None:
+        events.write_text(json.dumps(events_for_others(book), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     table = Table(title=f"{population}: what was released about these users", title_justify="left")
     for name in ("run", "releases", "ε", "δ", "ρ", "neighbours differ by"):
         table.add_column(name, justify="left" if name in ("run", "neighbours differ by") else "right")
     guarantees = [book.guarantee(run) for run in book.runs()]
     for one in guarantees:
         name = one.run if one.randomness == "operating system" else f"{one.run} (simulation)"
-        figures = (epsilon_text(one.epsilon), f"{one.delta:.2g}", rho_text(one.rho))
+        figures = (epsilon_text(one.epsilon), delta_text(one.delta), rho_text(one.rho))
         table.add_row(name, str(one.releases), *figures, _neighbours(one.adjacency))
     if delta is not None and not 0 < delta < 1:
         raise LedgerError(f"δ lies between 0 and 1; {delta:g} does not")
@@ -272,7 +281,7 @@ def ledger(
         delta = delta or min(one.delta for one in guarantees)
         for adjacency, epsilon, rho in book.totals(delta):
             table.add_section()
-            figures = (epsilon_text(epsilon), f"{delta:.2g}", rho_text(rho))
+            figures = (epsilon_text(epsilon), delta_text(delta), rho_text(rho))
             table.add_row("all together", "", *figures, _neighbours(adjacency))
     console.print(table)
     torn = sum(row["kind"] == "torn" for row in book.rows)

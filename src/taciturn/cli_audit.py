@@ -58,9 +58,9 @@ def audit(
 
 
 def _print(run: Path, found: "Page") -> None:
-    from taciturn.release.privacy_statement import epsilon_text
+    from taciturn.privacy.figures import delta_text, epsilon_text
 
-    claimed = f"ε = {epsilon_text(found.guarantee.epsilon)} at δ = {found.guarantee.delta:.2g}"
+    claimed = f"ε = {epsilon_text(found.guarantee.epsilon)} at δ = {delta_text(found.guarantee.delta)}"
     console.print(
         f"{run}: claimed for every person {claimed}. AccuracyTop1 {found.scores['accuracy_top1']:.2%}: a model that has learned nothing "
         "remembers nothing.\n",
@@ -74,10 +74,12 @@ def _print(run: Path, found: "Page") -> None:
 
 def _print_attacked(run: Path, attacked: "Attacked") -> None:
     from taciturn.audit_users import ALL_MODELS
+    from taciturn.privacy.figures import delta_text
 
     scored, first = attacked.scored, attacked.audits[ALL_MODELS]
     table = Table(
-        title=f"Audit users: {first.included} in, {first.left_out} out, at δ = {scored.delta:.2g}", title_justify="left"
+        title=f"Audit users: {first.included} in, {first.left_out} out, at δ = {delta_text(scored.delta)}",
+        title_justify="left",
     )
     for name in ("who attacks sees", "ε at least (95 %)", "by (ε, δ) alone", "estimate", "AUC", "found at 1 % false"):
         table.add_column(name, justify="left" if name == "who attacks sees" else "right")

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from taciturn.privacy.clipping import MOST_REPORTS
+from taciturn.privacy.figures import delta_text
 from taciturn.privacy.participation import default_delta
 from taciturn.privacy.sensitivity import most_participations
 from taciturn.sections import (
@@ -139,7 +140,7 @@ class Recipe(Section):
             )
         if self.delta * self.participation.users >= 1:
             raise ValueError(
-                f"δ = {self.delta:g} is more than one over the number of users: it would allow giving one user away whole"
+                f"δ = {delta_text(self.delta)} is more than one over the number of users: it would allow giving one user away whole"
             )
         return self
 

@@ -36,6 +36,7 @@ from taciturn.metrics import Metrics, measured, observed, so_far
 from taciturn.planting import planted, with_planted
 from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
 from taciturn.privacy.curator import Curator
+from taciturn.privacy.figures import delta_text
 from taciturn.privacy.ledger import FILE_NAME, Guarantee, LedgerError
 from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.privacy.records import Records
@@ -160,7 +161,7 @@ class Run:
             )
         if self.recipe.delta * people >= 1:
             raise RecipeError(
-                f"[participation] users: with {users} users δ is {self.recipe.delta:.2g}, more than one over the number of users "
+                f"[participation] users: with {users} users δ is {delta_text(self.recipe.delta)}, more than one over the number of users "
                 "that are there; raise the number, or set [privacy] delta"
             )
         if not self.held_out.texts.tokens:

@@ -209,7 +209,7 @@ class Privacy(Section):
     )
     epsilon: float | None = Field(default=None, gt=0, description="budget: training stops before it is passed")
     rho: float | None = Field(default=None, gt=0, description="budget in zCDP")
-    delta: float | None = Field(default=None, gt=0, lt=1, description="default: users^−1.1")
+    delta: float | None = Field(default=None, gt=0, lt=1, description="default: 1/users², at least 1e-15")
     accountant: AccountantName = "pld"
 
     @field_validator("clip_norm")

@@ -1,6 +1,7 @@
 """All mutations: what is broken, what that would cost people, and which test notices."""
 
 import on_devices
+import on_figures
 import on_noise
 import on_participation
 import on_records
@@ -12,4 +13,5 @@ MUTATIONS = (
     *on_participation.MUTATIONS,
     *on_records.MUTATIONS,
     *on_devices.MUTATIONS,
+    *on_figures.MUTATIONS,
 )

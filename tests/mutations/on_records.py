@@ -4,6 +4,7 @@ from mutation import Edit, Mutation
 
 CURATOR, ACCOUNT, LEDGER = "privacy/curator.py", "privacy/account.py", "privacy/ledger.py"
 ACCOUNTING, EXPORT = "privacy/accounting.py", "release/export.py"
+LOSSES, FIGURES = "privacy/loss_distributions.py", "privacy/figures.py"
 ATTACKS, ENTRIES, BOOKS = (
     "tests/privacy/test_attacks.py",
     "tests/privacy/test_participation_log.py",
@@ -186,8 +187,8 @@ MUTATIONS = (
         (
             Edit(
                 ACCOUNTING,
-                "epsilon(event, self.delta, accountant, grid) <= self.epsilon",
-                "epsilon(event, 0.5, accountant, grid) <= self.epsilon",
+                "epsilon(event, self.delta, accountant, grid, distance) <= self.epsilon",
+                "epsilon(event, 0.5, accountant, grid, distance) <= self.epsilon",
             ),
         ),
         (f"{BOOKS}::test_a_budget_becomes_a_number_of_releases_before_the_first_and_stops_there",),
@@ -201,8 +202,10 @@ MUTATIONS = (
     Mutation(
         "a δ of one in the number of users",
         "A mechanism that publishes somebody's text as it is would meet it.",
-        (Edit("privacy/participation.py", "return math.pow(users, -1.1)", "return math.pow(users, -1.0)"),),
-        ("tests/papers/test_mcmahan2018.py::test_the_default_delta_is_the_papers",),
+        (Edit("privacy/participation.py", "max(1 / users**2, LEAST_DELTA)", "1 / users"),),
+        (
+            "tests/privacy/test_figures.py::test_by_default_the_promise_holds_for_everybody_but_one_time_in_the_number_of_users",
+        ),
     ),
     Mutation(
         "an ε converted too well",
@@ -215,14 +218,9 @@ MUTATIONS = (
         "Loss distributions on a grid give an upper bound or a lower one; the lower one is no promise.",
         (
             Edit(
-                ACCOUNTING,
-                "_gaussian(event.noise_multiplier, value_discretization_interval=grid)",
-                "_gaussian(event.noise_multiplier, pessimistic_estimate=False, value_discretization_interval=grid)",
-            ),
-            Edit(
-                ACCOUNTING,
-                "_gaussian(multiplier, sampling_prob=probability, value",
-                "_gaussian(multiplier, sampling_prob=probability, pessimistic_estimate=False, value",
+                LOSSES,
+                "(multiplier, sampling_prob=probability, value",
+                "(multiplier, sampling_prob=probability, pessimistic_estimate=False, value",
             ),
         ),
         (

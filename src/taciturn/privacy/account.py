@@ -16,6 +16,7 @@ from taciturn.privacy.accounting import (
     most_releases,
     repeated,
 )
+from taciturn.privacy.figures import delta_text
 from taciturn.privacy.ledger import Guarantee, Ledger, LedgerError, Row
 
 
@@ -144,7 +145,7 @@ class Account:
             limits = self.terms.budget
             pairs = (("ε", limits.epsilon), ("ρ", limits.rho))
             wanted = " and ".join(f"{name} = {value:g}" for name, value in pairs if value)
-            budget = f"the budget of {wanted} at δ = {limits.delta:.2g}"
+            budget = f"the budget of {wanted} at δ = {delta_text(limits.delta)}"
             if self.allowed == 0:
                 raise BudgetExhausted(
                     f"{budget} allows not one release at this noise; take more noise, or a larger budget"

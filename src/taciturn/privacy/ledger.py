@@ -19,7 +19,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,6 +36,7 @@ from taciturn.privacy.accounting import (
     repeated,
     rho,
 )
+from taciturn.privacy.groups import group_epsilon
 
 FILE_NAME = "ledger.jsonl"
 GENESIS = "0" * 64
@@ -63,10 +64,23 @@ class Guarantee:
     claim: str = ""  # about noise and participation, in words
     sampled: bool = True  # whether the claim rests on who took part being drawn, and secret
     unit: str = "one user"  # whom it protects
+    release: DpEvent = field(default_factory=NonPrivateDpEvent)  # what one of them costs
+    earlier: tuple[DpEvent, ...] = ()  # what the runs cost that it started from
+    distance: float = 0.0  # of its noise from the normal noise that the costs are about
 
     @property
     def is_private(self) -> bool:
-        return self.epsilon < float("inf")
+        """Whether there was noise. What it promises is another question: at a δ that is too small ε may be ∞ all the same."""
+        return self.rho < float("inf")
+
+    def for_group(self, users: int) -> float:
+        """ε of so many users together, at the same δ."""
+        if self.releases:
+            of_run = self.release, self.releases, self.delta, users, self.earlier, self.accountant
+            return group_epsilon(*of_run, distance=self.distance)
+        if not self.earlier:
+            return 0.0
+        return group_epsilon(self.earlier[-1], 1, self.delta, users, self.earlier[:-1], "rdp", self.distance)
 
     @property
     def is_simulated(self) -> bool:
@@ -141,6 +155,8 @@ class Ledger:
             claim=claim_of(release),
             sampled=is_sampled(release),
             unit=terms.get("unit", "one user"),
+            release=release,
+            earlier=tuple(self.lineage(run)),
         )
 
     def lineage(self, run: str) -> list[DpEvent]:

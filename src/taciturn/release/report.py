@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from taciturn.files import write_atomically
+from taciturn.privacy.figures import epsilon_text
 
 INK, ACCENT, SECOND = "#222222", "#1b6ca8", "#c05621"
 
@@ -133,7 +134,7 @@ def plot_audit(
         epsilon.annotate(f" {value:.2f}", (value, place), va="center", color=INK)
     if math.isfinite(claimed):
         epsilon.axvline(claimed, color=INK, lw=1.2)
-        epsilon.annotate(f" claimed {claimed:.2f}", (claimed, len(bounds) - 0.55), va="center", color=INK)
+        epsilon.annotate(f" claimed {epsilon_text(claimed)}", (claimed, len(bounds) - 0.55), va="center", color=INK)
     epsilon.set_yticks(places, list(bounds))
     epsilon.set_xlim(0, 1.5 * max(0.5, *bounds.values(), claimed if math.isfinite(claimed) else 0.0))
     epsilon.set(xlabel="ε is above this, with 95 % confidence", ylim=(-0.6, len(bounds) - 0.3))
