@@ -4,8 +4,9 @@ for federated learning"; one training tells of all of them, as in Steinke, Nasr 
 A fair coin says whether a user takes part. One who does reports its direction, as long as a report may be, in every round of its turns:
 as many turns as the claim about participation allows, so that the cost of a whole run is tested and not that of one row. Reports are
 bounded like everybody's and added beside the people's, outside their claim. What is written down is how far each released estimate went in
-the direction of each user, whether it took part or not (`FILE_NAME`), and who did (`COINS`). Both are made of released estimates and of
-coins that have nothing to do with people or with noise. evaluation/matched_filter.py and one_run.py say what follows from them.
+the direction of each user, whether it took part or not, and in some that nobody sends (`FILE_NAME`), and who took part (`COINS`). Both are
+made of released estimates and of coins that have nothing to do with people or with noise. evaluation/matched_filter.py and one_run.py
+say what follows from them.
 
 Directions are Walsh functions of the shuffled parameters, times random signs that all users share. They are orthogonal (exactly, where one
 clip norm is for all layers), and an estimate's products with 10,000 of them are one fast transform. Nothing is stored for a user.
@@ -35,6 +36,7 @@ FILE_NAME, COINS = "audit_users.npy", "audit_users.json"
 LENGTH = (
     5e5  # of a direction before it is bounded: longer than most clip norms, shorter than updates that count as diverged
 )
+BYSTANDERS = 0.25  # directions that nobody sends, for each that a user may send: what people do to all of them
 MOST_BESIDE = 0.1  # of a cohort, where its people are counted: by an adaptive clip norm, or in a denominator
 
 
@@ -59,9 +61,10 @@ class AuditUsers:
         self.included = generator.random(self.count) < 0.5
         self.patterns = patterns(recipe)
         self._at_once = math.ceil(self.count / len(self.patterns))
-        self._directions = Directions(params, _lengths(recipe, params), self.count, generator)
+        self._columns = self.count + math.ceil(BYSTANDERS * self.count)
+        self._directions = Directions(params, _lengths(recipe, params), self._columns, generator)
         self._mechanism, self._unit = algorithm.mechanism, _unit(recipe)
-        self._add, self._fold = jax.jit(self._added), jax.jit(self._directions.folded)
+        self._add = jax.jit(self._added)
         self._pattern_of = {round: number for number, pattern in enumerate(self.patterns) for round in pattern}
         self._round, self._seen = 0, dict[int, np.ndarray]()  # what was not written yet
 
@@ -97,8 +100,7 @@ class AuditUsers:
         """How far the estimate of a round that is over went in everyone's direction, where a report of full length goes 1."""
         public = self._mechanism.public(before.mechanism)
         clip_norm = float(getattr(public, "clip_norm", public))
-        folded = self._fold(self._directions.vectors, after.estimate)
-        products = walsh(np.asarray(folded, np.float64))[: self.count]
+        products = self._directions.products(after.estimate)
         row = int(after.mechanism.round) - 1  # of the noise: after a crash it may be another than the round
         self._seen[before.round] = np.append(row, products / (self._unit * clip_norm))
 
@@ -110,7 +112,7 @@ class AuditUsers:
             coins = {"included": self.included.astype(int).tolist(), "rounds": self.patterns}
             write_atomically(folder / COINS, json.dumps(coins).encode(), mode)
             nothing = io.BytesIO()
-            np.save(nothing, np.full((self._rounds, 1 + self.count), np.nan, np.float32))
+            np.save(nothing, np.full((self._rounds, 1 + self._columns), np.nan, np.float32))
             write_atomically(path, nothing.getvalue(), mode)
         written = np.lib.format.open_memmap(path, "r+")
         for round, values in self._seen.items():
@@ -125,42 +127,53 @@ class Vectors(NamedTuple):
     signed: jax.Array  # the random sign that all users share, times the size that every direction has there
     places: jax.Array  # uint32: its argument of the Walsh functions
     order: jax.Array  # int32: the parameters that are used, shuffled, so that places are 0, 1, 2, …, 0, 1, …
+    own: (
+        jax.Array
+    )  # a sign for each direction: without it, those of a round would all add up in the same few parameters
 
 
 class Directions:
-    """Of so many users, in the space of the parameters."""
+    """So many, in the space of the parameters."""
 
-    def __init__(self, params: Params, lengths: Sequence[float], users: int, generator: np.random.Generator) -> None:
+    def __init__(self, params: Params, lengths: Sequence[float], count: int, generator: np.random.Generator) -> None:
         """`lengths` are those of each layer of a direction of length 1."""
         leaves, self._structure = jax.tree.flatten(params)
         self._shapes = [jnp.shape(leaf) for leaf in leaves]
         sizes = [math.prod(shape) for shape in self._shapes]
         size = sum(sizes)
-        self.block = 1 << (users - 1).bit_length()
+        self.block = 1 << (count - 1).bit_length()
         if self.block > size:
-            most = 1 << (size.bit_length() - 1)
+            most = int((1 << (size.bit_length() - 1)) / (1 + BYSTANDERS))
             raise ValueError(f"[audit] a model of {size} parameters tells at most {most} users apart")
-        self._ends = np.cumsum(sizes)[:-1]
-        order = generator.permutation(
-            size
-        )  # so that every user has a part in every layer, and none the same as another
-        signs = 1.0 - 2.0 * generator.integers(0, 2, size)
-        each = np.repeat([length / math.sqrt(n) for length, n in zip(lengths, sizes, strict=True)], sizes)
+        self._ends, self._fold = np.cumsum(sizes)[:-1], jax.jit(self._folded)
+        # Shuffled, so that each place has parameters of every layer; those left over would leave directions not quite orthogonal.
+        order = generator.permutation(size)[: size - size % self.block]
+        signs, places = np.zeros(size), np.zeros(size)
+        signs[order] = 1.0 - 2.0 * generator.integers(0, 2, len(order))
+        places[order] = np.arange(len(order)) % self.block
+        used = [np.linalg.norm(layer) for layer in np.split(signs, self._ends)]
+        each = np.repeat([length / max(norm, 1.0) for length, norm in zip(lengths, used, strict=True)], sizes)
         self.vectors = Vectors(
             jnp.asarray(signs * each, jnp.float32),
-            jnp.asarray(np.argsort(order) % self.block, jnp.uint32),
+            jnp.asarray(places, jnp.uint32),
             jnp.asarray(order, jnp.int32),
+            jnp.asarray(1.0 - 2.0 * generator.integers(0, 2, count), jnp.float32),
         )
 
     def update(self, vectors: Vectors, user: jax.Array) -> Params:
         """What a user sends, before it is bounded. (`vectors` are these directions' own, as arguments of a compiled program.)"""
         odd = (jax.lax.population_count(vectors.places & user) & 1).astype(jnp.float32)
-        parts = jnp.split(vectors.signed * (LENGTH * (1 - 2 * odd)), self._ends)
+        parts = jnp.split(vectors.signed * (LENGTH * vectors.own[user] * (1 - 2 * odd)), self._ends)
         shaped = [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
         return jax.tree.unflatten(self._structure, shaped)
 
-    def folded(self, vectors: Vectors, estimate: PyTree) -> jax.Array:
-        """What of an estimate `walsh` turns into its product with everyone's direction."""
+    def products(self, estimate: PyTree) -> np.ndarray:
+        """With every direction."""
+        folded = np.asarray(self._fold(self.vectors, estimate), np.float64)
+        return walsh(folded)[: len(self.vectors.own)] * np.asarray(self.vectors.own)
+
+    def _folded(self, vectors: Vectors, estimate: PyTree) -> jax.Array:
+        """The sum of what has the same place, of which `walsh` makes products."""
         flat = jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(estimate)])
         shuffled = (flat * vectors.signed)[vectors.order]
         return jnp.sum(shuffled.reshape(-1, self.block), axis=0)
@@ -238,9 +251,9 @@ class Seen:
             self.included = np.array(coins["included"], bool)
             self.patterns: list[list[int]] = coins["rounds"]
             values = np.load(folder / FILE_NAME)
-            done = ~np.isnan(values[:, 0])
-            self.rows, self.products = values[done, 0].astype(int), values[done, 1:].astype(np.float64)
-            self.rounds = np.flatnonzero(done)
+            self.rounds = np.flatnonzero(~np.isnan(values[:, 0]))
+            self.rows, products = values[self.rounds, 0].astype(int), values[self.rounds, 1:].astype(np.float64)
+            self.products, self.bystanders = np.split(products, [len(self.included)], axis=1)
             if self.products.shape[1:] != self.included.shape or not len(self.rounds):
                 raise ValueError
         except (OSError, ValueError, KeyError, TypeError):

@@ -64,7 +64,7 @@ def attacked(folder: Path, recipe: Recipe) -> Attacked:
     seen, multiplier = Seen(folder), recipe.privacy.noise_multiplier
     assert multiplier  # worked out before the run began
     turns = as_columns(recipe.run.rounds, seen.patterns)[seen.rounds]
-    by_pattern, apart = filters(noise_rows(recipe)[seen.rows], turns, multiplier)
+    by_pattern, apart = filters(noise_rows(recipe)[seen.rows], turns, multiplier, seen.bystanders)
     pattern = np.arange(len(seen.included)) % len(seen.patterns)
     scores = np.einsum("ri,ri->i", by_pattern[:, pattern], seen.products)
     came = apart[pattern] > 0  # a run that ended early never came to the turns of the others
@@ -93,8 +93,8 @@ def page(folder: Path, references: int = REFERENCES, progress: Progress = lambda
     has_canaries, has_users = (folder / planting.FILE_NAME).exists(), (folder / audit_users.FILE_NAME).exists()
     if not has_canaries and not has_users:
         raise RunError(
-            f"nothing was put into {folder} to audit it by: train with --audit 1000 (users of random directions), or with [canaries] text = a "
-            "folder of public text (shared secrets), and look then"
+            f"nothing was put into {folder} to audit it by: train with --audit 1000 (users of random directions), or with [canaries] "
+            "text = a folder of public text (shared secrets), and look then"
         )
     loaded, recipe = load_word_model(folder), recipe_of(folder)
     guarantee = guarantee_of(loaded)

@@ -4,6 +4,10 @@ Row t of a run is x_t + n_t, and the noise n has the covariance Σ over rows. Fo
 best statistic is ⟨Σ⁻¹ p, rows⟩: with n = C⁻¹ z that is ⟨C p, C rows⟩. It parts the two cases by μ = √(pᵀ Σ⁻¹ p) / z, all that the rows
 together give away about these turns. Σ is worked out here from the definitions in the papers and not from the code that draws the noise,
 so that the two can be compared.
+
+People pull much the same way in all rounds, and under noise that mostly cancels in a sum of rows that hides a user. What they do in
+directions that nobody sends says which sequences of rows to trust less. These directions are orthogonal to everybody's, so that their
+noise is independent of the users' and a filter that was chosen by them is fair.
 """
 
 import itertools
@@ -82,12 +86,21 @@ def _with_root(sums: np.ndarray, nodes: list[np.ndarray], rows: int, weights: li
     return np.vstack([sums[:-1], root])
 
 
-def filters(noise: np.ndarray, turns: np.ndarray, multiplier: float) -> tuple[np.ndarray, np.ndarray]:
+def filters(
+    noise: np.ndarray, turns: np.ndarray, multiplier: float, bystanders: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """For each column of `turns` [rows, users] and the `noise` [rows, draws] of these rows: what to multiply the rows by, so that their sum
-    has noise of standard deviation 1, and the μ by which it is further where a user was in."""
-    found = np.linalg.solve(noise @ noise.T, turns)
-    apart = np.sqrt(np.sum(found * turns, axis=0))
-    return found / (multiplier * np.maximum(apart, 1e-30)), apart / multiplier
+    has noise of standard deviation 1, and the μ by which it is further where a user was in. `bystanders` [rows, directions] are the
+    rows in directions that nobody sends."""
+    root = multiplier * np.linalg.cholesky(noise @ noise.T)
+    white, seen = np.linalg.solve(root, turns), np.linalg.solve(root, bystanders)
+    rows, count = seen.shape
+    # From few directions a covariance is not well known: so much the more of it is the noise that is claimed.
+    known = count / (count + rows)
+    found = known * (seen @ seen.T) / max(count, 1) + (1 - known) * np.eye(rows)
+    best = np.linalg.solve(found, white)
+    best /= np.maximum(np.linalg.norm(best, axis=0), 1e-30)
+    return np.linalg.solve(root.T, best), np.sum(best * white, axis=0)
 
 
 def as_columns(rounds: int, patterns: Sequence[Sequence[int]]) -> np.ndarray:
