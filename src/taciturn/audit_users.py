@@ -127,9 +127,7 @@ class Vectors(NamedTuple):
     signed: jax.Array  # the random sign that all users share, times the size that every direction has there
     places: jax.Array  # uint32: its argument of the Walsh functions
     order: jax.Array  # int32: the parameters that are used, shuffled, so that places are 0, 1, 2, …, 0, 1, …
-    own: (
-        jax.Array
-    )  # a sign for each direction: without it, those of a round would all add up in the same few parameters
+    own: jax.Array  # a sign for each direction; without, a round's would add up in a few parameters
 
 
 class Directions:
@@ -151,7 +149,7 @@ class Directions:
         signs, places = np.zeros(size), np.zeros(size)
         signs[order] = 1.0 - 2.0 * generator.integers(0, 2, len(order))
         places[order] = np.arange(len(order)) % self.block
-        used = [np.linalg.norm(layer) for layer in np.split(signs, self._ends)]
+        used = [float(np.linalg.norm(layer)) for layer in np.split(signs, self._ends)]
         each = np.repeat([length / max(norm, 1.0) for length, norm in zip(lengths, used, strict=True)], sizes)
         self.vectors = Vectors(
             jnp.asarray(signs * each, jnp.float32),

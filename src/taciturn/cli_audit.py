@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,62 +74,59 @@ def _print(run: Path, found: "Page") -> None:
 
 
 def _print_attacked(run: Path, attacked: "Attacked") -> None:
-    from taciturn.evaluation.one_run import LIKELY
-
     audit = attacked.audit
     turns = "one turn" if attacked.turns == 1 else f"up to {attacked.turns} turns"
     table = Table(
         title=f"Audit users: {audit.included} in, {audit.left_out} out, {turns} each, at δ = {attacked.delta:.2g}",
         title_justify="left",
     )
-    for name in ("", "μ", "ε"):
-        table.add_column(name, justify="right" if name else "left")
+    for name in ("of these turns", "μ", "ε"):
+        table.add_column(name, justify="left" if name == "of these turns" else "right")
     figures = {
-        "claimed, for so many turns": (1.0, math.ceil),
+        "claimed": (1.0, math.ceil),
         "found": (audit.times, round),
         "found, at least (99.9 % confidence)": (audit.times_at_least, math.floor),
     }
     for name, (times, rounded) in figures.items():
-        values = (times * audit.mu, attacked.epsilon(times))
-        table.add_row(name, *(f"{rounded(100 * value) / 100:.2f}" for value in values))
+        table.add_row(name, _two_digits(times * audit.mu, rounded), _two_digits(attacked.epsilon(times), rounded))
     console.print(table)
     if audit.refuted:
+        least = _two_digits(audit.times_at_least, math.floor)
         words = (
-            f"BROKEN: there is at least {_floor(audit.times_at_least)} times less noise than is claimed, or reports are as much longer. "
-            f"Found: noise {audit.spread:.2f} and reports {audit.signal:.2f} times what is claimed. Trust no model of this run."
+            f"BROKEN: there is {least} times less noise than is claimed or less than that, or reports are as much longer. Found: noise "
+            f"{audit.spread:.2f} and reports {audit.signal:.2f} times what is claimed. Trust no model of this run."
         )
-        console.print(words, style="bold red", highlight=False)
+        style = "bold red"
     else:
-        console.print(
-            "Nothing contradicts the claim. That proves nothing of what an audit cannot see.",
-            style="green",
-            highlight=False,
-        )
-    seen = ", ".join(
-        f"{_ceiling(factor)} times too small with a probability of {likely:.0%}"
-        for likely, factor in zip(LIKELY, audit.caught, strict=True)
-        if math.isfinite(factor)
-    )
-    words = (
-        f"This audit catches noise that is {seen}."
-        if seen
-        else "Even without any noise this audit would catch nothing."
-    )
-    if len([factor for factor in audit.caught if factor > 2]):
-        words += " More audit users see smaller faults, and larger cohorts hide larger ones."
-    if attacked.whole is not None:
-        share = min(1.0, audit.mu / attacked.whole)
-        words += f" The turns of one of them cost {share:.0%} of the μ that the run claims for every person."
-    console.print(words, highlight=False)
+        words, style = "Nothing contradicts the claim. That proves nothing of what an audit cannot see.", "green"
+    console.print(words, style=style, highlight=False)
+    console.print(_power(attacked), highlight=False)
     console.print(f"The curves behind it: {run / 'audit.png'}\n", highlight=False)
 
 
-def _floor(times: float) -> str:
-    return f"{math.floor(100 * times) / 100:.2f}"
+def _power(attacked: "Attacked") -> str:
+    """What this audit could have seen."""
+    from taciturn.evaluation.one_run import LIKELY
+
+    caught = [
+        f"{_two_digits(factor, math.ceil)} times too small with a probability of {likely:.0%}"
+        for likely, factor in zip(LIKELY, attacked.audit.caught, strict=True)
+        if math.isfinite(factor)
+    ]
+    words = (
+        f"It would have caught noise that is {', '.join(caught)}."
+        if caught
+        else "It would not have caught noise that is missing altogether: take more audit users."
+    )
+    if attacked.whole is None:
+        return words
+    share = math.floor(100 * min(1.0, attacked.audit.mu / attacked.whole))
+    return f"{words} Of the μ that is claimed for a person's whole part in the run, these turns test {share} %."
 
 
-def _ceiling(times: float) -> str:
-    return f"{math.ceil(100 * times) / 100:.2f}"
+def _two_digits(value: float, rounded: Callable[[float], int]) -> str:
+    """To the side that flatters nobody."""
+    return f"{rounded(100 * value) / 100:.2f}"
 
 
 def _print_remembered(remembered: "Remembered") -> None:

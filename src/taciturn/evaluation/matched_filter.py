@@ -11,7 +11,7 @@ noise is independent of the users' and a filter that was chosen by them is fair.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from scipy.linalg import block_diag, toeplitz
@@ -36,7 +36,7 @@ def noise_rows(recipe: Recipe) -> np.ndarray:
         return np.eye(sum(lengths))
     if kind in ("tree", "honaker"):
         last = len(lengths) - 1
-        return block_diag(*(_tree(length, kind == "honaker", part < last) for part, length in enumerate(lengths)))
+        return _blocks(_tree(length, kind == "honaker", part < last) for part, length in enumerate(lengths))
     found = {name: np.reshape(values, (len(lengths), -1)) for name, values in (privacy.strategy or {}).items()}
     if kind == "banded":
         columns = [
@@ -44,8 +44,12 @@ def noise_rows(recipe: Recipe) -> np.ndarray:
         ]
     else:
         pairs = zip(found["decay"], found["scale"], lengths, strict=True)
-        columns = [blt_coefficients(decay, scale, length) for decay, scale, length in pairs]
-    return block_diag(*(_lower(toeplitz_inverse(column, len(column))) for column in columns))
+        columns = [blt_coefficients(decay.tolist(), scale.tolist(), length) for decay, scale, length in pairs]
+    return _blocks(_lower(toeplitz_inverse(column, len(column))) for column in columns)
+
+
+def _blocks(parts: Iterable[np.ndarray]) -> np.ndarray:
+    return np.asarray(block_diag(*parts))
 
 
 def _lower(column: np.ndarray) -> np.ndarray:

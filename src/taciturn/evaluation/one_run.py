@@ -18,7 +18,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq
+from scipy.optimize import root_scalar
 from scipy.special import ndtr, ndtri
 from scipy.stats import beta
 
@@ -106,7 +106,7 @@ def _least_times_at(threshold: float, scores: np.ndarray, mu: np.ndarray, includ
     def missing(times: float) -> float:
         return float(np.mean(ndtr(ndtri(false) + times * mu[included]))) - true
 
-    return MOST_TIMES if missing(MOST_TIMES) < 0 else float(brentq(missing, 0.0, MOST_TIMES))
+    return MOST_TIMES if missing(MOST_TIMES) < 0 else root_scalar(missing, bracket=(0.0, MOST_TIMES)).root
 
 
 def _at_least(hits: int, of: int, share: float) -> float:
