@@ -133,8 +133,10 @@ class Vectors(NamedTuple):
 class Directions:
     """So many, in the space of the parameters."""
 
-    def __init__(self, params: Params, lengths: Sequence[float], count: int, generator: np.random.Generator) -> None:
-        """`lengths` are those of each layer of a direction of length 1."""
+    def __init__(
+        self, params: Params, lengths: Sequence[float] | None, count: int, generator: np.random.Generator
+    ) -> None:
+        """`lengths` are those of each layer of a direction of length 1; without, all parameters count alike."""
         leaves, self._structure = jax.tree.flatten(params)
         self._shapes = [jnp.shape(leaf) for leaf in leaves]
         sizes = [math.prod(shape) for shape in self._shapes]
@@ -150,7 +152,8 @@ class Directions:
         signs[order] = 1.0 - 2.0 * generator.integers(0, 2, len(order))
         places[order] = np.arange(len(order)) % self.block
         used = [float(np.linalg.norm(layer)) for layer in np.split(signs, self._ends)]
-        each = np.repeat([length / max(norm, 1.0) for length, norm in zip(lengths, used, strict=True)], sizes)
+        alike = [norm / math.sqrt(len(order)) for norm in used]
+        each = np.repeat([length / max(norm, 1.0) for length, norm in zip(lengths or alike, used, strict=True)], sizes)
         self.vectors = Vectors(
             jnp.asarray(signs * each, jnp.float32),
             jnp.asarray(places, jnp.uint32),
@@ -221,13 +224,12 @@ def _patterns(rounds: int, apart: int, turns: int) -> list[list[int]]:
     return [one for one in found if 2 * len(one) >= turns]
 
 
-def _lengths(recipe: Recipe, params: Params) -> list[float]:
-    """Of each layer, so that a bound leaves the direction what it is."""
-    names, privacy = layer_names(params), recipe.privacy
-    if privacy.clipping != "per-layer":
-        sizes = [math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(params)]
-        return [math.sqrt(size / sum(sizes)) for size in sizes]
-    norms = [privacy.layer_clip_norms[name] if privacy.layer_clip_norms else 1.0 for name in names]
+def _lengths(recipe: Recipe, params: Params) -> list[float] | None:
+    """Of each layer, where each is bounded for itself, so that the bound leaves a direction what it is."""
+    given = recipe.privacy.layer_clip_norms
+    if recipe.privacy.clipping != "per-layer":
+        return None
+    norms = [given[name] if given else 1.0 for name in layer_names(params)]
     whole = math.sqrt(sum(norm**2 for norm in norms))
     return [norm / whole for norm in norms]
 

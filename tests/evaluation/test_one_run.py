@@ -20,7 +20,14 @@ def audit(mu=1.0, times=1.0, people=0.0, users=1000, seed=0) -> Audit:
 
 @pytest.mark.parametrize(
     ("mu", "users", "people"),
-    [(1.0, 1000, 0.0), (0.2, 10_000, 0.0), (5.0, 1000, 0.0), (1.0, 64, 0.0), (1.0, 1000, 0.3), ([0.5, 1.0, 2.0], 1000, 0)],
+    [
+        (1.0, 1000, 0.0),
+        (0.2, 10_000, 0.0),
+        (5.0, 1000, 0.0),
+        (1.0, 64, 0.0),
+        (1.0, 1000, 0.3),
+        ([0.5, 1.0, 2.0], 1000, 0),
+    ],
 )
 def test_a_mechanism_that_keeps_its_word_is_accused_less_than_once_in_a_thousand_audits(mu, users, people):
     """200 of each kind: that two are accused has a chance of one in fifty, if the level is what it is said to be."""
@@ -59,7 +66,9 @@ def test_a_level_of_one_in_twenty_would_accuse_the_innocent():
     assert alarms >= 4
 
 
-@pytest.mark.parametrize(("mu", "users", "people"), [(1.0, 1000, 0.0), (0.3, 1000, 0.0), (1.0, 1000, 0.3), (3.0, 200, 0)])
+@pytest.mark.parametrize(
+    ("mu", "users", "people"), [(1.0, 1000, 0.0), (0.3, 1000, 0.0), (1.0, 1000, 0.3), (3.0, 200, 0)]
+)
 def test_what_it_says_it_would_catch_it_does_catch(mu, users, people):
     power = mu * math.sqrt(users / 2)
     for likely in LIKELY:
