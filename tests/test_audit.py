@@ -24,7 +24,7 @@ from taciturn.run_folder import recipe_of
 FTRL = {
     "algorithm": "dp-ftrl",
     "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 4},
-    "privacy": {"noise": "blt", "buffers": 2, "noise_multiplier": 4.0},
+    "privacy": {"noise": "blt", "buffers": 2, "noise_multiplier": 3.0},
 }
 TREE = FTRL | {"privacy": {"noise": "honaker", "noise_multiplier": 3.0, "restart_rounds": [7]}}
 CYCLIC = {"algorithm": "dp-ftrl", "participation": {"kind": "cyclic-poisson"}}
@@ -87,7 +87,7 @@ def test_a_mechanism_that_keeps_its_word_is_what_it_is_said_to_be_and_is_not_acc
     error = 4 / math.sqrt(np.sum(found.mu[found.included] ** 2))
     assert found.audit.signal == pytest.approx(1.0, abs=error)
     assert 0.9 < found.audit.spread < 1.2  # people make it wider
-    assert found.audit.caught < (1.6, 1.7)  # and it could have seen something
+    assert found.audit.caught[1] < 2  # and it could have seen something
 
 
 @pytest.mark.parametrize("kind", ["one turn", "many turns", "residues", "honaker", "blt"])

@@ -33,9 +33,7 @@ from taciturn.sections import AUDITED_AT_ONCE
 from taciturn.train import TrainState
 
 FILE_NAME, COINS = "audit_users.npy", "audit_users.json"
-LENGTH = (
-    5e5  # of a direction before it is bounded: longer than most clip norms, shorter than updates that count as diverged
-)
+LENGTH = 5e5  # of a direction before it is bounded: longer than clip norms are, shorter than what counts as diverged
 BYSTANDERS = 0.25  # directions that nobody sends, for each that a user may send: what people do to all of them
 MOST_BESIDE = 0.1  # of a cohort, where its people are counted: by an adaptive clip norm, or in a denominator
 
@@ -213,7 +211,7 @@ def patterns(recipe: Recipe) -> list[list[int]]:
 
 
 def _people_are_counted(recipe: Recipe) -> bool:
-    """Whether a round also releases something about how many people there are, or how many are far out, as audit users always are."""
+    """Not only added: as those whose updates are long, or in a denominator. Audit users, all of whom are long, are counted with them."""
     return recipe.privacy.clipping == "adaptive" or recipe.privacy.least_weight is not None
 
 
@@ -256,7 +254,7 @@ class Seen:
             self.products, self.bystanders = np.split(products, [len(self.included)], axis=1)
             if self.products.shape[1:] != self.included.shape or not len(self.rounds):
                 raise ValueError
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, EOFError, ValueError, KeyError, TypeError):
             raise DataError(
                 f"the files {COINS} and {FILE_NAME} of {folder} are damaged, or not one round was done"
             ) from None
