@@ -93,7 +93,7 @@ def _print_attacked(run: Path, attacked: "Attacked") -> None:
     if audit.refuted:
         least = _two_digits(audit.times_at_least, math.floor)
         words = (
-            f"BROKEN: there is {least} times less noise than is claimed or less than that, or reports are as much longer. Found: noise "
+            f"BROKEN: there is at least {least} times less noise than is claimed, or reports are as much longer. Found: noise "
             f"{audit.spread:.2f} and reports {audit.signal:.2f} times what is claimed. Trust no model of this run."
         )
         style = "bold red"

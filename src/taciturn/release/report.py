@@ -126,7 +126,7 @@ def plot_audit(path: Path, scores: np.ndarray, included: np.ndarray, mu: np.ndar
     bins = np.histogram_bin_edges(scores, 40)
     for name, part, color in (("were in", included, ACCENT), ("were not", ~included, INK)):
         both.hist(scores[part], bins=bins, density=True, histtype="step", color=color, label=name)
-    both.set(xlabel="score, in standard deviations of the noise that is claimed", ylabel="density")
+    both.set(xlabel="score, in deviations of the claimed noise", ylabel="density")
     both.legend(frameon=False)
     for panel in (roc, both):
         panel.grid(alpha=0.25, lw=0.5)
