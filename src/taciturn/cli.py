@@ -61,7 +61,7 @@ def train(
     audit: Annotated[
         int | None,
         typer.Option(
-            help="add so many made-up users, for `taciturn audit` to bound ε from below (the same as audit.users)"
+            help="add so many made-up users, by whom `taciturn audit` tests the claim (the same as audit.users)"
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with a run that was cut off")] = False,

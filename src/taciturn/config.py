@@ -129,14 +129,12 @@ class Recipe(Section):
         if self.algorithm != "transfer-learning" and self.transfer != Transfer():
             raise ValueError('[transfer] belongs to algorithm = "transfer-learning"')
         self._check_unused()
-        if self.audit.users and self.algorithm == "transfer-learning":
+        if self.audit.users and not self.is_private:
+            raise ValueError(f'[audit] users test what a run claims, and algorithm = "{self.algorithm}" claims nothing')
+        if self.audit.users > AUDITED_AT_ONCE * self.run.rounds:
             raise ValueError(
-                "[audit] users move a model with updates, which transfer learning has not: audit another algorithm"
-            )
-        if self.audit.rounds > self.run.rounds:
-            raise ValueError(
-                f"[audit] {self.audit.users} users are {self.audit.rounds} groups, each in a round of its own, and there are only "
-                f"{self.run.rounds} rounds: take at most {AUDITED_AT_ONCE * self.run.rounds} users"
+                f"[audit] {self.audit.users} users are too many for {self.run.rounds} rounds: take at most "
+                f"{AUDITED_AT_ONCE * self.run.rounds}"
             )
         if self.delta * self.participation.users >= 1:
             raise ValueError(

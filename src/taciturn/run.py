@@ -1,7 +1,7 @@
 """A run: a folder, from recipe to released model. Started with `train`, cut off at any moment, gone on with by `resume`.
 
 RUN/
-  recipe.toml  vocabulary.txt  ledger.jsonl (this run's rows)  canaries.json, audit_users.json (where there are some)
+  recipe.toml  vocabulary.txt  ledger.jsonl (this run's rows)  canaries.json, audit_users.json and .npy (where there are some)
   metrics.jsonl  metrics.csv  progress.png
   model.safetensors  guarantee.txt  guarantee.json
   private/   root (of all randomness), state (to resume from), who took part, devices' own state; mode 0700, deleted when the run ends
@@ -104,7 +104,7 @@ class Run:
             self.algorithm = build.algorithm(self.recipe, len(self.population.vocabulary))
             self.planted = planted(self.recipe, self.population.vocabulary, root)
             first = self.initial_params()
-            self.audit = audit_users(self.recipe, self.population.vocabulary, self.algorithm, first, root)
+            self.audit = audit_users(self.recipe, self.algorithm, first, root)
             participation = self.algorithm.participation
             release = self.algorithm.mechanism.event(participation)
         except ValueError as error:  # values that are each in range and do not go together
@@ -144,10 +144,10 @@ class Run:
         else:
             self.fleet = build.fleet(self.recipe, self.population, folder / "private", coins)
         most_reports = self.algorithm.mechanism.most_reports
-        room = most_reports - (AUDITED_AT_ONCE if self.audit else 0)
+        room = most_reports - min(recipe.audit.users, AUDITED_AT_ONCE)
         everyone = with_planted(self.fleet, self.planted, self.recipe, self.population.vocabulary, room)
         if self.audit:
-            everyone = WithSyntheticUsers(everyone, self.audit.fleet, self.audit.chosen, most_reports, kind=2)
+            everyone = WithSyntheticUsers(everyone, self.audit, self.audit.chosen, most_reports, kind=2)
         records = Records(folder / "private" / "releases", keys.derive(root, "records", 0))
         self.curator = Curator(self.algorithm, everyone, self.account, root, self.log, records)
 
@@ -224,7 +224,7 @@ class Run:
             beside = f"what {len(self.planted.users)} synthetic users wrote, who took part beside the people ({self.planted.source})"
             rehearsed = (*rehearsed, beside)
         if self.audit:
-            rehearsed = (*rehearsed, f"random words of {len(self.audit.texts)} made-up users, who audit the run")
+            rehearsed = (*rehearsed, f"random directions of {self.audit.count} made-up users, who audit the run")
         before = self.warm_start.card.public_sources if self.warm_start else ()
         return tuple(dict.fromkeys((*before, *rehearsed)))  # each is named once
 
@@ -270,8 +270,6 @@ def resume_run(folder: Path, progress: Progress, connected: "Connected | None" =
 
 def _go_on(run: Run, state: TrainState, progress: Progress) -> Finished:
     section = run.recipe.run
-    if run.audit:
-        run.audit.go_on(run.folder, state.round)
     metrics = Metrics(run.folder, state.round)
     before = scores = run.evaluate(state.server.params)
     if not metrics.rows:
@@ -322,8 +320,8 @@ def _diverged(rows: list[dict[str, Any]]) -> str | None:
 
 
 def _save(run: Run, state: TrainState) -> None:
-    """State first: it decides where a resumed run goes on; all else is made again from it. But for the scores of audit users, which are
-    there before it, since the models they were read from are gone."""
+    """State first: it decides where a resumed run goes on; all else is made again from it. But for what was seen of audit users, which is
+    there before it, since the estimates it was read from are gone."""
     costs = (*run.account.terms.lineage, run.account.release)
     mode = 0o600 if any(isinstance(cost, NonPrivateDpEvent) for cost in costs) else 0o644
     if run.audit:
@@ -345,9 +343,6 @@ def _savable(state: TrainState) -> dict[str, Any]:
 def _finish(
     run: Run, state: TrainState, metrics: Metrics, before: Scores, scores: Scores, stopped: str | None
 ) -> Finished:
-    if run.audit:
-        cut = build.evaluation_cut(run.recipe, run.population.vocabulary)
-        run.audit.remember_losses(run.model, state.server.params, cut)
     _save(run, state)
     guarantee = run.account.guarantee()
     card = run.card(state.round, guarantee.head)

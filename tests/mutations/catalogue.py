@@ -1,5 +1,6 @@
 """All mutations: what is broken, what that would cost people, and which test notices."""
 
+import on_audits
 import on_devices
 import on_figures
 import on_noise
@@ -14,4 +15,5 @@ MUTATIONS = (
     *on_records.MUTATIONS,
     *on_devices.MUTATIONS,
     *on_figures.MUTATIONS,
+    *on_audits.MUTATIONS,
 )
