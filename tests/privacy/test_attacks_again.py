@@ -16,7 +16,7 @@ from dp_accounting import (
 )
 from dp_accounting.rdp import RdpAccountant
 
-from conftest import exact, made_up_users, tiny_recipe
+from conftest import copied_population, exact, made_up_users, tiny_recipe
 from taciturn import build, measuring, run
 from taciturn.core import Report
 from taciturn.data.population import Population, build_population
@@ -63,8 +63,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def people_of(made: Path, to: Path) -> Population:
-    shutil.copytree(made / "people", to / "people")
-    return Population(to / "people")
+    return copied_population(made / "people", to / "people")
 
 
 def test_a_run_that_starts_from_a_simulation_is_declared_as_one(made):
