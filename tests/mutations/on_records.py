@@ -321,7 +321,7 @@ MUTATIONS = (
         (
             Edit(
                 ACCOUNT,
-                '            ("cost of a release", {name: opened[name] for name in self._costs()}, self._costs()),\n',
+                '            ("cost of a release", {name: opened.get(name) for name in self._costs()}, self._costs()),\n',
                 "",
             ),
         ),

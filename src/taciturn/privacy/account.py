@@ -105,7 +105,7 @@ class Account:
         for named, was, now in (
             ("kind of noise", opened.get("noise"), INTEGERS),
             ("recipe", opened["recipe"], terms.recipe),
-            ("cost of a release", {name: opened[name] for name in self._costs()}, self._costs()),
+            ("cost of a release", {name: opened.get(name) for name in self._costs()}, self._costs()),
             ("text", opened["population"], terms.population),
             ("starting model", opened["start"], terms.start),
             ("source of randomness", opened["randomness"], terms.randomness),
@@ -153,20 +153,25 @@ class Account:
         that a crash makes necessary to do again. So many are reserved, and charged at most."""
         if self._allowed is None:
             most = most_releases(self.release, self.terms.rounds + spare_rounds(self.terms.rounds))
-            budget = self.terms.budget
-            distance = self.terms.distance + self.terms.lineage_distance
-            left = budget.delta - (1 + math.exp(min(budget.epsilon or 0.0, 700.0))) * distance
+            left = self._budget_of_the_ideal()
             self._allowed = (
                 allowed_releases(
                     lambda releases: composed(self.terms.lineage, self.cost(releases)),
-                    replace(budget, delta=left),
+                    left,
                     self.terms.accountant,
                     most,
                 )
-                if left > 0
+                if left.delta > 0
                 else 0
             )
         return self._allowed
+
+    def _budget_of_the_ideal(self) -> Budget:
+        """What the sampler's distance from its ideal leaves of the budget: it costs (1 + e^ε) times itself of δ."""
+        budget, distance = self.terms.budget, self.terms.distance + self.terms.lineage_distance
+        if budget.epsilon is None:
+            return budget
+        return replace(budget, delta=budget.delta - (1 + math.exp(min(budget.epsilon, 700.0))) * distance)
 
     def attempts(self, round: int) -> list[tuple[int, str]]:
         """(attempt, seal) of every charge for a round, in order."""

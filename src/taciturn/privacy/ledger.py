@@ -10,6 +10,7 @@ made of floats have no guarantee for the bits they released: they cost ∞, unle
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from dp_accounting import DpEvent, NonPrivateDpEvent
 
@@ -63,8 +64,16 @@ class Guarantee:
 class Ledger(ChainedFile):
     """What the rows of the file mean."""
 
+    def __init__(self, path: Path, known: str | None = None) -> None:
+        self._by_run: dict[str | None, list[Row]] = {}
+        self._sorted = 0  # rows that are there
+        super().__init__(path, known)
+
     def run_rows(self, run: str) -> list[Row]:
-        return [row for row in self.rows if row.get("run") == run]
+        for row in self.rows[self._sorted :]:
+            self._by_run.setdefault(row.get("run"), []).append(row)
+        self._sorted = len(self.rows)
+        return [*self._by_run.get(run, ())]
 
     def runs(self) -> list[str]:
         return [row["run"] for row in self.rows if row["kind"] == "open"]
@@ -121,14 +130,15 @@ class Ledger(ChainedFile):
     def _own_cost(self, run: str, releases: int) -> list[DpEvent]:
         if not releases:
             return []
-        if run in self.runs_of_floats():
-            return [NonPrivateDpEvent()]
-        return [repeated(event_from_json(self.run_rows(run)[0]["release"]), releases)]
+        holds = self._has_integers(run) or self._is_acknowledged(run)
+        return [repeated(event_from_json(self.run_rows(run)[0]["release"]), releases) if holds else NonPrivateDpEvent()]
 
     def runs_of_floats(self) -> list[str]:
         """Those that count as ε = ∞ because nobody has acknowledged them."""
-        known = {row.get("acknowledged") for row in self.rows}
-        return [run for run in self.runs() if run not in known and not self._has_integers(run)]
+        return [run for run in self.runs() if not self._has_integers(run) and not self._is_acknowledged(run)]
+
+    def _is_acknowledged(self, run: str) -> bool:
+        return any(row["kind"] == "acknowledge" and row["acknowledged"] == run for row in self.rows)
 
     def _has_integers(self, run: str) -> bool:
         return self.run_rows(run)[0].get("noise") == INTEGERS
@@ -157,7 +167,7 @@ class Ledger(ChainedFile):
 
     def total(self, delta: float) -> tuple[float, float]:
         """(ε, ρ) of all runs together under zero-out (privacy/population_budget.py says why they add up)."""
-        return self._together(self._spent(), delta)
+        return self._together(self._spent(), delta) if self._spent() else (0.0, 0.0)
 
     def _spent(self) -> list[tuple[str, DpEvent]]:
         return [(run, cost) for run in self.runs() for cost in self._own_cost(run, self._charges(run))]

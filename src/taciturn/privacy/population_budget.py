@@ -20,6 +20,7 @@ releases that were made, whatever decided when to stop. Correlated noise is char
 largest that might have been set.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class PopulationBudget:
         return epsilon_of_all(costs, share, ORDERS) <= self.epsilon
 
 
-def epsilon_of_all(costs: Sequence[DpEvent], delta: float, orders: Sequence[float] | None = None) -> float:
+def epsilon_of_all(costs: Sequence[DpEvent], delta: float, orders: tuple[float, ...] | None = None) -> float:
     """ε at δ of costs that add up, each under its own adjacency, under zero-out."""
     if not costs:
         return 0.0
@@ -59,7 +60,8 @@ def epsilon_of_all(costs: Sequence[DpEvent], delta: float, orders: Sequence[floa
     return float(compute_epsilon(list(accountants[0].orders), list(total), delta)[0])
 
 
-def _accountant(cost: DpEvent, orders: Sequence[float] | None) -> RdpAccountant:
+@functools.lru_cache(maxsize=64)
+def _accountant(cost: DpEvent, orders: tuple[float, ...] | None) -> RdpAccountant:
     one = cost.event if isinstance(cost, SelfComposedDpEvent) else cost
     # Fixed-size events carry half the noise multiplier already (participation.py).
     is_fixed_size = isinstance(one, SampledWithoutReplacementDpEvent)
@@ -77,7 +79,8 @@ def with_distance(ideal: Callable[[float], float], delta: float, distance: float
         left = delta - (1 + math.exp(bound)) * distance if bound < 700 else 0.0  # e^700 is the most that a float holds
         if left <= 0:
             return math.inf
-        if ideal(left) <= bound:
+        found = ideal(left)
+        if found <= bound:
             break
-        bound = ideal(left) * (1 + 1e-6) + 1e-9
+        bound = found * (1 + 1e-6) + 1e-9
     return bound
