@@ -57,7 +57,7 @@ def show(
     if guarantees:
         delta = delta or min(one.delta for one in guarantees)
         totals = [("together", *total) for total in book.totals(delta)]
-        for name, adjacency, epsilon, rho in [*totals, ("ALL RUNS", "zero out one user", *book.total(delta))]:
+        for name, adjacency, epsilon, rho in [*totals, ("all together", "zero out one user", *book.total(delta))]:
             table.add_section()
             table.add_row(name, "", epsilon_text(epsilon), f"{delta:.2g}", rho_text(rho), _neighbours(adjacency))
     console.print(table)
@@ -75,7 +75,7 @@ def show(
             f"as what it states all the same: taciturn ledger acknowledge {population} RUN"
         )
     if book.budget:
-        waiting = [run for run in book.runs() if book.run_rows(run)[-1]["kind"] != "close"]
+        waiting = [run for run in book.runs() if not book.is_closed(run)]
         lines.append(
             f"Budget for all runs together: ε = {book.budget.epsilon:g} at δ = {book.budget.delta:g}."
             + (f" Not closed, and counted with all they may still release: {', '.join(waiting)}." if waiting else "")

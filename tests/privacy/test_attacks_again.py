@@ -134,6 +134,7 @@ def test_a_warm_start_is_not_believed_from_a_ledger_that_was_replaced(made, tmp_
     run.train_run(tiny_recipe(people, run={**SHORT, "rounds": 1}), tmp_path / "dear", quiet)
     rows = Ledger(people.folder / FILE_NAME).run_rows("dear")
     (people.folder / FILE_NAME).unlink()
+    (people.folder / FILE_NAME).with_suffix(".head").unlink()
     forged = Ledger(people.folder / FILE_NAME)
     for row in rows:
         if row["kind"] != "charge":

@@ -210,7 +210,7 @@ def test_n_grams_counted_on_users_are_for_the_owners_eyes_as_the_text_is(made):
 
 
 def test_counted_n_grams_do_not_leave_by_naming_another_population(copied, tmp_path):
-    others = build_population(tmp_path / "others", made_up_users(50, seed=3), made_up_users(5, seed=4), words(), {})
+    others = build_population(tmp_path / "others", made_up_users(50, seed=3), made_up_users(12, seed=4), words(), {})
     train(others, tmp_path / "counted")  # a private run of the same name
     (copied / "counted" / COUNTED_ON).write_text(json.dumps({"population": str(others.folder)}))
     for attempt in (

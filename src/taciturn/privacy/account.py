@@ -118,8 +118,6 @@ class Account:
             raise LedgerError(
                 f"{self.ledger.path} lacks the row at which this run was saved: rows were cut off. Nothing released."
             )
-        if rows[-1]["kind"] == "close":
-            raise LedgerError(self._closed)
         self._rows = rows
         self._append({"kind": "resume", "run": terms.name, "fresh": self._fresh()})
 
@@ -184,8 +182,6 @@ class Account:
 
     def check_budget(self) -> None:
         """Raise if the next release would pass the budget."""
-        if self._rows and self._rows[-1]["kind"] == "close":
-            raise LedgerError(self._closed)
         reserved = self._rows[0]["reserved"] if self._rows else self.allowed
         if len(self.charges) >= min(self.allowed, reserved):
             limits = self.terms.budget
@@ -222,11 +218,7 @@ class Account:
 
     def close(self) -> None:
         """Give back what was reserved and not spent. Nothing is charged after it."""
-        self._append({"kind": "close", "run": self.terms.name})
-
-    @property
-    def _closed(self) -> str:
-        return f"run {self.terms.name!r} is closed, and has given back what it reserved: start a new run"
+        self.ledger.close(self.terms.name)
 
     @property
     def _opened_rows(self) -> list[Row]:
@@ -240,6 +232,10 @@ class Account:
         def check(rows: list[Row]) -> None:
             if sum(row.get("run") == self.terms.name for row in rows) != len(opened):
                 raise LedgerError(f"another process is at work on run {self.terms.name!r}: stop one of the two")
+            if self.ledger.is_closed(self.terms.name):
+                raise LedgerError(
+                    f"run {self.terms.name!r} is closed, and has given back what it reserved: start a new run"
+                )
 
         opened.append(self.ledger.append(row, check))
 

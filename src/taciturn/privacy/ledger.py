@@ -232,7 +232,7 @@ class Ledger(ChainedFile):
     def _most(self, run: str) -> int:
         """How many releases of a run count: those it made once it is closed, and before that all that it may make."""
         rows = self.run_rows(run)
-        if rows[-1]["kind"] == "close":
+        if self.is_closed(run):
             return self._charges(run)
         release, reserved = event_from_json(rows[0]["release"]), rows[0].get("reserved")
         if reserved is None:  # as runs of before reservations could go on
@@ -243,10 +243,14 @@ class Ledger(ChainedFile):
         """A run that has ended, or will not go on, gives back what it reserved and did not spend."""
 
         def check(rows: list[Row]) -> None:
-            if self._opened(run)[-1]["kind"] == "close":
+            self._opened(run)
+            if self.is_closed(run):
                 raise LedgerError(f"run {run!r} is closed already")
 
-        self.append({"kind": "close", "run": run}, check)
+        self.append({"kind": "close", "closed": run}, check)
+
+    def is_closed(self, run: str) -> bool:
+        return any(row["kind"] == "close" and row["closed"] == run for row in self.rows)
 
     def acknowledge(self, run: str) -> None:
         """Count a run with noise of floats as what it states."""
