@@ -65,7 +65,7 @@ def test_without_a_budget_any_number_of_runs_starts(path):
 
 
 def test_what_runs_reserve_counts_and_not_what_they_have_spent(path):
-    with_budget(path, 1.001 * ONE_RUN)
+    with_budget(path, 1.05 * ONE_RUN)
     opened(path, "first", releases=1)
     with pytest.raises(LedgerError, match="could be passed"):
         opened(path, "second")

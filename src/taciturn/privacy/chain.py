@@ -148,7 +148,7 @@ class ChainedFile:
                 f"{self.path} was copied or put back (it was at {known.place}). Two copies would spend these people's budget twice over. "
                 f"If this is the one that goes on, say so: taciturn ledger adopt {self.path.parent}"
             )
-        retired = next((row for row in self.rows if row["kind"] == "retired"), None)
+        retired = next((row for row in self.rows if row.get("kind") == "retired"), None)
         if retired is not None:
             raise LedgerError(f"{self.path} is retired: the one at {retired['by']} goes on. Name that one.")
 
