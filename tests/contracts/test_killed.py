@@ -16,7 +16,6 @@ from taciturn.recipe_text import save_recipe
 from taciturn.release.checkpoint import load_model
 from taciturn.run import resume_run, train_run
 
-
 CHARGE = b'"kind": "charge"'
 
 
