@@ -38,8 +38,8 @@ def account(path, name="run", release=ROUND, **changed) -> Account:
 def opened(path, name="run", releases=0, release=ROUND, **changed) -> Account:
     made = account(path, name, release, **changed)
     made.open()
-    for round in range(releases):
-        made.charge(round, 0, "seal")
+    for _ in range(releases):
+        made.charge(len(made.charges), 0, "seal")
     return made
 
 
@@ -75,7 +75,7 @@ def test_a_closed_run_gives_back_what_it_did_not_spend_and_never_goes_on(path):
     with_budget(path, 1.001 * TWO_RUNS)
     first = opened(path, "first", releases=50)
     first.close()
-    for attempt in (lambda: first.charge(50, 0, "seal"), lambda: account(path, "first").reopen(None)):
+    for attempt in (lambda: first.charge(len(first.charges), 0, "seal"), lambda: account(path, "first").reopen(None)):
         with pytest.raises(LedgerError, match="closed"):
             attempt()
     opened(path, "second")
@@ -95,18 +95,18 @@ def test_a_run_at_work_that_somebody_closes_charges_nothing_more(path):
     Ledger(path).close("first")
     opened(path, "second")
     with pytest.raises(LedgerError):
-        first.charge(3, 0, "seal")
+        first.charge(len(first.charges), 0, "seal")
 
 
 def test_a_run_never_charges_past_what_it_reserved(path):
     run = opened(path, releases=MOST)
     assert run.rows[0]["reserved"] == MOST
     with pytest.raises(BudgetExhausted, match=f"{MOST} releases that it reserved"):
-        run.charge(MOST, 0, "seal")
+        run.charge(len(run.charges), 0, "seal")
     again = account(path, rounds=10 * ROUNDS)  # whatever it would allow itself now
     again.reopen(None)
     with pytest.raises(BudgetExhausted):
-        again.charge(MOST, 0, "seal")
+        again.charge(len(again.charges), 0, "seal")
 
 
 def test_of_correlated_noise_all_is_reserved_and_nothing_given_back(path):
