@@ -99,8 +99,9 @@ def page(folder: Path, references: int = REFERENCES, progress: Progress = lambda
     loaded, recipe = load_word_model(folder), recipe_of(folder)
     guarantee = guarantee_of(loaded)
     network = build.language_model(recipe.model, len(loaded.vocabulary))
-    held_out = HeldOutUsers(build.population(recipe).folder).texts
-    scores = evaluate(network, loaded.params, held_out, build.evaluation_cut(recipe, loaded.vocabulary))
+    people = HeldOutUsers(build.population(recipe).folder)
+    people.check_enough()
+    scores = evaluate(network, loaded.params, people.texts, build.evaluation_cut(recipe, loaded.vocabulary))
     remembered = None
     if has_canaries:
         seen = load_canaries(folder / planting.FILE_NAME, loaded.vocabulary)

@@ -21,7 +21,7 @@ from taciturn.config import Recipe
 from taciturn.core import PADDING, Algorithm, LanguageModel, Params, Participation
 from taciturn.data.availability import Clock, Devices, Habits
 from taciturn.data.layout import Cut, Layout, Sentences, Unrolls
-from taciturn.data.population import Population
+from taciturn.data.population import NamedLedger, Population
 from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.evaluation.accuracy import WINDOW
@@ -363,16 +363,20 @@ def _adaptive(recipe: Recipe) -> AdaptiveClip:
 
 def open_ledger(population: Population) -> Ledger:
     """The ledger of these users. One that was lost is not made anew: nobody knows any more what was spent."""
-    path, known = population.folder / FILE_NAME, population.ledger_id
-    if known is not None and not path.exists():
+    path, named = ledger_path(population), population.ledger
+    if named is None:
+        ledger = Ledger(path)
+        population.pin_ledger(NamedLedger(ledger.id))
+        return ledger
+    if not path.parent.is_dir():
         raise LedgerError(
-            f"{path} is gone: what was released about these users is not known any more. Restore it from a copy."
+            f"{population.folder} shares the ledger in {path.parent}, which cannot be reached. Bring it back; or, if it was moved, say "
+            f"where to: taciturn ledger adopt {population.folder} --same-people-as FOLDER"
         )
-    ledger = Ledger(path)
-    if known is None:
-        population.pin_ledger(ledger.id)
-    elif ledger.id != known:
-        raise LedgerError(
-            f"{path} is not the ledger of these users: it was replaced by another. Restore it from a copy."
-        )
-    return ledger
+    return Ledger(path, named.id)
+
+
+def ledger_path(population: Population) -> Path:
+    """Where it is, in this folder or in that of the same people."""
+    named = population.ledger
+    return (population.folder / named.folder if named else population.folder).resolve() / FILE_NAME

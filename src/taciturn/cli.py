@@ -18,6 +18,7 @@ from taciturn.cli_bench import bench
 from taciturn.cli_data import data_app
 from taciturn.cli_fleet import device, fleet_app, serve
 from taciturn.cli_keyboard import export, keyboard, ngram, typing
+from taciturn.cli_ledger import ledger_app
 from taciturn.cli_personal import personalise
 from taciturn.cli_plan import plan
 from taciturn.cli_pretrain import pretrain
@@ -134,7 +135,11 @@ def _trained(folder: Path, work: Callable[[Any], Any]) -> Any:
 
 
 HeldOutOf = Annotated[
-    Path | None, typer.Option("--data", help="measure on the held-out users of another population (of the same words)")
+    Path | None,
+    typer.Option(
+        "--data",
+        help="measure on the held-out users of another population, of the same words, and built with --same-people-as the run's",
+    ),
 ]
 
 
@@ -246,61 +251,6 @@ def _figure(metric: str, interval: Any) -> str:
 
 
 @app.command()
-def ledger(
-    population: Annotated[Path, typer.Argument(help="folder of a population")],
-    delta: Annotated[float | None, typer.Option(help="δ of the total (default: the smallest of the runs)")] = None,
-    events: Annotated[
-        Path | None,
-        typer.Option(help="write the runs' costs here, as events of dp-accounting, for others to recompute ε (JSON)"),
-    ] = None,
-) -> None:
-    """What was ever released about a population's users.
-
-    Runs, releases, ε, ρ, and the total of all of them.
-    """
-    from taciturn.build import open_ledger
-    from taciturn.data.population import Population
-    from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
-    from taciturn.privacy.ledger import LedgerError
-    from taciturn.privacy.recounting import events_for_others
-
-    book = open_ledger(Population(population))
-    if events is not None:
-        events.write_text(json.dumps(events_for_others(book), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    table = Table(title=f"{population}: what was released about these users", title_justify="left")
-    for name in ("run", "releases", "ε", "δ", "ρ", "neighbours differ by"):
-        table.add_column(name, justify="left" if name in ("run", "neighbours differ by") else "right")
-    guarantees = [book.guarantee(run) for run in book.runs()]
-    for one in guarantees:
-        name = one.run if one.randomness == "operating system" else f"{one.run} (simulation)"
-        figures = (epsilon_text(one.epsilon), delta_text(one.delta), rho_text(one.rho))
-        table.add_row(name, str(one.releases), *figures, _neighbours(one.adjacency))
-    if delta is not None and not 0 < delta < 1:
-        raise LedgerError(f"δ lies between 0 and 1; {delta:g} does not")
-    if guarantees:
-        delta = delta or min(one.delta for one in guarantees)
-        for adjacency, epsilon, rho in book.totals(delta):
-            table.add_section()
-            figures = (epsilon_text(epsilon), delta_text(delta), rho_text(rho))
-            table.add_row("all together", "", *figures, _neighbours(adjacency))
-    console.print(table)
-    torn = sum(row["kind"] == "torn" for row in book.rows)
-    console.print(
-        "ρ does not count the sampling of users, ε does. Several runs are added up in RDP, which stays valid when later runs are "
-        "chosen after seeing earlier ones.\n"
-        f"Each of the {len(book.rows)} rows fits the one before it; the last is {book.head[:16]}…"
-        + (f" {torn} were cut off half-written by a crash, before anything was released." if torn else ""),
-        highlight=False,
-    )
-
-
-def _neighbours(adjacency: str) -> str:
-    return {"add or remove one user": "one user more", "replace one user by another": "one user other"}.get(
-        adjacency, adjacency
-    )
-
-
-@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="folder for everything the demonstration makes")] = Path("demo"),
 ) -> None:
@@ -315,6 +265,7 @@ def demo(
 
 for command in (audit, tails, typing, ngram, export, personalise, keyboard, serve, device):
     app.command()(command)
+app.add_typer(ledger_app, name="ledger")
 app.add_typer(fleet_app, name="fleet")
 
 

@@ -122,6 +122,7 @@ class Run:
             unit=unit_of(self.population, "one device" if recipe.fleet.kind == "devices" else "one user"),
             start=params_digest(first),
             lineage=lineage,
+            lineage_distance=self.warm_start.distance if self.warm_start else 0.0,
         )
         self.account = Account(ledger, terms, release)
         limits = participation.limits
@@ -164,10 +165,7 @@ class Run:
                 f"[participation] users: with {users} users δ is {delta_text(self.recipe.delta)}, more than one over the number of users "
                 "that are there; raise the number, or set [privacy] delta"
             )
-        if not self.held_out.texts.tokens:
-            raise RecipeError(
-                f"{self.population.folder} has no held-out users to measure with; build it from more users"
-            )
+        self.held_out.check_enough()
         if self.warm_start and lineage and self.warm_start.adjacency != adjacency:
             raise RecipeError(
                 f"[model] warm_start came from a run under the adjacency «{self.warm_start.adjacency}», this one is under "
@@ -351,6 +349,7 @@ def _finish(
     write_atomically(run.folder / "guarantee.json", statement_json(guarantee, card.public_text).encode())
     plot_run(run.folder / "progress.png", metrics.rows, f"{run.folder.name} ({run.recipe.algorithm})")
     delete_secrets(run.folder)  # with them goes all that could take the noise off
+    run.account.close()  # it cannot go on any more
     estimate = metrics.rows[-1].get("clip_estimate")
     return Finished(run.folder, run.recipe, state.server.params, before, scores, guarantee, stopped, estimate)
 

@@ -3,6 +3,7 @@
 import on_audits
 import on_devices
 import on_figures
+import on_ledgers
 import on_noise
 import on_participation
 import on_records
@@ -16,4 +17,5 @@ MUTATIONS = (
     *on_devices.MUTATIONS,
     *on_figures.MUTATIONS,
     *on_audits.MUTATIONS,
+    *on_ledgers.MUTATIONS,
 )

@@ -156,7 +156,8 @@ class Small:
 
     def check(self) -> None:
         """What the guarantee rests on, counted again from the files."""
-        charges = Ledger(self.folder / "ledger.jsonl").run_rows("run")[1:]
+        rows = Ledger(self.folder / "ledger.jsonl").run_rows("run")
+        charges = [row for row in rows if row["kind"] == "charge"]
         log = book(self.folder, (0, 10**6))  # a reader who believes nothing: the entries without their checks
         log._chain = log._checksum(b"", repr(CLAIM.limits).encode())
         log._load()
