@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from dp_accounting import DpEvent, NonPrivateDpEvent
 
-from taciturn import build, keys
+from taciturn import build, keys, tree
 from taciturn.audit_users import audit_users
 from taciturn.config import Recipe
 from taciturn.core import LanguageModel, Params
@@ -85,7 +85,10 @@ class Run:
         self.held_out = HeldOutUsers(self.population.folder)
         ledger = build.open_ledger(self.population)
         self.warm_start = load_warm_start(recipe, self.population.vocabulary, ledger)
-        lineage = self.warm_start.lineage if self.warm_start else ()
+        lineage, lineage_distance = (
+            (self.warm_start.lineage, self.warm_start.distance) if self.warm_start else ((), 0.0)
+        )
+        words = len(self.population.vocabulary)
         simulated = recipe.run.seed is not None or seeded or bool(self.warm_start and self.warm_start.seeded)
         has_budget = recipe.privacy.epsilon is not None or recipe.privacy.rho is not None
         if has_budget and any(isinstance(cost, NonPrivateDpEvent) for cost in lineage):
@@ -93,15 +96,15 @@ class Run:
                 "[model] warm_start has no privacy (ε = ∞), so nothing that starts from it can meet a budget"
             )
         try:
-            self.recipe = build.with_noise(build.with_general_text(recipe), lineage)
-            self.model: LanguageModel = build.language_model(recipe.model, len(self.population.vocabulary))
+            self.recipe = build.with_noise(build.with_general_text(recipe), lineage, lineage_distance, words)
+            self.model: LanguageModel = build.language_model(recipe.model, words)
             self.general, self.general_test = build.general_text(recipe), build.general_test(recipe)
             for name, corpus in (("general", self.general), ("general_test", self.general_test)):
                 if corpus and corpus.vocabulary.words != self.population.vocabulary.words:
                     raise ValueError(
                         f"[data] {name} has other words than the population; make it with --vocabulary POPULATION"
                     )
-            self.algorithm = build.algorithm(self.recipe, len(self.population.vocabulary))
+            self.algorithm = build.algorithm(self.recipe, words)
             self.planted = planted(self.recipe, self.population.vocabulary, root)
             first = self.initial_params()
             self.audit = audit_users(self.recipe, self.algorithm, first, root)
@@ -122,7 +125,8 @@ class Run:
             unit=unit_of(self.population, "one device" if recipe.fleet.kind == "devices" else "one user"),
             start=params_digest(first),
             lineage=lineage,
-            lineage_distance=self.warm_start.distance if self.warm_start else 0.0,
+            lineage_distance=lineage_distance,
+            distance=self.algorithm.mechanism.distance(tree.size(first), build.rows(self.recipe)),
         )
         self.account = Account(ledger, terms, release)
         limits = participation.limits
