@@ -9,6 +9,7 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
+import jax.numpy as jnp
 from jax._src import compiler
 
 # The command line makes every core a device, and compiles for each; here one is enough. That more come to the same total, to the bit, is
@@ -23,10 +24,13 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 import numpy as np
 import pytest
 
+from taciturn import keys, tree
 from taciturn.config import Recipe
+from taciturn.core import Mechanism, Params, Report
 from taciturn.data.population import Population, build_population
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
 from taciturn.fleets import simulated
+from taciturn.privacy.chacha20 import key_words
 from taciturn.privacy.clipping import Whole
 from taciturn.recipe_text import parse_recipe
 
@@ -159,3 +163,14 @@ def exact(report, clip_norm):
 
     update = jax.tree.map(layer, report.update, is_leaf=lambda node: isinstance(node, Whole))
     return update, float(report.weight) / 2**15
+
+
+def noise_key(number: int, seed: int = 0) -> np.ndarray:
+    """For the noise of one row."""
+    return key_words(keys.derive(keys.root_from_seed(seed), "noise", number))
+
+
+def nobody(mechanism: Mechanism, like: Params) -> Report:
+    """The total of an empty cohort."""
+    public = mechanism.public(mechanism.init(like))
+    return tree.zeros_like(jax.eval_shape(mechanism.bound, public, like, jnp.float32(0), jax.random.key(0)))
