@@ -2,25 +2,29 @@
 
 A sum may come out differently a second time (another machine, other devices), and noise must not meet two sums. So what leaves is written
 down first, noised; whatever happens then, there is one release for each charge. One that was written and not charged has never left,
-and the next one takes its place.
+and the next one takes its place. The mechanism's next state is not in it: it follows from the state before and the noise key, in whole
+numbers that are the same on every machine (`Mechanism.follow`).
 
 **Guarantee:** a release is on disk (fsync) when `write` returns. `read` gives what was written, or raises: a charge carries the keyed
-checksum of its release. A plain hash would let anyone confirm a guess at what is beneath the noise of a release that was never published.
+checksum of its release. A plain hash would let anyone confirm a guess at what is beneath the noise.
 
 Records are kept in a run's private folder until its state is saved, and deleted with it.
 """
 
 import hmac
+import json
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
 import numpy as np
-import safetensors.numpy
 
 from taciturn.core import Params, Release
 from taciturn.files import write_atomically
 
-SHARE, DRAWN = "share", "drawn"
+Parts = Sequence[bytes | memoryview]
 
 
 class RecordError(Exception):
@@ -35,46 +39,45 @@ class Records:
 
     def write(self, row: int, release: Release, drawn: str) -> str:
         """Keeps a release, and under which name its noise was drawn; returns the checksum for its charge."""
-        estimate, share = jax.device_get(release)
-        leaves = {f"{index}": np.ascontiguousarray(leaf) for index, leaf in enumerate(jax.tree.leaves(estimate))}
-        if share is not None:
-            leaves[SHARE] = np.asarray(share)
-        leaves[DRAWN] = np.frombuffer(f"{row} {drawn}".encode(), np.uint8)
-        content = safetensors.numpy.save(leaves)
-        if self._folder is None:
-            self._in_memory[row] = content
-        else:
-            if not self._folder.exists():
-                self._folder.mkdir(mode=0o700, parents=True)
-            write_atomically(self._path(self._folder, row), content, 0o600)
-        return self._checksum(content)
+        leaves = [np.asarray(leaf, "<f4", order="C") for leaf in jax.device_get(jax.tree.leaves(release))]
+        about = json.dumps({"row": row, "drawn": drawn, "shapes": [leaf.shape for leaf in leaves]}).encode()
+        parts = [about + b"\n", *(leaf.reshape(-1).view(np.uint8).data for leaf in leaves)]
+        with ThreadPoolExecutor(1) as beside:  # a model is hashed about as fast as it is written
+            checksum = beside.submit(self._checksum, parts)
+            if self._folder is None:
+                self._in_memory[row] = b"".join(parts)
+            else:
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                write_atomically(self._path(self._folder, row), parts, 0o600)
+            return checksum.result()
 
     def read(self, row: int, checksum: str, like: Params) -> tuple[Release, str]:
-        """The release that a charge was made for; `like` has its shapes."""
+        """The release that a charge was made for, and under which name its noise was drawn; `like` has the parameters' structure."""
         content = self._content(row)
         if content is None:
             raise RecordError(
-                f"the release of round {row} is charged, and its record is gone: it cannot be made again without giving away more than was "
-                "charged, so this run cannot go on. Restore its private folder from a copy, or start a new run with model.warm_start"
+                f"the release of round {row} is charged, and its record is gone: to make it again would give away more than was charged, "
+                "so this run cannot go on. Restore its private folder from a copy, or start a new run with model.warm_start"
             )
-        if not hmac.compare_digest(self._checksum(content), checksum):
+        if not hmac.compare_digest(self._checksum([content]), checksum):
             raise RecordError(
                 f"the record of round {row} is not the one that was charged: it was damaged, or belongs to another run. Restore the run's "
                 "private folder from a copy, or start a new run with model.warm_start"
             )
-        leaves = safetensors.numpy.load(content)
-        share, (_, drawn) = leaves.pop(SHARE, None), leaves.pop(DRAWN).tobytes().decode().split()
-        estimate = jax.tree.unflatten(
-            jax.tree.structure(like), [jax.numpy.asarray(leaves[f"{index}"]) for index in range(len(leaves))]
-        )
-        return Release(estimate, None if share is None else jax.numpy.asarray(share)), drawn
+        header, _, numbers = content.partition(b"\n")
+        about, values, leaves = json.loads(header), np.frombuffer(numbers, "<f4"), []
+        for shape in about["shapes"]:
+            leaves.append(jax.numpy.asarray(values[: math.prod(shape)].reshape(shape)))
+            values = values[math.prod(shape) :]
+        size, structure = len(jax.tree.leaves(like)), jax.tree.structure(like)
+        share = leaves[size] if len(leaves) > size else None
+        return Release(jax.tree.unflatten(structure, leaves[:size]), share), about["drawn"]
 
     def forget(self, before: int) -> None:
         """Those of rows before that one, whose effect is saved in the run's state."""
-        for row in [row for row in self._in_memory if row < before]:
-            del self._in_memory[row]
-        for path in [] if self._folder is None else self._folder.glob("release-*.safetensors"):
-            if int(path.stem.removeprefix("release-")) < before:
+        self._in_memory = {row: content for row, content in self._in_memory.items() if row >= before}
+        for path in [] if self._folder is None else self._folder.glob("release-*"):
+            if int(path.name.removeprefix("release-")) < before:
                 path.unlink()
 
     def _content(self, row: int) -> bytes | None:
@@ -85,7 +88,10 @@ class Records:
 
     @staticmethod
     def _path(folder: Path, row: int) -> Path:
-        return folder / f"release-{row}.safetensors"
+        return folder / f"release-{row}"
 
-    def _checksum(self, content: bytes) -> str:
-        return hmac.digest(self._key, content, "sha256").hex()
+    def _checksum(self, parts: Parts) -> str:
+        made = hmac.new(self._key, digestmod="sha256")
+        for part in parts:
+            made.update(part)
+        return made.hexdigest()

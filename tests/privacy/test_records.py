@@ -1,0 +1,199 @@
+"""A release is on disk before it is charged; one that is charged is given out from there, and nothing else ever is."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from conftest import Cut
+from taciturn import tree
+from taciturn.algorithms.dp_fedavg import federated, server_optimizer
+from taciturn.core import Release, UserData
+from taciturn.privacy.account import Account, RunTerms
+from taciturn.privacy.accounting import Budget
+from taciturn.privacy.clipping import flat_clip
+from taciturn.privacy.correlated_noise import Buffers, blt
+from taciturn.privacy.curator import Curator
+from taciturn.privacy.estimators import fixed_denominator
+from taciturn.privacy.ledger import Ledger
+from taciturn.privacy.mechanism import mechanism
+from taciturn.privacy.noise import gaussian
+from taciturn.privacy.participation import MinSeparation, PoissonSampling
+from taciturn.privacy.participation_log import ParticipationLog
+from taciturn.privacy.records import RecordError, Records
+
+ROOT, SIZE = bytes(range(32)), 500
+PARAMS = {"w": jnp.zeros(SIZE)}
+
+
+class Loop:
+    """Adds up users' fixed updates, and something that differs each time: a fleet whose sums never repeat."""
+
+    everyone_reports = True
+
+    def __init__(self) -> None:
+        self.sums = 0
+
+    def users(self, eligible):
+        return eligible(np.arange(20))
+
+    def sum_reports(self, program, message, cohort, key):
+        self.sums += 1
+        texts = [UserData(jnp.full(SIZE, 1e-3 * self.sums), jnp.float32(1), jnp.int32(1)) for _ in cohort]
+        zero = tree.zeros_like(jax.eval_shape(program, message, UserData(PARAMS["w"], 1.0, 1), key))
+        for text in texts:
+            zero = tree.add(zero, program(message, text, key))
+        return zero
+
+
+def door(folder, reopened: bool = False, randomness: str = "operating system", ftrl: bool = False):
+    """A curator over what is in the folder, as a process that was just started would make it."""
+    claim = MinSeparation(5, 2, 4, 12) if ftrl else PoissonSampling(0.5)
+    noise = blt(1.0, Buffers(20, (0.9,), (0.4,))) if ftrl else gaussian(1.0)
+    made = mechanism(flat_clip(1.0), fixed_denominator(10.0), noise, 200)
+    algorithm = federated(
+        lambda message, user, key: {"w": user.batches}, made, claim, server_optimizer("sgd", 1.0, 0.9)
+    )
+    terms = RunTerms("run", "recipe", "text", claim.adjacency, randomness, "pld", Budget(1e-6), 12)
+    account = Account(Ledger(folder / "ledger.jsonl"), terms, made.event(claim))
+    if reopened:
+        account.reopen(None)
+    else:
+        account.open()
+    log = ParticipationLog(folder / "log", 2, 4, ROOT) if ftrl else None
+    return Curator(algorithm, Loop(), account, ROOT, log, Records(folder / "releases", ROOT)), made
+
+
+def same(left, right) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True))
+
+
+@pytest.mark.parametrize("ftrl", [False, True])
+def test_a_charged_release_is_given_out_again_to_the_bit_by_another_process_and_nothing_is_summed(tmp_path, ftrl):
+    first, made = door(tmp_path, ftrl=ftrl)
+    state, given = made.init(PARAMS), []
+    for round in range(3):
+        estimate, after = first.private_mean(PARAMS, state, round)
+        given.append((estimate, after))
+        state = after
+    again, _ = door(tmp_path, reopened=True, ftrl=ftrl)
+    state = made.init(PARAMS)
+    for round, expected in enumerate(given):
+        repeated = again.private_mean(PARAMS, state, round)
+        assert same(repeated, expected)
+        state = repeated[1]
+    assert again._fleet.sums == 0
+    assert len(again.account.charges) == 3
+    again.private_mean(PARAMS, state, 3)
+    assert (again._fleet.sums, len(again.account.charges)) == (1, 4)
+
+
+def test_a_release_that_was_not_charged_is_never_given_out(tmp_path, monkeypatch):
+    """Cut off between the record and the charge: what is on disk has not left, and what leaves has other noise and another total."""
+    first, made = door(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Account, "charge", lambda *arguments: (_ for _ in ()).throw(Cut()))
+        with pytest.raises(Cut):
+            first.private_mean(PARAMS, made.init(PARAMS), 0)
+    written = (tmp_path / "releases" / "release-0").read_bytes()
+    estimate, _ = first.private_mean(PARAMS, made.init(PARAMS), 0)  # in the same process
+    assert (tmp_path / "releases" / "release-0").read_bytes() != written
+    lost = np.frombuffer(written.partition(b"\n")[2], np.float32)
+    # With the same noise, what differs would be the same number in all coordinates, but for rounding.
+    assert np.std(lost - np.asarray(estimate["w"])) > 0.05
+    assert len(first.account.charges) == 1
+
+
+def test_the_twin_in_which_noise_is_the_same_at_the_second_try_is_noticed(tmp_path, monkeypatch):
+    first, made = door(tmp_path)
+    monkeypatch.setattr(first, "_noise_key", lambda drawn, round: np.zeros(8, np.uint32))
+    with monkeypatch.context() as patch:
+        patch.setattr(Account, "charge", lambda *arguments: (_ for _ in ()).throw(Cut()))
+        with pytest.raises(Cut):
+            first.private_mean(PARAMS, made.init(PARAMS), 0)
+    lost = np.frombuffer((tmp_path / "releases" / "release-0").read_bytes().partition(b"\n")[2], np.float32)
+    estimate, _ = first.private_mean(PARAMS, made.init(PARAMS), 0)
+    assert np.std(lost - np.asarray(estimate["w"])) < 1e-6
+
+
+def test_what_is_on_disk_when_a_charge_is_made_is_what_leaves(tmp_path, monkeypatch):
+    """The order that the guarantee rests on: record, synced; charge; release."""
+    charge, seen = Account.charge, []
+
+    def watched(self, round, record, log=""):
+        kept, _ = Records(tmp_path / "releases", ROOT).read(round, record, PARAMS)
+        seen.append(kept.estimate)
+        charge(self, round, record, log)
+
+    monkeypatch.setattr(Account, "charge", watched)
+    first, made = door(tmp_path)
+    estimate, _ = first.private_mean(PARAMS, made.init(PARAMS), 0)
+    assert same(seen[0], estimate)
+
+
+@pytest.mark.parametrize("what", ["gone", "changed", "of another run"])
+def test_a_record_that_is_not_the_one_that_was_charged_stops_the_run(tmp_path, what):
+    first, made = door(tmp_path)
+    first.private_mean(PARAMS, made.init(PARAMS), 0)
+    path = tmp_path / "releases" / "release-0"
+    if what == "gone":
+        path.unlink()
+    elif what == "changed":
+        path.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\0")
+    else:
+        Records(tmp_path / "releases", bytes(32)).write(0, Release(PARAMS), "-0")
+    again, _ = door(tmp_path, reopened=True)
+    with pytest.raises(RecordError, match="warm_start"):
+        again.private_mean(PARAMS, made.init(PARAMS), 0)
+    assert again._fleet.sums == 0
+    assert len(again.account.charges) == 1
+
+
+def test_what_the_ledger_says_of_a_release_confirms_no_guess_at_it(tmp_path):
+    """With a plain hash whoever guesses a release could see that the guess is right; under two secrets, one release has two checksums."""
+    release = Release({"w": jnp.arange(4.0)})
+    checksums = {Records(None, key).write(0, release, "-0") for key in (ROOT, bytes(32))}
+    assert len(checksums) == 2
+
+
+def test_records_are_their_owners_alone_and_go_when_the_state_is_saved(tmp_path):
+    first, made = door(tmp_path)
+    state = made.init(PARAMS)
+    for round in range(3):
+        _, state = first.private_mean(PARAMS, state, round)
+    files = sorted((tmp_path / "releases").iterdir())
+    assert [path.stat().st_mode & 0o777 for path in files] == [0o600] * 3
+    first.saved(2)
+    assert [path.name for path in (tmp_path / "releases").iterdir()] == ["release-2"]
+
+
+def test_a_share_of_clipped_users_is_kept_too(tmp_path):
+    records = Records(tmp_path, ROOT)
+    release = Release({"a": jnp.arange(3.0), "b": {"c": jnp.ones((2, 2))}}, jnp.float32(0.375))
+    checksum = records.write(7, release, "aa-1")
+    kept, drawn = records.read(7, checksum, release.estimate)
+    assert same(kept, release)
+    assert drawn == "aa-1"
+    assert float(kept.share) == 0.375
+
+
+@pytest.mark.parametrize("flags", [{"JAX_THREEFRY_PARTITIONABLE": "0"}, {"JAX_ENABLE_X64": "1"}])
+def test_noise_has_the_same_bits_whatever_jax_is_set_to(flags):
+    import os
+    import subprocess
+    import sys
+
+    program = (
+        "import hashlib, numpy as np\n"
+        "from taciturn.privacy import sampler, wide\n"
+        "drawn = sampler.white(sampler.spread(2.0**46), np.arange(8, dtype=np.uint32), 3, 1001)\n"
+        "print(hashlib.sha256(wide.to_numpy(drawn).tobytes()).hexdigest())"
+    )
+
+    def run(more: dict[str, str]) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=os.environ | more, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    assert run(flags) == run({})
