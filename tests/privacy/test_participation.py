@@ -8,6 +8,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SampledWithout
 
 from taciturn import keys
 from taciturn.privacy.accounting import epsilon, event_from_json, event_to_json, repeated
+from taciturn.privacy.chacha20 import Coins
 from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt, tree
 from taciturn.privacy.participation import CyclicPoisson, FixedSize, PoissonSampling, WrongNumberOfUsers
 
