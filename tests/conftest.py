@@ -30,6 +30,7 @@ from taciturn.core import Mechanism, Params, Report
 from taciturn.data.population import Population, build_population
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
 from taciturn.fleets import simulated
+from taciturn.privacy import sampler, wide
 from taciturn.privacy.chacha20 import key_words
 from taciturn.privacy.clipping import Whole
 from taciturn.recipe_text import parse_recipe
@@ -174,3 +175,11 @@ def nobody(mechanism: Mechanism, like: Params) -> Report:
     """The total of an empty cohort."""
     public = mechanism.public(mechanism.init(like))
     return tree.zeros_like(jax.eval_shape(mechanism.bound, public, like, jnp.float32(0), jax.random.key(0)))
+
+
+@pytest.fixture
+def one_deviation(monkeypatch) -> None:
+    """In place of noise exactly one standard deviation of it, for all coordinates alike."""
+    monkeypatch.setattr(
+        sampler, "white", lambda spread, key, stream, size: wide.from_numpy(np.full(size, int(spread.deviation)))
+    )

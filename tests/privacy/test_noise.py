@@ -36,6 +36,13 @@ def test_the_noise_has_the_stated_deviation_and_not_two_thirds_or_three_halves_o
     assert stats.kstest(draws, "norm", (0, stddev * 3 / 2)).pvalue < 1e-9
 
 
+@pytest.mark.usefixtures("one_deviation")
+@pytest.mark.parametrize(("made", "stddev"), CASES)
+def test_the_noise_is_not_off_by_a_millionth(made, stddev):
+    for leaf in jax.tree.leaves(released(made)):
+        np.testing.assert_allclose(leaf, stddev, rtol=2e-6)
+
+
 def test_no_two_leaves_and_no_two_rounds_share_noise():
     made = CASES[0][0]
     first, second = released(made, 0), released(made, 1)
