@@ -11,6 +11,7 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
+import jax.numpy as jnp
 from jax._src import compiler
 
 # The command line makes every core a device, and compiles for each; here one is enough. That more come to the same total, to the bit, is
@@ -25,10 +26,14 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 import numpy as np
 import pytest
 
+from taciturn import keys, tree
 from taciturn.config import Recipe
+from taciturn.core import Mechanism, Params, Report
 from taciturn.data.population import Population, build_population
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
 from taciturn.fleets import simulated
+from taciturn.privacy import sampler, wide
+from taciturn.privacy.chacha20 import key_words
 from taciturn.privacy.clipping import Whole
 from taciturn.privacy.ledger import FILE_NAME
 from taciturn.recipe_text import parse_recipe
@@ -185,3 +190,22 @@ def exact(report, clip_norm):
 
     update = jax.tree.map(layer, report.update, is_leaf=lambda node: isinstance(node, Whole))
     return update, float(report.weight) / 2**15
+
+
+def noise_key(number: int, seed: int = 0) -> np.ndarray:
+    """For the noise of one row."""
+    return key_words(keys.derive(keys.root_from_seed(seed), "noise", number))
+
+
+def nobody(mechanism: Mechanism, like: Params) -> Report:
+    """The total of an empty cohort."""
+    public = mechanism.public(mechanism.init(like))
+    return tree.zeros_like(jax.eval_shape(mechanism.bound, public, like, jnp.float32(0), jax.random.key(0)))
+
+
+@pytest.fixture
+def one_deviation(monkeypatch) -> None:
+    """In place of noise exactly one standard deviation of it, for all coordinates alike."""
+    monkeypatch.setattr(
+        sampler, "white", lambda spread, key, stream, size: wide.from_numpy(np.full(size, int(spread.deviation)))
+    )

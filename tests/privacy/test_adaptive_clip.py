@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import nobody, noise_key
 from taciturn.core import Report
+from taciturn.privacy import sampler, wide
 from taciturn.privacy.adaptive_clip import AdaptiveClip, Norms, centred_bit
+from taciturn.privacy.clipping import REACH
 from taciturn.privacy.correlated_noise import Buffers, blt, tree
-from taciturn.privacy.mechanism import adaptive_mechanism
+from taciturn.privacy.mechanism import _grid, adaptive_mechanism
 from taciturn.privacy.noise import gaussian
 from taciturn.privacy.participation import MinSeparation
 
@@ -30,10 +33,6 @@ def reports(mechanism, state, norm, users=1, weight=1.0):
     update = {"x": jnp.full(4000, norm / np.sqrt(4000))}
     one = mechanism.bound(mechanism.public(state), update, jnp.float32(weight), jax.random.key(0))
     return jax.tree.map(lambda leaf: leaf * users, one)
-
-
-def keys(round, seed=0):
-    return jax.random.split(jax.random.fold_in(jax.random.key(seed), round), 4)
 
 
 def test_theorem_1_with_the_papers_figures():
@@ -83,10 +82,10 @@ def test_bits_say_whether_an_update_is_within_the_estimate_and_nobody_says_nothi
 
 def test_the_clip_norm_changes_at_restarts_only_and_becomes_the_estimate():
     mechanism = private()
-    state = mechanism.init(ZERO)
+    state, release = mechanism.init(ZERO), jax.jit(mechanism.release)
     for round in range(16):
         before = mechanism.public(state)
-        _, state = mechanism.release(state, reports(mechanism, state, 3.0, users=100), keys(round))
+        _, state = release(state, reports(mechanism, state, 3.0, users=100), noise_key(round))
         after = mechanism.public(state)
         assert float(after.estimate) != float(before.estimate)
         if round + 1 in (4, 8):
@@ -103,29 +102,35 @@ def test_the_estimate_finds_the_quantile(start, norm):
     mechanism = private(clip, blt(0.5, Buffers(100, (0.9,), (0.4,)), Buffers(100, (0.9,), (0.4,))))
 
     @jax.jit
-    def after(state, keys):
+    def after(state, key):
         parts = jax.vmap(lambda size: reports(mechanism, state, size, users=10))(jnp.linspace(0.1, 2 * norm, 10))
-        return mechanism.release(state, jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), parts), keys)[1]
+        return mechanism.release(state, jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), parts), key)[1]
 
     state = mechanism.init(ZERO)
     for round in range(200):
-        state = after(state, keys(round))
+        state = after(state, noise_key(round))
     assert float(mechanism.public(state).estimate) == pytest.approx(norm, rel=0.25)
 
 
 def test_each_round_is_noised_for_the_clip_norm_its_reports_were_made_under():
     """The pitfall: noise calibrated to a clip norm that has just been changed. Rows are compared with noise in known units."""
     noise, mechanism = tree(MULTIPLIER, 4, 4, 8), private()
-    state, units = mechanism.init(ZERO), noise.init((ZERO, jnp.float32(0)))
-    multiplier = CLIP.update_multiplier(MULTIPLIER) * (1 + 200 * 2.0**-21)
-    norms = []
+    multiplier = CLIP.update_multiplier(MULTIPLIER)
+    bits, spread = _grid(noise, multiplier * REACH, REACH, REACH * 200, 4000)
+    assert spread.deviation == pytest.approx(multiplier * REACH * 2**bits, rel=1e-9)
+    state, units, norms = mechanism.init(ZERO), noise.init(4000), []
+    nothing, release = nobody(mechanism, ZERO), jax.jit(mechanism.release)
+
+    @jax.jit
+    def unit(state, key):
+        return noise.next(state, lambda stream: sampler.white(spread, key, 2 * stream, 4000))
+
     for round in range(16):
         norm = float(mechanism.public(state).clip_norm)
-        nothing = reports(mechanism, state, 5.0, weight=0.0)
-        estimate, state = mechanism.release(state, nothing, keys(round))
-        (unit, _), units = noise.next(units, (ZERO, jnp.float32(0)), jnp.float32(1.0), keys(round))
-        expected = multiplier * norm / GOAL * np.asarray(unit["x"])
-        assert np.asarray(estimate["x"]) == pytest.approx(expected, rel=1e-5, abs=1e-9)
+        released, state = release(state, nothing, noise_key(round))
+        row, units = unit(units, noise_key(round))
+        expected = multiplier * norm / GOAL * wide.to_numpy(row) / spread.deviation
+        assert np.asarray(released.estimate["x"]) == pytest.approx(expected, rel=1e-5, abs=1e-9)
         norms.append(norm)
     assert len(set(norms)) == 3
 
@@ -133,29 +138,41 @@ def test_each_round_is_noised_for_the_clip_norm_its_reports_were_made_under():
 def test_updates_and_counts_are_noised_independently_and_each_as_strongly_as_charged():
     """Over many seeds: the first row's noise on updates is z_Δ C/m, on the count σ_b."""
     mechanism = private()
-    state, estimates, shares = mechanism.init(ZERO), [], []
-    nothing = reports(mechanism, state, 5.0, weight=0.0)
-    release = jax.jit(mechanism.release)
+    state, estimates, means, shares = mechanism.init(ZERO), [], [], []
+    nothing, release = nobody(mechanism, ZERO), jax.jit(mechanism.release)
     for seed in range(400):
-        estimate, after = release(state, nothing, keys(0, seed))
-        estimates.append(float(jnp.std(estimate["x"])))
+        released, after = release(state, nothing, noise_key(0, seed))
+        estimates.append(float(jnp.std(released.estimate["x"])))
+        means.append(float(jnp.mean(released.estimate["x"])))
         shares.append(-np.log(float(mechanism.public(after).estimate)) / 0.2)  # b̃ − γ, where b̃ = ½ + noise/m
+        assert shares[-1] == pytest.approx(float(released.share) - 0.5, abs=1e-5)
     wanted = CLIP.update_multiplier(MULTIPLIER) / GOAL
     assert np.mean(estimates) == pytest.approx(wanted, rel=0.01)
     assert np.std(shares) == pytest.approx(5.0 / GOAL, rel=0.12)
     assert np.mean(shares) == pytest.approx(0.0, abs=0.01)
+    assert abs(np.corrcoef(means, shares)[0, 1]) < 0.2
 
 
-def test_skipped_rows_keep_the_noise_in_step_and_restart_where_they_would():
+def test_the_state_after_a_release_on_record_is_the_one_that_the_release_left():
     mechanism = private()
-    went = skipped = mechanism.init(ZERO)
+    release, follow = jax.jit(mechanism.release), jax.jit(mechanism.follow)
+    went = followed = mechanism.init(ZERO)
     for round in range(6):
-        _, went = mechanism.release(went, reports(mechanism, went, 5.0, weight=0.0), keys(round))
-        skipped = mechanism.skip(skipped, ZERO, keys(round))
-    same = jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), went.noise, skipped.noise)
-    assert all(jax.tree.leaves(same))
-    assert int(went.round) == int(skipped.round) == 6
-    assert float(skipped.norms.clip_norm) == 1.0  # nothing was learned from what was lost
+        total = reports(mechanism, went, 3.0, users=100)
+        before, (released, went) = went, release(went, total, noise_key(round))
+        followed = follow(followed, released, noise_key(round))
+        assert same_bits(went, followed)
+        # The twins that must fail: another key, and another share of users within the clip norm.
+        assert not same_bits(went.noise, follow(before, released, noise_key(round, seed=1)).noise)
+        assert not same_bits(
+            went.norms, follow(before, released._replace(share=jnp.float32(0)), noise_key(round)).norms
+        )
+    assert int(followed.round) == 6
+    assert float(followed.norms.clip_norm) != 1.0  # it was restarted after four rows
+
+
+def same_bits(left, right) -> bool:
+    return all(map(np.array_equal, jax.tree.leaves(left), jax.tree.leaves(right)))
 
 
 def test_the_cost_is_that_of_z_and_says_that_a_count_is_released():
@@ -171,7 +188,7 @@ def test_what_adaptive_clipping_cannot_be_built_on_is_refused():
     for wrong in ({"start": 0.0}, {"target_quantile": 1.0}, {"learning_rate": 0.0}, {"count_stddev": 0.0}):
         with pytest.raises(ValueError, match=r"adaptive clipping needs|clip norm lies"):
             dataclasses.replace(CLIP, **wrong)
-    with pytest.raises(ValueError, match="at most 65535 reports"):
+    with pytest.raises(ValueError, match="hold 65535"):
         private(most_reports=10**6)
 
 

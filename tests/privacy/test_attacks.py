@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from dp_accounting import NonPrivateDpEvent
 
-from conftest import compiled_quickly, copied_ledger, copied_population, exact
+from conftest import compiled_quickly, copied_ledger, copied_population, exact, noise_key
 from taciturn import keys, run
 from taciturn.config import Recipe
 from taciturn.core import Algorithm, Message, ServerState
@@ -30,6 +30,7 @@ from taciturn.privacy.ledger import FILE_NAME, Ledger, LedgerError
 from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import gaussian, no_noise
 from taciturn.privacy.participation import FixedSize, PoissonSampling
+from taciturn.privacy.records import RecordError, Records
 from taciturn.recipe_text import RecipeError, parse_recipe, save_recipe
 from taciturn.release.checkpoint import load_model, save_model
 from taciturn.release.export import ExportRefused
@@ -76,7 +77,8 @@ def account(path: Path, of: Algorithm, name: str = "run", **declared) -> Account
 
 
 def curator(people: Population, book: Account, of: Algorithm, root: bytes = bytes(32)) -> Curator:
-    return Curator(of, SimulatedFleet(people, Layout(Unrolls(4), 2, 1)), book, root)
+    records = Records(book.ledger.path.with_suffix(".releases"), root)
+    return Curator(of, SimulatedFleet(people, Layout(Unrolls(4), 2, 1)), book, root, records=records)
 
 
 def opened(people: Population, path: Path, of: Algorithm | None = None, **declared) -> Curator:
@@ -98,22 +100,51 @@ def norm(tree) -> float:
 # --- one noise key, one total ------------------------------------------------------------------------------------
 
 
-def test_a_second_call_with_other_params_gets_other_noise_and_a_charge(people, tmp_path):
+def test_a_second_call_with_other_params_gets_what_was_charged_and_nothing_else(people, tmp_path):
     door = opened(people, tmp_path / FILE_NAME)
     state = algorithm().mechanism.init(ZERO)
-    first, second = door.private_mean(ZERO, state, 0)[0], door.private_mean(OTHER, state, 0)[0]
-    third = door.private_mean(ZERO, state, 0)[0]
+    given = [door.private_mean(params, state, 0)[0]["x"] for params in (ZERO, OTHER, ZERO)]
+    assert np.array_equal(given[0], given[1])
+    assert np.array_equal(given[0], given[2])
+    assert len(door.account.charges) == 1
+
+
+def test_rounds_whose_totals_differ_have_noise_of_their_own(people, tmp_path):
+    """However the same noise met two totals, their difference would tell them: it is alike in all coordinates."""
+    door = opened(people, tmp_path / FILE_NAME)
+    first, state = door.private_mean(ZERO, algorithm().mechanism.init(ZERO), 0)
+    second, state = door.private_mean(OTHER, state, 1)
+    third, _ = door.private_mean(ZERO, state, 2)
     assert not is_constant(first["x"] - second["x"])
     assert not is_constant(first["x"] - third["x"])
     assert len(door.account.charges) == 3
 
 
-def test_a_second_call_with_another_state_gets_other_noise(people, tmp_path):
+def test_noise_that_meets_two_totals_would_be_noticed():
+    """The twin that must fail."""
+    private = algorithm().mechanism
+    state = private.init(ZERO)
+    totals = [private.bound(jnp.float32(1), params, jnp.float32(1), jax.random.key(0)) for params in (ZERO, OTHER)]
+    first, second = (private.release(state, total, noise_key(0))[0].estimate["x"] for total in totals)
+    assert is_constant(first - second)
+    assert not is_constant(first - private.release(state, totals[1], noise_key(1))[0].estimate["x"])
+
+
+def test_a_call_with_another_state_releases_nothing(people, tmp_path):
     falling = algorithm(private=mechanism(flat_clip([(0, 1.0), (1, 0.5)]), fixed_denominator(6.0), gaussian(1.0)))
     door = opened(people, tmp_path / FILE_NAME, falling)
     state = falling.mechanism.init(ZERO)
-    first = door.private_mean(ZERO, state, 0)[0]
-    second = door.private_mean(ZERO, state._replace(round=jnp.int32(1)), 0)[0]
+    later = state._replace(round=jnp.int32(1))
+    for wrong, round in ((later, 0), (later, 1)):
+        with pytest.raises(ValueError, match=r"does not go on from the state|cannot come before"):
+            door.private_mean(ZERO, wrong, round)
+    assert len(door.account.charges) == 0
+    first, after = door.private_mean(ZERO, state, 0)
+    with pytest.raises(ValueError, match="does not go on from the state"):
+        door.private_mean(ZERO, later, 0)
+    with pytest.raises(ValueError, match="does not go on from the state"):
+        door.private_mean(ZERO, state, 1)
+    second, _ = door.private_mean(ZERO, after, 1)  # the twin
     assert not is_constant(first["x"] - second["x"])
     assert not is_constant(first["x"] - 2 * second["x"])
     assert len(door.account.charges) == 2
@@ -145,11 +176,24 @@ def test_a_copy_of_the_ledger_does_not_bring_noise_back_for_another_total(people
 def test_a_round_charged_and_lost_is_released_again_byte_for_byte(people, tmp_path):
     door = opened(people, tmp_path / FILE_NAME)
     state = algorithm().mechanism.init(ZERO)
-    before = door.private_mean(ZERO, state, 0)[0]
+    before, state_before = door.private_mean(ZERO, state, 0)
+    for params in (ZERO, OTHER):  # whatever it would be computed from now
+        book = account(tmp_path / FILE_NAME, algorithm())
+        book.reopen(None)
+        after, state_after = curator(people, book, algorithm()).private_mean(params, state, 0)
+        assert np.array_equal(before["x"], after["x"])
+        assert int(state_before.round) == int(state_after.round) == 1
+        assert len(book.charges) == 1
+
+
+def test_a_round_whose_record_is_lost_is_not_computed_again(people, tmp_path):
+    door = opened(people, tmp_path / FILE_NAME)
+    door.private_mean(ZERO, algorithm().mechanism.init(ZERO), 0)
+    shutil.rmtree((tmp_path / FILE_NAME).with_suffix(".releases"))
     book = account(tmp_path / FILE_NAME, algorithm())
     book.reopen(None)
-    after = curator(people, book, algorithm()).private_mean(ZERO, state, 0)[0]
-    assert np.array_equal(before["x"], after["x"])
+    with pytest.raises(RecordError, match="record is gone"):
+        curator(people, book, algorithm()).private_mean(ZERO, algorithm().mechanism.init(ZERO), 0)
     assert len(book.charges) == 1
 
 
@@ -235,8 +279,7 @@ def test_rounding_in_a_large_sum_does_not_let_one_user_move_it_by_more_than_the_
         fleet = SimulatedFleet(people, Layout(Unrolls(1), 1, 1))
         message = Message({"x": jnp.zeros(1)}, private.public(state))
         total = fleet.sum_reports(program, message, fleet.users(lambda users: users), jax.random.key(0))
-        same_noise = keys.jax_keys(bytes(32), private.noise_keys)
-        return float(private.release(state, total, same_noise)[0]["x"][0])
+        return float(private.release(state, total, noise_key(0))[0].estimate["x"][0])
 
     everyone = {user: [] for user in names} | {user: [5] for user in ours[:many]} | {user: [6] for user in ours[many:]}
     without = everyone | {ours[many - 1]: []}
@@ -265,15 +308,19 @@ def test_an_empty_cohort_is_released_as_noise_and_charged(people, tmp_path):
 
 
 @pytest.mark.parametrize(("expected_weight", "multiplier"), [(8e37, 0.9), (1e37, 1e-2), (1.0, 1e-40)])
-def test_noise_too_small_for_a_float_is_refused_rather_than_left_out(expected_weight, multiplier):
+def test_where_a_float_has_no_room_for_noise_it_has_none_for_what_is_noised(expected_weight, multiplier):
+    """Noise is added before anything is a float: what a float cannot hold is lost of both, and never of noise alone."""
     try:
         private = mechanism(flat_clip(1.0), fixed_denominator(expected_weight), gaussian(multiplier))
         state = private.init(ZERO)
     except ValueError:
         return
-    nothing = private.bound(private.public(state), ZERO, jnp.float32(0.0), jax.random.key(0))
-    drawn, _ = jax.jit(private.release)(state, nothing, keys.jax_keys(bytes(32), private.noise_keys))
-    assert np.all(np.asarray(drawn["x"]) != 0)
+    update = {"x": jnp.array([1.0, 0.0, 0.0, 0.0])}
+    for weight in (0.0, 1.0):
+        total = private.bound(private.public(state), update, jnp.float32(weight), jax.random.key(0))
+        released, _ = jax.jit(private.release)(state, total, noise_key(0))
+        seen = np.asarray(released.estimate["x"]) != 0
+        assert np.all(seen) or not np.any(seen)
 
 
 # --- the account -------------------------------------------------------------------------------------------------
@@ -302,9 +349,9 @@ def test_a_cheap_row_added_behind_does_not_lower_epsilon(tmp_path):
     book = account(tmp_path / FILE_NAME, algorithm())
     book.open()
     for round in range(3):
-        book.charge(round, 0, "seal")
+        book.charge(round, "record")
     before = book.guarantee().epsilon
-    cheap = {"kind": "charge", "run": "run", "round": 9, "attempt": 0, "seal": ""}
+    cheap = {"kind": "charge", "run": "run", "round": 9, "record": ""}
     Ledger(tmp_path / FILE_NAME).append({**cheap, "cost": {"event": "gaussian", "noise_multiplier": 1e6}})
     try:
         after = Ledger(tmp_path / FILE_NAME).guarantee("run").epsilon
@@ -325,13 +372,13 @@ def test_the_budget_holds_when_every_round_is_cut_off_and_redone(people, tmp_pat
     limit = epsilon(repeated(of.mechanism.event(of.participation), 3), DELTA, "rdp")
     door = opened(people, tmp_path / FILE_NAME, of, budget=Budget(DELTA, epsilon=limit))
     state = of.mechanism.init(ZERO)
-
-    def redo() -> None:
+    for round in range(3):
         for attempt in range(4):
-            door.private_mean({"x": jnp.full(4, 0.01 * attempt)}, state, 0)
-
+            _, after = door.private_mean({"x": jnp.full(4, 0.01 * attempt)}, state, round)
+        state = after
     with pytest.raises(BudgetExhausted):
-        redo()
+        door.private_mean(ZERO, state, 3)
+    assert len(door.account.charges) == 3
     assert door.account.guarantee().epsilon <= limit
 
 
@@ -346,8 +393,8 @@ def test_a_ledger_changed_by_hand_releases_nothing(tmp_path, harm):
     path = tmp_path / FILE_NAME
     book = account(path, algorithm())
     book.open()
-    book.charge(0, 0, "seal")
-    book.charge(1, 0, "seal")
+    book.charge(0, "record")
+    book.charge(1, "record")
     head = book.head
     lines = path.read_text().splitlines(keepends=True)
     if harm == "cheaper":
@@ -562,5 +609,5 @@ def test_a_model_with_the_name_of_another_run_is_not_exported(finished, tmp_path
 def test_what_a_non_private_start_cost_is_never_forgotten(tmp_path):
     book = account(tmp_path / FILE_NAME, algorithm(), lineage=(NonPrivateDpEvent(),))
     book.open()
-    book.charge(0, 0, "seal")
+    book.charge(0, "record")
     assert not book.guarantee().is_private

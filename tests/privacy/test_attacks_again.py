@@ -16,11 +16,11 @@ from dp_accounting import (
 )
 from dp_accounting.rdp import RdpAccountant
 
-from conftest import copied_population, exact, made_up_users, tiny_recipe
+from conftest import copied_population, exact, made_up_users, nobody, noise_key, tiny_recipe
 from taciturn import build, measuring, run
-from taciturn.core import Report
 from taciturn.data.population import Population, build_population
 from taciturn.exporting import export_run
+from taciturn.privacy import wide
 from taciturn.privacy.clipping import MOST_REPORTS, Whole, encode, flat_clip, per_layer_clip
 from taciturn.privacy.estimators import fixed_denominator
 from taciturn.privacy.ledger import FILE_NAME, Ledger, LedgerError
@@ -190,30 +190,32 @@ def test_the_most_reports_there_may_be_do_not_overflow():
     assert 2**15 * MOST_REPORTS < 2**31
 
 
-def test_rounding_of_a_total_moves_an_estimate_by_no_more_than_the_noise_is_made_for():
-    """A total of whole numbers is exact, its float is not: one more user moves it a little more than the clip norm."""
-    cohort, size, clip_norm = 65_000, 64, 0.3
-    private = mechanism(flat_clip(clip_norm), fixed_denominator(1.0), gaussian(1e-3))
-    silent = mechanism(flat_clip(clip_norm), fixed_denominator(1.0), gaussian(1e-3)._replace(next=no_draw))
-    per = 2**30 // 8  # one user's share of S in each of 64 coordinates
-    state = private.init({"x": jnp.zeros(size)})
-    key = jax.random.split(jax.random.key(0), 4)
+def test_one_more_user_moves_what_is_noised_by_the_report_and_by_nothing_else():
+    """A total of whole numbers is exact, and so is what noise is added to; in floats it would not be."""
+    cohort, size = 65_000, 64
+    bound, per = flat_clip(0.3), 2**30 // 8 - 12_345  # less than one user's share of S in each of 64 coordinates
+    unpack = jax.jit(bound.unpack)
 
-    def estimate(whole: np.ndarray) -> np.ndarray:
+    def steps(whole: np.ndarray) -> np.ndarray:
         layer = Whole(jnp.asarray(whole >> 15, jnp.int32), jnp.asarray(whole & (2**15 - 1), jnp.int32))
-        return np.asarray(silent.release(state, Report({"x": layer}, jnp.int32(0)), key)[0]["x"], np.float64)
+        return wide.to_numpy(unpack(bound.public(jnp.int32(0)), {"x": layer})["x"])
 
-    generator, moved = np.random.default_rng(0), np.zeros(size)
+    generator, in_floats = np.random.default_rng(0), np.zeros(size, np.float32)
     for _ in range(200):
         others = per * (cohort - 1) - generator.integers(0, 2**21, size)
-        moved = np.maximum(moved, estimate(others + per) - estimate(others))
-    deviation = float(silent.release(state, Report({"x": Whole(*[jnp.zeros(size, jnp.int32)] * 2)}, 0), key)[1].noise)
-    assert np.linalg.norm(moved) <= deviation / 1e-3
+        np.testing.assert_array_equal(steps(others + per) - steps(others), np.full(size, per))
+        moved = (others + per).astype(np.float32) - others.astype(np.float32)
+        in_floats = np.maximum(in_floats, moved)
+    assert np.linalg.norm(np.full(size, per)) <= bound.reach
+    assert np.all(in_floats > per)  # the twin
 
 
-def no_draw(state, like, stddev, keys):
-    """No noise, and the standard deviation as the state, so that a test can see what it would have been."""
-    return jax.tree.map(jnp.zeros_like, like), stddev
+@pytest.mark.usefixtures("one_deviation")
+def test_noise_is_made_for_the_longest_report_whatever_the_cohort():
+    for cohort in (1, 1000, 65_000):
+        layer, private = {"x": jnp.zeros(64)}, mechanism(flat_clip(0.3), fixed_denominator(1.0), gaussian(1e-3), cohort)
+        released, _ = private.release(private.init(layer), nobody(private, layer), noise_key(0))
+        np.testing.assert_allclose(released.estimate["x"], 1e-3 * 0.3, rtol=1e-6)
 
 
 def test_all_runs_together_have_no_privacy_under_any_adjacency_once_one_run_had_none(made, tmp_path):

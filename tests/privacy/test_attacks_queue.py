@@ -44,6 +44,7 @@ from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import no_noise
 from taciturn.privacy.participation import MinSeparation, PoissonSampling, WrongNumberOfUsers
 from taciturn.privacy.participation_log import ParticipationBreach, ParticipationLog
+from taciturn.privacy.records import Records
 from taciturn.recipe_text import RecipeError
 from taciturn.release.export import ExportRefused, check_may_leave
 from taciturn.release.privacy_statement import statement, statement_json
@@ -106,7 +107,7 @@ ALGORITHM = Algorithm(
 BARE_ALGORITHM = ALGORITHM._replace(mechanism=mechanism(unbounded(), mean(), no_noise()))
 PROGRAM = device_program(ALGORITHM)
 JITTED = {PROGRAM: jax.jit(PROGRAM)}
-RELEASE, SKIP = jax.jit(ALGORITHM.mechanism.release), jax.jit(ALGORITHM.mechanism.skip)
+RELEASE, FOLLOW = jax.jit(ALGORITHM.mechanism.release), jax.jit(ALGORITHM.mechanism.follow)
 
 
 def queue(folder, seed=0, without=None, in_flight=9) -> QueuedFleet:
@@ -120,15 +121,17 @@ def book(folder, limits=CLAIM.limits) -> ParticipationLog:
 class Small:
     """A run that can be cut off and taken up again from what is in its folder, and from the state it last saved."""
 
-    def __init__(self, folder) -> None:
+    def __init__(self, folder, curator=Curator, randomness: str = "seeded simulation") -> None:
         self.folder, self.saved = folder, (0, START, ALGORITHM.mechanism.init(START))
-        self.met: dict[bytes, set[bytes]] = {}  # noise keys → the totals they met
+        self.left: dict[int, set[bytes]] = {}  # rows → what was given out for them
+        self.met: dict[bytes, set[bytes]] = {}  # noise keys → the totals they met, of what was given out
+        self._curator, self._randomness, self._meeting = curator, randomness, []
         folder.mkdir()
         self._account().open()
 
     def _account(self) -> Account:
         event = ALGORITHM.mechanism.event(CLAIM)
-        terms = RunTerms("run", "r", "p", CLAIM.adjacency, "operating system", "rdp", Budget(1e-5), ROUNDS)
+        terms = RunTerms("run", "r", "p", CLAIM.adjacency, self._randomness, "rdp", Budget(1e-5), ROUNDS)
         return Account(Ledger(self.folder / "ledger.jsonl"), terms, event)
 
     def go_on(self, rounds: int = ROUNDS, noisy_sums: int = 0):
@@ -138,31 +141,44 @@ class Small:
         fleet = queue(self.folder)
         if noisy_sums:
             fleet._fleet = Elsewhere(noisy_sums)
-        curator = Curator(ALGORITHM, fleet, account, bytes(32), book(self.folder))
-        curator._program, curator._skip = PROGRAM, SKIP
+        records = Records(self.folder / "releases", bytes(32))
+        curator = self._curator(ALGORITHM, fleet, account, bytes(32), book(self.folder), records)
+        curator._program, curator._follow = PROGRAM, FOLLOW
         curator._release = self._watched
         round, params, state = self.saved
         while round < rounds:
+            self._meeting = []
             estimate, state = curator.private_mean(params, state, round)
+            self.left.setdefault(round, set()).add(np.asarray(estimate["x"]).tobytes())
+            for key, total in self._meeting:
+                self.met.setdefault(key, set()).add(total)
             params, round = tree.add(params, estimate), round + 1
             if round % SAVE_EVERY == 0:
                 self.saved = round, params, state
+                curator.saved(round)
         return params
 
-    def _watched(self, state, total, noise_keys):
-        name = np.asarray(jax.random.key_data(noise_keys)).tobytes()
-        self.met.setdefault(name, set()).add(b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(total)))
-        return RELEASE(state, total, noise_keys)
+    def _watched(self, state, total, key):
+        content = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(total))
+        self._meeting.append((np.asarray(key).tobytes(), content))
+        return RELEASE(state, total, key)
+
+    @property
+    def charges(self) -> list[int]:
+        rows = Ledger(self.folder / "ledger.jsonl").run_rows("run")
+        return [row["round"] for row in rows if row["kind"] == "charge"]
 
     def check(self) -> None:
         """What the guarantee rests on, counted again from the files."""
-        rows = Ledger(self.folder / "ledger.jsonl").run_rows("run")
-        charges = [row for row in rows if row["kind"] == "charge"]
+        charges = self.charges
         log = book(self.folder, (0, 10**6))  # a reader who believes nothing: the entries without their checks
         log._chain = log._checksum(b"", repr(CLAIM.limits).encode())
         log._load()
+        assert charges == list(range(len(charges)))
         assert len(charges) <= log.rows <= len(charges) + 1
         assert keeps_the_claim([log.cohort(row).tolist() for row in range(log.rows)])
+        assert set(self.left) <= set(charges)
+        assert all(len(given) == 1 for given in self.left.values())
         assert all(len(totals) == 1 for totals in self.met.values())
         assert len(self.met) <= len(charges)
 
@@ -205,6 +221,8 @@ PLACES = {
     "after the queue wrote": (queued, "write_atomically", True),
     "before the log wrote": (ParticipationLog, "_append", False),
     "after the log wrote": (ParticipationLog, "_append", True),
+    "before the record": (Records, "write", False),
+    "after the record": (Records, "write", True),
     "before the charge": (Account, "charge", False),
     "after the charge": (Account, "charge", True),
 }
@@ -238,7 +256,7 @@ def test_a_queue_cut_off_anywhere_goes_on_to_the_same_model(tmp_path, monkeypatc
                 small.go_on()
         ended = np.asarray(small.go_on()["x"])
         small.check()
-        assert len(small.met) == ROUNDS  # nothing was lost, so nothing is paid twice
+        assert len(small.charges) == ROUNDS  # nothing was lost, so nothing is paid twice
         if not np.array_equal(ended, uncut):
             differing.append(occurrence)
     assert not differing, f"cut off {place} (times {differing}), the run came to another model"
@@ -252,15 +270,15 @@ def test_a_queue_cut_off_anywhere_goes_on_to_the_same_model(tmp_path, monkeypatc
         max_size=4,
     )
 )
-def test_whatever_is_cut_off_and_comes_out_otherwise_the_claim_holds_and_no_key_meets_two_totals(
+def test_whatever_is_cut_off_and_comes_out_otherwise_the_claim_holds_and_no_key_meets_two_totals_that_leave(
     tmp_path_factory, cuts
 ):
-    cut_and_go_on(tmp_path_factory.mktemp("run") / "run", cuts).check()
+    cut_and_go_on(tmp_path_factory.mktemp("run") / "run", cuts, randomness="operating system").check()
 
 
-def cut_and_go_on(folder, cuts) -> Small:
+def cut_and_go_on(folder, cuts, **settings) -> Small:
     """Cut off again and again, now and then on hardware whose sums come out otherwise; until all rows of noise are used up, if need be."""
-    small = Small(folder)
+    small = Small(folder, **settings)
     for place, occurrence, noisy_sums in cuts:
         with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Cut, BudgetExhausted, WrongNumberOfUsers):
             cut_at(patch, place, occurrence)
@@ -270,12 +288,26 @@ def cut_and_go_on(folder, cuts) -> Small:
     return small
 
 
-def test_a_key_that_meets_two_totals_would_be_noticed(tmp_path, monkeypatch):
-    """The twin: seals that do not look at the total."""
-    seal = Curator._seal
-    monkeypatch.setattr(Curator, "_seal", lambda self, total, *rest: seal(self, (), *rest))
-    small = cut_and_go_on(tmp_path / "run", [("after the charge", 2, 0), ("after the charge", 3, 1)])
+class ComputesAgain(Curator):
+    """Of a release that was charged and lost, it forgets that there is a record."""
+
+    def private_mean(self, params, state, round):
+        if round == len(self.account.charges):
+            return super().private_mean(params, state, round)
+        total = self._total(params, state, self._log.cohort(round), round, self._log.failures(round))
+        release, after = self._release(state, total, self._noise_key(f"{self.account.nonce.hex()}-0", round))
+        return release.estimate, after
+
+
+def test_a_key_that_meets_two_totals_would_be_noticed(tmp_path):
+    """The twin of every check: rows that are computed again, where sums come out otherwise."""
+    cuts = [("after the charge", 3, 0), ("after the charge", 3, 1)]
+    small = cut_and_go_on(tmp_path / "run", cuts, curator=ComputesAgain)
     assert any(len(totals) == 2 for totals in small.met.values())
+    assert any(len(given) == 2 for given in small.left.values())
+    with pytest.raises(AssertionError):
+        small.check()
+    cut_and_go_on(tmp_path / "as it is", cuts).check()
 
 
 def changed(folder, **parts) -> None:

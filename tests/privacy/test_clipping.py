@@ -50,7 +50,8 @@ def test_any_update_and_any_weight_leave_with_a_bounded_norm(kind, first, second
     report = compiled(kind)(bound.public(ROUND), {"a": first, "b": second}, np.float32(weight))
     update, sent_weight = exact(report, clip_norm)
     assert 0 <= sent_weight <= 1
-    assert true_norm(update) <= sent_weight * float(bound.sensitivity(ROUND))
+    assert true_norm(update) <= sent_weight * float(bound.public(ROUND))
+    assert bound.reach * float(bound.step(jnp.float32(1))) == 1.0  # the largest norm, for a clip norm of 1
 
 
 def test_a_million_adversarial_values_leave_with_a_bounded_norm():
@@ -102,7 +103,7 @@ def test_layers_are_clipped_to_equal_shares_or_to_the_given_norms():
     equal = per_layer_clip(2.0).project(jnp.float32(2.0), update)
     assert true_norm(equal["a"]) == pytest.approx(2**0.5, rel=1e-4) == pytest.approx(true_norm(equal["b"]), rel=1e-4)
     given_norms = per_layer_clip(layers={"a": 3.0, "b/c": 4.0})
-    assert float(given_norms.sensitivity(ROUND)) == pytest.approx(5.0)
+    assert float(given_norms.public(ROUND)) == pytest.approx(5.0)
     clipped = given_norms.project(given_norms.public(ROUND), update)
     assert true_norm(clipped["a"]) == pytest.approx(3, rel=1e-4)
     assert true_norm(clipped["b"]) == pytest.approx(4, rel=1e-4)

@@ -7,6 +7,8 @@ import optax
 import pytest
 from scipy.linalg import block_diag
 
+from conftest import noise_key
+from taciturn.privacy import sampler, wide
 from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt, tree
 from taciturn.privacy.noise import gaussian
 from taciturn.privacy.sensitivity import tree_weights
@@ -30,14 +32,18 @@ MECHANISMS = {
 }
 
 
-def given_out(noise, stddev=1.0, shape=COORDINATES, seed=0):
-    """[rounds, coordinates]: what a run would add to its estimates."""
-    like = {"layer": jnp.zeros(shape)}
-    state, rows, step = noise.init(like), [], jax.jit(noise.next)
-    for round in range(ROUNDS):
-        keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), round), noise.keys)
-        row, state = step(state, like, jnp.float32(stddev), keys)
-        rows.append(np.asarray(row["layer"], np.float64))
+def given_out(noise, size=COORDINATES, rounds=ROUNDS):
+    """[rounds, coordinates]: what a run would add to its estimates, in standard deviations of white noise."""
+    spread = sampler.spread(2.0**40)
+
+    @jax.jit
+    def step(state, key):
+        return noise.next(state, lambda stream: sampler.white(spread, key, stream, size))
+
+    state, rows = noise.init(size), []
+    for round in range(rounds):
+        row, state = step(state, noise_key(round))
+        rows.append(wide.to_numpy(row) / spread.deviation)
     return np.array(rows)
 
 
@@ -114,7 +120,7 @@ def furthest(rows, covariance):
 
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_noise_has_the_covariance_over_rounds_that_is_charged_for(name):
-    rows = given_out(MECHANISMS[name](), stddev=2.0) / 2.0
+    rows = given_out(MECHANISMS[name]())
     assert furthest(rows, expected_covariance(name)) < 5.5
     # The twins that must fail: noise of another strength, and noise of another mechanism.
     assert furthest(1.5 * rows, expected_covariance(name)) > 20
@@ -138,22 +144,16 @@ def test_noise_cancels_in_sums_where_it_should():
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
-def test_coordinates_and_layers_are_independent(name):
-    noise = MECHANISMS[name]()
-    like = {"a": jnp.zeros(4000), "b": jnp.zeros(4000)}
-    state, rows = noise.init(like), []
-    for round in range(8):
-        row, state = noise.next(state, like, jnp.float32(1.0), jax.random.split(jax.random.key(round), noise.keys))
-        rows.append(row)
-    for one in rows:
-        assert abs(np.corrcoef(one["a"], one["b"])[0, 1]) < 0.07
-        assert abs(np.corrcoef(one["a"][:-1], one["a"][1:])[0, 1]) < 0.07
+def test_coordinates_are_independent(name):
+    for one in given_out(MECHANISMS[name](), size=8000, rounds=8):
+        assert abs(np.corrcoef(one[:4000], one[4000:])[0, 1]) < 0.07
+        assert abs(np.corrcoef(one[:-1], one[1:])[0, 1]) < 0.07
 
 
 def test_residual_noise_and_momentum_are_the_cumulative_form_of_the_paper():
     """Xu's Alg. 1 steps from θ⁰ by a momentum over noised *sums*; residuals through optax's momentum come to the same."""
     noise, rate, momentum = tree(1.0, ROUNDS), 0.5, 0.9
-    residuals = given_out(noise, shape=50)
+    residuals = given_out(noise, size=50)
     updates = np.random.default_rng(0).normal(size=(ROUNDS, 50))
     optimizer = optax.sgd(rate, momentum=momentum)
     params, state = jnp.zeros(50), optimizer.init(jnp.zeros(50))
@@ -177,9 +177,9 @@ def test_a_blt_streams_as_jax_privacy_does():
         buf_decay=np.array([0.97, 0.4]), output_scale=np.array([0.3, 0.2]), dtype=jnp.float32
     )
     inverse = theirs.inverse_as_streaming_matrix()
-    white = given_out(gaussian(1.0), shape=7)
+    white = given_out(gaussian(1.0), size=7)
     state, rows = inverse.init_multiply(jnp.zeros(7)), []
     for row in white:
         value, state = inverse.multiply_next(jnp.asarray(row, jnp.float32), state)
         rows.append(np.asarray(value))
-    assert np.array(rows) == pytest.approx(given_out(MECHANISMS["blt"](), shape=7), abs=1e-5)
+    assert np.array(rows) == pytest.approx(given_out(MECHANISMS["blt"](), size=7), abs=1e-5)

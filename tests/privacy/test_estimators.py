@@ -1,5 +1,9 @@
 """Lemma 1 of McMahan et al. 2018, and the counterexample to its assumption."""
 
+import functools
+import math
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taciturn.core import Report
+from taciturn.privacy import wide
+from taciturn.privacy.clipping import REACH, STEPS
 from taciturn.privacy.estimators import clipped_denominator, fixed_denominator, mean
 
 
@@ -16,7 +22,20 @@ def total(users: list[tuple[float, float]]) -> Report:
 
 
 def value(estimator, users) -> float:
+    """In floats, as in a run without privacy."""
     return float(estimator.apply(total(users))["a"][0])
+
+
+def steps(estimator, users) -> int:
+    """What is noised, of reports in whole numbers, for a clip norm of 1."""
+    weights = [math.floor(w * STEPS) for w, _ in users]
+    sums = sum(math.trunc(w / STEPS * d * REACH) for w, (_, d) in zip(weights, users, strict=True))
+    return int(wide.to_numpy(divided(estimator)(wide.from_numpy(np.array([sums])), jnp.int32(sum(weights))))[0])
+
+
+@functools.cache
+def divided(estimator):
+    return jax.jit(estimator.steps)
 
 
 users_strategy = st.lists(st.tuples(st.floats(0, 1), st.floats(-1, 1)), max_size=30)
@@ -25,25 +44,49 @@ users_strategy = st.lists(st.tuples(st.floats(0, 1), st.floats(-1, 1)), max_size
 @pytest.mark.parametrize("estimator", [fixed_denominator(5.0), clipped_denominator(5.0)])
 @settings(max_examples=200, deadline=None)
 @given(users=users_strategy, one=st.tuples(st.floats(0, 1), st.floats(-1, 1)))
-def test_one_user_of_norm_at_most_1_moves_the_estimate_by_at_most_its_sensitivity(estimator, users, one):
-    assert abs(value(estimator, [*users, one]) - value(estimator, users)) <= estimator.sensitivity * (1 + 1e-4) + 1e-6
+def test_one_user_of_norm_at_most_1_moves_what_is_noised_by_at_most_its_sensitivity(estimator, users, one):
+    moved = abs(steps(estimator, [*users, one]) - steps(estimator, users))
+    assert moved <= estimator.sensitivity(1) * REACH
+    assert moved * estimator.unit / REACH == pytest.approx(
+        abs(value(estimator, [*users, one]) - value(estimator, users)), abs=1e-3
+    )
+
+
+@pytest.mark.parametrize("estimator", [fixed_denominator(5.0), clipped_denominator(5.0)])
+@given(count=st.integers(0, 65_534), sign=st.sampled_from([-1.0, 1.0]))
+@settings(max_examples=50, deadline=None)
+def test_the_same_holds_among_as_many_users_as_there_may_be(estimator, count, sign):
+    crowd = wide.from_numpy(np.array([count * int(REACH)])), jnp.int32(count * int(STEPS))
+    more = wide.from_numpy(np.array([int((count + sign) * REACH)])), jnp.int32((count + 1) * int(STEPS))
+    before, after = (int(wide.to_numpy(divided(estimator)(*one))[0]) for one in (crowd, more))
+    assert abs(after - before) <= estimator.sensitivity(1) * REACH
 
 
 def test_lemma_1_bounds_are_the_papers():
-    assert fixed_denominator(20.0).sensitivity == 1 / 20
-    assert clipped_denominator(20.0).sensitivity == 2 / 20
+    fixed, clipped = fixed_denominator(20.0), clipped_denominator(20.0)
+    assert fixed.sensitivity(1) * fixed.unit == fixed.sensitivity(10**6) * fixed.unit == 1 / 20
+    assert clipped.unit == 1
+    assert clipped.sensitivity(1) == pytest.approx(2 / 20, rel=1e-7)
+    assert clipped.sensitivity(10**6) == 2 / 20 + 10**3 * 2.0**-30  # each coordinate is rounded to a step
 
 
 def test_the_counterexample_bounding_the_weighted_update_alone_is_not_enough():
     """100 users with w = .01 and ‖wΔ‖ = S = 1, qW_min = 1: one more user of weight 1 moves f̃_c by 50 S, not by 2 S."""
-    crowd = [(0.01, 100.0)] * 100
-    moved = abs(value(clipped_denominator(1.0), [*crowd, (1.0, 0.0)]) - value(clipped_denominator(1.0), crowd))
+    crowd, estimator = [(0.01, 100.0)] * 100, clipped_denominator(1.0)
+    moved = abs(value(estimator, [*crowd, (1.0, 0.0)]) - value(estimator, crowd))
     assert moved == pytest.approx(50, rel=1e-4)
-    assert moved > clipped_denominator(1.0).sensitivity
+    assert moved > estimator.sensitivity(1)
+    assert abs(steps(estimator, [*crowd, (1.0, 0.0)]) - steps(estimator, crowd)) > 20 * estimator.sensitivity(1) * REACH
+
+
+@pytest.mark.parametrize("least", [0.0, -1.0, 1e-5, 65_536.0, float("inf"), float("nan")])
+def test_a_least_weight_that_no_division_is_made_for_is_refused(least):
+    with pytest.raises(ValueError, match="weight of a cohort"):
+        clipped_denominator(least)
 
 
 def test_the_plain_mean_has_no_bounded_sensitivity_and_an_empty_cohort_gives_zero():
-    assert mean().sensitivity == np.inf
+    assert mean().sensitivity(1) == np.inf
     assert value(mean(), []) == 0
     assert value(mean(), [(0.5, 1.0), (0.5, 0.0)]) == pytest.approx(0.5)
 

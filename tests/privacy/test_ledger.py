@@ -40,7 +40,7 @@ def opened(ledger_path) -> Account:
     made = account(ledger_path)
     made.open()
     for round in range(3):
-        made.charge(round, 0, "seal")
+        made.charge(round, "record")
     return made
 
 
@@ -84,7 +84,7 @@ def test_rows_cut_off_at_the_end_are_noticed_by_whoever_holds_a_later_head(opene
     with pytest.raises(LedgerError, match="cut off"):
         shortened.reopen(opened.head)
     with pytest.raises(LedgerError, match="became shorter"):
-        opened.charge(3, 0, "seal")
+        opened.charge(3, "record")
 
 
 def test_a_line_torn_by_a_crash_is_dropped_and_said_so(opened, ledger_path):
@@ -112,9 +112,9 @@ def test_a_budget_becomes_a_number_of_releases_before_the_first_and_stops_there(
     assert epsilon(SelfComposedDpEvent(ROUND_COST, allowed), 1e-5) <= 3.0
     assert epsilon(SelfComposedDpEvent(ROUND_COST, allowed + 1), 1e-5) > 3.0
     for round in range(allowed):
-        limited.charge(round, 0, "seal")
+        limited.charge(round, "record")
     with pytest.raises(BudgetExhausted, match=f"{allowed} releases"):
-        limited.charge(allowed, 0, "seal")
+        limited.charge(allowed, "record")
     assert limited.guarantee().epsilon <= 3.0
 
 
@@ -127,7 +127,7 @@ def test_runs_on_the_same_users_add_up(ledger_path):
         one = account(ledger_path, terms(name))
         one.open()
         for round in range(10):
-            one.charge(round, 0, "seal")
+            one.charge(round, "record")
     ledger = Ledger(ledger_path)
     ((adjacency, total, rho),) = ledger.totals(1e-5)
     assert adjacency == PoissonSampling.adjacency
@@ -139,7 +139,7 @@ def test_runs_on_the_same_users_add_up(ledger_path):
 def test_runs_under_different_adjacency_are_not_added_up(ledger_path):
     poisson = account(ledger_path)
     poisson.open()
-    poisson.charge(0, 0, "seal")
+    poisson.charge(0, "record")
     fixed_round = FixedSize(5, 50)
     fixed = account(
         ledger_path,
@@ -147,7 +147,7 @@ def test_runs_under_different_adjacency_are_not_added_up(ledger_path):
         SelfComposedDpEvent(fixed_round.event(1.0), 1),
     )
     fixed.open()
-    fixed.charge(0, 0, "seal")
+    fixed.charge(0, "record")
     assert [adjacency for adjacency, _, _ in Ledger(ledger_path).totals(1e-5)] == [
         poisson.terms.adjacency,
         fixed_round.adjacency,
@@ -158,7 +158,7 @@ def test_a_non_private_run_costs_infinity_for_good(ledger_path):
     open_run = account(ledger_path, release=NonPrivateDpEvent())
     open_run.open()
     assert open_run.guarantee().epsilon == 0  # nothing released yet
-    open_run.charge(0, 0, "seal")
+    open_run.charge(0, "record")
     assert open_run.guarantee().epsilon == math.inf
     assert not open_run.guarantee().is_private
     assert Ledger(ledger_path).totals(1e-5)[0][1] == math.inf
@@ -169,7 +169,7 @@ def test_a_model_that_comes_from_an_earlier_run_carries_its_cost(ledger_path):
     later = account(ledger_path, terms(lineage=earlier))
     later.open()
     assert later.guarantee().epsilon == pytest.approx(epsilon(earlier[0], 1e-5))
-    later.charge(0, 0, "seal")
+    later.charge(0, "record")
     assert later.guarantee().epsilon > epsilon(SelfComposedDpEvent(ROUND_COST, 50), 1e-5)
     spent = account(ledger_path, terms("spent", Budget(1e-5, epsilon=3.0), lineage=earlier))
     assert spent.allowed == 0
@@ -208,7 +208,7 @@ def test_a_run_is_not_gone_on_with_under_other_noise(opened, ledger_path):
 def test_the_parameters_of_a_model_are_on_record_with_what_they_cost(opened, ledger_path):
     head = opened.record_model(3, "digest")
     assert opened.record_model(3, "digest") == head  # saved twice, written once
-    opened.charge(3, 0, "seal")
+    opened.charge(3, "record")
     ledger = Ledger(ledger_path)
     assert ledger.model_row("digest")["hash"] == head
     assert ledger.model_row("other") is None
@@ -219,9 +219,9 @@ def test_the_parameters_of_a_model_are_on_record_with_what_they_cost(opened, led
 def test_two_processes_on_one_run_are_noticed(opened, ledger_path):
     second = account(ledger_path)
     second.reopen(opened.head)
-    second.charge(3, 0, "seal")
+    second.charge(3, "record")
     with pytest.raises(LedgerError, match="another process"):
-        opened.charge(3, 0, "seal")
+        opened.charge(3, "record")
 
 
 def test_charges_of_several_processes_form_one_chain(tmp_path):

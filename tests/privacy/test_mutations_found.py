@@ -10,24 +10,25 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
 
-from conftest import cut_off_rows, tiny_recipe
+from conftest import cut_off_rows, nobody, noise_key, tiny_recipe
 from taciturn import keys, run, tree
 from taciturn.core import Algorithm, ServerState, UserData
 from taciturn.fleets.available import AvailableFleet
 from taciturn.fleets.queued import QueuedFleet
-from taciturn.privacy import correlated_noise
+from taciturn.privacy import correlated_noise, sampler, wide
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget, epsilon, repeated
 from taciturn.privacy.adaptive_clip import AdaptiveClip
-from taciturn.privacy.clipping import flat_clip
+from taciturn.privacy.clipping import REACH, flat_clip
 from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.estimators import fixed_denominator
 from taciturn.privacy.ledger import FILE_NAME, Ledger, LedgerError
-from taciturn.privacy.mechanism import adaptive_mechanism, mechanism
+from taciturn.privacy.mechanism import _grid, adaptive_mechanism, mechanism
 from taciturn.privacy.noise import gaussian, no_noise
 from taciturn.privacy.participation import CyclicPoisson, MinSeparation, PoissonSampling, WrongNumberOfUsers
 from taciturn.privacy.participation_log import ParticipationLog
+from taciturn.privacy.records import Records
 from taciturn.release.checkpoint import ModelCard, card_digest, params_digest
 from taciturn.release.export import ExportRefused, check_may_leave, verified_guarantee
 
@@ -64,15 +65,17 @@ def algorithm(multiplier=1.0, participation=EVERYONE, most_reports=USERS) -> Alg
 
 
 def opened(path, of=None, root=bytes(32), recipe="recipe", fleet=None) -> Curator:
+    """A simulation, so that nothing is fresh, and what two runs have in common shows."""
     of = of or algorithm()
-    terms = RunTerms("run", recipe, "p", of.participation.adjacency, "operating system", "rdp", Budget(1e-5), 5)
+    terms = RunTerms("run", recipe, "p", of.participation.adjacency, "seeded simulation", "rdp", Budget(1e-5), 5)
     account = Account(Ledger(path / "ledger.jsonl"), terms, of.mechanism.event(of.participation))
     account.open()
     return Curator(of, fleet or Loop(), account, root)
 
 
 def released(door, params=ZERO, round=0) -> np.ndarray:
-    return np.asarray(door.private_mean(params, algorithm().mechanism.init(ZERO), round)[0]["x"])
+    state = algorithm().mechanism.init(ZERO)._replace(round=jnp.int32(round))
+    return np.asarray(door.private_mean(params, state, round)[0]["x"])
 
 
 def is_constant(values) -> bool:
@@ -111,8 +114,8 @@ def test_where_the_clip_norm_falls_a_report_counts_for_the_new_one():
     state = made.init(ZERO)
     for clip_norm in (4.0, 1.0):
         report = made.bound(made.public(state), {"x": jnp.full(4, 50.0)}, jnp.float32(1), jax.random.key(0))
-        estimate, state = made.release(state, report, jax.random.split(jax.random.key(0), made.noise_keys))
-        assert float(jnp.linalg.norm(estimate["x"])) == pytest.approx(clip_norm, rel=1e-4)
+        release, state = made.release(state, report, noise_key(0))
+        assert float(jnp.linalg.norm(release.estimate["x"])) == pytest.approx(clip_norm, rel=1e-4)
 
 
 # Noise.
@@ -122,24 +125,25 @@ def test_where_the_clip_norm_falls_a_report_counts_for_the_new_one():
 def test_every_value_of_every_layer_is_noised(noise):
     layers = {"matrix": jnp.zeros((3, 2)), "number": jnp.float32(0), "vector": jnp.zeros(5)}
     made = mechanism(flat_clip(1.0), fixed_denominator(1.0), noise)
-    nobody = made.bound(jnp.float32(1.0), layers, jnp.float32(0), jax.random.key(0))
-    estimate, _ = made.release(made.init(layers), nobody, jax.random.split(jax.random.key(1), made.noise_keys))
+    release, _ = made.release(made.init(layers), nobody(made, layers), noise_key(1))
     is_noised = noise.multiplier > 0  # the twin: without noise, none is
-    assert all(np.all((np.asarray(leaf) != 0) == is_noised) for leaf in jax.tree.leaves(estimate))
+    assert all(np.all((np.asarray(leaf) != 0) == is_noised) for leaf in jax.tree.leaves(release.estimate))
 
 
 @pytest.mark.parametrize("noise", [blt(1.5, Buffers(9, (0.9,), (0.4,))), correlated_noise.tree(1.5, 9)])
 def test_correlated_noise_is_made_of_white_noise_of_z_clip_norms(noise):
     """Neither more nor less by the strategy's sensitivity, which the cost has in it already."""
     made = mechanism(flat_clip(3.0), fixed_denominator(20.0), noise, most_reports=100)
-    state, unit_state = made.init(ZERO), noise.init(ZERO)
-    nobody = made.bound(jnp.float32(3.0), ZERO, jnp.float32(0), jax.random.key(0))
+    bits, spread = _grid(noise, 1.5 * REACH, REACH, REACH * 100, 4)
+    assert spread.deviation == pytest.approx(1.5 * REACH * 2**bits, rel=2e-6)
+    state, unit_state = made.init(ZERO), noise.init(4)
     for row in range(3):
-        row_keys = jax.random.split(jax.random.key(row), made.noise_keys)
-        estimate, state = made.release(state, nobody, row_keys)
-        unit, unit_state = noise.next(unit_state, ZERO, jnp.float32(1.0), row_keys)
-        expected = 1.5 * 3.0 / 20.0 * (1 + 100 * 2.0**-21) * np.asarray(unit["x"])
-        np.testing.assert_allclose(estimate["x"], expected, rtol=1e-5, atol=1e-8)
+        release, state = made.release(state, nobody(made, ZERO), noise_key(row))
+        unit, unit_state = noise.next(
+            unit_state, lambda stream, row=row: sampler.white(spread, noise_key(row), stream, 4)
+        )
+        expected = 1.5 * 3.0 / 20.0 * wide.to_numpy(unit) / spread.deviation
+        np.testing.assert_allclose(release.estimate["x"], expected, rtol=1e-5, atol=1e-8)
 
 
 def test_no_two_rounds_of_a_run_share_noise(tmp_path):
@@ -159,8 +163,8 @@ def test_one_root_under_two_recipes_or_noise_multipliers_has_other_noise(tmp_pat
 
 
 def test_noise_and_cohorts_do_not_follow_from_what_is_public(tmp_path, monkeypatch):
-    """Two runs that look the same from outside, down to the seals in their ledgers; only their roots differ."""
-    monkeypatch.setattr(Curator, "_seal", lambda *_: "a seal")
+    """Two runs that look the same from outside, down to the checksums in their ledgers; only their roots differ."""
+    monkeypatch.setattr(Records, "_checksum", lambda *_: "a checksum")
 
     def seen(name: str, root: bytes, q: float) -> tuple[list[list[int]], np.ndarray]:
         (tmp_path / name).mkdir()
@@ -190,46 +194,29 @@ def test_one_user_moves_an_adaptive_round_by_the_clip_norm_in_force_and_by_half_
     def report(weight):
         return made.bound(made.public(state), {"x": jnp.full(4, 50.0)}, jnp.float32(weight), jax.random.key(0))
 
-    def row_keys(row):
-        return jax.random.split(jax.random.key(row), made.noise_keys)
-
     crowd = jax.tree.map(lambda leaf: leaf * 100, report(1.0))  # all longer than the estimate, which rises
-    _, state = made.release(state, crowd, row_keys(0))
+    _, state = made.release(state, crowd, noise_key(0))
     before = made.public(state)
     assert float(before.estimate) > 1.01 * float(before.clip_norm)  # the twin: to confuse the two would show
-    without, with_one = (made.release(state, report(weight), row_keys(1)) for weight in (0.0, 1.0))
-    moved = jnp.linalg.norm(with_one[0]["x"] - without[0]["x"])
+    without, with_one = (made.release(state, report(weight), noise_key(1)) for weight in (0.0, 1.0))
+    moved = jnp.linalg.norm(with_one[0].estimate["x"] - without[0].estimate["x"])
     assert float(moved) == pytest.approx(float(before.clip_norm) / 100.0, rel=1e-3)
     estimates = [float(made.public(after).estimate) for _, after in (without, with_one)]
     assert np.log(estimates[1] / estimates[0]) / 0.2 == pytest.approx(0.5 / 100.0, rel=1e-2)
-
-
-def test_a_seal_says_nothing_of_a_total_to_who_has_no_root(tmp_path):
-    """It stands in the ledger: if it could be worked out, whoever guesses a total would know if the guess is right."""
-    seals = []
-    for name, root in (("one", b"1" * 32), ("other", b"2" * 32), ("twin", b"1" * 32)):
-        (tmp_path / name).mkdir()
-        door = opened(tmp_path / name, root=root)
-        released(door)
-        seals.append(door.account.charges[0]["seal"])
-    assert seals[0] == seals[2] != seals[1]
 
 
 # Charges.
 
 
 def test_the_charge_is_on_disk_before_anything_is_released(tmp_path, monkeypatch):
-    door, on_disk = opened(tmp_path), []
-    release = door._release
+    door = opened(tmp_path)
 
-    def watched(*arguments):
-        rows = Ledger(tmp_path / "ledger.jsonl").run_rows("run")
-        on_disk.append(sum(row["kind"] == "charge" for row in rows))
-        return release(*arguments)
+    def charges() -> int:
+        return sum(row["kind"] == "charge" for row in Ledger(tmp_path / "ledger.jsonl").run_rows("run"))
 
-    door._release = watched
-    released(door, round=0), released(door, round=1)
-    assert on_disk == [1, 2]
+    for round in range(2):
+        released(door, round=round)
+        assert charges() == round + 1
 
     def power_cut(*_):
         raise KeyboardInterrupt
@@ -237,7 +224,10 @@ def test_the_charge_is_on_disk_before_anything_is_released(tmp_path, monkeypatch
     monkeypatch.setattr(Account, "charge", power_cut)
     with pytest.raises(KeyboardInterrupt):
         released(door, round=2)
-    assert len(on_disk) == 2
+    monkeypatch.undo()
+    assert charges() == 2
+    released(door, round=2)  # the twin: and with a charge it leaves
+    assert charges() == 3
 
 
 def test_a_charge_and_an_entry_of_the_log_are_synced_before_they_count(tmp_path, monkeypatch):
@@ -250,7 +240,7 @@ def test_a_charge_and_an_entry_of_the_log_are_synced_before_they_count(tmp_path,
     monkeypatch.setattr(os, "fsync", watched)
     door, log = opened(tmp_path), ParticipationLog(tmp_path / "participation.log", 2, 3, bytes(32))
     for _ in range(2):
-        door.account.charge(0, len(door.account.charges), "seal")
+        door.account.charge(len(door.account.charges), "record")
         log.record(np.array([log.rows]))
         for path in (tmp_path / "ledger.jsonl", tmp_path / "participation.log"):
             assert synced.get(path.stat().st_ino) == path.stat().st_size
@@ -295,20 +285,27 @@ def test_a_run_is_not_resumed_with_a_ledger_that_was_cut_off(population, tmp_pat
     assert run.resume_run(tmp_path / "run", lambda *_: None).guarantee.releases == 2  # the twin
 
 
-def test_a_round_that_is_done_again_asks_others(tmp_path):
+def test_a_round_that_is_done_again_asks_nobody(tmp_path):
     fleet = Loop()
     door = opened(tmp_path, algorithm(participation=PoissonSampling(0.5)), fleet=fleet)
-    released(door)
-    released(door, {"x": jnp.full(4, 0.3)})  # its total does not repeat
-    first, tried_again, another = fleet.cohorts
-    assert first == tried_again != another
+    first = released(door)
+    assert np.array_equal(first, released(door, {"x": jnp.full(4, 0.3)}))  # whatever it would be computed from now
+    assert len(fleet.cohorts) == len(door.account.charges) == 1
+    released(door, round=1)  # the twin: another round asks others
+    assert len(fleet.cohorts) == len(door.account.charges) == 2
+    assert fleet.cohorts[0] != fleet.cohorts[1]
 
 
-def test_a_round_that_is_charged_twice_costs_twice(tmp_path):
+def test_no_round_is_charged_twice_or_out_of_turn_and_two_cost_twice(tmp_path):
     account = opened(tmp_path).account
-    account.charge(0, 0, "seal")
+    for wrong in (1, -1):
+        with pytest.raises(LedgerError, match="not the next"):
+            account.charge(wrong, "record")
+    account.charge(0, "record")
     once = account.guarantee()
-    account.charge(0, 1, "seal")
+    with pytest.raises(LedgerError, match="not the next"):
+        account.charge(0, "record")
+    account.charge(1, "record")
     twice = account.guarantee()
     assert twice.epsilon == epsilon(repeated(account.release, 2), 1e-5, "rdp") > once.epsilon
     assert twice.rho == pytest.approx(2 * once.rho)
@@ -349,7 +346,7 @@ def test_a_model_without_privacy_does_not_leave_unasked(tmp_path, release):
     terms = RunTerms("run", "r", "p", "add or remove one user", "operating system", "rdp", Budget(1e-5), 5)
     account = Account(Ledger(tmp_path / "ledger.jsonl"), terms, release)
     account.open()
-    account.charge(0, 0, "seal")
+    account.charge(0, "record")
     check_may_leave(account.guarantee(), non_private=True)
     if isinstance(release, NonPrivateDpEvent):
         with pytest.raises(ExportRefused, match="no privacy"):

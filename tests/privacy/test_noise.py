@@ -6,27 +6,19 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from taciturn import keys, tree
-from taciturn.core import Report
+from conftest import nobody, noise_key
+from taciturn.privacy import sampler, wide
 from taciturn.privacy.clipping import flat_clip, per_layer_clip, unbounded
 from taciturn.privacy.estimators import clipped_denominator, fixed_denominator, mean
 from taciturn.privacy.mechanism import mechanism
-from taciturn.privacy.noise import DRAWS, gaussian, no_noise
+from taciturn.privacy.noise import gaussian, no_noise
 
 ZERO = {"a": jnp.zeros((100, 50)), "b": jnp.zeros((100, 50)), "c": jnp.zeros(3)}
 
 
-def no_one(made) -> Report:
-    """The total of an empty cohort."""
-    return tree.zeros_like(jax.eval_shape(made.bound, jnp.float32(1), ZERO, jnp.float32(0), jax.random.key(0)))
-
-
-def noise_keys(round: int) -> jax.Array:
-    return keys.jax_keys(keys.derive(keys.root_from_seed(5), "noise", round), 4)
-
-
 def released(made, round: int = 0, state=None) -> dict:
-    return made.release(state or made.init(ZERO), no_one(made), noise_keys(round))[0]
+    release, _ = made.release(state or made.init(ZERO), nobody(made, ZERO), noise_key(round, seed=5))
+    return release.estimate
 
 
 CASES = [
@@ -44,6 +36,13 @@ def test_the_noise_has_the_stated_deviation_and_not_two_thirds_or_three_halves_o
     assert stats.kstest(draws, "norm", (0, stddev * 3 / 2)).pvalue < 1e-9
 
 
+@pytest.mark.usefixtures("one_deviation")
+@pytest.mark.parametrize(("made", "stddev"), CASES)
+def test_the_noise_is_not_off_by_a_millionth(made, stddev):
+    for leaf in jax.tree.leaves(released(made)):
+        np.testing.assert_allclose(leaf, stddev, rtol=2e-6)
+
+
 def test_no_two_leaves_and_no_two_rounds_share_noise():
     made = CASES[0][0]
     first, second = released(made, 0), released(made, 1)
@@ -53,19 +52,21 @@ def test_no_two_leaves_and_no_two_rounds_share_noise():
         assert not np.any(np.asarray(left) == np.asarray(right))
 
 
-def test_one_key_for_two_leaves_would_be_noticed():
-    """The twin that must fail: equal shapes under one key get equal noise."""
-    key = noise_keys(0)[0]
-    assert np.all(jax.random.bits(key, (5, 5)) == jax.random.bits(key, (5, 5)))
+def test_one_stream_for_two_leaves_would_be_noticed():
+    """The twin that must fail: one key and one stream give the same noise again."""
+    spread, key = sampler.spread(1e6), noise_key(0)
+    first, again, other = (wide.to_numpy(sampler.white(spread, key, stream, 500)) for stream in (0, 0, 1))
+    assert np.array_equal(first, again)
+    assert not np.any(first == other)
 
 
 def test_a_falling_clip_norm_takes_the_noise_down_with_it_and_costs_the_same():
     made = mechanism(flat_clip([(0, 4.0), (1, 1.0)]), fixed_denominator(1.0), gaussian(1.0))
     state = made.init(ZERO)
-    before, state = made.release(state, no_one(made), noise_keys(0))
-    after, state = made.release(state, no_one(made), noise_keys(1))
-    assert np.std(before["a"]) == pytest.approx(4.0, rel=0.05)
-    assert np.std(after["a"]) == pytest.approx(1.0, rel=0.05)
+    before, state = made.release(state, nobody(made, ZERO), noise_key(0))
+    after, state = made.release(state, nobody(made, ZERO), noise_key(1))
+    assert np.std(before.estimate["a"]) == pytest.approx(4.0, rel=0.05)
+    assert np.std(after.estimate["a"]) == pytest.approx(1.0, rel=0.05)
     assert float(made.public(state)) == 1.0
 
 
@@ -86,10 +87,12 @@ def test_no_noise_is_charged_as_no_privacy():
 
 
 def test_tails_reach_beyond_what_one_float32_normal_can():
-    """A float32 normal is made of 23 random bits and stops near 5.4 standard deviations; half a sum of four does not."""
+    """A float32 normal is made of 23 random bits and stops near 5.4 standard deviations; a table goes on to 16."""
     edge = float(jax.scipy.special.erfinv(jnp.float32(1 - 2**-23)) * np.sqrt(2))
     assert edge < 5.5
-    assert DRAWS * edge / np.sqrt(DRAWS) > 10
+    table = tuple(map(jnp.asarray, sampler.cumulative()))
+    largest = [jnp.full(1, word, jnp.uint32) for word in (2**32 - 2, 2**32 - 1, 2**32 - 1, 2**32 - 1)]
+    assert int(sampler.discrete(table, largest)[0]) > 12 * sampler.BASE
 
 
 @pytest.mark.parametrize("multiplier", [0.0, -1.0, 1e-40, float("inf"), float("nan")])

@@ -8,18 +8,19 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SampledWithout
 
 from taciturn import keys
 from taciturn.privacy.accounting import epsilon, event_from_json, event_to_json, repeated
+from taciturn.privacy.chacha20 import Coins
 from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt, tree
 from taciturn.privacy.participation import CyclicPoisson, FixedSize, PoissonSampling, WrongNumberOfUsers
 
 USERS = np.arange(1000)
 
 
-def generator(round: int) -> np.random.Generator:
-    return keys.generator(keys.derive(keys.root_from_seed(3), "cohort", round))
+def coins(round: int) -> Coins:
+    return Coins(keys.derive(keys.root_from_seed(3), "cohort", round))
 
 
 def test_poisson_selects_each_user_independently_with_probability_q():
-    cohorts = [PoissonSampling(0.1).select(USERS, 0, generator(round)) for round in range(300)]
+    cohorts = [PoissonSampling(0.1).select(USERS, 0, coins(round)) for round in range(300)]
     sizes = np.array([len(cohort) for cohort in cohorts])
     assert sizes.mean() == pytest.approx(100, abs=2)
     assert sizes.var() == pytest.approx(90, rel=0.35)  # binomial; a fixed size would have none
@@ -28,7 +29,7 @@ def test_poisson_selects_each_user_independently_with_probability_q():
 
 
 def test_a_fixed_cohort_has_its_size_and_no_one_twice():
-    cohort = FixedSize(100, 1000).select(USERS, 0, generator(0))
+    cohort = FixedSize(100, 1000).select(USERS, 0, coins(0))
     assert len(cohort) == len(set(cohort)) == 100
 
 
@@ -44,7 +45,7 @@ def test_everybody_every_time_claims_nothing_for_sampling():
 
 def test_fewer_users_than_the_cost_was_worked_out_for_are_refused():
     with pytest.raises(WrongNumberOfUsers, match="understated"):
-        FixedSize(10, 2000).select(USERS, 0, generator(0))
+        FixedSize(10, 2000).select(USERS, 0, coins(0))
 
 
 @pytest.mark.parametrize("wrong", [0.0, -0.1, 1.1, float("nan")])
@@ -56,7 +57,7 @@ def test_a_probability_out_of_range_is_refused(wrong):
 def test_rounds_and_attempts_draw_different_cohorts_and_the_same_one_again():
     root = keys.root_from_seed(3)
     drawn = [
-        PoissonSampling(0.5).select(USERS, 0, keys.generator(keys.derive(root, "cohort", *place)))
+        PoissonSampling(0.5).select(USERS, 0, Coins(keys.derive(root, "cohort", *place)))
         for place in ((0, 0), (0, 1), (1, 0), (0, 0))
     ]
     assert np.array_equal(drawn[0], drawn[3])
@@ -72,7 +73,7 @@ def test_entropy_roots_differ_and_have_256_bits():
 
 def test_users_take_turns_and_the_curator_draws_who_takes_theirs():
     claim = CyclicPoisson(0.25, cycle=10, rounds=300)
-    cohorts = [claim.select(USERS, row, generator(row)) for row in range(300)]
+    cohorts = [claim.select(USERS, row, coins(row)) for row in range(300)]
     assert all(np.all(cohort % 10 == row % 10) for row, cohort in enumerate(cohorts))
     times = np.bincount(np.concatenate(cohorts), minlength=1000)
     assert times.mean() == pytest.approx(30 * 0.25, rel=0.05)

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from conftest import Cut, cut_at, tiny_recipe
+from conftest import Cut, cut_at, nobody, noise_key, tiny_recipe
 from taciturn import build, tree
 from taciturn.core import Message, Report
 from taciturn.fleets.bit_packing import pack, unpack
 from taciturn.fleets.simulated import SimulatedFleet
-from taciturn.privacy import secagg_encoding
+from taciturn.privacy import secagg_encoding, wide
 from taciturn.privacy.clipping import MOST_REPORTS, encode, flat_clip, per_layer_clip
 from taciturn.privacy.curator import device_program
 from taciturn.privacy.estimators import clipped_denominator, fixed_denominator, mean
@@ -78,7 +78,13 @@ def compiled(bound):
 
 @functools.lru_cache(maxsize=4)
 def decoding(bound):
-    return jax.jit(bound.unpack)
+    """What a total stands for, in floats."""
+
+    def decoded(public, total):
+        sums = bound.unpack(public, total)
+        return jax.tree.map(lambda sum: wide.to_float(sum, bound.step(public)), sums, is_leaf=wide.is_wide)
+
+    return jax.jit(decoded)
 
 
 def square(whole) -> int:
@@ -101,8 +107,7 @@ def test_any_update_leaves_within_the_limit_and_with_no_coordinate_above_the_lar
     whole = report(update, weight, jnp.int32(round), key)
     assert square(whole) <= encoded.limit
     assert int(np.abs(whole).max()) <= encoded.largest
-    unit = float(np.float32(1.0)) / encoded.radius
-    assert math.sqrt(square(whole)) * unit <= float(bound.sensitivity(jnp.int32(round)))
+    assert square(whole) * encoded.block <= bound.reach**2  # turned back
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -191,7 +196,7 @@ def test_rounding_makes_a_report_longer_than_the_clip_norm():
     update = np.random.default_rng(0).normal(size=600).astype(np.float32)
     whole = reporting("few bits")(update, ONE, jnp.int32(0), KEY)
     assert math.sqrt(square(whole)) / encoded.radius > 1.01
-    assert float(bound.sensitivity(jnp.int32(0))) > 1.01
+    assert bound.reach * float(bound.step(bound.public(0))) > 1.01
 
 
 def test_a_device_comes_to_an_end_whatever_the_limit():
@@ -227,7 +232,7 @@ def test_reports_are_right_on_average():
     update = {"a": jnp.asarray(np.random.default_rng(1).normal(size=600) * 0.5 / math.sqrt(600), jnp.float32)}
     draws = 4000
     public = bound.public(0)
-    each = jax.vmap(lambda key: bound.unpack(public, bound.pack(public, update, key))["a"])
+    each = jax.vmap(lambda key: decoding(bound)(public, bound.pack(public, update, key))["a"])
     decoded = np.asarray(jax.jit(each)(jax.random.split(KEY, draws)), np.float64)
     error = (decoded.mean(0) - np.asarray(update["a"], np.float64)) / (decoded.std(0) / math.sqrt(draws))
     assert np.abs(error).max() < 5
@@ -293,14 +298,16 @@ def test_the_papers_unshift_gives_a_wrong_mean_for_three_reports():
 
 
 def test_a_total_is_turned_back_without_rounding_on_the_way():
-    """One user's report moves a total of many by what it stands for: what floats lose, they lose of each number by itself."""
+    """One user's report moves a total of many by what it stands for, to the step; in floats it would not."""
     encoded = encoding(2**16, MOST_REPORTS)
     bound = modular(flat_clip(1.0), {"a": jnp.zeros(2**16)}, encoded)
     most = encoded.largest * encoded.most_reports
     total = np.random.default_rng(0).choice([-most, most - 1], 2**16)
-    turned = secagg_encoding._exactly_turned(jnp.asarray(total.reshape(-1, 1), jnp.int32))[:, 0]
+    turned = wide.to_numpy(secagg_encoding._exactly_turned(jnp.asarray(total.reshape(-1, 1), jnp.int32)))[:, 0]
     truth = np.asarray(transformed(total))  # whole numbers of 64 bits
-    assert np.all(np.abs(np.asarray(turned, np.float64) - truth) <= 2.0**-23 * np.abs(truth))
+    np.testing.assert_array_equal(turned, truth)
+    steps = wide.to_numpy(jax.jit(bound.unpack)(bound.public(0), jnp.asarray(total % encoded.modulus, jnp.uint32))["a"])
+    np.testing.assert_array_equal(np.abs(steps), np.abs(truth))  # but for signs
     back = decoding(bound)(bound.public(0), jnp.asarray(total % encoded.modulus, jnp.uint32))["a"]
     assert float(np.linalg.norm(np.asarray(back, np.float64))) == pytest.approx(
         np.linalg.norm(total.astype(float)) / encoded.radius, rel=1e-6
@@ -426,56 +433,60 @@ def test_the_longest_reports_there_may_be_are_compared_exactly_and_in_floats_the
 # ── with a mechanism ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def deviation(of, size, multiplier, most_reports, denominator=1.0):
+    """Of the noise on estimates; under `one_deviation`."""
+    private, params = mechanism(of, fixed_denominator(denominator), gaussian(multiplier), most_reports), zeros(size)
+    release, _ = private.release(private.init(params), nobody(private, params), noise_key(0))
+    assert np.ptp(release.estimate["a"]) == 0
+    return float(release.estimate["a"][0])
+
+
+def zeros(size):
+    return {"a": jnp.zeros(size)}
+
+
+@pytest.mark.usefixtures("one_deviation")
 def test_noise_is_made_for_the_inflated_norm_and_for_nothing_else():
     encoded, bound = made("few bits", clip_norm=3.0)
-
-    def deviation(of):
-        silent = mechanism(of, fixed_denominator(20.0), gaussian(1.5)._replace(next=remembered), 100)
-        total = tree.zeros_like(jax.eval_shape(silent.bound, of.public(0), {"a": jnp.zeros(600)}, ONE, KEY))
-        return float(silent.release(silent.init({"a": jnp.zeros(600)}), total, KEY)[1].noise)
-
-    assert deviation(bound) / deviation(flat_clip(3.0)) == pytest.approx(encoded.inflation, rel=3e-6)
+    inflated, usual = (deviation(one, 600, 1.5, 100, 20.0) for one in (bound, flat_clip(3.0)))
+    assert usual == pytest.approx(1.5 * 3.0 / 20.0, rel=1e-6)
+    assert inflated / usual == pytest.approx(encoded.inflation, rel=3e-6)
     assert encoded.inflation > 1.01
 
 
-def test_one_report_moves_the_estimate_of_many_by_no_more_than_the_noise_is_made_for():
-    """Rounding where a total becomes floats included; in a twin that has noise for the clip norm alone, it moves it further."""
+@pytest.mark.usefixtures("one_deviation")
+def test_one_report_moves_what_is_noised_of_many_by_no_more_than_the_noise_is_made_for():
+    """In a twin that has noise for the clip norm alone, it moves it further."""
     encoded = encoding(64, 65_000)
-    params = {"a": jnp.zeros(64)}
-    bound = modular(flat_clip(0.3), params, encoded)
-    silent = mechanism(bound, fixed_denominator(1.0), gaussian(1e-3)._replace(next=remembered), 65_000)
-    state, release = silent.init(params), jax.jit(silent.release)
+    bound = modular(flat_clip(0.3), zeros(64), encoded)
+    unpack = jax.jit(bound.unpack)
 
-    def estimate(whole):
-        total = jnp.asarray(whole % encoded.modulus, jnp.uint32)
-        average, after = release(state, Report(total, jnp.int32(0)), KEY)
-        return np.asarray(average["a"], np.float64), float(after.noise)
+    def steps(whole):
+        return wide.to_numpy(unpack(bound.public(0), jnp.asarray(whole % encoded.modulus, jnp.uint32))["a"])
 
-    generator, moved, deviation = np.random.default_rng(0), 0.0, 0.0
+    generator, moved = np.random.default_rng(0), 0
     each = np.full(64, math.isqrt(encoded.limit // 64))
     each[: (encoded.limit - square(each)) // (2 * each[0] + 1)] += 1  # as long as a report may be
     assert 0 <= encoded.limit - square(each) <= 2 * each[0] + 1
     for _ in range(200):
         report = each * generator.choice([-1, 1], 64)
         others = report * 64_000 + generator.integers(-1000, 1000, 64)
-        (without, _), (with_it, deviation) = estimate(others), estimate(others + report)
-        moved = max(moved, np.linalg.norm(with_it - without))
-    assert 0.3 < moved <= deviation / 1e-3
-
-
-def remembered(state, like, stddev, keys):
-    return jax.tree.map(jnp.zeros_like, like), stddev
+        moved = max(moved, square(steps(others + report) - steps(others)))
+    step = 0.3 / (encoded.radius * math.sqrt(encoded.block))
+    assert math.sqrt(moved) * step > 0.3  # the twin
+    assert moved <= bound.reach**2
+    assert deviation(bound, 64, 1e-3, 65_000) == pytest.approx(1e-3 * bound.reach * step, rel=1e-6)
 
 
 def test_a_falling_clip_norm_changes_the_scale_and_not_the_modulus():
     encoded = encoding(600, 100, 13)
     bound = modular(flat_clip([(0, 4.0), (1, 1.0)]), {"a": jnp.zeros(600)}, encoded)
-    assert float(bound.sensitivity(0)) == pytest.approx(4 * float(bound.sensitivity(1)))
+    assert float(bound.step(bound.public(0))) == pytest.approx(4 * float(bound.step(bound.public(1))))
     update = {"a": jnp.full(600, 0.02)}
     for round in (0, 1):
         public = bound.public(round)
         report = compiled(bound)(public, update, ONE, KEY)
-        sent = np.asarray(bound.unpack(public, report.update)["a"])
+        sent = np.asarray(decoding(bound)(public, report.update)["a"])
         assert np.linalg.norm(sent - 0.02) < 0.3 * float(public.clip_norm)
 
 
@@ -524,7 +535,7 @@ def test_layers_of_any_shape_come_back_in_place(clip, clip_norm):
     )
     bound = modular(clip(clip_norm), update, encoding(tree.size(update), 10, 20))
     public = bound.public(0)
-    sent = bound.unpack(public, compiled(bound)(public, update, ONE, KEY).update)
+    sent = decoding(bound)(public, compiled(bound)(public, update, ONE, KEY).update)
     assert jax.tree.structure(sent) == jax.tree.structure(update)
     for left, right in zip(jax.tree.leaves(sent), jax.tree.leaves(update), strict=True):
         assert left.shape == right.shape
@@ -564,8 +575,8 @@ def trained(population, sections, fleet, rounds):
     for round in range(rounds):
         message, key = Message(server.params, algorithm.mechanism.public(state)), jax.random.key(round)
         total = runs_on.sum_reports(program, message, np.arange(round, 50, 3), key)
-        estimate, state = release(state, total, jax.random.split(key, algorithm.mechanism.noise_keys))
-        server = update(server, estimate)
+        released, state = release(state, total, noise_key(round))
+        server = update(server, released.estimate)
     return flat(server.params) - flat(params)
 
 
@@ -660,7 +671,7 @@ def test_too_few_bits_for_a_model_are_refused_in_a_sentence(population, tmp_path
 
 
 def test_residues_go_to_hosts_as_plain_arrays(population):
-    """What a message holds is sent between hosts and sealed, as numbers of 4 bytes."""
+    """What a message holds is sent between hosts, as numbers of 4 bytes."""
     _, bound = made("few bits")
     assert isinstance(bound.public(0), Rotation)
     report = compiled(bound)(bound.public(0), {"a": jnp.zeros(600)}, ONE, KEY)
