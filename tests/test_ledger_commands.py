@@ -26,7 +26,7 @@ def spend(folder, name, adjacency="add or remove one user"):
     terms = RunTerms(name, "r", "p", adjacency, "operating system", "pld", Budget(1e-6), 5)
     account = Account(open_ledger(Population(folder)), terms, PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0)))
     account.open()
-    account.charge(len(account.charges), 0, "seal")
+    account.charge(len(account.charges), "record")
     return account
 
 

@@ -87,7 +87,7 @@ def spend(folder, name):
     terms = RunTerms(name, "r", "p", "add or remove one user", "operating system", "pld", Budget(1e-6), 5)
     account = Account(open_ledger(Population(folder)), terms, PoissonSampledDpEvent(0.5, GaussianDpEvent(1.0)))
     account.open()
-    account.charge(len(account.charges), 0, "seal")
+    account.charge(len(account.charges), "record")
 
 
 def is_enough(folder, limit) -> bool:

@@ -61,7 +61,7 @@ def remembered(tmp_path) -> str:
 def test_the_anchor_knows_a_charge_before_it_returns(path, tmp_path):
     account = run(path)
     for _ in range(3):
-        account.charge(len(account.charges), 0, "seal")
+        account.charge(len(account.charges), "record")
         assert remembered(tmp_path) == account.head == Ledger(path).head
 
 
@@ -70,7 +70,7 @@ def test_what_is_put_back_with_its_head_is_noticed_by_the_anchor(path, rows):
     """No file in the folder knows of it."""
     account = run(path)
     for _ in range(5):
-        account.charge(len(account.charges), 0, "seal")
+        account.charge(len(account.charges), "record")
     cut_off_rows(path, rows)
     with pytest.raises(AnchorError):
         run(path, "next")
@@ -81,7 +81,7 @@ def test_without_an_anchor_it_would_not_be_noticed(tmp_path):
     """The twin that must fail."""
     account = run(tmp_path / "ledger.jsonl")
     for _ in range(5):
-        account.charge(len(account.charges), 0, "seal")
+        account.charge(len(account.charges), "record")
     cut_off_rows(tmp_path / "ledger.jsonl", 3)
     run(tmp_path / "ledger.jsonl", "next")
 
@@ -92,8 +92,8 @@ def test_of_two_copies_that_pass_for_the_original_one_is_stopped(path, tmp_path)
     copied_ledger(path, tmp_path / "copy" / "ledger.jsonl")
     other = run(tmp_path / "copy" / "ledger.jsonl", reopen=True)
     with pytest.raises(AnchorError):
-        account.charge(len(account.charges), 0, "seal")
-    other.charge(len(other.charges), 0, "seal")
+        account.charge(len(account.charges), "record")
+    other.charge(len(other.charges), "record")
 
 
 def test_nothing_is_released_while_the_anchor_cannot_be_reached(path, tmp_path):
@@ -102,10 +102,10 @@ def test_nothing_is_released_while_the_anchor_cannot_be_reached(path, tmp_path):
     (tmp_path / "elsewhere").rename(tmp_path / "unplugged")
     for _ in range(3):
         with pytest.raises(AnchorError):
-            account.charge(len(account.charges), 0, "seal")
+            account.charge(len(account.charges), "record")
     assert Ledger(path).guarantee("run").releases == charged  # and nothing was counted in vain
     (tmp_path / "unplugged").rename(tmp_path / "elsewhere")
-    account.charge(len(account.charges), 0, "seal")
+    account.charge(len(account.charges), "record")
 
 
 def test_an_empty_place_is_not_taken_for_an_anchor_that_agrees(path, tmp_path, anchor):
@@ -133,9 +133,9 @@ def test_a_crash_between_a_row_and_the_anchor_is_made_up_for(path, monkeypatch, 
 
             patch.setattr(Anchor, "agree", cut)
             with pytest.raises(PowerCut):
-                account.charge(len(account.charges), 0, "seal")
+                account.charge(len(account.charges), "record")
         assert remembered(tmp_path) != Ledger(path).head
-    run(path, "next").charge(0, 0, "seal")
+    run(path, "next").charge(0, "record")
     assert remembered(tmp_path) == Ledger(path).head
 
 
@@ -151,7 +151,7 @@ def test_a_torn_row_does_not_make_the_anchor_contradict(path, monkeypatch, tmp_p
         with monkeypatch.context() as patch:
             patch.setattr(ChainedFile, "_flush", torn)
             with pytest.raises(PowerCut):
-                account.charge(len(account.charges), 0, "seal")
+                account.charge(len(account.charges), "record")
         account = run(path, reopen=True)
     assert remembered(tmp_path) == Ledger(path).head
 
@@ -164,7 +164,7 @@ def test_an_anchor_that_is_lost_is_replaced_and_one_that_contradicts_is_not(path
     shutil.rmtree(tmp_path / "elsewhere")
     if Ledger(path).anchor.file:
         Ledger(path).set_anchor(Anchor(file=tmp_path / "new.head"))
-        run(path, "next").charge(0, 0, "seal")
+        run(path, "next").charge(0, "record")
         assert (tmp_path / "new.head").read_text() == Ledger(path).head
 
 
@@ -179,7 +179,7 @@ def test_a_file_that_holds_something_else_is_no_anchor(tmp_path):
 def test_an_older_copy_whose_original_is_gone_is_not_adopted_against_the_anchor(path, tmp_path):
     account = run(path)
     shutil.copytree(path.parent, tmp_path / "older")
-    account.charge(len(account.charges), 0, "seal")
+    account.charge(len(account.charges), "record")
     shutil.rmtree(path.parent)
     with pytest.raises(AnchorError):
         adopt(tmp_path / "older" / "ledger.jsonl")
@@ -188,10 +188,10 @@ def test_an_older_copy_whose_original_is_gone_is_not_adopted_against_the_anchor(
 
 
 def test_the_newest_copy_is_adopted_and_the_anchor_goes_on_with_it(path, tmp_path):
-    run(path).charge(0, 0, "seal")
+    run(path).charge(0, "record")
     shutil.copytree(path.parent, tmp_path / "copy")
     adopt(tmp_path / "copy" / "ledger.jsonl")
-    run(tmp_path / "copy" / "ledger.jsonl", "next").charge(0, 0, "seal")
+    run(tmp_path / "copy" / "ledger.jsonl", "next").charge(0, "record")
     assert remembered(tmp_path) == Ledger(tmp_path / "copy" / "ledger.jsonl").head
 
 

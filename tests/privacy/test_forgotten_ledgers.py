@@ -31,7 +31,7 @@ def spend(folder, name, releases=3) -> Account:
     account = Account(open_ledger(Population(folder)), terms(name), RELEASE)
     account.open()
     for _ in range(releases):
-        account.charge(len(account.charges), 0, "seal")
+        account.charge(len(account.charges), "record")
     return account
 
 
@@ -136,7 +136,7 @@ def test_the_name_of_the_ledger_does_not_change_which_text_it_is(people):
 def test_the_head_is_on_disk_when_a_charge_returns(people):
     account = spend(people, "third")
     for _ in range(3):
-        account.charge(len(account.charges), 0, "seal")
+        account.charge(len(account.charges), "record")
         known = json.loads((people / HEAD).read_text())
         assert (known["head"], known["rows"]) == (account.head, len(account.ledger.rows))
 
@@ -160,7 +160,7 @@ def test_a_crash_between_any_two_writes_costs_a_charge_at_most(people, monkeypat
                 kept = {"before the row": 0.0, "half a row": 0.5, "a row without its end": 1.0}[moment]
                 patch.setattr(ChainedFile, "_flush", _cut_after(kept))
             with pytest.raises(PowerCut):
-                account.charge(len(account.charges), 0, "seal")
+                account.charge(len(account.charges), "record")
         added = before.stat().st_size - size
         assert (added == 0) == (moment == "before the row")
     ledger = open_ledger(Population(people))
@@ -199,10 +199,10 @@ def test_a_full_disk_releases_nothing_and_the_ledger_goes_on_when_there_is_room(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         with pytest.raises(OSError, match="No space"):
-            account.charge(len(account.charges), 0, "seal")
+            account.charge(len(account.charges), "record")
     again = Account(open_ledger(Population(people)), terms("third"), RELEASE)
     again.reopen(account.head)
-    again.charge(len(again.charges), 0, "seal")
+    again.charge(len(again.charges), "record")
     assert again.guarantee().releases == 3 + 1 + 1  # what could not be synced may be there, so it counts
 
 
@@ -232,7 +232,7 @@ def test_a_run_at_work_in_the_original_stops_when_a_copy_is_adopted(people, tmp_
     shutil.copytree(people, tmp_path / "copy")
     adopt_ledger(tmp_path / "copy")
     with pytest.raises(LedgerError, match="retired"):
-        account.charge(len(account.charges), 0, "seal")
+        account.charge(len(account.charges), "record")
 
 
 def test_a_folder_that_is_renamed_or_named_by_a_link_is_the_same(people, tmp_path):

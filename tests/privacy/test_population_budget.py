@@ -39,7 +39,7 @@ def opened(path, name="run", releases=0, release=ROUND, **changed) -> Account:
     made = account(path, name, release, **changed)
     made.open()
     for _ in range(releases):
-        made.charge(len(made.charges), 0, "seal")
+        made.charge(len(made.charges), "record")
     return made
 
 
@@ -75,7 +75,7 @@ def test_a_closed_run_gives_back_what_it_did_not_spend_and_never_goes_on(path):
     with_budget(path, 1.001 * TWO_RUNS)
     first = opened(path, "first", releases=50)
     first.close()
-    for attempt in (lambda: first.charge(len(first.charges), 0, "seal"), lambda: account(path, "first").reopen(None)):
+    for attempt in (lambda: first.charge(len(first.charges), "record"), lambda: account(path, "first").reopen(None)):
         with pytest.raises(LedgerError, match="closed"):
             attempt()
     opened(path, "second")
@@ -95,18 +95,18 @@ def test_a_run_at_work_that_somebody_closes_charges_nothing_more(path):
     Ledger(path).close("first")
     opened(path, "second")
     with pytest.raises(LedgerError):
-        first.charge(len(first.charges), 0, "seal")
+        first.charge(len(first.charges), "record")
 
 
 def test_a_run_never_charges_past_what_it_reserved(path):
     run = opened(path, releases=MOST)
     assert run.rows[0]["reserved"] == MOST
     with pytest.raises(BudgetExhausted, match=f"{MOST} releases that it reserved"):
-        run.charge(len(run.charges), 0, "seal")
+        run.charge(len(run.charges), "record")
     again = account(path, rounds=10 * ROUNDS)  # whatever it would allow itself now
     again.reopen(None)
     with pytest.raises(BudgetExhausted):
-        again.charge(len(again.charges), 0, "seal")
+        again.charge(len(again.charges), "record")
 
 
 def test_of_correlated_noise_all_is_reserved_and_nothing_given_back(path):

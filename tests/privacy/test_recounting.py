@@ -44,7 +44,7 @@ def ledger(tmp_path):
         account = Account(book, terms, release)
         account.open()
         for round in range(10):
-            account.charge(round, 0, "seal")
+            account.charge(round, "record")
     return book
 
 
@@ -92,7 +92,7 @@ def test_what_a_run_started_from_is_part_of_its_event(tmp_path):
     terms = RunTerms("ran", "recipe", "text", "", "operating system", "pld", Budget(1e-6), 5, "", (start,))
     account = Account(book, terms, release)
     account.open()
-    account.charge(0, 0, "seal")
+    account.charge(0, "record")
     rows = {row["run"]: row for row in events_for_others(book)}
     assert set(rows) == {"begun", "stained", "ran"}
     assert event_of(rows["begun"]["event"]) == start
