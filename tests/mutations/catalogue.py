@@ -3,6 +3,7 @@
 import on_audits
 import on_devices
 import on_figures
+import on_integers
 import on_ledgers
 import on_noise
 import on_participation
@@ -16,6 +17,7 @@ MUTATIONS = (
     *on_records.MUTATIONS,
     *on_devices.MUTATIONS,
     *on_figures.MUTATIONS,
+    *on_integers.MUTATIONS,
     *on_audits.MUTATIONS,
     *on_ledgers.MUTATIONS,
 )
