@@ -127,7 +127,7 @@ class Curator:
 
     def _total_of_a_new_cohort(self, params: Params, state: MechanismState, round: int) -> Report:
         if self._log is None:
-            cohort = self._drawn(round, 0)  # Cᵗ ← sample users with probability q
+            cohort = self._drawn(round, "cohort", 0)  # Cᵗ ← sample users with probability q
             return self._total(params, state, cohort, round, 0)
         return self._total_within_the_claim(params, state, round, self._log)
 
@@ -140,7 +140,7 @@ class Curator:
             failures = log.failures(round)
             # If the log has more, a crash came between it and the charge: that cohort was asked, and is this row's.
             if log.rows == round:
-                log.record(self._drawn(round, failures))
+                log.record(self._drawn(round, "cohort", failures))
             try:
                 return self._total(params, state, log.cohort(round), round, failures)
             except FailedRound:
@@ -148,8 +148,8 @@ class Curator:
                     raise  # a cohort that had to succeed is no longer the one that was drawn
                 log.fail()
 
-    def _drawn(self, round: int, attempt: int) -> UserIds:
-        coins = Coins(keys.derive(self._now, "cohort", round, attempt))
+    def _drawn(self, round: int, purpose: str, attempt: int) -> UserIds:
+        coins = Coins(keys.derive(self._now, purpose, round, attempt))
         users = self._fleet.users(self._log.eligible if self._log else lambda users: users)
         return self._participation.select(users, round, coins)
 
