@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--gone", type=float, default=0.1)
     arguments = parser.parse_args()
     count, length, bits = arguments.devices, arguments.length, arguments.bits
-    terms = Terms(b"cost", b"cost", bits, length, dropouts=0.3, corrupt=0.05, least=2, most=1 << 16)
+    terms = Terms(b"cost", bytes(32), b"cost", bits, length, dropouts=0.3, corrupt=0.05, least=2, most=1 << 16)
     keys = {one: Ed25519PrivateKey.generate() for one in range(count)}
     enrolled = {one: key.public_key() for one, key in keys.items()}
     server = ServerRound(terms, EnrolledKeys(enrolled))

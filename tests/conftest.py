@@ -1,6 +1,8 @@
 """Small real objects for tests: text that the tests make up themselves, and runs of a few seconds."""
 
+import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -33,6 +35,7 @@ from taciturn.fleets import simulated
 from taciturn.privacy import sampler, wide
 from taciturn.privacy.chacha20 import key_words
 from taciturn.privacy.clipping import Whole
+from taciturn.privacy.ledger import FILE_NAME
 from taciturn.recipe_text import parse_recipe
 
 WORDS = 40
@@ -106,6 +109,29 @@ def made_up_users(count: int, seed: int = 0, least: int = 5, most: int = 60) -> 
 
 def small_population(folder: Path, vocabulary: Vocabulary) -> Population:
     return build_population(folder, made_up_users(50), made_up_users(12, seed=1), vocabulary, {"source": "made up"})
+
+
+def copied_population(folder: Path, to: Path) -> Population:
+    """A copy of a population that passes for one of its own, for tests that change it and want the first as it was."""
+    shutil.copytree(folder, to)
+    if (folder / FILE_NAME).exists():
+        copied_ledger(folder / FILE_NAME, to / FILE_NAME)
+    return Population(to)
+
+
+def copied_ledger(path: Path, to: Path) -> None:
+    shutil.copy(path, to)
+    head = json.loads(path.with_suffix(".head").read_text())
+    head |= {"file": to.stat().st_ino, "changed": to.stat().st_ctime_ns, "place": str(to.resolve())}
+    to.with_suffix(".head").write_text(json.dumps(head))
+
+
+def cut_off_rows(path: Path, rows: int = 1) -> None:
+    """A ledger as it was some rows before, and its head with it: as a crash leaves them, or a hand that knows both."""
+    lines = path.read_bytes().splitlines(keepends=True)[:-rows]
+    path.write_bytes(b"".join(lines))
+    head = json.loads(path.with_suffix(".head").read_text())
+    path.with_suffix(".head").write_text(json.dumps(head | {"rows": len(lines), "head": json.loads(lines[-1])["hash"]}))
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def test_defaults_are_those_of_ramaswamy_2020_table_1():
     recipe = parse_recipe(GOOD)
     assert (recipe.server.optimizer, recipe.server.learning_rate, recipe.server.momentum) == ("momentum", 1.0, 0.99)
     assert (recipe.local.batch_size, recipe.local.learning_rate) == (50, 0.5)
-    assert recipe.delta == pytest.approx(1000**-1.1)
+    assert recipe.delta == pytest.approx(1e-6)  # 1/users², where the paper has users^−1.1
 
 
 def test_settings_win_over_the_file_and_a_recipe_survives_being_saved(tmp_path):

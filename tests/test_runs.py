@@ -15,7 +15,7 @@ from conftest import Cut, made_up_users, tiny_recipe
 from taciturn.algorithms.pretraining import Schedule
 from taciturn.cli import app
 from taciturn.config import Recipe
-from taciturn.data.population import HeldOutUsers, build_population
+from taciturn.data.population import HeldOutUsers, PopulationError, build_population
 from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.measuring import compare_runs, evaluate_run
@@ -86,7 +86,9 @@ def test_two_runs_are_compared_on_the_same_held_out_users(population, vocabulary
     same, _ = compare_runs(tmp_path / "long", tmp_path / "long")
     assert same.scores.change_from(same.scores, "accuracy_top3").margin == 0
 
-    other_people = build_population(tmp_path / "others", made_up_users(9, 5), made_up_users(30, 6), vocabulary, {})
+    other_people = build_population(
+        tmp_path / "others", made_up_users(9, 5), made_up_users(30, 6), vocabulary, {}, same_people_as=population.folder
+    )
     elsewhere = evaluate_run(tmp_path / "long", other_people.folder)
     assert elsewhere.scores.tokens.sum() == HeldOutUsers(other_people.folder).texts.tokens
     assert "of " + str(other_people.folder) in "".join(
@@ -340,7 +342,7 @@ def test_other_users_words_are_refused_as_a_warm_start(population, vocabulary, r
     train_run(recipe, tmp_path / "first", quietly)
     others = Vocabulary((*vocabulary.words[:-1], "another"))
     elsewhere = build_population(
-        tmp_path / "elsewhere", made_up_users(50, seed=2), made_up_users(5, seed=3), others, {}
+        tmp_path / "elsewhere", made_up_users(50, seed=2), made_up_users(12, seed=3), others, {}
     )
     with pytest.raises(RecipeError, match="other words"):
         train_run(tiny_recipe(elsewhere, model={"warm_start": str(tmp_path / "first")}), tmp_path / "second", quietly)
@@ -369,7 +371,7 @@ def test_a_run_that_diverges_stops_before_it_spends_the_rest(population, tmp_pat
 
 def test_users_without_anyone_to_measure_with_are_refused_before_anything_is_declared(vocabulary, tmp_path):
     alone = build_population(tmp_path / "alone", made_up_users(50), {}, vocabulary, {})
-    with pytest.raises(RecipeError, match="no held-out users"):
+    with pytest.raises(PopulationError, match="held-out users"):
         train_run(tiny_recipe(alone), tmp_path / "run", quietly)
     assert not (tmp_path / "run").exists()
     assert Ledger(alone.folder / "ledger.jsonl").runs() == []

@@ -9,11 +9,14 @@ can be seen from outside; its exit status is 1 where the claim is broken.
 import argparse
 from pathlib import Path
 
-from taciturn import build, tree
+from taciturn import build
+from taciturn.config import Recipe
+from taciturn.core import Algorithm
 from taciturn.fleets.simulated import one_stream_per_core
-from taciturn.privacy.noise import Noise
 from taciturn.recipe_text import load_recipe
 from taciturn.run import train_run
+
+LEAST = 1e-3  # the smallest noise multiplier there is
 
 
 def main() -> None:
@@ -25,18 +28,15 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[])
     args = parser.parse_args()
     one_stream_per_core()
-    whole = build.noise
+    honest = build.algorithm
 
-    def broken(recipe, multiplier: float) -> Noise:
-        noise = whole(recipe, multiplier)
+    def broken(recipe: Recipe, vocabulary: int) -> Algorithm:
+        whole = honest(recipe, vocabulary)
+        less = max(args.share * (recipe.privacy.noise_multiplier or 0.0), LEAST)
+        mechanism = honest(recipe.with_settings("privacy", noise_multiplier=less), vocabulary).mechanism
+        return whole._replace(mechanism=mechanism._replace(event=whole.mechanism.event))
 
-        def next(state, like, stddev, keys):
-            drawn, state = noise.next(state, like, stddev, keys)
-            return tree.scale(drawn, args.share), state
-
-        return noise._replace(next=next)
-
-    build.noise = broken
+    build.algorithm = broken
     recipe = load_recipe(args.recipe, [*args.set, f"audit.users={args.audit}"])
     finished = train_run(recipe, args.run, lambda done, rounds, row: print(f"{done} of {rounds}", end="\r", flush=True))
     print(f"\nAccuracyTop1 {finished.scores['accuracy_top1']:.2%}; {finished.folder}")

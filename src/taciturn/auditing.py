@@ -1,5 +1,5 @@
-"""What a finished run gives away: secrets that were planted in it, looked for in its model, and a lower bound on ε from its audit users.
-The ledger's word stands beside both."""
+"""What a finished run gives away: whether its audit users are told apart better than is claimed, and secrets that were planted in it,
+looked for in its model. The ledger's word stands beside both."""
 
 import math
 from collections.abc import Callable
@@ -9,13 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from taciturn import audit_users, build, planting
-from taciturn.audit_users import ALL_MODELS, Scored, load_scores
+from taciturn.audit_users import Seen
+from taciturn.config import Recipe
 from taciturn.data.population import HeldOutUsers
 from taciturn.evaluation.accuracy import Scores, evaluate
 from taciturn.evaluation.canaries import Canary, load_canaries
-from taciturn.evaluation.one_run import Audit, audited, curve
+from taciturn.evaluation.matched_filter import as_columns, filters, noise_rows
+from taciturn.evaluation.one_run import Audit, audited
 from taciturn.evaluation.secret_sharer import REFERENCES, Finding, measure
 from taciturn.loading import guarantee_of, load_word_model
+from taciturn.privacy.accounting import gaussian_epsilon
 from taciturn.privacy.ledger import Guarantee
 from taciturn.run_folder import RunError, recipe_of
 
@@ -41,30 +44,40 @@ class Remembered:
 
 @dataclass(frozen=True)
 class Attacked:
-    """Of audit users: what each attack found out about who was in."""
+    """Of audit users: whether they can be told apart better than is claimed."""
 
-    scored: Scored
-    audits: dict[str, Audit]  # by attack
+    audit: Audit
+    delta: float
+    turns: int  # of one user, at most
+    whole: float | None  # the μ of the run's claim about every person, where it is one of μ-GDP
+    scores: np.ndarray
+    mu: np.ndarray  # claimed, of each user
+    included: np.ndarray
 
-    @property
-    def claimed(self) -> float:
-        """ε for a user who takes part as these did."""
-        return self.scored.claim.epsilon(self.scored.delta)
+    def epsilon(self, times: float = 1.0) -> float:
+        """Of the user with the most turns, if noise were so many times smaller than is claimed."""
+        return gaussian_epsilon(times * self.audit.mu, self.delta) if times > 0 else 0.0
 
-    @property
-    def bound(self) -> float:
-        """The one figure that is compared with it. Whoever sees all models sees the most; and as Gaussian noise is claimed, the bound may
-        assume that shape."""
-        return self.audits[ALL_MODELS].epsilon_fdp
 
-    @property
-    def curves(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Of each attack: false and true positives."""
-        return {name: curve(values, self.scored.included) for name, values in self.scored.scores.items()}
-
-    @property
-    def breaks_the_claim(self) -> bool:
-        return self.bound > self.claimed
+def attacked(folder: Path, recipe: Recipe) -> Attacked:
+    """The scores of a run's audit users, by the best attack on all that it released."""
+    seen, multiplier = Seen(folder), recipe.privacy.noise_multiplier
+    assert multiplier  # worked out before the run began
+    turns = as_columns(recipe.run.rounds, seen.patterns)[seen.rounds]
+    by_pattern, apart = filters(noise_rows(recipe)[seen.rows], turns, multiplier, seen.bystanders)
+    pattern = np.arange(len(seen.included)) % len(seen.patterns)
+    scores = np.einsum("ri,ri->i", by_pattern[:, pattern], seen.products)
+    came = apart[pattern] > 0  # a run that ended early never came to the turns of the others
+    scores, mu, included = scores[came], apart[pattern][came], seen.included[came]
+    try:
+        found = audited(scores, mu, included)
+    except ValueError as error:
+        raise RunError(f"{folder} cannot be audited: {error}") from None
+    taking_part, whole = build.participation(recipe), None
+    if taking_part.limits and not taking_part.sampled_by_curator:
+        squared = build.noise(recipe, multiplier).strategy.sensitivity_squared(len(seen.rows), *taking_part.limits)
+        whole = math.sqrt(squared) / multiplier
+    return Attacked(found, recipe.delta, max(map(len, seen.patterns)), whole, scores, mu, included)
 
 
 @dataclass(frozen=True)
@@ -80,28 +93,22 @@ def page(folder: Path, references: int = REFERENCES, progress: Progress = lambda
     has_canaries, has_users = (folder / planting.FILE_NAME).exists(), (folder / audit_users.FILE_NAME).exists()
     if not has_canaries and not has_users:
         raise RunError(
-            f"nothing was put into {folder} to audit it by: train with --audit 1000 (users of random words), or with [canaries] text = a "
-            "folder of public text (shared secrets), and look then"
+            f"nothing was put into {folder} to audit it by: train with --audit 1000 (users of random directions), or with [canaries] "
+            "text = a folder of public text (shared secrets), and look then"
         )
     loaded, recipe = load_word_model(folder), recipe_of(folder)
     guarantee = guarantee_of(loaded)
     network = build.language_model(recipe.model, len(loaded.vocabulary))
-    held_out = HeldOutUsers(build.population(recipe).folder).texts
-    scores = evaluate(network, loaded.params, held_out, build.evaluation_cut(recipe, loaded.vocabulary))
-    remembered = attacked = None
-    if has_users:
-        scored = load_scores(folder)
-        try:
-            audits = {name: audited(values, scored.included, scored.delta) for name, values in scored.scores.items()}
-        except ValueError as error:
-            raise RunError(f"{folder} cannot be audited: {error}") from None
-        attacked = Attacked(scored, audits)
+    people = HeldOutUsers(build.population(recipe).folder)
+    people.check_enough()
+    scores = evaluate(network, loaded.params, people.texts, build.evaluation_cut(recipe, loaded.vocabulary))
+    remembered = None
     if has_canaries:
         seen = load_canaries(folder / planting.FILE_NAME, loaded.vocabulary)
         findings = measure(loaded.model, loaded.vocabulary, list(seen), references, progress=progress)
         in_all = {canary: often * guarantee.releases for canary, often in seen.items()}
         remembered = Remembered(findings, in_all)
-    return Page(guarantee, scores, remembered, attacked)
+    return Page(guarantee, scores, remembered, attacked(folder, recipe) if has_users else None)
 
 
 def rank_text(rank: int) -> str:

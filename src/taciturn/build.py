@@ -21,7 +21,7 @@ from taciturn.config import Recipe
 from taciturn.core import PADDING, Algorithm, LanguageModel, Params, Participation
 from taciturn.data.availability import Clock, Devices, Habits
 from taciturn.data.layout import Cut, Layout, Sentences, Unrolls
-from taciturn.data.population import Population
+from taciturn.data.population import NamedLedger, Population
 from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.evaluation.accuracy import WINDOW
@@ -51,6 +51,8 @@ from taciturn.privacy.sensitivity import most_participations, segments
 from taciturn.privacy.strategies import optimal_bands, optimal_blt
 from taciturn.sections import AUDITED_AT_ONCE, DEFAULT_CLIP_NORM, Model
 from taciturn.tree import size
+
+LARGEST_VOCABULARY = 30_000  # of the papers' models
 
 
 def language_model(model: Model, vocabulary: int, product: DTypeLike = jnp.float32) -> LanguageModel:
@@ -103,8 +105,7 @@ def turns(recipe: Recipe) -> MinSeparation | CyclicPoisson:
 
 
 def noise(recipe: Recipe, multiplier: float) -> Noise:
-    rounds = recipe.run.rounds
-    lengths = segments(rounds + spare_rounds(rounds), recipe.restart_rounds)
+    lengths = segments(rows(recipe), recipe.restart_rounds)
     coefficients = {name: _shared_out(values, len(lengths)) for name, values in (recipe.privacy.strategy or {}).items()}
     match recipe.noise:
         case "independent":
@@ -149,8 +150,11 @@ def budget(recipe: Recipe) -> Budget:
     return Budget(recipe.delta, recipe.privacy.epsilon, recipe.privacy.rho)
 
 
-def with_noise(recipe: Recipe, lineage: Sequence[DpEvent] = ()) -> Recipe:
-    """The recipe with its noise worked out: the strategy, and the multiplier from the budget, where it names none."""
+def with_noise(
+    recipe: Recipe, lineage: Sequence[DpEvent] = (), lineage_distance: float = 0.0, vocabulary: int = LARGEST_VOCABULARY
+) -> Recipe:
+    """The recipe with its noise worked out: the strategy, and the multiplier from the budget, where it names none. What a model of so many
+    words started from has cost already, and how far that was from the ideal, is counted in."""
     recipe = with_strategy(recipe)
     if not recipe.is_private or recipe.privacy.noise_multiplier is not None:
         return recipe
@@ -160,8 +164,17 @@ def with_noise(recipe: Recipe, lineage: Sequence[DpEvent] = ()) -> Recipe:
         private = mechanism(_bound(recipe), fixed_denominator(1.0), noise(recipe, noise_multiplier))
         return composed(lineage, repeated(private.event(taking_part), recipe.run.rounds))
 
-    noise_multiplier = noise_for_budget(cost, budget(recipe), recipe.privacy.accountant)
+    # Wider noise is nearer to the ideal, so that of little is an upper bound.
+    little = mechanism(_bound(recipe), fixed_denominator(1.0), noise(recipe, 0.1), most_reports(recipe))
+    shapes = jax.eval_shape(language_model(recipe.model, vocabulary).init, jax.random.key(0))
+    distance = lineage_distance + little.distance(size(shapes), rows(recipe))
+    noise_multiplier = noise_for_budget(cost, budget(recipe), recipe.privacy.accountant, distance)
     return recipe.with_settings("privacy", noise_multiplier=round(noise_multiplier + 5e-7, 6))
+
+
+def rows(recipe: Recipe) -> int:
+    """How many releases a run may make, those to spare included."""
+    return recipe.run.rounds + spare_rounds(recipe.run.rounds)
 
 
 def algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
@@ -363,16 +376,20 @@ def _adaptive(recipe: Recipe) -> AdaptiveClip:
 
 def open_ledger(population: Population) -> Ledger:
     """The ledger of these users. One that was lost is not made anew: nobody knows any more what was spent."""
-    path, known = population.folder / FILE_NAME, population.ledger_id
-    if known is not None and not path.exists():
+    path, named = ledger_path(population), population.ledger
+    if named is None:
+        ledger = Ledger(path)
+        population.pin_ledger(NamedLedger(ledger.id))
+        return ledger
+    if not path.parent.is_dir():
         raise LedgerError(
-            f"{path} is gone: what was released about these users is not known any more. Restore it from a copy."
+            f"{population.folder} shares the ledger in {path.parent}, which cannot be reached. Bring it back; or, if it was moved, say "
+            f"where to: taciturn ledger adopt {population.folder} --same-people-as FOLDER"
         )
-    ledger = Ledger(path)
-    if known is None:
-        population.pin_ledger(ledger.id)
-    elif ledger.id != known:
-        raise LedgerError(
-            f"{path} is not the ledger of these users: it was replaced by another. Restore it from a copy."
-        )
-    return ledger
+    return Ledger(path, named.id)
+
+
+def ledger_path(population: Population) -> Path:
+    """Where it is, in this folder or in that of the same people."""
+    named = population.ledger
+    return (population.folder / named.folder if named else population.folder).resolve() / FILE_NAME

@@ -1,6 +1,7 @@
 """The commands: data · plan · pretrain · train · evaluate · compare · typing · keyboard · personalise · export · ledger · demo."""
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from taciturn.cli_bench import bench
 from taciturn.cli_data import data_app
 from taciturn.cli_fleet import device, fleet_app, serve
 from taciturn.cli_keyboard import export, keyboard, ngram, typing
+from taciturn.cli_ledger import ledger_app
 from taciturn.cli_personal import personalise
 from taciturn.cli_plan import plan
 from taciturn.cli_pretrain import pretrain
@@ -60,7 +62,7 @@ def train(
     audit: Annotated[
         int | None,
         typer.Option(
-            help="add so many made-up users, for `taciturn audit` to bound ε from below (the same as audit.users)"
+            help="add so many made-up users, by whom `taciturn audit` tests the claim (the same as audit.users)"
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with a run that was cut off")] = False,
@@ -133,7 +135,11 @@ def _trained(folder: Path, work: Callable[[Any], Any]) -> Any:
 
 
 HeldOutOf = Annotated[
-    Path | None, typer.Option("--data", help="measure on the held-out users of another population (of the same words)")
+    Path | None,
+    typer.Option(
+        "--data",
+        help="measure on the held-out users of another population, of the same words, and built with --same-people-as the run's",
+    ),
 ]
 
 
@@ -154,16 +160,17 @@ def evaluate(
     from taciturn.evaluation.accuracy import METRICS
     from taciturn.evaluation.headwords import HEADS
     from taciturn.measuring import evaluate_run
-    from taciturn.release.privacy_statement import epsilon_text, rho_text
+    from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 
     with console.status("measuring"):
         scores, guarantee, heads, rebuilt = evaluate_run(run, data, head)
     figures = {metric: scores[metric] for metric in METRICS}
     if json_:
         content: dict[str, Any] = {name: {"value": one.value, "margin": one.margin} for name, one in figures.items()}
-        cost: dict[str, Any] = {"epsilon": guarantee.epsilon, "rho": guarantee.rho}
-        if not guarantee.is_private:
-            cost = {"epsilon": "infinity", "rho": "infinity"}  # JSON has no number for it
+        spent = {"epsilon": guarantee.epsilon, "rho": guarantee.rho}
+        cost = {
+            name: "infinity" if math.isinf(value) else value for name, value in spent.items()
+        }  # JSON has no number for it
         if heads is not None:
             content["head_words"] = {str(n): row.tolist() for n, row in zip(HEADS, heads, strict=True)}
         print(json.dumps(content | cost | {"delta": guarantee.delta, "run": guarantee.run}))
@@ -174,7 +181,7 @@ def evaluate(
     table.add_column("value ± 95 %", justify="right")
     for name, one in figures.items():
         table.add_row(NAMES[name], _figure(name, one))
-    table.add_row(f"ε at δ = {guarantee.delta:.2g}", epsilon_text(guarantee.epsilon))
+    table.add_row(f"ε at δ = {delta_text(guarantee.delta)}", epsilon_text(guarantee.epsilon))
     table.add_row("ρ", rho_text(guarantee.rho))
     console.print(table)
     if rebuilt:
@@ -201,7 +208,7 @@ def compare(
     """What changes from one run's model to another's, on the same held-out users, with 95 % intervals over users."""
     from taciturn.evaluation.accuracy import METRICS
     from taciturn.measuring import compare_runs
-    from taciturn.release.privacy_statement import epsilon_text
+    from taciturn.privacy.figures import epsilon_text
 
     with console.status("measuring"):
         one, other = compare_runs(first, second, data)
@@ -244,54 +251,6 @@ def _figure(metric: str, interval: Any) -> str:
 
 
 @app.command()
-def ledger(
-    population: Annotated[Path, typer.Argument(help="folder of a population")],
-    delta: Annotated[float | None, typer.Option(help="δ of the total (default: the smallest of the runs)")] = None,
-) -> None:
-    """What was ever released about a population's users.
-
-    Runs, releases, ε, ρ, and the total of all of them.
-    """
-    from taciturn.build import open_ledger
-    from taciturn.data.population import Population
-    from taciturn.privacy.ledger import LedgerError
-    from taciturn.release.privacy_statement import epsilon_text, rho_text
-
-    book = open_ledger(Population(population))
-    table = Table(title=f"{population}: what was released about these users", title_justify="left")
-    for name in ("run", "releases", "ε", "δ", "ρ", "neighbours differ by"):
-        table.add_column(name, justify="left" if name in ("run", "neighbours differ by") else "right")
-    guarantees = [book.guarantee(run) for run in book.runs()]
-    for one in guarantees:
-        name = one.run if one.randomness == "operating system" else f"{one.run} (simulation)"
-        figures = (epsilon_text(one.epsilon), f"{one.delta:.2g}", rho_text(one.rho))
-        table.add_row(name, str(one.releases), *figures, _neighbours(one.adjacency))
-    if delta is not None and not 0 < delta < 1:
-        raise LedgerError(f"δ lies between 0 and 1; {delta:g} does not")
-    if guarantees:
-        delta = delta or min(one.delta for one in guarantees)
-        for adjacency, epsilon, rho in book.totals(delta):
-            table.add_section()
-            figures = (epsilon_text(epsilon), f"{delta:.2g}", rho_text(rho))
-            table.add_row("all together", "", *figures, _neighbours(adjacency))
-    console.print(table)
-    torn = sum(row["kind"] == "torn" for row in book.rows)
-    console.print(
-        "ρ does not count the sampling of users, ε does. Several runs are added up in RDP, which stays valid when later runs are "
-        "chosen after seeing earlier ones.\n"
-        f"Each of the {len(book.rows)} rows fits the one before it; the last is {book.head[:16]}…"
-        + (f" {torn} were cut off half-written by a crash, before anything was released." if torn else ""),
-        highlight=False,
-    )
-
-
-def _neighbours(adjacency: str) -> str:
-    return {"add or remove one user": "one user more", "replace one user by another": "one user other"}.get(
-        adjacency, adjacency
-    )
-
-
-@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="folder for everything the demonstration makes")] = Path("demo"),
 ) -> None:
@@ -306,6 +265,7 @@ def demo(
 
 for command in (audit, tails, typing, ngram, export, personalise, keyboard, serve, device):
     app.command()(command)
+app.add_typer(ledger_app, name="ledger")
 app.add_typer(fleet_app, name="fleet")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,13 +24,13 @@ def audit(
     ] = 2_000_000,
     json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Look at a run from outside: a lower bound on ε, membership inference, and planted secrets. Writes RUN/audit.png and RUN/audit.json.
+    """Look at a run from outside: whether it is as private as it claims, and planted secrets. Writes RUN/audit.png and RUN/audit.json.
 
-    Audit users (train --audit N) wrote random words and were put into one round each by a fair coin. From how well their being in can be
-    told follows a bound that ε must be above, with 95 % confidence (Mahloujifar et al. 2024: for Gaussian noise, which is what is claimed.
-    Beside it stand the bound of Steinke et al. 2023, and an estimate without any confidence). Were it above what is claimed for them, the
-    mechanism would be broken: the exit status is then 1. That it is below proves nothing. Membership inference: how well the last model
-    alone tells who was in, by its loss on what they wrote, as it is or compared with the loss of the model that the run began with.
+    Audit users (train --audit N) sent random directions, and took part if a fair coin fell so. From how well their being in can be told
+    from all that was released follows by how much the noise may be smaller, or reports longer, than is claimed. Where it must be so, the
+    mechanism is broken, and the exit status is 1; to a mechanism that keeps its word that happens once in a thousand audits. Beside the
+    verdict stands what this audit could have seen. It cannot see who was drawn, how often people took part, the last bits of what was
+    released, or whether one user's report depends on another's: docs/audit.md says which tests do.
 
     A canary is five random words that synthetic users shared in the training (Ramaswamy et al. 2020, Table 4). Rank: how many of the random
     continuations of its first two words the model finds as likely as the real one, or likelier; 1 means it knows it by heart. Beam search:
@@ -47,20 +48,20 @@ def audit(
     content = json.dumps(_json(run, found), indent=1)
     write_atomically(run / "audit.json", content.encode())
     if found.attacked:
-        bounds = {name: one.epsilon_fdp for name, one in found.attacked.audits.items()}
-        plot_audit(run / "audit.png", found.attacked.curves, bounds, found.attacked.claimed, run.name)
+        one = found.attacked
+        plot_audit(run / "audit.png", one.scores, one.included, one.mu, run.name)
     if json_:
         print(content)
     else:
         _print(run, found)
-    if found.attacked and found.attacked.breaks_the_claim:
+    if found.attacked and found.attacked.audit.refuted:
         raise typer.Exit(1)
 
 
 def _print(run: Path, found: "Page") -> None:
-    from taciturn.release.privacy_statement import epsilon_text
+    from taciturn.privacy.figures import delta_text, epsilon_text
 
-    claimed = f"ε = {epsilon_text(found.guarantee.epsilon)} at δ = {found.guarantee.delta:.2g}"
+    claimed = f"ε = {epsilon_text(found.guarantee.epsilon)} at δ = {delta_text(found.guarantee.delta)}"
     console.print(
         f"{run}: claimed for every person {claimed}. AccuracyTop1 {found.scores['accuracy_top1']:.2%}: a model that has learned nothing "
         "remembers nothing.\n",
@@ -73,39 +74,61 @@ def _print(run: Path, found: "Page") -> None:
 
 
 def _print_attacked(run: Path, attacked: "Attacked") -> None:
-    from taciturn.audit_users import ALL_MODELS
+    from taciturn.privacy.figures import delta_text
 
-    scored, first = attacked.scored, attacked.audits[ALL_MODELS]
+    audit = attacked.audit
+    turns = "one turn" if attacked.turns == 1 else f"up to {attacked.turns} turns"
     table = Table(
-        title=f"Audit users: {first.included} in, {first.left_out} out, at δ = {scored.delta:.2g}", title_justify="left"
+        title=f"Audit users: {audit.included} in, {audit.left_out} out, {turns} each, at δ = {delta_text(attacked.delta)}",
+        title_justify="left",
     )
-    for name in ("who attacks sees", "ε at least (95 %)", "by (ε, δ) alone", "estimate", "AUC", "found at 1 % false"):
-        table.add_column(name, justify="left" if name == "who attacks sees" else "right")
-    for name, one in attacked.audits.items():
-        estimates = f"{one.epsilon:.2f}", _number(one.epsilon_gaussian)
-        table.add_row(name, f"{one.epsilon_fdp:.2f}", *estimates, f"{one.area:.3f}", f"{one.true_positives:.1%}")
+    for name in ("of these turns", "μ", "ε"):
+        table.add_column(name, justify="left" if name == "of these turns" else "right")
+    figures = {
+        "claimed": (1.0, math.ceil),
+        "found": (audit.times, round),
+        "found, at least (99.9 % confidence)": (audit.times_at_least, math.floor),
+    }
+    for name, (times, rounded) in figures.items():
+        table.add_row(name, _two_digits(times * audit.mu, rounded), _two_digits(attacked.epsilon(times), rounded))
     console.print(table)
-    part = (
-        "one release"
-        if scored.claim.weight == 1
-        else f"one release, with {scored.claim.weight:.2g} of the weight of a person's report"
-    )
-    if not math.isfinite(attacked.claimed):
-        words, style = "Nothing is claimed for these users: the run has no noise.", "yellow"
-    elif attacked.breaks_the_claim:
+    if audit.refuted:
+        least = _two_digits(audit.times_at_least, math.floor)
         words = (
-            f"BROKEN: for {part} ε = {attacked.claimed:.2f} is claimed, and it is above {attacked.bound:.2f} with 95 % confidence. The "
-            "noise or the bound on reports is not what the ledger says: trust no model of this run."
+            f"BROKEN: there is at least {least} times less noise than is claimed, or reports are as much longer. Found: noise "
+            f"{audit.spread:.2f} and reports {audit.signal:.2f} times what is claimed. Trust no model of this run."
         )
         style = "bold red"
     else:
-        words = (
-            f"Claimed for {part}: ε = {attacked.claimed:.2f}. The audit found {attacked.bound:.2f}, which does not contradict it, and does "
-            "not prove it."
-        )
-        style = "green"
+        words, style = "Nothing contradicts the claim. That proves nothing of what an audit cannot see.", "green"
     console.print(words, style=style, highlight=False)
+    console.print(_power(attacked), highlight=False)
     console.print(f"The curves behind it: {run / 'audit.png'}\n", highlight=False)
+
+
+def _power(attacked: "Attacked") -> str:
+    """What this audit could have seen."""
+    from taciturn.evaluation.one_run import LIKELY
+
+    caught = [
+        f"{_two_digits(factor, math.ceil)} times too small with a probability of {likely:.0%}"
+        for likely, factor in zip(LIKELY, attacked.audit.caught, strict=True)
+        if math.isfinite(factor)
+    ]
+    words = (
+        f"It would have caught noise that is {', '.join(caught)}."
+        if caught
+        else "It would not have caught noise that is missing altogether: take more audit users."
+    )
+    if attacked.whole is None:
+        return words
+    share = math.floor(100 * min(1.0, attacked.audit.mu / attacked.whole))
+    return f"{words} Of the μ that is claimed for a person's whole part in the run, these turns test {share} %."
+
+
+def _two_digits(value: float, rounded: Callable[[float], int]) -> str:
+    """To the side that flatters nobody."""
+    return f"{rounded(100 * value) / 100:.2f}"
 
 
 def _print_remembered(remembered: "Remembered") -> None:
@@ -128,6 +151,8 @@ def _print_remembered(remembered: "Remembered") -> None:
 
 
 def _json(run: Path, found: "Page") -> dict[str, Any]:
+    from taciturn.evaluation.one_run import LIKELY
+
     content: dict[str, Any] = {
         "run": str(run),
         "epsilon": _infinity(found.guarantee.epsilon),
@@ -137,13 +162,16 @@ def _json(run: Path, found: "Page") -> dict[str, Any]:
     if found.attacked:
         attacked = found.attacked
         content["audit"] = {
-            "claimed_epsilon": _infinity(attacked.claimed),
-            "delta": attacked.scored.delta,
-            "weight": attacked.scored.claim.weight,
-            "breaks_the_claim": attacked.breaks_the_claim,
-            "attacks": {
-                name: {field: _infinity(value) for field, value in one._asdict().items()}
-                for name, one in attacked.audits.items()
+            "delta": attacked.delta,
+            "turns": attacked.turns,
+            "claimed_epsilon": attacked.epsilon(),
+            "epsilon": attacked.epsilon(attacked.audit.times),
+            "epsilon_at_least": attacked.epsilon(attacked.audit.times_at_least),
+            "mu_of_the_whole_claim": attacked.whole,
+            "refuted": attacked.audit.refuted,
+            **attacked.audit._asdict(),
+            "caught": {
+                str(likely): _infinity(factor) for likely, factor in zip(LIKELY, attacked.audit.caught, strict=True)
             },
         }
     if found.remembered:
@@ -165,7 +193,3 @@ def _json(run: Path, found: "Page") -> dict[str, Any]:
 def _infinity(value: float) -> float | str:
     """JSON knows none."""
     return value if math.isfinite(value) else "infinity"
-
-
-def _number(value: float) -> str:
-    return f"{value:.2f}" if math.isfinite(value) else "∞"

@@ -66,6 +66,12 @@ def data_build(
             help="put new text into an existing population; its ledger and opt-outs stay, all else is as said now",
         ),
     ] = False,
+    same_people_as: Annotated[
+        Path | None,
+        typer.Option(
+            help="a population with other text of the same people (last month's, another cut of it): both share its ledger and opt-outs"
+        ),
+    ] = None,
     shard_tokens: Annotated[int, typer.Option(min=1, help="size of a shard on disk")] = SHARD_TOKENS,
 ) -> None:
     """Build a population of users from their text.
@@ -75,9 +81,12 @@ def data_build(
     .txt files a line is a message, and a user is a file, or a folder directly below the one named.
 
     An example: taciturn data build chats.csv --out people --user-column sender --language de --scrub --exclude left.txt
+    And next month: taciturn data build june.csv --out people-june --same-people-as people
     """
+    from taciturn.build import open_ledger
     from taciturn.data.columns import Columns
     from taciturn.data.ingest import Rules, ingest
+    from taciturn.data.population import Population
     from taciturn.data.sources import Source
     from taciturn.data.state_of_the_union import simulated_users
     from taciturn.data.vocabulary import DataError
@@ -85,13 +94,15 @@ def data_build(
     if (out / "manifest.json").exists() and not replace:
         raise DataError(
             f"{out} is a population already: put new text into it with --replace (its ledger stays). For other people name another "
-            "--out; the same people in two folders would have two ledgers, and nobody would add up what both cost them"
+            f"--out; for other text of the same people too, with --same-people-as {out}, so that what both cost them is added up"
         )
     if out.exists() and not out.is_dir():
         raise DataError(f"{out} is a file; --out names a folder")
     words = _vocabulary(vocabulary, language, characters)
     if "sotu" in sources and len(sources) > 1:
         raise DataError("the word sotu stands alone, without other sources")
+    if "sotu" in sources and same_people_as:
+        raise DataError("the speakers of sotu are nobody else's people; leave --same-people-as out")
     if "sotu" in sources and (exclude or scrub or sensitive_column):
         raise DataError("the speeches of sotu are public: there is nothing to exclude, scrub or leave out")
     if sources == ["sotu"]:
@@ -102,9 +113,11 @@ def data_build(
         source = Source([Path(one) for one in sources], columns)
         rules = Rules(words, least_tokens, most_tokens, held_out, scrub)
         listed = _listed_users(exclude)
+        if same_people_as:
+            open_ledger(Population(same_people_as))  # made now, if there is none
         try:
             with stages() as show:
-                ingest(source, out, rules, listed, show, shard_tokens)
+                ingest(source, out, rules, listed, show, shard_tokens, same_people_as)
         except KeyboardInterrupt:
             console.print("Stopped. Nothing was changed.")
             raise typer.Exit(130) from None

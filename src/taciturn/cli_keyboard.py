@@ -176,7 +176,7 @@ def export(
     """
     from taciturn.exporting import Distilling, export_run
     from taciturn.keyboard.predictor import load_blocklist
-    from taciturn.release.privacy_statement import epsilon_text
+    from taciturn.privacy.figures import delta_text, epsilon_text
 
     blocked = load_blocklist(blocklist) if blocklist else []
     with stages() as show:
@@ -193,7 +193,7 @@ def export(
         )
     guarantee = exported.guarantee
     console.print(
-        f"ε = {epsilon_text(guarantee.epsilon)}, δ = {guarantee.delta:.2g}; ledger row {guarantee.head[:16]}…"
+        f"ε = {epsilon_text(guarantee.epsilon)}, δ = {delta_text(guarantee.delta)}; ledger row {guarantee.head[:16]}…"
     )
 
 

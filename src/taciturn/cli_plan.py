@@ -17,7 +17,7 @@ def plan(
     population: Annotated[int, typer.Option(min=1, help="N: users there are, as publicly known")],
     rounds: Annotated[int, typer.Option(min=1, help="T")],
     report_goal: Annotated[int, typer.Option(min=1, help="m: users a round")],
-    delta: Annotated[float | None, typer.Option(help="(default: N^−1.1)")] = None,
+    delta: Annotated[float | None, typer.Option(help="(default: 1/N², at least 1e-15)")] = None,
     noise_multiplier: Annotated[float | None, typer.Option(help="z; or ask for one of the next two")] = None,
     epsilon: Annotated[float | None, typer.Option(help="target")] = None,
     rho: Annotated[float | None, typer.Option(help="target, of zCDP")] = None,
@@ -57,7 +57,7 @@ def plan(
     """
     from taciturn.planning import MECHANISMS, PlanError, Question, draw, extrapolated, simulated_timer
     from taciturn.planning import plan as answer
-    from taciturn.release.privacy_statement import epsilon_text, rho_text
+    from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 
     if timer_hours is not None:
         if min_separation is not None:
@@ -105,7 +105,7 @@ def plan(
     console.print(
         f"{population:,} users, {report_goal:,} a round, {rounds:,} rounds: {rounds * report_goal:,} user updates. "
         f"{question.possible_separation} rounds of rest are possible; claimed are {question.separation}, and at most "
-        f"{question.participations} participations. δ = {question.at_delta:.2g}",
+        f"{question.participations} participations. δ = {delta_text(question.at_delta)}",
         highlight=False,
     )
     base = next((one.error for one in answers if one.mechanism == "independent"), None)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from taciturn.privacy.clipping import MOST_REPORTS
+from taciturn.privacy.figures import delta_text
 from taciturn.privacy.participation import default_delta
 from taciturn.privacy.sensitivity import most_participations
 from taciturn.sections import (
@@ -128,18 +129,16 @@ class Recipe(Section):
         if self.algorithm != "transfer-learning" and self.transfer != Transfer():
             raise ValueError('[transfer] belongs to algorithm = "transfer-learning"')
         self._check_unused()
-        if self.audit.users and self.algorithm == "transfer-learning":
+        if self.audit.users and not self.is_private:
+            raise ValueError(f'[audit] users test what a run claims, and algorithm = "{self.algorithm}" claims nothing')
+        if self.audit.users > AUDITED_AT_ONCE * self.run.rounds:
             raise ValueError(
-                "[audit] users move a model with updates, which transfer learning has not: audit another algorithm"
-            )
-        if self.audit.rounds > self.run.rounds:
-            raise ValueError(
-                f"[audit] {self.audit.users} users are {self.audit.rounds} groups, each in a round of its own, and there are only "
-                f"{self.run.rounds} rounds: take at most {AUDITED_AT_ONCE * self.run.rounds} users"
+                f"[audit] {self.audit.users} users are too many for {self.run.rounds} rounds: take at most "
+                f"{AUDITED_AT_ONCE * self.run.rounds}"
             )
         if self.delta * self.participation.users >= 1:
             raise ValueError(
-                f"δ = {self.delta:g} is more than one over the number of users: it would allow giving one user away whole"
+                f"δ = {delta_text(self.delta)} is more than one over the number of users: it would allow giving one user away whole"
             )
         return self
 

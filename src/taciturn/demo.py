@@ -17,9 +17,9 @@ from taciturn.config import Recipe
 from taciturn.data.state_of_the_union import TOKENS_PER_USER, public_speeches, simulated_users
 from taciturn.data.vocabulary import public_vocabulary
 from taciturn.evaluation.accuracy import Scores
+from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 from taciturn.privacy.ledger import Guarantee
 from taciturn.recipe_text import parse_recipe
-from taciturn.release.privacy_statement import epsilon_text, rho_text
 from taciturn.run import train_run
 from taciturn.warm_start import pretrained
 
@@ -77,7 +77,7 @@ def run_demo(out: Path, console: Console, bar: Callable[..., Any], training_bar:
 
 
 def _show(console: Console, warm: Scores, private: Scores, twin: Scores, guarantee: Guarantee, folder: Path) -> None:
-    table = Table(title=f"\nOn held-out speeches; ε at δ = {guarantee.delta:.1e}", title_justify="left")
+    table = Table(title=f"\nOn held-out speeches; ε at δ = {delta_text(guarantee.delta)}", title_justify="left")
     for name in ("", "AccuracyTop1", "AccuracyTop3", "perplexity", "ε", "ρ"):
         table.add_column(name, justify="right" if name else "left")
     cost = (epsilon_text(guarantee.epsilon), rho_text(guarantee.rho))
@@ -101,7 +101,7 @@ def _show(console: Console, warm: Scores, private: Scores, twin: Scores, guarant
         "What closes that gap is more users: with ten times as many, cohorts are ten times as large at the same ε, and the noise on "
         "their average is a tenth.\n\n"
         f"What is promised: had any one of the (simulated) users, with all {TOKENS_PER_USER} tokens, not been there, every model "
-        f"of the run would have come out almost equally likely (ε = {epsilon_text(guarantee.epsilon)}, δ = {guarantee.delta:.1e}).\n"
+        f"of the run would have come out almost equally likely (ε = {cost[0]}, δ = {delta_text(guarantee.delta)}).\n"
         "Not covered: the held-out speeches, by which the settings of this demonstration were also chosen, and the twin, which stands in "
         "the ledger as ε = ∞.\n\n"
         f"Look around: {folder}/private (guarantee.txt, progress.png, metrics.csv, model.safetensors)\n"

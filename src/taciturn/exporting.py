@@ -18,6 +18,7 @@ from taciturn.loading import Loaded, guarantee_of, learned_from, load_word_model
 from taciturn.models.ngram import NGram, katz, pruned
 from taciturn.models.sampling import samples
 from taciturn.models.stepping import Neural, Recurrent
+from taciturn.privacy.figures import delta_text, epsilon_text
 from taciturn.privacy.ledger import Guarantee
 from taciturn.release.arpa import arpa_words, read_arpa, write_arpa
 from taciturn.release.checkpoint import ModelCard, save_model
@@ -25,7 +26,7 @@ from taciturn.release.combined import STEP, read_combined, write_combined
 from taciturn.release.export import ExportRefused, check_may_leave
 from taciturn.release.javascript import Published, check_javascript, javascript_model, javascript_ngram
 from taciturn.release.onnx_graph import onnx_model, onnx_scores
-from taciturn.release.privacy_statement import epsilon_text, statement, statement_json
+from taciturn.release.privacy_statement import statement, statement_json
 from taciturn.release.quantised import dequantised, quantised
 
 Format = Literal["model", "onnx", "onnx-int8", "arpa", "combined", "js"]
@@ -186,10 +187,12 @@ class _Export:
             "a SIMULATION"
             if guarantee.is_simulated
             else "differentially private"
+            if guarantee.epsilon < math.inf
+            else "noise without a promise"
             if guarantee.is_private
             else "NO privacy"
         )
-        promise = f"{worth}; epsilon {epsilon_text(guarantee.epsilon)} at delta {guarantee.delta:.2g}"
+        promise = f"{worth}; epsilon {epsilon_text(guarantee.epsilon)} at delta {delta_text(guarantee.delta)}"
         about = f"Taciturn {self.card.run}; {promise}; ledger row {guarantee.head}; {how}"
         version, now = max(NEWER_THAN_THEIRS, self.card.round), int(datetime.now(UTC).timestamp())
         write_combined(path, ngram, listed, language, about, version, now)

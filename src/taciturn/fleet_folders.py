@@ -84,7 +84,7 @@ def _server_folder(folder: Path, recipe: Recipe, words_of: Population, names: tu
         raise LinkError(
             f"{folder} exists already: a fleet's authority and ledger are never replaced; choose another folder"
         )
-    recipe = build.with_noise(recipe)
+    recipe = build.with_noise(recipe, vocabulary=len(words_of.vocabulary))
     certificate = make_authority(folder / "authority")
     certify_server(folder / "authority", folder / "wire", [*LOCAL_NAMES, *names])
     save_recipe(recipe, folder / RECIPE)

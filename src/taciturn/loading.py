@@ -113,6 +113,11 @@ def learned_from(loaded: Loaded) -> str | None:
 def people_known_to(loaded: Loaded) -> Callable[[str], bool]:
     """Whether a user, by id, was trained on by this model or by one that it started from, or opted out. Refused where that cannot be
     told any more."""
+    return trained_on(folder_known_to(loaded))
+
+
+def folder_known_to(loaded: Loaded) -> Path:
+    """The population that has all whom this model was trained on, and those that it started from."""
     population = population_of(loaded.path)
     ledger, opened = build.open_ledger(population), opened_row(loaded)
     while True:
@@ -121,7 +126,7 @@ def people_known_to(loaded: Loaded) -> Callable[[str], bool]:
                 f"{population.folder} was built again since {opened['run']} was trained on it: who was trained on is not known any more"
             )
         if not opened["lineage"]:
-            return trained_on(population.folder)
+            return population.folder
         earlier = ledger.rows[: ledger.rows.index(opened)]  # a run records what it started from as its own round 0, too
         before = next((row for row in earlier if row.get("params") == opened["start"]), None)
         if before is None:

@@ -9,10 +9,11 @@ import numpy as np
 
 from taciturn import build
 from taciturn.core import Params
-from taciturn.data.population import HeldOutUsers, Population
+from taciturn.data.population import HeldOutUsers, Population, check_strangers
 from taciturn.evaluation.accuracy import Scores, evaluate
 from taciturn.evaluation.headwords import head_words
 from taciturn.evaluation.tails import Tail, log_ratios, tail
+from taciturn.loading import folder_known_to, load_word_model
 from taciturn.privacy.ledger import Guarantee
 from taciturn.release.checkpoint import ModelCard, load_model
 from taciturn.release.export import check_not_personal, verified_guarantee
@@ -42,9 +43,11 @@ def evaluate_run(folder: Path, on: Path | None = None, with_head_words: bool = F
         raise RunError(
             f"{population.folder} was built with other words than {folder}; build it with --vocabulary {folder}"
         )
-    held_out = HeldOutUsers(population.folder).texts
-    if not held_out.tokens:
-        raise RunError(f"{population.folder} has no held-out users to measure with")
+    if not population.folder.samefile(own.folder):
+        check_strangers(population.folder, folder_known_to(load_word_model(folder)))
+    people = HeldOutUsers(population.folder)
+    people.check_enough()
+    held_out = people.texts
     model = build.language_model(recipe.model, len(card.vocabulary))
     cut = build.evaluation_cut(recipe, population.vocabulary)
     heads = head_words(model, params, held_out, population.vocabulary, cut) if with_head_words else None

@@ -29,6 +29,7 @@ from taciturn.privacy.strategies import optimal_bands, optimal_blt
 MechanismName = Literal["poisson", "cyclic-poisson", "independent", "tree", "honaker", "banded", "blt"]
 MECHANISMS: tuple[MechanismName, ...] = get_args(MechanismName)
 BANDS = 32
+LEAST_POPULATION = 10  # with fewer no δ makes sense: that it fails for nobody should not be a matter of luck
 SIMULATED_DEVICES, LEAST_GOAL = 20_000, 20
 LARGE_POPULATIONS = (763_430, 10**7, 10**8)  # of McMahan et al. 2018, Table 2, and between
 
@@ -51,6 +52,11 @@ class Question:
     accountant: AccountantName = "pld"
 
     def __post_init__(self) -> None:
+        if self.population < LEAST_POPULATION:
+            raise PlanError(
+                f"among {self.population} users nobody can hide: even δ = 1/N² would let the promise fail for somebody with a chance of "
+                f"{1 / max(self.population, 1):.2g}. Plan for {LEAST_POPULATION} or more"
+            )
         if not 0 < self.report_goal <= self.population:
             raise PlanError(f"a report goal of {self.report_goal} cannot be met by {self.population} users")
         if self.rounds < 1:

@@ -1,7 +1,7 @@
 """A run: a folder, from recipe to released model. Started with `train`, cut off at any moment, gone on with by `resume`.
 
 RUN/
-  recipe.toml  vocabulary.txt  ledger.jsonl (this run's rows)  canaries.json, audit_users.json (where there are some)
+  recipe.toml  vocabulary.txt  ledger.jsonl (this run's rows)  canaries.json, audit_users.json and .npy (where there are some)
   metrics.jsonl  metrics.csv  progress.png
   model.safetensors  guarantee.txt  guarantee.json
   private/   root (of all randomness), state (to resume from), who took part, devices' own state; mode 0700, deleted when the run ends
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from dp_accounting import DpEvent, NonPrivateDpEvent
 
-from taciturn import build, keys
+from taciturn import build, keys, tree
 from taciturn.audit_users import audit_users
 from taciturn.config import Recipe
 from taciturn.core import LanguageModel, Params
@@ -36,6 +36,7 @@ from taciturn.metrics import Metrics, measured, observed, so_far
 from taciturn.planting import planted, with_planted
 from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
 from taciturn.privacy.curator import Curator
+from taciturn.privacy.figures import delta_text
 from taciturn.privacy.ledger import FILE_NAME, Guarantee, LedgerError
 from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.privacy.records import Records
@@ -84,7 +85,10 @@ class Run:
         self.held_out = HeldOutUsers(self.population.folder)
         ledger = build.open_ledger(self.population)
         self.warm_start = load_warm_start(recipe, self.population.vocabulary, ledger)
-        lineage = self.warm_start.lineage if self.warm_start else ()
+        lineage, lineage_distance = (
+            (self.warm_start.lineage, self.warm_start.distance) if self.warm_start else ((), 0.0)
+        )
+        words = len(self.population.vocabulary)
         simulated = recipe.run.seed is not None or seeded or bool(self.warm_start and self.warm_start.seeded)
         has_budget = recipe.privacy.epsilon is not None or recipe.privacy.rho is not None
         if has_budget and any(isinstance(cost, NonPrivateDpEvent) for cost in lineage):
@@ -92,18 +96,18 @@ class Run:
                 "[model] warm_start has no privacy (ε = ∞), so nothing that starts from it can meet a budget"
             )
         try:
-            self.recipe = build.with_noise(build.with_general_text(recipe), lineage)
-            self.model: LanguageModel = build.language_model(recipe.model, len(self.population.vocabulary))
+            self.recipe = build.with_noise(build.with_general_text(recipe), lineage, lineage_distance, words)
+            self.model: LanguageModel = build.language_model(recipe.model, words)
             self.general, self.general_test = build.general_text(recipe), build.general_test(recipe)
             for name, corpus in (("general", self.general), ("general_test", self.general_test)):
                 if corpus and corpus.vocabulary.words != self.population.vocabulary.words:
                     raise ValueError(
                         f"[data] {name} has other words than the population; make it with --vocabulary POPULATION"
                     )
-            self.algorithm = build.algorithm(self.recipe, len(self.population.vocabulary))
+            self.algorithm = build.algorithm(self.recipe, words)
             self.planted = planted(self.recipe, self.population.vocabulary, root)
             first = self.initial_params()
-            self.audit = audit_users(self.recipe, self.population.vocabulary, self.algorithm, first, root)
+            self.audit = audit_users(self.recipe, self.algorithm, first, root)
             participation = self.algorithm.participation
             release = self.algorithm.mechanism.event(participation)
         except ValueError as error:  # values that are each in range and do not go together
@@ -121,6 +125,8 @@ class Run:
             unit=unit_of(self.population, "one device" if recipe.fleet.kind == "devices" else "one user"),
             start=params_digest(first),
             lineage=lineage,
+            lineage_distance=lineage_distance,
+            distance=self.algorithm.mechanism.distance(tree.size(first), build.rows(self.recipe)),
         )
         self.account = Account(ledger, terms, release)
         limits = participation.limits
@@ -143,10 +149,10 @@ class Run:
         else:
             self.fleet = build.fleet(self.recipe, self.population, folder / "private", coins)
         most_reports = self.algorithm.mechanism.most_reports
-        room = most_reports - (AUDITED_AT_ONCE if self.audit else 0)
+        room = most_reports - min(recipe.audit.users, AUDITED_AT_ONCE)
         everyone = with_planted(self.fleet, self.planted, self.recipe, self.population.vocabulary, room)
         if self.audit:
-            everyone = WithSyntheticUsers(everyone, self.audit.fleet, self.audit.chosen, most_reports, kind=2)
+            everyone = WithSyntheticUsers(everyone, self.audit, self.audit.chosen, most_reports, kind=2)
         records = Records(folder / "private" / "releases", keys.derive(root, "records", 0))
         self.curator = Curator(self.algorithm, everyone, self.account, root, self.log, records)
 
@@ -160,13 +166,10 @@ class Run:
             )
         if self.recipe.delta * people >= 1:
             raise RecipeError(
-                f"[participation] users: with {users} users δ is {self.recipe.delta:.2g}, more than one over the number of users "
+                f"[participation] users: with {users} users δ is {delta_text(self.recipe.delta)}, more than one over the number of users "
                 "that are there; raise the number, or set [privacy] delta"
             )
-        if not self.held_out.texts.tokens:
-            raise RecipeError(
-                f"{self.population.folder} has no held-out users to measure with; build it from more users"
-            )
+        self.held_out.check_enough()
         if self.warm_start and lineage and self.warm_start.adjacency != adjacency:
             raise RecipeError(
                 f"[model] warm_start came from a run under the adjacency «{self.warm_start.adjacency}», this one is under "
@@ -223,7 +226,7 @@ class Run:
             beside = f"what {len(self.planted.users)} synthetic users wrote, who took part beside the people ({self.planted.source})"
             rehearsed = (*rehearsed, beside)
         if self.audit:
-            rehearsed = (*rehearsed, f"random words of {len(self.audit.texts)} made-up users, who audit the run")
+            rehearsed = (*rehearsed, f"random directions of {self.audit.count} made-up users, who audit the run")
         before = self.warm_start.card.public_sources if self.warm_start else ()
         return tuple(dict.fromkeys((*before, *rehearsed)))  # each is named once
 
@@ -269,8 +272,6 @@ def resume_run(folder: Path, progress: Progress, connected: "Connected | None" =
 
 def _go_on(run: Run, state: TrainState, progress: Progress) -> Finished:
     section = run.recipe.run
-    if run.audit:
-        run.audit.go_on(run.folder, state.round)
     metrics = Metrics(run.folder, state.round)
     before = scores = run.evaluate(state.server.params)
     if not metrics.rows:
@@ -321,8 +322,8 @@ def _diverged(rows: list[dict[str, Any]]) -> str | None:
 
 
 def _save(run: Run, state: TrainState) -> None:
-    """State first: it decides where a resumed run goes on; all else is made again from it. But for the scores of audit users, which are
-    there before it, since the models they were read from are gone."""
+    """State first: it decides where a resumed run goes on; all else is made again from it. But for what was seen of audit users, which is
+    there before it, since the estimates it was read from are gone."""
     costs = (*run.account.terms.lineage, run.account.release)
     mode = 0o600 if any(isinstance(cost, NonPrivateDpEvent) for cost in costs) else 0o644
     if run.audit:
@@ -344,9 +345,6 @@ def _savable(state: TrainState) -> dict[str, Any]:
 def _finish(
     run: Run, state: TrainState, metrics: Metrics, before: Scores, scores: Scores, stopped: str | None
 ) -> Finished:
-    if run.audit:
-        cut = build.evaluation_cut(run.recipe, run.population.vocabulary)
-        run.audit.remember_losses(run.model, state.server.params, cut)
     _save(run, state)
     guarantee = run.account.guarantee()
     card = run.card(state.round, guarantee.head)
@@ -355,6 +353,7 @@ def _finish(
     write_atomically(run.folder / "guarantee.json", statement_json(guarantee, card.public_text).encode())
     plot_run(run.folder / "progress.png", metrics.rows, f"{run.folder.name} ({run.recipe.algorithm})")
     delete_secrets(run.folder)  # with them goes all that could take the noise off
+    run.account.close()  # it cannot go on any more
     estimate = metrics.rows[-1].get("clip_estimate")
     return Finished(run.folder, run.recipe, state.server.params, before, scores, guarantee, stopped, estimate)
 

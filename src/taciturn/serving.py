@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from taciturn import build
+from taciturn import build, tree
 from taciturn.config import Recipe
 from taciturn.core import Message, UserData
 from taciturn.data.vocabulary import Vocabulary
@@ -50,13 +50,15 @@ def device_fleet(
     def row() -> int:
         return len(account.charges)
 
-    return DeviceFleet(connected, agreed, taking_part.asked, recipe.fleet, folder / "rounds", run, kept, row)
+    rounds, apart = folder / "rounds", taking_part.min_separation
+    return DeviceFleet(connected, agreed, taking_part.asked, recipe.fleet, rounds, run, kept, row, apart)
 
 
 def check_enough(recipe: Recipe, devices: int) -> None:
     """Or a server would wait in vain, for as long as it is patient."""
     taking_part = _taking_part(recipe)
-    asked, apart, often = taking_part.asked, taking_part.min_separation, taking_part.max_participations
+    asked, apart = taking_part.asked, taking_part.min_separation
+    often = min(taking_part.max_participations, _lifetime(recipe))
     for needed, why in (
         (asked * min(apart + 1, taking_part.rounds), f"and a device rests for {apart} rounds"),
         (
@@ -90,16 +92,24 @@ def device(
         min(len(tokens) / recipe.participation.weight_cap, 1.0) if recipe.participation.weight_cap else len(tokens) > 0
     )
     user = UserData(batches, np.float32(weight), np.int32(np.sum(np.any(batches, axis=(1, 2)))))  # pyright: ignore
-    limits = _taking_part(recipe).limits
+    mechanism = algorithm.mechanism
+    # Compiled, so that of the mechanism's first state no more is made than its public part.
+    public_part = jax.jit(lambda row: mechanism.public(mechanism.init(tree.zeros_like(params))._replace(round=row)))
+    rest = Rest(recipe.fleet.timer_hours, _taking_part(recipe).min_separation, _lifetime(recipe))
     return Device(
         number,
         identity,
         agreement(recipe, vocabulary, enrolled),
         device_program(algorithm),
         Message(params, public),
+        public_part,
         user,
-        Diary(folder, Rest(recipe.fleet.timer_hours, *limits)),
+        Diary(folder, rest),
     )
+
+
+def _lifetime(recipe: Recipe) -> int:
+    return recipe.fleet.lifetime_participations or recipe.max_participations
 
 
 def _taking_part(recipe: Recipe) -> MinSeparation:

@@ -43,7 +43,7 @@ def bar(title: str, unit: str) -> Iterator[Any]:
 
 @contextmanager
 def training_bar(title: str) -> Iterator[Any]:
-    from taciturn.release.privacy_statement import epsilon_text
+    from taciturn.privacy.figures import epsilon_text
 
     with bar(title, "rounds") as show:
         show(0, None, "working out the noise, compiling")
@@ -55,7 +55,7 @@ def training_bar(title: str) -> Iterator[Any]:
 @contextmanager
 def fleet_view(address: str, enrolled: int) -> Iterator[tuple[Callable[[str, int, int], None], Callable[..., None]]]:
     """Rounds above, the stage that devices are in below; yields watch(stage, done, all) and progress(done, all, row)."""
-    from taciturn.release.privacy_statement import epsilon_text
+    from taciturn.privacy.figures import epsilon_text
 
     columns = (
         SpinnerColumn(),

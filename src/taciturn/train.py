@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import jax
 
-from taciturn.core import Algorithm, MechanismState, Params, ServerState
+from taciturn.core import Algorithm, Estimate, MechanismState, Params, ServerState
 from taciturn.privacy.curator import Curator
 
 
@@ -14,6 +14,7 @@ class TrainState(NamedTuple):
     server: ServerState
     mechanism: MechanismState  # secret: noise that is not yet used up
     ledger_head: str  # names the history this state came from
+    estimate: Estimate | None = None  # what the last round released; audits read it, and nothing resumes from it
 
 
 def start(algorithm: Algorithm, params: Params, ledger_head: str) -> TrainState:
@@ -29,5 +30,5 @@ def train(algorithm: Algorithm, curator: Curator, state: TrainState) -> Iterator
     while True:
         estimate, mechanism = curator.private_mean(state.server.params, state.mechanism, state.round)
         server = server_update(state.server, estimate)
-        state = TrainState(state.round + 1, server, mechanism, curator.account.head)
+        state = TrainState(state.round + 1, server, mechanism, curator.account.head, estimate)
         yield state

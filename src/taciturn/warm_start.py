@@ -42,6 +42,7 @@ class WarmStart(NamedTuple):
     card: ModelCard
     lineage: tuple[DpEvent, ...]  # what the parameters cost, as the ledger of their run says; nothing for public text
     adjacency: str | None = None
+    distance: float = 0.0  # of those costs' samplers from their ideal
     seeded: bool = False  # whether some of that was a simulation, whose noise anyone can take off
 
 
@@ -247,6 +248,7 @@ def _with_history(path: Path, start: WarmStart, ledger: Ledger) -> WarmStart:
             opened = book.run_rows(row["run"])[0]
             return start._replace(
                 lineage=tuple(book.cost(row["run"], row["hash"])),
+                distance=book.distance(row["run"]),
                 adjacency=opened["adjacency"],
                 seeded=opened["randomness"] != "operating system",
             )

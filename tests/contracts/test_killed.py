@@ -16,6 +16,8 @@ from taciturn.recipe_text import save_recipe
 from taciturn.release.checkpoint import load_model
 from taciturn.run import resume_run, train_run
 
+CHARGE = b'"kind": "charge"'
+
 
 def quietly(done, rounds, row):
     pass
@@ -35,9 +37,9 @@ def test_killed_again_and_again_a_run_still_ends_with_the_same_parameters(popula
     kills = 0
     while kills < 6:
         arguments = ["--resume", "--run", folder] if folder.exists() else [tmp_path / "recipe.toml", "--run", folder]
-        size = ledger.stat().st_size
+        charges = ledger.read_bytes().count(CHARGE)
         process = subprocess.Popen([*command, *map(str, arguments)], stdout=subprocess.DEVNULL)
-        while process.poll() is None and ledger.stat().st_size == size:
+        while process.poll() is None and ledger.read_bytes().count(CHARGE) == charges:
             time.sleep(0.005)  # wait for the first charge of this process, then let it work for a moment
         time.sleep(generator.uniform(0.0, 0.15))
         process.send_signal(signal.SIGKILL)

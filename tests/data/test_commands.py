@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from taciturn.cli import app
-from taciturn.data.population import COUNTS, Population
+from taciturn.data.population import COUNTS, NamedLedger, Population
 from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import DataError
 
@@ -161,7 +161,7 @@ def test_building_again_protects_no_less(tmp_path, table):
         with pytest.raises(DataError, match=missing):
             run("data", "build", table, "--out", tmp_path / "p", "--replace", *fewer)
     run("data", "build", table, "--out", tmp_path / "p", "--replace", *protected, "--held-out", 0.25)
-    Population(tmp_path / "p").pin_ledger("a ledger")  # as the first run does
+    Population(tmp_path / "p").pin_ledger(NamedLedger("a ledger"))  # as the first run does
     with pytest.raises(DataError, match="pass for held out"):
         run("data", "build", table, "--out", tmp_path / "p", "--replace", *protected)
     run("data", "build", table, "--out", tmp_path / "p", "--replace", *protected, "--held-out", 0.25)

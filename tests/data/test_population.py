@@ -16,6 +16,7 @@ from taciturn.core import END
 from taciturn.data.population import (
     COUNTS,
     HeldOutUsers,
+    NamedLedger,
     Population,
     PopulationError,
     build_population,
@@ -44,11 +45,12 @@ def test_a_population_comes_back_as_it_was_written_with_users_in_an_order_that_s
 def test_building_again_keeps_the_ledger_and_its_salt(tmp_path, vocabulary):
     build_population(tmp_path / "p", made_up_users(20), {}, vocabulary, {})
     (tmp_path / "p" / "ledger.jsonl").write_text("history")
-    Population(tmp_path / "p").pin_ledger("a ledger")
+    Population(tmp_path / "p").pin_ledger(NamedLedger("a ledger"))
     salt = (tmp_path / "p" / "private" / "salt").read_bytes()
     population = build_population(tmp_path / "p", made_up_users(30), {}, vocabulary, {})
     assert len(population) == 30
-    assert population.ledger_id == "a ledger"
+    assert population.ledger == NamedLedger("a ledger")
+    assert json.loads((tmp_path / "p" / "manifest.json").read_text())["ledger"]["id"] == "a ledger"
     assert (tmp_path / "p" / "ledger.jsonl").read_text() == "history"
     assert (tmp_path / "p" / "private" / "salt").read_bytes() == salt
     assert len(list((tmp_path / "p").glob("text-*"))) == 1
@@ -221,7 +223,7 @@ def test_a_damaged_manifest_does_not_forget_which_ledger_there_was(tmp_path, voc
         (tmp_path / "ledger.jsonl").rename(tmp_path / "p" / "ledger.jsonl")
         open_ledger(again)
     (tmp_path / "p" / "ledger.jsonl").write_text("")
-    with pytest.raises(LedgerError, match="is empty"):
+    with pytest.raises(LedgerError, match="0 rows"):
         open_ledger(again)
 
 

@@ -14,7 +14,14 @@ SETTINGS = {
     "algorithm": "dp-ftrl",
     "participation": {"kind": "min-separation", "users": 40, "cohort": 6, "min_separation": 0},
     "privacy": {"noise": "tree", "encoding": "modular", "noise_multiplier": 1.0},
-    "fleet": {"kind": "devices", "timer_hours": 1e-9, "over_selection": 1.5, "deadline": 60.0, "patience": 20.0},
+    "fleet": {
+        "kind": "devices",
+        "timer_hours": 1e-9,
+        "lifetime_participations": 1000,
+        "over_selection": 1.5,
+        "deadline": 60.0,
+        "patience": 20.0,
+    },
 }
 
 

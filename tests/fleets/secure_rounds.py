@@ -11,7 +11,7 @@ from taciturn.fleets.sum_messages import Terms
 from taciturn.fleets.sum_server import ServerRound, Total
 
 STAGES = ADVERTISE, SHARE, MASK, UNMASK
-TERMS = Terms(b"round 1", b"fingerprint", 20, 50, dropouts=0.3, corrupt=0.1, least=2, most=1000)
+TERMS = Terms(b"round 1", bytes(32), b"fingerprint", 20, 50, dropouts=0.3, corrupt=0.1, least=2, most=1000)
 
 
 def carried(message):

@@ -394,10 +394,10 @@ def test_a_round_that_a_device_refused_is_none_that_it_reports_to(tmp_path, voca
     """It said yes to round 14 and no to round 12, in which it may not take part."""
     fleet = FleetOfDevices(tmp_path, vocabulary, count=9, participation={"min_separation": 2, "users": 60})
     device = fleet.link._devices[0].handler
-    device._diary.upload("run", 10)
-    device("advertise", wire.joined(b"first", b"run", b"14"))
+    device._diary.upload(10, "run", 10)
+    device("advertise", wire.joined(wire.new_name(), b"run", b"14", bytes(32)))
     with pytest.raises(NotNow):
-        device("advertise", wire.joined(b"second", b"run", b"12"))
+        device("advertise", wire.joined(wire.new_name(), b"run", b"12", bytes(32)))
     message = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), device._like)
     message = message._replace(public=message.public._replace(clip_norm=np.float32(1), round=np.int32(12)))
     key = np.asarray(jax.random.key_data(jax.random.key(0))).astype("<u4").tobytes()
@@ -442,7 +442,7 @@ def test_devices_that_rest_by_their_own_diaries_are_not_asked_for_ever(tmp_path,
         fleet={"patience": 0.5, "timer_hours": 24.0},
     )
     for number in range(18):
-        Diary(tmp_path / f"device-{number}", TIRELESS).upload("run", 5)
+        Diary(tmp_path / f"device-{number}", TIRELESS).upload(5, "run", 5)
         fleet.start(number)
     tries, whole = [], ParticipationLog.fail
 
@@ -485,14 +485,14 @@ def test_whatever_a_text_is_its_report_is_bounded(tmp_path, vocabulary, populati
 def test_whoever_opts_out_while_the_device_runs_has_opted_out(tmp_path):
     running = Diary(tmp_path, TIRELESS)
     fleet_folders.opt_out(tmp_path)
-    assert "opted out" in (running.why_not("run", 3) or "")
+    assert "opted out" in (running.why_not(3) or "")
 
 
 def test_no_upload_takes_an_opt_out_back(tmp_path):
     running = Diary(tmp_path, TIRELESS)
     fleet_folders.opt_out(tmp_path)
-    running.upload("run", 3)
-    assert "opted out" in (Diary(tmp_path, TIRELESS).why_not("run", 9) or "")
+    running.upload(3, "run", 3)
+    assert "opted out" in (Diary(tmp_path, TIRELESS).why_not(9) or "")
 
 
 def test_an_opt_out_outlives_a_new_text_and_a_new_enrolment(tmp_path):
@@ -501,7 +501,7 @@ def test_an_opt_out_outlives_a_new_text_and_a_new_enrolment(tmp_path):
     assert not (tmp_path / "tokens.npy").exists()
     fleet_folders.save_text(tmp_path, np.arange(5))
     fleet_folders.device_key(tmp_path)
-    assert "opted out" in (Diary(tmp_path, TIRELESS).why_not("another run") or "")
+    assert "opted out" in (Diary(tmp_path, TIRELESS).why_not(9) or "")
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"uploads": []}'])
@@ -512,19 +512,19 @@ def test_with_a_damaged_diary_nothing_is_sent_and_opting_out_works(tmp_path, dam
         Diary(tmp_path, TIRELESS)
     fleet_folders.opt_out(tmp_path)
     assert not (tmp_path / "tokens.npy").exists()
-    assert "opted out" in (Diary(tmp_path, TIRELESS).why_not("run") or "")
+    assert "opted out" in (Diary(tmp_path, TIRELESS).why_not(9) or "")
 
 
 def test_two_processes_on_one_folder_rest_for_each_other(tmp_path):
     one, other = (Diary(tmp_path, Rest(24.0, 2, 2)) for _ in range(2))
-    one.upload("run", 0)
-    assert "rests for 24 hours" in (other.why_not("run", 1) or "")
+    one.upload(0, "run", 0)
+    assert "rests for 24 hours" in (other.why_not(1) or "")
 
 
 def test_two_processes_on_one_folder_forget_nothing(tmp_path):
     one, other = (Diary(tmp_path, TIRELESS) for _ in range(2))
-    one.upload("run", 0)
-    other.upload("another run", 4)
+    one.upload(0, "run", 0)
+    other.upload(4, "another run", 4)
     assert {upload["run"] for upload in Diary(tmp_path, TIRELESS).uploads} == {"run", "another run"}
 
 
@@ -532,12 +532,12 @@ def test_a_clock_that_goes_backwards_shortens_no_rest(tmp_path, monkeypatch):
     now = [1e9]
     monkeypatch.setattr(diaries, "_now", lambda: now[0])
     diary = Diary(tmp_path, Rest(24.0, 0, 99))
-    diary.upload("run", 0)
+    diary.upload(0, "run", 0)
     for moment in (1e9 - 10**6, 0.0, 1e9 + 23 * 3600):
         now[0] = moment
-        assert "rests" in (diary.why_not("run", 5) or "")
+        assert "rests" in (diary.why_not(5) or "")
     now[0] = 1e9 + 25 * 3600
-    assert diary.why_not("run", 5) is None
+    assert diary.why_not(5) is None
 
 
 # What is left on disk

@@ -9,6 +9,7 @@ from secure_rounds import TERMS, Cohort, carried
 from taciturn.core import FailedRound
 from taciturn.fleets import masks, shamir, sum_device, sum_server
 from taciturn.fleets.bit_packing import unpack
+from taciturn.fleets.identities import EnrolledKeys
 from taciturn.fleets.masks import Secret
 from taciturn.fleets.neighbours import Degree, neighbours, ring
 from taciturn.fleets.secure_sum import ADVERTISE, MASK, SHARE, UNMASK, Refused, own_mask_key, pair_mask_key
@@ -222,8 +223,8 @@ def test_devices_that_were_shown_different_cohorts_have_no_secrets_in_common():
     cohort.devices[second].share(roster_for(second, other))
     name = Roster(roster_for(second, other).digests, ()).cohort(TERMS)
     delivery = SealedShares(name, {first: sealed.shares[second], third: bytes(94), fourth: bytes(94)})
-    cohort.devices[second].mask(delivery, cohort.values[second])
-    assert cohort.devices[second]._held == {}
+    with pytest.raises(Refused, match="0 neighbours have shared their secrets"):
+        cohort.devices[second].mask(delivery, cohort.values[second])
 
 
 def test_keys_that_make_a_known_secret_are_refused_on_both_sides():
@@ -274,15 +275,15 @@ def test_shares_that_were_changed_swapped_or_come_from_another_round_are_not_hel
     old = cohort.server.deliveries()[cohort.ids[0]]
     cohort.start(TERMS._replace(round=b"round 2"))
     cohort.run(until=SHARE)
-    one, first, second, third, *_ = cohort.ids
+    one, first, second, third, fourth, *_ = cohort.ids
     delivery = cohort.server.deliveries()[one]
-    shares = dict(delivery.shares)
-    shares[first], shares[second] = shares[second], shares[first]
-    shares[third] = old.shares[third]
-    fourth = cohort.ids[4]
-    shares[fourth] = shares[fourth][:-1] + bytes([shares[fourth][-1] ^ 1])
-    cohort.devices[one].mask(delivery._replace(shares=shares), cohort.values[one])
-    assert cohort.devices[one]._held.keys() == set(cohort.ids[5:])
+    sealed = delivery.shares
+    swapped = {first: sealed[second], second: sealed[first]}
+    changed = {third: old.shares[third], fourth: sealed[fourth][:-1] + bytes([sealed[fourth][-1] ^ 1])}
+    with pytest.raises(Refused, match="5 neighbours have shared their secrets, and 6 are needed"):
+        cohort.devices[one].mask(delivery._replace(shares=sealed | swapped | changed), cohort.values[one])
+    cohort.devices[one].mask(delivery._replace(shares=sealed | changed), cohort.values[one])
+    assert cohort.devices[one]._held.keys() == set(cohort.ids[1:]) - {third, fourth}
 
 
 def test_a_peer_whose_shares_are_garbage_and_who_goes_is_a_failed_round_and_no_wrong_sum():
@@ -346,3 +347,75 @@ def test_what_the_server_sees_before_unmasking_is_the_same_whatever_is_reported(
     for some in (cohort.ids[:1], cohort.ids[:3], cohort.ids[1:], cohort.ids):
         counts = np.bincount(sum(reports[one] for one in some) % 16, minlength=16)
         assert abs(counts - 30_000 / 16).max() < 300  # seven standard deviations
+
+
+# Adverts that are shown again, and terms that differ in the message
+
+
+def shown_old_adverts():
+    """Of an attempt under the same name the server knows the mask keys of three, which it said had gone. It shows their adverts again to
+    devices that were not in it, and makes up what they would have shared. What it can take off one of these devices' reports by that."""
+    cohort = Cohort(16)
+    first, second = cohort.ids[:9], cohort.ids[9:]
+    known, fresh = set(first[:3]), second[:6]
+    for one in first:
+        cohort.server.take_advert(one, cohort.devices[one].advertise())
+    old = {one: cohort.server._adverts[one] for one in known}
+    keys = {one: cohort.devices[one]._mask_secret for one in known}  # from shares that the others gave for them
+    server = sum_server.ServerRound(TERMS, EnrolledKeys(cohort.enrolled))
+    for one in fresh:
+        server.take_advert(one, cohort.devices[one].advertise())
+    server._adverts |= old
+    for one, roster in server.rosters().items():
+        if one in known:
+            server._sealed[one] = dict.fromkeys(server._neighbours[one], bytes(94))
+        else:
+            server.take_shares(one, cohort.devices[one].share(roster))
+    victim = fresh[0]
+    shown = server.deliveries()[victim].shares
+    few = SealedShares(
+        server._cohort, {peer: shown[peer] for peer in sorted(shown, key=lambda one: one not in known)[:6]}
+    )
+    report = cohort.devices[victim].mask(few, cohort.values[victim])
+    assert unpack(report.packed, TERMS.length, TERMS.modulus_bits).any()
+    return sum(masks.public_key(keys[one]) == old[one].mask_key for one in known & few.shares.keys())
+
+
+def test_a_neighbour_that_is_not_there_now_is_none(monkeypatch):
+    """An old advert has the right signature and no device behind it that could share a secret in this cohort."""
+    with pytest.raises(Refused, match="3 neighbours have shared their secrets, and 6 are needed"):
+        shown_old_adverts()
+    monkeypatch.setattr(sum_device, "_open", lambda *sealed: (Secret(bytes(33)), Secret(bytes(33))))  # the twin
+    assert shown_old_adverts() == 3  # half of the masks that the report has
+
+
+@pytest.mark.parametrize("credulous", [False, True])
+def test_devices_that_agreed_to_different_messages_have_no_sum(credulous, monkeypatch):
+    """They refuse each other's keys; and if they did not look, they would be in other cohorts. Twin: with one message there is a sum."""
+    if credulous:
+        monkeypatch.setattr(EnrolledKeys, "verify", lambda *signed: True)
+    cohort, other = Cohort(10), TERMS._replace(message=bytes([7] * 32))
+    for one in cohort.ids[5:]:
+        cohort.devices[one] = DeviceRound(other, one, cohort.identities[one])
+    with pytest.raises(Refused, match="belongs to another round" if credulous else "not signed"):
+        cohort.run()
+    cohort.start(TERMS)
+    cohort.run()
+    np.testing.assert_array_equal(cohort.total().values, cohort.plain(cohort.ids))
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_every_key_of_a_round_depends_on_the_message(same):
+    """Twin: with the same message they are the same."""
+    cohort = Cohort(4)
+    cohort.run(until=ADVERTISE)
+    roster = cohort.server.rosters()[cohort.ids[0]]
+    names = [roster.cohort(TERMS._replace(message=message)) for message in (bytes(32), bytes(31 + same) + b"\1"[same:])]
+    secret, (first, second, *_) = masks.new_secret(), cohort.ids
+    advert = cohort.said[ADVERTISE][second]
+    for keys in (
+        [own_mask_key(secret, name) for name in names],
+        [pair_mask_key(secret, advert, first, name) for name in names],
+        [masks.agreed(secret, advert.share_key, b"shares" + name) for name in names],
+    ):
+        assert (keys[0] == keys[1]) == same

@@ -202,7 +202,7 @@ def test_who_took_part_is_said_in_no_log_outside_the_private_folder(tmp_path, vo
     def wrong(number, asked, answer):
         return b"garbage" if number == 7 and asked == wire.ADVERTISE else answer
 
-    fleet = FleetOfDevices(tmp_path, vocabulary, count=9, faults=(wrong,), run={"rounds": 3, "evaluate_every": 3})
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=10, faults=(wrong,), run={"rounds": 3, "evaluate_every": 3})
     with caplog.at_level(logging.INFO, "taciturn.fleet"), pytest.raises(Cut):
         train_run(fleet.recipe, tmp_path / "run", cut_at(2), fleet.connected)
     assert "device 7" not in caplog.text
@@ -349,20 +349,18 @@ def test_a_full_disk_at_the_ledger_stops_the_run_and_releases_nothing(tmp_path, 
 
 def test_a_device_keeps_its_own_timer_whatever_the_server_forgets(tmp_path):
     diary = Diary(tmp_path, Rest(hours=24.0, min_separation=2, max_participations=2))
-    assert diary.why_not("run", 0) is None
-    diary.upload("run", 0)
-    for one in (diary, Diary(tmp_path, Rest(24.0, 2, 2))):  # a restart changes nothing, nor does another run
-        assert "rests for 24 hours" in one.why_not("run", 5)
-        assert "rests for 24 hours" in one.why_not("another run", 0)
+    assert diary.why_not(0) is None
+    diary.upload(0, "run", 0)
+    for one in (diary, Diary(tmp_path, Rest(24.0, 2, 2))):  # a restart changes nothing
+        assert "rests for 24 hours" in one.why_not(5)
     rested = Diary(tmp_path, Rest(0.0, 2, 2))
-    assert "2 rounds have to lie between" in rested.why_not("run", 2)
-    assert rested.why_not("run", 3) is None
-    assert rested.why_not("run", 0) is None  # it failed, and is tried again
-    rested.upload("run", 3)
-    assert "2 times" in rested.why_not("run", 9)
-    assert rested.why_not("another run", 0) is None
+    assert "2 rounds have to lie between" in rested.why_not(2)
+    assert rested.why_not(3) is None
+    assert "reports to each once" in rested.why_not(0)  # whatever became of it
+    rested.upload(3, "another run", 0)
+    assert "2 times" in rested.why_not(9)
     diaries.opt_out(tmp_path)
-    assert "opted out" in Diary(tmp_path, Rest(0.0, 2, 2)).why_not("another run")
+    assert "opted out" in Diary(tmp_path, Rest(0.0, 2, 2)).why_not(20)
     assert json.loads((tmp_path / "diary.json").read_text())["opted_out"]
 
 
@@ -418,7 +416,7 @@ def test_whoever_is_not_needed_is_told_when_to_come_back(tmp_path, vocabulary, c
     assert len(told) == sent_away
     assert ("told to come back later" in caplog.text) == bool(sent_away)
     assert "no answer to" not in caplog.text
-    took_part = {number for number in range(count) if (tmp_path / f"device-{number}" / "diary.json").exists()}
+    took_part = {number for number in range(count) if fleet.link._devices[number].handler._diary.uploads}
     assert len(took_part) == 9
     assert not told.keys() & took_part
     assert all(fleet.link._devices[one].back_at > 0 for one in told)
@@ -427,9 +425,9 @@ def test_whoever_is_not_needed_is_told_when_to_come_back(tmp_path, vocabulary, c
 def test_a_device_that_rests_goes_away_on_its_own_and_tells_nobody_for_how_long(tmp_path, vocabulary):
     fleet = FleetOfDevices(tmp_path, vocabulary, count=10, fleet={"timer_hours": 2.0})
     device = fleet.link._devices[4].handler
-    question = wire.joined(device._agreement.fingerprint, b"run", b"3")
+    question = wire.joined(device._agreement.fingerprint, b"3")
     assert fleet.link.ask(wire.CHECK_IN, {4: question}, 10) == {4: wire.READY}
-    device._diary.upload("another run", 0)
+    device._diary.upload(0, "another run", 0)
     assert fleet.link.ask(wire.CHECK_IN, {4: question}, 10) == {4: b""}
     assert 4 not in fleet.link.devices()
     assert 7100 < fleet.link._devices[4].back_at - time.monotonic() <= 7200

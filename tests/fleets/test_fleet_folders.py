@@ -21,7 +21,7 @@ from taciturn.run import train_run
 @pytest.fixture
 def people(tmp_path, vocabulary):
     return build_population(
-        tmp_path / "people", made_up_users(12), made_up_users(6, seed=1), vocabulary, {"source": "made up"}
+        tmp_path / "people", made_up_users(12), made_up_users(12, seed=1), vocabulary, {"source": "made up"}
     )
 
 
@@ -138,7 +138,7 @@ def test_a_fleets_people_are_charged_wherever_the_server_is_started(tmp_path, vo
         (tmp_path / place).mkdir()
         monkeypatch.chdir(tmp_path / place)
         population = build_population(
-            tmp_path / place / "people", made_up_users(12), made_up_users(6, seed=1), vocabulary, {"source": place}
+            tmp_path / place / "people", made_up_users(12), made_up_users(12, seed=1), vocabulary, {"source": place}
         )
         recipe = fleet_recipe(population, run={"rounds": 1, "evaluate_every": 1})
         recipe = recipe.with_settings("data", population="people")
@@ -169,7 +169,7 @@ def test_whoever_tries_a_fleet_out_writes_over_nobodys_text(tmp_path, people):
 
 def test_the_guarantee_of_a_fleet_that_is_tried_out_says_that_its_people_are_simulated(tmp_path, vocabulary):
     about = {"source": "made up", "simulated": "public text"}
-    people = build_population(tmp_path / "people", made_up_users(12), made_up_users(6, seed=1), vocabulary, about)
+    people = build_population(tmp_path / "people", made_up_users(12), made_up_users(12, seed=1), vocabulary, about)
     recipe = fleet_recipe(people, run={"rounds": 1, "evaluate_every": 1})
     devices = fleet_folders.try_out(tmp_path / "try", recipe, 10, "try-run")
     finished = train(tmp_path / "try" / "server", devices, tmp_path / "try" / "try-run")

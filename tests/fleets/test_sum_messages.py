@@ -33,7 +33,7 @@ def tables(size):
 def terms(draw):
     least, most = sorted(draw(st.tuples(st.integers(2, 1 << 16), st.integers(2, 1 << 16))))
     sizes = draw(st.integers(1, 32)), draw(st.integers(1, 1 << 26))
-    return Terms(draw(NAMES), draw(NAMES), *sizes, draw(PORTIONS), draw(PORTIONS), least, most)
+    return Terms(draw(NAMES), draw(HASHES), draw(NAMES), *sizes, draw(PORTIONS), draw(PORTIONS), least, most)
 
 
 ADVERTS = st.builds(Advert, IDS, HASHES, HASHES, HASHES, st.binary(max_size=255))
@@ -123,7 +123,7 @@ def test_rows_that_are_out_of_order_or_there_twice_are_refused():
 
 
 def test_terms_that_make_no_round_are_refused():
-    good = Terms(b"round", b"recipe", 20, 10, 0.3, 0.1, 2, 10)
+    good = Terms(b"round", bytes(32), b"recipe", 20, 10, 0.3, 0.1, 2, 10)
     assert Terms.from_bytes(good.to_bytes()) == good
     for wrong in (
         {"modulus_bits": 0},
@@ -136,6 +136,8 @@ def test_terms_that_make_no_round_are_refused():
         {"least": 11},
         {"most": 1 << 17},
         {"round": b""},
+        {"message": b""},
+        {"message": bytes(31)},
     ):
         with pytest.raises(ValueError, match=r"."):
             Terms.from_bytes(good._replace(**wrong).to_bytes())

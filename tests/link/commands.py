@@ -48,6 +48,7 @@ clip_norm = 0.1
 [fleet]
 over_selection = 1.5
 timer_hours = 1e-9
+lifetime_participations = 100
 deadline = 10.0
 patience = 150.0
 
@@ -137,7 +138,7 @@ class CommandFleet:
         self.address = f"127.0.0.1:{_free_port()}"
         self._started: list[Command] = []
         fixed = SPECIAL + PUNCTUATION
-        counting = {str(user): [len(fixed) + (user + step) % len(WORDS) for step in range(30)] for user in range(3)}
+        counting = {str(user): [len(fixed) + (user + step) % len(WORDS) for step in range(30)] for user in range(12)}
         about = {"source": "made up", "on_devices": True}
         population = build_population(folder / "words", {}, counting, Vocabulary(fixed + WORDS), about)
         (folder / "recipe.toml").write_text(

@@ -26,17 +26,16 @@ def check_model(rows: Sequence[Row], rounds: int, digest: str) -> None:
 
 
 def check_diaries(diaries: Sequence[Sequence[Row]], charges: int, least: int, separation: int, most: int) -> None:
-    """Of all devices, in one run. A device that is asked again for the same row of noise takes part in it once, with two uploads."""
+    """Of all devices, in one run. A round to which a device reported is over for it, also where it failed."""
     for diary in diaries:
-        took_part = [upload["round"] for upload in diary]
-        assert took_part == sorted(took_part), "a device went back to a round that was over"
-        apart = [later - before for before, later in pairwise(sorted(set(took_part)))]
+        apart = [later["round"] - before["round"] for before, later in pairwise(diary)]
+        assert all(rounds > 0 for rounds in apart), "a device went back to a round that was over"
         assert all(rounds > separation for rounds in apart), "a device took part again too soon"
-        assert len(set(took_part)) <= most, "a device took part too often"
+        assert len(diary) <= most, "a device took part too often"
         times = [upload["at"] for upload in diary]
         assert times == sorted(set(times)), "an upload is twice in a diary"
     for row in range(charges):
-        reported = sum(any(upload["round"] == row for upload in diary) for diary in diaries)
+        reported = sum(any(upload["row"] == row for upload in diary) for diary in diaries)
         assert reported >= least, f"row {row} is a sum of at least {least} reports, and {reported} devices know of it"
 
 

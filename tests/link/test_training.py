@@ -75,7 +75,7 @@ class Run:
         private = self.folder / "private"
         match when:
             case "report":
-                return [path.stat().st_mtime_ns for path in self.fleet.folder.glob("device-*/diary.json")]
+                return [len(diary) for diary in self.fleet.diaries]
             case "sum":
                 return sorted(private.glob("rounds/total-*"))
             case "charge":
@@ -206,7 +206,7 @@ def check_end(run):
     printed = fleet.command(f"ledger of {run.name}", "ledger", fleet.fleet / "population").run()
     assert re.search(rf"│ {run.name} +│ +{len(charges)} │", printed)
     least, separation = int(recipe.participation.cohort), recipe.participation.min_separation or 0
-    check_diaries(run.diaries(), len(charges), least, separation, recipe.max_participations)
+    check_diaries(run.diaries(), len(charges), least, separation, recipe.fleet.lifetime_participations)
     files = {str(path): path.read_bytes() for path in fleet.fleet.rglob("*") if path.is_file()}
     files["the server's log"] = run.server.log().encode()
     check_traces(files, [written(*name) for name in fleet.names()])
@@ -258,7 +258,7 @@ def test_a_model_that_is_another_is_noticed(rows, rounds, digest, said):
 
 
 def diary(*rounds):
-    return [{"round": round, "at": float(time)} for time, round in enumerate(rounds)]
+    return [{"round": 700 + round, "row": round, "at": float(time)} for time, round in enumerate(rounds)]
 
 
 @pytest.mark.parametrize(
@@ -267,12 +267,13 @@ def diary(*rounds):
         (diary(0, 1), "too soon"),
         (diary(0, 2, 4), "too often"),
         (diary(2, 0), "went back"),
-        ([*diary(0), *diary(0)], "twice in a diary"),
+        (diary(0, 0), "went back"),
+        ([*diary(0), diary(2)[0]], "twice in a diary"),
         (diary(), "row 0 is a sum of at least 2 reports, and 1 devices know of it"),
     ],
 )
 def test_a_diary_that_is_wrong_is_noticed(wrong, said):
-    others = [diary(0, 0, 2), diary(1), diary(1)]
+    others = [diary(0, 2), diary(1), diary(1)]
     check_diaries([*others, diary(0, 2)], 3, 2, separation=1, most=2)
     with pytest.raises(AssertionError, match=said):
         check_diaries([*others, wrong], 3, 2, separation=1, most=2)

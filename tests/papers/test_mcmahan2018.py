@@ -4,7 +4,7 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
 from taciturn.privacy.accounting import classic_epsilon, epsilon
-from taciturn.privacy.participation import PoissonSampling, default_delta
+from taciturn.privacy.participation import PoissonSampling
 
 
 def training(users: float, cohort: float, rounds: int, noise_multiplier: float = 1.0) -> SelfComposedDpEvent:
@@ -73,9 +73,10 @@ def test_noise_too_small_for_loss_distributions_is_accounted_by_rdp():
 
 def test_a_delta_lost_in_the_tail_of_the_distribution_is_accounted_by_rdp():
     event = SelfComposedDpEvent(PoissonSampledDpEvent(1e-3, GaussianDpEvent(1.0)), 1000)
-    assert epsilon(event, 1e-16) == epsilon(event, 1e-16, "rdp") < 3
+    assert epsilon(event, 1e-20) == epsilon(event, 1e-20, "rdp") < 4
 
 
-def test_the_default_delta_is_the_papers():
-    assert default_delta(763_430) == pytest.approx(763_430**-1.1)
-    assert classic_epsilon(training(1e5, 1e2, 1), default_delta(100_000)) == pytest.approx(0.97, abs=0.01)
+def test_the_papers_delta_would_fail_somebody_among_a_million_one_time_in_four():
+    """So it is not the default, and those who want it name it (F10)."""
+    assert pytest.approx(0.25, abs=0.01) == 10**6 * (10**6) ** -1.1
+    assert classic_epsilon(training(1e5, 1e2, 1), 100_000**-1.1) == pytest.approx(0.97, abs=0.01)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from dp_accounting import NonPrivateDpEvent
 
-from conftest import compiled_quickly, exact, noise_key
+from conftest import compiled_quickly, copied_ledger, copied_population, exact, noise_key
 from taciturn import keys, run
 from taciturn.config import Recipe
 from taciturn.core import Algorithm, Message, ServerState
@@ -43,7 +43,7 @@ ZERO, OTHER = {"x": jnp.zeros(4)}, {"x": jnp.full(4, 0.1)}
 
 def population(folder: Path, users: int = 12) -> Population:
     texts = {f"u{k}": [4 + k % 3] * 8 for k in range(users)}
-    return build_population(folder, texts, {"held out": [4, 5, 6]}, WORDS, {})
+    return build_population(folder, texts, {f"held out {k}": [4, 5, 6] for k in range(10)}, WORDS, {})
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,7 @@ def test_another_spelling_of_a_round_does_not_bring_its_noise_back(people, tmp_p
 
 def test_a_copy_of_the_ledger_does_not_bring_noise_back_for_another_total(people, tmp_path):
     first_door = opened(people, tmp_path / "first.jsonl")
-    shutil.copy(tmp_path / "first.jsonl", tmp_path / "copy.jsonl")
+    copied_ledger(tmp_path / "first.jsonl", tmp_path / "copy.jsonl")
     book = account(tmp_path / "copy.jsonl", algorithm())
     book.reopen(None)
     second_door = curator(people, book, algorithm())
@@ -197,11 +197,11 @@ def test_a_round_whose_record_is_lost_is_not_computed_again(people, tmp_path):
     assert len(book.charges) == 1
 
 
-def test_of_two_processes_at_one_run_the_second_releases_nothing(people, tmp_path):
-    first = opened(people, tmp_path / FILE_NAME)
+def test_of_two_processes_at_one_run_the_one_that_did_not_go_on_with_it_releases_nothing(people, tmp_path):
+    second = opened(people, tmp_path / FILE_NAME)
     book = account(tmp_path / FILE_NAME, algorithm())
     book.reopen(None)
-    second = curator(people, book, algorithm())
+    first = curator(people, book, algorithm())
     state = algorithm().mechanism.init(ZERO)
     first.private_mean(ZERO, state, 0)
     with pytest.raises(LedgerError, match="another process"):
@@ -416,7 +416,7 @@ def test_a_row_torn_by_a_crash_is_cut_off_and_the_chain_goes_on(people, tmp_path
     book = account(path, algorithm())
     book.reopen(None)
     curator(people, book, algorithm()).private_mean(ZERO, algorithm().mechanism.init(ZERO), 0)
-    assert [row["kind"] for row in Ledger(path).rows] == ["ledger", "open", "torn", "charge"]
+    assert [row["kind"] for row in Ledger(path).rows] == ["ledger", "open", "torn", "resume", "charge"]
 
 
 @pytest.mark.parametrize(
@@ -528,7 +528,7 @@ def test_a_warm_start_of_unknown_parameters_under_a_runs_name_is_refused(finishe
 
 
 def test_a_run_whose_ledger_was_deleted_does_not_start_a_new_one(finished, tmp_path):
-    shutil.copytree(finished / "people", tmp_path / "people")
+    copied_population(finished / "people", tmp_path / "people")
     (tmp_path / "people" / FILE_NAME).unlink()
     with pytest.raises(LedgerError):
         run.Run(tmp_path / "next", recipe(tmp_path / "people"), bytes(32))
@@ -536,7 +536,7 @@ def test_a_run_whose_ledger_was_deleted_does_not_start_a_new_one(finished, tmp_p
 
 def test_a_refused_run_cannot_be_resumed_from_a_non_private_model(finished, tmp_path):
     """The same name, other parameters to start from: refused as a new run, and then also with --resume."""
-    shutil.copytree(finished / "people", tmp_path / "people")
+    copied_population(finished / "people", tmp_path / "people")
     twin = recipe(tmp_path / "people", privacy={"noise_multiplier": None}, run={"rounds": 1}, algorithm="fedavg")
     run.train_run(twin, tmp_path / "twin", lambda *_: None)
     from_twin = recipe(tmp_path / "people", model={"warm_start": str(tmp_path / "twin")})
@@ -547,7 +547,7 @@ def test_a_refused_run_cannot_be_resumed_from_a_non_private_model(finished, tmp_
 
 
 def test_what_comes_from_a_non_private_model_is_exported_as_non_private_alone(finished, tmp_path):
-    shutil.copytree(finished / "people", tmp_path / "people")
+    copied_population(finished / "people", tmp_path / "people")
     twin = recipe(tmp_path / "people", privacy={"noise_multiplier": None}, algorithm="fedavg")
     run.train_run(twin, tmp_path / "twin", lambda *_: None)
     from_twin = recipe(tmp_path / "people", model={"warm_start": str(tmp_path / "twin")})
@@ -586,7 +586,7 @@ def test_the_name_of_a_population_cannot_be_worked_out_from_guessed_text(tmp_pat
 
 
 def test_a_model_without_privacy_leaves_only_by_name(finished, tmp_path):
-    shutil.copytree(finished / "people", tmp_path / "people")
+    copied_population(finished / "people", tmp_path / "people")
     twin = recipe(tmp_path / "people", privacy={"noise_multiplier": None}, algorithm="fedavg")
     run.train_run(twin, tmp_path / "twin", lambda *_: None)
     with pytest.raises(ExportRefused, match="no privacy"):
@@ -597,7 +597,7 @@ def test_a_model_without_privacy_leaves_only_by_name(finished, tmp_path):
 
 
 def test_a_model_with_the_name_of_another_run_is_not_exported(finished, tmp_path):
-    shutil.copytree(finished / "people", tmp_path / "people")
+    copied_population(finished / "people", tmp_path / "people")
     twin = recipe(tmp_path / "people", privacy={"noise_multiplier": None}, algorithm="fedavg")
     run.train_run(twin, tmp_path / "twin", lambda *_: None)
     params, card = load_model(tmp_path / "twin")

@@ -16,7 +16,7 @@ from dp_accounting import (
 )
 from dp_accounting.rdp import RdpAccountant
 
-from conftest import exact, made_up_users, nobody, noise_key, tiny_recipe
+from conftest import copied_population, exact, made_up_users, nobody, noise_key, tiny_recipe
 from taciturn import build, measuring, run
 from taciturn.data.population import Population, build_population
 from taciturn.exporting import export_run
@@ -63,8 +63,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def people_of(made: Path, to: Path) -> Population:
-    shutil.copytree(made / "people", to / "people")
-    return Population(to / "people")
+    return copied_population(made / "people", to / "people")
 
 
 def test_a_run_that_starts_from_a_simulation_is_declared_as_one(made):
@@ -135,6 +134,7 @@ def test_a_warm_start_is_not_believed_from_a_ledger_that_was_replaced(made, tmp_
     run.train_run(tiny_recipe(people, run={**SHORT, "rounds": 1}), tmp_path / "dear", quiet)
     rows = Ledger(people.folder / FILE_NAME).run_rows("dear")
     (people.folder / FILE_NAME).unlink()
+    (people.folder / FILE_NAME).with_suffix(".head").unlink()
     forged = Ledger(people.folder / FILE_NAME)
     for row in rows:
         if row["kind"] != "charge":

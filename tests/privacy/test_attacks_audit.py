@@ -8,15 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax_privacy.auditing import CanaryScoreAuditor, Explicit
 
 import taciturn.run
 from conftest import Cut, tiny_recipe
 from taciturn import audit_users, build, cli, tree
-from taciturn.core import Message, Report, ServerState
-from taciturn.evaluation.one_run import audited
+from taciturn.audit_users import Seen
+from taciturn.core import Message, Report
 from taciturn.fleets.synthetic import WithSyntheticUsers, by_coins
-from taciturn.privacy.accounting import gaussian_epsilon, repeated, rho
+from taciturn.privacy.accounting import repeated, rho
 from taciturn.privacy.clipping import flat_clip
 from taciturn.privacy.curator import device_program
 from taciturn.privacy.participation import WrongNumberOfUsers
@@ -24,23 +23,14 @@ from taciturn.privacy.secagg_encoding import centred, encoding, modular
 from taciturn.recipe_text import RecipeError
 from taciturn.release.checkpoint import load_model
 from taciturn.run import resume_run, train_run
+from taciturn.sections import AUDITED_AT_ONCE
 from taciturn.train import TrainState
 
 WORDS = 40
-FTRL = {"algorithm": "dp-ftrl", "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2}}
-CYCLIC = {"algorithm": "dp-ftrl", "participation": {"kind": "cyclic-poisson"}}
-ADAPTIVE = {"noise": "tree", "clipping": "adaptive", "restart_rounds": [3], "clipped_count_stddev": 1.0}
-MECHANISMS = {
-    "little noise": {"privacy": {"noise_multiplier": 0.05}},
-    "clipped denominator": {"privacy": {"estimator": "clipped", "least_weight": 20}},
-    "per layer": {"privacy": {"clipping": "per-layer"}},
-    "clip schedule": {"privacy": {"clip_norm": [[0, 0.5], [3, 0.1]]}},
-    "residues": {"privacy": {"encoding": "modular", "encoding_bits": 12}},
-    "tree": FTRL | {"privacy": {"noise": "tree"}},
-    "honaker": FTRL | {"privacy": {"noise": "honaker"}},
-    "blt": FTRL | {"privacy": {"noise": "blt", "buffers": 2}},
-    "turns": CYCLIC | {"privacy": {"noise": "banded", "bands": 3}},
-    "adaptive": FTRL | {"privacy": ADAPTIVE},
+FTRL = {
+    "algorithm": "dp-ftrl",
+    "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2},
+    "privacy": {"noise": "tree"},
 }
 
 
@@ -53,200 +43,96 @@ def started(recipe):
     return algorithm, build.language_model(recipe.model, WORDS).init(jax.random.key(0))
 
 
-# ── what is claimed for an audit user ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── what an audit says of a run ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def moved_by(recipe, weight, seeds=5):
-    """How far one report of this weight, of an update that is far too long, moves a whole run, in standard deviations of its noise: the
-    most of any row that it may be in. Noise is what the mechanism draws, movement is what it releases: the accounting is not asked."""
-    algorithm, params = started(recipe)
-    mechanism, adaptive = algorithm.mechanism, recipe.privacy.clipping == "adaptive"
-    push = jax.tree.map(lambda leaf: jnp.full(leaf.shape, 1e3), params)
-    release = jax.jit(mechanism.release)
-
-    @jax.jit
-    def reports(public, key):
-        one = mechanism.bound(public, push, weight, key)
-        others = mechanism.bound(public, tree.scale(push, -1.0), 1.0, key)
-        return one, jax.tree.map(lambda leaf: leaf * 4, others)
-
-    def flat(estimate):
-        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(estimate)]).astype(np.float64)
-
-    noises, moved = [], []
-    for seed in range(seeds):
-        state, rows = mechanism.init(params), []
-        for row in range(recipe.run.rounds + 2):
-            public, key = mechanism.public(state), jax.random.key(1000 * seed + row)
-            unit = float(public.clip_norm) if adaptive else 1.0  # of another seed it is another
-            keys = jax.random.split(key, mechanism.noise_keys)
-            noise, after = release(state, tree.zeros_like(reports(public, key)[0]), keys)
-            if seed == 0:
-                one, others = reports(public, key)
-                with_it, without = release(state, tree.add(others, one), keys)[0], release(state, others, keys)[0]
-                moved.append(float(np.linalg.norm(flat(with_it) - flat(without))) / unit)
-            rows.append(flat(noise) / unit)
-            state = after
-        noises.append(rows)
-    values = np.concatenate(np.array(noises), axis=1)
-    precision = np.linalg.inv(values @ values.T / values.shape[1])
-    squares = np.square(moved) * np.diag(precision)
-    if adaptive:  # and the bit, of ½
-        alone = build.noise(recipe, 1.0).strategy.sensitivity_squared(len(moved), 0, 1)
-        squares = squares + alone * (0.5 / recipe.privacy.clipped_count_stddev) ** 2
-    return math.sqrt(np.max(squares))
-
-
-@pytest.mark.usefixtures("not_optimised")
-@pytest.mark.parametrize("kind", MECHANISMS)
-def test_a_report_of_an_audit_user_moves_no_mechanism_further_than_is_claimed(population, kind):
-    recipe = build.with_noise(tiny_recipe(population, audit={"users": 32}, **MECHANISMS[kind]))
-    claim = audit_users.claim(recipe)
-    assert 0.75 * claim.mu < moved_by(recipe, claim.weight) < 1.025 * claim.mu
-
-
-@pytest.mark.usefixtures("not_optimised")
-def test_a_report_of_a_persons_weight_would_pass_the_claim(population):
-    """The twin."""
-    recipe = tiny_recipe(population, audit={"users": 32}, **MECHANISMS["tree"])
-    claim = audit_users.claim(recipe)
-    assert claim.weight == 0.25
-    assert moved_by(recipe, 1.0, seeds=3) > 3 * claim.mu
-
-
-def test_rounding_in_a_large_total_moves_it_no_further_than_is_claimed(population):
-    """Among 60,000 people who agree on a parameter, the float32 nearest to the total goes up by far more than the report that is added."""
-    crowd = {"participation": {"users": 100_000, "cohort": 60_000}, "privacy": {"noise_multiplier": 0.001}}
-    recipe = tiny_recipe(population, audit={"users": 32}, **crowd)
-    (algorithm, params), claim = started(recipe), audit_users.claim(recipe)
-    mechanism, release = algorithm.mechanism, jax.jit(algorithm.mechanism.release)
-    state, keys = mechanism.init(params), jax.random.split(jax.random.key(1), mechanism.noise_keys)
-    push = tree.zeros_like(params)
-    push["word_bias"] = push["word_bias"].at[0].set(1.0)
-    one, person = (mechanism.bound(mechanism.public(state), push, weight, keys[0]) for weight in (claim.weight, 1.0))
-    stddev = 0.001 * 0.5 / 60_000
-
-    def moved(people):
-        total = jax.tree.map(lambda leaf: leaf * people, person)
-        with_it, without = release(state, tree.add(total, one), keys)[0], release(state, total, keys)[0]
-        return jnp.abs(with_it["word_bias"][0] - without["word_bias"][0]) / stddev
-
-    far = jax.vmap(moved)(jnp.arange(60_000, 60_128))
-    assert np.max(far) <= 1.01 * claim.mu
-
-
-# ── what the bound on ε may say of a mechanism that keeps its word ───────────────────────────────────────────────────────────────────
-
-
-def accused(figure, apart, claimed, users, delta, times, seed=0):
-    """How many honest audits out of so many end above the claim."""
-    generator, found = np.random.default_rng(seed), 0
-    for _ in range(times):
-        included = generator.random(users) < 0.5
-        one = audited(generator.normal(size=users) + apart * included, included, delta)
-        found += getattr(one, figure) > claimed
-    return found
-
-
-@pytest.fixture
-def only_epsilon(monkeypatch):
-    """Without the bound for Gaussian noise, which takes longer; where nothing is claimed, the two are the same."""
-    monkeypatch.setattr(CanaryScoreAuditor, "epsilon_one_run_fdp", lambda *_, **__: 0.0)
-
-
-@pytest.mark.parametrize(
-    ("apart", "users", "times"), [(0.1, 64, 100), (0.5, 64, 100), (0.5, 1000, 20), (2.0, 1000, 20)]
-)
-def test_scores_as_far_apart_as_is_claimed_accuse_nobody(apart, users, times):
-    """An attacker who sees all there is to see: N(0, 1) against N(μ, 1), with the μ of the claim."""
-    assert accused("epsilon_fdp", apart, gaussian_epsilon(apart, 1e-5), users, 1e-5, times) <= 0.05 * times
-
-
-@pytest.mark.parametrize(("apart", "users"), [(0.05, 1000), (0.5, 4000), (2.0, 1000)])
-def test_neither_does_the_bound_that_knows_no_shape(only_epsilon, apart, users):
-    assert accused("epsilon", apart, gaussian_epsilon(apart, 1e-5), users, 1e-5, times=100) <= 5
-
-
-def test_scores_further_apart_than_is_claimed_do():
-    """The twin."""
-    assert accused("epsilon_fdp", 4.0, gaussian_epsilon(0.5, 1e-5), 1000, 1e-5, times=5) == 5
-
-
-def test_scores_that_say_nothing_pass_zero_no_more_than_once_in_twenty(only_epsilon):
-    times = 1500
-    assert accused("epsilon", 0.0, 0.0, 4000, 1e-6, times) <= 0.05 * times + 2 * math.sqrt(0.05 * 0.95 * times)
-
-
-def test_a_bound_with_few_thresholds_that_were_fixed_before_does_not():
-    """The twin: the best half, quarter, eighth… of the users, and a correction for as many."""
-    generator, times, users, found = np.random.default_rng(0), 1500, 4000, 0
-    guesses = [users >> shift for shift in range(1, 9)]
-    for _ in range(times):
-        included, scores = generator.random(users) < 0.5, generator.normal(size=users)
-        auditor, falling = CanaryScoreAuditor(scores[included], scores[~included]), np.sort(scores)[::-1]
-        bounds = (
-            auditor.epsilon_one_run(0.05 / len(guesses), 1e-6, threshold_strategy=Explicit(falling[count - 1]))
-            for count in guesses
-        )
-        found += max(bounds) > 0
-    assert found <= 0.05 * times
-
-
-def status_of_audit(run, alignments, monkeypatch):
-    """The exit status of `taciturn audit` for a run whose users have these scores."""
-    content = json.loads((run / audit_users.FILE_NAME).read_text())
-    for row, alignment in zip(content["users"].values(), alignments, strict=True):
-        row["alignment"] = alignment
-    (run / audit_users.FILE_NAME).write_text(json.dumps(content))
+def status_of_audit(run, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["taciturn", "audit", str(run), "--json"])
     with pytest.raises(SystemExit) as left:
         cli.main()
     return left.value.code
 
 
+def rewritten(run, change):
+    values = np.load(run / audit_users.FILE_NAME)
+    np.save(run / audit_users.FILE_NAME, change(values))
+
+
 @pytest.mark.usefixtures("not_optimised")
 def test_an_audit_that_cannot_be_made_does_not_leave_with_the_exit_status_of_a_broken_claim(
     population, tmp_path, monkeypatch
 ):
-    train_run(tiny_recipe(population, audit={"users": 32}), tmp_path / "run", quietly)
-    assert status_of_audit(tmp_path / "run", np.zeros(32).tolist(), monkeypatch) == 0
-    assert status_of_audit(tmp_path / "run", [math.nan, *np.zeros(31).tolist()], monkeypatch) == 2
+    """Nor does one of a run that keeps its word."""
+    run = tmp_path / "run"
+    train_run(tiny_recipe(population, audit={"users": 64}), run, quietly)
+    assert status_of_audit(run, monkeypatch) == 0
+    seen = Seen(run)
+    mine = np.array([seen.patterns[user % len(seen.patterns)][0] for user in range(64)])
+
+    def given_away(values):
+        values[mine, 1 + np.arange(64)] += 50.0 * seen.included
+        return values
+
+    rewritten(run, given_away)
+    assert status_of_audit(run, monkeypatch) == 1  # the twin
+    rewritten(run, lambda values: np.where(np.arange(values.shape[1]) == 5, np.inf, values))
+    assert status_of_audit(run, monkeypatch) == 2
+    coins = json.loads((run / audit_users.COINS).read_text())
+    (run / audit_users.COINS).write_text(json.dumps(coins | {"included": coins["included"][:9]}))
+    rewritten(run, lambda values: values[:, :8])
+    assert status_of_audit(run, monkeypatch) == 2
 
 
 # ── audit users beside people ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def watched(recipe, population, algorithm=None):
-    algorithm = algorithm or build.algorithm(recipe, WORDS)
-    start = build.language_model(recipe.model, WORDS).init(jax.random.key(0))
-    return audit_users.AuditUsers(recipe, population.vocabulary, algorithm, start, bytes(32)), algorithm, start
+def watched(recipe):
+    algorithm, start = started(recipe)
+    return audit_users.AuditUsers(recipe, algorithm, start, bytes(32)), algorithm, start
 
 
 def beside(fleet, users, most):
-    return WithSyntheticUsers(fleet, users.fleet, users.chosen, most)
+    return WithSyntheticUsers(fleet, users, users.chosen, most)
 
 
 @pytest.mark.parametrize("privacy", [{}, {"encoding": "modular"}], ids=["whole", "residues"])
 def test_a_total_with_audit_users_is_that_of_the_people_and_theirs_to_the_bit(population, privacy):
     recipe = tiny_recipe(population, audit={"users": 16}, privacy=privacy)
-    users, algorithm, start = watched(recipe, population)
+    users, algorithm, start = watched(recipe)
     mechanism, program, people = algorithm.mechanism, device_program(algorithm), build.simulated(recipe, population)
     message = Message(start, mechanism.public(mechanism.init(start)))
     both, cohort, key = beside(people, users, mechanism.most_reports), np.array([3, 7, 20]), jax.random.key(5)
     alone = people.sum_reports(program, message, cohort, key)
+    theirs = next(
+        turn[0] for number, turn in enumerate(users.patterns) if users.included[number :: len(users.patterns)].any()
+    )
     sums = {}
-    for round in (0, 3):  # their round is the third
+    for round in (99, theirs):  # in the first nobody has a turn
         users.begin(round)
         sums[round] = both.sum_reports(program, message, cohort, key)
         again = both.sum_reports(program, message, cohort, key)
         assert all(map(np.array_equal, jax.tree.leaves(sums[round]), jax.tree.leaves(again)))
-    assert all(map(np.array_equal, jax.tree.leaves(sums[0]), jax.tree.leaves(alone)))
+    assert all(map(np.array_equal, jax.tree.leaves(sums[99]), jax.tree.leaves(alone)))
     # The twin: in their round they are there, as whole numbers that come off again without a trace of the people.
     nobody = both.sum_reports(program, message, np.arange(0), key)
     assert len(users.chosen(key))
     assert any(np.any(np.asarray(leaf) != 0) for leaf in jax.tree.leaves(nobody.update))
-    off = jax.tree.map(lambda total, theirs: total - theirs, sums[3], nobody)
+    off = jax.tree.map(lambda total, theirs: total - theirs, sums[theirs], nobody)
     assert all(map(np.array_equal, jax.tree.leaves(off), jax.tree.leaves(alone)))
+
+
+def test_a_sum_of_theirs_is_the_sum_of_their_reports_and_of_nobody_else_s(population):
+    """However many there are beside them: each is bounded alone."""
+    users, algorithm, start = watched(tiny_recipe(population, audit={"users": 60}))
+    message = Message(start, algorithm.mechanism.public(algorithm.mechanism.init(start)))
+    some, key = np.array([4, 9, 31]), jax.random.key(1)
+    together = users.sum_reports(None, message, some, key)
+    alone = [users.sum_reports(None, message, some[place : place + 1], key) for place in range(3)]
+    added = jax.tree.map(lambda *leaves: sum(leaves), *alone)
+    assert all(map(np.array_equal, jax.tree.leaves(together), jax.tree.leaves(added)))
+    assert not any(
+        np.any(np.asarray(leaf)) for leaf in jax.tree.leaves(users.sum_reports(None, message, some[:0], key))
+    )
 
 
 class Nobody:
@@ -268,7 +154,7 @@ class Nobody:
 @pytest.mark.parametrize(("people", "fits"), [(20, True), (21, False)])
 def test_people_canaries_and_audit_users_together_are_never_more_than_a_total_holds(people, fits):
     """As a run nests them: room for all audit users of a round is kept free of canaries."""
-    canaries, audited = 30, audit_users.AUDITED_AT_ONCE
+    canaries, audited = 30, AUDITED_AT_ONCE
     most = 20 + canaries + audited
     inner = WithSyntheticUsers(Nobody(), Nobody(), by_coins(canaries, 1.0), most - audited)
     outer = WithSyntheticUsers(inner, Nobody(), lambda coins: np.arange(audited), most)
@@ -294,7 +180,7 @@ def test_room_for_canaries_and_audit_users_is_in_the_modulus(population):
         build.algorithm(tiny_recipe(population, privacy={"encoding": "modular"}, **more), WORDS).mechanism
         for more in ({}, {"canaries": crowd, "audit": {"users": 32}})
     )
-    assert both.most_reports == plain.most_reports + 20 + 16
+    assert both.most_reports == plain.most_reports + 20 + 32
     size = tree.size(started(tiny_recipe(population))[1])
     assert both.modulus == encoding(size, both.most_reports).modulus
 
@@ -303,9 +189,9 @@ def test_room_for_canaries_and_audit_users_is_in_the_modulus(population):
 
 
 @pytest.mark.usefixtures("not_optimised")
-def test_a_crash_between_scores_and_state_changes_neither_scores_nor_model(population, tmp_path, monkeypatch):
-    """Scores of rounds that the state knows nothing of are on disk by then, and are made again."""
-    recipe = tiny_recipe(population, audit={"users": 48}, **(FTRL | {"privacy": {"noise": "tree"}}))
+def test_a_crash_between_what_was_seen_and_the_state_changes_neither(population, tmp_path, monkeypatch):
+    """What was seen in rounds that the state knows nothing of is on disk by then, and is seen again."""
+    recipe = tiny_recipe(population, audit={"users": 48}, **FTRL)
     whole = train_run(recipe, tmp_path / "whole", quietly)
     save, saved = taciturn.run.save_state, []
 
@@ -318,50 +204,45 @@ def test_a_crash_between_scores_and_state_changes_neither_scores_nor_model(popul
     monkeypatch.setattr(taciturn.run, "save_state", fails)
     with pytest.raises(Cut):
         train_run(recipe, tmp_path / "cut", quietly)
-    rounds = {row["round"] for row in json.loads((tmp_path / "cut" / "audit_users.json").read_text())["users"].values()}
-    assert rounds == {1, 3}  # of the second the state does not know
+    assert Seen(tmp_path / "cut").rounds.tolist() == [0, 1, 2, 3]  # of the last two the state does not know
     monkeypatch.setattr(taciturn.run, "save_state", save)
     again = resume_run(tmp_path / "cut", quietly)
-    one, other = (json.loads((tmp_path / name / "audit_users.json").read_text()) for name in ("whole", "cut"))
-    assert one == other
+    one, other = (Seen(tmp_path / name) for name in ("whole", "cut"))
+    assert np.array_equal(one.rows, other.rows)
+    assert np.array_equal(one.products, other.products)
     assert again.guarantee.releases == whole.guarantee.releases == 6  # given out again, and charged once
     params = [jax.tree.leaves(load_model(tmp_path / name)[0]) for name in ("whole", "cut")]
     assert all(np.array_equal(*pair) for pair in zip(*params, strict=True))
 
 
-def scores_of(users, algorithm, start, far, noise=None):
-    users.begin(3)
+def seen_of(users, algorithm, start, far, secret=None):
     mechanism = algorithm.mechanism.init(start)
-    if noise is not None:
-        mechanism = mechanism._replace(noise=jax.tree.map(lambda leaf: jnp.full_like(leaf, noise), mechanism.noise))
+    if secret is not None:
+        noise = jax.tree.map(lambda leaf: jnp.full_like(leaf, secret), mechanism.noise)
+        mechanism = mechanism._replace(noise=noise)
     before = TrainState(3, algorithm.init(start), mechanism, "")
-    after = before._replace(server=ServerState(jax.tree.map(lambda leaf: leaf + far, start), before.server.optimizer))
-    users.observe(before, after)
-    return [row["alignment"] for row in users._rows.values()]
+    after = before._replace(mechanism=mechanism._replace(round=jnp.int32(4)))
+    users.observe(before, after._replace(estimate=jax.tree.map(lambda leaf: jnp.full_like(leaf, far), start)))
+    return users._seen[3].tolist()
 
 
 @pytest.mark.usefixtures("not_optimised")
-def test_scores_are_made_of_released_models_and_of_no_secret_state(population):
+def test_what_is_seen_is_made_of_released_estimates_and_of_no_secret_state(population):
     """Noise that is kept for later rounds is a secret, and it is in the state that an audit is shown."""
-    recipe = tiny_recipe(population, audit={"users": 16}, **(FTRL | {"privacy": {"noise": "tree"}}))
-    users, algorithm, start = watched(recipe, population)
-    first = scores_of(users, algorithm, start, 0.1)
-    assert scores_of(users, algorithm, start, 0.1, noise=1e3) == first
-    assert scores_of(users, algorithm, start, 0.2) != first  # the twin: released models do count
+    users, algorithm, start = watched(tiny_recipe(population, audit={"users": 16}, **FTRL))
+    first = seen_of(users, algorithm, start, 0.1)
+    assert first[0] == 3  # the row of the noise
+    assert seen_of(users, algorithm, start, 0.1, secret=1000) == first
+    assert seen_of(users, algorithm, start, 0.2) != first  # the twin: released estimates do count
 
 
-@pytest.mark.usefixtures("not_optimised")
-def test_an_audit_user_whose_report_is_nothing_does_not_silence_the_others(population):
-    recipe = tiny_recipe(population, audit={"users": 16})
-    sound = build.algorithm(recipe, WORDS)
-
-    def update(message, user, key):
-        runs_away = user.batches[0, 0, 1] == users.texts[0][0]
-        found = sound.user_update(message, user, key)
-        return jax.tree.map(lambda leaf: jnp.where(runs_away, jnp.nan, leaf), found)
-
-    users, algorithm, start = watched(recipe, population, sound._replace(user_update=update))
-    assert np.all(np.isfinite(scores_of(users, algorithm, start, 0.1)[1:]))
+def test_what_was_read_from_a_model_that_is_its_owner_s_alone_is_too(population, tmp_path):
+    users, algorithm, start = watched(tiny_recipe(population, audit={"users": 16}))
+    seen_of(users, algorithm, start, 0.1)
+    users.save(tmp_path, 0o600)
+    users.save(tmp_path, 0o600)
+    for name in (audit_users.FILE_NAME, audit_users.COINS):
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
 
 
 # ── residues ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────

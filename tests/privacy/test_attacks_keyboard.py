@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from conftest import made_up_users, tiny_recipe
+from conftest import copied_population, made_up_users, tiny_recipe
 from taciturn import baselines, exporting
 from taciturn.baselines import COUNTED_ON, count_population
 from taciturn.cli import app
@@ -84,7 +84,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def copied(made, tmp_path) -> Path:
     """All of it, to change at will; the folders still name the population they came from."""
-    shutil.copytree(made, tmp_path / "made")
+    copied_population(made / "people", tmp_path / "made" / "people")
+    shutil.copytree(made, tmp_path / "made", dirs_exist_ok=True, ignore=shutil.ignore_patterns("people"))
     return tmp_path / "made"
 
 
@@ -209,7 +210,7 @@ def test_n_grams_counted_on_users_are_for_the_owners_eyes_as_the_text_is(made):
 
 
 def test_counted_n_grams_do_not_leave_by_naming_another_population(copied, tmp_path):
-    others = build_population(tmp_path / "others", made_up_users(50, seed=3), made_up_users(5, seed=4), words(), {})
+    others = build_population(tmp_path / "others", made_up_users(50, seed=3), made_up_users(12, seed=4), words(), {})
     train(others, tmp_path / "counted")  # a private run of the same name
     (copied / "counted" / COUNTED_ON).write_text(json.dumps({"population": str(others.folder)}))
     for attempt in (

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
+from conftest import cut_off_rows
 from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
 from taciturn.privacy.accounting import Budget, epsilon, event_from_json, event_to_json
 from taciturn.privacy.ledger import Ledger, LedgerError
@@ -59,7 +60,7 @@ def test_a_changed_row_is_noticed_and_refuses_every_charge(opened, ledger_path, 
 
 
 def test_a_row_made_again_with_a_fitting_hash_breaks_the_next_one(opened, ledger_path):
-    from taciturn.privacy.ledger import _hash
+    from taciturn.privacy.chain import _hash
 
     rows = [json.loads(line) for line in ledger_path.read_text().splitlines()]
     rows[1]["release"]["of"]["of"]["noise_multiplier"] = 100.0
@@ -78,8 +79,7 @@ def test_rows_taken_out_of_the_middle_are_noticed(opened, ledger_path, gone):
 
 
 def test_rows_cut_off_at_the_end_are_noticed_by_whoever_holds_a_later_head(opened, ledger_path):
-    lines = ledger_path.read_text().splitlines(keepends=True)
-    ledger_path.write_text("".join(lines[:-1]))
+    cut_off_rows(ledger_path)
     shortened = account(ledger_path)
     with pytest.raises(LedgerError, match="cut off"):
         shortened.reopen(opened.head)
@@ -100,6 +100,7 @@ def test_a_line_torn_by_a_crash_is_dropped_and_said_so(opened, ledger_path):
 def test_a_charge_that_only_lost_the_end_of_its_line_still_counts(opened, ledger_path, kept):
     content = ledger_path.read_bytes()
     last = content.rstrip(b"\n").rfind(b"\n") + 1
+    cut_off_rows(ledger_path)
     ledger_path.write_bytes(content[: last + int(kept * (len(content) - 1 - last))])
     assert Ledger(ledger_path).guarantee("run").releases == (3 if kept == 1.0 else 2)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
 
-from conftest import nobody, noise_key, tiny_recipe
+from conftest import cut_off_rows, nobody, noise_key, tiny_recipe
 from taciturn import keys, run, tree
 from taciturn.core import Algorithm, Release, ServerState, UserData
 from taciturn.fleets.available import AvailableFleet
@@ -279,11 +279,12 @@ def test_a_run_is_not_resumed_with_a_ledger_that_was_cut_off(population, tmp_pat
 
     with pytest.raises(KeyboardInterrupt):
         run.train_run(recipe, tmp_path / "run", cut)
-    whole = path.read_text()
-    path.write_text("".join(whole.splitlines(keepends=True)[:-2]))  # the charge, and the model that came of it
+    whole, head = path.read_text(), path.with_suffix(".head").read_text()
+    cut_off_rows(path, 2)  # the charge, and the model that came of it
     with pytest.raises(LedgerError, match="cut off"):
         run.resume_run(tmp_path / "run", lambda *_: None)
     path.write_text(whole)
+    path.with_suffix(".head").write_text(head)
     assert run.resume_run(tmp_path / "run", lambda *_: None).guarantee.releases == 2  # the twin
 
 

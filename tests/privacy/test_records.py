@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conftest import Cut
+from conftest import Cut, tiny_recipe
 from taciturn import tree
 from taciturn.algorithms.dp_fedavg import federated, server_optimizer
 from taciturn.core import Release, UserData
@@ -21,6 +21,7 @@ from taciturn.privacy.noise import gaussian
 from taciturn.privacy.participation import MinSeparation, PoissonSampling
 from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.privacy.records import RecordError, Records
+from taciturn.run import train_run
 
 ROOT, SIZE = bytes(range(32)), 500
 PARAMS = {"w": jnp.zeros(SIZE)}
@@ -197,3 +198,35 @@ def test_noise_has_the_same_bits_whatever_jax_is_set_to(flags):
         return done.stdout.strip()
 
     assert run(flags) == run({})
+
+
+def test_a_copied_root_draws_other_cohorts_and_other_noise(tmp_path):
+    """A run's folder copied before its first save, gone on with under two names: each is charged as if it were drawn afresh, so it is."""
+    doors = []
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        doors.append(door(tmp_path / name))
+    (one, made), (other, _) = doors
+    assert not any(np.array_equal(one._drawn(round, 0), other._drawn(round, 0)) for round in range(10))
+    estimates = [np.asarray(each.private_mean(PARAMS, made.init(PARAMS), 0)[0]["w"]) for each in (one, other)]
+    assert np.std(estimates[0] - estimates[1]) > 0.05
+    # The twin: of a seeded simulation everything is the same again.
+    seeded = []
+    for name in ("seeded", "again"):
+        (tmp_path / name).mkdir()
+        seeded.append(door(tmp_path / name, randomness="seeded simulation")[0])
+    assert all(np.array_equal(seeded[0]._drawn(round, 0), seeded[1]._drawn(round, 0)) for round in range(10))
+
+
+def test_a_run_that_goes_on_draws_anew(tmp_path):
+    first, _ = door(tmp_path)
+    again, _ = door(tmp_path, reopened=True)
+    assert not any(np.array_equal(first._drawn(round, 0), again._drawn(round, 0)) for round in range(10))
+
+
+def test_a_runs_rows_and_guarantee_say_how_far_its_noise_is_from_the_ideal(population, tmp_path):
+    finished = train_run(tiny_recipe(population, run={"rounds": 1}), tmp_path / "run", lambda *news: None)
+    opened = Ledger(population.folder / "ledger.jsonl").run_rows("run")[0]
+    assert 0 < opened["distance"] < 2.0**-60
+    assert finished.guarantee.distance == opened["distance"]
+    assert opened["noise"] == "integers"

@@ -34,8 +34,8 @@ from taciturn.data.population import (
     PopulationError,
     PopulationWriter,
     hashed_id,
-    ledger_id,
     manifest_before,
+    named_ledger,
     remembered_opt_outs,
     writing_population,
 )
@@ -83,13 +83,17 @@ def ingest(
     opt_outs: Iterable[str] = (),
     progress: Progress = lambda what, done, all: None,
     shard_tokens: int = SHARD_TOKENS,
+    same_people_as: Path | None = None,
 ) -> Population:
-    """Build a population. `opt_outs` are users to leave out, now and in every later build in this folder."""
+    """Build a population. `opt_outs` are users to leave out, now and in every later build in this folder; `same_people_as` is another
+    folder with text of the same people, whose ledger and opt-outs it shares."""
     inside = [path for path in source.paths if path.resolve().is_relative_to(folder.resolve())]
     if inside:
         raise PopulationError(f"{inside[0]} lies inside of --out {folder}; name another --out")
-    with _full_disk_in_words(folder), writing_population(folder, rules.vocabulary, shard_tokens) as writer:
+    writing = writing_population(folder, rules.vocabulary, shard_tokens, same_people_as)
+    with _full_disk_in_words(folder), writing as writer:
         check_protections(folder, source, rules)
+        check_held_out(same_people_as or folder, rules)
         opted_out = remembered_opt_outs(folder, writer.salt, filter(None, map(user_id, opt_outs)))
         tokenizer = _Tokenizer(rules, writer.salt, opted_out)
         tally: Counter[str] = Counter()
@@ -128,7 +132,12 @@ def check_protections(folder: Path, source: Source, rules: Rules) -> None:
         raise PopulationError(
             f"{folder} was built with --sensitive-column {min(dropped)}: say it again, or build a new folder"
         )
-    if ledger_id(folder) is not None and about.get("held_out_share", rules.held_out_share) != rules.held_out_share:
+
+
+def check_held_out(folder: Path, rules: Rules) -> None:
+    """Whom a run of these people trained on is nobody's held-out user."""
+    about = manifest_before(folder).get("about", {})
+    if named_ledger(folder) is not None and about.get("held_out_share", rules.held_out_share) != rules.held_out_share:
         raise PopulationError(
             f"{folder} has runs that held out a share of {about['held_out_share']:g}: with --held-out {rules.held_out_share:g} users "
             "they were trained on would pass for held out"

@@ -1,13 +1,15 @@
 """Users' text on disk. It is read by fleets alone; public text is another type (data/public.py).
 
     POPULATION/
-      manifest.json     what is here; its counts are private and say so
+      manifest.json     what is here, and which ledger these users have; its counts are private and say so
       ledger.jsonl      what was ever released about these users; outlives every rebuild
-      text-<n>/         vocabulary, and shards of tokens: the users to train on (with their hashed ids) and the held-out users
-      private/          salt with which user ids are hashed, hashed ids of those who opted out
+      ledger.head       the ledger's newest row
+      text-<n>/         vocabulary, shards of tokens and hashed ids: of the users to train on, and of the held-out users
+      private/          salt with which user ids are hashed, hashed ids of those who opted out, which ledger these users have
 
 A build writes a new text folder and then replaces the manifest in one step, so a population is whole or not there. Building again
-into the same folder keeps the ledger: the users are the same people, whatever became of their text.
+into the same folder keeps the ledger: the users are the same people, whatever became of their text. Another folder of the same people
+has no ledger of its own, but names theirs, and hashes their ids with the same salt.
 """
 
 import fcntl
@@ -19,6 +21,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from re import fullmatch
 from typing import Any
@@ -31,12 +34,24 @@ from taciturn.data.vocabulary import DataError, Vocabulary
 from taciturn.files import sync_folder, write_atomically
 
 FORMAT = 2
+NAMES = {"train": "users.txt", "held_out": "held_out_users.txt"}  # files of hashed ids
+LEAST_HELD_OUT = 10  # to measure with
 COUNTS = "private_counts"
 NOTE = "measured on users' text; do not publish"
+STAYS = ("private", "ledger.jsonl", "ledger.head")  # whatever became of a manifest
+LEDGER, OPTED_OUT = "ledger.json", "opted-out.txt"  # in private/
 
 
 class PopulationError(DataError):
     """The folder is not a population that can be used."""
+
+
+@dataclass(frozen=True)
+class NamedLedger:
+    """Which ledger these users have: its id, and the folder it is in, seen from theirs."""
+
+    id: str
+    folder: str = "."
 
 
 class Population:
@@ -64,25 +79,47 @@ class Population:
         return np.concatenate([np.diff(self.texts.shard(number).offsets) for number in numbers])
 
     @property
-    def ledger_id(self) -> str | None:
-        """Of the ledger that these users have, once there is one."""
-        return ledger_id(self.folder)
+    def ledger(self) -> NamedLedger | None:
+        """The one that these users have, once there is one. Refused where `private/` is lost: who opted out is not known any more."""
+        _salt(self.folder)
+        return named_ledger(self.folder)
 
-    def pin_ledger(self, id: str) -> None:
-        """Remember it, so that a ledger that was lost is not taken for one that never was. It outlives manifests."""
-        write_atomically(self.folder / "private" / "ledger-id", id.encode(), 0o600)
+    def pin_ledger(self, ledger: NamedLedger) -> None:
+        """Remember it, so that a ledger that was lost is not taken for one that never was: in the manifest, and where it outlives it."""
+        write_atomically(self.folder / "private" / LEDGER, json.dumps(asdict(ledger)).encode(), 0o600)
+        with _changing_manifest(self.folder):
+            _save_manifest(self.folder, {**_manifest(self.folder), "ledger": asdict(ledger)})
 
 
 def trained_on(folder: Path) -> Callable[[str], bool]:
     """Whether a user, by id, is among those that a population trains on, or among those who opted out of everything."""
-    manifest = _manifest(folder)
-    path = folder / manifest["text"] / "users.txt"
-    users = set(path.read_text().split())
-    if len(users) != manifest[COUNTS]["train_users"]:
-        raise PopulationError(f"{path} is not whole; build the population again, its ledger stays")
     salt = _salt(folder)
-    users |= remembered_opt_outs(folder, salt)
+    users = _hashed_ids(folder, "train") | remembered_opt_outs(folder, salt)
     return lambda id: hashed_id(salt, id) in users
+
+
+def check_strangers(measured: Path, protected: Path) -> None:
+    """Refuse to measure held-out users of one folder with a model of another, unless none of them was trained on there or opted out."""
+    if _manifest(measured)["salt"] != _manifest(protected)["salt"]:
+        raise PopulationError(
+            f"whether held-out users of {measured} are people whom {protected} trains on cannot be told: the two know people by different "
+            f"hashes. Build {measured} again, with --same-people-as {protected}"
+        )
+    known = _hashed_ids(protected, "train") | remembered_opt_outs(protected, _salt(protected))
+    if known & _hashed_ids(measured, "held_out"):
+        raise PopulationError(
+            f"among the held-out users of {measured} are people whom {protected} trains on, or who opted out: they were promised more than "
+            "to be measured as they are. Build both with the same --held-out"
+        )
+
+
+def _hashed_ids(folder: Path, split: str) -> set[str]:
+    manifest = _manifest(folder)
+    path = folder / manifest["text"] / NAMES[split]
+    users = set(path.read_text().split()) if path.exists() else set[str]()
+    if len(users) != manifest[COUNTS][f"{split}_users"]:
+        raise PopulationError(f"{path} is not whole; build the population again, its ledger stays")
+    return users
 
 
 class HeldOutUsers:
@@ -90,10 +127,19 @@ class HeldOutUsers:
 
     def __init__(self, folder: Path) -> None:
         manifest = _manifest(folder)
+        self.folder = folder
         self.texts = Texts.load(folder / manifest["text"], "held_out", manifest[COUNTS]["held_out"])
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    def check_enough(self) -> None:
+        """Figures are averages over these users, and are printed, kept and published: of a few, each tells what one of them wrote."""
+        if sum(len(text) > 0 for text in self.texts) < LEAST_HELD_OUT:
+            raise PopulationError(
+                f"{self.folder} has fewer than {LEAST_HELD_OUT} held-out users, and figures of so few tell of each; build it from more "
+                "users, or with a larger --held-out"
+            )
 
 
 class PopulationWriter:
@@ -105,21 +151,21 @@ class PopulationWriter:
         self._writers = {
             split: TextWriter(text, split, len(vocabulary), shard_tokens) for split in ("train", "held_out")
         }
-        self._names = (text / "users.txt").open("x")
+        self._names = {split: (text / name).open("x") for split, name in NAMES.items()}
         # Keyed, so that nobody can try out guesses at the text.
         self._digests = {split: hmac.new(self.salt, split.encode(), hashlib.sha256) for split in self._writers}
 
     def add(self, split: str, hashed_id: str, tokens: list[int] | np.ndarray) -> None:
         self._writers[split].add(tokens)
         self._digests[split].update(len(tokens).to_bytes(8, "little") + np.asarray(tokens, np.uint32).tobytes())
-        if split == "train":
-            self._names.write(f"{hashed_id}\n")
+        self._names[split].write(f"{hashed_id}\n")
 
     def finish(self, about: dict[str, Any], counts: dict[str, Any]) -> Population:
         """Replace the manifest: from here on these are the users' texts."""
-        with self._names:
-            self._names.flush()
-            os.fsync(self._names.fileno())
+        for names in self._names.values():
+            with names:
+                names.flush()
+                os.fsync(names.fileno())
         self.vocabulary.save(self.text / "vocabulary.txt")
         written = {split: writer.close() for split, writer in self._writers.items()}
         if not written["train"]["shards"] and not about.get("on_devices"):  # there the users' text is, and stays
@@ -143,18 +189,20 @@ class PopulationWriter:
             "vocabulary": {"size": len(self.vocabulary), **self.vocabulary.about},
             COUNTS: {"note": NOTE, **sums, **counts, **written},
         }
-        _save_manifest(self.folder, manifest)
+        with _changing_manifest(self.folder):
+            ledger = named_ledger(self.folder)
+            _save_manifest(self.folder, manifest | ({"ledger": asdict(ledger)} if ledger else {}))
         return Population(self.folder)
 
 
 @contextmanager
 def writing_population(
-    folder: Path, vocabulary: Vocabulary, shard_tokens: int = SHARD_TOKENS
+    folder: Path, vocabulary: Vocabulary, shard_tokens: int = SHARD_TOKENS, same_people_as: Path | None = None
 ) -> Iterator[PopulationWriter]:
     """A writer; whatever does not come to `finish` leaves nothing behind."""
     created = not folder.exists()
     if not created and not (folder / "manifest.json").exists():
-        foreign = [path.name for path in folder.iterdir() if path.name != "private" and not _is_text(path)]
+        foreign = [path.name for path in folder.iterdir() if path.name not in STAYS and not _is_text(path)]
         if foreign:
             raise PopulationError(f"{folder} holds other things already ({foreign[0]}); name a new --out")
     private = folder / "private"
@@ -169,6 +217,8 @@ def writing_population(
         try:
             _remove_leftovers(folder)
             numbers = [int(path.name.removeprefix("text-")) for path in folder.iterdir() if _is_text(path)]
+            if same_people_as:
+                _share_ledger(folder, same_people_as)
             text = folder / f"text-{max(numbers, default=0) + 1}"
             text.mkdir(mode=0o700)
             yield PopulationWriter(folder, text, vocabulary, shard_tokens)
@@ -205,9 +255,10 @@ def build_population(
     vocabulary: Vocabulary,
     about: dict[str, Any],
     shard_tokens: int = SHARD_TOKENS,
+    same_people_as: Path | None = None,
 ) -> Population:
     """A population of users who are in memory: user id → word ids."""
-    with writing_population(folder, vocabulary, shard_tokens) as writer:
+    with writing_population(folder, vocabulary, shard_tokens, same_people_as) as writer:
         for split, users in (("train", train), ("held_out", held_out)):
             for user in sorted(users, key=lambda user: (position(user), user)):
                 writer.add(split, hashed_id(writer.salt, user), users[user])
@@ -220,7 +271,7 @@ def hashed_id(salt: bytes, user: str) -> str:
 
 def remembered_opt_outs(folder: Path, salt: bytes, users: Iterable[str] = ()) -> frozenset[str]:
     """The hashed ids of all who ever opted out of this population, the `users` among them from now on."""
-    path = folder / "private" / "opted-out.txt"
+    path = folder / "private" / OPTED_OUT
     known = set(path.read_text().split()) if path.exists() else set()
     if len(known) < manifest_before(folder).get("about", {}).get("opt_outs", 0):
         raise PopulationError(
@@ -240,7 +291,7 @@ def _save_manifest(folder: Path, manifest: dict[str, Any]) -> None:
 def _salt(folder: Path) -> bytes:
     """Made once. With another one, nobody would be known again: not who opted out, not who was trained on."""
     path, expected = folder / "private" / "salt", manifest_before(folder).get("salt")
-    if not path.exists() and expected is None and not path.with_name("opted-out.txt").exists():
+    if not path.exists() and expected is None and not path.with_name(OPTED_OUT).exists():
         write_atomically(path, secrets.token_bytes(32), 0o600)
     salt = path.read_bytes() if path.exists() else b""
     if len(salt) != 32 or expected not in (None, hashed_id(salt, "")):
@@ -250,9 +301,45 @@ def _salt(folder: Path) -> bytes:
     return salt
 
 
-def ledger_id(folder: Path) -> str | None:
-    path = folder / "private" / "ledger-id"
-    return path.read_text() if path.exists() else None
+def named_ledger(folder: Path) -> NamedLedger | None:
+    """The ledger that a folder's manifest names, and its private folder too: one is enough to know that there was one."""
+    path = folder / "private" / LEDGER
+    try:
+        named = [manifest_before(folder).get("ledger"), json.loads(path.read_text()) if path.exists() else None]
+        found = {NamedLedger(**one) for one in named if one is not None}
+    except (ValueError, TypeError):
+        raise PopulationError(f"{path} is damaged; restore it from a copy") from None
+    if len(found) > 1:
+        raise PopulationError(
+            f"{folder / 'manifest.json'} and {path} name two ledgers: they do not belong together; restore both from one copy"
+        )
+    return found.pop() if found else None
+
+
+def _share_ledger(folder: Path, other: Path) -> None:
+    """Give a folder the ledger, the salt and the opt-outs of another one, whose users are the same people."""
+    theirs, own = named_ledger(other), named_ledger(folder)
+    if theirs is None:
+        raise PopulationError(f"{other} has no ledger yet: open it first")
+    at = os.path.relpath((other / theirs.folder).resolve(), folder.resolve())
+    shared = NamedLedger(theirs.id, at)
+    if own not in (None, shared):
+        raise PopulationError(f"{folder} has a ledger already, and two cannot be made one; build another folder")
+    salt, private = _salt(other), folder / "private"
+    if (private / "salt").exists() and _salt(folder) != salt:
+        raise PopulationError(f"{folder} knows its people by other hashes than {other}; build another folder")
+    write_atomically(private / "salt", salt, 0o600)
+    opted_out = remembered_opt_outs(other, salt) | remembered_opt_outs(folder, salt)
+    write_atomically(private / OPTED_OUT, "".join(f"{one}\n" for one in sorted(opted_out)).encode(), 0o600)
+    write_atomically(private / LEDGER, json.dumps(asdict(shared)).encode(), 0o600)
+
+
+@contextmanager
+def _changing_manifest(folder: Path) -> Iterator[None]:
+    """A build that ends and a ledger that is pinned do not undo each other."""
+    with (folder / "private" / "manifest-lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def manifest_before(folder: Path) -> dict[str, Any]:

@@ -68,16 +68,6 @@ def evaluate(model: LanguageModel, params: Params, texts: Texts, cut: Cut = WIND
     return Scores(*sums)
 
 
-def user_losses(model: LanguageModel, params: Params, texts: Texts, cut: Cut = WINDOW) -> np.ndarray:
-    """The mean loss on what each user wrote."""
-    score, sums = _scorer(model), np.zeros((2, len(texts)))
-    for rows, users in batched_pieces(texts, cut):
-        tokens, *_, loss = np.asarray(jax.device_get(score(params, rows)), np.float64)[:, : len(users)]
-        np.add.at(sums[0], users, tokens)
-        np.add.at(sums[1], users, loss)
-    return sums[1] / np.maximum(sums[0], 1)
-
-
 def batched_pieces(texts: Texts, cut: Cut) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Pieces of all texts in batches of one size, and whose they are; the last batch is filled up with padding."""
     on_cpu = jax.default_backend() == "cpu"

@@ -1,85 +1,129 @@
-"""A lower bound on ε from one training (Steinke et al. 2023, "Privacy auditing with one (1) training run").
+"""Is a mechanism as private as it is said to be? The test of one training with many audit users, and how much that test could see.
 
-Of many made-up users each was put in by a fair coin. An attacker gives every one of them a score, high if they think that it was in; the
-better scores tell in from out, the larger ε must be. The bound holds with 95 % confidence for whatever attacker, so it may be far below
-the truth, and never means that a mechanism is sound: only that it is broken, where it lies above what was claimed.
+Each of them was put in by a fair coin and has a score. If the mechanism is what it is said to be, scores of those who were left out are
+standard normal, and those of the others lie μ further, for the μ of that user's turns: the trade-off between false and true positives
+is that of μ-GDP (Dong, Roth and Su 2022). The scores of a mechanism with noise r times too small lie r·μ apart, in units of their own
+spread. r is estimated (Andrew et al. 2023) and bounded from below: above 1, the mechanism is not what it is said to be.
 
-The bounds are jax-privacy's `CanaryScoreAuditor`. Its estimate from a Gaussian trade-off is not used: of a hundred scores that say
-nothing it has ε = 12.
+**Guarantee:** where scores are independent, and for each user at least as hard to tell apart as μ-GDP is, `times_at_least` is above 1 at
+most once in a thousand audits (`LEVEL`). Half of that is spent on how far apart the means are, measured in their spread, which for normal
+scores is exact but for an approximation on the safe side. The other half is spent on the curve itself, at thresholds that are fixed
+before anybody looks, by Clopper and Pearson's bounds, which suppose no shape: so that noise which is missing now and then is also seen.
+
+**Assumes:** users whose directions are orthogonal have independent scores under Gaussian noise, and coins fall fairly. It says nothing of
+mechanisms that are μ-GDP with noise that many users share: such scores need another bound (Mahloujifar et al. 2024), and ours has none.
 """
 
-from collections.abc import Callable
+import math
 from typing import NamedTuple
 
 import numpy as np
-from jax_privacy.auditing import CanaryScoreAuditor, Explicit
 from scipy.optimize import root_scalar
-from scipy.stats import norm
+from scipy.special import ndtr, ndtri
+from scipy.stats import beta
 
-SIGNIFICANCE = 0.05
-FALSE_POSITIVES = 0.01
-HALVINGS = 8
+LEVEL = 1e-3
+THRESHOLDS = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)  # around half the typical μ, in standard deviations of the noise
+MOST_TIMES = 1e3  # beyond which noise is as good as missing
+SURPRISE = float(-ndtri(LEVEL / 2))  # in standard deviations
+LIKELY = (0.8, 0.95)
 
 
 class Audit(NamedTuple):
-    """What scores of made-up users say of ε at a δ, and of who was in."""
+    """What scores say of a mechanism, in multiples of the μ that is claimed of it."""
 
     included: int
     left_out: int
-    epsilon: float  # with 95 % confidence, whatever the mechanism
-    epsilon_fdp: float  # the same confidence, of a mechanism that is said to be Gaussian (Mahloujifar et al. 2024)
-    epsilon_gaussian: (
-        float  # an estimate, as in Andrew et al. 2023: of the Gaussian mechanism that would part the scores so far
-    )
-    area: float  # under the ROC curve; 0.5 is guessing
-    true_positives: float  # at 1 % false positives
+    mu: float  # claimed, for the user with the most
+    times: float  # an estimate of r
+    times_at_least: float  # with confidence 1 − LEVEL
+    signal: float  # of a report, as found, where 1 is what is claimed
+    spread: float  # of the noise, as found, where 1 is what is claimed; people make it larger
+    caught: tuple[
+        float, ...
+    ]  # noise so many times too small is seen with the probabilities of LIKELY; infinite if none is
+
+    @property
+    def refuted(self) -> bool:
+        return self.times_at_least > 1
 
 
-def audited(scores: np.ndarray, included: np.ndarray, delta: float) -> Audit:
-    """`included` says by whom the coin fell on in; high scores are guesses of in."""
+def audited(scores: np.ndarray, mu: np.ndarray, included: np.ndarray) -> Audit:
+    """`scores` are in standard deviations of the noise that is claimed, `mu` says how far being in moves each, `included` who was."""
     if not np.all(np.isfinite(scores)):
         raise ValueError("a score is no number: the model that was audited has diverged")
-    inside, outside = scores[included], scores[~included]
-    if not len(inside) or not len(outside):
+    if not np.any(included) or np.all(included):
         raise ValueError("all coins fell on one side: audit with more users")
-    auditor, (false, true) = CanaryScoreAuditor(inside, outside), curve(scores, included)
+    power = math.sqrt(float(np.sum(mu[included] ** 2)))
+    signal = float(mu[included] @ scores[included]) / power**2
+    rest = scores - signal * mu * included
+    freedom = len(scores) - 1
+    spread = math.sqrt(float(rest @ rest) / freedom)
+    if spread == 0:
+        raise ValueError("all scores are what they would be without any noise or people: nothing was trained")
+    by_means = _least_times(signal / spread * power, freedom, power)
+    by_curve = [_least_times_at(threshold, scores, mu, included) for threshold in THRESHOLDS]
+    # People who pull the same way as a user only by chance add to the spread of scores, and would still be there without noise.
+    people = max(0.0, spread**2 - 1)
     return Audit(
-        len(inside),
-        len(outside),
-        epsilon=_bound(auditor.epsilon_one_run, scores, delta),
-        epsilon_fdp=_bound(auditor.epsilon_one_run_fdp, scores, delta),
-        epsilon_gaussian=_gaussian_epsilon(inside, outside, delta),
-        area=float(np.trapezoid(true, false)),
-        true_positives=float(true[false <= FALSE_POSITIVES].max()),
+        included=int(included.sum()),
+        left_out=int((~included).sum()),
+        mu=float(mu.max()),
+        times=max(0.0, signal / spread),
+        times_at_least=max(by_means, *by_curve),
+        signal=signal,
+        spread=spread,
+        caught=tuple(least_caught(power, freedom, min(signal, 1.0), people, likely) for likely in LIKELY),
     )
 
 
-def _bound(method: Callable[..., float], scores: np.ndarray, delta: float) -> float:
-    """The largest over numbers of guesses that are fixed before anybody looks: half of all users, a quarter, … . Each gets its part of the
-    significance. (The library's own way shares it among thresholds that it picked by looking, and is above 0 in 7 % of audits, not 5 %, of
-    a thousand scores that say nothing.)"""
-    falling = np.sort(scores)[::-1]
-    guesses = sorted({max(len(scores) // 2**halvings, 1) for halvings in range(1, HALVINGS + 1)})
-    bounds = [
-        method(SIGNIFICANCE / len(guesses), delta, threshold_strategy=Explicit(float(falling[guess - 1])))
-        for guess in guesses
-    ]
-    return float(max(bounds))
+def _least_times(statistic: float, freedom: int, power: float) -> float:
+    """The smallest r for which the means are not surprisingly far apart, `statistic` being r · `power` but for chance: a non-central t, by
+    Johnson and Welch's approximation, which for the probabilities that are asked of it here is on the safe side."""
+    return max(0.0, (statistic * _shrunk(freedom) - SURPRISE * _wide(statistic, freedom)) / power)
 
 
-def _gaussian_epsilon(inside: np.ndarray, outside: np.ndarray, delta: float) -> float:
-    """ε at δ of the mechanism N(0, 1) against N(μ, 1), with μ the distance of the scores in standard deviations (Dong et al. 2022)."""
-    spread = np.sqrt((inside.var() + outside.var()) / 2)
-    if inside.mean() <= outside.mean():
+def _shrunk(freedom: int) -> float:
+    return 1 - 1 / (4 * freedom)
+
+
+def _wide(statistic: float, freedom: int) -> float:
+    return math.sqrt(1 + statistic**2 / (2 * freedom))
+
+
+def _least_times_at(threshold: float, scores: np.ndarray, mu: np.ndarray, included: np.ndarray) -> float:
+    """The smallest r whose trade-off curve has the point that one threshold shows, as far as can be told from so many users.
+
+    Users of unequal μ are found independently, but not equally likely: their number varies less than that of equal ones with the same mean
+    (Hoeffding 1956), so that bounds for equal ones hold."""
+    guessed = scores > threshold + float(np.mean(mu)) / 2
+    share = LEVEL / 2 / len(THRESHOLDS) / 2
+    true = _at_least(int(guessed[included].sum()), int(included.sum()), share)
+    false = 1 - _at_least(int((~guessed[~included]).sum()), int((~included).sum()), share)
+    if true <= false:
         return 0.0
-    if spread == 0:
-        return np.inf
-    mu = (inside.mean() - outside.mean()) / spread
 
-    def excess(epsilon: float) -> float:
-        return float(norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon + norm.logcdf(-mu / 2 - epsilon / mu)) - delta)
+    def missing(times: float) -> float:
+        return float(np.mean(ndtr(ndtri(false) + times * mu[included]))) - true
 
-    return root_scalar(excess, bracket=(0.0, mu**2 / 2 + 40 * mu)).root if excess(0.0) > 0 else 0.0
+    return MOST_TIMES if missing(MOST_TIMES) < 0 else root_scalar(missing, bracket=(0.0, MOST_TIMES)).root
+
+
+def _at_least(hits: int, of: int, share: float) -> float:
+    """Clopper and Pearson's lower bound on a probability."""
+    return float(beta.ppf(share, hits, of - hits + 1)) if hits else 0.0
+
+
+def least_caught(power: float, freedom: int, signal: float, people: float, likely: float) -> float:
+    """The smallest factor f such that noise f times too small is caught so likely; infinite where even missing noise is not. `power` is the
+    root of Σ μ² of those who were in. The curve's thresholds could only catch more."""
+    shrunk, square = _shrunk(freedom), SURPRISE**2 / (2 * freedom)
+    # Where the bound of `_least_times` is 1: the larger root of (shrunk · t − power)² = SURPRISE² · (1 + t²/(2 · freedom)).
+    inside = shrunk**2 * SURPRISE**2 + square * (power**2 - SURPRISE**2)
+    enough = (shrunk * power + math.sqrt(inside)) / (shrunk**2 - square)
+    times = (shrunk * enough + ndtri(likely) * _wide(enough, freedom)) / power
+    left = (signal / times) ** 2 - people  # of the noise's variance
+    return 1 / math.sqrt(left) if signal > 0 and left > 0 else math.inf
 
 
 def curve(scores: np.ndarray, included: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -89,3 +133,9 @@ def curve(scores: np.ndarray, included: np.ndarray) -> tuple[np.ndarray, np.ndar
     true = np.cumsum(hits)[ends] / max(hits.sum(), 1)
     false = np.cumsum(~hits)[ends] / max((~hits).sum(), 1)
     return np.concatenate([[0.0], false]), np.concatenate([[0.0], true])
+
+
+def claimed_curve(false: np.ndarray, mu: np.ndarray) -> np.ndarray:
+    """True positives at most, of users with these μ, all judged by one threshold."""
+    distinct, often = np.unique(mu, return_counts=True)
+    return ndtr(ndtri(false)[:, None] + distinct) @ (often / len(mu))

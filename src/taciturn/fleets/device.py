@@ -1,14 +1,23 @@
 """A device in a fleet: it keeps its text, and answers a server's questions, one stage of a secure sum after the other.
 
-Which terms a round has follows from the device's own recipe; from the server it takes the name of the round, the model and other
+Which terms a round has follows from the device's own recipe; from the server it takes the round's name and number, the model and other
 devices' keys. What leaves it is its keys, sealed shares, one report behind masks, and shares of others' secrets.
+
+**Guarantee:** it trains on a message whose hash is in the terms that it and all its neighbours signed, on which every mask depends, so
+that a sum is of reports about one model, or there is none. It trains on no message that is not finite, nor under another clip norm than its
+recipe's for the round. It reports once to a round, and answers once under a name (diary.py).
+
+**Assumes:** recipe, words and list of devices came to it from whom it trusts; what secure_sum.py and diary.py assume. A model that was made
+to bring out one person, and sent to *all* devices, does so in the sum: against that there is the curator's noise, and nothing here.
 """
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from taciturn.core import Message, Program, UserData
+from taciturn.core import Message, Program, PyTree, UserData
 from taciturn.fleets import wire
 from taciturn.fleets.diary import Diary
 from taciturn.fleets.identities import Identity
@@ -32,12 +41,14 @@ class Device:
         agreement: Agreement,
         program: Program,
         message: Message,
+        public: Callable[[int], PyTree],
         user: UserData,
         diary: Diary,
     ) -> None:
-        """`message` has the shapes of what a round sends. `number` is the device's place among those enrolled."""
+        """`message` has the shapes of what a round sends, `public` is the recipe's public part of it by the row of the noise. `number` is
+        the device's place among those enrolled."""
         self._number, self._identity, self._agreement, self._diary = number, identity, agreement, diary
-        self._like, self._user = message, user
+        self._like, self._public, self._user = message, public, user
         self._program = jax.jit(lambda message, user, key: program(message, user, key))
         self._sum: DeviceRound | None = None
         self._why_not: str | None = None  # as it was said last
@@ -60,10 +71,10 @@ class Device:
                 raise ValueError(f"“{kind}” is no question for a device")
 
     def _check_in(self, content: bytes) -> bytes:
-        fingerprint, run, round = wire.parted(content, 3)
+        fingerprint, round = wire.parted(content, 2)
         if fingerprint != self._agreement.fingerprint:
             raise NotNow("the server trains by another recipe, or for other devices, than this device was given")
-        why_not = self._diary.why_not(run.decode(), int(round))
+        why_not = self._diary.why_not(int(round))
         if why_not not in (None, self._why_not):
             LOG.info("takes no part now: %s", why_not)
         self._why_not = why_not
@@ -76,25 +87,41 @@ class Device:
 
     def _advertise(self, content: bytes) -> bytes:
         self._sum = None  # whatever round it was in is over
-        name, run, round = wire.parted(content, 3)
-        if why_not := self._diary.why_not(run.decode(), int(round)):
+        name, self._run, self._round, self._message_hash = wire.parted(content, 4)
+        terms = self._agreement.terms(name, self._message_hash)
+        terms.check()
+        if len(name) != wire.NAME_BYTES or len(self._run) > 255:
+            raise ValueError(f"an attempt has a name of {wire.NAME_BYTES} bytes, and a run one of up to 255")
+        if why_not := self._diary.enter(name, int(self._round)):
             raise NotNow(why_not)
-        self._run, self._round = run.decode(), int(round)
-        self._sum = DeviceRound(self._agreement.terms(name), self._number, self._identity)
+        self._sum = DeviceRound(terms, self._number, self._identity)
         return self._sum.advertise().to_bytes()
 
     def _report(self, content: bytes) -> bytes:
         in_a_round = self._in_a_round()
         delivery, message_bytes, key_bytes = wire.parted(content, 3)
+        if wire.message_hash(self._run, self._round, message_bytes, key_bytes) != self._message_hash:
+            raise ValueError("the message is another one than the devices of this round have agreed to train on")
         message = wire.arrays_from_bytes(message_bytes, self._like)
-        if int(message.public.round) != self._round:
-            raise ValueError("the model is another round's than the one that was asked about")
+        self._check(message)
         key = jax.random.wrap_key_data(jnp.asarray(np.frombuffer(key_bytes, "<u4")), impl="threefry2x32")
         report = self._program(message, self._user, jax.random.fold_in(key, self._number))
         values = np.asarray(report.update).astype(np.uint32)
-        if why_not := self._diary.upload(self._run, self._round):
+        masked = in_a_round.mask(SealedShares.from_bytes(delivery), values).to_bytes()
+        if why_not := self._diary.upload(int(self._round), self._run.decode(), int(message.public.round)):
             raise NotNow(why_not)
-        return in_a_round.mask(SealedShares.from_bytes(delivery), values).to_bytes()
+        return masked
+
+    def _check(self, message: Message) -> None:
+        if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(message)):
+            raise ValueError(
+                "the model has numbers that are none: whoever trains on it would report nothing, and others stand alone"
+            )
+        own, given = (jax.tree.leaves(one) for one in (self._public(int(message.public.round)), message.public))
+        if not all(np.array_equal(*pair) for pair in zip(own, given, strict=True)):
+            raise ValueError(
+                "the clip norm, or what else a round says in public, is not what this device's recipe says"
+            )
 
     def _in_a_round(self) -> DeviceRound:
         if self._sum is None:

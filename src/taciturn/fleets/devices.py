@@ -4,6 +4,10 @@
 `FailedRound`, after which nothing is kept. A sum is on disk before it is handed out: after a crash the same round has the same total, or
 none. No report is kept, and none that comes late is ever looked at.
 
+A device reports to a round once (diary.py). So an attempt that failed after devices were asked for their reports goes on with others; where
+there are too few others, the round gets another number, and it is the devices' own limits that say who may take part again. Numbers rise
+with the rows of the noise, and from run to run. A device that breaks the protocol is left out of the run's next attempts.
+
 Which devices took part is known to the curator's log and to nobody else: messages about single ones go to a file in the private folder.
 """
 
@@ -27,14 +31,14 @@ from taciturn.files import write_atomically
 from taciturn.fleets import wire
 from taciturn.fleets.identities import Identity
 from taciturn.fleets.link import LOG, Link, LinkError
-from taciturn.fleets.secure_sum import Refused
+from taciturn.fleets.secure_sum import Refused, Unneeded
 from taciturn.fleets.sum_messages import Advert, MaskedReport, SealedShares, Unmasking
 from taciturn.fleets.sum_server import ServerRound
 from taciturn.fleets.terms import Agreement
 
 SHORT = 60.0  # seconds for stages in which nobody trains, at most
 DIGEST_BYTES = 32
-COUNTS = "counts.json"
+COUNTS, NUMBERS, LEFT_OUT = "counts.json", "numbers.json", "left-out.json"
 WAIT = 2.0  # seconds between two calls for devices
 
 Watch = Callable[[str, int, int], None]  # stage, how many are done, of how many
@@ -73,10 +77,11 @@ class DeviceFleet:
         run: Callable[[], str],
         kept: int,
         row: Callable[[], int] = lambda: 0,
+        apart: int = 0,
     ) -> None:
         """`folder` keeps the sums of the last `kept` rounds, which a run that is resumed may ask for again. `run` is a name that no other
-        run has, `row` that of the noise which the next round takes."""
-        self._row, self._enrolled = row, connected.enrolled
+        run has, `row` that of the noise which the next round takes, `apart` for how many rounds a device rests after one (MinS)."""
+        self._row, self._apart, self._enrolled = row, apart, connected.enrolled
         self._link, self._people, self._identity = connected.link, connected.people, connected.identity
         self._agreement, self._watch = agreement, connected.watch
         self._asked, self._patience, self._folder, self._run, self._kept = asked, patience, folder, run, kept
@@ -104,12 +109,15 @@ class DeviceFleet:
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
         """Those who are connected, rested and allowed; waits until they are enough, and longer each time that a round has failed."""
         self._check_list()
-        left = len(eligible(np.arange(len(self._enrolled))))
-        if left < self._asked:
+        allowed = eligible(np.arange(len(self._enrolled))).tolist()
+        if (left := len(allowed)) < self._asked:
             raise TooFewDevices(
                 f"{self._asked} devices are asked in a round, and {left} of the {len(self._enrolled)} that are enrolled may still take "
                 "part: the others did so as often as they may, or too few rounds ago"
             )
+        numbers = self._numbers(self._row())
+        if numbers.used and len(set(allowed) - set(numbers.used) - self._left_out()) < self._asked:
+            self._renumber()
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
         if self._failed:
@@ -125,11 +133,15 @@ class DeviceFleet:
 
     def _lose_patience(self, waited: float, ready: int) -> None:
         if waited > self._patience.patience:
+            self._renumber()  # whoever goes on may ask again whom it asked before, and whom another run asked meanwhile
             failed = f", and {self._failed} rounds have failed" if self._failed else ""
+            if left_out := len(self._left_out()):
+                failed += f"; {left_out} devices broke the protocol and are left out of this run"
             raise LinkError(
                 f"no round has come about for {waited:.0f} seconds (fleet.patience): {ready} devices are there that may take part, "
                 f"{self._asked} are needed{failed}. Enrol or start more devices, or let them rest less (fleet.timer_hours, "
-                "participation.min_separation); then go on with `taciturn serve … --resume`"
+                "participation.min_separation) or report more often in their lives (fleet.lifetime_participations); then go on with "
+                "`taciturn serve … --resume`"
             )
 
     def _check_list(self) -> None:
@@ -144,8 +156,10 @@ class DeviceFleet:
         write_atomically(path, now, 0o600)
 
     def _checked_in(self) -> UserIds:
-        content = wire.joined(self._agreement.fingerprint, self._run().encode(), str(self._row()).encode())
-        people = self._people()
+        number = self._numbers(self._row()).number
+        content = wire.joined(self._agreement.fingerprint, str(number).encode())
+        left_out = self._left_out()
+        people = {connection: device for connection, device in self._people().items() if device not in left_out}
         answers = self._link.ask(wire.CHECK_IN, dict.fromkeys(people, content), min(SHORT, self._patience.deadline))
         return np.array(sorted(people[one] for one, answer in answers.items() if answer == wire.READY), np.int64)
 
@@ -173,16 +187,31 @@ class DeviceFleet:
             return None
         return np.frombuffer(values, "<u4").astype(np.uint32)
 
-    def _round(self, round: int, model: bytes, cohort: UserIds, key: bytes) -> np.ndarray:
+    def _round(self, row: int, model: bytes, cohort: UserIds, key: bytes) -> np.ndarray:
         began = time.monotonic()
         try:
-            values = self._secure_sum(round, model, cohort, key)
+            values = self._secure_sum(row, model, cohort, key)
         except FailedRound as reason:
             self._failed += 1
             LOG.warning("the round has failed, nothing is released, and it is tried again: %s", reason)
             raise
         self._waiting_since, self._failed, self._round_seconds = None, 0, time.monotonic() - began
         return values
+
+    def _numbers(self, row: int) -> "_Numbers":
+        path = self._folder / NUMBERS
+        if not path.exists():
+            return _Numbers(row, wire.first_round(), [])
+        last = _Numbers(**json.loads(path.read_text()))
+        return last if last.row == row else _Numbers(row, last.number + row - last.row, [])
+
+    def _keep(self, numbers: "_Numbers") -> None:
+        write_atomically(self._folder / NUMBERS, json.dumps(numbers._asdict()).encode(), 0o600)
+
+    def _renumber(self) -> None:
+        """Where too few are left who were not asked for their report to this round, it gets a number as if all had rested since."""
+        numbers = self._numbers(self._row())
+        self._keep(_Numbers(numbers.row, max(numbers.number + self._apart + 1, wire.first_round()), []))
 
     def _steer(self, cohort: UserIds) -> None:
         """Pace steering: of those who waited in vain as many stay as a round asks; the others are told when to come back, so that about
@@ -199,13 +228,15 @@ class DeviceFleet:
             LOG.info("%d devices more are here than can take part, and are told to come back later", too_many)
             self._link.ask(wire.COME_BACK, sent_away, min(SHORT, self._patience.deadline))
 
-    def _secure_sum(self, round: int, model: bytes, cohort: UserIds, key: bytes) -> np.ndarray:
+    def _secure_sum(self, row: int, model: bytes, cohort: UserIds, key: bytes) -> np.ndarray:
         connections = {device: connection for connection, device in self._people().items()}
-        asked = {connections[device]: device for device in cohort.tolist() if device in connections}
-        # A name that no attempt ever has again: a device that answered one would otherwise answer another with the same masks.
-        name = os.urandom(16)
-        server = ServerRound(self._agreement.terms(name), self._identity)
-        first = dict.fromkeys(asked, wire.joined(name, self._run().encode(), str(round).encode()))
+        present = set(cohort.tolist()) - self._left_out()
+        asked = {connections[device]: device for device in sorted(present) if device in connections}
+        numbers = self._numbers(row)
+        name, run, number = wire.new_name(), self._run().encode(), str(numbers.number).encode()
+        about = wire.message_hash(run, number, model, key)
+        server = ServerRound(self._agreement.terms(name, about), self._identity)
+        first = dict.fromkeys(asked, wire.joined(name, run, number, about))
         self._stage(wire.ADVERTISE, first, asked, lambda d, a: server.take_advert(d, Advert.from_bytes(a)))
         rosters = self._to_connections(server.rosters(), asked)
         self._stage(wire.SHARE, rosters, asked, lambda d, a: server.take_shares(d, SealedShares.from_bytes(a)))
@@ -213,6 +244,9 @@ class DeviceFleet:
             connection: wire.joined(delivery, model, key)
             for connection, delivery in self._to_connections(server.deliveries(), asked).items()
         }
+        # On disk before they are asked: who may have sent a report is known after any crash.
+        used = sorted({*numbers.used, *(asked[connection] for connection in deliveries)})
+        self._keep(numbers._replace(used=used))
         taken = self._stage(
             wire.REPORT, deliveries, asked, lambda d, a: server.take_report(d, MaskedReport.from_bytes(a))
         )
@@ -221,7 +255,10 @@ class DeviceFleet:
         write_atomically(self._folder / COUNTS, json.dumps(counts).encode(), 0o600)
         requests = self._to_connections(server.requests(), asked)
         self._stage(wire.UNMASK, requests, asked, lambda d, a: server.take_answer(d, Unmasking.from_bytes(a)))
-        return server.total().values
+        try:
+            return server.total().values
+        finally:
+            self._leave_out(wire.UNMASK, server.broke)
 
     def _stage(
         self, kind: str, contents: dict[int, bytes], asked: dict[int, int], take: Callable[[int, bytes], None]
@@ -230,19 +267,33 @@ class DeviceFleet:
         deadline = self._patience.deadline
         seconds = deadline if kind == wire.REPORT else min(SHORT, deadline)
         answers = self._link.ask(kind, contents, seconds, progress=lambda done, all: self._watch(kind, done, all))
-        taken, refused = 0, []
+        taken, refused = 0, {}
         for connection, answer in answers.items():
             try:
                 take(asked[connection], answer)
                 taken += 1
+            except Unneeded:
+                continue
             except (ValueError, Refused) as wrong:
-                refused.append(f"{kind}: device {asked[connection]}: {wrong}\n")
+                refused[asked[connection]] = str(wrong)
         if refused:
-            with open(self._folder / "refused.log", "a", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
-                log.writelines(refused)
             LOG.warning("“%s”: %d of %d answers were none, and are left out", kind, len(refused), len(answers))
+            self._leave_out(kind, refused)
         self._watch(kind, taken, len(contents))
         return taken
+
+    def _left_out(self) -> set[int]:
+        """Devices that broke the protocol in this run."""
+        path = self._folder / LEFT_OUT
+        return set(json.loads(path.read_text())) if path.exists() else set()
+
+    def _leave_out(self, kind: str, broke: Mapping[int, str]) -> None:
+        """From the next attempt on. Who, and why, is said in the private folder alone."""
+        if broke:
+            with open(self._folder / "refused.log", "a", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
+                log.writelines(f"{kind}: device {device}: {why}\n" for device, why in sorted(broke.items()))
+            left_out = sorted(self._left_out() | broke.keys())
+            write_atomically(self._folder / LEFT_OUT, json.dumps(left_out).encode(), 0o600)
 
     def _to_connections(self, messages: Mapping[int, "_Bytes"], asked: dict[int, int]) -> dict[int, bytes]:
         return {connection: messages[device].to_bytes() for connection, device in asked.items() if device in messages}
@@ -258,6 +309,14 @@ class DeviceFleet:
 def _digest(about: bytes, values: bytes, key: bytes) -> bytes:
     """Of what was asked and what came out: by it a record that is damaged, or another question's, is known."""
     return hashlib.blake2b(about + values, key=key, digest_size=DIGEST_BYTES).digest()
+
+
+class _Numbers(NamedTuple):
+    """By what number devices know the round of a row, and which of them were asked for their report to it."""
+
+    row: int
+    number: int
+    used: list[int]
 
 
 class _Bytes(Protocol):

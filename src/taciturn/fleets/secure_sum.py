@@ -13,12 +13,14 @@ from shares and takes off. What is left is Σ x_u of the devices that reported, 
 
 **Guarantee:** a server that follows the protocol, together with the share `Terms.corrupt` of the devices, learns the sum of the other
 devices that reported and nothing else about them, whoever drops out whenever, but for a chance of 2⁻⁴⁰ a round (neighbours.py). A report
-that arrives after its device was given up stays behind the mask of its own. No lists of the dead that a server may make up, even
+that arrives after its device was given up stays behind the mask of its own. All keys depend on the round's terms, and so on the message
+that devices train on: those who were told of different ones have no sum. No lists of the dead that a server may make up, even
 different ones for different devices, give it both secrets of a device.
 
 **Assumes:** the list of enrolled keys is right, and names no more than that share of corrupt devices; whoever carries messages between
-device and server authenticates them (TLS); no round's name is ever used twice. What a server that does not follow the protocol can do
-nevertheless is in docs/secure_aggregation.md. A device that lies can spoil a sum, as it can with its report: it learns nothing by it.
+device and server authenticates them (TLS); a device is in a round of one name once (diary.py sees to it). What a server that does not
+follow the protocol can do nevertheless is in docs/secure_aggregation.md. A device that lies can spoil a sum, as it can with its report: it
+learns nothing by it.
 """
 
 import hashlib
@@ -36,6 +38,10 @@ class Refused(Exception):
     """One side does not go along with what the other sent. Nothing was given away, and nothing has changed.
 
     The sentence may name devices: who took part in a round is nobody's business, so it belongs into a private log."""
+
+
+class Unneeded(Refused):
+    """There is no room for it, and nothing is wrong with it."""
 
 
 def expect(now: str, asked: str) -> None:

@@ -30,17 +30,15 @@ def reconstruct(shares: Mapping[int, bytes]) -> bytes:
     Shares that belong together give 32 bytes. Others give anything, mostly 32 bytes too, or a ValueError."""
     if not shares or 0 in shares:
         raise ValueError("holders are numbered from 1, and there is at least one")
-    secret = 0
-    for holder, value in shares.items():
-        above, below = 1, 1
-        for other in shares:
-            if other != holder:
-                above, below = above * other % PRIME, below * (other - holder) % PRIME
-        secret += number(value) * above * pow(below, -1, PRIME)
-    secret %= PRIME
+    secret = _through(shares, 0)
     if secret >> 8 * SECRET_BYTES:
         raise ValueError("these shares do not belong together")
     return secret.to_bytes(SECRET_BYTES, "big")
+
+
+def fits(shares: Mapping[int, bytes], holder: int, value: bytes) -> bool:
+    """Whether a share is of the secret that the others give."""
+    return _through(shares, holder) == number(value)
 
 
 def number(share: bytes) -> int:
@@ -49,6 +47,18 @@ def number(share: bytes) -> int:
     if len(share) != SHARE_BYTES or value >= PRIME:
         raise ValueError("this is no share of a secret")
     return value
+
+
+def _through(shares: Mapping[int, bytes], place: int) -> int:
+    """The value there of the polynomial through the shares."""
+    value = 0
+    for holder, share in shares.items():
+        above, below = 1, 1
+        for other in shares:
+            if other != holder:
+                above, below = above * (other - place) % PRIME, below * (other - holder) % PRIME
+        value += number(share) * above * pow(below, -1, PRIME)
+    return value % PRIME
 
 
 def _value(coefficients: list[int], place: int) -> int:

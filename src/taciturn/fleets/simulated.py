@@ -88,20 +88,19 @@ class SimulatedFleet:
         """
         if not all(jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in jax.tree.leaves(self._shape)):
             return
-        users, numbers = self._made_up(), np.arange(self._size)
-        one = int(numbers[len(numbers) // 2])
-        company, elsewhere = np.where(numbers == one, -1, numbers), np.roll(numbers, 1)
+        users, seats = self._made_up(), np.arange(self._size)
+        is_even, elsewhere = seats % 2 == 0, np.roll(seats, 1)
+        # The even ones in odd seats, and the odd ones without them: everybody in other company, half of them in another seat.
+        halves = np.roll(np.where(is_even, seats, -1), 1), np.where(is_even, -1, seats)
 
         def total(seats: np.ndarray, device: Any) -> Report:
             texts = [users[number] if number >= 0 else np.zeros(0, np.int32) for number in seats]
             arguments = tree.zeros_like(self._shape), message, key, *self._loaded(texts, seats)
             return self._add(*jax.device_put(arguments, device))
 
-        alone = np.where(np.roll(numbers == one, 1), one, -1)
         for device in self._devices[:1] if self._on_cpu else self._devices:  # all cores are alike
-            everyone = total(numbers, device)
-            others = tree.add(total(company, device), total(alone, device))
-            for again in (total(numbers, device), total(elsewhere, device), others):
+            everyone, apart = total(seats, device), tree.add(*(total(half, device) for half in halves))
+            for again in (total(seats, device), total(elsewhere, device), apart):
                 if not all(map(np.array_equal, jax.tree.leaves(everyone), jax.tree.leaves(again))):
                     raise NotAdditive(
                         f"on {device.device_kind} what a user reports depends on who else is trained beside them, so one user could "

@@ -80,23 +80,23 @@ class DeviceRound:
         check_cohort(self._cohort, delivery.cohort)
         if strangers := delivery.shares.keys() - self._neighbours.keys():
             raise Refused(f"shares came from device {min(strangers)}, which is no neighbour")
-        if len(delivery.shares) < self._degree.threshold:
-            raise Refused(
-                f"{len(delivery.shares)} neighbours have shared their secrets, and {self._degree.threshold} are needed"
-            )
-        _check_values(values, self._terms)
         peers = {device: self._neighbours[device] for device in delivery.shares}
+        opened = {
+            device: _open(peer.share_key, ends_of(self._cohort, device, self._device), delivery.shares[device])
+            for device, peer in peers.items()
+        }
+        held = {device: shares for device, shares in opened.items() if shares is not None}
+        # Only who is in this very round, now, can have sealed what opens here: an old advert that is shown again cannot.
+        if len(held) < self._degree.threshold:
+            raise Refused(f"{len(held)} neighbours have shared their secrets, and {self._degree.threshold} are needed")
+        _check_values(values, self._terms)
         plus = [peer.mask_key for device, peer in peers.items() if self._device < device]
         minus = [peer.mask_key for device, peer in peers.items() if self._device > device]
         plus.append(own_mask_key(self._seed, self._cohort))
         masked = values.astype(masks.words(self._terms.modulus_bits))
         masks.add_masks(masked, plus, minus)
         report = MaskedReport(self._cohort, pack(residue(masked, self._terms), self._terms.modulus_bits))
-        for device, peer in peers.items():
-            shares = _open(peer.share_key, ends_of(self._cohort, device, self._device), delivery.shares[device])
-            if shares is not None:
-                self._held[device] = shares
-        self._peers, self._stage = frozenset(delivery.shares), UNMASK
+        self._held, self._peers, self._stage = held, frozenset(delivery.shares), UNMASK
         del self._seed
         self._neighbours = {}
         return report

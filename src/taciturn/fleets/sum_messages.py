@@ -26,6 +26,7 @@ class Terms(NamedTuple):
     """What everybody in a round has to agree on. Every signature and key of the round depends on all of it."""
 
     round: bytes  # a name that no attempt at any round ever has again
+    message: bytes  # hash of what devices are given to train on: run, round, model, clip norm (wire.message_hash)
     fingerprint: bytes  # of the recipe
     modulus_bits: int  # reports are added modulo 2 to this
     length: int  # coordinates in a report
@@ -38,12 +39,12 @@ class Terms(NamedTuple):
         sizes = struct.pack(
             ">BIddII", self.modulus_bits, self.length, self.dropouts, self.corrupt, self.least, self.most
         )
-        return _head(Terms) + _block(self.round) + _block(self.fingerprint) + sizes
+        return _head(Terms) + _block(self.round) + _block(self.message) + _block(self.fingerprint) + sizes
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
         reader = _Reader(content, Terms)
-        names = reader.block(255), reader.block(255)
+        names = reader.block(255), reader.block(HASH_BYTES), reader.block(255)
         terms = cls(*names, *struct.unpack(">BIddII", reader.take(struct.calcsize(">BIddII"))))
         reader.end()
         terms.check()
@@ -58,6 +59,8 @@ class Terms(NamedTuple):
             raise ValueError(f"shares of devices lie between 0 and 1, not {self.dropouts} and {self.corrupt}")
         if not (1 <= len(self.round) <= 255 and 1 <= len(self.fingerprint) <= 255):
             raise ValueError("a round has a name and a fingerprint of up to 255 bytes")
+        if len(self.message) != HASH_BYTES:
+            raise ValueError(f"the terms of a round name its message by a hash of {HASH_BYTES} bytes")
 
     def digest(self) -> bytes:
         return hashlib.sha256(b"taciturn secure sum: terms\0" + self.to_bytes()).digest()

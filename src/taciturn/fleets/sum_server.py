@@ -1,5 +1,6 @@
 """The server in a secure sum (secure_sum.py): passes on what it cannot read, adds, takes masks off (Bonawitz et al. 2017, Figure 4)."""
 
+import random
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ import numpy as np
 from taciturn.core import FailedRound
 from taciturn.fleets import masks, shamir
 from taciturn.fleets.bit_packing import unpack
+from taciturn.fleets.blame import at_fault, few_of
 from taciturn.fleets.identities import Identity
 from taciturn.fleets.masks import Secret
 from taciturn.fleets.neighbours import Degree, degree, neighbours, ring
@@ -18,6 +20,7 @@ from taciturn.fleets.secure_sum import (
     SHARE,
     UNMASK,
     Refused,
+    Unneeded,
     check_cohort,
     commitment,
     expect,
@@ -26,6 +29,10 @@ from taciturn.fleets.secure_sum import (
     residue,
 )
 from taciturn.fleets.sum_messages import Advert, MaskedReport, Roster, SealedShares, Terms, Unmasking, UnmaskRequest
+
+TRIES = 200  # sets of shares of a secret, at random
+
+_IsRight = Callable[[Secret, Advert], bool]
 
 
 class Total(NamedTuple):
@@ -52,11 +59,13 @@ class ServerRound:
         self._sum = np.zeros(terms.length, masks.words(terms.modulus_bits))
         self._reported: set[int] = set()
         self._answers: dict[int, Unmasking] = {}
+        self._unfit: set[tuple[int, int]] = set()  # holder and owner of a share that is missing or wrong
+        self._spoilt: set[int] = set()  # owners of secrets that the shares do not give
 
     def take_advert(self, device: int, advert: Advert) -> None:
         self._check_first(ADVERTISE, device, self._adverts)
         if len(self._adverts) == self._terms.most:
-            raise Refused(f"{self._terms.most} devices are there already")
+            raise Unneeded(f"{self._terms.most} devices are there already")
         if advert.device != device or not self._identity.verify(device, advert.signed(self._terms), advert.signature):
             raise Refused(f"these keys are not signed by device {device} for this round")
         try:
@@ -144,16 +153,16 @@ class ServerRound:
     def total(self) -> Total:
         """Ends the round: puts secrets together and takes the masks off, all at once, so that no single report is ever without them."""
         expect(self._stage, UNMASK)
+        self._spoilt.clear()
+        survivors = {gone: self._peers(gone) & self._reported for gone in self._sealed.keys() - self._reported}
         seeds = {device: answer.seeds for device, answer in self._answers.items()}
         mask_keys = {device: answer.mask_keys for device, answer in self._answers.items()}
-        minus = [own_mask_key(self._secret(device, seeds, _is_seed), self._cohort) for device in sorted(self._reported)]
+        own = self._secrets(self._reported, seeds, _is_seed)
+        pairs = self._secrets([gone for gone, left in survivors.items() if left], mask_keys, _is_mask_key)
+        minus = [own_mask_key(seed, self._cohort) for seed in own.values()]
         plus = []
-        for gone in sorted(self._sealed.keys() - self._reported):
-            survivors = self._peers(gone) & self._reported
-            if not survivors:
-                continue
-            secret = self._secret(gone, mask_keys, _is_mask_key)
-            for survivor in sorted(survivors):
+        for gone, secret in pairs.items():
+            for survivor in sorted(survivors[gone]):
                 # The survivor's report has this mask with its own sign, and nothing is there to cancel it.
                 undo = minus if survivor < gone else plus
                 undo.append(pair_mask_key(secret, self._adverts[survivor], gone, self._cohort))
@@ -161,28 +170,61 @@ class ServerRound:
         self._stage = DONE
         return Total(residue(self._sum, self._terms), sorted(self._reported))
 
+    @property
+    def broke(self) -> dict[int, str]:
+        """Devices that broke the protocol, as far as their shares show it, and how: for a private note."""
+        enough = max(2, 1 + int(self._terms.corrupt * len(self._adverts)))  # of whom one at least is honest
+        shares = dict.fromkeys(at_fault(self._unfit, enough), "shares that it cut or held are missing or wrong")
+        secrets = dict.fromkeys(few_of(self._spoilt, self._sealed), "its shares are not of the secret that it named")
+        return shares | secrets
+
     def _peers(self, device: int) -> frozenset[int]:
         """The neighbours with which a device has masks, and of which it has shares: those that shared their secrets."""
         return self._neighbours[device] & self._sealed.keys()
 
-    def _secret(
-        self, owner: int, answers: Mapping[int, Mapping[int, bytes]], is_right: Callable[[Secret, Advert], bool]
-    ) -> Secret:
-        """From shares by holder and owner, tried from different ends: if one of them is wrong, others have what it takes."""
-        holders = enumerate(sorted(self._neighbours[owner]), 1)
-        shares = [(number, answers[one][owner]) for number, one in holders if owner in answers.get(one, ())]
+    def _secrets(
+        self, owners: Collection[int], answers: Mapping[int, Mapping[int, bytes]], is_right: _IsRight
+    ) -> dict[int, Secret]:
+        """From shares by holder and owner. All are tried before it fails, so that it is known whose are wrong."""
+        found, failed = {}, []
+        for owner in sorted(owners):
+            try:
+                found[owner] = self._secret(owner, answers, is_right)
+            except FailedRound as reason:
+                failed.append(reason)
+        if failed:
+            raise failed[0]
+        return found
+
+    def _secret(self, owner: int, answers: Mapping[int, Mapping[int, bytes]], is_right: _IsRight) -> Secret:
+        """Tried with one set of shares after another: if some of them are wrong, others have what it takes."""
+        places = {holder: place for place, holder in enumerate(sorted(self._neighbours[owner]), 1)}
+        answered = sorted(places.keys() & answers.keys())
+        self._unfit |= {(holder, owner) for holder in answered if owner not in answers[holder]}
+        doubted = {holder for holder, _ in self._unfit}
+        holders = sorted((one for one in answered if owner in answers[one]), key=lambda one: one in doubted)
+        shares = {places[holder]: answers[holder][owner] for holder in holders}
         needed, found = self._degree.threshold, len(shares)
         if found < needed:
             raise FailedRound(
                 f"{found} neighbours of a device answered for it, and {needed} are needed to take a mask off"
             )
-        for start in range(found if found > needed else 1):
+        order = list(shares)
+        for attempt in range(found + TRIES if found > needed else 1):
+            # From different ends first, which is sure to get round one that is wrong; then at random, which mostly does round several.
+            some = (order * 2)[attempt : attempt + needed] if attempt < found else random.sample(order, needed)
+            chosen = {place: shares[place] for place in some}
             try:
-                secret = Secret(shamir.reconstruct(dict((shares * 2)[start : start + needed])))
+                secret = Secret(shamir.reconstruct(chosen))
             except ValueError:
                 continue
             if is_right(secret, self._adverts[owner]):
+                for holder in holders if attempt else doubted & set(holders):  # where somebody's share was wrong
+                    if not shamir.fits(chosen, places[holder], answers[holder][owner]):
+                        self._unfit.add((holder, owner))
                 return secret
+        if found > needed:  # or one holder could spoil it
+            self._spoilt.add(owner)
         raise FailedRound("shares of a secret do not fit together: a device has sent wrong ones")
 
     def _check_first(self, stage: str, device: int, heard: Collection[int]) -> None:

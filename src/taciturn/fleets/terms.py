@@ -8,7 +8,8 @@ from taciturn.fleets.sum_messages import Terms
 
 
 class Agreement(NamedTuple):
-    """The same on both sides, each of which makes its own from its recipe and its list of devices: all of `Terms` but the round's name."""
+    """The same on both sides, each of which makes its own from its recipe and its list of devices: all of `Terms` but what is
+    one round's own: its name, and the hash of its message."""
 
     fingerprint: bytes  # of recipe, words and list
     modulus_bits: int
@@ -18,8 +19,8 @@ class Agreement(NamedTuple):
     least: int  # m, the report goal
     most: int  # n_max
 
-    def terms(self, round: bytes) -> Terms:
-        return Terms(round, *self)
+    def terms(self, round: bytes, message: bytes) -> Terms:
+        return Terms(round, message, *self)
 
 
 def fingerprint(recipe: str, words: Sequence[str], enrolled: Sequence[bytes]) -> bytes:

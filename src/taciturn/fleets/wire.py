@@ -4,7 +4,10 @@ Both sides know from the recipe which arrays a message has, so that none is desc
 refused before anything is made of it.
 """
 
+import hashlib
+import os
 import struct
+from datetime import UTC, datetime
 
 import jax
 import numpy as np
@@ -14,6 +17,8 @@ from taciturn.core import PyTree
 CHECK_IN, ADVERTISE, SHARE, REPORT, UNMASK = "check-in", "advertise", "share", "report", "unmask"
 COME_BACK = "come back"  # after so many seconds
 READY, NOT_NOW = b"ready", b"not now"
+NAME_BYTES = 16  # of an attempt at a round
+ROUND_BITS = 16  # of a round's number; above them is when its run began
 
 
 def joined(*parts: bytes) -> bytes:
@@ -34,6 +39,30 @@ def parted(content: bytes, count: int) -> list[bytes]:
     if start != len(content):
         raise ValueError("a message goes on after its end")
     return parts
+
+
+def new_name() -> bytes:
+    """Of an attempt at a round: none ever has it again, and later ones have higher ones."""
+    return struct.pack(">Q", _microseconds()) + os.urandom(NAME_BYTES - 8)
+
+
+def first_round() -> int:
+    """The number of a run's first round: above those of all rounds of runs that began before it."""
+    return _microseconds() << ROUND_BITS
+
+
+def latest(name: bytes, round: int) -> float:
+    """The time, in seconds, that a name or a round's number speaks of, whichever is later."""
+    return max(int.from_bytes(name[:8], "big"), round >> ROUND_BITS) / 1e6
+
+
+def _microseconds() -> int:
+    return int(1e6 * datetime.now(UTC).timestamp())
+
+
+def message_hash(run: bytes, round: bytes, model: bytes, key: bytes) -> bytes:
+    """Of all that a device is given to train on: `model` is parameters and public part (clip norm), `key` that of the local training."""
+    return hashlib.sha256(b"taciturn fleet: message\0" + joined(run, round, model, key)).digest()
 
 
 def seconds_to_bytes(seconds: float) -> bytes:

@@ -1,8 +1,11 @@
 """One run's account in its population's ledger: what it declared, what it may spend, what it has charged.
 
-**Guarantee:** a run is declared before its first charge, goes on only on the terms it declared, and never charges past its budget.
+**Guarantee:** a run is declared before its first charge, goes on only on the terms it declared, and never charges past its budget, nor
+past what it reserved of its population's. Every opening and every resumption puts fresh random bytes on record, by which the curator keys
+what follows: nothing is drawn twice by a root and a ledger that were copied.
 """
 
+import secrets
 from dataclasses import dataclass, field
 
 from dp_accounting import DpEvent
@@ -16,7 +19,10 @@ from taciturn.privacy.accounting import (
     most_releases,
     repeated,
 )
-from taciturn.privacy.ledger import Guarantee, Ledger, LedgerError, Row
+from taciturn.privacy.chain import LedgerError, Row
+from taciturn.privacy.figures import delta_text
+from taciturn.privacy.ledger import INTEGERS, Guarantee, Ledger
+from taciturn.privacy.participation import spare_rounds
 
 
 class BudgetExhausted(Exception):
@@ -38,6 +44,8 @@ class RunTerms:
     start: str = ""  # digest of the parameters it starts from
     lineage: tuple[DpEvent, ...] = ()  # what those parameters have cost already; public text costs nothing
     unit: str = "one user"  # whom the guarantee protects
+    distance: float = 0.0  # of the noise from its ideal, in total variation, in all releases, spare ones included
+    lineage_distance: float = 0.0  # the same, of the runs that the parameters it starts from went through
 
 
 @dataclass
@@ -52,25 +60,37 @@ class Account:
 
     def open(self) -> None:
         """Declare the run. Refused where the ledger already has one of that name."""
-        terms = self.terms
+        terms, reserved = self.terms, self.allowed
 
         def check(rows: list[Row]) -> None:
             if any(row.get("run") == terms.name for row in rows):
                 raise LedgerError(
                     f"{self.ledger.path} already has a run {terms.name!r}: choose another --run, or --resume it"
                 )
+            self.ledger.check_room([self.cost(reserved)] if reserved else [], terms.distance)
 
         declared = {"adjacency": terms.adjacency, "randomness": terms.randomness, "accountant": terms.accountant}
+        declared["noise"] = INTEGERS
         limits = {
             "delta": terms.budget.delta,
             "epsilon": terms.budget.epsilon,
             "rho": terms.budget.rho,
             "rounds": terms.rounds,
+            "reserved": reserved,
         }
         identity = {"kind": "open", "run": terms.name, "recipe": terms.recipe, "population": terms.population}
-        identity["unit"] = terms.unit
+        identity |= {"unit": terms.unit, "fresh": self._fresh()}
         costs = {**self._costs(), "start": terms.start}
         self._rows = [self.ledger.append({**identity, **declared, **limits, **costs}, check)]
+
+    def _fresh(self) -> str:
+        """A simulation is repeated bit for bit, so nothing about it is fresh."""
+        return secrets.token_hex(32) if self.terms.randomness == "operating system" else ""
+
+    @property
+    def nonce(self) -> bytes:
+        """Fresh with every opening and every resumption; empty in a seeded simulation."""
+        return bytes.fromhex(next(row["fresh"] for row in reversed(self._opened_rows) if "fresh" in row))
 
     def reopen(self, head: str | None) -> None:
         """Go on with a run that was cut off. `head` is the row its state was saved at."""
@@ -81,8 +101,9 @@ class Account:
             )
         opened = rows[0]
         for named, was, now in (
+            ("kind of noise", opened.get("noise"), INTEGERS),
             ("recipe", opened["recipe"], terms.recipe),
-            ("cost of a release", {name: opened[name] for name in self._costs()}, self._costs()),
+            ("cost of a release", {name: opened.get(name) for name in self._costs()}, self._costs()),
             ("text", opened["population"], terms.population),
             ("starting model", opened["start"], terms.start),
             ("source of randomness", opened["randomness"], terms.randomness),
@@ -96,6 +117,7 @@ class Account:
                 f"{self.ledger.path} lacks the row at which this run was saved: rows were cut off. Nothing released."
             )
         self._rows = rows
+        self._append({"kind": "resume", "run": terms.name, "fresh": self._fresh()})
 
     def cost(self, releases: int) -> DpEvent:
         """Of the run's first releases, without its lineage."""
@@ -105,6 +127,8 @@ class Account:
         return {
             "lineage": [event_to_json(event) for event in self.terms.lineage],
             "release": event_to_json(self.release),
+            "distance": self.terms.distance,
+            "lineage_distance": self.terms.lineage_distance,
         }
 
     @property
@@ -116,35 +140,36 @@ class Account:
         return self._rows[-1]["hash"]
 
     @property
-    def nonce(self) -> bytes:
-        """Fresh bytes of the newest opening or resuming row."""
-        return b""
-
-    @property
     def charges(self) -> list[Row]:
         return [row for row in self._rows if row["kind"] == "charge"]
 
     @property
     def allowed(self) -> int:
-        """How many releases the budget allows, worked out once, before the first. Rounds that were cut off may be charged
-        twice, hence the room for more releases than rounds."""
+        """How many releases the budget allows, worked out once, before the first: no more than the rounds, and some to spare for those
+        that a crash makes necessary to do again. So many are reserved, and charged at most."""
         if self._allowed is None:
-            most = most_releases(self.release, 2 * self.terms.rounds + 100)
+            most = most_releases(self.release, self.terms.rounds + spare_rounds(self.terms.rounds))
             self._allowed = allowed_releases(
                 lambda releases: composed(self.terms.lineage, self.cost(releases)),
                 self.terms.budget,
                 self.terms.accountant,
                 most,
+                self.terms.distance + self.terms.lineage_distance,
             )
         return self._allowed
 
     def check_budget(self) -> None:
         """Raise if the next release would pass the budget."""
-        if len(self.charges) >= self.allowed:
+        reserved = self._rows[0]["reserved"] if self._rows else self.allowed
+        if len(self.charges) >= min(self.allowed, reserved):
             limits = self.terms.budget
             pairs = (("ε", limits.epsilon), ("ρ", limits.rho))
             wanted = " and ".join(f"{name} = {value:g}" for name, value in pairs if value)
-            budget = f"the budget of {wanted} at δ = {limits.delta:.2g}"
+            if not wanted:
+                raise BudgetExhausted(
+                    f"the run has made the {len(self.charges)} releases that it reserved for its {self.terms.rounds} rounds, and to spare"
+                )
+            budget = f"the budget of {wanted} at δ = {delta_text(limits.delta)}"
             if self.allowed == 0:
                 raise BudgetExhausted(
                     f"{budget} allows not one release at this noise; take more noise, or a larger budget"
@@ -172,15 +197,28 @@ class Account:
             self._append(model)
         return self.head
 
-    def _append(self, row: Row) -> None:
+    def close(self) -> None:
+        """Give back what was reserved and not spent. Nothing is charged after it."""
+        self.ledger.close(self.terms.name)
+
+    @property
+    def _opened_rows(self) -> list[Row]:
         if not self._rows:
             raise LedgerError(f"run {self.terms.name!r} was not declared in {self.ledger.path}: open it first")
+        return self._rows
+
+    def _append(self, row: Row) -> None:
+        opened = self._opened_rows
 
         def check(rows: list[Row]) -> None:
-            if sum(row.get("run") == self.terms.name for row in rows) != len(self._rows):
+            if sum(row.get("run") == self.terms.name for row in rows) != len(opened):
                 raise LedgerError(f"another process is at work on run {self.terms.name!r}: stop one of the two")
+            if self.ledger.is_closed(self.terms.name):
+                raise LedgerError(
+                    f"run {self.terms.name!r} is closed, and has given back what it reserved: start a new run"
+                )
 
-        self._rows.append(self.ledger.append(row, check))
+        opened.append(self.ledger.append(row, check))
 
     def guarantee(self, delta: float | None = None) -> Guarantee:
         return self.ledger.guarantee(self.terms.name, self.head, delta)

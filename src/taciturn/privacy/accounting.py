@@ -2,13 +2,15 @@
 
 Accountants by name:
 
-- `pld` (default): privacy loss distributions, the tightest that is valid. Where it cannot go (fixed-size rounds, noise multipliers
-  below 0.3, a δ lost in its tail) RDP answers instead; both are upper bounds.
+- `pld` (default): privacy loss distributions (privacy/loss_distributions.py), or RDP where that is smaller or they cannot go (fixed-size
+  rounds, noise multipliers below 0.3, a δ below 10⁻¹⁸); the exact formula where nothing is sampled. All are upper bounds.
 - `rdp`: Rényi differential privacy, the conversion of Canonne, Kamath and Steinke. Used to compose *runs*, each chosen
   after seeing the one before, where PLD is no valid filter.
 - `moments`: the 2016 moments accountant, orders 2 to 33 and the classic conversion, as papers of that time print it.
 
-**Guarantee:** every ε returned is an upper bound for the event under its adjacency, or ∞.
+**Guarantee:** every ε returned is an upper bound for the event under its adjacency, or ∞, and never falls as δ shrinks. Noise that is at
+total variation distance τ from the normal noise of the event, over a whole run, is counted: what it may give away, (1 + e^ε)·τ, is taken
+off δ. ρ is that of the normal noise.
 """
 
 import functools
@@ -30,10 +32,10 @@ from dp_accounting import (
     SampledWithoutReplacementDpEvent,
     SelfComposedDpEvent,
 )
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism as _gaussian
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
-from scipy.special import log_ndtr
+
+from taciturn.privacy.conversions import gaussian_epsilon, with_distance
+from taciturn.privacy.loss_distributions import epsilon_by_loss_distributions
 
 AccountantName = Literal["pld", "rdp", "moments"]
 
@@ -82,59 +84,48 @@ class Budget:
     epsilon: float | None = None
     rho: float | None = None
 
-    def allows(self, event: DpEvent, accountant: AccountantName, grid: float = FINE) -> bool:
+    def allows(self, event: DpEvent, accountant: AccountantName, grid: float = FINE, distance: float = 0.0) -> bool:
         if self.rho is not None and rho(event) > self.rho:
             return False
-        return self.epsilon is None or epsilon(event, self.delta, accountant, grid) <= self.epsilon
+        return self.epsilon is None or epsilon(event, self.delta, accountant, grid, distance) <= self.epsilon
 
 
-def epsilon(event: DpEvent, delta: float, accountant: AccountantName = "pld", grid: float = FINE) -> float:
-    """The ε of an event at δ, an upper bound.
+def epsilon(
+    event: DpEvent,
+    delta: float,
+    accountant: AccountantName = "pld",
+    grid: float = FINE,
+    distance: float = 0.0,
+) -> float:
+    """The smallest ε that can be shown for an event at δ; ∞ if there is none.
+
+    `distance` is the total variation distance τ of the noise that was drawn from the normal noise that the event is about, over all
+    releases together. Two worlds that are (ε, δ′)-close under normal noise are (ε, δ′ + (1 + e^ε)·τ)-close under the noise drawn.
 
     >>> round(epsilon(SelfComposedDpEvent(PoissonSampledDpEvent(5000 / 763430, GaussianDpEvent(1.0)), 5000), 1e-9), 2)
     3.9
     """
     if _noise_multiplier(event) is None:
         return math.inf
+    return with_distance(lambda at: _bound(event, at, accountant, grid), delta, distance)
+
+
+def _bound(event: DpEvent, delta: float, accountant: AccountantName, grid: float) -> float:
+    """Of normal noise. Several bounds hold at once, and the smallest is the one to state."""
     if accountant == "moments":
         return classic_epsilon(event, delta)
     mu = _mu(event)
     if accountant == "pld" and mu is not None:
         return gaussian_epsilon(mu, delta)
+    bounds = [_renyi_epsilon(event, delta)]
     if accountant == "pld" and _has_pld(event):
-        bound = _loss_distribution(event, grid).get_epsilon_for_delta(delta)
-        if math.isfinite(bound):
-            return float(bound)
-    composition = _rdp_accountant(event)
-    composition.compose(event)
-    # The library takes NaN, and values that come out a hair below zero, for no cost at all.
-    costs = np.maximum(composition.rdp, 0.0)
-    return (
-        math.inf if np.isnan(costs).any() else float(compute_epsilon(list(composition.orders), list(costs), delta)[0])
-    )
+        bounds.append(epsilon_by_loss_distributions(event, delta, grid))
+    return min(bounds)
 
 
-def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The exact ε of a Gaussian mechanism of sensitivity over noise μ: that of μ-GDP (Balle and Wang 2018, Theorem 8).
-
-    >>> round(gaussian_epsilon(math.sqrt(2 * 0.89), 1e-10), 2)
-    9.01
-    """
-
-    def lost(epsilon: float) -> float:
-        """log δ at ε."""
-        above, below = log_ndtr(mu / 2 - epsilon / mu), epsilon + log_ndtr(-mu / 2 - epsilon / mu)
-        return above + np.log1p(-np.exp(min(below - above, 0.0))) if below < above else -math.inf
-
-    if lost(0.0) <= math.log(delta):
-        return 0.0
-    low, high = 0.0, 1.0
-    while lost(high) > math.log(delta):
-        low, high = high, 2 * high
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if lost(middle) <= math.log(delta) else (middle, high)
-    return high
+def _renyi_epsilon(event: DpEvent, delta: float) -> float:
+    orders, costs = _renyi_costs(event)
+    return math.inf if np.isnan(costs).any() else float(compute_epsilon(list(orders), list(costs), delta)[0])
 
 
 def _mu(event: DpEvent) -> float | None:
@@ -178,10 +169,8 @@ def is_sampled(release: DpEvent) -> bool:
 
 def classic_epsilon(event: DpEvent, delta: float, orders: range = CLASSIC_ORDERS) -> float:
     """ε = min over orders of rdp + log(1/δ)/(order − 1) (Abadi et al. 2016)."""
-    accountant = _rdp_accountant(event, list(orders))
-    accountant.compose(event)
-    costs = zip(orders, accountant.rdp, strict=True)
-    return float(min(cost + math.log(1 / delta) / (order - 1) for order, cost in costs))
+    pairs = zip(*_renyi_costs(event, tuple(orders)), strict=True)
+    return float(min(cost + math.log(1 / delta) / (order - 1) for order, cost in pairs))
 
 
 def rho(event: DpEvent) -> float:
@@ -220,38 +209,41 @@ def composed(earlier: Sequence[DpEvent], event: DpEvent) -> DpEvent:
     return ComposedDpEvent([*earlier, event]) if earlier else event
 
 
-def group_privacy(epsilon: float, delta: float, users: int) -> tuple[float, float]:
-    """What (ε, δ) for one user means for a group of them: (kε, k e^((k−1)ε) δ) (Dwork and Roth 2014, Theorem 2.2).
+def allowed_releases(
+    cost: Callable[[int], DpEvent], budget: Budget, accountant: AccountantName, most: int, distance: float = 0.0
+) -> int:
+    """The largest number of releases, up to `most`, whose cost stays within the budget; `distance` is that of the noise of all of them."""
 
-    >>> group_privacy(1.0, 1e-8, 16)[0]
-    16.0
-    """
-    return users * epsilon, min(1.0, users * math.exp((users - 1) * epsilon) * delta)
+    def allows(releases: int) -> bool:
+        return budget.allows(cost(releases), accountant, distance=distance)
 
-
-def allowed_releases(cost: Callable[[int], DpEvent], budget: Budget, accountant: AccountantName, most: int) -> int:
-    """The largest number of releases, up to `most`, whose cost stays within the budget."""
-    if budget.allows(cost(most), accountant):
+    if allows(most):
         return most
     low, high = 0, most  # cost(low) is allowed, cost(high) is not
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if budget.allows(cost(middle), accountant) else (low, middle)
+        low, high = (middle, high) if allows(middle) else (low, middle)
     return low
 
 
-def noise_for_budget(cost: Callable[[float], DpEvent], budget: Budget, accountant: AccountantName) -> float:
+def noise_for_budget(
+    cost: Callable[[float], DpEvent], budget: Budget, accountant: AccountantName, distance: float = 0.0
+) -> float:
     """The smallest noise multiplier, to a part in a thousand, whose `cost` (of all rounds) stays within the budget."""
     if budget.epsilon is None and budget.rho is None:
         raise ValueError("a noise multiplier can only be worked out from a budget of ε or ρ")
+
+    def allows(multiplier: float, accountant: AccountantName, grid: float = FINE) -> bool:
+        return budget.allows(cost(multiplier), accountant, grid, distance)
+
     # RDP brackets the answer, a coarse grid finds it, and the accountant itself has the last word.
-    multiplier = _bisect(lambda guess: budget.allows(cost(guess), "rdp"), 1e-2, 1e4)
+    multiplier = _bisect(lambda guess: allows(guess, "rdp"), 1e-2, 1e4)
     if accountant == "pld":
         low = multiplier / 1.5
-        while budget.allows(cost(low), accountant, COARSE):
+        while allows(low, accountant, COARSE):
             low /= 1.5
-        multiplier = _bisect(lambda guess: budget.allows(cost(guess), accountant, COARSE), low, multiplier)
-    while not budget.allows(cost(multiplier), accountant):
+        multiplier = _bisect(lambda guess: allows(guess, accountant, COARSE), low, multiplier)
+    while not allows(multiplier, accountant):
         multiplier *= 1.0005
     return multiplier
 
@@ -348,24 +340,28 @@ def _has_pld(event: DpEvent) -> bool:
     return simple and (_noise_multiplier(event) or 0.0) >= LEAST_PLD_NOISE
 
 
-@functools.lru_cache(maxsize=64)
-def _loss_distribution(event: DpEvent, grid: float) -> PrivacyLossDistribution:
-    """Kept for the next call: one round's distribution costs more to make than to compose."""
+def _renyi_costs(event: DpEvent, orders: tuple[int, ...] | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """(orders, what an event costs at each). Costs at an order add up, whichever adjacency each was worked out under: all of them hold
+    where one user's reports become zero."""
     match event:
+        case ComposedDpEvent():
+            parts = [_renyi_costs(part, orders) for part in event.events]
+            return parts[0][0], np.sum([costs for _, costs in parts], axis=0)
         case SelfComposedDpEvent():
-            return _loss_distribution(event.event, grid).self_compose(event.count)
-        case PoissonSampledDpEvent(
-            sampling_probability=probability, event=GaussianDpEvent(noise_multiplier=multiplier)
-        ):
-            return _gaussian(multiplier, sampling_prob=probability, value_discretization_interval=grid)
-        case GaussianDpEvent():
-            return _gaussian(event.noise_multiplier, value_discretization_interval=grid)
+            known, costs = _renyi_costs(event.event, orders)
+            return known, event.count * costs
         case _:
-            raise TypeError(f"no loss distribution for {event}")
+            return _renyi_costs_of_one(event, orders)
 
 
-def _rdp_accountant(event: DpEvent, orders: list[int] | None = None) -> RdpAccountant:
+@functools.lru_cache(maxsize=256)
+def _renyi_costs_of_one(event: DpEvent, orders: tuple[int, ...] | None) -> tuple[np.ndarray, np.ndarray]:
     # Fixed-size events carry half the noise multiplier already (participation.py), because the library's replace-one RDP does
     # not double the sensitivity.
     relation = dp_accounting.NeighboringRelation
-    return RdpAccountant(orders, relation.REPLACE_ONE if _is_fixed_size(event) else relation.ADD_OR_REMOVE_ONE)
+    accountant = RdpAccountant(
+        list(orders) if orders else None, relation.REPLACE_ONE if _is_fixed_size(event) else relation.ADD_OR_REMOVE_ONE
+    )
+    accountant.compose(event)
+    # The library takes values that come out a hair below zero for no cost at all; NaN stays, and is ∞ in the end.
+    return accountant.orders, np.maximum(accountant.rdp, 0.0)

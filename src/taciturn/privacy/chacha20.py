@@ -50,18 +50,16 @@ class Coins:
         if not 0 <= size <= len(items):
             raise ValueError(f"{size} of {len(items)} cannot be chosen")
         places = np.arange(len(items))
-        for index in range(size):  # Fisher and Yates
-            other = index + self._below(len(items) - index)
+        for index, word in enumerate(self._words(size).tolist()):  # Fisher and Yates
+            other = index + self._below(len(items) - index, word)
             places[index], places[other] = places[other], places[index]
         return items[np.sort(places[:size])]
 
-    def _below(self, limit: int) -> int:
-        """A number below the limit: one drawn again if it fell into the incomplete last stretch, so that none is more likely."""
-        most = 2**64 - 2**64 % limit
-        while True:
+    def _below(self, limit: int, word: int) -> int:
+        """A number below the limit: drawn again if it fell into the incomplete last stretch, so that none is more likely."""
+        while word >= 2**64 - 2**64 % limit:
             word = int(self._words(1)[0])
-            if word < most:
-                return word % limit
+        return word % limit
 
     def _words(self, count: int) -> np.ndarray:
         """uint64."""

@@ -1,31 +1,19 @@
-"""The ledger of a population: what was ever released about these users, in an append-only, hash-chained file.
+"""The ledger of a population: what was ever released about these users, in an append-only, hash-chained file (privacy/chain.py).
 
 It belongs to the *population*, not to a run, because every run on the same users costs them something, the ones thrown away as well.
 
-**Guarantee:** a charge is on disk (fsync) before `charge` returns, so a crash may count a release that never happened but never
-misses one. Rows that were changed, taken out or put in by hand do not verify, and a ledger that does not verify refuses every further
-charge. What a run cost is the cost of one release, declared before the first, times the number of its charges.
-
-A hash chain shows accidents and careless hands. Whoever makes all rows anew, or cuts some off at the end, is noticed by those who
-hold a later head: states, models and exports do.
-
-**Assumes:** the file system keeps what it said was synced.
+**Guarantee:** what a run cost is the cost of one release, declared before the first, times the number of its charges. Runs whose noise was
+made of floats have no guarantee for the bits they released: they cost ∞, unless a person acknowledged them. Under a population's budget
+(privacy/population_budget.py) no run is opened, and no budget set, with which all runs together could pass it.
 """
 
 import contextlib
-import fcntl
-import hashlib
-import json
-import os
-import secrets
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
 
-from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent
+from dp_accounting import DpEvent, NonPrivateDpEvent
 
-from taciturn.files import sync_folder
 from taciturn.privacy.accounting import (
     AccountantName,
     claim_of,
@@ -33,17 +21,19 @@ from taciturn.privacy.accounting import (
     epsilon,
     event_from_json,
     is_sampled,
+    most_releases,
     repeated,
     rho,
 )
+from taciturn.privacy.anchor import Anchor, AnchorUnreachable
+from taciturn.privacy.chain import ChainedFile, LedgerError, Row
+from taciturn.privacy.conversions import with_distance
+from taciturn.privacy.groups import group_epsilon
+from taciturn.privacy.population_budget import PopulationBudget, epsilon_of_all
 
 FILE_NAME = "ledger.jsonl"
-GENESIS = "0" * 64
-Row = dict[str, Any]
-
-
-class LedgerError(Exception):
-    """The ledger does not say what it must; nothing may be released."""
+INTEGERS = "integers"  # what noise is made of; runs that do not say so had floats
+FLOATS = "noise of floats, whose last bits can give away what it hides: stated for real numbers, not for these bits"
 
 
 @dataclass(frozen=True)
@@ -63,57 +53,49 @@ class Guarantee:
     claim: str = ""  # about noise and participation, in words
     sampled: bool = True  # whether the claim rests on who took part being drawn, and secret
     unit: str = "one user"  # whom it protects
+    release: DpEvent = field(default_factory=NonPrivateDpEvent)  # what one of them costs
+    earlier: tuple[DpEvent, ...] = ()  # what the runs cost that it started from
+    distance: float = 0.0  # of its noise from the normal noise that the costs are about
 
     @property
     def is_private(self) -> bool:
-        return self.epsilon < float("inf")
+        """Whether there was noise. What it promises is another question: at a δ that is too small ε may be ∞ all the same."""
+        return self.rho < float("inf")
+
+    def for_group(self, users: int) -> float:
+        """ε of so many users together, at the same δ."""
+        if self.releases:
+            of_run = self.release, self.releases, self.delta, users, self.earlier, self.accountant
+            return group_epsilon(*of_run, distance=self.distance)
+        if not self.earlier:
+            return 0.0
+        return group_epsilon(self.earlier[-1], 1, self.delta, users, self.earlier[:-1], "rdp", self.distance)
 
     @property
     def is_simulated(self) -> bool:
         return self.randomness != "operating system"
 
 
-class Ledger:
-    """The file, verified. Several processes may use it at once; appends are serialised by a lock."""
+class Ledger(ChainedFile):
+    """What the rows of the file mean."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.rows: list[Row] = []
-        self._size = 0
-        if not path.exists():
-            self.append({"kind": "ledger", "id": secrets.token_hex(8)})
-        else:
-            with self._locked() as file:
-                self._catch_up(file)
-            if not self.rows:
-                raise LedgerError(f"{path} is empty: what it said is lost. Restore it from a copy.")
-
-    @property
-    def id(self) -> str:
-        return self.rows[0]["id"]
-
-    @property
-    def head(self) -> str:
-        return self.rows[-1]["hash"] if self.rows else GENESIS
-
-    def append(self, row: Row, check: Callable[[list[Row]], None] = lambda rows: None) -> Row:
-        """Write one row and sync it. `check` sees all rows under the lock and may refuse by raising."""
-        with self._locked() as file:
-            self._catch_up(file)
-            check(self.rows)
-            return self._write(file, row)
+    def __init__(self, path: Path, known: str | None = None) -> None:
+        self._by_run: dict[str | None, list[Row]] = {}
+        self._sorted = 0  # rows that are there
+        super().__init__(path, known)
 
     def run_rows(self, run: str) -> list[Row]:
-        return [row for row in self.rows if row.get("run") == run]
+        for row in self.rows[self._sorted :]:
+            self._by_run.setdefault(row.get("run"), []).append(row)
+        self._sorted = len(self.rows)
+        return [*self._by_run.get(run, ())]
 
     def runs(self) -> list[str]:
         return [row["run"] for row in self.rows if row["kind"] == "open"]
 
     def guarantee(self, run: str, head: str | None = None, delta: float | None = None) -> Guarantee:
         """What holds for `run` up to row `head` (default: its last), at its own δ unless another is asked for."""
-        rows = self.run_rows(run)
-        if not rows:
-            raise LedgerError(f"{self.path} knows no run {run!r}; its runs are: {', '.join(self.runs()) or 'none'}")
+        rows = self._opened(run)
         if head is not None:
             positions = [index for index, row in enumerate(rows) if row["hash"] == head]
             if not positions:
@@ -126,21 +108,24 @@ class Ledger:
         at_delta: float = terms["delta"] if delta is None else delta
         costs = self.cost(run, rows[-1]["hash"])  # none where nothing was released: then nothing is spent
         event = composed(costs[:-1], costs[-1]) if costs else None
-        release = event_from_json(terms["release"])
+        release, accountant = event_from_json(terms["release"]), terms["accountant"]
         return Guarantee(
             run=run,
             releases=sum(row["kind"] == "charge" for row in rows),
-            epsilon=epsilon(event, at_delta, terms["accountant"]) if event else 0.0,
+            epsilon=epsilon(event, at_delta, accountant, distance=self.distance(run)) if event else 0.0,
             delta=at_delta,
             rho=rho(event) if event else 0.0,
-            accountant=terms["accountant"],
+            accountant=accountant,
             adjacency=terms["adjacency"],
             randomness=terms["randomness"],
             head=rows[-1]["hash"],
             continued=bool(terms["lineage"]),
-            claim=claim_of(release),
+            claim=claim_of(release) + ("" if self._has_integers(run) else f"; {FLOATS}"),
             sampled=is_sampled(release),
             unit=terms.get("unit", "one user"),
+            release=release,
+            earlier=tuple(self.lineage(run)),
+            distance=self.distance(run),
         )
 
     def lineage(self, run: str) -> list[DpEvent]:
@@ -156,97 +141,167 @@ class Ledger:
         rows = self.run_rows(run)
         until = next((index for index, row in enumerate(rows) if row["hash"] == head), len(rows))
         charges = sum(row["kind"] == "charge" for row in rows[: until + 1])
-        own = [repeated(event_from_json(rows[0]["release"]), charges)] if charges else []
-        return [*self.lineage(run), *own]
+        return [*self.lineage(run), *self._own_cost(run, charges)]
+
+    def _own_cost(self, run: str, releases: int) -> list[DpEvent]:
+        if not releases:
+            return []
+        holds = self._has_integers(run) or self._is_acknowledged(run)
+        return [repeated(event_from_json(self.run_rows(run)[0]["release"]), releases) if holds else NonPrivateDpEvent()]
+
+    def runs_of_floats(self) -> list[str]:
+        """Those that count as ε = ∞ because nobody has acknowledged them."""
+        return [run for run in self.runs() if not self._has_integers(run) and not self._is_acknowledged(run)]
+
+    def _is_acknowledged(self, run: str) -> bool:
+        return any(row["kind"] == "acknowledge" and row["acknowledged"] == run for row in self.rows)
+
+    def _has_integers(self, run: str) -> bool:
+        return self.run_rows(run)[0].get("noise") == INTEGERS
+
+    def distance(self, run: str) -> float:
+        """Of the samplers from their ideal, in all releases of a run and of those it started from."""
+        opened = self.run_rows(run)[0]
+        return opened.get("distance", 0.0) + opened.get("lineage_distance", 0.0)
 
     def totals(self, delta: float) -> list[tuple[str, float, float]]:
-        """(adjacency, ε, ρ) of all runs together, a row for each adjacency: costs under different ones do not add up.
+        """(adjacency, ε, ρ) of the runs that state the same adjacency together, a row for each.
 
         Several are composed in RDP: later runs are chosen after seeing earlier ones, and RDP stays valid then.
         """
-        costs: dict[str, list[DpEvent]] = {}
-        for run in self.runs():
-            own = self.cost(run)[len(self.lineage(run)) :]
-            costs.setdefault(self.run_rows(run)[0]["adjacency"], []).extend(own)
-        without = [cost for own in costs.values() for cost in own if isinstance(cost, NonPrivateDpEvent)]
-        # What was released without privacy counts under every adjacency.
-        events = {adjacency: ComposedDpEvent([*own, *without]) for adjacency, own in costs.items() if own}
-        return [
-            (adjacency, epsilon(event.events[0] if len(event.events) == 1 else event, delta), rho(event))
-            for adjacency, event in events.items()
-        ]
+        adjacencies = {run: self.run_rows(run)[0]["adjacency"] for run, _ in self._spent()}
+        groups = {
+            # What was released without privacy counts under every adjacency.
+            one: [
+                spent
+                for spent in self._spent()
+                if one == adjacencies[spent[0]] or isinstance(spent[1], NonPrivateDpEvent)
+            ]
+            for one in adjacencies.values()
+        }
+        return [(one, *self._together(spent, delta)) for one, spent in groups.items()]
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[BinaryIO]:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield file  # closing the file gives the lock back
+    def total(self, delta: float) -> tuple[float, float]:
+        """(ε, ρ) of all runs together under zero-out (privacy/population_budget.py says why they add up)."""
+        return self._together(self._spent(), delta) if self._spent() else (0.0, 0.0)
 
-    def _catch_up(self, file: BinaryIO) -> None:
-        """Verify and take in what is new in the file since this object last looked."""
-        size = file.seek(0, os.SEEK_END)
-        if size < self._size:
+    def _spent(self) -> list[tuple[str, DpEvent]]:
+        return [(run, cost) for run in self.runs() for cost in self._own_cost(run, self._charges(run))]
+
+    def _together(self, spent: Sequence[tuple[str, DpEvent]], delta: float) -> tuple[float, float]:
+        costs, distance = [cost for _, cost in spent], sum(self._own_distance(run) for run, _ in spent)
+        together = epsilon if len(costs) == 1 else lambda _, delta: epsilon_of_all(costs, delta)
+        return with_distance(lambda delta: together(costs[0], delta), delta, distance), sum(map(rho, costs))
+
+    def _own_distance(self, run: str) -> float:
+        return self.run_rows(run)[0].get("distance", 0.0)
+
+    def _charges(self, run: str) -> int:
+        return sum(row["kind"] == "charge" for row in self.run_rows(run))
+
+    # A budget for all runs together.
+
+    @property
+    def budget(self) -> PopulationBudget | None:
+        row = next((row for row in reversed(self.rows) if row["kind"] == "budget"), None)
+        return PopulationBudget(row["epsilon"], row["delta"]) if row else None
+
+    def set_budget(self, budget: PopulationBudget) -> None:
+        """Fix it, or lower it; refused where the runs there are could pass it."""
+        if not (0 < budget.epsilon < 700 and 0 < budget.delta < 1):
+            raise LedgerError("a budget has an ε above 0, and below 700, and a δ between 0 and 1")
+
+        def check(rows: list[Row]) -> None:
+            known = self.budget
+            if known and (budget.epsilon > known.epsilon or budget.delta > known.delta):
+                raise LedgerError(
+                    f"these people were promised ε = {known.epsilon:g} at δ = {known.delta:g} in all: a budget is only ever lowered"
+                )
+            self._check_room(budget, [], 0.0)
+
+        self.append({"kind": "budget", "epsilon": budget.epsilon, "delta": budget.delta}, check)
+
+    def check_room(self, cost: Sequence[DpEvent], distance: float) -> None:
+        """Raise if runs that cost this at most, beside all there are, could pass the budget."""
+        if self.budget:
+            self._check_room(self.budget, cost, distance)
+
+    def _check_room(self, budget: PopulationBudget, cost: Sequence[DpEvent], distance: float) -> None:
+        counted = [(run, self._own_cost(run, self._most(run))) for run in self.runs()]
+        costs = [*cost, *(one for _, own in counted for one in own)]
+        distances = distance + sum(self._own_distance(run) for run, own in counted if own)
+        if budget.allows(costs, distances):
+            return
+        within = f"the budget of these people, ε = {budget.epsilon:g} at δ = {budget.delta:g} for all runs together"
+        if any(isinstance(one, NonPrivateDpEvent) for one in cost):
+            raise LedgerError(f"a run without privacy (ε = ∞) does not start under {within}")
+        if any(isinstance(one, NonPrivateDpEvent) for one in costs):
             raise LedgerError(
-                f"{self.path} became shorter while it was in use: rows were removed. Nothing was released."
+                f"{within}, is passed already: {self.path} has a run without privacy, or one with noise of floats that nobody has "
+                "acknowledged (`taciturn ledger FOLDER` shows them)"
             )
-        file.seek(self._size)
-        *lines, tail = file.read().split(b"\n")
-        for line in lines:
-            self._take(line)
-            self._size += len(line) + 1
-        if tail:
-            self._mend(file, tail)
+        raise LedgerError(
+            f"{within}, could be passed: take more noise or fewer rounds, or give back what runs that will not go on have reserved: "
+            "taciturn ledger close FOLDER RUN"
+        )
 
-    def _mend(self, file: BinaryIO, tail: bytes) -> None:
-        """A last line without its end: a process died while writing it, before it could release anything.
+    def _most(self, run: str) -> int:
+        """How many releases of a run count: those it made once it is closed, and before that all that it may make."""
+        rows = self.run_rows(run)
+        if self.is_closed(run):
+            return self._charges(run)
+        release, reserved = event_from_json(rows[0]["release"]), rows[0].get("reserved")
+        if reserved is None:  # as runs of before reservations could go on
+            reserved = most_releases(release, 2 * rows[0]["rounds"] + 100)
+        return max(reserved, self._charges(run))
 
-        A row that verifies is kept all the same (better one charge too many). What does not is cut off, and a row says so.
-        """
-        try:
-            self._take(tail)
-        except LedgerError:
-            file.truncate(self._size)
-            self._write(file, {"kind": "torn", "bytes": len(tail)})
-        else:
-            self._flush(file, b"\n")
-            self._size += len(tail) + 1
+    def close(self, run: str) -> None:
+        """A run that has ended, or will not go on, gives back what it reserved and did not spend."""
 
-    def _take(self, line: bytes) -> None:
-        position = len(self.rows) + 1
-        row: Row = {}
-        with contextlib.suppress(ValueError):
-            row = json.loads(line)
-        sound = isinstance(row, dict) and row.get("hash") == _hash(row) and row.get("previous") == self.head
-        if not sound:
-            raise LedgerError(
-                f"{self.path}, row {position}, does not fit the row before it: the ledger was changed by hand, damaged or mixed "
-                "with another. Nothing will be released from it. Restore it from a copy, or treat these users' text as used up."
-            )
-        self.rows.append(row)
+        def check(rows: list[Row]) -> None:
+            self._opened(run)
+            if self.is_closed(run):
+                raise LedgerError(f"run {run!r} is closed already")
 
-    def _write(self, file: BinaryIO, row: Row) -> Row:
-        row = {**row, "previous": self.head}
-        row["hash"] = _hash(row)
-        line = json.dumps(row, sort_keys=True).encode() + b"\n"
-        try:
-            self._flush(file, line)
-        except OSError:
-            with contextlib.suppress(OSError):
-                file.truncate(self._size)
-            raise
-        self._size += len(line)
-        self.rows.append(row)
-        return row
+        self.append({"kind": "close", "closed": run}, check)
 
-    def _flush(self, file: BinaryIO, data: bytes) -> None:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-        if not self.rows:  # a new file lives in its folder's record
-            sync_folder(self.path.parent)
+    def is_closed(self, run: str) -> bool:
+        return any(row["kind"] == "close" and row["closed"] == run for row in self.rows)
 
+    def acknowledge(self, run: str) -> None:
+        """Count a run with noise of floats as what it states."""
 
-def _hash(row: Row) -> str:
-    content = {name: value for name, value in row.items() if name != "hash"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        def check(rows: list[Row]) -> None:
+            if self._opened(run)[0].get("noise") == INTEGERS:
+                raise LedgerError(f"the noise of run {run!r} is made of integers: there is nothing to acknowledge")
+
+        self.append({"kind": "acknowledge", "acknowledged": run}, check)
+
+    def _opened(self, run: str) -> list[Row]:
+        rows = self.run_rows(run)
+        if not rows:
+            raise LedgerError(f"{self.path} knows no run {run!r}; its runs are: {', '.join(self.runs()) or 'none'}")
+        return rows
+
+    # An anchor outside the folder.
+
+    @property
+    def anchor(self) -> Anchor | None:
+        row = next((row for row in reversed(self.rows) if row["kind"] == "anchor"), None)
+        return Anchor.of(row) if row else None
+
+    def set_anchor(self, anchor: Anchor) -> None:
+        """Have it asked from now on. One that is there already must agree, unless it is lost."""
+        with self._locked() as file:
+            self._catch_up(file)
+            if self.anchor:
+                with contextlib.suppress(AnchorUnreachable):
+                    self._witness(self.rows[-2]["hash"], self.head)
+            before = self.head
+            anchor.begin([row["hash"] for row in self.rows])
+            self._write(file, {"kind": "anchor", **anchor.row})
+            anchor.agree(before, self.head)
+
+    def _witness(self, previous: str, new: str) -> None:
+        if self.anchor:
+            self.anchor.agree(previous, new)

@@ -1,8 +1,10 @@
 """The exit: a model leaves only with a guarantee for exactly the ledger row it was made at."""
 
+import math
 from pathlib import Path
 
 from taciturn.core import Params
+from taciturn.privacy.figures import delta_text
 from taciturn.privacy.ledger import Guarantee, Ledger
 from taciturn.release.checkpoint import ModelCard, card_digest, params_digest
 
@@ -40,4 +42,9 @@ def check_may_leave(guarantee: Guarantee, non_private: bool) -> None:
     if not guarantee.is_private and not non_private:
         raise ExportRefused(
             f"run {guarantee.run} has no privacy (ε = ∞); if it may leave all the same, say --non-private"
+        )
+    if guarantee.epsilon == math.inf and not non_private:
+        raise ExportRefused(
+            f"the noise of run {guarantee.run} promises nothing at δ = {delta_text(guarantee.delta)} (ε = ∞); if it may leave "
+            "all the same, say --non-private"
         )

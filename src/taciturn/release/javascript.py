@@ -6,6 +6,7 @@ A page loads it with <script src> and finds it as `taciturn.models[name]`, Node 
 
 import base64
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -18,9 +19,9 @@ import numpy as np
 
 from taciturn.models.ngram import NGram
 from taciturn.models.stepping import Cell
+from taciturn.privacy.figures import MEANINGLESS, WEAK, delta_text, epsilon_text
 from taciturn.privacy.ledger import Guarantee
 from taciturn.release.export import ExportRefused
-from taciturn.release.privacy_statement import MEANINGLESS, WEAK, epsilon_text
 from taciturn.release.quantised import Int8, QuantisedWeights
 
 STRONG = 1.0  # ε up to which a guarantee is a strong one (Ponomareva et al. 2023, §5.2)
@@ -91,7 +92,7 @@ def plain_words(guarantee: Guarantee | None, learned_from: str | None) -> list[s
         return ["Nothing is known of what this model learned from, so nothing can be said of its privacy."]
     if guarantee is None:
         return [f"This model learned from {learned_from}, and from no user's text."]
-    if not guarantee.is_private:
+    if guarantee.epsilon == math.inf:
         return [
             f"This model learned from {learned_from} with NO privacy guarantee (ε = ∞).",
             "It may repeat what single people wrote. Do not pass it on.",
@@ -99,7 +100,7 @@ def plain_words(guarantee: Guarantee | None, learned_from: str | None) -> list[s
     epsilon = epsilon_text(guarantee.epsilon)
     is_a = "ε is" if epsilon.startswith(">") else "ε ="
     sentences = [
-        f"This model learned from {learned_from} with differential privacy: {is_a} {epsilon} and δ = {guarantee.delta:.2g} for "
+        f"This model learned from {learned_from} with differential privacy: {is_a} {epsilon} and δ = {delta_text(guarantee.delta)} for "
         f"{guarantee.unit.replace('one user', 'each person')}, with everything they wrote.",
         _worth(guarantee.epsilon),
     ]

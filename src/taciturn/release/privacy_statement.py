@@ -6,21 +6,10 @@ import re
 import textwrap
 from dataclasses import asdict
 
+from taciturn.privacy.figures import MEANINGLESS, WEAK, delta_text, epsilon_text, mu_text, rho_text
 from taciturn.privacy.ledger import Guarantee
 
-MEANINGLESS, WEAK = 1000.0, 10.0
-
-
-def epsilon_text(epsilon: float) -> str:
-    if math.isinf(epsilon):
-        return "∞"
-    return (
-        "> 1000" if epsilon > MEANINGLESS else f"{epsilon:.2f}" if epsilon >= 0.1 or epsilon == 0 else f"{epsilon:.1g}"
-    )
-
-
-def rho_text(rho: float) -> str:
-    return "∞" if math.isinf(rho) else f"{rho:.3g}"
+TWO_DEVICES, HOUSEHOLD = 2, 4  # users who may be one person, or live with one
 
 
 def statement(guarantee: Guarantee, public_sources: tuple[str, ...], observed: str = "") -> str:
@@ -53,13 +42,23 @@ def statement(guarantee: Guarantee, public_sources: tuple[str, ...], observed: s
             ),
             _item("Unit", f"{guarantee.unit}, with everything they wrote."),
             _item("Adjacency", f"{guarantee.adjacency} ({_ADJACENCY.get(guarantee.adjacency, guarantee.adjacency)})."),
+            _item("Groups", _groups(guarantee)),
             _item("Accounting", _accounting(guarantee)),
+            _item("Noise", _noise(guarantee)),
             _item("Claim", f"{guarantee.claim}."),
         ]
         if observed:
             parts += [_item("Observed", f"{observed}. The figures above are for the claim.")]
         parts += [_item("Assumes", _assumes(guarantee))]
-        if guarantee.epsilon > MEANINGLESS:
+        if guarantee.epsilon == math.inf:
+            parts += [
+                "",
+                _paragraph(
+                    "There was noise, but at this δ it promises NOTHING: no ε can be shown for it. Ask for a larger δ "
+                    "(`taciturn ledger POPULATION --delta`), if one can be defended."
+                ),
+            ]
+        elif guarantee.epsilon > MEANINGLESS:
             parts += [
                 "",
                 _paragraph(
@@ -75,6 +74,7 @@ def statement(guarantee: Guarantee, public_sources: tuple[str, ...], observed: s
             "held-out users, on whom accuracy was measured; what the same users' text is used for elsewhere; other runs on these users "
             "(`taciturn ledger POPULATION` adds them up); choices made by looking at results on private text.",
         ),
+        _item("To delete", _TO_DELETE),
         _item("Public", f"{'; '.join(public_sources)}; the recipe, and the numbers of users and rounds in it."),
         _item("Ledger row", guarantee.head),
     ]
@@ -102,17 +102,40 @@ def personal_statement(run: str | None, head: str | None) -> str:
 
 
 def _formal(guarantee: Guarantee) -> str:
-    pair = f"({epsilon_text(guarantee.epsilon)}, {guarantee.delta:.2g})-differential privacy"
+    pair = f"({epsilon_text(guarantee.epsilon)}, {delta_text(guarantee.delta)})-differential privacy"
     if not guarantee.sampled:
-        return f"{pair}; ρ = {rho_text(guarantee.rho)} of zero-concentrated, μ = {math.sqrt(2 * guarantee.rho):.3g} of Gaussian DP"
+        return (
+            f"{pair}; ρ = {rho_text(guarantee.rho)} of zero-concentrated, μ = {mu_text(guarantee.rho)} of Gaussian DP"
+        )
     return f"{pair}; ρ = {rho_text(guarantee.rho)} of zero-concentrated DP, in which sampling users does not count"
 
 
+def _groups(guarantee: Guarantee) -> str:
+    """For who is several users, and for users who would be given away together."""
+    two, four = (epsilon_text(guarantee.for_group(users)) for users in (TWO_DEVICES, HOUSEHOLD))
+    return f"a person with two devices, who is two users here: ε = {two}; a household of four: ε = {four}; both at the same δ."
+
+
 def _accounting(guarantee: Guarantee) -> str:
+    rounded = "Figures are rounded up."
     if not guarantee.sampled:
         words = "one Gaussian mechanism over the whole run, of the sensitivity of its noise under the claim"
-        return words + ("." if guarantee.continued else "; ε is exact for it.")
-    return _ACCOUNTANTS[guarantee.accountant]
+        return f"{words}{'.' if guarantee.continued else '; ε is exact for it.'} {rounded}"
+    return f"{_ACCOUNTANTS[guarantee.accountant]} {rounded}"
+
+
+def _noise(guarantee: Guarantee) -> str:
+    """What stands between a proof about normal noise and the bits that are released."""
+    distance = (
+        f"at most {delta_text(guarantee.distance)} (total variation, over the whole run) from the rounded normal noise of the proof, "
+        "which is counted in δ"
+        if guarantee.distance
+        else "taken to be the normal noise of the proof"
+    )
+    return (
+        f"{distance}. The guarantee is computational: it holds against whoever cannot break ChaCha20 and HMAC-SHA256, with which noise and "
+        "cohorts are drawn."
+    )
 
 
 def _assumes(guarantee: Guarantee) -> str:
@@ -123,6 +146,12 @@ def _assumes(guarantee: Guarantee) -> str:
         )
     return "the cohort of a round is known to the curator alone; devices run the code they are given."
 
+
+_TO_DELETE = (
+    "private/ of the run's folder holds what would take the noise off (root, state, records) and who took part (participation log); it is "
+    "deleted when the run ends. private/ of the population holds the salt of its hashed user ids and who opted out; delete it with the "
+    "text. A backup or snapshot of either undoes the deletion: leave private/ out of them, or delete it there too. The ledger is kept."
+)
 
 ZERO_OUT = "zero out one user"
 _ADJACENCY = {
@@ -146,9 +175,12 @@ def _item(name: str, text: str) -> str:
 
 
 def statement_json(guarantee: Guarantee, public_sources: tuple[str, ...]) -> str:
-    content = asdict(guarantee) | {
+    # Events stand in the ledger (`taciturn ledger --events`).
+    content = {name: value for name, value in asdict(guarantee).items() if name not in ("release", "earlier")} | {
+        "epsilon_of_two_devices": guarantee.for_group(TWO_DEVICES),
+        "epsilon_of_a_household": guarantee.for_group(HOUSEHOLD),
         "public_sources": list(public_sources),
-        "private": guarantee.is_private and not guarantee.is_simulated,  # of a simulation the noise can be taken off
+        "private": guarantee.epsilon < math.inf and not guarantee.is_simulated,  # whose noise can be taken off
         "simulation": guarantee.is_simulated,
     }
     # JSON knows no infinity.
@@ -157,7 +189,8 @@ def statement_json(guarantee: Guarantee, public_sources: tuple[str, ...]) -> str
 
 
 _ACCOUNTANTS = {
-    "pld": "privacy loss distributions; RDP for fixed-size rounds, noise multipliers below 0.3 and several runs in a row.",
+    "pld": "privacy loss distributions, or RDP where that is smaller; RDP alone for fixed-size rounds, noise multipliers below 0.3 and "
+    "several runs in a row.",
     "rdp": "Rényi differential privacy.",
     "moments": "the moments accountant of 2016 (orders 2 to 33, classic conversion).",
 }

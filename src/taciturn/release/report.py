@@ -13,6 +13,7 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
+from taciturn.evaluation.one_run import claimed_curve, curve
 from taciturn.files import write_atomically
 
 INK, ACCENT, SECOND = "#222222", "#1b6ca8", "#c05621"
@@ -109,35 +110,25 @@ def plot_tail(path: Path, log_ratios: np.ndarray, shape: float, scale: float, st
     _write(path, figure)
 
 
-def plot_audit(
-    path: Path,
-    curves: dict[str, tuple[np.ndarray, np.ndarray]],
-    bounds: dict[str, float],
-    claimed: float,
-    title: str,
-) -> None:
-    """Of each attack on audit users: its ROC curve, on scales that show the few whom it is sure of; and its bound on ε beside the claim."""
-    figure, (roc, epsilon) = pyplot.subplots(1, 2, figsize=(9, 3.8), layout="constrained", width_ratios=(3, 2))
-    colors = (ACCENT, SECOND, "#6b7280")
-    least = 1 / max(len(false) for false, _ in curves.values())
-    for (name, (false, true)), color in zip(curves.items(), colors, strict=False):
-        roc.step(np.maximum(false, least), np.maximum(true, least), where="post", color=color, lw=1.2, label=name)
+def plot_audit(path: Path, scores: np.ndarray, included: np.ndarray, mu: np.ndarray, title: str) -> None:
+    """Of audit users: how well their scores tell who was in, beside the most that is claimed; and the scores themselves."""
+    figure, (roc, both) = pyplot.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
+    false, true = curve(scores, included)
+    least = 1 / len(scores)
+    roc.step(np.maximum(false, least), np.maximum(true, least), where="post", color=ACCENT, lw=1.2, label="found")
+    wrong = np.geomspace(least, 1 - least, 200)
+    roc.plot(wrong, claimed_curve(wrong, mu), color=SECOND, lw=1.2, label="claimed: no more than this")
     roc.plot([least, 1], [least, 1], color=INK, lw=0.6, ls=":", label="guessing")
     roc.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.1))
     roc.set(xlabel="said to be in, of those who were not", ylabel="said to be in, of those who were")
     roc.set_title(title, loc="left", fontsize=11, color=INK)
     roc.legend(frameon=False, loc="lower right")
-    places = np.arange(len(bounds))
-    epsilon.barh(places, list(bounds.values()), color=colors[: len(bounds)], height=0.5)
-    for place, value in zip(places, bounds.values(), strict=True):
-        epsilon.annotate(f" {value:.2f}", (value, place), va="center", color=INK)
-    if math.isfinite(claimed):
-        epsilon.axvline(claimed, color=INK, lw=1.2)
-        epsilon.annotate(f" claimed {claimed:.2f}", (claimed, len(bounds) - 0.55), va="center", color=INK)
-    epsilon.set_yticks(places, list(bounds))
-    epsilon.set_xlim(0, 1.5 * max(0.5, *bounds.values(), claimed if math.isfinite(claimed) else 0.0))
-    epsilon.set(xlabel="ε is above this, with 95 % confidence", ylim=(-0.6, len(bounds) - 0.3))
-    for panel in (roc, epsilon):
+    bins = np.histogram_bin_edges(scores, 40)
+    for name, part, color in (("were in", included, ACCENT), ("were not", ~included, INK)):
+        both.hist(scores[part], bins=bins, density=True, histtype="step", color=color, label=name)
+    both.set(xlabel="score, in deviations of the claimed noise", ylabel="density")
+    both.legend(frameon=False)
+    for panel in (roc, both):
         panel.grid(alpha=0.25, lw=0.5)
         panel.spines[["top", "right"]].set_visible(False)
     _write(path, figure)

@@ -1,0 +1,72 @@
+"""A ledger that was copied, moved to another disk or restored, and a person who says that it is the one that goes on.
+
+**Guarantee:** a ledger whose original is still where it was is adopted only if it has every row of the original, which is retired first:
+of the two only one goes on, whatever crashes there are. Rows that are known to be missing are never adopted away.
+
+**Assumes:** the person. An original that lies elsewhere by now is not found, and an older copy whose original is gone looks like the
+newest; an anchor outside the folder (privacy/anchor.py) notices both.
+"""
+
+from pathlib import Path
+from typing import BinaryIO
+
+from taciturn.privacy.chain import Head, LedgerError
+from taciturn.privacy.ledger import Ledger
+
+
+def adopt(path: Path, known: str | None = None) -> tuple[Ledger, Path | None]:
+    """The ledger, which goes on from here, and the original that was retired for it, if one was found."""
+    claimed = _Claimed(path, known)
+    retired = next((row for row in claimed.rows if row["kind"] == "retired"), None)
+    if retired is not None:
+        raise LedgerError(f"{claimed.path} is retired: the one at {retired['by']} goes on. Name that one.")
+    original = _retire_original(claimed)
+    claimed.decided = True
+    claimed.append({"kind": "adopt"})
+    return Ledger(path, known), original
+
+
+class _Claimed(Ledger):
+    """Read whatever file it is; that nothing which is known is missing is checked as ever."""
+
+    decided = False  # until then nothing is said beside it, or a copy that is refused would pass for the original
+
+    def _check_standing(self, file: BinaryIO, known: Head | None, torn: bool) -> None:
+        pass
+
+    def _save_head(self, file: BinaryIO, at_rest: bool = True) -> None:
+        if self.decided:
+            super()._save_head(file, at_rest)
+
+    @property
+    def original(self) -> Path | None:
+        """Where it was written last, if a file of that name is there still, and another than this."""
+        known = self._known_head()
+        place = Path(known.place) if known else self.path
+        return place if place.exists() and not place.samefile(self.path) else None
+
+    def retire(self, newer: "_Claimed") -> bool:
+        """Leave these people to a copy that has all rows of this; no anchor is told, as their history goes on there."""
+        row = {"kind": "retired", "by": str(newer.path)}
+        with self._locked() as file:
+            self._catch_up(file)
+            is_retired = row.items() <= self.rows[-1].items()  # a crash came before the other was adopted
+            rows = self.rows[:-1] if is_retired else self.rows
+            if self.id != newer.id:
+                return False  # other people's by now
+            if rows != newer.rows[: len(rows)]:
+                raise LedgerError(
+                    f"{self.path} has rows that {newer.path} lacks: what was spent there would be forgotten. Go on with that one, or copy "
+                    "it here first."
+                )
+            self.decided = True
+            if not is_retired:
+                self._write(file, row)
+            return True
+
+
+def _retire_original(claimed: _Claimed) -> Path | None:
+    if claimed.original is None:
+        return None
+    original = _Claimed(claimed.original)
+    return original.path if original.retire(claimed) else None

@@ -1,0 +1,97 @@
+"""An anchor: the ledger's newest head, kept where a hand that puts an older folder back does not reach.
+
+It is a file on another disk, or a command that is given two heads. Both are asked before every row and told after it.
+
+**Guarantee:** where a ledger has an anchor, no row is written, and so nothing released, unless the anchor was reached and its head is the
+ledger's newest, or the one before (a crash may come between a row and the anchor); a row counts once the anchor knows it.
+
+**Assumes:** whoever puts the folder back does not put the anchor back as well.
+"""
+
+import contextlib
+import shlex
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from taciturn.files import write_atomically
+from taciturn.privacy.chain import LedgerError, Row
+
+SECONDS = 60  # that a command may take
+
+
+class AnchorError(LedgerError):
+    """The anchor contradicts the ledger; nothing may be released."""
+
+
+class AnchorUnreachable(AnchorError):
+    """Nobody knows what the anchor says; nothing may be released."""
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """One of the two. A command gets PREVIOUS and NEW as its last arguments: it ends with 0 if the head it remembers is one of them (or it
+    has none yet) and it remembers NEW from then on, and with anything else if not."""
+
+    file: Path | None = None
+    command: str | None = None
+
+    @classmethod
+    def of(cls, row: Row) -> "Anchor":
+        return cls(Path(row["file"]) if "file" in row else None, row.get("command"))
+
+    @property
+    def row(self) -> Row:
+        return {"file": str(self.file)} if self.file else {"command": self.command}
+
+    def __str__(self) -> str:
+        return str(self.file) if self.file else f"«{self.command}»"
+
+    def begin(self, heads: list[str]) -> None:
+        """Remember the newest of these, which are all that the ledger has had."""
+        if self.file is None:
+            self.agree(heads[-1], heads[-1])
+            return
+        if self.file.exists() and self.file.read_text().strip() not in ("", *heads):
+            raise AnchorError(f"{self.file} holds something else than a head of this ledger: name another file")
+        try:
+            write_atomically(self.file, heads[-1].encode())
+        except OSError as error:
+            raise AnchorUnreachable(f"the anchor {self} cannot be written: {error.strerror}") from None
+
+    def agree(self, previous: str, new: str) -> None:
+        """Pass if the anchor remembers one of the two heads, and make it remember `new`."""
+        if self.file is None:
+            self._ask(previous, new)
+            return
+        try:
+            remembered = self.file.read_text().strip()
+        except OSError as error:
+            raise AnchorUnreachable(
+                f"the anchor {self} cannot be read ({error.strerror}), so nothing is released. Bring it back; if it is lost for good, "
+                "name another: taciturn ledger anchor FOLDER --file PATH"
+            ) from None
+        if remembered not in (previous, new):
+            raise AnchorError(
+                f"the anchor {self} remembers the head {remembered[:16]}…, which is not the ledger's last: rows were cut off, an older "
+                "copy was put back, or a copy of these people's folder went on. Nothing was released. Go on with the newest copy."
+            )
+        if remembered != new:
+            try:
+                write_atomically(self.file, new.encode())
+            except OSError as error:
+                raise AnchorUnreachable(f"the anchor {self} cannot be written: {error.strerror}") from None
+
+    def _ask(self, previous: str, new: str) -> None:
+        command = [*shlex.split(self.command or ""), previous, new]
+        try:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise AnchorUnreachable(f"the anchor {self} cannot be asked ({error}), so nothing is released") from None
+        if done.returncode:
+            said = ""
+            with contextlib.suppress(IndexError):
+                said = f": {done.stderr.strip().splitlines()[-1]}"
+            raise AnchorError(
+                f"the anchor {self} did not agree (exit status {done.returncode}){said}. Nothing released."
+            )

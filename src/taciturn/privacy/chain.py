@@ -1,0 +1,223 @@
+"""The file of a ledger: append-only, hash-chained, and with its newest head on record beside it (`ledger.head`).
+
+**Guarantee:** a row is on disk (fsync), and then its hash in `ledger.head`, before `append` returns, so a crash may keep a row that nothing
+followed from but never misses one. Rows that were changed, taken out, put in or cut off do not fit chain or head, a file that lies where
+it was not written (a copy, a restored folder) is not the one that the head names, and either refuses every further row. Lost as a whole,
+the file is not made anew where its id is known.
+
+Who may write the folder can make all of it anew, and a file system set back to an earlier state says nothing of it: that is noticed by
+those who hold a later head outside, as states, models, exports and an anchor (privacy/anchor.py) do.
+
+**Assumes:** the file system keeps what it said was synced, a file its number (inode) until it is deleted, and tells when one changed.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from taciturn.files import sync_folder, write_atomically
+
+GENESIS = "0" * 64
+SLACK = 60 * 10**9  # nanoseconds by which a file system may be late to tell when a file changed
+Row = dict[str, Any]
+
+
+class LedgerError(Exception):
+    """The ledger does not say what it must; nothing may be released."""
+
+
+class Head(NamedTuple):
+    """What is known beside the ledger of its newest row; after a crash, of the one before it."""
+
+    ledger: str  # its id
+    rows: int
+    head: str
+    file: int  # number of the ledger's file: a copy has another
+    changed: (
+        int | None
+    )  # when the file did last, in nanoseconds: one that is put back does later; None while a torn line is cut off
+    place: str  # where it was
+
+
+class ChainedFile:
+    """The file, verified. Several processes may use it at once; appends are serialised by a lock."""
+
+    def __init__(self, path: Path, known: str | None = None) -> None:
+        """`known` is the id of a ledger that was there before: one that is gone is not made anew."""
+        self.path = path.resolve()
+        self.rows: list[Row] = []
+        self._size = 0
+        self._pinned = known is not None
+        if not self.path.exists() and (known or self._known_head()):
+            raise LedgerError(
+                f"{self.path} is gone: what was released about these users is not known any more. Restore it from a copy; without one, "
+                "treat these users' text as used up."
+            )
+        with self._locked() as file:
+            self._catch_up(file)
+            if not self.rows:
+                self._write(file, {"kind": "ledger", "id": secrets.token_hex(8)})
+        if known not in (None, self.id):
+            raise LedgerError(
+                f"{self.path} is not the ledger of these users: it was replaced by another. Restore it from a copy."
+            )
+
+    @property
+    def id(self) -> str:
+        return self.rows[0]["id"]
+
+    @property
+    def _head_path(self) -> Path:
+        return self.path.with_suffix(".head")
+
+    @property
+    def head(self) -> str:
+        return self.rows[-1]["hash"] if self.rows else GENESIS
+
+    def append(self, row: Row, check: Callable[[list[Row]], None] = lambda rows: None) -> Row:
+        """Write one row and sync it. `check` sees all rows under the lock and may refuse by raising."""
+        with self._locked() as file:
+            self._catch_up(file)
+            check(self.rows)
+            self._witness(self.rows[max(len(self.rows) - 2, 0)]["hash"], self.head)
+            before = self.head
+            row = self._write(file, row)
+            self._witness(before, self.head)
+            return row
+
+    def _witness(self, previous: str, new: str) -> None:
+        """Asked before a row and told after it; raises where somebody knows of another head than these two."""
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[BinaryIO]:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file  # closing the file gives the lock back
+
+    def _catch_up(self, file: BinaryIO) -> None:
+        """Verify and take in what is new in the file since this object last looked."""
+        size = file.seek(0, os.SEEK_END)
+        if size < self._size:
+            raise LedgerError(
+                f"{self.path} became shorter while it was in use: rows were removed. Nothing was released."
+            )
+        file.seek(self._size)
+        *lines, tail = file.read().split(b"\n")
+        for line in lines:
+            self._take(line)
+            self._size += len(line) + 1
+        known = self._known_head()
+        if known or self._pinned or len(self.rows) > 1:  # else it is being made: its first row, and no head yet
+            self._check_rows(known)
+            self._check_standing(file, known, torn=bool(tail))
+        if tail:
+            self._mend(file, tail)
+        elif self.rows and (known is None or known.rows < len(self.rows)):
+            self._save_head(file)  # a crash came before it
+
+    def _check_rows(self, known: Head | None) -> None:
+        """What `ledger.head` has seen is there."""
+        if known and (known.rows > len(self.rows) or self.rows[known.rows - 1]["hash"] != known.head):
+            raise LedgerError(
+                f"{self.path} has {len(self.rows)} rows and lacks row {known.rows} as {self._head_path.name} beside it names it: rows were "
+                "cut off, or an older copy was put back. Nothing will be released. Restore the newest ledger from a copy; without one, "
+                "treat these users' text as used up."
+            )
+
+    def _check_standing(self, file: BinaryIO, known: Head | None, torn: bool) -> None:
+        """This file is the one that goes on, not a copy of it."""
+        if known is None or len(self.rows) - known.rows + torn > 1:
+            what = "is gone" if known is None else f"is older than {self.path.name}"
+            raise LedgerError(
+                f"{self._head_path} {what}, so nobody knows if rows were cut off. Restore it from a copy; or look at the "
+                f"rows, and if all runs are there say so: taciturn ledger adopt {self.path.parent}"
+            )
+        at_rest = (
+            len(self.rows) == known.rows and not torn and known.changed is not None
+        )  # else a crash came before the head
+        found = os.fstat(file.fileno())
+        if found.st_ino != known.file or (at_rest and found.st_ctime_ns > (known.changed or 0) + SLACK):
+            raise LedgerError(
+                f"{self.path} was copied or put back (it was at {known.place}). Two copies would spend these people's budget twice over. "
+                f"If this is the one that goes on, say so: taciturn ledger adopt {self.path.parent}"
+            )
+        retired = next((row for row in self.rows if row.get("kind") == "retired"), None)
+        if retired is not None:
+            raise LedgerError(f"{self.path} is retired: the one at {retired['by']} goes on. Name that one.")
+
+    def _mend(self, file: BinaryIO, tail: bytes) -> None:
+        """A last line without its end: a process died while writing it, before it could release anything.
+
+        A row that verifies is kept all the same (better one charge too many). What does not is cut off, and a row says so.
+        """
+        try:
+            self._take(tail)
+        except LedgerError:
+            if self.rows:
+                self._save_head(file, at_rest=False)
+            file.truncate(self._size)
+            if self.rows:
+                self._write(file, {"kind": "torn", "bytes": len(tail)})
+        else:
+            self._flush(file, b"\n")
+            self._size += len(tail) + 1
+            self._save_head(file)
+
+    def _take(self, line: bytes) -> None:
+        position = len(self.rows) + 1
+        row: Row = {}
+        with contextlib.suppress(ValueError):
+            row = json.loads(line)
+        sound = isinstance(row, dict) and row.get("hash") == _hash(row) and row.get("previous") == self.head
+        if not sound:
+            raise LedgerError(
+                f"{self.path}, row {position}, does not fit the row before it: the ledger was changed by hand, damaged or mixed "
+                "with another. Nothing will be released from it. Restore it from a copy, or treat these users' text as used up."
+            )
+        self.rows.append(row)
+
+    def _write(self, file: BinaryIO, row: Row) -> Row:
+        row = {**row, "previous": self.head}
+        row["hash"] = _hash(row)
+        line = json.dumps(row, sort_keys=True).encode() + b"\n"
+        self._flush(file, line)  # what a full disk takes of it is cut off by whoever comes next
+        self._size += len(line)
+        self.rows.append(row)
+        self._save_head(file)  # before the caller may release anything
+        return row
+
+    def _flush(self, file: BinaryIO, data: bytes) -> None:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+        if not self.rows:  # a new file lives in its folder's record
+            sync_folder(self.path.parent)
+
+    def _save_head(self, file: BinaryIO, at_rest: bool = True) -> None:
+        found = os.fstat(file.fileno())
+        changed = found.st_ctime_ns if at_rest else None
+        known = Head(self.id, len(self.rows), self.head, found.st_ino, changed, str(self.path))
+        write_atomically(self._head_path, json.dumps(known._asdict()).encode(), 0o600)
+
+    def _known_head(self) -> Head | None:
+        try:
+            return Head(**json.loads(self._head_path.read_text()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError):
+            raise LedgerError(
+                f"{self._head_path} is damaged. Restore it from a copy; or delete it, look at the rows of the ledger, and if all runs are "
+                f"there say so: taciturn ledger adopt {self.path.parent}"
+            ) from None
+
+
+def _hash(row: Row) -> str:
+    content = {name: value for name, value in row.items() if name != "hash"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,243 @@
+"""Privacy loss distributions of sampled Gaussian mechanisms, composed so that they are right far out in the tail.
+
+The distribution of one release is dp-accounting's, on a grid, from above (Doroshenko et al. 2022). To compose many, the library multiplies
+Fourier transforms, with rounding errors of 10⁻¹⁶ times the releases in every entry; summed over a tail they are as large as a δ of 10⁻¹²,
+and of either sign. So the distribution is tilted first: every loss L is weighted by e^(λL), with the λ that puts the middle of the composed
+distribution where its tail weighs δ (Esscher 1932), and the weight is taken off at the end. The errors are then small beside δ itself.
+
+**Guarantee:** every ε returned is an upper bound for its event at δ, and never falls as δ shrinks: one tilt serves all δ between two powers
+of two, and what is kept free for rounding grows from each such stretch to the next by more than the rounding.
+
+**Assumes:** rounding errors of a Fourier transform are as good as independent. Ten standard deviations of their sum are allowed for, and
+where that is not small beside δ, nothing is said.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.fft
+import scipy.special
+from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
+from dp_accounting.pld.pld_pmf import PLDPmf, create_pmf_pessimistic_connect_dots_fixed_gap
+from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+from scipy.optimize import minimize_scalar
+
+DEVIATIONS = 10.0  # of the sum of rounding errors that are allowed for
+OUTSIDE = 1e-18  # of the tilted mass, left out of the window at either end
+REACH = 40.0  # how far below Chernoff's bound δ(ε) is worked out, in units of 1/λ
+LEAST_TILT = 1e-6
+WIDE, MOST_POINTS = (
+    1 << 19,
+    1 << 22,
+)  # of a window: beyond the first the grid is made coarser, beyond the second nothing is said
+MOST_HALVINGS = 60  # of δ: below 10⁻¹⁸ nothing is said either
+
+
+def epsilon_by_loss_distributions(event: DpEvent, delta: float, grid: float) -> float:
+    """ε at δ of a Gaussian mechanism, sampled, mixed or neither, that is repeated or not; ∞ where that cannot be said."""
+    release, count = (event.event, event.count) if isinstance(event, SelfComposedDpEvent) else (event, 1)
+    grid = _fitting_grid(release, count, grid)
+    for halvings in range(max(math.floor(-math.log2(delta)), 0), MOST_HALVINGS):
+        # Where nothing is known at this δ, what is known at a smaller one holds too.
+        at = min(delta, 2.0**-halvings) * (1 - math.fsum(_more_rounding(h) for h in range(halvings + 1)))
+        bound = max(tail.epsilon(at) for tail in _tails(release, count, grid, halvings))
+        if bound < math.inf:
+            return max(bound, 0.0)
+    return math.inf
+
+
+def _more_rounding(halvings: int) -> float:
+    """Of δ, kept free for rounding, beyond what is kept free where it is twice as large."""
+    return 1e-5 if halvings < 40 else 1e-3
+
+
+def _fitting_grid(release: DpEvent, count: int, grid: float) -> float:
+    """A coarser grid where the composed distribution would be too wide for a fine one; the same for every δ."""
+    while True:
+        widths = []
+        for lowest, probabilities, _ in _one_release(release, grid):
+            losses = (lowest + np.arange(len(probabilities))) * grid
+            spread = math.sqrt(count * max(float(probabilities @ losses**2 - (probabilities @ losses) ** 2), 0.0))
+            widths.append(len(losses) + 20 * spread / grid)
+        if max(widths) <= WIDE:
+            return grid
+        grid *= 2
+
+
+@dataclass(frozen=True)
+class _Tail:
+    """The upper end of a composed distribution: δ(ε) = lost + e^log_scale · (mass − e^(ε − middle) · discounted), over losses > ε."""
+
+    losses: np.ndarray
+    mass: np.ndarray  # Σ of the weights of this loss and all above it
+    discounted: np.ndarray  # the same, each times e^(middle − loss)
+    log_scale: float
+    middle: float
+    lost: float  # mass at infinity, and outside the window
+
+    def epsilon(self, delta: float) -> float:
+        if delta <= self.lost:
+            return math.inf
+        wanted = math.exp(min(math.log(delta - self.lost) - self.log_scale, 700.0))
+        above = self.mass - _exp(self.losses - self.middle) * self.discounted  # at each loss; the last is 0
+        first = int(np.argmax(above <= wanted))
+        # Below the first loss δ is not known, and at it there is enough.
+        if first == 0 or self.mass[first] <= wanted:
+            return float(self.losses[first])
+        within = self.middle + math.log((self.mass[first] - wanted) / self.discounted[first])
+        return float(np.clip(within, self.losses[first - 1], self.losses[first]))
+
+
+def _exp(values: np.ndarray) -> np.ndarray:
+    """No more than a float holds; what is taken off δ is smaller by that, never larger."""
+    return np.exp(np.minimum(values, 350.0))
+
+
+NOTHING_KNOWN = _Tail(np.array([math.inf]), np.zeros(1), np.zeros(1), 0.0, 0.0, 1.0)
+
+
+@functools.lru_cache(maxsize=64)
+def _tails(release: DpEvent, count: int, grid: float, halvings: int) -> list[_Tail]:
+    """Of the two directions in which neighbours may differ: with the user against without, and the other way round."""
+    return [_tail(*one, count=count, grid=grid, halvings=halvings) for one in _one_release(release, grid)]
+
+
+@functools.lru_cache(maxsize=64)
+def _one_release(release: DpEvent, grid: float) -> list[tuple[int, np.ndarray, float]]:
+    """(the smallest loss in steps of the grid, probabilities, mass at infinity), in both directions. Kept for the next call."""
+    match release:
+        case GaussianDpEvent():
+            made = from_gaussian_mechanism(release.noise_multiplier, value_discretization_interval=grid)
+        case PoissonSampledDpEvent(
+            sampling_probability=probability, event=GaussianDpEvent(noise_multiplier=multiplier)
+        ):
+            made = from_gaussian_mechanism(multiplier, sampling_prob=probability, value_discretization_interval=grid)
+        case MixtureOfGaussiansDpEvent():
+            return [_dense(_mixture_losses(release, is_there, grid)) for is_there in (True, False)]
+        case _:
+            raise TypeError(f"no loss distribution for {release}")
+    return [_dense(pmf) for pmf in (made._pmf_remove, made._pmf_add)]
+
+
+def _mixture_losses(mixture: MixtureOfGaussiansDpEvent, is_there: bool, grid: float) -> PLDPmf:
+    """Of a mixture of Gaussians against one of them at 0, or the other way round. As the library does it, by δ(ε) at every ε of the grid,
+    but for all of them at once, which takes a hundredth of the time."""
+    noise, shifts = mixture.standard_deviation, np.array(mixture.sensitivities)
+    logs = np.log(mixture.sampling_probs)
+    sign = 1.0 if is_there else -1.0
+
+    def loss(outputs: np.ndarray) -> np.ndarray:
+        exponents = logs + (shifts * outputs[:, None] - shifts**2 / 2) / noise**2
+        return sign * scipy.special.logsumexp(exponents, axis=1)
+
+    # All but e⁻⁵⁰ of what is seen lies between.
+    ends = np.array([-10.0 * noise, 10.0 * noise + (shifts.max() if is_there else 0.0)])
+    bounds = np.sort(loss(ends))
+    lowest, highest = math.floor(bounds[0] / grid), math.ceil(bounds[1] / grid)
+    wanted = np.arange(lowest, highest + 1) * grid
+    low, high = np.full(len(wanted), ends[0] - noise), np.full(len(wanted), ends[1] + noise)
+    for _ in range(60):
+        middle = (low + high) / 2
+        is_above = sign * (loss(middle) - wanted) > 0
+        low, high = np.where(is_above, low, middle), np.where(is_above, middle, high)
+    # Where the loss is more than ε: to the right of it if the loss rises with the output.
+    mixed = np.exp(logs) @ scipy.special.ndtr(sign * (shifts[:, None] - low) / noise)
+    alone = scipy.special.ndtr(sign * -low / noise)
+    first, second = (mixed, alone) if is_there else (alone, mixed)
+    deltas = np.minimum.accumulate(np.clip(first - np.exp(wanted) * second, 0.0, 1.0))
+    # The chance of a loss beyond the last ε stays, as at infinity.
+    deltas[-1] = first[-1]
+    return create_pmf_pessimistic_connect_dots_fixed_gap(grid, lowest, highest, deltas)
+
+
+def _dense(pmf: Any) -> tuple[int, np.ndarray, float]:
+    """The library says its distributions to nobody, only what follows from them."""
+    dense = pmf.to_dense_pmf()
+    return int(dense._lower_loss), np.asarray(dense._probs, np.float64), float(dense._infinity_mass)
+
+
+def _tail(
+    lowest: int, probabilities: np.ndarray, at_infinity: float, *, count: int, grid: float, halvings: int
+) -> _Tail:
+    there = np.flatnonzero(probabilities > 0)
+    one = _Release(lowest + there, np.log(probabilities[there]), count, grid)
+    lost = -math.expm1(count * math.log1p(-at_infinity))
+    delta = 2.0**-halvings
+    tilt, _ = _least(lambda tilt: (one.log_moment(tilt) - math.log(delta)) / tilt)
+    error = math.inf
+    while tilt > LEAST_TILT:
+        tail, rounding = one.tilted(tilt, lost)
+        at = max(tail.epsilon(delta), 0.0)
+        if at > tail.losses[0]:
+            if rounding(at) <= _more_rounding(halvings) / 2 * delta:
+                return tail
+            if rounding(at) > error:
+                break
+            error = rounding(at)
+        tilt /= 2  # Chernoff's bound was far too large: δ is reached below the window, or where rounding is not small
+    return NOTHING_KNOWN
+
+
+@dataclass(frozen=True)
+class _Release:
+    steps: np.ndarray  # losses, in steps of the grid
+    logs: np.ndarray  # of their probabilities
+    count: int
+    grid: float
+
+    def log_moment(self, tilt: float) -> float:
+        """log E e^(tilt · L) of all releases together."""
+        exponents = self.logs + tilt * self.grid * self.steps
+        largest = exponents.max()
+        return self.count * float(largest + math.log(np.exp(exponents - largest).sum()))
+
+    def tilted(self, tilt: float, lost: float) -> tuple[_Tail, Callable[[float], float]]:
+        """The composed distribution around the middle of the tilted one, and what rounding may do to δ(ε)."""
+        whole, grid = self.log_moment(tilt), self.grid
+        # Chernoff's bounds on where the tilted sum lies, but for OUTSIDE of it.
+        _, further = _least(lambda more: (self.log_moment(tilt + more) - whole - math.log(OUTSIDE)) / more)
+        _, nearer = _least(lambda less: (self.log_moment(tilt - less) - whole - math.log(OUTSIDE)) / less)
+        top, bottom = math.ceil(further / grid) + 1, math.floor(-nearer / grid) - 1
+        points = 1 << max(top - bottom, int(self.steps[-1] - self.steps[0]), 1).bit_length()
+        if points > MOST_POINTS:
+            return NOTHING_KNOWN, lambda epsilon: math.inf
+        probabilities = np.exp(self.logs + tilt * grid * self.steps - whole / self.count)
+        middle = self.count * grid * float(probabilities @ self.steps)
+        folded = np.zeros(points, np.longdouble)
+        np.add.at(folded, self.steps % points, probabilities)
+        spectrum = np.asarray(scipy.fft.rfft(folded)) ** self.count
+        sums = np.maximum(np.asarray(scipy.fft.irfft(spectrum, points)), 0.0).astype(np.float64)
+        places = np.arange(max(bottom, math.ceil((middle - REACH / tilt) / grid)), top + 1)
+        weights = sums[places % points] * np.exp(-tilt * (places * grid - middle))
+        mass = np.cumsum(weights[::-1])[::-1]
+        discounted = np.cumsum((weights * _exp(middle - places * grid))[::-1])[::-1]
+        log_scale = whole - tilt * middle
+        beyond = OUTSIDE * math.exp(min(whole - tilt * top * grid, 0.0))
+        # Of an entry of `sums`, as a standard deviation: the transform's rounding and that of its phase, `count` times over.
+        size = float(np.sqrt(np.mean(np.abs(spectrum) ** 2) / points))
+        size *= 4 + math.log2(points) * float(np.linalg.norm(probabilities))
+        error = float(np.finfo(np.longdouble).eps) * self.count * size
+
+        def rounding(epsilon: float) -> float:
+            return (
+                DEVIATIONS
+                * error
+                * math.exp(min(whole - tilt * epsilon, 700.0))
+                / math.sqrt(-math.expm1(-2 * tilt * grid))
+            )
+
+        losses = np.append(places, places[-1] + 1) * grid
+        return _Tail(
+            losses, np.append(mass, 0.0), np.append(discounted, 0.0), log_scale, middle, lost + beyond
+        ), rounding
+
+
+def _least(value: Callable[[float], float]) -> tuple[float, float]:
+    """Where a function of a positive number is smallest, and what it is there."""
+    found = minimize_scalar(lambda power: value(math.exp(power)), bounds=(-14.0, 14.0), method="bounded")
+    return math.exp(float(found.x)), float(found.fun)

@@ -1,0 +1,71 @@
+"""What all runs on the same people cost together, and a budget for it: a filter in Rényi differential privacy (RDP).
+
+Runs are chosen after seeing earlier ones. RDP adds up under such choices; so what is added here is every run's curve, order by order.
+
+**One adjacency for all: zero out one user's reports.** Charges under other adjacencies count as they stand. A user who is absent under
+Poisson sampling, and one who is sampled and reports zero, give the same sum; and to zero a user out is one way of replacing them. No factor
+is needed.
+
+**Guarantee:** with a budget (E, D), fixed before the runs, all of them together are (E, D)-differentially private under zero-out. Let a
+path be what the runs chose and released. The filter holds at order α on a path if the sum of the curves there is at most B(α), where B(α)
+at order α implies (E, D′). Stopped where it would not hold at α, the runs are B(α)-RDP at α for any way of choosing (Feldman and Zrnic
+2021, Theorem 3.1), hence (E, D′)-private. A path is let go on while *some* order holds. Share out the paths among the orders that hold
+to their end: each share is (E, D′)-private, so all are (E, D′·orders). Hence D′ = D/orders, and few orders. A thousandth of D is set
+apart for the samplers' distances τ from their ideal, which cost (1 + e^E)·Στ.
+
+What a run may cost at most counts from its opening; when it is closed, what it did cost. Closing gives the rest back: a filter counts the
+releases that were made, whatever decided when to stop. Correlated noise is charged in full with its first release.
+
+**Assumes:** the budget did not depend on what earlier runs released. One that is set later is kept all the same, and is a promise for the
+largest that might have been set.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from dp_accounting import DpEvent, NeighboringRelation, SampledWithoutReplacementDpEvent, SelfComposedDpEvent
+from dp_accounting.rdp import RdpAccountant, compute_epsilon
+
+ORDERS = (1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 128, 256)
+FOR_DISTANCES = 1e-3  # share of δ
+
+
+@dataclass(frozen=True)
+class PopulationBudget:
+    """What all runs on the same people may cost together."""
+
+    epsilon: float
+    delta: float
+
+    def allows(self, costs: Sequence[DpEvent], distance: float) -> bool:
+        """Whether runs of these costs, whose samplers are `distance` from their ideal, stay within it however they are chosen."""
+        if (1 + math.exp(self.epsilon)) * distance > FOR_DISTANCES * self.delta:
+            return False
+        share = (1 - FOR_DISTANCES) * self.delta / len(ORDERS)
+        return epsilon_of_all(costs, share, ORDERS) <= self.epsilon
+
+
+def epsilon_of_all(costs: Sequence[DpEvent], delta: float, orders: tuple[float, ...] | None = None) -> float:
+    """ε at δ of costs that add up, each under its own adjacency, under zero-out."""
+    if not costs:
+        return 0.0
+    accountants = [_accountant(cost, orders) for cost in costs]
+    # The library takes NaN, and values that come out a hair below zero, for no cost at all.
+    total = np.sum([np.maximum(one.rdp, 0.0) for one in accountants], axis=0)
+    if np.isnan(total).any():
+        return math.inf
+    return float(compute_epsilon(list(accountants[0].orders), list(total), delta)[0])
+
+
+@functools.lru_cache(maxsize=64)
+def _accountant(cost: DpEvent, orders: tuple[float, ...] | None) -> RdpAccountant:
+    one = cost.event if isinstance(cost, SelfComposedDpEvent) else cost
+    # Fixed-size events carry half the noise multiplier already (participation.py).
+    is_fixed_size = isinstance(one, SampledWithoutReplacementDpEvent)
+    relation = NeighboringRelation.REPLACE_ONE if is_fixed_size else NeighboringRelation.ADD_OR_REMOVE_ONE
+    accountant = RdpAccountant(None if orders is None else list(orders), relation)
+    accountant.compose(cost)
+    return accountant

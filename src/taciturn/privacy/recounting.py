@@ -1,0 +1,51 @@
+"""A ledger's costs in the words of dp-accounting, so that others can work ε out again without any of our code.
+
+For each run its cost as one event of that library: a class by its name and its fields, events inside events. Under correlated noise that is
+the one Gaussian mechanism (or the sampled ones, a turn each) that its rows come to; that they do is our claim (docs/proofs.md), not the
+library's. Sensitivities are already in the noise multipliers: of fixed-size rounds, where a user is replaced by another, they are half.
+"""
+
+from typing import Any
+
+import attr
+import dp_accounting
+from dp_accounting import DpEvent
+
+from taciturn.privacy.accounting import composed
+from taciturn.privacy.ledger import Ledger
+
+REPLACE_ONE = "replace one user by another"
+
+
+def events_for_others(ledger: Ledger) -> list[dict[str, Any]]:
+    """Of every run that released something: its cost, with that of what it started from, and what is needed to recompute its ε."""
+    rows = []
+    for run in ledger.runs():
+        costs, guarantee = ledger.cost(run), ledger.guarantee(run)
+        if costs:
+            relation = "REPLACE_ONE" if guarantee.adjacency == REPLACE_ONE else "ADD_OR_REMOVE_ONE"
+            rows.append(
+                {
+                    "run": run,
+                    "event": _in_words(composed(costs[:-1], costs[-1])),
+                    "neighboring_relation": relation,
+                    "adjacency": guarantee.adjacency,
+                    "delta": guarantee.delta,
+                    "distance": guarantee.distance,
+                    "epsilon": "infinity" if guarantee.epsilon == float("inf") else guarantee.epsilon,
+                }
+            )
+    return rows
+
+
+def _in_words(event: DpEvent) -> dict[str, Any]:
+    if getattr(dp_accounting, type(event).__name__, None) is not type(event):
+        raise TypeError(f"dp-accounting has no event like {event}")
+    fields = attr.asdict(event, recurse=False)
+    return {"class_name": type(event).__name__} | {name: _value(value) for name, value in fields.items()}
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, DpEvent):
+        return _in_words(value)
+    return [_value(one) for one in value] if isinstance(value, list | tuple) else value

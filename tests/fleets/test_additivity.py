@@ -1,0 +1,127 @@
+"""The sum with a user less the sum without is that user's own report, to the bit; where it is not, nothing is trained."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from taciturn import tree
+from taciturn.core import Message
+from taciturn.data.layout import Layout, Unrolls
+from taciturn.data.texts import Texts
+from taciturn.fleets import simulated
+from taciturn.fleets.simulated import NotAdditive, SimulatedFleet
+from taciturn.models.layers import add_rows, looked_up
+from taciturn.privacy.clipping import encode, flat_clip, unbounded
+
+KEY = jax.random.key(0)
+LAYOUT = Layout(Unrolls(4), 2, 3)
+MESSAGE = Message({"w": jnp.linspace(-1, 1, 40).reshape(8, 5)}, jnp.float32(0.5))
+
+
+class Written:
+    texts = Texts.of([np.arange(4, 4 + length) % 30 + 4 for length in (3, 9, 14, 20)], 40)
+
+
+def program(bound=flat_clip(0.5)):
+    def report(message, user, key):
+        counts = jnp.sum(jax.nn.one_hot(user.batches, 8), axis=(0, 1, 2))
+        return encode(bound, message.public, {"w": message.params["w"] * counts[:, None]}, user.weight, key)
+
+    return report
+
+
+def fleet(monkeypatch, side_by_side: bool) -> SimulatedFleet:
+    """With chunks of four users, trained as on an accelerator or one by one."""
+    made = SimulatedFleet(Written(), LAYOUT)
+    made._on_cpu = not side_by_side
+    monkeypatch.setattr(simulated, "CPU_CHUNK", 4)
+    monkeypatch.setattr(simulated, "_chunk_size", lambda *arguments: 4)
+    return made
+
+
+@pytest.mark.parametrize("side_by_side", [False, True])
+def test_one_user_moves_a_sum_by_their_own_report_and_nothing_else(monkeypatch, side_by_side):
+    made, report = fleet(monkeypatch, side_by_side), program()
+
+    def total(cohort):
+        return made.sum_reports(report, MESSAGE, np.array(cohort, int), KEY)
+
+    for user in range(4):
+        others = [one for one in range(4) if one != user]
+        moved = tree.subtract(total(range(4)), total(others))
+        assert all(map(np.array_equal, jax.tree.leaves(moved), jax.tree.leaves(total([user]))))
+
+
+def seat_dependent(where: str):
+    """An adder that is broken on purpose: in one seat, or in company, or every second time, a report gets one step more."""
+    usual, calls = simulated._adder, []
+
+    def broken(program, one_by_one):
+        add = usual(program, one_by_one)
+
+        def added(total, message, key, users, ids):
+            calls.append(1)
+            sum = add(total, message, key, users, ids)
+            present = np.asarray(users.weight) > 0
+            off = {"a seat": present[0], "company": present.sum() == 4, "now and then": len(calls) % 2}[where]
+            return jax.tree.map(lambda leaf: leaf + jnp.asarray(int(off), leaf.dtype), sum)
+
+        return added
+
+    return broken
+
+
+@pytest.mark.parametrize("side_by_side", [False, True])
+@pytest.mark.parametrize("where", ["a seat", "company", "now and then"])
+def test_a_device_on_which_seat_or_company_matter_is_refused_before_anybody_is_trained(
+    monkeypatch, where, side_by_side
+):
+    monkeypatch.setattr(simulated, "_adder", seat_dependent(where))
+    made = fleet(monkeypatch, side_by_side)
+    loaded = []
+    monkeypatch.setattr(made, "_chunks", lambda cohort: loaded.append(cohort))
+    with pytest.raises(NotAdditive, match="Nothing was trained"):
+        made.sum_reports(program(), MESSAGE, np.arange(4), KEY)
+    assert not loaded
+
+
+def test_the_test_is_made_once_for_a_program(monkeypatch):
+    made, report, tested = fleet(monkeypatch, True), program(), []
+    check = made._check_additive
+    monkeypatch.setattr(made, "_check_additive", lambda *a: (tested.append(1), check(*a)))
+    for _ in range(2):
+        made.sum_reports(report, MESSAGE, np.arange(4), KEY)
+    assert len(tested) == 1
+    made.sum_reports(program(), MESSAGE, np.arange(4), KEY)
+    assert len(tested) == 2
+
+
+def test_sums_of_floats_without_privacy_are_not_asked_for_bits(monkeypatch):
+    monkeypatch.setattr(simulated, "_adder", seat_dependent("a seat"))
+    fleet(monkeypatch, True).sum_reports(program(unbounded()), MESSAGE, np.arange(4), KEY)
+
+
+def test_rows_that_several_changes_go_to_are_summed_first():
+    matrix = jnp.asarray(np.random.default_rng(0).normal(size=(7, 3)), jnp.float32)
+    changes = jnp.asarray(np.random.default_rng(1).normal(size=(6, 3)), jnp.float32)
+    places = jnp.array([2, 5, 2, 2, 0, 5])
+    expected = np.asarray(matrix, np.float64)
+    np.add.at(expected, np.asarray(places), np.asarray(changes, np.float64))
+    np.testing.assert_allclose(add_rows(matrix, places, changes), expected, rtol=1e-6)
+    gradient = jax.grad(lambda matrix: jnp.sum(looked_up(matrix, places) * changes))(matrix)
+    by_hand = np.zeros((7, 3))
+    np.add.at(by_hand, np.asarray(places), np.asarray(changes, np.float64))
+    np.testing.assert_allclose(gradient, by_hand, rtol=1e-6, atol=1e-7)
+
+
+def test_no_device_program_adds_rows_one_after_another():
+    """`x.at[places].add` is where users could touch each other on a GPU; models sum first."""
+    from pathlib import Path
+
+    import taciturn
+
+    folder = Path(taciturn.__file__).parent
+    sources = [*(folder / "models").glob("*.py"), *(folder / "algorithms").glob("*.py")]
+    assert sources
+    assert not [path.name for path in sources if "].add(" in path.read_text().replace("matrix.at[places].add", "")]

@@ -1,0 +1,166 @@
+"""What a device takes from its server, and how often it answers; and who is left out when a sum fails."""
+
+from mutation import Edit, Mutation
+
+DEVICE, DIARY, FLEET = "fleets/device.py", "fleets/diary.py", "fleets/devices.py"
+LIES, SUMS, BLAME = (
+    "tests/fleets/test_attacks_lying_server.py",
+    "tests/fleets/test_attacks_secure_sum.py",
+    "tests/fleets/test_blame.py",
+)
+OTHER_MODEL = f"{LIES}::test_a_device_trains_on_no_other_model_than_all_were_told_of[1e+30]"
+NOT_HONEST = f"{LIES}::test_what_no_honest_server_sends_is_trained_on_by_nobody"
+USED_UP = f"{LIES}::test_a_round_that_was_reported_to_is_used_up[False-another name]"
+
+MUTATIONS = (
+    Mutation(
+        "a device that trains on whatever it is sent",
+        "A model that makes all others report nothing, sent to all but one, turns the secure sum into that one's report.",
+        (
+            Edit(
+                DEVICE,
+                "if wire.message_hash(self._run, self._round, message_bytes, key_bytes) != self._message_hash:",
+                "if False:",
+            ),
+        ),
+        (OTHER_MODEL,),
+    ),
+    Mutation(
+        "a hash of everything but the model",
+        "Devices agree on a round, and not on what they train on: one of them can be singled out.",
+        (Edit("fleets/wire.py", "joined(run, round, model, key)).digest()", "joined(run, round, key)).digest()"),),
+        (OTHER_MODEL,),
+    ),
+    Mutation(
+        "a hash without the run",
+        "What devices agreed to in one run is taken for their word in another.",
+        (Edit("fleets/wire.py", "joined(run, round, model, key)).digest()", "joined(round, model, key)).digest()"),),
+        (f"{LIES}::test_the_hash_is_of_run_and_round_and_key_too[other0]",),
+    ),
+    Mutation(
+        "terms without the message",
+        "Signatures, shares and masks are the same whatever devices were told that they train on.",
+        (
+            Edit(
+                "fleets/sum_messages.py",
+                'b"taciturn secure sum: terms\\0" + self.to_bytes()',
+                'b"taciturn secure sum: terms\\0" + self._replace(message=bytes(HASH_BYTES)).to_bytes()',
+            ),
+        ),
+        (f"{SUMS}::test_every_key_of_a_round_depends_on_the_message[False]",),
+    ),
+    Mutation(
+        "a model of numbers that are none",
+        "Whoever trains on it reports nothing, and who does not stands alone in the sum.",
+        (Edit(DEVICE, "if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(message)):", "if False:"),),
+        (f"{NOT_HONEST}[a parameter is NaN]",),
+    ),
+    Mutation(
+        "any clip norm that the server likes",
+        "A report is as long as the server wants it, and noise is made for the recipe's.",
+        (Edit(DEVICE, "if not all(np.array_equal(*pair) for pair in zip(own, given, strict=True)):", "if False:"),),
+        (f"{NOT_HONEST}[the clip norm is a bit more than the recipe's]",),
+    ),
+    Mutation(
+        "a round that may be reported to again",
+        "The sums of nine devices and of eight of them differ by one person's report.",
+        (
+            Edit(DIARY, 'if uploads and round <= uploads[-1]["round"]:', "if False:"),
+            Edit(
+                DIARY,
+                'if uploads and round - uploads[-1]["round"] <= self._rest.min_separation:',
+                'if uploads and 0 < round - uploads[-1]["round"] <= self._rest.min_separation:',
+            ),
+        ),
+        (USED_UP,),
+    ),
+    Mutation(
+        "a report that is not on record",
+        "The device forgets that it reported, and does so again.",
+        (
+            Edit(
+                DEVICE,
+                "if why_not := self._diary.upload(int(self._round), self._run.decode(), int(message.public.round)):",
+                "if why_not := None:",
+            ),
+        ),
+        (USED_UP,),
+    ),
+    Mutation(
+        "a report that leaves although its record failed",
+        "With a full disk a device reports as often as it is asked.",
+        (
+            Edit(
+                DIARY,
+                '                content["uploads"].append({"round": round, "run": run, "row": row, "at": _now()})\n'
+                "                self._write(content)\n",
+                '                content["uploads"].append({"round": round, "run": run, "row": row, "at": _now()})\n'
+                "                try:\n"
+                "                    self._write(content)\n"
+                "                except OSError:\n"
+                "                    pass\n",
+            ),
+        ),
+        (f"{LIES}::test_no_report_leaves_before_it_is_on_record",),
+    ),
+    Mutation(
+        "a device without a cap of its own",
+        "Whoever calls a run by another name has a device's reports without end.",
+        (Edit(DIARY, "if len(uploads) >= self._rest.max_participations:", "if False:"),),
+        (f"{LIES}::test_separation_timer_and_cap_count_over_all_runs[another name]",),
+    ),
+    Mutation(
+        "an attempt's name that may come again",
+        "A device has two sets of keys under one name, and the server shows others whichever it likes.",
+        (Edit(DIARY, 'if name.hex() <= content["name"]:', "if False:"),),
+        (f"{LIES}::test_a_name_that_was_seen_before_is_refused",),
+    ),
+    Mutation(
+        "old adverts that pass for neighbours",
+        "Half of the masks of a report are with devices whose keys the server learned before.",
+        (
+            Edit(
+                "fleets/sum_device.py",
+                "if len(held) < self._degree.threshold:",
+                "if len(peers) < self._degree.threshold:",
+            ),
+        ),
+        (f"{SUMS}::test_a_neighbour_that_is_not_there_now_is_none",),
+    ),
+    Mutation(
+        "a seed that fits nothing, and nobody is blamed",
+        "One device keeps all others from training, for as long as it likes.",
+        (Edit("fleets/sum_server.py", "self._spoilt.add(owner)", "pass"),),
+        (f"{BLAME}::test_a_seed_that_is_not_what_was_committed_to_is_its_owners_fault[10]",),
+    ),
+    Mutation(
+        "blamed on the word of one",
+        "Any device can have any other left out.",
+        (Edit("fleets/blame.py", "if count < enough:", "if count < 1:"),),
+        (f"{BLAME}::test_fewer_than_may_work_together_frame_nobody",),
+    ),
+    Mutation(
+        "who broke the protocol is asked again",
+        "One device keeps all others from training, for as long as it likes.",
+        (
+            Edit(
+                FLEET,
+                "for connection, device in self._people().items() if device not in left_out}",
+                "for connection, device in self._people().items()}",
+            ),
+        ),
+        (f"{BLAME}::test_it_stays_left_out_after_a_crash_and_who_it_is_stands_in_private_notes_alone",),
+    ),
+    Mutation(
+        "a log that names who broke the protocol",
+        "Who took part in a round is read in the server's log.",
+        (
+            Edit(
+                FLEET,
+                'LOG.warning("“%s”: %d of %d answers were none, and are left out", kind, len(refused), len(answers))',
+                'LOG.warning("“%s”: %s of %d answers", kind, [f"device {one}" for one in refused], len(answers))',
+            ),
+        ),
+        ("tests/fleets/test_devices.py::test_who_took_part_is_said_in_no_log_outside_the_private_folder",),
+    ),
+)

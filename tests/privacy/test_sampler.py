@@ -1,0 +1,229 @@
+"""White noise in whole numbers: its bits are ChaCha20's, its tables are right, its distance from the rounded normal is what is charged."""
+
+import math
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from taciturn.privacy import chacha20, sampler, wide
+from taciturn.privacy.clipping import MOST_REPORTS, flat_clip
+from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt, tree
+from taciturn.privacy.estimators import clipped_denominator, fixed_denominator
+from taciturn.privacy.mechanism import mechanism
+from taciturn.privacy.noise import gaussian
+
+KEY = chacha20.key_words(bytes(range(32)))
+NONCE = np.frombuffer(bytes.fromhex("000000090000004a00000000"), "<u4")
+
+
+def keystream(key, counters, nonce) -> bytes:
+    words = chacha20.blocks(key, jnp.asarray(counters, jnp.uint32), nonce)
+    return np.stack([np.asarray(word) for word in words], axis=-1).astype("<u4").tobytes()
+
+
+def test_blocks_are_those_of_the_rfc():
+    """RFC 8439, §2.3.2 and Appendix A.1, vectors 1 and 2."""
+    assert keystream(KEY, [1], NONCE).hex() == (
+        "10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c068030422aa9ac3d46c4ed2826446079faa0914c2d705d98b02a2b5129cd1de164eb9cbd083e8a2503c4e"
+    )
+    zero = np.zeros(8, np.uint32), np.zeros(3, np.uint32)
+    assert keystream(zero[0], [0, 1], zero[1]).hex() == (
+        "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586"
+        "9f07e7be5551387a98ba977c732d080dcb0f29a048e3656912c6533e32ee7aed29b721769ce64e43d57133b074d839d531ed1f28510afb45ace10a1f4b794d6f"
+    )
+
+
+def test_blocks_are_those_of_another_implementation_and_coins_use_them():
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+    key = bytes(range(100, 132))
+    theirs = Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor().update(bytes(64 * 40))
+    assert keystream(chacha20.key_words(key), np.arange(40), np.zeros(3, np.uint32)) == theirs
+    words = np.frombuffer(theirs, "<u8")
+    assert np.array_equal(chacha20.Coins(key).happens(0.25, 300), words[:300] < 2**62)
+
+
+def test_coins_fall_as_often_as_they_should_and_choices_are_uniform():
+    coins = chacha20.Coins(bytes(32))
+    assert stats.binomtest(int(coins.happens(0.1, 20_000).sum()), 20_000, 0.1).pvalue > 1e-4
+    assert coins.happens(1.0, 5).all()
+    assert not coins.happens(2.0**-65, 5).any()  # never more likely than asked
+    counts = np.zeros(10)
+    for _ in range(2000):
+        counts[coins.chosen(np.arange(10), 3)] += 1
+    assert stats.chisquare(counts).pvalue > 1e-4
+    assert coins.chosen(np.arange(4), 4).tolist() == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="cannot be chosen"):
+        coins.chosen(np.arange(4), 5)
+
+
+numbers = st.integers(-(2**62), 2**62 - 1)
+
+
+@settings(deadline=None)
+@given(
+    numbers, numbers, st.integers(0, 2**31 - 1), st.integers(1, 31), st.integers(1, 2**31 - 1), st.integers(0, 2**24)
+)
+def test_wide_numbers_are_whole_numbers_of_64_bits(a, b, factor, bits, divisor, fraction):
+    def wrapped(number: int) -> int:
+        return (number + 2**63) % 2**64 - 2**63
+
+    left, right = wide.from_numpy(np.int64(a)), wide.from_numpy(np.int64(b))
+    for made, expected in (
+        (wide.add(left, right), a + b),
+        (wide.subtract(left, right), a - b),
+        (wide.negative(left), -a),
+        (wide.times(left, factor), a * factor),
+        (wide.shifted(left, bits), a << bits),
+        (wide.shifted(left, bits + 32), a << (bits + 32)),
+        (wide.shifted_down(left, bits), a >> bits),
+        (wide.shifted_down(left, bits + 32), a >> (bits + 32)),
+        (wide.rounded_shift(left, bits), (a + (1 << (bits - 1))) >> bits),
+        (wide.times_fraction(left, fraction, 24), (a * fraction + 2**23) >> 24),
+        (wide.divided(left, jnp.int32(divisor)), a // divisor),
+    ):
+        assert int(wide.to_numpy(made)) == wrapped(expected)
+
+
+def test_tables_hold_the_cumulative_probabilities_of_the_discrete_gaussian():
+    """Recomputed term by term, each exponential on its own, with 50 digits."""
+    from mpmath import mp, mpf
+
+    words = [column.astype(object) for column in sampler.cumulative()]
+    table = [(a << 96) + (b << 64) + (c << 32) + d for a, b, c, d in zip(*words, strict=True)]
+    assert table == sorted(table)
+    assert table[-1] == 2**sampler.BITS
+    with mp.workdps(50):
+        terms = [mp.exp(-(mpf(k) ** 2) / (2 * sampler.BASE**2)) for k in range(sampler.LARGEST + 1)]
+        total, sum = terms[0] + 2 * mp.fsum(terms[1:]), mpf(0)
+        for k in range(sampler.LARGEST):
+            sum += terms[k] * (1 if k == 0 else 2)
+            if k % 97 == 0 or k < 5:
+                assert abs(mpf(int(table[k])) / 2**sampler.BITS - sum / total) < mpf(2) ** -126
+        beyond = mp.erfc(mpf(sampler.LARGEST) / (sampler.BASE * mp.sqrt(2)))
+        assert beyond < mpf(2) ** -180
+
+
+def test_look_ups_compare_all_127_bits():
+    """Numbers at an entry of the table and one below it, whose first 64 bits are the same."""
+    table = tuple(map(jnp.asarray, sampler.cumulative()))
+    places = np.array([0, 1, 2, 500, 2048, 9000, 20_000, 26_000])
+    at = [np.asarray(column)[places] for column in sampler.cumulative()]
+    exact = [at[0] << 1, *at[1:]]
+    assert np.asarray(sampler.discrete(table, [jnp.asarray(word) for word in exact])).tolist() == (places + 1).tolist()
+    below = [at[0] << 1, at[1], at[2] - (at[3] == 0), at[3] - 1]
+    assert np.asarray(sampler.discrete(table, [jnp.asarray(word) for word in below])).tolist() == places.tolist()
+    negative = [exact[0] | 1, *exact[1:]]
+    assert (
+        np.asarray(sampler.discrete(table, [jnp.asarray(word) for word in negative])).tolist() == (-places - 1).tolist()
+    )
+
+
+@pytest.mark.parametrize("deviation", [2048.0, 5000.0, 1e6, 2.0**30, 1.7 * 2**44, 2.0**50, 2.0**57])
+def test_noise_is_never_narrower_than_asked_and_every_addition_is_smooth(deviation):
+    made = sampler.spread(deviation)
+    variance = Fraction(0)
+    for factor in made.factors:
+        if variance:  # σ_i² ≥ … so that 1/BASE² + c²/σ_i² ≤ 1/4
+            assert Fraction(1, sampler.BASE**2) + factor**2 / variance <= Fraction(1, 4)
+        variance += factor**2 * sampler.BASE**2
+    assert variance >= Fraction(deviation) ** 2
+    assert made.deviation <= math.sqrt(variance)
+    assert made.deviation <= deviation + 2 * sampler.BASE
+
+
+def test_two_additions_of_the_smallest_kind_are_a_discrete_gaussian_exactly_as_claimed():
+    """X₀ + c X₁ by brute force, with a base as narrow as the condition allows: the largest relative error is the bound's."""
+    base, factor = 8.0, 3  # 1/64 + 9/64 ≤ 1/4
+    reach = np.arange(-400, 401)
+    single = np.exp(-(reach.astype(float) ** 2) / (2 * base**2))
+    single /= single.sum()
+    wide_one = np.zeros(2 * 400 * factor + 1)
+    wide_one[::factor] = single
+    sum = np.convolve(single, wide_one)
+    places = np.arange(len(sum)) - len(sum) // 2
+    ideal = np.exp(-(places.astype(float) ** 2) / (2 * (base**2 * (1 + factor**2))))
+    ideal /= ideal.sum()
+    assert np.abs(sum - ideal).sum() / 2 < 1e-14
+    # The twin: a factor that is too large leaves gaps.
+    sparse = np.zeros(2 * 400 * 40 + 1)
+    sparse[::40] = single
+    gaps = np.convolve(single, sparse)
+    places = np.arange(len(gaps)) - len(gaps) // 2
+    ideal = np.exp(-(places.astype(float) ** 2) / (2 * (base**2 * (1 + 40**2))))
+    assert np.abs(gaps - ideal / ideal.sum()).sum() / 2 > 1e-2
+
+
+def test_a_discrete_gaussian_is_as_far_from_a_rounded_normal_as_is_counted():
+    for deviation in (4.0, 16.0):
+        places = np.arange(-400, 401)
+        discrete = np.exp(-(places**2) / (2 * deviation**2))
+        rounded = stats.norm.cdf(places + 0.5, scale=deviation) - stats.norm.cdf(places - 0.5, scale=deviation)
+        distance = np.abs(discrete / discrete.sum() - rounded).sum() / 2
+        assert 0.019 / deviation**2 < distance < 0.0203 / deviation**2
+
+
+def drawn(deviation: float, size: int = 200_000, stream: int = 0) -> np.ndarray:
+    made = sampler.spread(deviation)
+    return wide.to_numpy(jax.jit(lambda: sampler.white(made, KEY, stream, size))())
+
+
+@pytest.mark.parametrize("deviation", [3000.0, 1.3 * 2**46])
+def test_moments_and_tails_are_those_of_the_normal(deviation):
+    values = drawn(deviation) / sampler.spread(deviation).deviation
+    assert abs(values.mean()) < 5 / math.sqrt(len(values))
+    assert values.var() == pytest.approx(1, abs=5 * math.sqrt(2 / len(values)))
+    assert abs(stats.kurtosis(values)) < 5 * math.sqrt(24 / len(values))
+    assert stats.kstest(values, "norm").pvalue > 1e-3
+    assert stats.kstest(values * 1.02, "norm").pvalue < 1e-3  # the twin
+    for tail in (2.0, 3.0, 3.7):
+        expected = 2 * stats.norm.sf(tail) * len(values)
+        assert abs(np.sum(np.abs(values) > tail) - expected) < 5 * math.sqrt(expected)
+
+
+def test_every_last_digit_is_as_likely_as_any_other():
+    values = drawn(2.0**46)
+    for modulus in (2, 3, 7, 256, 2047):
+        assert stats.chisquare(np.bincount(values % modulus, minlength=modulus)).pvalue > 1e-4
+    # The twin: normals of float32, rounded, have hardly any.
+    floats = np.random.default_rng(0).normal(size=len(values)).astype(np.float32) * np.float32(2.0**46)
+    assert len(np.unique(np.rint(floats.astype(np.float64)).astype(np.int64) % 256)) < 10
+
+
+def test_no_two_coordinates_draws_or_streams_share_bits():
+    first, second = drawn(2.0**46, 4001), drawn(2.0**46, 4001, stream=1)
+    assert len(np.unique(np.concatenate([first, second]))) == 8002
+    for left, right in ((first[:-1], first[1:]), (first, second), (first[:1000], first[1001:2001])):
+        assert abs(np.corrcoef(left, right)[0, 1]) < 5 / math.sqrt(len(left))
+
+
+CASES = {
+    "independent": lambda: gaussian(1.0),
+    "tree": lambda: tree(1.0, 2000, honaker=False),
+    "honaker": lambda: tree(1.0, 2000),
+    "honaker, restarted": lambda: tree(1.0, 128, 800, 1072),
+    "banded": lambda: banded(1.0, Bands(2000, [1.0, 0.5, 0.375, 0.3125])),
+    "blt": lambda: blt(1.0, Buffers(2000, (0.999, 0.97, 0.4), (0.1, 0.2, 0.2))),
+}
+
+
+@pytest.mark.parametrize("estimator", [fixed_denominator(1000.0), clipped_denominator(1000.0)])
+@pytest.mark.parametrize("kind", CASES)
+def test_a_run_of_2000_rows_of_a_gboard_model_is_within_2_to_the_minus_60_of_the_ideal(kind, estimator):
+    made = mechanism(flat_clip(0.5), estimator, CASES[kind](), MOST_REPORTS)
+    assert 0 < made.distance(2_400_000, 2000) < 2.0**-60
+    assert made.distance(2_400_000, 2000) > 900 * made.distance(2400, 2000)
+
+
+def test_noise_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="standard deviation"):
+        sampler.spread(100.0)
+    made = mechanism(flat_clip(1.0), fixed_denominator(10.0), blt(1.0, Buffers(2000, (1 - 2.0**-20,), (0.99,))))
+    with pytest.raises(ValueError, match="rounds too coarsely"):
+        made.init({"w": jnp.zeros(2_400_000)})

@@ -1,0 +1,101 @@
+"""`taciturn ledger …` as somebody types it who answers for a population."""
+
+import shutil
+
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+from typer.testing import CliRunner
+
+from taciturn.build import open_ledger
+from taciturn.cli import app
+from taciturn.data.population import Population
+from taciturn.privacy.account import Account, RunTerms
+from taciturn.privacy.accounting import Budget
+from taciturn.privacy.ledger import LedgerError
+
+
+def run_cli(*arguments):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return " ".join(result.output.split())
+
+
+def spend(folder, name, adjacency="add or remove one user"):
+    terms = RunTerms(name, "r", "p", adjacency, "operating system", "pld", Budget(1e-6), 5)
+    account = Account(open_ledger(Population(folder)), terms, PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0)))
+    account.open()
+    account.charge(len(account.charges), "record")
+    return account
+
+
+def test_what_was_spent_is_shown_by_adjacency_and_for_all_runs_together(population):
+    spend(population.folder, "first")
+    spend(population.folder, "second", "zero out one user")
+    shown = run_cli("ledger", population.folder)
+    assert shown == run_cli("ledger", "show", population.folder)
+    assert shown.count("together") == 3  # two adjacencies, and all runs
+    assert "fits the one before it" in shown
+    assert run_cli("ledger", "--delta", "1e-7", population.folder) != shown
+    with pytest.raises(LedgerError, match="between 0 and 1"):
+        run_cli("ledger", population.folder, "--delta", 2)
+
+
+def test_a_budget_is_fixed_lowered_and_shown(population):
+    said = run_cli("ledger", "budget", population.folder, "--epsilon", 4)
+    assert "at most ε = 4 at δ = 1e-10" in said
+    assert "at most ε = 3 at δ = 1e-10" in run_cli("ledger", "budget", population.folder, "--epsilon", 3)
+    with pytest.raises(LedgerError, match="only ever lowered"):
+        run_cli("ledger", "budget", population.folder, "--epsilon", 4)
+    spend(population.folder, "first")
+    shown = run_cli("ledger", population.folder)
+    assert "Budget for all runs together: ε = 3 at δ = 1e-10. Not closed" in shown
+    run_cli("ledger", "close", population.folder, "first")
+    assert "Not closed" not in run_cli("ledger", population.folder)
+
+
+def test_a_budget_that_is_first_fixed_after_runs_is_at_their_delta(population):
+    spend(population.folder, "first")
+    assert "δ = 1e-06" in run_cli("ledger", "budget", population.folder, "--epsilon", 40)
+
+
+def test_a_copy_is_adopted_and_the_original_retired(population, tmp_path):
+    spend(population.folder, "first")
+    shutil.copytree(population.folder, tmp_path / "copy")
+    with pytest.raises(LedgerError, match="taciturn ledger adopt"):
+        run_cli("ledger", tmp_path / "copy")
+    said = run_cli("ledger", "adopt", tmp_path / "copy")
+    assert "goes on, with 4 rows and 1 runs" in said
+    assert "is retired" in said
+    run_cli("ledger", tmp_path / "copy")
+    with pytest.raises(LedgerError, match="retired"):
+        run_cli("ledger", population.folder)
+
+
+def test_an_anchor_is_kept_outside_of_the_folder(population, tmp_path):
+    for wrong in ((), ("--file", tmp_path / "a", "--command", "true")):
+        with pytest.raises(LedgerError, match="name one anchor"):
+            run_cli("ledger", "anchor", population.folder, *wrong)
+    with pytest.raises(LedgerError, match="put back with it"):
+        run_cli("ledger", "anchor", population.folder, "--file", population.folder / "anchor")
+    run_cli("ledger", "anchor", population.folder, "--file", tmp_path / "people.head")
+    account = spend(population.folder, "first")
+    assert (tmp_path / "people.head").read_text() == account.head
+    assert "Anchored in" in run_cli("ledger", population.folder)
+    run_cli("ledger", "anchor", population.folder, "--command", "true")
+    spend(population.folder, "second")
+
+
+def test_noise_of_integers_needs_no_acknowledgement(population):
+    spend(population.folder, "first")
+    with pytest.raises(LedgerError, match="nothing to acknowledge"):
+        run_cli("ledger", "acknowledge", population.folder, "first")
+    with pytest.raises(LedgerError, match="no run"):
+        run_cli("ledger", "acknowledge", population.folder, "unknown")
+
+
+@pytest.mark.parametrize("command", ["show", "budget", "close", "acknowledge", "adopt", "anchor"])
+def test_every_command_says_what_it_is_for(command):
+    assert len(run_cli("ledger", command, "--help")) > 200
+    assert command in run_cli("ledger", "--help")
