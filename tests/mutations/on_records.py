@@ -262,8 +262,20 @@ MUTATIONS = (
     Mutation(
         "two processes at one run",
         "Both release, and one of them charges.",
-        (Edit(ACCOUNT, "!= len(opened):", "< 0:"),),
+        (Edit(ACCOUNT, "!= len(self._opened_rows):", "< 0:"),),
         (f"{BOOKS}::test_two_processes_on_one_run_are_noticed",),
+    ),
+    Mutation(
+        "a process that lost its run and writes on",
+        "It overwrites the release that another process was charged for, and the run cannot go on.",
+        (
+            Edit(
+                CURATOR,
+                "            self.account.check_alone()  # else the record of another process would be overwritten, which may be charged\n",
+                "",
+            ),
+        ),
+        (f"{ATTACKS}::test_of_two_processes_at_one_run_the_one_that_did_not_go_on_with_it_releases_nothing",),
     ),
     Mutation(
         "a run gone on with under less noise",
