@@ -91,6 +91,7 @@ class Curator:
             drawn = f"{self.account.nonce.hex()}-{self._tries[round]}"
             self._tries[round] += 1
             release, after = self._release(state, total, self._noise_key(drawn, round))  # f̃ + N(0, Iσ²)
+            self.account.check_alone()  # else the record of another process would be overwritten, which may be charged
             record = self._records.write(round, release, drawn)
             self.account.charge(round, record, self._log.mark(round) if self._log else "")  # M.accum_priv_spending(z)
         self._states = {round: state, round + 1: after}
@@ -140,12 +141,15 @@ class Curator:
             failures = log.failures(round)
             # If the log has more, a crash came between it and the charge: that cohort was asked, and is this row's.
             if log.rows == round:
-                log.record(self._drawn(round, "cohort", failures))
+                cohort = self._drawn(round, "cohort", failures)
+                self.account.check_alone()
+                log.record(cohort)
             try:
                 return self._total(params, state, log.cohort(round), round, failures)
             except FailedRound:
                 if self._participation.sampled_by_curator:
                     raise  # a cohort that had to succeed is no longer the one that was drawn
+                self.account.check_alone()
                 log.fail()
 
     def _drawn(self, round: int, purpose: str, attempt: int) -> UserIds:
