@@ -128,7 +128,7 @@ class Curator:
 
     def _total_of_a_new_cohort(self, params: Params, state: MechanismState, round: int) -> Report:
         if self._log is None:
-            cohort = self._drawn(round, 0)  # Cᵗ ← sample users with probability q
+            cohort = self._drawn(round, "cohort", 0)  # Cᵗ ← sample users with probability q
             return self._total(params, state, cohort, round, 0)
         return self._total_within_the_claim(params, state, round, self._log)
 
@@ -141,7 +141,7 @@ class Curator:
             failures = log.failures(round)
             # If the log has more, a crash came between it and the charge: that cohort was asked, and is this row's.
             if log.rows == round:
-                cohort = self._drawn(round, failures)
+                cohort = self._drawn(round, "cohort", failures)
                 self.account.check_alone()
                 log.record(cohort)
             try:
@@ -152,8 +152,8 @@ class Curator:
                 self.account.check_alone()
                 log.fail()
 
-    def _drawn(self, round: int, attempt: int) -> UserIds:
-        coins = Coins(keys.derive(self._now, "cohort", round, attempt))
+    def _drawn(self, round: int, purpose: str, attempt: int) -> UserIds:
+        coins = Coins(keys.derive(self._now, purpose, round, attempt))
         users = self._fleet.users(self._log.eligible if self._log else lambda users: users)
         return self._participation.select(users, round, coins)
 
