@@ -69,7 +69,7 @@ def test_killed_at_any_write_to_disk_nothing_is_uncounted_and_no_noise_meets_two
     tmp_path, vocabulary, monkeypatch
 ):
     """Before and after each moment at which something becomes durable. The devices go on: only the server dies."""
-    fleet = FleetOfDevices(tmp_path, vocabulary, count=12, run=TWO_ROUNDS)
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=12, run={**TWO_ROUNDS, "seed": None})
     releases = Releases(monkeypatch, fleet.population.folder / "ledger.jsonl")
     whole, main, left, after = os.fsync, threading.main_thread(), [0], [False]
 
@@ -81,9 +81,9 @@ def test_killed_at_any_write_to_disk_nothing_is_uncounted_and_no_noise_meets_two
         _cut_if(now)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    Ledger(fleet.population.folder / "ledger.jsonl")  # made once, for all of them
-    left[0] = 10**9
-    train_run(fleet.recipe, tmp_path / "whole", quietly, fleet.connected)
+    for name in ("first", "whole"):  # the first writes down what is written once for all runs
+        left[0] = 10**9
+        train_run(fleet.recipe, tmp_path / name, quietly, fleet.connected)
     writes = 10**9 - left[0]
     assert writes > 30
     for point in range(1, 2 * writes + 1, STEP):
@@ -313,7 +313,7 @@ def test_a_run_goes_on_with_devices_that_came_later(tmp_path, vocabulary, log_of
 
 def test_delta_is_checked_against_the_devices_that_are_enrolled(tmp_path, vocabulary):
     """As it is against the users of a population."""
-    fleet = FleetOfDevices(tmp_path, vocabulary, run={"rounds": 1, "evaluate_every": 1})
+    fleet = FleetOfDevices(tmp_path, vocabulary, run={"rounds": 1, "evaluate_every": 1}, privacy={"delta": 0.01})
     many = [*fleet.enrolled, *(bytes([number]) * 32 for number in range(100))]
     assert fleet.recipe.delta * len(many) > 1
     with pytest.raises(RecipeError, match="δ"):

@@ -304,8 +304,8 @@ def test_killed_between_a_sum_and_its_charge_the_round_goes_on_with_others_and_i
 ):
     """The reports in the sum are used up: its devices are not asked for them again, but under another number where there are no others
     (nine devices)."""
-    fleet = FleetOfDevices(tmp_path, vocabulary, count=count, run={"rounds": 2, "evaluate_every": 2})
-    run = tmp_path / "run"
+    settings = {"rounds": 2, "evaluate_every": 2, "seed": None}
+    fleet, run = FleetOfDevices(tmp_path, vocabulary, count=count, run=settings), tmp_path / "run"
 
     def killed(self, row, *rest, whole=getattr(where, name)):
         if row == 1:
