@@ -124,4 +124,11 @@ def test_no_device_program_adds_rows_one_after_another():
     folder = Path(taciturn.__file__).parent
     sources = [*(folder / "models").glob("*.py"), *(folder / "algorithms").glob("*.py")]
     assert sources
-    assert not [path.name for path in sources if "].add(" in path.read_text().replace("matrix.at[places].add", "")]
+    allowed = (
+        "matrix.at[places].add",
+        "nothing.at[places.reshape(-1)].add",
+    )  # a remark, and more places than a device's batch has
+    texts = {path.name: path.read_text() for path in sources}
+    for one in allowed:
+        texts = {name: text.replace(one, "") for name, text in texts.items()}
+    assert not [name for name, text in texts.items() if "].add(" in text]

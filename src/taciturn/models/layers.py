@@ -6,6 +6,9 @@ from jax.typing import DTypeLike
 
 from taciturn.core import Key
 
+MOST_PLACES = (
+    2048  # that are summed first: it takes the square of their number, which training on public text has no use for
+)
 # A unit variance at every output for inputs of unit variance.
 dense = jax.nn.initializers.lecun_normal()
 # Rows of about unit length, uniform on the sphere when normalised.
@@ -50,8 +53,10 @@ def _looked_up(matrix: jax.Array, places: jax.Array):
 
 def _looked_up_backward(saved, gradient: jax.Array):
     matrix, places = saved
-    flat = gradient.reshape(-1, matrix.shape[-1])
-    return add_rows(jnp.zeros_like(matrix), places.reshape(-1), flat), None
+    flat, nothing = gradient.reshape(-1, matrix.shape[-1]), jnp.zeros_like(matrix)
+    if places.size > MOST_PLACES:
+        return nothing.at[places.reshape(-1)].add(flat), None
+    return add_rows(nothing, places.reshape(-1), flat), None
 
 
 looked_up.defvjp(_looked_up, _looked_up_backward)
