@@ -242,17 +242,22 @@ def _with_history(path: Path, start: WarmStart, ledger: Ledger) -> WarmStart:
     books = [ledger]
     if (path / "recipe.toml").exists():
         books.append(build.open_ledger(build.population(load_recipe(path / "recipe.toml"))))
+    is_known = False
     for book in books:
         row = book.model_row(params_digest(start.params))
-        if row is not None:
+        if row is None:
+            continue
+        is_known, lineage = True, tuple(book.cost(row["run"], row["hash"]))
+        # Without any it is what a run began with: how that run went on, seeded or not, says nothing of it.
+        if lineage:
             opened = book.run_rows(row["run"])[0]
             return start._replace(
-                lineage=tuple(book.cost(row["run"], row["hash"])),
+                lineage=lineage,
                 distance=book.distance(row["run"]),
                 adjacency=opened["adjacency"],
                 seeded=opened["randomness"] != "operating system",
             )
-    if start.card.run is not None:
+    if start.card.run is not None and not is_known:
         raise RecipeError(
             f"[model] warm_start says it comes from run {start.card.run}, but no ledger knows its parameters; name the folder of that run"
         )
