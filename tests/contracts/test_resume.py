@@ -14,6 +14,7 @@ from taciturn.fleets.simulated import SimulatedFleet
 from taciturn.privacy.account import Account
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.ledger import Ledger
+from taciturn.privacy.records import RecordError, Records
 from taciturn.release.checkpoint import load_model
 from taciturn.run import resume_run, train_run
 from taciturn.run_folder import RunError
@@ -88,15 +89,17 @@ def uninterrupted(runs_to_the_end, kind) -> list[np.ndarray]:
 def cut_after_charging(patch: pytest.MonkeyPatch, round: int) -> None:
     charge, where = Account.charge, round
 
-    def cut(self: Account, round: int, attempt: int, seal: str, log: str = "") -> None:
-        charge(self, round, attempt, seal, log)
+    def cut(self: Account, round: int, record: str, log: str = "") -> None:
+        charge(self, round, record, log)
         if round == where:
             raise Cut
 
     patch.setattr(Account, "charge", cut)
 
 
-@pytest.mark.parametrize("place", ["before the charge", "after the charge", "after the release", "while saving"])
+@pytest.mark.parametrize(
+    "place", ["before the record", "before the charge", "after the charge", "after the release", "while saving"]
+)
 @pytest.mark.parametrize("occurrence", [1, 4])
 def test_a_seeded_run_cut_off_at_any_place_ends_with_the_same_parameters(
     population, recipe, tmp_path, uninterrupted, monkeypatch, place, occurrence
@@ -111,6 +114,9 @@ def test_a_seeded_run_cut_off_at_any_place_ends_with_the_same_parameters(
 
     with monkeypatch.context() as patch:
         charge, mean, write = Account.charge, Curator.private_mean, files.write_atomically
+        if place == "before the record":
+            record = Records.write
+            patch.setattr(Records, "write", lambda *a: (cut_here(), record(*a))[1])
         if place == "before the charge":
             patch.setattr(Account, "charge", lambda *a: (cut_here(), charge(*a)))
         if place == "after the charge":
@@ -129,25 +135,41 @@ def test_a_seeded_run_cut_off_at_any_place_ends_with_the_same_parameters(
     assert finished.guarantee.releases == recipe.run.rounds
 
 
-def test_a_total_that_comes_out_differently_gets_other_noise_and_is_charged_again(
-    population, recipe, tmp_path, monkeypatch
+def test_a_total_that_would_come_out_differently_is_not_released_a_second_time(
+    population, recipe, tmp_path, uninterrupted, monkeypatch
 ):
-    """A resumed round whose sum differs in one bit (another machine, another library) must not meet the old noise."""
+    """A sum that differs in one bit (another machine, another library) must not meet the old noise: what was charged is given out from its
+    record, and only the rounds after it are summed."""
     with monkeypatch.context() as patch:
         cut_after_charging(patch, round=4)
         with pytest.raises(Cut):
             train_run(recipe, tmp_path / "cut", quietly)
+    sums = []
     with monkeypatch.context() as patch:
         sum_reports = SimulatedFleet.sum_reports
-        patch.setattr(
-            SimulatedFleet, "sum_reports", lambda self, *a: jax.tree.map(lambda leaf: leaf + 1, sum_reports(self, *a))
-        )
+
+        def otherwise(self, *arguments):
+            sums.append(arguments)
+            return jax.tree.map(lambda leaf: leaf + 1, sum_reports(self, *arguments))
+
+        patch.setattr(SimulatedFleet, "sum_reports", otherwise)
         finished = resume_run(tmp_path / "cut", quietly)
-    assert finished.guarantee.releases == recipe.run.rounds + 1
+    assert finished.guarantee.releases == recipe.run.rounds
     rows = Ledger(population.folder / "ledger.jsonl").run_rows("cut")
-    attempts = [(row["round"], row["attempt"]) for row in rows if row["kind"] == "charge"]
-    assert (4, 0) in attempts
-    assert (4, 1) in attempts
+    assert [row["round"] for row in rows if row["kind"] == "charge"] == list(range(recipe.run.rounds))
+    assert len(sums) == recipe.run.rounds - 5
+    assert not same(params_of(tmp_path / "cut"), uninterrupted)  # the twin: a sum that is otherwise would have shown
+
+
+def test_a_run_whose_record_is_gone_does_not_go_on(population, recipe, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        cut_after_charging(patch, round=4)
+        with pytest.raises(Cut):
+            train_run(recipe, tmp_path / "cut", quietly)
+    for path in (tmp_path / "cut" / "private" / "releases").iterdir():
+        path.unlink()
+    with pytest.raises(RecordError, match="record is gone"):
+        resume_run(tmp_path / "cut", quietly)
 
 
 def test_a_run_with_fresh_entropy_goes_on_soundly(population, tmp_path, monkeypatch):
@@ -157,7 +179,7 @@ def test_a_run_with_fresh_entropy_goes_on_soundly(population, tmp_path, monkeypa
         with pytest.raises(Cut):
             train_run(recipe, tmp_path / "cut", quietly)
     finished = resume_run(tmp_path / "cut", quietly)
-    assert finished.guarantee.releases >= recipe.run.rounds
+    assert finished.guarantee.releases == recipe.run.rounds
     assert finished.guarantee.randomness == "operating system"
 
 
@@ -184,6 +206,7 @@ def test_secrets_are_readable_by_their_owner_alone(population, recipe, tmp_path,
         "devices.npz",
         "queue.json",
         *(f"model-{number}.safetensors" for number in range(9)),
+        *(f"release-{number}" for number in range(9)),
     }
     assert modes.keys() - devices == {"root", "state.safetensors"}
     assert set(modes.values()) == {0o600}

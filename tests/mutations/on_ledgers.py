@@ -126,7 +126,7 @@ MUTATIONS = (
     Mutation(
         "a sampler's distance that costs nothing",
         "ε is stated for an ideal that no machine draws.",
-        (Edit(BUDGET, "    while distance > 0:\n", "    while False:\n"),),
+        (Edit("privacy/conversions.py", "    if distance == 0:\n", "    if distance >= 0:\n"),),
         (f"{LIMITS}::test_a_distance_costs_one_and_e_to_the_epsilon_times_itself_of_delta",),
     ),
     Mutation(

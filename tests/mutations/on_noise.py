@@ -2,10 +2,10 @@
 
 from mutation import Edit, Mutation
 
-NOISE, MECHANISM, CORRELATED = "privacy/noise.py", "privacy/mechanism.py", "privacy/correlated_noise.py"
+SAMPLER, MECHANISM, CORRELATED = "privacy/sampler.py", "privacy/mechanism.py", "privacy/correlated_noise.py"
 ADAPTIVE, CURATOR, PARTICIPATION = "privacy/adaptive_clip.py", "privacy/curator.py", "privacy/participation.py"
-STDDEV = "return noise.multiplier * sensitivity * bound.sensitivity(round) if"
-DECODE = "clipping.decode(bound, bound.public(state.round), total)"
+DEVIATION = "return _grid(noise, noise.multiplier * reach,"
+NOISED = "noised = wide.add(wide.shifted(estimator.steps(sums, total.weight), grid(size).bits), drawn)"
 GAUSSIAN_OF_A_RUN = "GaussianDpEvent(noise_multiplier / math.sqrt(square)) for square in rising"
 COLUMN = "noise.strategy.sensitivity_squared(noise.strategy.rows, 0, 1) ** 0.5"
 COVARIANCE = "tests/privacy/test_correlated_noise.py::test_noise_has_the_covariance_over_rounds_that_is_charged_for"
@@ -15,28 +15,34 @@ MUTATIONS = (
     Mutation(
         "half the noise",
         "At z = 1 the true ε is more than twice the one that is stated.",
-        (Edit(NOISE, "/ math.sqrt(DRAWS))", "/ DRAWS)"),),
+        (Edit(MECHANISM, "sampler.spread(wanted * 2.0**bits)", "sampler.spread(0.5 * wanted * 2.0**bits)"),),
+        ("tests/privacy/test_noise.py::test_the_noise_is_not_off_by_a_millionth",),
+    ),
+    Mutation(
+        "a sampler of half the noise",
+        "At z = 1 the true ε is more than twice the one that is stated.",
+        (Edit(SAMPLER, "wide.of(discrete(table, bits))", "wide.of(discrete(table, bits) // 2)"),),
         (
             "tests/privacy/test_noise.py::test_the_noise_has_the_stated_deviation_and_not_two_thirds_or_three_halves_of_it",
         ),
         statistical=True,
     ),
     Mutation(
-        "noise of one float32 normal",
-        "It stops at 5.4 standard deviations, on a grid that gives away the value beneath.",
-        (Edit(NOISE, "DRAWS = 4", "DRAWS = 1"),),
+        "noise without tails",
+        "It stops at 5 standard deviations: whatever lies beyond gives away what is beneath.",
+        (
+            Edit(
+                SAMPLER,
+                "return jnp.where(first & 1 == 1, -found, found)",
+                "found = jnp.minimum(found, 5 * BASE)\n    return jnp.where(first & 1 == 1, -found, found)",
+            ),
+        ),
         ("tests/privacy/test_noise.py::test_tails_reach_beyond_what_one_float32_normal_can",),
-    ),
-    Mutation(
-        "noise too small for a float",
-        "It is lost, and ε is stated as if it were there.",
-        (Edit(MECHANISM, "if least < LEAST_STDDEV:", "if False:"),),
-        ("tests/privacy/test_attacks.py::test_noise_too_small_for_a_float_is_refused_rather_than_left_out",),
     ),
     Mutation(
         "half the noise under an adaptive clip norm",
         "At z = 1 the true ε is more than twice the one that is stated.",
-        (Edit(MECHANISM, "tree.scale(drawn, multiplier * ", "tree.scale(drawn, 0.5 * multiplier * "),),
+        (Edit(MECHANISM, "return _grid(noise, multiplier * ", "return _grid(noise, 0.5 * multiplier * "),),
         (
             "tests/privacy/test_adaptive_clip.py::test_each_round_is_noised_for_the_clip_norm_its_reports_were_made_under",
         ),
@@ -44,7 +50,13 @@ MUTATIONS = (
     Mutation(
         "no noise on the count of clipped updates",
         "How many updates were short is released exactly, round after round.",
-        (Edit(MECHANISM, "clip.count_stddev * drawn_count", "0.0 * drawn_count"),),
+        (
+            Edit(
+                MECHANISM,
+                "wide.add(wide.shifted(wide.of(halves), counting.bits), for_count)",
+                "wide.shifted(wide.of(halves), counting.bits)",
+            ),
+        ),
         (
             "tests/privacy/test_adaptive_clip.py::test_updates_and_counts_are_noised_independently_and_each_as_strongly_as_charged",
         ),
@@ -67,7 +79,7 @@ MUTATIONS = (
     Mutation(
         "bits that count twice",
         "Noise is made for bits of −½ and ½, and bits of −1 and 1 are added up.",
-        (Edit(MECHANISM, "(halves / 2 + clip.count_stddev", "(halves + clip.count_stddev"),),
+        (Edit(MECHANISM, "wide.of(halves)", "wide.of(2 * halves)"),),
         (f"{FOUND}::test_one_user_moves_an_adaptive_round_by_the_clip_norm_in_force_and_by_half_a_count",),
     ),
     Mutation(
@@ -75,9 +87,10 @@ MUTATIONS = (
         "One layer of the model leaves as it is, with whatever it says of anyone.",
         (
             Edit(
-                NOISE,
-                "[one(position, leaf) for position, leaf in enumerate(leaves)]",
-                "[*(one(position, leaf) for position, leaf in enumerate(leaves[:-1])), jnp.zeros_like(leaves[-1])]",
+                MECHANISM,
+                NOISED,
+                "last = jax.tree.leaves(total.update)[-1].size\n"
+                f"        drawn = jax.tree.map(lambda words: words.at[-last:].set(0), drawn)\n        {NOISED}",
             ),
         ),
         (f"{FOUND}::test_every_value_of_every_layer_is_noised",),
@@ -87,29 +100,46 @@ MUTATIONS = (
         "Biases are few and easily forgotten: the bias of a word says how often it was typed.",
         (
             Edit(
-                NOISE,
-                "return stddev * (sum(draws[1:], draws[0]) / math.sqrt(DRAWS))",
-                "return stddev * (sum(draws[1:], draws[0]) / math.sqrt(DRAWS)) * (jnp.ndim(leaf) > 1)",
+                MECHANISM,
+                NOISED,
+                "highs = jax.tree.leaves(total.update)[::2]\n"
+                "        matrices = jnp.concatenate([jnp.full(leaf.size, leaf.ndim > 1) for leaf in highs])\n"
+                f"        drawn = wide.where(matrices, drawn, wide.zeros((size,)))\n        {NOISED}",
             ),
         ),
         (f"{FOUND}::test_every_value_of_every_layer_is_noised",),
     ),
     Mutation(
-        "one noise key for two layers",
-        "Noise that two layers share is taken off by subtracting one from the other.",
-        (Edit(NOISE, "leaf_keys[index, position]", "leaf_keys[index, 0]"),),
+        "one block of random bits for many values",
+        "Noise that two values share is taken off by subtracting one from the other.",
+        (
+            Edit(
+                SAMPLER,
+                "jnp.arange(-(-size // WORDS), dtype=jnp.uint32)",
+                "jnp.arange(-(-size // WORDS), dtype=jnp.uint32) % 50",
+            ),
+        ),
         ("tests/privacy/test_noise.py::test_no_two_leaves_and_no_two_rounds_share_noise",),
+    ),
+    Mutation(
+        "one stream for updates and their count",
+        "The count tells the noise of the first value.",
+        (Edit(MECHANISM, "key, 2 * stream + 1, 1)", "key, 2 * stream, 1)"),),
+        (
+            "tests/privacy/test_adaptive_clip.py::test_updates_and_counts_are_noised_independently_and_each_as_strongly_as_charged",
+        ),
+        statistical=True,
     ),
     Mutation(
         "one noise key for two rounds",
         "The difference of two models has no noise in it.",
-        (Edit(CURATOR, 'f"noise {seal}", round, attempt)', '"noise", 0, attempt)'),),
+        (Edit(CURATOR, 'f"noise {drawn}", round)', 'f"noise {drawn}", 0)'),),
         (f"{FOUND}::test_no_two_rounds_of_a_run_share_noise",),
     ),
     Mutation(
         "one noise key for two levels of a tree",
         "Nodes that should have noise of their own cancel each other's.",
-        (Edit(CORRELATED, "jax.random.fold_in(key, level)", "jax.random.fold_in(key, 0 * level)"),),
+        (Edit(CORRELATED, "guess(draw(level + 1), ", "guess(draw(0 * level), "),),
         (f"{COVARIANCE}[honaker]",),
         statistical=True,
     ),
@@ -119,8 +149,8 @@ MUTATIONS = (
         (
             Edit(
                 CURATOR,
-                'keys.derive(self._root, f"noise {seal}", round, attempt)',
-                'keys.derive(bytes(32), f"noise {seal}", round, attempt)',
+                'keys.derive(self._root, f"noise {drawn}", round)',
+                'keys.derive(bytes(32), f"noise {drawn}", round)',
             ),
         ),
         (f"{FOUND}::test_noise_and_cohorts_do_not_follow_from_what_is_public",),
@@ -144,47 +174,6 @@ MUTATIONS = (
         (f"{FOUND}::test_one_root_under_two_recipes_or_noise_multipliers_has_other_noise",),
     ),
     Mutation(
-        "noise for the next round's clip norm",
-        "Where the clip norm falls, the last round before has too little noise for its reports.",
-        (
-            Edit(
-                MECHANISM,
-                "noise.next(state.noise, average, stddev(state.round), keys)",
-                "noise.next(state.noise, average, stddev(state.round + 1), keys)",
-            ),
-        ),
-        ("tests/privacy/test_noise.py::test_a_falling_clip_norm_takes_the_noise_down_with_it_and_costs_the_same",),
-        statistical=True,
-    ),
-    Mutation(
-        "reports counted at the clip norm of the round before",
-        "Where the clip norm falls, a report is taken for as much longer as it fell, and noise is not.",
-        (Edit(MECHANISM, DECODE, DECODE.replace("state.round", "jnp.maximum(state.round - 1, 0)")),),
-        (f"{FOUND}::test_where_the_clip_norm_falls_a_report_counts_for_the_new_one",),
-    ),
-    Mutation(
-        "reports counted at the clip norm that is still to come (adaptive)",
-        "Where the estimate has risen, a report is taken for as much longer as it rose, and noise is not.",
-        (Edit(MECHANISM, "clipping.decode(whole, norms.clip_norm, ", "clipping.decode(whole, norms.estimate, "),),
-        (f"{FOUND}::test_one_user_moves_an_adaptive_round_by_the_clip_norm_in_force_and_by_half_a_count",),
-    ),
-    Mutation(
-        "noise for the clip norm that is still to come (adaptive)",
-        "Where the estimate has fallen, reports made under the older, larger clip norm have too little noise.",
-        (Edit(MECHANISM, "multiplier * sensitivity * norms.clip_norm)", "multiplier * sensitivity * norms.estimate)"),),
-        (
-            "tests/privacy/test_adaptive_clip.py::test_each_round_is_noised_for_the_clip_norm_its_reports_were_made_under",
-        ),
-    ),
-    Mutation(
-        "noise for the clip norm that a run began with (adaptive)",
-        "Where the clip norm has risen, reports have too little noise.",
-        (Edit(MECHANISM, "multiplier * sensitivity * norms.clip_norm)", "multiplier * sensitivity * clip.start)"),),
-        (
-            "tests/privacy/test_adaptive_clip.py::test_each_round_is_noised_for_the_clip_norm_its_reports_were_made_under",
-        ),
-    ),
-    Mutation(
         "a clip norm that adapts between restarts",
         "Rows that share noise are made under different clip norms, which their cost does not cover.",
         (Edit(MECHANISM, "jnp.where(is_restart, norms.estimate, norms.clip_norm)", "norms.estimate"),),
@@ -193,7 +182,7 @@ MUTATIONS = (
     Mutation(
         "a clip norm that falls under correlated noise",
         "Rows that share noise are made under different clip norms, which their cost does not cover.",
-        (Edit(MECHANISM, "if correlated and least != ", "if False and least != "),),
+        (Edit(MECHANISM, "if correlated and len(set(bound.clip_norms)) > 1:", "if False:"),),
         (
             "tests/privacy/test_participation_log.py::"
             "test_correlated_noise_is_refused_with_sampling_and_with_a_clip_norm_that_changes",
@@ -205,14 +194,15 @@ MUTATIONS = (
         (
             Edit(
                 CORRELATED,
-                "inner = jax.tree.map(lambda fresh, old: jnp.where(is_new, fresh, old), init(like), inner)",
-                "before, inner = inner, jax.tree.map(lambda new, old: jnp.where(is_new, new, old), init(like), inner)",
+                "        is_new = jnp.any(row == starts)\n",
+                "        is_new, before = jnp.any(row == starts), inner[-1]\n",
             ),
             Edit(
                 CORRELATED,
                 "return residual, (row + 1, inner)",
-                "left = jax.tree.map(lambda kept: jnp.where(is_new, jnp.sum(kept, axis=0), 0.0), before[-1])\n"
-                "        return trees.subtract(residual, left), (row + 1, inner)",
+                "for level in range(before.low.shape[0]):\n"
+                "            residual = wide.where(is_new, wide.subtract(residual, _level(before, level)), residual)\n"
+                "        return residual, (row + 1, inner)",
             ),
         ),
         (f"{COVARIANCE}[tree, restarted]",),
@@ -224,8 +214,8 @@ MUTATIONS = (
         (
             Edit(
                 CORRELATED,
-                "lambda root, kept: root - jnp.sum(kept, axis=0)",
-                "lambda root, kept: 0 * root - jnp.sum(kept, axis=0)",
+                "            for height in range(levels):\n",
+                "            root = wide.zeros(root.high.shape)\n            for height in range(levels):\n",
             ),
         ),
         (f"{COVARIANCE}[tree, restarted]",),
@@ -242,7 +232,7 @@ MUTATIONS = (
         "σ and ρ both scaled by the sensitivity",
         "Noise grows with the strategy's sensitivity and the cost falls by it, twice over: ρ is stated too small by its square.",
         (
-            Edit(MECHANISM, STDDEV, STDDEV.replace("return ", f"return {COLUMN} * ")),
+            Edit(MECHANISM, DEVIATION, DEVIATION.replace("noise.multiplier", f"{COLUMN} * noise.multiplier")),
             Edit(PARTICIPATION, GAUSSIAN_OF_A_RUN, GAUSSIAN_OF_A_RUN.replace("/ math.sqrt", "* math.sqrt")),
         ),
         ("tests/privacy/test_sensitivity.py::test_one_convention_sigma_from_z_and_the_cost_from_the_sensitivity",),
@@ -250,7 +240,7 @@ MUTATIONS = (
     Mutation(
         "σ divided by the sensitivity that ρ is multiplied by",
         "The same the other way around: ρ is stated for more noise than there is.",
-        (Edit(MECHANISM, STDDEV, STDDEV.replace("return ", f"return 1 / ({COLUMN}) * ")),),
+        (Edit(MECHANISM, DEVIATION, DEVIATION.replace("noise.multiplier", f"noise.multiplier / {COLUMN}")),),
         (f"{FOUND}::test_correlated_noise_is_made_of_white_noise_of_z_clip_norms",),
     ),
     Mutation(

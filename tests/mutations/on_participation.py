@@ -14,9 +14,8 @@ MUTATIONS = (
         (
             Edit(
                 PARTICIPATION,
-                "return available[generator.random(len(available)) < self.probability]",
-                "size = round(self.probability * len(available))\n"
-                "        return np.sort(generator.choice(available, size, replace=False))",
+                "return available[coins.happens(self.probability, len(available))]",
+                "return coins.chosen(available, round(self.probability * len(available)))",
             ),
         ),
         (f"{CLAIMS}::test_poisson_selects_each_user_independently_with_probability_q",),
@@ -51,9 +50,9 @@ MUTATIONS = (
         "They count for two clip norms.",
         (
             Edit(
-                PARTICIPATION,
-                "return np.sort(generator.choice(available, self.size, replace=False))",
-                "return np.sort(generator.choice(available, self.size, replace=True))",
+                "privacy/chacha20.py",
+                "places[index], places[other] = places[other], places[index]",
+                "places[index] = other",
             ),
         ),
         (f"{CLAIMS}::test_a_fixed_cohort_has_its_size_and_no_one_twice",),
@@ -192,27 +191,20 @@ MUTATIONS = (
         (
             Edit(
                 CURATOR,
-                "keys.generator(keys.derive(self._root, purpose, row, attempt))",
-                "keys.generator(keys.derive(bytes(32), purpose, row, attempt))",
+                'Coins(keys.derive(self._now, "cohort", round, attempt))',
+                'Coins(keys.derive(bytes(32), "cohort", round, attempt))',
             ),
         ),
         (f"{FOUND}::test_noise_and_cohorts_do_not_follow_from_what_is_public",),
-    ),
-    Mutation(
-        "the same cohort again after a crash",
-        "Two releases about one sample cost more than two rounds.",
-        (
-            Edit(CURATOR, 'self._drawn(round, "cohort", attempt)\n', 'self._drawn(round, "cohort", 0)\n'),
-            Edit(CURATOR, 'self._drawn(round, "cohort", attempt)  # Cᵗ', 'self._drawn(round, "cohort", 0)  # Cᵗ'),
-        ),
-        (f"{FOUND}::test_a_round_that_is_done_again_asks_others",),
     ),
     Mutation(
         "the same coins for two rows",
         "Two rows have one cohort, which their cost takes for two that were drawn.",
         (
             Edit(
-                CURATOR, 'self._drawn(row, "cohort of a row", failures)', 'self._drawn(0, "cohort of a row", failures)'
+                CURATOR,
+                'Coins(keys.derive(self._now, "cohort", round, attempt))',
+                'Coins(keys.derive(self._now, "cohort", 0, attempt))',
             ),
         ),
         (f"{ENTRIES}::test_no_two_rows_are_drawn_with_the_same_coins_whatever_crashes_there_were",),

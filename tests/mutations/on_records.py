@@ -1,4 +1,4 @@
-"""What is on record before anything leaves: charges, seals, lost rows, budgets, ledgers, exports."""
+"""What is on record before anything leaves: releases, charges, budgets, ledgers, exports."""
 
 from mutation import Edit, Mutation
 
@@ -12,20 +12,20 @@ ATTACKS, ENTRIES, BOOKS = (
     "tests/privacy/test_ledger.py",
 )
 FOUND = "tests/privacy/test_mutations_found.py"
-LOST_ROWS = f"{ENTRIES}::test_rounds_that_cannot_be_repeated_use_up_their_rows_of_noise[1]"
+LOST_ROWS = (
+    f"{ENTRIES}::test_rounds_that_would_come_out_otherwise_are_given_out_from_their_records_and_noise_goes_on[1]"
+)
+CHARGE = 'self.account.charge(round, record, self._log.mark(round) if self._log else "")  # M.accum_priv_spending(z)\n'
 
 MUTATIONS = (
     Mutation(
-        "charged after the release",
-        "A crash in between leaves a release that nobody was ever charged for.",
+        "released although its charge failed",
+        "There is a release that nobody was ever charged for.",
         (
             Edit(
                 CURATOR,
-                "        self.account.charge(round, attempt, seal, mark)  # M.accum_priv_spending(z)\n"
-                "        return self._released(state, total, seal, round, attempt)",
-                "        released = self._released(state, total, seal, round, attempt)\n"
-                "        self.account.charge(round, attempt, seal, mark)\n"
-                "        return released",
+                f"            {CHARGE}",
+                f"            try:\n                {CHARGE}            except BaseException:\n                pass\n",
             ),
         ),
         (f"{FOUND}::test_the_charge_is_on_disk_before_anything_is_released",),
@@ -34,87 +34,42 @@ MUTATIONS = (
         "a charge that is not synced",
         "A power cut takes the charge and leaves the release.",
         (Edit(CHAIN, "        os.fsync(file.fileno())\n", ""),),
-        (f"{FOUND}::test_a_charge_and_an_entry_of_the_log_are_synced_before_they_count",),
+        (f"{FOUND}::test_a_record_a_charge_and_an_entry_of_the_log_are_synced_before_they_count",),
     ),
     Mutation(
         "a log that is not synced",
         "A power cut takes the entry and leaves the release: who took part may come back at once.",
         (Edit("privacy/participation_log.py", "                os.fsync(file.fileno())\n", ""),),
-        (f"{FOUND}::test_a_charge_and_an_entry_of_the_log_are_synced_before_they_count",),
+        (f"{FOUND}::test_a_record_a_charge_and_an_entry_of_the_log_are_synced_before_they_count",),
     ),
     Mutation(
-        "the same noise under two totals after a crash",
-        "The difference of the two releases has no noise in it.",
-        (Edit(CURATOR, "if hmac.compare_digest(seal, self._seal(total, state, round, attempt)):", "if seal:"),),
-        (f"{ATTACKS}::test_a_second_call_with_other_params_gets_other_noise_and_a_charge",),
-    ),
-    Mutation(
-        "the same noise under two totals after a crash (correlated)",
-        "The difference of the two releases has no noise in it.",
+        "a charged round that is computed again",
+        "Where its sum comes out otherwise, the difference of the two releases has no noise in it.",
         (
             Edit(
                 CURATOR,
-                "if total is not None and hmac.compare_digest(seal, self._seal(total, state, round, attempt)):",
-                "if total is not None:",
+                'release, drawn = self._records.read(round, self.account.charges[round]["record"], params)\n'
+                "            after = self._follow(state, release, self._noise_key(drawn, round))",
+                "cohort = self._log.cohort(round) if self._log else self._drawn(round, 0)\n"
+                '            key = self._noise_key(f"{self.account.nonce.hex()}-0", round)\n'
+                "            release, after = self._release(state, self._total(params, state, cohort, round, 0), key)",
             ),
         ),
-        (LOST_ROWS,),
+        (f"{ATTACKS}::test_a_second_call_with_other_params_gets_what_was_charged_and_nothing_else", LOST_ROWS),
     ),
     Mutation(
-        "a seal that leaves out the total",
-        "After a crash another total is released with the same noise, and their difference has none.",
-        (Edit(CURATOR, "fingerprint(secret, (total, state))", "fingerprint(secret, state)"),),
-        (f"{ATTACKS}::test_a_second_call_with_other_params_gets_other_noise_and_a_charge",),
+        "a record that is not synced",
+        "A power cut takes the release and leaves its charge: the run cannot go on, or what was paid for is computed again.",
+        (Edit("files.py", "        os.fsync(file.fileno())\n", ""),),
+        (f"{FOUND}::test_a_record_a_charge_and_an_entry_of_the_log_are_synced_before_they_count",),
     ),
     Mutation(
-        "a seal that leaves out the state",
-        "The same noise at two sizes, or from another row: a combination of the two releases has none.",
-        (Edit(CURATOR, "fingerprint(secret, (total, state))", "fingerprint(secret, total)"),),
-        (f"{ENTRIES}::test_rounds_cannot_start_from_another_state_than_the_last_one_left",),
-    ),
-    Mutation(
-        "a seal that only adds up",
-        "Two totals of the same sum are taken for one, and get the same noise.",
-        (
-            Edit(
-                "privacy/seals.py",
-                "threefry_2x32(own, jnp.concatenate([places, words]))",
-                "(jnp.concatenate([words, words]) + own[0])",
-            ),
-        ),
-        ("tests/privacy/test_seals.py::test_the_same_numbers_in_other_places_are_another_total",),
-    ),
-    Mutation(
-        "a seal that anyone can work out",
-        "It stands in the ledger, and tells whoever guesses a total, with one user or without, whether the guess is right.",
-        (
-            Edit(
-                CURATOR,
-                'secret = keys.derive(self._root, "seal", round, attempt)',
-                'secret = keys.derive(bytes(32), "seal", round, attempt)',
-            ),
-        ),
-        (f"{FOUND}::test_a_seal_says_nothing_of_a_total_to_who_has_no_root",),
-    ),
-    Mutation(
-        "noise keys without the seal",
-        "Two copies of a ledger give the same noise to two totals.",
-        (Edit(CURATOR, 'f"noise {seal}", round', '"noise", round'),),
-        (f"{ATTACKS}::test_a_copy_of_the_ledger_does_not_bring_noise_back_for_another_total",),
-    ),
-    Mutation(
-        "lost rows that are not drawn",
-        "After a crash noise branches: two rows take back the same noise, which is charged once.",
-        (Edit(CURATOR, "for lost in charges[row:]:", "for lost in charges[:0]:"),),
-        (LOST_ROWS,),
-    ),
-    Mutation(
-        "lost rows that are drawn and forgotten",
+        "noise that is forgotten where a release is on record",
         "After a crash noise branches: two rows take back the same noise, which is charged once.",
         (
             Edit(
                 "privacy/mechanism.py",
-                "_, noise_state = noise.next(state.noise, params, stddev(state.round), keys)\n"
+                "_, noise_state = noise.next(state.noise, draw(key, tree.size(release.estimate)))\n"
                 "        return State(state.round + 1, noise_state)",
                 "return State(state.round + 1, state.noise)",
             ),
@@ -123,16 +78,18 @@ MUTATIONS = (
         statistical=True,
     ),
     Mutation(
-        "lost rows that are forgotten (adaptive)",
+        "noise that is forgotten where a release is on record (adaptive)",
         "After a crash noise branches: two rows take back the same noise, which is charged once.",
         (
             Edit(
                 "privacy/mechanism.py",
-                "return following(state, state.norms, noise_state)",
-                "return following(state, state.norms, state.noise)",
+                "return following(state, release.share, noise_state)",
+                "return following(state, release.share, state.noise)",
             ),
         ),
-        ("tests/privacy/test_adaptive_clip.py::test_skipped_rows_keep_the_noise_in_step_and_restart_where_they_would",),
+        (
+            "tests/privacy/test_adaptive_clip.py::test_the_state_after_a_release_on_record_is_the_one_that_the_release_left",
+        ),
     ),
     Mutation(
         "correlated noise from any state",
@@ -149,20 +106,14 @@ MUTATIONS = (
     Mutation(
         "a release that is never charged",
         "It costs people their privacy, and the ledger says that it cost nothing.",
-        (Edit(CURATOR, "        self.account.charge(round, attempt, seal, mark)  # M.accum_priv_spending(z)\n", ""),),
+        (Edit(CURATOR, f"            {CHARGE}", ""),),
         (f"{ATTACKS}::test_a_round_charged_and_lost_is_released_again_byte_for_byte",),
     ),
     Mutation(
-        "rounds done again for free",
-        "What a crash made necessary to release again is not counted in ε.",
-        (
-            Edit(
-                LEDGER,
-                'charges = sum(row["kind"] == "charge" for row',
-                'charges = sum(row["kind"] == "charge" and row["attempt"] == 0 for row',
-            ),
-        ),
-        (f"{FOUND}::test_a_round_that_is_charged_twice_costs_twice",),
+        "charges out of turn",
+        "A charge no longer says which row of noise it is for: a release is given out for another's record, or twice.",
+        (Edit(ACCOUNT, "if round != len(self.charges):", "if False:"),),
+        (f"{FOUND}::test_no_round_is_charged_twice_or_out_of_turn_and_two_cost_twice",),
     ),
     Mutation(
         "all rounds cost what one does",
@@ -311,8 +262,20 @@ MUTATIONS = (
     Mutation(
         "two processes at one run",
         "Both release, and one of them charges.",
-        (Edit(ACCOUNT, "!= len(opened):", "< 0:"),),
+        (Edit(ACCOUNT, "!= len(self._opened_rows):", "< 0:"),),
         (f"{BOOKS}::test_two_processes_on_one_run_are_noticed",),
+    ),
+    Mutation(
+        "a process that lost its run and writes on",
+        "It overwrites the release that another process was charged for, and the run cannot go on.",
+        (
+            Edit(
+                CURATOR,
+                "            self.account.check_alone()  # else the record of another process would be overwritten, which may be charged\n",
+                "",
+            ),
+        ),
+        (f"{ATTACKS}::test_of_two_processes_at_one_run_the_one_that_did_not_go_on_with_it_releases_nothing",),
     ),
     Mutation(
         "a run gone on with under less noise",

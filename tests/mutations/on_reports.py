@@ -114,9 +114,9 @@ MUTATIONS = (
         (
             Edit(
                 CLIPPING,
-                "return Bound(schedule.at, _clip, pack, unpack, schedule.at,",
+                "return Bound(schedule.at, _clip, pack, unpack, step, REACH,",
                 "as_it_is = lambda norm, update, key=None: update\n"
-                "    return Bound(schedule.at, _clip, as_it_is, as_it_is, schedule.at,",
+                "    return Bound(schedule.at, _clip, as_it_is, as_it_is, step, math.inf,",
             ),
         ),
         (
@@ -140,7 +140,7 @@ MUTATIONS = (
     Mutation(
         "sums that overflow",
         "The sum of a large cohort wraps around, and one user more turns it from the largest into the smallest number.",
-        (Edit(CLIPPING, "STEPS = 2.0**15", "STEPS = 2.0**17"),),
+        (Edit(CLIPPING, "DIGIT = 15  # bits", "DIGIT = 17  # bits"),),
         ("tests/privacy/test_attacks_again.py::test_the_most_reports_there_may_be_do_not_overflow",),
     ),
     Mutation(
@@ -150,11 +150,17 @@ MUTATIONS = (
         (f"{FOUND}::test_a_cohort_larger_than_a_total_has_room_for_is_not_summed",),
     ),
     Mutation(
-        "no noise for the rounding of totals",
-        "A total that becomes floats is rounded, and in large cohorts one user moves it by more than the clip norm.",
-        (Edit("privacy/mechanism.py", "return sensitivity * (1 + most_reports * 2.0**-21)", "return sensitivity"),),
+        "totals rounded before they are noised",
+        "How everybody's sum is rounded follows from one user, who moves it by more than noise is made for.",
         (
-            "tests/privacy/test_attacks_again.py::test_rounding_of_a_total_moves_an_estimate_by_no_more_than_the_noise_is_made_for",
+            Edit(
+                CLIPPING,
+                "return wide.add(wide.shifted(wide.of(sums.high), DIGIT), wide.of(sums.low))",
+                "return wide.shifted(wide.of(sums.high + (sums.low >> DIGIT)), DIGIT)",
+            ),
+        ),
+        (
+            "tests/privacy/test_attacks_again.py::test_one_more_user_moves_what_is_noised_by_the_report_and_by_nothing_else",
         ),
     ),
     Mutation(
@@ -192,8 +198,8 @@ MUTATIONS = (
         (
             Edit(
                 ESTIMATORS,
-                "Estimator(lambda total: tree.scale(total.update, 1.0 / expected_weight), ",
-                "Estimator(lambda total: tree.scale(total.update, 1.0 / jnp.maximum(total.weight, 1e-9)), ",
+                "steps=lambda sums, weight: sums,",
+                "steps=lambda sums, weight: wide.divided(wide.shifted(sums, DIGIT), jnp.maximum(1, weight)),",
             ),
         ),
         ("tests/privacy/test_estimators.py::test_the_fixed_denominator_does_not_look_at_who_came",),
@@ -201,21 +207,27 @@ MUTATIONS = (
     Mutation(
         "a clipped denominator without its floor",
         "Alone in a cohort, one light user is the whole average.",
-        (Edit(ESTIMATORS, "jnp.maximum(least_weight, total.weight)", "jnp.maximum(1e-9, total.weight)"),),
+        (Edit(ESTIMATORS, "jnp.maximum(jnp.int32(least), weight)", "jnp.maximum(1, weight)"),),
         (
-            "tests/privacy/test_estimators.py::test_one_user_of_norm_at_most_1_moves_the_estimate_by_at_most_its_sensitivity",
+            "tests/privacy/test_estimators.py::test_one_user_of_norm_at_most_1_moves_what_is_noised_by_at_most_its_sensitivity",
         ),
     ),
     Mutation(
         "a clipped denominator noised for S, not 2S",
         "A user moves numerator and denominator; half of that goes unprotected.",
-        (Edit(ESTIMATORS, "2.0 / least_weight", "1.0 / least_weight"),),
+        (Edit(ESTIMATORS, "2.0 * STEPS / least", "1.0 * STEPS / least"),),
         ("tests/privacy/test_estimators.py::test_lemma_1_bounds_are_the_papers",),
     ),
     Mutation(
         "noise on an average that one user can move anywhere",
         "No noise is enough for the plain mean, or for updates without a clip; ε would be stated all the same.",
-        (Edit("privacy/mechanism.py", "if not math.isfinite(least):", "if False:"),),
+        (
+            Edit(
+                "privacy/mechanism.py",
+                "if is_private and not math.isfinite(bound.reach",
+                "if False and not math.isfinite(bound.reach",
+            ),
+        ),
         ("tests/privacy/test_noise.py::test_noise_without_a_bounded_sensitivity_is_refused",),
     ),
     Mutation(
@@ -236,8 +248,8 @@ MUTATIONS = (
         (
             Edit(
                 ENCODING,
-                "return clip.sensitivity(round) * (encoded.inflation * (1 + 2.0**-20))",
-                "return clip.sensitivity(round)",
+                "reach = math.sqrt(encoded.limit) * ",
+                "reach = encoded.radius * ",
             ),
         ),
         (f"{RESIDUES}::test_noise_is_made_for_the_inflated_norm_and_for_nothing_else",),
@@ -266,8 +278,10 @@ MUTATIONS = (
         (
             Edit(
                 ENCODING,
-                "return high.astype(jnp.float32) * 2.0**DIGIT + low.astype(jnp.float32)",
-                "return hadamard(whole.astype(jnp.float32))",
+                "high, low = hadamard(jnp.stack([whole >> DIGIT, whole & (2**DIGIT - 1)]))\n",
+                "turned = hadamard(whole.astype(jnp.float32)) / 2.0**DIGIT\n"
+                "    high = jnp.floor(turned).astype(jnp.int32)\n"
+                "    low = ((turned - high) * 2.0**DIGIT).astype(jnp.int32)\n",
             ),
         ),
         (f"{RESIDUES}::test_a_total_is_turned_back_without_rounding_on_the_way",),
@@ -281,7 +295,7 @@ MUTATIONS = (
     Mutation(
         "more residues than there is room for",
         "Sums wrap around, and one user moves them by any amount.",
-        (Edit("privacy/mechanism.py", "if most_reports > bound.most_reports:", "if False:"),),
+        (Edit("privacy/mechanism.py", "if not 0 < most_reports <= bound.most_reports:", "if False:"),),
         (f"{RESIDUES}::test_more_reports_than_there_is_room_for_are_refused",),
     ),
 )

@@ -203,9 +203,14 @@ def test_of_two_processes_at_one_run_the_one_that_did_not_go_on_with_it_releases
     book.reopen(None)
     first = curator(people, book, algorithm())
     state = algorithm().mechanism.init(ZERO)
-    first.private_mean(ZERO, state, 0)
+    given, _ = first.private_mean(ZERO, state, 0)
     with pytest.raises(LedgerError, match="another process"):
         second.private_mean(OTHER, state, 0)
+    # Nor does it take the release of the other away, which is charged.
+    book = account(tmp_path / FILE_NAME, algorithm())
+    book.reopen(None)
+    again, _ = curator(people, book, algorithm()).private_mean(ZERO, state, 0)
+    assert np.array_equal(again["x"], given["x"])
 
 
 # --- what one user can do ----------------------------------------------------------------------------------------

@@ -93,4 +93,6 @@ def test_the_plain_mean_has_no_bounded_sensitivity_and_an_empty_cohort_gives_zer
 
 def test_the_fixed_denominator_does_not_look_at_who_came():
     """Dividing by the actual cohort is the classic mistake; ten users or a hundred, the denominator stays."""
-    assert value(fixed_denominator(10.0), [(1.0, 1.0)] * 100) == pytest.approx(10.0)
+    estimator = fixed_denominator(10.0)
+    assert value(estimator, [(1.0, 1.0)] * 100) == pytest.approx(10.0)
+    assert [steps(estimator, [(1.0, 1.0)] * count) for count in (10, 100)] == [10 * REACH, 100 * REACH]

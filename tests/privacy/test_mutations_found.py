@@ -12,7 +12,7 @@ from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
 
 from conftest import cut_off_rows, nobody, noise_key, tiny_recipe
 from taciturn import keys, run, tree
-from taciturn.core import Algorithm, ServerState, UserData
+from taciturn.core import Algorithm, Release, ServerState, UserData
 from taciturn.fleets.available import AvailableFleet
 from taciturn.fleets.queued import QueuedFleet
 from taciturn.privacy import correlated_noise, sampler, wide
@@ -230,7 +230,7 @@ def test_the_charge_is_on_disk_before_anything_is_released(tmp_path, monkeypatch
     assert charges() == 3
 
 
-def test_a_charge_and_an_entry_of_the_log_are_synced_before_they_count(tmp_path, monkeypatch):
+def test_a_record_a_charge_and_an_entry_of_the_log_are_synced_before_they_count(tmp_path, monkeypatch):
     synced, fsync = {}, os.fsync
 
     def watched(descriptor):
@@ -239,10 +239,13 @@ def test_a_charge_and_an_entry_of_the_log_are_synced_before_they_count(tmp_path,
 
     monkeypatch.setattr(os, "fsync", watched)
     door, log = opened(tmp_path), ParticipationLog(tmp_path / "participation.log", 2, 3, bytes(32))
-    for _ in range(2):
+    records = Records(tmp_path / "releases", bytes(32))
+    for row in range(2):
+        records.write(row, Release(ZERO), "-0")
         door.account.charge(len(door.account.charges), "record")
         log.record(np.array([log.rows]))
-        for path in (tmp_path / "ledger.jsonl", tmp_path / "participation.log"):
+        release = tmp_path / "releases" / f"release-{row}"
+        for path in (tmp_path / "ledger.jsonl", tmp_path / "participation.log", release):
             assert synced.get(path.stat().st_ino) == path.stat().st_size
     with open(tmp_path / "ledger.jsonl", "ab") as file:  # the twin: written, and not synced
         file.write(b"x")

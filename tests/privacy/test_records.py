@@ -207,7 +207,9 @@ def test_a_copied_root_draws_other_cohorts_and_other_noise(tmp_path):
         (tmp_path / name).mkdir()
         doors.append(door(tmp_path / name))
     (one, made), (other, _) = doors
-    assert not any(np.array_equal(one._drawn(round, 0), other._drawn(round, 0)) for round in range(10))
+    assert not any(
+        np.array_equal(one._drawn(round, "cohort", 0), other._drawn(round, "cohort", 0)) for round in range(10)
+    )
     estimates = [np.asarray(each.private_mean(PARAMS, made.init(PARAMS), 0)[0]["w"]) for each in (one, other)]
     assert np.std(estimates[0] - estimates[1]) > 0.05
     # The twin: of a seeded simulation everything is the same again.
@@ -215,13 +217,18 @@ def test_a_copied_root_draws_other_cohorts_and_other_noise(tmp_path):
     for name in ("seeded", "again"):
         (tmp_path / name).mkdir()
         seeded.append(door(tmp_path / name, randomness="seeded simulation")[0])
-    assert all(np.array_equal(seeded[0]._drawn(round, 0), seeded[1]._drawn(round, 0)) for round in range(10))
+    assert all(
+        np.array_equal(seeded[0]._drawn(round, "cohort", 0), seeded[1]._drawn(round, "cohort", 0))
+        for round in range(10)
+    )
 
 
 def test_a_run_that_goes_on_draws_anew(tmp_path):
     first, _ = door(tmp_path)
     again, _ = door(tmp_path, reopened=True)
-    assert not any(np.array_equal(first._drawn(round, 0), again._drawn(round, 0)) for round in range(10))
+    assert not any(
+        np.array_equal(first._drawn(round, "cohort", 0), again._drawn(round, "cohort", 0)) for round in range(10)
+    )
 
 
 def test_a_runs_rows_and_guarantee_say_how_far_its_noise_is_from_the_ideal(population, tmp_path):

@@ -207,18 +207,21 @@ class Account:
             raise LedgerError(f"run {self.terms.name!r} was not declared in {self.ledger.path}: open it first")
         return self._rows
 
+    def check_alone(self) -> None:
+        """Raise if another process went on with the run: nothing in its folder is this one's to write any more."""
+        self.ledger.refresh()
+        self._check_rows(self.ledger.rows)
+
     def _append(self, row: Row) -> None:
-        opened = self._opened_rows
+        self._opened_rows.append(self.ledger.append(row, self._check_rows))
 
-        def check(rows: list[Row]) -> None:
-            if sum(row.get("run") == self.terms.name for row in rows) != len(opened):
-                raise LedgerError(f"another process is at work on run {self.terms.name!r}: stop one of the two")
-            if self.ledger.is_closed(self.terms.name):
-                raise LedgerError(
-                    f"run {self.terms.name!r} is closed, and has given back what it reserved: start a new run"
-                )
-
-        opened.append(self.ledger.append(row, check))
+    def _check_rows(self, rows: list[Row]) -> None:
+        if sum(row.get("run") == self.terms.name for row in rows) != len(self._opened_rows):
+            raise LedgerError(f"another process is at work on run {self.terms.name!r}: stop one of the two")
+        if self.ledger.is_closed(self.terms.name):
+            raise LedgerError(
+                f"run {self.terms.name!r} is closed, and has given back what it reserved: start a new run"
+            )
 
     def guarantee(self, delta: float | None = None) -> Guarantee:
         return self.ledger.guarantee(self.terms.name, self.head, delta)

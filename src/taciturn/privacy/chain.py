@@ -80,6 +80,11 @@ class ChainedFile:
     def head(self) -> str:
         return self.rows[-1]["hash"] if self.rows else GENESIS
 
+    def refresh(self) -> None:
+        """Take in what others have written since."""
+        with self._locked() as file:
+            self._catch_up(file)
+
     def append(self, row: Row, check: Callable[[list[Row]], None] = lambda rows: None) -> Row:
         """Write one row and sync it. `check` sees all rows under the lock and may refuse by raising."""
         with self._locked() as file:

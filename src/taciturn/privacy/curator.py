@@ -91,6 +91,7 @@ class Curator:
             drawn = f"{self.account.nonce.hex()}-{self._tries[round]}"
             self._tries[round] += 1
             release, after = self._release(state, total, self._noise_key(drawn, round))  # f̃ + N(0, Iσ²)
+            self.account.check_alone()  # else the record of another process would be overwritten, which may be charged
             record = self._records.write(round, release, drawn)
             self.account.charge(round, record, self._log.mark(round) if self._log else "")  # M.accum_priv_spending(z)
         self._states = {round: state, round + 1: after}
@@ -127,7 +128,7 @@ class Curator:
 
     def _total_of_a_new_cohort(self, params: Params, state: MechanismState, round: int) -> Report:
         if self._log is None:
-            cohort = self._drawn(round, 0)  # Cᵗ ← sample users with probability q
+            cohort = self._drawn(round, "cohort", 0)  # Cᵗ ← sample users with probability q
             return self._total(params, state, cohort, round, 0)
         return self._total_within_the_claim(params, state, round, self._log)
 
@@ -140,16 +141,19 @@ class Curator:
             failures = log.failures(round)
             # If the log has more, a crash came between it and the charge: that cohort was asked, and is this row's.
             if log.rows == round:
-                log.record(self._drawn(round, failures))
+                cohort = self._drawn(round, "cohort", failures)
+                self.account.check_alone()
+                log.record(cohort)
             try:
                 return self._total(params, state, log.cohort(round), round, failures)
             except FailedRound:
                 if self._participation.sampled_by_curator:
                     raise  # a cohort that had to succeed is no longer the one that was drawn
+                self.account.check_alone()
                 log.fail()
 
-    def _drawn(self, round: int, attempt: int) -> UserIds:
-        coins = Coins(keys.derive(self._now, "cohort", round, attempt))
+    def _drawn(self, round: int, purpose: str, attempt: int) -> UserIds:
+        coins = Coins(keys.derive(self._now, purpose, round, attempt))
         users = self._fleet.users(self._log.eligible if self._log else lambda users: users)
         return self._participation.select(users, round, coins)
 
