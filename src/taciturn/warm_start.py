@@ -22,6 +22,7 @@ from taciturn import build
 from taciturn.algorithms.pretraining import Pretraining, Schedule, Training, pretraining, split
 from taciturn.config import Recipe
 from taciturn.core import Params
+from taciturn.data.population import check_strangers
 from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.evaluation.accuracy import Scores, evaluate
@@ -233,7 +234,13 @@ def load_warm_start(recipe: Recipe, vocabulary: Vocabulary, ledger: Ledger) -> W
         raise RecipeError(
             "[model] warm_start knows other words than the population; build both with the same vocabulary"
         )
-    return _with_history(path, WarmStart(params, card, ()), ledger)
+    start = _with_history(path, WarmStart(params, card, ()), ledger)
+    if start.lineage and (path / "recipe.toml").exists():
+        before, now = build.population(load_recipe(path / "recipe.toml")).folder, Path(recipe.data.population)
+        # A run measures its model on held-out users, from round 0 on: none of them may be one whom this model protects.
+        if not now.samefile(before):
+            check_strangers(now, before)
+    return start
 
 
 def _with_history(path: Path, start: WarmStart, ledger: Ledger) -> WarmStart:
