@@ -90,7 +90,7 @@ def test_a_device_on_which_seat_or_company_matter_is_refused_before_anybody_is_t
     monkeypatch.setattr(simulated, "_adder", seat_dependent(where))
     made = fleet(monkeypatch, side_by_side)
     loaded = []
-    monkeypatch.setattr(made, "_chunks", lambda cohort: loaded.append(cohort))
+    monkeypatch.setattr(made, "_chunks", lambda cohort: loaded.append(cohort) or [])
     with pytest.raises(NotAdditive, match="Nothing was trained"):
         made.sum_reports(program(), MESSAGE, np.arange(4), KEY)
     assert not loaded

@@ -191,8 +191,8 @@ MUTATIONS = (
         (
             Edit(
                 CURATOR,
-                'Coins(keys.derive(self._now, "cohort", round, attempt))',
-                'Coins(keys.derive(bytes(32), "cohort", round, attempt))',
+                "Coins(keys.derive(self._now, purpose, round, attempt))",
+                "Coins(keys.derive(bytes(32), purpose, round, attempt))",
             ),
         ),
         (f"{FOUND}::test_noise_and_cohorts_do_not_follow_from_what_is_public",),
@@ -203,8 +203,8 @@ MUTATIONS = (
         (
             Edit(
                 CURATOR,
-                'Coins(keys.derive(self._now, "cohort", round, attempt))',
-                'Coins(keys.derive(self._now, "cohort", 0, attempt))',
+                "Coins(keys.derive(self._now, purpose, round, attempt))",
+                "Coins(keys.derive(self._now, purpose, 0, attempt))",
             ),
         ),
         (f"{ENTRIES}::test_no_two_rows_are_drawn_with_the_same_coins_whatever_crashes_there_were",),

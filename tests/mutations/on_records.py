@@ -50,7 +50,7 @@ MUTATIONS = (
                 CURATOR,
                 'release, drawn = self._records.read(round, self.account.charges[round]["record"], params)\n'
                 "            after = self._follow(state, release, self._noise_key(drawn, round))",
-                "cohort = self._log.cohort(round) if self._log else self._drawn(round, 0)\n"
+                "cohort = self._log.cohort(round) if self._log else self._drawn(round, 'cohort', 0)\n"
                 '            key = self._noise_key(f"{self.account.nonce.hex()}-0", round)\n'
                 "            release, after = self._release(state, self._total(params, state, cohort, round, 0), key)",
             ),

@@ -12,9 +12,10 @@ from dp_accounting.rdp import RdpAccountant
 from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
 from taciturn.privacy.accounting import Budget, CorrelatedDpEvent, epsilon, gaussian_epsilon
 from taciturn.privacy.chain import _hash
+from taciturn.privacy.conversions import with_distance
 from taciturn.privacy.ledger import Ledger, LedgerError
 from taciturn.privacy.participation import FixedSize, PoissonSampling, spare_rounds
-from taciturn.privacy.population_budget import ORDERS, PopulationBudget, epsilon_of_all, with_distance
+from taciturn.privacy.population_budget import ORDERS, PopulationBudget, epsilon_of_all
 
 DELTA = 1e-6
 ROUND = PoissonSampledDpEvent(0.05, GaussianDpEvent(1.0))
