@@ -9,9 +9,11 @@ from pathlib import Path
 
 import jax
 import pytest
+from dp_accounting import GaussianDpEvent
 from typer.testing import CliRunner
 
 from conftest import Cut, made_up_users, tiny_recipe
+from taciturn import build
 from taciturn.algorithms.pretraining import Schedule
 from taciturn.cli import app
 from taciturn.config import Recipe
@@ -19,12 +21,14 @@ from taciturn.data.population import HeldOutUsers, PopulationError, build_popula
 from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.measuring import compare_runs, evaluate_run
-from taciturn.privacy.account import Account
+from taciturn.privacy.account import Account, RunTerms
+from taciturn.privacy.accounting import Budget
 from taciturn.privacy.ledger import Ledger
 from taciturn.recipe_text import RecipeError, save_recipe
+from taciturn.release.checkpoint import ModelCard, params_digest, save_model
 from taciturn.run import train_run
 from taciturn.run_folder import RunError
-from taciturn.warm_start import pretrained
+from taciturn.warm_start import load_warm_start, pretrained
 
 
 def quietly(done, rounds, row):
@@ -315,6 +319,32 @@ def test_a_warm_start_from_public_text_costs_nothing_and_is_named(population, vo
     finished = train_run(recipe, tmp_path / "run", quietly)
     assert finished.guarantee.epsilon < 20
     assert "a public book" in (tmp_path / "run" / "guarantee.txt").read_text()
+
+
+def test_public_parameters_stay_public_whoever_tried_them_before(population, tmp_path):
+    recipe = tiny_recipe(population, model={"warm_start": str(tmp_path / "start")}, run={"seed": None})
+    params = build.language_model(recipe.model, len(population.vocabulary)).init(jax.random.key(0))
+    architecture = recipe.model.model_dump(mode="json", exclude={"warm_start"})
+    card = ModelCard(architecture, population.vocabulary.words, population.vocabulary.about, public_sources=("a book",))
+    (tmp_path / "start").mkdir()
+    save_model(tmp_path / "start" / "model.safetensors", params, card)
+    ledger = build.open_ledger(population)
+    terms = RunTerms(
+        *("tried", "recipe", population.id, "add or remove one user", "seeded simulation", "pld", Budget(1e-6), 5),
+        distance=1e-20,
+    )
+    tried = Account(ledger, terms, GaussianDpEvent(1.0))
+    tried.open()
+    tried.record_model(0, params_digest(params))
+    found = load_warm_start(recipe, population.vocabulary, ledger)
+    assert found is not None
+    assert (found.lineage, found.distance, found.seeded) == ((), 0.0, False)
+    tried.charge(0, "record")  # the twin: what it released is no longer public
+    tried.record_model(1, params_digest(params))
+    found = load_warm_start(recipe, population.vocabulary, ledger)
+    assert found is not None
+    assert found.seeded
+    assert (len(found.lineage), found.distance) == (1, 1e-20)
 
 
 def test_a_warm_start_from_an_earlier_run_counts_its_cost(population, recipe, tmp_path):

@@ -22,6 +22,7 @@ from taciturn import build
 from taciturn.algorithms.pretraining import Pretraining, Schedule, Training, pretraining, split
 from taciturn.config import Recipe
 from taciturn.core import Params
+from taciturn.data.population import check_strangers
 from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.evaluation.accuracy import Scores, evaluate
@@ -233,7 +234,13 @@ def load_warm_start(recipe: Recipe, vocabulary: Vocabulary, ledger: Ledger) -> W
         raise RecipeError(
             "[model] warm_start knows other words than the population; build both with the same vocabulary"
         )
-    return _with_history(path, WarmStart(params, card, ()), ledger)
+    start = _with_history(path, WarmStart(params, card, ()), ledger)
+    if start.lineage and (path / "recipe.toml").exists():
+        before, now = build.population(load_recipe(path / "recipe.toml")).folder, Path(recipe.data.population)
+        # A run measures its model on held-out users, from round 0 on: none of them may be one whom this model protects.
+        if not now.samefile(before):
+            check_strangers(now, before)
+    return start
 
 
 def _with_history(path: Path, start: WarmStart, ledger: Ledger) -> WarmStart:
@@ -242,17 +249,22 @@ def _with_history(path: Path, start: WarmStart, ledger: Ledger) -> WarmStart:
     books = [ledger]
     if (path / "recipe.toml").exists():
         books.append(build.open_ledger(build.population(load_recipe(path / "recipe.toml"))))
+    is_known = False
     for book in books:
         row = book.model_row(params_digest(start.params))
-        if row is not None:
+        if row is None:
+            continue
+        is_known, lineage = True, tuple(book.cost(row["run"], row["hash"]))
+        # Without any it is what a run began with: how that run went on, seeded or not, says nothing of it.
+        if lineage:
             opened = book.run_rows(row["run"])[0]
             return start._replace(
-                lineage=tuple(book.cost(row["run"], row["hash"])),
+                lineage=lineage,
                 distance=book.distance(row["run"]),
                 adjacency=opened["adjacency"],
                 seeded=opened["randomness"] != "operating system",
             )
-    if start.card.run is not None:
+    if start.card.run is not None and not is_known:
         raise RecipeError(
             f"[model] warm_start says it comes from run {start.card.run}, but no ledger knows its parameters; name the folder of that run"
         )

@@ -28,6 +28,7 @@ from taciturn.privacy.accounting import Budget
 from taciturn.privacy.ledger import LedgerError
 from taciturn.privacy.population_budget import PopulationBudget
 from taciturn.run import train_run
+from taciturn.warm_start import load_warm_start
 
 TEXT = "the quick messages that people write to each other every day are not long"
 
@@ -247,6 +248,24 @@ def test_a_second_run_is_not_compared_on_held_out_users_of_the_first_whom_it_tra
     train_run(second, measured / "second", quietly)
     with pytest.raises(PopulationError, match=r"whom .* trains on"):
         compare_runs(measured / "run", measured / "second")
+
+
+def started_in(folder):
+    recipe = tiny_recipe(Population(folder), model={"warm_start": str(folder.parent / "run")})
+    start = load_warm_start(recipe, Population(folder).vocabulary, open_ledger(Population(folder)))
+    assert start is not None
+    return start
+
+
+def test_no_run_starts_from_a_model_that_protects_those_it_would_measure(measured, monkeypatch):
+    """What `evaluate --data` refuses is not to be had as round 0 of a run."""
+    assert started_in(measured / "people").lineage
+    assert started_in(measured / "strangers").lineage
+    for name, words in (("protected", r"whom .* trains on"), ("unknown", "--same-people-as")):
+        with pytest.raises(PopulationError, match=words):
+            started_in(measured / name)
+    monkeypatch.setattr("taciturn.warm_start.check_strangers", lambda *_: None)  # the twin
+    assert started_in(measured / "protected").lineage
 
 
 def test_without_the_check_their_text_would_be_measured(measured, monkeypatch):

@@ -12,6 +12,7 @@ from taciturn.data.texts import Texts
 from taciturn.fleets import simulated
 from taciturn.fleets.simulated import NotAdditive, SimulatedFleet
 from taciturn.models.layers import add_rows, looked_up
+from taciturn.privacy import wide
 from taciturn.privacy.clipping import encode, flat_clip, unbounded
 
 KEY = jax.random.key(0)
@@ -51,6 +52,15 @@ def test_one_user_moves_a_sum_by_their_own_report_and_nothing_else(monkeypatch, 
         others = [one for one in range(4) if one != user]
         moved = tree.subtract(total(range(4)), total(others))
         assert all(map(np.array_equal, jax.tree.leaves(moved), jax.tree.leaves(total([user]))))
+
+
+@pytest.mark.parametrize("side_by_side", [False, True])
+def test_totals_are_of_32_bits_where_a_process_switched_64_on(monkeypatch, side_by_side):
+    with jax.enable_x64(True):
+        total = fleet(monkeypatch, side_by_side).sum_reports(program(), MESSAGE, np.arange(4), KEY)
+        assert {leaf.dtype for leaf in jax.tree.leaves(total)} == {jnp.dtype(jnp.int32)}
+        with pytest.raises(TypeError, match="int32"):  # the twin: a plain sum
+            wide.of(jnp.sum(jnp.ones((2, 3), jnp.int32), axis=0))
 
 
 def seat_dependent(where: str):

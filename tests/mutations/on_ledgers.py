@@ -16,6 +16,22 @@ COPIED = f"{FORGOTTEN}::test_a_copied_population_is_refused_until_it_is_said_whi
 
 MUTATIONS = (
     Mutation(
+        "public parameters taken for those of the run that tried them",
+        "After a seeded run from a public model every other from it is called a simulation, and draws without fresh bytes.",
+        (Edit("warm_start.py", "        if lineage:\n", "        if True:\n"),),
+        ("tests/test_runs.py::test_public_parameters_stay_public_whoever_tried_them_before",),
+    ),
+    Mutation(
+        "a warm start measured on people whom it protects",
+        "Their text is read exactly, as round 0 of a run in another folder, and nobody is charged.",
+        (
+            Edit(
+                "warm_start.py", "        if not now.samefile(before):\n            check_strangers(now, before)\n", ""
+            ),
+        ),
+        (f"{SAME}::test_no_run_starts_from_a_model_that_protects_those_it_would_measure",),
+    ),
+    Mutation(
         "a head that is kept one row late",
         "The last charge can be cut off, and nobody misses it.",
         (Edit(CHAIN, "        self._save_head(file)  # before the caller may release anything\n", ""),),

@@ -203,8 +203,8 @@ MUTATIONS = (
         (
             Edit(
                 "warm_start.py",
-                "        if row is not None:\n",
-                "        if row is not None and start.card.run is not None:\n",
+                "        if row is None:\n",
+                "        if row is None or start.card.run is None:\n",
             ),
         ),
         (f"{ATTACKS}::test_a_warm_start_is_asked_of_the_ledger_by_its_parameters_not_by_what_it_says",),

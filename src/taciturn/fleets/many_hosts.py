@@ -94,7 +94,8 @@ class ManyHosts:
     @partial(jax.jit, static_argnums=1)
     def _add(parts: Report, where: jax.sharding.NamedSharding) -> Report:
         """The sum of all hosts' parts, on every host."""
-        return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(jnp.sum(leaf, axis=0), where), parts)
+        sums = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype), parts)
+        return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, where), sums)
 
 
 def _told(tree: PyTree) -> PyTree:

@@ -162,7 +162,8 @@ def _adder(program: Program, one_by_one: bool):
         copies = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(ids), *leaf.shape)), message.params)
         message = message._replace(params=jax.lax.optimization_barrier(copies))
         reports = jax.vmap(report, in_axes=(Message(0, None), None, each, 0))(message, key, users, ids)
-        return jax.tree.map(lambda sum, part: sum + jnp.sum(part, axis=0), total, reports)
+        # In 32 bits, also where a process switched 64 on for everything.
+        return jax.tree.map(lambda sum, part: sum + jnp.sum(part, axis=0, dtype=part.dtype), total, reports)
 
     @partial(jax.jit, donate_argnums=0)
     def add_one_by_one(total: Report, message: Message, key: Key, users: UserData, ids: jax.Array) -> Report:

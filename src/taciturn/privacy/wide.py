@@ -29,7 +29,9 @@ def is_wide(node: object) -> bool:
 
 
 def of(numbers: jax.Array) -> Wide:
-    """From int32."""
+    """From int32. Of wider ones it would make numbers of other shapes."""
+    if numbers.dtype != jnp.int32:
+        raise TypeError(f"whole numbers of 64 bits are made of int32, not of {numbers.dtype}")
     return Wide(numbers >> 31, jax.lax.bitcast_convert_type(numbers, jnp.uint32))
 
 
