@@ -422,12 +422,17 @@ def test_numbers_of_rounds_rise_with_rows_attempts_and_runs_and_outlive_a_crash(
     rows = [0]
     server = device_fleet(liar, tmp_path / "rounds", row=lambda: rows[0], apart=3)
     first = server._numbers(0)
-    server._keep(first._replace(used=[1, 2]))
-    assert device_fleet(liar, tmp_path / "rounds")._numbers(0) == first._replace(used=[1, 2])
-    assert server._numbers(2) == (2, first.number + 2, [])
+    server._keep(first._replace(asked={1: first.number, 2: first.number - 3}))
+    assert device_fleet(liar, tmp_path / "rounds")._numbers(0) == first._replace(
+        asked={1: first.number, 2: first.number - 3}
+    )
+    assert server._numbers(0).resting(3) == {1, 2}
+    assert server._numbers(0).resting(0) == {1}
+    assert server._numbers(2).number == first.number + 2
+    assert server._numbers(2).resting(3) == {1}
     server._renumber()
     again = server._numbers(0)
-    assert again.used == []
+    assert again.resting(3) == set()
     assert again.number > first.number + 3  # so many rounds lie between, at least
     assert server._numbers(5).number == again.number + 5
     server._keep(again._replace(number=2**80))  # whatever the clock says

@@ -1,5 +1,6 @@
 """A fleet of devices: what the server gets is the sum of the reports and nothing else, whatever breaks."""
 
+import itertools
 import json
 import logging
 import time
@@ -330,6 +331,38 @@ def test_killed_between_a_sum_and_its_charge_the_round_goes_on_with_others_and_i
     assert all(len({upload["round"] for upload in diary}) == len(diary) for diary in diaries)
     twice = [sum(upload["row"] == 1 for upload in diary) == 2 for diary in diaries]
     assert sum(twice) == (9 if count == 9 else 0)
+
+
+def test_attempts_that_failed_leave_devices_resting_and_the_round_after_them_goes_on_all_the_same(
+    tmp_path, vocabulary, monkeypatch
+):
+    """Killed after its sum, a round is done by others; then most rest by their own diaries, which the log does not know of."""
+    monkeypatch.setattr(devices, "WAIT", 0.01)
+    fleet = FleetOfDevices(
+        tmp_path,
+        vocabulary,
+        count=27,
+        run={"rounds": 3, "evaluate_every": 3, "seed": None},
+        participation={"min_separation": 1, "users": 60},
+        fleet={"patience": 5.0},
+    )
+    whole, kills = Records.write, [0, 1]
+
+    def killed(self, row, *rest):
+        if row in kills:
+            kills.remove(row)
+            raise Cut
+        return whole(self, row, *rest)
+
+    monkeypatch.setattr(Records, "write", killed)
+    with pytest.raises(Cut):
+        train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
+    with pytest.raises(Cut):
+        resume_run(tmp_path / "run", quietly, fleet.connected)
+    assert resume_run(tmp_path / "run", quietly, fleet.connected).guarantee.releases == 3
+    for one in range(27):
+        rounds = [upload["round"] for upload in fleet.link._devices[one].handler._diary.uploads]
+        assert all(later - before > 1 for before, later in itertools.pairwise(rounds))
 
 
 def files_with(folder, total, modulus):

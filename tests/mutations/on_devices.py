@@ -155,7 +155,7 @@ MUTATIONS = (
     Mutation(
         "reports that are asked for again after a crash",
         "Devices that reported to a sum which was lost are asked once more, and no more than their own diaries keeps a second sum apart.",
-        (Edit(FLEET, "if not set(numbers.used).isdisjoint(cohort.tolist()):", "if False:"),),
+        (Edit(FLEET, "if not numbers.resting(0).isdisjoint(cohort.tolist()):", "if False:"),),
         (f"{KILLED}[Records-write-20]",),
     ),
     Mutation(

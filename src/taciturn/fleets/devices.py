@@ -75,7 +75,7 @@ class DeviceFleet:
         row: Callable[[], int] = lambda: 0,
         apart: int = 0,
     ) -> None:
-        """`folder` keeps who was asked for a report to the newest round. `run` is a name that no other run has, `row` that of the noise
+        """`folder` keeps who was asked for a report last, and when. `run` is a name that no other run has, `row` that of the noise
         which the next round takes, `apart` for how many rounds a device rests after one (MinS)."""
         self._row, self._apart, self._enrolled = row, apart, connected.enrolled
         self._link, self._people, self._identity = connected.link, connected.people, connected.identity
@@ -115,8 +115,8 @@ class DeviceFleet:
         if self._summed is not None:  # not before: the sum is charged by now, and whatever happens here it is not lost
             self._steer(self._summed)
             self._summed = None
-        numbers = self._numbers(self._row())
-        if numbers.used and len(set(allowed) - set(numbers.used) - self._left_out()) < self._asked:
+        resting = self._numbers(self._row()).resting(self._apart)
+        if resting and len(set(allowed) - resting - self._left_out()) < self._asked:
             self._renumber()
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
@@ -161,8 +161,9 @@ class DeviceFleet:
         people = {connection: device for connection, device in self._people().items() if device not in left_out}
         answers = self._link.ask(wire.CHECK_IN, dict.fromkeys(people, content), min(SHORT, self._patience.deadline))
         ready = {people[one] for one, answer in answers.items() if answer == wire.READY}
-        if not ready.isdisjoint(numbers.used):  # they say that their reports have not left: the question was lost
-            self._keep(numbers._replace(used=sorted(set(numbers.used) - ready)))
+        if lost := ready & numbers.resting(self._apart):  # they say that their reports have not left
+            asked = {device: number for device, number in numbers.asked.items() if device not in lost}
+            self._keep(numbers._replace(asked=asked))
         return np.array(sorted(ready), np.int64)
 
     def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
@@ -187,17 +188,18 @@ class DeviceFleet:
     def _numbers(self, row: int) -> "_Numbers":
         path = self._folder / NUMBERS
         if not path.exists():
-            return _Numbers(row, wire.first_round(), [])
-        last = _Numbers(**json.loads(path.read_text()))
-        return last if last.row == row else _Numbers(row, last.number + row - last.row, [])
+            return _Numbers(row, wire.first_round(), {})
+        last = json.loads(path.read_text())
+        return _Numbers(row, last["number"] + row - last["row"], dict(last["asked"]))
 
     def _keep(self, numbers: "_Numbers") -> None:
-        write_atomically(self._folder / NUMBERS, json.dumps(numbers._asdict()).encode(), 0o600)
+        content = {"row": numbers.row, "number": numbers.number, "asked": sorted(numbers.asked.items())}
+        write_atomically(self._folder / NUMBERS, json.dumps(content).encode(), 0o600)
 
     def _renumber(self) -> None:
-        """Where too few are left who were not asked for their report to this round, it gets a number as if all had rested since."""
+        """Where too few are left who do not rest, from attempts that failed too, the round gets a number as if all had."""
         numbers = self._numbers(self._row())
-        self._keep(_Numbers(numbers.row, max(numbers.number + self._apart + 1, wire.first_round()), []))
+        self._keep(numbers._replace(number=max(numbers.number + self._apart + 1, wire.first_round())))
 
     def _steer(self, cohort: UserIds) -> None:
         """Pace steering: of those who waited in vain as many stay as a round asks; the others are told when to come back, so that about
@@ -216,7 +218,7 @@ class DeviceFleet:
 
     def _secure_sum(self, row: int, model: bytes, cohort: UserIds, key: bytes) -> np.ndarray:
         numbers = self._numbers(row)
-        if not set(numbers.used).isdisjoint(cohort.tolist()):
+        if not numbers.resting(0).isdisjoint(cohort.tolist()):
             raise FailedRound("its devices were asked for their reports before, and give them once")
         connections = {device: connection for connection, device in self._people().items()}
         present = set(cohort.tolist()) - self._left_out()
@@ -233,8 +235,8 @@ class DeviceFleet:
             for connection, delivery in self._to_connections(server.deliveries(), asked).items()
         }
         # On disk before they are asked: who may have sent a report is known after any crash.
-        used = sorted({*numbers.used, *(asked[connection] for connection in deliveries)})
-        self._keep(numbers._replace(used=used))
+        now = {asked[connection]: numbers.number for connection in deliveries}
+        self._keep(numbers._replace(asked=numbers.asked | now))
         taken = self._stage(
             wire.REPORT, deliveries, asked, lambda d, a: server.take_report(d, MaskedReport.from_bytes(a))
         )
@@ -288,11 +290,15 @@ class DeviceFleet:
 
 
 class _Numbers(NamedTuple):
-    """By what number devices know the round of a row, and which of them were asked for their report to it."""
+    """By what number devices know the round of a row, and under which each of them was asked for a report last."""
 
     row: int
     number: int
-    used: list[int]
+    asked: dict[int, int]
+
+    def resting(self, apart: int) -> set[int]:
+        """Who was asked too few rounds ago to take part in this one."""
+        return {device for device, number in self.asked.items() if self.number - number <= apart}
 
 
 class _Bytes(Protocol):
