@@ -20,6 +20,7 @@ from taciturn.evaluation.secret_sharer import REFERENCES, Finding, measure
 from taciturn.loading import guarantee_of, load_word_model
 from taciturn.privacy.accounting import gaussian_epsilon
 from taciturn.privacy.ledger import Guarantee
+from taciturn.privacy.sensitivity import segments
 from taciturn.run_folder import RunError, recipe_of
 
 Progress = Callable[[int, int], None]
@@ -59,12 +60,18 @@ class Attacked:
         return gaussian_epsilon(times * self.audit.mu, self.delta) if times > 0 else 0.0
 
 
+def rows_of_noise(recipe: Recipe) -> np.ndarray:
+    """As its definition has them (evaluation/matched_filter.py), and not the code that draws it."""
+    lengths = segments(build.rows(recipe), recipe.restart_rounds)
+    return noise_rows(recipe.noise, lengths, recipe.privacy.strategy)
+
+
 def attacked(folder: Path, recipe: Recipe) -> Attacked:
     """The scores of a run's audit users, by the best attack on all that it released."""
     seen, multiplier = Seen(folder), recipe.privacy.noise_multiplier
     assert multiplier  # worked out before the run began
     turns = as_columns(recipe.run.rounds, seen.patterns)[seen.rounds]
-    by_pattern, apart = filters(noise_rows(recipe)[seen.rows], turns, multiplier, seen.bystanders)
+    by_pattern, apart = filters(rows_of_noise(recipe)[seen.rows], turns, multiplier, seen.bystanders)
     pattern = np.arange(len(seen.included)) % len(seen.patterns)
     scores = np.einsum("ri,ri->i", by_pattern[:, pattern], seen.products)
     came = apart[pattern] > 0  # a run that ended early never came to the turns of the others

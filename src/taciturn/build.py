@@ -318,9 +318,7 @@ def fleet(
         return everyone
     assert isinstance(taking_part, MinSeparation)  # the recipe is refused otherwise
     if section.kind == "queue":
-        kept = recipe.run.save_every + 1  # rounds that may have to be done again
-        queue = devices / "queue"
-        return QueuedFleet(everyone, taking_part.size, recipe.in_flight, queue, kept, coins)
+        return QueuedFleet(everyone, taking_part.size, recipe.in_flight, devices / "queue", coins)
     habits = Habits(tuple(section.time_zones), drop_out=section.drop_out)
     clock = Clock(Devices(len(population), habits, coins), section.timer_hours)
     most = section.most_reports or taking_part.asked

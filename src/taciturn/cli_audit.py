@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,6 +41,7 @@ def audit(
     An example: taciturn train recipe.toml --audit 1000 --set canaries.text=speeches --run runs/watched; taciturn audit runs/watched
     """
     from taciturn.auditing import page
+    from taciturn.evaluation.one_run import claimed_curve, curve
     from taciturn.files import write_atomically
     from taciturn.release.report import plot_audit
 
@@ -49,7 +51,8 @@ def audit(
     write_atomically(run / "audit.json", content.encode())
     if found.attacked:
         one = found.attacked
-        plot_audit(run / "audit.png", one.scores, one.included, one.mu, run.name)
+        claimed = partial(claimed_curve, mu=one.mu)
+        plot_audit(run / "audit.png", one.scores, one.included, curve(one.scores, one.included), claimed, run.name)
     if json_:
         print(content)
     else:

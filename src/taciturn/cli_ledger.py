@@ -85,7 +85,7 @@ def show(
     if book.budget:
         waiting = [run for run in book.runs() if not book.is_closed(run)]
         lines.append(
-            f"Budget for all runs together: ε = {book.budget.epsilon:g} at δ = {book.budget.delta:g}."
+            f"Budget for all runs together: ε = {epsilon_text(book.budget.epsilon)} at δ = {delta_text(book.budget.delta)}."
             + (f" Not closed, and counted with all they may still release: {', '.join(waiting)}." if waiting else "")
         )
     if book.anchor:
@@ -120,6 +120,7 @@ def budget(
     """
     from taciturn.build import open_ledger
     from taciturn.data.population import Population
+    from taciturn.privacy.figures import delta_text, epsilon_text
     from taciturn.privacy.population_budget import PopulationBudget
 
     book = open_ledger(Population(population))
@@ -128,7 +129,8 @@ def budget(
     fixed = book.budget
     assert fixed is not None
     console.print(
-        f"All runs together: at most ε = {fixed.epsilon:g} at δ = {fixed.delta:g}, from now on.", highlight=False
+        f"All runs together: at most ε = {epsilon_text(fixed.epsilon)} at δ = {delta_text(fixed.delta)}, from now on.",
+        highlight=False,
     )
 
 

@@ -42,7 +42,6 @@ def device_fleet(
     taking_part = _taking_part(recipe)
     check_enough(recipe, len(connected.enrolled))
     agreed = agreement(recipe, vocabulary, connected.enrolled)
-    kept = recipe.run.save_every + 1  # rounds that may have to be done again
 
     def run() -> str:
         return f"{account.terms.name} {account.rows[0]['hash'][:RUN_DIGITS]}"  # a folder's name may come again
@@ -51,7 +50,7 @@ def device_fleet(
         return len(account.charges)
 
     rounds, apart = folder / "rounds", taking_part.min_separation
-    return DeviceFleet(connected, agreed, taking_part.asked, recipe.fleet, rounds, run, kept, row, apart)
+    return DeviceFleet(connected, agreed, taking_part.asked, recipe.fleet, rounds, run, row, apart)
 
 
 def check_enough(recipe: Recipe, devices: int) -> None:

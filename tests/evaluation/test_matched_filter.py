@@ -7,7 +7,8 @@ import pytest
 
 from conftest import tiny_recipe
 from taciturn import build
-from taciturn.evaluation.matched_filter import as_columns, filters, noise_rows
+from taciturn.auditing import rows_of_noise
+from taciturn.evaluation.matched_filter import as_columns, filters
 
 FTRL = {"algorithm": "dp-ftrl", "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2}}
 NOISES = {
@@ -31,7 +32,7 @@ def recipe_of(population, noise):
 def test_rows_are_those_of_the_strategy_whose_cost_is_charged(population, noise):
     recipe = recipe_of(population, noise)
     strategy = build.noise(recipe, 1.0).strategy
-    rows = noise_rows(recipe)
+    rows = rows_of_noise(recipe)
     prefixes = np.cumsum(rows, axis=0)
     np.testing.assert_allclose(np.sum(prefixes**2, axis=1), strategy.prefix_variance(len(rows)), rtol=1e-5)
     turns = as_columns(12, [list(range(first, 12, 3)) for first in range(3)])
@@ -51,7 +52,7 @@ def drawn(rows, turns, users, multiplier=2.0, seed=0):
 
 @pytest.mark.parametrize("noise", NOISES)
 def test_scores_lie_as_far_apart_as_is_said(population, noise):
-    rows = noise_rows(recipe_of(population, noise))[:12]
+    rows = rows_of_noise(recipe_of(population, noise))[:12]
     turns = as_columns(12, [[1, 4, 7, 10]])
     by, mu = filters(rows, turns, 2.0, NOBODY)
     values, included = drawn(rows, turns, 4000)
@@ -63,7 +64,7 @@ def test_scores_lie_as_far_apart_as_is_said(population, noise):
 
 def test_noise_that_is_correlated_otherwise_than_is_said_shows(population):
     """The twin: the scores of rows with independent noise, read as if it were a tree's."""
-    rows = noise_rows(recipe_of(population, "tree"))[:12]
+    rows = rows_of_noise(recipe_of(population, "tree"))[:12]
     turns = as_columns(12, [[1, 4, 7, 10]])
     by, _ = filters(rows, turns, 2.0, NOBODY)
     values, included = drawn(np.eye(12), turns, 4000)
@@ -71,7 +72,7 @@ def test_noise_that_is_correlated_otherwise_than_is_said_shows(population):
 
 
 def test_rows_that_were_lost_are_left_out(population):
-    rows = noise_rows(recipe_of(population, "blt"))[:12]
+    rows = rows_of_noise(recipe_of(population, "blt"))[:12]
     turns, kept = as_columns(12, [[1, 4, 7, 10]]), np.delete(np.arange(12), 5)
     values, included = drawn(rows, turns, 4000)
     by, mu = filters(rows[kept], turns[kept], 2.0, NOBODY[kept])
@@ -84,7 +85,7 @@ def test_rows_that_were_lost_are_left_out(population):
 
 def test_people_who_pull_the_same_way_all_the_time_are_seen_past(population):
     """By directions that nobody sends; what is claimed of the score stays what it is."""
-    rows = noise_rows(recipe_of(population, "blt"))[:12]
+    rows = rows_of_noise(recipe_of(population, "blt"))[:12]
     turns, generator = as_columns(12, [[1, 4, 7, 10]]), np.random.default_rng(1)
     values, included = drawn(rows, turns, 4000)
     bystanders = drawn(rows, 0 * turns, 1000, seed=2)[0]

@@ -15,24 +15,25 @@ import jax
 import numpy as np
 import pytest
 from fleet_of_devices import FleetOfDevices, fleet_recipe
+from releases import Releases
 
 from conftest import Cut, cut_at
 from taciturn import build, fleet_folders, serving, tree
 from taciturn.fleets import diary as diaries
 from taciturn.fleets import wire
 from taciturn.fleets.device import NotNow
-from taciturn.fleets.devices import Connected, DeviceFleet
+from taciturn.fleets.devices import DeviceFleet
 from taciturn.fleets.diary import Diary, Rest
 from taciturn.fleets.identities import EnrolledKeys
 from taciturn.fleets.link import Later, LinkError
 from taciturn.fleets.sum_server import ServerRound
-from taciturn.privacy.curator import Curator
+from taciturn.privacy.account import Account
 from taciturn.privacy.ledger import Ledger, LedgerError
 from taciturn.privacy.participation_log import ParticipationLog
+from taciturn.privacy.records import RecordError, Records
 from taciturn.recipe_text import RecipeError
 from taciturn.run import resume_run, train_run
 from taciturn.run_folder import RunError
-from taciturn.sections import FleetSection
 
 TWO_ROUNDS = {"rounds": 2, "evaluate_every": 2, "save_every": 1}
 LONG = {"rounds": 4, "evaluate_every": 4, "save_every": 4}
@@ -42,28 +43,6 @@ TIRELESS = Rest(0.0, 0, 99)
 
 def quietly(done, rounds, row):
     pass
-
-
-class Releases:
-    """What the curator released, and whether the ledger on disk had it before."""
-
-    def __init__(self, monkeypatch, ledger):
-        self.totals, self.uncharged = {}, []  # noise keys → digests of totals
-        whole = Curator._released
-
-        def noted(curator, state, total, seal, round, attempt):
-            keys = np.asarray(jax.random.key_data(curator._noise_keys(seal, round, attempt))).tobytes()
-            self.totals.setdefault(keys, set()).add(hashlib.sha256(np.asarray(total.update).tobytes()).hexdigest())
-            charged = [json.loads(line) for line in ledger.read_text().splitlines()]
-            if not any(row.get("seal") == seal and row.get("round") == round for row in charged):
-                self.uncharged.append(round)
-            return whole(curator, state, total, seal, round, attempt)
-
-        monkeypatch.setattr(Curator, "_released", noted)
-
-    def check(self):
-        assert not self.uncharged
-        assert all(len(totals) == 1 for totals in self.totals.values())
 
 
 @pytest.fixture
@@ -90,7 +69,7 @@ def test_killed_at_any_write_to_disk_nothing_is_uncounted_and_no_noise_meets_two
     tmp_path, vocabulary, monkeypatch
 ):
     """Before and after each moment at which something becomes durable. The devices go on: only the server dies."""
-    fleet = FleetOfDevices(tmp_path, vocabulary, count=12, run=TWO_ROUNDS)
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=12, run={**TWO_ROUNDS, "seed": None})
     releases = Releases(monkeypatch, fleet.population.folder / "ledger.jsonl")
     whole, main, left, after = os.fsync, threading.main_thread(), [0], [False]
 
@@ -102,15 +81,14 @@ def test_killed_at_any_write_to_disk_nothing_is_uncounted_and_no_noise_meets_two
         _cut_if(now)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    Ledger(fleet.population.folder / "ledger.jsonl")  # made once, for all of them
-    left[0] = 10**9
-    train_run(fleet.recipe, tmp_path / "whole", quietly, fleet.connected)
+    for name in ("first", "whole"):  # the first writes down what is written once for all runs
+        left[0] = 10**9
+        train_run(fleet.recipe, tmp_path / name, quietly, fleet.connected)
     writes = 10**9 - left[0]
     assert writes > 30
     for point in range(1, 2 * writes + 1, STEP):
         left[0], after[0] = (point + 1) // 2, point % 2 == 0
         folder = tmp_path / f"run-{point}"
-        releases.totals.clear()
         with pytest.raises(Cut):
             train_run(fleet.recipe, folder, quietly, fleet.connected)
         left[0] = 10**9
@@ -126,17 +104,15 @@ def test_killed_at_any_write_to_disk_nothing_is_uncounted_and_no_noise_meets_two
         else:
             assert finished.guarantee.releases == 2
         releases.check()
-        assert len(releases.totals) == 2
+        assert {round for run, round in releases.left if run == folder.name} == {0, 1}
         assert not (folder / "private").exists()
 
 
 def test_a_release_that_was_not_charged_would_be_noticed(tmp_path, vocabulary, monkeypatch):
     """The twin."""
-    from taciturn.privacy.account import Account
-
     fleet = FleetOfDevices(tmp_path, vocabulary, run={"rounds": 1, "evaluate_every": 1})
     releases = Releases(monkeypatch, fleet.population.folder / "ledger.jsonl")
-    monkeypatch.setattr(Account, "charge", lambda account, round, attempt, seal, mark: None)
+    monkeypatch.setattr(Account, "charge", lambda account, round, record, log: None)
     train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     with pytest.raises(AssertionError):
         releases.check()
@@ -154,7 +130,7 @@ def test_everyone_in_a_total_is_in_the_cohort_of_its_row(tmp_path, vocabulary, l
 
 
 def test_a_second_server_on_the_same_run_charges_nothing_and_releases_nothing(tmp_path, vocabulary, monkeypatch):
-    """It comes in the middle of a round of the first, and does that round and one more; the first then has a sum of its own."""
+    """It comes in the middle of a round of the first, and does that round with others; the first then has a sum of its own."""
     fleet = FleetOfDevices(tmp_path, vocabulary, run={"rounds": 3, "evaluate_every": 3, "save_every": 1})
     releases, folder, second = Releases(monkeypatch, fleet.population.folder / "ledger.jsonl"), tmp_path / "run", []
 
@@ -169,11 +145,11 @@ def test_a_second_server_on_the_same_run_charges_nothing_and_releases_nothing(tm
         train_run(fleet.recipe, folder, quietly, first)
     assert second
     releases.check()
-    assert resume_run(folder, quietly, fleet.connected).guarantee.releases in (3, 4)
+    assert resume_run(folder, quietly, fleet.connected).guarantee.releases == 3
     releases.check()
 
 
-def test_a_second_server_that_ends_the_run_leaves_the_first_nothing_and_no_total_behind(tmp_path, vocabulary):
+def test_a_second_server_that_ends_the_run_leaves_the_first_nothing_and_no_release_behind(tmp_path, vocabulary):
     fleet, folder = FleetOfDevices(tmp_path, vocabulary, run=TWO_ROUNDS), tmp_path / "run"
 
     def ended(done, rounds, row):
@@ -182,7 +158,7 @@ def test_a_second_server_that_ends_the_run_leaves_the_first_nothing_and_no_total
 
     with pytest.raises((OSError, LedgerError)):
         train_run(fleet.recipe, folder, ended, fleet.connected)
-    assert not list(folder.rglob("total-*"))
+    assert not list(folder.rglob("release-*"))
     assert json.loads((folder / "guarantee.json").read_text())
 
 
@@ -190,25 +166,21 @@ def test_a_second_server_that_ends_the_run_leaves_the_first_nothing_and_no_total
 
 
 def records(run):
-    return sorted((run / "private" / "rounds").glob("total-*"), key=lambda path: int(path.stem.rpartition("-")[2]))
+    return sorted((run / "private" / "releases").iterdir())
 
 
 @pytest.fixture
 def before_the_charge(tmp_path, vocabulary, monkeypatch):
-    """A run whose server was killed when its third sum was on disk, and not charged."""
-    fleet = FleetOfDevices(tmp_path, vocabulary, count=16, run=LONG)
-    whole = Curator._seal
-    monkeypatch.setattr(
-        Curator,
-        "_seal",
-        lambda c, total, state, round, attempt: (
-            _cut_if(total != () and round == 2) or whole(c, total, state, round, attempt)
-        ),
-    )
-    with pytest.raises(Cut):
-        train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
-    monkeypatch.setattr(Curator, "_seal", whole)
-    assert len(records(tmp_path / "run")) == 3
+    """A run whose server was killed when its third release was on disk, and not charged."""
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=20, run=LONG)
+    with monkeypatch.context() as killed:
+        whole = Account.charge
+        killed.setattr(
+            Account, "charge", lambda account, round, *rest: _cut_if(round == 2) or whole(account, round, *rest)
+        )
+        with pytest.raises(Cut):
+            train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
+    assert [record.name for record in records(tmp_path / "run")] == ["release-0", "release-1", "release-2"]
     return fleet, tmp_path / "run"
 
 
@@ -217,99 +189,69 @@ def _cut_if(now):
         raise Cut
 
 
-def test_a_record_of_another_row_or_try_is_never_taken(before_the_charge, monkeypatch):
-    fleet, run = before_the_charge
-    last = records(run)[-1]
-    key, _, row = last.stem.removeprefix("total-").partition("-")
-    for name in (f"total-{key}-7.npy", f"total-{'0' * len(key)}-{row}.npy", f"total-{'f' * len(key)}-0.npy"):
-        (run / "private" / "rounds" / name).write_bytes(bytes(last.stat().st_size))
-    found = []
-    whole = DeviceFleet.sum_reports
-    monkeypatch.setattr(DeviceFleet, "sum_reports", lambda *args: found.append(whole(*args)) or found[-1])
-    assert resume_run(run, quietly, fleet.connected).guarantee.releases == 4
-    assert all(np.any(total.update) for total in found)
+DAMAGE = {
+    "gone": lambda record, other: record.unlink(),
+    "cut short": lambda record, other: record.write_bytes(record.read_bytes()[:400]),
+    "cut very short": lambda record, other: record.write_bytes(record.read_bytes()[:3]),
+    "altered": lambda record, other: record.write_bytes(record.read_bytes()[:-4] + b"\x11" * 4),
+    "another row's": lambda record, other: record.write_bytes(other.read_bytes()),
+}
 
 
-@pytest.mark.parametrize("length", [3, 400])
-def test_a_record_that_is_cut_short_is_as_good_as_lost(before_the_charge, length):
-    fleet, run = before_the_charge
-    last = records(run)[-1]
-    last.write_bytes(last.read_bytes()[:length])
-    assert resume_run(run, quietly, fleet.connected).guarantee.releases >= 4
-
-
-def test_a_record_that_was_altered_before_its_charge_is_not_released(before_the_charge, monkeypatch):
-    fleet, run = before_the_charge
-    last, found = records(run)[-1], {}
-    last.write_bytes(b"\x11" * last.stat().st_size)
-    whole = Curator._released
-    monkeypatch.setattr(
-        Curator,
-        "_released",
-        lambda c, state, total, *rest: found.setdefault(int(state.round), total) and whole(c, state, total, *rest),
-    )
-    resume_run(run, quietly, fleet.connected)
-    assert not np.all(np.asarray(found[2].update) == 0x11111111)
-
-
-@pytest.mark.usefixtures("not_optimised")
-def test_a_record_that_was_altered_after_its_charge_is_not_released_under_its_noise(before_the_charge, monkeypatch):
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_record_that_is_not_the_one_that_was_charged_is_not_given_out_and_nobody_is_asked_again(
+    before_the_charge, monkeypatch, damage
+):
     fleet, run = before_the_charge
     releases = Releases(monkeypatch, fleet.population.folder / "ledger.jsonl")
-    first = records(run)[0]
-    wrong = b"\x11" * first.stat().st_size
-    first.write_bytes(wrong)
-    assert resume_run(run, quietly, fleet.connected).guarantee.releases > 4
-    releases.check()
-    assert hashlib.sha256(wrong).hexdigest() not in set().union(*releases.totals.values())
+    first, second, _ = records(run)
+    DAMAGE[damage](second, first)
+    before = {round: len(reports) for round, reports in fleet.reports.items()}
+    with pytest.raises(RecordError, match="round 1"):
+        resume_run(run, quietly, fleet.connected)
+    assert releases.left.keys() == {("run", 0)}
+    assert {round: len(reports) for round, reports in fleet.reports.items()} == before
 
 
-def test_a_sum_is_of_reports_about_the_model_that_the_round_has(before_the_charge, monkeypatch):
-    """Rows that were charged and lost are skipped. The sum of the row after them, on disk and not charged, was about a model of a history
-    that is given up."""
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_record_that_was_not_charged_is_never_given_out_whatever_it_says(before_the_charge, monkeypatch, damage):
     fleet, run = before_the_charge
-    for record in records(run)[:2]:
-        record.unlink()
-    for number in list(fleet.link.devices())[:3]:
-        fleet.link.remove(number)  # so that the lost sums do not come out the same again
-    about, made = {}, {}
-    whole, secure = DeviceFleet.sum_reports, DeviceFleet._secure_sum
+    releases = Releases(monkeypatch, fleet.population.folder / "ledger.jsonl")
+    first, _, last = records(run)
+    DAMAGE[damage](last, first)
+    assert resume_run(run, quietly, fleet.connected).guarantee.releases == 4
+    releases.check()
+    assert len(releases.met) == 2  # the third and the fourth; the first two came from their records
+    assert len(set().union(*releases.left.values())) == 4
+    assert len(fleet.reports[2]) == 18
 
-    def name(message):
-        return hashlib.sha256(wire.arrays_to_bytes(message)).hexdigest()
 
-    def asked(fleet, program, message, cohort, key):
-        about[int(message.public.round)] = name(message)
-        return whole(fleet, program, message, cohort, key)
+@pytest.mark.parametrize("same", [True, False])
+def test_a_round_that_is_done_again_is_about_the_same_model(tmp_path, vocabulary, monkeypatch, same):
+    """It follows from releases that were charged, and they are given out as they were. Twin: with another, the model is another."""
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=20, run=LONG)
+    about, whole = [], DeviceFleet._secure_sum
 
-    def summed(fleet, round, model, cohort, key):
-        made[round] = hashlib.sha256(model).hexdigest()
-        return secure(fleet, round, model, cohort, key)
+    def killed(server, round, model, cohort, key):
+        if round == 2:
+            about.append(hashlib.sha256(model).hexdigest())
+            _cut_if(len(about) == 1)
+        return whole(server, round, model, cohort, key)
 
-    monkeypatch.setattr(DeviceFleet, "sum_reports", asked)
-    monkeypatch.setattr(DeviceFleet, "_secure_sum", summed)
+    monkeypatch.setattr(DeviceFleet, "_secure_sum", killed)
     with pytest.raises(Cut):
-        resume_run(run, cut_at(1), fleet.connected)
-    assert about[2] == made.get(2)
+        train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
+    if not same:
+        read = Records.read
 
+        def doubled(*row):
+            release, drawn = read(*row)
+            return release._replace(estimate=jax.tree.map(lambda leaf: 2 * leaf, release.estimate)), drawn
 
-def test_a_sum_that_was_made_again_is_not_forgotten_at_once(tmp_path):
-    class Made(DeviceFleet):
-        def _secure_sum(self, round, model, cohort, key):
-            return np.arange(4, dtype=np.uint32)
-
-    class Public:
-        round = 1
-
-    class Question:
-        public = Public
-
-    for row in (5, 6, 7):
-        (tmp_path / f"total-00-{row}.npy").write_bytes(bytes(16))
-    nobody = Connected(None, dict, [], EnrolledKeys({}))
-    fleet = Made(nobody, None, 3, FleetSection(), tmp_path, lambda: "run", kept=2)
-    total = fleet.sum_reports(None, Question, np.arange(3), jax.random.key(0))
-    assert np.array_equal(total.update, np.arange(4))
+        monkeypatch.setattr(Records, "read", doubled)
+    assert resume_run(tmp_path / "run", quietly, fleet.connected).guarantee.releases == 4
+    assert len(about) == 2
+    assert (about[0] == about[1]) == same
 
 
 # Who is enrolled
@@ -371,7 +313,7 @@ def test_a_run_goes_on_with_devices_that_came_later(tmp_path, vocabulary, log_of
 
 def test_delta_is_checked_against_the_devices_that_are_enrolled(tmp_path, vocabulary):
     """As it is against the users of a population."""
-    fleet = FleetOfDevices(tmp_path, vocabulary, run={"rounds": 1, "evaluate_every": 1})
+    fleet = FleetOfDevices(tmp_path, vocabulary, run={"rounds": 1, "evaluate_every": 1}, privacy={"delta": 0.01})
     many = [*fleet.enrolled, *(bytes([number]) * 32 for number in range(100))]
     assert fleet.recipe.delta * len(many) > 1
     with pytest.raises(RecipeError, match="δ"):

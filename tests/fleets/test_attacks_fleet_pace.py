@@ -1,7 +1,6 @@
 """Attempts to break a fleet by its pace: a server that is killed or gives up while it sends devices away, devices that are sent away in the
 middle of a round or with nonsense, and whoever watches the logs meanwhile."""
 
-import hashlib
 import json
 import logging
 import math
@@ -12,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from fleet_of_devices import FleetOfDevices
+from releases import Releases
 
 from conftest import Cut, cut_at
 from taciturn import build
@@ -20,8 +20,9 @@ from taciturn.fleets import diary as diaries
 from taciturn.fleets.device import Device, NotNow
 from taciturn.fleets.devices import DeviceFleet
 from taciturn.fleets.link import LinkError, LocalLink
-from taciturn.privacy.curator import Curator
+from taciturn.privacy.account import Account
 from taciturn.privacy.ledger import Ledger
+from taciturn.privacy.records import RecordError
 from taciturn.recipe_text import RecipeError
 from taciturn.run import resume_run, train_run
 
@@ -34,17 +35,8 @@ def quietly(done, rounds, row):
 
 
 @pytest.fixture
-def totals(monkeypatch):
-    """What noise keys were used with, by the keys: digests of totals."""
-    met, whole = {}, Curator._released
-
-    def noted(curator, state, total, seal, round, attempt):
-        keys = np.asarray(jax.random.key_data(curator._noise_keys(seal, round, attempt))).tobytes()
-        met.setdefault(keys, set()).add(hashlib.sha256(np.asarray(total.update).tobytes()).hexdigest())
-        return whole(curator, state, total, seal, round, attempt)
-
-    monkeypatch.setattr(Curator, "_released", noted)
-    return met
+def releases_of(monkeypatch):
+    return lambda fleet: Releases(monkeypatch, fleet.population.folder / "ledger.jsonl")
 
 
 def device_of(fleet, number) -> Device:
@@ -75,11 +67,9 @@ def intercepted(fleet, before):
 
 
 @pytest.mark.parametrize("ends", [Cut, LinkError])
-@pytest.mark.parametrize("lost", [False, True])
-def test_a_server_that_ends_while_it_sends_devices_away_charges_its_sum_once(tmp_path, vocabulary, totals, ends, lost):
-    """The sum is on disk by then, and not charged. Twin: where it is lost, the round is done again, and is charged once all the same."""
+def test_a_server_that_ends_while_it_sends_devices_away_has_charged_its_sum(tmp_path, vocabulary, releases_of, ends):
     fleet, run = FleetOfDevices(tmp_path, vocabulary, count=20, run=TWO_ROUNDS), tmp_path / "run"
-    ask = fleet.link.ask
+    ask, releases = fleet.link.ask, releases_of(fleet)
 
     def killed(kind, contents):
         if kind == wire.COME_BACK:
@@ -88,23 +78,19 @@ def test_a_server_that_ends_while_it_sends_devices_away_charges_its_sum_once(tmp
     intercepted(fleet, killed)
     with pytest.raises(ends):
         train_run(fleet.recipe, run, quietly, fleet.connected)
-    assert charges(fleet) == []
-    (record,) = (run / "private" / "rounds").glob("total-*")
-    before = trained(fleet)
-    assert before.keys() == {0}
-    if lost:
-        record.unlink()
+    assert charges(fleet) == [0]
+    assert trained(fleet) == {0: 9}
     fleet.link.ask = ask
     assert resume_run(run, quietly, fleet.connected).guarantee.releases == 2
-    assert (trained(fleet)[0] > before[0]) == lost
+    assert trained(fleet) == {0: 9, 1: 9}
     assert charges(fleet) == [0, 1]
-    assert all(len(met) == 1 for met in totals.values())
+    releases.check()
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_run_that_was_given_up_goes_on_as_itself(tmp_path, vocabulary, totals, monkeypatch, lost):
+def test_a_run_that_was_given_up_goes_on_as_itself(tmp_path, vocabulary, releases_of, monkeypatch, lost):
     """Two rounds are charged and not yet saved when devices stop coming, and again when they do not come back. To the devices it is the
-    same run afterwards, none of them trains again for what was summed, and nothing is charged again; not even where sums are lost then."""
+    same run afterwards, none of them trains again for what was summed, and nothing is charged again, even if records are lost then."""
     monkeypatch.setattr(devices, "WAIT", 0.05)
     broken, names = [], set()
 
@@ -119,6 +105,7 @@ def test_a_run_that_was_given_up_goes_on_as_itself(tmp_path, vocabulary, totals,
         run={"rounds": 4, "evaluate_every": 4, "save_every": 4},
         fleet={"patience": 0.5},
     )
+    releases = releases_of(fleet)
     ledger = fleet.population.folder / "ledger.jsonl"
 
     def named(kind, contents):
@@ -141,7 +128,7 @@ def test_a_run_that_was_given_up_goes_on_as_itself(tmp_path, vocabulary, totals,
     assert (run / "private" / "root").exists()
     assert not (run / "guarantee.json").exists()
     before = trained(fleet)
-    for record in (run / "private" / "rounds").glob("total-*") if lost else ():
+    for record in (run / "private" / "releases").iterdir() if lost else ():
         record.unlink()
     with pytest.raises(LinkError, match="--resume"):
         resume_run(run, quietly, fleet.connected)
@@ -149,7 +136,7 @@ def test_a_run_that_was_given_up_goes_on_as_itself(tmp_path, vocabulary, totals,
     finished = resume_run(run, quietly, fleet.connected)
     assert finished.guarantee.releases == len(charges(fleet)) == 4
     assert all(trained(fleet)[round] == before[round] for round in (0, 1))
-    assert all(len(met) == 1 for met in totals.values())
+    releases.check()
     uploads = [upload for number in range(16) for upload in device_of(fleet, number)._diary.uploads]
     assert {upload["run"] for upload in uploads} == names
     assert not (run / "private").exists()
@@ -183,7 +170,7 @@ def test_no_log_and_no_file_outside_the_private_folder_names_a_device_that_took_
     def loses(number, kind, answer):
         return None if kind == wire.UNMASK and number % 9 == 0 else answer
 
-    fleet = FleetOfDevices(tmp_path, vocabulary, count=24, run=ONE_ROUND)
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=24, run=TWO_ROUNDS)
     link = LocalLink({765_000 + number: fleet.link._devices[number].handler for number in range(24)}, (loses,))
 
     def people():
@@ -289,37 +276,36 @@ def test_a_run_for_which_nobody_is_left_ends_with_what_it_has(tmp_path, vocabula
     assert not (tmp_path / "run" / "private").exists()
 
 
-@pytest.mark.parametrize("comes_back", [True, False])
-def test_given_up_after_a_charge_whose_sum_is_lost_it_is_paid_again_only_if_another_sum_is_made(
-    tmp_path, vocabulary, totals, monkeypatch, comes_back
+@pytest.mark.parametrize("lost", [False, True])
+def test_killed_after_a_charge_its_release_is_given_out_although_nobody_comes(
+    tmp_path, vocabulary, releases_of, monkeypatch, lost
 ):
-    """Killed after the charge, and then nobody comes: what is saved then is older than the ledger. With the same devices the same sum is
-    made, and given out under its own noise. Twin: without one of them it is another, with other noise, and paid for."""
-    monkeypatch.setattr(devices, "WAIT", 0.05)
-    broken, run = [], tmp_path / "run"
+    """From its record. Twin: without it the run does not go on, whoever comes, and nothing is charged again."""
+    run, whole = tmp_path / "run", Account.charge
     fleet = FleetOfDevices(
-        tmp_path,
-        vocabulary,
-        count=20,  # each may take part once, and nine did
-        faults=(lambda number, kind, answer: None if broken and kind == wire.REPORT else answer,),
-        run={"rounds": 1, "evaluate_every": 1, "save_every": 1},
-        fleet={"patience": 0.2},
+        tmp_path, vocabulary, count=20, run={"rounds": 1, "evaluate_every": 1, "save_every": 1}, fleet={"patience": 0.2}
     )
-    with monkeypatch.context() as killed:
-        killed.setattr(Curator, "_released", lambda *release: (_ for _ in ()).throw(Cut))
+    releases = releases_of(fleet)
+
+    def killed(account, *row):
+        whole(account, *row)
+        raise Cut
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Account, "charge", killed)
         with pytest.raises(Cut):
             train_run(fleet.recipe, run, quietly, fleet.connected)
     assert charges(fleet) == [0]
-    took_part = [number for number in range(20) if device_of(fleet, number)._diary.uploads]
-    next((run / "private" / "rounds").glob("total-*")).unlink()
-    broken.append(1)
-    for _ in range(2):
-        with pytest.raises(LinkError, match="--resume"):
+    assert not releases.left
+    if lost:
+        (run / "private" / "releases" / "release-0").unlink()
+        with pytest.raises(RecordError, match="cannot go on"):
             resume_run(run, quietly, fleet.connected)
-        assert charges(fleet) == [0]
-    broken.clear()
-    if not comes_back:
-        fleet.link.remove(took_part[0])
-    finished = resume_run(run, quietly, fleet.connected)
-    assert finished.guarantee.releases == len(charges(fleet)) == (1 if comes_back else 2)
-    assert all(len(met) == 1 for met in totals.values())
+        assert not releases.left
+    else:
+        for number in list(fleet.link.devices()):
+            fleet.link.remove(number)
+        assert resume_run(run, quietly, fleet.connected).guarantee.releases == 1
+        releases.check()
+    assert charges(fleet) == [0]
+    assert trained(fleet) == {0: 9}

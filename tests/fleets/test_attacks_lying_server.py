@@ -377,7 +377,7 @@ class Patience:
 
 def device_fleet(liar, folder, **more):
     folder.mkdir(exist_ok=True)
-    return DeviceFleet(liar.fleet.connected, liar.agreement, 9, Patience, folder, lambda: "run", 2, **more)
+    return DeviceFleet(liar.fleet.connected, liar.agreement, 9, Patience, folder, lambda: "run", **more)
 
 
 def test_a_sum_of_the_same_round_over_fewer_devices_fails(liar, tmp_path):

@@ -16,7 +16,9 @@ from taciturn.fleets import diary as diaries
 from taciturn.fleets.devices import DeviceFleet
 from taciturn.fleets.diary import Diary, Rest
 from taciturn.fleets.link import Later, LinkError, LocalLink
+from taciturn.privacy.account import Account
 from taciturn.privacy.curator import Curator
+from taciturn.privacy.records import RecordError, Records
 from taciturn.recipe_text import RecipeError
 from taciturn.release.checkpoint import load_model
 from taciturn.run import resume_run, train_run
@@ -234,7 +236,7 @@ def test_a_server_that_is_killed_goes_on_and_no_device_trains_twice_for_what_was
 def test_a_server_that_is_killed_twenty_times_in_one_training_comes_to_its_end(
     tmp_path, vocabulary, totals, monkeypatch
 ):
-    """At whatever question it is: what was summed is used, what was not is asked again."""
+    """At whatever question it is: what was charged is used, what was not is asked of others."""
     fleet = FleetOfDevices(tmp_path, vocabulary, run={"rounds": 8, "evaluate_every": 8, "save_every": 1})
     fleet.modulus = modulus(fleet)
     ask, left, generator = LocalLink.ask, [3], np.random.default_rng(0)
@@ -295,51 +297,120 @@ def test_a_cohort_drawn_before_a_crash_is_not_asked_of_a_list_in_another_order(
         assert resume_run(tmp_path / "run", quietly, fleet.connected).guarantee.releases == 2
 
 
-def test_killed_between_sum_and_charge_the_sum_is_used_and_charged_once(tmp_path, vocabulary, totals, monkeypatch):
-    fleet = FleetOfDevices(tmp_path, vocabulary, run={"rounds": 2, "evaluate_every": 2})
-    whole, calls = Curator._seal, []
+@pytest.mark.parametrize("count", [20, 9])
+@pytest.mark.parametrize(("where", "name"), [(Records, "write"), (Account, "charge")])
+def test_killed_between_a_sum_and_its_charge_the_round_goes_on_with_others_and_is_charged_once(
+    tmp_path, vocabulary, totals, monkeypatch, count, where, name
+):
+    """The reports in the sum are used up: its devices are not asked for them again, but under another number where there are no others
+    (nine devices)."""
+    settings = {"rounds": 2, "evaluate_every": 2, "seed": None}
+    fleet, run = FleetOfDevices(tmp_path, vocabulary, count=count, run=settings), tmp_path / "run"
 
-    def killed(self, total, state, round, attempt):
-        calls.append(round)
-        if len(calls) == 2:
+    def killed(self, row, *rest, whole=getattr(where, name)):
+        if row == 1:
             raise Cut
-        return whole(self, total, state, round, attempt)
+        return whole(self, row, *rest)
 
-    monkeypatch.setattr(Curator, "_seal", killed)
-    with pytest.raises(Cut):
-        train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
-    before = {one: len(reports) for one, reports in fleet.reports.items()}
-    monkeypatch.setattr(Curator, "_seal", whole)
-    finished = resume_run(tmp_path / "run", quietly, fleet.connected)
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, killed)
+        with pytest.raises(Cut):
+            train_run(fleet.recipe, run, quietly, fleet.connected)
+    assert len(fleet.reports[1]) == 9
+    assert not files_with(run, totals[1], modulus(fleet))
+    ask, asked = fleet.link.ask, []
+    fleet.link.ask = lambda kind, *args, **settings: asked.append(kind) or ask(kind, *args, **settings)
+    rows = []
+    finished = resume_run(run, lambda done, rounds, row: rows.append(row), fleet.connected)
+    assert asked[0] == wire.CHECK_IN  # and nobody of the cohort before
     assert finished.guarantee.releases == 2
-    assert all(len(fleet.reports[one]) == count for one, count in before.items())
+    assert rows[-1]["failed_rounds"] == 1
+    assert [len(fleet.reports[round]) for round in (0, 1)] == [9, 18]
+    diaries = [fleet.link._devices[one].handler._diary.uploads for one in range(count)]
+    assert all(len({upload["round"] for upload in diary}) == len(diary) for diary in diaries)
+    twice = [sum(upload["row"] == 1 for upload in diary) == 2 for diary in diaries]
+    assert sum(twice) == (9 if count == 9 else 0)
 
 
-def test_a_record_that_is_lost_costs_a_release_and_never_repeats_noise(tmp_path, vocabulary):
+def files_with(folder, total, modulus):
+    """Those that hold a total without noise, however it is written."""
+    centred = (total.astype(np.int64) + modulus // 2) % modulus - modulus // 2
+    written = [values.astype(kind).tobytes() for values in (total, centred) for kind in ("<i4", "<i8", "<f4", "<f8")]
+    contents = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return [path.name for path, content in contents.items() if any(one in content for one in written)]
+
+
+@pytest.mark.parametrize("written_down", [False, True])
+def test_no_total_without_noise_is_ever_on_disk(tmp_path, vocabulary, monkeypatch, written_down):
+    """Twin: a fleet that writes its sums down is noticed."""
+    fleet = FleetOfDevices(tmp_path, vocabulary, run={"rounds": 2, "evaluate_every": 2})
+    run, found, whole, charge = tmp_path / "run", [], DeviceFleet.sum_reports, Account.charge
+    sums = []
+
+    def noted(self, *question):
+        total = whole(self, *question)
+        sums.append(np.asarray(total.update).astype(np.uint32))
+        if written_down:
+            np.save(run / "private" / "total.npy", sums[-1])
+        return total
+
+    def looks(self, *row):
+        charge(self, *row)
+        found.extend(files_with(run, sums[-1], modulus(fleet)))
+
+    monkeypatch.setattr(DeviceFleet, "sum_reports", noted)
+    monkeypatch.setattr(Account, "charge", looks)
+    train_run(fleet.recipe, run, quietly, fleet.connected)
+    assert len(sums) == 2
+    assert found == (["total.npy"] * 2 if written_down else [])
+
+
+def test_whoever_was_asked_for_a_report_that_never_left_may_be_asked_again(tmp_path, vocabulary):
+    """The link broke when reports were asked for. Of thirty devices nine are here: they say that they have not reported, and go on."""
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=30, run={"rounds": 1, "evaluate_every": 1})
+    for number in range(9, 30):
+        fleet.link.remove(number)
+    ask, broken = fleet.link.ask, [True]
+
+    def breaks(kind, contents, *args, **settings):
+        if kind == wire.REPORT and broken:
+            broken.clear()
+            return {}
+        return ask(kind, contents, *args, **settings)
+
+    fleet.link.ask = breaks
+    assert train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected).guarantee.releases == 1
+    assert not broken
+    assert len(fleet.reports[0]) == 9
+
+
+def test_a_release_whose_record_is_lost_is_not_made_again(tmp_path, vocabulary):
     fleet = FleetOfDevices(tmp_path, vocabulary, count=16, run={"save_every": 6})
     with pytest.raises(Cut):
         train_run(fleet.recipe, tmp_path / "run", cut_at(2), fleet.connected)
-    for record in (tmp_path / "run" / "private" / "rounds").glob("total-*"):
-        record.unlink()
-    finished = resume_run(tmp_path / "run", quietly, fleet.connected)
-    assert finished.guarantee.releases == 8  # two were charged, lost, and done again with other noise
+    (tmp_path / "run" / "private" / "releases" / "release-0").unlink()
+    with pytest.raises(RecordError, match="its record is gone"):
+        resume_run(tmp_path / "run", quietly, fleet.connected)
+    assert fleet.reports.keys() == {0, 1}
+    assert all(len(reports) == 9 for reports in fleet.reports.values())  # nobody was asked again
 
 
 def test_a_full_disk_at_the_ledger_stops_the_run_and_releases_nothing(tmp_path, vocabulary, monkeypatch):
-    from taciturn.privacy.account import Account
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=20)
+    whole, mean, released = Account.charge, Curator.private_mean, []
 
-    fleet = FleetOfDevices(tmp_path, vocabulary)
-    whole, released = Account.charge, []
-
-    def full(self, round, attempt, seal, mark):
+    def full(self, round, record, log=""):
         if round == 2:
             raise OSError(28, "No space left on device")
-        whole(self, round, attempt, seal, mark)
+        whole(self, round, record, log)
+
+    def given_out(self, *question):
+        given = mean(self, *question)
+        released.append(given)
+        return given
 
     monkeypatch.setattr(Account, "charge", full)
-    monkeypatch.setattr(
-        Curator, "_released", lambda self, *args, inner=Curator._released: released.append(1) or inner(self, *args)
-    )
+    monkeypatch.setattr(Curator, "private_mean", given_out)
     with pytest.raises(OSError, match="No space"):
         train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     assert len(released) == 2
@@ -401,17 +472,23 @@ def test_a_round_that_fails_again_and_again_is_given_up_and_the_run_goes_on_when
 
 @pytest.mark.parametrize(("count", "sent_away"), [(18, 0), (30, 12)])
 def test_whoever_is_not_needed_is_told_when_to_come_back(tmp_path, vocabulary, caplog, count, sent_away):
-    """Nine take part and nine wait for the next round; more would only wait."""
-    fleet = FleetOfDevices(tmp_path, vocabulary, count=count, run={"rounds": 1, "evaluate_every": 1})
-    told, ask = {}, fleet.link.ask
+    """Nine take part and nine wait for the next round; more would only wait. They are told when the round is charged, and no sooner: what
+    goes wrong then costs nobody's report."""
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=count, run={"rounds": 2, "evaluate_every": 2})
+    told, kinds, ask = {}, [], fleet.link.ask
+    ledger = fleet.population.folder / "ledger.jsonl"
 
     def noted(kind, contents, *args, **settings):
+        kinds.append(kind)
         if kind == wire.COME_BACK:
+            assert '"charge"' in ledger.read_text()
             told.update({one: wire.seconds_from_bytes(content) for one, content in contents.items()})
+        if kinds.count(wire.CHECK_IN) == 2:
+            raise Cut
         return ask(kind, contents, *args, **settings)
 
     fleet.link.ask = noted
-    with caplog.at_level(logging.INFO, "taciturn.fleet"):
+    with caplog.at_level(logging.INFO, "taciturn.fleet"), pytest.raises(Cut):
         train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     assert len(told) == sent_away
     assert ("told to come back later" in caplog.text) == bool(sent_away)

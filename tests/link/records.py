@@ -8,14 +8,23 @@ Row = dict[str, Any]
 
 
 def check_charges(rows: Sequence[Row], rounds: int) -> None:
-    """Of a run in the ledger: each round was paid for, each attempt at it after the one before, and no noise twice."""
+    """Of a run in the ledger: each round was paid for once, in its turn, and each for a release of its own."""
     charges = [row for row in rows if row["kind"] == "charge"]
-    assert {row["round"] for row in charges} == set(range(rounds)), "a round has no charge, or there is one of no round"
-    for round in range(rounds):
-        attempts = [row["attempt"] for row in charges if row["round"] == round]
-        assert attempts == list(range(len(attempts))), f"the attempts at round {round} are {attempts}"
-    seals = [row["seal"] for row in charges]
-    assert len(set(seals)) == len(seals), "two charges have one seal"
+    charged = [row["round"] for row in charges]
+    assert charged == list(range(rounds)), f"the rounds that were charged are {charged}"
+    records = [row["record"] for row in charges]
+    assert len(set(records)) == len(records), "two charges are for one record"
+
+
+def check_starts(rows: Sequence[Row]) -> None:
+    """Of a run in the ledger: it was opened once and first, and nothing is drawn alike after two starts."""
+    starts = [row for row in rows if row["kind"] in ("open", "resume")]
+    kinds = [row["kind"] for row in starts]
+    assert starts[:1] == list(rows[:1]), "a run begins before it is opened"
+    assert kinds == ["open", *["resume"] * (len(kinds) - 1)], "a run is opened once, and then taken up again"
+    fresh = [row["fresh"] for row in starts]
+    assert all(fresh), "a start has no fresh bytes"
+    assert len(set(fresh)) == len(fresh), "two starts have the same fresh bytes"
 
 
 def check_model(rows: Sequence[Row], rounds: int, digest: str) -> None:

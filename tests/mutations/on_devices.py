@@ -10,6 +10,7 @@ LIES, SUMS, BLAME = (
 )
 OTHER_MODEL = f"{LIES}::test_a_device_trains_on_no_other_model_than_all_were_told_of[1e+30]"
 NOT_HONEST = f"{LIES}::test_what_no_honest_server_sends_is_trained_on_by_nobody"
+KILLED = "tests/fleets/test_devices.py::test_killed_between_a_sum_and_its_charge_the_round_goes_on_with_others_and_is_charged_once"
 USED_UP = f"{LIES}::test_a_round_that_was_reported_to_is_used_up[False-another name]"
 
 MUTATIONS = (
@@ -150,6 +151,30 @@ MUTATIONS = (
             ),
         ),
         (f"{BLAME}::test_it_stays_left_out_after_a_crash_and_who_it_is_stands_in_private_notes_alone",),
+    ),
+    Mutation(
+        "reports that are asked for again after a crash",
+        "Devices that reported to a sum which was lost are asked once more, and no more than their own diaries keeps a second sum apart.",
+        (Edit(FLEET, "if not set(numbers.used).isdisjoint(cohort.tolist()):", "if False:"),),
+        (f"{KILLED}[Records-write-20]",),
+    ),
+    Mutation(
+        "a sum that is written down",
+        "What a round was without its noise lies on the server's disk.",
+        (
+            Edit(
+                FLEET,
+                "        self._summed = cohort\n",
+                '        self._summed = cohort\n        write_atomically(self._folder / "total", values.astype("<u4").tobytes(), 0o600)\n',
+            ),
+        ),
+        ("tests/fleets/test_devices.py::test_no_total_without_noise_is_ever_on_disk[False]",),
+    ),
+    Mutation(
+        "devices sent away before the charge",
+        "Whatever goes wrong while they are told costs a whole cohort's reports.",
+        (Edit(FLEET, "        self._summed = cohort\n", "        self._steer(cohort)\n"),),
+        ("tests/fleets/test_devices.py::test_whoever_is_not_needed_is_told_when_to_come_back[30-12]",),
     ),
     Mutation(
         "a log that names who broke the protocol",

@@ -113,7 +113,7 @@ def test_tables_hold_the_cumulative_probabilities_of_the_discrete_gaussian():
 def test_look_ups_compare_all_127_bits():
     """Numbers at an entry of the table and one below it, whose first 64 bits are the same."""
     table = tuple(map(jnp.asarray, sampler.cumulative()))
-    places = np.array([0, 1, 2, 500, 2048, 9000, 20_000, 26_000])
+    places = np.array([0, 1, 2, 500, 2048, 9000, 20_000, 24_000])
     at = [np.asarray(column)[places] for column in sampler.cumulative()]
     exact = [at[0] << 1, *at[1:]]
     assert np.asarray(sampler.discrete(table, [jnp.asarray(word) for word in exact])).tolist() == (places + 1).tolist()

@@ -11,33 +11,28 @@ noise is independent of the users' and a filter that was chosen by them is fair.
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from scipy.linalg import block_diag, toeplitz
 
-from taciturn.config import Recipe
-from taciturn.privacy.participation import spare_rounds
 from taciturn.privacy.sensitivity import (
     blt_coefficients,
     completed_weights,
-    segments,
     toeplitz_inverse,
     tree_weights,
 )
 
 
-def noise_rows(recipe: Recipe) -> np.ndarray:
-    """[rows, draws]: what each row has of each draw of white noise of standard deviation 1."""
-    rounds, privacy = recipe.run.rounds, recipe.privacy
-    lengths = segments(rounds + spare_rounds(rounds), recipe.restart_rounds)
-    kind = recipe.noise
+def noise_rows(kind: str, lengths: Sequence[int], strategy: Mapping[str, list[float]] | None) -> np.ndarray:
+    """[rows, draws]: what each row has of each draw of white noise of standard deviation 1. `lengths` are those of the segments between
+    restarts; `strategy` has the coefficients of all of them, where the kind has some."""
     if kind == "independent":
         return np.eye(sum(lengths))
     if kind in ("tree", "honaker"):
         last = len(lengths) - 1
         return _blocks(_tree(length, kind == "honaker", part < last) for part, length in enumerate(lengths))
-    found = {name: np.reshape(values, (len(lengths), -1)) for name, values in (privacy.strategy or {}).items()}
+    found = {name: np.reshape(values, (len(lengths), -1)) for name, values in (strategy or {}).items()}
     if kind == "banded":
         columns = [
             np.append(bands, np.zeros(length))[:length] for bands, length in zip(found["bands"], lengths, strict=True)

@@ -23,11 +23,11 @@ class AvailableFleet:
         """`path` keeps the devices' own state: a server that crashes does not reset their timers."""
         self._fleet, self._clock, self._path = fleet, clock, path
         self._goal, self._asked, self._most_reports = report_goal, asked, most_reports
-        self._seen: set[int] = set()  # rounds that the devices took part in already
+        self._last: int | None = None  # round that the devices took part in already
         self.uploads = 0  # reports that were sent, summed or not
         if path.exists():
             saved = np.load(io.BytesIO(path.read_bytes()))
-            self._seen, self.uploads = set(saved["seen"].tolist()), int(saved["uploads"])
+            self._last, self.uploads = int(saved["last"]), int(saved["uploads"])
             clock.restore(saved)
 
     @property
@@ -49,16 +49,14 @@ class AvailableFleet:
         words = np.asarray(jax.random.key_data(key)).ravel().tolist()
         name, generator = words[0] << 32 | words[1], np.random.default_rng(words)
         reports = self._clock.devices.reporting(cohort, generator)
-        if name not in self._seen:
+        if name != self._last:
             self._clock.upload(cohort, reports, self._goal, generator)
-            self._seen.add(name)
             self.uploads += len(reports)
-            self._save()
+            self._save(name)
         return reports
 
-    def _save(self) -> None:
-        content = io.BytesIO()
-        seen, uploads = np.array(sorted(self._seen), np.uint64), np.int64(self.uploads)
-        state = {"seen": seen, "uploads": uploads, **self._clock.state()}
+    def _save(self, last: int) -> None:
+        self._last, content = last, io.BytesIO()
+        state = {"last": np.uint64(last), "uploads": np.int64(self.uploads), **self._clock.state()}
         np.savez(content, allow_pickle=False, **state)
         write_atomically(self._path, content.getvalue(), 0o600)

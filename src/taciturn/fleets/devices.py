@@ -1,18 +1,16 @@
 """A fleet of real devices behind a link (Xu et al. 2023, §2.2 and §2.4): check-in, over-selection, a secure sum, late reports discarded.
 
 **Guarantee:** what `sum_reports` returns is a sum of at least m reports that no single one can be told from (secure_sum.py), or
-`FailedRound`, after which nothing is kept. A sum is on disk before it is handed out: after a crash the same round has the same total, or
-none. No report is kept, and none that comes late is ever looked at.
+`FailedRound`, after which nothing is kept. No sum and no report is ever on disk, and no report that comes late is ever looked at.
 
-A device reports to a round once (diary.py). So an attempt that failed after devices were asked for their reports goes on with others; where
-there are too few others, the round gets another number, and it is the devices' own limits that say who may take part again. Numbers rise
-with the rows of the noise, and from run to run. A device that breaks the protocol is left out of the run's next attempts.
+A device reports to a round once (diary.py). So an attempt that failed after devices were asked for their reports goes on with others, also
+where it failed because the server was killed before its sum was charged; where there are too few others, the round gets another number, and
+it is the devices' own limits that say who may take part again. Numbers rise with the rows of the noise, and from run to run. A device that
+breaks the protocol is left out of the run's next attempts.
 
 Which devices took part is known to the curator's log and to nobody else: messages about single ones go to a file in the private folder.
 """
 
-import hashlib
-import hmac
 import json
 import os
 import random
@@ -37,7 +35,6 @@ from taciturn.fleets.sum_server import ServerRound
 from taciturn.fleets.terms import Agreement
 
 SHORT = 60.0  # seconds for stages in which nobody trains, at most
-DIGEST_BYTES = 32
 COUNTS, NUMBERS, LEFT_OUT = "counts.json", "numbers.json", "left-out.json"
 WAIT = 2.0  # seconds between two calls for devices
 
@@ -75,19 +72,19 @@ class DeviceFleet:
         patience: Patience,
         folder: Path,
         run: Callable[[], str],
-        kept: int,
         row: Callable[[], int] = lambda: 0,
         apart: int = 0,
     ) -> None:
-        """`folder` keeps the sums of the last `kept` rounds, which a run that is resumed may ask for again. `run` is a name that no other
-        run has, `row` that of the noise which the next round takes, `apart` for how many rounds a device rests after one (MinS)."""
+        """`folder` keeps who was asked for a report to the newest round. `run` is a name that no other run has, `row` that of the noise
+        which the next round takes, `apart` for how many rounds a device rests after one (MinS)."""
         self._row, self._apart, self._enrolled = row, apart, connected.enrolled
         self._link, self._people, self._identity = connected.link, connected.people, connected.identity
         self._agreement, self._watch = agreement, connected.watch
-        self._asked, self._patience, self._folder, self._run, self._kept = asked, patience, folder, run, kept
+        self._asked, self._patience, self._folder, self._run = asked, patience, folder, run
         self._round_seconds = min(SHORT, patience.deadline)  # how long the last one took
         self._waiting_since: float | None = None  # for the next sum
         self._failed = 0  # rounds in a row
+        self._summed: UserIds | None = None  # the cohort since which nobody was sent away
 
     @property
     def uploads(self) -> int:
@@ -115,6 +112,9 @@ class DeviceFleet:
                 f"{self._asked} devices are asked in a round, and {left} of the {len(self._enrolled)} that are enrolled may still take "
                 "part: the others did so as often as they may, or too few rounds ago"
             )
+        if self._summed is not None:  # not before: the sum is charged by now, and whatever happens here it is not lost
+            self._steer(self._summed)
+            self._summed = None
         numbers = self._numbers(self._row())
         if numbers.used and len(set(allowed) - set(numbers.used) - self._left_out()) < self._asked:
             self._renumber()
@@ -156,36 +156,22 @@ class DeviceFleet:
         write_atomically(path, now, 0o600)
 
     def _checked_in(self) -> UserIds:
-        number = self._numbers(self._row()).number
-        content = wire.joined(self._agreement.fingerprint, str(number).encode())
-        left_out = self._left_out()
+        numbers, left_out = self._numbers(self._row()), self._left_out()
+        content = wire.joined(self._agreement.fingerprint, str(numbers.number).encode())
         people = {connection: device for connection, device in self._people().items() if device not in left_out}
         answers = self._link.ask(wire.CHECK_IN, dict.fromkeys(people, content), min(SHORT, self._patience.deadline))
-        return np.array(sorted(people[one] for one, answer in answers.items() if answer == wire.READY), np.int64)
+        ready = {people[one] for one, answer in answers.items() if answer == wire.READY}
+        if not ready.isdisjoint(numbers.used):  # they say that their reports have not left: the question was lost
+            self._keep(numbers._replace(used=sorted(set(numbers.used) - ready)))
+        return np.array(sorted(ready), np.int64)
 
     def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
         del program  # devices have it from their own recipe
         key_bytes = np.asarray(jax.random.key_data(key)).astype("<u4").tobytes()
-        record = self._folder / f"total-{key_bytes.hex()}-{int(message.public.round)}.npy"
-        model = wire.arrays_to_bytes(message)
-        about = model + np.asarray(cohort, "<i8").tobytes()
-        values = self._recorded(record, about, key_bytes)
-        if values is None:
-            self._check_list()  # a cohort that was drawn before a crash is asked by its numbers, without looking who is there
-            values = self._round(int(message.public.round), model, cohort, key_bytes)
-            content = values.astype("<u4").tobytes()
-            write_atomically(record, _digest(about, content, key_bytes) + content, 0o600)
-            self._forget(record)
-            self._steer(cohort)
-        return Report(jnp.asarray(values.view(np.int32)), jnp.int32(0))
-
-    def _recorded(self, record: Path, about: bytes, key: bytes) -> np.ndarray | None:
-        """The sum that was made before, if there is one of just these reports, and whole."""
-        content = record.read_bytes() if record.exists() else b""
-        digest, values = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
-        if not hmac.compare_digest(digest, _digest(about, values, key)):
-            return None
-        return np.frombuffer(values, "<u4").astype(np.uint32)
+        self._check_list()  # a cohort that was drawn before a crash is asked by its numbers, without looking who is there
+        values = self._round(int(message.public.round), wire.arrays_to_bytes(message), cohort, key_bytes)
+        self._summed = cohort
+        return Report(jnp.asarray(values.astype(np.uint32).view(np.int32)), jnp.int32(0))
 
     def _round(self, row: int, model: bytes, cohort: UserIds, key: bytes) -> np.ndarray:
         began = time.monotonic()
@@ -229,10 +215,12 @@ class DeviceFleet:
             self._link.ask(wire.COME_BACK, sent_away, min(SHORT, self._patience.deadline))
 
     def _secure_sum(self, row: int, model: bytes, cohort: UserIds, key: bytes) -> np.ndarray:
+        numbers = self._numbers(row)
+        if not set(numbers.used).isdisjoint(cohort.tolist()):
+            raise FailedRound("its devices were asked for their reports before, and give them once")
         connections = {device: connection for connection, device in self._people().items()}
         present = set(cohort.tolist()) - self._left_out()
         asked = {connections[device]: device for device in sorted(present) if device in connections}
-        numbers = self._numbers(row)
         name, run, number = wire.new_name(), self._run().encode(), str(numbers.number).encode()
         about = wire.message_hash(run, number, model, key)
         server = ServerRound(self._agreement.terms(name, about), self._identity)
@@ -297,18 +285,6 @@ class DeviceFleet:
 
     def _to_connections(self, messages: Mapping[int, "_Bytes"], asked: dict[int, int]) -> dict[int, bytes]:
         return {connection: messages[device].to_bytes() for connection, device in asked.items() if device in messages}
-
-    def _forget(self, last: Path) -> None:
-        """Sums that nobody can ask for any more; each would show what a round was without its noise."""
-        records = sorted(self._folder.glob("total-*.npy"), key=lambda path: int(path.stem.rpartition("-")[2]))
-        for record in records[: -self._kept]:
-            if record != last:
-                record.unlink()
-
-
-def _digest(about: bytes, values: bytes, key: bytes) -> bytes:
-    """Of what was asked and what came out: by it a record that is damaged, or another question's, is known."""
-    return hashlib.blake2b(about + values, key=key, digest_size=DIGEST_BYTES).digest()
 
 
 class _Numbers(NamedTuple):

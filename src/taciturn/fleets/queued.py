@@ -24,11 +24,11 @@ from taciturn.files import write_atomically
 class QueuedFleet:
     everyone_reports = False
 
-    def __init__(self, fleet: Fleet, size: int, in_flight: int, folder: Path, kept: int, coins: int = 0) -> None:
-        """`size` is K. `folder` keeps who trains on which model, and those models: a server that crashes stops no device. Models that
-        the last `kept` rounds were about are there to do those again. `coins` say who is asked and done when, which is nobody's
+    def __init__(self, fleet: Fleet, size: int, in_flight: int, folder: Path, coins: int = 0) -> None:
+        """`size` is K. `folder` keeps who trains on which model, and those models, with those that the last round was about: a server
+        that crashes stops no device, and may ask for that round again. `coins` say who is asked and done when, which is nobody's
         business: they come from the run's root."""
-        self._fleet, self._size, self._in_flight, self._folder, self._kept = fleet, size, in_flight, folder, kept
+        self._fleet, self._size, self._in_flight, self._folder = fleet, size, in_flight, folder
         self._generator = np.random.default_rng(coins)
         self._training: dict[int, int] = {}  # user → which model they got
         self._arrived: dict[int, int] = {}  # the same of those whose reports wait to be summed
@@ -116,9 +116,8 @@ class QueuedFleet:
         }
         self._folder.mkdir(mode=0o700, exist_ok=True)
         write_atomically(self._folder / "queue.json", json.dumps(state).encode(), 0o600)
-        recent = list(self._rounds.values())[-self._kept :]
-        needed = {*self._training.values(), *self._arrived.values()}
-        needed |= {model for now, got in recent for model in (now, *got.values())}
+        last = [model for now, got in list(self._rounds.values())[-1:] for model in (now, *got.values())]
+        needed = {*self._training.values(), *self._arrived.values(), *last}
         for path in set(self._folder.glob("model-*")) - set(map(self._path, needed)):
             path.unlink()
 

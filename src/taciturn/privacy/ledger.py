@@ -28,6 +28,7 @@ from taciturn.privacy.accounting import (
 from taciturn.privacy.anchor import Anchor, AnchorUnreachable
 from taciturn.privacy.chain import ChainedFile, LedgerError, Row
 from taciturn.privacy.conversions import with_distance
+from taciturn.privacy.figures import delta_text, epsilon_text
 from taciturn.privacy.groups import group_epsilon
 from taciturn.privacy.population_budget import PopulationBudget, epsilon_of_all
 
@@ -215,7 +216,8 @@ class Ledger(ChainedFile):
             known = self.budget
             if known and (budget.epsilon > known.epsilon or budget.delta > known.delta):
                 raise LedgerError(
-                    f"these people were promised ε = {known.epsilon:g} at δ = {known.delta:g} in all: a budget is only ever lowered"
+                    f"these people were promised ε = {epsilon_text(known.epsilon)} at δ = {delta_text(known.delta)} in all: a budget is "
+                    "only ever lowered"
                 )
             self._check_room(budget, [], 0.0)
 
@@ -232,7 +234,8 @@ class Ledger(ChainedFile):
         distances = distance + sum(self._own_distance(run) for run, own in counted if own)
         if budget.allows(costs, distances):
             return
-        within = f"the budget of these people, ε = {budget.epsilon:g} at δ = {budget.delta:g} for all runs together"
+        limit = f"ε = {epsilon_text(budget.epsilon)} at δ = {delta_text(budget.delta)}"
+        within = f"the budget of these people, {limit} for all runs together"
         if any(isinstance(one, NonPrivateDpEvent) for one in cost):
             raise LedgerError(f"a run without privacy (ε = ∞) does not start under {within}")
         if any(isinstance(one, NonPrivateDpEvent) for one in costs):

@@ -2,6 +2,7 @@
 
 import io
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
-from taciturn.evaluation.one_run import claimed_curve, curve
 from taciturn.files import write_atomically
 
 INK, ACCENT, SECOND = "#222222", "#1b6ca8", "#c05621"
@@ -110,14 +110,22 @@ def plot_tail(path: Path, log_ratios: np.ndarray, shape: float, scale: float, st
     _write(path, figure)
 
 
-def plot_audit(path: Path, scores: np.ndarray, included: np.ndarray, mu: np.ndarray, title: str) -> None:
-    """Of audit users: how well their scores tell who was in, beside the most that is claimed; and the scores themselves."""
+def plot_audit(
+    path: Path,
+    scores: np.ndarray,
+    included: np.ndarray,
+    found: tuple[np.ndarray, np.ndarray],
+    claimed: Callable[[np.ndarray], np.ndarray],
+    title: str,
+) -> None:
+    """Of audit users: how well their scores tell who was in, as false and true positives, beside the most that is claimed; and the scores
+    themselves."""
     figure, (roc, both) = pyplot.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
-    false, true = curve(scores, included)
+    false, true = found
     least = 1 / len(scores)
     roc.step(np.maximum(false, least), np.maximum(true, least), where="post", color=ACCENT, lw=1.2, label="found")
     wrong = np.geomspace(least, 1 - least, 200)
-    roc.plot(wrong, claimed_curve(wrong, mu), color=SECOND, lw=1.2, label="claimed: no more than this")
+    roc.plot(wrong, claimed(wrong), color=SECOND, lw=1.2, label="claimed: no more than this")
     roc.plot([least, 1], [least, 1], color=INK, lw=0.6, ls=":", label="guessing")
     roc.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.1))
     roc.set(xlabel="said to be in, of those who were not", ylabel="said to be in, of those who were")
