@@ -1,4 +1,4 @@
-"""The contract of a bound: whatever an update is, its report moves a sum by no more than the sensitivity, and reports add up exactly."""
+"""The contract of a bound: whatever an update is, its report moves a sum by no more than `reach` steps, and reports add up exactly."""
 
 import functools
 
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from taciturn import tree
+from taciturn.privacy import wide
 from taciturn.privacy.clipping import decode, encode, flat_clip, per_layer_clip, unbounded
 from taciturn.privacy.secagg_encoding import encoding, modular
 
@@ -44,6 +45,17 @@ def programs(bound):
     )
 
 
+@functools.cache
+def unpacking(bound):
+    return jax.jit(lambda total: bound.unpack(bound.public(ROUND), total.update))
+
+
+def steps(bound, total) -> list[int]:
+    """What noise is added to, in Python's whole numbers."""
+    layers = jax.tree.leaves(unpacking(bound)(total), is_leaf=wide.is_wide)
+    return [int(number) for layer in layers for number in wide.to_numpy(layer).ravel()]
+
+
 def norm(update) -> float:
     return float(np.sqrt(sum(np.sum(np.square(np.asarray(leaf, np.float64))) for leaf in jax.tree.leaves(update))))
 
@@ -59,10 +71,12 @@ def updates(count):
 @each_bound
 @settings(max_examples=150, deadline=None)
 @given(update=any_update, weight=st.floats(width=32), seed=st.integers(0, 2**31))
-def test_any_report_is_as_long_as_the_sensitivity_at_most(bound, update, weight, seed):
+def test_any_report_is_as_long_as_its_reach_at_most(bound, update, weight, seed):
     report, decoded = programs(bound)
-    sent = decoded(report(update, np.float32(weight), jax.random.key(seed)))
-    assert norm(sent) <= float(bound.sensitivity(ROUND)) * (1 + 2.0**-20)  # which rounding in `decode` may add
+    sent = report(update, np.float32(weight), jax.random.key(seed))
+    assert sum(number**2 for number in steps(bound, sent)) <= bound.reach**2
+    longest = bound.reach * float(bound.step(bound.public(ROUND)))
+    assert norm(decoded(sent)) <= longest * (1 + 2.0**-20)  # which rounding in `decode` may add
 
 
 def test_a_bound_that_bounds_nothing_is_noticed():
@@ -75,7 +89,9 @@ def test_a_bound_that_bounds_nothing_is_noticed():
 def test_reports_add_up_to_the_sum_of_what_they_stand_for(bound):
     report, decoded = programs(bound)
     reports = [report(update, np.float32(1), jax.random.key(n)) for n, update in enumerate(updates(50))]
-    together = decoded(functools.reduce(tree.add, reports))
+    total = functools.reduce(tree.add, reports)
+    assert steps(bound, total) == [sum(each) for each in zip(*(steps(bound, one) for one in reports), strict=True)]
+    together = decoded(total)
     apart = functools.reduce(tree.add, [decoded(one) for one in reports])
     jax.tree.map(lambda left, right: np.testing.assert_allclose(left, right, atol=2e-5), together, apart)
 
