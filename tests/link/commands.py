@@ -42,7 +42,7 @@ min_separation = 1
 
 [privacy]
 noise = "tree"
-noise_multiplier = 0.5
+noise_multiplier = 4.0
 clip_norm = 0.1
 
 [fleet]
