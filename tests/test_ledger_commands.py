@@ -44,13 +44,13 @@ def test_what_was_spent_is_shown_by_adjacency_and_for_all_runs_together(populati
 
 def test_a_budget_is_fixed_lowered_and_shown(population):
     said = run_cli("ledger", "budget", population.folder, "--epsilon", 4)
-    assert "at most ε = 4 at δ = 1e-10" in said
-    assert "at most ε = 3 at δ = 1e-10" in run_cli("ledger", "budget", population.folder, "--epsilon", 3)
+    assert "at most ε = 4.00 at δ = 1e-10" in said
+    assert "at most ε = 3.00 at δ = 1e-10" in run_cli("ledger", "budget", population.folder, "--epsilon", 3)
     with pytest.raises(LedgerError, match="only ever lowered"):
         run_cli("ledger", "budget", population.folder, "--epsilon", 4)
     spend(population.folder, "first")
     shown = run_cli("ledger", population.folder)
-    assert "Budget for all runs together: ε = 3 at δ = 1e-10. Not closed" in shown
+    assert "Budget for all runs together: ε = 3.00 at δ = 1e-10. Not closed" in shown
     run_cli("ledger", "close", population.folder, "first")
     assert "Not closed" not in run_cli("ledger", population.folder)
 

@@ -334,9 +334,10 @@ def test_people_who_were_trained_on_do_not_type_after_the_population_is_built_ag
 
 
 def test_people_whom_the_first_of_two_runs_was_trained_on_do_not_type_with_the_second(made, tmp_path):
-    others = build_population(tmp_path / "others", made_up_users(50, seed=3), made_up_users(12, seed=4), words(), {})
+    people = made_up_users(50, seed=3), made_up_users(12, seed=4)
+    others = build_population(tmp_path / "others", *people, words(), {}, same_people_as=made / "people")
     run = train(others, tmp_path / "second", model={**CIFG, "warm_start": str(made / "private")})
-    assert Ledger(others.folder / FILE_NAME).guarantee("second").continued
+    assert Ledger(made / "people" / FILE_NAME).guarantee("second").continued
     with pytest.raises(REFUSED):
         try_models([run], texts_of(tmp_path / "chats.csv", "user 0 1", "user 0 2"), False, 10, 50)
 
