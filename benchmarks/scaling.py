@@ -18,19 +18,20 @@ CASES = [
 
 
 def measure(case: dict) -> dict:
-    from taciturn import benchmark
-    from taciturn.fleets.simulated import one_stream_per_core
+    from taciturn import trees
+    from taciturn.bench import rounds
+    from taciturn.fleets.simulation.in_process import one_stream_per_core
 
     one_stream_per_core()
     users, model = case.get("users", 20), case.get("model", "lstm")
-    benchmark.WORDS = case.get("words", 10_000)
+    rounds.WORDS = case.get("words", 10_000)
     with tempfile.TemporaryDirectory() as folder:
-        population = benchmark._made_up(Path(folder) / "users", users)
-        recipe = benchmark._recipe(population, users, model, "float32")
-        speed, params = benchmark._round(population, recipe, 2, 1.0)
+        population = rounds._made_up(Path(folder) / "users", users)
+        recipe = rounds._recipe(population, users, model, "float32")
+        speed, params = rounds._round(population, recipe, 2, 1.0)
     return {
         **case,
-        "parameters": benchmark.tree.size(params),
+        "parameters": trees.size(params),
         "users_per_s": round(speed.users_per_s, 2),
         "round_s": round(speed.round_s, 2),
         "privacy_share": round(speed.privacy_share, 3),

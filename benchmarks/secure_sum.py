@@ -12,10 +12,10 @@ from collections import defaultdict
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from taciturn.fleets.identities import EnrolledKeys
-from taciturn.fleets.sum_device import DeviceRound
-from taciturn.fleets.sum_messages import MaskedReport, Roster, SealedShares, Terms, Unmasking
-from taciturn.fleets.sum_server import ServerRound
+from taciturn.fleets.secure_aggregation.device_side import DeviceRound
+from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
+from taciturn.fleets.secure_aggregation.messages import MaskedReport, Roster, SealedShares, Terms, Unmasking
+from taciturn.fleets.secure_aggregation.server_side import ServerRound
 
 SPENT: dict[str, list[float]] = defaultdict(list)
 

@@ -26,24 +26,24 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 import numpy as np
 import pytest
 
-from taciturn import keys, tree
-from taciturn.config import Recipe
+from taciturn import randomness, trees
 from taciturn.core import Mechanism, Params, Report
 from taciturn.data.population import Population, build_population
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
-from taciturn.fleets import simulated
+from taciturn.fleets.simulation import in_process
 from taciturn.privacy import sampler, wide
 from taciturn.privacy.chacha20 import key_words
 from taciturn.privacy.clipping import Whole
 from taciturn.privacy.ledger import FILE_NAME
-from taciturn.recipe_text import parse_recipe
+from taciturn.recipe.recipe import Recipe
+from taciturn.recipe.text import parse_recipe
 
 WORDS = 40
 # Modules about formulas, files, records and commands, whose tests say the same of machine code that was not optimised: it is compiled in a
 # quarter of the time. All others, and first of all those about bounds, sums and noise, get the arithmetic that users get.
 NOT_OPTIMISED = (
-    *("evaluation", "papers", "release"),
-    *(f"models/test_{name}.py" for name in ("gradient_compression", "local_steps", "models")),
+    *("evaluation", "experiments", "papers", "release"),
+    *(f"models/test_{name}.py" for name in ("local_steps", "models")),
     *(f"contracts/test_{name}.py" for name in ("fine_tuning", "queue", "resume", "transfer_learning")),
     *(f"fleets/test_{name}.py" for name in ("attacks_fleet_pace", "devices", "fleet_folders")),
     *(f"privacy/test_{name}.py" for name in ("attacks_again", "attacks_keyboard", "participation_log")),
@@ -56,7 +56,7 @@ QUICKLY = {
     "xla_cpu_use_fusion_emitters": False,
     "xla_cpu_parallel_codegen_split_count": 1,
 }
-simulated.one_stream_per_core = lambda: None  # for tests that call the command line's main() in this process
+in_process.one_stream_per_core = lambda: None  # for tests that call the command line's main() in this process
 
 
 @contextmanager
@@ -194,13 +194,13 @@ def exact(report, clip_norm):
 
 def noise_key(number: int, seed: int = 0) -> np.ndarray:
     """For the noise of one row."""
-    return key_words(keys.derive(keys.root_from_seed(seed), "noise", number))
+    return key_words(randomness.derive(randomness.root_from_seed(seed), "noise", number))
 
 
 def nobody(mechanism: Mechanism, like: Params) -> Report:
     """The total of an empty cohort."""
     public = mechanism.public(mechanism.init(like))
-    return tree.zeros_like(jax.eval_shape(mechanism.bound, public, like, jnp.float32(0), jax.random.key(0)))
+    return trees.zeros_like(jax.eval_shape(mechanism.bound, public, like, jnp.float32(0), jax.random.key(0)))
 
 
 @pytest.fixture

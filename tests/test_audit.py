@@ -10,16 +10,18 @@ import pytest
 import typer
 
 from conftest import Cut, build_population, cut_at, exact, made_up_users, tiny_recipe
-from taciturn import audit_users, build
-from taciturn.audit_users import Seen
-from taciturn.auditing import attacked, page
-from taciturn.cli_audit import audit
+from taciturn.audit import audit_users
+from taciturn.audit.audit_users import Seen
+from taciturn.cli.audit import audit
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, DataError, Vocabulary
 from taciturn.privacy.clipping import MOST_REPORTS
-from taciturn.recipe_text import RecipeError
-from taciturn.release.checkpoint import load_model
-from taciturn.run import resume_run, train_run
-from taciturn.run_folder import recipe_of
+from taciturn.recipe import build
+from taciturn.recipe.solve import with_noise
+from taciturn.recipe.text import RecipeError
+from taciturn.release.model_file import load_model
+from taciturn.runs.audit_report import attacked, page
+from taciturn.runs.folder import recipe_of
+from taciturn.runs.run import resume_run, train_run
 
 FTRL = {
     "algorithm": "dp-ftrl",
@@ -126,7 +128,7 @@ def test_the_command_leaves_with_1_where_noise_is_missing(wide, tmp_path, capsys
 
 
 def test_users_have_all_turns_that_the_claim_allows_and_no_more(wide):
-    recipe = build.with_noise(watched(wide, **FTRL))
+    recipe = with_noise(watched(wide, **FTRL))
     turns = audit_users.patterns(recipe)
     assert max(map(len, turns)) == 4 == recipe.max_participations  # of 16 rounds with four between two turns
     assert all(np.diff(one).min() >= 5 for one in turns)
@@ -134,7 +136,7 @@ def test_users_have_all_turns_that_the_claim_allows_and_no_more(wide):
         range(16)
     )  # each round is somebody's, and of one pattern
     rare = FTRL | {"participation": FTRL["participation"] | {"max_participations": 3}}
-    assert max(map(len, audit_users.patterns(build.with_noise(watched(wide, **rare))))) == 3
+    assert max(map(len, audit_users.patterns(with_noise(watched(wide, **rare))))) == 3
 
 
 def test_the_whole_cost_of_a_run_is_tested_and_not_that_of_one_row(wide, tmp_path):

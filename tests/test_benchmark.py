@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import pytest
 from typer.testing import CliRunner
 
-from taciturn import benchmark
+from taciturn import randomness
+from taciturn.bench import rounds
 from taciturn.cli import app
 from taciturn.models.cifg import cifg
 from taciturn.models.lstm import lstm
@@ -14,9 +15,9 @@ from taciturn.models.lstm import lstm
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(benchmark, "WORDS", 50)
-    monkeypatch.setattr(benchmark, "TOKENS", 160)
-    monkeypatch.setattr(benchmark, "cifg", lambda words: cifg(words))
+    monkeypatch.setattr(rounds, "WORDS", 50)
+    monkeypatch.setattr(rounds, "TOKENS", 160)
+    monkeypatch.setattr(rounds, "cifg", lambda words: cifg(words))
 
 
 def test_the_command_prints_a_table_and_json_with_the_paper_round_first(small):
@@ -32,18 +33,18 @@ def test_the_command_prints_a_table_and_json_with_the_paper_round_first(small):
 
 
 def test_a_user_of_the_paper_round_costs_thirteen_gigaflop():
-    params = lstm(10_000).init(benchmark.keys.jax_keys(bytes(32), 1)[0])
-    assert benchmark._operations(params) == pytest.approx(13e9, rel=0.02)
+    params = lstm(10_000).init(randomness.jax_keys(bytes(32), 1)[0])
+    assert rounds._operations(params) == pytest.approx(13e9, rel=0.02)
 
 
 def test_an_embedding_that_is_only_looked_up_counts_for_nothing():
     params = {"embedding": jnp.zeros((10, 3)), "word_embedding": jnp.zeros((10, 3))}
-    assert benchmark._operations(params) == 6 * 30 * benchmark.TOKENS
+    assert rounds._operations(params) == 6 * 30 * rounds.TOKENS
 
 
 def test_a_python_without_pytorch_is_said_in_a_sentence(tmp_path):
     fake = tmp_path / "python"
     fake.write_text("#!/bin/sh\necho no torch here >&2\nexit 1\n")
     fake.chmod(0o755)
-    with pytest.raises(benchmark.BenchError, match="no torch here"):
-        benchmark._torch(str(fake), 2, 1)
+    with pytest.raises(rounds.BenchError, match="no torch here"):
+        rounds._torch(str(fake), 2, 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conftest import tiny_recipe
-from taciturn.recipe_text import RecipeError, load_recipe, model_settings, parse_recipe, reference, save_recipe
+from taciturn.recipe.text import RecipeError, load_recipe, model_settings, parse_recipe, reference, save_recipe
 
 ROOT = Path(__file__).parents[1]
 GOOD = {
@@ -108,7 +108,7 @@ def test_the_fingerprint_names_what_shapes_a_run_and_not_where_it_lies():
 def test_the_reference_of_settings_is_in_step_with_the_code():
     written = (Path(__file__).parents[1] / "docs" / "recipe.md").read_text(encoding="utf-8")
     assert written == reference(), (
-        "write it again: python -c 'from taciturn.recipe_text import *; print(reference(), end=\"\")'"
+        "write it again: python -c 'from taciturn.recipe.text import *; print(reference(), end=\"\")'"
     )
 
 

@@ -11,19 +11,19 @@ import pytest
 from typer.testing import CliRunner
 
 from conftest import tiny_recipe
-from taciturn import exporting
-from taciturn.baselines import count_population
 from taciturn.cli import app, main
 from taciturn.data.population import Population, trained_on
 from taciturn.data.texts import Texts
 from taciturn.data.vocabulary import DataError
-from taciturn.exporting import export_run
+from taciturn.export import formats
 from taciturn.privacy.ledger import Ledger
-from taciturn.release.checkpoint import load_model, save_model
-from taciturn.release.export import ExportRefused
-from taciturn.run import train_run
-from taciturn.run_folder import RunError
-from taciturn.trying import keyboard_server
+from taciturn.release.gate import ExportRefused
+from taciturn.release.model_file import load_model, save_model
+from taciturn.runs.finished import export_run
+from taciturn.runs.folder import RunError
+from taciturn.runs.ngram_baselines import count_population
+from taciturn.runs.run import train_run
+from taciturn.runs.typing import keyboard_server
 
 SAYINGS = (
     "I want to go home now.",
@@ -76,7 +76,7 @@ def test_every_export_carries_its_guarantee_and_was_held_against_the_model(made,
     if to.startswith("onnx"):
         pytest.importorskip("onnxruntime")
     exported = export_run(
-        made / "private-run", tmp_path / "out", to, distilling=exporting.Distilling(words=20_000, entries=2000)
+        made / "private-run", tmp_path / "out", to, distilling=formats.Distilling(words=20_000, entries=2000)
     )
     guarantee = Ledger(made / "people" / "ledger.jsonl").guarantee("private-run")
     content = (tmp_path / "out" / FORMATS[to]).read_bytes()
@@ -127,8 +127,8 @@ def test_changed_parameters_leave_in_no_form(made, tmp_path, to):
 
 def test_a_file_that_does_not_say_what_the_model_says_is_not_written(made, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
-    right = exporting.onnx_scores
-    monkeypatch.setattr(exporting, "onnx_scores", lambda *arguments: np.roll(right(*arguments), 1, axis=1))
+    right = formats.onnx_scores
+    monkeypatch.setattr(formats, "onnx_scores", lambda *arguments: np.roll(right(*arguments), 1, axis=1))
     with pytest.raises(ExportRefused, match="nothing was written"):
         export_run(made / "private-run", tmp_path / "out", "onnx")
     assert not (tmp_path / "out").exists()
@@ -140,12 +140,12 @@ def test_a_transformer_leaves_as_n_grams_only(made, tmp_path):
     train_run(recipe, tmp_path / "transformer", lambda *_: None)
     with pytest.raises(ExportRefused, match="--to arpa"):
         export_run(tmp_path / "transformer", tmp_path / "out", "js")
-    few = exporting.Distilling(words=16_000, entries=500)
+    few = formats.Distilling(words=16_000, entries=500)
     assert export_run(tmp_path / "transformer", tmp_path / "arpa", "arpa", distilling=few).check is not None
 
 
 def test_a_blocked_word_is_in_no_word_list(made, tmp_path):
-    few = exporting.Distilling(words=16_000, entries=2000)
+    few = formats.Distilling(words=16_000, entries=2000)
     for blocklist, there in (([], True), (["Home"], False)):
         out = tmp_path / f"out-{there}"
         export_run(made / "private-run", out, "combined", blocklist=blocklist, distilling=few)

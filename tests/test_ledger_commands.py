@@ -6,9 +6,9 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from typer.testing import CliRunner
 
-from taciturn.build import open_ledger
 from taciturn.cli import app
 from taciturn.data.population import Population
+from taciturn.population_ledger import open_ledger
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget
 from taciturn.privacy.ledger import LedgerError

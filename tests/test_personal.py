@@ -17,30 +17,32 @@ import safetensors
 from typer.testing import CliRunner
 
 from conftest import made_up_users, tiny_recipe
-from taciturn import build, cli_personal, personal
-from taciturn.baselines import count_public
 from taciturn.cli import app, main
+from taciturn.cli import personalise as personalise_command
 from taciturn.data.layout import Unrolls
 from taciturn.data.population import Population, build_population
 from taciturn.data.public import PublicCorpus
 from taciturn.data.sources import Source
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
 from taciturn.evaluation.accuracy import evaluate
-from taciturn.exporting import Distilling, export_run
+from taciturn.export.arpa import write_arpa
+from taciturn.export.formats import Distilling
+from taciturn.export.word_model import load_word_model
+from taciturn.keyboard import personal_model
+from taciturn.keyboard.personal_model import Learning, PersonalError, personalise
 from taciturn.keyboard.server import KeyboardServer
-from taciturn.loading import guarantee_of, load_word_model
-from taciturn.measuring import compare_runs, evaluate_run
 from taciturn.models.ngram import katz
-from taciturn.personal import Learning, PersonalError, personalise
 from taciturn.privacy.ledger import FILE_NAME, Ledger
-from taciturn.recipe_text import RecipeError
-from taciturn.release.arpa import write_arpa
-from taciturn.release.checkpoint import ModelCard, card_digest, load_model, params_digest, save_model
-from taciturn.release.export import ExportRefused
-from taciturn.run import train_run
-from taciturn.sections import Model
-from taciturn.trying import keyboard_server, try_models
-from taciturn.warm_start import load_warm_start
+from taciturn.recipe import build
+from taciturn.recipe.sections import Model
+from taciturn.recipe.text import RecipeError
+from taciturn.release.gate import ExportRefused
+from taciturn.release.model_file import ModelCard, card_digest, load_model, params_digest, save_model
+from taciturn.runs.finished import compare_runs, evaluate_run, export_run, guarantee_of
+from taciturn.runs.ngram_baselines import count_public
+from taciturn.runs.run import train_run
+from taciturn.runs.typing import keyboard_server, try_models
+from taciturn.runs.warm_start import load_warm_start
 
 CIFG = {"kind": "cifg", "width": 8, "units": 12}
 PHRASES = ("worda wordf wordb wordk.", "wordc wordc wordq wordd!", "wordj wordb wordb wordh wordp.")
@@ -113,7 +115,9 @@ def test_it_learns_what_its_owner_says_and_says_what_changed(made, tmp_path):
 
 
 def test_the_command_learns_as_the_library_does():
-    defaults = {name: option.default for name, option in inspect.signature(cli_personal.personalise).parameters.items()}
+    defaults = {
+        name: option.default for name, option in inspect.signature(personalise_command.personalise).parameters.items()
+    }
     assert (
         Learning(defaults["epochs"], defaults["learning_rate"], defaults["general"], defaults["user_share"])
         == Learning()
@@ -142,10 +146,10 @@ def test_rehearsal_keeps_the_general_language():
     general = PublicCorpus.of(["wordm wordn wordo wordm worde wordl."] * 40, vocabulary, "made up")
     model = build.language_model(Model(**CIFG), len(vocabulary))
     encoded = [[*vocabulary.encode(phrase), 3] for phrase in PHRASES] * 20
-    cut = Unrolls(personal.UNROLL)
-    start = personal.trained(model, model.init(jax.random.key(0)), list(map(list, general.documents)), cut, QUICK)
+    cut = Unrolls(personal_model.UNROLL)
+    start = personal_model.trained(model, model.init(jax.random.key(0)), list(map(list, general.documents)), cut, QUICK)
     own, rehearsed = (
-        personal.trained(model, start, encoded, cut, QUICK._replace(general=text)) for text in (None, general)
+        personal_model.trained(model, start, encoded, cut, QUICK._replace(general=text)) for text in (None, general)
     )
     forgotten, kept = (evaluate(model, params, general.documents)["loss"].value for params in (own, rehearsed))
     assert kept < 0.5 * forgotten
@@ -342,7 +346,7 @@ def test_the_text_is_deleted_where_that_is_asked_for_and_only_there(made, tmp_pa
 
 
 def test_the_text_is_there_until_the_model_is_on_disk(made, tmp_path, monkeypatch):
-    text, saved, synced = messages(tmp_path), personal.save_model, []
+    text, saved, synced = messages(tmp_path), personal_model.save_model, []
 
     def save(path, *arguments, **settings):
         saved(path, *arguments, **settings)
@@ -351,8 +355,8 @@ def test_the_text_is_there_until_the_model_is_on_disk(made, tmp_path, monkeypatc
     def sync(folder):
         synced.append((folder, text.exists(), (tmp_path / "a" / "mine" / "model.safetensors").exists()))
 
-    monkeypatch.setattr(personal, "save_model", save)
-    monkeypatch.setattr(personal, "sync_folder", sync)
+    monkeypatch.setattr(personal_model, "save_model", save)
+    monkeypatch.setattr(personal_model, "sync_folder", sync)
     personalise(made / "private", text, tmp_path / "a" / "mine", QUICK, delete_text=True)
     assert synced == [(tmp_path / "a", True, True), (tmp_path, True, True), (tmp_path, False, True)]
 
@@ -368,11 +372,11 @@ def test_whatever_fails_leaves_the_text_and_no_model(made, tmp_path, monkeypatch
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(personal, "save_model", full)
+        patched.setattr(personal_model, "save_model", full)
         with pytest.raises(OSError, match="No space"):
             personalise(made / "private", text, tmp_path / "mine", QUICK, delete_text=True)
     with monkeypatch.context() as patched:
-        patched.setattr(personal, "fedavg_update", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(personal_model, "fedavg_update", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             personalise(made / "private", text, tmp_path / "mine", QUICK, delete_text=True)
     assert text.read_bytes() == content

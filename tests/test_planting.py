@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from conftest import Cut, cut_at, tiny_recipe
-from taciturn import build
-from taciturn.cli_audit import audit
+from taciturn.audit.canaries import load_canaries
+from taciturn.cli.audit import audit
 from taciturn.core import BEGIN
 from taciturn.data.public import PublicCorpus
-from taciturn.evaluation.canaries import load_canaries
 from taciturn.models import losses
-from taciturn.recipe_text import RecipeError
-from taciturn.release.checkpoint import load_model
-from taciturn.run import resume_run, train_run
-from taciturn.run_folder import RunError
+from taciturn.recipe import build
+from taciturn.recipe.text import RecipeError
+from taciturn.release.model_file import load_model
+from taciturn.runs.folder import RunError
+from taciturn.runs.run import resume_run, train_run
 
 
 def quietly(done, rounds, row):

@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from conftest import WORDS, made_up_users
-from taciturn import build, warm_start
 from taciturn.algorithms.pretraining import BLOCK, Schedule, pretraining, split
 from taciturn.cli import app
 from taciturn.data.layout import Unrolls
@@ -19,10 +18,12 @@ from taciturn.data.public import PublicCorpus
 from taciturn.data.texts import Texts
 from taciturn.evaluation.accuracy import evaluate
 from taciturn.models.losses import cross_entropy
-from taciturn.recipe_text import RecipeError
-from taciturn.release.checkpoint import load_model
-from taciturn.sections import Model
-from taciturn.warm_start import CHECKPOINT, pretrained
+from taciturn.recipe import build
+from taciturn.recipe.sections import Model
+from taciturn.recipe.text import RecipeError
+from taciturn.release.model_file import load_model
+from taciturn.runs import warm_start
+from taciturn.runs.pretrain import CHECKPOINT, pretrained
 
 MODEL = Model(kind="lstm", width=8, units=12, dropout=0.2)
 SCHEDULE = Schedule(epochs=3, batch_size=4, unroll=5, learning_rate=0.01, held_out=0.2, patience=5)

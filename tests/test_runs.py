@@ -13,22 +13,24 @@ from dp_accounting import GaussianDpEvent
 from typer.testing import CliRunner
 
 from conftest import Cut, made_up_users, tiny_recipe
-from taciturn import build
 from taciturn.algorithms.pretraining import Schedule
 from taciturn.cli import app
-from taciturn.config import Recipe
 from taciturn.data.population import HeldOutUsers, PopulationError, build_population
 from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import Vocabulary
-from taciturn.measuring import compare_runs, evaluate_run
+from taciturn.population_ledger import open_ledger
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget
 from taciturn.privacy.ledger import Ledger
-from taciturn.recipe_text import RecipeError, save_recipe
-from taciturn.release.checkpoint import ModelCard, params_digest, save_model
-from taciturn.run import train_run
-from taciturn.run_folder import RunError
-from taciturn.warm_start import load_warm_start, pretrained
+from taciturn.recipe import build
+from taciturn.recipe.recipe import Recipe
+from taciturn.recipe.text import RecipeError, save_recipe
+from taciturn.release.model_file import ModelCard, params_digest, save_model
+from taciturn.runs.finished import compare_runs, evaluate_run
+from taciturn.runs.folder import RunError
+from taciturn.runs.pretrain import pretrained
+from taciturn.runs.run import train_run
+from taciturn.runs.warm_start import load_warm_start
 
 
 def quietly(done, rounds, row):
@@ -328,7 +330,7 @@ def test_public_parameters_stay_public_whoever_tried_them_before(population, tmp
     card = ModelCard(architecture, population.vocabulary.words, population.vocabulary.about, public_sources=("a book",))
     (tmp_path / "start").mkdir()
     save_model(tmp_path / "start" / "model.safetensors", params, card)
-    ledger = build.open_ledger(population)
+    ledger = open_ledger(population)
     terms = RunTerms(
         *("tried", "recipe", population.id, "add or remove one user", "seeded simulation", "pld", Budget(1e-6), 5),
         distance=1e-20,

@@ -18,19 +18,21 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from taciturn import build, cli_fleet, fleet_folders, serving
-from taciturn.fleets import devices as device_fleets
+from taciturn.cli import fleet
+from taciturn.fleets import assemble, folders
+from taciturn.fleets.devices import fleet as device_fleets
 from taciturn.fleets.flower.authority import AUTHORITY_CERTIFICATE
 from taciturn.fleets.flower.device import run_device
 from taciturn.fleets.flower.server import flower_server
-from taciturn.recipe_text import load_recipe, save_recipe
-from taciturn.release.checkpoint import load_model
-from taciturn.run import train_run
+from taciturn.recipe import build
+from taciturn.recipe.text import load_recipe, save_recipe
+from taciturn.release.model_file import load_model
+from taciturn.runs.run import train_run
 
 
 def noting_device(folder: Path, server: str) -> None:
     """A device that also writes down its reports, which no real one does."""
-    device = fleet_folders.open_device(folder)
+    device = folders.open_device(folder)
     program = device._program
 
     def noted(message, user, key):
@@ -68,19 +70,19 @@ def main() -> None:
         noting_device(args.recipe, args.server)
         return
     recipe = load_recipe(args.recipe, args.set)
-    fleet_folders.new_fleet(args.out / "server", recipe)
-    people, folders = build.population(recipe), [args.out / f"device-{number}" for number in range(args.devices)]
-    for number, folder in enumerate(folders):
-        fleet_folders.save_text(folder, people.texts[number])
-    fleet_folders.enrol(args.out / "server", folders)
+    folders.new_fleet(args.out / "server", recipe)
+    people, devices = build.population(recipe), [args.out / f"device-{number}" for number in range(args.devices)]
+    for number, folder in enumerate(devices):
+        folders.save_text(folder, people.texts[number])
+    folders.enrol(args.out / "server", devices)
     shutil.copytree(args.out / "server" / "population", args.out / "again" / "population")
-    serving.DeviceFleet = Noting
+    assemble.DeviceFleet = Noting
     began = time.monotonic()
-    with cli_fleet._logging(), flower_server(args.out / "server" / "wire", "127.0.0.1", 0) as server:
+    with fleet._logging(), flower_server(args.out / "server" / "wire", "127.0.0.1", 0) as server:
         command = [sys.executable, __file__, "--out", str(args.out), "--server", server.address]
-        running = [subprocess.Popen([*command, str(folder)], stderr=subprocess.DEVNULL) for folder in folders]
+        running = [subprocess.Popen([*command, str(folder)], stderr=subprocess.DEVNULL) for folder in devices]
         try:
-            cli_fleet._serve(server, args.out / "server", args.out / "run", resume=False)
+            fleet._serve(server, args.out / "server", args.out / "run", resume=False)
         finally:
             for process in running:
                 process.terminate()
@@ -88,7 +90,7 @@ def main() -> None:
                 process.wait()
     own, theirs = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     modulus = build.algorithm(load_recipe(args.out / "server" / "recipe.toml"), 10_000).mechanism.modulus
-    plain = plain_sums(args.out, folders, Noting.totals, modulus)
+    plain = plain_sums(args.out, devices, Noting.totals, modulus)
     same = {round: bool(np.array_equal(plain[round], total)) for round, total in Noting.totals.items()}
     again = done_again(args.out, plain)
     one, other = (jax.tree.leaves(load_model(folder)[0]) for folder in (args.out / "run", again))
@@ -104,11 +106,11 @@ def main() -> None:
     print(json.dumps(result, indent=1))
 
 
-def plain_sums(out: Path, folders: list[Path], totals: dict[int, np.ndarray], modulus: int) -> dict[int, np.ndarray]:
+def plain_sums(out: Path, devices: list[Path], totals: dict[int, np.ndarray], modulus: int) -> dict[int, np.ndarray]:
     """Of the reports that devices noted; a device that came too late has noted one, too, which is in no total."""
     sums = {}
     for round in totals:
-        notes = [folder / f"report-{round}.npy" for folder in folders]
+        notes = [folder / f"report-{round}.npy" for folder in devices]
         reports = [np.load(note).astype(np.uint64) for note in notes if note.exists()]
         sums[round] = (sum(reports) % modulus).astype(np.uint32)
     return sums
@@ -126,10 +128,10 @@ def done_again(out: Path, plain: dict[int, np.ndarray]) -> Path:
         "data", population=str(out / "again" / "population")
     )
     save_recipe(recipe, out / "again" / "recipe.toml")
-    enrolled = fleet_folders.enrolled_keys(out / "server")
+    enrolled = folders.enrolled_keys(out / "server")
     Plain.count = len(enrolled)
-    serving.DeviceFleet = Plain
-    connected = device_fleets.Connected(None, dict, enrolled, fleet_folders.identity(enrolled))
+    assemble.DeviceFleet = Plain
+    connected = device_fleets.Connected(None, dict, enrolled, folders.identity(enrolled))
     train_run(recipe, out / "again" / "run", lambda done, rounds, row: None, connected)
     return out / "again" / "run"
 

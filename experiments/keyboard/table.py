@@ -13,11 +13,12 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from taciturn.data.columns import Columns
-from taciturn.data.people import people
 from taciturn.data.sources import Source
-from taciturn.evaluation.typing import Typing, enough_words, simulate
-from taciturn.loading import load_word_model, people_known_to
-from taciturn.models.user_history import WithHistory
+from taciturn.export.word_model import load_word_model
+from taciturn.keyboard.people import people
+from taciturn.keyboard.typing_simulation import Typing, enough_words, simulate
+from taciturn.keyboard.user_history import WithHistory
+from taciturn.runs.finished import people_known_to
 
 PEOPLE, WORDS = 1000, 400
 SHOWN = {

@@ -30,8 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from taciturn import tree
-from taciturn.algorithms.gradient_compression import (
+from gradient_compression import (
     Memory,
     clip_locally,
     compress,
@@ -40,6 +39,7 @@ from taciturn.algorithms.gradient_compression import (
     share_sent,
     upload_bytes,
 )
+from taciturn import trees
 from taciturn.core import Key, Params, PyTree
 from taciturn.models.deep_lstm import deep_lstm
 from taciturn.models.layers import dot, dropout, transposed
@@ -278,7 +278,7 @@ def several_epochs(
     settings: Settings, params: Params, text: jax.Array, epochs: list[int], rates: list[float], key: Key
 ) -> Iterator[Progress]:
     """One number of epochs and one rate for each round. Every node uploads a model in every round, in the first to the next node."""
-    nodes, model_bytes, uploads = len(text), 4 * tree.size(params), 0
+    nodes, model_bytes, uploads = len(text), 4 * trees.size(params), 0
 
     def progress(params: Params, losses: jax.Array, seen: jax.Array, row: dict[str, Any]) -> Progress:
         train = perplexity(losses, seen)
@@ -357,7 +357,7 @@ def follow(
             "arguments": {
                 name: str(value) for name, value in vars(args).items() if name not in ("out", "prepare", "ptb")
             },
-            "parameters": tree.size(params),
+            "parameters": trees.size(params),
             "best": best,
             "uploads": row["uploads"],
             "bytes": row["bytes"],

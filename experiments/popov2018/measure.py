@@ -14,16 +14,16 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from taciturn import build
 from taciturn.core import BEGIN, PADDING, UNKNOWN, LanguageModel, Params
 from taciturn.data.population import HeldOutUsers
 from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import Vocabulary, is_word
 from taciturn.evaluation.accuracy import evaluate
+from taciturn.export.word_model import load_word_model
 from taciturn.keyboard.predictor import PLACES, Predictor
-from taciturn.loading import load_word_model
 from taciturn.models import losses
-from taciturn.sections import Model
+from taciturn.recipe import build
+from taciturn.recipe.sections import Model
 
 BATCH = 10
 

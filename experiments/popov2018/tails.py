@@ -14,13 +14,15 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from taciturn import build, tree
+from taciturn import trees
+from taciturn.audit.likelihood_tails import SAMPLES, Tail, critical_value, largest_epsilon, log_ratios, tail
 from taciturn.core import Message, Params
-from taciturn.evaluation.tails import SAMPLES, Tail, critical_value, largest_epsilon, log_ratios, tail
+from taciturn.fleets import assemble
 from taciturn.privacy.curator import device_program
-from taciturn.release.checkpoint import load_model
-from taciturn.release.report import plot_tail
-from taciturn.run_folder import recipe_of
+from taciturn.recipe import build
+from taciturn.release.model_file import load_model
+from taciturn.release.plots import plot_tail
+from taciturn.runs.folder import recipe_of
 
 DEVICES, DELTAS = 10, (1e-4, 1e-5, 1e-6)
 
@@ -31,7 +33,7 @@ def updates(recipe, params: Params, cohort: np.ndarray, key: jax.Array) -> list[
     algorithm = build.algorithm(recipe, len(population.vocabulary))
     program, fleet = (
         device_program(algorithm),
-        build.simulated(recipe.with_settings("participation", cohort=1), population),
+        assemble.simulated(recipe.with_settings("participation", cohort=1), population),
     )
     message = Message(params, algorithm.mechanism.public(algorithm.mechanism.init(params)))
     return [fleet.sum_reports(program, message, np.array([user]), key).update for user in cohort]
@@ -55,9 +57,9 @@ def main() -> None:
         cohort = users[number * DEVICES : (number + 1) * DEVICES]
         each = updates(recipe, params, cohort, jax.random.key(number))
         total = jax.tree.map(lambda *layers: sum(layers[1:], layers[0]), *each)
-        theta = tree.add(params, tree.scale(total, 1 / DEVICES))
+        theta = trees.add(params, trees.scale(total, 1 / DEVICES))
         for left_out, update in enumerate(each):
-            other = tree.add(params, tree.scale(tree.subtract(total, update), 1 / (DEVICES - 1)))
+            other = trees.add(params, trees.scale(trees.subtract(total, update), 1 / (DEVICES - 1)))
             ratios = log_ratios(model, theta, other, arguments.samples, jax.random.key(100 * number + left_out))
             found.append(tail(ratios))
             one = found[-1]

@@ -9,12 +9,12 @@ can be seen from outside; its exit status is 1 where the claim is broken.
 import argparse
 from pathlib import Path
 
-from taciturn import build
-from taciturn.config import Recipe
 from taciturn.core import Algorithm
-from taciturn.fleets.simulated import one_stream_per_core
-from taciturn.recipe_text import load_recipe
-from taciturn.run import train_run
+from taciturn.fleets.simulation.in_process import one_stream_per_core
+from taciturn.recipe import build
+from taciturn.recipe.recipe import Recipe
+from taciturn.recipe.text import load_recipe
+from taciturn.runs.run import train_run
 
 LEAST = 1e-3  # the smallest noise multiplier there is
 

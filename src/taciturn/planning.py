@@ -13,15 +13,8 @@ from typing import Literal, get_args
 import numpy as np
 
 from taciturn.core import Participation, Strategy
-from taciturn.data.availability import Devices, Habits, Rounds, simulate_rounds
-from taciturn.privacy.accounting import (
-    AccountantName,
-    Budget,
-    epsilon,
-    noise_for_budget,
-    repeated,
-    rho,
-)
+from taciturn.fleets.simulation.availability import Devices, Habits, Rounds, simulate_rounds
+from taciturn.privacy.accounting import AccountantName, Budget, epsilon, noise_for_budget, repeated, rho
 from taciturn.privacy.participation import CyclicPoisson, MinSeparation, PoissonSampling, default_delta
 from taciturn.privacy.sensitivity import blt_coefficients, independent, most_participations, toeplitz, tree
 from taciturn.privacy.strategies import optimal_bands, optimal_blt
@@ -203,7 +196,7 @@ def extrapolated(question: Question, mechanism: MechanismName, goals: tuple[int,
 
 def draw(question: Question, path: Path) -> None:
     """Xu et al. 2023, Figure 4: ρ of a tree against population, rounds, report goal and separation; noise grows with the report goal."""
-    from taciturn.release.report import plot_curves
+    from taciturn.release.plots import plot_curves
 
     multiplier = question.noise_multiplier or 7.0
 

@@ -6,9 +6,10 @@ import numpy as np
 import optax
 import pytest
 
-from taciturn import tree
-from taciturn.algorithms.dp_fedavg import dp_fedavg, fedavg, server_optimizer
+from taciturn import trees
+from taciturn.algorithms.dp_fedavg import dp_fedavg, fedavg
 from taciturn.algorithms.local_training import LocalTraining, fedavg_update, fedsgd_update, gradient_step
+from taciturn.algorithms.server_optimizers import server_optimizer
 from taciturn.core import Message, UserData
 from taciturn.privacy.clipping import flat_clip, unbounded
 from taciturn.privacy.estimators import fixed_denominator
@@ -99,7 +100,7 @@ def test_plain_sgd_at_rate_1_adds_the_estimate_as_the_paper_does():
         optax.sgd(1.0),
     )
     state = algorithm.server_update(algorithm.init(START), {"w": jnp.array([0.5, -0.25])})
-    np.testing.assert_allclose(state.params["w"], tree.add(START, {"w": jnp.array([0.5, -0.25])})["w"])
+    np.testing.assert_allclose(state.params["w"], trees.add(START, {"w": jnp.array([0.5, -0.25])})["w"])
 
 
 @pytest.mark.parametrize("settings", [{}, {"epochs": 2}, {"penalty": 0.3}, {"radius": 0.05}])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from taciturn import tree
+from taciturn import trees
 from taciturn.privacy import wide
 from taciturn.privacy.clipping import decode, encode, flat_clip, per_layer_clip, unbounded
 from taciturn.privacy.secagg_encoding import encoding, modular
@@ -89,10 +89,10 @@ def test_a_bound_that_bounds_nothing_is_noticed():
 def test_reports_add_up_to_the_sum_of_what_they_stand_for(bound):
     report, decoded = programs(bound)
     reports = [report(update, np.float32(1), jax.random.key(n)) for n, update in enumerate(updates(50))]
-    total = functools.reduce(tree.add, reports)
+    total = functools.reduce(trees.add, reports)
     assert steps(bound, total) == [sum(each) for each in zip(*(steps(bound, one) for one in reports), strict=True)]
     together = decoded(total)
-    apart = functools.reduce(tree.add, [decoded(one) for one in reports])
+    apart = functools.reduce(trees.add, [decoded(one) for one in reports])
     jax.tree.map(lambda left, right: np.testing.assert_allclose(left, right, atol=2e-5), together, apart)
 
 
@@ -100,10 +100,10 @@ def test_reports_add_up_to_the_sum_of_what_they_stand_for(bound):
 def test_what_is_summed_is_what_was_clipped(bound):
     report, decoded = programs(bound)
     total = functools.reduce(
-        tree.add, [report(update, np.float32(1), jax.random.key(n)) for n, update in enumerate(updates(50))]
+        trees.add, [report(update, np.float32(1), jax.random.key(n)) for n, update in enumerate(updates(50))]
     )
-    clipped = functools.reduce(tree.add, [bound.project(bound.public(ROUND), update) for update in updates(50)])
-    assert norm(tree.subtract(decoded(total), clipped)) < 0.2 * norm(clipped)
+    clipped = functools.reduce(trees.add, [bound.project(bound.public(ROUND), update) for update in updates(50)])
+    assert norm(trees.subtract(decoded(total), clipped)) < 0.2 * norm(clipped)
 
 
 @each_bound

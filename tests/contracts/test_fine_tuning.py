@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from conftest import Cut, cut_at, tiny_recipe
-from taciturn import tree
+from taciturn import trees
 from taciturn.algorithms.fine_tuning import rehearsing, soft_label_loss, unforgetting_update
 from taciturn.algorithms.local_training import LocalTraining, fedavg_update, gradient_step, with_short_steps
 from taciturn.core import Message, UserData
 from taciturn.data.public import PublicCorpus
 from taciturn.models import losses
 from taciturn.models.cifg import cifg
-from taciturn.recipe_text import RecipeError
-from taciturn.run import resume_run, train_run
+from taciturn.recipe.text import RecipeError
+from taciturn.runs.run import resume_run, train_run
 
 MODEL = cifg(30, 8, 12)
 PARAMS = MODEL.init(jax.random.key(0))
@@ -74,7 +74,7 @@ def test_each_device_rehearses_rows_of_its_own():
 
 
 def test_soft_labels_are_those_of_the_formulas():
-    other = tree.scale(PARAMS, 1.5)
+    other = trees.scale(PARAMS, 1.5)
     share, general = 0.3, np.asarray(jax.nn.softmax(losses.logits(MODEL, other, ROWS[:, :-1])))
     scores = np.asarray(jax.nn.log_softmax(losses.logits(MODEL, PARAMS, ROWS[:, :-1])))
     labels = share * np.eye(30)[np.asarray(ROWS[:, 1:])] + (1 - share) * general
@@ -85,8 +85,8 @@ def test_soft_labels_are_those_of_the_formulas():
 def test_the_model_that_was_sent_has_nothing_to_learn_from_itself():
     """At λ → 0 it is its own teacher; at λ = 1 the loss is the plain one."""
     own = jax.grad(lambda params: soft_label_loss(MODEL, PARAMS, 0.0, params, ROWS, None))(PARAMS)
-    assert close(own, tree.scale(PARAMS, 0.0), atol=1e-6)
-    one = jax.grad(lambda params: soft_label_loss(MODEL, tree.scale(PARAMS, 2.0), 1.0, params, ROWS, None))(PARAMS)
+    assert close(own, trees.scale(PARAMS, 0.0), atol=1e-6)
+    one = jax.grad(lambda params: soft_label_loss(MODEL, trees.scale(PARAMS, 2.0), 1.0, params, ROWS, None))(PARAMS)
     assert close(one, jax.grad(loss)(PARAMS, ROWS, None), atol=1e-6)
 
 
@@ -197,9 +197,9 @@ def test_a_run_goes_on_with_the_general_text_it_began_with(population, general, 
 
 def test_a_step_goes_no_further_than_its_longest_gradient_allows():
     plain = gradient_step(loss)
-    free = tree.subtract(plain(PARAMS, ROWS, None, 0.5), PARAMS)
+    free = trees.subtract(plain(PARAMS, ROWS, None, 0.5), PARAMS)
     for most in (0.1, 100.0):
-        step = tree.subtract(with_short_steps(plain, most)(PARAMS, ROWS, None, 0.5), PARAMS)
+        step = trees.subtract(with_short_steps(plain, most)(PARAMS, ROWS, None, 0.5), PARAMS)
         assert norm(step) == pytest.approx(min(0.5 * most, norm(free)), rel=1e-3)
         direction = sum(np.sum(a * b) for a, b in zip(jax.tree.leaves(step), jax.tree.leaves(free), strict=True))
         assert direction == pytest.approx(norm(step) * norm(free), rel=1e-3)

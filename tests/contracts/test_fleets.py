@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from conftest import tiny_recipe
-from taciturn import build, tree
+from taciturn import trees
 from taciturn.core import Message, UserData
 from taciturn.data.layout import Layout, Unrolls
-from taciturn.fleets import simulated
-from taciturn.fleets.simulated import SimulatedFleet
+from taciturn.fleets.simulation import in_process
+from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.privacy.clipping import decode, flat_clip
+from taciturn.recipe import build
 
 KEY = jax.random.key(4)
 LAYOUT = Layout.for_pieces(Unrolls(5), 3, 12)
@@ -40,7 +41,7 @@ class PlainLoop:
         jitted = jax.jit(program)
         user = UserData(jnp.asarray(self.layout.batches(self.texts[0])), jnp.float32(1), jnp.int32(1))
         return functools.reduce(
-            tree.add, map(one, cohort), tree.zeros_like(jax.eval_shape(program, message, user, key))
+            trees.add, map(one, cohort), trees.zeros_like(jax.eval_shape(program, message, user, key))
         )
 
 
@@ -81,7 +82,7 @@ def assert_same_total(one, other):
     ("cohort", "weight_cap"), [([], None), ([3], 40.0), (list(range(0, 50, 3)), 40.0), (list(range(50)), None)]
 )
 def test_every_fleet_gives_the_total_of_a_plain_loop(population, fleet, cohort, weight_cap, monkeypatch):
-    monkeypatch.setattr(simulated, "ACCELERATOR_CHUNKS", (8, 4))
+    monkeypatch.setattr(in_process, "ACCELERATOR_CHUNKS", (8, 4))
     program, message = program_and_message(population)
     cohort = np.array(cohort, int)
     ours = fleet(population, LAYOUT, weight_cap).sum_reports(program, message, cohort, KEY)
@@ -104,7 +105,7 @@ def test_no_user_changes_what_another_one_reports(population):
     fleet = SideBySide(population, LAYOUT)
     together = fleet.sum_reports(program, message, np.arange(6), KEY)
     apart = functools.reduce(
-        tree.add, [fleet.sum_reports(program, message, np.array([user]), KEY) for user in range(6)]
+        trees.add, [fleet.sum_reports(program, message, np.array([user]), KEY) for user in range(6)]
     )
     assert_same_total(together, apart)
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from conftest import tiny_recipe
-from taciturn.recipe_text import save_recipe
-from taciturn.release.checkpoint import load_model
+from taciturn.recipe.text import save_recipe
+from taciturn.release.model_file import load_model
 
 MAIN = "from taciturn.cli import main; main()"
 

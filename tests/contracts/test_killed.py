@@ -12,9 +12,9 @@ import numpy as np
 
 from conftest import tiny_recipe
 from taciturn.privacy.ledger import Ledger
-from taciturn.recipe_text import save_recipe
-from taciturn.release.checkpoint import load_model
-from taciturn.run import resume_run, train_run
+from taciturn.recipe.text import save_recipe
+from taciturn.release.model_file import load_model
+from taciturn.runs.run import resume_run, train_run
 
 CHARGE = b'"kind": "charge"'
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from conftest import tiny_recipe
-from taciturn import tree
+from taciturn import trees
 from taciturn.core import FailedRound, Message, Report, UserData
-from taciturn.data.availability import TooFewDevices
-from taciturn.fleets.queued import QueuedFleet
-from taciturn.recipe_text import RecipeError
-from taciturn.run import train_run
+from taciturn.fleets.simulation.availability import TooFewDevices
+from taciturn.fleets.simulation.queued import QueuedFleet
+from taciturn.recipe.text import RecipeError
+from taciturn.runs.run import train_run
 
 USERS, SIZE = 30, 4
 
@@ -28,9 +28,9 @@ class Loop:
 
     def sum_reports(self, program, message, cohort, key):
         nobody = UserData(jnp.zeros(0), jnp.float32(0), jnp.int32(0))
-        zero = tree.zeros_like(jax.eval_shape(program, message, nobody, key))
+        zero = trees.zeros_like(jax.eval_shape(program, message, nobody, key))
         reports = [program(message, nobody._replace(weight=jnp.float32(10.0**user)), key) for user in cohort % 7]
-        return functools.reduce(tree.add, reports, zero)
+        return functools.reduce(trees.add, reports, zero)
 
 
 def program(message, user, key):

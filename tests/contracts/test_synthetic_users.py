@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from conftest import tiny_recipe
-from taciturn import build, tree
+from taciturn import trees
 from taciturn.core import Message, Report
-from taciturn.fleets.synthetic import WithSyntheticUsers, by_coins
+from taciturn.fleets.simulation.synthetic_users import WithSyntheticUsers, by_coins
 from taciturn.privacy.clipping import MOST_REPORTS, pack
 from taciturn.privacy.participation import WrongNumberOfUsers
+from taciturn.recipe import build
 
 MESSAGE = Message({"w": jnp.float32(0)}, None)
 
@@ -29,7 +30,7 @@ class Counting:
     def sum_reports(self, program, message, cohort, key):
         self.asked.append((cohort.tolist(), np.asarray(jax.random.key_data(key)).tolist()))
         zero = Report({"w": jnp.zeros(self.count)}, jnp.int32(0))
-        return tree.add(zero, Report({"w": zero.update["w"].at[cohort].add(1.0)}, jnp.int32(len(cohort))))
+        return trees.add(zero, Report({"w": zero.update["w"].at[cohort].add(1.0)}, jnp.int32(len(cohort))))
 
 
 class Padded(Counting):

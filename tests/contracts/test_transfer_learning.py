@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from conftest import tiny_recipe
-from taciturn import build, tree
+from taciturn import trees
 from taciturn.algorithms.transfer_learning import transfer_learning
 from taciturn.core import BEGIN, Message, UserData
 from taciturn.data.public import PublicCorpus
@@ -14,7 +14,8 @@ from taciturn.models import losses
 from taciturn.models.cifg import cifg
 from taciturn.models.sampling import beginnings
 from taciturn.privacy.participation import PoissonSampling
-from taciturn.run import train_run
+from taciturn.recipe import build
+from taciturn.runs.run import train_run
 
 MODEL = cifg(30, 8, 12)
 PARAMS = MODEL.init(jax.random.key(0))
@@ -25,7 +26,7 @@ ROWS = jnp.array(np.random.default_rng(0).integers(4, 30, (12, 6)))
 def algorithm(teacher, epochs=40, text=lambda params: ROWS):
     return transfer_learning(
         MODEL,
-        lambda message, user, key: tree.subtract(teacher, message.params),
+        lambda message, user, key: trees.subtract(teacher, message.params),
         text,
         PoissonSampling(0.5),
         2.0,
@@ -65,7 +66,7 @@ def test_made_up_text_is_the_same_for_everyone_and_follows_the_model():
     np.testing.assert_array_equal(texts, jax.jit(lambda params: beginnings(MODEL, params, 50, 5, key))(PARAMS))
     assert set(texts[:, 0].tolist()) == {BEGIN}
     assert texts.shape == (50, 6)
-    assert not np.array_equal(texts, beginnings(MODEL, tree.scale(PARAMS, 3.0), 50, 5, key))
+    assert not np.array_equal(texts, beginnings(MODEL, trees.scale(PARAMS, 3.0), 50, 5, key))
     sharp = PARAMS | {"word_bias": jnp.full(30, -50.0).at[9].set(50.0)}
     assert set(beginnings(MODEL, sharp, 50, 5, key)[:, 1:].reshape(-1).tolist()) == {9}
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import exact, tiny_recipe
-from taciturn import build
 from taciturn.algorithms.uploads import Upload, compressed, rounded, upload_bytes
 from taciturn.core import Message, UserData
 from taciturn.privacy.clipping import STEPS, encode, flat_clip
-from taciturn.run import train_run
+from taciturn.recipe import build
+from taciturn.runs.run import train_run
 
 KEY = jax.random.key(0)
 NOBODY = UserData(jnp.zeros(0), jnp.float32(1), jnp.int32(0))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from taciturn.data.availability import Clock, Devices, Habits, TooFewDevices, simulate_rounds
+from taciturn.fleets.simulation.availability import Clock, Devices, Habits, TooFewDevices, simulate_rounds
 
 
 def share(devices, hour):

@@ -19,7 +19,7 @@ from taciturn.data.columns import Columns, SourceError
 from taciturn.data.ingest import Rules, ingest
 from taciturn.data.population import COUNTS, HeldOutUsers, Population, PopulationError, hashed_id
 from taciturn.data.sources import Source
-from taciturn.data.synthetic import synthetic_messages, write_shards
+from taciturn.data.synthetic_corpus import synthetic_messages, write_shards
 from taciturn.data.users import position, user_id
 from taciturn.data.vocabulary import public_vocabulary
 

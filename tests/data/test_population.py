@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from conftest import made_up_users
-from taciturn.build import open_ledger
 from taciturn.core import END
 from taciturn.data.population import (
     COUNTS,
@@ -27,6 +26,7 @@ from taciturn.data.public import PublicCorpus
 from taciturn.data.texts import Texts, TextWriter
 from taciturn.data.users import position
 from taciturn.data.vocabulary import DataError
+from taciturn.population_ledger import open_ledger
 from taciturn.privacy.ledger import LedgerError
 
 

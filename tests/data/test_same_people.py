@@ -8,7 +8,6 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from typer.testing import CliRunner
 
 from conftest import made_up_users, tiny_recipe
-from taciturn.build import open_ledger
 from taciturn.cli import app
 from taciturn.data.population import (
     LEAST_HELD_OUT,
@@ -21,14 +20,14 @@ from taciturn.data.population import (
     remembered_opt_outs,
 )
 from taciturn.data.vocabulary import DataError
-from taciturn.measuring import compare_runs, evaluate_run
-from taciturn.moved_folders import adopt_ledger
+from taciturn.population_ledger import adopt_ledger, open_ledger
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget
 from taciturn.privacy.ledger import LedgerError
 from taciturn.privacy.population_budget import PopulationBudget
-from taciturn.run import train_run
-from taciturn.warm_start import load_warm_start
+from taciturn.runs.finished import compare_runs, evaluate_run
+from taciturn.runs.run import train_run
+from taciturn.runs.warm_start import load_warm_start
 
 TEXT = "the quick messages that people write to each other every day are not long"
 
@@ -264,13 +263,13 @@ def test_no_run_starts_from_a_model_that_protects_those_it_would_measure(measure
     for name, words in (("protected", r"whom .* trains on"), ("unknown", "--same-people-as")):
         with pytest.raises(PopulationError, match=words):
             started_in(measured / name)
-    monkeypatch.setattr("taciturn.warm_start.check_strangers", lambda *_: None)  # the twin
+    monkeypatch.setattr("taciturn.runs.warm_start.check_strangers", lambda *_: None)  # the twin
     assert started_in(measured / "protected").lineage
 
 
 def test_without_the_check_their_text_would_be_measured(measured, monkeypatch):
     """The twin that must fail."""
-    monkeypatch.setattr("taciturn.measuring.check_strangers", lambda *_: None)
+    monkeypatch.setattr("taciturn.runs.finished.check_strangers", lambda *_: None)
     evaluate_run(measured / "run", measured / "protected")
 
 

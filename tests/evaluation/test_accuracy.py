@@ -9,7 +9,7 @@ from taciturn.data.layout import Sentences
 from taciturn.data.texts import Texts
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
 from taciturn.evaluation.accuracy import Scores, evaluate
-from taciturn.evaluation.headwords import head_words
+from taciturn.evaluation.head_words import head_words
 
 VOCABULARY = 12
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from conftest import tiny_recipe
-from taciturn import build
-from taciturn.auditing import rows_of_noise
-from taciturn.evaluation.matched_filter import as_columns, filters
+from taciturn.audit.matched_filter import as_columns, filters
+from taciturn.recipe import build
+from taciturn.recipe.solve import with_noise
+from taciturn.runs.audit_report import rows_of_noise
 
 FTRL = {"algorithm": "dp-ftrl", "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2}}
 NOISES = {
@@ -25,7 +26,7 @@ NOBODY = np.zeros((12, 0))
 
 
 def recipe_of(population, noise):
-    return build.with_noise(tiny_recipe(population, **FTRL, privacy=NOISES[noise], run={"rounds": 12}))
+    return with_noise(tiny_recipe(population, **FTRL, privacy=NOISES[noise], run={"rounds": 12}))
 
 
 @pytest.mark.parametrize("noise", NOISES)

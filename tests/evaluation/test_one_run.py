@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import nct, norm
 
-from taciturn.evaluation.one_run import LEVEL, LIKELY, Audit, _least_times, audited, claimed_curve, curve, least_caught
+from taciturn.audit.one_run import LEVEL, LIKELY, Audit, _least_times, audited, claimed_curve, curve, least_caught
 
 
 def audit(mu=1.0, times=1.0, people=0.0, users=1000, seed=0) -> Audit:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from taciturn.data.vocabulary import SPECIAL, Vocabulary
+from taciturn.export.arpa import arpa_words, write_arpa
 from taciturn.models.ngram import NGram, kneser_ney
-from taciturn.release.arpa import arpa_words, write_arpa
 
 pytestmark = pytest.mark.skipif(
     shutil.which("presage_simulator") is None, reason="presage is not installed (Debian: apt install presage)"

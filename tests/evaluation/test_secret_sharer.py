@@ -9,12 +9,8 @@ import numpy as np
 import optax
 import pytest
 
-from taciturn.core import BEGIN, END
-from taciturn.data.layout import Layout, Sentences, Unrolls
-from taciturn.data.public import PublicCorpus
-from taciturn.data.vocabulary import SPECIAL, DataError, Vocabulary
-from taciturn.evaluation import secret_sharer
-from taciturn.evaluation.canaries import (
+from taciturn.audit import secret_sharer
+from taciturn.audit.canaries import (
     Canary,
     canary_words,
     copies_read,
@@ -24,7 +20,7 @@ from taciturn.evaluation.canaries import (
     save_canaries,
     synthetic_users,
 )
-from taciturn.evaluation.secret_sharer import (
+from taciturn.audit.secret_sharer import (
     Finding,
     beam_search,
     block_rows,
@@ -33,6 +29,10 @@ from taciturn.evaluation.secret_sharer import (
     random_sampling,
     scorer,
 )
+from taciturn.core import BEGIN, END
+from taciturn.data.layout import Layout, Sentences, Unrolls
+from taciturn.data.public import PublicCorpus
+from taciturn.data.vocabulary import SPECIAL, DataError, Vocabulary
 from taciturn.models import losses
 from taciturn.models.cifg import cifg
 from taciturn.models.deep_lstm import deep_lstm

@@ -7,11 +7,11 @@ import pytest
 
 from taciturn.core import END
 from taciturn.data.vocabulary import SPECIAL, Vocabulary, is_word
-from taciturn.evaluation.typing import PICKED_RATE, THRESHOLDS, Typing, enough_words, simulate
 from taciturn.keyboard.predictor import Predictor
 from taciturn.keyboard.taps import SPREAD, TapDecoder, keys_of, tapped
+from taciturn.keyboard.typing_simulation import PICKED_RATE, THRESHOLDS, Typing, enough_words, simulate
+from taciturn.keyboard.user_history import WithHistory
 from taciturn.models.ngram import kneser_ney
-from taciturn.models.user_history import WithHistory
 
 WORDS = "the station is closed see you at tomorrow morning and then we go to a i am there".split()  # noqa: SIM905
 VOCABULARY = Vocabulary((*SPECIAL, ".", ",", *WORDS))

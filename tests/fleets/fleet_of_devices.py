@@ -5,10 +5,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from conftest import build_population, made_up_users, tiny_recipe
-from taciturn import build, serving
-from taciturn.fleets.devices import Connected
-from taciturn.fleets.identities import EnrolledKeys
-from taciturn.fleets.link import LocalLink
+from taciturn.fleets import assemble
+from taciturn.fleets.devices.fleet import Connected
+from taciturn.fleets.devices.transport import LocalLink
+from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
+from taciturn.recipe.solve import with_noise
 
 SETTINGS = {
     "algorithm": "dp-ftrl",
@@ -46,7 +47,7 @@ class FleetOfDevices:
             vocabulary,
             {"source": "made up", "on_devices": True},
         )
-        self.recipe = build.with_noise(fleet_recipe(self.population, **sections))
+        self.recipe = with_noise(fleet_recipe(self.population, **sections))
         keys = [Ed25519PrivateKey.generate() for _ in range(count)]
         self.keys = {number: key.public_key() for number, key in enumerate(keys)}
         self.enrolled = [key.public_bytes(Encoding.Raw, PublicFormat.Raw) for key in self.keys.values()]
@@ -62,7 +63,7 @@ class FleetOfDevices:
         folder = self.folder / f"device-{number}"
         folder.mkdir(exist_ok=True)
         identity = identity or EnrolledKeys(self.keys, self.private[number])
-        device = serving.device(
+        device = assemble.device(
             recipe or self.recipe,
             self.vocabulary,
             self.texts[number],

@@ -4,11 +4,11 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from taciturn.fleets.identities import EnrolledKeys
-from taciturn.fleets.secure_sum import ADVERTISE, MASK, SHARE, UNMASK
-from taciturn.fleets.sum_device import DeviceRound
-from taciturn.fleets.sum_messages import Terms
-from taciturn.fleets.sum_server import ServerRound, Total
+from taciturn.fleets.secure_aggregation.device_side import DeviceRound
+from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
+from taciturn.fleets.secure_aggregation.messages import Terms
+from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, MASK, SHARE, UNMASK
+from taciturn.fleets.secure_aggregation.server_side import ServerRound, Total
 
 STAGES = ADVERTISE, SHARE, MASK, UNMASK
 TERMS = Terms(b"round 1", bytes(32), b"fingerprint", 20, 50, dropouts=0.3, corrupt=0.1, least=2, most=1000)

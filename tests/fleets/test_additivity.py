@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from taciturn import tree
+from taciturn import trees
 from taciturn.core import Message
 from taciturn.data.layout import Layout, Unrolls
 from taciturn.data.texts import Texts
-from taciturn.fleets import simulated
-from taciturn.fleets.simulated import NotAdditive, SimulatedFleet
+from taciturn.fleets.simulation import in_process
+from taciturn.fleets.simulation.in_process import NotAdditive, SimulatedFleet
 from taciturn.models.layers import add_rows, looked_up
 from taciturn.privacy import wide
 from taciturn.privacy.clipping import encode, flat_clip, unbounded
@@ -36,8 +36,8 @@ def fleet(monkeypatch, side_by_side: bool) -> SimulatedFleet:
     """With chunks of four users, trained as on an accelerator or one by one."""
     made = SimulatedFleet(Written(), LAYOUT)
     made._on_cpu = not side_by_side
-    monkeypatch.setattr(simulated, "CPU_CHUNK", 4)
-    monkeypatch.setattr(simulated, "_chunk_size", lambda *arguments: 4)
+    monkeypatch.setattr(in_process, "CPU_CHUNK", 4)
+    monkeypatch.setattr(in_process, "_chunk_size", lambda *arguments: 4)
     return made
 
 
@@ -50,7 +50,7 @@ def test_one_user_moves_a_sum_by_their_own_report_and_nothing_else(monkeypatch, 
 
     for user in range(4):
         others = [one for one in range(4) if one != user]
-        moved = tree.subtract(total(range(4)), total(others))
+        moved = trees.subtract(total(range(4)), total(others))
         assert all(map(np.array_equal, jax.tree.leaves(moved), jax.tree.leaves(total([user]))))
 
 
@@ -65,7 +65,7 @@ def test_totals_are_of_32_bits_where_a_process_switched_64_on(monkeypatch, side_
 
 def seat_dependent(where: str):
     """An adder that is broken on purpose: in one seat, or in company, or every second time, a report gets one step more."""
-    usual, calls = simulated._adder, []
+    usual, calls = in_process._adder, []
 
     def broken(program, one_by_one):
         add = usual(program, one_by_one)
@@ -87,7 +87,7 @@ def seat_dependent(where: str):
 def test_a_device_on_which_seat_or_company_matter_is_refused_before_anybody_is_trained(
     monkeypatch, where, side_by_side
 ):
-    monkeypatch.setattr(simulated, "_adder", seat_dependent(where))
+    monkeypatch.setattr(in_process, "_adder", seat_dependent(where))
     made = fleet(monkeypatch, side_by_side)
     loaded = []
     monkeypatch.setattr(made, "_chunks", lambda cohort: loaded.append(cohort) or [])
@@ -108,7 +108,7 @@ def test_the_test_is_made_once_for_a_program(monkeypatch):
 
 
 def test_sums_of_floats_without_privacy_are_not_asked_for_bits(monkeypatch):
-    monkeypatch.setattr(simulated, "_adder", seat_dependent("a seat"))
+    monkeypatch.setattr(in_process, "_adder", seat_dependent("a seat"))
     fleet(monkeypatch, True).sum_reports(program(unbounded()), MESSAGE, np.arange(4), KEY)
 
 

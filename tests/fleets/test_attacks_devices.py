@@ -18,22 +18,24 @@ from fleet_of_devices import FleetOfDevices, fleet_recipe
 from releases import Releases
 
 from conftest import Cut, cut_at
-from taciturn import build, fleet_folders, serving, tree
-from taciturn.fleets import diary as diaries
-from taciturn.fleets import wire
-from taciturn.fleets.device import NotNow
-from taciturn.fleets.devices import DeviceFleet
-from taciturn.fleets.diary import Diary, Rest
-from taciturn.fleets.identities import EnrolledKeys
-from taciturn.fleets.link import Later, LinkError
-from taciturn.fleets.sum_server import ServerRound
+from taciturn import trees
+from taciturn.fleets import assemble, folders
+from taciturn.fleets.devices import fields
+from taciturn.fleets.devices import participation_record as diaries
+from taciturn.fleets.devices.device import NotNow
+from taciturn.fleets.devices.fleet import DeviceFleet
+from taciturn.fleets.devices.participation_record import Diary, Rest
+from taciturn.fleets.devices.transport import Later, LinkError
+from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
+from taciturn.fleets.secure_aggregation.server_side import ServerRound
 from taciturn.privacy.account import Account
 from taciturn.privacy.ledger import Ledger, LedgerError
 from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.privacy.records import RecordError, Records
-from taciturn.recipe_text import RecipeError
-from taciturn.run import resume_run, train_run
-from taciturn.run_folder import RunError
+from taciturn.recipe import build
+from taciturn.recipe.text import RecipeError
+from taciturn.runs.folder import RunError
+from taciturn.runs.run import resume_run, train_run
 
 TWO_ROUNDS = {"rounds": 2, "evaluate_every": 2, "save_every": 1}
 LONG = {"rounds": 4, "evaluate_every": 4, "save_every": 4}
@@ -120,7 +122,7 @@ def test_a_release_that_was_not_charged_would_be_noticed(tmp_path, vocabulary, m
 
 def test_everyone_in_a_total_is_in_the_cohort_of_its_row(tmp_path, vocabulary, log_of):
     def dies(number, kind, answer):
-        return None if kind == wire.UNMASK and number == 3 else answer
+        return None if kind == fields.UNMASK and number == 3 else answer
 
     fleet = FleetOfDevices(tmp_path, vocabulary, faults=(dies,), run={"rounds": 3, "evaluate_every": 3})
     train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
@@ -135,7 +137,7 @@ def test_a_second_server_on_the_same_run_charges_nothing_and_releases_nothing(tm
     releases, folder, second = Releases(monkeypatch, fleet.population.folder / "ledger.jsonl"), tmp_path / "run", []
 
     def watch(stage, done, all):
-        if stage == wire.UNMASK and done == all and len(fleet.reports) == 2 and not second:
+        if stage == fields.UNMASK and done == all and len(fleet.reports) == 2 and not second:
             second.append(1)
             with pytest.raises(Cut):
                 resume_run(folder, cut_at(3), fleet.connected)
@@ -325,7 +327,7 @@ def test_devices_refuse_cohorts_that_the_modulus_does_not_hold(population, vocab
     recipe = fleet_recipe(population, fleet=settings)
     params = jax.eval_shape(build.language_model(recipe.model, len(vocabulary)).init, jax.random.key(0))
     encoded = build.report_encoding(recipe, params)
-    agreed = serving.agreement(recipe, vocabulary, [b"key"])
+    agreed = assemble.agreement(recipe, vocabulary, [b"key"])
     assert 2 * encoded.largest * agreed.most < encoded.modulus
 
 
@@ -337,14 +339,14 @@ def test_a_round_that_a_device_refused_is_none_that_it_reports_to(tmp_path, voca
     fleet = FleetOfDevices(tmp_path, vocabulary, count=9, participation={"min_separation": 2, "users": 60})
     device = fleet.link._devices[0].handler
     device._diary.upload(10, "run", 10)
-    device("advertise", wire.joined(wire.new_name(), b"run", b"14", bytes(32)))
+    device("advertise", fields.joined(fields.new_name(), b"run", b"14", bytes(32)))
     with pytest.raises(NotNow):
-        device("advertise", wire.joined(wire.new_name(), b"run", b"12", bytes(32)))
+        device("advertise", fields.joined(fields.new_name(), b"run", b"12", bytes(32)))
     message = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), device._like)
     message = message._replace(public=message.public._replace(clip_norm=np.float32(1), round=np.int32(12)))
     key = np.asarray(jax.random.key_data(jax.random.key(0))).astype("<u4").tobytes()
     with suppress(ValueError):
-        device("report", wire.joined(b"whatever", wire.arrays_to_bytes(message), key))
+        device("report", fields.joined(b"whatever", fields.arrays_to_bytes(message), key))
     assert [upload["round"] for upload in device._diary.uploads] == [10]
 
 
@@ -352,7 +354,7 @@ def test_a_report_is_masked_once_and_a_second_question_for_it_is_refused(tmp_pat
     seen = []
 
     def keeps(number, kind, answer):
-        if kind == wire.REPORT and number == 2:
+        if kind == fields.REPORT and number == 2:
             seen.append(answer)
         return answer
 
@@ -361,7 +363,7 @@ def test_a_report_is_masked_once_and_a_second_question_for_it_is_refused(tmp_pat
 
     def twice(kind, questions, *args, **named):
         answers = ask(kind, questions, *args, **named)
-        if kind == wire.REPORT:
+        if kind == fields.REPORT:
             contents.update(questions)
             assert ask(kind, questions, 10) == {}
         return answers
@@ -407,11 +409,11 @@ def test_devices_that_rest_by_their_own_diaries_are_not_asked_for_ever(tmp_path,
 def test_whatever_a_text_is_its_report_is_bounded(tmp_path, vocabulary, population, tokens, weight_cap):
     users = {"weight_cap": weight_cap, "total_weight": 40.0} if weight_cap else {}
     recipe = fleet_recipe(population, participation=users)
-    device = serving.device(recipe, vocabulary, np.array(tokens, np.int32), 0, EnrolledKeys({}), [b"key"], tmp_path)
+    device = assemble.device(recipe, vocabulary, np.array(tokens, np.int32), 0, EnrolledKeys({}), [b"key"], tmp_path)
     params = build.language_model(recipe.model, len(vocabulary)).init(jax.random.key(0))
     encoded = build.report_encoding(recipe, params)
     for broken in (1.0, np.nan, np.inf):
-        message = device._like._replace(params=tree.scale(params, np.float32(broken)))
+        message = device._like._replace(params=trees.scale(params, np.float32(broken)))
         message = message._replace(public=message.public._replace(clip_norm=np.float32(0.5), round=np.int32(0)))
         values = np.asarray(device._program(message, device._user, jax.random.key(1)).update).astype(np.int64)
         centred = np.where(values >= encoded.modulus // 2, values - encoded.modulus, values)
@@ -426,33 +428,33 @@ def test_whatever_a_text_is_its_report_is_bounded(tmp_path, vocabulary, populati
 
 def test_whoever_opts_out_while_the_device_runs_has_opted_out(tmp_path):
     running = Diary(tmp_path, TIRELESS)
-    fleet_folders.opt_out(tmp_path)
+    folders.opt_out(tmp_path)
     assert "opted out" in (running.why_not(3) or "")
 
 
 def test_no_upload_takes_an_opt_out_back(tmp_path):
     running = Diary(tmp_path, TIRELESS)
-    fleet_folders.opt_out(tmp_path)
+    folders.opt_out(tmp_path)
     running.upload(3, "run", 3)
     assert "opted out" in (Diary(tmp_path, TIRELESS).why_not(9) or "")
 
 
 def test_an_opt_out_outlives_a_new_text_and_a_new_enrolment(tmp_path):
-    fleet_folders.save_text(tmp_path, np.arange(5))
-    fleet_folders.opt_out(tmp_path)
+    folders.save_text(tmp_path, np.arange(5))
+    folders.opt_out(tmp_path)
     assert not (tmp_path / "tokens.npy").exists()
-    fleet_folders.save_text(tmp_path, np.arange(5))
-    fleet_folders.device_key(tmp_path)
+    folders.save_text(tmp_path, np.arange(5))
+    folders.device_key(tmp_path)
     assert "opted out" in (Diary(tmp_path, TIRELESS).why_not(9) or "")
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"uploads": []}'])
 def test_with_a_damaged_diary_nothing_is_sent_and_opting_out_works(tmp_path, damage):
-    fleet_folders.save_text(tmp_path, np.arange(5))
+    folders.save_text(tmp_path, np.arange(5))
     (tmp_path / "diary.json").write_text(damage)
     with pytest.raises((ValueError, KeyError, TypeError)):
         Diary(tmp_path, TIRELESS)
-    fleet_folders.opt_out(tmp_path)
+    folders.opt_out(tmp_path)
     assert not (tmp_path / "tokens.npy").exists()
     assert "opted out" in (Diary(tmp_path, TIRELESS).why_not(9) or "")
 
@@ -521,8 +523,8 @@ def test_the_seed_of_a_simulation_is_given_to_no_device(tmp_path, population):
     """Of which all noise is made: whoever has it can take the noise off the model. Other hosts are not told it either."""
     recipe = fleet_recipe(population)
     assert recipe.run.seed is not None
-    fleet_folders.new_fleet(tmp_path / "fleet", recipe)
-    assert fleet_folders.fleet_recipe(tmp_path / "fleet" / "for-devices").run.seed is None
+    folders.new_fleet(tmp_path / "fleet", recipe)
+    assert folders.fleet_recipe(tmp_path / "fleet" / "for-devices").run.seed is None
 
 
 def test_when_the_server_has_ended_nothing_on_its_disk_says_whom_it_asked(asked_over_flower):

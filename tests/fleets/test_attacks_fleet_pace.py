@@ -14,17 +14,18 @@ from fleet_of_devices import FleetOfDevices
 from releases import Releases
 
 from conftest import Cut, cut_at
-from taciturn import build
-from taciturn.fleets import devices, wire
-from taciturn.fleets import diary as diaries
-from taciturn.fleets.device import Device, NotNow
-from taciturn.fleets.devices import DeviceFleet
-from taciturn.fleets.link import LinkError, LocalLink
+from taciturn.fleets.devices import fields
+from taciturn.fleets.devices import fleet as device_fleet
+from taciturn.fleets.devices import participation_record as diaries
+from taciturn.fleets.devices.device import Device, NotNow
+from taciturn.fleets.devices.fleet import DeviceFleet
+from taciturn.fleets.devices.transport import LinkError, LocalLink
 from taciturn.privacy.account import Account
 from taciturn.privacy.ledger import Ledger
 from taciturn.privacy.records import RecordError
-from taciturn.recipe_text import RecipeError
-from taciturn.run import resume_run, train_run
+from taciturn.recipe import build
+from taciturn.recipe.text import RecipeError
+from taciturn.runs.run import resume_run, train_run
 
 ONE_ROUND = {"rounds": 1, "evaluate_every": 1}
 TWO_ROUNDS = {"rounds": 2, "evaluate_every": 2, "save_every": 1}
@@ -72,7 +73,7 @@ def test_a_server_that_ends_while_it_sends_devices_away_has_charged_its_sum(tmp_
     ask, releases = fleet.link.ask, releases_of(fleet)
 
     def killed(kind, contents):
-        if kind == wire.COME_BACK:
+        if kind == fields.COME_BACK:
             raise ends
 
     intercepted(fleet, killed)
@@ -91,11 +92,11 @@ def test_a_server_that_ends_while_it_sends_devices_away_has_charged_its_sum(tmp_
 def test_a_run_that_was_given_up_goes_on_as_itself(tmp_path, vocabulary, releases_of, monkeypatch, lost):
     """Two rounds are charged and not yet saved when devices stop coming, and again when they do not come back. To the devices it is the
     same run afterwards, none of them trains again for what was summed, and nothing is charged again, even if records are lost then."""
-    monkeypatch.setattr(devices, "WAIT", 0.05)
+    monkeypatch.setattr(device_fleet, "WAIT", 0.05)
     broken, names = [], set()
 
     def vanish(number, kind, answer):
-        return None if broken and kind == wire.REPORT else answer
+        return None if broken and kind == fields.REPORT else answer
 
     fleet = FleetOfDevices(
         tmp_path,
@@ -109,8 +110,8 @@ def test_a_run_that_was_given_up_goes_on_as_itself(tmp_path, vocabulary, release
     ledger = fleet.population.folder / "ledger.jsonl"
 
     def named(kind, contents):
-        if kind == wire.ADVERTISE:
-            names.update(wire.parted(content, 4)[1].decode() for content in contents.values())
+        if kind == fields.ADVERTISE:
+            names.update(fields.parted(content, 4)[1].decode() for content in contents.values())
             declared = [json.loads(line) for line in ledger.read_text().splitlines()]
             (opened,) = (row["hash"] for row in declared if row["kind"] == "open")
             assert names == {f"run {opened[:16]}"}  # and so never before there is a run
@@ -168,7 +169,7 @@ def test_no_log_and_no_file_outside_the_private_folder_names_a_device_that_took_
     """Connections have numbers that cannot be missed. Twin: at DEBUG, where it may be said, they are found."""
 
     def loses(number, kind, answer):
-        return None if kind == wire.UNMASK and number % 9 == 0 else answer
+        return None if kind == fields.UNMASK and number % 9 == 0 else answer
 
     fleet = FleetOfDevices(tmp_path, vocabulary, count=24, run=TWO_ROUNDS)
     link = LocalLink({765_000 + number: fleet.link._devices[number].handler for number in range(24)}, (loses,))
@@ -190,7 +191,7 @@ def test_no_log_and_no_file_outside_the_private_folder_names_a_device_that_took_
 # The device
 
 
-@pytest.mark.parametrize("after", [wire.ADVERTISE, wire.SHARE, wire.REPORT])
+@pytest.mark.parametrize("after", [fields.ADVERTISE, fields.SHARE, fields.REPORT])
 @pytest.mark.parametrize("seconds", [0.0, 3600.0])
 def test_a_device_that_is_sent_away_in_mid_round_spoils_no_sum(tmp_path, vocabulary, monkeypatch, after, seconds):
     """Away, it is as if it had dropped out there. Twin: back at once, it goes on where it was."""
@@ -205,13 +206,13 @@ def test_a_device_that_is_sent_away_in_mid_round_spoils_no_sum(tmp_path, vocabul
         answers = ask(kind, contents, *args, **settings)
         asked.append(kind)
         if kind == after:
-            assert ask(wire.COME_BACK, {3: wire.seconds_to_bytes(seconds)}, 30) == {3: b""}
+            assert ask(fields.COME_BACK, {3: fields.seconds_to_bytes(seconds)}, 30) == {3: b""}
         return answers
 
     monkeypatch.setattr(DeviceFleet, "_secure_sum", noted)
     fleet.link.ask = sends_away
     assert train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected).guarantee.releases == 1
-    in_time = not seconds or after == wire.REPORT
+    in_time = not seconds or after == fields.REPORT
     assert len(fleet.reports[0]) == 8 + in_time
     params = jax.eval_shape(build.language_model(fleet.recipe.model, len(vocabulary)).init, jax.random.key(0))
     modulus = build.report_encoding(fleet.recipe, params).modulus
@@ -224,22 +225,22 @@ def test_whatever_a_server_says_when_it_sends_a_device_away_the_device_keeps_its
         tmp_path, vocabulary, count=9, fleet={"timer_hours": 1e-9}, participation={"min_separation": 3, "users": 60}
     )
     device = device_of(fleet, 2)
-    question = wire.joined(device._agreement.fingerprint, b"9")
+    question = fields.joined(device._agreement.fingerprint, b"9")
     device._diary.upload(7, "run", 7)
     times = (math.nan, math.inf, -math.inf, -1.0, -0.0, 5e-324, 1e-300, 0.0)
     contents = [*(struct.pack(">d", seconds) for seconds in times), b"", b"1" * 7, b"1" * 9, b"\xff" * 4096]
     for content in contents:
-        answers = fleet.link.ask(wire.COME_BACK, {2: content}, 30)
+        answers = fleet.link.ask(fields.COME_BACK, {2: content}, 30)
         assert answers == ({2: b""} if len(content) == 8 else {})
         fleet.link._devices[2].back_at = 0.0  # whenever it is back
-        assert fleet.link.ask(wire.CHECK_IN, {2: question}, 30) == {2: wire.NOT_NOW}
+        assert fleet.link.ask(fields.CHECK_IN, {2: question}, 30) == {2: fields.NOT_NOW}
         with pytest.raises(NotNow, match="3 rounds have to lie between"):
-            device(wire.ADVERTISE, wire.joined(wire.new_name(), b"run", b"9", bytes(32)))
-    later = wire.joined(device._agreement.fingerprint, b"11")
-    assert fleet.link.ask(wire.CHECK_IN, {2: later}, 30) == {2: wire.READY}  # it still takes part when it may
+            device(fields.ADVERTISE, fields.joined(fields.new_name(), b"run", b"9", bytes(32)))
+    later = fields.joined(device._agreement.fingerprint, b"11")
+    assert fleet.link.ask(fields.CHECK_IN, {2: later}, 30) == {2: fields.READY}  # it still takes part when it may
     diaries.opt_out(tmp_path / "device-2")
-    fleet.link.ask(wire.COME_BACK, {2: contents[-5]}, 30)
-    assert fleet.link.ask(wire.CHECK_IN, {2: later}, 30) == {2: wire.NOT_NOW}
+    fleet.link.ask(fields.COME_BACK, {2: contents[-5]}, 30)
+    assert fleet.link.ask(fields.CHECK_IN, {2: later}, 30) == {2: fields.NOT_NOW}
 
 
 # What ends, and what it costs

@@ -14,18 +14,19 @@ import pytest
 from fleet_of_devices import FleetOfDevices
 
 from conftest import Cut, cut_at
-from taciturn import build, serving
 from taciturn.core import FailedRound, Message
-from taciturn.fleets import diary as diaries
-from taciturn.fleets import wire
-from taciturn.fleets.device import Device, NotNow
-from taciturn.fleets.devices import DeviceFleet
-from taciturn.fleets.diary import Diary, Rest
-from taciturn.fleets.link import LinkError
-from taciturn.fleets.secure_sum import Refused
-from taciturn.fleets.sum_messages import Advert, MaskedReport, SealedShares, Unmasking
-from taciturn.fleets.sum_server import ServerRound
-from taciturn.run import resume_run, train_run
+from taciturn.fleets import assemble
+from taciturn.fleets.devices import fields
+from taciturn.fleets.devices import participation_record as diaries
+from taciturn.fleets.devices.device import Device, NotNow
+from taciturn.fleets.devices.fleet import DeviceFleet
+from taciturn.fleets.devices.participation_record import Diary, Rest
+from taciturn.fleets.devices.transport import LinkError
+from taciturn.fleets.secure_aggregation.messages import Advert, MaskedReport, SealedShares, Unmasking
+from taciturn.fleets.secure_aggregation.protocol import Refused
+from taciturn.fleets.secure_aggregation.server_side import ServerRound
+from taciturn.recipe import build
+from taciturn.runs.run import resume_run, train_run
 
 KEY = bytes(range(8))
 VICTIM = 3
@@ -43,7 +44,7 @@ class LyingServer:
 
     def __init__(self, folder, vocabulary, **sections):
         self.fleet = FleetOfDevices(folder, vocabulary, count=9, **sections)
-        self.agreement = serving.agreement(self.fleet.recipe, vocabulary, self.fleet.enrolled)
+        self.agreement = assemble.agreement(self.fleet.recipe, vocabulary, self.fleet.enrolled)
         self.modulus = 1 << self.agreement.modulus_bits
         mechanism = build.algorithm(self.fleet.recipe, len(vocabulary)).mechanism
         params = build.language_model(self.fleet.recipe.model, len(vocabulary)).init(jax.random.key(7))
@@ -54,10 +55,10 @@ class LyingServer:
 
     def round(self, number, who=range(9), given=None, told=None, run=b"run", identity=None, name=None):
         """`given` and `told` are the messages by device: what it gets, and of what it is told the hash."""
-        given = {one: wire.arrays_to_bytes((given or {}).get(one, self.honest)) for one in who}
-        told = {one: wire.arrays_to_bytes(told[one]) if told else given[one] for one in who}
-        name, round = name or wire.new_name(), str(number).encode()
-        hashes = {one: wire.message_hash(run, round, message, KEY) for one, message in told.items()}
+        given = {one: fields.arrays_to_bytes((given or {}).get(one, self.honest)) for one in who}
+        told = {one: fields.arrays_to_bytes(told[one]) if told else given[one] for one in who}
+        name, round = name or fields.new_name(), str(number).encode()
+        hashes = {one: fields.message_hash(run, round, message, KEY) for one, message in told.items()}
         server = ServerRound(self.agreement.terms(name, hashes[min(who)]), identity or self.fleet.connected.identity)
         ask = self.fleet.link.ask
 
@@ -65,14 +66,14 @@ class LyingServer:
             for one, answer in ask(kind, contents, 60).items():
                 taken(one, answer)
 
-        first = {one: wire.joined(name, run, round, hashes[one]) for one in who}
-        take(lambda d, a: server.take_advert(d, Advert.from_bytes(a)), wire.ADVERTISE, first)
+        first = {one: fields.joined(name, run, round, hashes[one]) for one in who}
+        take(lambda d, a: server.take_advert(d, Advert.from_bytes(a)), fields.ADVERTISE, first)
         rosters = {one: roster.to_bytes() for one, roster in server.rosters().items()}
-        take(lambda d, a: server.take_shares(d, SealedShares.from_bytes(a)), wire.SHARE, rosters)
-        deliveries = {one: wire.joined(sent.to_bytes(), given[one], KEY) for one, sent in server.deliveries().items()}
-        take(lambda d, a: server.take_report(d, MaskedReport.from_bytes(a)), wire.REPORT, deliveries)
+        take(lambda d, a: server.take_shares(d, SealedShares.from_bytes(a)), fields.SHARE, rosters)
+        deliveries = {one: fields.joined(sent.to_bytes(), given[one], KEY) for one, sent in server.deliveries().items()}
+        take(lambda d, a: server.take_report(d, MaskedReport.from_bytes(a)), fields.REPORT, deliveries)
         requests = {one: request.to_bytes() for one, request in server.requests().items()}
-        take(lambda d, a: server.take_answer(d, Unmasking.from_bytes(a)), wire.UNMASK, requests)
+        take(lambda d, a: server.take_answer(d, Unmasking.from_bytes(a)), fields.UNMASK, requests)
         return server.total()
 
     def device(self, number) -> Device:
@@ -113,7 +114,7 @@ def test_a_device_trains_on_no_other_model_than_all_were_told_of(liar, value):
 
 
 def test_the_twin_without_the_hash_gives_the_victims_report_away(liar, monkeypatch):
-    monkeypatch.setattr(wire, "message_hash", lambda *parts: bytes(32))
+    monkeypatch.setattr(fields, "message_hash", lambda *parts: bytes(32))
     monkeypatch.setattr(Device, "_check", lambda device, message: None)
     total = liar.round(1, given=all_but_the_victim(liar.filled(np.nan)))
     (report,) = [report for report in liar.reports if report.any()]
@@ -124,12 +125,12 @@ def test_the_twin_without_the_hash_gives_the_victims_report_away(liar, monkeypat
 @pytest.mark.parametrize("other", [{"run": b"another run"}, {"number": 2}, {"key": bytes(8)}])
 def test_the_hash_is_of_run_and_round_and_key_too(liar, other):
     about = {"run": b"run", "number": 1, "key": KEY} | other
-    message = wire.arrays_to_bytes(liar.honest)
-    wrong = wire.message_hash(about["run"], str(about["number"]).encode(), message, about["key"])
+    message = fields.arrays_to_bytes(liar.honest)
+    wrong = fields.message_hash(about["run"], str(about["number"]).encode(), message, about["key"])
     device = liar.device(0)
-    device(wire.ADVERTISE, wire.joined(wire.new_name(), b"run", b"1", wrong))
+    device(fields.ADVERTISE, fields.joined(fields.new_name(), b"run", b"1", wrong))
     with pytest.raises(ValueError, match="another one than the devices of this round have agreed to"):
-        device(wire.REPORT, wire.joined(b"", message, KEY))
+        device(fields.REPORT, fields.joined(b"", message, KEY))
     assert not liar.reports
 
 
@@ -220,7 +221,7 @@ def test_the_twin_with_the_old_diary_gives_a_report_away(liar, monkeypatch):
 
 
 def test_a_report_that_may_have_left_is_used_up_also_where_it_was_lost_and_its_device_was_killed(liar):
-    liar.fleet.link._faults = (lambda number, kind, answer: None if kind == wire.REPORT else answer,)
+    liar.fleet.link._faults = (lambda number, kind, answer: None if kind == fields.REPORT else answer,)
     with pytest.raises(FailedRound, match="0 devices have reported"):
         liar.round(5)
     liar.fleet.link._faults = ()
@@ -254,7 +255,7 @@ def test_no_report_leaves_before_it_is_on_record(liar, monkeypatch):
     before = []
     liar.fleet.link._faults = (lambda number, kind, answer: before.append((kind, list(synced))) or answer,)
     liar.round(6, [one for one in range(9) if one > 1])
-    first = next(files for kind, files in before if kind == wire.REPORT)
+    first = next(files for kind, files in before if kind == fields.REPORT)
     assert sum("diary.json" in file for file in first) >= 7 + 1  # everybody's entry, and a report
 
 
@@ -276,7 +277,7 @@ def test_a_device_that_is_killed_between_any_two_writes_reports_to_a_round_once_
             raise OSError("killed")
 
     def noted(number, kind, answer):
-        if kind == wire.REPORT and number == VICTIM:
+        if kind == fields.REPORT and number == VICTIM:
             sent.append(answer)
         return answer
 
@@ -288,38 +289,38 @@ def test_a_device_that_is_killed_between_any_two_writes_reports_to_a_round_once_
     liar.fleet.start(VICTIM)
     recorded = bool(liar.device(VICTIM)._diary.uploads)
     assert recorded == (moment == 3)
-    question = wire.joined(wire.new_name(), b"run", b"5", bytes(32))
+    question = fields.joined(fields.new_name(), b"run", b"5", bytes(32))
     with pytest.raises(NotNow, match="reports to each once") if recorded else contextlib.nullcontext():
-        liar.device(VICTIM)(wire.ADVERTISE, question)
+        liar.device(VICTIM)(fields.ADVERTISE, question)
 
 
 def test_a_name_that_was_seen_before_is_refused(liar):
     device, low, high = liar.device(0), bytes(15) + b"\1", bytes(15) + b"\2"
-    question = [wire.joined(name, b"run", b"1", bytes(32)) for name in (low, high)]
-    device(wire.ADVERTISE, question[1])
-    for again in (*question, wire.joined(bytes(16), b"run", b"9", bytes(32))):
+    question = [fields.joined(name, b"run", b"1", bytes(32)) for name in (low, high)]
+    device(fields.ADVERTISE, question[1])
+    for again in (*question, fields.joined(bytes(16), b"run", b"9", bytes(32))):
         with pytest.raises(NotNow, match="names of attempts rise"):
-            device(wire.ADVERTISE, again)
+            device(fields.ADVERTISE, again)
     liar.fleet.start(0)
     with pytest.raises(NotNow, match="names of attempts rise"):
-        liar.device(0)(wire.ADVERTISE, question[1])
+        liar.device(0)(fields.ADVERTISE, question[1])
     with pytest.raises(ValueError, match="16 bytes"):
-        liar.device(0)(wire.ADVERTISE, wire.joined(b"short", b"run", b"9", bytes(32)))
-    names = [wire.new_name() for _ in range(50)]
+        liar.device(0)(fields.ADVERTISE, fields.joined(b"short", b"run", b"9", bytes(32)))
+    names = [fields.new_name() for _ in range(50)]
     assert [name[:8] for name in names] == sorted(name[:8] for name in names)
     assert len(set(names)) == 50
 
 
 def test_no_server_whose_clock_is_wrong_locks_devices_out_of_all_later_rounds(liar):
     """They would answer to none but later ones."""
-    day, now = 24 * 3600, wire.latest(wire.new_name(), 0)
+    day, now = 24 * 3600, fields.latest(fields.new_name(), 0)
     far = int(1e6 * (now + day + 60)).to_bytes(8, "big")
     device = liar.device(0)
-    for name, round in ((far + bytes(8), 1), (wire.new_name(), int.from_bytes(far, "big") << wire.ROUND_BITS)):
+    for name, round in ((far + bytes(8), 1), (fields.new_name(), int.from_bytes(far, "big") << fields.ROUND_BITS)):
         with pytest.raises(NotNow, match="of a time that is not yet"):
-            device(wire.ADVERTISE, wire.joined(name, b"run", str(round).encode(), bytes(32)))
+            device(fields.ADVERTISE, fields.joined(name, b"run", str(round).encode(), bytes(32)))
     near = int(1e6 * (now + day - 60)).to_bytes(8, "big")
-    device(wire.ADVERTISE, wire.joined(near + bytes(8), b"run", b"1", bytes(32)))
+    device(fields.ADVERTISE, fields.joined(near + bytes(8), b"run", b"1", bytes(32)))
 
 
 # Another name for the same run
@@ -340,12 +341,12 @@ def test_separation_timer_and_cap_count_over_all_runs(liar, run, monkeypatch):
     for number, hours, why in ((2000, 23, "rests for 24 hours"), (1100, 25, "100 rounds"), (7, 25, "this round or a")):
         now[0] = start + 3600 * hours
         with pytest.raises(NotNow, match=why):
-            liar.device(0)(wire.ADVERTISE, wire.joined(wire.new_name(), run, str(number).encode(), bytes(32)))
+            liar.device(0)(fields.ADVERTISE, fields.joined(fields.new_name(), run, str(number).encode(), bytes(32)))
     liar.round(1101, run=run)
     limited(24.0, 0, 2)
     now[0] += 10**6
     with pytest.raises(NotNow, match="2 times, as often as it may in all runs"):
-        liar.device(0)(wire.ADVERTISE, wire.joined(wire.new_name(), run, b"99999", bytes(32)))
+        liar.device(0)(fields.ADVERTISE, fields.joined(fields.new_name(), run, b"99999", bytes(32)))
     limited(24.0, 0, 3)  # twin
     liar.round(99999, run=run)
 
@@ -393,14 +394,14 @@ def test_a_sum_of_the_same_round_over_fewer_devices_fails(liar, tmp_path):
 def test_where_others_are_left_a_round_that_failed_goes_on_with_them_and_else_under_another_number(
     tmp_path, vocabulary, monkeypatch
 ):
-    monkeypatch.setattr("taciturn.fleets.devices.WAIT", 0.01)
+    monkeypatch.setattr("taciturn.fleets.devices.fleet.WAIT", 0.01)
     for count, reported_twice in ((18, 0), (12, 6), (9, 9)):
         left, folder = [9], tmp_path / str(count)
         folder.mkdir()
 
         def dies(number, kind, answer, left=left):
-            left[0] -= kind == wire.UNMASK
-            return None if kind == wire.UNMASK and left[0] >= 0 else answer
+            left[0] -= kind == fields.UNMASK
+            return None if kind == fields.UNMASK and left[0] >= 0 else answer
 
         fleet = FleetOfDevices(
             folder,

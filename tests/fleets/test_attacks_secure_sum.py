@@ -7,14 +7,22 @@ import pytest
 from secure_rounds import TERMS, Cohort, carried
 
 from taciturn.core import FailedRound
-from taciturn.fleets import masks, shamir, sum_device, sum_server
-from taciturn.fleets.bit_packing import unpack
-from taciturn.fleets.identities import EnrolledKeys
-from taciturn.fleets.masks import Secret
-from taciturn.fleets.neighbours import Degree, neighbours, ring
-from taciturn.fleets.secure_sum import ADVERTISE, MASK, SHARE, UNMASK, Refused, own_mask_key, pair_mask_key
-from taciturn.fleets.sum_device import DeviceRound
-from taciturn.fleets.sum_messages import Roster, SealedShares, UnmaskRequest
+from taciturn.fleets.secure_aggregation import device_side, masks, server_side, shamir
+from taciturn.fleets.secure_aggregation.bit_packing import unpack
+from taciturn.fleets.secure_aggregation.device_side import DeviceRound
+from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
+from taciturn.fleets.secure_aggregation.masks import Secret
+from taciturn.fleets.secure_aggregation.messages import Roster, SealedShares, UnmaskRequest
+from taciturn.fleets.secure_aggregation.neighbours import Degree, neighbours, ring
+from taciturn.fleets.secure_aggregation.protocol import (
+    ADVERTISE,
+    MASK,
+    SHARE,
+    UNMASK,
+    Refused,
+    own_mask_key,
+    pair_mask_key,
+)
 
 
 def put_together(cohort, owner, kind, answers, given=()):
@@ -68,7 +76,7 @@ def without_the_unkeyed(add_masks):
 
 
 def test_the_twin_without_a_mask_of_its_own_is_broken(monkeypatch):
-    monkeypatch.setattr(sum_device, "own_mask_key", lambda seed, cohort: UNKEYED)
+    monkeypatch.setattr(device_side, "own_mask_key", lambda seed, cohort: UNKEYED)
     monkeypatch.setattr(masks, "add_masks", without_the_unkeyed(masks.add_masks))
     cohort = Cohort(10)
     late = cohort.ids[4]
@@ -100,7 +108,7 @@ def test_different_lists_for_different_devices_give_no_second_secret(monkeypatch
         True,
         True,
     ]  # one in ten works for the server
-    for side in (sum_device, sum_server):  # the twin: half of the neighbours are enough for a secret
+    for side in (device_side, server_side):  # the twin: half of the neighbours are enough for a secret
         monkeypatch.setattr(side, "degree", lambda *_: Degree(9, 4))
     assert both_secrets(Cohort(10)) == [True, True]
 
@@ -147,7 +155,7 @@ def test_known_limit_with_four_in_ten_a_server_that_lies_to_everyone_can_single_
 
 def ring_cohort(count, least_ring, monkeypatch):
     """Rings are for cohorts of more than a hundred; these have the same shape and fewer neighbours."""
-    for side in (sum_device, sum_server):
+    for side in (device_side, server_side):
         monkeypatch.setattr(side, "degree", lambda *_: Degree(least_ring, least_ring - 1))
     return Cohort(count)
 
@@ -262,9 +270,9 @@ def test_a_peer_that_copies_anothers_keys_learns_nothing_from_it():
     device = cohort.devices[victim]
     key = device._neighbours[other].share_key
     name = cohort.server._cohort
-    ends = sum_device.ends_of
-    assert sum_device._open(key, ends(name, other, victim), for_victim)
-    assert sum_device._open(key, ends(name, other, victim), for_thief) is None
+    ends = device_side.ends_of
+    assert device_side._open(key, ends(name, other, victim), for_victim)
+    assert device_side._open(key, ends(name, other, victim), for_thief) is None
     common = cohort.devices[other]._neighbours
     assert common[thief].mask_key != common[victim].mask_key
 
@@ -362,7 +370,7 @@ def shown_old_adverts():
         cohort.server.take_advert(one, cohort.devices[one].advertise())
     old = {one: cohort.server._adverts[one] for one in known}
     keys = {one: cohort.devices[one]._mask_secret for one in known}  # from shares that the others gave for them
-    server = sum_server.ServerRound(TERMS, EnrolledKeys(cohort.enrolled))
+    server = server_side.ServerRound(TERMS, EnrolledKeys(cohort.enrolled))
     for one in fresh:
         server.take_advert(one, cohort.devices[one].advertise())
     server._adverts |= old
@@ -385,7 +393,7 @@ def test_a_neighbour_that_is_not_there_now_is_none(monkeypatch):
     """An old advert has the right signature and no device behind it that could share a secret in this cohort."""
     with pytest.raises(Refused, match="3 neighbours have shared their secrets, and 6 are needed"):
         shown_old_adverts()
-    monkeypatch.setattr(sum_device, "_open", lambda *sealed: (Secret(bytes(33)), Secret(bytes(33))))  # the twin
+    monkeypatch.setattr(device_side, "_open", lambda *sealed: (Secret(bytes(33)), Secret(bytes(33))))  # the twin
     assert shown_old_adverts() == 3  # half of the masks that the report has
 
 

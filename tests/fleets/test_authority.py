@@ -8,6 +8,7 @@ import threading
 import pytest
 from cryptography import x509
 
+from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.flower.authority import (
     certify_server,
     device_key,
@@ -15,8 +16,7 @@ from taciturn.fleets.flower.authority import (
     load_public_key,
     make_authority,
 )
-from taciturn.fleets.identities import EnrolledKeys
-from taciturn.fleets.link import LinkError
+from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taciturn.fleets.bit_packing import BLOCK, pack, packed_bytes, unpack
+from taciturn.fleets.secure_aggregation.bit_packing import BLOCK, pack, packed_bytes, unpack
 
 
 @given(st.integers(1, 32).flatmap(lambda bits: st.tuples(st.just(bits), st.lists(st.integers(0, 2**bits - 1)))))

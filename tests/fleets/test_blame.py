@@ -8,13 +8,14 @@ from fleet_of_devices import FleetOfDevices
 from secure_rounds import Cohort
 
 from taciturn.core import FailedRound
-from taciturn.fleets import devices, masks, shamir, wire
-from taciturn.fleets.blame import at_fault, few_of
-from taciturn.fleets.link import LinkError
-from taciturn.fleets.secure_sum import ADVERTISE, MASK, SHARE, UNMASK
-from taciturn.fleets.sum_device import DeviceRound
-from taciturn.fleets.sum_server import ServerRound
-from taciturn.run import resume_run, train_run
+from taciturn.fleets.devices import fields, fleet
+from taciturn.fleets.devices.transport import LinkError
+from taciturn.fleets.secure_aggregation import masks, shamir
+from taciturn.fleets.secure_aggregation.blame import at_fault, few_of
+from taciturn.fleets.secure_aggregation.device_side import DeviceRound
+from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, MASK, SHARE, UNMASK
+from taciturn.fleets.secure_aggregation.server_side import ServerRound
+from taciturn.runs.run import resume_run, train_run
 
 
 def quietly(done, rounds, row):
@@ -182,7 +183,7 @@ def test_fewer_than_may_work_together_frame_nobody():
 @pytest.fixture
 def with_a_liar(tmp_path, vocabulary, monkeypatch):
     """Device 2 commits to another seed than it has, whenever it is asked."""
-    monkeypatch.setattr(devices, "WAIT", 0.01)
+    monkeypatch.setattr(fleet, "WAIT", 0.01)
     honest = DeviceRound.advertise
     lying = lying_about_its_seed(honest)
     monkeypatch.setattr(DeviceRound, "advertise", lambda one: (lying if one._device == 2 else honest)(one))
@@ -207,7 +208,7 @@ def test_a_device_that_breaks_the_protocol_is_left_out_after_the_first_time(with
     with caplog.at_level(logging.INFO, "taciturn.fleet"):
         finished = train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     assert finished.guarantee.releases == 3
-    adverts = [who for kind, who in asked if kind == wire.ADVERTISE]
+    adverts = [who for kind, who in asked if kind == fields.ADVERTISE]
     assert sum(2 in who for who in adverts) <= 1
     assert len(adverts) <= 4
     assert "device 2" not in caplog.text
@@ -224,7 +225,7 @@ def test_it_stays_left_out_after_a_crash_and_who_it_is_stands_in_private_notes_a
         train_run(fleet.recipe, run, quietly, fleet.connected)
     with pytest.raises(LinkError, match=told):
         resume_run(run, quietly, fleet.connected)
-    assert sum(kind == wire.ADVERTISE for kind, _ in asked) == 1
+    assert sum(kind == fields.ADVERTISE for kind, _ in asked) == 1
     notes = run / "private" / "rounds"
     assert "unmask: device 2: " in (notes / "refused.log").read_text()
     assert json.loads((notes / "left-out.json").read_text()) == [2]
@@ -236,7 +237,7 @@ def test_the_twin_that_blames_nobody_asks_it_every_time(with_a_liar, tmp_path, m
     fleet, asked = with_a_liar(9, fleet={"patience": 6.0})
     with pytest.raises(LinkError, match="rounds have failed"):
         train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
-    assert sum(kind == wire.ADVERTISE and 2 in who for kind, who in asked) > 1
+    assert sum(kind == fields.ADVERTISE and 2 in who for kind, who in asked) > 1
 
 
 def test_whoever_is_one_too_many_has_broken_nothing(tmp_path, vocabulary):

@@ -12,17 +12,18 @@ import pytest
 from fleet_of_devices import FleetOfDevices, fleet_recipe
 
 from conftest import Cut, cut_at
-from taciturn.fleets import devices, wire
-from taciturn.fleets import diary as diaries
-from taciturn.fleets.devices import DeviceFleet
-from taciturn.fleets.diary import Diary, Rest
-from taciturn.fleets.link import Later, LinkError, LocalLink
+from taciturn.fleets.devices import fields
+from taciturn.fleets.devices import fleet as device_fleet
+from taciturn.fleets.devices import participation_record as diaries
+from taciturn.fleets.devices.fleet import DeviceFleet
+from taciturn.fleets.devices.participation_record import Diary, Rest
+from taciturn.fleets.devices.transport import Later, LinkError, LocalLink
 from taciturn.privacy.account import Account
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.records import RecordError, Records
-from taciturn.recipe_text import RecipeError
-from taciturn.release.checkpoint import load_model
-from taciturn.run import resume_run, train_run
+from taciturn.recipe.text import RecipeError
+from taciturn.release.model_file import load_model
+from taciturn.runs.run import resume_run, train_run
 
 
 def quietly(done, rounds, row):
@@ -52,7 +53,7 @@ def assert_sums(fleet, totals):
 
 
 def modulus(fleet) -> int:
-    from taciturn import build
+    from taciturn.recipe import build
 
     return build.algorithm(fleet.recipe, len(fleet.vocabulary)).mechanism.modulus
 
@@ -88,7 +89,7 @@ def test_given_the_reports_a_simulated_fleet_comes_to_the_same_model(tmp_path, v
         def _secure_sum(self, round, model, cohort, key):
             return (sum(fleet.reports[round]) % modulus(fleet)).astype(np.uint32)
 
-    monkeypatch.setattr("taciturn.serving.DeviceFleet", Replayed)
+    monkeypatch.setattr("taciturn.fleets.assemble.DeviceFleet", Replayed)
     (tmp_path / "again").mkdir()
     again = FleetOfDevices(tmp_path / "again", vocabulary)
     train_run(again.recipe, tmp_path / "again" / "run", quietly, again.connected)
@@ -96,7 +97,7 @@ def test_given_the_reports_a_simulated_fleet_comes_to_the_same_model(tmp_path, v
     assert all(np.array_equal(*pair) for pair in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("stage", [wire.ADVERTISE, wire.SHARE, wire.REPORT, wire.UNMASK])
+@pytest.mark.parametrize("stage", [fields.ADVERTISE, fields.SHARE, fields.REPORT, fields.UNMASK])
 def test_a_third_of_the_devices_may_die_at_any_stage(tmp_path, vocabulary, totals, stage, caplog):
     dead = set()
 
@@ -114,9 +115,11 @@ def test_a_third_of_the_devices_may_die_at_any_stage(tmp_path, vocabulary, total
     assert finished.guarantee.releases == 2
     assert rows[1]["epsilon"] > 0 == rows[1]["round"]  # told with every round, measured only now and then
     assert rows[-1]["dropped_out"] == 18 - rows[-1]["uploads"]
-    assert rows[-1]["dropped_out"] in ({0} if stage == wire.UNMASK else {2, 3, 4})  # who is dead may not be asked again
+    assert rows[-1]["dropped_out"] in (
+        {0} if stage == fields.UNMASK else {2, 3, 4}
+    )  # who is dead may not be asked again
     assert f"“{stage}”: no answer from" in caplog.text
-    if stage == wire.REPORT:  # two of nine died each time, after they had trained
+    if stage == fields.REPORT:  # two of nine died each time, after they had trained
         assert all(len(reports) == 9 for reports in fleet.reports.values())
     else:
         assert_sums(fleet, totals)
@@ -128,7 +131,7 @@ def test_when_too_many_die_the_round_fails_and_is_tried_again_and_nothing_is_cha
     tries = []
 
     def dies(number, kind, answer):
-        if kind == wire.UNMASK and len(tries) < 9:
+        if kind == fields.UNMASK and len(tries) < 9:
             tries.append(number)
             return None
         return answer
@@ -150,7 +153,7 @@ GARBAGE = {
 }
 
 
-@pytest.mark.parametrize("stage", [wire.ADVERTISE, wire.SHARE, wire.REPORT, wire.UNMASK])
+@pytest.mark.parametrize("stage", [fields.ADVERTISE, fields.SHARE, fields.REPORT, fields.UNMASK])
 @pytest.mark.parametrize("kind", GARBAGE)
 def test_whatever_one_device_sends_the_others_go_on(tmp_path, vocabulary, totals, kind, stage, caplog):
     def wrong(number, asked, answer):
@@ -168,7 +171,7 @@ def test_an_answer_to_another_round_is_left_out(tmp_path, vocabulary, caplog):
     first = {}
 
     def replays(number, kind, answer):
-        if kind == wire.CHECK_IN:
+        if kind == fields.CHECK_IN:
             return answer
         return first.setdefault((number, kind), answer) if number % 6 == 0 else answer
 
@@ -182,7 +185,7 @@ def test_an_answer_to_another_round_is_left_out(tmp_path, vocabulary, caplog):
 def test_a_device_that_nobody_enrolled_is_left_out(tmp_path, vocabulary, caplog):
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from taciturn.fleets.identities import EnrolledKeys
+    from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
 
     fleet = FleetOfDevices(tmp_path, vocabulary, count=9, run={"rounds": 1, "evaluate_every": 1})
     fleet.start(3, identity=EnrolledKeys(fleet.keys, Ed25519PrivateKey.generate()))
@@ -203,7 +206,7 @@ def test_a_device_with_another_recipe_does_not_come(tmp_path, vocabulary):
 
 def test_who_took_part_is_said_in_no_log_outside_the_private_folder(tmp_path, vocabulary, caplog):
     def wrong(number, asked, answer):
-        return b"garbage" if number == 7 and asked == wire.ADVERTISE else answer
+        return b"garbage" if number == 7 and asked == fields.ADVERTISE else answer
 
     fleet = FleetOfDevices(tmp_path, vocabulary, count=10, faults=(wrong,), run={"rounds": 3, "evaluate_every": 3})
     with caplog.at_level(logging.INFO, "taciturn.fleet"), pytest.raises(Cut):
@@ -323,7 +326,7 @@ def test_killed_between_a_sum_and_its_charge_the_round_goes_on_with_others_and_i
     fleet.link.ask = lambda kind, *args, **settings: asked.append(kind) or ask(kind, *args, **settings)
     rows = []
     finished = resume_run(run, lambda done, rounds, row: rows.append(row), fleet.connected)
-    assert asked[0] == wire.CHECK_IN  # and nobody of the cohort before
+    assert asked[0] == fields.CHECK_IN  # and nobody of the cohort before
     assert finished.guarantee.releases == 2
     assert rows[-1]["failed_rounds"] == 1
     assert [len(fleet.reports[round]) for round in (0, 1)] == [9, 18]
@@ -337,7 +340,7 @@ def test_attempts_that_failed_leave_devices_resting_and_the_round_after_them_goe
     tmp_path, vocabulary, monkeypatch
 ):
     """Killed after its sum, a round is done by others; then most rest by their own diaries, which the log does not know of."""
-    monkeypatch.setattr(devices, "WAIT", 0.01)
+    monkeypatch.setattr(device_fleet, "WAIT", 0.01)
     fleet = FleetOfDevices(
         tmp_path,
         vocabulary,
@@ -406,7 +409,7 @@ def test_whoever_was_asked_for_a_report_that_never_left_may_be_asked_again(tmp_p
     ask, broken = fleet.link.ask, [True]
 
     def breaks(kind, contents, *args, **settings):
-        if kind == wire.REPORT and broken:
+        if kind == fields.REPORT and broken:
             broken.clear()
             return {}
         return ask(kind, contents, *args, **settings)
@@ -474,7 +477,7 @@ def test_a_round_that_fails_again_and_again_is_given_up_and_the_run_goes_on_when
     broken, pauses = [True], []
 
     def dies(number, kind, answer):
-        return None if kind == wire.SHARE and broken else answer
+        return None if kind == fields.SHARE and broken else answer
 
     class Clock:
         """Time passes only where somebody sleeps."""
@@ -488,7 +491,7 @@ def test_a_round_that_fails_again_and_again_is_given_up_and_the_run_goes_on_when
             pauses.append(seconds)
             self.now += seconds
 
-    monkeypatch.setattr(devices, "time", Clock())
+    monkeypatch.setattr(device_fleet, "time", Clock())
     fleet = FleetOfDevices(
         tmp_path,
         vocabulary,
@@ -513,10 +516,10 @@ def test_whoever_is_not_needed_is_told_when_to_come_back(tmp_path, vocabulary, c
 
     def noted(kind, contents, *args, **settings):
         kinds.append(kind)
-        if kind == wire.COME_BACK:
+        if kind == fields.COME_BACK:
             assert '"charge"' in ledger.read_text()
-            told.update({one: wire.seconds_from_bytes(content) for one, content in contents.items()})
-        if kinds.count(wire.CHECK_IN) == 2:
+            told.update({one: fields.seconds_from_bytes(content) for one, content in contents.items()})
+        if kinds.count(fields.CHECK_IN) == 2:
             raise Cut
         return ask(kind, contents, *args, **settings)
 
@@ -535,10 +538,10 @@ def test_whoever_is_not_needed_is_told_when_to_come_back(tmp_path, vocabulary, c
 def test_a_device_that_rests_goes_away_on_its_own_and_tells_nobody_for_how_long(tmp_path, vocabulary):
     fleet = FleetOfDevices(tmp_path, vocabulary, count=10, fleet={"timer_hours": 2.0})
     device = fleet.link._devices[4].handler
-    question = wire.joined(device._agreement.fingerprint, b"3")
-    assert fleet.link.ask(wire.CHECK_IN, {4: question}, 10) == {4: wire.READY}
+    question = fields.joined(device._agreement.fingerprint, b"3")
+    assert fleet.link.ask(fields.CHECK_IN, {4: question}, 10) == {4: fields.READY}
     device._diary.upload(0, "another run", 0)
-    assert fleet.link.ask(wire.CHECK_IN, {4: question}, 10) == {4: b""}
+    assert fleet.link.ask(fields.CHECK_IN, {4: question}, 10) == {4: b""}
     assert 4 not in fleet.link.devices()
     assert 7100 < fleet.link._devices[4].back_at - time.monotonic() <= 7200
 
@@ -590,14 +593,14 @@ def test_devices_without_a_server_or_a_secure_sum_are_refused(tmp_path, populati
 def test_a_message_is_exactly_what_was_written_or_refused():
     like = {"a": np.zeros((2, 3), np.float32), "b": np.int32(0)}
     arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.int32(-7)}
-    content = wire.arrays_to_bytes(arrays)
-    found = wire.arrays_from_bytes(content, like)
+    content = fields.arrays_to_bytes(arrays)
+    found = fields.arrays_from_bytes(content, like)
     assert np.array_equal(found["a"], arrays["a"])
     assert found["b"] == -7
     for wrong in (content[:-1], content + b"\0", b""):
         with pytest.raises(ValueError, match="bytes where"):
-            wire.arrays_from_bytes(wrong, like)
-    assert wire.parted(wire.joined(b"", b"xy"), 2) == [b"", b"xy"]
-    for wrong in (b"\xff" * 8, wire.joined(b"a"), wire.joined(b"a", b"b", b"c"), b""):
+            fields.arrays_from_bytes(wrong, like)
+    assert fields.parted(fields.joined(b"", b"xy"), 2) == [b"", b"xy"]
+    for wrong in (b"\xff" * 8, fields.joined(b"a"), fields.joined(b"a", b"b", b"c"), b""):
         with pytest.raises(ValueError, match="a message"):
-            wire.parted(wrong, 2)
+            fields.parted(wrong, 2)

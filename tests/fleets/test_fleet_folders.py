@@ -8,14 +8,15 @@ import pytest
 from fleet_of_devices import fleet_recipe
 
 from conftest import build_population, made_up_users
-from taciturn import build, fleet_folders
-from taciturn.cli_fleet import device as device_command
+from taciturn.cli.fleet import device as device_command
 from taciturn.data.population import Population
-from taciturn.fleets.devices import Connected
+from taciturn.fleets import folders
+from taciturn.fleets.devices.fleet import Connected
+from taciturn.fleets.devices.transport import LinkError, LocalLink
 from taciturn.fleets.flower.authority import device_key
-from taciturn.fleets.link import LinkError, LocalLink
+from taciturn.population_ledger import open_ledger
 from taciturn.privacy.ledger import Ledger
-from taciturn.run import train_run
+from taciturn.runs.run import train_run
 
 
 @pytest.fixture
@@ -27,59 +28,57 @@ def people(tmp_path, vocabulary):
 
 @pytest.fixture
 def fleet(tmp_path, people):
-    fleet_folders.new_fleet(tmp_path / "fleet", fleet_recipe(people, run={"rounds": 1, "evaluate_every": 1}))
+    folders.new_fleet(tmp_path / "fleet", fleet_recipe(people, run={"rounds": 1, "evaluate_every": 1}))
     return tmp_path / "fleet"
 
 
 def with_text(people, count, folder):
     devices = [folder / f"device-{number}" for number in range(count)]
     for number, device in enumerate(devices):
-        fleet_folders.save_text(device, people.texts[number])
+        folders.save_text(device, people.texts[number])
     return devices
 
 
 def train(fleet, devices, run):
-    enrolled = fleet_folders.enrolled_keys(fleet)
-    handlers = {number: fleet_folders.open_device(device) for number, device in enumerate(devices)}
+    enrolled = folders.enrolled_keys(fleet)
+    handlers = {number: folders.open_device(device) for number, device in enumerate(devices)}
     for handler in handlers.values():
         handler._program = handlers[0]._program  # compiled once
     link = LocalLink(handlers)
-    connected = Connected(
-        link, lambda: {one: one for one in link.devices()}, enrolled, fleet_folders.identity(enrolled)
-    )
-    return train_run(fleet_folders.fleet_recipe(fleet), run, lambda *_: None, connected)
+    connected = Connected(link, lambda: {one: one for one in link.devices()}, enrolled, folders.identity(enrolled))
+    return train_run(folders.fleet_recipe(fleet), run, lambda *_: None, connected)
 
 
 def test_a_fleet_from_its_folders_trains(tmp_path, fleet, people):
     devices = with_text(people, 10, tmp_path)
-    fleet_folders.enrol(fleet, devices)
+    folders.enrol(fleet, devices)
     finished = train(fleet, devices, tmp_path / "run")
     assert finished.guarantee.releases == 1
     assert sum((device / "diary.json").exists() for device in devices) == 9
-    assert build.open_ledger(people).runs() == []  # the people are others than the population's, whose words they have
+    assert open_ledger(people).runs() == []  # the people are others than the population's, whose words they have
 
 
 def test_where_a_fleet_is_tried_out_its_people_are_charged(tmp_path, people):
     """They are a population's, and what is released about them adds up with all else that was."""
     recipe = fleet_recipe(people, run={"rounds": 1, "evaluate_every": 1})
-    devices = fleet_folders.try_out(tmp_path / "try", recipe, 10, "try-run")
+    devices = folders.try_out(tmp_path / "try", recipe, 10, "try-run")
     assert [np.load(device / "tokens.npy").tolist() for device in devices] == [
         np.asarray(people.texts[number]).tolist() for number in range(10)
     ]
     finished = train(tmp_path / "try" / "server", devices, tmp_path / "try" / "try-run")
-    ledger = build.open_ledger(people)
+    ledger = open_ledger(people)
     assert ledger.runs() == ["try-run"]
     assert ledger.guarantee("try-run").releases == finished.guarantee.releases == 1
     with pytest.raises(LinkError, match="has a run 'try-run' already: choose another --out"):
-        fleet_folders.try_out(tmp_path / "again", recipe, 10, "try-run")
+        folders.try_out(tmp_path / "again", recipe, 10, "try-run")
     assert not (tmp_path / "again").exists()
     with pytest.raises(LinkError, match="fewer than 13 users"):
-        fleet_folders.try_out(tmp_path / "again", recipe, 13, "again-run")
+        folders.try_out(tmp_path / "again", recipe, 13, "again-run")
 
 
 def test_the_server_has_no_text_and_devices_no_key_of_another(tmp_path, fleet, people):
     devices = with_text(people, 3, tmp_path)
-    fleet_folders.enrol(fleet, devices)
+    folders.enrol(fleet, devices)
     assert len(Population(fleet / "population")) == 0
     given = {path.name for path in (devices[0] / "fleet").iterdir()}
     assert given == {"authority.crt", "enrolled.txt", "recipe.toml", "vocabulary.json", "vocabulary.txt"}
@@ -92,31 +91,31 @@ def test_the_server_has_no_text_and_devices_no_key_of_another(tmp_path, fleet, p
 
 def test_enrolled_again_a_device_keeps_its_number_and_a_stranger_is_told(tmp_path, fleet, people):
     devices = with_text(people, 3, tmp_path)
-    fleet_folders.enrol(fleet, devices)
-    fleet_folders.enrol(fleet, [devices[2], devices[0]])
-    assert fleet_folders.enrolled_keys(fleet) == [device_key(device) for device in devices]
+    folders.enrol(fleet, devices)
+    folders.enrol(fleet, [devices[2], devices[0]])
+    assert folders.enrolled_keys(fleet) == [device_key(device) for device in devices]
     stranger = tmp_path / "stranger"
-    fleet_folders.save_text(stranger, np.arange(5))
+    folders.save_text(stranger, np.arange(5))
     with pytest.raises(LinkError, match="belongs to no fleet yet"):
-        fleet_folders.open_device(stranger)
+        folders.open_device(stranger)
     (devices[0] / "device.key").unlink()
     with pytest.raises(LinkError, match="enrol it again"):
-        fleet_folders.open_device(devices[0])
+        folders.open_device(devices[0])
 
 
 def test_whoever_opts_out_has_no_text_left_and_takes_part_in_nothing(tmp_path, fleet, people):
     devices = with_text(people, 3, tmp_path)
-    fleet_folders.enrol(fleet, devices)
+    folders.enrol(fleet, devices)
     device_command(devices[1], opt_out=True)
     assert not (devices[1] / "tokens.npy").exists()
     assert json.loads((devices[1] / "diary.json").read_text())["opted_out"]
     with pytest.raises(LinkError, match="has no text"):
-        fleet_folders.open_device(devices[1])
+        folders.open_device(devices[1])
 
 
 def test_text_of_one_person_becomes_a_devices_and_that_of_two_does_not(tmp_path, fleet, people):
     device = tmp_path / "phone"
-    fleet_folders.enrol(fleet, [device])
+    folders.enrol(fleet, [device])
     (tmp_path / "messages.txt").write_text("word1 word2 word3\nword4 word5\n")
     with pytest.raises(LinkError, match="name the server"):
         device_command(device, data=tmp_path / "messages.txt")
@@ -128,7 +127,7 @@ def test_text_of_one_person_becomes_a_devices_and_that_of_two_does_not(tmp_path,
 
 def test_a_fleet_is_never_made_over_another(fleet, people):
     with pytest.raises(LinkError, match="never replaced"):
-        fleet_folders.new_fleet(fleet, fleet_recipe(people))
+        folders.new_fleet(fleet, fleet_recipe(people))
 
 
 @pytest.mark.parametrize("tried_out", [True, False])
@@ -143,11 +142,11 @@ def test_a_fleets_people_are_charged_wherever_the_server_is_started(tmp_path, vo
         recipe = fleet_recipe(population, run={"rounds": 1, "evaluate_every": 1})
         recipe = recipe.with_settings("data", population="people")
         if tried_out:
-            fleet, devices = Path("try/server"), fleet_folders.try_out(Path("try"), recipe, 10, "try-run")
+            fleet, devices = Path("try/server"), folders.try_out(Path("try"), recipe, 10, "try-run")
         else:
             fleet, devices = Path("try"), with_text(population, 10, Path())
-            fleet_folders.new_fleet(fleet, recipe)
-            fleet_folders.enrol(fleet, devices)
+            folders.new_fleet(fleet, recipe)
+            folders.enrol(fleet, devices)
     monkeypatch.chdir(tmp_path / "here")
     train("../there" / fleet, ["../there" / device for device in devices], tmp_path / "run")
     charged = {
@@ -161,9 +160,9 @@ def test_a_fleets_people_are_charged_wherever_the_server_is_started(tmp_path, vo
 
 
 def test_whoever_tries_a_fleet_out_writes_over_nobodys_text(tmp_path, people):
-    fleet_folders.save_text(tmp_path / "try" / "device-0", np.array([4, 4, 4], np.int32))
+    folders.save_text(tmp_path / "try" / "device-0", np.array([4, 4, 4], np.int32))
     with pytest.raises(LinkError, match="choose another --out"):
-        fleet_folders.try_out(tmp_path / "try", fleet_recipe(people), 10, "try-run")
+        folders.try_out(tmp_path / "try", fleet_recipe(people), 10, "try-run")
     assert np.load(tmp_path / "try" / "device-0" / "tokens.npy").tolist() == [4, 4, 4]
 
 
@@ -171,6 +170,6 @@ def test_the_guarantee_of_a_fleet_that_is_tried_out_says_that_its_people_are_sim
     about = {"source": "made up", "simulated": "public text"}
     people = build_population(tmp_path / "people", made_up_users(12), made_up_users(12, seed=1), vocabulary, about)
     recipe = fleet_recipe(people, run={"rounds": 1, "evaluate_every": 1})
-    devices = fleet_folders.try_out(tmp_path / "try", recipe, 10, "try-run")
+    devices = folders.try_out(tmp_path / "try", recipe, 10, "try-run")
     finished = train(tmp_path / "try" / "server", devices, tmp_path / "try" / "try-run")
     assert finished.guarantee.unit == "one simulated user (public text)"

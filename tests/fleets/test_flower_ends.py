@@ -6,12 +6,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.flower import device
 from taciturn.fleets.flower import server as server_end
 from taciturn.fleets.flower.authority import device_key, make_authority
 from taciturn.fleets.flower.device import run_device
 from taciturn.fleets.flower.server import flower_server
-from taciturn.fleets.link import LinkError
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "fleet.example"])

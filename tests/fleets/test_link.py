@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from taciturn.fleets.link import Later, LocalLink
+from taciturn.fleets.devices.transport import Later, LocalLink
 
 
 def echo(kind, content):

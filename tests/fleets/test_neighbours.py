@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from taciturn.fleets.neighbours import FEWEST, UNLIKELY, Degree, degree, neighbours, ring
+from taciturn.fleets.secure_aggregation.neighbours import FEWEST, UNLIKELY, Degree, degree, neighbours, ring
 
 SHARES = [(0.0, 0.0), (0.0, 0.6), (0.1, 0.05), (0.2, 0.1), (0.3, 0.0), (0.3, 0.1), (0.3, 0.3)]
 

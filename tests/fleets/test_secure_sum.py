@@ -11,12 +11,12 @@ from scipy import stats
 from secure_rounds import STAGES, TERMS, Cohort
 
 from taciturn.core import FailedRound
-from taciturn.fleets import masks
-from taciturn.fleets.bit_packing import unpack
-from taciturn.fleets.neighbours import degree
-from taciturn.fleets.secure_sum import ADVERTISE, MASK, SHARE, UNMASK, Refused, own_mask_key
-from taciturn.fleets.sum_device import DeviceRound
-from taciturn.fleets.sum_messages import MaskedReport, Roster, SealedShares
+from taciturn.fleets.secure_aggregation import masks
+from taciturn.fleets.secure_aggregation.bit_packing import unpack
+from taciturn.fleets.secure_aggregation.device_side import DeviceRound
+from taciturn.fleets.secure_aggregation.messages import MaskedReport, Roster, SealedShares
+from taciturn.fleets.secure_aggregation.neighbours import degree
+from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, MASK, SHARE, UNMASK, Refused, own_mask_key
 
 
 @pytest.mark.parametrize("bits", [1, 8, 16, 17, 26, 32])

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from taciturn.fleets import shamir
-from taciturn.fleets.shamir import PRIME, SHARE_BYTES, reconstruct, share
+from taciturn.fleets.secure_aggregation import shamir
+from taciturn.fleets.secure_aggregation.shamir import PRIME, SHARE_BYTES, reconstruct, share
 
 SECRETS = st.binary(min_size=32, max_size=32)
 

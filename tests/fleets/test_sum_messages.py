@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taciturn.fleets import sum_messages
-from taciturn.fleets.shamir import SHARE_BYTES
-from taciturn.fleets.sum_messages import (
+from taciturn.fleets.secure_aggregation import messages
+from taciturn.fleets.secure_aggregation.messages import (
     SEALED_BYTES,
     Advert,
     MaskedReport,
@@ -18,6 +17,7 @@ from taciturn.fleets.sum_messages import (
     Unmasking,
     UnmaskRequest,
 )
+from taciturn.fleets.secure_aggregation.shamir import SHARE_BYTES
 
 HASHES = st.binary(min_size=32, max_size=32)
 IDS = st.integers(0, 2**64 - 1)
@@ -51,7 +51,7 @@ MESSAGES = st.one_of(
     st.builds(UnmaskRequest, HASHES, st.frozensets(IDS, max_size=5), st.frozensets(IDS, max_size=5)),
     st.builds(Unmasking, HASHES, tables(SHARE_BYTES), tables(SHARE_BYTES)),
 )
-KINDS = st.sampled_from(list(sum_messages.KINDS))
+KINDS = st.sampled_from(list(messages.KINDS))
 
 
 def parsed(kind, content):
@@ -74,7 +74,7 @@ def test_every_message_comes_back(message):
 @given(KINDS, st.binary(max_size=300))
 def test_garbage_is_a_sentence(kind, content):
     parsed(kind, content)
-    parsed(kind, bytes([1, sum_messages.KINDS[kind]]) + content)  # with the right beginning it gets further
+    parsed(kind, bytes([1, messages.KINDS[kind]]) + content)  # with the right beginning it gets further
 
 
 @settings(max_examples=500)
@@ -96,7 +96,7 @@ def test_no_message_passes_for_one_of_another_kind(message, kind):
 
 @pytest.mark.parametrize("kind", [Roster, SealedShares, UnmaskRequest, Unmasking])
 def test_a_message_that_claims_to_be_huge_takes_no_memory(kind):
-    content = bytes([1, sum_messages.KINDS[kind]]) + (b"" if kind is Roster else bytes(32)) + b"\xff" * 40
+    content = bytes([1, messages.KINDS[kind]]) + (b"" if kind is Roster else bytes(32)) + b"\xff" * 40
     tracemalloc.start()
     with pytest.raises(ValueError, match="cannot have"):
         kind.from_bytes(content)
@@ -105,7 +105,7 @@ def test_a_message_that_claims_to_be_huge_takes_no_memory(kind):
 
 
 def test_a_report_that_is_longer_than_any_is_not_copied():
-    content = b"\x01\x05" + bytes(4 * sum_messages.MOST_LENGTH + 33)
+    content = b"\x01\x05" + bytes(4 * messages.MOST_LENGTH + 33)
     tracemalloc.start()
     with pytest.raises(ValueError, match="longer than any"):
         MaskedReport.from_bytes(content)

@@ -11,6 +11,9 @@ import pytest
 
 from taciturn.core import BEGIN, UNKNOWN
 from taciturn.data.vocabulary import MORE_PUNCTUATION, PUNCTUATION, SPECIAL, Vocabulary, normalize
+from taciturn.export import javascript
+from taciturn.export.javascript import Published, check_javascript, javascript_model, javascript_ngram, plain_words
+from taciturn.export.quantised import dequantised, quantised
 from taciturn.keyboard.predictor import Predictor
 from taciturn.models.cifg import cifg
 from taciturn.models.gru import gru
@@ -18,10 +21,7 @@ from taciturn.models.lstm import lstm
 from taciturn.models.ngram import Level, NGram
 from taciturn.models.stepping import step, step_weights, zero_state
 from taciturn.privacy.ledger import Guarantee
-from taciturn.release import javascript
-from taciturn.release.export import ExportRefused
-from taciturn.release.javascript import Published, check_javascript, javascript_model, javascript_ngram, plain_words
-from taciturn.release.quantised import dequantised, quantised
+from taciturn.release.gate import ExportRefused
 
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="Node is not installed")
 

@@ -15,10 +15,10 @@ import pytest
 
 from taciturn.core import END
 from taciturn.data.vocabulary import DataError, Vocabulary, counted_vocabulary
+from taciturn.export.javascript import Published, javascript_ngram
 from taciturn.keyboard.server import KeyboardServer, page_files
 from taciturn.models.ngram import NGram, kneser_ney
 from taciturn.privacy.ledger import Guarantee
-from taciturn.release.javascript import Published, javascript_ngram
 
 CHROMIUM = Path("/usr/bin/chromium")
 SWITCHES = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync --no-first-run"

@@ -5,8 +5,8 @@ import sys
 import time
 from pathlib import Path
 
+from taciturn.fleets.devices.transport import Later
 from taciturn.fleets.flower.device import run_device
-from taciturn.fleets.link import Later
 
 
 def handler(kind: str, content: bytes) -> bytes:

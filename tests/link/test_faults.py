@@ -10,9 +10,9 @@ import time
 import pytest
 from wire import HERE, until
 
+from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.flower.authority import certify_server
 from taciturn.fleets.flower.server import flower_server
-from taciturn.fleets.link import LinkError
 
 GONE_AFTER = 25  # seconds: two of Flower's shortest intervals between signs of life, and some
 ALL = 30

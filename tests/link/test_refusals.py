@@ -17,11 +17,11 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from wire import until
 
+from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.flower.authority import device_key, load_device_key, make_authority
 from taciturn.fleets.flower.device import _reply_to
 from taciturn.fleets.flower.envelope import cut, seal
 from taciturn.fleets.flower.questions import Run, over_socket
-from taciturn.fleets.link import LinkError
 
 
 def test_an_unenrolled_device(fleet, caplog):

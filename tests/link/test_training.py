@@ -12,10 +12,10 @@ import pytest
 from commands import LONGEST, CommandFleet
 from records import check_charges, check_diaries, check_model, check_nodes, check_starts, check_traces, written
 
-from taciturn.fleet_folders import fleet_recipe
 from taciturn.fleets.flower.authority import device_key, make_authority
+from taciturn.fleets.folders import fleet_recipe
 from taciturn.privacy.ledger import Ledger
-from taciturn.release.checkpoint import load_model, params_digest
+from taciturn.release.model_file import load_model, params_digest
 
 DEVICES, ROUNDS = 10, 14  # so many that those who rest, and those who uploaded in vain, are not missed
 SAVE_EVERY = 2  # rounds

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from taciturn import tree
+from taciturn import trees
 from taciturn.models import losses
 from taciturn.models.cifg import cell as cifg_cell
 from taciturn.models.cifg import cifg
@@ -32,7 +32,7 @@ SMALL = {
 
 
 def parameters(model) -> int:
-    return tree.size(jax.eval_shape(model.init, KEY))
+    return trees.size(jax.eval_shape(model.init, KEY))
 
 
 @pytest.mark.parametrize(

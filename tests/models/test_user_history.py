@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taciturn.core import BEGIN, END, PADDING, UNKNOWN
+from taciturn.keyboard.user_history import WithHistory
 from taciturn.models.ngram import kneser_ney
-from taciturn.models.user_history import WithHistory
 
 VOCABULARY = 9
 BASE = kneser_ney([np.array([4, 5, 6, END, 5, 4, UNKNOWN, 7, END, 4, 5])], VOCABULARY, 3)

@@ -2,7 +2,7 @@
 
 from mutation import Edit, Mutation
 
-USERS, FILTER, TEST = "audit_users.py", "evaluation/matched_filter.py", "evaluation/one_run.py"
+USERS, FILTER, TEST = "audit/audit_users.py", "audit/matched_filter.py", "audit/one_run.py"
 
 MUTATIONS = (
     Mutation(

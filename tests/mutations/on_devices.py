@@ -2,7 +2,7 @@
 
 from mutation import Edit, Mutation
 
-DEVICE, DIARY, FLEET = "fleets/device.py", "fleets/diary.py", "fleets/devices.py"
+DEVICE, DIARY, FLEET = "fleets/devices/device.py", "fleets/devices/participation_record.py", "fleets/devices/fleet.py"
 LIES, SUMS, BLAME = (
     "tests/fleets/test_attacks_lying_server.py",
     "tests/fleets/test_attacks_secure_sum.py",
@@ -20,7 +20,7 @@ MUTATIONS = (
         (
             Edit(
                 DEVICE,
-                "if wire.message_hash(self._run, self._round, message_bytes, key_bytes) != self._message_hash:",
+                "if fields.message_hash(self._run, self._round, message_bytes, key_bytes) != self._message_hash:",
                 "if False:",
             ),
         ),
@@ -29,13 +29,25 @@ MUTATIONS = (
     Mutation(
         "a hash of everything but the model",
         "Devices agree on a round, and not on what they train on: one of them can be singled out.",
-        (Edit("fleets/wire.py", "joined(run, round, model, key)).digest()", "joined(run, round, key)).digest()"),),
+        (
+            Edit(
+                "fleets/devices/fields.py",
+                "joined(run, round, model, key)).digest()",
+                "joined(run, round, key)).digest()",
+            ),
+        ),
         (OTHER_MODEL,),
     ),
     Mutation(
         "a hash without the run",
         "What devices agreed to in one run is taken for their word in another.",
-        (Edit("fleets/wire.py", "joined(run, round, model, key)).digest()", "joined(round, model, key)).digest()"),),
+        (
+            Edit(
+                "fleets/devices/fields.py",
+                "joined(run, round, model, key)).digest()",
+                "joined(round, model, key)).digest()",
+            ),
+        ),
         (f"{LIES}::test_the_hash_is_of_run_and_round_and_key_too[other0]",),
     ),
     Mutation(
@@ -43,7 +55,7 @@ MUTATIONS = (
         "Signatures, shares and masks are the same whatever devices were told that they train on.",
         (
             Edit(
-                "fleets/sum_messages.py",
+                "fleets/secure_aggregation/messages.py",
                 'b"taciturn secure sum: terms\\0" + self.to_bytes()',
                 'b"taciturn secure sum: terms\\0" + self._replace(message=bytes(HASH_BYTES)).to_bytes()',
             ),
@@ -121,7 +133,7 @@ MUTATIONS = (
         "Half of the masks of a report are with devices whose keys the server learned before.",
         (
             Edit(
-                "fleets/sum_device.py",
+                "fleets/secure_aggregation/device_side.py",
                 "if len(held) < self._degree.threshold:",
                 "if len(peers) < self._degree.threshold:",
             ),
@@ -131,13 +143,13 @@ MUTATIONS = (
     Mutation(
         "a seed that fits nothing, and nobody is blamed",
         "One device keeps all others from training, for as long as it likes.",
-        (Edit("fleets/sum_server.py", "self._spoilt.add(owner)", "pass"),),
+        (Edit("fleets/secure_aggregation/server_side.py", "self._spoilt.add(owner)", "pass"),),
         (f"{BLAME}::test_a_seed_that_is_not_what_was_committed_to_is_its_owners_fault[10]",),
     ),
     Mutation(
         "blamed on the word of one",
         "Any device can have any other left out.",
-        (Edit("fleets/blame.py", "if count < enough:", "if count < 1:"),),
+        (Edit("fleets/secure_aggregation/blame.py", "if count < enough:", "if count < 1:"),),
         (f"{BLAME}::test_fewer_than_may_work_together_frame_nobody",),
     ),
     Mutation(

@@ -3,7 +3,7 @@
 from mutation import Edit, Mutation
 
 SAMPLER, CHACHA, MECHANISM = "privacy/sampler.py", "privacy/chacha20.py", "privacy/mechanism.py"
-CURATOR, RECORDS, SIMULATED = "privacy/curator.py", "privacy/records.py", "fleets/simulated.py"
+CURATOR, RECORDS, SIMULATED = "privacy/curator.py", "privacy/records.py", "fleets/simulation/in_process.py"
 WHITE, LAST_BITS = "tests/privacy/test_sampler.py", "tests/privacy/test_last_bits.py"
 ON_RECORD, ADDITIVE = "tests/privacy/test_records.py", "tests/fleets/test_additivity.py"
 
@@ -62,7 +62,7 @@ MUTATIONS = (
         "δ is stated as if noise were the ideal.",
         (
             Edit(
-                "run.py",
+                "runs/run.py",
                 "distance=self.algorithm.mechanism.distance(",
                 "distance=0.0 * self.algorithm.mechanism.distance(",
             ),

@@ -4,7 +4,7 @@ from mutation import Edit, Mutation
 
 ACCOUNT, LEDGER, CHAIN = "privacy/account.py", "privacy/ledger.py", "privacy/chain.py"
 ADOPTING, ANCHOR, BUDGET = "privacy/adopting.py", "privacy/anchor.py", "privacy/population_budget.py"
-POPULATION, MEASURING = "data/population.py", "measuring.py"
+POPULATION, MEASURING = "data/population.py", "runs/finished.py"
 FORGOTTEN, LIMITS, ANCHORED, SAME = (
     "tests/privacy/test_forgotten_ledgers.py",
     "tests/privacy/test_population_budget.py",
@@ -18,7 +18,7 @@ MUTATIONS = (
     Mutation(
         "public parameters taken for those of the run that tried them",
         "After a seeded run from a public model every other from it is called a simulation, and draws without fresh bytes.",
-        (Edit("warm_start.py", "        if lineage:\n", "        if True:\n"),),
+        (Edit("runs/warm_start.py", "        if lineage:\n", "        if True:\n"),),
         ("tests/test_runs.py::test_public_parameters_stay_public_whoever_tried_them_before",),
     ),
     Mutation(
@@ -26,7 +26,9 @@ MUTATIONS = (
         "Their text is read exactly, as round 0 of a run in another folder, and nobody is charged.",
         (
             Edit(
-                "warm_start.py", "        if not now.samefile(before):\n            check_strangers(now, before)\n", ""
+                "runs/warm_start.py",
+                "        if not now.samefile(before):\n            check_strangers(now, before)\n",
+                "",
             ),
         ),
         (f"{SAME}::test_no_run_starts_from_a_model_that_protects_those_it_would_measure",),

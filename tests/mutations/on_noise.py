@@ -149,8 +149,8 @@ MUTATIONS = (
         (
             Edit(
                 CURATOR,
-                'keys.derive(self._root, f"noise {drawn}", round)',
-                'keys.derive(bytes(32), f"noise {drawn}", round)',
+                'randomness.derive(self._root, f"noise {drawn}", round)',
+                'randomness.derive(bytes(32), f"noise {drawn}", round)',
             ),
         ),
         (f"{FOUND}::test_noise_and_cohorts_do_not_follow_from_what_is_public",),
@@ -158,7 +158,7 @@ MUTATIONS = (
     Mutation(
         "a root of 32 bits",
         "Four thousand million guesses find it, and with it all noise.",
-        (Edit("keys.py", "return os.urandom(ROOT_BYTES)", "return os.urandom(4) * 8"),),
+        (Edit("randomness.py", "return os.urandom(ROOT_BYTES)", "return os.urandom(4) * 8"),),
         (f"{FOUND}::test_a_root_has_no_part_that_repeats",),
     ),
     Mutation(
@@ -167,8 +167,8 @@ MUTATIONS = (
         (
             Edit(
                 CURATOR,
-                'self._root = keys.derive(root, f"run {account.terms.recipe} {json.dumps(event_to_json(account.release))}", 0)',
-                "self._root = root",
+                'f"run {account.terms.recipe} {json.dumps(event_to_json(account.release))}", 0',
+                '"run", 0',
             ),
         ),
         (f"{FOUND}::test_one_root_under_two_recipes_or_noise_multipliers_has_other_noise",),

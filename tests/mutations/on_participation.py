@@ -3,7 +3,7 @@
 from mutation import Edit, Mutation
 
 PARTICIPATION, LOG, CURATOR = "privacy/participation.py", "privacy/participation_log.py", "privacy/curator.py"
-QUEUE = "fleets/queued.py"
+QUEUE = "fleets/simulation/queued.py"
 CLAIMS, ENTRIES = "tests/privacy/test_participation.py", "tests/privacy/test_participation_log.py"
 FOUND = "tests/privacy/test_mutations_found.py"
 
@@ -68,7 +68,7 @@ MUTATIONS = (
         "They count for two clip norms.",
         (
             Edit(
-                "fleets/simulated.py",
+                "fleets/simulation/in_process.py",
                 'cohort = cohort[np.argsort([-len(self._texts[user]) for user in cohort], kind="stable")]',
                 "cohort = np.concatenate([cohort[:1], cohort])",
             ),
@@ -152,7 +152,7 @@ MUTATIONS = (
     Mutation(
         "a fleet of devices that says everyone reports",
         "Who is in the sum was not drawn, so that sampling proves nothing.",
-        (Edit("fleets/available.py", "everyone_reports = False", "everyone_reports = True"),),
+        (Edit("fleets/simulation/check_in.py", "everyone_reports = False", "everyone_reports = True"),),
         (f"{FOUND}::test_sampling_is_not_claimed_where_devices_may_drop_out",),
     ),
     Mutation(
@@ -191,8 +191,8 @@ MUTATIONS = (
         (
             Edit(
                 CURATOR,
-                "Coins(keys.derive(self._now, purpose, round, attempt))",
-                "Coins(keys.derive(bytes(32), purpose, round, attempt))",
+                "Coins(randomness.derive(self._now, purpose, round, attempt))",
+                "Coins(randomness.derive(bytes(32), purpose, round, attempt))",
             ),
         ),
         (f"{FOUND}::test_noise_and_cohorts_do_not_follow_from_what_is_public",),
@@ -203,8 +203,8 @@ MUTATIONS = (
         (
             Edit(
                 CURATOR,
-                "Coins(keys.derive(self._now, purpose, round, attempt))",
-                "Coins(keys.derive(self._now, purpose, 0, attempt))",
+                "Coins(randomness.derive(self._now, purpose, round, attempt))",
+                "Coins(randomness.derive(self._now, purpose, 0, attempt))",
             ),
         ),
         (f"{ENTRIES}::test_no_two_rows_are_drawn_with_the_same_coins_whatever_crashes_there_were",),
@@ -253,7 +253,7 @@ MUTATIONS = (
     Mutation(
         "a queue whose coins follow from the recipe",
         "Who took part is kept among the secrets, and anyone can work it out.",
-        (Edit("run.py", 'coins = int.from_bytes(keys.derive(root, "devices", 0), "big")', "coins = 0"),),
+        (Edit("runs/run.py", 'coins = int.from_bytes(randomness.derive(root, "devices", 0), "big")', "coins = 0"),),
         (
             "tests/privacy/test_attacks_queue.py::"
             "test_who_reports_in_a_run_with_secret_randomness_cannot_be_worked_out_from_its_recipe",
@@ -264,7 +264,7 @@ MUTATIONS = (
         "What the claim of sampling rests on stands beside it in the statement.",
         (
             Edit(
-                "metrics.py",
+                "runs/metrics.py",
                 "if run.log is None or run.algorithm.participation.sampled_by_curator:",
                 "if run.log is None:",
             ),

@@ -4,7 +4,7 @@ from mutation import Edit, Mutation
 
 CURATOR, ACCOUNT, LEDGER = "privacy/curator.py", "privacy/account.py", "privacy/ledger.py"
 CHAIN = "privacy/chain.py"
-ACCOUNTING, EXPORT = "privacy/accounting.py", "release/export.py"
+ACCOUNTING, EXPORT = "privacy/accounting.py", "release/gate.py"
 LOSSES, FIGURES = "privacy/loss_distributions.py", "privacy/figures.py"
 ATTACKS, ENTRIES, BOOKS = (
     "tests/privacy/test_attacks.py",
@@ -69,7 +69,7 @@ MUTATIONS = (
         (
             Edit(
                 "privacy/mechanism.py",
-                "_, noise_state = noise.next(state.noise, draw(key, tree.size(release.estimate)))\n"
+                "_, noise_state = noise.next(state.noise, draw(key, trees.size(release.estimate)))\n"
                 "        return State(state.round + 1, noise_state)",
                 "return State(state.round + 1, state.noise)",
             ),
@@ -202,7 +202,7 @@ MUTATIONS = (
         "A model that learned from these people, without its card, is taken for one of public text that cost them nothing.",
         (
             Edit(
-                "warm_start.py",
+                "runs/warm_start.py",
                 "        if row is None:\n",
                 "        if row is None or start.card.run is None:\n",
             ),
@@ -222,7 +222,7 @@ MUTATIONS = (
         "Anyone who knows the seed takes the noise off a model that is called private.",
         (
             Edit(
-                "run.py",
+                "runs/run.py",
                 'randomness="seeded simulation" if simulated else "operating system"',
                 'randomness="operating system"',
             ),
@@ -250,7 +250,7 @@ MUTATIONS = (
     Mutation(
         "a run resumed with a ledger cut off at the end",
         "The last charges are gone, and the run goes on as if they had not been.",
-        (Edit("run.py", 'run.account.reopen(about["ledger_head"])', "run.account.reopen(None)"),),
+        (Edit("runs/run.py", 'run.account.reopen(about["ledger_head"])', "run.account.reopen(None)"),),
         (f"{FOUND}::test_a_run_is_not_resumed_with_a_ledger_that_was_cut_off",),
     ),
     Mutation(
@@ -322,7 +322,13 @@ MUTATIONS = (
     Mutation(
         "secrets that stay",
         "Whoever finds the run folder takes the noise off the model.",
-        (Edit("run.py", "    delete_secrets(run.folder)  # with them goes all that could take the noise off\n", ""),),
+        (
+            Edit(
+                "runs/run.py",
+                "    delete_secrets(run.folder)  # with them goes all that could take the noise off\n",
+                "",
+            ),
+        ),
         (f"{ATTACKS}::test_a_finished_run_leaves_no_secrets",),
     ),
 )

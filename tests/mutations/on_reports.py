@@ -2,10 +2,10 @@
 
 from mutation import Edit, Mutation
 
-CLIPPING, TREE, ESTIMATORS = "privacy/clipping.py", "tree.py", "privacy/estimators.py"
+CLIPPING, TREE, ESTIMATORS = "privacy/clipping.py", "trees.py", "privacy/estimators.py"
 RESIDUES, ENCODING = "tests/privacy/test_secagg_encoding.py", "privacy/secagg_encoding.py"
 FOUND = "tests/privacy/test_mutations_found.py"
-NO_CLIP_AT_THE_END = Edit(CLIPPING, "tree.scale(bound.project(public, update), ", "tree.scale(update, ")
+NO_CLIP_AT_THE_END = Edit(CLIPPING, "trees.scale(bound.project(public, update), ", "trees.scale(update, ")
 
 MUTATIONS = (
     Mutation(
@@ -14,7 +14,7 @@ MUTATIONS = (
         (
             Edit(
                 CLIPPING,
-                "factor = jnp.minimum(1.0, norm / jnp.maximum(tree.norm_upper_bound(update), 1e-30))",
+                "factor = jnp.minimum(1.0, norm / jnp.maximum(trees.norm_upper_bound(update), 1e-30))",
                 "factor = jnp.float32(1.0)",
             ),
         ),
@@ -26,8 +26,8 @@ MUTATIONS = (
         (
             Edit(
                 "algorithms/local_training.py",
-                "tree.add(start, project(message.public, tree.subtract(params, start)))",
-                "tree.add(before, project(message.public, tree.subtract(params, before)))",
+                "trees.add(start, project(message.public, trees.subtract(params, start)))",
+                "trees.add(before, project(message.public, trees.subtract(params, before)))",
             ),
             NO_CLIP_AT_THE_END,
         ),
@@ -58,8 +58,8 @@ MUTATIONS = (
         (
             Edit(
                 CLIPPING,
-                "tree.scale(bound.project(public, update), whole_weight / STEPS)",
-                "bound.project(public, tree.scale(update, whole_weight / STEPS))",
+                "trees.scale(bound.project(public, update), whole_weight / STEPS)",
+                "bound.project(public, trees.scale(update, whole_weight / STEPS))",
             ),
         ),
         (
@@ -128,7 +128,7 @@ MUTATIONS = (
         "Whoever is first in the list is trained whenever a cohort is odd, drawn or not.",
         (
             Edit(
-                "fleets/simulated.py",
+                "fleets/simulation/in_process.py",
                 "self._texts[user] if user >= 0 else np.zeros(0, np.int32)",
                 "self._texts[max(user, 0)]",
             ),

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from conftest import tiny_recipe
-from taciturn.cli_tails import tails
-from taciturn.evaluation.tails import (
+from taciturn.audit.likelihood_tails import (
     CRITICAL,
     Tail,
     critical_value,
@@ -17,9 +16,10 @@ from taciturn.evaluation.tails import (
     log_ratios,
     tail,
 )
+from taciturn.cli.tails import tails
 from taciturn.models.cifg import cifg
-from taciturn.run import train_run
-from taciturn.run_folder import RunError
+from taciturn.runs.folder import RunError
+from taciturn.runs.run import train_run
 
 SHAPES = (
     15.8,

@@ -33,7 +33,7 @@ from taciturn.privacy.accounting import (
 )
 from taciturn.privacy.conversions import smallest_epsilon, with_distance
 from taciturn.privacy.loss_distributions import epsilon_by_loss_distributions
-from taciturn.release.export import ExportRefused, check_may_leave
+from taciturn.release.gate import ExportRefused, check_may_leave
 from taciturn.release.privacy_statement import statement, statement_json
 
 

@@ -12,15 +12,13 @@ import pytest
 from dp_accounting import NonPrivateDpEvent
 
 from conftest import compiled_quickly, copied_ledger, copied_population, exact, noise_key
-from taciturn import keys, run
-from taciturn.config import Recipe
+from taciturn import randomness
 from taciturn.core import Algorithm, Message, ServerState
 from taciturn.data.layout import Layout, Unrolls
 from taciturn.data.population import Population, build_population
 from taciturn.data.users import position
 from taciturn.data.vocabulary import Vocabulary
-from taciturn.exporting import export_run
-from taciturn.fleets.simulated import CPU_CHUNK, SimulatedFleet
+from taciturn.fleets.simulation.in_process import CPU_CHUNK, SimulatedFleet
 from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
 from taciturn.privacy.accounting import Budget, epsilon, event_from_json, repeated
 from taciturn.privacy.clipping import flat_clip, per_layer_clip
@@ -31,10 +29,13 @@ from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import gaussian, no_noise
 from taciturn.privacy.participation import FixedSize, PoissonSampling
 from taciturn.privacy.records import RecordError, Records
-from taciturn.recipe_text import RecipeError, parse_recipe, save_recipe
-from taciturn.release.checkpoint import load_model, save_model
-from taciturn.release.export import ExportRefused
-from taciturn.run_folder import RunError
+from taciturn.recipe.recipe import Recipe
+from taciturn.recipe.text import RecipeError, parse_recipe, save_recipe
+from taciturn.release.gate import ExportRefused
+from taciturn.release.model_file import load_model, save_model
+from taciturn.runs import run
+from taciturn.runs.finished import export_run
+from taciturn.runs.folder import RunError
 
 WORDS = Vocabulary(("<pad>", "<unk>", "<bos>", "<eos>", ".", "hello", "world"))
 DELTA = 1e-5
@@ -566,13 +567,13 @@ def test_a_root_made_from_a_seed_is_never_declared_as_entropy(tmp_path):
     population(tmp_path / "people")
     folder = tmp_path / "seeded"
     (folder / "private").mkdir(parents=True)
-    (folder / "private" / "root").write_bytes(keys.root_from_seed(5))
+    (folder / "private" / "root").write_bytes(randomness.root_from_seed(5))
     save_recipe(recipe(tmp_path / "people"), folder / "recipe.toml")
     with contextlib.suppress(CutOff, LedgerError, RecipeError, RunError):
         run.resume_run(folder, cut_off)
     declared = [row["randomness"] for row in Ledger(tmp_path / "people" / FILE_NAME).run_rows("seeded")]
     root = (folder / "private" / "root").read_bytes()
-    assert declared in ([], ["seeded simulation"]) or root != keys.root_from_seed(5)
+    assert declared in ([], ["seeded simulation"]) or root != randomness.root_from_seed(5)
 
 
 def test_secrets_half_deleted_by_a_crash_are_deleted_when_the_run_is_next_touched(tmp_path):

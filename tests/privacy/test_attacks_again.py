@@ -17,17 +17,18 @@ from dp_accounting import (
 from dp_accounting.rdp import RdpAccountant
 
 from conftest import copied_population, exact, made_up_users, nobody, noise_key, tiny_recipe
-from taciturn import build, measuring, run
 from taciturn.data.population import Population, build_population
-from taciturn.exporting import export_run
 from taciturn.privacy import wide
 from taciturn.privacy.clipping import MOST_REPORTS, Whole, encode, flat_clip, per_layer_clip
 from taciturn.privacy.estimators import fixed_denominator
 from taciturn.privacy.ledger import FILE_NAME, Ledger, LedgerError
 from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import gaussian
-from taciturn.recipe_text import save_recipe
-from taciturn.release.checkpoint import load_model
+from taciturn.recipe import build
+from taciturn.recipe.text import save_recipe
+from taciturn.release.model_file import load_model
+from taciturn.runs import finished, run
+from taciturn.runs.finished import export_run
 
 SHORT = {"rounds": 2, "save_every": 1, "evaluate_every": 2, "seed": None}
 
@@ -75,7 +76,7 @@ def test_a_run_that_starts_from_a_simulation_is_declared_as_one(made):
 def test_a_model_can_still_be_measured_and_exported_after_another_run_started_from_it(made, tmp_path):
     before = Ledger(made / "people" / FILE_NAME).guarantee("seeded")
     assert export_run(made / "seeded", tmp_path / "out", non_private=False).guarantee.epsilon == before.epsilon
-    assert measuring.evaluate_run(made / "seeded")[1].releases == before.releases
+    assert finished.evaluate_run(made / "seeded")[1].releases == before.releases
 
 
 def test_a_model_saved_while_an_export_is_under_way_does_not_leave_with_the_older_guarantee(

@@ -9,21 +9,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import taciturn.run
+import taciturn.runs.run
 from conftest import Cut, noise_key, tiny_recipe
-from taciturn import audit_users, build, cli, tree
-from taciturn.audit_users import Seen
+from taciturn import cli, trees
+from taciturn.audit import audit_users
+from taciturn.audit.audit_users import Seen
 from taciturn.core import Message, Report
-from taciturn.fleets.synthetic import WithSyntheticUsers, by_coins
+from taciturn.fleets import assemble
+from taciturn.fleets.simulation.synthetic_users import WithSyntheticUsers, by_coins
 from taciturn.privacy.accounting import repeated, rho
 from taciturn.privacy.clipping import flat_clip
 from taciturn.privacy.curator import device_program
 from taciturn.privacy.participation import WrongNumberOfUsers
 from taciturn.privacy.secagg_encoding import centred, encoding, modular
-from taciturn.recipe_text import RecipeError
-from taciturn.release.checkpoint import load_model
-from taciturn.run import resume_run, train_run
-from taciturn.sections import AUDITED_AT_ONCE
+from taciturn.recipe import build
+from taciturn.recipe.sections import AUDITED_AT_ONCE
+from taciturn.recipe.solve import with_noise
+from taciturn.recipe.text import RecipeError
+from taciturn.release.model_file import load_model
+from taciturn.runs.run import resume_run, train_run
 from taciturn.train import TrainState
 
 WORDS = 40
@@ -99,7 +103,7 @@ def beside(fleet, users, most):
 def test_a_total_with_audit_users_is_that_of_the_people_and_theirs_to_the_bit(population, privacy):
     recipe = tiny_recipe(population, audit={"users": 16}, privacy=privacy)
     users, algorithm, start = watched(recipe)
-    mechanism, program, people = algorithm.mechanism, device_program(algorithm), build.simulated(recipe, population)
+    mechanism, program, people = algorithm.mechanism, device_program(algorithm), assemble.simulated(recipe, population)
     message = Message(start, mechanism.public(mechanism.init(start)))
     both, cohort, key = beside(people, users, mechanism.most_reports), np.array([3, 7, 20]), jax.random.key(5)
     alone = people.sum_reports(program, message, cohort, key)
@@ -181,7 +185,7 @@ def test_room_for_canaries_and_audit_users_is_in_the_modulus(population):
         for more in ({}, {"canaries": crowd, "audit": {"users": 32}})
     )
     assert both.most_reports == plain.most_reports + 20 + 32
-    size = tree.size(started(tiny_recipe(population))[1])
+    size = trees.size(started(tiny_recipe(population))[1])
     assert both.modulus == encoding(size, both.most_reports).modulus
 
 
@@ -193,7 +197,7 @@ def test_a_crash_between_what_was_seen_and_the_state_changes_neither(population,
     """What was seen in rounds that the state knows nothing of is on disk by then, and is seen again."""
     recipe = tiny_recipe(population, audit={"users": 48}, **FTRL)
     whole = train_run(recipe, tmp_path / "whole", quietly)
-    save, saved = taciturn.run.save_state, []
+    save, saved = taciturn.runs.run.save_state, []
 
     def fails(*settings):
         saved.append(settings)
@@ -201,11 +205,11 @@ def test_a_crash_between_what_was_seen_and_the_state_changes_neither(population,
             raise Cut
         save(*settings)
 
-    monkeypatch.setattr(taciturn.run, "save_state", fails)
+    monkeypatch.setattr(taciturn.runs.run, "save_state", fails)
     with pytest.raises(Cut):
         train_run(recipe, tmp_path / "cut", quietly)
     assert Seen(tmp_path / "cut").rounds.tolist() == [0, 1, 2, 3]  # of the last two the state does not know
-    monkeypatch.setattr(taciturn.run, "save_state", save)
+    monkeypatch.setattr(taciturn.runs.run, "save_state", save)
     again = resume_run(tmp_path / "cut", quietly)
     one, other = (Seen(tmp_path / name) for name in ("whole", "cut"))
     assert np.array_equal(one.rows, other.rows)
@@ -289,7 +293,7 @@ def test_as_many_reports_as_a_sum_holds_add_up_and_more_wrap_around(sign):
 def test_noise_is_for_the_longest_report_also_where_it_is_worked_out_from_a_budget(population):
     budget = {"noise_multiplier": None, "rho": 2.0}
     residues = {"encoding": "modular", "encoding_bits": 11}
-    coded = build.with_noise(tiny_recipe(population, privacy=budget | residues))
+    coded = with_noise(tiny_recipe(population, privacy=budget | residues))
     plain = coded.with_settings("privacy", encoding="whole", encoding_bits=None)
     stddevs = []
     for recipe in (plain, coded):
@@ -298,10 +302,10 @@ def test_noise_is_for_the_longest_report_also_where_it_is_worked_out_from_a_budg
         assert rho(repeated(mechanism.event(algorithm.participation), 6)) <= 2.0
         state = mechanism.init(params)
         shape = jax.eval_shape(mechanism.bound, mechanism.public(state), params, 1.0, jax.random.key(0))
-        release, _ = jax.jit(mechanism.release)(state, tree.zeros_like(shape), noise_key(3))
+        release, _ = jax.jit(mechanism.release)(state, trees.zeros_like(shape), noise_key(3))
         drawn = release.estimate
-        stddevs.append(math.sqrt(float(tree.dot(drawn, drawn)) / tree.size(drawn)))
-    inflation = encoding(tree.size(params), build.most_reports(coded), 11).inflation
+        stddevs.append(math.sqrt(float(trees.dot(drawn, drawn)) / trees.size(drawn)))
+    inflation = encoding(trees.size(params), build.most_reports(coded), 11).inflation
     assert inflation > 1.01
     assert stddevs[1] / stddevs[0] == pytest.approx(inflation, rel=1e-4)
 

@@ -15,11 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from conftest import copied_population, made_up_users, tiny_recipe
-from taciturn import baselines, exporting
-from taciturn.baselines import COUNTED_ON, count_population
 from taciturn.cli import app
 from taciturn.core import END
-from taciturn.data.people import people
 from taciturn.data.population import (
     Population,
     PopulationError,
@@ -31,24 +28,29 @@ from taciturn.data.population import (
 from taciturn.data.sources import Source
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, DataError, Vocabulary
 from taciturn.evaluation.intervals import jackknife
-from taciturn.evaluation.typing import THRESHOLDS, Typing
-from taciturn.exporting import Distilling, export_run
+from taciturn.export import formats
+from taciturn.export.arpa import read_arpa, write_arpa
+from taciturn.export.combined import write_combined
+from taciturn.export.formats import Distilling
+from taciturn.export.javascript import Published, check_javascript, javascript_ngram
+from taciturn.export.onnx import onnx_model
+from taciturn.export.word_model import COUNTED_ON, load_word_model
+from taciturn.keyboard.people import people
 from taciturn.keyboard.predictor import Predictor, load_blocklist
 from taciturn.keyboard.server import KeyboardServer, page_files
-from taciturn.loading import load_word_model
+from taciturn.keyboard.typing_simulation import THRESHOLDS, Typing
 from taciturn.models.ngram import katz
 from taciturn.models.stepping import Recurrent
 from taciturn.privacy.ledger import FILE_NAME, Ledger, LedgerError
-from taciturn.recipe_text import RecipeError
-from taciturn.release.arpa import read_arpa, write_arpa
-from taciturn.release.checkpoint import ModelFileError, load_model, save_model
-from taciturn.release.combined import write_combined
-from taciturn.release.export import ExportRefused
-from taciturn.release.javascript import Published, check_javascript, javascript_ngram
-from taciturn.release.onnx_graph import onnx_model
-from taciturn.run import train_run
-from taciturn.run_folder import RunError
-from taciturn.trying import keyboard_server, try_models
+from taciturn.recipe.text import RecipeError
+from taciturn.release.gate import ExportRefused
+from taciturn.release.model_file import ModelFileError, load_model, save_model
+from taciturn.runs import ngram_baselines
+from taciturn.runs.finished import export_run
+from taciturn.runs.folder import RunError
+from taciturn.runs.ngram_baselines import count_population
+from taciturn.runs.run import train_run
+from taciturn.runs.typing import keyboard_server, try_models
 
 FEW = Distilling(words=16_000, entries=2000)
 SHORT = {"rounds": 1, "save_every": 1, "evaluate_every": 1, "seed": None}
@@ -282,7 +284,7 @@ def test_n_grams_are_not_counted_under_the_name_of_a_run(copied, tmp_path):
 
 def test_n_grams_whose_counting_was_cut_off_leave_nothing_that_can_be_used(copied, tmp_path, monkeypatch):
     """After it was charged and counted, before anything is written."""
-    monkeypatch.setattr(baselines, "write_atomically", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(ngram_baselines, "write_atomically", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         count_population(copied / "people", tmp_path / "cut-off", "katz", 2, non_private=True)
     assert Ledger(copied / "people" / FILE_NAME).guarantee("cut-off").epsilon == np.inf
@@ -523,12 +525,12 @@ def test_a_word_is_blocked_in_every_spelling_of_it(spelling):
 
 def test_a_word_list_that_does_not_say_what_the_model_says_is_not_written(made, tmp_path, monkeypatch):
     """The n-grams are checked, and not the file that is made of them."""
-    written = exporting.write_combined
+    written = formats.write_combined
 
     def wrong(path, model, listed, *more, **others):
         written(path, model, (*listed[:16], *reversed(listed[16:])), *more, **others)
 
-    monkeypatch.setattr(exporting, "write_combined", wrong)
+    monkeypatch.setattr(formats, "write_combined", wrong)
     with pytest.raises(ExportRefused, match="nothing was written"):
         export_run(made / "private", tmp_path / "out", "combined", distilling=FEW)
 

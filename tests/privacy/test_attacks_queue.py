@@ -19,18 +19,18 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from conftest import exact, tiny_recipe
-from taciturn import build, keys, run, tree
+from taciturn import randomness, trees
 from taciturn.algorithms.local_training import LocalTraining, fedavg_update
 from taciturn.algorithms.uploads import Upload, compressed, rounded
+from taciturn.audit.likelihood_tails import Tail, largest_epsilon
 from taciturn.core import Algorithm, FailedRound, Message, Report, ServerState, UserData
-from taciturn.data.availability import Clock, Devices, Habits
 from taciturn.data.layout import Layout, Unrolls
 from taciturn.data.public import PublicCorpus
-from taciturn.evaluation.tails import Tail, largest_epsilon
-from taciturn.fleets import queued, simulated
-from taciturn.fleets.available import AvailableFleet
-from taciturn.fleets.queued import QueuedFleet
-from taciturn.fleets.simulated import SimulatedFleet
+from taciturn.fleets.simulation import in_process, queued
+from taciturn.fleets.simulation.availability import Clock, Devices, Habits
+from taciturn.fleets.simulation.check_in import AvailableFleet
+from taciturn.fleets.simulation.in_process import SimulatedFleet
+from taciturn.fleets.simulation.queued import QueuedFleet
 from taciturn.models.deep_lstm import deep_lstm
 from taciturn.models.sgd import sgd_step
 from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
@@ -45,9 +45,11 @@ from taciturn.privacy.noise import no_noise
 from taciturn.privacy.participation import MinSeparation, PoissonSampling, WrongNumberOfUsers
 from taciturn.privacy.participation_log import ParticipationBreach, ParticipationLog
 from taciturn.privacy.records import Records
-from taciturn.recipe_text import RecipeError
-from taciturn.release.export import ExportRefused, check_may_leave
+from taciturn.recipe import build
+from taciturn.recipe.text import RecipeError
+from taciturn.release.gate import ExportRefused, check_may_leave
 from taciturn.release.privacy_statement import statement, statement_json
+from taciturn.runs import run
 
 USERS, SIZE, ROUNDS, SAVE_EVERY = 40, 4, 9, 3
 CLAIM = MinSeparation(SIZE, min_separation=2, max_participations=3, rounds=ROUNDS)
@@ -85,7 +87,7 @@ class Loop:
     def sum_reports(self, program, message, cohort, key):
         users = [text(user, 0.0 if user == self._without else 1.0) for user in cohort.tolist()]
         user_keys = [jax.random.fold_in(key, user) for user in cohort.tolist()]
-        return functools.reduce(tree.add, map(functools.partial(JITTED[program], message), users, user_keys))
+        return functools.reduce(trees.add, map(functools.partial(JITTED[program], message), users, user_keys))
 
 
 def text(user: int, weight: float = 1.0) -> UserData:
@@ -100,7 +102,7 @@ def user_update(message, user, key):
 ALGORITHM = Algorithm(
     init=lambda params: ServerState(params, ()),
     user_update=user_update,
-    server_update=lambda server, estimate: ServerState(tree.add(server.params, estimate), ()),
+    server_update=lambda server, estimate: ServerState(trees.add(server.params, estimate), ()),
     mechanism=mechanism(flat_clip(CLIP_NORM), fixed_denominator(SIZE), blt(1.0, Buffers(17, (0.9,), (0.4,)))),
     participation=CLAIM,
 )
@@ -152,7 +154,7 @@ class Small:
             self.left.setdefault(round, set()).add(np.asarray(estimate["x"]).tobytes())
             for key, total in self._meeting:
                 self.met.setdefault(key, set()).add(total)
-            params, round = tree.add(params, estimate), round + 1
+            params, round = trees.add(params, estimate), round + 1
             if round % SAVE_EVERY == 0:
                 self.saved = round, params, state
                 curator.saved(round)
@@ -453,7 +455,7 @@ def test_who_reports_in_a_run_with_secret_randomness_cannot_be_worked_out_from_i
     cohorts = []
     for name in ("one", "another"):
         (tmp_path / name / "private").mkdir(parents=True)
-        made = run.Run(tmp_path / name, recipe, keys.root_from_entropy())
+        made = run.Run(tmp_path / name, recipe, randomness.root_from_entropy())
         cohorts.append(made.fleet.users(everyone).tolist())
     assert cohorts[0] != cohorts[1]
 
@@ -525,8 +527,8 @@ def test_the_size_of_chunks_is_the_same_whoever_is_in_a_cohort(population, expec
         sizes |= {len(chunk) for chunk in fleet._chunks(np.array(cohort, int))} | {fleet._size}
     assert len(sizes) == 1
     # The twin: one that is told another cohort takes another size.
-    chunk = simulated._chunk_size(START, jax.devices()[0], expected)
-    assert chunk != simulated._chunk_size(START, jax.devices()[0], 250)
+    chunk = in_process._chunk_size(START, jax.devices()[0], expected)
+    assert chunk != in_process._chunk_size(START, jax.devices()[0], 250)
 
 
 # No privacy is never called privacy.
@@ -650,10 +652,11 @@ def test_users_text_is_not_taken_for_general_text(population):
 
 
 def test_an_estimate_is_called_one_however_narrow_the_terminal(monkeypatch, tmp_path):
-    from taciturn import cli, measuring
+    from taciturn import cli
+    from taciturn.runs import finished
 
     found = [(np.zeros(9), Tail(9.0, 0.5, 1.2, 0.6, 9))]
-    monkeypatch.setattr(measuring, "compare_tails", lambda *_: found)
+    monkeypatch.setattr(finished, "compare_tails", lambda *_: found)
     monkeypatch.setenv("COLUMNS", "40")
     said = CliRunner().invoke(cli.app, ["tails", str(tmp_path / "a"), str(tmp_path / "b")])
     assert said.exit_code == 0, said.output

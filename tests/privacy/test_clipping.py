@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from conftest import exact
-from taciturn import tree
+from taciturn import trees
 from taciturn.privacy.clipping import (
     MOST_REPORTS,
     clip_schedule,
@@ -131,7 +131,7 @@ def test_a_schedule_that_rises_or_has_no_start_is_refused(steps):
 def test_the_norm_is_never_rounded_below_the_truth(values):
     exact = float(np.linalg.norm(values.astype(np.float64)))
     if exact >= 1e-30:  # below, the clip divides by 1e-30 and changes nothing
-        assert float(tree.norm_upper_bound({"a": jnp.asarray(values)})) >= exact
+        assert float(trees.norm_upper_bound({"a": jnp.asarray(values)})) >= exact
 
 
 def test_an_update_so_large_that_padding_might_overflow_leaves_as_zero():

@@ -9,9 +9,8 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
 from conftest import copied_ledger, made_up_users
-from taciturn.build import open_ledger
 from taciturn.data.population import NamedLedger, Population, PopulationError, build_population
-from taciturn.moved_folders import adopt_ledger
+from taciturn.population_ledger import adopt_ledger, open_ledger
 from taciturn.privacy import chain
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget

@@ -16,8 +16,8 @@ from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
 from taciturn.privacy.accounting import Budget, epsilon, event_from_json, event_to_json
 from taciturn.privacy.ledger import Ledger, LedgerError
 from taciturn.privacy.participation import FixedSize, PoissonSampling
-from taciturn.release.checkpoint import ModelCard, card_digest, params_digest
-from taciturn.release.export import ExportRefused, verified_guarantee
+from taciturn.release.gate import ExportRefused, verified_guarantee
+from taciturn.release.model_file import ModelCard, card_digest, params_digest
 
 ROUND_COST = PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0))
 

@@ -11,10 +11,10 @@ import pytest
 from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
 
 from conftest import cut_off_rows, nobody, noise_key, tiny_recipe
-from taciturn import keys, run, tree
+from taciturn import randomness, trees
 from taciturn.core import Algorithm, Release, ServerState, UserData
-from taciturn.fleets.available import AvailableFleet
-from taciturn.fleets.queued import QueuedFleet
+from taciturn.fleets.simulation.check_in import AvailableFleet
+from taciturn.fleets.simulation.queued import QueuedFleet
 from taciturn.privacy import correlated_noise, sampler, wide
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget, epsilon, repeated
@@ -29,8 +29,9 @@ from taciturn.privacy.noise import gaussian, no_noise
 from taciturn.privacy.participation import CyclicPoisson, MinSeparation, PoissonSampling, WrongNumberOfUsers
 from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.privacy.records import Records
-from taciturn.release.checkpoint import ModelCard, card_digest, params_digest
-from taciturn.release.export import ExportRefused, check_may_leave, verified_guarantee
+from taciturn.release.gate import ExportRefused, check_may_leave, verified_guarantee
+from taciturn.release.model_file import ModelCard, card_digest, params_digest
+from taciturn.runs import run
 
 USERS = 12
 ZERO = {"x": jnp.zeros(4)}
@@ -89,7 +90,7 @@ def test_the_norm_is_right_at_every_scale():
     for scale in 10.0 ** np.arange(-37, 38, dtype=np.float64):
         values = (scale * np.array([3.0, -4.0])).astype(np.float32)
         truth = float(np.linalg.norm(values.astype(np.float64)))
-        assert truth <= float(tree.norm_upper_bound({"a": jnp.asarray(values)})) <= truth * (1 + 1e-5)
+        assert truth <= float(trees.norm_upper_bound({"a": jnp.asarray(values)})) <= truth * (1 + 1e-5)
 
 
 def test_a_plain_norm_would_be_wrong_at_most_scales():
@@ -183,7 +184,7 @@ def test_noise_and_cohorts_do_not_follow_from_what_is_public(tmp_path, monkeypat
 
 def test_a_root_has_no_part_that_repeats():
     for _ in range(20):
-        root = keys.root_from_entropy()
+        root = randomness.root_from_entropy()
         assert len({root[start : start + 4] for start in range(0, 32, 4)}) == 8
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent, SelfComposedDpEvent
 
-from taciturn import keys
+from taciturn import randomness
 from taciturn.privacy.accounting import epsilon, event_from_json, event_to_json, repeated
 from taciturn.privacy.chacha20 import Coins
 from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt, tree
@@ -16,7 +16,7 @@ USERS = np.arange(1000)
 
 
 def coins(round: int) -> Coins:
-    return Coins(keys.derive(keys.root_from_seed(3), "cohort", round))
+    return Coins(randomness.derive(randomness.root_from_seed(3), "cohort", round))
 
 
 def test_poisson_selects_each_user_independently_with_probability_q():
@@ -55,9 +55,9 @@ def test_a_probability_out_of_range_is_refused(wrong):
 
 
 def test_rounds_and_attempts_draw_different_cohorts_and_the_same_one_again():
-    root = keys.root_from_seed(3)
+    root = randomness.root_from_seed(3)
     drawn = [
-        PoissonSampling(0.5).select(USERS, 0, Coins(keys.derive(root, "cohort", *place)))
+        PoissonSampling(0.5).select(USERS, 0, Coins(randomness.derive(root, "cohort", *place)))
         for place in ((0, 0), (0, 1), (1, 0), (0, 0))
     ]
     assert np.array_equal(drawn[0], drawn[3])
@@ -66,7 +66,7 @@ def test_rounds_and_attempts_draw_different_cohorts_and_the_same_one_again():
 
 
 def test_entropy_roots_differ_and_have_256_bits():
-    roots = {keys.root_from_entropy() for _ in range(50)}
+    roots = {randomness.root_from_entropy() for _ in range(50)}
     assert len(roots) == 50
     assert all(len(root) == 32 for root in roots)
 

@@ -15,7 +15,7 @@ from taciturn.core import Algorithm, FailedRound, ServerState
 from taciturn.data.layout import Layout, Unrolls
 from taciturn.data.population import build_population
 from taciturn.data.vocabulary import Vocabulary
-from taciturn.fleets.simulated import SimulatedFleet
+from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.privacy import wide
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from conftest import Cut, tiny_recipe
-from taciturn import tree
-from taciturn.algorithms.dp_fedavg import federated, server_optimizer
+from taciturn import trees
+from taciturn.algorithms.dp_fedavg import federated
+from taciturn.algorithms.server_optimizers import server_optimizer
 from taciturn.core import Release, UserData
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget
@@ -21,7 +22,7 @@ from taciturn.privacy.noise import gaussian
 from taciturn.privacy.participation import MinSeparation, PoissonSampling
 from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.privacy.records import RecordError, Records
-from taciturn.run import train_run
+from taciturn.runs.run import train_run
 
 ROOT, SIZE = bytes(range(32)), 500
 PARAMS = {"w": jnp.zeros(SIZE)}
@@ -41,9 +42,9 @@ class Loop:
     def sum_reports(self, program, message, cohort, key):
         self.sums += 1
         texts = [UserData(jnp.full(SIZE, 1e-3 * self.sums), jnp.float32(1), jnp.int32(1)) for _ in cohort]
-        zero = tree.zeros_like(jax.eval_shape(program, message, UserData(PARAMS["w"], 1.0, 1), key))
+        zero = trees.zeros_like(jax.eval_shape(program, message, UserData(PARAMS["w"], 1.0, 1), key))
         for text in texts:
-            zero = tree.add(zero, program(message, text, key))
+            zero = trees.add(zero, program(message, text, key))
         return zero
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from conftest import Cut, cut_at, nobody, noise_key, tiny_recipe
-from taciturn import build, tree
+from taciturn import trees
 from taciturn.core import Message, Report
-from taciturn.fleets.bit_packing import pack, unpack
-from taciturn.fleets.simulated import SimulatedFleet
+from taciturn.fleets.secure_aggregation.bit_packing import pack, unpack
+from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.privacy import secagg_encoding, wide
 from taciturn.privacy.clipping import MOST_REPORTS, encode, flat_clip, per_layer_clip
 from taciturn.privacy.curator import device_program
@@ -35,8 +35,9 @@ from taciturn.privacy.secagg_encoding import (
     modular,
     within,
 )
-from taciturn.recipe_text import RecipeError
-from taciturn.run import resume_run, train_run
+from taciturn.recipe import build
+from taciturn.recipe.text import RecipeError
+from taciturn.runs.run import resume_run, train_run
 
 KEY = jax.random.key(0)
 ONE = jnp.float32(1)
@@ -533,7 +534,7 @@ def test_layers_of_any_shape_come_back_in_place(clip, clip_norm):
         shapes,
         is_leaf=lambda node: isinstance(node, tuple),
     )
-    bound = modular(clip(clip_norm), update, encoding(tree.size(update), 10, 20))
+    bound = modular(clip(clip_norm), update, encoding(trees.size(update), 10, 20))
     public = bound.public(0)
     sent = decoding(bound)(public, compiled(bound)(public, update, ONE, KEY).update)
     assert jax.tree.structure(sent) == jax.tree.structure(update)
@@ -625,7 +626,7 @@ def test_a_run_counts_the_bytes_of_packed_residues(population, tmp_path):
     recipe = tiny_recipe(population, **with_privacy(FTRL, encoding="modular", encoding_bits=17))
     finished = train_run(recipe, tmp_path / "run", lambda *_: None)
     each = build.upload_size(finished.recipe, finished.params)
-    assert each == math.ceil(17 * encoding(tree.size(finished.params), 137, 17).padded / 8)
+    assert each == math.ceil(17 * encoding(trees.size(finished.params), 137, 17).padded / 8)
     rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
     header, last = rows[0].split(","), rows[-1].split(",")
     assert last[header.index("upload_bytes")] == str(8 * recipe.run.rounds * each)

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taciturn.core import BEGIN, END, PADDING, UNKNOWN
+from taciturn.export import arpa
+from taciturn.export.arpa import ArpaError, read_arpa, write_arpa
 from taciturn.models.ngram import NGram, katz, kneser_ney, pruned
-from taciturn.release import arpa
-from taciturn.release.arpa import ArpaError, read_arpa, write_arpa
 
 VOCABULARY = 30
 WORDS = ["<pad>", "<unk>", "<bos>", "<eos>", ".", "it's", "über", "नमस्ते", "a\u00a0b"]

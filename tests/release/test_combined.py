@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from taciturn.core import END, UNKNOWN
+from taciturn.export.combined import write_combined
 from taciturn.models.ngram import katz, kneser_ney
-from taciturn.release.combined import write_combined
 
 WORDS = ["<pad>", "<unk>", "<bos>", "<eos>", ".", "...", "the", "it's", "san", "francisco", "über", "🙂", "with,comma"]
 WORDS += ["two words", "x" * 48, "cat", "नमस्ते", "never"]

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from taciturn.core import BEGIN, END
+from taciturn.export.onnx import onnx_model, onnx_scores
+from taciturn.export.quantised import dequantised, quantised
 from taciturn.models.cifg import cifg
 from taciturn.models.gru import gru
 from taciturn.models.lstm import lstm
 from taciturn.models.stepping import Recurrent, step_weights
-from taciturn.release.onnx_graph import onnx_model, onnx_scores
-from taciturn.release.quantised import dequantised, quantised
 
 onnxruntime = pytest.importorskip("onnxruntime")
 MODELS = {

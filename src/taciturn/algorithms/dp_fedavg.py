@@ -1,11 +1,9 @@
 """DP-FedAvg, DP-FedSGD (McMahan et al. 2018, Algorithm 1) and FedAvg without privacy: one road, other mechanisms."""
 
-from typing import Literal
-
 import jax
 import optax
 
-from taciturn import tree
+from taciturn import trees
 from taciturn.algorithms.local_training import LocalTraining, Loss, UserUpdate, fedsgd_update
 from taciturn.algorithms.uploads import Upload, compressed
 from taciturn.core import Algorithm, Estimate, Mechanism, Params, Participation, ServerState
@@ -13,8 +11,6 @@ from taciturn.privacy.clipping import MOST_REPORTS, Bound
 from taciturn.privacy.estimators import Estimator, mean
 from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import Noise, no_noise
-
-ServerOptimizer = Literal["sgd", "momentum", "nesterov", "adam"]
 
 
 def dp_fedavg(
@@ -53,18 +49,6 @@ def fedavg(
     return federated(user_update, mechanism(bound, mean(), no_noise()), participation, server)
 
 
-def server_optimizer(name: ServerOptimizer, learning_rate: float, momentum: float) -> optax.GradientTransformation:
-    """The server's step, on the estimate as if it were a gradient descent direction."""
-    match name:
-        case "sgd":
-            return optax.sgd(learning_rate)
-        case "momentum" | "nesterov":
-            return optax.sgd(learning_rate, momentum=momentum, nesterov=name == "nesterov")
-        case "adam":
-            # As in Reddi et al. 2021: estimates are small and noisy, so ε is far larger than for gradients.
-            return optax.adam(learning_rate, b1=momentum, b2=0.99, eps=1e-3)
-
-
 def federated(
     user_update: UserUpdate, private: Mechanism, participation: Participation, server: optax.GradientTransformation
 ) -> Algorithm:
@@ -75,7 +59,7 @@ def federated(
 
     def server_update(state: ServerState, estimate: Estimate) -> ServerState:
         # optax descends a gradient; the estimate points where users went. θᵗ⁺¹ ← θᵗ + Δᵗ⁺¹ for plain SGD at rate 1.
-        step, optimizer = server.update(tree.scale(estimate, -1.0), state.optimizer, state.params)
+        step, optimizer = server.update(trees.scale(estimate, -1.0), state.optimizer, state.params)
         return ServerState(jax.tree.map(lambda p, s: p + s, state.params, step), optimizer)
 
     return Algorithm(init, user_update, server_update, private, participation)

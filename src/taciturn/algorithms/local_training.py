@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from taciturn import tree
+from taciturn import trees
 from taciturn.core import PADDING, Key, Message, Params, PyTree, Update, UserData
 
 Loss = Callable[[Params, jax.Array, Key | None], jax.Array]  # params, batch of token rows, dropout key → mean loss
@@ -41,9 +41,9 @@ def with_short_steps(take_step: Step, gradient_norm: float) -> Step:
     """No step goes further than with a gradient of that norm (Zaremba et al. 2014 clip at 5, of a sum over the words of a row)."""
 
     def step(params: Params, batch: jax.Array, key: Key | None, rate: float) -> Params:
-        change = tree.subtract(take_step(params, batch, key, rate), params)
-        factor = jnp.minimum(1.0, rate * gradient_norm / jnp.maximum(tree.norm_upper_bound(change), 1e-30))
-        return tree.add(params, tree.scale(change, factor))
+        change = trees.subtract(take_step(params, batch, key, rate), params)
+        factor = jnp.minimum(1.0, rate * gradient_norm / jnp.maximum(trees.norm_upper_bound(change), 1e-30))
+        return trees.add(params, trees.scale(change, factor))
 
     return step
 
@@ -68,7 +68,7 @@ def fedavg_update(take_step: Step, local: LocalTraining, project: Project | None
             if pull:
                 params = jax.tree.map(lambda after, p, s: after - pull * (p - s), params, before, start)
             if project is not None:
-                params = tree.add(start, project(message.public, tree.subtract(params, start)))  # θ⁰ + ClipFn(θ − θ⁰)
+                params = trees.add(start, project(message.public, trees.subtract(params, start)))  # θ⁰ + ClipFn(θ − θ⁰)
             if pull or project is not None:
                 # A batch of padding is no step. A gradient of zero sees to that by itself for every update that is reported
                 # (privacy/clipping.py leaves out those so large that it might not); these two do not, and how much padding a user has
@@ -81,7 +81,7 @@ def fedavg_update(take_step: Step, local: LocalTraining, project: Project | None
             return jax.lax.fori_loop(0, user.steps, partial(step, epoch), params)
 
         params = train_epoch(0, start) if local.epochs == 1 else jax.lax.fori_loop(0, local.epochs, train_epoch, start)
-        return tree.subtract(params, start)  # Δ_k = θ − θ⁰
+        return trees.subtract(params, start)  # Δ_k = θ − θ⁰
 
     return user_update
 
@@ -95,6 +95,6 @@ def fedsgd_update(loss: Loss, local: LocalTraining) -> UserUpdate:
         filled = jnp.sum(jnp.any(user.batches != 0, axis=(1, 2)))
         batch = user.batches[jax.random.randint(batch_key, (), 0, jnp.maximum(filled, 1))]
         gradient = jax.grad(loss)(message.params, batch, dropout_key if local.keyed else None)
-        return tree.scale(gradient, -local.learning_rate)
+        return trees.scale(gradient, -local.learning_rate)
 
     return user_update

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from taciturn import tree
+from taciturn import trees
 from taciturn.core import PADDING, Key, Params
 from taciturn.data.layout import Unrolls
 from taciturn.data.public import PublicCorpus
@@ -102,7 +102,7 @@ def pretraining(loss: Loss, text: PublicCorpus, schedule: Schedule, peak_rate: f
             (params, state), total = carry
             value, gradient = jax.value_and_grad(loss)(params, rows[order[number]], jax.random.fold_in(key, number))
             updates, state = optimizer.update(gradient, state, params)
-            return Training(tree.add(params, updates), state), total + value
+            return Training(trees.add(params, updates), state), total + value
 
         training, total = jax.lax.fori_loop(first, last, step, (training, jnp.float32(0)))
         return training, total / (last - first)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from taciturn import tree
+from taciturn import trees
 from taciturn.algorithms.local_training import UserUpdate
 from taciturn.core import (
     PADDING,
@@ -48,7 +48,7 @@ def transfer_learning(
     """y*_i = 1/N Σ_k p(w_i | θ_u^k), formula (4); then E epochs of SGD on the cross-entropy (1) between y* and what the model says."""
 
     def predictions(message: Message, user: UserData, key: Key) -> Update:
-        trained = tree.add(message.params, user_update(message, user, key))
+        trained = trees.add(message.params, user_update(message, user, key))
         return {"predictions": jax.nn.softmax(losses.logits(model, trained, text(message.params)[:, :-1]))}
 
     def server_update(state: ServerState, estimate: Estimate) -> ServerState:

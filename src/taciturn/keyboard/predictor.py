@@ -2,7 +2,7 @@
 
 Next word, smart compose and on-the-fly re-scoring are those of Xu et al. 2023, Figure 1. One call serves one keystroke and takes the
 text before the caret; what the model knew after each of the last words is kept, so that a keystroke reads one new word at most.
-`page/predictor.js` is the same in the browser, and a test holds the two together.
+`export/runtime/predictor.js` is the same in the browser, and a test holds the two together.
 """
 
 import math

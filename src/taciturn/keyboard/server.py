@@ -37,7 +37,7 @@ MODELS_HERE = "<!-- models -->"  # in index.html
 
 
 def page_files(scripts: Sequence[str]) -> Files:
-    """The page with one model, or two side by side; a script (release/javascript.py) brings its model's name and guarantee."""
+    """The page with one model, or two side by side; a script (export/javascript.py) brings its model's name and guarantee."""
     if len(scripts) not in (1, 2):
         raise DataError(f"the page shows one model, or two side by side, and not {len(scripts)}")
     folder = files("taciturn.keyboard") / "page"

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from taciturn import tree
+from taciturn import trees
 from taciturn.core import Update
 
 LEAST_NORM, LARGEST_NORM = 1e-6, 1e6
@@ -67,5 +67,5 @@ class AdaptiveClip:
 
 def centred_bit(norms: Norms, update: Update, takes_part: jax.Array) -> jax.Array:
     """b − ½ in halves: 1 if the update is within the estimate, −1 if not (or if it is no number), 0 for nobody."""
-    within = tree.norm_upper_bound(update) <= norms.estimate
+    within = trees.norm_upper_bound(update) <= norms.estimate
     return jnp.where(takes_part, jnp.where(within, 1, -1), 0).astype(jnp.int32)

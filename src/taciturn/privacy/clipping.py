@@ -3,7 +3,7 @@
 **Guarantee:** for every update and weight, NaN, infinity and empty text included, the report stands for an update of ℓ2 norm at most
 weight × clip norm with weight in [0, 1], and up to 65,535 reports add up exactly. An update that is not finite, or of a norm above
 `LARGEST_UPDATE`, leaves as zero (of one that was made smaller before, what is kept is what counts). Rounding is on the safe side
-(tree.norm_upper_bound; towards zero).
+(trees.norm_upper_bound; towards zero).
 
 Clip, then weight: ‖w Δ‖ ≤ S alone, as the paper's Lemma 1 states it, is not enough for the estimator with a clipped
 denominator (tests/privacy/test_estimators.py keeps the counterexample).
@@ -23,7 +23,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from taciturn import tree
+from taciturn import trees
 from taciturn.core import Key, Params, PyTree, Report, Update
 from taciturn.privacy import wide
 from taciturn.privacy.wide import Wide
@@ -178,10 +178,10 @@ def unbounded() -> Bound:
 
 def encode(bound: Bound, public: PyTree, update: Update, weight: jax.Array, key: Key) -> Report:
     """The report of one user: clip, weight, round."""
-    usable = tree.norm_upper_bound(update) <= LARGEST_UPDATE
+    usable = trees.norm_upper_bound(update) <= LARGEST_UPDATE
     update = jax.tree.map(lambda layer: jnp.where(usable, layer, 0.0), update)
     whole_weight = jnp.floor(jnp.where(jnp.isfinite(weight), jnp.clip(weight, 0.0, 1.0), 0.0) * STEPS)
-    weighted = tree.scale(bound.project(public, update), whole_weight / STEPS)
+    weighted = trees.scale(bound.project(public, update), whole_weight / STEPS)
     told = whole_weight if bound.modulus is None else jnp.zeros_like(whole_weight)
     return Report(bound.pack(public, weighted, key), told.astype(jnp.int32))
 
@@ -203,6 +203,6 @@ def layer_names(params: Params) -> list[str]:
 
 
 def _clip(norm: jax.Array, update: PyTree) -> PyTree:
-    factor = jnp.minimum(1.0, norm / jnp.maximum(tree.norm_upper_bound(update), 1e-30))
+    factor = jnp.minimum(1.0, norm / jnp.maximum(trees.norm_upper_bound(update), 1e-30))
     # So small a factor has too few digits to be trusted; an update so large leaves as zero.
-    return tree.scale(update, jnp.where(factor > 1e-30, factor, 0.0))
+    return trees.scale(update, jnp.where(factor > 1e-30, factor, 0.0))

@@ -17,7 +17,7 @@ from collections import Counter
 import jax
 import numpy as np
 
-from taciturn import keys
+from taciturn import randomness
 from taciturn.core import (
     Algorithm,
     Estimate,
@@ -69,7 +69,9 @@ class Curator:
         self.account = account
         self._mechanism, self._participation, self._fleet, self._log = mechanism, participation, fleet, log
         # Bound to what runs: one root under two recipes or two noise levels shares no key between them.
-        self._root = keys.derive(root, f"run {account.terms.recipe} {json.dumps(event_to_json(account.release))}", 0)
+        self._root = randomness.derive(
+            root, f"run {account.terms.recipe} {json.dumps(event_to_json(account.release))}", 0
+        )
         self._records = records or Records(None, self._root)
         self._release, self._follow = jax.jit(mechanism.release), jax.jit(mechanism.follow)
         self._states: dict[int, MechanismState] = {}  # that this round and the next must start from
@@ -153,7 +155,7 @@ class Curator:
                 log.fail()
 
     def _drawn(self, round: int, purpose: str, attempt: int) -> UserIds:
-        coins = Coins(keys.derive(self._now, purpose, round, attempt))
+        coins = Coins(randomness.derive(self._now, purpose, round, attempt))
         users = self._fleet.users(self._log.eligible if self._log else lambda users: users)
         return self._participation.select(users, round, coins)
 
@@ -163,16 +165,16 @@ class Curator:
                 f"a cohort of {len(cohort)} users is far more than was expected: there are more users than participation.users says"
             )
         message = Message(params, self._mechanism.public(state))  # θᵗ, clip norm
-        user_key = keys.jax_keys(keys.derive(self._now, "users", round, attempt), 1)[0]
+        user_key = randomness.jax_keys(randomness.derive(self._now, "users", round, attempt), 1)[0]
         return self._fleet.sum_reports(self._program, message, cohort, user_key)
 
     @property
     def _now(self) -> bytes:
         """The root of what is drawn since this process opened the run or went on with it."""
-        return keys.derive(self._root, f"since {self.account.nonce.hex()}", 0)
+        return randomness.derive(self._root, f"since {self.account.nonce.hex()}", 0)
 
     def _noise_key(self, drawn: str, round: int) -> np.ndarray:
-        return key_words(keys.derive(self._root, f"noise {drawn}", round))
+        return key_words(randomness.derive(self._root, f"noise {drawn}", round))
 
 
 def device_program(algorithm: Algorithm) -> Program:

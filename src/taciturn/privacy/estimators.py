@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from taciturn import tree
+from taciturn import trees
 from taciturn.core import Estimate, Report
 from taciturn.privacy import wide
 from taciturn.privacy.clipping import DIGIT, REACH, STEPS
@@ -34,7 +34,7 @@ def fixed_denominator(expected_weight: float) -> Estimator:
     """f̃_f = Σ w_k Δ_k / qW. The denominator is a constant of the recipe, never the weight that happened to come."""
     _check(expected_weight)
     return Estimator(
-        apply=lambda total: tree.scale(total.update, 1.0 / expected_weight),
+        apply=lambda total: trees.scale(total.update, 1.0 / expected_weight),
         steps=lambda sums, weight: sums,
         unit=1.0 / expected_weight,
         sensitivity=lambda size: 1.0,
@@ -57,7 +57,7 @@ def clipped_denominator(least_weight: float) -> Estimator:
         )
 
     def apply(total: Report) -> Estimate:
-        return tree.scale(total.update, 1.0 / jnp.maximum(least_weight, total.weight))
+        return trees.scale(total.update, 1.0 / jnp.maximum(least_weight, total.weight))
 
     def steps(sums: Wide, weight: jax.Array) -> Wide:
         # A sum has up to 2⁴⁶ steps and a weight fifteen bits after the point: nothing runs over.
@@ -76,7 +76,7 @@ def mean() -> Estimator:
     """Σ w_k Δ_k / Σ w_k: one user among few can move it anywhere, so for runs without privacy only."""
 
     def apply(total: Report) -> Estimate:
-        return tree.scale(total.update, jnp.where(total.weight > 0, 1.0 / jnp.maximum(total.weight, 1e-30), 0.0))
+        return trees.scale(total.update, jnp.where(total.weight > 0, 1.0 / jnp.maximum(total.weight, 1e-30), 0.0))
 
     return Estimator(apply, lambda sums, weight: sums, 1.0, lambda size: math.inf, float)
 

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from dp_accounting import DpEvent, NonPrivateDpEvent
 
-from taciturn import tree
+from taciturn import trees
 from taciturn.core import Estimate, Mechanism, Params, Participation, PyTree, Release, Report
 from taciturn.privacy import clipping, sampler, wide
 from taciturn.privacy.accounting import CorrelatedDpEvent
@@ -92,7 +92,7 @@ def mechanism(bound: Bound, estimator: Estimator, noise: Noise, most_reports: in
 
     def init(params: Params) -> State:
         bound.check(params)
-        size = tree.size(params)
+        size = trees.size(params)
         if is_private:
             grid(size)  # raises where it does not fit
         return State(jnp.int32(0), noise.init(size))
@@ -112,7 +112,7 @@ def mechanism(bound: Bound, estimator: Estimator, noise: Noise, most_reports: in
     def follow(state: State, release: Release, key: jax.Array) -> State:
         if not is_private:
             return State(state.round + 1, state.noise)
-        _, noise_state = noise.next(state.noise, draw(key, tree.size(release.estimate)))
+        _, noise_state = noise.next(state.noise, draw(key, trees.size(release.estimate)))
         return State(state.round + 1, noise_state)
 
     def event(participation: Participation) -> DpEvent:
@@ -168,7 +168,7 @@ def adaptive_mechanism(clip: AdaptiveClip, report_goal: float, noise: Noise, mos
         return drawn
 
     def init(params: Params) -> AdaptiveState:
-        size = tree.size(params)
+        size = trees.size(params)
         updating(size)  # raises where it does not fit
         return AdaptiveState(jnp.int32(0), clip.init(), noise.init(size + 1))
 
@@ -198,7 +198,7 @@ def adaptive_mechanism(clip: AdaptiveClip, report_goal: float, noise: Noise, mos
 
     def follow(state: AdaptiveState, release: Release, key: jax.Array) -> AdaptiveState:
         assert release.share is not None
-        _, noise_state = noise.next(state.noise, draw(key, tree.size(release.estimate)))
+        _, noise_state = noise.next(state.noise, draw(key, trees.size(release.estimate)))
         return following(state, release.share, noise_state)
 
     def event(participation: Participation) -> DpEvent:

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from taciturn import tree
+from taciturn import trees
 from taciturn.core import Key, Params, PyTree, Update
 from taciturn.privacy import chacha20, wide
 from taciturn.privacy.clipping import DIGIT, MOST_REPORTS, Bound
@@ -72,7 +72,7 @@ class Encoding(NamedTuple):
 
     @property
     def upload_bytes(self) -> int:
-        """Of a report whose residues are packed without gaps (fleets/bit_packing.py)."""
+        """Of a report whose residues are packed without gaps (fleets/secure_aggregation/bit_packing.py)."""
         return math.ceil(self.padded * self.bits / 8)
 
     def scale(self, clip_norm: float) -> float:
@@ -126,8 +126,8 @@ def modular(clip: Bound, params: Params, encoded: Encoding) -> Bound:
     """What `clip` leaves of an update, in residues mod M. `params` may be shapes alone. Reports say nothing of their weight: with a
     fixed denominator nobody asks, and no other is possible, because rounding makes light reports longer than weight × clip norm."""
     shapes, structure = _shapes(params), jax.tree.structure(params)
-    if tree.size(params) != encoded.size:
-        raise ValueError(f"the encoding is for {encoded.size} parameters, and the model has {tree.size(params)}")
+    if trees.size(params) != encoded.size:
+        raise ValueError(f"the encoding is for {encoded.size} parameters, and the model has {trees.size(params)}")
 
     def public(round: jax.Array) -> Rotation:
         return Rotation(clip.public(round), jnp.asarray(round, jnp.int32))

@@ -8,7 +8,7 @@ import importlib.util
 import logging
 import os
 
-from taciturn.fleets.link import LinkError
+from taciturn.fleets.devices.transport import LinkError
 
 if importlib.util.find_spec("flwr") is None:
     raise LinkError("a fleet of devices takes Flower to carry its messages: pip install 'taciturn[fleet]'")

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.hashes import SHA256, SHA384
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from taciturn.files import write_atomically
-from taciturn.fleets.link import LinkError
+from taciturn.fleets.devices.transport import LinkError
 
 AUTHORITY_KEY, AUTHORITY_CERTIFICATE = "authority.key", "authority.crt"
 SERVER_KEY, SERVER_CERTIFICATE = "server.key", "server.crt"

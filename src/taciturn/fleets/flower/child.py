@@ -17,8 +17,8 @@ import httpx
 from flwr.proto.control_pb2 import ListNodesRequest
 from flwr.supercore.control.control_http_client import ControlHttpClient
 
+from taciturn.fleets.devices.transport import LOG, LinkError
 from taciturn.fleets.flower.questions import in_words, over_socket
-from taciturn.fleets.link import LOG, LinkError
 
 DATABASE = "devices.sqlite"
 WITHOUT_TIMES = """UPDATE node SET last_activated_at = NULL, last_deactivated_at = NULL, online_until = NULL,

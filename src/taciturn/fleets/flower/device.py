@@ -36,9 +36,19 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from taciturn.files import write_atomically
+from taciturn.fleets.devices.transport import (
+    FAILED,
+    LARGE,
+    LOG,
+    LOOPBACK,
+    MOST_BYTES,
+    Handler,
+    Later,
+    LinkError,
+    answer_of,
+)
 from taciturn.fleets.flower.authority import load_device_key
 from taciturn.fleets.flower.envelope import Refused, cut, seal, unseal
-from taciturn.fleets.link import FAILED, LARGE, LOG, LOOPBACK, MOST_BYTES, Handler, Later, LinkError, answer_of
 
 NUMBER = "number"  # the file where a device keeps the number the server gave it
 LEAST_SECONDS = 0.5  # between two looks: whether to stop, and for a question, should the gate not wait for one

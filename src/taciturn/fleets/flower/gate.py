@@ -21,10 +21,10 @@ from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_sig
 from google.protobuf.message import DecodeError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from taciturn.fleets.devices.transport import LOG
 from taciturn.fleets.flower.authority import SERVER_CERTIFICATE, SERVER_KEY
 from taciturn.fleets.flower.envelope import CHUNK, INLINE, SMALL_REQUEST, most_objects
 from taciturn.fleets.flower.news import News
-from taciturn.fleets.link import LOG
 
 PULL_MESSAGES = "/v1/fleet/pull-messages"
 PUSH_MESSAGES = "/v1/fleet/push-messages"

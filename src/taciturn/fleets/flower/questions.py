@@ -41,9 +41,9 @@ from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVers
 from flwr.supercore.protobuf.client import ProtobufClient, ProtobufClientInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 
+from taciturn.fleets.devices.transport import FAILED, GONE, LARGE, LATE, LOG
 from taciturn.fleets.flower import news
 from taciturn.fleets.flower.envelope import Chunks, Refused, cut, seal, unseal
-from taciturn.fleets.link import FAILED, GONE, LARGE, LATE, LOG
 
 Client = TypeVar("Client", bound=ProtobufClient)
 

@@ -24,11 +24,11 @@ from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
+from taciturn.fleets.devices.transport import LOG, LOOPBACK, MOST_BYTES, LinkError
 from taciturn.fleets.flower.authority import SERVER_CERTIFICATE, SERVER_KEY, load_public_key, private_folder
 from taciturn.fleets.flower.child import SuperLink
 from taciturn.fleets.flower.link import RESTART_SECONDS, FlowerLink
 from taciturn.fleets.flower.questions import in_words
-from taciturn.fleets.link import LOG, LOOPBACK, MOST_BYTES, LinkError
 
 Answer = TypeVar("Answer")
 

@@ -1,0 +1,261 @@
+"""Made-up users by whom a training is audited: each sends a random direction (Andrew et al. 2023, "One-shot empirical privacy estimation
+for federated learning"; one training tells of all of them, as in Steinke, Nasr and Jagielski 2023).
+
+A fair coin says whether a user takes part. One who does reports its direction, as long as a report may be, in every round of its turns:
+as many turns as the claim about participation allows, so that the cost of a whole run is tested and not that of one row. Reports are
+bounded like everybody's and added beside the people's, outside their claim. What is written down is how far each released estimate went in
+the direction of each user, whether it took part or not, and in some that nobody sends (`FILE_NAME`), and who took part (`COINS`). Both are
+made of released estimates and of coins that have nothing to do with people or with noise. audit/matched_filter.py and one_run.py
+say what follows from them.
+
+Directions are Walsh functions of the shuffled parameters, times random signs that all users share. They are orthogonal (exactly, where one
+clip norm is for all layers), and an estimate's products with 10,000 of them are one fast transform. Nothing is stored for a user.
+"""
+
+import io
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from taciturn import randomness, trees
+from taciturn.core import Algorithm, Key, Message, Params, Program, PyTree, Report, UserIds
+from taciturn.data.vocabulary import DataError
+from taciturn.files import write_atomically
+from taciturn.privacy.clipping import layer_names
+from taciturn.recipe import build
+from taciturn.recipe.recipe import Recipe
+from taciturn.recipe.sections import AUDITED_AT_ONCE
+from taciturn.train import TrainState
+
+FILE_NAME, COINS = "audit_users.npy", "audit_users.json"
+LENGTH = 5e5  # of a direction before it is bounded: longer than clip norms are, shorter than what counts as diverged
+BYSTANDERS = 0.25  # directions that nobody sends, for each that a user may send: what people do to all of them
+MOST_BESIDE = 0.1  # of a cohort, where its people are counted: by an adaptive clip norm, or in a denominator
+
+
+def audit_users(recipe: Recipe, algorithm: Algorithm, params: Params, root: bytes) -> "AuditUsers | None":
+    """Those of a recipe whose noise is worked out, if it has any."""
+    if not recipe.audit.users:
+        return None
+    if jax.process_count() > 1:
+        raise ValueError("[audit] is for runs on one host")
+    return AuditUsers(recipe, algorithm, params, root)
+
+
+class AuditUsers:
+    """A fleet of them, for one run; `begin` and `observe` are told of every round."""
+
+    everyone_reports = True
+
+    def __init__(self, recipe: Recipe, algorithm: Algorithm, params: Params, root: bytes) -> None:
+        """`params` may be any of the model's shape."""
+        self.count, self._rounds = recipe.audit.users, recipe.run.rounds
+        generator = np.random.default_rng(int.from_bytes(randomness.derive(root, "audit users", 0), "big"))
+        self.included = generator.random(self.count) < 0.5
+        self.patterns = patterns(recipe)
+        self._at_once = math.ceil(self.count / len(self.patterns))
+        self._columns = self.count + math.ceil(BYSTANDERS * self.count)
+        self._directions = Directions(params, _lengths(recipe, params), self._columns, generator)
+        self._mechanism, self._unit = algorithm.mechanism, _unit(recipe)
+        self._add = jax.jit(self._added)
+        self._pattern_of = {round: number for number, pattern in enumerate(self.patterns) for round in pattern}
+        self._round, self._seen = 0, dict[int, np.ndarray]()  # what was not written yet
+
+    def begin(self, round: int) -> None:
+        self._round = round
+
+    def chosen(self, coins: Key) -> UserIds:
+        """Who of them takes part now: those whose turn it is and on whom the coin fell, however often the round is summed."""
+        del coins
+        everyone = np.arange(self.count)
+        turn = everyone % len(self.patterns) == self._pattern_of.get(self._round, -1)
+        return everyone[turn & self.included]
+
+    def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
+        return eligible(np.arange(self.count))
+
+    def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
+        """They train nothing, so that the devices' program is not asked."""
+        del program
+        ids = np.zeros(self._at_once, np.uint32)
+        ids[: len(cohort)] = cohort
+        return self._add(self._directions.vectors, message.public, jnp.asarray(ids), len(cohort), key)
+
+    def _added(self, vectors: "Vectors", public: PyTree, ids: jax.Array, count: jax.Array, key: Key) -> Report:
+        def report(place: jax.Array) -> Report:
+            update = self._directions.update(vectors, ids[place])
+            return self._mechanism.bound(public, update, jnp.float32(1), jax.random.fold_in(key, ids[place]))
+
+        nothing = trees.zeros_like(jax.eval_shape(report, jnp.int32(0)))
+        return jax.lax.fori_loop(0, count, lambda place, total: trees.add(total, report(place)), nothing)
+
+    def observe(self, before: TrainState, after: TrainState) -> None:
+        """How far the estimate of a round that is over went in everyone's direction, where a report of full length goes 1."""
+        public = self._mechanism.public(before.mechanism)
+        clip_norm = float(getattr(public, "clip_norm", public))
+        products = self._directions.products(after.estimate)
+        row = int(after.mechanism.round) - 1  # of the noise: after a crash it may be another than the round
+        self._seen[before.round] = np.append(row, products / (self._unit * clip_norm))
+
+    def save(self, folder: Path, mode: int) -> None:
+        """`mode` is the model's: where that is for its owner alone, so is what was read from estimates on the way. A round that is done
+        again after a crash is written again, in its place."""
+        path = folder / FILE_NAME
+        if not path.exists():
+            coins = {"included": self.included.astype(int).tolist(), "rounds": self.patterns}
+            write_atomically(folder / COINS, json.dumps(coins).encode(), mode)
+            nothing = io.BytesIO()
+            np.save(nothing, np.full((self._rounds, 1 + self._columns), np.nan, np.float32))
+            write_atomically(path, nothing.getvalue(), mode)
+        written = np.lib.format.open_memmap(path, "r+")
+        for round, values in self._seen.items():
+            written[round] = values
+        written.flush()
+        self._seen.clear()
+
+
+class Vectors(NamedTuple):
+    """What directions are made of, for each parameter."""
+
+    signed: jax.Array  # the random sign that all users share, times the size that every direction has there
+    places: jax.Array  # uint32: its argument of the Walsh functions
+    order: jax.Array  # int32: the parameters that are used, shuffled, so that places are 0, 1, 2, …, 0, 1, …
+    own: jax.Array  # a sign for each direction; without, a round's would add up in a few parameters
+
+
+class Directions:
+    """So many, in the space of the parameters."""
+
+    def __init__(
+        self, params: Params, lengths: Sequence[float] | None, count: int, generator: np.random.Generator
+    ) -> None:
+        """`lengths` are those of each layer of a direction of length 1; without, all parameters count alike."""
+        leaves, self._structure = jax.tree.flatten(params)
+        self._shapes = [jnp.shape(leaf) for leaf in leaves]
+        sizes = [math.prod(shape) for shape in self._shapes]
+        size = sum(sizes)
+        self.block = 1 << (count - 1).bit_length()
+        if self.block > size:
+            most = int((1 << (size.bit_length() - 1)) / (1 + BYSTANDERS))
+            raise ValueError(f"[audit] a model of {size} parameters tells at most {most} users apart")
+        self._ends, self._fold = np.cumsum(sizes)[:-1], jax.jit(self._folded)
+        # Shuffled, so that each place has parameters of every layer; those left over would leave directions not quite orthogonal.
+        order = generator.permutation(size)[: size - size % self.block]
+        signs, places = np.zeros(size), np.zeros(size)
+        signs[order] = 1.0 - 2.0 * generator.integers(0, 2, len(order))
+        places[order] = np.arange(len(order)) % self.block
+        used = [float(np.linalg.norm(layer)) for layer in np.split(signs, self._ends)]
+        alike = [norm / math.sqrt(len(order)) for norm in used]
+        each = np.repeat([length / max(norm, 1.0) for length, norm in zip(lengths or alike, used, strict=True)], sizes)
+        self.vectors = Vectors(
+            jnp.asarray(signs * each, jnp.float32),
+            jnp.asarray(places, jnp.uint32),
+            jnp.asarray(order, jnp.int32),
+            jnp.asarray(1.0 - 2.0 * generator.integers(0, 2, count), jnp.float32),
+        )
+
+    def update(self, vectors: Vectors, user: jax.Array) -> Params:
+        """What a user sends, before it is bounded. (`vectors` are these directions' own, as arguments of a compiled program.)"""
+        odd = (jax.lax.population_count(vectors.places & user) & 1).astype(jnp.float32)
+        parts = jnp.split(vectors.signed * (LENGTH * vectors.own[user] * (1 - 2 * odd)), self._ends)
+        shaped = [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+        return jax.tree.unflatten(self._structure, shaped)
+
+    def products(self, estimate: PyTree) -> np.ndarray:
+        """With every direction."""
+        folded = np.asarray(self._fold(self.vectors, estimate), np.float64)
+        return walsh(folded)[: len(self.vectors.own)] * np.asarray(self.vectors.own)
+
+    def _folded(self, vectors: Vectors, estimate: PyTree) -> jax.Array:
+        """The sum of what has the same place, of which `walsh` makes products."""
+        flat = jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(estimate)])
+        shuffled = (flat * vectors.signed)[vectors.order]
+        return jnp.sum(shuffled.reshape(-1, self.block), axis=0)
+
+
+def walsh(values: np.ndarray) -> np.ndarray:
+    """Σ_k (−1)^popcount(i & k) · values[k], for every i.
+
+    >>> walsh(np.array([1.0, 2.0, 3.0, 4.0]))
+    array([10., -2., -4.,  0.])
+    """
+    turned, step = values, 1
+    while step < len(values):
+        first, second = np.moveaxis(turned.reshape(-1, 2, step), 1, 0)
+        turned, step = np.stack([first + second, first - second], axis=1).ravel(), 2 * step
+    return turned
+
+
+def patterns(recipe: Recipe) -> list[list[int]]:
+    """The turns that users have: each round belongs to one pattern, or to none, and user i has pattern i modulo their number. As many turns
+    as the claim allows; where there is no such claim, as many as make μ about 1. Fewer, where too many users would come to a round."""
+    rounds, limits = recipe.run.rounds, build.participation(recipe).limits
+    multiplier, counted = recipe.privacy.noise_multiplier, _people_are_counted(recipe)
+    assert multiplier  # the recipe is refused otherwise
+    at_once = max(1, int(MOST_BESIDE * recipe.participation.cohort)) if counted else AUDITED_AT_ONCE
+    most = limits[1] if limits else math.ceil(multiplier**2)
+    apart = limits[0] + 1 if limits else max(1, rounds // most)
+    for turns in range(min(most, -(-rounds // apart)), 0, -1):
+        found = _patterns(rounds, apart, turns)
+        if recipe.audit.users <= at_once * len(found):
+            return found
+    raise ValueError(
+        f"[audit] {recipe.audit.users} users are too many for {rounds} rounds of {recipe.participation.cohort:g} people, who are counted, "
+        f"and audit users with them: take at most {at_once * rounds}"
+    )
+
+
+def _people_are_counted(recipe: Recipe) -> bool:
+    """Not only added: as those whose updates are long, or in a denominator. Audit users, all of whom are long, are counted with them."""
+    return recipe.privacy.clipping == "adaptive" or recipe.privacy.least_weight is not None
+
+
+def _patterns(rounds: int, apart: int, turns: int) -> list[list[int]]:
+    """Those with less than half of the turns would tell little."""
+    each = [list(range(first, rounds, apart)) for first in range(min(apart, rounds))]
+    found = [one[start : start + turns] for one in each for start in range(0, len(one), turns)]
+    return [one for one in found if 2 * len(one) >= turns]
+
+
+def _lengths(recipe: Recipe, params: Params) -> list[float] | None:
+    """Of each layer, where each is bounded for itself, so that the bound leaves a direction what it is."""
+    given = recipe.privacy.layer_clip_norms
+    if recipe.privacy.clipping != "per-layer":
+        return None
+    norms = [given[name] if given else 1.0 for name in layer_names(params)]
+    whole = math.sqrt(sum(norm**2 for norm in norms))
+    return [norm / whole for norm in norms]
+
+
+def _unit(recipe: Recipe) -> float:
+    """How far noise is made to hide a report of the clip norm 1 in an estimate."""
+    if recipe.privacy.least_weight is not None:
+        return 2 / (recipe.participation.probability * recipe.privacy.least_weight)
+    goal = recipe.participation.cohort if recipe.algorithm == "dp-ftrl" else recipe.participation.expected_weight
+    return 1 / goal
+
+
+class Seen:
+    """What a run wrote down of its audit users."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            coins: dict[str, Any] = json.loads((folder / COINS).read_text())
+            self.included = np.array(coins["included"], bool)
+            self.patterns: list[list[int]] = coins["rounds"]
+            values = np.load(folder / FILE_NAME)
+            self.rounds = np.flatnonzero(~np.isnan(values[:, 0]))
+            self.rows, products = values[self.rounds, 0].astype(int), values[self.rounds, 1:].astype(np.float64)
+            self.products, self.bystanders = np.split(products, [len(self.included)], axis=1)
+            if self.products.shape[1:] != self.included.shape or not len(self.rounds):
+                raise ValueError
+        except (OSError, EOFError, ValueError, KeyError, TypeError):
+            raise DataError(
+                f"the files {COINS} and {FILE_NAME} of {folder} are damaged, or not one round was done"
+            ) from None

@@ -1,0 +1,175 @@
+"""Canaries: made-up secrets, and made-up users who share them (Ramaswamy et al. 2020, §IV-A; the idea is Carlini et al.'s, 2019).
+
+A canary is five words drawn at random, so that nobody writes it by chance. Of each, n_u synthetic users have n_e copies among their 200
+sentences; their other sentences are public. They are trained on like anyone else, and audit/secret_sharer.py then asks the model
+what it remembers.
+
+Departs from the paper: a canary is drawn from words alone. A sign that ends a sentence would make two of it.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from taciturn.core import END, PADDING
+from taciturn.data.layout import Layout
+from taciturn.data.public import PublicCorpus
+from taciturn.data.vocabulary import DataError, Vocabulary, is_word
+from taciturn.files import write_atomically
+
+LENGTH, PREFIX = 5, 2  # words of a canary, and those of them that an attacker knows
+USERS = (1, 4, 16)  # n_u
+COPIES = (1, 14, 200)  # n_e
+EACH = 3  # canaries of each (n_u, n_e)
+SENTENCES = 200  # of a synthetic user
+DRAWING_CANARIES, DRAWING_TEXTS = 0, 1  # what a seed is used for: never the same random numbers twice
+
+
+@dataclass(frozen=True)
+class Canary:
+    words: tuple[int, ...]  # ids
+    users: int  # n_u, who share it
+    copies: int  # n_e, that each of them has
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        return self.words[:PREFIX]
+
+    @property
+    def continuation(self) -> tuple[int, ...]:
+        """The secret."""
+        return self.words[PREFIX:]
+
+
+class SyntheticUser(NamedTuple):
+    id: str
+    canary: Canary
+    tokens: np.ndarray  # int32: messages that END closes, as a population's users have them
+
+
+def canary_words(vocabulary: Vocabulary) -> np.ndarray:
+    """The ids that canaries, and whatever they are compared with, are made of: no special sign, and no punctuation."""
+    words = np.array([place for place, word in enumerate(vocabulary.words) if is_word(word)], np.int32)
+    if not len(words):
+        raise DataError("there is no word in this vocabulary to make a canary of")
+    return words
+
+
+def make_canaries(
+    vocabulary: Vocabulary,
+    seed: int,
+    users: Sequence[int] = USERS,
+    copies: Sequence[int] = COPIES,
+    each: int = EACH,
+) -> list[Canary]:
+    """`each` canaries of every n_u with every n_e: 27, with 189 users, as the paper has them."""
+    kinds = [kind for kind in product(users, copies) for _ in range(each)]
+    drawn = np.random.default_rng([seed, DRAWING_CANARIES]).choice(canary_words(vocabulary), (len(kinds), LENGTH))
+    return [Canary(tuple(words), *kind) for words, kind in zip(drawn.tolist(), kinds, strict=True)]
+
+
+def synthetic_users(
+    canaries: Sequence[Canary], corpus: PublicCorpus, seed: int, sentences: int = SENTENCES
+) -> list[SyntheticUser]:
+    """Those who share the canaries. Every sentence is a message of its own, and a user's are in random order."""
+    if any(canary.copies > sentences for canary in canaries):
+        raise ValueError(f"a user of {sentences} sentences has no room for more copies of a canary than that")
+    generator = np.random.default_rng([seed, DRAWING_TEXTS])
+    needed = sum(canary.users * (sentences - canary.copies) for canary in canaries)
+    public = iter(_public_sentences(corpus, needed, generator))
+    users = []
+    for number, canary in enumerate(canaries, 1):
+        secret = np.array([*canary.words, END], np.int32)
+        for sharer in range(1, canary.users + 1):
+            said = [secret] * canary.copies + [next(public) for _ in range(sentences - canary.copies)]
+            tokens = np.concatenate([said[place] for place in generator.permutation(sentences)])
+            users.append(SyntheticUser(f"canary-{number}-user-{sharer}", canary, tokens))
+    return users
+
+
+def _public_sentences(corpus: PublicCorpus, count: int, generator: np.random.Generator) -> list[np.ndarray]:
+    """Drawn from all sentences of the corpus alike, any of them perhaps more than once; each closed by END."""
+    counts = [len(_ends(document, corpus.vocabulary)) for document in corpus.documents]
+    if not sum(counts):
+        raise DataError(f"there is no sentence in {corpus.source}")
+    times = np.bincount(generator.integers(sum(counts), size=count), minlength=sum(counts))
+    found: list[np.ndarray] = []
+    for document, taken in zip(corpus.documents, np.split(times, np.cumsum(counts)[:-1]), strict=True):
+        if taken.any():
+            sentences = np.split(document.astype(np.int32), _ends(document, corpus.vocabulary)[:-1])
+            for number in np.flatnonzero(taken):
+                found += [_closed(sentences[number])] * taken[number]
+    return [found[place] for place in generator.permutation(count)]
+
+
+def _ends(document: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
+    """The places after which the sentences of a document are over; the last is its length."""
+    is_end = np.isin(document, vocabulary.sentence_ends)
+    is_end[:-1] &= ~is_end[1:]  # of «?!» and <eos> only the last ends a sentence
+    is_end[-1:] = True
+    return np.flatnonzero(is_end) + 1
+
+
+def _closed(sentence: np.ndarray) -> np.ndarray:
+    return sentence if sentence[-1] == END else np.append(sentence, np.int32(END))
+
+
+def expected_sightings(
+    users: Iterable[SyntheticUser], rate: float, rounds: int, layout: Layout | None = None
+) -> dict[Canary, float]:
+    """How often a training of so many rounds meets each canary, where a user takes part in a share `rate` of them (Table 3): rate ×
+    rounds × n_u × n_e, where texts are read whole. A device reads no more of a text than its `layout` has room for, and of the copies
+    only those count that are in what it reads."""
+    copies: Counter[Canary] = Counter()
+    for user in users:
+        copies[user.canary] += copies_read(user, layout)
+    return {canary: rate * rounds * read for canary, read in copies.items()}
+
+
+def copies_read(user: SyntheticUser, layout: Layout | None = None) -> int:
+    """Of the canary, each time that the device goes through the text."""
+    read = user.tokens
+    if layout is not None:
+        targets = layout.cut.pieces(user.tokens, layout.steps * layout.batch_size)[:, 1:]
+        read = targets[targets != PADDING]
+    if len(read) < LENGTH:
+        return 0
+    windows = np.lib.stride_tricks.sliding_window_view(read, LENGTH)
+    return int(np.count_nonzero(np.all(windows == user.canary.words, axis=1)))
+
+
+def save_canaries(path: Path, seen: Mapping[Canary, float], vocabulary: Vocabulary) -> None:
+    """With their words spelled out, so that a person can read them, and a model with another list of words is not asked for others; and
+    how often each is seen in a round (`expected_sightings`)."""
+    rows = [
+        {
+            "words": [vocabulary.words[word] for word in canary.words],
+            "users": canary.users,
+            "copies": canary.copies,
+            "seen": often,
+        }
+        for canary, often in seen.items()
+    ]
+    write_atomically(path, json.dumps(rows, ensure_ascii=False, indent=1).encode())
+
+
+def load_canaries(path: Path, vocabulary: Vocabulary) -> dict[Canary, float]:
+    """Each, and how often it is seen in a round."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        rows = [(row["words"], row["users"], row["copies"], row["seen"]) for row in content]
+    except (ValueError, KeyError, TypeError):
+        raise DataError(f"{path} is no list of canaries, or damaged") from None
+    foreign = {word for words, *_ in rows for word in words} - set(vocabulary.ids)
+    if foreign:
+        raise DataError(f"{path} has canaries of another list of words: {min(foreign)!r} is not in this one")
+    return {
+        Canary(tuple(vocabulary.ids[word] for word in words), users, copies): seen
+        for words, users, copies, seen in rows
+    }

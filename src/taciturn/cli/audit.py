@@ -1,0 +1,198 @@
+"""`taciturn audit`: what a run gives away, seen from outside, and whether that is more than it claims."""
+
+import json
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from taciturn.cli.output import console, stages
+
+if TYPE_CHECKING:
+    from taciturn.runs.audit_report import Attacked, Page, Remembered
+
+
+def audit(
+    run: Annotated[
+        Path, typer.Argument(help="folder of a run that was trained with --audit N, with [canaries], or both")
+    ],
+    references: Annotated[
+        int, typer.Option(min=100, help="random continuations to compare each canary with")
+    ] = 2_000_000,
+    json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Look at a run from outside: whether it is as private as it claims, and planted secrets. Writes RUN/audit.png and RUN/audit.json.
+
+    Audit users (train --audit N) sent random directions, and took part if a fair coin fell so. From how well their being in can be told
+    from all that was released follows by how much the noise may be smaller, or reports longer, than is claimed. Where it must be so, the
+    mechanism is broken, and the exit status is 1; to a mechanism that keeps its word that happens once in a thousand audits. Beside the
+    verdict stands what this audit could have seen. It cannot see who was drawn, how often people took part, the last bits of what was
+    released, or whether one user's report depends on another's: docs/audit.md says which tests do.
+
+    A canary is five random words that synthetic users shared in the training (Ramaswamy et al. 2020, Table 4). Rank: how many of the random
+    continuations of its first two words the model finds as likely as the real one, or likelier; 1 means it knows it by heart. Beam search:
+    how many canaries are among the five best continuations that the model itself finds. A guarantee is about what one user alone had;
+    what many share is no secret.
+
+    An example: taciturn train recipe.toml --audit 1000 --set canaries.text=speeches --run runs/watched; taciturn audit runs/watched
+    """
+    from taciturn.audit.one_run import claimed_curve, curve
+    from taciturn.files import write_atomically
+    from taciturn.release.plots import plot_audit
+    from taciturn.runs.audit_report import page
+
+    with stages() as show:
+        found = page(run, references, lambda done, all: show("looking for canaries", done, all))
+    content = json.dumps(_json(run, found), indent=1)
+    write_atomically(run / "audit.json", content.encode())
+    if found.attacked:
+        one = found.attacked
+        claimed = partial(claimed_curve, mu=one.mu)
+        plot_audit(run / "audit.png", one.scores, one.included, curve(one.scores, one.included), claimed, run.name)
+    if json_:
+        print(content)
+    else:
+        _print(run, found)
+    if found.attacked and found.attacked.audit.refuted:
+        raise typer.Exit(1)
+
+
+def _print(run: Path, found: "Page") -> None:
+    from taciturn.privacy.figures import delta_text, epsilon_text
+
+    claimed = f"ε = {epsilon_text(found.guarantee.epsilon)} at δ = {delta_text(found.guarantee.delta)}"
+    console.print(
+        f"{run}: claimed for every person {claimed}. AccuracyTop1 {found.scores['accuracy_top1']:.2%}: a model that has learned nothing "
+        "remembers nothing.\n",
+        highlight=False,
+    )
+    if found.attacked:
+        _print_attacked(run, found.attacked)
+    if found.remembered:
+        _print_remembered(found.remembered)
+
+
+def _print_attacked(run: Path, attacked: "Attacked") -> None:
+    from taciturn.privacy.figures import delta_text
+
+    audit = attacked.audit
+    turns = "one turn" if attacked.turns == 1 else f"up to {attacked.turns} turns"
+    table = Table(
+        title=f"Audit users: {audit.included} in, {audit.left_out} out, {turns} each, at δ = {delta_text(attacked.delta)}",
+        title_justify="left",
+    )
+    for name in ("of these turns", "μ", "ε"):
+        table.add_column(name, justify="left" if name == "of these turns" else "right")
+    figures = {
+        "claimed": (1.0, math.ceil),
+        "found": (audit.times, round),
+        "found, at least (99.9 % confidence)": (audit.times_at_least, math.floor),
+    }
+    for name, (times, rounded) in figures.items():
+        table.add_row(name, _two_digits(times * audit.mu, rounded), _two_digits(attacked.epsilon(times), rounded))
+    console.print(table)
+    if audit.refuted:
+        least = _two_digits(audit.times_at_least, math.floor)
+        words = (
+            f"BROKEN: there is at least {least} times less noise than is claimed, or reports are as much longer. Found: noise "
+            f"{audit.spread:.2f} and reports {audit.signal:.2f} times what is claimed. Trust no model of this run."
+        )
+        style = "bold red"
+    else:
+        words, style = "Nothing contradicts the claim. That proves nothing of what an audit cannot see.", "green"
+    console.print(words, style=style, highlight=False)
+    console.print(_power(attacked), highlight=False)
+    console.print(f"The curves behind it: {run / 'audit.png'}\n", highlight=False)
+
+
+def _power(attacked: "Attacked") -> str:
+    """What this audit could have seen."""
+    from taciturn.audit.one_run import LIKELY
+
+    caught = [
+        f"{_two_digits(factor, math.ceil)} times too small with a probability of {likely:.0%}"
+        for likely, factor in zip(LIKELY, attacked.audit.caught, strict=True)
+        if math.isfinite(factor)
+    ]
+    words = (
+        f"It would have caught noise that is {', '.join(caught)}."
+        if caught
+        else "It would not have caught noise that is missing altogether: take more audit users."
+    )
+    if attacked.whole is None:
+        return words
+    share = math.floor(100 * min(1.0, attacked.audit.mu / attacked.whole))
+    return f"{words} Of the μ that is claimed for a person's whole part in the run, these turns test {share} %."
+
+
+def _two_digits(value: float, rounded: Callable[[float], int]) -> str:
+    """To the side that flatters nobody."""
+    return f"{rounded(100 * value) / 100:.2f}"
+
+
+def _print_remembered(remembered: "Remembered") -> None:
+    from taciturn.runs.audit_report import rank_text
+
+    references = remembered.findings[0].references
+    table = Table(title="Canaries: what the model knows of shared secrets", title_justify="left")
+    for name in ("users", "copies", "times seen", f"rank among {rank_text(references)}", "by beam search"):
+        table.add_column(name, justify="right")
+    for users, copies, findings in remembered.kinds():
+        ranks = ", ".join(rank_text(one.rank) for one in findings)
+        by_beam = f"{sum(one.place is not None for one in findings)} / {len(findings)}"
+        seen = sum(remembered.seen[one.canary] for one in findings) / len(findings)
+        table.add_row(str(users), str(copies), f"{seen:,.0f}", ranks, by_beam)
+    console.print(table)
+    console.print(
+        "Synthetic users come more often than people do, and are not covered by the claim. Times seen: to be expected.",
+        highlight=False,
+    )
+
+
+def _json(run: Path, found: "Page") -> dict[str, Any]:
+    from taciturn.audit.one_run import LIKELY
+
+    content: dict[str, Any] = {
+        "run": str(run),
+        "epsilon": _infinity(found.guarantee.epsilon),
+        "delta": found.guarantee.delta,
+        "accuracy_top1": found.scores["accuracy_top1"].value,
+    }
+    if found.attacked:
+        attacked = found.attacked
+        content["audit"] = {
+            "delta": attacked.delta,
+            "turns": attacked.turns,
+            "claimed_epsilon": attacked.epsilon(),
+            "epsilon": attacked.epsilon(attacked.audit.times),
+            "epsilon_at_least": attacked.epsilon(attacked.audit.times_at_least),
+            "mu_of_the_whole_claim": attacked.whole,
+            "refuted": attacked.audit.refuted,
+            **attacked.audit._asdict(),
+            "caught": {
+                str(likely): _infinity(factor) for likely, factor in zip(LIKELY, attacked.audit.caught, strict=True)
+            },
+        }
+    if found.remembered:
+        content["canaries"] = [
+            {
+                "users": one.canary.users,
+                "copies": one.canary.copies,
+                "rank": one.rank,
+                "references": one.references,
+                "exposure": one.exposure,
+                "seen": found.remembered.seen[one.canary],
+                "beam_search": one.place,
+            }
+            for one in found.remembered.findings
+        ]
+    return content
+
+
+def _infinity(value: float) -> float | str:
+    """JSON knows none."""
+    return value if math.isfinite(value) else "infinity"

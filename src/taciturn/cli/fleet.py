@@ -1,0 +1,227 @@
+"""`taciturn fleet`, `serve` and `device`: training over a network of devices that keep their text."""
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.logging import RichHandler
+
+from taciturn.cli.output import console, fleet_view
+
+if TYPE_CHECKING:
+    from taciturn.fleets.flower.server import FlowerServer
+
+fleet_app = typer.Typer(
+    help="A fleet of real devices: make one, enrol devices, or try it out on this machine.", no_args_is_help=True
+)
+END_SECONDS = 20
+NO_REST = 1e-6  # hours
+OVER_DEVICES = ("fleet.kind=devices", "privacy.encoding=modular")  # what makes a recipe one for devices
+
+
+@fleet_app.command()
+def new(
+    fleet: Annotated[Path, typer.Argument(help="new folder for the server's side")],
+    recipe: Annotated[Path, typer.Argument(help='a recipe with algorithm = "dp-ftrl" and min-separation')],
+    set: Annotated[
+        list[str] | None, typer.Option(help="section.key=value, wins over the recipe; may be repeated")
+    ] = None,
+    name: Annotated[
+        list[str] | None, typer.Option(help="name or address by which devices know the server; localhost always is one")
+    ] = None,
+) -> None:
+    """Make a fleet: a certificate authority, a certificate for the server, and the recipe with its noise worked out.
+
+    Of the recipe's population the words and the held-out users are taken, and no one's text: that is on devices. Keep FLEET/authority safe,
+    whoever has its key can pretend to be the server.
+
+    An example: taciturn fleet new keyboard-fleet recipe.toml --name fleet.example.org; taciturn fleet enrol keyboard-fleet phone-1 phone-2
+    """
+    from taciturn.fleets.folders import new_fleet
+    from taciturn.recipe.text import load_recipe
+
+    new_fleet(fleet, load_recipe(recipe, [*(set or ()), *OVER_DEVICES]), tuple(name or ()))
+    console.print(
+        f"{fleet} is ready. Enrol devices: taciturn fleet enrol {fleet} DEVICE …; then: taciturn serve {fleet}",
+        highlight=False,
+    )
+
+
+@fleet_app.command()
+def enrol(
+    fleet: Annotated[Path, typer.Argument(help="the server's folder")],
+    devices: Annotated[list[Path], typer.Argument(help="folders of devices; new ones are made, with a key")],
+) -> None:
+    """Let devices take part, and give them what they need to know: certificate, recipe, words, and the list of all devices.
+
+    Every device has to have the same list, so name all of them, or copy FLEET/for-devices to DEVICE/fleet on those that are elsewhere.
+    A run that is under way goes on once all have it.
+    """
+    from taciturn.fleets.folders import enrol as enrol_devices
+    from taciturn.fleets.folders import enrolled_keys
+
+    enrol_devices(fleet, devices)
+    console.print(f"{len(enrolled_keys(fleet))} devices are enrolled in {fleet}", highlight=False)
+
+
+def serve(
+    fleet: Annotated[Path, typer.Argument(help="the server's folder, made by `taciturn fleet new`")],
+    run: Annotated[Path | None, typer.Option(help="folder of the run (default: FLEET/run)")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with a run that was cut off")] = False,
+    host: Annotated[
+        str, typer.Option(help="address to listen on; 0.0.0.0 for every network of this machine")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 8443,
+    insecure: Annotated[bool, typer.Option("--insecure", help="without TLS; on this machine alone")] = False,
+) -> None:
+    """Train over devices: they train on their own text, and what reaches the server is a sum that nobody can look inside.
+
+    Waits for devices (`taciturn device`), asks more than it needs, goes on without those that drop out, and tries a round again that got
+    too few reports. Killed at any moment, it goes on with --resume: no round is released without being charged, and none is charged twice.
+    """
+    from taciturn.fleets.flower.server import flower_server
+
+    with _logging(), flower_server(fleet / "wire", host, port, insecure) as server:
+        _serve(server, fleet, run or fleet / "run", resume)
+
+
+def device(
+    folder: Annotated[Path, typer.Argument(help="the device's own folder, enrolled with `taciturn fleet enrol`")],
+    server: Annotated[str | None, typer.Option(help="host:port of `taciturn serve`")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="its user's messages: .txt, one a line, or a table of one person; kept in the folder"),
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="without TLS; on this machine alone")] = False,
+    opt_out: Annotated[
+        bool, typer.Option("--opt-out", help="take part in nothing any more, and delete the text")
+    ] = False,
+) -> None:
+    """Be a device: keep a person's text, and train on it when the server asks, as often as the recipe allows and no more.
+
+    When it took part stands in FOLDER/diary.json, and outlives restarts of both sides. Ctrl-C stops it; started again, it goes on.
+
+    An example: taciturn device phone-1 --server fleet.example.org:8443 --data messages.txt
+    """
+    from taciturn.fleets import folders
+    from taciturn.fleets.devices.transport import LinkError
+    from taciturn.fleets.flower.authority import AUTHORITY_CERTIFICATE
+    from taciturn.fleets.flower.device import run_device
+
+    if opt_out:
+        folders.opt_out(folder)
+        console.print(f"{folder} has opted out; its text is deleted.", highlight=False)
+        return
+    if data is not None:
+        _take_text(folder, data)
+    if server is None:
+        raise LinkError("name the server: --server host:port")
+    handler = folders.open_device(folder)
+    with _logging():
+        run_device(server, folder, handler, None if insecure else folder / "fleet" / AUTHORITY_CERTIFICATE, insecure)
+
+
+@fleet_app.command()
+def up(
+    count: Annotated[int, typer.Argument(min=3, help="devices; each takes about half a gigabyte of memory")],
+    recipe: Annotated[Path, typer.Argument(help='a recipe with algorithm = "dp-ftrl" and min-separation')],
+    out: Annotated[Path, typer.Option(help="new folder for everything")] = Path("fleet"),
+    set: Annotated[
+        list[str] | None, typer.Option(help="section.key=value, wins over the recipe; may be repeated")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 0,
+) -> None:
+    """Try a fleet out on this machine: a server and N devices, with the first N users of the recipe's population, over TLS.
+
+    What it releases is charged to that population's ledger. Unless the recipe has a fleet.timer_hours, devices rest for rounds alone and
+    not for a day. Each is a process of its own, which compiles the model once: the first round takes a while.
+
+    An example: taciturn fleet up 5 recipe.toml --out try --set participation.cohort=3 --set participation.min_separation=0
+    """
+    from taciturn.fleets import folders
+    from taciturn.fleets.flower.server import flower_server
+    from taciturn.recipe.text import load_recipe
+
+    run = out / f"{out.resolve().name}-run"  # a name for the ledger of the population
+    loaded = load_recipe(recipe, [*(set or ()), *OVER_DEVICES])
+    if "timer_hours" not in loaded.fleet.model_fields_set:
+        loaded = loaded.with_settings("fleet", timer_hours=NO_REST)
+    devices = folders.try_out(out, loaded, count, run.name)
+    with (
+        _logging(),
+        flower_server(out / "server" / "wire", "127.0.0.1", port) as server,
+        _devices(devices, server.address),
+    ):
+        _serve(server, out / "server", run, resume=False)
+
+
+def _serve(server: "FlowerServer", fleet: Path, run: Path, resume: bool) -> None:
+    from taciturn.fleets.devices.fleet import Connected
+    from taciturn.fleets.folders import enrolled_keys, fleet_recipe, identity
+    from taciturn.runs.run import resume_run, train_run
+
+    enrolled = enrolled_keys(fleet)
+    for key in enrolled:
+        server.enrol(key)
+    numbers = {key: number for number, key in enumerate(enrolled)}
+
+    def people() -> dict[int, int]:
+        known = server.enrolled()
+        return {node: numbers[known[node]] for node in server.link.devices() if known.get(node) in numbers}
+
+    with fleet_view(server.address, len(enrolled)) as (watch, progress):
+        connected = Connected(server.link, people, enrolled, identity(enrolled), watch)
+        begin = resume_run if resume else partial(train_run, fleet_recipe(fleet))
+        finished = begin(run, progress, connected)
+    if finished.stopped:
+        console.print(f"Stopped: {finished.stopped}.\n", style="yellow", highlight=False)
+    console.print((run / "guarantee.txt").read_text(), highlight=False, soft_wrap=True)
+    console.print(f"AccuracyTop1 {finished.scores['accuracy_top1']:.2%}; {run}", highlight=False)
+
+
+def _take_text(folder: Path, data: Path) -> None:
+    import numpy as np
+
+    from taciturn.fleets.folders import save_text, vocabulary_of
+    from taciturn.keyboard.personal_model import messages_of
+
+    messages, _ = messages_of(data, vocabulary_of(folder))
+    save_text(folder, np.array([word for message in messages for word in message], np.int32))
+
+
+@contextmanager
+def _devices(folders: list[Path], address: str) -> Iterator[None]:
+    """Processes of their own, which end with this one."""
+    command = [sys.executable, "-c", "from taciturn.cli import main; main()", "device"]
+    running = []
+    try:
+        for folder in folders:
+            with open(folder / "log.txt", "w") as log:
+                running.append(subprocess.Popen([*command, str(folder), "--server", address], stdout=log, stderr=log))
+        yield
+    finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            try:
+                process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+@contextmanager
+def _logging() -> Iterator[None]:
+    """What happens to the fleet, in lines."""
+    log, handler = logging.getLogger("taciturn.fleet"), RichHandler(console=console, show_path=False)
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)

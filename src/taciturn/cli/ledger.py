@@ -1,0 +1,210 @@
+"""taciturn ledger: show · budget · close · acknowledge · adopt · anchor."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+from rich.table import Table
+from typer.core import TyperGroup
+
+from taciturn.cli.output import console
+
+Folder = Annotated[Path, typer.Argument(help="folder of a population")]
+RunName = Annotated[str, typer.Argument(help="name of a run, as `taciturn ledger FOLDER` shows it")]
+
+
+class _ShowsByDefault(TyperGroup):
+    """`taciturn ledger people` is short for `taciturn ledger show people`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        is_short = bool(args) and args[0] not in self.commands and args[0] != "--help"
+        return super().parse_args(ctx, ["show", *args] if is_short else args)
+
+
+ledger_app = typer.Typer(
+    cls=_ShowsByDefault,
+    help="What was ever released about a population's users, and what may be: `taciturn ledger FOLDER` shows it.",
+    no_args_is_help=True,
+)
+
+
+@ledger_app.command("show")
+def show(
+    population: Folder,
+    delta: Annotated[float | None, typer.Option(help="δ of the totals (default: the smallest of the runs)")] = None,
+    events: Annotated[
+        Path | None,
+        typer.Option(help="write the runs' costs here, as events of dp-accounting, for others to recompute ε (JSON)"),
+    ] = None,
+) -> None:
+    """What was ever released about a population's users.
+
+    Runs, releases, ε, ρ, and the total of all of them.
+    """
+    from taciturn.data.population import Population
+    from taciturn.population_ledger import open_ledger
+    from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
+    from taciturn.privacy.ledger import LedgerError
+    from taciturn.privacy.recounting import events_for_others
+
+    book = open_ledger(Population(population))
+    if events is not None:
+        events.write_text(json.dumps(events_for_others(book), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    table = Table(title=f"{population}: what was released about these users", title_justify="left")
+    for name in ("run", "releases", "ε", "δ", "ρ", "neighbours differ by"):
+        table.add_column(name, justify="left" if name in ("run", "neighbours differ by") else "right")
+    guarantees = [book.guarantee(run) for run in book.runs()]
+    for one in guarantees:
+        name = one.run if one.randomness == "operating system" else f"{one.run} (simulation)"
+        figures = (epsilon_text(one.epsilon), delta_text(one.delta), rho_text(one.rho))
+        table.add_row(name, str(one.releases), *figures, _neighbours(one.adjacency))
+    if delta is not None and not 0 < delta < 1:
+        raise LedgerError(f"δ lies between 0 and 1; {delta:g} does not")
+    if guarantees:
+        delta = delta or min(one.delta for one in guarantees)
+        totals = [("together", *total) for total in book.totals(delta)]
+        for name, adjacency, epsilon, rho in [*totals, ("all together", "zero out one user", *book.total(delta))]:
+            table.add_section()
+            table.add_row(name, "", epsilon_text(epsilon), delta_text(delta), rho_text(rho), _neighbours(adjacency))
+    console.print(table)
+    torn = sum(row["kind"] == "torn" for row in book.rows)
+    lines = [
+        "ρ does not count the sampling of users, ε does. Several runs are added up in RDP, which stays valid when later runs are "
+        "chosen after seeing earlier ones; under the adjacency of the last row all runs add up, whatever they state themselves.",
+        f"Each of the {len(book.rows)} rows fits the one before it; the last is {book.head[:16]}…"
+        + (f" {torn} were cut off half-written by a crash, before anything was released." if torn else ""),
+    ]
+    floats = book.runs_of_floats()
+    if floats:
+        lines.append(
+            f"Noise of floats, whose last bits can give away what it hides: {', '.join(floats)}. Such a run counts as ε = ∞; to count it "
+            f"as what it states all the same: taciturn ledger acknowledge {population} RUN"
+        )
+    if book.budget:
+        waiting = [run for run in book.runs() if not book.is_closed(run)]
+        lines.append(
+            f"Budget for all runs together: ε = {epsilon_text(book.budget.epsilon)} at δ = {delta_text(book.budget.delta)}."
+            + (f" Not closed, and counted with all they may still release: {', '.join(waiting)}." if waiting else "")
+        )
+    if book.anchor:
+        lines.append(f"Anchored in {book.anchor}.")
+    console.print("\n".join(lines), highlight=False)
+
+
+def _neighbours(adjacency: str) -> str:
+    return {"add or remove one user": "one user more", "replace one user by another": "one user other"}.get(
+        adjacency, adjacency
+    )
+
+
+@ledger_app.command("budget")
+def budget(
+    population: Folder,
+    epsilon: Annotated[
+        float, typer.Option(help="that all runs together may cost, whatever they release and in which order")
+    ],
+    delta: Annotated[
+        float | None,
+        typer.Option(help="at which (default: the budget's before, or the smallest of the runs', or 1e-10)"),
+    ] = None,
+) -> None:
+    """Fix a budget for all runs on these people together. It is only ever lowered.
+
+    Fix it before the first run. A run then reserves what it may cost at most (all its rounds and some to spare, correlated noise in full)
+    and does not start if all runs together could pass the budget; when it ends, it gives back what it did not spend. Runs without privacy
+    do not start.
+
+    An example: taciturn ledger budget people --epsilon 4 --delta 1e-10
+    """
+    from taciturn.data.population import Population
+    from taciturn.population_ledger import open_ledger
+    from taciturn.privacy.figures import delta_text, epsilon_text
+    from taciturn.privacy.population_budget import PopulationBudget
+
+    book = open_ledger(Population(population))
+    known = [book.budget.delta] if book.budget else [book.run_rows(run)[0]["delta"] for run in book.runs()]
+    book.set_budget(PopulationBudget(epsilon, delta or min(known, default=1e-10)))
+    fixed = book.budget
+    assert fixed is not None
+    console.print(
+        f"All runs together: at most ε = {epsilon_text(fixed.epsilon)} at δ = {delta_text(fixed.delta)}, from now on.",
+        highlight=False,
+    )
+
+
+@ledger_app.command("close")
+def close(population: Folder, run: RunName) -> None:
+    """Say that a run which was cut off will not go on. What it reserved of the budget and did not spend is given back."""
+    from taciturn.data.population import Population
+    from taciturn.population_ledger import open_ledger
+
+    open_ledger(Population(population)).close(run)
+    console.print(f"{run} is closed: it cannot be resumed.", highlight=False)
+
+
+@ledger_app.command("acknowledge")
+def acknowledge(population: Folder, run: RunName) -> None:
+    """Count a run of before, whose noise was made of floats, as what it states, and not as ε = ∞.
+
+    Its ε holds for real numbers and not for the bits that were released: say this only if you know that, and who got them.
+    """
+    from taciturn.data.population import Population
+    from taciturn.population_ledger import open_ledger
+
+    open_ledger(Population(population)).acknowledge(run)
+    console.print(f"{run} counts as what it states.", highlight=False)
+
+
+@ledger_app.command("adopt")
+def adopt(
+    population: Folder,
+    same_people_as: Annotated[
+        Path | None, typer.Option(help="where the folder of the same people is now, whose ledger this one shares")
+    ] = None,
+) -> None:
+    """Say that this folder goes on, after it was copied, restored from a backup or moved to another disk.
+
+    Its ledger must have every row that is known. An original that is still where it was is retired, and refused from then on.
+    """
+    from taciturn.population_ledger import adopt_ledger
+
+    book, retired = adopt_ledger(population, same_people_as)
+    there = f"{retired} is retired" if retired else "no other copy was found; if there is one, delete it"
+    console.print(
+        f"{book.path} goes on, with {len(book.rows)} rows and {len(book.runs())} runs; {there}.",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@ledger_app.command("anchor")
+def anchor(
+    population: Folder,
+    file: Annotated[Path | None, typer.Option(help="a file on another disk, which is made and kept")] = None,
+    command: Annotated[
+        str | None,
+        typer.Option(help="a command: gets the head before and the new one, and agrees by ending with status 0"),
+    ] = None,
+) -> None:
+    """Keep the ledger's newest head outside of its folder too, where a hand that puts an older copy back does not reach.
+
+    It is compared before every release. If it cannot be reached, or knows of another head, nothing is released.
+
+    An example: taciturn ledger anchor people --file /mnt/other/people.head
+    """
+    from taciturn.data.population import Population
+    from taciturn.population_ledger import open_ledger
+    from taciturn.privacy.anchor import Anchor
+    from taciturn.privacy.ledger import LedgerError
+
+    if (file is None) == (command is None):
+        raise LedgerError("name one anchor: --file PATH, or --command COMMAND")
+    book = open_ledger(Population(population))
+    if file and file.resolve().is_relative_to(book.path.parent):
+        raise LedgerError(
+            f"{file} lies in the population's folder, and would be put back with it: name a file elsewhere"
+        )
+    book.set_anchor(Anchor(file.resolve() if file else None, command))
+    console.print(f"Anchored in {book.anchor}.", highlight=False, soft_wrap=True)

@@ -1,0 +1,347 @@
+"""A run's model as files that keyboards load. Each carries its guarantee, and is held against the JAX model before it is written."""
+
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from taciturn.core import BEGIN, END, PADDING, UNKNOWN, WordModel
+from taciturn.data.vocabulary import normalize
+from taciturn.export.arpa import arpa_words, read_arpa, write_arpa
+from taciturn.export.combined import STEP, read_combined, write_combined
+from taciturn.export.javascript import Published, check_javascript, javascript_model, javascript_ngram
+from taciturn.export.onnx import onnx_model, onnx_scores
+from taciturn.export.quantised import dequantised, quantised
+from taciturn.export.word_model import Loaded
+from taciturn.models.ngram import NGram, katz, pruned
+from taciturn.models.sampling import samples
+from taciturn.models.stepping import Neural, Recurrent
+from taciturn.privacy.figures import delta_text, epsilon_text
+from taciturn.privacy.ledger import Guarantee
+from taciturn.release.gate import ExportRefused, check_may_leave
+from taciturn.release.model_file import ModelCard, save_model
+from taciturn.release.privacy_statement import statement, statement_json
+
+Format = Literal["model", "onnx", "onnx-int8", "arpa", "combined", "js"]
+CHECKED_TEXTS = 32  # of 64 words
+DISTILLED_ORDER = 3
+NEWER_THAN_THEIRS = 18  # the version from which keyboards take a word list for newer than their own
+PAGE_ENTRIES = 200_000  # n-grams that a page can hold
+# Below, something is broken. N-grams are held against those that were counted, from which files may differ by rounding alone; how near
+# they are to the model is printed, and is what the format can do.
+LEAST_AGREEMENT = {"onnx": 0.999, "onnx-int8": 0.9, "js": 0.9, "arpa": 0.99, "combined": 0.99}
+
+Progress = Callable[[str, int, int], None]
+Scoring = Callable[[np.ndarray], np.ndarray]  # a text → the log-probabilities at its start and after each word
+
+
+class Check(NamedTuple):
+    """What was written against the model it was made from, on text that the model made up itself."""
+
+    positions: int
+    agreement: float  # share of positions at which both like the same word best
+    difference: float  # the largest between two probabilities
+    note: str = ""
+
+
+class Exported(NamedTuple):
+    guarantee: Guarantee
+    files: list[Path]
+    check: Check | None
+
+
+class Distilling(NamedTuple):
+    """How a model becomes n-grams."""
+
+    words: int = 2_000_000  # sampled from it
+    entries: int = 300_000  # n-grams above single words that are kept
+
+
+def export_model(
+    loaded: Loaded,
+    guarantee: Guarantee,
+    learned_from: str | None,
+    out: Path,
+    to: Format = "model",
+    non_private: bool = False,
+    blocklist: Iterable[str] = (),
+    distilling: Distilling = Distilling(),
+    progress: Progress = lambda what, done, all: None,
+) -> Exported:
+    """Nothing is written before the file says what the model says. The guarantee is the ledger's, of exactly this model."""
+    assert loaded.card is not None  # or there were no guarantee
+    check_may_leave(guarantee, non_private)
+    if out.exists() and any(out.iterdir()):
+        raise ExportRefused(f"{out} is not empty; name a new folder")
+    export = _Export(
+        loaded, loaded.card, guarantee, learned_from, _blocked(loaded, blocklist, to), distilling, progress
+    )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as partial:
+        check = export.write(Path(partial), to)
+        out.mkdir(exist_ok=True)
+        files = [Path(shutil.move(path, out / path.name)) for path in sorted(Path(partial).iterdir())]
+    return Exported(guarantee, files, check)
+
+
+def _blocked(loaded: Loaded, blocklist: Iterable[str], to: Format) -> list[str]:
+    blocked = [normalize(word, loaded.vocabulary.language).strip() for word in blocklist]
+    if blocked and (to == "model" or (to in ("arpa", "combined") and isinstance(loaded.model, NGram))):
+        raise ExportRefused(
+            f"a blocklist cannot be kept in a file of this kind (--to {to}): leave it out, or block the words on the device"
+        )
+    return blocked
+
+
+def _not_broken(check: Check, to: Format) -> Check:
+    if not check.agreement >= LEAST_AGREEMENT[to]:
+        raise ExportRefused(
+            f"what would be written as {to} likes another word best at {1 - check.agreement:.1%} of {check.positions:,} places "
+            f"(probabilities differ by up to {check.difference:.2g}): nothing was written"
+        )
+    return check
+
+
+class _Export:
+    """One model on its way out."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        card: ModelCard,
+        guarantee: Guarantee,
+        learned_from: str | None,
+        blocked: list[str],
+        distilling: Distilling,
+        progress: Progress,
+    ) -> None:
+        self.loaded, self.model, self.card = loaded, loaded.model, card
+        self.guarantee, self.learned_from, self.blocked = guarantee, learned_from, blocked
+        self.distilling, self.progress = distilling, progress
+        self.statement = statement(guarantee, self.card.public_text)
+        self.json = statement_json(guarantee, self.card.public_text)
+
+    def write(self, out: Path, to: Format) -> Check | None:
+        _write_words(out / "vocabulary.txt", self.card.vocabulary)
+        (out / "guarantee.txt").write_text(self.statement, encoding="utf-8")
+        (out / "guarantee.json").write_text(self.json, encoding="utf-8")
+        match to:
+            case "model":
+                save_model(out / "model.safetensors", self.loaded.params, self.card)  # what was verified, not the file
+                return None
+            case "onnx" | "onnx-int8":
+                return self._onnx(out / ("model.onnx" if to == "onnx" else "model.int8.onnx"), to == "onnx-int8")
+            case "js":
+                return self._javascript(out / "model.js")
+            case "arpa":
+                return self._arpa(out / "model.arpa")
+            case "combined":
+                return self._combined(out / f"main_{self.loaded.vocabulary.language}.combined")
+
+    def _onnx(self, path: Path, as_bytes: bool) -> Check:
+        model = self._recurrent("ONNX")
+        never = {PADDING, UNKNOWN, BEGIN, END, *self._ids(self.blocked)}
+        about = {"guarantee": self.json, "text": json.dumps(self.card.text)}
+        weights = quantised(model.weights) if as_bytes else model.weights
+        content = onnx_model(model.cell, weights, never, model.restarts, about).SerializeToString()
+        check = self._checked(lambda text: onnx_scores(content, text))
+        path.write_bytes(content)
+        return _not_broken(check, "onnx-int8" if as_bytes else "onnx")
+
+    def _javascript(self, path: Path) -> Check:
+        script = page_script(
+            self.loaded, self.guarantee, self.learned_from, self.statement, self.card.run or "", self.blocked
+        )
+        if check_javascript(script, [END]) is not None:
+            listed = self.card.vocabulary
+            check = self._checked(lambda text: _present(check_javascript(script, text.tolist(), listed)))
+        else:
+            check = self._checked(self._in_bytes)._replace(
+                note="Node.js is not installed, so the weights were checked, and the script itself was not run"
+            )
+        path.write_text(script, encoding="utf-8")
+        return _not_broken(check, "js")
+
+    def _in_bytes(self, text: np.ndarray) -> np.ndarray:
+        """What a script would say, by its weights."""
+        if isinstance(self.model, NGram):
+            return _read(pruned(self.model, PAGE_ENTRIES), text)
+        model = self._recurrent("JavaScript")
+        in_bytes = dequantised(quantised(model.weights))
+        return _read(Recurrent(model.cell, in_bytes, tuple(model.restarts)), text)
+
+    def _arpa(self, path: Path) -> Check:
+        ngram, listed, how = self._ngram(DISTILLED_ORDER)
+        write_arpa(path, ngram, listed, [self.statement, how])
+        _write_words(path.with_name("vocabulary.txt"), arpa_words(listed))
+        read_back, words = read_arpa(path)
+        places = {word: place for place, word in enumerate(words)}
+        ours = np.array([places.get(word, UNKNOWN) for word in self.card.vocabulary])
+        return self._of_ngram(ngram, listed, lambda text: _read(read_back, ours[text])[:, ours], set(words))
+
+    def _combined(self, path: Path) -> Check:
+        ngram, listed, how = self._ngram(2)
+        guarantee, language = self.guarantee, self.loaded.vocabulary.language
+        worth = (
+            "a SIMULATION"
+            if guarantee.is_simulated
+            else "differentially private"
+            if guarantee.epsilon < math.inf
+            else "noise without a promise"
+            if guarantee.is_private
+            else "NO privacy"
+        )
+        promise = f"{worth}; epsilon {epsilon_text(guarantee.epsilon)} at delta {delta_text(guarantee.delta)}"
+        about = f"Taciturn {self.card.run}; {promise}; ledger row {guarantee.head}; {how}"
+        version, now = max(NEWER_THAN_THEIRS, self.card.round), int(datetime.now(UTC).timestamp())
+        write_combined(path, ngram, listed, language, about, version, now)
+        words, followers = read_combined(path)
+        _not_broken(_rightly_listed(ngram, listed, followers), "combined")
+        return self._checked(lambda text: self._listed_scores(words, followers, text), set(words))
+
+    def _of_ngram(self, ngram: NGram, listed: Sequence[str], scores: Scoring, held: set[str]) -> Check:
+        """Refuse a file that does not say what the n-grams say; and how near it is to the model."""
+        kept = np.array(self._ids(listed))
+        numbers = self._numbers(kept)
+
+        def counted(text: np.ndarray) -> np.ndarray:
+            rows = np.full((len(text) + 1, self.model.vocabulary), -np.inf)
+            rows[:, kept] = _read(ngram, numbers[text])
+            return rows
+
+        _not_broken(self._checked(scores, held, counted), "arpa")
+        return self._checked(scores, held)
+
+    def _listed_scores(
+        self, words: dict[str, float], followers: dict[str, dict[str, float]], text: np.ndarray
+    ) -> np.ndarray:
+        """What a word list says before the first word and after each: words as frequent as they are, and those that follow first."""
+        ids, spelled = self.loaded.vocabulary.ids, self.card.vocabulary
+        alone = np.zeros(len(spelled))
+        alone[[ids[word] for word in words]] = list(words.values())
+        rows = np.tile(alone, (len(text) + 1, 1))
+        for row, word in zip(rows[1:], text.tolist(), strict=True):
+            for other, probability in followers.get(spelled[word], {}).items():
+                row[ids[other]] = max(probability, row[ids[other]])
+        with np.errstate(divide="ignore"):
+            return np.log(rows)
+
+    def _ngram(self, order: int) -> tuple[NGram, tuple[str, ...], str]:
+        """N-grams, their words, and how they were made: the model itself if it is one, or else counted on its samples."""
+        if isinstance(self.model, NGram):
+            return self.model, self.card.vocabulary, f"{self.model.order}-grams as counted"
+        assert isinstance(self.model, Neural)
+        words, entries = self.distilling
+        texts = samples(self.model, words, jax.random.key(1), lambda done, all: self.progress("sampling", done, all))
+        # What is blocked is not in the list, so that no reader can say it.
+        kept = np.setdiff1d(np.arange(self.model.vocabulary), self._ids(self.blocked))
+        numbers = self._numbers(kept)
+        # Katz: what is left of Kneser and Ney's after pruning is worse (Chelba et al. 2010).
+        counted = katz((numbers[text] for text in texts), len(kept), order)
+        cost = ", which costs no privacy" if self.guarantee.is_private else ""
+        how = f"{order}-grams of {words:,} words sampled from the model{cost}"
+        return pruned(counted, entries), tuple(self.card.vocabulary[place] for place in kept), how
+
+    def _numbers(self, kept: np.ndarray) -> np.ndarray:
+        """What the model's words are called in a list that keeps some of them."""
+        numbers = np.full(self.model.vocabulary, UNKNOWN)
+        numbers[kept] = np.arange(len(kept))
+        return numbers
+
+    def _recurrent(self, what: str) -> Recurrent:
+        if not isinstance(self.model, Recurrent):
+            raise ExportRefused(_not_step_by_step(what, self.card.run or ""))
+        return self.model
+
+    def _ids(self, words: Iterable[str]) -> list[int]:
+        return [self.loaded.vocabulary.ids[word] for word in words if word in self.loaded.vocabulary.ids]
+
+    def _checked(self, scores: Scoring, listed: set[str] | None = None, reference: Scoring | None = None) -> Check:
+        """`listed` are the words that a file can hold, where not all; the reference is the model, unless another is given."""
+        positions = same = 0
+        difference = 0.0
+        silent = [PADDING, UNKNOWN, BEGIN]
+        if listed is not None:
+            silent += [place for place, word in enumerate(self.card.vocabulary) if place >= END and word not in listed]
+        for text in self._texts():
+            ours, theirs = np.array(reference(text) if reference else _read(self.model, text)), np.array(scores(text))
+            for one in (ours, theirs):
+                one[:, silent] = -np.inf
+            positions += len(ours)
+            same += int(np.count_nonzero(np.argmax(ours, axis=1) == np.argmax(theirs, axis=1)))
+            difference = max(difference, float(np.abs(np.exp(ours) - np.exp(theirs)).max()))
+        return Check(positions, same / positions, difference)
+
+    def _texts(self) -> list[np.ndarray]:
+        """The model's own; n-grams, which are slow to sample, are asked about random words."""
+        if isinstance(self.model, Neural):
+            return list(samples(self.model, 1, jax.random.key(0)))[:CHECKED_TEXTS]
+        generator = np.random.default_rng(0)
+        return list(generator.integers(UNKNOWN, self.model.vocabulary, (CHECKED_TEXTS, 64)))
+
+
+def _rightly_listed(ngram: NGram, listed: Sequence[str], followers: dict[str, dict[str, float]]) -> Check:
+    """How many of the words that follow others in a word list have there the probability that the n-grams give them."""
+    ids = {word: place for place, word in enumerate(listed)}
+    off = []
+    for word, others in followers.items():
+        scores = ngram.scores((ids[word],)) if others else None  # after this word alone: a list knows no more
+        off += [abs(math.log(said) - scores[ids[other]]) for other, said in others.items() if scores is not None]
+    right = sum(one <= STEP for one in off)
+    return Check(len(off), right / len(off) if off else 1.0, math.expm1(max(off, default=0.0)))
+
+
+def _write_words(path: Path, words: Iterable[str]) -> None:
+    path.write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+
+
+def _read(model: WordModel, text: np.ndarray) -> np.ndarray:
+    """The scores at the start and after each word."""
+    state = model.start()
+    rows = [model.scores(state)]
+    for word in text.tolist():
+        state = model.read(state, word)
+        rows.append(model.scores(state))
+    return np.stack(rows)
+
+
+def _present(scores: np.ndarray | None) -> np.ndarray:
+    assert scores is not None
+    return scores
+
+
+def page_script(
+    loaded: Loaded,
+    guarantee: Guarantee | None,
+    learned_from: str | None,
+    statement: str,
+    name: str,
+    blocked: Iterable[str],
+) -> str:
+    """The model as one script, for the page and for export."""
+    about = Published(
+        name=name,
+        words=loaded.vocabulary.words,
+        text=loaded.vocabulary.about,
+        guarantee=guarantee,
+        statement=statement,
+        learned_from=learned_from,
+        blocked=list(blocked),
+        personal=loaded.is_personal,
+    )
+    if isinstance(loaded.model, NGram):
+        return javascript_ngram(pruned(loaded.model, PAGE_ENTRIES), about)
+    if not isinstance(loaded.model, Recurrent):
+        raise ExportRefused(_not_step_by_step("JavaScript", loaded.path.name))
+    return javascript_model(quantised(loaded.model.weights), loaded.model.cell, sorted(loaded.model.restarts), about)
+
+
+def _not_step_by_step(what: str, name: str) -> str:
+    return f"{what} is written for models that go word by word, an LSTM, a CIFG or a GRU; {name} can leave as n-grams: --to arpa"

@@ -1,0 +1,193 @@
+"""A model as one script, for pages, Node and Keyman: what it runs on, its words, its weights, and the guarantee it was made under.
+
+A page loads it with <script src> and finds it as `taciturn.models[name]`, Node gets it from `require`, Keyman takes it as a compiled
+`.model.js`. The guarantee is part of the script, so that no page can show the model and not the guarantee.
+"""
+
+import base64
+import json
+import math
+import re
+import shutil
+import subprocess
+import textwrap
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from taciturn.export.quantised import Int8, QuantisedWeights
+from taciturn.models.ngram import NGram
+from taciturn.models.stepping import Cell
+from taciturn.privacy.figures import MEANINGLESS, WEAK, delta_text, epsilon_text
+from taciturn.privacy.ledger import Guarantee
+from taciturn.release.gate import ExportRefused
+
+STRONG = 1.0  # ε up to which a guarantee is a strong one (Ponomareva et al. 2023, §5.2)
+PATIENCE = 120  # seconds that Node may take
+RUNTIME = ("runtime.js", "words.js", "predictor.js")  # in export/runtime
+_PIPED = """
+const { script, words } = JSON.parse(require("fs").readFileSync(0, "utf8"));
+require("vm").runInThisContext(script);
+const [{ model, vocabulary, predictor }] = Object.values(taciturn.models);
+predictor().predict("");
+let state = model.start();
+const rows = [model.scores(state), ...words.map((word) => model.scores((state = model.read(state, word))))];
+const bytes = Buffer.concat(rows.map((row) => Buffer.from(row.buffer)));
+console.log(JSON.stringify({ scores: bytes.toString("base64"), rows: rows.length, listed: vocabulary.words }));
+"""
+
+
+class Published(NamedTuple):
+    """What a script says of its model."""
+
+    name: str  # by which pages know it
+    words: Sequence[str]
+    text: dict[str, str]  # ModelCard.text: language and unit
+    guarantee: Guarantee | None  # none for a model of public text alone, or of unknown text
+    statement: str  # release.privacy_statement.statement's, or where public text came from
+    learned_from: (
+        str | None
+    )  # whose text, in words that go on after «learned from»: «the posts of 4,000 people»; None: unknown
+    blocked: Sequence[str] = ()  # words that are never suggested
+    personal: bool = False  # whether it is its owner's, and no one else's
+
+
+def javascript_model(weights: QuantisedWeights, cell: Cell, restarts: Sequence[int], about: Published) -> str:
+    """The script of an LSTM, a CIFG or a GRU; `restarts` are the words after which it starts afresh (models/stepping.py)."""
+    tied = weights.embedding is weights.words
+    named = {name: value for name, value in weights._asdict().items() if value is not None}
+    packed = {name: _packed(value) for name, value in named.items() if not (tied and name == "embedding")}
+    return _script("recurrent", {"cell": cell, "weights": packed, "restarts": list(restarts)}, about)
+
+
+def javascript_ngram(model: NGram, about: Published) -> str:
+    """The script of an n-gram model. What follows a context stands together, so that words need no context beside them."""
+    short = model.vocabulary <= 2**16
+    levels = []
+    for n, level in enumerate(model.levels):
+        contexts, words = np.divmod(level.keys, np.uint64(model.vocabulary))
+        before = len(model.levels[n - 1].keys) if n else 0
+        levels.append(
+            {
+                "probability": _base64(level.probability.astype("<f4")),
+                "backoff": _base64(level.backoff.astype("<f4")),
+                "words": _base64(words.astype("<u2" if short else "<u4")) if n else "",
+                "starts": _base64(np.searchsorted(contexts, np.arange(before + 1)).astype("<u4")) if n else "",
+            }
+        )
+    return _script("ngram", {"levels": levels, "short": short}, about)
+
+
+PERSONAL = [
+    "Personal model: learned from your own text, stays here.",
+    "It has no privacy guarantee, and may repeat what you wrote. Do not pass it on.",
+]
+
+
+def plain_words(guarantee: Guarantee | None, learned_from: str | None) -> list[str]:
+    """The guarantee for whoever types, a sentence each. A warning comes first."""
+    if learned_from is None:
+        return ["Nothing is known of what this model learned from, so nothing can be said of its privacy."]
+    if guarantee is None:
+        return [f"This model learned from {learned_from}, and from no user's text."]
+    if guarantee.epsilon == math.inf:
+        return [
+            f"This model learned from {learned_from} with NO privacy guarantee (ε = ∞).",
+            "It may repeat what single people wrote. Do not pass it on.",
+        ]
+    epsilon = epsilon_text(guarantee.epsilon)
+    is_a = "ε is" if epsilon.startswith(">") else "ε ="
+    sentences = [
+        f"This model learned from {learned_from} with differential privacy: {is_a} {epsilon} and δ = {delta_text(guarantee.delta)} for "
+        f"{guarantee.unit.replace('one user', 'each person')}, with everything they wrote.",
+        _worth(guarantee.epsilon),
+    ]
+    if guarantee.is_simulated:
+        sentences.insert(
+            0,
+            "A simulation: the noise came from a known seed and can be taken off again, so the figures describe the method and not "
+            "this model.",
+        )
+    return sentences
+
+
+def _worth(epsilon: float) -> str:
+    if epsilon > MEANINGLESS:
+        return "That promises nothing: it measures what noise costs, not privacy."
+    if epsilon > WEAK:
+        return "That is a weak promise: noise was added, and a determined expert might still tell whether somebody took part."
+    strength = "a strong" if epsilon <= STRONG else "a moderate"
+    return (
+        f"That is {strength} promise: the model would be much the same without any one of them, so it can hardly repeat what only one "
+        "person wrote."
+    )
+
+
+def check_javascript(script: str, words: Sequence[int], listed: Sequence[str] = ()) -> np.ndarray | None:
+    """The scores that a script's model gives before the first word and after each of them, [1 + words, vocabulary], as Node computes
+    them; None where there is no Node. Refused where the script's words are not those `listed`."""
+    node = shutil.which("node")
+    if node is None:
+        return None
+    asked = json.dumps({"script": script, "words": [int(word) for word in words]}).encode()
+    try:
+        done = subprocess.run([node, "-e", _PIPED], input=asked, capture_output=True, timeout=PATIENCE, check=True)
+    except subprocess.TimeoutExpired:
+        raise ExportRefused(
+            f"the script was not done with {len(words)} words after {PATIENCE} seconds in Node"
+        ) from None
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {error.returncode}"]
+        reason = next((line for line in said if "Error" in line), said[-1])
+        raise ExportRefused(f"the script does not run in Node: {reason}") from None
+    answer = json.loads(done.stdout)
+    if listed and answer["listed"] != list(listed):
+        raise ExportRefused("the script has other words than the model: nothing was written")
+    return np.frombuffer(base64.b64decode(answer["scores"]), "<f4").reshape(answer["rows"], -1)
+
+
+def _script(kind: str, model: dict[str, Any], about: Published) -> str:
+    if about.text.get("unit", "word") != "word":
+        raise ExportRefused("a keyboard suggests words; this model was trained on characters")
+    plain = PERSONAL if about.personal else plain_words(about.guarantee, about.learned_from)
+    known = about.learned_from is not None and not about.personal
+    content = {
+        "name": about.name,
+        "plain": plain,
+        "promises": known and (about.guarantee is None or _promises(about.guarantee)),
+        "statement": about.statement,
+        "head": about.guarantee.head if about.guarantee else None,
+        "language": about.text["language"],
+        "blocked": list(about.blocked),
+        "words": "\n".join(about.words),
+        "kind": kind,
+        "model": model,
+    }
+    runtime = "\n".join((files("taciturn.export") / "runtime" / name).read_text("utf-8") for name in RUNTIME)
+    published = json.dumps(content, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    return f"{_header(about, plain)}(function () {{\n{runtime}\npublish({published});\n}})();\n"
+
+
+def _header(about: Published, plain: list[str]) -> str:
+    row = [f"Ledger row: {about.guarantee.head}"] if about.guarantee else []
+    paragraphs = [f"Taciturn keyboard model «{about.name}»", *plain, *row]
+    lines = [line for paragraph in paragraphs for line in textwrap.wrap(paragraph, 100)]
+    comment = re.sub(r"\*/|<", lambda found: f"{found[0][0]} {found[0][1:]}", "\n".join(f" * {line}" for line in lines))
+    return f"/*\n{comment}\n */\n"
+
+
+def _promises(guarantee: Guarantee) -> bool:
+    """Whether the guarantee is one that a person may rely on; if not, pages show it as a warning."""
+    return guarantee.epsilon <= WEAK and not guarantee.is_simulated
+
+
+def _packed(weight: Int8 | np.ndarray) -> Any:
+    if isinstance(weight, Int8):
+        return {"values": _base64(weight.values), "scales": _base64(weight.scales.astype("<f4"))}
+    return _base64(np.asarray(weight).astype("<f4"))
+
+
+def _base64(array: np.ndarray) -> str:
+    return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()

@@ -1,0 +1,239 @@
+"""A recurrent model as ONNX: one word and the state in, the ten best next words, all logits and the new state out.
+
+Built from primitives. ONNX has an LSTM operator, but it carries forget-gate weights that a CIFG does not have, knows no projection
+and keeps a tied embedding twice. With bytes for weights they are stored once and widened when the file is loaded; activations are
+never rounded, so that what was checked here holds on every processor.
+
+    word              int64 [batch]                 <bos> first
+    fed_back, carry   float32 [batch, …]            zeros first, and after a word of the metadata's `restarts`
+    top_words         int64 [batch, 10]             never a special sign, nor a blocked word
+    top_log_probabilities, logits, next_fed_back, next_carry
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.special import log_softmax
+
+from taciturn.core import BEGIN
+from taciturn.export.quantised import Int8, QuantisedWeights
+from taciturn.models.stepping import Cell, StepWeights
+from taciturn.release.gate import ExportRefused
+
+if TYPE_CHECKING:
+    import onnx
+
+OPSET, IR_VERSION = 17, 8  # of 2022: what is on phones
+BEST = 10
+
+
+class OnnxMissing(Exception):
+    """The libraries for ONNX are not there."""
+
+
+def libraries() -> tuple[Any, Any]:
+    try:
+        import onnx
+        import onnxruntime
+    except ImportError as error:
+        raise OnnxMissing(
+            f"writing ONNX and checking it needs two more libraries ({error}): pip install 'taciturn[onnx]'"
+        ) from None
+    return onnx, onnxruntime
+
+
+def onnx_model(
+    cell: Cell,
+    weights: StepWeights | QuantisedWeights,
+    never: Iterable[int],
+    restarts: Iterable[int] = (),
+    about: dict[str, str] | None = None,
+) -> "onnx.ModelProto":
+    """`never` are the words that must not be among the best, `restarts` those after which the model starts afresh. `about` is what
+    else the file says of itself: its guarantee, its language."""
+    onnx, _ = libraries()
+    graph = _Graph(onnx)
+    matrices = _Matrices(graph, weights)
+    gates = graph("Add", graph("MatMul", matrices.embedded("word"), matrices.input), graph.constant(weights.gate_bias))
+    recurrent = graph("MatMul", "fed_back", matrices.recurrent)
+    output, carry = CELLS[cell](graph, gates, recurrent, "carry", matrices.units)
+    fed_back = output if matrices.projection is None else graph("MatMul", output, matrices.projection)
+    context = fed_back if matrices.to_context is None else graph("MatMul", fed_back, matrices.to_context)
+    logits = graph("Add", graph("MatMul", context, matrices.words), graph.constant(weights.word_bias))
+    never = sorted(never)
+    allowed = np.zeros(len(weights.word_bias), np.float32)
+    allowed[never] = -np.inf
+    best = min(BEST, int(np.count_nonzero(allowed == 0)))
+    ranked = graph("Add", graph("LogSoftmax", logits, axis=-1), graph.constant(allowed))
+    graph("TopK", ranked, graph.constant(np.array([best], np.int64)), out=("top_log_probabilities", "top_words"))
+    for name, value in (("logits", logits), ("next_fed_back", fed_back), ("next_carry", carry)):
+        graph("Identity", value, out=(name,))
+    sizes = {"fed_back": matrices.fed_back, "carry": matrices.units}
+    metadata = {"never": json.dumps(never), "restarts": json.dumps(sorted(restarts)), **(about or {})}
+    return graph.finished(sizes, len(weights.word_bias), best, metadata)
+
+
+class _Graph:
+    """Nodes in the order they are called, with names for what they make."""
+
+    def __init__(self, onnx: Any) -> None:
+        self.onnx, self.nodes, self.constants = onnx, [], []
+
+    def __call__(self, operator: str, *inputs: str, out: tuple[str, ...] = (), **attributes: Any) -> Any:
+        names = out or (f"{operator.lower()}_{len(self.nodes)}",)
+        self.nodes.append(self.onnx.helper.make_node(operator, inputs, names, **attributes))
+        return names[0] if len(names) == 1 else names
+
+    def constant(self, value: np.ndarray) -> str:
+        name = f"constant_{len(self.constants)}"
+        self.constants.append(self.onnx.numpy_helper.from_array(np.ascontiguousarray(value), name))
+        return name
+
+    def split(self, value: str, parts: int, size: int) -> tuple[str, ...]:
+        names = tuple(f"part_{len(self.nodes)}_{part}" for part in range(parts))
+        return self("Split", value, self.constant(np.full(parts, size, np.int64)), out=names, axis=-1)
+
+    def finished(
+        self, states: dict[str, int], vocabulary: int, best_words: int, metadata: dict[str, str]
+    ) -> "onnx.ModelProto":
+        make, kinds = self.onnx.helper.make_tensor_value_info, self.onnx.TensorProto
+        before = [make(name, kinds.FLOAT, ["batch", size]) for name, size in states.items()]
+        after = [make(f"next_{name}", kinds.FLOAT, ["batch", size]) for name, size in states.items()]
+        best = [
+            make("top_words", kinds.INT64, ["batch", best_words]),
+            make("top_log_probabilities", kinds.FLOAT, ["batch", best_words]),
+            make("logits", kinds.FLOAT, ["batch", vocabulary]),
+        ]
+        inputs = [make("word", kinds.INT64, ["batch"]), *before]
+        graph = self.onnx.helper.make_graph(self.nodes, "next_word", inputs, best + after, self.constants)
+        opset = [self.onnx.helper.make_opsetid("", OPSET)]
+        model = self.onnx.helper.make_model(graph, opset_imports=opset, ir_version=IR_VERSION, producer_name="taciturn")
+        self.onnx.helper.set_model_props(model, metadata)
+        self.onnx.checker.check_model(model)
+        return model
+
+
+class _Matrices:
+    """The weights as constants of the graph, float32 or bytes; each is stored once."""
+
+    def __init__(self, graph: _Graph, weights: StepWeights | QuantisedWeights) -> None:
+        self.graph = graph
+        self.input, _ = self._stored(weights.input)
+        self.recurrent, (self.fed_back, _) = self._stored(weights.recurrent)
+        self.projection, (units, _) = self._stored(weights.projection)
+        self.to_context, (other_units, _) = self._stored(weights.to_context)
+        self.units = units or other_units
+        # Words as columns: what a product needs, and a lookup can live with, where the two are the same matrix.
+        matrix = weights.words
+        columns = Int8(matrix.values.T, matrix.scales) if isinstance(matrix, Int8) else matrix.T
+        self.words = self._widened(columns)
+        if weights.embedding is weights.words:
+            self._lookup = self._columns
+        else:
+            self._lookup = self._rows(weights.embedding)
+
+    def _stored(self, matrix: np.ndarray | Int8 | None) -> tuple[Any, tuple[int, int]]:
+        """[inputs, outputs], ready for a product."""
+        if matrix is None:
+            return None, (0, 0)
+        columns = Int8(matrix.values.T, matrix.scales) if isinstance(matrix, Int8) else matrix
+        shape = columns.values.shape if isinstance(columns, Int8) else columns.shape
+        return self._widened(columns), (shape[0], shape[1])
+
+    def _widened(self, columns: np.ndarray | Int8) -> str:
+        """Remembers what it stored, for a lookup in it."""
+        if not isinstance(columns, Int8):
+            name = self.graph.constant(columns)
+            self._columns = lambda word: self._transposed(self.graph("Gather", name, word, axis=1))
+            return name
+        values, scales = self.graph.constant(columns.values), self.graph.constant(columns.scales)
+        self._columns = lambda word: self._scaled(
+            self._transposed(self.graph("Gather", values, word, axis=1)), scales, word
+        )
+        return self.graph("Mul", self._float(values), scales)
+
+    def _rows(self, embedding: np.ndarray | Int8) -> Callable[[str], str]:
+        if not isinstance(embedding, Int8):
+            rows = self.graph.constant(embedding)
+            return lambda word: self.graph("Gather", rows, word, axis=0)
+        values, scales = self.graph.constant(embedding.values), self.graph.constant(embedding.scales)
+        return lambda word: self._scaled(self.graph("Gather", values, word, axis=0), scales, word)
+
+    def embedded(self, word: str) -> str:
+        return self._lookup(word)
+
+    def _scaled(self, rows: str, scales: str, word: str) -> str:
+        scale = self.graph(
+            "Unsqueeze", self.graph("Gather", scales, word), self.graph.constant(np.array([1], np.int64))
+        )
+        return self.graph("Mul", self._float(rows), scale)
+
+    def _float(self, value: str) -> str:
+        return self.graph("Cast", value, to=self.graph.onnx.TensorProto.FLOAT)
+
+    def _transposed(self, value: str) -> str:
+        return self.graph("Transpose", value, perm=[1, 0])
+
+
+def _one(graph: _Graph) -> str:
+    return graph.constant(np.ones(1, np.float32))
+
+
+def _opened(graph: _Graph, forget: str) -> str:
+    """The forget gate, which starts open (+1)."""
+    return graph("Sigmoid", graph("Add", forget, _one(graph)))
+
+
+def _cifg(graph: _Graph, gates: str, recurrent: str, carry: str, units: int) -> tuple[str, str]:
+    forget_gate, candidate, output_gate = graph.split(graph("Add", gates, recurrent), 3, units)
+    forget = _opened(graph, forget_gate)
+    let_in = graph("Mul", graph("Sub", _one(graph), forget), graph("Tanh", candidate))
+    carry = graph("Add", graph("Mul", forget, carry), let_in)
+    return graph("Mul", graph("Sigmoid", output_gate), graph("Tanh", carry)), carry
+
+
+def _lstm(graph: _Graph, gates: str, recurrent: str, carry: str, units: int) -> tuple[str, str]:
+    input_gate, forget_gate, candidate, output_gate = graph.split(graph("Add", gates, recurrent), 4, units)
+    let_in = graph("Mul", graph("Sigmoid", input_gate), graph("Tanh", candidate))
+    carry = graph("Add", graph("Mul", _opened(graph, forget_gate), carry), let_in)
+    return graph("Mul", graph("Sigmoid", output_gate), graph("Tanh", carry)), carry
+
+
+def _gru(graph: _Graph, gates: str, recurrent: str, carry: str, units: int) -> tuple[str, str]:
+    x_update, x_reset, x_candidate = graph.split(gates, 3, units)
+    r_update, r_reset, r_candidate = graph.split(recurrent, 3, units)
+    update = graph("Sigmoid", graph("Add", x_update, r_update))
+    reset = graph("Sigmoid", graph("Add", x_reset, r_reset))
+    candidate = graph("Tanh", graph("Add", x_candidate, graph("Mul", reset, r_candidate)))
+    kept = graph("Mul", update, carry)
+    state = graph("Add", graph("Mul", graph("Sub", _one(graph), update), candidate), kept)
+    return state, state
+
+
+CELLS: dict[Cell, Callable[..., tuple[str, str]]] = {"cifg": _cifg, "lstm": _lstm, "gru": _gru}
+
+
+def onnx_scores(content: bytes, words: np.ndarray) -> np.ndarray:
+    """The log-probabilities at the start and after each word, by onnxruntime and by what the file says of itself; refused where its
+    best words are not the best, or are words that it must never say."""
+    _, onnxruntime = libraries()
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    said = session.get_modelmeta().custom_metadata_map
+    never, afresh = json.loads(said["never"]), set(json.loads(said["restarts"]))
+    zero = {one.name: np.zeros((1, one.shape[1]), np.float32) for one in session.get_inputs() if one.name != "word"}
+    state, rows = zero, []
+    for word in (BEGIN, *words.tolist()):
+        if word in afresh:
+            state, word = zero, BEGIN
+        logits, best, *after = session.run(
+            ["logits", "top_words", *(f"next_{name}" for name in state)], {"word": np.array([word], np.int64), **state}
+        )
+        state = dict(zip(state, after, strict=True))
+        rows.append(log_softmax(logits[0]))
+        allowed = rows[-1].copy()
+        allowed[never] = -np.inf
+        if set(best[0]) & set(never) or allowed[best[0][0]] < allowed.max():
+            raise ExportRefused("the graph's best words are not those of its logits: nothing was written")
+    return np.stack(rows)

@@ -1,0 +1,60 @@
+"""A file, whatever it is, as a model to type with: a run, a pretrained model, counted n-grams, or anyone's ARPA file."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from taciturn.core import Params, WordModel
+from taciturn.data.vocabulary import Vocabulary
+from taciturn.export.arpa import read_arpa
+from taciturn.models.ngram import NGram
+from taciturn.models.stepping import Recurrent, Stacked, Windowed, step_weights
+from taciturn.recipe import build
+from taciturn.recipe.sections import Model
+from taciturn.release.model_file import ModelCard, load_model
+
+COUNTED_ON = "counted_on.json"  # of counted n-grams: names the population, as a run's recipe does
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What was read from a file. Its model is made of these parameters and no others, so what the ledger knows is what is used."""
+
+    path: Path
+    vocabulary: Vocabulary
+    params: Params
+    card: ModelCard | None  # an ARPA file has none: nobody knows what it was counted on
+
+    @property
+    def is_personal(self) -> bool:
+        """Whether it is somebody's own, of whom nothing is known here but that they may type with it."""
+        return self.card is not None and self.card.personal
+
+    @property
+    def is_of_users(self) -> bool:
+        """Whether users' text went into it: it says so, or lies in a folder that does."""
+        named = self.card is not None and self.card.run is not None
+        return named or (self.path / COUNTED_ON).exists() or (self.path / "recipe.toml").exists()
+
+    @cached_property
+    def model(self) -> WordModel:
+        if self.card is None or self.card.architecture["kind"] == "ngram":
+            return NGram.of(self.params, len(self.vocabulary))
+        settings = Model(**self.card.architecture)
+        model = build.language_model(settings, len(self.vocabulary))
+        restarts = self.vocabulary.sentence_ends if self.card.sentences else ()
+        if settings.kind == "transformer":
+            return Windowed(model, self.params, restarts)
+        if settings.kind == "deep-lstm":
+            return Stacked(model, self.params, restarts)
+        return Recurrent(settings.kind, step_weights(model, self.params), restarts)
+
+
+def load_word_model(path: Path) -> Loaded:
+    if (path / "model.arpa").exists():
+        path = path / "model.arpa"
+    if path.suffix == ".arpa":
+        ngram, words = read_arpa(path)
+        return Loaded(path, Vocabulary(tuple(words), source=path.name), ngram.params(), None)
+    params, card = load_model(path)
+    return Loaded(path, Vocabulary.of(card.vocabulary, card.text), params, card)

@@ -1,0 +1,151 @@
+"""Both ends of a fleet of real devices, made from one recipe: the server's fleet, and what a device answers with."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from taciturn import trees
+from taciturn.core import Message, UserData
+from taciturn.data.population import Population
+from taciturn.data.vocabulary import Vocabulary
+from taciturn.fleets.devices.agreement import Agreement, fingerprint
+from taciturn.fleets.devices.device import Device
+from taciturn.fleets.devices.fleet import Connected, DeviceFleet
+from taciturn.fleets.devices.participation_record import Diary, Rest
+from taciturn.fleets.secure_aggregation.identities import Identity
+from taciturn.fleets.simulation.availability import Clock, Devices, Habits
+from taciturn.fleets.simulation.check_in import AvailableFleet
+from taciturn.fleets.simulation.in_process import SimulatedFleet
+from taciturn.fleets.simulation.many_hosts import ManyHosts
+from taciturn.fleets.simulation.queued import QueuedFleet
+from taciturn.privacy.account import Account
+from taciturn.privacy.curator import device_program
+from taciturn.privacy.participation import MinSeparation
+from taciturn.recipe import build
+from taciturn.recipe.recipe import Recipe
+from taciturn.recipe.text import RecipeError
+
+RUN_DIGITS = 16  # of the ledger's row that opened a run
+
+
+def agreement(recipe: Recipe, vocabulary: Vocabulary, enrolled: Sequence[bytes]) -> Agreement:
+    """What both sides of a secure sum make of a recipe, its words and the list of devices."""
+    params = jax.eval_shape(build.language_model(recipe.model, len(vocabulary)).init, jax.random.key(0))
+    encoded, taking_part, section = build.report_encoding(recipe, params), _taking_part(recipe), recipe.fleet
+    most = min(section.most_reports or taking_part.asked, taking_part.asked)
+    told = recipe.with_settings("run", seed=None)  # which devices are not
+    name = fingerprint(told.fingerprint, vocabulary.words, enrolled)
+    return Agreement(name, encoded.bits, encoded.padded, section.tolerated, section.corrupt, taking_part.size, most)
+
+
+def device_fleet(
+    recipe: Recipe, vocabulary: Vocabulary, folder: Path, connected: Connected | None, account: Account
+) -> DeviceFleet:
+    """`folder` is the private one of the run, `account` what it charges."""
+    if connected is None:
+        raise RecipeError('[fleet] kind = "devices" is trained with `taciturn serve`, to which devices connect')
+    taking_part = _taking_part(recipe)
+    check_enough(recipe, len(connected.enrolled))
+    agreed = agreement(recipe, vocabulary, connected.enrolled)
+
+    def run() -> str:
+        return f"{account.terms.name} {account.rows[0]['hash'][:RUN_DIGITS]}"  # a folder's name may come again
+
+    def row() -> int:
+        return len(account.charges)
+
+    rounds, apart = folder / "rounds", taking_part.min_separation
+    return DeviceFleet(connected, agreed, taking_part.asked, recipe.fleet, rounds, run, row, apart)
+
+
+def check_enough(recipe: Recipe, devices: int) -> None:
+    """Or a server would wait in vain, for as long as it is patient."""
+    taking_part = _taking_part(recipe)
+    asked, apart = taking_part.asked, taking_part.min_separation
+    often = min(taking_part.max_participations, _lifetime(recipe))
+    for needed, why in (
+        (asked * min(apart + 1, taking_part.rounds), f"and a device rests for {apart} rounds"),
+        (
+            -(-asked * taking_part.rounds // often),
+            f"and a device takes part {often} times in {taking_part.rounds} rounds",
+        ),
+    ):
+        if devices < needed:
+            raise RecipeError(
+                f"{devices} devices are too few, {needed} are needed: a round asks {asked} (participation.cohort × fleet.over_selection), "
+                f"{why}. Have more devices, or lower participation.cohort or min_separation"
+            )
+
+
+def device(
+    recipe: Recipe,
+    vocabulary: Vocabulary,
+    tokens: np.ndarray,
+    number: int,
+    identity: Identity,
+    enrolled: Sequence[bytes],
+    folder: Path,
+) -> Device:
+    """The device of one person, whose text is `tokens`; `folder` keeps when it took part. `recipe` is the server's, noise and all."""
+    algorithm = build.algorithm(recipe, len(vocabulary))
+    params = jax.eval_shape(build.language_model(recipe.model, len(vocabulary)).init, jax.random.key(0))
+    public = jax.eval_shape(lambda params: algorithm.mechanism.public(algorithm.mechanism.init(params)), params)
+    layout = build.layout(recipe, vocabulary)
+    batches = layout.batches(tokens)
+    weight = (
+        min(len(tokens) / recipe.participation.weight_cap, 1.0) if recipe.participation.weight_cap else len(tokens) > 0
+    )
+    user = UserData(batches, np.float32(weight), np.int32(np.sum(np.any(batches, axis=(1, 2)))))  # pyright: ignore
+    mechanism = algorithm.mechanism
+    # Compiled, so that of the mechanism's first state no more is made than its public part.
+    public_part = jax.jit(lambda row: mechanism.public(mechanism.init(trees.zeros_like(params))._replace(round=row)))
+    rest = Rest(recipe.fleet.timer_hours, _taking_part(recipe).min_separation, _lifetime(recipe))
+    return Device(
+        number,
+        identity,
+        agreement(recipe, vocabulary, enrolled),
+        device_program(algorithm),
+        Message(params, public),
+        public_part,
+        user,
+        Diary(folder, rest),
+    )
+
+
+def _lifetime(recipe: Recipe) -> int:
+    return recipe.fleet.lifetime_participations or recipe.max_participations
+
+
+def _taking_part(recipe: Recipe) -> MinSeparation:
+    found = build.participation(recipe)
+    assert isinstance(found, MinSeparation)  # the recipe is refused otherwise
+    return found
+
+
+def simulated(recipe: Recipe, population: Population) -> SimulatedFleet | ManyHosts:
+    """Users trained here, or on all hosts that were joined."""
+    section, hosts = recipe.participation, jax.process_count()
+    spread = 2 * math.sqrt(section.cohort) if section.kind in ("poisson", "cyclic-poisson") else 0.0
+    cut, share = build.layout(recipe, population.vocabulary), (section.cohort + spread) / hosts
+    here = SimulatedFleet(population, cut, section.weight_cap, share)
+    return ManyHosts(here, population.id) if hosts > 1 else here
+
+
+def fleet(
+    recipe: Recipe, population: Population, devices: Path, coins: int = 0
+) -> SimulatedFleet | ManyHosts | AvailableFleet | QueuedFleet:
+    """`devices` is a folder for the state of devices which have one, `coins` a secret number that says who of them comes when."""
+    everyone = simulated(recipe, population)
+    section, taking_part = recipe.fleet, build.participation(recipe)
+    if section.kind == "always":
+        return everyone
+    assert isinstance(taking_part, MinSeparation)  # the recipe is refused otherwise
+    if section.kind == "queue":
+        return QueuedFleet(everyone, taking_part.size, recipe.in_flight, devices / "queue", coins)
+    habits = Habits(tuple(section.time_zones), drop_out=section.drop_out)
+    clock = Clock(Devices(len(population), habits, coins), section.timer_hours)
+    most = section.most_reports or taking_part.asked
+    return AvailableFleet(everyone, clock, taking_part.size, taking_part.asked, most, devices / "devices.npz")

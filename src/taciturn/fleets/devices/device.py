@@ -1,0 +1,129 @@
+"""A device in a fleet: it keeps its text, and answers a server's questions, one stage of a secure sum after the other.
+
+Which terms a round has follows from the device's own recipe; from the server it takes the round's name and number, the model and other
+devices' keys. What leaves it is its keys, sealed shares, one report behind masks, and shares of others' secrets.
+
+**Guarantee:** it trains on a message whose hash is in the terms that it and all its neighbours signed, on which every mask depends, so
+that a sum is of reports about one model, or there is none. It trains on no message that is not finite, nor under another clip norm than its
+recipe's for the round. It reports once to a round, and answers once under a name (participation_record.py).
+
+**Assumes:** recipe, words and list of devices came to it from whom it trusts; what secure_aggregation/protocol.py and participation_record.py assume. A model that was made
+to bring out one person, and sent to *all* devices, does so in the sum: against that there is the curator's noise, and nothing here.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from taciturn.core import Message, Program, PyTree, UserData
+from taciturn.fleets.devices import fields
+from taciturn.fleets.devices.agreement import Agreement
+from taciturn.fleets.devices.participation_record import Diary
+from taciturn.fleets.devices.transport import LOG, Later
+from taciturn.fleets.secure_aggregation.device_side import DeviceRound
+from taciturn.fleets.secure_aggregation.identities import Identity
+from taciturn.fleets.secure_aggregation.messages import Roster, SealedShares, UnmaskRequest
+
+
+class NotNow(Exception):
+    """The device does not take part, for a reason of its own."""
+
+
+class Device:
+    """A `Handler` (link.py): kind of question and content → answer. One round at a time."""
+
+    def __init__(
+        self,
+        number: int,
+        identity: Identity,
+        agreement: Agreement,
+        program: Program,
+        message: Message,
+        public: Callable[[int], PyTree],
+        user: UserData,
+        diary: Diary,
+    ) -> None:
+        """`message` has the shapes of what a round sends, `public` is the recipe's public part of it by the row of the noise. `number` is
+        the device's place among those enrolled."""
+        self._number, self._identity, self._agreement, self._diary = number, identity, agreement, diary
+        self._like, self._public, self._user = message, public, user
+        self._program = jax.jit(lambda message, user, key: program(message, user, key))
+        self._sum: DeviceRound | None = None
+        self._why_not: str | None = None  # as it was said last
+
+    def __call__(self, kind: str, content: bytes) -> bytes:
+        match kind:
+            case fields.CHECK_IN:
+                return self._check_in(content)
+            case fields.ADVERTISE:
+                return self._advertise(content)
+            case fields.SHARE:
+                return self._in_a_round().share(Roster.from_bytes(content)).to_bytes()
+            case fields.REPORT:
+                return self._report(content)
+            case fields.UNMASK:
+                return self._in_a_round().unmask(UnmaskRequest.from_bytes(content)).to_bytes()
+            case fields.COME_BACK:
+                raise Later(fields.seconds_from_bytes(content))
+            case _:
+                raise ValueError(f"“{kind}” is no question for a device")
+
+    def _check_in(self, content: bytes) -> bytes:
+        fingerprint, round = fields.parted(content, 2)
+        if fingerprint != self._agreement.fingerprint:
+            raise NotNow("the server trains by another recipe, or for other devices, than this device was given")
+        why_not = self._diary.why_not(int(round))
+        if why_not not in (None, self._why_not):
+            LOG.info("takes no part now: %s", why_not)
+        self._why_not = why_not
+        if why_not is None:
+            return fields.READY
+        if rest := self._diary.rests_for:
+            self._sum = None  # others' shares are no use any more
+            raise Later(rest)  # on its own account: nobody is told for how long
+        return fields.NOT_NOW
+
+    def _advertise(self, content: bytes) -> bytes:
+        self._sum = None  # whatever round it was in is over
+        name, self._run, self._round, self._message_hash = fields.parted(content, 4)
+        terms = self._agreement.terms(name, self._message_hash)
+        terms.check()
+        if len(name) != fields.NAME_BYTES or len(self._run) > 255:
+            raise ValueError(f"an attempt has a name of {fields.NAME_BYTES} bytes, and a run one of up to 255")
+        if why_not := self._diary.enter(name, int(self._round)):
+            raise NotNow(why_not)
+        self._sum = DeviceRound(terms, self._number, self._identity)
+        return self._sum.advertise().to_bytes()
+
+    def _report(self, content: bytes) -> bytes:
+        in_a_round = self._in_a_round()
+        delivery, message_bytes, key_bytes = fields.parted(content, 3)
+        if fields.message_hash(self._run, self._round, message_bytes, key_bytes) != self._message_hash:
+            raise ValueError("the message is another one than the devices of this round have agreed to train on")
+        message = fields.arrays_from_bytes(message_bytes, self._like)
+        self._check(message)
+        key = jax.random.wrap_key_data(jnp.asarray(np.frombuffer(key_bytes, "<u4")), impl="threefry2x32")
+        report = self._program(message, self._user, jax.random.fold_in(key, self._number))
+        values = np.asarray(report.update).astype(np.uint32)
+        masked = in_a_round.mask(SealedShares.from_bytes(delivery), values).to_bytes()
+        if why_not := self._diary.upload(int(self._round), self._run.decode(), int(message.public.round)):
+            raise NotNow(why_not)
+        return masked
+
+    def _check(self, message: Message) -> None:
+        if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(message)):
+            raise ValueError(
+                "the model has numbers that are none: whoever trains on it would report nothing, and others stand alone"
+            )
+        own, given = (jax.tree.leaves(one) for one in (self._public(int(message.public.round)), message.public))
+        if not all(np.array_equal(*pair) for pair in zip(own, given, strict=True)):
+            raise ValueError(
+                "the clip norm, or what else a round says in public, is not what this device's recipe says"
+            )
+
+    def _in_a_round(self) -> DeviceRound:
+        if self._sum is None:
+            raise ValueError("this device is in no round")
+        return self._sum

@@ -1,0 +1,95 @@
+"""What a round's questions and answers look like in bytes, besides those of the secure sum (messages.py).
+
+Both sides know from the recipe which arrays a message has, so that none is described: what is not exactly as long as it has to be is
+refused before anything is made of it.
+"""
+
+import hashlib
+import os
+import struct
+from datetime import UTC, datetime
+
+import jax
+import numpy as np
+
+from taciturn.core import PyTree
+
+CHECK_IN, ADVERTISE, SHARE, REPORT, UNMASK = "check-in", "advertise", "share", "report", "unmask"
+COME_BACK = "come back"  # after so many seconds
+READY, NOT_NOW = b"ready", b"not now"
+NAME_BYTES = 16  # of an attempt at a round
+ROUND_BITS = 16  # of a round's number; above them is when its run began
+
+
+def joined(*parts: bytes) -> bytes:
+    return b"".join(struct.pack(">Q", len(part)) + part for part in parts)
+
+
+def parted(content: bytes, count: int) -> list[bytes]:
+    parts, start = [], 0
+    for _ in range(count):
+        if len(content) - start < 8:
+            raise ValueError("a message ends before it is whole")
+        (length,) = struct.unpack_from(">Q", content, start)
+        start += 8
+        if length > len(content) - start:
+            raise ValueError("a message ends before it is whole")
+        parts.append(content[start : start + length])
+        start += length
+    if start != len(content):
+        raise ValueError("a message goes on after its end")
+    return parts
+
+
+def new_name() -> bytes:
+    """Of an attempt at a round: none ever has it again, and later ones have higher ones."""
+    return struct.pack(">Q", _microseconds()) + os.urandom(NAME_BYTES - 8)
+
+
+def first_round() -> int:
+    """The number of a run's first round: above those of all rounds of runs that began before it."""
+    return _microseconds() << ROUND_BITS
+
+
+def latest(name: bytes, round: int) -> float:
+    """The time, in seconds, that a name or a round's number speaks of, whichever is later."""
+    return max(int.from_bytes(name[:8], "big"), round >> ROUND_BITS) / 1e6
+
+
+def _microseconds() -> int:
+    return int(1e6 * datetime.now(UTC).timestamp())
+
+
+def message_hash(run: bytes, round: bytes, model: bytes, key: bytes) -> bytes:
+    """Of all that a device is given to train on: `model` is parameters and public part (clip norm), `key` that of the local training."""
+    return hashlib.sha256(b"taciturn fleet: message\0" + joined(run, round, model, key)).digest()
+
+
+def seconds_to_bytes(seconds: float) -> bytes:
+    return struct.pack(">d", seconds)
+
+
+def seconds_from_bytes(content: bytes) -> float:
+    if len(content) != 8:
+        raise ValueError("a time has eight bytes")
+    return struct.unpack(">d", content)[0]
+
+
+def arrays_to_bytes(arrays: PyTree) -> bytes:
+    """Leaf after leaf, little-endian."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(arrays)]
+    return b"".join(leaf.astype(leaf.dtype.newbyteorder("<")).tobytes() for leaf in leaves)
+
+
+def arrays_from_bytes(content: bytes, like: PyTree) -> PyTree:
+    """`like` has the shapes and types, as arrays or as jax.ShapeDtypeStruct."""
+    leaves, structure = jax.tree.flatten(like)
+    sizes = [int(np.prod(leaf.shape)) * np.dtype(leaf.dtype).itemsize for leaf in leaves]
+    if len(content) != sum(sizes):
+        raise ValueError(f"a message has {len(content)} bytes where the recipe's model takes {sum(sizes)}")
+    arrays, start = [], 0
+    for leaf, size in zip(leaves, sizes, strict=True):
+        kind = np.dtype(leaf.dtype).newbyteorder("<")
+        arrays.append(np.frombuffer(content, kind, size // kind.itemsize, start).reshape(leaf.shape))
+        start += size
+    return jax.tree.unflatten(structure, arrays)

@@ -1,0 +1,305 @@
+"""A fleet of real devices behind a link (Xu et al. 2023, §2.2 and §2.4): check-in, over-selection, a secure sum, late reports discarded.
+
+**Guarantee:** what `sum_reports` returns is a sum of at least m reports that no single one can be told from (secure_aggregation/protocol.py), or
+`FailedRound`, after which nothing is kept. No sum and no report is ever on disk, and no report that comes late is ever looked at.
+
+A device reports to a round once (participation_record.py). So an attempt that failed after devices were asked for their reports goes on with others, also
+where it failed because the server was killed before its sum was charged; where there are too few others, the round gets another number, and
+it is the devices' own limits that say who may take part again. Numbers rise with the rows of the noise, and from run to run. A device that
+breaks the protocol is left out of the run's next attempts.
+
+Which devices took part is known to the curator's log and to nobody else: messages about single ones go to a file in the private folder.
+"""
+
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from taciturn.core import FailedRound, Key, Message, Program, Report, UserIds
+from taciturn.files import write_atomically
+from taciturn.fleets.devices import fields
+from taciturn.fleets.devices.agreement import Agreement
+from taciturn.fleets.devices.transport import LOG, Link, LinkError
+from taciturn.fleets.secure_aggregation.identities import Identity
+from taciturn.fleets.secure_aggregation.messages import Advert, MaskedReport, SealedShares, Unmasking
+from taciturn.fleets.secure_aggregation.protocol import Refused, Unneeded
+from taciturn.fleets.secure_aggregation.server_side import ServerRound
+from taciturn.fleets.simulation.availability import TooFewDevices
+
+SHORT = 60.0  # seconds for stages in which nobody trains, at most
+COUNTS, NUMBERS, LEFT_OUT = "counts.json", "numbers.json", "left-out.json"
+WAIT = 2.0  # seconds between two calls for devices
+
+Watch = Callable[[str, int, int], None]  # stage, how many are done, of how many
+
+
+class Patience(Protocol):
+    """How long the server waits for devices."""
+
+    @property
+    def deadline(self) -> float: ...  # seconds for a report
+
+    @property
+    def patience(self) -> float: ...  # seconds until so many are there
+
+
+class Connected(NamedTuple):
+    """The devices of a server, connected or not."""
+
+    link: Link
+    people: Callable[[], Mapping[int, int]]  # which enrolled device is at each connection, now
+    enrolled: Sequence[bytes]  # their public keys, in the order of their numbers
+    identity: Identity  # that knows them
+    watch: Watch = lambda stage, done, all: None
+
+
+class DeviceFleet:
+    everyone_reports = False
+
+    def __init__(
+        self,
+        connected: Connected,
+        agreement: Agreement,
+        asked: int,
+        patience: Patience,
+        folder: Path,
+        run: Callable[[], str],
+        row: Callable[[], int] = lambda: 0,
+        apart: int = 0,
+    ) -> None:
+        """`folder` keeps who was asked for a report last, and when. `run` is a name that no other run has, `row` that of the noise
+        which the next round takes, `apart` for how many rounds a device rests after one (MinS)."""
+        self._row, self._apart, self._enrolled = row, apart, connected.enrolled
+        self._link, self._people, self._identity = connected.link, connected.people, connected.identity
+        self._agreement, self._watch = agreement, connected.watch
+        self._asked, self._patience, self._folder, self._run = asked, patience, folder, run
+        self._round_seconds = min(SHORT, patience.deadline)  # how long the last one took
+        self._waiting_since: float | None = None  # for the next sum
+        self._failed = 0  # rounds in a row
+        self._summed: UserIds | None = None  # the cohort since which nobody was sent away
+
+    @property
+    def uploads(self) -> int:
+        """Reports that came in time, in all of the run's rounds, failed ones too."""
+        return self._counted()["reports"]
+
+    @property
+    def dropped_out(self) -> int:
+        """Devices that were asked for a report, and did not send one in time."""
+        return self._counted()["asked"] - self.uploads
+
+    def _counted(self) -> dict[str, int]:
+        try:
+            counts = json.loads((self._folder / COUNTS).read_text())
+            return {"asked": int(counts["asked"]), "reports": int(counts["reports"])}
+        except (OSError, ValueError, TypeError, KeyError):  # not yet, or damaged: nothing but a figure depends on it
+            return {"asked": 0, "reports": 0}
+
+    def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
+        """Those who are connected, rested and allowed; waits until they are enough, and longer each time that a round has failed."""
+        self._check_list()
+        allowed = eligible(np.arange(len(self._enrolled))).tolist()
+        if (left := len(allowed)) < self._asked:
+            raise TooFewDevices(
+                f"{self._asked} devices are asked in a round, and {left} of the {len(self._enrolled)} that are enrolled may still take "
+                "part: the others did so as often as they may, or too few rounds ago"
+            )
+        if self._summed is not None:  # not before: the sum is charged by now, and whatever happens here it is not lost
+            self._steer(self._summed)
+            self._summed = None
+        resting = self._numbers(self._row()).resting(self._apart)
+        if resting and len(set(allowed) - resting - self._left_out()) < self._asked:
+            self._renumber()
+        if self._waiting_since is None:
+            self._waiting_since = time.monotonic()
+        if self._failed:
+            time.sleep(min(SHORT, WAIT * 2 ** min(self._failed - 1, 10)))
+        while True:
+            ready = eligible(self._checked_in())
+            self._watch("checked in", len(ready), self._asked)
+            if self._failed or len(ready) < self._asked:
+                self._lose_patience(time.monotonic() - self._waiting_since, len(ready))
+            if len(ready) >= self._asked:
+                return ready
+            time.sleep(WAIT)
+
+    def _lose_patience(self, waited: float, ready: int) -> None:
+        if waited > self._patience.patience:
+            self._renumber()  # whoever goes on may ask again whom it asked before, and whom another run asked meanwhile
+            failed = f", and {self._failed} rounds have failed" if self._failed else ""
+            if left_out := len(self._left_out()):
+                failed += f"; {left_out} devices broke the protocol and are left out of this run"
+            raise LinkError(
+                f"no round has come about for {waited:.0f} seconds (fleet.patience): {ready} devices are there that may take part, "
+                f"{self._asked} are needed{failed}. Enrol or start more devices, or let them rest less (fleet.timer_hours, "
+                "participation.min_separation) or report more often in their lives (fleet.lifetime_participations); then go on with "
+                "`taciturn serve … --resume`"
+            )
+
+    def _check_list(self) -> None:
+        """The log knows devices by their places on the list: those must not change during a run. More may come."""
+        path, now = self._folder / "enrolled", b"".join(key + b"\n" for key in self._enrolled)
+        if path.exists() and not now.startswith(path.read_bytes()):
+            raise LinkError(
+                "the list of enrolled devices is another one than the run began with, in other places than at its end: who took part could "
+                "not be told, so the run cannot go on; put the old list back"
+            )
+        self._folder.mkdir(exist_ok=True, mode=0o700)
+        write_atomically(path, now, 0o600)
+
+    def _checked_in(self) -> UserIds:
+        numbers, left_out = self._numbers(self._row()), self._left_out()
+        content = fields.joined(self._agreement.fingerprint, str(numbers.number).encode())
+        people = {connection: device for connection, device in self._people().items() if device not in left_out}
+        answers = self._link.ask(fields.CHECK_IN, dict.fromkeys(people, content), min(SHORT, self._patience.deadline))
+        ready = {people[one] for one, answer in answers.items() if answer == fields.READY}
+        if lost := ready & numbers.resting(self._apart):  # they say that their reports have not left
+            asked = {device: number for device, number in numbers.asked.items() if device not in lost}
+            self._keep(numbers._replace(asked=asked))
+        return np.array(sorted(ready), np.int64)
+
+    def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
+        del program  # devices have it from their own recipe
+        key_bytes = np.asarray(jax.random.key_data(key)).astype("<u4").tobytes()
+        self._check_list()  # a cohort that was drawn before a crash is asked by its numbers, without looking who is there
+        values = self._round(int(message.public.round), fields.arrays_to_bytes(message), cohort, key_bytes)
+        self._summed = cohort
+        return Report(jnp.asarray(values.astype(np.uint32).view(np.int32)), jnp.int32(0))
+
+    def _round(self, row: int, model: bytes, cohort: UserIds, key: bytes) -> np.ndarray:
+        began = time.monotonic()
+        try:
+            values = self._secure_sum(row, model, cohort, key)
+        except FailedRound as reason:
+            self._failed += 1
+            LOG.warning("the round has failed, nothing is released, and it is tried again: %s", reason)
+            raise
+        self._waiting_since, self._failed, self._round_seconds = None, 0, time.monotonic() - began
+        return values
+
+    def _numbers(self, row: int) -> "_Numbers":
+        path = self._folder / NUMBERS
+        if not path.exists():
+            return _Numbers(row, fields.first_round(), {})
+        last = json.loads(path.read_text())
+        return _Numbers(row, last["number"] + row - last["row"], dict(last["asked"]))
+
+    def _keep(self, numbers: "_Numbers") -> None:
+        content = {"row": numbers.row, "number": numbers.number, "asked": sorted(numbers.asked.items())}
+        write_atomically(self._folder / NUMBERS, json.dumps(content).encode(), 0o600)
+
+    def _renumber(self) -> None:
+        """Where too few are left who do not rest, from attempts that failed too, the round gets a number as if all had."""
+        numbers = self._numbers(self._row())
+        self._keep(numbers._replace(number=max(numbers.number + self._apart + 1, fields.first_round())))
+
+    def _steer(self, cohort: UserIds) -> None:
+        """Pace steering: of those who waited in vain as many stay as a round asks; the others are told when to come back, so that about
+        a round's worth of them comes in the time of a round."""
+        taking_part = set(cohort.tolist())
+        waiting = [connection for connection, device in self._people().items() if device not in taking_part]
+        too_many = max(0, len(waiting) - self._asked)
+        pace = self._round_seconds * too_many / self._asked
+        sent_away = {
+            connection: fields.seconds_to_bytes(random.uniform(0, pace))
+            for connection in random.sample(waiting, too_many)
+        }
+        if sent_away:
+            LOG.info("%d devices more are here than can take part, and are told to come back later", too_many)
+            self._link.ask(fields.COME_BACK, sent_away, min(SHORT, self._patience.deadline))
+
+    def _secure_sum(self, row: int, model: bytes, cohort: UserIds, key: bytes) -> np.ndarray:
+        numbers = self._numbers(row)
+        if not numbers.resting(0).isdisjoint(cohort.tolist()):
+            raise FailedRound("its devices were asked for their reports before, and give them once")
+        connections = {device: connection for connection, device in self._people().items()}
+        present = set(cohort.tolist()) - self._left_out()
+        asked = {connections[device]: device for device in sorted(present) if device in connections}
+        name, run, number = fields.new_name(), self._run().encode(), str(numbers.number).encode()
+        about = fields.message_hash(run, number, model, key)
+        server = ServerRound(self._agreement.terms(name, about), self._identity)
+        first = dict.fromkeys(asked, fields.joined(name, run, number, about))
+        self._stage(fields.ADVERTISE, first, asked, lambda d, a: server.take_advert(d, Advert.from_bytes(a)))
+        rosters = self._to_connections(server.rosters(), asked)
+        self._stage(fields.SHARE, rosters, asked, lambda d, a: server.take_shares(d, SealedShares.from_bytes(a)))
+        deliveries = {
+            connection: fields.joined(delivery, model, key)
+            for connection, delivery in self._to_connections(server.deliveries(), asked).items()
+        }
+        # On disk before they are asked: who may have sent a report is known after any crash.
+        now = {asked[connection]: numbers.number for connection in deliveries}
+        self._keep(numbers._replace(asked=numbers.asked | now))
+        taken = self._stage(
+            fields.REPORT, deliveries, asked, lambda d, a: server.take_report(d, MaskedReport.from_bytes(a))
+        )
+        before = self._counted()
+        counts = {"asked": before["asked"] + len(cohort), "reports": before["reports"] + taken}
+        write_atomically(self._folder / COUNTS, json.dumps(counts).encode(), 0o600)
+        requests = self._to_connections(server.requests(), asked)
+        self._stage(fields.UNMASK, requests, asked, lambda d, a: server.take_answer(d, Unmasking.from_bytes(a)))
+        try:
+            return server.total().values
+        finally:
+            self._leave_out(fields.UNMASK, server.broke)
+
+    def _stage(
+        self, kind: str, contents: dict[int, bytes], asked: dict[int, int], take: Callable[[int, bytes], None]
+    ) -> int:
+        """Ask, and take what comes. What cannot be taken is as if it had not come. How many could."""
+        deadline = self._patience.deadline
+        seconds = deadline if kind == fields.REPORT else min(SHORT, deadline)
+        answers = self._link.ask(kind, contents, seconds, progress=lambda done, all: self._watch(kind, done, all))
+        taken, refused = 0, {}
+        for connection, answer in answers.items():
+            try:
+                take(asked[connection], answer)
+                taken += 1
+            except Unneeded:
+                continue
+            except (ValueError, Refused) as wrong:
+                refused[asked[connection]] = str(wrong)
+        if refused:
+            LOG.warning("“%s”: %d of %d answers were none, and are left out", kind, len(refused), len(answers))
+            self._leave_out(kind, refused)
+        self._watch(kind, taken, len(contents))
+        return taken
+
+    def _left_out(self) -> set[int]:
+        """Devices that broke the protocol in this run."""
+        path = self._folder / LEFT_OUT
+        return set(json.loads(path.read_text())) if path.exists() else set()
+
+    def _leave_out(self, kind: str, broke: Mapping[int, str]) -> None:
+        """From the next attempt on. Who, and why, is said in the private folder alone."""
+        if broke:
+            with open(self._folder / "refused.log", "a", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
+                log.writelines(f"{kind}: device {device}: {why}\n" for device, why in sorted(broke.items()))
+            left_out = sorted(self._left_out() | broke.keys())
+            write_atomically(self._folder / LEFT_OUT, json.dumps(left_out).encode(), 0o600)
+
+    def _to_connections(self, messages: Mapping[int, "_Bytes"], asked: dict[int, int]) -> dict[int, bytes]:
+        return {connection: messages[device].to_bytes() for connection, device in asked.items() if device in messages}
+
+
+class _Numbers(NamedTuple):
+    """By what number devices know the round of a row, and under which each of them was asked for a report last."""
+
+    row: int
+    number: int
+    asked: dict[int, int]
+
+    def resting(self, apart: int) -> set[int]:
+        """Who was asked too few rounds ago to take part in this one."""
+        return {device for device, number in self.asked.items() if self.number - number <= apart}
+
+
+class _Bytes(Protocol):
+    def to_bytes(self) -> bytes: ...

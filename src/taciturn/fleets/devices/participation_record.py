@@ -1,0 +1,141 @@
+"""A device's own record of when it took part, in a file of its own: whatever a server forgets or claims, the device rests.
+
+**Guarantee:** a report is on record, synced, before it leaves, and uses its round up for good: the device reports to no round that is not
+above it, whoever is in it, however often it is tried and whatever crashes there are. Names of attempts rise too, and are on record before
+the device says anything: it answers to none twice. Hours since the last report, rounds between two, and how many reports there were, are
+counted over all runs and servers, whatever they are called.
+
+**Assumes:** the folder is not put back to an older copy, and the device's clock goes forward. Rounds are numbered by the server: that so
+many of them lie between two reports is its word. What a device counts for itself are hours and reports.
+
+Whoever opts out takes part in nothing any more, from that moment on and for good. The file is read each time, under a lock: another
+process on the same folder, or its owner's `--opt-out`, may have written to it.
+"""
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from taciturn.files import write_atomically
+from taciturn.fleets.devices import fields
+
+FILE_NAME = "diary.json"
+AHEAD = 24 * 3600.0  # seconds by which a server's clock may be
+NOTHING = {"name": "", "uploads": [], "opted_out": False}
+
+
+class Rest(NamedTuple):
+    """How often a device may take part, all runs together."""
+
+    hours: float  # since its last report
+    min_separation: int  # MinS, rounds strictly between two
+    max_participations: int  # MaxP, in its life
+
+
+class DiaryDamaged(ValueError):
+    """The device cannot know when it took part, and so does not."""
+
+
+class Diary:
+    def __init__(self, folder: Path, rest: Rest) -> None:
+        self._folder, self._rest = folder, rest
+        self._read()
+
+    @property
+    def uploads(self) -> list[dict]:
+        """Round and time of each, and for its owner the run and the row of its noise that the server named."""
+        return self._read()["uploads"]
+
+    def why_not(self, round: int) -> str | None:
+        """Why this device does not take part in a round, if it does not."""
+        with locked(self._folder):
+            return self._why_not(self._read(), round)
+
+    def enter(self, name: bytes, round: int) -> str | None:
+        """To be called before anything is said in an attempt at a round, which is not done if this says why not. On disk when this
+        returns."""
+        with locked(self._folder):
+            content = self._read()
+            if fields.latest(name, round) > _now() + AHEAD:  # it would answer to nobody else until then
+                return "this attempt is of a time that is not yet: the server's clock is wrong, or this device's"
+            if name.hex() <= content["name"]:
+                return "names of attempts rise, and it was asked under this one or a later one before"
+            why_not = self._why_not(content, round)
+            if why_not is None:
+                self._write(content | {"name": name.hex()})
+            return why_not
+
+    def upload(self, round: int, run: str, row: int) -> str | None:
+        """To be called before a report leaves, which it does not if this says why not. On disk when this returns."""
+        with locked(self._folder):
+            content = self._read()
+            why_not = self._why_not(content, round)
+            if why_not is None:
+                content["uploads"].append({"round": round, "run": run, "row": row, "at": _now()})
+                self._write(content)
+            return why_not
+
+    @property
+    def rests_for(self) -> float:
+        """Seconds until its own timer lets it take part again; none if it does already."""
+        uploads = self.uploads
+        return max(0.0, uploads[-1]["at"] + 3600 * self._rest.hours - _now()) if uploads else 0.0
+
+    def _why_not(self, content: dict, round: int) -> str | None:
+        uploads = content["uploads"]
+        if content["opted_out"]:
+            return "its owner has opted out"
+        if uploads and _now() - uploads[-1]["at"] < 3600 * self._rest.hours:
+            return f"it rests for {self._rest.hours:g} hours after an upload"
+        if len(uploads) >= self._rest.max_participations:
+            return f"it took part {len(uploads)} times, as often as it may in all runs (fleet.lifetime_participations)"
+        if uploads and round <= uploads[-1]["round"]:
+            return "it reported to this round or a later one before, and reports to each once"
+        if uploads and round - uploads[-1]["round"] <= self._rest.min_separation:
+            return f"{self._rest.min_separation} rounds have to lie between this round and its last, and do not"
+        return None
+
+    def _read(self) -> dict:
+        path = self._folder / FILE_NAME
+        if not path.exists():
+            return {**NOTHING, "uploads": []}
+        try:
+            content = json.loads(path.read_text())
+            return {
+                "name": str(content["name"]),
+                "uploads": list(content["uploads"]),
+                "opted_out": bool(content["opted_out"]),
+            }
+        except (ValueError, KeyError, TypeError):
+            raise DiaryDamaged(
+                f"{path} is damaged: this device cannot know when it took part, and takes part no more"
+            ) from None
+
+    def _write(self, content: dict) -> None:
+        write_atomically(self._folder / FILE_NAME, json.dumps(content).encode(), 0o600)
+
+
+def opt_out(folder: Path) -> None:
+    """Whatever the diary says, or does not say any more."""
+    with locked(folder):
+        try:
+            content = json.loads((folder / FILE_NAME).read_text())
+            known = {"name": content["name"], "uploads": content["uploads"]}
+        except (OSError, ValueError, KeyError, TypeError):
+            known = NOTHING
+        write_atomically(folder / FILE_NAME, json.dumps({**known, "opted_out": True}).encode(), 0o600)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    with open(folder / "diary.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _now() -> float:
+    return datetime.now(UTC).timestamp()

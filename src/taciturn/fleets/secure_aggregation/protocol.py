@@ -1,0 +1,79 @@
+"""A sum that nobody can look inside: secure aggregation (Bonawitz et al. 2017, Figure 4) with k neighbours (Bell et al. 2020, Algorithm 2).
+
+Four stages as plain calls without a network: device_side.py is the device's side, server_side.py the server's, messages.py what goes
+between them. Here is what both have in common.
+
+    1. advertise   fresh keys for the round, signed by the device
+    2. share       the device's two secrets, cut into shares for its neighbours, each sealed so that only the neighbour can read it
+    3. mask        y_u = x_u + PRG(b_u) + Σ_{v > u} PRG(s_uv) − Σ_{v < u} PRG(s_uv)   modulo M = 2^b
+    4. unmask      shares of b_v for neighbours that reported, of the mask key s_v for those that have gone; once
+
+In the sum the masks of pairs cancel, except those with devices that have gone; these, and the devices' own masks, the server puts together
+from shares and takes off. What is left is Σ x_u of the devices that reported, exactly, or `FailedRound`.
+
+**Guarantee:** a server that follows the protocol, together with the share `Terms.corrupt` of the devices, learns the sum of the other
+devices that reported and nothing else about them, whoever drops out whenever, but for a chance of 2⁻⁴⁰ a round (neighbours.py). A report
+that arrives after its device was given up stays behind the mask of its own. All keys depend on the round's terms, and so on the message
+that devices train on: those who were told of different ones have no sum. No lists of the dead that a server may make up, even
+different ones for different devices, give it both secrets of a device.
+
+**Assumes:** the list of enrolled keys is right, and names no more than that share of corrupt devices; whoever carries messages between
+device and server authenticates them (TLS); a device is in a round of one name once (participation_record.py sees to it). What a server that does not
+follow the protocol can do nevertheless is in docs/secure_aggregation.md. A device that lies can spoil a sum, as it can with its report: it
+learns nothing by it.
+"""
+
+import hashlib
+
+import numpy as np
+
+from taciturn.fleets.secure_aggregation import masks
+from taciturn.fleets.secure_aggregation.masks import Secret
+from taciturn.fleets.secure_aggregation.messages import Advert, Terms
+
+STAGES = ADVERTISE, SHARE, MASK, UNMASK, DONE = "advertise", "share", "mask", "unmask", "done"
+
+
+class Refused(Exception):
+    """One side does not go along with what the other sent. Nothing was given away, and nothing has changed.
+
+    The sentence may name devices: who took part in a round is nobody's business, so it belongs into a private log."""
+
+
+class Unneeded(Refused):
+    """There is no room for it, and nothing is wrong with it."""
+
+
+def expect(now: str, asked: str) -> None:
+    if now != asked:
+        late = STAGES.index(now) > STAGES.index(asked)
+        raise Refused(
+            f"it is too {'late' if late else 'early'} to {asked}: " + ("that is done" if late else f"{now} comes first")
+        )
+
+
+def check_cohort(own: bytes, theirs: bytes) -> None:
+    if own != theirs:
+        raise Refused("this belongs to another round, or to other devices in it")
+
+
+def residue(total: np.ndarray, terms: Terms) -> np.ndarray:
+    return (total & total.dtype.type((1 << terms.modulus_bits) - 1)).astype(np.uint32, copy=False)
+
+
+def commitment(seed: bytes) -> bytes:
+    return hashlib.sha256(b"taciturn secure sum: seed\0" + seed).digest()
+
+
+def ends_of(cohort: bytes, sender: int, receiver: int) -> bytes:
+    return cohort + sender.to_bytes(8, "big") + receiver.to_bytes(8, "big")
+
+
+def own_mask_key(seed: Secret, cohort: bytes) -> Secret:
+    return masks.derived(seed, b"own mask" + cohort)
+
+
+def pair_mask_key(secret: Secret, peer: Advert, device: int, cohort: bytes) -> Secret:
+    """The key of the mask that a device and its peer share, which is the same from both ends."""
+    ends = ends_of(cohort, min(device, peer.device), max(device, peer.device))
+    return masks.agreed(secret, peer.mask_key, b"pair mask" + ends)

@@ -1,0 +1,179 @@
+"""A fleet in one process: a cohort is trained chunk by chunk, and only the running sum is kept.
+
+Memory does not grow with the cohort. On an accelerator the users of a chunk are trained side by side (`vmap`); on a CPU one stream of
+users runs on each core, which is twice as fast there.
+
+**Assumes:** a user's report has the same bits in any seat of a chunk and in any company. It is tested before the first sum of a run, on the
+device at hand (`_check_additive`); that proves nothing for other machines.
+"""
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from taciturn import trees
+from taciturn.core import END, Key, Message, Params, Program, Report, UserData, UserIds
+from taciturn.data.layout import Layout
+from taciturn.data.texts import Texts
+
+CPU_CHUNK = 2  # so that no core waits long for the others at the end of a round
+ACCELERATOR_CHUNKS = (256, 128, 104, 64, 32, 16)  # larger ones gain little, and mix users of more different lengths
+MADE_UP_WORDS = 32
+COPIES = 8  # of a model that training a user takes at a time, with what it keeps on the way
+
+
+def one_stream_per_core() -> None:
+    """Make every core a JAX device. To be called before JAX computes anything; without effect on accelerators."""
+    jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+
+
+class NotAdditive(Exception):
+    """What a user reports depends on others, on this machine."""
+
+
+class Written(Protocol):
+    """Whose texts a fleet trains on: a population, or users who were made up."""
+
+    @property
+    def texts(self) -> Texts: ...
+
+
+class SimulatedFleet:
+    everyone_reports = True
+
+    def __init__(
+        self, population: Written, layout: Layout, weight_cap: float | None = None, cohort: float = 100
+    ) -> None:
+        """`weight_cap` is ŵ: a user of n tokens weighs min(n/ŵ, 1). None weighs all users alike. `cohort` is how many are to be expected,
+        for which chunks are made to fit."""
+        self._texts, self._layout, self._weight_cap, self._cohort = population.texts, layout, weight_cap, cohort
+        self._devices = jax.local_devices()
+        self._on_cpu = self._devices[0].platform == "cpu"
+        self._program: Program | None = None
+
+    def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
+        return eligible(np.arange(len(self._texts)))
+
+    def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
+        if program is not self._program:  # traced and compiled once, used in every round
+            nobody, _ = self._load(np.array([-1]))
+            one = UserData(jnp.asarray(nobody.batches[0]), jnp.asarray(nobody.weight[0]), jnp.int32(0))
+            self._shape = jax.eval_shape(program, message, one, key)
+            self._program, self._add = program, _adder(program, self._on_cpu)
+            self._size = CPU_CHUNK if self._on_cpu else _chunk_size(message.params, self._devices[0], self._cohort)
+            self._check_additive(message, key)
+        totals = [jax.device_put(trees.zeros_like(self._shape), device) for device in self._devices]
+        messages = [jax.device_put((message, key), device) for device in self._devices]
+        for index, chunk in enumerate(self._chunks(cohort)):
+            # The next chunk is read while this one computes: nothing here waits for a device.
+            where = index % len(self._devices)
+            users, ids = jax.device_put(self._load(chunk), self._devices[where])
+            totals[where] = self._add(totals[where], *messages[where], users, ids)
+        total = totals[0]
+        for other in totals[1:]:
+            total = trees.add(total, jax.device_put(other, self._devices[0]))
+        return total
+
+    def _check_additive(self, message: Message, key: Key) -> None:
+        """Before the first sum: on this very device, with this program and these shapes, the sum with a user less the sum without is that
+        user's own report, to the bit, in whatever seat and company; and a sum comes out the same twice. Privacy rests on it.
+
+        Tried on made-up users. Sums of floats, which have no privacy, are not additive and are not tried.
+        """
+        if not all(jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in jax.tree.leaves(self._shape)):
+            return
+        users, seats = self._made_up(), np.arange(self._size)
+        is_even, elsewhere = seats % 2 == 0, np.roll(seats, 1)
+        # The even ones in odd seats, and the odd ones without them: everybody in other company, half of them in another seat.
+        halves = np.roll(np.where(is_even, seats, -1), 1), np.where(is_even, -1, seats)
+
+        def total(seats: np.ndarray, device: Any) -> Report:
+            texts = [users[number] if number >= 0 else np.zeros(0, np.int32) for number in seats]
+            arguments = trees.zeros_like(self._shape), message, key, *self._loaded(texts, seats)
+            return self._add(*jax.device_put(arguments, device))
+
+        for device in self._devices[:1] if self._on_cpu else self._devices:  # all cores are alike
+            everyone, apart = total(seats, device), trees.add(*(total(half, device) for half in halves))
+            for again in (total(seats, device), total(elsewhere, device), apart):
+                if not all(map(np.array_equal, jax.tree.leaves(everyone), jax.tree.leaves(again))):
+                    raise NotAdditive(
+                        f"on {device.device_kind} what a user reports depends on who else is trained beside them, so one user could "
+                        "change the sum by more than noise is made for. Nothing was trained. Update JAX and the driver, change [local] "
+                        "precision, or train on CPUs (JAX_PLATFORMS=cpu)"
+                    )
+
+    def _made_up(self) -> list[np.ndarray]:
+        """Texts of as many users as a chunk holds, of many lengths up to what a user is cut to; few words, so that many repeat."""
+        generator, most = np.random.default_rng(0), self._layout.batches(np.zeros(0, np.int32)).size
+        lengths = [max(1, most * (place + 1) // self._size) for place in range(self._size)]
+        return [generator.integers(END + 1, END + 1 + MADE_UP_WORDS, length, np.int32) for length in lengths]
+
+    def _chunks(self, cohort: UserIds) -> list[np.ndarray]:
+        """The cohort in pieces of one size, filled up with −1, which is nobody. Users of like length go together, the longest first,
+        because a piece takes as long as its longest user.
+
+        One size for a whole run: products of another shape round differently, and where training is chaotic that changes what users
+        report. With sizes that followed the cohort's, one user more would change the reports of others.
+        """
+        cohort = cohort[np.argsort([-len(self._texts[user]) for user in cohort], kind="stable")]
+        pieces = [cohort[start : start + self._size] for start in range(0, len(cohort), self._size)]
+        return [np.pad(piece, (0, self._size - len(piece)), constant_values=-1) for piece in pieces]
+
+    def _load(self, chunk: np.ndarray) -> tuple[UserData, np.ndarray]:
+        return self._loaded([self._texts[user] if user >= 0 else np.zeros(0, np.int32) for user in chunk], chunk)
+
+    def _loaded(self, texts: Sequence[np.ndarray], chunk: np.ndarray) -> tuple[UserData, np.ndarray]:
+        lengths = np.array([len(text) for text in texts], np.float32)
+        weights = np.minimum(lengths / self._weight_cap, 1.0) if self._weight_cap else lengths > 0
+        batches = np.stack([self._layout.batches(text) for text in texts])
+        steps = np.sum(np.any(batches, axis=(2, 3)), axis=1, dtype=np.int32)
+        arrays: Any = batches, weights.astype(np.float32), steps if self._on_cpu else steps.max()
+        return UserData(*arrays), chunk.astype(np.uint32)
+
+
+def _chunk_size(params: Params, device: Any, cohort: float) -> int:
+    """The size that wastes least on a cohort of about so many, among those that half of the device's memory holds; of those that waste
+    about as little, the largest."""
+    memory = (device.memory_stats() or {}).get("bytes_limit", 8 * 2**30) / 2
+    most = memory / (COPIES * 4 * trees.size(params))
+    least = ACCELERATOR_CHUNKS[-1]
+    fitting = [size for size in ACCELERATOR_CHUNKS if size <= most] or [least]
+    sizes = [*fitting, math.ceil(cohort)] if cohort < least else fitting
+    computed = {size: math.ceil(cohort / size) * size for size in sizes}
+    return next(size for size in sizes if computed[size] <= 1.1 * min(computed.values()))
+
+
+def _adder(program: Program, one_by_one: bool):
+    def report(message: Message, key: Key, user: UserData, id: jax.Array) -> Report:
+        return program(message, user, jax.random.fold_in(key, id))
+
+    @partial(jax.jit, donate_argnums=0)
+    def add_side_by_side(total: Report, message: Message, key: Key, users: UserData, ids: jax.Array) -> Report:
+        # One number of steps for all: with one for each, every step would have to keep and choose between two models.
+        each = UserData(0, 0, None)  # pyright: ignore
+        # Each trains a copy of their own: a product with one matrix for all would be taken for all at once, and where in it a user's rows
+        # stand would decide how they are rounded.
+        copies = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(ids), *leaf.shape)), message.params)
+        message = message._replace(params=jax.lax.optimization_barrier(copies))
+        reports = jax.vmap(report, in_axes=(Message(0, None), None, each, 0))(message, key, users, ids)
+        # In 32 bits, also where a process switched 64 on for everything.
+        return jax.tree.map(lambda sum, part: sum + jnp.sum(part, axis=0, dtype=part.dtype), total, reports)
+
+    @partial(jax.jit, donate_argnums=0)
+    def add_one_by_one(total: Report, message: Message, key: Key, users: UserData, ids: jax.Array) -> Report:
+        def add(total: Report, one: tuple[UserData, jax.Array]) -> tuple[Report, None]:
+            # A padding user costs nothing here.
+            user, id = one
+            return jax.lax.cond(
+                user.weight > 0, lambda: trees.add(total, report(message, key, user, id)), lambda: total
+            ), None
+
+        return jax.lax.scan(add, total, (users, ids))[0]
+
+    return add_one_by_one if one_by_one else add_side_by_side

@@ -1,0 +1,127 @@
+"""A simulated fleet with a queue (Popov et al. 2018, Figure 1): a device trains on the model that it last got, reports when it is done,
+and a round closes when K different users have reported.
+
+So a report may be about a model that is some rounds old; how many is its *staleness*. It is charged in the round in which it is summed, and
+bounded like any other: what the model of an older round was is public. That holds for one clip norm for the whole run, and nothing is
+claimed of how a cohort comes about. How long a device takes is drawn here without looking at its text: if it followed the text, who
+reports beside whom would say something of it.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import safetensors.numpy
+
+from taciturn import trees
+from taciturn.core import FailedRound, Fleet, Key, Message, Params, Program, Report, UserIds
+from taciturn.files import write_atomically
+from taciturn.fleets.simulation.availability import TooFewDevices
+
+
+class QueuedFleet:
+    everyone_reports = False
+
+    def __init__(self, fleet: Fleet, size: int, in_flight: int, folder: Path, coins: int = 0) -> None:
+        """`size` is K. `folder` keeps who trains on which model, and those models, with those that the last round was about: a server
+        that crashes stops no device, and may ask for that round again. `coins` say who is asked and done when, which is nobody's
+        business: they come from the run's root."""
+        self._fleet, self._size, self._in_flight, self._folder = fleet, size, in_flight, folder
+        self._generator = np.random.default_rng(coins)
+        self._training: dict[int, int] = {}  # user → which model they got
+        self._arrived: dict[int, int] = {}  # the same of those whose reports wait to be summed
+        self._rounds: dict[str, tuple[int, dict[int, int]]] = {}  # by key: which model was current, and who had which
+        state = folder / "queue.json"
+        if state.exists():
+            self._restore(json.loads(state.read_text()))
+
+    @property
+    def staleness(self) -> np.ndarray:
+        """Of every report, those of rounds that failed too."""
+        return np.array([now - got for now, cohort in self._rounds.values() for got in cohort.values()], np.int64)
+
+    @property
+    def uploads(self) -> int:
+        return len(self.staleness) + len(self._arrived)
+
+    def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
+        """The K users who report next. Whoever is done makes room for another device, which gets the current model."""
+        allowed = self._fleet.users(eligible)
+        for queue in (self._training, self._arrived):  # both are right unless a file was changed
+            for user in set(queue) - set(allowed.tolist()):
+                del queue[user]
+        # Who has arrived already was there before a crash: no coin is thrown for them again.
+        waiting = self._generator.permutation(allowed).tolist() if len(self._arrived) < self._size else []
+        while len(self._arrived) < self._size:
+            while len(self._training) < self._in_flight and waiting:
+                user = waiting.pop()
+                if user not in self._training and user not in self._arrived:
+                    self._training[user] = len(self._rounds)
+            if not self._training:
+                raise TooFewDevices(
+                    f"{len(self._arrived)} devices have reported and {self._size} are needed, but nobody else may take part: take "
+                    "smaller cohorts, fewer rounds, a shorter separation or more users"
+                )
+            # Devices take a time without memory, so that each is as likely as any other to be done next.
+            done = sorted(self._training)[self._generator.integers(len(self._training))]
+            self._arrived[done] = self._training.pop(done)
+        self._save()
+        return np.sort(np.array(list(self._arrived)[: self._size]))
+
+    def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
+        name = np.asarray(jax.random.key_data(key)).tobytes().hex()
+        if name not in self._rounds:
+            now = len(self._rounds)
+            self._keep_model(now, message.params)
+            self._rounds[name] = now, {user: self._arrived.get(user, now) for user in cohort.tolist()}
+            self._arrived = {}
+            self._save()
+        now, got = self._rounds[name]
+        if set(got) != set(cohort.tolist()):
+            raise FailedRound("this round was summed before, with other devices")
+        total = None
+        for model in sorted(set(got.values()), reverse=True):
+            params = message.params if model == now else self._model(model, message.params)
+            group = np.array([user for user in cohort.tolist() if got[user] == model], np.int64)
+            # One clip norm for the whole run, so that of an older message this is all that differs.
+            part = self._fleet.sum_reports(program, message._replace(params=params), group, key)
+            total = part if total is None else trees.add(total, part)
+        if total is None:
+            raise FailedRound("nobody reported")
+        return total
+
+    def _path(self, model: int) -> Path:
+        return self._folder / f"model-{model}.safetensors"
+
+    def _keep_model(self, model: int, params: Params) -> None:
+        leaves = {f"{index}": np.asarray(leaf) for index, leaf in enumerate(jax.tree.leaves(jax.device_get(params)))}
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        write_atomically(self._path(model), safetensors.numpy.save(leaves), 0o600)
+
+    def _model(self, model: int, like: Params) -> Params:
+        if not self._path(model).exists():
+            raise FailedRound(f"the model of round {model} is gone, and with it what was trained on it")
+        leaves = safetensors.numpy.load(self._path(model).read_bytes())
+        return jax.tree.unflatten(jax.tree.structure(like), [leaves[f"{index}"] for index in range(len(leaves))])
+
+    def _save(self) -> None:
+        """State first, then what nobody needs any more is deleted."""
+        state = {
+            "training": list(self._training.items()),
+            "arrived": list(self._arrived.items()),
+            "rounds": [(name, now, list(got.items())) for name, (now, got) in self._rounds.items()],
+            "generator": self._generator.bit_generator.state,
+        }
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        write_atomically(self._folder / "queue.json", json.dumps(state).encode(), 0o600)
+        last = [model for now, got in list(self._rounds.values())[-1:] for model in (now, *got.values())]
+        needed = {*self._training.values(), *self._arrived.values(), *last}
+        for path in set(self._folder.glob("model-*")) - set(map(self._path, needed)):
+            path.unlink()
+
+    def _restore(self, state: dict) -> None:
+        self._training, self._arrived = dict(state["training"]), dict(state["arrived"])
+        self._rounds = {name: (now, dict(got)) for name, now, got in state["rounds"]}
+        self._generator.bit_generator.state = state["generator"]

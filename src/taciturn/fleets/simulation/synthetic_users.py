@@ -1,0 +1,52 @@
+"""A fleet with synthetic users beside its own: nobody's text, put there to see what a model keeps of it (Ramaswamy et al. 2020, §IV-A).
+
+They are outside the population and outside the claim. Who of the real users takes part, how often, and what is charged for it is as
+if they were not there: their reports are bounded like everybody's and added to the sum, by coins of their own, and whatever is added to a
+sum without looking at a user costs that user nothing. How often they come is a setting; the paper's came one or two orders of magnitude
+more often than any real device.
+"""
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from taciturn import trees
+from taciturn.core import Fleet, Key, Message, Program, Report, UserIds
+from taciturn.privacy.participation import WrongNumberOfUsers
+
+
+class WithSyntheticUsers:
+    def __init__(
+        self, fleet: Fleet, synthetic: Fleet, chosen: Callable[[Key], UserIds], most_reports: int, kind: int = 1
+    ) -> None:
+        """`synthetic` is a fleet of all of them, and `chosen` says who takes part in a round, by coins of that round. A total holds
+        `most_reports`, theirs and people's together: with more, sums of whole numbers would run over, and one user could move them by any
+        amount. Where there are two such fleets, each is of another `kind`, and has other coins."""
+        self.everyone_reports = fleet.everyone_reports
+        self._fleet, self._synthetic, self._chosen = fleet, synthetic, chosen
+        self._most, self._place = most_reports, 2**32 - kind
+
+    def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
+        return self._fleet.users(eligible)
+
+    def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
+        # Keys of their own: a synthetic user has a number that a real one has too.
+        coins, theirs = jax.random.split(jax.random.fold_in(key, self._place))
+        beside = self._chosen(coins)
+        if len(cohort) + len(beside) > self._most:
+            raise WrongNumberOfUsers(
+                f"{len(cohort)} users and {len(beside)} synthetic ones are more than the {self._most} reports that a total holds: lower "
+                "canaries.users, canaries.each, audit.users or the cohort"
+            )
+        total = self._fleet.sum_reports(program, message, cohort, key)
+        return trees.add(total, self._synthetic.sum_reports(program, message, beside, theirs))
+
+
+def by_coins(users: int, rate: float) -> Callable[[Key], UserIds]:
+    """Each of them takes part in a round with this probability."""
+
+    def chosen(coins: Key) -> UserIds:
+        return np.flatnonzero(np.asarray(jax.random.uniform(coins, (users,))) < rate)
+
+    return chosen

@@ -1,0 +1,272 @@
+"""A model of one's own: a private model, trained on one person's text, on that person's device, for that person alone.
+
+**Guarantee:** none. Such a model may repeat what its owner wrote, so it stays on the device: its card says that it is personal, and every
+way out (exports, warm starts, guarantees) refuses it for that. Whoever the private model was trained on loses nothing, as nobody is told
+what is learned here.
+
+What trains is what a device does in a round (algorithms/local_training.py), and nothing else. The text is needed once, and may be deleted
+then (Popov et al. 2018, §2.6).
+"""
+
+import os
+import shutil
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from taciturn import trees
+from taciturn.algorithms.fine_tuning import rehearsing
+from taciturn.algorithms.local_training import LocalTraining, fedavg_update
+from taciturn.core import END, UNKNOWN, Key, LanguageModel, Message, Params, UserData
+from taciturn.data.layout import Cut, Layout, Sentences, Unrolls
+from taciturn.data.public import PublicCorpus
+from taciturn.data.sources import Source
+from taciturn.data.texts import Texts
+from taciturn.data.users import user_id
+from taciturn.data.vocabulary import DataError, Vocabulary
+from taciturn.evaluation.accuracy import WINDOW, Scores, evaluate
+from taciturn.export.word_model import load_word_model
+from taciturn.files import sync_folder
+from taciturn.models.sgd import sgd_step
+from taciturn.recipe import build
+from taciturn.recipe.sections import Model
+from taciturn.release.model_file import ModelCard, ModelFileError, save_model
+
+HELD_OUT = 10  # one message in so many, the last ones, is measured with and never trained on
+BATCH_SIZE = 10  # Popov et al. 2018, §2.5, like the next
+UNROLL = 20
+SENTENCE_LENGTH = 20  # as recipes have it by default; a card does not say at which length sentences were cut
+STEPS_AT_ONCE = 16  # between two looks at the progress
+
+Messages = Sequence[Sequence[int]]  # word ids, each message with its end
+Progress = Callable[[int, int], None]
+
+
+class PersonalError(Exception):
+    """There is no personal model, or its text is still there, and why."""
+
+
+class Learning(NamedTuple):
+    """How a model learns from its owner; docs/keyboard.md says where the defaults come from."""
+
+    epochs: int = 2
+    learning_rate: float = 0.25
+    general: PublicCorpus | None = None  # rehearsed beside the owner's text, so that the general language is kept
+    user_share: float = 0.5  # λ: how much of what it learns from is the owner's then
+
+
+class Personal(NamedTuple):
+    """What a model learned. Scores are on the last messages, which it was not trained on; each has a bucket of its own, or nearly."""
+
+    before: Scores
+    after: Scores
+    messages: int
+    held_out: int  # of them
+    words: int  # and signs, of all messages
+    unknown: int  # of them
+    left_out: dict[str, int]  # what of the file could not be used, and how often
+
+
+class Text(NamedTuple):
+    """One person's, as the model reads it."""
+
+    learned: Messages
+    held_out: Messages
+    left_out: dict[str, int]
+
+
+def personalise(
+    model: Path,
+    text: Path,
+    out: Path,
+    learning: Learning = Learning(),
+    delete_text: bool = False,
+    progress: Progress = lambda done, all: None,
+) -> Personal:
+    """Train a model on all but the last messages of a text, and keep it in the new folder `out` if it knows those better then.
+
+    Whatever goes wrong leaves no folder, and leaves the text: it is deleted last, and only where that is asked for.
+    """
+    if out.exists() or out.is_symlink():
+        raise PersonalError(f"{out} exists already; name a new folder")
+    params, card, vocabulary = _neural(model)
+    if learning.general is not None and learning.general.vocabulary.words != vocabulary.words:
+        raise DataError(f"the general text has other words than the model; make it with --vocabulary {model}")
+    found = _deletable(text) if delete_text else None
+    own = _read(text, vocabulary)
+    if delete_text and own.left_out:
+        raise PersonalError(
+            f"not all of {text} could be used ({_counted(own.left_out)}), and what was not learned from is not deleted: mend it, or leave "
+            "--delete-text out"
+        )
+    settings = Model(**card.architecture)
+    network, cut = build.language_model(settings, len(vocabulary)), _cut(card, vocabulary)
+    measured = Texts.of(map(list, own.held_out), len(vocabulary)), cut if card.sentences else WINDOW
+    before = evaluate(network, params, *measured)
+    params = trained(network, params, own.learned, cut, learning, settings.dropout > 0, progress)
+    after = evaluate(network, params, *measured)
+    if not after["loss"].value < before["loss"].value:  # nor where it is no number
+        raise PersonalError(
+            f"the model did not get better: on the last {len(own.held_out)} messages of {text} its perplexity went from "
+            f"{before['perplexity'].value:.1f} to {after['perplexity'].value:.1f}. It was not kept, and the text stays where it is; try a "
+            "lower --learning-rate, fewer --epochs, or more text"
+        )
+    _save(out, params, _personal(card, learning))
+    if found is not None:
+        _delete(text, found, out)
+    everything = [word for message in (*own.learned, *own.held_out) for word in message if word != END]
+    return Personal(
+        before,
+        after,
+        messages=len(own.learned) + len(own.held_out),
+        held_out=len(own.held_out),
+        words=len(everything),
+        unknown=everything.count(UNKNOWN),
+        left_out=own.left_out,
+    )
+
+
+def trained(
+    network: LanguageModel,
+    params: Params,
+    messages: Messages,
+    cut: Cut,
+    learning: Learning,
+    dropout: bool = False,
+    progress: Progress = lambda done, all: None,
+) -> Params:
+    """A device's local training, a few batches at a time, so that it can be watched: between two steps SGD carries nothing but θ."""
+    step = sgd_step(network)
+    if learning.general is not None:
+        step = rehearsing(step, build.general_rows(learning.general, cut), learning.user_share)
+    keyed = dropout or learning.general is not None
+    update = fedavg_update(step, LocalTraining(learning.learning_rate, keyed=keyed))
+
+    @jax.jit
+    def after(params: Params, batches: jax.Array, steps: jax.Array, key: Key) -> Params:
+        return trees.add(params, update(Message(params, ()), UserData(batches, jnp.ones(()), steps), key))
+
+    text = np.concatenate([np.asarray(message, np.int32) for message in messages])
+    batches = Layout.for_pieces(cut, BATCH_SIZE, len(cut.pieces(text))).batches(text)
+    done, all = 0, learning.epochs * len(batches)
+    progress(done, all)
+    for _ in range(learning.epochs):
+        for start in range(0, len(batches), STEPS_AT_ONCE):
+            part = batches[start : start + STEPS_AT_ONCE]
+            filled = np.pad(part, ((0, STEPS_AT_ONCE - len(part)), (0, 0), (0, 0)))
+            key = jax.random.fold_in(jax.random.key(0), done)
+            params = jax.block_until_ready(after(params, filled, np.int32(len(part)), key))
+            done += len(part)
+            progress(done, all)
+    return params
+
+
+def _neural(path: Path) -> tuple[Params, ModelCard, Vocabulary]:
+    loaded = load_word_model(path)
+    if loaded.card is None or loaded.card.architecture["kind"] == "ngram":
+        raise ModelFileError(
+            f"{path} holds n-grams, which are counted and not trained; name a run or a pretrained model"
+        )
+    return jax.tree.map(jnp.asarray, loaded.params), loaded.card, loaded.vocabulary
+
+
+def messages_of(path: Path, vocabulary: Vocabulary) -> tuple[list[list[int]], dict[str, int]]:
+    """One person's messages that have words in them, each closed by END, and what of the file was left out, by reason."""
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; name one file, of one person's text")
+    source, people = Source([path]), set()
+    messages: list[list[int]] = []
+    for batch in source.batches():
+        people.update(map(user_id, batch.column("user").to_pylist()))
+        encoded = map(vocabulary.encode, batch.column("text").to_pylist())
+        messages += [[*words, END] for words in encoded if words]
+    if len(people) > 1:
+        raise DataError(f"{path} holds the text of {len(people):,} people, where it has to be one person's alone")
+    return messages, source.left_out.counts
+
+
+def _read(path: Path, vocabulary: Vocabulary) -> Text:
+    """The last messages apart."""
+    messages, left_out = messages_of(path, vocabulary)
+    if len(messages) < 2:
+        raise DataError(
+            f"{path} holds {'one message' if messages else 'no text'}, and two messages at least are needed (in a .txt file a line is "
+            "one): the last is held out to measure with"
+        )
+    last = max(1, round(len(messages) / HELD_OUT))
+    text = Text(messages[:-last], messages[-last:], left_out)
+    for which, part in (("first", text.learned), ("last", text.held_out)):
+        if all(word < vocabulary.fixed for message in part for word in message):
+            raise DataError(
+                f"{path}: the model knows not one word of the {which} {len(part):,} messages; is it text, and is its language "
+                f"{vocabulary.language}?"
+            )
+    return text
+
+
+def _cut(card: ModelCard, vocabulary: Vocabulary) -> Cut:
+    """Text as the model was trained to read it."""
+    return Sentences(SENTENCE_LENGTH, vocabulary.sentence_ends) if card.sentences else Unrolls(UNROLL)
+
+
+def _personal(card: ModelCard, learning: Learning) -> ModelCard:
+    """Where it came from is still said; what was promised there is not."""
+    rehearsed = (learning.general.source,) if learning.general else ()
+    return replace(card, personal=True, public_sources=tuple(dict.fromkeys((*card.public_sources, *rehearsed))))
+
+
+def _save(out: Path, params: Params, card: ModelCard) -> None:
+    """For its owner's eyes alone; on disk, with its folder, when this returns."""
+    new = [folder for folder in (out, *out.parents) if not folder.exists()]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.mkdir(mode=0o700)
+    try:
+        save_model(out / "model.safetensors", params, card, mode=0o600)
+        for folder in new:
+            sync_folder(folder.parent)
+    except BaseException:
+        shutil.rmtree(out)
+        raise
+
+
+def _counted(reasons: dict[str, int]) -> str:
+    return "; ".join(f"{reason}: {count:,}" for reason, count in reasons.items())
+
+
+def _deletable(path: Path) -> os.stat_result:
+    """The file as it is now; refused where deleting it would not delete the text, or is not the owner's to do."""
+    if not path.exists():
+        raise DataError(f"there is no file {path}")
+    found = path.lstat()
+    refused = (
+        (not stat.S_ISREG(found.st_mode), "is no file of its own, but a link or a folder"),
+        (found.st_uid != os.geteuid(), "belongs to somebody else"),
+        (found.st_nlink > 1, "has another name (a hard link), under which the text would stay"),
+        (not os.access(path.parent, os.W_OK | os.X_OK), "lies in a folder that you may not change"),
+    )
+    for is_so, reason in refused:
+        if is_so:
+            raise PersonalError(f"{path} {reason}, so it cannot be deleted; leave --delete-text out")
+    return found
+
+
+def _delete(path: Path, found: os.stat_result, out: Path) -> None:
+    """Delete the text if it is still the one that was learned from: a keyboard may have written to it meanwhile."""
+    try:
+        now = path.lstat()
+        same = all(
+            getattr(now, name) == getattr(found, name) for name in ("st_dev", "st_ino", "st_size", "st_mtime_ns")
+        )
+        if not same:
+            raise PersonalError(f"{out} holds the personal model; {path} was changed meanwhile, so it was not deleted")
+        path.unlink()
+        sync_folder(path.parent)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise PersonalError(f"{out} holds the personal model, but {path} could not be deleted: {reason}") from None

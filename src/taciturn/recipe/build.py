@@ -1,0 +1,290 @@
+"""From a recipe to objects: the only place where a name in a file becomes a constructor."""
+
+import math
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from taciturn.algorithms.dp_fedavg import dp_fedavg, dp_fedsgd, fedavg
+from taciturn.algorithms.dp_ftrl import dp_ftrl
+from taciturn.algorithms.fine_tuning import rehearsing, unforgetting_update
+from taciturn.algorithms.local_training import LocalTraining, Project, UserUpdate, fedavg_update
+from taciturn.algorithms.server_optimizers import server_optimizer
+from taciturn.algorithms.transfer_learning import Text, transfer_learning
+from taciturn.algorithms.uploads import Upload, compressed, upload_bytes
+from taciturn.core import PADDING, Algorithm, LanguageModel, Params, Participation
+from taciturn.data.layout import Cut, Layout, Sentences, Unrolls
+from taciturn.data.population import Population
+from taciturn.data.public import PublicCorpus
+from taciturn.data.vocabulary import Vocabulary
+from taciturn.evaluation.accuracy import WINDOW
+from taciturn.models.cifg import cifg
+from taciturn.models.deep_lstm import deep_lstm
+from taciturn.models.gru import gru
+from taciturn.models.losses import cross_entropy
+from taciturn.models.lstm import lstm
+from taciturn.models.sampling import beginnings
+from taciturn.models.sgd import sgd_step
+from taciturn.models.transformer import transformer
+from taciturn.privacy.accounting import Budget
+from taciturn.privacy.adaptive_clip import AdaptiveClip
+from taciturn.privacy.clipping import MOST_REPORTS, Bound, flat_clip, per_layer_clip, unbounded
+from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt, tree
+from taciturn.privacy.estimators import clipped_denominator, fixed_denominator
+from taciturn.privacy.noise import Noise, gaussian
+from taciturn.privacy.participation import CyclicPoisson, FixedSize, MinSeparation, PoissonSampling, spare_rounds
+from taciturn.privacy.secagg_encoding import Encoding, encoding, modular
+from taciturn.privacy.sensitivity import segments
+from taciturn.recipe.recipe import Recipe
+from taciturn.recipe.sections import AUDITED_AT_ONCE, DEFAULT_CLIP_NORM, Model
+from taciturn.trees import size
+
+
+def language_model(model: Model, vocabulary: int, product: DTypeLike = jnp.float32) -> LanguageModel:
+    """`product` is the type in which its matrix products are taken."""
+    match model.kind:
+        case "lstm":
+            return lstm(vocabulary, model.width, model.units or 256, dropout_rate=model.dropout, product=product)
+        case "cifg":
+            return cifg(
+                vocabulary,
+                model.width,
+                model.units or 670,
+                tied=model.tied,
+                dropout_rate=model.dropout,
+                product=product,
+            )
+        case "gru":
+            return gru(vocabulary, model.width, model.units or 256, dropout_rate=model.dropout, product=product)
+        case "transformer":
+            return transformer(vocabulary, model.width, model.layers, model.heads, dropout_rate=model.dropout)
+        case "deep-lstm":
+            return deep_lstm(
+                vocabulary,
+                model.width,
+                model.units or 650,
+                model.layers,
+                model.tied,
+                model.dropout,
+                model.variational,
+                product,
+            )
+
+
+def participation(recipe: Recipe) -> Participation:
+    section = recipe.participation
+    if section.kind == "poisson":
+        return PoissonSampling(section.probability)
+    if section.kind in ("min-separation", "cyclic-poisson"):
+        return turns(recipe)
+    return FixedSize(int(section.cohort), section.users)
+
+
+def turns(recipe: Recipe) -> MinSeparation | CyclicPoisson:
+    section, rounds = recipe.participation, recipe.run.rounds
+    if section.kind == "cyclic-poisson":
+        cycle = recipe.privacy.bands
+        return CyclicPoisson(section.cohort * cycle / section.users, cycle, rounds)
+    more = recipe.fleet.over_selection if recipe.fleet.kind in ("available", "devices") else 1.0
+    return MinSeparation(int(section.cohort), section.min_separation or 0, recipe.max_participations, rounds, more)
+
+
+def noise(recipe: Recipe, multiplier: float) -> Noise:
+    lengths = segments(rows(recipe), recipe.restart_rounds)
+    coefficients = {name: _shared_out(values, len(lengths)) for name, values in (recipe.privacy.strategy or {}).items()}
+    match recipe.noise:
+        case "independent":
+            return gaussian(multiplier)
+        case "tree" | "honaker" as kind:
+            return tree(multiplier, *lengths, honaker=kind == "honaker")
+        case "banded":
+            return banded(multiplier, *map(Bands, lengths, coefficients["bands"]))
+        case _:
+            return blt(multiplier, *map(Buffers, lengths, coefficients["decay"], coefficients["scale"]))
+
+
+def _shared_out(values: list[float], parts: int) -> list[tuple[float, ...]]:
+    size = len(values) // parts
+    return [tuple(values[start : start + size]) for start in range(0, len(values), size)]
+
+
+def budget(recipe: Recipe) -> Budget:
+    return Budget(recipe.delta, recipe.privacy.epsilon, recipe.privacy.rho)
+
+
+def rows(recipe: Recipe) -> int:
+    """How many releases a run may make, those to spare included."""
+    return recipe.run.rounds + spare_rounds(recipe.run.rounds)
+
+
+def algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
+    product = jnp.bfloat16 if recipe.local.precision == "mixed" else jnp.float32
+    model = language_model(recipe.model, vocabulary, product)
+    keyed = recipe.model.dropout > 0 or recipe.local.keep == "rehearsal"
+    settings = recipe.local
+    local = LocalTraining(
+        settings.learning_rate, settings.epochs, settings.update_penalty, keyed, settings.gradient_norm
+    )
+    server = server_optimizer(recipe.server.optimizer, recipe.server.learning_rate, recipe.server.momentum)
+    taking_part = participation(recipe)
+    if recipe.algorithm == "fedavg":
+        return fedavg(_user_update(recipe, model, local), bound_of(recipe), taking_part, server)
+    if recipe.algorithm == "transfer-learning":
+        update, text, transfer = _user_update(recipe, model, local), _predicted_text(recipe, model), recipe.transfer
+        return transfer_learning(
+            model, update, text, taking_part, transfer.learning_rate, transfer.epochs, transfer.batch_size
+        )
+    if recipe.privacy.noise_multiplier is None:
+        raise ValueError("the noise multiplier is worked out by with_noise before the algorithm is built")
+    if recipe.privacy.least_weight is None:
+        estimator = fixed_denominator(recipe.participation.expected_weight)
+    else:
+        estimator = clipped_denominator(recipe.participation.probability * recipe.privacy.least_weight)
+    n_max = most_reports(recipe)
+    bound = _encoded(recipe, model)
+    drawn = noise(recipe, recipe.privacy.noise_multiplier)
+    if recipe.algorithm == "dp-ftrl":
+        clip = _adaptive(recipe) if recipe.privacy.clipping == "adaptive" else bound
+        update, goal = _user_update(recipe, model, local), recipe.participation.cohort
+        return dp_ftrl(update, clip, goal, drawn, turns(recipe), server, n_max)
+    parts = (bound, estimator, drawn, taking_part, server, n_max)
+    if recipe.algorithm == "dp-fedsgd":
+        return dp_fedsgd(partial(cross_entropy, model), local, upload(recipe), *parts)
+    project = bound.project if recipe.privacy.greedy else None
+    return dp_fedavg(_user_update(recipe, model, local, project), *parts)
+
+
+def most_reports(recipe: Recipe) -> int:
+    """n_max, that may be in a total."""
+    taking_part = participation(recipe)
+    cohort = recipe.participation.cohort
+    most = math.ceil(cohort + 10 * math.sqrt(cohort) + 100)  # never passed by chance
+    asked = taking_part.asked if isinstance(taking_part, MinSeparation) else 0
+    beside = recipe.canaries.synthetic_users + min(recipe.audit.users, AUDITED_AT_ONCE)
+    n_max = min(MOST_REPORTS, max(most, asked)) + beside
+    if n_max > MOST_REPORTS:
+        raise ValueError(
+            f"{beside} synthetic users beside a cohort of {cohort:g} are more than the {MOST_REPORTS} "
+            "reports that a total holds: lower canaries.users or canaries.each, or audit with fewer"
+        )
+    return n_max
+
+
+def _user_update(
+    recipe: Recipe, model: LanguageModel, local: LocalTraining, project: Project | None = None
+) -> UserUpdate:
+    """What a device computes; `model` takes its products as the recipe says."""
+    step = sgd_step(model, jnp.bfloat16 if recipe.local.precision == "mixed" else jnp.float32)
+    match recipe.local.keep:
+        case "nothing":
+            update = fedavg_update(step, local, project)
+        case "rehearsal":
+            corpus = general_text(recipe)
+            assert corpus is not None  # the recipe is refused otherwise
+            rows = general_rows(corpus, layout(recipe, corpus.vocabulary).cut)
+            update = fedavg_update(rehearsing(step, rows, recipe.local.user_share), local, project)
+        case "soft-labels":
+            update = unforgetting_update(model, local, recipe.local.user_share, project)
+    return compressed(update, upload(recipe))
+
+
+def upload(recipe: Recipe) -> Upload:
+    return Upload(recipe.upload.share, recipe.upload.bits)
+
+
+def upload_size(recipe: Recipe, params: Params) -> int:
+    """Bytes of what one device sends in a round."""
+    if recipe.privacy.encoding == "modular":
+        return report_encoding(recipe, params).upload_bytes
+    if recipe.algorithm != "transfer-learning":
+        return upload_bytes(params, upload(recipe))
+    words, settings = len(params["word_bias"]), recipe.transfer
+    return upload_bytes(jax.ShapeDtypeStruct((settings.rows, settings.length, words), jnp.float32), Upload())
+
+
+def general_text(recipe: Recipe) -> PublicCorpus | None:
+    """What devices rehearse, or their predictions are about, if there is such a text."""
+    return PublicCorpus.load(Path(recipe.data.general)) if recipe.data.general else None
+
+
+def general_test(recipe: Recipe) -> PublicCorpus | None:
+    return PublicCorpus.load(Path(recipe.data.general_test)) if recipe.data.general_test else None
+
+
+def with_general_text(recipe: Recipe) -> Recipe:
+    """The recipe with a name for its general text, so that a run which goes on does so with the same."""
+    corpus = general_text(recipe)
+    if corpus is None:
+        return recipe
+    if recipe.data.general_digest not in (None, corpus.digest):
+        raise ValueError(f"[data] general: {recipe.data.general} is another text than this run began with")
+    return recipe.with_settings("data", general_digest=corpus.digest)
+
+
+def _predicted_text(recipe: Recipe, model: LanguageModel) -> Text:
+    settings, key = recipe.transfer, jax.random.key(0)  # what predictions are about is no secret
+    corpus = general_text(recipe) if settings.text == "general" else None
+    if corpus is None:
+        return lambda params: beginnings(model, params, settings.rows, settings.length, key)
+    rows = general_rows(corpus, Unrolls(settings.length))
+    if len(rows) < settings.rows:
+        raise ValueError(f"[transfer] rows = {settings.rows}: the general text has only {len(rows)} of that length")
+    taken = rows[jax.random.choice(key, len(rows), (settings.rows,), replace=False)]
+    return lambda params: taken
+
+
+def general_rows(corpus: PublicCorpus, cut: Cut) -> jax.Array:
+    """All of a public corpus, to draw from."""
+    rows = np.concatenate([cut.pieces(document) for document in corpus.documents])
+    return jnp.asarray(rows[np.any(rows[:, 1:] != PADDING, axis=1)])
+
+
+def layout(recipe: Recipe, vocabulary: Vocabulary) -> Layout:
+    data, batch_size = recipe.data, recipe.local.batch_size
+    if data.layout == "sentences":
+        sentences = Sentences(data.sentence_length, vocabulary.sentence_ends)
+        return Layout.for_pieces(sentences, batch_size, data.sentences_per_user)
+    unrolls = Unrolls(recipe.local.unroll)
+    return Layout.for_pieces(unrolls, batch_size, data.tokens_per_user / unrolls.length)
+
+
+def evaluation_cut(recipe: Recipe, vocabulary: Vocabulary) -> Cut:
+    """Text as the model was trained to read it: sentence by sentence, or in long windows."""
+    return layout(recipe, vocabulary).cut if recipe.data.layout == "sentences" else WINDOW
+
+
+def population(recipe: Recipe) -> Population:
+    return Population(Path(recipe.data.population))
+
+
+def bound_of(recipe: Recipe) -> Bound:
+    privacy = recipe.privacy
+    if privacy.layer_clip_norms:
+        return per_layer_clip(layers=privacy.layer_clip_norms)
+    if privacy.clip_norm is None and not recipe.is_private:
+        return unbounded()
+    clip_norm = DEFAULT_CLIP_NORM if privacy.clip_norm is None else privacy.clip_norm
+    return flat_clip(clip_norm) if privacy.clipping == "flat" else per_layer_clip(clip_norm)
+
+
+def _encoded(recipe: Recipe, model: LanguageModel) -> Bound:
+    """The same clip, with reports in the form that the recipe says."""
+    if recipe.privacy.encoding == "whole":
+        return bound_of(recipe)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    return modular(bound_of(recipe), params, report_encoding(recipe, params))
+
+
+def report_encoding(recipe: Recipe, params: Params) -> Encoding:
+    return encoding(size(params), most_reports(recipe), recipe.privacy.encoding_bits)
+
+
+def _adaptive(recipe: Recipe) -> AdaptiveClip:
+    privacy, start = recipe.privacy, recipe.privacy.clip_norm
+    stddev = privacy.clipped_count_stddev or recipe.participation.cohort / 20
+    norm = float(start) if isinstance(start, float | int) else DEFAULT_CLIP_NORM
+    return AdaptiveClip(norm, stddev, privacy.target_quantile, privacy.clip_learning_rate)

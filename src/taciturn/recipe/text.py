@@ -1,0 +1,128 @@
+"""Recipes as text: read from TOML, written back, and said in sentences where something is wrong."""
+
+import difflib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from taciturn.files import write_atomically
+from taciturn.recipe.recipe import Recipe
+from taciturn.recipe.sections import Model
+
+
+class RecipeError(Exception):
+    """What is wrong with a recipe, in a sentence for whoever wrote it."""
+
+
+def reference() -> str:
+    """Every setting of a recipe, for docs/recipe.md."""
+    lines = [
+        "# Every setting of a recipe",
+        "",
+        "Made from `src/taciturn/recipe/sections.py`; a test keeps it in step.",
+        "",
+    ]
+    sections = {name: field.annotation for name, field in Recipe.model_fields.items()}
+    for section, kind in {"": Recipe, **sections}.items():
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            continue
+        lines += [f"## [{section}]" if section else "## top", "", "| setting | default | meaning |", "|---|---|---|"]
+        for name, field in kind.model_fields.items():
+            if section or name not in sections or name == "algorithm":
+                default = "required" if field.is_required() else f"`{json.dumps(field.default)}`"
+                choices = (
+                    " · ".join(map(str, get_args(field.annotation))) if get_origin(field.annotation) is Literal else ""
+                )
+                meaning = "; ".join(part for part in (choices, field.description) if part)
+                lines.append(f"| `{name}` | {default.replace('`null`', 'none')} | {meaning} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def save_recipe(recipe: Recipe, path: Path) -> None:
+    write_atomically(path, _toml(recipe.model_dump(mode="json", exclude_none=True)).encode())
+
+
+def load_recipe(path: Path, settings: list[str] | None = None) -> Recipe:
+    """Read a recipe; `settings` are `section.key=value` and win over the file."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RecipeError(f"there is no recipe {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path} is not TOML: {error}") from None
+    for setting in settings or []:
+        _set(content, setting)
+    return parse_recipe(content, str(path))
+
+
+def parse_recipe(content: dict[str, Any], where: str = "recipe") -> Recipe:
+    try:
+        return Recipe(**content)
+    except ValidationError as error:
+        raise RecipeError("\n".join(f"{where}: {_sentence(one)}" for one in error.errors())) from None
+
+
+def model_settings(settings: list[str]) -> Model:
+    """The [model] section from `key=value` alone."""
+    content: dict[str, Any] = {}
+    for setting in settings:
+        _set(content, setting)
+    try:
+        return Model(**content)
+    except ValidationError as error:
+        raise RecipeError("\n".join(_sentence(one, Model) for one in error.errors())) from None
+
+
+def _set(content: dict[str, Any], setting: str) -> None:
+    path, equals, value = setting.partition("=")
+    *sections, key = path.strip().split(".")
+    if not equals or not key:
+        raise RecipeError(f"--set takes section.key=value; {setting!r} is not that")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value  # a word without quotes
+    target = content
+    for section in sections:
+        target = target.setdefault(section, {})
+        if not isinstance(target, dict):
+            raise RecipeError(f"--set {setting}: {section} is a value, not a section")
+    target[key] = parsed
+
+
+def _sentence(error: Any, section: type[BaseModel] = Recipe) -> str:
+    place = [str(part) for part in error["loc"] if part not in ("float", "list[tuple[int, float]]")]
+    for part in place[:-1]:
+        annotation = section.model_fields[part].annotation if part in section.model_fields else None
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            section = annotation
+    name = f"[{'.'.join(place[:-1])}] {place[-1]}" if len(place) > 1 else (f"{place[0]}" if place else "")
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(place[-1], section.model_fields, 1, 0.5)
+        hint = f"did you mean {near[0]}?" if near else f"known are: {', '.join(section.model_fields)}"
+        return f"{name} is not a setting; {hint}"
+    if error["type"] == "missing":
+        about = section.model_fields[place[-1]].description
+        return f"{name} is missing" + (f" ({about})" if about else "")
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "value_error":
+        return f"{name}: {message}" if name else message
+    given = error["input"] if not isinstance(error["input"], dict) else "a section"
+    return f"{name}: {message[0].lower()}{message[1:]} (it is {given!r})"
+
+
+def _toml(content: dict[str, Any], section: str = "") -> str:
+    values = {key: value for key, value in content.items() if not isinstance(value, dict)}
+    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
+    text = (f"[{section}]\n" if section and lines else "") + "".join(f"{line}\n" for line in lines)
+    for key, value in content.items():
+        if isinstance(value, dict):
+            inner = f"{section}.{key}" if section else key
+            text += ("\n" if text else "") + _toml(
+                {json.dumps(k) if "/" in k else k: v for k, v in value.items()}, inner
+            )
+    return text

@@ -1,0 +1,50 @@
+"""The exit: a model leaves only with a guarantee for exactly the ledger row it was made at."""
+
+import math
+from pathlib import Path
+
+from taciturn.core import Params
+from taciturn.privacy.figures import delta_text
+from taciturn.privacy.ledger import Guarantee, Ledger
+from taciturn.release.model_file import ModelCard, card_digest, params_digest
+
+
+class ExportRefused(Exception):
+    """The model may not leave, and why."""
+
+
+def check_not_personal(card: ModelCard, what: Path | str) -> None:
+    """Asked at every way out: the card goes where the file goes, whatever it is called and wherever it lies."""
+    if card.personal:
+        raise ExportRefused(f"{what} is a personal model of one person's own text: it stays on this device")
+
+
+def verified_guarantee(params: Params, card: ModelCard, ledger: Ledger) -> Guarantee:
+    """What the ledger says of exactly these parameters; refused where the two do not belong together."""
+    check_not_personal(card, "this")
+    if card.run is None or card.ledger_head is None:
+        raise ExportRefused("this model was not trained on users: there is no guarantee to export it with")
+    recorded = {"kind": "model", "run": card.run, "params": params_digest(params), "hash": card.ledger_head}
+    row = next((row for row in ledger.run_rows(card.run) if recorded.items() <= row.items()), None)
+    if row is None:
+        raise ExportRefused(
+            f"{ledger.path} does not know these parameters as run {card.run}'s at row {card.ledger_head[:12]}…: the model was "
+            "changed, belongs to another population, or rows were cut off"
+        )
+    if row.get("card", card_digest(card)) != card_digest(card):  # rows of old have none
+        raise ExportRefused(
+            f"{ledger.path} knows these parameters with other words or another description beside them: the model file was changed"
+        )
+    return ledger.guarantee(card.run, card.ledger_head)
+
+
+def check_may_leave(guarantee: Guarantee, non_private: bool) -> None:
+    if not guarantee.is_private and not non_private:
+        raise ExportRefused(
+            f"run {guarantee.run} has no privacy (ε = ∞); if it may leave all the same, say --non-private"
+        )
+    if guarantee.epsilon == math.inf and not non_private:
+        raise ExportRefused(
+            f"the noise of run {guarantee.run} promises nothing at δ = {delta_text(guarantee.delta)} (ε = ∞); if it may leave "
+            "all the same, say --non-private"
+        )

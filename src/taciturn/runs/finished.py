@@ -1,0 +1,169 @@
+"""Finished models: whom they protect, what the ledger says of them, and what they are worth on held-out users, alone or side by side."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from taciturn.audit.likelihood_tails import Tail, log_ratios, tail
+from taciturn.core import Params
+from taciturn.data.population import HeldOutUsers, Population, check_strangers, trained_on
+from taciturn.evaluation.accuracy import Scores, evaluate
+from taciturn.evaluation.head_words import head_words
+from taciturn.export.formats import Exported, Format, export_model
+from taciturn.export.word_model import COUNTED_ON, Loaded, load_word_model
+from taciturn.population_ledger import open_ledger
+from taciturn.privacy.ledger import Guarantee, Row
+from taciturn.recipe import build
+from taciturn.recipe.sections import Model
+from taciturn.release.gate import ExportRefused, check_not_personal, verified_guarantee
+from taciturn.release.model_file import ModelCard, load_model
+from taciturn.runs.folder import RunError, recipe_of
+
+
+def population_of(folder: Path) -> Population:
+    """The users that a run, or counted n-grams, came from."""
+    if (folder / COUNTED_ON).exists():
+        return Population(Path(json.loads((folder / COUNTED_ON).read_text())["population"]))
+    if (folder / "guarantee.json").exists() and not (folder / "recipe.toml").exists():
+        raise RunError(
+            f"{folder} is an export, and the ledger to ask about it is beside its run: name the run's folder"
+        )
+    return build.population(recipe_of(folder))
+
+
+def guarantee_of(loaded: Loaded) -> Guarantee:
+    """What the ledger of its users says of exactly this model; refused where there is none."""
+    if loaded.card is None:
+        raise ExportRefused(f"{loaded.path} does not say where it comes from: nothing is known of its privacy")
+    check_not_personal(loaded.card, loaded.path)
+    if not loaded.is_of_users:
+        raise ExportRefused(
+            f"{loaded.path} is made of public text alone: there is no guarantee to export it with, and nobody to protect"
+        )
+    return verified_guarantee(loaded.params, loaded.card, open_ledger(population_of(loaded.path)))
+
+
+def export_run(folder: Path, out: Path, to: Format = "model", non_private: bool = False, **how: Any) -> Exported:
+    """A run's model as files that keyboards load; nothing is written before ledger and model agree (export/formats.py has the rest)."""
+    loaded = load_word_model(folder)
+    return export_model(loaded, guarantee_of(loaded), learned_from(loaded), out, to, non_private, **how)
+
+
+def opened_row(loaded: Loaded) -> Row:
+    """What its run declared before the first round."""
+    run = guarantee_of(loaded).run
+    return open_ledger(population_of(loaded.path)).run_rows(run)[0]
+
+
+def learned_from(loaded: Loaded) -> str | None:
+    """Whose text, in words that go on after «learned from»; None where nothing is known."""
+    if loaded.card is None:
+        return None
+    if loaded.is_personal:
+        return "your own text"
+    if not loaded.is_of_users:
+        return "public text"
+    if (loaded.path / "recipe.toml").exists():
+        recipe, opened = recipe_of(loaded.path), opened_row(loaded)
+        if recipe.fingerprint == opened["recipe"]:  # or else the number is not the one that was declared
+            simulated = opened.get("unit", "").startswith("one simulated")
+            return f"the text of about {recipe.participation.users:,} {'simulated users' if simulated else 'people'}"
+    return "people's text"
+
+
+def people_known_to(loaded: Loaded) -> Callable[[str], bool]:
+    """Whether a user, by id, was trained on by this model or by one that it started from, or opted out. Refused where that cannot be
+    told any more."""
+    return trained_on(folder_known_to(loaded))
+
+
+def folder_known_to(loaded: Loaded) -> Path:
+    """The population that has all whom this model was trained on, and those that it started from."""
+    population = population_of(loaded.path)
+    ledger, opened = open_ledger(population), opened_row(loaded)
+    while True:
+        if opened["population"] != population.id:
+            raise RunError(
+                f"{population.folder} was built again since {opened['run']} was trained on it: who was trained on is not known any more"
+            )
+        if not opened["lineage"]:
+            return population.folder
+        earlier = ledger.rows[: ledger.rows.index(opened)]  # a run records what it started from as its own round 0, too
+        before = next((row for row in earlier if row.get("params") == opened["start"]), None)
+        if before is None:
+            raise RunError(
+                f"{opened['run']} started from a model of other users than {population.folder}'s: who they were is not known here"
+            )
+        opened = ledger.run_rows(before["run"])[0]
+
+
+class Measured(NamedTuple):
+    """A run's model on held-out users, with what the ledger says of it."""
+
+    scores: Scores
+    guarantee: Guarantee
+    head_words: np.ndarray | None
+    rebuilt: bool  # whether the population's text was replaced since the run
+
+
+def evaluate_run(folder: Path, on: Path | None = None, with_head_words: bool = False) -> Measured:
+    """Measure on the held-out users of the run's population, or of another one (`on`)."""
+    params, card = _model_to_measure(folder)
+    recipe = recipe_of(folder)
+    own = build.population(recipe)
+    ledger = open_ledger(own)
+    guarantee = verified_guarantee(params, card, ledger)
+    rebuilt = ledger.run_rows(guarantee.run)[0]["population"] != own.id
+    population = Population(on) if on else own
+    if population.vocabulary.words != card.vocabulary:
+        raise RunError(
+            f"{population.folder} was built with other words than {folder}; build it with --vocabulary {folder}"
+        )
+    if not population.folder.samefile(own.folder):
+        check_strangers(population.folder, folder_known_to(load_word_model(folder)))
+    people = HeldOutUsers(population.folder)
+    people.check_enough()
+    held_out = people.texts
+    model = build.language_model(recipe.model, len(card.vocabulary))
+    cut = build.evaluation_cut(recipe, population.vocabulary)
+    heads = head_words(model, params, held_out, population.vocabulary, cut) if with_head_words else None
+    return Measured(evaluate(model, params, held_out, cut), guarantee, heads, rebuilt and on is None)
+
+
+def _model_to_measure(folder: Path) -> tuple[Params, ModelCard]:
+    """A run's; figures of a personal model are its owner's, and are shown when it is made."""
+    params, card = load_model(folder)
+    check_not_personal(card, folder)
+    return params, card
+
+
+def compare_runs(first: Path, second: Path, on: Path | None = None) -> tuple[Measured, Measured]:
+    """Both on the same held-out users: of the population `on`, or else of the first run's."""
+    if _model_to_measure(first)[1].vocabulary != _model_to_measure(second)[1].vocabulary:
+        raise RunError(f"{first} and {second} know different words, so their figures cannot be compared")
+    on = on or Path(recipe_of(first).data.population)
+    one, other = evaluate_run(first, on), evaluate_run(second, on)
+    if not np.array_equal(one.scores.tokens, other.scores.tokens):
+        raise RunError(
+            f"{first} and {second} read text in other pieces (their [data] layout differs), so not on the same words: they cannot be "
+            "compared"
+        )
+    return one, other
+
+
+def compare_tails(model: Path, others: Sequence[Path], samples: int, seed: int) -> list[tuple[np.ndarray, Tail]]:
+    """For each of the others: log c(s) of texts made up by the model, and their tail."""
+    params, card = _model_to_measure(model)
+    network = build.language_model(Model(**card.architecture), len(card.vocabulary))
+    found = []
+    for number, path in enumerate(others):
+        other, its_card = _model_to_measure(path)
+        if its_card.vocabulary != card.vocabulary or jax.tree.map(np.shape, other) != jax.tree.map(np.shape, params):
+            raise RunError(f"{path} is another kind of model than {model}, or knows other words: no ratio can be taken")
+        ratios = log_ratios(network, params, other, samples, jax.random.key(seed + number))
+        found.append((ratios, tail(ratios)))
+    return found

@@ -1,0 +1,99 @@
+"""N-grams counted on text: what a neural model has to beat. Counted on users' text they have no guarantee whatever, and say so.
+
+**Guarantee:** none. A count of four words may be one person's sentence. So the ledger of the population is charged with ε = ∞ before
+the first text is read, and the model leaves only as one that is not private (`taciturn export --non-private`). For an n-gram with a
+guarantee, distil it from a private model: `taciturn export RUN --to arpa`.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from dp_accounting import NonPrivateDpEvent
+
+from taciturn.data.population import Population
+from taciturn.data.public import PublicCorpus
+from taciturn.data.vocabulary import Vocabulary
+from taciturn.export.word_model import COUNTED_ON
+from taciturn.files import write_atomically
+from taciturn.models.ngram import NGram, katz, kneser_ney
+from taciturn.population_ledger import open_ledger
+from taciturn.privacy.account import Account, RunTerms
+from taciturn.privacy.accounting import Budget
+from taciturn.privacy.ledger import Guarantee
+from taciturn.release.model_file import ModelCard, card_digest, params_digest, save_model
+from taciturn.release.privacy_statement import statement
+from taciturn.runs.folder import RunError
+from taciturn.runs.run import unit_of
+
+Smoothing = Literal["katz", "kneser-ney"]
+ANY_DELTA = 1e-10  # ε is ∞ at every one
+
+
+def count_public(corpus: Path, out: Path, smoothing: Smoothing, order: int) -> NGram:
+    _check_new(out)
+    public = PublicCorpus.load(corpus)
+    model = _counted(public.documents, public.vocabulary, smoothing, order)
+    card = ModelCard(
+        _architecture(smoothing, order),
+        public.vocabulary.words,
+        public.vocabulary.about,
+        public_sources=(public.source,),
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    save_model(out / "model.safetensors", model.params(), card)
+    return model
+
+
+def count_population(folder: Path, out: Path, smoothing: Smoothing, order: int, non_private: bool) -> Guarantee:
+    """Charged first, then counted."""
+    _check_new(out)
+    if not non_private:
+        raise RunError(
+            f"{folder} holds users' text, and counts of it have no guarantee (ε = ∞). If that is meant, say --non-private; for an n-gram "
+            "with one, train a private model and export it: taciturn export RUN --to arpa"
+        )
+    population = Population(folder)
+    terms = RunTerms(
+        name=out.name,
+        recipe=f"{smoothing} {order}-grams",
+        population=population.id,
+        adjacency="add or remove one user",
+        randomness="operating system",
+        accountant="pld",
+        budget=Budget(ANY_DELTA),
+        rounds=1,
+        unit=unit_of(population),
+    )
+    account = Account(open_ledger(population), terms, NonPrivateDpEvent())
+    account.open()
+    account.charge(round=0, record="n-grams")
+    model = _counted(population.texts, population.vocabulary, smoothing, order)
+    vocabulary = population.vocabulary
+    card = ModelCard(_architecture(smoothing, order), vocabulary.words, vocabulary.about, terms.name, round=1)
+    card = replace(card, ledger_head=account.record_model(1, params_digest(model.params()), card_digest(card)))
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(
+        out / COUNTED_ON, json.dumps({"population": str(folder)}).encode()
+    )  # first: it says what the rest is
+    save_model(out / "model.safetensors", model.params(), card, mode=0o600)
+    guarantee = account.guarantee()
+    write_atomically(out / "guarantee.txt", statement(guarantee, card.public_text).encode())
+    return guarantee
+
+
+def _check_new(out: Path) -> None:
+    if out.exists() and any(out.iterdir()):
+        raise RunError(f"{out} is not empty; name a new folder")
+
+
+def _architecture(smoothing: Smoothing, order: int) -> dict[str, str | int]:
+    return {"kind": "ngram", "smoothing": smoothing, "order": order}
+
+
+def _counted(texts: Iterable[np.ndarray], vocabulary: Vocabulary, smoothing: Smoothing, order: int) -> NGram:
+    estimate = katz if smoothing == "katz" else kneser_ney
+    return estimate(texts, len(vocabulary), order)

@@ -1,0 +1,203 @@
+"""A model trained on public text, from which private training starts.
+
+While it trains, its folder holds pretraining.safetensors, from which it goes on after a crash. In the end there are model.safetensors and
+pretraining.json: what was measured, epoch by epoch, on public text that was held out.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import safetensors
+
+from taciturn.algorithms.pretraining import Pretraining, Schedule, Training, pretraining, split
+from taciturn.core import Params
+from taciturn.data.public import PublicCorpus
+from taciturn.evaluation.accuracy import Scores, evaluate
+from taciturn.files import sync_folder, write_atomically
+from taciturn.models.losses import cross_entropy
+from taciturn.recipe import build
+from taciturn.recipe.sections import Model
+from taciturn.recipe.text import RecipeError
+from taciturn.release.model_file import ModelCard, load_state, save_model, save_state
+
+FAST, SLOW = 1.2e-2, 3e-3  # Adam's rate: words of unit length bear the first, at which others' weights run away
+
+
+CHECKPOINT = "pretraining.safetensors"
+
+
+class Pace(NamedTuple):
+    """How a training on public text comes along, for whoever watches."""
+
+    loss: float  # of the last steps
+    tokens_per_second: float
+    perplexity: float | None  # of held-out text after the last epoch, once there was one
+
+
+class Epoch(NamedTuple):
+    """What one reading of the public text came to."""
+
+    epoch: int  # from 1
+    training_loss: float
+    loss: float  # on held-out text, like the next two
+    perplexity: float
+    accuracy_top1: float
+    seconds: float  # of training, without measuring
+    tokens_per_second: float
+
+
+class Course(NamedTuple):
+    """A training on public text between two epochs: all that the next one needs."""
+
+    training: Training
+    best: Params  # of the epoch with the lowest loss on held-out text
+    epochs: tuple[Epoch, ...]
+
+
+class Pretrained(NamedTuple):
+    """What a training on public text came to."""
+
+    epochs: tuple[Epoch, ...]
+    best: Epoch  # whose parameters were written
+    held_out: str  # what it was measured on
+    stopped: str | None  # why it ended before its last epoch, if it did
+
+
+def pretrained(
+    corpus: PublicCorpus,
+    settings: Model,
+    schedule: Schedule,
+    out: Path,
+    progress: Callable[[int, int, Pace], None],
+    resume: bool = False,
+) -> Pretrained:
+    """Train on public text and write the best epoch's model.safetensors to `out`. Cut off at any moment, it goes on with `resume`, and
+    comes to the same."""
+    _check_folder(out, resume)
+    text, held_out = split(corpus, schedule.held_out, schedule.seed)
+    try:
+        model = build.language_model(settings, len(corpus.vocabulary))
+        rate = schedule.learning_rate or (FAST if model.unit_norm else SLOW)
+        product = jnp.bfloat16 if schedule.precision == "mixed" else jnp.float32
+        loss = partial(cross_entropy, build.language_model(settings, len(corpus.vocabulary), product))
+        trainer = pretraining(loss, text, schedule, rate)
+        params = model.init(jax.random.key(schedule.seed))
+    except ValueError as error:  # a width that does not fit the heads, a text too short
+        raise RecipeError(str(error)) from None
+    course = Course(trainer.init(params), params, ())
+    architecture = settings.model_dump(mode="json", exclude={"warm_start"})
+    terms = {"text": corpus.digest, **architecture, **asdict(schedule), "learning_rate": rate}
+    if (out / CHECKPOINT).exists():
+        course = _saved_course(out / CHECKPOINT, course, terms)
+    out.mkdir(parents=True, exist_ok=True)
+    while len(course.epochs) < schedule.epochs and not _stopped(course.epochs, schedule):
+        course = _next_epoch(
+            course, trainer, schedule.epochs, partial(evaluate, model, texts=held_out.documents), progress
+        )
+        about = {"terms": json.dumps(terms), "epochs": json.dumps(course.epochs)}
+        save_state(out / CHECKPOINT, (course.training, course.best), about)
+    stopped = _stopped(course.epochs, schedule)
+    finished = Pretrained(course.epochs, _best(course.epochs), _measured_on(corpus, held_out), stopped)
+    write_atomically(out / "pretraining.json", _to_json(finished).encode())
+    card = ModelCard(architecture, corpus.vocabulary.words, corpus.vocabulary.about, public_sources=(corpus.source,))
+    save_model(out / "model.safetensors", course.best, card)
+    (out / CHECKPOINT).unlink()  # last: killed before this, it goes on from the checkpoint, and comes to the same
+    sync_folder(out)
+    return finished
+
+
+def _check_folder(out: Path, resume: bool) -> None:
+    if (out / CHECKPOINT).exists() and not resume:
+        raise RecipeError(
+            f"{out} holds a training that was cut off: repeat its command with --resume, or name another --out"
+        )
+    if (out / "model.safetensors").exists() and not (out / CHECKPOINT).exists():
+        raise RecipeError(f"{out} holds a model already; name another --out")
+
+
+def _saved_course(path: Path, fresh: Course, terms: dict[str, Any]) -> Course:
+    """The course saved at `path`, if it is one of the same text, model and schedule."""
+    try:
+        with safetensors.safe_open(path, "numpy") as file:
+            saved = json.loads((file.metadata() or {}).get("terms", "{}"))
+    except safetensors.SafetensorError as error:
+        raise RecipeError(f"{path} cannot be read ({error}); delete it to start again") from None
+    differing = [
+        f"{name} is {saved.get(name)}, not {value}" for name, value in terms.items() if saved.get(name) != value
+    ]
+    if differing:
+        raise RecipeError(
+            f"{path} is of another training: its {'; its '.join(differing)}. Repeat the command that began it with --resume, or name "
+            "another --out"
+        )
+    (training, best), about = load_state(path, (fresh.training, fresh.best))
+    return Course(training, best, tuple(Epoch(*row) for row in json.loads(about["epochs"])))
+
+
+def _next_epoch(
+    course: Course,
+    trainer: Pretraining,
+    epochs: int,
+    measured: Callable[[Params], Scores],
+    progress: Callable[[int, int, Pace], None],
+) -> Course:
+    number, training = len(course.epochs), course.training
+    perplexity = course.epochs[-1].perplexity if course.epochs else None
+    seconds, tokens, lost, steps = 0.0, 0, 0.0, 0
+    began = time.perf_counter()
+    for block in trainer.epoch(course.training, number):
+        took = time.perf_counter() - began
+        training, seconds, tokens = block.training, seconds + took, tokens + block.tokens
+        lost, steps = lost + block.loss * (block.steps - steps), block.steps
+        progress(
+            number * trainer.steps + steps, epochs * trainer.steps, Pace(block.loss, block.tokens / took, perplexity)
+        )
+        began = time.perf_counter()
+    scores = measured(training.params)
+    loss, perplexity, top1 = (scores[name].value for name in ("loss", "perplexity", "accuracy_top1"))
+    epoch = Epoch(number + 1, lost / steps, loss, perplexity, top1, seconds, tokens / seconds)
+    if not course.epochs and not math.isfinite(epoch.loss):
+        raise RecipeError("after one epoch the loss is no number: the training diverges. Lower the --learning-rate")
+    is_best = not course.epochs or epoch.loss < _best(course.epochs).loss
+    return Course(training, training.params if is_best else course.best, (*course.epochs, epoch))
+
+
+def _best(epochs: tuple[Epoch, ...]) -> Epoch:
+    return min(epochs, key=lambda one: one.loss)
+
+
+def _stopped(epochs: tuple[Epoch, ...], schedule: Schedule) -> str | None:
+    """Why a training ends before its last epoch, if it does."""
+    if not epochs or len(epochs) == schedule.epochs:
+        return None
+    best, last = _best(epochs), epochs[-1]
+    if last.epoch - best.epoch < schedule.patience:
+        return None
+    return (
+        f"after {last.epoch} of {schedule.epochs} epochs: the loss on held-out text was {best.loss:.3f} after epoch {best.epoch}, and is "
+        f"{last.loss:.3f} now"
+    )
+
+
+def _measured_on(corpus: PublicCorpus, held_out: PublicCorpus) -> str:
+    part, whole = len(held_out.documents), len(corpus.documents)
+    share = "the end" if whole == 1 else f"{part:,} of {whole:,} documents"
+    return f"{share} of {corpus.source} ({held_out.documents.tokens:,} tokens)"
+
+
+def _to_json(finished: Pretrained) -> str:
+    """JSON has no word for what is no number, as the perplexity of a model that diverged."""
+    rows = [
+        {name: value if math.isfinite(value) else None for name, value in epoch._asdict().items()}
+        for epoch in finished.epochs
+    ]
+    about = {"held_out": finished.held_out, "best_epoch": finished.best.epoch, "stopped": finished.stopped}
+    return json.dumps({**about, "epochs": rows}, indent=2)

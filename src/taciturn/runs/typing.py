@@ -1,0 +1,92 @@
+"""Models tried at a keyboard: by simulated people, and by whoever opens the page."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from taciturn.data.sources import Source
+from taciturn.data.state_of_the_union import held_out_messages
+from taciturn.export.formats import page_script
+from taciturn.export.word_model import load_word_model
+from taciturn.keyboard.people import People, people
+from taciturn.keyboard.server import KeyboardServer, page_files
+from taciturn.keyboard.typing_simulation import Typing, enough_words, simulate
+from taciturn.keyboard.user_history import WithHistory
+from taciturn.privacy.ledger import Guarantee
+from taciturn.release.model_file import ModelCard
+from taciturn.release.privacy_statement import personal_statement, statement
+from taciturn.runs.finished import guarantee_of, learned_from, people_known_to
+from taciturn.runs.folder import RunError
+
+
+class Tried(NamedTuple):
+    typings: list[Typing]
+    people: int
+    words: int  # and signs, that they typed
+    trained_on: int | None  # people in the files who were left out; None where nobody knows whom a model was trained on
+
+
+def try_models(
+    paths: Sequence[Path],
+    source: Source | None,
+    history: bool,
+    most_people: int,
+    most_words: int,
+    progress: Callable[[str, int, int], None] = lambda what, done, all: None,
+) -> Tried:
+    """Each model under the same people's fingers; with `history` the last one also learns from each person. Without a source the
+    people are the held-out ones of the demonstration."""
+    loaded = [load_word_model(path) for path in paths]
+    vocabulary = loaded[0].vocabulary
+    if any(set(one.vocabulary.words) != set(vocabulary.words) for one in loaded):
+        raise RunError(
+            f"{paths[0]} and {paths[1]} know different words, so their figures cannot be compared; make both with one list: "
+            "--vocabulary POPULATION, for `data build` and `data public`"
+        )
+    known = [people_known_to(one) for one in loaded if one.is_of_users and not one.is_personal]
+    if source is None:
+        found = People(held_out_messages(vocabulary)[:most_people], 0)
+    else:
+        found = people(
+            source,
+            lambda id: any(is_known(id) for is_known in known),
+            most_people,
+            lambda done, all: progress("reading", done, all),
+        )
+    messages = [enough_words(one, vocabulary, most_words) for one in found.messages]
+    messages = [one for one in messages if one]
+    typings = []
+    for number, one in enumerate(loaded):
+        model = WithHistory(one.model) if history and number == len(loaded) - 1 else one.model
+        stage = f"typing {'AB'[number]}" if len(loaded) > 1 else "typing"
+        typings.append(
+            simulate(model, one.vocabulary, messages, lambda done, all, stage=stage: progress(stage, done, all))
+        )
+    is_known = all(one.card is not None and not one.is_personal for one in loaded)
+    return Tried(typings, len(messages), int(typings[0].tokens.sum()), found.trained_on if is_known else None)
+
+
+def keyboard_server(paths: Sequence[Path], blocked: Sequence[str], port: int) -> KeyboardServer:
+    """The page with one model, or two side by side, each with its guarantee. One with a personal model is for its owner alone, and not
+    for others on the same machine."""
+    scripts, names, personal = [], [path.resolve().name for path in paths], False
+    if len(set(names)) < len(names):
+        names = [f"{name} {letter}" for name, letter in zip(names, "AB", strict=False)]
+    for path, name in zip(paths, names, strict=True):
+        loaded = load_word_model(path)
+        personal |= loaded.is_personal
+        guarantee = guarantee_of(loaded) if loaded.is_of_users and not loaded.is_personal else None
+        scripts.append(
+            page_script(loaded, guarantee, learned_from(loaded), _statement(loaded.card, guarantee), name, blocked)
+        )
+    return KeyboardServer(page_files(scripts), port, secret=personal)
+
+
+def _statement(card: ModelCard | None, guarantee: Guarantee | None) -> str:
+    if card is None:
+        return "Nothing is known of where this model comes from."
+    if card.personal:
+        return personal_statement(card.run, card.ledger_head)
+    if guarantee is None:
+        return f"Made of public text alone: {'; '.join(card.public_text)}."
+    return statement(guarantee, card.public_text)

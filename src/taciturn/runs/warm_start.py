@@ -1,0 +1,81 @@
+"""Where a run starts from: a model of public text, or an earlier run whose cost then counts as its own."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from dp_accounting import DpEvent
+
+from taciturn.core import Params
+from taciturn.data.population import check_strangers
+from taciturn.data.vocabulary import Vocabulary
+from taciturn.population_ledger import open_ledger
+from taciturn.privacy.ledger import Ledger
+from taciturn.recipe import build
+from taciturn.recipe.recipe import Recipe
+from taciturn.recipe.text import RecipeError, load_recipe
+from taciturn.release.gate import check_not_personal
+from taciturn.release.model_file import ModelCard, load_model, params_digest
+
+
+class WarmStart(NamedTuple):
+    params: Params
+    card: ModelCard
+    lineage: tuple[DpEvent, ...]  # what the parameters cost, as the ledger of their run says; nothing for public text
+    adjacency: str | None = None
+    distance: float = 0.0  # of those costs' samplers from their ideal
+    seeded: bool = False  # whether some of that was a simulation, whose noise anyone can take off
+
+
+def load_warm_start(recipe: Recipe, vocabulary: Vocabulary, ledger: Ledger) -> WarmStart | None:
+    """The model a recipe starts from, if it names one; refused where it does not fit or its history is unknown."""
+    if recipe.model.warm_start is None:
+        return None
+    path = Path(recipe.model.warm_start)
+    params, card = load_model(path)
+    check_not_personal(card, path)
+    ours = recipe.model.model_dump(mode="json", exclude={"warm_start", "dropout", "variational"})
+    theirs = card.architecture
+    differing = [
+        f"{name} is {theirs.get(name)}, not {value}" for name, value in ours.items() if theirs.get(name) != value
+    ]
+    if differing:
+        raise RecipeError(f"[model] warm_start is another model: its {'; its '.join(differing)}")
+    if card.vocabulary != vocabulary.words:
+        raise RecipeError(
+            "[model] warm_start knows other words than the population; build both with the same vocabulary"
+        )
+    start = _with_history(path, WarmStart(params, card, ()), ledger)
+    if start.lineage and (path / "recipe.toml").exists():
+        before, now = build.population(load_recipe(path / "recipe.toml")).folder, Path(recipe.data.population)
+        # A run measures its model on held-out users, from round 0 on: none of them may be one whom this model protects.
+        if not now.samefile(before):
+            check_strangers(now, before)
+    return start
+
+
+def _with_history(path: Path, start: WarmStart, ledger: Ledger) -> WarmStart:
+    """What these parameters cost, and under which terms. The ledgers are asked by the parameters themselves, never by what the file
+    says of itself; a file that says it is made of public text, and that no ledger knows, is believed."""
+    books = [ledger]
+    if (path / "recipe.toml").exists():
+        books.append(open_ledger(build.population(load_recipe(path / "recipe.toml"))))
+    is_known = False
+    for book in books:
+        row = book.model_row(params_digest(start.params))
+        if row is None:
+            continue
+        is_known, lineage = True, tuple(book.cost(row["run"], row["hash"]))
+        # Without any it is what a run began with: how that run went on, seeded or not, says nothing of it.
+        if lineage:
+            opened = book.run_rows(row["run"])[0]
+            return start._replace(
+                lineage=lineage,
+                distance=book.distance(row["run"]),
+                adjacency=opened["adjacency"],
+                seeded=opened["randomness"] != "operating system",
+            )
+    if start.card.run is not None and not is_known:
+        raise RecipeError(
+            f"[model] warm_start says it comes from run {start.card.run}, but no ledger knows its parameters; name the folder of that run"
+        )
+    return start
