@@ -7,7 +7,8 @@ devices' keys. What leaves it is its keys, sealed shares, one report behind mask
 that a sum is of reports about one model, or there is none. It trains on no message that is not finite, nor under another clip norm than its
 recipe's for the round. It reports once to a round, and answers once under a name (participation_record.py).
 
-**Assumes:** recipe, words and list of devices came to it from whom it trusts; what secure_aggregation/protocol.py and participation_record.py assume. A model that was made
+**Assumes:** recipe, words and list of devices came to it from whom it trusts; what secure_aggregation/protocol.py and
+participation_record.py assume. A model that was made
 to bring out one person, and sent to *all* devices, does so in the sum: against that there is the curator's noise, and nothing here.
 """
 

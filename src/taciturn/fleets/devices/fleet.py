@@ -1,9 +1,11 @@
 """A fleet of real devices behind a link (Xu et al. 2023, §2.2 and §2.4): check-in, over-selection, a secure sum, late reports discarded.
 
-**Guarantee:** what `sum_reports` returns is a sum of at least m reports that no single one can be told from (secure_aggregation/protocol.py), or
+**Guarantee:** what `sum_reports` returns is a sum of at least m reports that no single one can be told from
+(secure_aggregation/protocol.py), or
 `FailedRound`, after which nothing is kept. No sum and no report is ever on disk, and no report that comes late is ever looked at.
 
-A device reports to a round once (participation_record.py). So an attempt that failed after devices were asked for their reports goes on with others, also
+A device reports to a round once (participation_record.py). So an attempt that failed after devices were asked for their
+reports goes on with others, also
 where it failed because the server was killed before its sum was charged; where there are too few others, the round gets another number, and
 it is the devices' own limits that say who may take part again. Numbers rise with the rows of the noise, and from run to run. A device that
 breaks the protocol is left out of the run's next attempts.

@@ -1,4 +1,4 @@
-"""A device in a secure sum (secure_aggregation/protocol.py): its four stages, and what it refuses (Bonawitz et al. 2017, Figure 4; Bell et al. 2020, §3)."""
+"""A device in a secure sum (protocol.py): its four stages, and what it refuses (Bonawitz et al. 2017, Figure 4; Bell et al. 2020, §3)."""
 
 import os
 from typing import NamedTuple

@@ -18,7 +18,8 @@ that devices train on: those who were told of different ones have no sum. No lis
 different ones for different devices, give it both secrets of a device.
 
 **Assumes:** the list of enrolled keys is right, and names no more than that share of corrupt devices; whoever carries messages between
-device and server authenticates them (TLS); a device is in a round of one name once (participation_record.py sees to it). What a server that does not
+device and server authenticates them (TLS); a device is in a round of one name once
+(devices/participation_record.py sees to it). What a server that does not
 follow the protocol can do nevertheless is in docs/secure_aggregation.md. A device that lies can spoil a sum, as it can with its report: it
 learns nothing by it.
 """

@@ -1,4 +1,4 @@
-"""The server in a secure sum (secure_aggregation/protocol.py): passes on what it cannot read, adds, takes masks off (Bonawitz et al. 2017, Figure 4)."""
+"""The server in a secure sum (protocol.py): passes on what it cannot read, adds, takes masks off (Bonawitz et al. 2017, Figure 4)."""
 
 import random
 from collections.abc import Callable, Collection, Mapping
