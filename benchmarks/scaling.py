@@ -19,16 +19,16 @@ CASES = [
 
 def measure(case: dict) -> dict:
     from taciturn import trees
-    from taciturn.bench import rounds
+    from taciturn.bench import round_speed
     from taciturn.fleets.simulation.in_process import one_stream_per_core
 
     one_stream_per_core()
     users, model = case.get("users", 20), case.get("model", "lstm")
-    rounds.WORDS = case.get("words", 10_000)
+    round_speed.WORDS = case.get("words", 10_000)
     with tempfile.TemporaryDirectory() as folder:
-        population = rounds._made_up(Path(folder) / "users", users)
-        recipe = rounds._recipe(population, users, model, "float32")
-        speed, params = rounds._round(population, recipe, 2, 1.0)
+        population = round_speed._made_up(Path(folder) / "users", users)
+        recipe = round_speed._recipe(population, users, model, "float32")
+        speed, params = round_speed._round(population, recipe, 2, 1.0)
     return {
         **case,
         "parameters": trees.size(params),

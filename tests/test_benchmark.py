@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from taciturn import randomness
-from taciturn.bench import rounds
+from taciturn.bench import round_speed
 from taciturn.cli import app
 from taciturn.models.cifg import cifg
 from taciturn.models.lstm import lstm
@@ -15,9 +15,9 @@ from taciturn.models.lstm import lstm
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(rounds, "WORDS", 50)
-    monkeypatch.setattr(rounds, "TOKENS", 160)
-    monkeypatch.setattr(rounds, "cifg", lambda words: cifg(words))
+    monkeypatch.setattr(round_speed, "WORDS", 50)
+    monkeypatch.setattr(round_speed, "TOKENS", 160)
+    monkeypatch.setattr(round_speed, "cifg", lambda words: cifg(words))
 
 
 def test_the_command_prints_a_table_and_json_with_the_paper_round_first(small):
@@ -34,17 +34,17 @@ def test_the_command_prints_a_table_and_json_with_the_paper_round_first(small):
 
 def test_a_user_of_the_paper_round_costs_thirteen_gigaflop():
     params = lstm(10_000).init(randomness.jax_keys(bytes(32), 1)[0])
-    assert rounds._operations(params) == pytest.approx(13e9, rel=0.02)
+    assert round_speed._operations(params) == pytest.approx(13e9, rel=0.02)
 
 
 def test_an_embedding_that_is_only_looked_up_counts_for_nothing():
     params = {"embedding": jnp.zeros((10, 3)), "word_embedding": jnp.zeros((10, 3))}
-    assert rounds._operations(params) == 6 * 30 * rounds.TOKENS
+    assert round_speed._operations(params) == 6 * 30 * round_speed.TOKENS
 
 
 def test_a_python_without_pytorch_is_said_in_a_sentence(tmp_path):
     fake = tmp_path / "python"
     fake.write_text("#!/bin/sh\necho no torch here >&2\nexit 1\n")
     fake.chmod(0o755)
-    with pytest.raises(rounds.BenchError, match="no torch here"):
-        rounds._torch(str(fake), 2, 1)
+    with pytest.raises(round_speed.BenchError, match="no torch here"):
+        round_speed._torch(str(fake), 2, 1)

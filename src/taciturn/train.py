@@ -21,8 +21,20 @@ def start(algorithm: Algorithm, params: Params, ledger_head: str) -> TrainState:
     return TrainState(0, algorithm.init(params), algorithm.mechanism.init(params), ledger_head)
 
 
-def train(algorithm: Algorithm, curator: Curator, state: TrainState) -> Iterator[TrainState]:
-    """Yields the state after every round. The caller decides when to stop, evaluate and save."""
+def rounds(algorithm: Algorithm, curator: Curator, start_from: Params | TrainState) -> Iterator[TrainState]:
+    """Train, round by round.
+
+    Args:
+        algorithm: what runs.
+        curator: the door to its users; it charges every round before the round's result leaves it.
+        start_from: parameters to start from, or the state after an earlier round.
+
+    Yields:
+        The state after every round, for ever: the caller decides when to stop, evaluate and save.
+    """
+    state = start_from
+    if not isinstance(state, TrainState):
+        state = start(algorithm, start_from, curator.account.head)
     server_update = jax.jit(algorithm.server_update)
     # To where rounds leave their results; otherwise the second round would compile everything anew.
     server, mechanism = jax.device_put((state.server, state.mechanism), jax.local_devices()[0])

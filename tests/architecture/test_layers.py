@@ -49,7 +49,9 @@ LAYERS = {
     "trees": {"core"},
     "randomness": set(),
     "files": set(),
-    "privacy": BASE,
+    "fleets": set(),
+    "fleets.in_memory": {"core", "trees"},
+    "privacy": BASE | {"fleets.in_memory"},
     "data": BASE,
     "models": BASE,
     "population_ledger": {"privacy", "data"},
@@ -60,7 +62,6 @@ LAYERS = {
     "recipe": BASE | {"privacy", "data", "models", "algorithms", "evaluation"},
     "export": BASE | {"privacy", "data", "models", "recipe", "release"},
     "keyboard": BASE | {"data", "models", "algorithms", "evaluation", "recipe", "release", "export"},
-    "fleets": set(),
     "fleets.simulation": BASE | {"privacy", "data", "models"},
     "fleets.secure_aggregation": BASE,
     "fleets.devices": BASE | {"privacy", "fleets.simulation", "fleets.secure_aggregation"},
@@ -102,7 +103,7 @@ def test_users_reach_the_server_through_one_door(method):
     doors = {"sum_reports": ["privacy.curator"], "_release": ["privacy.curator"], "private_mean": ["train"]}[method]
     passing_on = (
         [
-            "bench.rounds",
+            "bench.round_speed",
             *(f"fleets.simulation.{one}" for one in ("check_in", "many_hosts", "queued", "synthetic_users")),
         ]
         if method == "sum_reports"
@@ -123,7 +124,7 @@ def test_noise_is_drawn_in_one_place():
     drawing = [name(path) for path in MODULES if "sampler.white(" in path.read_text()]
     assert drawing == ["privacy.mechanism"]
     ciphers = [name(path) for path in MODULES if any("chacha20" in one for one in imports(path))]
-    assert ciphers == ["bench.rounds", "privacy.curator", "privacy.sampler", "privacy.secagg_encoding"]
+    assert ciphers == ["bench.round_speed", "privacy.curator", "privacy.sampler", "privacy.secagg_encoding"]
 
 
 def test_the_standard_deviation_is_computed_in_one_place():

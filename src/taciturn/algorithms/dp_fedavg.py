@@ -7,10 +7,11 @@ from taciturn import trees
 from taciturn.algorithms.local_training import LocalTraining, Loss, UserUpdate, fedsgd_update
 from taciturn.algorithms.uploads import Upload, compressed
 from taciturn.core import Algorithm, Estimate, Mechanism, Params, Participation, ServerState
-from taciturn.privacy.clipping import MOST_REPORTS, Bound
-from taciturn.privacy.estimators import Estimator, mean
+from taciturn.privacy.clipping import MOST_REPORTS, Bound, flat_clip
+from taciturn.privacy.estimators import Estimator, fixed_denominator, mean
 from taciturn.privacy.mechanism import mechanism
-from taciturn.privacy.noise import Noise, no_noise
+from taciturn.privacy.noise import Noise, gaussian, no_noise
+from taciturn.privacy.participation import PoissonSampling
 
 
 def dp_fedavg(
@@ -47,6 +48,32 @@ def fedavg(
 ) -> Algorithm:
     """The true average, no noise, no privacy; charged as that (ε = ∞). A bound alone shows what clipping does (Figure 2)."""
     return federated(user_update, mechanism(bound, mean(), no_noise()), participation, server)
+
+
+def private_averaging(
+    user_update: UserUpdate,
+    *,
+    clip_norm: float,
+    noise_multiplier: float,
+    users: int,
+    cohort: float,
+    server: optax.GradientTransformation | None = None,
+) -> Algorithm:
+    """DP-FedAvg around a `user_update` of one's own.
+
+    Args:
+        user_update: (message, user, key) → an update of `message.params`, by JAX alone; it may be anything, and is clipped.
+        clip_norm: S, the furthest that one user moves the sum.
+        noise_multiplier: z, noise on the sum in units of S.
+        users: how many there are, as publicly said.
+        cohort: how many of them take part in a round on average; each is drawn independently.
+        server: what the server does with the average update (default: adds it).
+
+    Returns:
+        An algorithm for `Curator` and `rounds`.
+    """
+    averaged = mechanism(flat_clip(clip_norm), fixed_denominator(cohort), gaussian(noise_multiplier))
+    return federated(user_update, averaged, PoissonSampling(cohort / users), server or optax.sgd(1.0))
 
 
 def federated(

@@ -278,7 +278,7 @@ def _next_folder(name: str) -> Path:
 
 def main() -> None:
     """Errors that a person can act on are a sentence, not a traceback."""
-    from taciturn.bench.rounds import BenchError
+    from taciturn.bench.round_speed import BenchError
     from taciturn.data.vocabulary import DataError
     from taciturn.export.arpa import ArpaError
     from taciturn.export.onnx import OnnxMissing

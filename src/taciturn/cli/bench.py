@@ -28,7 +28,7 @@ def bench(
     """
     import jax
 
-    from taciturn.bench.rounds import measure
+    from taciturn.bench.round_speed import measure
 
     on_cpu = jax.devices()[0].platform == "cpu"
     with console.status("") as status:

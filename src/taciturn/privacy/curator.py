@@ -10,9 +10,13 @@ Every start of a process draws under fresh bytes that are in the ledger (`Accoun
 **Assumes:** the root is secret (in a simulation it is not, and the ledger says so), and the fleet adds honestly.
 """
 
+import hashlib
 import json
 import operator
 from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -32,12 +36,16 @@ from taciturn.core import (
     UserData,
     UserIds,
 )
-from taciturn.privacy.account import Account
-from taciturn.privacy.accounting import event_to_json
+from taciturn.fleets.in_memory import UsersInMemory
+from taciturn.privacy.account import Account, RunTerms
+from taciturn.privacy.accounting import Budget, event_to_json
 from taciturn.privacy.chacha20 import Coins, key_words
-from taciturn.privacy.participation import WrongNumberOfUsers
+from taciturn.privacy.ledger import Ledger
+from taciturn.privacy.participation import WrongNumberOfUsers, default_delta, spare_rounds
 from taciturn.privacy.participation_log import ParticipationBreach, ParticipationLog
 from taciturn.privacy.records import Records
+
+MOST_PARAMETERS = 2**31  # of a model whose size is not known when its run is declared
 
 
 class Curator:
@@ -77,6 +85,59 @@ class Curator:
         self._states: dict[int, MechanismState] = {}  # that this round and the next must start from
         self._tries: Counter[int] = Counter()  # at noising a total of that round, in this process
         self._program = device_program(algorithm)
+
+    @classmethod
+    def for_simulation(
+        cls,
+        algorithm: Algorithm,
+        users: Sequence[UserData],
+        ledger: str | Path,
+        *,
+        rounds: int = 1000,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        seed: int | None = None,
+    ) -> "Curator":
+        """A curator of users who are in memory, for an algorithm, a model and a loop of one's own.
+
+        Args:
+            algorithm: what runs; its mechanism and participation are what is charged.
+            users: the text, or any other data, of each user, in arrays of one shape.
+            ledger: a file, made if it is not there. Every curator is one more run in it, and all of them add up.
+            rounds: how many there may be at most.
+            epsilon: a budget; the round that would pass it is refused.
+            delta: at which (default: one over the number of users, squared).
+            seed: makes the run repeatable, and its noise no secret: the ledger then says that it is a simulation.
+
+        Returns:
+            The door to these users: give it to `rounds`. `curator.account.guarantee()` says what was spent.
+        """
+        mechanism, participation, book = algorithm.mechanism, algorithm.participation, Ledger(Path(ledger))
+        root = randomness.root_from_entropy() if seed is None else randomness.root_from_seed(seed)
+        name, identity = f"simulation-{len(book.runs()) + 1}", hashlib.sha256()
+        for leaf in jax.tree.leaves(list(users)):
+            identity.update(np.asarray(leaf).tobytes())
+        terms = RunTerms(
+            name=name,
+            recipe="an algorithm of one's own",
+            population=identity.hexdigest()[:16],
+            adjacency=participation.adjacency,
+            randomness="operating system" if seed is None else "seeded simulation",
+            accountant="pld",
+            budget=Budget(default_delta(len(users)) if delta is None else delta, epsilon),
+            rounds=rounds,
+            distance=mechanism.distance(MOST_PARAMETERS, rounds + spare_rounds(rounds)),
+        )
+        account = Account(book, terms, mechanism.event(participation))
+        account.check_budget()
+        account.open()
+        log = None
+        if participation.limits is not None:
+            secret = Path(ledger).resolve().parent / f"{name}-private"
+            secret.mkdir(mode=0o700)
+            log_key = randomness.derive(root, "participation log", 0)
+            log = ParticipationLog(secret / "participation.log", *participation.limits, log_key)
+        return cls(algorithm, UsersInMemory(users), account, root, log)
 
     def private_mean(self, params: Params, state: MechanismState, round: int) -> tuple[Estimate, MechanismState]:
         """One round's private estimate of the average update, and the mechanism's next state."""
@@ -177,6 +238,7 @@ class Curator:
         return key_words(randomness.derive(self._root, f"noise {drawn}", round))
 
 
+@lru_cache(maxsize=8)  # so that runs of one algorithm in one process are compiled once
 def device_program(algorithm: Algorithm) -> Program:
     """What a device runs: train, then bound."""
 

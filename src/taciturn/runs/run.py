@@ -51,7 +51,7 @@ from taciturn.release.privacy_statement import statement, statement_json
 from taciturn.runs.folder import check_new, delete_secrets, load_root, new_folder, recipe_of, save_root
 from taciturn.runs.metrics import Metrics, measured, observed, so_far
 from taciturn.runs.warm_start import load_warm_start
-from taciturn.train import TrainState, start, train
+from taciturn.train import TrainState, rounds, start
 
 if TYPE_CHECKING:
     from taciturn.fleets.devices.fleet import Connected
@@ -283,13 +283,13 @@ def _go_on(run: Run, state: TrainState, progress: Progress) -> Finished:
         metrics.add(measured(run, state, run.account.guarantee(), scores, 0.0, metrics.rows))
     progress(state.round, section.rounds, so_far(run, metrics.rows))
     stopped, measured_at, seconds = None, state.round, metrics.rows[-1]["seconds"]
-    rounds = train(run.algorithm, run.curator, state)
+    training = rounds(run.algorithm, run.curator, state)
     while state.round < section.rounds and stopped is None:
         began, before_round = time.perf_counter(), state
         if run.audit:
             run.audit.begin(state.round)
         try:
-            state = next(rounds)
+            state = next(training)
         except (BudgetExhausted, TooFewDevices) as reason:
             stopped = str(reason)
             break

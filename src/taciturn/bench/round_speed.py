@@ -39,7 +39,7 @@ from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.participation import PoissonSampling
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
-from taciturn.train import start, train
+from taciturn.train import start
 
 WORDS, TOKENS = 10_000, 1600
 HELD_OUT = 8
@@ -151,7 +151,7 @@ def _round(population: Population, recipe: Recipe, rounds: int, products: float)
     fleet = assemble.fleet(recipe, population, population.folder)
     with tempfile.TemporaryDirectory() as folder:
         curator = Curator(algorithm, fleet, _account(recipe, algorithm, Path(folder)), bytes(32))
-        training = train(algorithm, curator, start(algorithm, params, curator.account.head))
+        training = rounds(algorithm, curator, start(algorithm, params, curator.account.head))
         whole = best_time(lambda: next(training).server, rounds)
     users = len(population)
     everyone, message = np.arange(users), Message(params, algorithm.mechanism.public(algorithm.mechanism.init(params)))
