@@ -206,6 +206,14 @@ class Fleet(Protocol):
         ...
 
 
+class FleetWithStats(Fleet, Protocol):
+    """A fleet as runs have it, whose figures go into metrics.csv. The curator asks for none: your own fleet needs no `stats`."""
+
+    def stats(self) -> dict[str, float]:
+        """What devices did so far: `uploads`, the reports they sent, and whatever else there is. {} where who took part is a secret."""
+        ...
+
+
 class LanguageModel(NamedTuple):
     """A model of the next word, in two halves, so that the large second half may be treated in its own way.
 

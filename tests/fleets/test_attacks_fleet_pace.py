@@ -25,7 +25,7 @@ from taciturn.privacy.ledger import Ledger
 from taciturn.privacy.records import RecordError
 from taciturn.recipe import build
 from taciturn.recipe.text import RecipeError
-from taciturn.runs.run import resume_run, train_run
+from taciturn.runs.loop import resume_run, train_run
 
 ONE_ROUND = {"rounds": 1, "evaluate_every": 1}
 TWO_ROUNDS = {"rounds": 2, "evaluate_every": 2, "save_every": 1}

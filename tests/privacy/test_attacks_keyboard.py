@@ -48,8 +48,8 @@ from taciturn.release.model_file import ModelFileError, load_model, save_model
 from taciturn.runs import ngram_baselines
 from taciturn.runs.finished import export_run
 from taciturn.runs.folder import RunError
+from taciturn.runs.loop import train_run
 from taciturn.runs.ngram_baselines import count_population
-from taciturn.runs.run import train_run
 from taciturn.runs.typing import keyboard_server, try_models
 
 FEW = Distilling(words=16_000, entries=2000)

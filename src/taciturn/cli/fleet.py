@@ -164,7 +164,7 @@ def up(
 def _serve(server: "FlowerServer", fleet: Path, run: Path, resume: bool) -> None:
     from taciturn.fleets.devices.fleet import Connected
     from taciturn.fleets.folders import enrolled_keys, fleet_recipe, identity
-    from taciturn.runs.run import resume_run, train_run
+    from taciturn.runs.loop import resume_run, train_run
 
     enrolled = enrolled_keys(fleet)
     for key in enrolled:

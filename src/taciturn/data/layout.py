@@ -10,10 +10,11 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from taciturn.core import BEGIN
+from taciturn.core import BEGIN, UserData
 
 
 @dataclass(frozen=True)
@@ -84,3 +85,14 @@ class Layout:
         spread[: len(pieces)] = pieces
         filled[:steps] = spread.reshape(self.batch_size, steps, row).swapaxes(0, 1)
         return filled
+
+    def user_data(self, tokens: np.ndarray, weight_cap: float | None = None) -> UserData:
+        """One user's text as the device program sees it, the same on every fleet: privacy rests on the weight.
+
+        `weight_cap` is ŵ: a user of n tokens weighs min(n/ŵ, 1). Without, all weigh 1 who wrote anything.
+        """
+        batches, most = self.batches(tokens), np.float32(1)
+        weight = np.float32(len(tokens)) / np.float32(weight_cap) if weight_cap else np.float32(len(tokens) > 0)
+        steps = np.sum(np.any(batches, axis=(1, 2)), dtype=np.int32)
+        arrays: Any = batches, np.minimum(weight, most), steps
+        return UserData(*arrays)

@@ -88,15 +88,10 @@ class DeviceFleet:
         self._failed = 0  # rounds in a row
         self._summed: UserIds | None = None  # the cohort since which nobody was sent away
 
-    @property
-    def uploads(self) -> int:
-        """Reports that came in time, in all of the run's rounds, failed ones too."""
-        return self._counted()["reports"]
-
-    @property
-    def dropped_out(self) -> int:
-        """Devices that were asked for a report, and did not send one in time."""
-        return self._counted()["asked"] - self.uploads
+    def stats(self) -> dict[str, float]:
+        """Reports that came in time, in all of the run's rounds, failed ones too; and devices that were asked for one, and sent none."""
+        counted = self._counted()
+        return {"uploads": counted["reports"], "dropped_out": counted["asked"] - counted["reports"]}
 
     def _counted(self) -> dict[str, int]:
         try:
