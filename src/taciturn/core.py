@@ -207,11 +207,11 @@ class Fleet(Protocol):
 
 
 class FleetWithStats(Fleet, Protocol):
-    """A fleet as runs have it, whose figures go into metrics.csv. The curator asks for none: your own fleet needs no `stats`."""
+    """A fleet as runs have it, for metrics.csv. The curator asks for no figures, so your own fleet needs none."""
 
-    def stats(self) -> dict[str, float]:
-        """What devices did so far: `uploads`, the reports they sent, and whatever else there is. {} where who took part is a secret."""
-        ...
+    def stats(
+        self,
+    ) -> dict[str, float]: ...  # so far: `uploads` (of reports), and others; {} where who took part is a secret
 
 
 class LanguageModel(NamedTuple):

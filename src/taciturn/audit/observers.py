@@ -15,31 +15,16 @@ from taciturn.train import TrainState
 class RunObserver(Protocol):
     """Users who were made up, beside a run's own and outside its claim, and what is written down of them."""
 
-    @property
-    def source(self) -> str:
-        """What they bring into the model, in words, for its card."""
-        ...
+    source: str  # what they bring into the model, for its card
+    most_at_once: int  # of them report in a round
 
-    @property
-    def most_at_once(self) -> int:
-        """How many of them report in a round, at most."""
-        ...
+    def beside(self, fleet: Fleet, most_reports: int) -> Fleet: ...  # with them added; a total of both holds so many
 
-    def beside(self, fleet: Fleet, most_reports: int) -> Fleet:
-        """That fleet with them added, where a total of both holds `most_reports`."""
-        ...
+    def begin(self, round: int) -> None: ...  # before it is summed, perhaps once more
 
-    def begin(self, round: int) -> None:
-        """A round is about to be summed, perhaps once more."""
-        ...
+    def observe(self, before: TrainState, after: TrainState) -> None: ...  # a round that is over
 
-    def observe(self, before: TrainState, after: TrainState) -> None:
-        """A round is over, and this is what came of it."""
-        ...
-
-    def save(self, folder: Path, mode: int) -> None:
-        """Into the run's folder, before the state that knows of these rounds: they are not seen again. `mode` is the model's."""
-        ...
+    def save(self, folder: Path, mode: int) -> None: ...  # before the state: these rounds are not seen again
 
 
 def run_observers(

@@ -32,10 +32,7 @@ class PlantedCanaries:
         section, self._vocabulary = recipe.canaries, vocabulary
         assert section.text  # or the recipe plants nothing
         corpus = PublicCorpus.load(Path(section.text))
-        if corpus.vocabulary.words != vocabulary.words:
-            raise ValueError(
-                "[canaries] text has other words than the population; make it with --vocabulary POPULATION"
-            )
+        corpus.check_words(vocabulary, "[canaries] text")
         seed = int.from_bytes(randomness.derive(root, "canaries", 0)[:8], "big")
         canaries = make_canaries(vocabulary, seed, section.users, section.copies, section.each)
         self._users = synthetic_users(canaries, corpus, seed, section.sentences)

@@ -171,12 +171,12 @@ def _serve(server: "FlowerServer", fleet: Path, run: Path, resume: bool) -> None
         server.enrol(key)
     numbers = {key: number for number, key in enumerate(enrolled)}
 
-    def people() -> dict[int, int]:
+    def connected_devices() -> dict[int, int]:
         known = server.enrolled()
         return {node: numbers[known[node]] for node in server.link.devices() if known.get(node) in numbers}
 
     with fleet_view(server.address, len(enrolled)) as (watch, progress):
-        connected = Connected(server.link, people, enrolled, identity(enrolled), watch)
+        connected = Connected(server.link, connected_devices, enrolled, identity(enrolled), watch)
         begin = resume_run if resume else partial(train_run, fleet_recipe(fleet))
         finished = begin(run, progress, connected)
     if finished.stopped:

@@ -87,12 +87,8 @@ class Layout:
         return filled
 
     def user_data(self, tokens: np.ndarray, weight_cap: float | None = None) -> UserData:
-        """One user's text as the device program sees it, the same on every fleet: privacy rests on the weight.
-
-        `weight_cap` is ŵ: a user of n tokens weighs min(n/ŵ, 1). Without, all weigh 1 who wrote anything.
-        """
-        batches, most = self.batches(tokens), np.float32(1)
-        weight = np.float32(len(tokens)) / np.float32(weight_cap) if weight_cap else np.float32(len(tokens) > 0)
-        steps = np.sum(np.any(batches, axis=(1, 2)), dtype=np.int32)
-        arrays: Any = batches, np.minimum(weight, most), steps
+        """What the device program gets, on every fleet. A user of n tokens weighs min(n/ŵ, 1), ŵ being the cap; without one, 1 if n > 0."""
+        batches, count = self.batches(tokens), np.float32(len(tokens))
+        weight = np.minimum(count / np.float32(weight_cap or 1), np.float32(1))
+        arrays: Any = batches, weight, np.sum(np.any(batches, axis=(1, 2)), dtype=np.int32)
         return UserData(*arrays)

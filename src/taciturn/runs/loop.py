@@ -50,10 +50,7 @@ class Finished:
 
 
 def train_run(
-    recipe: Recipe,
-    folder: Path,
-    progress: Progress = lambda done, rounds, row: None,
-    connected: Connected | None = None,
+    recipe: Recipe, folder: Path, progress: Progress = lambda *_: None, connected: Connected | None = None
 ) -> Finished:
     """A new run in a new folder."""
     check_new(folder)
@@ -74,9 +71,7 @@ def train_run(
     return _train_loop(run, run.fresh_state(), progress)
 
 
-def resume_run(
-    folder: Path, progress: Progress = lambda done, rounds, row: None, connected: Connected | None = None
-) -> Finished:
+def resume_run(folder: Path, progress: Progress = lambda *_: None, connected: Connected | None = None) -> Finished:
     """Resume a run that was cut off."""
     recipe, state_file = recipe_of(folder), folder / "private" / "state.safetensors"
     root, seeded = load_root(folder)
@@ -133,16 +128,13 @@ def _train_loop(run: Run, state: TrainState, progress: Progress) -> Finished:
 
 
 def _row(run: Run, state: TrainState, scores: Scores, seconds: float) -> Row:
-    guarantee, stats = run.account.guarantee(), run.fleet.stats()
-    # Where the claim rests on who was drawn, how many reported is a secret, and fleets say nothing of it: there it is what to expect.
+    """Of metrics.csv. Where the claim rests on who was drawn, how many reported is a secret, and fleets say nothing of it: there it is
+    what to expect."""
+    guarantee, stats, params = run.account.guarantee(), run.fleet.stats(), state.server.params
     uploads = stats.get("uploads", round(guarantee.releases * run.recipe.participation.cohort))
-    others = {
-        **run.evaluate_general(state.server.params),
-        **norms(run.algorithm.mechanism.public(state.mechanism)),
-        "uploads": uploads,
-        "upload_bytes": uploads * build.upload_size(run.recipe, state.server.params),
-    }
-    return row(state.round, guarantee, scores, others, seconds, stats)
+    sent = {"uploads": uploads, "upload_bytes": uploads * build.upload_size(run.recipe, params)}
+    more = run.evaluate_general(params) | norms(run.algorithm.mechanism.public(state.mechanism)) | sent
+    return row(state.round, guarantee, scores, more, seconds, stats)
 
 
 def _latest_row(run: Run, rows: list[Row]) -> Row:

@@ -17,6 +17,7 @@ from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.privacy.secagg_encoding import Rotation
 
 Row = dict[str, Any]  # column → value
+Figures = Mapping[str, float]
 SMOOTHED_OVER = 5  # evaluations (McMahan et al. 2018, §3)
 
 
@@ -50,15 +51,8 @@ def _row_from_json(line: str) -> Row:
     return {name: math.inf if value == "infinity" else value for name, value in json.loads(line).items()}
 
 
-def row(
-    rounds: int,
-    guarantee: Guarantee,
-    scores: Scores,
-    others: Mapping[str, float],
-    seconds: float,
-    stats: Mapping[str, float],
-) -> Row:
-    """After so many rounds. `others` are more columns, and `stats` the fleet's, of which the curve has one."""
+def row(rounds: int, guarantee: Guarantee, scores: Scores, more: Figures, seconds: float, stats: Figures) -> Row:
+    """After so many rounds; with `more` columns, and of the fleet's `stats` how stale its reports are."""
     found = {
         "round": rounds,
         "releases": guarantee.releases,
@@ -66,7 +60,7 @@ def row(
         "rho": guarantee.rho,
         **{metric: scores[metric].value for metric in METRICS},
         "accuracy_top1_margin": scores["accuracy_top1"].margin,
-        **others,
+        **more,
         "seconds": round(seconds, 3),
     }
     return found | {name: round(value, 3) for name, value in stats.items() if name == "staleness"}
@@ -79,9 +73,7 @@ def norms(public: PyTree) -> dict[str, float]:
     return {"clip_norm": float(public.clip_norm if isinstance(public, Rotation) else public)}
 
 
-def observed_participation(
-    log: ParticipationLog | None, participation: Participation, stats: Mapping[str, float]
-) -> str:
+def observed_participation(log: ParticipationLog | None, participation: Participation, stats: Figures) -> str:
     """What the log says really happened; printed beside the claim, as Xu et al. 2023 do. Not where who took part is a secret that the
     claim rests on."""
     if log is None or participation.sampled_by_curator:

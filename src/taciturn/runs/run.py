@@ -17,7 +17,6 @@ from taciturn import randomness, trees
 from taciturn.audit.observers import run_observers, with_observers
 from taciturn.core import FleetWithStats, Params
 from taciturn.data.population import HeldOutUsers, Population
-from taciturn.data.public import PublicCorpus
 from taciturn.data.texts import Texts
 from taciturn.evaluation.accuracy import Scores, evaluate
 from taciturn.fleets import assemble
@@ -42,12 +41,7 @@ class Run:
     """The objects of a run, built and checked before anything is spent."""
 
     def __init__(
-        self,
-        folder: Path,
-        recipe: Recipe,
-        root: bytes,
-        seeded: bool = False,
-        connected: Connected | None = None,
+        self, folder: Path, recipe: Recipe, root: bytes, seeded: bool = False, connected: Connected | None = None
     ) -> None:
         """`seeded` says that the root comes from a seed, where the recipe does not."""
         self.folder, self.root, self._private = folder, root, folder / "private"
@@ -61,8 +55,10 @@ class Run:
         try:
             self.recipe = self._with_noise(recipe)
             self.model = build.language_model(recipe.model, len(self.vocabulary))
-            self.general = self._in_same_words("general", build.general_text(recipe))
-            self.general_test = self._in_same_words("general_test", build.general_test(recipe))
+            self.general, self.general_test = build.general_text(recipe), build.general_test(recipe)
+            for name, corpus in (("general", self.general), ("general_test", self.general_test)):
+                if corpus:
+                    corpus.check_words(self.vocabulary, f"[data] {name}")
             self.algorithm = build.algorithm(self.recipe, len(self.vocabulary))
             first = self.initial_params()
             self.observers = run_observers(self.recipe, self.vocabulary, self.algorithm, first, root)
@@ -85,13 +81,6 @@ class Run:
             )
         recipe = build.with_general_text(recipe)
         return with_noise(recipe, self.lineage, self.lineage_distance, len(self.vocabulary))
-
-    def _in_same_words(self, name: str, corpus: PublicCorpus | None) -> PublicCorpus | None:
-        if corpus and corpus.vocabulary.words != self.vocabulary.words:
-            raise RecipeError(
-                f"[data] {name} has other words than the population; make it with --vocabulary POPULATION"
-            )
-        return corpus
 
     def _check(self, first: Params, people: int) -> None:
         """What only shows once recipe, users and model are seen together."""
@@ -173,6 +162,9 @@ class Run:
         return start(self.algorithm, self.initial_params(), self.account.head)
 
     def card(self, round: int, ledger_head: str) -> ModelCard:
+        before = self.warm_start.card.public_sources if self.warm_start else ()
+        rehearsed = (self.general.source,) if self.general else ()
+        sources = (*before, *rehearsed, *(one.source for one in self.observers))
         return ModelCard(
             architecture=self.recipe.model.model_dump(mode="json", exclude={"warm_start"}),
             vocabulary=self.vocabulary.words,
@@ -180,17 +172,9 @@ class Run:
             run=self.account.terms.name,
             ledger_head=ledger_head,
             round=round,
-            public_sources=self.public_sources,
+            public_sources=tuple(dict.fromkeys(sources)),  # each is named once
             sentences=self.recipe.data.layout == "sentences",
         )
-
-    @property
-    def public_sources(self) -> tuple[str, ...]:
-        before = self.warm_start.card.public_sources if self.warm_start else ()
-        rehearsed = (self.general.source,) if self.general else ()
-        return tuple(
-            dict.fromkeys((*before, *rehearsed, *(one.source for one in self.observers)))
-        )  # each is named once
 
 
 def unit_of(population: Population, person: str = "one user") -> str:
