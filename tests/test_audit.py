@@ -21,7 +21,7 @@ from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import load_model
 from taciturn.runs.audit_report import attacked, page
 from taciturn.runs.folder import recipe_of
-from taciturn.runs.run import resume_run, train_run
+from taciturn.runs.loop import resume_run, train_run
 
 FTRL = {
     "algorithm": "dp-ftrl",

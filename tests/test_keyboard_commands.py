@@ -21,8 +21,8 @@ from taciturn.release.gate import ExportRefused
 from taciturn.release.model_file import load_model, save_model
 from taciturn.runs.finished import export_run
 from taciturn.runs.folder import RunError
+from taciturn.runs.loop import train_run
 from taciturn.runs.ngram_baselines import count_population
-from taciturn.runs.run import train_run
 from taciturn.runs.typing import keyboard_server
 
 SAYINGS = (

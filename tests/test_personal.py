@@ -39,8 +39,8 @@ from taciturn.recipe.text import RecipeError
 from taciturn.release.gate import ExportRefused
 from taciturn.release.model_file import ModelCard, card_digest, load_model, params_digest, save_model
 from taciturn.runs.finished import compare_runs, evaluate_run, export_run, guarantee_of
+from taciturn.runs.loop import train_run
 from taciturn.runs.ngram_baselines import count_public
-from taciturn.runs.run import train_run
 from taciturn.runs.typing import keyboard_server, try_models
 from taciturn.runs.warm_start import load_warm_start
 

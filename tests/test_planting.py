@@ -17,7 +17,7 @@ from taciturn.recipe import build
 from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import load_model
 from taciturn.runs.folder import RunError
-from taciturn.runs.run import resume_run, train_run
+from taciturn.runs.loop import resume_run, train_run
 
 
 def quietly(done, rounds, row):

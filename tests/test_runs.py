@@ -28,8 +28,8 @@ from taciturn.recipe.text import RecipeError, save_recipe
 from taciturn.release.model_file import ModelCard, params_digest, save_model
 from taciturn.runs.finished import compare_runs, evaluate_run
 from taciturn.runs.folder import RunError
+from taciturn.runs.loop import train_run
 from taciturn.runs.pretrain import pretrained
-from taciturn.runs.run import train_run
 from taciturn.runs.warm_start import load_warm_start
 
 

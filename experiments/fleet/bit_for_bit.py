@@ -27,7 +27,7 @@ from taciturn.fleets.flower.server import flower_server
 from taciturn.recipe import build
 from taciturn.recipe.text import load_recipe, save_recipe
 from taciturn.release.model_file import load_model
-from taciturn.runs.run import train_run
+from taciturn.runs.loop import train_run
 
 
 def noting_device(folder: Path, server: str) -> None:

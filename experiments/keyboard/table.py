@@ -15,7 +15,7 @@ from pathlib import Path
 from taciturn.data.columns import Columns
 from taciturn.data.sources import Source
 from taciturn.export.word_model import load_word_model
-from taciturn.keyboard.people import people
+from taciturn.keyboard.people import read_people
 from taciturn.keyboard.typing_simulation import Typing, enough_words, simulate
 from taciturn.keyboard.user_history import WithHistory
 from taciturn.runs.finished import people_known_to
@@ -45,7 +45,7 @@ def people_for_all(text: str, paths: Sequence[str]) -> list[list[str]]:
     """Those whom none of the models was trained on."""
     loaded = [load_word_model(Path(path.removesuffix("+history"))) for path in paths]
     known = [people_known_to(one) for one in loaded if one.is_of_users]
-    found = people(Source([Path(text)], Columns(None, None)), lambda id: any(one(id) for one in known), PEOPLE)
+    found = read_people(Source([Path(text)], Columns(None, None)), lambda id: any(one(id) for one in known), PEOPLE)
     messages = [enough_words(one, loaded[0].vocabulary, WORDS) for one in found.messages]
     return [one for one in messages if one]
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from taciturn.algorithms.local_training import LocalTraining, fedavg_update
-from taciturn.core import LanguageModel, Message, UserData
+from taciturn.core import LanguageModel, Message
 from taciturn.data.layout import Layout, Unrolls
 from taciturn.models.cifg import cifg
 from taciturn.models.deep_lstm import deep_lstm
@@ -29,8 +29,7 @@ MODELS = {
 def seconds(model: LanguageModel, words: int) -> tuple[float, float]:
     """(to compile, once; to train, the best of some)."""
     text = np.random.default_rng(0).integers(4, words, int(BYTES / BYTES_A_WORD))
-    batches = Layout.for_pieces(Unrolls(LENGTH), ROWS, len(text) / LENGTH).batches(text)
-    user = UserData(jax.numpy.asarray(batches), jax.numpy.float32(1), jax.numpy.int32(len(batches)))
+    user = Layout.for_pieces(Unrolls(LENGTH), ROWS, len(text) / LENGTH).user_data(text)
     message = Message(model.init(jax.random.key(0)), None)
     update = jax.jit(fedavg_update(sgd_step(model), LocalTraining(1.0, keyed=True)))
     began = time.perf_counter()

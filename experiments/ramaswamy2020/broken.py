@@ -14,7 +14,7 @@ from taciturn.fleets.simulation.in_process import one_stream_per_core
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import load_recipe
-from taciturn.runs.run import train_run
+from taciturn.runs.loop import train_run
 
 LEAST = 1e-3  # the smallest noise multiplier there is
 

@@ -206,6 +206,14 @@ class Fleet(Protocol):
         ...
 
 
+class FleetWithStats(Fleet, Protocol):
+    """A fleet as runs have it, for metrics.csv. The curator asks for no figures, so your own fleet needs none."""
+
+    def stats(
+        self,
+    ) -> dict[str, float]: ...  # so far: `uploads` (of reports), and others; {} where who took part is a secret
+
+
 class LanguageModel(NamedTuple):
     """A model of the next word, in two halves, so that the large second half may be treated in its own way.
 

@@ -17,7 +17,7 @@ from taciturn.data.public import PublicCorpus
 from taciturn.models import losses
 from taciturn.models.cifg import cifg
 from taciturn.recipe.text import RecipeError
-from taciturn.runs.run import resume_run, train_run
+from taciturn.runs.loop import resume_run, train_run
 
 MODEL = cifg(30, 8, 12)
 PARAMS = MODEL.init(jax.random.key(0))

@@ -14,7 +14,7 @@ from conftest import tiny_recipe
 from taciturn.privacy.ledger import Ledger
 from taciturn.recipe.text import save_recipe
 from taciturn.release.model_file import load_model
-from taciturn.runs.run import resume_run, train_run
+from taciturn.runs.loop import resume_run, train_run
 
 CHARGE = b'"kind": "charge"'
 

@@ -13,7 +13,7 @@ from taciturn.core import FailedRound, Message, Report, UserData
 from taciturn.fleets.simulation.availability import TooFewDevices
 from taciturn.fleets.simulation.queued import QueuedFleet
 from taciturn.recipe.text import RecipeError
-from taciturn.runs.run import train_run
+from taciturn.runs.loop import train_run
 
 USERS, SIZE = 30, 4
 
@@ -73,7 +73,7 @@ def test_a_report_is_about_the_model_that_its_device_got(fleet):
         seen |= {number: max(number - m for m in got.values())}
     assert max(seen.values()) > 1  # or nothing was stale, and nothing was tested
     assert fleet.staleness.max() == max(seen.values())
-    assert len(fleet.staleness) == fleet.uploads == 12 * SIZE
+    assert len(fleet.staleness) == fleet.stats()["uploads"] == 12 * SIZE
 
 
 def test_a_round_that_is_summed_again_has_the_same_total_in_another_process_too(fleet, tmp_path):

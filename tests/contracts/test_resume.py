@@ -16,7 +16,7 @@ from taciturn.privacy.records import RecordError, Records
 from taciturn.recipe.recipe import Recipe
 from taciturn.release.model_file import load_model
 from taciturn.runs.folder import RunError
-from taciturn.runs.run import resume_run, train_run
+from taciturn.runs.loop import resume_run, train_run
 
 
 def quietly(done, rounds, row):
@@ -123,7 +123,7 @@ def test_a_seeded_run_cut_off_at_any_place_ends_with_the_same_parameters(
         if place == "after the release":
             patch.setattr(Curator, "private_mean", lambda *a: (mean(*a), cut_here())[0])
         if place == "while saving":
-            for module in ("taciturn.runs.run", "taciturn.release.model_file"):
+            for module in ("taciturn.runs.loop", "taciturn.release.model_file"):
                 patch.setattr(f"{module}.write_atomically", lambda *a, **k: (write(*a, **k), cut_here())[0])
         with pytest.raises(Cut):
             train_run(recipe, tmp_path / "cut", quietly)

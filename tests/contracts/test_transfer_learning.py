@@ -15,7 +15,7 @@ from taciturn.models.cifg import cifg
 from taciturn.models.sampling import beginnings
 from taciturn.privacy.participation import PoissonSampling
 from taciturn.recipe import build
-from taciturn.runs.run import train_run
+from taciturn.runs.loop import train_run
 
 MODEL = cifg(30, 8, 12)
 PARAMS = MODEL.init(jax.random.key(0))

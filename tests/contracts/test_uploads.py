@@ -14,7 +14,7 @@ from taciturn.algorithms.uploads import Upload, compressed, rounded, upload_byte
 from taciturn.core import Message, UserData
 from taciturn.privacy.clipping import STEPS, encode, flat_clip
 from taciturn.recipe import build
-from taciturn.runs.run import train_run
+from taciturn.runs.loop import train_run
 
 KEY = jax.random.key(0)
 NOBODY = UserData(jnp.zeros(0), jnp.float32(1), jnp.int32(0))

@@ -26,7 +26,7 @@ from taciturn.privacy.accounting import Budget
 from taciturn.privacy.ledger import LedgerError
 from taciturn.privacy.population_budget import PopulationBudget
 from taciturn.runs.finished import compare_runs, evaluate_run
-from taciturn.runs.run import train_run
+from taciturn.runs.loop import train_run
 from taciturn.runs.warm_start import load_warm_start
 
 TEXT = "the quick messages that people write to each other every day are not long"

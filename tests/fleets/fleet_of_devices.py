@@ -84,7 +84,7 @@ class FleetOfDevices:
 
     @property
     def connected(self) -> Connected:
-        def people():
+        def devices():
             return {number: number for number in self.link.devices()}
 
-        return Connected(self.link, people, self.enrolled, EnrolledKeys(self.keys))
+        return Connected(self.link, devices, self.enrolled, EnrolledKeys(self.keys))

@@ -35,7 +35,7 @@ from taciturn.privacy.records import RecordError, Records
 from taciturn.recipe import build
 from taciturn.recipe.text import RecipeError
 from taciturn.runs.folder import RunError
-from taciturn.runs.run import resume_run, train_run
+from taciturn.runs.loop import resume_run, train_run
 
 TWO_ROUNDS = {"rounds": 2, "evaluate_every": 2, "save_every": 1}
 LONG = {"rounds": 4, "evaluate_every": 4, "save_every": 4}

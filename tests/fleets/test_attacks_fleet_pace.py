@@ -25,7 +25,7 @@ from taciturn.privacy.ledger import Ledger
 from taciturn.privacy.records import RecordError
 from taciturn.recipe import build
 from taciturn.recipe.text import RecipeError
-from taciturn.runs.run import resume_run, train_run
+from taciturn.runs.loop import resume_run, train_run
 
 ONE_ROUND = {"rounds": 1, "evaluate_every": 1}
 TWO_ROUNDS = {"rounds": 2, "evaluate_every": 2, "save_every": 1}
@@ -174,12 +174,12 @@ def test_no_log_and_no_file_outside_the_private_folder_names_a_device_that_took_
     fleet = FleetOfDevices(tmp_path, vocabulary, count=24, run=TWO_ROUNDS)
     link = LocalLink({765_000 + number: fleet.link._devices[number].handler for number in range(24)}, (loses,))
 
-    def people():
+    def devices():
         return {one: one - 765_000 for one in (*link.devices(), 765_999)}  # the last has just gone
 
     run = tmp_path / "run"
     with caplog.at_level(level, "taciturn.fleet"):
-        train_run(fleet.recipe, run, quietly, fleet.connected._replace(link=link, people=people))
+        train_run(fleet.recipe, run, quietly, fleet.connected._replace(link=link, devices=devices))
     assert "told to come back later" in caplog.text
     assert "no answer from 1 of 25 devices" in caplog.text
     assert ("765" in caplog.text) == (level == logging.DEBUG)

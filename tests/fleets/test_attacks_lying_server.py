@@ -26,7 +26,7 @@ from taciturn.fleets.secure_aggregation.messages import Advert, MaskedReport, Se
 from taciturn.fleets.secure_aggregation.protocol import Refused
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
 from taciturn.recipe import build
-from taciturn.runs.run import resume_run, train_run
+from taciturn.runs.loop import resume_run, train_run
 
 KEY = bytes(range(8))
 VICTIM = 3

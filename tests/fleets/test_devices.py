@@ -23,7 +23,7 @@ from taciturn.privacy.curator import Curator
 from taciturn.privacy.records import RecordError, Records
 from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import load_model
-from taciturn.runs.run import resume_run, train_run
+from taciturn.runs.loop import resume_run, train_run
 
 
 def quietly(done, rounds, row):

@@ -16,7 +16,7 @@ from taciturn.fleets.devices.transport import LinkError, LocalLink
 from taciturn.fleets.flower.authority import device_key
 from taciturn.population_ledger import open_ledger
 from taciturn.privacy.ledger import Ledger
-from taciturn.runs.run import train_run
+from taciturn.runs.loop import train_run
 
 
 @pytest.fixture

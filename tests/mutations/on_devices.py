@@ -158,8 +158,8 @@ MUTATIONS = (
         (
             Edit(
                 FLEET,
-                "for connection, device in self._people().items() if device not in left_out}",
-                "for connection, device in self._people().items()}",
+                "for connection, device in self._devices().items() if device not in left_out}",
+                "for connection, device in self._devices().items()}",
             ),
         ),
         (f"{BLAME}::test_it_stays_left_out_after_a_crash_and_who_it_is_stands_in_private_notes_alone",),

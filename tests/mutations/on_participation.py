@@ -253,7 +253,11 @@ MUTATIONS = (
     Mutation(
         "a queue whose coins follow from the recipe",
         "Who took part is kept among the secrets, and anyone can work it out.",
-        (Edit("runs/run.py", 'coins = int.from_bytes(randomness.derive(root, "devices", 0), "big")', "coins = 0"),),
+        (
+            Edit(
+                "runs/run.py", 'coins = int.from_bytes(randomness.derive(self.root, "devices", 0), "big")', "coins = 0"
+            ),
+        ),
         (
             "tests/privacy/test_attacks_queue.py::"
             "test_who_reports_in_a_run_with_secret_randomness_cannot_be_worked_out_from_its_recipe",
@@ -265,8 +269,8 @@ MUTATIONS = (
         (
             Edit(
                 "runs/metrics.py",
-                "if run.log is None or run.algorithm.participation.sampled_by_curator:",
-                "if run.log is None:",
+                "if log is None or participation.sampled_by_curator:",
+                "if log is None:",
             ),
         ),
         ("tests/test_runs.py::test_who_took_part_stays_a_secret_where_the_claim_rests_on_it",),

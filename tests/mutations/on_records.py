@@ -250,7 +250,7 @@ MUTATIONS = (
     Mutation(
         "a run resumed with a ledger cut off at the end",
         "The last charges are gone, and the run goes on as if they had not been.",
-        (Edit("runs/run.py", 'run.account.reopen(about["ledger_head"])', "run.account.reopen(None)"),),
+        (Edit("runs/loop.py", 'run.account.reopen(about["ledger_head"])', "run.account.reopen(None)"),),
         (f"{FOUND}::test_a_run_is_not_resumed_with_a_ledger_that_was_cut_off",),
     ),
     Mutation(
@@ -324,7 +324,7 @@ MUTATIONS = (
         "Whoever finds the run folder takes the noise off the model.",
         (
             Edit(
-                "runs/run.py",
+                "runs/loop.py",
                 "    delete_secrets(run.folder)  # with them goes all that could take the noise off\n",
                 "",
             ),

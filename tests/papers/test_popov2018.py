@@ -19,7 +19,7 @@ from taciturn.audit.likelihood_tails import (
 from taciturn.cli.tails import tails
 from taciturn.models.cifg import cifg
 from taciturn.runs.folder import RunError
-from taciturn.runs.run import train_run
+from taciturn.runs.loop import train_run
 
 SHAPES = (
     15.8,

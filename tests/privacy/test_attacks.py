@@ -33,7 +33,7 @@ from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import RecipeError, parse_recipe, save_recipe
 from taciturn.release.gate import ExportRefused
 from taciturn.release.model_file import load_model, save_model
-from taciturn.runs import run
+from taciturn.runs import loop, run
 from taciturn.runs.finished import export_run
 from taciturn.runs.folder import RunError
 
@@ -493,7 +493,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
     population(folder / "people")
     with compiled_quickly():
-        run.train_run(recipe(folder / "people"), folder / "private-run", lambda *_: None)
+        loop.train_run(recipe(folder / "people"), folder / "private-run", lambda *_: None)
     return folder
 
 
@@ -544,20 +544,20 @@ def test_a_refused_run_cannot_be_resumed_from_a_non_private_model(finished, tmp_
     """The same name, other parameters to start from: refused as a new run, and then also with --resume."""
     copied_population(finished / "people", tmp_path / "people")
     twin = recipe(tmp_path / "people", privacy={"noise_multiplier": None}, run={"rounds": 1}, algorithm="fedavg")
-    run.train_run(twin, tmp_path / "twin", lambda *_: None)
+    loop.train_run(twin, tmp_path / "twin", lambda *_: None)
     from_twin = recipe(tmp_path / "people", model={"warm_start": str(tmp_path / "twin")})
     with pytest.raises(LedgerError, match="already has a run"):
-        run.train_run(from_twin, tmp_path / "private-run", cut_off)
+        loop.train_run(from_twin, tmp_path / "private-run", cut_off)
     with pytest.raises(RunError):
-        run.resume_run(tmp_path / "private-run", cut_off)
+        loop.resume_run(tmp_path / "private-run", cut_off)
 
 
 def test_what_comes_from_a_non_private_model_is_exported_as_non_private_alone(finished, tmp_path):
     copied_population(finished / "people", tmp_path / "people")
     twin = recipe(tmp_path / "people", privacy={"noise_multiplier": None}, algorithm="fedavg")
-    run.train_run(twin, tmp_path / "twin", lambda *_: None)
+    loop.train_run(twin, tmp_path / "twin", lambda *_: None)
     from_twin = recipe(tmp_path / "people", model={"warm_start": str(tmp_path / "twin")})
-    assert not run.train_run(from_twin, tmp_path / "laundered", lambda *_: None).guarantee.is_private
+    assert not loop.train_run(from_twin, tmp_path / "laundered", lambda *_: None).guarantee.is_private
     with pytest.raises(ExportRefused, match="no privacy"):
         export_run(tmp_path / "laundered", tmp_path / "out", non_private=False)
 
@@ -570,7 +570,7 @@ def test_a_root_made_from_a_seed_is_never_declared_as_entropy(tmp_path):
     (folder / "private" / "root").write_bytes(randomness.root_from_seed(5))
     save_recipe(recipe(tmp_path / "people"), folder / "recipe.toml")
     with contextlib.suppress(CutOff, LedgerError, RecipeError, RunError):
-        run.resume_run(folder, cut_off)
+        loop.resume_run(folder, cut_off)
     declared = [row["randomness"] for row in Ledger(tmp_path / "people" / FILE_NAME).run_rows("seeded")]
     root = (folder / "private" / "root").read_bytes()
     assert declared in ([], ["seeded simulation"]) or root != randomness.root_from_seed(5)
@@ -583,7 +583,7 @@ def test_secrets_half_deleted_by_a_crash_are_deleted_when_the_run_is_next_touche
     (folder / "private" / "state.safetensors").write_bytes(b"noise that is not yet used up")
     save_recipe(recipe(tmp_path / "people"), folder / "recipe.toml")
     with pytest.raises(RunError, match="finished"):
-        run.resume_run(folder, cut_off)
+        loop.resume_run(folder, cut_off)
     assert not (folder / "private").exists()
 
 
@@ -594,7 +594,7 @@ def test_the_name_of_a_population_cannot_be_worked_out_from_guessed_text(tmp_pat
 def test_a_model_without_privacy_leaves_only_by_name(finished, tmp_path):
     copied_population(finished / "people", tmp_path / "people")
     twin = recipe(tmp_path / "people", privacy={"noise_multiplier": None}, algorithm="fedavg")
-    run.train_run(twin, tmp_path / "twin", lambda *_: None)
+    loop.train_run(twin, tmp_path / "twin", lambda *_: None)
     with pytest.raises(ExportRefused, match="no privacy"):
         export_run(tmp_path / "twin", tmp_path / "out", non_private=False)
     assert not (tmp_path / "out").exists()
@@ -605,7 +605,7 @@ def test_a_model_without_privacy_leaves_only_by_name(finished, tmp_path):
 def test_a_model_with_the_name_of_another_run_is_not_exported(finished, tmp_path):
     copied_population(finished / "people", tmp_path / "people")
     twin = recipe(tmp_path / "people", privacy={"noise_multiplier": None}, algorithm="fedavg")
-    run.train_run(twin, tmp_path / "twin", lambda *_: None)
+    loop.train_run(twin, tmp_path / "twin", lambda *_: None)
     params, card = load_model(tmp_path / "twin")
     save_model(tmp_path / "twin" / "model.safetensors", params, replace(card, run="private-run"))
     with pytest.raises(ExportRefused):

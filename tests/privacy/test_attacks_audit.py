@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import taciturn.runs.run
+import taciturn.runs.loop
 from conftest import Cut, noise_key, tiny_recipe
 from taciturn import cli, trees
 from taciturn.audit import audit_users
@@ -27,7 +27,7 @@ from taciturn.recipe.sections import AUDITED_AT_ONCE
 from taciturn.recipe.solve import with_noise
 from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import load_model
-from taciturn.runs.run import resume_run, train_run
+from taciturn.runs.loop import resume_run, train_run
 from taciturn.train import TrainState
 
 WORDS = 40
@@ -172,7 +172,7 @@ def test_people_canaries_and_audit_users_together_are_never_more_than_a_total_ho
 def test_canaries_and_audit_users_of_one_round_have_keys_of_their_own():
     canaries, audited = Nobody(), Nobody()
     inner = WithSyntheticUsers(Nobody(), canaries, by_coins(3, 1.0), 100)
-    WithSyntheticUsers(inner, audited, lambda coins: np.arange(3), 100, kind=2).sum_reports(
+    WithSyntheticUsers(inner, audited, lambda coins: np.arange(3), 100, key_slot=2).sum_reports(
         None, None, np.arange(2), jax.random.key(0)
     )
     assert canaries.keys != audited.keys
@@ -197,7 +197,7 @@ def test_a_crash_between_what_was_seen_and_the_state_changes_neither(population,
     """What was seen in rounds that the state knows nothing of is on disk by then, and is seen again."""
     recipe = tiny_recipe(population, audit={"users": 48}, **FTRL)
     whole = train_run(recipe, tmp_path / "whole", quietly)
-    save, saved = taciturn.runs.run.save_state, []
+    save, saved = taciturn.runs.loop.save_state, []
 
     def fails(*settings):
         saved.append(settings)
@@ -205,11 +205,11 @@ def test_a_crash_between_what_was_seen_and_the_state_changes_neither(population,
             raise Cut
         save(*settings)
 
-    monkeypatch.setattr(taciturn.runs.run, "save_state", fails)
+    monkeypatch.setattr(taciturn.runs.loop, "save_state", fails)
     with pytest.raises(Cut):
         train_run(recipe, tmp_path / "cut", quietly)
     assert Seen(tmp_path / "cut").rounds.tolist() == [0, 1, 2, 3]  # of the last two the state does not know
-    monkeypatch.setattr(taciturn.runs.run, "save_state", save)
+    monkeypatch.setattr(taciturn.runs.loop, "save_state", save)
     again = resume_run(tmp_path / "cut", quietly)
     one, other = (Seen(tmp_path / name) for name in ("whole", "cut"))
     assert np.array_equal(one.rows, other.rows)

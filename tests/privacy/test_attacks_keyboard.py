@@ -35,7 +35,7 @@ from taciturn.export.formats import Distilling
 from taciturn.export.javascript import Published, check_javascript, javascript_ngram
 from taciturn.export.onnx import onnx_model
 from taciturn.export.word_model import COUNTED_ON, load_word_model
-from taciturn.keyboard.people import people
+from taciturn.keyboard.people import read_people
 from taciturn.keyboard.predictor import Predictor, load_blocklist
 from taciturn.keyboard.server import KeyboardServer, page_files
 from taciturn.keyboard.typing_simulation import THRESHOLDS, Typing
@@ -48,8 +48,8 @@ from taciturn.release.model_file import ModelFileError, load_model, save_model
 from taciturn.runs import ngram_baselines
 from taciturn.runs.finished import export_run
 from taciturn.runs.folder import RunError
+from taciturn.runs.loop import train_run
 from taciturn.runs.ngram_baselines import count_population
-from taciturn.runs.run import train_run
 from taciturn.runs.typing import keyboard_server, try_models
 
 FEW = Distilling(words=16_000, entries=2000)
@@ -307,7 +307,7 @@ def test_n_grams_are_not_counted_where_the_ledger_is_lost(copied, tmp_path):
 
 def test_people_who_were_trained_on_are_known_in_any_spelling(made, tmp_path):
     spellings = ("USER 0 1", "ｕｓｅｒ 0 2", " user\u200b 0 \u00a0 3 ", "user 0 4\u00ad")
-    found = people(texts_of(tmp_path / "chats.csv", *spellings, "a stranger"), trained_on(made / "people"), 100)
+    found = read_people(texts_of(tmp_path / "chats.csv", *spellings, "a stranger"), trained_on(made / "people"), 100)
     assert (len(found.messages), found.trained_on) == (1, 4)
 
 

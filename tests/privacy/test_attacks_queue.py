@@ -28,7 +28,7 @@ from taciturn.data.layout import Layout, Unrolls
 from taciturn.data.public import PublicCorpus
 from taciturn.fleets.simulation import in_process, queued
 from taciturn.fleets.simulation.availability import Clock, Devices, Habits
-from taciturn.fleets.simulation.check_in import AvailableFleet
+from taciturn.fleets.simulation.check_in import CheckInFleet
 from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.fleets.simulation.queued import QueuedFleet
 from taciturn.models.deep_lstm import deep_lstm
@@ -49,7 +49,7 @@ from taciturn.recipe import build
 from taciturn.recipe.text import RecipeError
 from taciturn.release.gate import ExportRefused, check_may_leave
 from taciturn.release.privacy_statement import statement, statement_json
-from taciturn.runs import run
+from taciturn.runs import loop, run
 
 USERS, SIZE, ROUNDS, SAVE_EVERY = 40, 4, 9, 3
 CLAIM = MinSeparation(SIZE, min_separation=2, max_participations=3, rounds=ROUNDS)
@@ -549,7 +549,7 @@ def test_an_average_of_predictions_is_never_taken_for_private_nor_says_how_many_
         transfer={"rows": 20, "length": 4},
         run={"rounds": 3, "evaluate_every": 1, "seed": 1},
     )
-    finished = run.train_run(bare, tmp_path / "bare", quiet)
+    finished = loop.train_run(bare, tmp_path / "bare", quiet)
     ledger = Ledger(population.folder / FILE_NAME)
     guarantee = ledger.guarantee("bare")
     assert guarantee.epsilon == guarantee.rho == np.inf
@@ -631,7 +631,7 @@ def test_a_setting_that_would_do_nothing_or_break_what_is_said_is_refused(popula
 def test_uploads_of_devices_are_counted_once_whatever_is_cut_off(tmp_path):
     def fleet():
         clock = Clock(Devices(USERS, Habits(drop_out=0.3)), 1.0)
-        return AvailableFleet(Loop(), clock, 2, 4, 4, tmp_path / "devices.npz")
+        return CheckInFleet(Loop(), clock, 2, 4, 4, tmp_path / "devices.npz")
 
     first = fleet()
     cohort = np.sort(first.users(everyone)[:4])

@@ -13,7 +13,7 @@ from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
 from conftest import cut_off_rows, nobody, noise_key, tiny_recipe
 from taciturn import randomness, trees
 from taciturn.core import Algorithm, Release, ServerState, UserData
-from taciturn.fleets.simulation.check_in import AvailableFleet
+from taciturn.fleets.simulation.check_in import CheckInFleet
 from taciturn.fleets.simulation.queued import QueuedFleet
 from taciturn.privacy import correlated_noise, sampler, wide
 from taciturn.privacy.account import Account, RunTerms
@@ -31,7 +31,7 @@ from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.privacy.records import Records
 from taciturn.release.gate import ExportRefused, check_may_leave, verified_guarantee
 from taciturn.release.model_file import ModelCard, card_digest, params_digest
-from taciturn.runs import run
+from taciturn.runs import loop
 
 USERS = 12
 ZERO = {"x": jnp.zeros(4)}
@@ -279,14 +279,14 @@ def test_a_run_is_not_resumed_with_a_ledger_that_was_cut_off(population, tmp_pat
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run.train_run(recipe, tmp_path / "run", cut)
+        loop.train_run(recipe, tmp_path / "run", cut)
     whole, head = path.read_text(), path.with_suffix(".head").read_text()
     cut_off_rows(path, 2)  # the charge, and the model that came of it
     with pytest.raises(LedgerError, match="cut off"):
-        run.resume_run(tmp_path / "run", lambda *_: None)
+        loop.resume_run(tmp_path / "run", lambda *_: None)
     path.write_text(whole)
     path.with_suffix(".head").write_text(head)
-    assert run.resume_run(tmp_path / "run", lambda *_: None).guarantee.releases == 2  # the twin
+    assert loop.resume_run(tmp_path / "run", lambda *_: None).guarantee.releases == 2  # the twin
 
 
 def test_a_round_that_is_done_again_asks_nobody(tmp_path):
@@ -329,7 +329,7 @@ def test_sampling_is_not_claimed_where_devices_may_drop_out(tmp_path):
     with pytest.raises(ValueError, match="everyone in it reports"):
         opened(tmp_path, fleet=Loop(everyone_reports=False))
     opened(tmp_path / "twin", fleet=Loop(everyone_reports=True))
-    assert not AvailableFleet.everyone_reports
+    assert not CheckInFleet.everyone_reports
     assert not QueuedFleet.everyone_reports
 
 

@@ -22,7 +22,7 @@ from taciturn.privacy.noise import gaussian
 from taciturn.privacy.participation import MinSeparation, PoissonSampling
 from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.privacy.records import RecordError, Records
-from taciturn.runs.run import train_run
+from taciturn.runs.loop import train_run
 
 ROOT, SIZE = bytes(range(32)), 500
 PARAMS = {"w": jnp.zeros(SIZE)}

@@ -37,7 +37,7 @@ from taciturn.privacy.secagg_encoding import (
 )
 from taciturn.recipe import build
 from taciturn.recipe.text import RecipeError
-from taciturn.runs.run import resume_run, train_run
+from taciturn.runs.loop import resume_run, train_run
 
 KEY = jax.random.key(0)
 ONE = jnp.float32(1)

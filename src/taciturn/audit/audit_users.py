@@ -24,9 +24,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from taciturn import randomness, trees
-from taciturn.core import Algorithm, Key, Message, Params, Program, PyTree, Report, UserIds
+from taciturn.core import Algorithm, Fleet, Key, Message, Params, Program, PyTree, Report, UserIds
 from taciturn.data.vocabulary import DataError
 from taciturn.files import write_atomically
+from taciturn.fleets.simulation.synthetic_users import WithSyntheticUsers
 from taciturn.privacy.clipping import layer_names
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
@@ -39,23 +40,18 @@ BYSTANDERS = 0.25  # directions that nobody sends, for each that a user may send
 MOST_BESIDE = 0.1  # of a cohort, where its people are counted: by an adaptive clip norm, or in a denominator
 
 
-def audit_users(recipe: Recipe, algorithm: Algorithm, params: Params, root: bytes) -> "AuditUsers | None":
-    """Those of a recipe whose noise is worked out, if it has any."""
-    if not recipe.audit.users:
-        return None
-    if jax.process_count() > 1:
-        raise ValueError("[audit] is for runs on one host")
-    return AuditUsers(recipe, algorithm, params, root)
-
-
 class AuditUsers:
-    """A fleet of them, for one run; `begin` and `observe` are told of every round."""
+    """A fleet of them, for one run, and a `RunObserver`: `begin` and `observe` are told of every round."""
 
     everyone_reports = True
 
     def __init__(self, recipe: Recipe, algorithm: Algorithm, params: Params, root: bytes) -> None:
-        """`params` may be any of the model's shape."""
+        """Those of a recipe whose noise is worked out. `params` may be any of the model's shape."""
+        if jax.process_count() > 1:
+            raise ValueError("[audit] is for runs on one host")
         self.count, self._rounds = recipe.audit.users, recipe.run.rounds
+        self.most_at_once = min(self.count, AUDITED_AT_ONCE)
+        self.source = f"random directions of {self.count} made-up users, who audit the run"
         generator = np.random.default_rng(int.from_bytes(randomness.derive(root, "audit users", 0), "big"))
         self.included = generator.random(self.count) < 0.5
         self.patterns = patterns(recipe)
@@ -66,6 +62,9 @@ class AuditUsers:
         self._add = jax.jit(self._added)
         self._pattern_of = {round: number for number, pattern in enumerate(self.patterns) for round in pattern}
         self._round, self._seen = 0, dict[int, np.ndarray]()  # what was not written yet
+
+    def beside(self, fleet: Fleet, most_reports: int) -> Fleet:
+        return WithSyntheticUsers(fleet, self, self.chosen, most_reports, key_slot=2)
 
     def begin(self, round: int) -> None:
         self._round = round

@@ -89,7 +89,7 @@ def train(
             return
     from taciturn.recipe.text import load_recipe
     from taciturn.runs.folder import RunError
-    from taciturn.runs.run import resume_run, train_run
+    from taciturn.runs.loop import resume_run, train_run
 
     if resume:
         if run is None:

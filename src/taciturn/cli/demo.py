@@ -20,8 +20,8 @@ from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 from taciturn.privacy.ledger import Guarantee
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import parse_recipe
+from taciturn.runs.loop import train_run
 from taciturn.runs.pretrain import pretrained
-from taciturn.runs.run import train_run
 
 WORDS = 5_000
 USERS = 5_000  # as publicly known; the text is never counted for it

@@ -164,19 +164,19 @@ def up(
 def _serve(server: "FlowerServer", fleet: Path, run: Path, resume: bool) -> None:
     from taciturn.fleets.devices.fleet import Connected
     from taciturn.fleets.folders import enrolled_keys, fleet_recipe, identity
-    from taciturn.runs.run import resume_run, train_run
+    from taciturn.runs.loop import resume_run, train_run
 
     enrolled = enrolled_keys(fleet)
     for key in enrolled:
         server.enrol(key)
     numbers = {key: number for number, key in enumerate(enrolled)}
 
-    def people() -> dict[int, int]:
+    def connected_devices() -> dict[int, int]:
         known = server.enrolled()
         return {node: numbers[known[node]] for node in server.link.devices() if known.get(node) in numbers}
 
     with fleet_view(server.address, len(enrolled)) as (watch, progress):
-        connected = Connected(server.link, people, enrolled, identity(enrolled), watch)
+        connected = Connected(server.link, connected_devices, enrolled, identity(enrolled), watch)
         begin = resume_run if resume else partial(train_run, fleet_recipe(fleet))
         finished = begin(run, progress, connected)
     if finished.stopped:

@@ -10,10 +10,11 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from taciturn.core import BEGIN
+from taciturn.core import BEGIN, UserData
 
 
 @dataclass(frozen=True)
@@ -84,3 +85,10 @@ class Layout:
         spread[: len(pieces)] = pieces
         filled[:steps] = spread.reshape(self.batch_size, steps, row).swapaxes(0, 1)
         return filled
+
+    def user_data(self, tokens: np.ndarray, weight_cap: float | None = None) -> UserData:
+        """What the device program gets, on every fleet. A user of n tokens weighs min(n/ŵ, 1), ŵ being the cap; without one, 1 if n > 0."""
+        batches, count = self.batches(tokens), np.float32(len(tokens))
+        weight = np.minimum(count / np.float32(weight_cap or 1), np.float32(1))
+        arrays: Any = batches, weight, np.sum(np.any(batches, axis=(1, 2)), dtype=np.int32)
+        return UserData(*arrays)

@@ -42,6 +42,10 @@ class PublicCorpus:
             found.update(len(document).to_bytes(8, "little") + document.astype("<i4").tobytes())
         return found.hexdigest()[:16]
 
+    def check_words(self, vocabulary: Vocabulary, setting: str) -> None:
+        if self.vocabulary.words != vocabulary.words:
+            raise ValueError(f"{setting} has other words than the population; make it with --vocabulary POPULATION")
+
     def save(self, folder: Path) -> None:
         write_documents(folder, self.documents, self.vocabulary, self.source)
 

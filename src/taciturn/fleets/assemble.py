@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from taciturn import trees
-from taciturn.core import Message, UserData
+from taciturn.core import FleetWithStats, Message
 from taciturn.data.population import Population
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.fleets.devices.agreement import Agreement, fingerprint
@@ -17,7 +17,7 @@ from taciturn.fleets.devices.fleet import Connected, DeviceFleet
 from taciturn.fleets.devices.participation_record import Diary, Rest
 from taciturn.fleets.secure_aggregation.identities import Identity
 from taciturn.fleets.simulation.availability import Clock, Devices, Habits
-from taciturn.fleets.simulation.check_in import AvailableFleet
+from taciturn.fleets.simulation.check_in import CheckInFleet
 from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.fleets.simulation.many_hosts import ManyHosts
 from taciturn.fleets.simulation.queued import QueuedFleet
@@ -93,12 +93,7 @@ def device(
     algorithm = build.algorithm(recipe, len(vocabulary))
     params = jax.eval_shape(build.language_model(recipe.model, len(vocabulary)).init, jax.random.key(0))
     public = jax.eval_shape(lambda params: algorithm.mechanism.public(algorithm.mechanism.init(params)), params)
-    layout = build.layout(recipe, vocabulary)
-    batches = layout.batches(tokens)
-    weight = (
-        min(len(tokens) / recipe.participation.weight_cap, 1.0) if recipe.participation.weight_cap else len(tokens) > 0
-    )
-    user = UserData(batches, np.float32(weight), np.int32(np.sum(np.any(batches, axis=(1, 2)))))  # pyright: ignore
+    user = build.layout(recipe, vocabulary).user_data(tokens, recipe.participation.weight_cap)
     mechanism = algorithm.mechanism
     # Compiled, so that of the mechanism's first state no more is made than its public part.
     public_part = jax.jit(lambda row: mechanism.public(mechanism.init(trees.zeros_like(params))._replace(round=row)))
@@ -134,9 +129,7 @@ def simulated(recipe: Recipe, population: Population) -> SimulatedFleet | ManyHo
     return ManyHosts(here, population.id) if hosts > 1 else here
 
 
-def fleet(
-    recipe: Recipe, population: Population, devices: Path, coins: int = 0
-) -> SimulatedFleet | ManyHosts | AvailableFleet | QueuedFleet:
+def fleet(recipe: Recipe, population: Population, devices: Path, coins: int = 0) -> FleetWithStats:
     """`devices` is a folder for the state of devices which have one, `coins` a secret number that says who of them comes when."""
     everyone = simulated(recipe, population)
     section, taking_part = recipe.fleet, build.participation(recipe)
@@ -148,4 +141,4 @@ def fleet(
     habits = Habits(tuple(section.time_zones), drop_out=section.drop_out)
     clock = Clock(Devices(len(population), habits, coins), section.timer_hours)
     most = section.most_reports or taking_part.asked
-    return AvailableFleet(everyone, clock, taking_part.size, taking_part.asked, most, devices / "devices.npz")
+    return CheckInFleet(everyone, clock, taking_part.size, taking_part.asked, most, devices / "devices.npz")

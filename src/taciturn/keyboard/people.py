@@ -19,7 +19,7 @@ class People(NamedTuple):
     trained_on: int  # people who were met and left out
 
 
-def people(
+def read_people(
     source: Source,
     trained_on: Callable[[str], bool],
     most: int,

@@ -149,19 +149,20 @@ def trained(
     update = fedavg_update(step, LocalTraining(learning.learning_rate, keyed=keyed))
 
     @jax.jit
-    def after(params: Params, batches: jax.Array, steps: jax.Array, key: Key) -> Params:
-        return trees.add(params, update(Message(params, ()), UserData(batches, jnp.ones(()), steps), key))
+    def after(params: Params, owner: UserData, key: Key) -> Params:
+        return trees.add(params, update(Message(params, ()), owner, key))
 
     text = np.concatenate([np.asarray(message, np.int32) for message in messages])
-    batches = Layout.for_pieces(cut, BATCH_SIZE, len(cut.pieces(text))).batches(text)
-    done, all = 0, learning.epochs * len(batches)
+    owner = Layout.for_pieces(cut, BATCH_SIZE, len(cut.pieces(text))).user_data(text)
+    done, all = 0, learning.epochs * len(owner.batches)
     progress(done, all)
     for _ in range(learning.epochs):
-        for start in range(0, len(batches), STEPS_AT_ONCE):
-            part = batches[start : start + STEPS_AT_ONCE]
+        for start in range(0, len(owner.batches), STEPS_AT_ONCE):
+            part = owner.batches[start : start + STEPS_AT_ONCE]
             filled = np.pad(part, ((0, STEPS_AT_ONCE - len(part)), (0, 0), (0, 0)))
             key = jax.random.fold_in(jax.random.key(0), done)
-            params = jax.block_until_ready(after(params, filled, np.int32(len(part)), key))
+            now = owner._replace(batches=filled, steps=np.int32(len(part)))
+            params = jax.block_until_ready(after(params, now, key))
             done += len(part)
             progress(done, all)
     return params

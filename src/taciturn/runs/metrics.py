@@ -4,24 +4,20 @@ import csv
 import io
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
-from taciturn.core import PyTree
+from taciturn.core import Participation, PyTree
 from taciturn.evaluation.accuracy import METRICS, Scores
 from taciturn.files import write_atomically
-from taciturn.fleets.simulation.check_in import AvailableFleet
-from taciturn.fleets.simulation.queued import QueuedFleet
 from taciturn.privacy.adaptive_clip import Norms
 from taciturn.privacy.ledger import Guarantee
+from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.privacy.secagg_encoding import Rotation
-from taciturn.recipe import build
-from taciturn.train import TrainState
 
-if TYPE_CHECKING:
-    from taciturn.fleets.devices.fleet import DeviceFleet
-    from taciturn.runs.run import Run
-
+Row = dict[str, Any]  # column → value
+Figures = Mapping[str, float]
 SMOOTHED_OVER = 5  # evaluations (McMahan et al. 2018, §3)
 
 
@@ -34,7 +30,9 @@ class Metrics:
         lines = path.read_text().splitlines() if path.exists() else []
         self.rows = [row for row in map(_row_from_json, lines) if row["round"] <= round]
 
-    def add(self, row: dict[str, Any]) -> None:
+    def add(self, row: Row) -> None:
+        recent = [one["accuracy_top1"] for one in (*self.rows, row)[-SMOOTHED_OVER:]]
+        row = row | {"accuracy_top1_smoothed": sum(recent) / len(recent)}
         self.rows.append(row)
         write_atomically(self.folder / "metrics.jsonl", "".join(map(_row_to_json, self.rows)).encode())
         table = io.StringIO()
@@ -44,65 +42,49 @@ class Metrics:
         write_atomically(self.folder / "metrics.csv", table.getvalue().encode())
 
 
-def _row_to_json(row: dict[str, Any]) -> str:
+def _row_to_json(row: Row) -> str:
     """JSON knows no infinity."""
     return json.dumps({name: "infinity" if value == math.inf else value for name, value in row.items()}) + "\n"
 
 
-def _row_from_json(line: str) -> dict[str, Any]:
+def _row_from_json(line: str) -> Row:
     return {name: math.inf if value == "infinity" else value for name, value in json.loads(line).items()}
 
 
-def measured(
-    run: "Run", state: TrainState, guarantee: Guarantee, scores: Scores, seconds: float, before: list[dict[str, Any]]
-) -> dict[str, Any]:
-    row = {
-        "round": state.round,
+def row(rounds: int, guarantee: Guarantee, scores: Scores, more: Figures, seconds: float, stats: Figures) -> Row:
+    """After so many rounds; with `more` columns, and of the fleet's `stats` how stale its reports are."""
+    found = {
+        "round": rounds,
         "releases": guarantee.releases,
         "epsilon": guarantee.epsilon,
         "rho": guarantee.rho,
         **{metric: scores[metric].value for metric in METRICS},
         "accuracy_top1_margin": scores["accuracy_top1"].margin,
-        **run.evaluate_general(state.server.params),
-        **_norms(run.algorithm.mechanism.public(state.mechanism)),
-        "uploads": run.uploads(guarantee.releases),
-        "upload_bytes": run.uploads(guarantee.releases) * build.upload_size(run.recipe, state.server.params),
+        **more,
         "seconds": round(seconds, 3),
     }
-    if isinstance(run.fleet, QueuedFleet):
-        row["staleness"] = round(float(run.fleet.staleness.mean()), 3) if len(run.fleet.staleness) else 0.0
-    recent = [one["accuracy_top1"] for one in (*before, row)[-SMOOTHED_OVER:]]
-    return row | {"accuracy_top1_smoothed": sum(recent) / len(recent)}
+    return found | {name: round(value, 3) for name, value in stats.items() if name == "staleness"}
 
 
-def so_far(run: "Run", rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The last evaluation, for whoever watches; of devices also what has been spent and sent since, which takes no time to tell."""
-    if run.recipe.fleet.kind != "devices":
-        return rows[-1]
-    fleet, failed = cast("DeviceFleet", run.fleet), run.log.failed if run.log else 0
-    since = {"epsilon": run.account.guarantee().epsilon, "uploads": fleet.uploads}
-    return rows[-1] | since | {"dropped_out": fleet.dropped_out, "failed_rounds": failed}
-
-
-def _norms(public: PyTree) -> dict[str, float]:
+def norms(public: PyTree) -> dict[str, float]:
     """The clip norm in force, and the estimate that is followed where it adapts; both are public."""
     if isinstance(public, Norms):
         return {"clip_norm": float(public.clip_norm), "clip_estimate": float(public.estimate)}
     return {"clip_norm": float(public.clip_norm if isinstance(public, Rotation) else public)}
 
 
-def observed(run: "Run") -> str:
+def observed_participation(log: ParticipationLog | None, participation: Participation, stats: Figures) -> str:
     """What the log says really happened; printed beside the claim, as Xu et al. 2023 do. Not where who took part is a secret that the
     claim rests on."""
-    if run.log is None or run.algorithm.participation.sampled_by_curator:
+    if log is None or participation.sampled_by_curator:
         return ""
-    separation, times = run.log.observed
+    separation, times = log.observed
     rest = (
         "nobody took part twice" if separation is None else f"at least {separation} rounds between two participations"
     )
     came = f"{rest}, at most {times} participations of a user"
-    if isinstance(run.fleet, AvailableFleet):
-        came += f", counting all who were asked; {run.fleet.days:.1f} simulated days, {run.log.failed} failed rounds"
-    if isinstance(run.fleet, QueuedFleet) and len(run.fleet.staleness):
-        came += f"; reports were about models {run.fleet.staleness.mean():.1f} rounds old, at most {run.fleet.staleness.max()}"
+    if "days" in stats:
+        came += f", counting all who were asked; {stats['days']:.1f} simulated days, {log.failed} failed rounds"
+    if "staleness" in stats and times:
+        came += f"; reports were about models {stats['staleness']:.1f} rounds old, at most {stats['largest_staleness']}"
     return came

@@ -8,7 +8,7 @@ from taciturn.data.sources import Source
 from taciturn.data.state_of_the_union import held_out_messages
 from taciturn.export.formats import page_script
 from taciturn.export.word_model import load_word_model
-from taciturn.keyboard.people import People, people
+from taciturn.keyboard.people import People, read_people
 from taciturn.keyboard.server import KeyboardServer, page_files
 from taciturn.keyboard.typing_simulation import Typing, enough_words, simulate
 from taciturn.keyboard.user_history import WithHistory
@@ -47,7 +47,7 @@ def try_models(
     if source is None:
         found = People(held_out_messages(vocabulary)[:most_people], 0)
     else:
-        found = people(
+        found = read_people(
             source,
             lambda id: any(is_known(id) for is_known in known),
             most_people,

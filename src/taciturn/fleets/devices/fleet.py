@@ -57,7 +57,7 @@ class Connected(NamedTuple):
     """The devices of a server, connected or not."""
 
     link: Link
-    people: Callable[[], Mapping[int, int]]  # which enrolled device is at each connection, now
+    devices: Callable[[], Mapping[int, int]]  # which enrolled device is at each connection, now
     enrolled: Sequence[bytes]  # their public keys, in the order of their numbers
     identity: Identity  # that knows them
     watch: Watch = lambda stage, done, all: None
@@ -80,7 +80,7 @@ class DeviceFleet:
         """`folder` keeps who was asked for a report last, and when. `run` is a name that no other run has, `row` that of the noise
         which the next round takes, `apart` for how many rounds a device rests after one (MinS)."""
         self._row, self._apart, self._enrolled = row, apart, connected.enrolled
-        self._link, self._people, self._identity = connected.link, connected.people, connected.identity
+        self._link, self._devices, self._identity = connected.link, connected.devices, connected.identity
         self._agreement, self._watch = agreement, connected.watch
         self._asked, self._patience, self._folder, self._run = asked, patience, folder, run
         self._round_seconds = min(SHORT, patience.deadline)  # how long the last one took
@@ -88,15 +88,10 @@ class DeviceFleet:
         self._failed = 0  # rounds in a row
         self._summed: UserIds | None = None  # the cohort since which nobody was sent away
 
-    @property
-    def uploads(self) -> int:
-        """Reports that came in time, in all of the run's rounds, failed ones too."""
-        return self._counted()["reports"]
-
-    @property
-    def dropped_out(self) -> int:
-        """Devices that were asked for a report, and did not send one in time."""
-        return self._counted()["asked"] - self.uploads
+    def stats(self) -> dict[str, float]:
+        """Reports that came in time, in all of the run's rounds, failed ones too; and devices that were asked for one, and sent none."""
+        counted = self._counted()
+        return {"uploads": counted["reports"], "dropped_out": counted["asked"] - counted["reports"]}
 
     def _counted(self) -> dict[str, int]:
         try:
@@ -160,9 +155,9 @@ class DeviceFleet:
     def _checked_in(self) -> UserIds:
         numbers, left_out = self._numbers(self._row()), self._left_out()
         content = fields.joined(self._agreement.fingerprint, str(numbers.number).encode())
-        people = {connection: device for connection, device in self._people().items() if device not in left_out}
-        answers = self._link.ask(fields.CHECK_IN, dict.fromkeys(people, content), min(SHORT, self._patience.deadline))
-        ready = {people[one] for one, answer in answers.items() if answer == fields.READY}
+        devices = {connection: device for connection, device in self._devices().items() if device not in left_out}
+        answers = self._link.ask(fields.CHECK_IN, dict.fromkeys(devices, content), min(SHORT, self._patience.deadline))
+        ready = {devices[one] for one, answer in answers.items() if answer == fields.READY}
         if lost := ready & numbers.resting(self._apart):  # they say that their reports have not left
             asked = {device: number for device, number in numbers.asked.items() if device not in lost}
             self._keep(numbers._replace(asked=asked))
@@ -207,7 +202,7 @@ class DeviceFleet:
         """Pace steering: of those who waited in vain as many stay as a round asks; the others are told when to come back, so that about
         a round's worth of them comes in the time of a round."""
         taking_part = set(cohort.tolist())
-        waiting = [connection for connection, device in self._people().items() if device not in taking_part]
+        waiting = [connection for connection, device in self._devices().items() if device not in taking_part]
         too_many = max(0, len(waiting) - self._asked)
         pace = self._round_seconds * too_many / self._asked
         sent_away = {
@@ -222,7 +217,7 @@ class DeviceFleet:
         numbers = self._numbers(row)
         if not numbers.resting(0).isdisjoint(cohort.tolist()):
             raise FailedRound("its devices were asked for their reports before, and give them once")
-        connections = {device: connection for connection, device in self._people().items()}
+        connections = {device: connection for connection, device in self._devices().items()}
         present = set(cohort.tolist()) - self._left_out()
         asked = {connections[device]: device for device in sorted(present) if device in connections}
         name, run, number = fields.new_name(), self._run().encode(), str(numbers.number).encode()

@@ -16,7 +16,7 @@ from taciturn.files import write_atomically
 from taciturn.fleets.simulation.availability import Clock
 
 
-class AvailableFleet:
+class CheckInFleet:
     everyone_reports = False
 
     def __init__(self, fleet: Fleet, clock: Clock, report_goal: int, asked: int, most_reports: int, path: Path) -> None:
@@ -30,9 +30,8 @@ class AvailableFleet:
             self._last, self.uploads = int(saved["last"]), int(saved["uploads"])
             clock.restore(saved)
 
-    @property
-    def days(self) -> float:
-        return self._clock.hour / 24
+    def stats(self) -> dict[str, float]:
+        return {"uploads": self.uploads, "days": self._clock.hour / 24}
 
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
         return self._clock.gather(self._asked, eligible)

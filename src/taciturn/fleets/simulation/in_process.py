@@ -50,8 +50,7 @@ class SimulatedFleet:
     def __init__(
         self, population: Written, layout: Layout, weight_cap: float | None = None, cohort: float = 100
     ) -> None:
-        """`weight_cap` is ŵ: a user of n tokens weighs min(n/ŵ, 1). None weighs all users alike. `cohort` is how many are to be expected,
-        for which chunks are made to fit."""
+        """`weight_cap` is ŵ (`Layout.user_data`). `cohort` is how many are to be expected, for which chunks are made to fit."""
         self._texts, self._layout, self._weight_cap, self._cohort = population.texts, layout, weight_cap, cohort
         self._devices = jax.local_devices()
         self._on_cpu = self._devices[0].platform == "cpu"
@@ -62,9 +61,8 @@ class SimulatedFleet:
 
     def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
         if program is not self._program:  # traced and compiled once, used in every round
-            nobody, _ = self._load(np.array([-1]))
-            one = UserData(jnp.asarray(nobody.batches[0]), jnp.asarray(nobody.weight[0]), jnp.int32(0))
-            self._shape = jax.eval_shape(program, message, one, key)
+            nobody = self._layout.user_data(np.zeros(0, np.int32))
+            self._shape = jax.eval_shape(program, message, nobody, key)
             self._program, self._add = program, _adder(program, self._on_cpu)
             self._size = CPU_CHUNK if self._on_cpu else _chunk_size(message.params, self._devices[0], self._cohort)
             self._check_additive(message, key)
@@ -79,6 +77,9 @@ class SimulatedFleet:
         for other in totals[1:]:
             total = trees.add(total, jax.device_put(other, self._devices[0]))
         return total
+
+    def stats(self) -> dict[str, float]:
+        return {}
 
     def _check_additive(self, message: Message, key: Key) -> None:
         """Before the first sum: on this very device, with this program and these shapes, the sum with a user less the sum without is that
@@ -129,12 +130,9 @@ class SimulatedFleet:
         return self._loaded([self._texts[user] if user >= 0 else np.zeros(0, np.int32) for user in chunk], chunk)
 
     def _loaded(self, texts: Sequence[np.ndarray], chunk: np.ndarray) -> tuple[UserData, np.ndarray]:
-        lengths = np.array([len(text) for text in texts], np.float32)
-        weights = np.minimum(lengths / self._weight_cap, 1.0) if self._weight_cap else lengths > 0
-        batches = np.stack([self._layout.batches(text) for text in texts])
-        steps = np.sum(np.any(batches, axis=(2, 3)), axis=1, dtype=np.int32)
-        arrays: Any = batches, weights.astype(np.float32), steps if self._on_cpu else steps.max()
-        return UserData(*arrays), chunk.astype(np.uint32)
+        each = [self._layout.user_data(text, self._weight_cap) for text in texts]
+        users = jax.tree.map(lambda *parts: np.stack(parts), *each)
+        return users if self._on_cpu else users._replace(steps=users.steps.max()), chunk.astype(np.uint32)
 
 
 def _chunk_size(params: Params, device: Any, cohort: float) -> int:

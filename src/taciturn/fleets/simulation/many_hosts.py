@@ -63,6 +63,9 @@ class ManyHosts:
         except jax.errors.JaxRuntimeError as error:
             raise HostsError(f"{GONE} ({str(error).splitlines()[0]})") from error
 
+    def stats(self) -> dict[str, float]:
+        return self._fleet.stats()
+
     def serve(self, program: Program, message: Message) -> None:
         """On the other hosts, until host 0 is done. `message` gives the shapes of those to come."""
         while True:

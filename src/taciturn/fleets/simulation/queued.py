@@ -42,9 +42,10 @@ class QueuedFleet:
         """Of every report, those of rounds that failed too."""
         return np.array([now - got for now, cohort in self._rounds.values() for got in cohort.values()], np.int64)
 
-    @property
-    def uploads(self) -> int:
-        return len(self.staleness) + len(self._arrived)
+    def stats(self) -> dict[str, float]:
+        stale, uploads = self.staleness, len(self.staleness) + len(self._arrived)
+        mean = float(stale.mean()) if len(stale) else 0.0
+        return {"uploads": uploads, "staleness": mean, "largest_staleness": int(stale.max(initial=0))}
 
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
         """The K users who report next. Whoever is done makes room for another device, which gets the current model."""

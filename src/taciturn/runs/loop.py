@@ -1,0 +1,194 @@
+"""A run from its first round to its last: started by `train_run`, cut off at any moment, resumed by `resume_run`."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from dp_accounting import NonPrivateDpEvent
+
+from taciturn import randomness
+from taciturn.core import Params
+from taciturn.evaluation.accuracy import Scores
+from taciturn.files import write_atomically
+from taciturn.fleets.devices.fleet import Connected
+from taciturn.fleets.devices.transport import LinkError
+from taciturn.fleets.host_process import dismiss_hosts
+from taciturn.fleets.simulation.availability import TooFewDevices
+from taciturn.privacy.account import BudgetExhausted
+from taciturn.privacy.ledger import FILE_NAME, Guarantee, LedgerError
+from taciturn.recipe import build
+from taciturn.recipe.recipe import Recipe
+from taciturn.recipe.text import save_recipe
+from taciturn.release.model_file import card_digest, load_state, params_digest, save_model, save_state
+from taciturn.release.plots import plot_run
+from taciturn.release.privacy_statement import statement, statement_json
+from taciturn.runs.folder import check_new, delete_secrets, load_root, new_folder, recipe_of, save_root
+from taciturn.runs.metrics import Metrics, Row, norms, observed_participation, row
+from taciturn.runs.run import Run
+from taciturn.train import TrainState, rounds, start
+
+Progress = Callable[[int, int, Row], None]  # rounds done, rounds in all, last metrics
+
+
+@dataclass
+class Finished:
+    """What a run came to."""
+
+    folder: Path
+    recipe: Recipe  # with its noise worked out
+    params: Params
+    before: Scores  # of the parameters it started (or went on) from
+    scores: Scores
+    guarantee: Guarantee
+    stopped: str | None  # why it ended before its last round, if it did
+    clip_estimate: float | None  # where an adaptive clip norm went
+
+
+def train_run(
+    recipe: Recipe, folder: Path, progress: Progress = lambda *_: None, connected: Connected | None = None
+) -> Finished:
+    """A new run in a new folder."""
+    check_new(folder)
+    seed = recipe.run.seed
+    root = randomness.root_from_entropy() if seed is None else randomness.root_from_seed(seed)
+    run = Run(folder, recipe, root, connected=connected)
+    run.account.check_budget()
+    with new_folder(folder) as made:
+        save_root(made, root, seed is not None)
+        words = "".join(f"{word}\n" for word in run.vocabulary.words)
+        write_atomically(made / "vocabulary.txt", words.encode())
+        save_recipe(run.recipe, made / "recipe.toml")
+    try:
+        run.account.open()
+    except LedgerError:
+        shutil.rmtree(folder)  # a run that was refused leaves nothing to resume
+        raise
+    return _train_loop(run, run.fresh_state(), progress)
+
+
+def resume_run(folder: Path, progress: Progress = lambda *_: None, connected: Connected | None = None) -> Finished:
+    """Resume a run that was cut off."""
+    recipe, state_file = recipe_of(folder), folder / "private" / "state.safetensors"
+    root, seeded = load_root(folder)
+    run = Run(folder, recipe, root, seeded, connected)
+    if not state_file.exists():
+        if run.account.ledger.run_rows(folder.name):
+            run.account.reopen(None)
+        else:  # cut off before it was declared
+            run.account.open()
+        return _train_loop(run, run.fresh_state(), progress)
+    saved, about = load_state(state_file, _savable(start(run.algorithm, run.initial_params(), "")))
+    run.account.reopen(about["ledger_head"])
+    state = TrainState(int(about["round"]), saved["server"], saved["mechanism"], about["ledger_head"])
+    return _train_loop(run, state, progress)
+
+
+def _train_loop(run: Run, state: TrainState, progress: Progress) -> Finished:
+    section, metrics = run.recipe.run, Metrics(run.folder, state.round)
+    before = scores = run.evaluate(state.server.params)
+    if not metrics.rows:
+        _save(run, state)
+        metrics.add(_row(run, state, scores, 0.0))
+    progress(state.round, section.rounds, _latest_row(run, metrics.rows))
+    stopped, measured_at, seconds = None, state.round, metrics.rows[-1]["seconds"]
+    training = rounds(run.algorithm, run.curator, state)
+    while state.round < section.rounds and stopped is None:
+        began, last = time.perf_counter(), state
+        for observer in run.observers:
+            observer.begin(state.round)
+        try:
+            state = next(training)
+        except (BudgetExhausted, TooFewDevices) as reason:
+            stopped = str(reason)
+            break
+        except LinkError:  # nobody comes for now: what was done need not be done again
+            _save(run, state)
+            raise
+        jax.block_until_ready(state.server)
+        seconds += time.perf_counter() - began
+        for observer in run.observers:
+            observer.observe(last, state)
+        if state.round % section.evaluate_every == 0 or state.round == section.rounds:
+            scores, measured_at = run.evaluate(state.server.params), state.round
+            metrics.add(_row(run, state, scores, seconds))
+            stopped = _diverged(metrics.rows)
+        if state.round % section.save_every == 0 or state.round == section.rounds:
+            _save(run, state)
+        progress(state.round, section.rounds, _latest_row(run, metrics.rows))
+    if measured_at != state.round:
+        scores = run.evaluate(state.server.params)
+        metrics.add(_row(run, state, scores, seconds))
+    dismiss_hosts()
+    return _finish(run, state, metrics, before, scores, stopped)
+
+
+def _row(run: Run, state: TrainState, scores: Scores, seconds: float) -> Row:
+    """Of metrics.csv. Where the claim rests on who was drawn, how many reported is a secret, and fleets say nothing of it: there it is
+    what to expect."""
+    guarantee, stats, params = run.account.guarantee(), run.fleet.stats(), state.server.params
+    uploads = stats.get("uploads", round(guarantee.releases * run.recipe.participation.cohort))
+    sent = {"uploads": uploads, "upload_bytes": uploads * build.upload_size(run.recipe, params)}
+    more = run.evaluate_general(params) | norms(run.algorithm.mechanism.public(state.mechanism)) | sent
+    return row(state.round, guarantee, scores, more, seconds, stats)
+
+
+def _latest_row(run: Run, rows: list[Row]) -> Row:
+    """The last evaluation, for whoever watches; of real devices also what has been spent and sent since, which takes no time to tell."""
+    if run.recipe.fleet.kind != "devices":
+        return rows[-1]
+    failed = run.log.failed if run.log else 0
+    return {**rows[-1], **run.fleet.stats(), "epsilon": run.account.guarantee().epsilon, "failed_rounds": failed}
+
+
+def _diverged(rows: list[Row]) -> str | None:
+    """A run that only gets worse should not spend the rest of its budget. Judged on held-out users, who are not protected."""
+    first, last = rows[0]["loss"], rows[-1]["loss"]
+    if last < 1.5 * first:
+        return None
+    return (
+        f"the loss on held-out users rose from {first:.1f} to {last:.1f}: the run diverges. Lower server.momentum or "
+        "server.learning_rate (noise adds up in momentum), or take larger cohorts"
+    )
+
+
+def _save(run: Run, state: TrainState) -> None:
+    """State first: it decides where a resumed run goes on; all else is made again from it. But for what observers saw, which is there
+    before it, since the estimates it was read from are gone."""
+    costs = (*run.account.terms.lineage, run.account.release)
+    mode = 0o600 if any(isinstance(cost, NonPrivateDpEvent) for cost in costs) else 0o644
+    for observer in run.observers:
+        observer.save(run.folder, mode)
+    digest = card_digest(run.card(state.round, ""))
+    head = run.account.record_model(state.round, params_digest(state.server.params), digest)
+    about = {"round": str(state.round), "ledger_head": head}
+    save_state(run.folder / "private" / "state.safetensors", _savable(state), about)
+    run.curator.saved(state.round)
+    save_model(run.folder / "model.safetensors", state.server.params, run.card(state.round, head), mode)
+    rows = "".join(json.dumps(row, sort_keys=True) + "\n" for row in run.account.rows)
+    write_atomically(run.folder / FILE_NAME, rows.encode())
+
+
+def _savable(state: TrainState) -> dict[str, Any]:
+    return {"server": state.server, "mechanism": state.mechanism}
+
+
+def _finish(
+    run: Run, state: TrainState, metrics: Metrics, before: Scores, scores: Scores, stopped: str | None
+) -> Finished:
+    _save(run, state)
+    guarantee = run.account.guarantee()
+    card = run.card(state.round, guarantee.head)
+    observed = observed_participation(run.log, run.algorithm.participation, run.fleet.stats())
+    words = statement(guarantee, card.public_text, observed)
+    write_atomically(run.folder / "guarantee.txt", words.encode())
+    write_atomically(run.folder / "guarantee.json", statement_json(guarantee, card.public_text).encode())
+    plot_run(run.folder / "progress.png", metrics.rows, f"{run.folder.name} ({run.recipe.algorithm})")
+    delete_secrets(run.folder)  # with them goes all that could take the noise off
+    run.account.close()  # it cannot go on any more
+    estimate = metrics.rows[-1].get("clip_estimate")
+    return Finished(run.folder, run.recipe, state.server.params, before, scores, guarantee, stopped, estimate)
