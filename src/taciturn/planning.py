@@ -179,6 +179,12 @@ def simulated_timer(population: int, rounds: int, report_goal: int, timer_hours:
     return came
 
 
+def separation_by_timer(population: int, rounds: int, report_goal: int, timer_hours: float) -> tuple[int, Rounds]:
+    """The min separation that such a timer comes to, no more than is possible, and the simulated rounds that it was seen in."""
+    came, possible = simulated_timer(population, rounds, report_goal, timer_hours), population // report_goal - 1
+    return possible if came.min_separation is None else min(came.min_separation, possible), came
+
+
 def extrapolated(question: Question, mechanism: MechanismName, goals: tuple[int, ...]) -> list[tuple[int, int, Answer]]:
     """(population, report goal, answer) where noise grows with the report goal, so that σ, and so the accuracy of large populations, is the
     same (McMahan et al. 2018, §3; Xu et al. 2023, §2.2). An extrapolation: nothing was trained."""

@@ -1,8 +1,11 @@
-"""What the commands print with: one console, progress bars, tables."""
+"""What the commands print with: one console, progress bars, tables, and figures in words."""
 
-from collections.abc import Callable, Iterator
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 from rich.progress import (
@@ -15,9 +18,73 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 
-console = Console()
+if TYPE_CHECKING:
+    from taciturn.evaluation.intervals import Interval, Sums
+    from taciturn.runs.run import Finished
+
+console = Console(highlight=False)
 BLOCKS = " ▏▎▍▌▋▊▉█"
+SPECS = {"loss": ".2f", "perplexity": ".2f", "words_per_minute": ".1f"}  # all other metrics are shares
+
+
+def table(*columns: str, title: str | None = None, left: Sequence[str] = ()) -> Table:
+    """An empty table for figures; what is words stands in a column without a name, or in one of `left`."""
+    made = Table(title=title, title_justify="left")
+    for name in columns:
+        made.add_column(name, justify="left" if not name or name in left else "right", no_wrap=not name)
+    return made
+
+
+def comparison(names: Mapping[str, str], measured: "Sequence[Sums]") -> Table:
+    """One model's metrics with their intervals, or those of two and the relative change, bold where the interval excludes no change."""
+    if len(measured) == 1:
+        made = table("", "value ± 95 %")
+    else:
+        made = table("", "A ± 95 %", "B ± 95 %", "B over A, relative")
+    for metric, name in names.items():
+        cells, style = [interval_text(metric, one[metric]) for one in measured], None
+        if len(measured) == 2:
+            change = measured[1].change_from(measured[0], metric)
+            cells.append(change_text(change))
+            style = "bold" if abs(change.value) > change.margin else "dim"
+        made.add_row(name, *cells, style=style)
+    return made
+
+
+def interval_text(metric: str, interval: "Interval") -> str:
+    """A metric with its 95 % interval, which a single user does not have."""
+    spec = SPECS.get(metric, ".2%")
+    return f"{interval:{spec}}" if math.isfinite(interval.margin) else f"{interval.value:{spec}}"
+
+
+def change_text(change: "Interval") -> str:
+    margin = f" ± {100 * change.margin:.2f}" if math.isfinite(change.margin) else ""
+    return f"{100 * change.value:+.2f} %{margin}" if math.isfinite(change.value) else ""
+
+
+def print_finished(finished: "Finished") -> None:
+    """What a training came to: why it stopped early, its guarantee, and how good the model is."""
+    if finished.stopped:
+        console.print(f"Stopped: {finished.stopped}.\n", style="yellow")
+    console.print((finished.folder / "guarantee.txt").read_text(), soft_wrap=True)
+    if finished.recipe.privacy.noise_multiplier is not None:
+        console.print(f"Noise multiplier {finished.recipe.privacy.noise_multiplier:g}")
+    if finished.clip_estimate is not None:
+        console.print(
+            f"The clip norm went to {finished.clip_estimate:.3g}. To spend nothing on looking for it next time: "
+            f"--set privacy.clipping=flat --set privacy.clip_norm={finished.clip_estimate:.3g}"
+        )
+    accuracy, perplexity = finished.scores["accuracy_top1"], finished.scores["perplexity"]
+    console.print(f"AccuracyTop1 {accuracy:.2%}, perplexity {perplexity:.1f}; {finished.folder}")
+
+
+def leave_interrupted(words: str) -> NoReturn:
+    """End after Ctrl-C, without waiting for a computation in another thread, which may not survive the interpreter's end."""
+    console.print(f"\nStopped. {words}")
+    sys.stdout.flush()
+    os._exit(130)
 
 
 @contextmanager
@@ -64,7 +131,7 @@ def fleet_view(address: str, enrolled: int) -> Iterator[tuple[Callable[[str, int
         MofNCompleteColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    console.print(f"{enrolled} devices are enrolled; the server listens on {address}", highlight=False)
+    console.print(f"{enrolled} devices are enrolled; the server listens on {address}")
     with Progress(*columns, console=console) as view:
         rounds, devices = view.add_task("rounds", total=None, note=""), view.add_task("devices", total=None, note="")
 
