@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from typer import core
 
 from taciturn.cli import (
     audit,
@@ -25,7 +26,7 @@ from taciturn.cli import (
 )
 from taciturn.cli.output import console
 
-typer.core.HAS_RICH = False  # or help in plain text has its brackets escaped, for a renderer that it does not use
+core.HAS_RICH = False  # or help in plain text has its brackets escaped, for a renderer that it does not use
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -45,11 +46,8 @@ for command in (
     bench.bench,
 ):
     app.command()(command)
-app.add_typer(data.data_app, name="data")
-app.add_typer(fleet.fleet_app, name="fleet")
-app.add_typer(keyboard.keyboard_app, name="keyboard")
-app.add_typer(audit.audit_app, name="audit")
-app.add_typer(ledger.ledger_app, name="ledger")
+for group in (data.data_app, fleet.fleet_app, keyboard.keyboard_app, audit.audit_app, ledger.ledger_app):
+    app.add_typer(group)
 
 
 def _print_version(wanted: bool) -> None:

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from taciturn.cli.output import console, stages, table
+from taciturn.cli.output import console, group, stages, table
+from taciturn.privacy.figures import delta_text, epsilon_text
 
 if TYPE_CHECKING:
     from taciturn.audit.likelihood_tails import Tail
     from taciturn.runs.audit_report import Attacked, Page, Remembered
 
-audit_app = typer.Typer(
-    help="Look at models from outside: whether they give away more than is claimed.\n\n"
-    "Example: taciturn audit run runs/watched",
-    no_args_is_help=True,
+audit_app = group(
+    "audit", "Look from outside whether models give away more than is claimed.", "taciturn audit run runs/watched"
 )
 
 
@@ -69,8 +68,6 @@ def audit(
 
 
 def _print(run: Path, found: "Page") -> None:
-    from taciturn.privacy.figures import delta_text, epsilon_text
-
     claimed = f"ε = {epsilon_text(found.guarantee.epsilon)} at δ = {delta_text(found.guarantee.delta)}"
     console.print(
         f"{run}: claimed for every person {claimed}. AccuracyTop1 {found.scores['accuracy_top1']:.2%}: a model that has learned nothing "
@@ -83,8 +80,6 @@ def _print(run: Path, found: "Page") -> None:
 
 
 def _print_attacked(run: Path, attacked: "Attacked") -> None:
-    from taciturn.privacy.figures import delta_text
-
     audit = attacked.audit
     turns = "one turn" if attacked.turns == 1 else f"up to {attacked.turns} turns"
     title = f"Audit users: {audit.included} in, {audit.left_out} out, {turns} each, at δ = {delta_text(attacked.delta)}"

@@ -1,24 +1,27 @@
 """`taciturn data`: populations and public corpora out of text."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
 
-from taciturn.cli.output import console, histogram_line, stages, table
-from taciturn.data.population import COUNTS
+from taciturn.cli.output import console, group, histogram_line, stages, table
+from taciturn.data.columns import Columns
+from taciturn.data.population import COUNTS, Population
 from taciturn.data.texts import SHARD_TOKENS
+from taciturn.data.users import listed_users
+from taciturn.data.vocabulary import UNKNOWN, DataError, Vocabulary, public_vocabulary
+from taciturn.release.model_file import load_model
 
 if TYPE_CHECKING:
     from taciturn.data.ingest import Rules
     from taciturn.data.sources import Source
 
-data_app = typer.Typer(
-    help="Make populations (private) and corpora (public) out of text.\n\n"
-    "Example: taciturn data build chats.csv --out people",
-    no_args_is_help=True,
+data_app = group(
+    "data", "Make populations (private) and corpora (public) out of text.", "taciturn data build chats.csv --out people"
 )
 
 Sources = Annotated[
@@ -30,10 +33,7 @@ Sources = Annotated[
 ]
 Words = Annotated[
     str,
-    typer.Option(
-        help="number of words from the public wordfreq list; or a folder whose words to take as they are: a public "
-        "corpus, a population, a run"
-    ),
+    typer.Option(help="how many words of the public wordfreq list; or a public corpus, population or run with words"),
 ]
 Language = Annotated[str, typer.Option(help="of the word list: en, es, de, ru, hi … (wordfreq has 42)")]
 
@@ -48,8 +48,7 @@ def build(
         str | None, typer.Option(help="when; oldest first (default: ts, time, created_utc … where there is one)")
     ] = None,
     sensitive_column: Annotated[
-        list[str] | None,
-        typer.Option(help="leave out rows that have anything but 0, no, false or nothing in it; may be repeated"),
+        list[str] | None, typer.Option(help="leave out rows with anything in it but 0, no, false; may be repeated")
     ] = None,
     vocabulary: Words = "10000",
     language: Language = "en",
@@ -58,26 +57,17 @@ def build(
     most_tokens: Annotated[int, typer.Option(min=1, help="cut longer users there")] = 1600,
     held_out: Annotated[float, typer.Option(min=0.0, max=0.9, help="share of users to measure with")] = 1 / 16,
     exclude: Annotated[
-        Path | None,
-        typer.Option(
-            help="file of users who opted out, one id a line, spelled in any case; remembered in later builds of this folder"
-        ),
+        Path | None, typer.Option(help="file of users who opted out, an id a line, in any case; kept for later builds")
     ] = None,
     scrub: Annotated[
         bool, typer.Option("--scrub", help="take out e-mail and web addresses, phone and card numbers")
     ] = False,
     replace: Annotated[
-        bool,
-        typer.Option(
-            "--replace",
-            help="put new text into an existing population; its ledger and opt-outs stay, all else is as said now",
-        ),
+        bool, typer.Option("--replace", help="new text for an existing population, whose ledger and opt-outs stay")
     ] = False,
     same_people_as: Annotated[
         Path | None,
-        typer.Option(
-            help="a population with other text of the same people (last month's, another cut of it): both share its ledger and opt-outs"
-        ),
+        typer.Option(help="population of the same people, with other text: both share its ledger, opt-outs"),
     ] = None,
     shard_tokens: Annotated[int, typer.Option(min=1, help="size of a shard on disk")] = SHARD_TOKENS,
 ) -> None:
@@ -88,9 +78,9 @@ def build(
     .txt files a line is a message, and a user is a file, or a folder directly below the one named.
 
     Example: taciturn data build chats.csv --out people --user-column sender --language de --scrub --exclude left.txt
+
     And next month: taciturn data build june.csv --out people-june --same-people-as people
     """
-    from taciturn.data.columns import Columns
     from taciturn.data.ingest import Rules
     from taciturn.data.sources import Source
     from taciturn.data.state_of_the_union import simulated_users
@@ -110,8 +100,6 @@ def build(
 
 
 def _check_population_folder(out: Path, replace: bool) -> None:
-    from taciturn.data.vocabulary import DataError
-
     if (out / "manifest.json").exists() and not replace:
         raise DataError(
             f"{out} is a population already: put new text into it with --replace (its ledger stays). For other people name another "
@@ -122,8 +110,6 @@ def _check_population_folder(out: Path, replace: bool) -> None:
 
 
 def _check_speeches(sources: list[str], of_same_people: bool, protected: bool) -> None:
-    from taciturn.data.vocabulary import DataError
-
     if len(sources) > 1:
         raise DataError("the word sotu stands alone, without other sources")
     if of_same_people:
@@ -136,8 +122,6 @@ def _ingest(
     source: "Source", out: Path, rules: "Rules", exclude: Path | None, shard_tokens: int, same_people_as: Path | None
 ) -> None:
     from taciturn.data.ingest import ingest
-    from taciturn.data.population import Population
-    from taciturn.data.users import listed_users
     from taciturn.population_ledger import open_ledger
 
     listed = listed_users(exclude) if exclude else []
@@ -163,10 +147,7 @@ def public(
     language: Language = "en",
     characters: Annotated[bool, typer.Option("--characters", help="characters in place of words")] = False,
     count_words: Annotated[
-        bool,
-        typer.Option(
-            "--count-words", help="take the --vocabulary most frequent words of this text itself; never of users' text"
-        ),
+        bool, typer.Option("--count-words", help="take the --vocabulary most frequent words of this text itself")
     ] = False,
 ) -> None:
     """Prepare public text: to pre-train on, to take words from.
@@ -176,11 +157,9 @@ def public(
 
     Example: taciturn data public book.txt --out book; taciturn data build chats.csv --out people --vocabulary book
     """
-    from taciturn.data.columns import Columns
     from taciturn.data.public import ingest_public
     from taciturn.data.sources import Source
     from taciturn.data.state_of_the_union import public_speeches
-    from taciturn.data.vocabulary import DataError
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"{out} holds something already; name a new --out")
@@ -207,8 +186,6 @@ def show(
 
     Example: taciturn data show people
     """
-    from taciturn.data.population import Population
-
     is_public = (folder / "about.json").exists()
     if json_:
         print((folder / "about.json").read_text() if is_public else json.dumps(Population(folder).manifest))
@@ -234,7 +211,6 @@ def synthetic(
     import wordfreq
 
     from taciturn.data.synthetic_corpus import BLOCK, synthetic_messages, write_shards
-    from taciturn.data.vocabulary import DataError
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"{out} holds something already; name a new --out")
@@ -247,10 +223,7 @@ def synthetic(
 
 def _vocabulary(words: str, language: str, characters: bool) -> Any:
     """A number of words from the public list, or the words of a folder."""
-    from taciturn.data.population import Population
     from taciturn.data.public import PublicCorpus
-    from taciturn.data.vocabulary import DataError, Vocabulary, public_vocabulary
-    from taciturn.release.model_file import load_model
 
     if words.replace("_", "").isdecimal():
         return public_vocabulary(int(words), language.lower(), "character" if characters else "word")
@@ -268,12 +241,10 @@ def _vocabulary(words: str, language: str, characters: bool) -> Any:
 
 
 def _show_population(folder: Path) -> None:
-    from taciturn.data.population import Population
-
     population = Population(folder)
     counts, about, words = (population.manifest[name] for name in (COUNTS, "about", "vocabulary"))
-    title = f"{folder}: private counts, do not publish"
-    shown = table("", "users", "tokens", "unknown", "shards", title=title)
+    private = f"{folder}: private counts, do not publish"
+    shown = table("", "users", "tokens", "unknown", "shards", title=private)
     for name, split in (("to train on", "train"), ("held out (no guarantee)", "held_out")):
         users, tokens = counts[f"{split}_users"], counts[f"{split}_tokens"]
         unknown = counts.get("unknown", {}).get(split)
@@ -286,14 +257,9 @@ def _show_population(folder: Path) -> None:
     unit = "words" if words["unit"] == "word" else "characters"
     lines.append(f"{words['size']:,} {unit} ({words['source']})")
     first = counts.get("first_left_out", {})
-    for title, name in (
-        ("Left out", "left_out"),
-        ("Noted", "noted"),
-        ("Changed", "changed"),
-        ("Scrubbed", "scrubbed"),
-    ):
-        for reason, count in counts.get(name, {}).items():
-            place = f" (first: {first[reason]})" if name == "left_out" and reason in first else ""
+    for title in ("Left out", "Noted", "Changed", "Scrubbed"):
+        for reason, count in counts.get(title.lower().replace(" ", "_"), {}).items():
+            place = f" (first: {first[reason]})" if title == "Left out" and reason in first else ""
             lines.append(f"{title}: {reason}: {count:,}{place}")
     if about.get("opt_outs"):
         found = counts["left_out"].get("users who opted out", 0)
@@ -304,35 +270,23 @@ def _show_population(folder: Path) -> None:
     _show_lengths(population.lengths)
 
 
-def _doubts(manifest: dict[str, Any]) -> list[str]:
+def _doubts(manifest: dict[str, Any]) -> Iterator[str]:
     """What looks wrong with a population, and what it may come from."""
-    counts, words = manifest[COUNTS], manifest["vocabulary"]
-    doubts = []
+    counts, left_out = manifest[COUNTS], manifest[COUNTS].get("left_out", {})
     unknown = counts.get("unknown", {}).get("train", 0) / counts["train_tokens"]
     if unknown > 0.3:
-        doubts.append(
-            f"{unknown:.0%} of the words are unknown: is the language {words['language']}, and is it the text?"
-        )
-    lost = sum(
-        count
-        for reason, count in counts.get("left_out", {}).items()
-        if reason.startswith(("rows", "malformed", "lines"))
-    )
-    if lost > 0.2 * (counts.get("rows", 0) + lost):
-        doubts.append(
-            f"{lost / (counts.get('rows', 0) + lost):.0%} of the rows could not be used; the first places are named above"
-        )
+        language = manifest["vocabulary"]["language"]
+        yield f"{unknown:.0%} of the words are unknown: is the language {language}, and is it the text?"
+    lost = sum(count for reason, count in left_out.items() if reason.startswith(("rows", "malformed", "lines")))
+    rows = counts.get("rows", 0) + lost
+    if lost > 0.2 * rows:
+        yield f"{lost / rows:.0%} of the rows could not be used; the first places are named above"
     if counts["train_users"] < 100:
-        doubts.append(
-            f"only {counts['train_users']:,} users: no privacy worth having comes from so few. Is the user column right?"
-        )
+        yield f"only {counts['train_users']:,} users: no privacy worth having comes from so few. Is the user column right?"
     if not counts["held_out_users"]:
-        doubts.append(
-            "nobody is held out: training measures itself on held-out users, so it will refuse this population"
-        )
-    if not counts.get("left_out", {}).get("users who opted out") and manifest["about"].get("opt_outs"):
-        doubts.append("not one of those who opted out was met in this text: are the ids spelled as in the user column?")
-    return doubts
+        yield "nobody is held out: training measures itself on held-out users, so it will refuse this population"
+    if not left_out.get("users who opted out") and manifest["about"].get("opt_outs"):
+        yield "not one of those who opted out was met in this text: are the ids spelled as in the user column?"
 
 
 def _show_lengths(lengths: np.ndarray) -> None:
@@ -348,7 +302,6 @@ def _show_lengths(lengths: np.ndarray) -> None:
 
 def _show_public(folder: Path) -> None:
     from taciturn.data.public import PublicCorpus
-    from taciturn.data.vocabulary import UNKNOWN
 
     corpus = PublicCorpus.load(folder)
     documents, words = corpus.documents, corpus.vocabulary

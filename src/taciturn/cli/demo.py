@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from taciturn.cli.output import bar, console, table, training_bar
+from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 
 if TYPE_CHECKING:
     from taciturn.runs.run import Finished
 
 
-def demo(
-    out: Annotated[Path, typer.Option(help="folder for everything the demonstration makes")] = Path("demo"),
-) -> None:
+def demo(out: Annotated[Path, typer.Option(help="folder for all that it makes")] = Path("demo")) -> None:
     """See everything in a few minutes: a public warm start, private training, a non-private twin, and what it all cost.
 
     Users are simulated: pieces of State of the Union speeches. Each demonstration has a folder of its own below --out.
@@ -54,8 +53,6 @@ def demo(
 
 
 def _print_accuracies(private: "Finished", twin: "Finished") -> None:
-    from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
-
     title = f"\nOn held-out speeches; ε at δ = {delta_text(private.guarantee.delta)}"
     shown = table("", "AccuracyTop1", "AccuracyTop3", "perplexity", "ε", "ρ", title=title)
     cost = (epsilon_text(private.guarantee.epsilon), rho_text(private.guarantee.rho))
@@ -72,7 +69,6 @@ def _print_accuracies(private: "Finished", twin: "Finished") -> None:
 
 def _print_promise(private: "Finished", twin: "Finished") -> None:
     from taciturn.data.state_of_the_union import TOKENS_PER_USER
-    from taciturn.privacy.figures import delta_text, epsilon_text
 
     guarantee = private.guarantee
     gain, gap = private.scores.gain_over(private.before), twin.scores.gain_over(private.scores)
@@ -83,7 +79,8 @@ def _print_promise(private: "Finished", twin: "Finished") -> None:
         "What closes that gap is more users: with ten times as many, cohorts are ten times as large at the same ε, and the noise on "
         "their average is a tenth.\n\n"
         f"What is promised: had any one of the (simulated) users, with all {TOKENS_PER_USER} tokens, not been there, every model "
-        f"of the run would have come out almost equally likely (ε = {epsilon_text(guarantee.epsilon)}, δ = {delta_text(guarantee.delta)}).\n"
+        f"of the run would have come out almost equally likely (ε = {epsilon_text(guarantee.epsilon)}, "
+        f"δ = {delta_text(guarantee.delta)}).\n"
         "Not covered: the held-out speeches, by which the settings of this demonstration were also chosen, and the twin, which stands in "
         "the ledger as ε = ∞.\n",
         soft_wrap=True,

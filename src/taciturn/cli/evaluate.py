@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from taciturn.cli.output import comparison, console, table
+from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,8 +26,7 @@ NAMES = {
 HeldOutOf = Annotated[
     Path | None,
     typer.Option(
-        "--data",
-        help="measure on the held-out users of another population, of the same words, and built with --same-people-as the run's",
+        "--data", help="measure on held-out users of another population, built with --same-people-as the run's"
     ),
 ]
 
@@ -36,10 +36,7 @@ def evaluate(
     data: HeldOutOf = None,
     head: Annotated[
         bool,
-        typer.Option(
-            "--head-words",
-            help="also count how many of ten predictions are among the most frequent words of the word list: noise may push there",
-        ),
+        typer.Option("--head-words", help="also count predictions of the most frequent words: noise may push there"),
     ] = False,
     json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
@@ -67,17 +64,13 @@ def _json(measured: "Measured") -> dict[str, Any]:
     figures = {metric: scores[metric] for metric in NAMES}
     content: dict[str, Any] = {name: {"value": one.value, "margin": one.margin} for name, one in figures.items()}
     spent = {"epsilon": guarantee.epsilon, "rho": guarantee.rho}
-    cost = {
-        name: "infinity" if math.isinf(value) else value for name, value in spent.items()
-    }  # JSON has no number for it
+    cost = {name: "infinity" if math.isinf(value) else value for name, value in spent.items()}  # JSON has no number
     if heads is not None:
         content["head_words"] = {str(n): row.tolist() for n, row in zip(HEADS, heads, strict=True)}
     return content | cost | {"delta": guarantee.delta, "run": guarantee.run}
 
 
 def _print_measured(measured: "Measured") -> None:
-    from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
-
     guarantee, shown = measured.guarantee, comparison(NAMES, [measured.scores])
     shown.add_row(f"ε at δ = {delta_text(guarantee.delta)}", epsilon_text(guarantee.epsilon))
     shown.add_row("ρ", rho_text(guarantee.rho))
@@ -109,7 +102,6 @@ def compare(
 
     Example: taciturn compare runs/first runs/second
     """
-    from taciturn.privacy.figures import epsilon_text
     from taciturn.runs.finished import compare_runs
 
     with console.status("measuring"):

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from taciturn.cli.output import console, stages
+from taciturn.privacy.figures import delta_text, epsilon_text
 
 Blocklist = Annotated[
     Path | None, typer.Option(help="file of words never to suggest, one a line; what follows a # is a comment")
@@ -37,7 +38,6 @@ def export(
     """
     from taciturn.export.formats import Distilling
     from taciturn.keyboard.predictor import load_blocklist
-    from taciturn.privacy.figures import delta_text, epsilon_text
     from taciturn.runs.finished import export_run
 
     blocked, distilling = load_blocklist(blocklist) if blocklist else [], Distilling(samples, entries)

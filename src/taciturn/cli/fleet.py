@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.logging import RichHandler
 
-from taciturn.cli.output import console, fleet_view, print_finished
+from taciturn.cli.output import console, fleet_view, group, print_finished
 from taciturn.cli.train import Settings
 
 if TYPE_CHECKING:
     from taciturn.fleets.flower.server import FlowerServer
 
-fleet_app = typer.Typer(
-    help="Train over real devices: make a fleet, enrol devices, serve them, or try it all out on this machine.\n\n"
-    "Example: taciturn fleet up 5 recipe.toml --out try",
-    no_args_is_help=True,
+fleet_app = group(
+    "fleet", "Train over real devices: make a fleet, enrol, serve, or try it here.", "taciturn fleet up 5 recipe.toml"
 )
 END_SECONDS = 20
 NO_REST = 1e-6  # hours

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from taciturn.cli.export import Blocklist
-from taciturn.cli.output import comparison, console, stages
+from taciturn.cli.output import comparison, console, group, stages
 
 if TYPE_CHECKING:
     from taciturn.runs.typing import Tried
 
-keyboard_app = typer.Typer(
-    help="Try models at a keyboard: type yourself, simulate people who do, and count n-grams to compare with.\n\n"
-    "Example: taciturn keyboard open runs/first",
-    no_args_is_help=True,
+keyboard_app = group(
+    "keyboard", "Try models at a keyboard: type, or simulate people who do.", "taciturn keyboard open runs/first"
 )
 NAMES = {
     "keystroke_saving": "keystroke saving rate",
@@ -75,10 +73,7 @@ def evaluate(
         Path, typer.Argument(help="a run, a pretrained or personal model, counted n-grams (folders), or an .arpa file")
     ],
     text: Annotated[
-        list[Path],
-        typer.Option(
-            help="files of (user, text), as for `data build`; may be repeated. Or the word sotu, for the demonstration's held-out users"
-        ),
+        list[Path], typer.Option(help="files of (user, text), as for `data build`; or sotu, for the demonstration's")
     ],
     other: Annotated[Path | None, typer.Argument(help="a second one, to compare with the first")] = None,
     history: Annotated[

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from taciturn.cli.output import console, table
+from taciturn.cli.output import console, group, table
+from taciturn.data.population import Population
+from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 
 if TYPE_CHECKING:
     from taciturn.privacy.ledger import Ledger
@@ -15,15 +17,12 @@ Folder = Annotated[Path, typer.Argument(help="folder of a population")]
 RunName = Annotated[str, typer.Argument(help="name of a run, as `taciturn ledger show FOLDER` lists it")]
 NEIGHBOURS = {"add or remove one user": "one user more", "replace one user by another": "one user replaced"}
 
-ledger_app = typer.Typer(
-    help="Read and govern a population's ledger: what was ever released about its users, and what may be.\n\n"
-    "Example: taciturn ledger show people",
-    no_args_is_help=True,
+ledger_app = group(
+    "ledger", "What was ever released about a population, and what may be.", "taciturn ledger show people"
 )
 
 
 def _opened(folder: Path) -> "Ledger":
-    from taciturn.data.population import Population
     from taciturn.population_ledger import open_ledger
 
     return open_ledger(Population(folder))
@@ -50,8 +49,6 @@ def show(
 
 
 def _print_runs(book: "Ledger", title: str, delta: float | None) -> None:
-    from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
-
     words = ("run", "neighbours differ by")
     shown = table("run", "releases", "ε", "δ", "ρ", "neighbours differ by", title=title, left=words)
     guarantees = [book.guarantee(run) for run in book.runs()]
@@ -71,8 +68,6 @@ def _print_runs(book: "Ledger", title: str, delta: float | None) -> None:
 
 def _notes(book: "Ledger", population: Path) -> list[str]:
     """How to read the totals, and what there is beside them: runs of floats, a budget, an anchor."""
-    from taciturn.privacy.figures import delta_text, epsilon_text
-
     torn = sum(row["kind"] == "torn" for row in book.rows)
     lines = [
         "ρ does not count the sampling of users, ε does. Several runs are added up in RDP, which stays valid when later runs are "
@@ -98,10 +93,7 @@ def _notes(book: "Ledger", population: Path) -> list[str]:
 
 
 @ledger_app.command()
-def export(
-    population: Folder,
-    file: Annotated[Path, typer.Argument(help="JSON file to write")],
-) -> None:
+def export(population: Folder, file: Annotated[Path, typer.Argument(help="JSON file to write")]) -> None:
     """Write what every run cost as events of dp-accounting, for others to recompute ε.
 
     Example: taciturn ledger export people costs.json
@@ -131,14 +123,12 @@ def budget(
 
     Example: taciturn ledger budget people --epsilon 4 --delta 1e-10
     """
-    from taciturn.privacy.figures import delta_text, epsilon_text
     from taciturn.privacy.population_budget import PopulationBudget
 
     book = _opened(population)
     known = [book.budget.delta] if book.budget else [book.run_rows(run)[0]["delta"] for run in book.runs()]
-    book.set_budget(PopulationBudget(epsilon, delta or min(known, default=1e-10)))
-    fixed = book.budget
-    assert fixed is not None
+    fixed = PopulationBudget(epsilon, delta or min(known, default=1e-10))
+    book.set_budget(fixed)
     console.print(
         f"All runs together: at most ε = {epsilon_text(fixed.epsilon)} at δ = {delta_text(fixed.delta)}, from now on.",
     )

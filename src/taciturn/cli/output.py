@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -20,6 +21,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from taciturn.privacy.figures import epsilon_text
+
 if TYPE_CHECKING:
     from taciturn.evaluation.intervals import Interval, Sums
     from taciturn.runs.run import Finished
@@ -27,6 +30,11 @@ if TYPE_CHECKING:
 console = Console(highlight=False)
 BLOCKS = " ▏▎▍▌▋▊▉█"
 SPECS = {"loss": ".2f", "perplexity": ".2f", "words_per_minute": ".1f"}  # all other metrics are shares
+
+
+def group(name: str, help: str, example: str) -> typer.Typer:
+    """Of commands, which explains itself when it is named alone."""
+    return typer.Typer(name=name, help=f"{help}\n\nExample: {example}", no_args_is_help=True)
 
 
 def table(*columns: str, title: str | None = None, left: Sequence[str] = ()) -> Table:
@@ -39,10 +47,8 @@ def table(*columns: str, title: str | None = None, left: Sequence[str] = ()) -> 
 
 def comparison(names: Mapping[str, str], measured: "Sequence[Sums]") -> Table:
     """One model's metrics with their intervals, or those of two and the relative change, bold where the interval excludes no change."""
-    if len(measured) == 1:
-        made = table("", "value ± 95 %")
-    else:
-        made = table("", "A ± 95 %", "B ± 95 %", "B over A, relative")
+    columns = ("value ± 95 %",) if len(measured) == 1 else ("A ± 95 %", "B ± 95 %", "B over A, relative")
+    made = table("", *columns)
     for metric, name in names.items():
         cells, style = [interval_text(metric, one[metric]) for one in measured], None
         if len(measured) == 2:
@@ -90,16 +96,9 @@ def leave_interrupted(words: str) -> NoReturn:
 @contextmanager
 def bar(title: str, unit: str) -> Iterator[Any]:
     """A progress bar; yields show(done, all, note)."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn(f"{title:<14}"),
-        BarColumn(bar_width=30),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    with Progress(*columns, console=console, transient=False) as progress:
+    begin = (SpinnerColumn(), TextColumn(f"{title:<14}"), BarColumn(bar_width=30), MofNCompleteColumn())
+    end = (TextColumn(unit), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+    with Progress(*begin, *end, console=console, transient=False) as progress:
         task = progress.add_task(title, total=None, note="")
         try:
             yield lambda done, all, note: progress.update(task, completed=done, total=all, note=note)
@@ -110,8 +109,6 @@ def bar(title: str, unit: str) -> Iterator[Any]:
 
 @contextmanager
 def training_bar(title: str) -> Iterator[Any]:
-    from taciturn.privacy.figures import epsilon_text
-
     with bar(title, "rounds") as show:
         show(0, None, "working out the noise, compiling")
         yield lambda done, all, row: show(
@@ -122,17 +119,10 @@ def training_bar(title: str) -> Iterator[Any]:
 @contextmanager
 def fleet_view(address: str, enrolled: int) -> Iterator[tuple[Callable[[str, int, int], None], Callable[..., None]]]:
     """Rounds above, the stage that devices are in below; yields watch(stage, done, all) and progress(done, all, row)."""
-    from taciturn.privacy.figures import epsilon_text
-
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description:<11}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
+    begin = (SpinnerColumn(), TextColumn("{task.description:<11}"), BarColumn(bar_width=24))
+    end = (MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
     console.print(f"{enrolled} devices are enrolled; the server listens on {address}")
-    with Progress(*columns, console=console) as view:
+    with Progress(*begin, *end, console=console) as view:
         rounds, devices = view.add_task("rounds", total=None, note=""), view.add_task("devices", total=None, note="")
 
         def watch(stage: str, done: int, all: int) -> None:
@@ -150,14 +140,9 @@ def fleet_view(address: str, enrolled: int) -> Iterator[tuple[Callable[[str, int
 @contextmanager
 def stages() -> Iterator[Callable[[str, int, int], None]]:
     """A bar for each stage of a job; yields show(stage, done, all)."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description:<14}"),
-        BarColumn(bar_width=30),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    begin = (SpinnerColumn(), TextColumn("{task.description:<14}"), BarColumn(bar_width=30))
+    end, hidden = (TaskProgressColumn(), TimeRemainingColumn()), not console.is_terminal
+    with Progress(*begin, *end, console=console, transient=True, disable=hidden) as progress:
         tasks: dict[str, TaskID] = {}
 
         def show(stage: str, done: int, all: int) -> None:

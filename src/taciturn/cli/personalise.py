@@ -22,12 +22,10 @@ def personalise(
     epochs: Annotated[int, typer.Option(min=1, help="how often the text is read")] = 2,
     learning_rate: Annotated[float, typer.Option(min=0.0)] = 0.25,
     general: Annotated[
-        Path | None,
-        typer.Option(help="public text (`data public`) to rehearse beside it, so that the general language is kept"),
+        Path | None, typer.Option(help="public text (`data public`) to rehearse, so that general language is kept")
     ] = None,
     user_share: Annotated[
-        float,
-        typer.Option(min=0.05, max=1.0, help="λ, with --general: how much of what is learned from is the person's"),
+        float, typer.Option(min=0.05, max=1.0, help="λ, with --general: the person's share of what is learned from")
     ] = 0.5,
     delete_text: Annotated[
         bool, typer.Option("--delete-text", help="delete the text once the personal model is on disk")
@@ -35,8 +33,8 @@ def personalise(
 ) -> None:
     """Train a model on one person's own text, for that person alone.
 
-    The result has no guarantee and stays on this device: type with it (`taciturn keyboard open`), but no export takes it. The last tenth of the
-    messages is not trained on: it shows whether the model got better. One that did not is not kept.
+    The result has no guarantee and stays on this device: type with it (`taciturn keyboard open`), but no export takes it. The last
+    tenth of the messages is not trained on: it shows whether the model got better. One that did not is not kept.
 
     Example: taciturn personalise runs/private sent.txt --out mine --general wiki --delete-text
     """

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from taciturn.cli.output import console, table
+from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 
 if TYPE_CHECKING:
     from taciturn.planning import Answer, MechanismName, Question
@@ -24,14 +25,10 @@ def plan(
     epsilon: Annotated[float | None, typer.Option(help="target")] = None,
     rho: Annotated[float | None, typer.Option(help="target, of zCDP")] = None,
     min_separation: Annotated[
-        int | None,
-        typer.Option(min=0, help="MinS: rounds between two turns of a user (default: all that N and m allow)"),
+        int | None, typer.Option(min=0, help="MinS: rounds between two turns of a user (default: all that N, m allow)")
     ] = None,
     timer_hours: Annotated[
-        float | None,
-        typer.Option(
-            help="in place of MinS: how long a device waits after an upload; a simulated fleet shows what that comes to"
-        ),
+        float | None, typer.Option(help="in place of MinS: a device's rest after an upload, tried on a simulated fleet")
     ] = None,
     max_participations: Annotated[
         int | None, typer.Option(min=1, help="MaxP (default: all that T and MinS allow)")
@@ -64,10 +61,8 @@ def plan(
             raise planning.PlanError("say --min-separation or --timer-hours, not both")
         min_separation = _separation_by_timer(population, rounds, report_goal, timer_hours, quiet=json_)
     chosen = planning.MECHANISMS if mechanism == "all" else (mechanism,)
-    noise = (delta, noise_multiplier, epsilon, rho)
-    question = planning.Question(
-        population, rounds, report_goal, *noise, min_separation, max_participations, accountant
-    )
+    noise, turns = (delta, noise_multiplier, epsilon, rho), (min_separation, max_participations)
+    question = planning.Question(population, rounds, report_goal, *noise, *turns, accountant)
     with console.status("") as status:
         wait = "(the best correlated noise takes a minute the first time)"
         answers = planning.plan(question, chosen, lambda name: status.update(f"{name} {wait}"))
@@ -82,18 +77,18 @@ def plan(
         console.print(f"{figure}: ρ against users, rounds, report goal and separation")
 
 
-def _separation_by_timer(population: int, rounds: int, report_goal: int, timer_hours: float, quiet: bool) -> int:
-    from taciturn.planning import separation_by_timer
+def _separation_by_timer(population: int, rounds: int, report_goal: int, timer_hours: float, quiet: bool) -> int | None:
+    from taciturn.planning import simulated_timer
 
     with console.status("simulating a fleet with this timer"):
-        separation, came = separation_by_timer(population, rounds, report_goal, timer_hours)
+        came = simulated_timer(population, rounds, report_goal, timer_hours)
     if not quiet:
         console.print(
             f"A timer of {timer_hours:g} hours, on a simulated fleet that charges at night: {rounds:,} rounds in "
-            f"{came.hours / 24:.1f} days, at least {separation} rounds between two turns of a device, at most "
+            f"{came.hours / 24:.1f} days, at least {came.min_separation} rounds between two turns of a device, at most "
             f"{came.max_participations} turns."
         )
-    return separation
+    return came.min_separation
 
 
 def _json(question: "Question", answers: "list[Answer]") -> str:
@@ -106,8 +101,6 @@ def _json(question: "Question", answers: "list[Answer]") -> str:
 
 
 def _print_answers(question: "Question", answers: "list[Answer]") -> None:
-    from taciturn.privacy.figures import delta_text
-
     population, goal, rounds = question.population, question.report_goal, question.rounds
     console.print(
         f"{population:,} users, {goal:,} a round, {rounds:,} rounds: {rounds * goal:,} user updates. "
@@ -133,6 +126,4 @@ def _print_extrapolated(question: "Question", mechanism: "MechanismName") -> Non
 
 
 def _cost(answer: "Answer") -> tuple[str, str, str]:
-    from taciturn.privacy.figures import epsilon_text, rho_text
-
     return f"{answer.noise_multiplier:.3g}", rho_text(answer.rho), epsilon_text(answer.epsilon)

@@ -18,8 +18,7 @@ def pretrain(
     out: Annotated[Path, typer.Option(help="folder for model.safetensors and pretraining.json")],
     epochs: Annotated[int, typer.Option(min=1, help="at most; the learning rate falls over all of them")] = 3,
     set: Annotated[
-        list[str] | None,
-        typer.Option(help="model setting as in the recipe to follow: kind=cifg (default lstm), width=64"),
+        list[str] | None, typer.Option(help="model setting as in the recipe to follow: kind=cifg, width=64")
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="pieces of text a step")] = 32,
     unroll: Annotated[int, typer.Option(min=1, help="tokens predicted in a row: the length of a piece")] = 20,
@@ -30,8 +29,7 @@ def pretrain(
         Literal["float32", "mixed"], typer.Option(help="of matrix products; mixed takes them in bfloat16")
     ] = "float32",
     held_out: Annotated[
-        float,
-        typer.Option(min=0.0, max=0.5, help="share of the documents to measure with after each epoch; at least one"),
+        float, typer.Option(min=0.0, max=0.5, help="share of documents to measure with after each epoch; at least one")
     ] = 0.02,
     patience: Annotated[
         int, typer.Option(min=1, help="stop after so many epochs in a row without a better one; the best is written")

@@ -1,6 +1,7 @@
 """`taciturn train`: a model trained as a recipe says."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,10 +24,7 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with a run that was interrupted")] = False,
     hosts: Annotated[
-        str | None,
-        typer.Option(
-            help="train on several hosts: how many, or auto under SLURM or Kubernetes; start this command on each"
-        ),
+        str | None, typer.Option(help="several hosts: how many, or auto under SLURM or Kubernetes; start this on each")
     ] = None,
     host: Annotated[int, typer.Option(min=0, help="which of them this is; host 0 keeps ledger and secrets")] = 0,
     coordinator: Annotated[str | None, typer.Option(help="address:port of host 0")] = None,
@@ -41,19 +39,22 @@ def train(
     """
     if hosts is not None and not _is_first_host(hosts, host, coordinator):
         return
-    from taciturn.runs.folder import RunError
+    from taciturn.recipe.text import load_recipe
+    from taciturn.runs.folder import RunError, numbered
+    from taciturn.runs.run import resume_run, train_run
 
-    settings = [*(set or ()), *([] if audit is None else [f"audit.users={audit}"])]
-    if not resume:
-        if recipe is None:
-            raise RunError("name a recipe: taciturn train RECIPE.toml (experiments/ and the README have some)")
-        print_finished(_begun(recipe, settings, run))
+    if resume:
+        if run is None:
+            raise RunError("name the run to go on with: taciturn train --resume --run DIR")
+        if set or recipe or audit:
+            raise RunError("--resume takes the run's own recipe: leave --set, --audit and the recipe out")
+        print_finished(_watched(run, partial(resume_run, run)))
         return
-    if run is None:
-        raise RunError("name the run to go on with: taciturn train --resume --run DIR")
-    if settings or recipe:
-        raise RunError("--resume takes the run's own recipe: leave --set, --audit and the recipe out")
-    print_finished(_resumed(run))
+    if recipe is None:
+        raise RunError("name a recipe: taciturn train RECIPE.toml (experiments/ and the README have some)")
+    loaded = load_recipe(recipe, [*(set or ()), *([] if audit is None else [f"audit.users={audit}"])])
+    folder = run or numbered(Path("runs"), f"{recipe.stem}-")
+    print_finished(_watched(folder, partial(train_run, loaded, folder)))
 
 
 def _is_first_host(hosts: str, host: int, coordinator: str | None) -> bool:
@@ -64,21 +65,6 @@ def _is_first_host(hosts: str, host: int, coordinator: str | None) -> bool:
     if not is_first:
         serve_host(console.print)
     return is_first
-
-
-def _begun(recipe: Path, settings: list[str], run: Path | None) -> "Finished":
-    from taciturn.recipe.text import load_recipe
-    from taciturn.runs.folder import numbered
-    from taciturn.runs.run import train_run
-
-    loaded, folder = load_recipe(recipe, settings), run or numbered(Path("runs"), f"{recipe.stem}-")
-    return _watched(folder, lambda show: train_run(loaded, folder, show))
-
-
-def _resumed(run: Path) -> "Finished":
-    from taciturn.runs.run import resume_run
-
-    return _watched(run, lambda show: resume_run(run, show))
 
 
 def _watched(folder: Path, work: "Callable[[Any], Finished]") -> "Finished":

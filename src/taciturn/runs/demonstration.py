@@ -12,7 +12,6 @@ from taciturn.recipe.text import parse_recipe
 
 WORDS = 5_000
 USERS = 5_000  # as publicly known; the text is never counted for it
-MODEL = {"kind": "lstm", "width": 64, "units": 128}
 
 
 def private_recipe(population: Path, warm_start: Path) -> Recipe:
@@ -20,7 +19,7 @@ def private_recipe(population: Path, warm_start: Path) -> Recipe:
         {
             "algorithm": "dp-fedavg",
             "data": {"population": str(population), "tokens_per_user": TOKENS_PER_USER},
-            "model": {**MODEL, "warm_start": str(warm_start)},
+            "model": {"kind": "lstm", "width": 64, "units": 128, "warm_start": str(warm_start)},
             "local": {"learning_rate": 2.0, "batch_size": 5, "unroll": 10},
             "server": {"optimizer": "momentum", "learning_rate": 1.0, "momentum": 0.9},
             "participation": {"users": USERS, "cohort": 430},
