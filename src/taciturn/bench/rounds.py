@@ -237,7 +237,7 @@ def _peak() -> float:
 
 def _torch(python: str, users: int, rounds: int) -> float:
     """users/s of the plain PyTorch program, in a process of its own."""
-    program = Path(__file__).with_name("bench/torch_round.py")
+    program = Path(__file__).with_name("torch_round.py")
     command = [python or sys.executable, str(program), str(users), str(rounds)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
