@@ -47,8 +47,8 @@ NOT_OPTIMISED = (
     *(f"contracts/test_{name}.py" for name in ("fine_tuning", "queue", "resume", "transfer_learning")),
     *(f"fleets/test_{name}.py" for name in ("attacks_fleet_pace", "devices", "fleet_folders")),
     *(f"privacy/test_{name}.py" for name in ("attacks_again", "attacks_keyboard", "participation_log")),
-    *(f"test_{name}.py" for name in ("audit", "benchmark", "keyboard_commands", "personal", "planning", "planting")),
-    *("test_pretraining.py", "test_runs.py"),
+    *(f"test_{name}.py" for name in ("audit", "benchmark", "personal", "planning", "planting", "pretraining", "runs")),
+    "cli/test_keyboard_commands.py",
 )
 QUICKLY = {
     "xla_backend_optimization_level": 0,

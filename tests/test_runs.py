@@ -69,7 +69,7 @@ def test_train_evaluate_ledger_and_export_from_the_command_line(population, reci
     assert measured["epsilon"] == pytest.approx(float(rows[-1]["epsilon"]))
     assert "AccuracyTop1" in trained.output
 
-    book = run_cli("ledger", population.folder).output
+    book = run_cli("ledger", "show", population.folder).output
     assert "my-run" in book
     assert "all together" in book
 

@@ -6,7 +6,7 @@ rounds so far, as a root mean square over the rounds and in units of the clip no
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -176,7 +176,11 @@ def simulated_timer(population: int, rounds: int, report_goal: int, timer_hours:
             f"with a timer of {timer_hours:g} hours only {came.succeeded} of {rounds} rounds came about in {came.hours / 24:.0f} days: "
             "there are too few users for it"
         )
-    return came
+    possible = (
+        population // report_goal - 1
+    )  # in the whole population; and nothing speaks against it where no device came twice
+    seen = possible if came.min_separation is None else came.min_separation
+    return replace(came, min_separation=min(seen, possible))
 
 
 def extrapolated(question: Question, mechanism: MechanismName, goals: tuple[int, ...]) -> list[tuple[int, int, Answer]]:

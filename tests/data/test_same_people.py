@@ -111,7 +111,7 @@ def test_runs_in_either_folder_are_counted_in_one_ledger(months):
     run_cli("ledger", "budget", months / "may", "--epsilon", enough, "--delta", 1e-6)
     with pytest.raises(LedgerError, match="could be passed"):
         spend(months / "june", "third")
-    shown = run_cli("ledger", months / "june")
+    shown = run_cli("ledger", "show", months / "june")
     assert "first" in shown
     assert "second" in shown
 

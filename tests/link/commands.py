@@ -131,7 +131,7 @@ class Server(Command):
 
 
 class CommandFleet:
-    """`taciturn fleet new` and `enrol`, and what `serve` and `device` are to be started with."""
+    """`taciturn fleet new` and `enrol`, and what `fleet serve` and `fleet device` are to be started with."""
 
     def __init__(self, folder: Path, devices: int, rounds: int, save_every: int) -> None:
         self.folder, self.fleet = folder, folder / "fleet"
@@ -154,13 +154,13 @@ class CommandFleet:
 
     def server(self, run: Path) -> Server:
         port = self.address.rpartition(":")[2]
-        return self._known(Server(self.folder, run.name, "serve", self.fleet, "--run", run, "--port", port))
+        return self._known(Server(self.folder, run.name, "fleet", "serve", self.fleet, "--run", run, "--port", port))
 
     def device(self, folder: Path, first: int = 0) -> Command:
         """Its user counts from a word of their own on."""
         messages = folder.with_suffix(".txt")
         messages.write_text("\n".join(" ".join(WORDS[(first + step) % len(WORDS) :][:6]) for step in range(9)))
-        return self.command(folder.name, "device", folder, "--server", self.address, "--data", messages)
+        return self.command(folder.name, "fleet", "device", folder, "--server", self.address, "--data", messages)
 
     def start_devices(self) -> None:
         for device in self.devices:

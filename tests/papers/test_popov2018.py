@@ -5,6 +5,7 @@ import math
 import jax
 import numpy as np
 import pytest
+from taciturn.cli.tails import tails
 
 from conftest import tiny_recipe
 from taciturn.audit.likelihood_tails import (
@@ -16,7 +17,6 @@ from taciturn.audit.likelihood_tails import (
     log_ratios,
     tail,
 )
-from taciturn.cli.tails import tails
 from taciturn.models.cifg import cifg
 from taciturn.runs.folder import RunError
 from taciturn.runs.loop import train_run

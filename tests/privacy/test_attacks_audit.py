@@ -51,7 +51,7 @@ def started(recipe):
 
 
 def status_of_audit(run, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["taciturn", "audit", str(run), "--json"])
+    monkeypatch.setattr(sys, "argv", ["taciturn", "audit", "run", str(run), "--json"])
     with pytest.raises(SystemExit) as left:
         cli.main()
     return left.value.code

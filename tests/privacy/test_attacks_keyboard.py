@@ -364,7 +364,7 @@ def test_people_are_left_out_by_the_population_whose_ledger_knows_the_model(copi
 def test_of_an_arpa_file_it_is_not_said_that_nobody_who_types_was_trained_on(made, tmp_path):
     export_run(made / "counted", tmp_path / "out", "arpa", non_private=True)
     texts_of(tmp_path / "chats.csv", "user 0 1", "user 0 2")
-    asked = ["typing", str(tmp_path / "out" / "model.arpa"), "--text", str(tmp_path / "chats.csv")]
+    asked = ["keyboard", "evaluate", str(tmp_path / "out" / "model.arpa"), "--text", str(tmp_path / "chats.csv")]
     said = " ".join(CliRunner().invoke(app, asked).output.split())
     assert "0 whom a model was trained on were left out" not in said
 
@@ -375,7 +375,7 @@ def test_nothing_that_people_typed_is_in_what_is_printed(made, tmp_path):
             [("user", "text"), ("a stranger", "worda xylophonic wordb"), ("user 0 1", "quixotry")]
         )
     for more in ([], ["--json"], ["--history"]):
-        asked = ["typing", str(made / "private"), "--text", str(tmp_path / "chats.csv"), *more]
+        asked = ["keyboard", "evaluate", str(made / "private"), "--text", str(tmp_path / "chats.csv"), *more]
         said = CliRunner().invoke(app, asked).output
         assert "keystroke" in said
         assert not any(text in said for text in ("xylophonic", "quixotry", "stranger", "user 0 1"))

@@ -1,7 +1,7 @@
 """Canaries planted in a run: synthetic users who share them, beside its fleet and outside its claim (Ramaswamy et al. 2020, §IV-A).
 
 Which canaries, and what else their users write, follows from the run's root and a public text. RUN/canaries.json says what was planted,
-for `taciturn audit` to look for.
+for `taciturn audit run` to look for.
 """
 
 from pathlib import Path

@@ -144,15 +144,15 @@ def _recipe(population: Population, users: int, model: str, precision: str) -> R
     return Recipe(**content)
 
 
-def _round(population: Population, recipe: Recipe, rounds: int, products: float) -> tuple[RoundSpeed, Params]:
+def _round(population: Population, recipe: Recipe, times: int, products: float) -> tuple[RoundSpeed, Params]:
     """A whole round, from selection to release, and the same work without any privacy."""
     algorithm = build.algorithm(recipe, WORDS)
     params = build.language_model(recipe.model, WORDS).init(randomness.jax_keys(bytes(32), 1)[0])
     fleet = assemble.fleet(recipe, population, population.folder)
     with tempfile.TemporaryDirectory() as folder:
         curator = Curator(algorithm, fleet, _account(recipe, algorithm, Path(folder)), bytes(32))
-        training = rounds(algorithm, curator, start(algorithm, params, curator.account.head))
-        whole = best_time(lambda: next(training).server, rounds)
+        training = rounds(algorithm, curator, params)
+        whole = best_time(lambda: next(training).server, times)
     users = len(population)
     everyone, message = np.arange(users), Message(params, algorithm.mechanism.public(algorithm.mechanism.init(params)))
 
@@ -237,7 +237,7 @@ def _peak() -> float:
 
 def _torch(python: str, users: int, rounds: int) -> float:
     """users/s of the plain PyTorch program, in a process of its own."""
-    program = Path(__file__).with_name("bench/torch_round.py")
+    program = Path(__file__).with_name("torch_round.py")
     command = [python or sys.executable, str(program), str(users), str(rounds)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -8,14 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from taciturn.cli.output import console, stages
+from taciturn.cli.output import console, group, stages, table
+from taciturn.privacy.figures import delta_text, epsilon_text
 
 if TYPE_CHECKING:
+    from taciturn.audit.likelihood_tails import Tail
     from taciturn.runs.audit_report import Attacked, Page, Remembered
 
+audit_app = group(
+    "audit", "Look from outside whether models give away more than is claimed.", "taciturn audit run runs/watched"
+)
 
+
+@audit_app.command("run")
 def audit(
     run: Annotated[
         Path, typer.Argument(help="folder of a run that was trained with --audit N, with [canaries], or both")
@@ -38,7 +44,7 @@ def audit(
     how many canaries are among the five best continuations that the model itself finds. A guarantee is about what one user alone had;
     what many share is no secret.
 
-    An example: taciturn train recipe.toml --audit 1000 --set canaries.text=speeches --run runs/watched; taciturn audit runs/watched
+    Example: taciturn train recipe.toml --audit 1000 --set canaries.text=speeches --run runs/watched; taciturn audit run runs/watched
     """
     from taciturn.audit.one_run import claimed_curve, curve
     from taciturn.files import write_atomically
@@ -62,13 +68,10 @@ def audit(
 
 
 def _print(run: Path, found: "Page") -> None:
-    from taciturn.privacy.figures import delta_text, epsilon_text
-
     claimed = f"ε = {epsilon_text(found.guarantee.epsilon)} at δ = {delta_text(found.guarantee.delta)}"
     console.print(
         f"{run}: claimed for every person {claimed}. AccuracyTop1 {found.scores['accuracy_top1']:.2%}: a model that has learned nothing "
-        "remembers nothing.\n",
-        highlight=False,
+        "remembers nothing.\n"
     )
     if found.attacked:
         _print_attacked(run, found.attacked)
@@ -77,24 +80,18 @@ def _print(run: Path, found: "Page") -> None:
 
 
 def _print_attacked(run: Path, attacked: "Attacked") -> None:
-    from taciturn.privacy.figures import delta_text
-
     audit = attacked.audit
     turns = "one turn" if attacked.turns == 1 else f"up to {attacked.turns} turns"
-    table = Table(
-        title=f"Audit users: {audit.included} in, {audit.left_out} out, {turns} each, at δ = {delta_text(attacked.delta)}",
-        title_justify="left",
-    )
-    for name in ("of these turns", "μ", "ε"):
-        table.add_column(name, justify="left" if name == "of these turns" else "right")
+    title = f"Audit users: {audit.included} in, {audit.left_out} out, {turns} each, at δ = {delta_text(attacked.delta)}"
+    shown = table("of these turns", "μ", "ε", title=title, left=("of these turns",))
     figures = {
         "claimed": (1.0, math.ceil),
         "found": (audit.times, round),
         "found, at least (99.9 % confidence)": (audit.times_at_least, math.floor),
     }
     for name, (times, rounded) in figures.items():
-        table.add_row(name, _two_digits(times * audit.mu, rounded), _two_digits(attacked.epsilon(times), rounded))
-    console.print(table)
+        shown.add_row(name, _two_digits(times * audit.mu, rounded), _two_digits(attacked.epsilon(times), rounded))
+    console.print(shown)
     if audit.refuted:
         least = _two_digits(audit.times_at_least, math.floor)
         words = (
@@ -104,9 +101,9 @@ def _print_attacked(run: Path, attacked: "Attacked") -> None:
         style = "bold red"
     else:
         words, style = "Nothing contradicts the claim. That proves nothing of what an audit cannot see.", "green"
-    console.print(words, style=style, highlight=False)
-    console.print(_power(attacked), highlight=False)
-    console.print(f"The curves behind it: {run / 'audit.png'}\n", highlight=False)
+    console.print(words, style=style)
+    console.print(_power(attacked))
+    console.print(f"The curves behind it: {run / 'audit.png'}\n")
 
 
 def _power(attacked: "Attacked") -> str:
@@ -138,18 +135,16 @@ def _print_remembered(remembered: "Remembered") -> None:
     from taciturn.runs.audit_report import rank_text
 
     references = remembered.findings[0].references
-    table = Table(title="Canaries: what the model knows of shared secrets", title_justify="left")
-    for name in ("users", "copies", "times seen", f"rank among {rank_text(references)}", "by beam search"):
-        table.add_column(name, justify="right")
+    title, rank = "Canaries: what the model knows of shared secrets", f"rank among {rank_text(references)}"
+    shown = table("users", "copies", "times seen", rank, "by beam search", title=title)
     for users, copies, findings in remembered.kinds():
         ranks = ", ".join(rank_text(one.rank) for one in findings)
         by_beam = f"{sum(one.place is not None for one in findings)} / {len(findings)}"
         seen = sum(remembered.seen[one.canary] for one in findings) / len(findings)
-        table.add_row(str(users), str(copies), f"{seen:,.0f}", ranks, by_beam)
-    console.print(table)
+        shown.add_row(str(users), str(copies), f"{seen:,.0f}", ranks, by_beam)
+    console.print(shown)
     console.print(
-        "Synthetic users come more often than people do, and are not covered by the claim. Times seen: to be expected.",
-        highlight=False,
+        "Synthetic users come more often than people do, and are not covered by the claim. Times seen: to be expected."
     )
 
 
@@ -196,3 +191,50 @@ def _json(run: Path, found: "Page") -> dict[str, Any]:
 def _infinity(value: float) -> float | str:
     """JSON knows none."""
     return value if math.isfinite(value) else "infinity"
+
+
+@audit_app.command()
+def tails(
+    model: Annotated[Path, typer.Argument(help="a run or model, trained with some user")],
+    other: Annotated[list[Path], typer.Argument(help="the same without that user; of several, the largest ε counts")],
+    samples: Annotated[int, typer.Option(min=100, help="texts of ten words")] = 30_000,
+    delta: Annotated[list[float] | None, typer.Option(help="δ (default: 1e-4, 1e-5, 1e-6)")] = None,
+    figure: Annotated[Path | None, typer.Option(help="a picture of the tail of the last pair")] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Estimate how much one user moves a model: an estimate, never a guarantee (Popov et al. 2018, §3).
+
+    Texts are sampled from the first model; the ratio of their probabilities under both has a tail, and from it follows an ε for a δ.
+    It holds for the pairs that were tried and for texts sampled at random, and says nothing of anyone who looks for more. What is
+    guaranteed is in a run's guarantee.txt.
+
+    Example: taciturn audit tails runs/all runs/without-anna --figure tail.png
+    """
+    from taciturn.release.plots import plot_tail
+    from taciturn.runs.finished import compare_tails
+
+    with console.status("sampling"):
+        found = compare_tails(model, other, samples, seed)
+    title = f"Texts of ten words from {model}: probability ratios to the other"
+    _print_tails(title, [(path, one) for path, (_, one) in zip(other, found, strict=True)], delta or [1e-4, 1e-5, 1e-6])
+    if figure is not None:
+        ratios, one = found[-1]
+        plot_tail(figure, ratios, one.shape, one.scale, one.start)
+        console.print(f"{figure}")
+
+
+def _print_tails(title: str, found: "list[tuple[Path, Tail]]", deltas: list[float]) -> None:
+    from taciturn.audit.likelihood_tails import largest_epsilon
+
+    epsilons = (f"ε at δ = {one:g}" for one in deltas)
+    shown = table("without", "α", "C", "from", "KS", "Pareto?", *epsilons, title=title, left=("without",))
+    for path, one in found:
+        figures = (f"{one.shape:.1f}", f"{one.scale:.2f}", f"{one.start:.2f}", f"{one.statistic:.2f}")
+        fits = "yes" if one.fits else "no"
+        shown.add_row(str(path), *figures, fits, *(f"{one.epsilon(each):.2f}" for each in deltas))
+    if len(found) > 1:
+        largest = (f"{largest_epsilon([one for _, one in found], each):.2f}" for each in deltas)
+        all_fit = "yes" if all(one.fits for _, one in found) else "not all"
+        shown.add_row("the largest", "", "", "", "", all_fit, *largest, style="bold")
+    console.print(shown)
+    console.print("An estimate, not a guarantee: other pairs of users, or texts not sampled at random, may show more.")

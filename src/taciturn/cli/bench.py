@@ -1,11 +1,13 @@
-"""taciturn bench: how fast this machine trains."""
+"""`taciturn bench`: how fast this machine trains."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.table import Table
 
-from taciturn.cli.output import console
+from taciturn.cli.output import console, table
+
+if TYPE_CHECKING:
+    from taciturn.bench.round_speed import Speeds
 
 
 def bench(
@@ -19,56 +21,44 @@ def bench(
     against: Annotated[
         Literal["torch"] | None, typer.Option(help="also run a plain PyTorch program, for a ratio from the same run")
     ] = None,
-    python: Annotated[str, typer.Option(help="a Python that has PyTorch (default: this one)")] = "",
+    torch_python: Annotated[str, typer.Option(help="a Python that has PyTorch (default: this one)")] = "",
     json_: Annotated[bool, typer.Option("--json", help="print JSON; users_per_s is the paper round's")] = False,
 ) -> None:
-    """How fast this machine trains: the paper round (LSTM 1.35M, 1,600 tokens a user), Gboard's CIFG 2.4M, noise, accounting, evaluation.
+    """Measure how fast this machine trains: the paper round (LSTM 1.35M, 1,600 tokens a user), Gboard's CIFG 2.4M, noise, accounting.
 
     Users are made of random words; nothing of yours is touched. Ceilings (copies, matrix products) are measured in the same run.
+
+    Example: taciturn bench --users 100 --against torch --torch-python ../torch/bin/python
     """
     import jax
 
     from taciturn.bench.round_speed import measure
 
     on_cpu = jax.devices()[0].platform == "cpu"
+    users = users or (20 if on_cpu else 1000)
+    precision = precision or ("float32" if on_cpu else "mixed")
     with console.status("") as status:
-        speeds = measure(
-            users or (20 if on_cpu else 1000),
-            rounds,
-            precision or ("float32" if on_cpu else "mixed"),
-            python if against else None,
-            lambda words: status.update(words),
-        )
+        speeds = measure(users, rounds, precision, torch_python if against else None, status.update)
     if json_:
         print(speeds.to_json())
-        return
-    table = Table(title=f"{speeds.device}, {speeds.users:,} users a round, {speeds.precision}", title_justify="left")
-    for name in ("", "users/s", "tokens/s", "round", "privacy", "matrix rate", "memory"):
-        table.add_column(name, justify="right" if name else "left")
+    else:
+        _print(speeds)
+
+
+def _print(speeds: "Speeds") -> None:
+    title = f"{speeds.device}, {speeds.users:,} users a round, {speeds.precision}"
+    shown = table("", "users/s", "tokens/s", "round", "privacy", "matrix rate", "memory", title=title)
     for name, one in (("LSTM 1.35M", speeds.paper_round), ("CIFG 2.4M", speeds.gboard_round)):
-        table.add_row(
-            name,
-            f"{one.users_per_s:,.1f}",
-            f"{one.tokens_per_s:,.0f}",
-            f"{one.round_s:.2f} s",
-            f"{one.privacy_share:.1%}",
-            f"{one.matrix_share:.0%}",
-            f"{one.peak_gib:.1f} GiB",
-        )
-    console.print(table)
+        rates = (f"{one.users_per_s:,.1f}", f"{one.tokens_per_s:,.0f}", f"{one.round_s:.2f} s")
+        shares = (f"{one.privacy_share:.1%}", f"{one.matrix_share:.0%}")
+        shown.add_row(name, *rates, *shares, f"{one.peak_gib:.1f} GiB")
+    console.print(shown)
     console.print(
-        "LSTM 1.35M is the paper round. privacy: its share of a round; matrix rate: share of what products alone reach here.",
-        highlight=False,
-    )
-    console.print(
+        "LSTM 1.35M is the paper round. privacy: its share of a round; matrix rate: share of what products alone reach here.\n"
         f"BLT noise for 2.4M parameters {speeds.blt_release_ms:.2f} ms; ε of 5,000 rounds {speeds.accounting_ms:.0f} ms; evaluation "
         f"{speeds.evaluation_tokens_per_s:,.0f} tokens/s; copies {speeds.copy_gb_per_s:,.0f} GB/s, products "
-        f"{speeds.matrix_gflop_per_s:,.0f} GFLOP/s.",
-        highlight=False,
+        f"{speeds.matrix_gflop_per_s:,.0f} GFLOP/s."
     )
     if speeds.torch_users_per_s is not None:
         ratio = speeds.users_per_s / speeds.torch_users_per_s
-        console.print(
-            f"Plain PyTorch: {speeds.torch_users_per_s:.1f} users/s; ours is {ratio:.2f} times as fast.",
-            highlight=False,
-        )
+        console.print(f"Plain PyTorch: {speeds.torch_users_per_s:.1f} users/s; ours is {ratio:.2f} times as fast.")

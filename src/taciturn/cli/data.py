@@ -1,18 +1,28 @@
-"""taciturn data build · public · show · synthetic."""
+"""`taciturn data`: populations and public corpora out of text."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
-from rich.table import Table
 
-from taciturn.cli.output import console, histogram_line, stages
-from taciturn.data.population import COUNTS
+from taciturn.cli.output import console, group, histogram_line, stages, table
+from taciturn.data.columns import Columns
+from taciturn.data.population import COUNTS, Population
 from taciturn.data.texts import SHARD_TOKENS
+from taciturn.data.users import listed_users
+from taciturn.data.vocabulary import UNKNOWN, DataError, Vocabulary, public_vocabulary
+from taciturn.release.model_file import load_model
 
-data_app = typer.Typer(help="Make populations (private) and corpora (public) out of text.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from taciturn.data.ingest import Rules
+    from taciturn.data.sources import Source
+
+data_app = group(
+    "data", "Make populations (private) and corpora (public) out of text.", "taciturn data build chats.csv --out people"
+)
 
 Sources = Annotated[
     list[str],
@@ -23,16 +33,13 @@ Sources = Annotated[
 ]
 Words = Annotated[
     str,
-    typer.Option(
-        help="number of words from the public wordfreq list; or a folder whose words to take as they are: a public "
-        "corpus, a population, a run"
-    ),
+    typer.Option(help="how many words of the public wordfreq list; or a public corpus, population or run with words"),
 ]
 Language = Annotated[str, typer.Option(help="of the word list: en, es, de, ru, hi … (wordfreq has 42)")]
 
 
-@data_app.command("build")
-def data_build(
+@data_app.command()
+def build(
     sources: Sources,
     out: Annotated[Path, typer.Option(help="folder of the population")],
     user_column: Annotated[str | None, typer.Option(help="who wrote it (default: user_id, user, author …)")] = None,
@@ -41,8 +48,7 @@ def data_build(
         str | None, typer.Option(help="when; oldest first (default: ts, time, created_utc … where there is one)")
     ] = None,
     sensitive_column: Annotated[
-        list[str] | None,
-        typer.Option(help="leave out rows that have anything but 0, no, false or nothing in it; may be repeated"),
+        list[str] | None, typer.Option(help="leave out rows with anything in it but 0, no, false; may be repeated")
     ] = None,
     vocabulary: Words = "10000",
     language: Language = "en",
@@ -51,26 +57,17 @@ def data_build(
     most_tokens: Annotated[int, typer.Option(min=1, help="cut longer users there")] = 1600,
     held_out: Annotated[float, typer.Option(min=0.0, max=0.9, help="share of users to measure with")] = 1 / 16,
     exclude: Annotated[
-        Path | None,
-        typer.Option(
-            help="file of users who opted out, one id a line, spelled in any case; remembered in later builds of this folder"
-        ),
+        Path | None, typer.Option(help="file of users who opted out, an id a line, in any case; kept for later builds")
     ] = None,
     scrub: Annotated[
         bool, typer.Option("--scrub", help="take out e-mail and web addresses, phone and card numbers")
     ] = False,
     replace: Annotated[
-        bool,
-        typer.Option(
-            "--replace",
-            help="put new text into an existing population; its ledger and opt-outs stay, all else is as said now",
-        ),
+        bool, typer.Option("--replace", help="new text for an existing population, whose ledger and opt-outs stay")
     ] = False,
     same_people_as: Annotated[
         Path | None,
-        typer.Option(
-            help="a population with other text of the same people (last month's, another cut of it): both share its ledger and opt-outs"
-        ),
+        typer.Option(help="population of the same people, with other text: both share its ledger, opt-outs"),
     ] = None,
     shard_tokens: Annotated[int, typer.Option(min=1, help="size of a shard on disk")] = SHARD_TOKENS,
 ) -> None:
@@ -80,17 +77,29 @@ def data_build(
     measure with by a hash of their id. Columns that are not named are never read. What is left out is counted, and shown. In a folder of
     .txt files a line is a message, and a user is a file, or a folder directly below the one named.
 
-    An example: taciturn data build chats.csv --out people --user-column sender --language de --scrub --exclude left.txt
+    Example: taciturn data build chats.csv --out people --user-column sender --language de --scrub --exclude left.txt
+
     And next month: taciturn data build june.csv --out people-june --same-people-as people
     """
-    from taciturn.data.columns import Columns
-    from taciturn.data.ingest import Rules, ingest
-    from taciturn.data.population import Population
+    from taciturn.data.ingest import Rules
     from taciturn.data.sources import Source
     from taciturn.data.state_of_the_union import simulated_users
-    from taciturn.data.vocabulary import DataError
-    from taciturn.population_ledger import open_ledger
 
+    _check_population_folder(out, replace)
+    words = _vocabulary(vocabulary, language, characters)
+    if "sotu" in sources:
+        _check_speeches(sources, bool(same_people_as), bool(exclude or scrub or sensitive_column))
+        with console.status("reading State of the Union speeches"):
+            simulated_users(out, words)
+    else:
+        columns = Columns(user_column, text_column, time_column, tuple(sensitive_column or ()))
+        rules = Rules(words, least_tokens, most_tokens, held_out, scrub)
+        source = Source([Path(one) for one in sources], columns)
+        _ingest(source, out, rules, exclude, shard_tokens, same_people_as)
+    _show_population(out)
+
+
+def _check_population_folder(out: Path, replace: bool) -> None:
     if (out / "manifest.json").exists() and not replace:
         raise DataError(
             f"{out} is a population already: put new text into it with --replace (its ledger stays). For other people name another "
@@ -98,34 +107,36 @@ def data_build(
         )
     if out.exists() and not out.is_dir():
         raise DataError(f"{out} is a file; --out names a folder")
-    words = _vocabulary(vocabulary, language, characters)
-    if "sotu" in sources and len(sources) > 1:
+
+
+def _check_speeches(sources: list[str], of_same_people: bool, protected: bool) -> None:
+    if len(sources) > 1:
         raise DataError("the word sotu stands alone, without other sources")
-    if "sotu" in sources and same_people_as:
+    if of_same_people:
         raise DataError("the speakers of sotu are nobody else's people; leave --same-people-as out")
-    if "sotu" in sources and (exclude or scrub or sensitive_column):
+    if protected:
         raise DataError("the speeches of sotu are public: there is nothing to exclude, scrub or leave out")
-    if sources == ["sotu"]:
-        with console.status("reading State of the Union speeches"):
-            simulated_users(out, words)
-    else:
-        columns = Columns(user_column, text_column, time_column, tuple(sensitive_column or ()))
-        source = Source([Path(one) for one in sources], columns)
-        rules = Rules(words, least_tokens, most_tokens, held_out, scrub)
-        listed = _listed_users(exclude)
-        if same_people_as:
-            open_ledger(Population(same_people_as))  # made now, if there is none
-        try:
-            with stages() as show:
-                ingest(source, out, rules, listed, show, shard_tokens, same_people_as)
-        except KeyboardInterrupt:
-            console.print("Stopped. Nothing was changed.")
-            raise typer.Exit(130) from None
-    _show_population(out)
 
 
-@data_app.command("public")
-def data_public(
+def _ingest(
+    source: "Source", out: Path, rules: "Rules", exclude: Path | None, shard_tokens: int, same_people_as: Path | None
+) -> None:
+    from taciturn.data.ingest import ingest
+    from taciturn.population_ledger import open_ledger
+
+    listed = listed_users(exclude) if exclude else []
+    if same_people_as:
+        open_ledger(Population(same_people_as))  # made now, if there is none
+    try:
+        with stages() as show:
+            ingest(source, out, rules, listed, show, shard_tokens, same_people_as)
+    except KeyboardInterrupt:
+        console.print("Stopped. Nothing was changed.")
+        raise typer.Exit(130) from None
+
+
+@data_app.command()
+def public(
     sources: Sources,
     out: Annotated[Path, typer.Option(help="new folder for the corpus")],
     name: Annotated[
@@ -136,24 +147,19 @@ def data_public(
     language: Language = "en",
     characters: Annotated[bool, typer.Option("--characters", help="characters in place of words")] = False,
     count_words: Annotated[
-        bool,
-        typer.Option(
-            "--count-words", help="take the --vocabulary most frequent words of this text itself; never of users' text"
-        ),
+        bool, typer.Option("--count-words", help="take the --vocabulary most frequent words of this text itself")
     ] = False,
 ) -> None:
     """Prepare public text: to pre-train on, to take words from.
 
     Nothing protects it; use text that anyone may read. In a .txt file a paragraph (up to an empty line) is a document. To train on users
-    after it, both must have the same words:
+    after it, both must have the same words.
 
-    taciturn data public book.txt --out book; taciturn data build chats.csv --out people --vocabulary book
+    Example: taciturn data public book.txt --out book; taciturn data build chats.csv --out people --vocabulary book
     """
-    from taciturn.data.columns import Columns
     from taciturn.data.public import ingest_public
     from taciturn.data.sources import Source
     from taciturn.data.state_of_the_union import public_speeches
-    from taciturn.data.vocabulary import DataError
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"{out} holds something already; name a new --out")
@@ -167,31 +173,30 @@ def data_public(
         with stages() as show:
             ingest_public(source, out, words, name or ", ".join(Path(one).name for one in sources), language, show)
         for reason, count in source.left_out.counts.items():
-            console.print(
-                f"Left out: {reason}: {count:,} (first: {source.left_out.first.get(reason)})", highlight=False
-            )
+            console.print(f"Left out: {reason}: {count:,} (first: {source.left_out.first.get(reason)})")
     _show_public(out)
 
 
-@data_app.command("show")
-def data_show(
+@data_app.command()
+def show(
     folder: Annotated[Path, typer.Argument(help="a population, or a public corpus")],
     json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """What is in a population or a public corpus. Of users' text it shows counts alone, and those are private too."""
-    if json_:
-        name = "about.json" if (folder / "about.json").exists() else "manifest.json"
-        from taciturn.data.population import Population
+    """Show what is in a population or a public corpus. Of users' text it shows counts alone, and those are private too.
 
-        print(json.dumps(Population(folder).manifest) if name == "manifest.json" else (folder / name).read_text())
-    elif (folder / "about.json").exists():
+    Example: taciturn data show people
+    """
+    is_public = (folder / "about.json").exists()
+    if json_:
+        print((folder / "about.json").read_text() if is_public else json.dumps(Population(folder).manifest))
+    elif is_public:
         _show_public(folder)
     else:
         _show_population(folder)
 
 
-@data_app.command("synthetic")
-def data_synthetic(
+@data_app.command()
+def synthetic(
     out: Annotated[Path, typer.Option(help="new folder for Parquet shards (columns user_id and text)")],
     users: Annotated[int, typer.Option(min=1)] = 10_000,
     tokens: Annotated[int, typer.Option(min=1, help="words of each user")] = 400,
@@ -199,11 +204,13 @@ def data_synthetic(
     topics: Annotated[int, typer.Option(min=1)] = 50,
     seed: int = 0,
 ) -> None:
-    """Make up users: Zipf's words, topics, a little grammar. For benchmarks, and for trying things out; any number of them."""
+    """Make up users: Zipf's words, topics, a little grammar. For benchmarks, and for trying things out; any number of them.
+
+    Example: taciturn data synthetic --users 100000 --out raw; taciturn data build raw --out people
+    """
     import wordfreq
 
     from taciturn.data.synthetic_corpus import BLOCK, synthetic_messages, write_shards
-    from taciturn.data.vocabulary import DataError
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"{out} holds something already; name a new --out")
@@ -211,15 +218,12 @@ def data_synthetic(
     with stages() as show:
         for done in write_shards(synthetic_messages(words, users, tokens, message, topics, seed), out):
             show("making up", min(done * BLOCK, users), users)
-    console.print(f"{out}: {users:,} users; next: taciturn data build {out} --out POPULATION", highlight=False)
+    console.print(f"{out}: {users:,} users; next: taciturn data build {out} --out POPULATION")
 
 
 def _vocabulary(words: str, language: str, characters: bool) -> Any:
     """A number of words from the public list, or the words of a folder."""
-    from taciturn.data.population import Population
     from taciturn.data.public import PublicCorpus
-    from taciturn.data.vocabulary import DataError, Vocabulary, public_vocabulary
-    from taciturn.release.model_file import load_model
 
     if words.replace("_", "").isdecimal():
         return public_vocabulary(int(words), language.lower(), "character" if characters else "word")
@@ -236,108 +240,68 @@ def _vocabulary(words: str, language: str, characters: bool) -> Any:
     raise DataError(f"--vocabulary is a number of words, or a folder that has some; {words} is neither")
 
 
-def _listed_users(path: Path | None) -> list[str]:
-    from taciturn.data.vocabulary import DataError
-
-    if path is None:
-        return []
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-        table = [number for number, line in enumerate(lines, 1) if any(sign in line for sign in ',\t"')]
-        if table:
-            raise DataError(
-                f"{path} (--exclude), line {table[0]}, looks like a table; write one id a line, and nothing else"
-            )
-        return [line for line in lines if line.strip()]
-    except FileNotFoundError:
-        raise DataError(f"there is no file {path} (--exclude)") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} (--exclude) is not UTF-8: byte {error.start} of it") from None
-
-
 def _show_population(folder: Path) -> None:
-    from taciturn.data.population import Population
-
     population = Population(folder)
     counts, about, words = (population.manifest[name] for name in (COUNTS, "about", "vocabulary"))
-    table = Table(title=f"{folder}: private counts, do not publish", title_justify="left")
-    for name in ("", "users", "tokens", "unknown", "shards"):
-        table.add_column(name, justify="right" if name else "left")
+    private = f"{folder}: private counts, do not publish"
+    shown = table("", "users", "tokens", "unknown", "shards", title=private)
     for name, split in (("to train on", "train"), ("held out (no guarantee)", "held_out")):
         users, tokens = counts[f"{split}_users"], counts[f"{split}_tokens"]
         unknown = counts.get("unknown", {}).get(split)
         share = "" if unknown is None else f"{unknown / max(tokens, 1):.1%}"
-        table.add_row(name, f"{users:,}", f"{tokens:,}", share, str(len(counts[split]["shards"])))
-    console.print(table, highlight=False)
+        shown.add_row(name, f"{users:,}", f"{tokens:,}", share, str(len(counts[split]["shards"])))
+    console.print(shown)
     lines = [f"From {about['source']}" + (f": {', '.join(about['columns'])}" if about.get("columns") else "")]
     if about.get("simulated"):
         lines.append(f"Simulated: {about['simulated']}")
     unit = "words" if words["unit"] == "word" else "characters"
     lines.append(f"{words['size']:,} {unit} ({words['source']})")
     first = counts.get("first_left_out", {})
-    for title, name in (
-        ("Left out", "left_out"),
-        ("Noted", "noted"),
-        ("Changed", "changed"),
-        ("Scrubbed", "scrubbed"),
-    ):
-        for reason, count in counts.get(name, {}).items():
-            place = f" (first: {first[reason]})" if name == "left_out" and reason in first else ""
+    for title in ("Left out", "Noted", "Changed", "Scrubbed"):
+        for reason, count in counts.get(title.lower().replace(" ", "_"), {}).items():
+            place = f" (first: {first[reason]})" if title == "Left out" and reason in first else ""
             lines.append(f"{title}: {reason}: {count:,}{place}")
     if about.get("opt_outs"):
         found = counts["left_out"].get("users who opted out", 0)
         lines.append(f"Opt-outs: {about['opt_outs']:,} on record, {found:,} of them met in this text")
-    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    console.print("\n".join(lines), markup=False, soft_wrap=True)
     for line in _doubts(population.manifest):
-        console.print(line, style="yellow", highlight=False, markup=False, soft_wrap=True)
+        console.print(line, style="yellow", markup=False, soft_wrap=True)
     _show_lengths(population.lengths)
 
 
-def _doubts(manifest: dict[str, Any]) -> list[str]:
+def _doubts(manifest: dict[str, Any]) -> Iterator[str]:
     """What looks wrong with a population, and what it may come from."""
-    counts, words = manifest[COUNTS], manifest["vocabulary"]
-    doubts = []
+    counts, left_out = manifest[COUNTS], manifest[COUNTS].get("left_out", {})
     unknown = counts.get("unknown", {}).get("train", 0) / counts["train_tokens"]
     if unknown > 0.3:
-        doubts.append(
-            f"{unknown:.0%} of the words are unknown: is the language {words['language']}, and is it the text?"
-        )
-    lost = sum(
-        count
-        for reason, count in counts.get("left_out", {}).items()
-        if reason.startswith(("rows", "malformed", "lines"))
-    )
-    if lost > 0.2 * (counts.get("rows", 0) + lost):
-        doubts.append(
-            f"{lost / (counts.get('rows', 0) + lost):.0%} of the rows could not be used; the first places are named above"
-        )
+        language = manifest["vocabulary"]["language"]
+        yield f"{unknown:.0%} of the words are unknown: is the language {language}, and is it the text?"
+    lost = sum(count for reason, count in left_out.items() if reason.startswith(("rows", "malformed", "lines")))
+    rows = counts.get("rows", 0) + lost
+    if lost > 0.2 * rows:
+        yield f"{lost / rows:.0%} of the rows could not be used; the first places are named above"
     if counts["train_users"] < 100:
-        doubts.append(
-            f"only {counts['train_users']:,} users: no privacy worth having comes from so few. Is the user column right?"
-        )
+        yield f"only {counts['train_users']:,} users: no privacy worth having comes from so few. Is the user column right?"
     if not counts["held_out_users"]:
-        doubts.append(
-            "nobody is held out: training measures itself on held-out users, so it will refuse this population"
-        )
-    if not counts.get("left_out", {}).get("users who opted out") and manifest["about"].get("opt_outs"):
-        doubts.append("not one of those who opted out was met in this text: are the ids spelled as in the user column?")
-    return doubts
+        yield "nobody is held out: training measures itself on held-out users, so it will refuse this population"
+    if not left_out.get("users who opted out") and manifest["about"].get("opt_outs"):
+        yield "not one of those who opted out was met in this text: are the ids spelled as in the user column?"
 
 
 def _show_lengths(lengths: np.ndarray) -> None:
     """How long users' texts are, in steps of a factor of two."""
     powers = np.floor(np.log2(np.maximum(lengths, 1))).astype(int)
     counts = np.bincount(powers)
-    console.print("Tokens per user to train on:", highlight=False)
+    console.print("Tokens per user to train on:")
     for power in range(powers.min(), powers.max() + 1):
         label = f"{2**power:,} … {2 ** (power + 1) - 1:,}"
         line = histogram_line(counts[power] / counts.max())
-        console.print(f"  {label:>19}  {line} {counts[power]:,}", highlight=False)
+        console.print(f"  {label:>19}  {line} {counts[power]:,}")
 
 
 def _show_public(folder: Path) -> None:
     from taciturn.data.public import PublicCorpus
-    from taciturn.data.vocabulary import UNKNOWN
 
     corpus = PublicCorpus.load(folder)
     documents, words = corpus.documents, corpus.vocabulary
@@ -347,11 +311,10 @@ def _show_public(folder: Path) -> None:
     console.print(
         f"{folder}: public text, {len(documents):,} documents, {documents.tokens:,} tokens, "
         f"{unknown / documents.tokens:.1%} unknown; {len(words):,} {words.unit}s ({words.source})\nSource: {corpus.source}",
-        highlight=False,
         markup=False,
         soft_wrap=True,
     )
     for index in range(min(3, len(documents))):
         sample = (words.words[word] for word in documents[index][:30])
         joined = ("" if words.unit == "character" else " ").join(sample)
-        console.print(f"  «{joined} …»", highlight=False, markup=False)
+        console.print(f"  «{joined} …»", markup=False)

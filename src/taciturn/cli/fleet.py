@@ -1,4 +1,4 @@
-"""`taciturn fleet`, `serve` and `device`: training over a network of devices that keep their text."""
+"""`taciturn fleet`: training over a network of devices that keep their text."""
 
 import logging
 import subprocess
@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.logging import RichHandler
 
-from taciturn.cli.output import console, fleet_view
+from taciturn.cli.output import console, fleet_view, group, print_finished
+from taciturn.cli.train import Settings
 
 if TYPE_CHECKING:
     from taciturn.fleets.flower.server import FlowerServer
 
-fleet_app = typer.Typer(
-    help="A fleet of real devices: make one, enrol devices, or try it out on this machine.", no_args_is_help=True
+fleet_app = group(
+    "fleet", "Train over real devices: make a fleet, enrol, serve, or try it here.", "taciturn fleet up 5 recipe.toml"
 )
 END_SECONDS = 20
 NO_REST = 1e-6  # hours
@@ -29,27 +30,24 @@ OVER_DEVICES = ("fleet.kind=devices", "privacy.encoding=modular")  # what makes 
 def new(
     fleet: Annotated[Path, typer.Argument(help="new folder for the server's side")],
     recipe: Annotated[Path, typer.Argument(help='a recipe with algorithm = "dp-ftrl" and min-separation')],
-    set: Annotated[
-        list[str] | None, typer.Option(help="section.key=value, wins over the recipe; may be repeated")
-    ] = None,
+    set: Settings = None,
     name: Annotated[
         list[str] | None, typer.Option(help="name or address by which devices know the server; localhost always is one")
     ] = None,
 ) -> None:
     """Make a fleet: a certificate authority, a certificate for the server, and the recipe with its noise worked out.
 
-    Of the recipe's population the words and the held-out users are taken, and no one's text: that is on devices. Keep FLEET/authority safe,
-    whoever has its key can pretend to be the server.
+    Of the recipe's population the words and the held-out users are taken, and no one's text: that is on devices. Keep FLEET/authority safe:
+    with its key anyone can pretend to be the server.
 
-    An example: taciturn fleet new keyboard-fleet recipe.toml --name fleet.example.org; taciturn fleet enrol keyboard-fleet phone-1 phone-2
+    Example: taciturn fleet new keyboard-fleet recipe.toml --name fleet.example.org; taciturn fleet enrol keyboard-fleet phone-1 phone-2
     """
     from taciturn.fleets.folders import new_fleet
     from taciturn.recipe.text import load_recipe
 
     new_fleet(fleet, load_recipe(recipe, [*(set or ()), *OVER_DEVICES]), tuple(name or ()))
     console.print(
-        f"{fleet} is ready. Enrol devices: taciturn fleet enrol {fleet} DEVICE …; then: taciturn serve {fleet}",
-        highlight=False,
+        f"{fleet} is ready. Enrol devices: taciturn fleet enrol {fleet} DEVICE …; then: taciturn fleet serve {fleet}"
     )
 
 
@@ -62,28 +60,34 @@ def enrol(
 
     Every device has to have the same list, so name all of them, or copy FLEET/for-devices to DEVICE/fleet on those that are elsewhere.
     A run that is under way goes on once all have it.
+
+    Example: taciturn fleet enrol keyboard-fleet phone-1 phone-2
     """
     from taciturn.fleets.folders import enrol as enrol_devices
     from taciturn.fleets.folders import enrolled_keys
 
     enrol_devices(fleet, devices)
-    console.print(f"{len(enrolled_keys(fleet))} devices are enrolled in {fleet}", highlight=False)
+    console.print(f"{len(enrolled_keys(fleet))} devices are enrolled in {fleet}")
 
 
+@fleet_app.command()
 def serve(
     fleet: Annotated[Path, typer.Argument(help="the server's folder, made by `taciturn fleet new`")],
     run: Annotated[Path | None, typer.Option(help="folder of the run (default: FLEET/run)")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on with a run that was cut off")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with a run that was interrupted")] = False,
     host: Annotated[
         str, typer.Option(help="address to listen on; 0.0.0.0 for every network of this machine")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 8443,
     insecure: Annotated[bool, typer.Option("--insecure", help="without TLS; on this machine alone")] = False,
 ) -> None:
-    """Train over devices: they train on their own text, and what reaches the server is a sum that nobody can look inside.
+    """Train over devices: each trains on its own text, and only a securely aggregated sum reaches the server.
 
-    Waits for devices (`taciturn device`), asks more than it needs, goes on without those that drop out, and tries a round again that got
-    too few reports. Killed at any moment, it goes on with --resume: no round is released without being charged, and none is charged twice.
+    Waits for devices (`taciturn fleet device`), asks more than it needs, goes on without those that drop out, and repeats a round that
+    got too few reports. Killed at any moment, it goes on with --resume: no round is released without being charged, and none is charged
+    twice.
+
+    Example: taciturn fleet serve keyboard-fleet --host 0.0.0.0 --port 8443
     """
     from taciturn.fleets.flower.server import flower_server
 
@@ -91,9 +95,10 @@ def serve(
         _serve(server, fleet, run or fleet / "run", resume)
 
 
+@fleet_app.command()
 def device(
     folder: Annotated[Path, typer.Argument(help="the device's own folder, enrolled with `taciturn fleet enrol`")],
-    server: Annotated[str | None, typer.Option(help="host:port of `taciturn serve`")] = None,
+    server: Annotated[str | None, typer.Option(help="host:port of `taciturn fleet serve`")] = None,
     data: Annotated[
         Path | None,
         typer.Option(help="its user's messages: .txt, one a line, or a table of one person; kept in the folder"),
@@ -107,7 +112,7 @@ def device(
 
     When it took part stands in FOLDER/diary.json, and outlives restarts of both sides. Ctrl-C stops it; started again, it goes on.
 
-    An example: taciturn device phone-1 --server fleet.example.org:8443 --data messages.txt
+    Example: taciturn fleet device phone-1 --server fleet.example.org:8443 --data messages.txt
     """
     from taciturn.fleets import folders
     from taciturn.fleets.devices.transport import LinkError
@@ -116,7 +121,7 @@ def device(
 
     if opt_out:
         folders.opt_out(folder)
-        console.print(f"{folder} has opted out; its text is deleted.", highlight=False)
+        console.print(f"{folder} has opted out; its text is deleted.")
         return
     if data is not None:
         _take_text(folder, data)
@@ -132,9 +137,7 @@ def up(
     count: Annotated[int, typer.Argument(min=3, help="devices; each takes about half a gigabyte of memory")],
     recipe: Annotated[Path, typer.Argument(help='a recipe with algorithm = "dp-ftrl" and min-separation')],
     out: Annotated[Path, typer.Option(help="new folder for everything")] = Path("fleet"),
-    set: Annotated[
-        list[str] | None, typer.Option(help="section.key=value, wins over the recipe; may be repeated")
-    ] = None,
+    set: Settings = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 0,
 ) -> None:
     """Try a fleet out on this machine: a server and N devices, with the first N users of the recipe's population, over TLS.
@@ -142,7 +145,7 @@ def up(
     What it releases is charged to that population's ledger. Unless the recipe has a fleet.timer_hours, devices rest for rounds alone and
     not for a day. Each is a process of its own, which compiles the model once: the first round takes a while.
 
-    An example: taciturn fleet up 5 recipe.toml --out try --set participation.cohort=3 --set participation.min_separation=0
+    Example: taciturn fleet up 5 recipe.toml --out try --set participation.cohort=3 --set participation.min_separation=0
     """
     from taciturn.fleets import folders
     from taciturn.fleets.flower.server import flower_server
@@ -169,20 +172,12 @@ def _serve(server: "FlowerServer", fleet: Path, run: Path, resume: bool) -> None
     enrolled = enrolled_keys(fleet)
     for key in enrolled:
         server.enrol(key)
-    numbers = {key: number for number, key in enumerate(enrolled)}
-
-    def connected_devices() -> dict[int, int]:
-        known = server.enrolled()
-        return {node: numbers[known[node]] for node in server.link.devices() if known.get(node) in numbers}
-
     with fleet_view(server.address, len(enrolled)) as (watch, progress):
-        connected = Connected(server.link, connected_devices, enrolled, identity(enrolled), watch)
+        people = partial(server.connected_devices, enrolled)
+        connected = Connected(server.link, people, enrolled, identity(enrolled), watch)
         begin = resume_run if resume else partial(train_run, fleet_recipe(fleet))
         finished = begin(run, progress, connected)
-    if finished.stopped:
-        console.print(f"Stopped: {finished.stopped}.\n", style="yellow", highlight=False)
-    console.print((run / "guarantee.txt").read_text(), highlight=False, soft_wrap=True)
-    console.print(f"AccuracyTop1 {finished.scores['accuracy_top1']:.2%}; {run}", highlight=False)
+    print_finished(finished)
 
 
 def _take_text(folder: Path, data: Path) -> None:
@@ -198,7 +193,7 @@ def _take_text(folder: Path, data: Path) -> None:
 @contextmanager
 def _devices(folders: list[Path], address: str) -> Iterator[None]:
     """Processes of their own, which end with this one."""
-    command = [sys.executable, "-c", "from taciturn.cli import main; main()", "device"]
+    command = [sys.executable, "-c", "from taciturn.cli import main; main()", "fleet", "device"]
     running = []
     try:
         for folder in folders:

@@ -1,74 +1,73 @@
-"""taciturn ledger: show · budget · close · acknowledge · adopt · anchor."""
+"""`taciturn ledger`: what was ever released about a population's users, and what may be."""
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import click
 import typer
-from rich.table import Table
-from typer.core import TyperGroup
 
-from taciturn.cli.output import console
+from taciturn.cli.output import console, group, table
+from taciturn.data.population import Population
+from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
+
+if TYPE_CHECKING:
+    from taciturn.privacy.ledger import Ledger
 
 Folder = Annotated[Path, typer.Argument(help="folder of a population")]
-RunName = Annotated[str, typer.Argument(help="name of a run, as `taciturn ledger FOLDER` shows it")]
+RunName = Annotated[str, typer.Argument(help="name of a run, as `taciturn ledger show FOLDER` lists it")]
+NEIGHBOURS = {"add or remove one user": "one user more", "replace one user by another": "one user replaced"}
 
-
-class _ShowsByDefault(TyperGroup):
-    """`taciturn ledger people` is short for `taciturn ledger show people`."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        is_short = bool(args) and args[0] not in self.commands and args[0] != "--help"
-        return super().parse_args(ctx, ["show", *args] if is_short else args)
-
-
-ledger_app = typer.Typer(
-    cls=_ShowsByDefault,
-    help="What was ever released about a population's users, and what may be: `taciturn ledger FOLDER` shows it.",
-    no_args_is_help=True,
+ledger_app = group(
+    "ledger", "What was ever released about a population, and what may be.", "taciturn ledger show people"
 )
 
 
-@ledger_app.command("show")
+def _opened(folder: Path) -> "Ledger":
+    from taciturn.population_ledger import open_ledger
+
+    return open_ledger(Population(folder))
+
+
+@ledger_app.command()
 def show(
     population: Folder,
     delta: Annotated[float | None, typer.Option(help="δ of the totals (default: the smallest of the runs)")] = None,
-    events: Annotated[
-        Path | None,
-        typer.Option(help="write the runs' costs here, as events of dp-accounting, for others to recompute ε (JSON)"),
-    ] = None,
 ) -> None:
-    """What was ever released about a population's users.
+    """Show what was ever released about a population's users.
 
     Runs, releases, ε, ρ, and the total of all of them.
-    """
-    from taciturn.data.population import Population
-    from taciturn.population_ledger import open_ledger
-    from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
-    from taciturn.privacy.ledger import LedgerError
-    from taciturn.privacy.recounting import events_for_others
 
-    book = open_ledger(Population(population))
-    if events is not None:
-        events.write_text(json.dumps(events_for_others(book), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    table = Table(title=f"{population}: what was released about these users", title_justify="left")
-    for name in ("run", "releases", "ε", "δ", "ρ", "neighbours differ by"):
-        table.add_column(name, justify="left" if name in ("run", "neighbours differ by") else "right")
+    Example: taciturn ledger show people --delta 1e-10
+    """
+    from taciturn.privacy.ledger import LedgerError
+
+    if delta is not None and not 0 < delta < 1:
+        raise LedgerError(f"δ lies between 0 and 1; {delta:g} does not")
+    book = _opened(population)
+    _print_runs(book, f"{population}: what was released about these users", delta)
+    console.print("\n".join(_notes(book, population)))
+
+
+def _print_runs(book: "Ledger", title: str, delta: float | None) -> None:
+    words = ("run", "neighbours differ by")
+    shown = table("run", "releases", "ε", "δ", "ρ", "neighbours differ by", title=title, left=words)
     guarantees = [book.guarantee(run) for run in book.runs()]
     for one in guarantees:
         name = one.run if one.randomness == "operating system" else f"{one.run} (simulation)"
         figures = (epsilon_text(one.epsilon), delta_text(one.delta), rho_text(one.rho))
-        table.add_row(name, str(one.releases), *figures, _neighbours(one.adjacency))
-    if delta is not None and not 0 < delta < 1:
-        raise LedgerError(f"δ lies between 0 and 1; {delta:g} does not")
+        shown.add_row(name, str(one.releases), *figures, NEIGHBOURS.get(one.adjacency, one.adjacency))
     if guarantees:
         delta = delta or min(one.delta for one in guarantees)
         totals = [("together", *total) for total in book.totals(delta)]
         for name, adjacency, epsilon, rho in [*totals, ("all together", "zero out one user", *book.total(delta))]:
-            table.add_section()
-            table.add_row(name, "", epsilon_text(epsilon), delta_text(delta), rho_text(rho), _neighbours(adjacency))
-    console.print(table)
+            shown.add_section()
+            figures = (epsilon_text(epsilon), delta_text(delta), rho_text(rho))
+            shown.add_row(name, "", *figures, NEIGHBOURS.get(adjacency, adjacency))
+    console.print(shown)
+
+
+def _notes(book: "Ledger", population: Path) -> list[str]:
+    """How to read the totals, and what there is beside them: runs of floats, a budget, an anchor."""
     torn = sum(row["kind"] == "torn" for row in book.rows)
     lines = [
         "ρ does not count the sampling of users, ε does. Several runs are added up in RDP, which stays valid when later runs are "
@@ -90,16 +89,22 @@ def show(
         )
     if book.anchor:
         lines.append(f"Anchored in {book.anchor}.")
-    console.print("\n".join(lines), highlight=False)
+    return lines
 
 
-def _neighbours(adjacency: str) -> str:
-    return {"add or remove one user": "one user more", "replace one user by another": "one user other"}.get(
-        adjacency, adjacency
-    )
+@ledger_app.command()
+def export(population: Folder, file: Annotated[Path, typer.Argument(help="JSON file to write")]) -> None:
+    """Write what every run cost as events of dp-accounting, for others to recompute ε.
+
+    Example: taciturn ledger export people costs.json
+    """
+    from taciturn.privacy.recounting import events_for_others
+
+    events = json.dumps(events_for_others(_opened(population)), indent=1, ensure_ascii=False)
+    file.write_text(events + "\n", encoding="utf-8")
 
 
-@ledger_app.command("budget")
+@ledger_app.command()
 def budget(
     population: Folder,
     epsilon: Annotated[
@@ -116,48 +121,42 @@ def budget(
     and does not start if all runs together could pass the budget; when it ends, it gives back what it did not spend. Runs without privacy
     do not start.
 
-    An example: taciturn ledger budget people --epsilon 4 --delta 1e-10
+    Example: taciturn ledger budget people --epsilon 4 --delta 1e-10
     """
-    from taciturn.data.population import Population
-    from taciturn.population_ledger import open_ledger
-    from taciturn.privacy.figures import delta_text, epsilon_text
     from taciturn.privacy.population_budget import PopulationBudget
 
-    book = open_ledger(Population(population))
+    book = _opened(population)
     known = [book.budget.delta] if book.budget else [book.run_rows(run)[0]["delta"] for run in book.runs()]
-    book.set_budget(PopulationBudget(epsilon, delta or min(known, default=1e-10)))
-    fixed = book.budget
-    assert fixed is not None
+    fixed = PopulationBudget(epsilon, delta or min(known, default=1e-10))
+    book.set_budget(fixed)
     console.print(
         f"All runs together: at most ε = {epsilon_text(fixed.epsilon)} at δ = {delta_text(fixed.delta)}, from now on.",
-        highlight=False,
     )
 
 
-@ledger_app.command("close")
+@ledger_app.command()
 def close(population: Folder, run: RunName) -> None:
-    """Say that a run which was cut off will not go on. What it reserved of the budget and did not spend is given back."""
-    from taciturn.data.population import Population
-    from taciturn.population_ledger import open_ledger
+    """Say that an interrupted run will not be resumed. What it reserved of the budget and did not spend is given back.
 
-    open_ledger(Population(population)).close(run)
-    console.print(f"{run} is closed: it cannot be resumed.", highlight=False)
+    Example: taciturn ledger close people first
+    """
+    _opened(population).close(run)
+    console.print(f"{run} is closed: it cannot be resumed.")
 
 
-@ledger_app.command("acknowledge")
+@ledger_app.command()
 def acknowledge(population: Folder, run: RunName) -> None:
     """Count a run of before, whose noise was made of floats, as what it states, and not as ε = ∞.
 
     Its ε holds for real numbers and not for the bits that were released: say this only if you know that, and who got them.
+
+    Example: taciturn ledger acknowledge people first
     """
-    from taciturn.data.population import Population
-    from taciturn.population_ledger import open_ledger
-
-    open_ledger(Population(population)).acknowledge(run)
-    console.print(f"{run} counts as what it states.", highlight=False)
+    _opened(population).acknowledge(run)
+    console.print(f"{run} counts as what it states.")
 
 
-@ledger_app.command("adopt")
+@ledger_app.command()
 def adopt(
     population: Folder,
     same_people_as: Annotated[
@@ -167,6 +166,8 @@ def adopt(
     """Say that this folder goes on, after it was copied, restored from a backup or moved to another disk.
 
     Its ledger must have every row that is known. An original that is still where it was is retired, and refused from then on.
+
+    Example: taciturn ledger adopt restored/people
     """
     from taciturn.population_ledger import adopt_ledger
 
@@ -174,12 +175,11 @@ def adopt(
     there = f"{retired} is retired" if retired else "no other copy was found; if there is one, delete it"
     console.print(
         f"{book.path} goes on, with {len(book.rows)} rows and {len(book.runs())} runs; {there}.",
-        highlight=False,
         soft_wrap=True,
     )
 
 
-@ledger_app.command("anchor")
+@ledger_app.command()
 def anchor(
     population: Folder,
     file: Annotated[Path | None, typer.Option(help="a file on another disk, which is made and kept")] = None,
@@ -188,23 +188,21 @@ def anchor(
         typer.Option(help="a command: gets the head before and the new one, and agrees by ending with status 0"),
     ] = None,
 ) -> None:
-    """Keep the ledger's newest head outside of its folder too, where a hand that puts an older copy back does not reach.
+    """Keep the ledger's newest head outside of its folder too, out of reach of anyone who restores an older copy.
 
     It is compared before every release. If it cannot be reached, or knows of another head, nothing is released.
 
-    An example: taciturn ledger anchor people --file /mnt/other/people.head
+    Example: taciturn ledger anchor people --file /mnt/other/people.head
     """
-    from taciturn.data.population import Population
-    from taciturn.population_ledger import open_ledger
     from taciturn.privacy.anchor import Anchor
     from taciturn.privacy.ledger import LedgerError
 
     if (file is None) == (command is None):
         raise LedgerError("name one anchor: --file PATH, or --command COMMAND")
-    book = open_ledger(Population(population))
+    book = _opened(population)
     if file and file.resolve().is_relative_to(book.path.parent):
         raise LedgerError(
             f"{file} lies in the population's folder, and would be put back with it: name a file elsewhere"
         )
     book.set_anchor(Anchor(file.resolve() if file else None, command))
-    console.print(f"Anchored in {book.anchor}.", highlight=False, soft_wrap=True)
+    console.print(f"Anchored in {book.anchor}.", soft_wrap=True)

@@ -1,9 +1,13 @@
-"""What the commands print with: one console, progress bars, tables."""
+"""What the commands print with: one console, progress bars, tables, and figures in words."""
 
-from collections.abc import Callable, Iterator
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -15,24 +19,86 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 
-console = Console()
+from taciturn.privacy.figures import epsilon_text
+
+if TYPE_CHECKING:
+    from taciturn.evaluation.intervals import Interval, Sums
+    from taciturn.runs.loop import Finished
+
+console = Console(highlight=False)
 BLOCKS = " ▏▎▍▌▋▊▉█"
+SPECS = {"loss": ".2f", "perplexity": ".2f", "words_per_minute": ".1f"}  # all other metrics are shares
+
+
+def group(name: str, help: str, example: str) -> typer.Typer:
+    """Of commands, which explains itself when it is named alone."""
+    return typer.Typer(name=name, help=f"{help}\n\nExample: {example}", no_args_is_help=True)
+
+
+def table(*columns: str, title: str | None = None, left: Sequence[str] = ()) -> Table:
+    """An empty table for figures; what is words stands in a column without a name, or in one of `left`."""
+    made = Table(title=title, title_justify="left")
+    for name in columns:
+        made.add_column(name, justify="left" if not name or name in left else "right", no_wrap=not name)
+    return made
+
+
+def comparison(names: Mapping[str, str], measured: "Sequence[Sums]") -> Table:
+    """One model's metrics with their intervals, or those of two and the relative change, bold where the interval excludes no change."""
+    columns = ("value ± 95 %",) if len(measured) == 1 else ("A ± 95 %", "B ± 95 %", "B over A, relative")
+    made = table("", *columns)
+    for metric, name in names.items():
+        cells, style = [interval_text(metric, one[metric]) for one in measured], None
+        if len(measured) == 2:
+            change = measured[1].change_from(measured[0], metric)
+            cells.append(change_text(change))
+            style = "bold" if abs(change.value) > change.margin else "dim"
+        made.add_row(name, *cells, style=style)
+    return made
+
+
+def interval_text(metric: str, interval: "Interval") -> str:
+    """A metric with its 95 % interval, which a single user does not have."""
+    spec = SPECS.get(metric, ".2%")
+    return f"{interval:{spec}}" if math.isfinite(interval.margin) else f"{interval.value:{spec}}"
+
+
+def change_text(change: "Interval") -> str:
+    margin = f" ± {100 * change.margin:.2f}" if math.isfinite(change.margin) else ""
+    return f"{100 * change.value:+.2f} %{margin}" if math.isfinite(change.value) else ""
+
+
+def print_finished(finished: "Finished") -> None:
+    """What a training came to: why it stopped early, its guarantee, and how good the model is."""
+    if finished.stopped:
+        console.print(f"Stopped: {finished.stopped}.\n", style="yellow")
+    console.print((finished.folder / "guarantee.txt").read_text(), soft_wrap=True)
+    if finished.recipe.privacy.noise_multiplier is not None:
+        console.print(f"Noise multiplier {finished.recipe.privacy.noise_multiplier:g}")
+    if finished.clip_estimate is not None:
+        console.print(
+            f"The clip norm went to {finished.clip_estimate:.3g}. To spend nothing on looking for it next time: "
+            f"--set privacy.clipping=flat --set privacy.clip_norm={finished.clip_estimate:.3g}"
+        )
+    accuracy, perplexity = finished.scores["accuracy_top1"], finished.scores["perplexity"]
+    console.print(f"AccuracyTop1 {accuracy:.2%}, perplexity {perplexity:.1f}; {finished.folder}")
+
+
+def leave_interrupted(words: str) -> NoReturn:
+    """End after Ctrl-C, without waiting for a computation in another thread, which may not survive the interpreter's end."""
+    console.print(f"\nStopped. {words}")
+    sys.stdout.flush()
+    os._exit(130)
 
 
 @contextmanager
 def bar(title: str, unit: str) -> Iterator[Any]:
     """A progress bar; yields show(done, all, note)."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn(f"{title:<14}"),
-        BarColumn(bar_width=30),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    with Progress(*columns, console=console, transient=False) as progress:
+    begin = (SpinnerColumn(), TextColumn(f"{title:<14}"), BarColumn(bar_width=30), MofNCompleteColumn())
+    end = (TextColumn(unit), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+    with Progress(*begin, *end, console=console, transient=False) as progress:
         task = progress.add_task(title, total=None, note="")
         try:
             yield lambda done, all, note: progress.update(task, completed=done, total=all, note=note)
@@ -43,8 +109,6 @@ def bar(title: str, unit: str) -> Iterator[Any]:
 
 @contextmanager
 def training_bar(title: str) -> Iterator[Any]:
-    from taciturn.privacy.figures import epsilon_text
-
     with bar(title, "rounds") as show:
         show(0, None, "working out the noise, compiling")
         yield lambda done, all, row: show(
@@ -55,17 +119,10 @@ def training_bar(title: str) -> Iterator[Any]:
 @contextmanager
 def fleet_view(address: str, enrolled: int) -> Iterator[tuple[Callable[[str, int, int], None], Callable[..., None]]]:
     """Rounds above, the stage that devices are in below; yields watch(stage, done, all) and progress(done, all, row)."""
-    from taciturn.privacy.figures import epsilon_text
-
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description:<11}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    console.print(f"{enrolled} devices are enrolled; the server listens on {address}", highlight=False)
-    with Progress(*columns, console=console) as view:
+    begin = (SpinnerColumn(), TextColumn("{task.description:<11}"), BarColumn(bar_width=24))
+    end = (MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
+    console.print(f"{enrolled} devices are enrolled; the server listens on {address}")
+    with Progress(*begin, *end, console=console) as view:
         rounds, devices = view.add_task("rounds", total=None, note=""), view.add_task("devices", total=None, note="")
 
         def watch(stage: str, done: int, all: int) -> None:
@@ -83,14 +140,9 @@ def fleet_view(address: str, enrolled: int) -> Iterator[tuple[Callable[[str, int
 @contextmanager
 def stages() -> Iterator[Callable[[str, int, int], None]]:
     """A bar for each stage of a job; yields show(stage, done, all)."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description:<14}"),
-        BarColumn(bar_width=30),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    begin = (SpinnerColumn(), TextColumn("{task.description:<14}"), BarColumn(bar_width=30))
+    end, hidden = (TaskProgressColumn(), TimeRemainingColumn()), not console.is_terminal
+    with Progress(*begin, *end, console=console, transient=True, disable=hidden) as progress:
         tasks: dict[str, TaskID] = {}
 
         def show(stage: str, done: int, all: int) -> None:

@@ -1,13 +1,11 @@
 """`taciturn personalise`: a model of one's own, which stays on this device."""
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from taciturn.cli.output import bar, console
+from taciturn.cli.output import bar, change_text, console, table
 
 if TYPE_CHECKING:
     from taciturn.keyboard.personal_model import Personal
@@ -24,12 +22,10 @@ def personalise(
     epochs: Annotated[int, typer.Option(min=1, help="how often the text is read")] = 2,
     learning_rate: Annotated[float, typer.Option(min=0.0)] = 0.25,
     general: Annotated[
-        Path | None,
-        typer.Option(help="public text (`data public`) to rehearse beside it, so that the general language is kept"),
+        Path | None, typer.Option(help="public text (`data public`) to rehearse, so that general language is kept")
     ] = None,
     user_share: Annotated[
-        float,
-        typer.Option(min=0.05, max=1.0, help="λ, with --general: how much of what is learned from is the person's"),
+        float, typer.Option(min=0.05, max=1.0, help="λ, with --general: the person's share of what is learned from")
     ] = 0.5,
     delete_text: Annotated[
         bool, typer.Option("--delete-text", help="delete the text once the personal model is on disk")
@@ -37,10 +33,10 @@ def personalise(
 ) -> None:
     """Train a model on one person's own text, for that person alone.
 
-    The result has no guarantee and stays on this device: type with it (`taciturn keyboard`), but no export takes it. The last tenth of the
-    messages is not trained on: it shows whether the model got better. One that did not is not kept.
+    The result has no guarantee and stays on this device: type with it (`taciturn keyboard open`), but no export takes it. The last
+    tenth of the messages is not trained on: it shows whether the model got better. One that did not is not kept.
 
-    An example: taciturn personalise runs/private sent.txt --out mine --general wiki --delete-text
+    Example: taciturn personalise runs/private sent.txt --out mine --general wiki --delete-text
     """
     from taciturn.data.public import PublicCorpus
     from taciturn.keyboard.personal_model import Learning, personalise
@@ -52,30 +48,25 @@ def personalise(
     _print_change(done)
     console.print(
         f"{out / 'model.safetensors'}: personal, learned from {done.messages - done.held_out:,} messages; it may repeat them, so it stays "
-        f"on this device. Type with it: taciturn keyboard {out}",
-        highlight=False,
+        f"on this device. Type with it: taciturn keyboard open {out}",
         soft_wrap=True,
     )
     if delete_text:
-        console.print(f"{text} is deleted.", highlight=False, soft_wrap=True)
+        console.print(f"{text} is deleted.", soft_wrap=True)
 
 
 def _print_change(done: "Personal") -> None:
-    console.print(f"{done.messages:,} messages, {done.words:,} words and signs", highlight=False)
+    console.print(f"{done.messages:,} messages, {done.words:,} words and signs")
     for reason, count in done.left_out.items():
-        console.print(f"Left out: {reason}: {count:,}", highlight=False)
+        console.print(f"Left out: {reason}: {count:,}")
     if done.unknown > MANY_UNKNOWN * done.words:
         console.print(
             f"{done.unknown / done.words:.0%} of the words are unknown to the model: is it of the text's language?",
             style="yellow",
-            highlight=False,
         )
-    table = Table(title=f"On the last {done.held_out:,} messages, which were not trained on", title_justify="left")
-    for name in ("", "before", "after", "change ± 95 %"):
-        table.add_column(name, justify="right" if name else "left")
+    title = f"On the last {done.held_out:,} messages, which were not trained on"
+    shown = table("", "before", "after", "change ± 95 %", title=title)
     for metric, name, spec in (("perplexity", "perplexity", ".1f"), ("accuracy_top1", "AccuracyTop1", ".2%")):
-        change = done.after.change_from(done.before, metric)
-        margin = f" ± {100 * change.margin:.1f}" if math.isfinite(change.margin) else ""  # one message has none
-        shown = f"{100 * change.value:+.1f} %{margin}" if math.isfinite(change.value) else ""
-        table.add_row(name, *(f"{scores[metric].value:{spec}}" for scores in (done.before, done.after)), shown)
-    console.print(table)
+        figures = (f"{scores[metric].value:{spec}}" for scores in (done.before, done.after))
+        shown.add_row(name, *figures, change_text(done.after.change_from(done.before, metric)))
+    console.print(shown)

@@ -1,14 +1,16 @@
-"""taciturn pretrain: a model of public text, to start private training from."""
+"""`taciturn pretrain`: a model of public text, to start private training from."""
 
-import os
-import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.table import Table
 
-from taciturn.cli.output import bar, console
+from taciturn.cli.output import bar, console, leave_interrupted, table
+
+if TYPE_CHECKING:
+    from taciturn.algorithms.pretraining import Schedule
+    from taciturn.recipe.sections import Model
+    from taciturn.runs.pretrain import Pace, Pretrained
 
 
 def pretrain(
@@ -16,8 +18,7 @@ def pretrain(
     out: Annotated[Path, typer.Option(help="folder for model.safetensors and pretraining.json")],
     epochs: Annotated[int, typer.Option(min=1, help="at most; the learning rate falls over all of them")] = 3,
     set: Annotated[
-        list[str] | None,
-        typer.Option(help="model setting as in the recipe to follow: kind=cifg (default lstm), width=64"),
+        list[str] | None, typer.Option(help="model setting as in the recipe to follow: kind=cifg, width=64")
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="pieces of text a step")] = 32,
     unroll: Annotated[int, typer.Option(min=1, help="tokens predicted in a row: the length of a piece")] = 20,
@@ -28,69 +29,69 @@ def pretrain(
         Literal["float32", "mixed"], typer.Option(help="of matrix products; mixed takes them in bfloat16")
     ] = "float32",
     held_out: Annotated[
-        float,
-        typer.Option(min=0.0, max=0.5, help="share of the documents to measure with after each epoch; at least one"),
+        float, typer.Option(min=0.0, max=0.5, help="share of documents to measure with after each epoch; at least one")
     ] = 0.02,
     patience: Annotated[
         int, typer.Option(min=1, help="stop after so many epochs in a row without a better one; the best is written")
     ] = 2,
     seed: Annotated[int, typer.Option(min=0, help="the same seed gives the same model, on machines of one kind")] = 0,
     resume: Annotated[
-        bool, typer.Option("--resume", help="go on with what was cut off; all else as in the command that began it")
+        bool, typer.Option("--resume", help="go on with what was interrupted; all else as in the command that began it")
     ] = False,
 ) -> None:
     """Train a model on public text, to start private training from. Costs no privacy.
 
     After each epoch the model is measured on documents that it never trains on, and saved. Killed at any moment, it goes on with --resume.
 
-    An example: taciturn pretrain speeches --out pretrained --set kind=cifg --epochs 10
+    Example: taciturn pretrain speeches --out pretrained --set kind=cifg --epochs 10
     """
     from taciturn.algorithms.pretraining import Schedule
-    from taciturn.data.public import PublicCorpus
     from taciturn.recipe.text import model_settings
-    from taciturn.runs.pretrain import CHECKPOINT, pretrained
 
     settings = model_settings(set or [])
     schedule = Schedule(epochs, batch_size, unroll, learning_rate, precision, held_out, patience, seed)
+    _print_epochs(_watched(corpus, settings, schedule, out, resume))
+    console.print(
+        f"{out / 'model.safetensors'}: {settings.kind}, width {settings.width}; start from it with --set model.warm_start={out}",
+        soft_wrap=True,
+    )
+
+
+def _watched(corpus: Path, settings: "Model", schedule: "Schedule", out: Path, resume: bool) -> "Pretrained":
+    """Pretrain under a progress bar; Ctrl-C says how to go on."""
+    from taciturn.data.public import PublicCorpus
+    from taciturn.runs.pretrain import CHECKPOINT, pretrained
+
     public = PublicCorpus.load(corpus)
     if resume and not (out / CHECKPOINT).exists():
-        console.print(f"No epoch is saved in {out}: this begins with the first", highlight=False, soft_wrap=True)
+        console.print(f"No epoch is saved in {out}: this begins with the first", soft_wrap=True)
     try:
         with bar("pretraining", "steps") as show:
             show(0, None, "compiling")
-            finished = pretrained(
+            return pretrained(
                 public, settings, schedule, out, lambda done, all, pace: show(done, all, _note(pace)), resume
             )
     except KeyboardInterrupt:
         saved = (out / CHECKPOINT).exists()
         kept = "The epochs that are done are kept" if saved else "No epoch was done yet, so nothing is kept"
-        console.print(f"\nStopped. {kept}; go on with the same command and --resume", highlight=False)
-        sys.stdout.flush()
-        os._exit(130)  # without waiting for steps that still run in another thread
-    _print_epochs(finished)
-    console.print(
-        f"{out / 'model.safetensors'}: {settings.kind}, width {settings.width}; start from it with --set model.warm_start={out}",
-        highlight=False,
-        soft_wrap=True,
-    )
+        leave_interrupted(f"{kept}; go on with the same command and --resume")
 
 
-def _note(pace: Any) -> str:
+def _note(pace: "Pace") -> str:
     after = "" if pace.perplexity is None else f"  held-out perplexity {pace.perplexity:.1f}"
     return f"{pace.tokens_per_second:,.0f} tokens/s  loss {pace.loss:.3f}{after}"
 
 
-def _print_epochs(finished: Any) -> None:
-    """Of all epochs, the one that was written in bold."""
-    table = Table(title=f"Measured on {finished.held_out}", title_justify="left")
-    for name in ("epoch", "training loss", "held-out loss", "perplexity", "Top1", "tokens/s"):
-        table.add_column(name, justify="right")
+def _print_epochs(finished: "Pretrained") -> None:
+    """All epochs; bold the one whose model was written."""
+    title = f"Measured on {finished.held_out}"
+    shown = table("epoch", "training loss", "held-out loss", "perplexity", "Top1", "tokens/s", title=title)
     for one in finished.epochs:
         measured = (f"{one.training_loss:.3f}", f"{one.loss:.3f}", f"{one.perplexity:.1f}", f"{one.accuracy_top1:.2%}")
         style = "bold" if one == finished.best else None
-        table.add_row(str(one.epoch), *measured, f"{one.tokens_per_second:,.0f}", style=style)
-    console.print(table)
+        shown.add_row(str(one.epoch), *measured, f"{one.tokens_per_second:,.0f}", style=style)
+    console.print(shown)
     if finished.stopped:
-        console.print(f"Stopped early, {finished.stopped}.", style="yellow", highlight=False, soft_wrap=True)
+        console.print(f"Stopped early, {finished.stopped}.", style="yellow", soft_wrap=True)
     if finished.best != finished.epochs[-1]:
-        console.print(f"The best was epoch {finished.best.epoch}, and it is what was written.", highlight=False)
+        console.print(f"The best was epoch {finished.best.epoch}, and it is what was written.")

@@ -10,8 +10,11 @@ True
 import functools
 import hashlib
 import unicodedata
+from pathlib import Path
 
 import regex
+
+from taciturn.data.vocabulary import DataError
 
 LONGEST_ID = 1000  # characters; nothing longer is an id
 NOBODY = {"", "[deleted]", "[removed]", "nan", "none", "null", "<na>"}  # no one, or everyone who is gone
@@ -35,3 +38,19 @@ def user_id(spelling: str) -> str:
 def position(id: str) -> int:
     """64 bits of a hash: users are stored in its order and split by it. It says nothing of them, and is the same everywhere."""
     return int.from_bytes(hashlib.sha256(id.encode()).digest()[:8], "big")
+
+
+def listed_users(path: Path) -> list[str]:
+    """A file of users who opted out, one id a line (`data build --exclude`)."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except FileNotFoundError:
+        raise DataError(f"there is no file {path} (--exclude)") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} (--exclude) is not UTF-8: byte {error.start} of it") from None
+    table = [number for number, line in enumerate(lines, 1) if any(sign in line for sign in ',\t"')]
+    if table:
+        raise DataError(
+            f"{path} (--exclude), line {table[0]}, looks like a table; write one id a line, and nothing else"
+        )
+    return [line for line in lines if line.strip()]

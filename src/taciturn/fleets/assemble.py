@@ -46,7 +46,7 @@ def device_fleet(
 ) -> DeviceFleet:
     """`folder` is the private one of the run, `account` what it charges."""
     if connected is None:
-        raise RecipeError('[fleet] kind = "devices" is trained with `taciturn serve`, to which devices connect')
+        raise RecipeError('[fleet] kind = "devices" is trained with `taciturn fleet serve`, to which devices connect')
     taking_part = _taking_part(recipe)
     check_enough(recipe, len(connected.enrolled))
     agreed = agreement(recipe, vocabulary, connected.enrolled)

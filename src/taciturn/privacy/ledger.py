@@ -241,7 +241,7 @@ class Ledger(ChainedFile):
         if any(isinstance(one, NonPrivateDpEvent) for one in costs):
             raise LedgerError(
                 f"{within}, is passed already: {self.path} has a run without privacy, or one with noise of floats that nobody has "
-                "acknowledged (`taciturn ledger FOLDER` shows them)"
+                "acknowledged (`taciturn ledger show FOLDER` shows them)"
             )
         raise LedgerError(
             f"{within}, could be passed: take more noise or fewer rounds, or give back what runs that will not go on have reserved: "

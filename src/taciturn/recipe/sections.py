@@ -240,7 +240,7 @@ class FleetSection(Section):
         default="always",
         description="everyone is there in every round; or devices check in at night, keep a timer and drop out; or they train on the model "
         "they last got and a round closes when enough have reported (Popov et al. 2018); or real devices over a network, whose reports are "
-        "added by a secure sum (`taciturn serve`). The last three with min-separation only",
+        "added by a secure sum (`taciturn fleet serve`). The last three with min-separation only",
     )
     in_flight: PositiveInt | None = Field(
         default=None, description="queue: devices that train at any moment (default: twice the cohort)"
@@ -317,7 +317,7 @@ class AuditSection(Section):
     users: int = Field(
         default=0,
         ge=0,
-        description="made-up users who send random directions, if a fair coin falls so, by whom `taciturn audit` tests what is "
+        description="made-up users who send random directions, if a fair coin falls so, by whom `taciturn audit run` tests what is "
         "claimed; the same as `train --audit N`. With 1,000 the audit sees noise that is 1.3 times too small, with 10,000 noise 1.1 times "
         "too small, where people do not drown it",
     )

@@ -55,7 +55,7 @@ def statement(guarantee: Guarantee, public_sources: tuple[str, ...], observed: s
                 "",
                 _paragraph(
                     "There was noise, but at this δ it promises NOTHING: no ε can be shown for it. Ask for a larger δ "
-                    "(`taciturn ledger POPULATION --delta`), if one can be defended."
+                    "(`taciturn ledger show POPULATION --delta`), if one can be defended."
                 ),
             ]
         elif guarantee.epsilon > MEANINGLESS:
@@ -72,7 +72,7 @@ def statement(guarantee: Guarantee, public_sources: tuple[str, ...], observed: s
         _item(
             "Not covered",
             "held-out users, on whom accuracy was measured; what the same users' text is used for elsewhere; other runs on these users "
-            "(`taciturn ledger POPULATION` adds them up); choices made by looking at results on private text.",
+            "(`taciturn ledger show POPULATION` adds them up); choices made by looking at results on private text.",
         ),
         _item("To delete", _TO_DELETE),
         _item("Public", f"{'; '.join(public_sources)}; the recipe, and the numbers of users and rounds in it."),
@@ -175,7 +175,7 @@ def _item(name: str, text: str) -> str:
 
 
 def statement_json(guarantee: Guarantee, public_sources: tuple[str, ...]) -> str:
-    # Events stand in the ledger (`taciturn ledger --events`).
+    # Events stand in the ledger (`taciturn ledger export`).
     content = {name: value for name, value in asdict(guarantee).items() if name not in ("release", "earlier")} | {
         "epsilon_of_two_devices": guarantee.for_group(TWO_DEVICES),
         "epsilon_of_a_household": guarantee.for_group(HOUSEHOLD),

@@ -4,6 +4,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 from taciturn import randomness
@@ -23,6 +24,11 @@ def check_new(folder: Path) -> None:
         raise RunError(f"{folder} has no name, which a run needs: choose another --run")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"{folder} exists already: add --resume to go on with it, or choose another --run")
+
+
+def numbered(parent: Path, name: str = "") -> Path:
+    """The first of parent/name1, parent/name2 … that does not exist yet."""
+    return next(path for number in count(1) if not (path := parent / f"{name}{number}").exists())
 
 
 @contextmanager

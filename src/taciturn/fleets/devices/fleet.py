@@ -138,7 +138,7 @@ class DeviceFleet:
                 f"no round has come about for {waited:.0f} seconds (fleet.patience): {ready} devices are there that may take part, "
                 f"{self._asked} are needed{failed}. Enrol or start more devices, or let them rest less (fleet.timer_hours, "
                 "participation.min_separation) or report more often in their lives (fleet.lifetime_participations); then go on with "
-                "`taciturn serve … --resume`"
+                "`taciturn fleet serve … --resume`"
             )
 
     def _check_list(self) -> None:

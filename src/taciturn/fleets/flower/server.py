@@ -12,7 +12,7 @@ import fcntl
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -83,6 +83,11 @@ class FlowerServer:
         """Every device that may connect, connected or not: its number, and its public key as it was given."""
         nodes = self._ask(lambda control: control.ListNodes(ListNodesRequest())).nodes_info
         return {node.node_id: _line(node.public_key) for node in nodes if not node.unregistered_at}
+
+    def connected_devices(self, keys: Sequence[bytes]) -> dict[int, int]:
+        """Of the devices with these keys, those that are connected now: the number on the wire, and the key's place in the list."""
+        places, enrolled = {key: place for place, key in enumerate(keys)}, self.enrolled()
+        return {node: places[enrolled[node]] for node in self.link.devices() if enrolled.get(node) in places}
 
     def dismiss(self, number: int) -> None:
         """For good: it may come back with another key only."""

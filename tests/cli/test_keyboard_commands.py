@@ -172,7 +172,7 @@ def test_counted_n_grams_are_in_the_ledger_before_the_first_text_is_read(made, t
 
 
 def test_counted_n_grams_say_that_they_have_no_guarantee_and_leave_only_so(made, tmp_path):
-    counted = run_cli("ngram", made / "people", "--out", tmp_path / "kn", "--non-private", "--order", 3)
+    counted = run_cli("keyboard", "ngram", made / "people", "--out", tmp_path / "kn", "--non-private", "--order", 3)
     assert "NO privacy guarantee" in counted.output
     assert "NO privacy guarantee" in (tmp_path / "kn" / "guarantee.txt").read_text()
     with pytest.raises(ExportRefused, match="no privacy"):
@@ -186,8 +186,10 @@ def test_counted_n_grams_say_that_they_have_no_guarantee_and_leave_only_so(made,
 
 
 def test_people_who_were_trained_on_do_not_type(made, tmp_path):
-    run_cli("ngram", made / "people", "--out", tmp_path / "kn-typing", "--non-private", "--order", 3)
-    ran = run_cli("typing", made / "private-run", tmp_path / "kn-typing", "--text", made / "chats.csv", "--json")
+    run_cli("keyboard", "ngram", made / "people", "--out", tmp_path / "kn-typing", "--non-private", "--order", 3)
+    ran = run_cli(
+        "keyboard", "evaluate", made / "private-run", tmp_path / "kn-typing", "--text", made / "chats.csv", "--json"
+    )
     tried = json.loads(ran.output)
     trained = len(Population(made / "people"))
     assert tried["people"] == 60 - trained
@@ -201,11 +203,13 @@ def test_text_of_people_who_were_trained_on_alone_is_refused(made, tmp_path):
         header, *rows = csv.reader(file)
         csv.writer(kept).writerows([header, *(row for row in rows if is_known(row[0]))])
     with pytest.raises(DataError, match="were trained on"):
-        run_cli("typing", made / "private-run", "--text", tmp_path / "trained.csv")
+        run_cli("keyboard", "evaluate", made / "private-run", "--text", tmp_path / "trained.csv")
 
 
 def test_two_models_are_shown_as_an_a_b_table(made, tmp_path):
-    said = run_cli("typing", made / "private-run", made / "plain-run", "--text", made / "chats.csv", "--history").output
+    said = run_cli(
+        "keyboard", "evaluate", made / "private-run", made / "plain-run", "--text", made / "chats.csv", "--history"
+    ).output
     assert "keystroke saving rate" in said
     assert "B over A" in said
     assert "with each person's own history" in said
@@ -245,9 +249,9 @@ def test_errors_are_sentences(made, tmp_path, monkeypatch, capsys):
     (tmp_path / "half.arpa").write_text("\\data\\\nngram 1=5\n\n\\1-grams:\n-1\ta\n")
     export_run(made / "private-run", tmp_path / "exported")
     asked = {
-        ("typing", tmp_path / "half.arpa", "--text", made / "chats.csv"): "half.arpa, line",
-        ("typing", tmp_path / "exported", "--text", made / "chats.csv"): "is an export",
-        ("keyboard", made / "private-run", "--blocklist", tmp_path / "none.txt"): "none.txt cannot be read",
+        ("keyboard", "evaluate", tmp_path / "half.arpa", "--text", made / "chats.csv"): "half.arpa, line",
+        ("keyboard", "evaluate", tmp_path / "exported", "--text", made / "chats.csv"): "is an export",
+        ("keyboard", "open", made / "private-run", "--blocklist", tmp_path / "none.txt"): "none.txt cannot be read",
         ("export", made / "private-run", "--out", tmp_path / "exported"): "is not empty",
     }
     for arguments, said in asked.items():

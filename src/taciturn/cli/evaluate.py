@@ -1,0 +1,116 @@
+"""`taciturn evaluate` and `taciturn compare`: what runs' models are worth on held-out users."""
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from taciturn.cli.output import comparison, console, table
+from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from taciturn.runs.finished import Measured
+
+NAMES = {
+    "accuracy_top1": "AccuracyTop1",
+    "accuracy_top3": "AccuracyTop3",
+    "accuracy_top5": "AccuracyTop5",
+    "accuracy_in_vocabulary": "Top1, known words",
+    "loss": "loss",
+    "perplexity": "perplexity",
+}
+HeldOutOf = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", help="measure on held-out users of another population, built with --same-people-as the run's"
+    ),
+]
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="a run folder")],
+    data: HeldOutOf = None,
+    head: Annotated[
+        bool,
+        typer.Option("--head-words", help="also count predictions of the most frequent words: noise may push there"),
+    ] = False,
+    json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Measure a run's model on held-out users, who have no guarantee.
+
+    Example: taciturn evaluate runs/first --json
+    """
+    from taciturn.runs.finished import evaluate_run
+
+    with console.status("measuring"):
+        measured = evaluate_run(run, data, head)
+    if json_:
+        print(json.dumps(_json(measured)))
+        return
+    console.print(f"{run}, on held-out users{f' of {data}' if data else ''} (who have no guarantee)")
+    _print_measured(measured)
+    if measured.head_words is not None:
+        _print_head_words(measured.head_words)
+
+
+def _json(measured: "Measured") -> dict[str, Any]:
+    from taciturn.evaluation.head_words import HEADS
+
+    scores, guarantee, heads, _ = measured
+    figures = {metric: scores[metric] for metric in NAMES}
+    content: dict[str, Any] = {name: {"value": one.value, "margin": one.margin} for name, one in figures.items()}
+    spent = {"epsilon": guarantee.epsilon, "rho": guarantee.rho}
+    cost = {name: "infinity" if math.isinf(value) else value for name, value in spent.items()}  # JSON has no number
+    if heads is not None:
+        content["head_words"] = {str(n): row.tolist() for n, row in zip(HEADS, heads, strict=True)}
+    return content | cost | {"delta": guarantee.delta, "run": guarantee.run}
+
+
+def _print_measured(measured: "Measured") -> None:
+    guarantee, shown = measured.guarantee, comparison(NAMES, [measured.scores])
+    shown.add_row(f"ε at δ = {delta_text(guarantee.delta)}", epsilon_text(guarantee.epsilon))
+    shown.add_row("ρ", rho_text(guarantee.rho))
+    console.print(shown)
+    if measured.rebuilt:
+        console.print(
+            "The population's text was replaced since this run; these are other texts than it was measured on.",
+            style="yellow",
+        )
+
+
+def _print_head_words(heads: "np.ndarray") -> None:
+    from taciturn.evaluation.head_words import HEADS
+
+    title = "Predictions, of ten, that are among the n most frequent words; share of positions in %"
+    shown = table("n", *map(str, range(heads.shape[1])), title=title)
+    for n, row in zip(HEADS, heads, strict=True):
+        shown.add_row(str(n), *(f"{100 * share:.1f}" for share in row))
+    console.print(shown)
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(help="a run folder")],
+    second: Annotated[Path, typer.Argument(help="another one")],
+    data: HeldOutOf = None,
+    json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Compare two runs' models on the same held-out users, with 95 % intervals over users.
+
+    Example: taciturn compare runs/first runs/second
+    """
+    from taciturn.runs.finished import compare_runs
+
+    with console.status("measuring"):
+        one, other = compare_runs(first, second, data)
+    if json_:
+        changes = {metric: other.scores.change_from(one.scores, metric) for metric in NAMES}
+        print(json.dumps({name: {"change": one.value, "margin": one.margin} for name, one in changes.items()}))
+        return
+    for letter, folder, run in (("A", first, one), ("B", second, other)):
+        console.print(f"{letter}: {folder}  (ε {epsilon_text(run.guarantee.epsilon)})")
+    console.print(comparison(NAMES, [one.scores, other.scores]))
+    console.print("On the same held-out users, paired; bold where the interval excludes no change.")

@@ -1,0 +1,57 @@
+"""`taciturn export`: a run's model as a file that keyboards load."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from taciturn.cli.output import console, stages
+from taciturn.privacy.figures import delta_text, epsilon_text
+
+Blocklist = Annotated[
+    Path | None, typer.Option(help="file of words never to suggest, one a line; what follows a # is a comment")
+]
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="a run folder, or a folder of n-grams counted on users")],
+    out: Annotated[Path, typer.Option(help="new folder for the model and its guarantee")],
+    to: Annotated[
+        Literal["model", "onnx", "onnx-int8", "arpa", "combined", "js"],
+        typer.Option(
+            help="model.safetensors; an ONNX step graph, of floats or of bytes; n-grams for Presage, fcitx, KenLM; a word list for "
+            "HeliBoard and other AOSP keyboards; one script for pages and Keyman"
+        ),
+    ] = "model",
+    non_private: Annotated[bool, typer.Option("--non-private", help="let a model without any guarantee leave")] = False,
+    blocklist: Blocklist = None,
+    samples: Annotated[
+        int, typer.Option(min=1000, help="arpa, combined: words that the model makes up to be counted")
+    ] = 2_000_000,
+    entries: Annotated[int, typer.Option(min=0, help="arpa, combined: n-grams to keep beside single words")] = 300_000,
+) -> None:
+    """Write a run's model as a file that keyboards load, with its guarantee inside and beside it.
+
+    Refused where the ledger and the model do not belong together, or where the file does not say what the model says.
+
+    Example: taciturn export runs/first --to onnx --out exported
+    """
+    from taciturn.export.formats import Distilling
+    from taciturn.keyboard.predictor import load_blocklist
+    from taciturn.runs.finished import export_run
+
+    blocked, distilling = load_blocklist(blocklist) if blocklist else [], Distilling(samples, entries)
+    with stages() as show:
+        exported = export_run(run, out, to, non_private, blocklist=blocked, distilling=distilling, progress=show)
+    for path in exported.files:
+        console.print(f"{path}  {path.stat().st_size / 1e3:,.0f} kB", soft_wrap=True)
+    check, guarantee = exported.check, exported.guarantee
+    if check is not None:
+        console.print(
+            f"Against the model it was made from, on {check.positions:,} places of text: the same best word at "
+            f"{check.agreement:.2%}, probabilities differ by {check.difference:.2g} at most"
+            + (f" ({check.note})" if check.note else "")
+        )
+    console.print(
+        f"ε = {epsilon_text(guarantee.epsilon)}, δ = {delta_text(guarantee.delta)}; ledger row {guarantee.head[:16]}…"
+    )
