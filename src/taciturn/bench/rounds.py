@@ -24,6 +24,7 @@ from taciturn import randomness, trees
 from taciturn.core import Algorithm, Message, Params, Report, UserData
 from taciturn.data.population import HeldOutUsers, Population, build_population
 from taciturn.data.vocabulary import SPECIAL, Vocabulary
+from taciturn.errors import TaciturnError
 from taciturn.evaluation.accuracy import evaluate
 from taciturn.fleets import assemble
 from taciturn.models.cifg import cifg
@@ -245,5 +246,5 @@ def _torch(python: str, users: int, rounds: int) -> float:
     return float(done.stdout.split()[-1])
 
 
-class BenchError(Exception):
+class BenchError(TaciturnError):
     """What was asked for cannot be measured here."""

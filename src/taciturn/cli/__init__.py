@@ -24,6 +24,7 @@ from taciturn.cli.personalise import personalise
 from taciturn.cli.plan import plan
 from taciturn.cli.pretrain import pretrain
 from taciturn.cli.tails import tails
+from taciturn.errors import TaciturnError
 
 app = typer.Typer(
     help="Language models that learn from everyone and repeat no one: training with user-level differential privacy.",
@@ -278,50 +279,13 @@ def _next_folder(name: str) -> Path:
 
 def main() -> None:
     """Errors that a person can act on are a sentence, not a traceback."""
-    from taciturn.bench.rounds import BenchError
-    from taciturn.data.vocabulary import DataError
-    from taciturn.export.arpa import ArpaError
-    from taciturn.export.onnx import OnnxMissing
-    from taciturn.fleets.devices.transport import LinkError
-    from taciturn.fleets.simulation.in_process import NotAdditive, one_stream_per_core
+    from taciturn.fleets.simulation.in_process import one_stream_per_core
     from taciturn.fleets.simulation.many_hosts import HostsError
-    from taciturn.keyboard.personal_model import PersonalError
-    from taciturn.planning import PlanError
-    from taciturn.privacy.account import BudgetExhausted
-    from taciturn.privacy.ledger import LedgerError
-    from taciturn.privacy.participation import WrongNumberOfUsers
-    from taciturn.privacy.participation_log import ParticipationBreach
-    from taciturn.privacy.records import RecordError
-    from taciturn.recipe.text import RecipeError
-    from taciturn.release.gate import ExportRefused
-    from taciturn.release.model_file import ModelFileError
-    from taciturn.runs.folder import RunError
 
     one_stream_per_core()
-    sentences = (
-        RecipeError,
-        DataError,
-        LedgerError,
-        BudgetExhausted,
-        NotAdditive,
-        ModelFileError,
-        ExportRefused,
-        OnnxMissing,
-        ArpaError,
-        RunError,
-        HostsError,
-        LinkError,
-        WrongNumberOfUsers,
-        ParticipationBreach,
-        RecordError,
-        PlanError,
-        PersonalError,
-        BenchError,
-        OSError,
-    )
     try:
         app()
-    except sentences as error:
+    except (TaciturnError, OSError) as error:
         Console(stderr=True).print(f"taciturn: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         if isinstance(error, HostsError):
             os._exit(2)  # without waiting for hosts that are gone

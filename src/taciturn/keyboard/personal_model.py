@@ -30,6 +30,7 @@ from taciturn.data.sources import Source
 from taciturn.data.texts import Texts
 from taciturn.data.users import user_id
 from taciturn.data.vocabulary import DataError, Vocabulary
+from taciturn.errors import TaciturnError
 from taciturn.evaluation.accuracy import WINDOW, Scores, evaluate
 from taciturn.export.word_model import load_word_model
 from taciturn.files import sync_folder
@@ -48,7 +49,7 @@ Messages = Sequence[Sequence[int]]  # word ids, each message with its end
 Progress = Callable[[int, int], None]
 
 
-class PersonalError(Exception):
+class PersonalError(TaciturnError):
     """There is no personal model, or its text is still there, and why."""
 
 

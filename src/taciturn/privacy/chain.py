@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from taciturn.errors import TaciturnError
 from taciturn.files import sync_folder, write_atomically
 
 GENESIS = "0" * 64
@@ -28,7 +29,7 @@ SLACK = 60 * 10**9  # nanoseconds by which a file system may be late to tell whe
 Row = dict[str, Any]
 
 
-class LedgerError(Exception):
+class LedgerError(TaciturnError):
     """The ledger does not say what it must; nothing may be released."""
 
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from taciturn import randomness
+from taciturn.errors import TaciturnError
 from taciturn.files import sync_folder, write_atomically
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import load_recipe
@@ -14,7 +15,7 @@ from taciturn.recipe.text import load_recipe
 FROM_ENTROPY, FROM_SEED = b"entropy\n", b"seeded:\n"  # what a root file begins with
 
 
-class RunError(Exception):
+class RunError(TaciturnError):
     """The run folder cannot be used as asked."""
 
 

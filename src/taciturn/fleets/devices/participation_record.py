@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from taciturn.errors import TaciturnError
 from taciturn.files import write_atomically
 from taciturn.fleets.devices import fields
 
@@ -36,7 +37,7 @@ class Rest(NamedTuple):
     max_participations: int  # MaxP, in its life
 
 
-class DiaryDamaged(ValueError):
+class DiaryDamaged(TaciturnError):
     """The device cannot know when it took part, and so does not."""
 
 

@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from taciturn.errors import TaciturnError
+
 LOG = logging.getLogger("taciturn.fleet")
 
 Handler = Callable[[str, bytes], bytes]  # on the device: kind of question and its content → answer
@@ -28,7 +30,7 @@ LATE, GONE, FAILED, LARGE = "too late", "not connected", "failed", "too large"  
 MOST_AWAY = 24 * 3600.0  # seconds for which a device goes away at a time, whatever it is told
 
 
-class LinkError(Exception):
+class LinkError(TaciturnError):
     """There is no wire, for a reason that a person can do something about."""
 
 
