@@ -248,7 +248,7 @@ def test_errors_are_sentences(made, tmp_path, monkeypatch, capsys):
         ("typing", tmp_path / "half.arpa", "--text", made / "chats.csv"): "half.arpa, line",
         ("typing", tmp_path / "exported", "--text", made / "chats.csv"): "is an export",
         ("keyboard", made / "private-run", "--blocklist", tmp_path / "none.txt"): "none.txt cannot be read",
-        ("export", made / "private-run", "--out", tmp_path / "exported"): "is not empty",
+        ("export", made / "private-run", "--out", tmp_path / "exported"): "exists already: name a new folder",
     }
     for arguments, said in asked.items():
         monkeypatch.setattr("sys.argv", ["taciturn", *map(str, arguments)])

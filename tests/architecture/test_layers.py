@@ -42,10 +42,11 @@ def calls(path: Path, attribute: str) -> bool:
     )
 
 
-BASE = {"errors", "core", "trees", "randomness", "files"}
+BASE = {"errors", "progress", "core", "trees", "randomness", "files"}
 FLEETS = {"fleets.simulation", "fleets.secure_aggregation", "fleets.devices", "fleets.flower"}
 LAYERS = {
     "errors": set(),
+    "progress": set(),
     "core": set(),
     "trees": {"core"},
     "randomness": set(),

@@ -10,6 +10,7 @@ from fleet_of_devices import fleet_recipe
 from conftest import build_population, made_up_users
 from taciturn.cli.fleet import device as device_command
 from taciturn.data.population import Population
+from taciturn.files import FolderExists
 from taciturn.fleets import folders
 from taciturn.fleets.devices.fleet import Connected
 from taciturn.fleets.devices.transport import LinkError, LocalLink
@@ -126,7 +127,7 @@ def test_text_of_one_person_becomes_a_devices_and_that_of_two_does_not(tmp_path,
 
 
 def test_a_fleet_is_never_made_over_another(fleet, people):
-    with pytest.raises(LinkError, match="never replaced"):
+    with pytest.raises(FolderExists, match="never replaced"):
         folders.new_fleet(fleet, fleet_recipe(people))
 
 

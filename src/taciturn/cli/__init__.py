@@ -1,7 +1,5 @@
 """The commands: data · plan · pretrain · train · evaluate · compare · typing · keyboard · personalise · export · ledger · demo."""
 
-import json
-import math
 import os
 import sys
 from collections.abc import Callable
@@ -25,6 +23,7 @@ from taciturn.cli.plan import plan
 from taciturn.cli.pretrain import pretrain
 from taciturn.cli.tails import tails
 from taciturn.errors import TaciturnError
+from taciturn.files import next_folder, to_json
 
 app = typer.Typer(
     help="Language models that learn from everyone and repeat no one: training with user-level differential privacy.",
@@ -102,7 +101,7 @@ def train(
         if recipe is None:
             raise RunError("name a recipe: taciturn train RECIPE.toml (experiments/ and the README have some)")
         settings = [*(set or []), *([] if audit is None else [f"audit.users={audit}"])]
-        loaded, folder = load_recipe(recipe, settings), run or _next_folder(recipe.stem)
+        loaded, folder = load_recipe(recipe, settings), run or next_folder(Path("runs"), f"{recipe.stem}-")
         finished = _trained(folder, lambda show: train_run(loaded, folder, show))
     if finished.stopped:
         console.print(f"Stopped: {finished.stopped}.\n", style="yellow", highlight=False)
@@ -168,13 +167,10 @@ def evaluate(
     figures = {metric: scores[metric] for metric in METRICS}
     if json_:
         content: dict[str, Any] = {name: {"value": one.value, "margin": one.margin} for name, one in figures.items()}
-        spent = {"epsilon": guarantee.epsilon, "rho": guarantee.rho}
-        cost = {
-            name: "infinity" if math.isinf(value) else value for name, value in spent.items()
-        }  # JSON has no number for it
+        cost = {"epsilon": guarantee.epsilon, "rho": guarantee.rho, "delta": guarantee.delta, "run": guarantee.run}
         if heads is not None:
             content["head_words"] = {str(n): row.tolist() for n, row in zip(HEADS, heads, strict=True)}
-        print(json.dumps(content | cost | {"delta": guarantee.delta, "run": guarantee.run}))
+        print(to_json(content | cost))
         return
     console.print(f"{run}, on held-out users{f' of {data}' if data else ''} (who have no guarantee)", highlight=False)
     table = Table()
@@ -215,7 +211,7 @@ def compare(
         one, other = compare_runs(first, second, data)
     changes = {metric: other.scores.change_from(one.scores, metric) for metric in METRICS}
     if json_:
-        print(json.dumps({name: {"change": one.value, "margin": one.margin} for name, one in changes.items()}))
+        print(to_json({name: {"change": one.value, "margin": one.margin} for name, one in changes.items()}))
         return
     for letter, folder, run in (("A", first, one), ("B", second, other)):
         console.print(f"{letter}: {folder}  (ε {epsilon_text(run.guarantee.epsilon)})", highlight=False)
@@ -268,13 +264,6 @@ for command in (audit, tails, typing, ngram, export, personalise, keyboard, serv
     app.command()(command)
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(fleet_app, name="fleet")
-
-
-def _next_folder(name: str) -> Path:
-    number = 1
-    while (Path("runs") / f"{name}-{number}").exists():
-        number += 1
-    return Path("runs") / f"{name}-{number}"
 
 
 def main() -> None:

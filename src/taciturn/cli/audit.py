@@ -1,6 +1,5 @@
 """`taciturn audit`: what a run gives away, seen from outside, and whether that is more than it claims."""
 
-import json
 import math
 from collections.abc import Callable
 from functools import partial
@@ -41,13 +40,13 @@ def audit(
     An example: taciturn train recipe.toml --audit 1000 --set canaries.text=speeches --run runs/watched; taciturn audit runs/watched
     """
     from taciturn.audit.one_run import claimed_curve, curve
-    from taciturn.files import write_atomically
+    from taciturn.files import to_json, write_atomically
     from taciturn.release.plots import plot_audit
     from taciturn.runs.audit_report import page
 
     with stages() as show:
         found = page(run, references, lambda done, all: show("looking for canaries", done, all))
-    content = json.dumps(_json(run, found), indent=1)
+    content = to_json(_json(run, found), indent=1)
     write_atomically(run / "audit.json", content.encode())
     if found.attacked:
         one = found.attacked
@@ -158,7 +157,7 @@ def _json(run: Path, found: "Page") -> dict[str, Any]:
 
     content: dict[str, Any] = {
         "run": str(run),
-        "epsilon": _infinity(found.guarantee.epsilon),
+        "epsilon": found.guarantee.epsilon,
         "delta": found.guarantee.delta,
         "accuracy_top1": found.scores["accuracy_top1"].value,
     }
@@ -173,9 +172,7 @@ def _json(run: Path, found: "Page") -> dict[str, Any]:
             "mu_of_the_whole_claim": attacked.whole,
             "refuted": attacked.audit.refuted,
             **attacked.audit._asdict(),
-            "caught": {
-                str(likely): _infinity(factor) for likely, factor in zip(LIKELY, attacked.audit.caught, strict=True)
-            },
+            "caught": dict(zip(map(str, LIKELY), attacked.audit.caught, strict=True)),
         }
     if found.remembered:
         content["canaries"] = [
@@ -191,8 +188,3 @@ def _json(run: Path, found: "Page") -> dict[str, Any]:
             for one in found.remembered.findings
         ]
     return content
-
-
-def _infinity(value: float) -> float | str:
-    """JSON knows none."""
-    return value if math.isfinite(value) else "infinity"

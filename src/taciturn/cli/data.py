@@ -11,6 +11,7 @@ from rich.table import Table
 from taciturn.cli.output import console, histogram_line, stages
 from taciturn.data.population import COUNTS
 from taciturn.data.texts import SHARD_TOKENS
+from taciturn.files import check_new_folder, new_folder
 
 data_app = typer.Typer(help="Make populations (private) and corpora (public) out of text.", no_args_is_help=True)
 
@@ -155,8 +156,7 @@ def data_public(
     from taciturn.data.state_of_the_union import public_speeches
     from taciturn.data.vocabulary import DataError
 
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(f"{out} holds something already; name a new --out")
+    check_new_folder(out, "name a new --out")
     if count_words and (characters or not vocabulary.isdecimal()):
         raise DataError("--count-words takes a number of words as --vocabulary, and no --characters")
     words = int(vocabulary) if count_words else _vocabulary(vocabulary, language, characters)
@@ -203,13 +203,10 @@ def data_synthetic(
     import wordfreq
 
     from taciturn.data.synthetic_corpus import BLOCK, synthetic_messages, write_shards
-    from taciturn.data.vocabulary import DataError
 
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(f"{out} holds something already; name a new --out")
     words = wordfreq.top_n_list("en", 12_000)
-    with stages() as show:
-        for done in write_shards(synthetic_messages(words, users, tokens, message, topics, seed), out):
+    with new_folder(out, "name a new --out") as made, stages() as show:
+        for done in write_shards(synthetic_messages(words, users, tokens, message, topics, seed), made):
             show("making up", min(done * BLOCK, users), users)
     console.print(f"{out}: {users:,} users; next: taciturn data build {out} --out POPULATION", highlight=False)
 

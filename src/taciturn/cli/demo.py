@@ -16,6 +16,7 @@ from taciturn.algorithms.pretraining import Schedule
 from taciturn.data.state_of_the_union import TOKENS_PER_USER, public_speeches, simulated_users
 from taciturn.data.vocabulary import public_vocabulary
 from taciturn.evaluation.accuracy import Scores
+from taciturn.files import next_folder
 from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 from taciturn.privacy.ledger import Guarantee
 from taciturn.recipe.recipe import Recipe
@@ -52,7 +53,7 @@ def twin_recipe(private: Recipe) -> Recipe:
 
 
 def run_demo(out: Path, console: Console, bar: Callable[..., Any], training_bar: Callable[..., Any]) -> None:
-    folder = _new_folder(out)
+    folder = next_folder(out)  # one of its own: a population's ledger is never thrown away
     console.print("Taciturn: a keyboard model that learns from everyone and repeats no one.\n", style="bold")
     with console.status("reading State of the Union speeches"):
         words = public_vocabulary(WORDS)
@@ -117,11 +118,3 @@ def _command() -> str:
     """How the reader started us, so that the next command works as printed."""
     started = Path(sys.argv[0])
     return str(started.relative_to(Path.cwd())) if started.is_relative_to(Path.cwd()) else str(started)
-
-
-def _new_folder(out: Path) -> Path:
-    """Every demonstration has a folder of its own: a population's ledger is never thrown away."""
-    number = 1
-    while (out / str(number)).exists():
-        number += 1
-    return out / str(number)

@@ -1,6 +1,5 @@
 """`taciturn typing · ngram · export · keyboard`: what a model is worth at a keyboard, and how it gets there."""
 
-import json
 import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,6 +8,7 @@ import typer
 from rich.table import Table
 
 from taciturn.cli.output import console, stages
+from taciturn.files import to_json
 
 Blocklist = Annotated[
     Path | None, typer.Option(help="file of words never to suggest, one a line; what follows a # is a comment")
@@ -65,7 +65,7 @@ def typing(
     figures = [{metric: typed[metric] for metric in NAMES} for typed in tried.typings]
     if json_:
         listed: list[dict[str, Any]] = [
-            {"model": str(path), **{name: _numbers(one) for name, one in figure.items()}}
+            {"model": str(path), **{name: vars(one) for name, one in figure.items()}}
             for path, figure in zip(paths, figures, strict=True)
         ]
         content: dict[str, Any] = {
@@ -77,8 +77,8 @@ def typing(
         }
         if other is not None:
             first, second = tried.typings
-            content["change"] = {metric: _numbers(second.change_from(first, metric)) for metric in NAMES}
-        print(json.dumps(content))
+            content["change"] = {metric: vars(second.change_from(first, metric)) for metric in NAMES}
+        print(to_json(content))
         return
     console.print(
         f"{tried.people:,} people (no guarantee for them), {tried.words:,} words and signs; "
@@ -112,11 +112,6 @@ def typing(
         highlight=False,
         style="dim",
     )
-
-
-def _numbers(interval: Any) -> dict[str, float | None]:
-    """JSON has no word for what is no number: the margin of a single person."""
-    return {name: value if math.isfinite(value) else None for name, value in vars(interval).items()}
 
 
 def _figure(metric: str, interval: Any) -> str:

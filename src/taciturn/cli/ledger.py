@@ -1,6 +1,5 @@
 """taciturn ledger: show · budget · close · acknowledge · adopt · anchor."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from taciturn.cli.output import console
+from taciturn.files import to_json
 
 Folder = Annotated[Path, typer.Argument(help="folder of a population")]
 RunName = Annotated[str, typer.Argument(help="name of a run, as `taciturn ledger FOLDER` shows it")]
@@ -51,7 +51,7 @@ def show(
 
     book = open_ledger(Population(population))
     if events is not None:
-        events.write_text(json.dumps(events_for_others(book), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        events.write_text(to_json(events_for_others(book), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     table = Table(title=f"{population}: what was released about these users", title_justify="left")
     for name in ("run", "releases", "ε", "δ", "ρ", "neighbours differ by"):
         table.add_column(name, justify="left" if name in ("run", "neighbours differ by") else "right")

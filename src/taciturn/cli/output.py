@@ -16,6 +16,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from taciturn.progress import StageProgress
+
 console = Console()
 BLOCKS = " ▏▎▍▌▋▊▉█"
 
@@ -53,7 +55,7 @@ def training_bar(title: str) -> Iterator[Any]:
 
 
 @contextmanager
-def fleet_view(address: str, enrolled: int) -> Iterator[tuple[Callable[[str, int, int], None], Callable[..., None]]]:
+def fleet_view(address: str, enrolled: int) -> Iterator[tuple[StageProgress, Callable[..., None]]]:
     """Rounds above, the stage that devices are in below; yields watch(stage, done, all) and progress(done, all, row)."""
     from taciturn.privacy.figures import epsilon_text
 
@@ -81,7 +83,7 @@ def fleet_view(address: str, enrolled: int) -> Iterator[tuple[Callable[[str, int
 
 
 @contextmanager
-def stages() -> Iterator[Callable[[str, int, int], None]]:
+def stages() -> Iterator[StageProgress]:
     """A bar for each stage of a job; yields show(stage, done, all)."""
     columns = (
         SpinnerColumn(),

@@ -1,6 +1,5 @@
 """taciturn plan: what a guarantee would take."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,6 +8,7 @@ import typer
 from rich.table import Table
 
 from taciturn.cli.output import console
+from taciturn.files import to_json
 
 GOALS = (500, 1_000, 2_500, 6_500)
 
@@ -100,7 +100,7 @@ def plan(
             "max_participations": question.participations,
             "delta": question.at_delta,
         }
-        print(json.dumps({**claim, "answers": [asdict(one) for one in answers]}))
+        print(to_json({**claim, "answers": [asdict(one) for one in answers]}))
         return
     console.print(
         f"{population:,} users, {report_goal:,} a round, {rounds:,} rounds: {rounds * report_goal:,} user updates. "

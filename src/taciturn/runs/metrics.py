@@ -2,14 +2,12 @@
 
 import csv
 import io
-import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from taciturn.core import PyTree
 from taciturn.evaluation.accuracy import METRICS, Scores
-from taciturn.files import write_atomically
+from taciturn.files import from_json, to_json, write_atomically
 from taciturn.fleets.simulation.check_in import AvailableFleet
 from taciturn.fleets.simulation.queued import QueuedFleet
 from taciturn.privacy.adaptive_clip import Norms
@@ -32,25 +30,16 @@ class Metrics:
         self.folder = folder
         path = folder / "metrics.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
-        self.rows = [row for row in map(_row_from_json, lines) if row["round"] <= round]
+        self.rows = [row for row in map(from_json, lines) if row["round"] <= round]
 
     def add(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
-        write_atomically(self.folder / "metrics.jsonl", "".join(map(_row_to_json, self.rows)).encode())
+        write_atomically(self.folder / "metrics.jsonl", "".join(f"{to_json(one)}\n" for one in self.rows).encode())
         table = io.StringIO()
         writer = csv.DictWriter(table, list(row))
         writer.writeheader()
         writer.writerows(self.rows)
         write_atomically(self.folder / "metrics.csv", table.getvalue().encode())
-
-
-def _row_to_json(row: dict[str, Any]) -> str:
-    """JSON knows no infinity."""
-    return json.dumps({name: "infinity" if value == math.inf else value for name, value in row.items()}) + "\n"
-
-
-def _row_from_json(line: str) -> dict[str, Any]:
-    return {name: math.inf if value == "infinity" else value for name, value in json.loads(line).items()}
 
 
 def measured(

@@ -25,7 +25,7 @@ from taciturn.core import LanguageModel, Params
 from taciturn.data.population import HeldOutUsers, Population
 from taciturn.data.texts import Texts
 from taciturn.evaluation.accuracy import Scores, evaluate
-from taciturn.files import write_atomically
+from taciturn.files import check_new_folder, new_folder, write_atomically
 from taciturn.fleets import assemble
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.host_process import dismiss_hosts
@@ -48,7 +48,7 @@ from taciturn.recipe.text import RecipeError, save_recipe
 from taciturn.release.model_file import ModelCard, card_digest, load_state, params_digest, save_model, save_state
 from taciturn.release.plots import plot_run
 from taciturn.release.privacy_statement import statement, statement_json
-from taciturn.runs.folder import check_new, delete_secrets, load_root, new_folder, recipe_of, save_root
+from taciturn.runs.folder import NOT_NEW, alone_in, delete_secrets, load_root, recipe_of, save_root
 from taciturn.runs.metrics import Metrics, measured, observed, so_far
 from taciturn.runs.warm_start import load_warm_start
 from taciturn.train import TrainState, start, train
@@ -237,41 +237,43 @@ class Run:
 
 def train_run(recipe: Recipe, folder: Path, progress: Progress, connected: "Connected | None" = None) -> Finished:
     """A new run in a new folder."""
-    check_new(folder)
+    check_new_folder(folder, NOT_NEW)
     seed = recipe.run.seed
     root = randomness.root_from_entropy() if seed is None else randomness.root_from_seed(seed)
     run = Run(folder, recipe, root, connected=connected)
     run.account.check_budget()
-    with new_folder(folder) as made:
+    with new_folder(folder, NOT_NEW) as made:
         save_root(made, root, seed is not None)
         words = "".join(f"{word}\n" for word in run.population.vocabulary.words)
         write_atomically(made / "vocabulary.txt", words.encode())
         save_recipe(run.recipe, made / "recipe.toml")
         if run.planted:
             run.planted.save(made, run.recipe, run.population.vocabulary)
-    try:
-        run.account.open()
-    except LedgerError:
-        shutil.rmtree(folder)  # a run that was refused leaves nothing to resume
-        raise
-    return _go_on(run, run.fresh_state(), progress)
+    with alone_in(folder):
+        try:
+            run.account.open()
+        except LedgerError:
+            shutil.rmtree(folder)  # a run that was refused leaves nothing to resume
+            raise
+        return _go_on(run, run.fresh_state(), progress)
 
 
 def resume_run(folder: Path, progress: Progress, connected: "Connected | None" = None) -> Finished:
     """Go on with a run that was cut off."""
     recipe, state_file = recipe_of(folder), folder / "private" / "state.safetensors"
-    root, seeded = load_root(folder)
-    run = Run(folder, recipe, root, seeded, connected)
-    if not run.account.ledger.run_rows(folder.name) and not state_file.exists():
-        run.account.open()  # cut off before it was declared
-        return _go_on(run, run.fresh_state(), progress)
-    if not state_file.exists():
-        run.account.reopen(None)
-        return _go_on(run, run.fresh_state(), progress)
-    saved, about = load_state(state_file, _savable(start(run.algorithm, run.initial_params(), "")))
-    run.account.reopen(about["ledger_head"])
-    state = TrainState(int(about["round"]), saved["server"], saved["mechanism"], about["ledger_head"])
-    return _go_on(run, state, progress)
+    with alone_in(folder):
+        root, seeded = load_root(folder)
+        run = Run(folder, recipe, root, seeded, connected)
+        if not run.account.ledger.run_rows(folder.name) and not state_file.exists():
+            run.account.open()  # cut off before it was declared
+            return _go_on(run, run.fresh_state(), progress)
+        if not state_file.exists():
+            run.account.reopen(None)
+            return _go_on(run, run.fresh_state(), progress)
+        saved, about = load_state(state_file, _savable(start(run.algorithm, run.initial_params(), "")))
+        run.account.reopen(about["ledger_head"])
+        state = TrainState(int(about["round"]), saved["server"], saved["mechanism"], about["ledger_head"])
+        return _go_on(run, state, progress)
 
 
 def _go_on(run: Run, state: TrainState, progress: Progress) -> Finished:

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from taciturn.errors import TaciturnError
+from taciturn.progress import Progress
 
 LOG = logging.getLogger("taciturn.fleet")
 
 Handler = Callable[[str, bytes], bytes]  # on the device: kind of question and its content → answer
-Progress = Callable[[int, int], None]  # answers so far, of how many questions
 Fault = Callable[[int, str, bytes], bytes | None]  # device, kind, answer → the answer that arrives, if any
 
 MOST_BYTES = 64 * 2**20  # of one answer: six times a report of 2.4 million parameters
