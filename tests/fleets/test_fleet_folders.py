@@ -162,7 +162,7 @@ def test_a_fleets_people_are_charged_wherever_the_server_is_started(tmp_path, vo
 
 def test_whoever_tries_a_fleet_out_writes_over_nobodys_text(tmp_path, people):
     folders.save_text(tmp_path / "try" / "device-0", np.array([4, 4, 4], np.int32))
-    with pytest.raises(LinkError, match="choose another --out"):
+    with pytest.raises(FolderExists, match="choose another --out"):
         folders.try_out(tmp_path / "try", fleet_recipe(people), 10, "try-run")
     assert np.load(tmp_path / "try" / "device-0" / "tokens.npy").tolist() == [4, 4, 4]
 
