@@ -17,6 +17,7 @@ import safetensors
 from typer.testing import CliRunner
 
 from conftest import made_up_users, tiny_recipe
+from taciturn import files
 from taciturn.cli import app, main
 from taciturn.cli import personalise as personalise_command
 from taciturn.data.layout import Unrolls
@@ -357,8 +358,11 @@ def test_the_text_is_there_until_the_model_is_on_disk(made, tmp_path, monkeypatc
 
     monkeypatch.setattr(personal_model, "save_model", save)
     monkeypatch.setattr(personal_model, "sync_folder", sync)
+    monkeypatch.setattr(files, "sync_folder", sync)
     personalise(made / "private", text, tmp_path / "a" / "mine", QUICK, delete_text=True)
-    assert synced == [(tmp_path / "a", True, True), (tmp_path, True, True), (tmp_path, False, True)]
+    (beside, *first), *others = synced
+    assert (beside.parent, first) == (tmp_path / "a", [True, False])  # where it is written before it takes its place
+    assert others == [(tmp_path / "a", True, True), (tmp_path, True, True), (tmp_path, False, True)]
 
 
 def test_whatever_fails_leaves_the_text_and_no_model(made, tmp_path, monkeypatch):
@@ -435,6 +439,7 @@ def test_what_cannot_be_used_is_said_in_a_sentence_and_nothing_is_written(made, 
     count_public(tmp_path / "public", tmp_path / "counted", "katz", 2)
     write_arpa(tmp_path / "model.arpa", katz([np.array([20, 21, 3])], 40, 2), words().words, [])
     (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "letter.txt").write_text("mine")
     asked = {
         (made / "private", tmp_path / "empty.txt", out): "holds no text",
         (made / "private", tmp_path / "one.txt", out): "holds one message, and two messages at least are needed",
@@ -447,13 +452,13 @@ def test_what_cannot_be_used_is_said_in_a_sentence_and_nothing_is_written(made, 
         (tmp_path / "model.arpa", text, out): "holds n-grams, which are counted and not trained",
         (tmp_path / "nothing", text, out): "there is no model at",
         (text, text, out): "is not a model file",
-        (made / "private", text, tmp_path / "there"): "exists already; name a new folder",
+        (made / "private", text, tmp_path / "there"): "exists already: name a new folder",
     }
     for (model, of, to), said in asked.items():
         assert said in refused("personalise", model, of, "--out", to)
         assert not out.exists()
     assert refused("personalise", made / "private", tmp_path / "none.txt", "--out", out, "--delete-text")
-    assert list((tmp_path / "there").iterdir()) == []
+    assert [(path.name, path.read_text()) for path in (tmp_path / "there").iterdir()] == [("letter.txt", "mine")]
 
 
 def test_a_table_of_one_person_is_read_as_other_commands_read_it(made, tmp_path):

@@ -17,6 +17,7 @@ from taciturn.data.layout import Unrolls
 from taciturn.data.public import PublicCorpus
 from taciturn.data.texts import Texts
 from taciturn.evaluation.accuracy import evaluate
+from taciturn.files import FolderExists
 from taciturn.models.losses import cross_entropy
 from taciturn.recipe import build
 from taciturn.recipe.sections import Model
@@ -223,7 +224,7 @@ def cut_off(corpus, tmp_path, monkeypatch) -> Path:
 
 
 def test_what_was_cut_off_is_not_begun_again_by_mistake(corpus, cut_off):
-    with pytest.raises(RecipeError, match="repeat its command with --resume, or name another --out"):
+    with pytest.raises(FolderExists, match="repeat its command with --resume, or name another --out"):
         pretrained(corpus, MODEL, SCHEDULE, cut_off, quietly)
 
 
@@ -245,8 +246,11 @@ def test_it_goes_on_only_as_it_began(corpus, cut_off, changed, sentence):
 
 
 def test_what_cannot_be_trained_is_refused_in_a_sentence(corpus, uninterrupted, tmp_path):
-    for resume in (False, True):
-        with pytest.raises(RecipeError, match="holds a model already; name another --out"):
+    for resume, error, said in (
+        (False, FolderExists, "exists already: .* or name another --out"),
+        (True, RecipeError, "holds a model already; name another --out"),
+    ):
+        with pytest.raises(error, match=said):
             pretrained(corpus, MODEL, SCHEDULE, uninterrupted, quietly, resume)
     with pytest.raises(RecipeError, match=r"too short: .* do not fill a batch of 4000"):
         pretrained(corpus, MODEL, replace(SCHEDULE, batch_size=4000), tmp_path / "out", quietly)

@@ -18,6 +18,7 @@ from taciturn.cli import app
 from taciturn.data.population import HeldOutUsers, PopulationError, build_population
 from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import Vocabulary
+from taciturn.files import FolderExists
 from taciturn.population_ledger import open_ledger
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget
@@ -158,7 +159,7 @@ def test_of_two_runs_that_begin_in_one_folder_the_second_is_told_and_the_first_g
 
     def meanwhile(account):
         monkeypatch.setattr(Account, "open", opened)
-        with pytest.raises(RunError, match="exists already"):
+        with pytest.raises(FolderExists, match="exists already"):
             train_run(recipe, folder, quietly)
         opened(account)
 
@@ -172,14 +173,14 @@ def test_a_folder_with_anything_in_it_is_left_alone(population, tmp_path, name):
     """Whatever it is called: it may be all that is left of a run that has charged."""
     (tmp_path / "run" / "private").mkdir(parents=True)
     (tmp_path / "run" / name).write_text("mine")
-    with pytest.raises(RunError, match="exists already"):
+    with pytest.raises(FolderExists, match="exists already"):
         train_run(tiny_recipe(population), tmp_path / "run", quietly)
     assert (tmp_path / "run" / name).read_text() == "mine"
 
 
 def test_a_run_needs_a_name(population, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RunError, match="has no name"):
+    with pytest.raises(FolderExists, match="has no name"):
         train_run(tiny_recipe(population), Path(), quietly)
 
 

@@ -1,8 +1,23 @@
-"""Writing a file so that it is whole or not there."""
+"""Files and folders that are whole or not there, that one process has to itself, and JSON with infinities."""
 
+import fcntl
+import itertools
+import json
+import math
 import os
-from collections.abc import Sequence
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any, BinaryIO
+
+from taciturn.errors import TaciturnError
+
+
+class FolderExists(TaciturnError):
+    """There is something where a new folder is to be."""
 
 
 def write_atomically(path: Path, content: bytes | Sequence[bytes | memoryview], mode: int = 0o644) -> None:
@@ -22,3 +37,76 @@ def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)
+
+
+def check_new_folder(folder: Path, hint: str) -> None:
+    """An empty folder is as good as none. `hint` is what to do where it is not new."""
+    if not folder.name:
+        raise FolderExists(f"{folder} has no name, which a new folder needs: {hint}")
+    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+        raise FolderExists(f"{folder} exists already: {hint}")
+
+
+@contextmanager
+def new_folder(folder: Path, hint: str, mode: int = 0o777) -> Iterator[Path]:
+    """Write into a folder beside it, which then takes its place, and is on disk: an interrupted start leaves nothing there, and of two
+    that begin at once one is told."""
+    check_new_folder(folder, hint)
+    new = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
+    made.mkdir(mode)
+    try:
+        yield made
+        check_new_folder(folder, hint)
+        try:
+            made = made.rename(folder)
+        except OSError:  # another was faster
+            check_new_folder(folder, hint)
+            raise
+        for one in new or [folder]:
+            sync_folder(one.parent)
+    except BaseException:
+        shutil.rmtree(made)
+        raise
+
+
+def next_folder(parent: Path, prefix: str = "") -> Path:
+    """The first one that is not there yet: PARENT/PREFIX1, PARENT/PREFIX2, …"""
+    numbered = (parent / f"{prefix}{number}" for number in itertools.count(1))
+    return next(folder for folder in numbered if not folder.exists())
+
+
+@contextmanager
+def locked(path: Path, busy: TaciturnError | None = None, mode: int = 0o600) -> Iterator[BinaryIO]:
+    """The file, made if need be, for this process alone: waits for whoever has it, or raises `busy`. The lock goes with the process,
+    however that ends, and is not handed on to programs that it starts."""
+    with open(path, "a+b", opener=partial(os.open, mode=mode)) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
+        except BlockingIOError as held:
+            raise busy or held from None
+        yield file  # closing the file gives the lock back
+
+
+def to_json(content: Any, **layout: Any) -> str:
+    """JSON has no word for numbers that are not finite: infinity is written as "infinity", and NaN as null."""
+
+    def written(value: Any) -> Any:
+        if not isinstance(value, float) or math.isfinite(value):
+            return value
+        return None if math.isnan(value) else "infinity" if value > 0 else "-infinity"
+
+    return json.dumps(_each(written, content), allow_nan=False, **layout)
+
+
+def from_json(text: str) -> Any:
+    """What `to_json` wrote of numbers; null is NaN."""
+    numbers = {"infinity": math.inf, "-infinity": -math.inf, None: math.nan}
+    return _each(lambda value: numbers.get(value, value), json.loads(text))
+
+
+def _each(change: Callable[[Any], Any], content: Any) -> Any:
+    if isinstance(content, dict):
+        return {name: _each(change, one) for name, one in content.items()}
+    return [_each(change, one) for one in content] if isinstance(content, list | tuple) else change(content)

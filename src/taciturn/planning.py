@@ -13,6 +13,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from taciturn.core import Participation, Strategy
+from taciturn.errors import TaciturnError
 from taciturn.fleets.simulation.availability import Devices, Habits, Rounds, simulate_rounds
 from taciturn.privacy.accounting import AccountantName, Budget, epsilon, noise_for_budget, repeated, rho
 from taciturn.privacy.participation import CyclicPoisson, MinSeparation, PoissonSampling, default_delta
@@ -27,7 +28,7 @@ SIMULATED_DEVICES, LEAST_GOAL = 20_000, 20
 LARGE_POPULATIONS = (763_430, 10**7, 10**8)  # of McMahan et al. 2018, Table 2, and between
 
 
-class PlanError(Exception):
+class PlanError(TaciturnError):
     """What was asked for cannot be, and why."""
 
 

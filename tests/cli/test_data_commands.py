@@ -13,6 +13,7 @@ from taciturn.cli import app
 from taciturn.data.population import COUNTS, NamedLedger, Population
 from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import DataError
+from taciturn.files import FolderExists
 
 TEXT = "the quick messages that people write to each other every day are not long"
 
@@ -86,7 +87,7 @@ def test_public_text_shows_samples_and_lends_its_words(tmp_path, table):
     assert corpus.vocabulary.words[16] == "public"
     run("data", "build", table, "--out", tmp_path / "p", "--least-tokens", 1, "--vocabulary", tmp_path / "public")
     assert Population(tmp_path / "p").vocabulary == corpus.vocabulary
-    with pytest.raises(DataError, match="holds something already"):
+    with pytest.raises(FolderExists, match="exists already: name a new --out"):
         run("data", "public", tmp_path / "book.txt", "--out", tmp_path / "public")
     with pytest.raises(DataError, match="is neither"):
         run("data", "build", table, "--out", tmp_path / "q", "--vocabulary", "many")

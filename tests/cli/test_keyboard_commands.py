@@ -252,7 +252,7 @@ def test_errors_are_sentences(made, tmp_path, monkeypatch, capsys):
         ("keyboard", "evaluate", tmp_path / "half.arpa", "--text", made / "chats.csv"): "half.arpa, line",
         ("keyboard", "evaluate", tmp_path / "exported", "--text", made / "chats.csv"): "is an export",
         ("keyboard", "open", made / "private-run", "--blocklist", tmp_path / "none.txt"): "none.txt cannot be read",
-        ("export", made / "private-run", "--out", tmp_path / "exported"): "is not empty",
+        ("export", made / "private-run", "--out", tmp_path / "exported"): "exists already: name a new folder",
     }
     for arguments, said in asked.items():
         monkeypatch.setattr("sys.argv", ["taciturn", *map(str, arguments)])

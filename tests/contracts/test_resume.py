@@ -9,6 +9,7 @@ import pytest
 
 from conftest import Cut, small_population, tiny_recipe
 from taciturn import files
+from taciturn.files import FolderExists
 from taciturn.privacy.account import Account
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.ledger import Ledger
@@ -187,7 +188,7 @@ def test_a_finished_run_has_no_secrets_left_and_is_not_resumed(runs_to_the_end, 
     assert not (done / "private").exists()
     with pytest.raises(RunError, match="finished"):
         resume_run(done, quietly)
-    with pytest.raises(RunError, match="exists already"):
+    with pytest.raises(FolderExists, match="exists already"):
         train_run(recipe, done, quietly)
 
 

@@ -26,6 +26,7 @@ from taciturn.data.public import PublicCorpus
 from taciturn.data.texts import Texts, TextWriter
 from taciturn.data.users import position
 from taciturn.data.vocabulary import DataError
+from taciturn.files import FolderExists
 from taciturn.population_ledger import open_ledger
 from taciturn.privacy.ledger import LedgerError
 
@@ -307,6 +308,6 @@ def test_public_text_survives_being_saved(tmp_path, vocabulary):
 
 def test_saving_public_text_overwrites_nothing(tmp_path, vocabulary):
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(OSError, match="not empty"):
+    with pytest.raises(FolderExists, match="exists already"):
         PublicCorpus.of(["word1"], vocabulary, "a book").save(tmp_path)
     assert (tmp_path / "thesis.txt").read_text() == "years of work"

@@ -24,7 +24,7 @@ from taciturn.fleets.devices import fields
 from taciturn.fleets.devices import participation_record as diaries
 from taciturn.fleets.devices.device import NotNow
 from taciturn.fleets.devices.fleet import DeviceFleet
-from taciturn.fleets.devices.participation_record import Diary, Rest
+from taciturn.fleets.devices.participation_record import Diary, DiaryDamaged, Rest
 from taciturn.fleets.devices.transport import Later, LinkError
 from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
@@ -452,7 +452,7 @@ def test_an_opt_out_outlives_a_new_text_and_a_new_enrolment(tmp_path):
 def test_with_a_damaged_diary_nothing_is_sent_and_opting_out_works(tmp_path, damage):
     folders.save_text(tmp_path, np.arange(5))
     (tmp_path / "diary.json").write_text(damage)
-    with pytest.raises((ValueError, KeyError, TypeError)):
+    with pytest.raises(DiaryDamaged):
         Diary(tmp_path, TIRELESS)
     folders.opt_out(tmp_path)
     assert not (tmp_path / "tokens.npy").exists()

@@ -10,6 +10,7 @@ from fleet_of_devices import fleet_recipe
 from conftest import build_population, made_up_users
 from taciturn.cli.fleet import device as device_command
 from taciturn.data.population import Population
+from taciturn.files import FolderExists
 from taciturn.fleets import folders
 from taciturn.fleets.devices.fleet import Connected
 from taciturn.fleets.devices.transport import LinkError, LocalLink
@@ -126,7 +127,7 @@ def test_text_of_one_person_becomes_a_devices_and_that_of_two_does_not(tmp_path,
 
 
 def test_a_fleet_is_never_made_over_another(fleet, people):
-    with pytest.raises(LinkError, match="never replaced"):
+    with pytest.raises(FolderExists, match="never replaced"):
         folders.new_fleet(fleet, fleet_recipe(people))
 
 
@@ -161,7 +162,7 @@ def test_a_fleets_people_are_charged_wherever_the_server_is_started(tmp_path, vo
 
 def test_whoever_tries_a_fleet_out_writes_over_nobodys_text(tmp_path, people):
     folders.save_text(tmp_path / "try" / "device-0", np.array([4, 4, 4], np.int32))
-    with pytest.raises(LinkError, match="choose another --out"):
+    with pytest.raises(FolderExists, match="choose another --out"):
         folders.try_out(tmp_path / "try", fleet_recipe(people), 10, "try-run")
     assert np.load(tmp_path / "try" / "device-0" / "tokens.npy").tolist() == [4, 4, 4]
 

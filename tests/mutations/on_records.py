@@ -256,7 +256,7 @@ MUTATIONS = (
     Mutation(
         "a ledger without a lock",
         "Two runs that charge at one moment break its chain, or lose a charge.",
-        (Edit(CHAIN, "            fcntl.flock(file, fcntl.LOCK_EX)\n", ""),),
+        (Edit(CHAIN, "return locked(self.path, mode=0o666)", 'return open(self.path, "a+b")'),),
         (f"{FOUND}::test_a_ledger_is_locked_while_it_is_written",),
     ),
     Mutation(

@@ -97,5 +97,5 @@ def test_what_a_run_started_from_is_part_of_its_event(tmp_path):
     assert set(rows) == {"begun", "stained", "ran"}
     assert event_of(rows["begun"]["event"]) == start
     assert event_of(rows["ran"]["event"]) == ComposedDpEvent([start, SelfComposedDpEvent(release, 1)])
-    assert rows["stained"]["epsilon"] == "infinity"
+    assert rows["stained"]["epsilon"] == math.inf
     assert recomputed(rows["stained"]) == math.inf

@@ -25,6 +25,7 @@ from taciturn.audit.canaries import LENGTH, PREFIX, Canary, canary_words
 from taciturn.core import BEGIN, PADDING, WordModel
 from taciturn.data.vocabulary import DataError, Vocabulary
 from taciturn.models.stepping import Cell, Recurrent, Stacked, State, StepWeights, Windowed, step, zero_state
+from taciturn.progress import Progress
 
 REFERENCES = 2_000_000  # |R|
 WIDTH = 5  # of the beam
@@ -32,7 +33,6 @@ CONTINUATION = LENGTH - PREFIX  # words
 DRAWING_REFERENCES = 2  # what a seed is used for; audit/canaries.py has the others
 CPU_MEMORY, ACCELERATOR_MEMORY = 2**26, 2**31  # bytes for what is computed at a time; more is no faster
 
-Progress = Callable[[int, int], None]
 Scorer = Callable[[Sequence[int]], np.ndarray]  # a prefix → float32, the log-probability of each continuation after it
 
 

@@ -24,6 +24,7 @@ from taciturn import randomness, trees
 from taciturn.core import Algorithm, Message, Params, Report, UserData
 from taciturn.data.population import HeldOutUsers, Population, build_population
 from taciturn.data.vocabulary import SPECIAL, Vocabulary
+from taciturn.errors import TaciturnError
 from taciturn.evaluation.accuracy import evaluate
 from taciturn.fleets import assemble
 from taciturn.models.cifg import cifg
@@ -39,7 +40,7 @@ from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.participation import PoissonSampling
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
-from taciturn.train import start
+from taciturn.train import rounds
 
 WORDS, TOKENS = 10_000, 1600
 HELD_OUT = 8
@@ -160,7 +161,7 @@ def _round(population: Population, recipe: Recipe, times: int, products: float) 
         return Report(algorithm.user_update(message, user, key), user.weight)
 
     key = randomness.jax_keys(bytes(32), 1)[0]
-    plain = best_time(lambda: fleet.sum_reports(unbounded, message, everyone, key), rounds)
+    plain = best_time(lambda: fleet.sum_reports(unbounded, message, everyone, key), times)
     speed = users / whole
     return RoundSpeed(
         users_per_s=speed,
@@ -245,5 +246,5 @@ def _torch(python: str, users: int, rounds: int) -> float:
     return float(done.stdout.split()[-1])
 
 
-class BenchError(Exception):
+class BenchError(TaciturnError):
     """What was asked for cannot be measured here."""

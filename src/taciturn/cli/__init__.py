@@ -25,6 +25,7 @@ from taciturn.cli import (
     train,
 )
 from taciturn.cli.output import console
+from taciturn.errors import TaciturnError
 
 core.HAS_RICH = False  # or help in plain text has its brackets escaped, for a renderer that it does not use
 
@@ -70,50 +71,13 @@ def about(
 
 def main() -> None:
     """Errors that a person can act on are a sentence, not a traceback."""
-    from taciturn.bench.round_speed import BenchError
-    from taciturn.data.vocabulary import DataError
-    from taciturn.export.arpa import ArpaError
-    from taciturn.export.onnx import OnnxMissing
-    from taciturn.fleets.devices.transport import LinkError
-    from taciturn.fleets.simulation.in_process import NotAdditive, one_stream_per_core
+    from taciturn.fleets.simulation.in_process import one_stream_per_core
     from taciturn.fleets.simulation.many_hosts import HostsError
-    from taciturn.keyboard.personal_model import PersonalError
-    from taciturn.planning import PlanError
-    from taciturn.privacy.account import BudgetExhausted
-    from taciturn.privacy.ledger import LedgerError
-    from taciturn.privacy.participation import WrongNumberOfUsers
-    from taciturn.privacy.participation_log import ParticipationBreach
-    from taciturn.privacy.records import RecordError
-    from taciturn.recipe.text import RecipeError
-    from taciturn.release.gate import ExportRefused
-    from taciturn.release.model_file import ModelFileError
-    from taciturn.runs.folder import RunError
 
     one_stream_per_core()
-    sentences = (
-        RecipeError,
-        DataError,
-        LedgerError,
-        BudgetExhausted,
-        NotAdditive,
-        ModelFileError,
-        ExportRefused,
-        OnnxMissing,
-        ArpaError,
-        RunError,
-        HostsError,
-        LinkError,
-        WrongNumberOfUsers,
-        ParticipationBreach,
-        RecordError,
-        PlanError,
-        PersonalError,
-        BenchError,
-        OSError,
-    )
     try:
         app()
-    except sentences as error:
+    except (TaciturnError, OSError) as error:
         Console(stderr=True).print(f"taciturn: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         if isinstance(error, HostsError):
             os._exit(2)  # without waiting for hosts that are gone

@@ -1,6 +1,5 @@
 """`taciturn audit`: what a run gives away, seen from outside, and whether that is more than it claims."""
 
-import json
 import math
 from collections.abc import Callable
 from functools import partial
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from taciturn.cli.output import console, group, stages, table
+from taciturn.files import to_json
 from taciturn.privacy.figures import delta_text, epsilon_text
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def audit(
 
     with stages() as show:
         found = page(run, references, lambda done, all: show("looking for canaries", done, all))
-    content = json.dumps(_json(run, found), indent=1)
+    content = to_json(_json(run, found), indent=1)
     write_atomically(run / "audit.json", content.encode())
     if found.attacked:
         one = found.attacked
@@ -153,7 +153,7 @@ def _json(run: Path, found: "Page") -> dict[str, Any]:
 
     content: dict[str, Any] = {
         "run": str(run),
-        "epsilon": _infinity(found.guarantee.epsilon),
+        "epsilon": found.guarantee.epsilon,
         "delta": found.guarantee.delta,
         "accuracy_top1": found.scores["accuracy_top1"].value,
     }
@@ -168,9 +168,7 @@ def _json(run: Path, found: "Page") -> dict[str, Any]:
             "mu_of_the_whole_claim": attacked.whole,
             "refuted": attacked.audit.refuted,
             **attacked.audit._asdict(),
-            "caught": {
-                str(likely): _infinity(factor) for likely, factor in zip(LIKELY, attacked.audit.caught, strict=True)
-            },
+            "caught": dict(zip(map(str, LIKELY), attacked.audit.caught, strict=True)),
         }
     if found.remembered:
         content["canaries"] = [
@@ -186,11 +184,6 @@ def _json(run: Path, found: "Page") -> dict[str, Any]:
             for one in found.remembered.findings
         ]
     return content
-
-
-def _infinity(value: float) -> float | str:
-    """JSON knows none."""
-    return value if math.isfinite(value) else "infinity"
 
 
 @audit_app.command()

@@ -14,6 +14,7 @@ from taciturn.data.population import COUNTS, Population
 from taciturn.data.texts import SHARD_TOKENS
 from taciturn.data.users import listed_users
 from taciturn.data.vocabulary import UNKNOWN, DataError, Vocabulary, public_vocabulary
+from taciturn.files import check_new_folder, new_folder
 from taciturn.release.model_file import load_model
 
 if TYPE_CHECKING:
@@ -161,8 +162,7 @@ def public(
     from taciturn.data.sources import Source
     from taciturn.data.state_of_the_union import public_speeches
 
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(f"{out} holds something already; name a new --out")
+    check_new_folder(out, "name a new --out")
     if count_words and (characters or not vocabulary.isdecimal()):
         raise DataError("--count-words takes a number of words as --vocabulary, and no --characters")
     words = int(vocabulary) if count_words else _vocabulary(vocabulary, language, characters)
@@ -212,11 +212,9 @@ def synthetic(
 
     from taciturn.data.synthetic_corpus import BLOCK, synthetic_messages, write_shards
 
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(f"{out} holds something already; name a new --out")
     words = wordfreq.top_n_list("en", 12_000)
-    with stages() as show:
-        for done in write_shards(synthetic_messages(words, users, tokens, message, topics, seed), out):
+    with new_folder(out, "name a new --out") as made, stages() as show:
+        for done in write_shards(synthetic_messages(words, users, tokens, message, topics, seed), made):
             show("making up", min(done * BLOCK, users), users)
     console.print(f"{out}: {users:,} users; next: taciturn data build {out} --out POPULATION")
 

@@ -23,12 +23,12 @@ def demo(out: Annotated[Path, typer.Option(help="folder for all that it makes")]
     from taciturn.algorithms.pretraining import Schedule
     from taciturn.data.state_of_the_union import TOKENS_PER_USER, public_speeches, simulated_users
     from taciturn.data.vocabulary import public_vocabulary
+    from taciturn.files import next_folder
     from taciturn.runs.demonstration import USERS, WORDS, private_recipe, twin_recipe
-    from taciturn.runs.folder import numbered
     from taciturn.runs.loop import train_run
     from taciturn.runs.pretrain import pretrained
 
-    folder = numbered(out)  # a new one: a population's ledger is never thrown away
+    folder = next_folder(out)  # a new one: a population's ledger is never thrown away
     console.print("Taciturn: a keyboard model that learns from everyone and repeats no one.\n", style="bold")
     with console.status("reading State of the Union speeches"):
         words = public_vocabulary(WORDS)

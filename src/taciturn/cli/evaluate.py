@@ -1,13 +1,12 @@
 """`taciturn evaluate` and `taciturn compare`: what runs' models are worth on held-out users."""
 
-import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from taciturn.cli.output import comparison, console, table
+from taciturn.files import to_json
 from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def evaluate(
     with console.status("measuring"):
         measured = evaluate_run(run, data, head)
     if json_:
-        print(json.dumps(_json(measured)))
+        print(to_json(_json(measured)))
         return
     console.print(f"{run}, on held-out users{f' of {data}' if data else ''} (who have no guarantee)")
     _print_measured(measured)
@@ -63,11 +62,10 @@ def _json(measured: "Measured") -> dict[str, Any]:
     scores, guarantee, heads, _ = measured
     figures = {metric: scores[metric] for metric in NAMES}
     content: dict[str, Any] = {name: {"value": one.value, "margin": one.margin} for name, one in figures.items()}
-    spent = {"epsilon": guarantee.epsilon, "rho": guarantee.rho}
-    cost = {name: "infinity" if math.isinf(value) else value for name, value in spent.items()}  # JSON has no number
+    cost = {"epsilon": guarantee.epsilon, "rho": guarantee.rho, "delta": guarantee.delta, "run": guarantee.run}
     if heads is not None:
         content["head_words"] = {str(n): row.tolist() for n, row in zip(HEADS, heads, strict=True)}
-    return content | cost | {"delta": guarantee.delta, "run": guarantee.run}
+    return content | cost
 
 
 def _print_measured(measured: "Measured") -> None:
@@ -108,7 +106,7 @@ def compare(
         one, other = compare_runs(first, second, data)
     if json_:
         changes = {metric: other.scores.change_from(one.scores, metric) for metric in NAMES}
-        print(json.dumps({name: {"change": one.value, "margin": one.margin} for name, one in changes.items()}))
+        print(to_json({name: {"change": one.value, "margin": one.margin} for name, one in changes.items()}))
         return
     for letter, folder, run in (("A", first, one), ("B", second, other)):
         console.print(f"{letter}: {folder}  (ε {epsilon_text(run.guarantee.epsilon)})")

@@ -1,7 +1,5 @@
 """`taciturn keyboard`: type with a model, count what it spares people, and the n-grams that keyboards have today."""
 
-import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -10,6 +8,7 @@ import typer
 
 from taciturn.cli.export import Blocklist
 from taciturn.cli.output import comparison, console, group, stages
+from taciturn.files import to_json
 
 if TYPE_CHECKING:
     from taciturn.runs.typing import Tried
@@ -101,27 +100,22 @@ def evaluate(
     with stages() as show:
         tried = try_models(paths, source, history, people, words, show)
     if json_:
-        print(json.dumps(_json(paths, tried, history)))
+        print(to_json(_json(paths, tried, history)))
     else:
         _print(paths, tried, history)
 
 
 def _json(paths: Sequence[Path], tried: "Tried", history: bool) -> dict[str, Any]:
     listed = [
-        {"model": str(path), **{metric: _numbers(typed[metric]) for metric in NAMES}}
+        {"model": str(path), **{metric: vars(typed[metric]) for metric in NAMES}}
         for path, typed in zip(paths, tried.typings, strict=True)
     ]
     content: dict[str, Any] = {"people": tried.people, "words": tried.words, "left_out": tried.trained_on}
     content |= {"history": history, "models": listed}
     if len(listed) > 1:
         first, second = tried.typings
-        content["change"] = {metric: _numbers(second.change_from(first, metric)) for metric in NAMES}
+        content["change"] = {metric: vars(second.change_from(first, metric)) for metric in NAMES}
     return content
-
-
-def _numbers(interval: Any) -> dict[str, float | None]:
-    """JSON has no word for what is no number: the margin of a single person."""
-    return {name: value if math.isfinite(value) else None for name, value in vars(interval).items()}
 
 
 def _print(paths: Sequence[Path], tried: "Tried", history: bool) -> None:

@@ -1,6 +1,5 @@
 """`taciturn ledger`: what was ever released about a population's users, and what may be."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,6 +7,7 @@ import typer
 
 from taciturn.cli.output import console, group, table
 from taciturn.data.population import Population
+from taciturn.files import to_json
 from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def export(population: Folder, file: Annotated[Path, typer.Argument(help="JSON f
     """
     from taciturn.privacy.recounting import events_for_others
 
-    events = json.dumps(events_for_others(_opened(population)), indent=1, ensure_ascii=False)
+    events = to_json(events_for_others(_opened(population)), indent=1, ensure_ascii=False)
     file.write_text(events + "\n", encoding="utf-8")
 
 

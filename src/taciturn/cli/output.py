@@ -22,6 +22,7 @@ from rich.progress import (
 from rich.table import Table
 
 from taciturn.privacy.figures import epsilon_text
+from taciturn.progress import StageProgress
 
 if TYPE_CHECKING:
     from taciturn.evaluation.intervals import Interval, Sums
@@ -117,7 +118,7 @@ def training_bar(title: str) -> Iterator[Any]:
 
 
 @contextmanager
-def fleet_view(address: str, enrolled: int) -> Iterator[tuple[Callable[[str, int, int], None], Callable[..., None]]]:
+def fleet_view(address: str, enrolled: int) -> Iterator[tuple[StageProgress, Callable[..., None]]]:
     """Rounds above, the stage that devices are in below; yields watch(stage, done, all) and progress(done, all, row)."""
     begin = (SpinnerColumn(), TextColumn("{task.description:<11}"), BarColumn(bar_width=24))
     end = (MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
@@ -138,7 +139,7 @@ def fleet_view(address: str, enrolled: int) -> Iterator[tuple[Callable[[str, int
 
 
 @contextmanager
-def stages() -> Iterator[Callable[[str, int, int], None]]:
+def stages() -> Iterator[StageProgress]:
     """A bar for each stage of a job; yields show(stage, done, all)."""
     begin = (SpinnerColumn(), TextColumn("{task.description:<14}"), BarColumn(bar_width=30))
     end, hidden = (TaskProgressColumn(), TimeRemainingColumn()), not console.is_terminal

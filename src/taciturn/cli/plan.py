@@ -1,6 +1,5 @@
 """`taciturn plan`: what a guarantee would take."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from taciturn.cli.output import console, table
+from taciturn.files import to_json
 from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _json(question: "Question", answers: "list[Answer]") -> str:
         "max_participations": question.participations,
         "delta": question.at_delta,
     }
-    return json.dumps({**claim, "answers": [asdict(one) for one in answers]})
+    return to_json({**claim, "answers": [asdict(one) for one in answers]})
 
 
 def _print_answers(question: "Question", answers: "list[Answer]") -> None:

@@ -39,8 +39,9 @@ def train(
     """
     if hosts is not None and not _is_first_host(hosts, host, coordinator):
         return
+    from taciturn.files import next_folder
     from taciturn.recipe.text import load_recipe
-    from taciturn.runs.folder import RunError, numbered
+    from taciturn.runs.folder import RunError
     from taciturn.runs.loop import resume_run, train_run
 
     if resume:
@@ -53,7 +54,7 @@ def train(
     if recipe is None:
         raise RunError("name a recipe: taciturn train RECIPE.toml (experiments/ and the README have some)")
     loaded = load_recipe(recipe, [*(set or ()), *([] if audit is None else [f"audit.users={audit}"])])
-    folder = run or numbered(Path("runs"), f"{recipe.stem}-")
+    folder = run or next_folder(Path("runs"), f"{recipe.stem}-")
     print_finished(_watched(folder, partial(train_run, loaded, folder)))
 
 

@@ -12,7 +12,7 @@ import signal
 import tempfile
 import unicodedata
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -44,11 +44,11 @@ from taciturn.data.sources import Source
 from taciturn.data.texts import SHARD_TOKENS, token_type
 from taciturn.data.users import user_id
 from taciturn.data.vocabulary import DataError, Vocabulary
+from taciturn.progress import StageProgress
 
 SMALL = 2**23  # bytes of sources for which other processes are not worth starting
 LONGEST_WORD = 100  # characters for each token that a user may have: no more of a message is looked at
 
-Progress = Callable[[str, int, int], None]  # what is being done, how much of it, of how much
 
 # Only the order is asked for: texts do not go through the database.
 _ORDER = """
@@ -81,7 +81,7 @@ def ingest(
     folder: Path,
     rules: Rules,
     opt_outs: Iterable[str] = (),
-    progress: Progress = lambda what, done, all: None,
+    progress: StageProgress = lambda what, done, all: None,
     shard_tokens: int = SHARD_TOKENS,
     same_people_as: Path | None = None,
 ) -> Population:
@@ -111,7 +111,7 @@ def ingest(
         return writer.finish(_about(source, rules, len(opted_out)), _counts(source, tally))
 
 
-def _dealt(source: Source, scratch: Path, progress: Progress) -> list[Path]:
+def _dealt(source: Source, scratch: Path, progress: StageProgress) -> list[Path]:
     """All rows on disk, in files of users whose positions are near each other."""
     deal = Deal(scratch)
     for batch in source.batches(lambda done, all: progress("reading", done, all)):

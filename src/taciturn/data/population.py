@@ -12,7 +12,6 @@ into the same folder keeps the ledger: the users are the same people, whatever b
 has no ledger of its own, but names theirs, and hashes their ids with the same salt.
 """
 
-import fcntl
 import hashlib
 import hmac
 import json
@@ -31,7 +30,7 @@ import numpy as np
 from taciturn.data.texts import SHARD_TOKENS, Texts, TextWriter
 from taciturn.data.users import position
 from taciturn.data.vocabulary import DataError, Vocabulary
-from taciturn.files import sync_folder, write_atomically
+from taciturn.files import locked, sync_folder, write_atomically
 
 FORMAT = 2
 NAMES = {"train": "users.txt", "held_out": "held_out_users.txt"}  # files of hashed ids
@@ -40,6 +39,7 @@ COUNTS = "private_counts"
 NOTE = "measured on users' text; do not publish"
 STAYS = ("private", "ledger.jsonl", "ledger.head")  # whatever became of a manifest
 LEDGER, OPTED_OUT = "ledger.json", "opted-out.txt"  # in private/
+MANIFEST_LOCK = "manifest-lock"  # so that a build that ends and a ledger that is pinned do not undo each other
 
 
 class PopulationError(DataError):
@@ -87,7 +87,7 @@ class Population:
     def pin_ledger(self, ledger: NamedLedger) -> None:
         """Remember it, so that a ledger that was lost is not taken for one that never was: in the manifest, and where it outlives it."""
         write_atomically(self.folder / "private" / LEDGER, json.dumps(asdict(ledger)).encode(), 0o600)
-        with _changing_manifest(self.folder):
+        with locked(self.folder / "private" / MANIFEST_LOCK):
             _save_manifest(self.folder, {**_manifest(self.folder), "ledger": asdict(ledger)})
 
 
@@ -189,7 +189,7 @@ class PopulationWriter:
             "vocabulary": {"size": len(self.vocabulary), **self.vocabulary.about},
             COUNTS: {"note": NOTE, **sums, **counts, **written},
         }
-        with _changing_manifest(self.folder):
+        with locked(self.folder / "private" / MANIFEST_LOCK):
             ledger = named_ledger(self.folder)
             _save_manifest(self.folder, manifest | ({"ledger": asdict(ledger)} if ledger else {}))
         return Population(self.folder)
@@ -208,12 +208,9 @@ def writing_population(
     private = folder / "private"
     private.mkdir(parents=True, exist_ok=True)
     private.chmod(0o700)
-    umask = os.umask(0o077)  # whatever is written from here on is for the owner's eyes
-    with (private / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise PopulationError(f"another build is writing to {folder}; wait for it, or name another --out") from None
+    busy = PopulationError(f"another build is writing to {folder}; wait for it, or name another --out")
+    with locked(private / "lock", busy):
+        umask = os.umask(0o077)  # whatever is written from here on is for the owner's eyes
         try:
             _remove_leftovers(folder)
             numbers = [int(path.name.removeprefix("text-")) for path in folder.iterdir() if _is_text(path)]
@@ -332,14 +329,6 @@ def _share_ledger(folder: Path, other: Path) -> None:
     opted_out = remembered_opt_outs(other, salt) | remembered_opt_outs(folder, salt)
     write_atomically(private / OPTED_OUT, "".join(f"{one}\n" for one in sorted(opted_out)).encode(), 0o600)
     write_atomically(private / LEDGER, json.dumps(asdict(shared)).encode(), 0o600)
-
-
-@contextmanager
-def _changing_manifest(folder: Path) -> Iterator[None]:
-    """A build that ends and a ledger that is pinned do not undo each other."""
-    with (folder / "private" / "manifest-lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def manifest_before(folder: Path) -> dict[str, Any]:

@@ -6,7 +6,6 @@ PUBLIC/
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from taciturn.core import END
 from taciturn.data.sources import Source
 from taciturn.data.texts import Texts, TextWriter
 from taciturn.data.vocabulary import DataError, Vocabulary, counted_vocabulary
-from taciturn.files import write_atomically
+from taciturn.files import new_folder, write_atomically
 
 FORMAT = 2
 
@@ -80,22 +79,13 @@ def ingest_public(
 
 
 def write_documents(folder: Path, documents: Iterable, vocabulary: Vocabulary, source: str) -> None:
-    """Beside the folder first, so that a corpus is whole or not there."""
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        writer = TextWriter(partial, "documents", len(vocabulary))
+    with new_folder(folder, "name a new --out") as made:
+        writer = TextWriter(made, "documents", len(vocabulary))
         for document in documents:
             writer.add(document)
         written = writer.close()
         if not written["shards"]:
             raise DataError(f"there is no text in {source}")
-        vocabulary.save(partial / "vocabulary.txt")
+        vocabulary.save(made / "vocabulary.txt")
         about = {"format": FORMAT, "source": source, "vocabulary": vocabulary.about, "documents": written}
-        write_atomically(partial / "about.json", json.dumps(about).encode())
-        if folder.exists():
-            folder.rmdir()  # an empty one; anything else is kept, and said
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        write_atomically(made / "about.json", json.dumps(about).encode())

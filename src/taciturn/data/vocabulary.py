@@ -17,6 +17,7 @@ from typing import Any, Literal
 import regex  # and not `re`, which takes the vowel signs of Hindi for gaps between words
 
 from taciturn.core import UNKNOWN
+from taciturn.errors import TaciturnError
 
 SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>")  # at the ids core.PADDING, UNKNOWN, BEGIN and END
 PUNCTUATION = (".", ",", "!", "?", "'", '"', ":", ";", "-", "(", ")", "...")
@@ -64,7 +65,7 @@ _MEANS_SOMETHING = regex.compile(r"[\p{L}\p{N}\p{Extended_Pictographic}\p{RI}]")
 Unit = Literal["word", "character"]
 
 
-class DataError(Exception):
+class DataError(TaciturnError):
     """Text, words or a folder of them that cannot be used, and why."""
 
 

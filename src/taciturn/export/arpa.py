@@ -12,6 +12,7 @@ from typing import IO
 import numpy as np
 
 from taciturn.core import BEGIN, END, PADDING, UNKNOWN
+from taciturn.errors import TaciturnError
 from taciturn.files import sync_folder
 from taciturn.models.ngram import NEVER, NONE, Level, NGram, followers
 from taciturn.models.ngram_counts import joined, parted
@@ -24,7 +25,7 @@ BLOCK = 100_000  # n-grams in memory at a time
 LN10 = math.log(10)
 
 
-class ArpaError(Exception):
+class ArpaError(TaciturnError):
     """A model that cannot be written as ARPA, or a file that cannot be read as such, and why."""
 
 

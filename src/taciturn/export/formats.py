@@ -2,8 +2,6 @@
 
 import json
 import math
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,11 +18,13 @@ from taciturn.export.javascript import Published, check_javascript, javascript_m
 from taciturn.export.onnx import onnx_model, onnx_scores
 from taciturn.export.quantised import dequantised, quantised
 from taciturn.export.word_model import Loaded
+from taciturn.files import new_folder
 from taciturn.models.ngram import NGram, katz, pruned
 from taciturn.models.sampling import samples
 from taciturn.models.stepping import Neural, Recurrent
 from taciturn.privacy.figures import delta_text, epsilon_text
 from taciturn.privacy.ledger import Guarantee
+from taciturn.progress import StageProgress
 from taciturn.release.gate import ExportRefused, check_may_leave
 from taciturn.release.model_file import ModelCard, save_model
 from taciturn.release.privacy_statement import statement, statement_json
@@ -38,7 +38,6 @@ PAGE_ENTRIES = 200_000  # n-grams that a page can hold
 # they are to the model is printed, and is what the format can do.
 LEAST_AGREEMENT = {"onnx": 0.999, "onnx-int8": 0.9, "js": 0.9, "arpa": 0.99, "combined": 0.99}
 
-Progress = Callable[[str, int, int], None]
 Scoring = Callable[[np.ndarray], np.ndarray]  # a text → the log-probabilities at its start and after each word
 
 
@@ -73,22 +72,16 @@ def export_model(
     non_private: bool = False,
     blocklist: Iterable[str] = (),
     distilling: Distilling = Distilling(),
-    progress: Progress = lambda what, done, all: None,
+    progress: StageProgress = lambda what, done, all: None,
 ) -> Exported:
     """Nothing is written before the file says what the model says. The guarantee is the ledger's, of exactly this model."""
     assert loaded.card is not None  # or there were no guarantee
     check_may_leave(guarantee, non_private)
-    if out.exists() and any(out.iterdir()):
-        raise ExportRefused(f"{out} is not empty; name a new folder")
-    export = _Export(
-        loaded, loaded.card, guarantee, learned_from, _blocked(loaded, blocklist, to), distilling, progress
-    )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as partial:
-        check = export.write(Path(partial), to)
-        out.mkdir(exist_ok=True)
-        files = [Path(shutil.move(path, out / path.name)) for path in sorted(Path(partial).iterdir())]
-    return Exported(guarantee, files, check)
+    with new_folder(out, "name a new folder") as made:
+        blocked = _blocked(loaded, blocklist, to)
+        export = _Export(loaded, loaded.card, guarantee, learned_from, blocked, distilling, progress)
+        check = export.write(made, to)
+    return Exported(guarantee, sorted(out.iterdir()), check)
 
 
 def _blocked(loaded: Loaded, blocklist: Iterable[str], to: Format) -> list[str]:
@@ -120,7 +113,7 @@ class _Export:
         learned_from: str | None,
         blocked: list[str],
         distilling: Distilling,
-        progress: Progress,
+        progress: StageProgress,
     ) -> None:
         self.loaded, self.model, self.card = loaded, loaded.model, card
         self.guarantee, self.learned_from, self.blocked = guarantee, learned_from, blocked

@@ -18,6 +18,7 @@ import numpy as np
 from scipy.special import log_softmax
 
 from taciturn.core import BEGIN
+from taciturn.errors import TaciturnError
 from taciturn.export.quantised import Int8, QuantisedWeights
 from taciturn.models.stepping import Cell, StepWeights
 from taciturn.release.gate import ExportRefused
@@ -29,7 +30,7 @@ OPSET, IR_VERSION = 17, 8  # of 2022: what is on phones
 BEST = 10
 
 
-class OnnxMissing(Exception):
+class OnnxMissing(TaciturnError):
     """The libraries for ONNX are not there."""
 
 

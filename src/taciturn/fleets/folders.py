@@ -24,7 +24,7 @@ import numpy as np
 
 from taciturn.data.population import HeldOutUsers, Population, hashed_id, writing_population
 from taciturn.data.vocabulary import Vocabulary
-from taciturn.files import write_atomically
+from taciturn.files import new_folder, write_atomically
 from taciturn.fleets import assemble
 from taciturn.fleets.devices import participation_record
 from taciturn.fleets.devices.device import Device
@@ -51,12 +51,13 @@ LOCAL_NAMES = ("localhost", "127.0.0.1")
 def new_fleet(folder: Path, recipe: Recipe, names: tuple[str, ...] = ()) -> None:
     """A server's folder. The recipe's population lends its words and held-out users; the people are others, with a ledger of their own.
     `names` are those that devices know the server by."""
-    source, population = build.population(recipe), folder / "population"
-    _server_folder(folder, recipe.with_settings("data", population=str(population)), source, names)
-    with writing_population(population, source.vocabulary) as writer:
-        for number, text in enumerate(HeldOutUsers(source.folder).texts):
-            writer.add("held_out", hashed_id(writer.salt, str(number)), np.asarray(text))
-        writer.finish({"source": f"held-out users of {source.folder.name}", "on_devices": True}, {})
+    source = build.population(recipe)
+    with new_folder(folder, "a fleet's authority and ledger are never replaced; choose another folder") as made:
+        _server_folder(made, recipe.with_settings("data", population=str(folder / "population")), source, names)
+        with writing_population(made / "population", source.vocabulary) as writer:
+            for number, text in enumerate(HeldOutUsers(source.folder).texts):
+                writer.add("held_out", hashed_id(writer.salt, str(number)), np.asarray(text))
+            writer.finish({"source": f"held-out users of {source.folder.name}", "on_devices": True}, {})
 
 
 def try_out(folder: Path, recipe: Recipe, count: int, run: str) -> list[Path]:
@@ -65,28 +66,20 @@ def try_out(folder: Path, recipe: Recipe, count: int, run: str) -> list[Path]:
     population = build.population(recipe)
     if len(population) < count:
         raise LinkError(f"{population.folder} has fewer than {count} users")
-    if folder.exists() and any(folder.iterdir()):
-        raise LinkError(f"{folder} exists already: choose another --out")
-    if run in open_ledger(population).runs():
-        raise LinkError(f"the ledger of {population.folder} has a run {run!r} already: choose another --out")
-    assemble.check_enough(recipe, count)
-    server = folder / "server"
-    recipe = recipe.with_settings(
-        "data", population=str(population.folder.resolve())
-    )  # these people's, wherever it is started
-    _server_folder(server, recipe, population, ())
-    devices = [folder / f"device-{number}" for number in range(count)]
-    for number, device in enumerate(devices):
-        save_text(device, population.texts[number])
-    enrol(server, devices)
-    return devices
+    with new_folder(folder, "choose another --out") as made:
+        if run in open_ledger(population).runs():
+            raise LinkError(f"the ledger of {population.folder} has a run {run!r} already: choose another --out")
+        assemble.check_enough(recipe, count)
+        people = str(population.folder.resolve())  # the same ones, wherever it is started
+        _server_folder(made / "server", recipe.with_settings("data", population=people), population, ())
+        devices = [made / f"device-{number}" for number in range(count)]
+        for number, device in enumerate(devices):
+            save_text(device, population.texts[number])
+        enrol(made / "server", devices)
+    return [folder / device.name for device in devices]
 
 
 def _server_folder(folder: Path, recipe: Recipe, words_of: Population, names: tuple[str, ...]) -> None:
-    if folder.exists():
-        raise LinkError(
-            f"{folder} exists already: a fleet's authority and ledger are never replaced; choose another folder"
-        )
     recipe = with_noise(recipe, vocabulary=len(words_of.vocabulary))
     certificate = make_authority(folder / "authority")
     certify_server(folder / "authority", folder / "wire", [*LOCAL_NAMES, *names])

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from taciturn.data.sources import Source
 from taciturn.data.users import position, user_id
 from taciturn.data.vocabulary import DataError
+from taciturn.progress import Progress
 
 MOST_CHARACTERS = 20_000  # of one person: far more than is ever typed in a simulation
 
@@ -23,7 +24,7 @@ def read_people(
     source: Source,
     trained_on: Callable[[str], bool],
     most: int,
-    progress: Callable[[int, int], None] = lambda done, all: None,
+    progress: Progress = lambda done, all: None,
 ) -> People:
     """At most so many; which ones follows from a hash of their ids."""
     found: dict[str, list[str]] = {}

@@ -9,9 +9,8 @@ then (Popov et al. 2018, §2.6).
 """
 
 import os
-import shutil
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -30,10 +29,12 @@ from taciturn.data.sources import Source
 from taciturn.data.texts import Texts
 from taciturn.data.users import user_id
 from taciturn.data.vocabulary import DataError, Vocabulary
+from taciturn.errors import TaciturnError
 from taciturn.evaluation.accuracy import WINDOW, Scores, evaluate
 from taciturn.export.word_model import load_word_model
-from taciturn.files import sync_folder
+from taciturn.files import check_new_folder, new_folder, sync_folder
 from taciturn.models.sgd import sgd_step
+from taciturn.progress import Progress
 from taciturn.recipe import build
 from taciturn.recipe.sections import Model
 from taciturn.release.model_file import ModelCard, ModelFileError, save_model
@@ -44,11 +45,12 @@ UNROLL = 20
 SENTENCE_LENGTH = 20  # as recipes have it by default; a card does not say at which length sentences were cut
 STEPS_AT_ONCE = 16  # between two looks at the progress
 
+NOT_NEW = "name a new folder"
+
 Messages = Sequence[Sequence[int]]  # word ids, each message with its end
-Progress = Callable[[int, int], None]
 
 
-class PersonalError(Exception):
+class PersonalError(TaciturnError):
     """There is no personal model, or its text is still there, and why."""
 
 
@@ -93,8 +95,7 @@ def personalise(
 
     Whatever goes wrong leaves no folder, and leaves the text: it is deleted last, and only where that is asked for.
     """
-    if out.exists() or out.is_symlink():
-        raise PersonalError(f"{out} exists already; name a new folder")
+    check_new_folder(out, NOT_NEW)
     params, card, vocabulary = _neural(model)
     if learning.general is not None and learning.general.vocabulary.words != vocabulary.words:
         raise DataError(f"the general text has other words than the model; make it with --vocabulary {model}")
@@ -117,7 +118,8 @@ def personalise(
             f"{before['perplexity'].value:.1f} to {after['perplexity'].value:.1f}. It was not kept, and the text stays where it is; try a "
             "lower --learning-rate, fewer --epochs, or more text"
         )
-    _save(out, params, _personal(card, learning))
+    with new_folder(out, NOT_NEW, mode=0o700) as made:  # for its owner's eyes alone
+        save_model(made / "model.safetensors", params, _personal(card, learning), mode=0o600)
     if found is not None:
         _delete(text, found, out)
     everything = [word for message in (*own.learned, *own.held_out) for word in message if word != END]
@@ -220,20 +222,6 @@ def _personal(card: ModelCard, learning: Learning) -> ModelCard:
     """Where it came from is still said; what was promised there is not."""
     rehearsed = (learning.general.source,) if learning.general else ()
     return replace(card, personal=True, public_sources=tuple(dict.fromkeys((*card.public_sources, *rehearsed))))
-
-
-def _save(out: Path, params: Params, card: ModelCard) -> None:
-    """For its owner's eyes alone; on disk, with its folder, when this returns."""
-    new = [folder for folder in (out, *out.parents) if not folder.exists()]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.mkdir(mode=0o700)
-    try:
-        save_model(out / "model.safetensors", params, card, mode=0o600)
-        for folder in new:
-            sync_folder(folder.parent)
-    except BaseException:
-        shutil.rmtree(out)
-        raise
 
 
 def _counted(reasons: dict[str, int]) -> str:

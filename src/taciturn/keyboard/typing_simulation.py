@@ -7,7 +7,7 @@ shown is taken. Re-scoring: how many words come out wrong from noisy taps, and w
 the times below.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ from taciturn.evaluation.intervals import BUCKETS, Figures, Sums, share
 from taciturn.keyboard.predictor import LEAST_COMPOSED, PLACES, Composed, Predictor
 from taciturn.keyboard.taps import TapDecoder, keys_of, tapped
 from taciturn.keyboard.user_history import WithHistory
+from taciturn.progress import Progress
 
 THRESHOLDS = np.linspace(0.3, 0.95, 14)
 PICKED_RATE = 0.6  # at which models' smart compose is compared
@@ -84,7 +85,7 @@ def simulate(
     model: WordModel,
     vocabulary: Vocabulary,
     people: Sequence[Sequence[str]],
-    progress: Callable[[int, int], None] = lambda done, all: None,
+    progress: Progress = lambda done, all: None,
 ) -> Typing:
     """Let each person type their messages. The n-th goes to bucket n mod 100."""
     if not people:

@@ -4,7 +4,7 @@ One uniform number chooses a word: first a block of the vocabulary, then a word 
 random number for every word.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import jax
@@ -13,6 +13,7 @@ import numpy as np
 
 from taciturn.core import BEGIN, PADDING, Key, LanguageModel, Params
 from taciturn.models.stepping import Neural, Recurrent, Stacked, State, StepWeights, Windowed, step, zero_state
+from taciturn.progress import Progress
 
 SIDE_BY_SIDE = 256  # texts
 LENGTH = 64  # words of a text between two looks at the clock
@@ -37,9 +38,7 @@ def chosen(scores: jax.Array, uniform: jax.Array) -> jax.Array:
     return which * block + place
 
 
-def samples(
-    model: Neural, words: int, key: Key, progress: Callable[[int, int], None] = lambda done, all: None
-) -> Iterator[np.ndarray]:
+def samples(model: Neural, words: int, key: Key, progress: Progress = lambda done, all: None) -> Iterator[np.ndarray]:
     """Texts with so many words in all, or a few more."""
     streams = _recurrent_streams(model, key) if isinstance(model, Recurrent) else _windowed_streams(model, key)
     made = 0

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from dp_accounting import DpEvent
 
+from taciturn.errors import TaciturnError
 from taciturn.privacy.accounting import (
     AccountantName,
     Budget,
@@ -25,7 +26,7 @@ from taciturn.privacy.ledger import INTEGERS, Guarantee, Ledger
 from taciturn.privacy.participation import spare_rounds
 
 
-class BudgetExhausted(Exception):
+class BudgetExhausted(TaciturnError):
     """The next release would cost more than the run's budget allows."""
 
 

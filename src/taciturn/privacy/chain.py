@@ -12,23 +12,23 @@ those who hold a later head outside, as states, models, exports and an anchor (p
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from taciturn.files import sync_folder, write_atomically
+from taciturn.errors import TaciturnError
+from taciturn.files import locked, sync_folder, write_atomically
 
 GENESIS = "0" * 64
 SLACK = 60 * 10**9  # nanoseconds by which a file system may be late to tell when a file changed
 Row = dict[str, Any]
 
 
-class LedgerError(Exception):
+class LedgerError(TaciturnError):
     """The ledger does not say what it must; nothing may be released."""
 
 
@@ -99,12 +99,9 @@ class ChainedFile:
     def _witness(self, previous: str, new: str) -> None:
         """Asked before a row and told after it; raises where somebody knows of another head than these two."""
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[BinaryIO]:
+    def _locked(self) -> contextlib.AbstractContextManager[BinaryIO]:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield file  # closing the file gives the lock back
+        return locked(self.path, mode=0o666)
 
     def _catch_up(self, file: BinaryIO) -> None:
         """Verify and take in what is new in the file since this object last looked."""

@@ -18,6 +18,7 @@ from dp_accounting import (
 )
 
 from taciturn.core import Coins, Strategy, UserIds
+from taciturn.errors import TaciturnError
 from taciturn.privacy.accounting import CorrelatedDpEvent
 from taciturn.privacy.noise import INDEPENDENT
 from taciturn.privacy.sensitivity import most_participations
@@ -49,7 +50,7 @@ class PoissonSampling:
         return gaussian if self.probability == 1 else PoissonSampledDpEvent(self.probability, gaussian)
 
 
-class WrongNumberOfUsers(Exception):
+class WrongNumberOfUsers(TaciturnError):
     """There are fewer or more users than the cost was worked out for."""
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from taciturn.core import UserIds
+from taciturn.errors import TaciturnError
 from taciturn.files import sync_folder
 
 _COUNT = struct.Struct("<q")
@@ -24,7 +25,7 @@ _FAILED = -1  # in place of a count: the entry before is of a round that failed
 _CHECKSUM = 16
 
 
-class ParticipationBreach(Exception):
+class ParticipationBreach(TaciturnError):
     """A cohort, or the log itself, would break what was claimed; nothing was summed."""
 
 

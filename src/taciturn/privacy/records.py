@@ -22,12 +22,13 @@ import jax
 import numpy as np
 
 from taciturn.core import Params, Release
+from taciturn.errors import TaciturnError
 from taciturn.files import write_atomically
 
 Parts = Sequence[bytes | memoryview]
 
 
-class RecordError(Exception):
+class RecordError(TaciturnError):
     """A release that was charged cannot be given out."""
 
 

@@ -32,7 +32,7 @@ def events_for_others(ledger: Ledger) -> list[dict[str, Any]]:
                     "adjacency": guarantee.adjacency,
                     "delta": guarantee.delta,
                     "distance": guarantee.distance,
-                    "epsilon": "infinity" if guarantee.epsilon == float("inf") else guarantee.epsilon,
+                    "epsilon": guarantee.epsilon,
                 }
             )
     return rows

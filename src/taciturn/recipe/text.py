@@ -8,12 +8,13 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from taciturn.errors import TaciturnError
 from taciturn.files import write_atomically
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.sections import Model
 
 
-class RecipeError(Exception):
+class RecipeError(TaciturnError):
     """What is wrong with a recipe, in a sentence for whoever wrote it."""
 
 

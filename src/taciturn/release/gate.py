@@ -4,12 +4,13 @@ import math
 from pathlib import Path
 
 from taciturn.core import Params
+from taciturn.errors import TaciturnError
 from taciturn.privacy.figures import delta_text
 from taciturn.privacy.ledger import Guarantee, Ledger
 from taciturn.release.model_file import ModelCard, card_digest, params_digest
 
 
-class ExportRefused(Exception):
+class ExportRefused(TaciturnError):
     """The model may not leave, and why."""
 
 

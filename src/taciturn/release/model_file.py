@@ -14,10 +14,11 @@ import safetensors
 import safetensors.numpy
 
 from taciturn.core import Params, PyTree
+from taciturn.errors import TaciturnError
 from taciturn.files import write_atomically
 
 
-class ModelFileError(Exception):
+class ModelFileError(TaciturnError):
     """The file is not a model that can be used here."""
 
 

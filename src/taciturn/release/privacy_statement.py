@@ -1,11 +1,11 @@
 """The guarantee of a run in words, written from the ledger, never from what was planned."""
 
-import json
 import math
 import re
 import textwrap
 from dataclasses import asdict
 
+from taciturn.files import to_json
 from taciturn.privacy.figures import MEANINGLESS, WEAK, delta_text, epsilon_text, mu_text, rho_text
 from taciturn.privacy.ledger import Guarantee
 
@@ -183,9 +183,7 @@ def statement_json(guarantee: Guarantee, public_sources: tuple[str, ...]) -> str
         "private": guarantee.epsilon < math.inf and not guarantee.is_simulated,  # whose noise can be taken off
         "simulation": guarantee.is_simulated,
     }
-    # JSON knows no infinity.
-    content = {name: "infinity" if value == math.inf else value for name, value in content.items()}
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    return to_json(content, indent=2, ensure_ascii=False) + "\n"
 
 
 _ACCOUNTANTS = {

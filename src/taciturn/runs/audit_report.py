@@ -2,7 +2,6 @@
 looked for in its model. The ledger's word stands beside both."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +19,11 @@ from taciturn.export.word_model import load_word_model
 from taciturn.privacy.accounting import gaussian_epsilon
 from taciturn.privacy.ledger import Guarantee
 from taciturn.privacy.sensitivity import segments
+from taciturn.progress import Progress
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.runs.finished import guarantee_of
 from taciturn.runs.folder import RunError, recipe_of
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)

@@ -1,55 +1,29 @@
 """A run's folder: there as a whole or not at all, and rid of its secrets when the run ends."""
 
-import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import count
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import BinaryIO
 
 from taciturn import randomness
-from taciturn.files import sync_folder, write_atomically
+from taciturn.errors import TaciturnError
+from taciturn.files import locked, sync_folder, write_atomically
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import load_recipe
 
+NOT_NEW = "add --resume to go on with it, or choose another --run"
 FROM_ENTROPY, FROM_SEED = b"entropy\n", b"seeded:\n"  # what a root file begins with
 
 
-class RunError(Exception):
+class RunError(TaciturnError):
     """The run folder cannot be used as asked."""
 
 
-def check_new(folder: Path) -> None:
-    if not folder.name:
-        raise RunError(f"{folder} has no name, which a run needs: choose another --run")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RunError(f"{folder} exists already: add --resume to go on with it, or choose another --run")
-
-
-def numbered(parent: Path, name: str = "") -> Path:
-    """The first of parent/name1, parent/name2 … that does not exist yet."""
-    return next(path for number in count(1) if not (path := parent / f"{name}{number}").exists())
-
-
-@contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder beside it for the first files, which then takes its place: whoever is cut off before has left nothing there, and of two
-    that begin at once one is told."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    made = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
-    made.mkdir()
-    try:
-        yield made
-        check_new(folder)
-        try:
-            made.rename(folder)
-        except OSError:  # another was faster
-            check_new(folder)
-            raise
-    except BaseException:
-        shutil.rmtree(made)
-        raise
-    sync_folder(folder.parent)
+def alone_in(folder: Path) -> AbstractContextManager[BinaryIO]:
+    """One process at a run: a second would overwrite what the first is charged for. Its recipe is what both would lock, since it is never
+    replaced, and stays when the secrets go."""
+    busy = RunError(f"another process is at work in {folder}: wait until it ends, or stop it; then add --resume")
+    return locked(folder / "recipe.toml", busy)
 
 
 def save_root(folder: Path, root: bytes, seeded: bool) -> None:

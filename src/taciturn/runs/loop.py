@@ -14,7 +14,7 @@ from dp_accounting import NonPrivateDpEvent
 from taciturn import randomness
 from taciturn.core import Params
 from taciturn.evaluation.accuracy import Scores
-from taciturn.files import write_atomically
+from taciturn.files import check_new_folder, new_folder, write_atomically
 from taciturn.fleets.devices.fleet import Connected
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.host_process import dismiss_hosts
@@ -27,7 +27,7 @@ from taciturn.recipe.text import save_recipe
 from taciturn.release.model_file import card_digest, load_state, params_digest, save_model, save_state
 from taciturn.release.plots import plot_run
 from taciturn.release.privacy_statement import statement, statement_json
-from taciturn.runs.folder import check_new, delete_secrets, load_root, new_folder, recipe_of, save_root
+from taciturn.runs.folder import NOT_NEW, alone_in, delete_secrets, load_root, recipe_of, save_root
 from taciturn.runs.metrics import Metrics, Row, norms, observed_participation, row
 from taciturn.runs.run import Run
 from taciturn.train import TrainState, rounds, start
@@ -53,39 +53,41 @@ def train_run(
     recipe: Recipe, folder: Path, progress: Progress = lambda *_: None, connected: Connected | None = None
 ) -> Finished:
     """A new run in a new folder."""
-    check_new(folder)
+    check_new_folder(folder, NOT_NEW)
     seed = recipe.run.seed
     root = randomness.root_from_entropy() if seed is None else randomness.root_from_seed(seed)
     run = Run(folder, recipe, root, connected=connected)
     run.account.check_budget()
-    with new_folder(folder) as made:
+    with new_folder(folder, NOT_NEW) as made:
         save_root(made, root, seed is not None)
         words = "".join(f"{word}\n" for word in run.vocabulary.words)
         write_atomically(made / "vocabulary.txt", words.encode())
         save_recipe(run.recipe, made / "recipe.toml")
-    try:
-        run.account.open()
-    except LedgerError:
-        shutil.rmtree(folder)  # a run that was refused leaves nothing to resume
-        raise
-    return _train_loop(run, run.fresh_state(), progress)
+    with alone_in(folder):
+        try:
+            run.account.open()
+        except LedgerError:
+            shutil.rmtree(folder)  # a run that was refused leaves nothing to resume
+            raise
+        return _train_loop(run, run.fresh_state(), progress)
 
 
 def resume_run(folder: Path, progress: Progress = lambda *_: None, connected: Connected | None = None) -> Finished:
     """Resume a run that was cut off."""
     recipe, state_file = recipe_of(folder), folder / "private" / "state.safetensors"
-    root, seeded = load_root(folder)
-    run = Run(folder, recipe, root, seeded, connected)
-    if not state_file.exists():
+    with alone_in(folder):
+        root, seeded = load_root(folder)
+        run = Run(folder, recipe, root, seeded, connected)
+        if state_file.exists():
+            saved, about = load_state(state_file, _savable(start(run.algorithm, run.initial_params(), "")))
+            run.account.reopen(about["ledger_head"])
+            state = TrainState(int(about["round"]), saved["server"], saved["mechanism"], about["ledger_head"])
+            return _train_loop(run, state, progress)
         if run.account.ledger.run_rows(folder.name):
             run.account.reopen(None)
         else:  # cut off before it was declared
             run.account.open()
         return _train_loop(run, run.fresh_state(), progress)
-    saved, about = load_state(state_file, _savable(start(run.algorithm, run.initial_params(), "")))
-    run.account.reopen(about["ledger_head"])
-    state = TrainState(int(about["round"]), saved["server"], saved["mechanism"], about["ledger_head"])
-    return _train_loop(run, state, progress)
 
 
 def _train_loop(run: Run, state: TrainState, progress: Progress) -> Finished:

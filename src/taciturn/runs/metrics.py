@@ -2,15 +2,13 @@
 
 import csv
 import io
-import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from taciturn.core import Participation, PyTree
 from taciturn.evaluation.accuracy import METRICS, Scores
-from taciturn.files import write_atomically
+from taciturn.files import from_json, to_json, write_atomically
 from taciturn.privacy.adaptive_clip import Norms
 from taciturn.privacy.ledger import Guarantee
 from taciturn.privacy.participation_log import ParticipationLog
@@ -28,27 +26,18 @@ class Metrics:
         self.folder = folder
         path = folder / "metrics.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
-        self.rows = [row for row in map(_row_from_json, lines) if row["round"] <= round]
+        self.rows = [row for row in map(from_json, lines) if row["round"] <= round]
 
     def add(self, row: Row) -> None:
         recent = [one["accuracy_top1"] for one in (*self.rows, row)[-SMOOTHED_OVER:]]
         row = row | {"accuracy_top1_smoothed": sum(recent) / len(recent)}
         self.rows.append(row)
-        write_atomically(self.folder / "metrics.jsonl", "".join(map(_row_to_json, self.rows)).encode())
+        write_atomically(self.folder / "metrics.jsonl", "".join(f"{to_json(one)}\n" for one in self.rows).encode())
         table = io.StringIO()
         writer = csv.DictWriter(table, list(row))
         writer.writeheader()
         writer.writerows(self.rows)
         write_atomically(self.folder / "metrics.csv", table.getvalue().encode())
-
-
-def _row_to_json(row: Row) -> str:
-    """JSON knows no infinity."""
-    return json.dumps({name: "infinity" if value == math.inf else value for name, value in row.items()}) + "\n"
-
-
-def _row_from_json(line: str) -> Row:
-    return {name: math.inf if value == "infinity" else value for name, value in json.loads(line).items()}
 
 
 def row(rounds: int, guarantee: Guarantee, scores: Scores, more: Figures, seconds: float, stats: Figures) -> Row:

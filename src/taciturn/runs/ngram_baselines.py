@@ -18,7 +18,7 @@ from taciturn.data.population import Population
 from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.export.word_model import COUNTED_ON
-from taciturn.files import write_atomically
+from taciturn.files import check_new_folder, new_folder, write_atomically
 from taciturn.models.ngram import NGram, katz, kneser_ney
 from taciturn.population_ledger import open_ledger
 from taciturn.privacy.account import Account, RunTerms
@@ -30,11 +30,12 @@ from taciturn.runs.folder import RunError
 from taciturn.runs.run import unit_of
 
 Smoothing = Literal["katz", "kneser-ney"]
+NOT_NEW = "name a new folder"
 ANY_DELTA = 1e-10  # ε is ∞ at every one
 
 
 def count_public(corpus: Path, out: Path, smoothing: Smoothing, order: int) -> NGram:
-    _check_new(out)
+    check_new_folder(out, NOT_NEW)
     public = PublicCorpus.load(corpus)
     model = _counted(public.documents, public.vocabulary, smoothing, order)
     card = ModelCard(
@@ -43,14 +44,14 @@ def count_public(corpus: Path, out: Path, smoothing: Smoothing, order: int) -> N
         public.vocabulary.about,
         public_sources=(public.source,),
     )
-    out.mkdir(parents=True, exist_ok=True)
-    save_model(out / "model.safetensors", model.params(), card)
+    with new_folder(out, NOT_NEW) as made:
+        save_model(made / "model.safetensors", model.params(), card)
     return model
 
 
 def count_population(folder: Path, out: Path, smoothing: Smoothing, order: int, non_private: bool) -> Guarantee:
     """Charged first, then counted."""
-    _check_new(out)
+    check_new_folder(out, NOT_NEW)
     if not non_private:
         raise RunError(
             f"{folder} holds users' text, and counts of it have no guarantee (ε = ∞). If that is meant, say --non-private; for an n-gram "
@@ -75,19 +76,12 @@ def count_population(folder: Path, out: Path, smoothing: Smoothing, order: int, 
     vocabulary = population.vocabulary
     card = ModelCard(_architecture(smoothing, order), vocabulary.words, vocabulary.about, terms.name, round=1)
     card = replace(card, ledger_head=account.record_model(1, params_digest(model.params()), card_digest(card)))
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomically(
-        out / COUNTED_ON, json.dumps({"population": str(folder)}).encode()
-    )  # first: it says what the rest is
-    save_model(out / "model.safetensors", model.params(), card, mode=0o600)
     guarantee = account.guarantee()
-    write_atomically(out / "guarantee.txt", statement(guarantee, card.public_text).encode())
+    with new_folder(out, NOT_NEW) as made:
+        write_atomically(made / COUNTED_ON, json.dumps({"population": str(folder)}).encode())
+        save_model(made / "model.safetensors", model.params(), card, mode=0o600)
+        write_atomically(made / "guarantee.txt", statement(guarantee, card.public_text).encode())
     return guarantee
-
-
-def _check_new(out: Path) -> None:
-    if out.exists() and any(out.iterdir()):
-        raise RunError(f"{out} is not empty; name a new folder")
 
 
 def _architecture(smoothing: Smoothing, order: int) -> dict[str, str | int]:

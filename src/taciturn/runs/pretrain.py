@@ -21,7 +21,7 @@ from taciturn.algorithms.pretraining import Pretraining, Schedule, Training, pre
 from taciturn.core import Params
 from taciturn.data.public import PublicCorpus
 from taciturn.evaluation.accuracy import Scores, evaluate
-from taciturn.files import sync_folder, write_atomically
+from taciturn.files import check_new_folder, sync_folder, to_json, write_atomically
 from taciturn.models.losses import cross_entropy
 from taciturn.recipe import build
 from taciturn.recipe.sections import Model
@@ -81,7 +81,10 @@ def pretrained(
 ) -> Pretrained:
     """Train on public text and write the best epoch's model.safetensors to `out`. Cut off at any moment, it goes on with `resume`, and
     comes to the same."""
-    _check_folder(out, resume)
+    if not resume:
+        check_new_folder(out, "if it was cut off, repeat its command with --resume, or name another --out")
+    elif (out / "model.safetensors").exists() and not (out / CHECKPOINT).exists():
+        raise RecipeError(f"{out} holds a model already; name another --out")
     text, held_out = split(corpus, schedule.held_out, schedule.seed)
     try:
         model = build.language_model(settings, len(corpus.vocabulary))
@@ -106,21 +109,14 @@ def pretrained(
         save_state(out / CHECKPOINT, (course.training, course.best), about)
     stopped = _stopped(course.epochs, schedule)
     finished = Pretrained(course.epochs, _best(course.epochs), _measured_on(corpus, held_out), stopped)
-    write_atomically(out / "pretraining.json", _to_json(finished).encode())
+    rows = [epoch._asdict() for epoch in finished.epochs]
+    about = {"held_out": finished.held_out, "best_epoch": finished.best.epoch, "stopped": stopped, "epochs": rows}
+    write_atomically(out / "pretraining.json", to_json(about, indent=2).encode())
     card = ModelCard(architecture, corpus.vocabulary.words, corpus.vocabulary.about, public_sources=(corpus.source,))
     save_model(out / "model.safetensors", course.best, card)
     (out / CHECKPOINT).unlink()  # last: killed before this, it goes on from the checkpoint, and comes to the same
     sync_folder(out)
     return finished
-
-
-def _check_folder(out: Path, resume: bool) -> None:
-    if (out / CHECKPOINT).exists() and not resume:
-        raise RecipeError(
-            f"{out} holds a training that was cut off: repeat its command with --resume, or name another --out"
-        )
-    if (out / "model.safetensors").exists() and not (out / CHECKPOINT).exists():
-        raise RecipeError(f"{out} holds a model already; name another --out")
 
 
 def _saved_course(path: Path, fresh: Course, terms: dict[str, Any]) -> Course:
@@ -191,13 +187,3 @@ def _measured_on(corpus: PublicCorpus, held_out: PublicCorpus) -> str:
     part, whole = len(held_out.documents), len(corpus.documents)
     share = "the end" if whole == 1 else f"{part:,} of {whole:,} documents"
     return f"{share} of {corpus.source} ({held_out.documents.tokens:,} tokens)"
-
-
-def _to_json(finished: Pretrained) -> str:
-    """JSON has no word for what is no number, as the perplexity of a model that diverged."""
-    rows = [
-        {name: value if math.isfinite(value) else None for name, value in epoch._asdict().items()}
-        for epoch in finished.epochs
-    ]
-    about = {"held_out": finished.held_out, "best_epoch": finished.best.epoch, "stopped": finished.stopped}
-    return json.dumps({**about, "epochs": rows}, indent=2)

@@ -1,6 +1,6 @@
 """Models tried at a keyboard: by simulated people, and by whoever opens the page."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from taciturn.keyboard.server import KeyboardServer, page_files
 from taciturn.keyboard.typing_simulation import Typing, enough_words, simulate
 from taciturn.keyboard.user_history import WithHistory
 from taciturn.privacy.ledger import Guarantee
+from taciturn.progress import StageProgress
 from taciturn.release.model_file import ModelCard
 from taciturn.release.privacy_statement import personal_statement, statement
 from taciturn.runs.finished import guarantee_of, learned_from, people_known_to
@@ -32,7 +33,7 @@ def try_models(
     history: bool,
     most_people: int,
     most_words: int,
-    progress: Callable[[str, int, int], None] = lambda what, done, all: None,
+    progress: StageProgress = lambda what, done, all: None,
 ) -> Tried:
     """Each model under the same people's fingers; with `history` the last one also learns from each person. Without a source the
     people are the held-out ones of the demonstration."""

@@ -35,12 +35,11 @@ from taciturn.fleets.secure_aggregation.messages import Advert, MaskedReport, Se
 from taciturn.fleets.secure_aggregation.protocol import Refused, Unneeded
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
 from taciturn.fleets.simulation.availability import TooFewDevices
+from taciturn.progress import StageProgress
 
 SHORT = 60.0  # seconds for stages in which nobody trains, at most
 COUNTS, NUMBERS, LEFT_OUT = "counts.json", "numbers.json", "left-out.json"
 WAIT = 2.0  # seconds between two calls for devices
-
-Watch = Callable[[str, int, int], None]  # stage, how many are done, of how many
 
 
 class Patience(Protocol):
@@ -60,7 +59,7 @@ class Connected(NamedTuple):
     devices: Callable[[], Mapping[int, int]]  # which enrolled device is at each connection, now
     enrolled: Sequence[bytes]  # their public keys, in the order of their numbers
     identity: Identity  # that knows them
-    watch: Watch = lambda stage, done, all: None
+    watch: StageProgress = lambda stage, done, all: None
 
 
 class DeviceFleet:

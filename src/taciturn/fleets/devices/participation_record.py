@@ -12,18 +12,16 @@ Whoever opts out takes part in nothing any more, from that moment on and for goo
 process on the same folder, or its owner's `--opt-out`, may have written to it.
 """
 
-import fcntl
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from taciturn.files import write_atomically
+from taciturn.errors import TaciturnError
+from taciturn.files import locked, write_atomically
 from taciturn.fleets.devices import fields
 
-FILE_NAME = "diary.json"
+FILE_NAME, LOCK = "diary.json", "diary.lock"
 AHEAD = 24 * 3600.0  # seconds by which a server's clock may be
 NOTHING = {"name": "", "uploads": [], "opted_out": False}
 
@@ -36,7 +34,7 @@ class Rest(NamedTuple):
     max_participations: int  # MaxP, in its life
 
 
-class DiaryDamaged(ValueError):
+class DiaryDamaged(TaciturnError):
     """The device cannot know when it took part, and so does not."""
 
 
@@ -52,13 +50,13 @@ class Diary:
 
     def why_not(self, round: int) -> str | None:
         """Why this device does not take part in a round, if it does not."""
-        with locked(self._folder):
+        with locked(self._folder / LOCK):
             return self._why_not(self._read(), round)
 
     def enter(self, name: bytes, round: int) -> str | None:
         """To be called before anything is said in an attempt at a round, which is not done if this says why not. On disk when this
         returns."""
-        with locked(self._folder):
+        with locked(self._folder / LOCK):
             content = self._read()
             if fields.latest(name, round) > _now() + AHEAD:  # it would answer to nobody else until then
                 return "this attempt is of a time that is not yet: the server's clock is wrong, or this device's"
@@ -71,7 +69,7 @@ class Diary:
 
     def upload(self, round: int, run: str, row: int) -> str | None:
         """To be called before a report leaves, which it does not if this says why not. On disk when this returns."""
-        with locked(self._folder):
+        with locked(self._folder / LOCK):
             content = self._read()
             why_not = self._why_not(content, round)
             if why_not is None:
@@ -121,20 +119,13 @@ class Diary:
 
 def opt_out(folder: Path) -> None:
     """Whatever the diary says, or does not say any more."""
-    with locked(folder):
+    with locked(folder / LOCK):
         try:
             content = json.loads((folder / FILE_NAME).read_text())
             known = {"name": content["name"], "uploads": content["uploads"]}
         except (OSError, ValueError, KeyError, TypeError):
             known = NOTHING
         write_atomically(folder / FILE_NAME, json.dumps({**known, "opted_out": True}).encode(), 0o600)
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    with open(folder / "diary.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _now() -> float:

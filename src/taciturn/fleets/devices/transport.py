@@ -14,10 +14,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from taciturn.errors import TaciturnError
+from taciturn.progress import Progress
+
 LOG = logging.getLogger("taciturn.fleet")
 
 Handler = Callable[[str, bytes], bytes]  # on the device: kind of question and its content → answer
-Progress = Callable[[int, int], None]  # answers so far, of how many questions
 Fault = Callable[[int, str, bytes], bytes | None]  # device, kind, answer → the answer that arrives, if any
 
 MOST_BYTES = 64 * 2**20  # of one answer: six times a report of 2.4 million parameters
@@ -28,7 +30,7 @@ LATE, GONE, FAILED, LARGE = "too late", "not connected", "failed", "too large"  
 MOST_AWAY = 24 * 3600.0  # seconds for which a device goes away at a time, whatever it is told
 
 
-class LinkError(Exception):
+class LinkError(TaciturnError):
     """There is no wire, for a reason that a person can do something about."""
 
 

@@ -48,7 +48,7 @@ from taciturn.fleets.devices.transport import (
     answer_of,
 )
 from taciturn.fleets.flower.authority import load_device_key
-from taciturn.fleets.flower.envelope import Refused, cut, seal, unseal
+from taciturn.fleets.flower.envelope import EnvelopeRefused, cut, seal, unseal
 
 NUMBER = "number"  # the file where a device keeps the number the server gave it
 LEAST_SECONDS = 0.5  # between two looks: whether to stop, and for a question, should the gate not wait for one
@@ -148,7 +148,7 @@ class _Device:
         deadline = time.monotonic() + question.ttl
         try:
             content = self._fetch(question, tree, deadline)
-        except (Refused, httpx.HTTPStatusError) as error:
+        except (EnvelopeRefused, httpx.HTTPStatusError) as error:
             LOG.info("a question was withdrawn: %s", error)
             return
         away: Later | None = None
@@ -184,7 +184,7 @@ class _Device:
                 request = PullObjectRequest(node=self._node, run_id=question.run_id, object_id=name)
                 answer = _persistently(lambda: self._client.PullObject(request), deadline)
                 if not answer.object_found:
-                    raise Refused("the server has taken it back")
+                    raise EnvelopeRefused("the server has taken it back")
                 if not answer.object_available:
                     return None
                 objects[name] = answer.object_content
@@ -192,7 +192,7 @@ class _Device:
 
         while (content := unseal(tree, fetch, MOST_BYTES)) is None:
             if time.monotonic() > deadline:
-                raise Refused("it did not arrive in time")
+                raise EnvelopeRefused("it did not arrive in time")
             time.sleep(UPLOAD_SECONDS)
         return content
 

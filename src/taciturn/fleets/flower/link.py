@@ -8,9 +8,10 @@ from typing import TypeVar
 import httpx
 from flwr.supercore.control.control_http_client import ControlHttpClient
 
-from taciturn.fleets.devices.transport import GONE, LATE, LOG, LinkError, Progress, log_missing
+from taciturn.fleets.devices.transport import GONE, LATE, LOG, LinkError, log_missing
 from taciturn.fleets.flower.child import SuperLink
 from taciturn.fleets.flower.questions import Arrival, Run, in_words
+from taciturn.progress import Progress
 
 POLL_SECONDS = 0.1  # between two looks for answers, on a socket within this machine
 RESTART_SECONDS = 0.5  # for the system to notice that a process is dead

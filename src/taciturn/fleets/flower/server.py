@@ -8,8 +8,6 @@ SuperLink may die at any time. What was asked of devices is lost with it, and wi
 the same devices by the same numbers. The sockets are this process's own, so that devices find the same address.
 """
 
-import fcntl
-import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +22,7 @@ from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
+from taciturn.files import locked
 from taciturn.fleets.devices.transport import LOG, LOOPBACK, MOST_BYTES, LinkError
 from taciturn.fleets.flower.authority import SERVER_CERTIFICATE, SERVER_KEY, load_public_key, private_folder
 from taciturn.fleets.flower.child import SuperLink
@@ -46,7 +45,8 @@ def flower_server(
         raise LinkError(f"without TLS a server may listen on this machine alone, and {host} is more than that")
     if not insecure and not ((folder / SERVER_KEY).exists() and (folder / SERVER_CERTIFICATE).exists()):
         raise LinkError(f"{folder} holds no certificate for the server: make one first")
-    with _alone(private_folder(folder)):
+    busy = LinkError(f"another server is at work in {folder}: stop it first")  # two would take each other's devices
+    with locked(private_folder(folder) / "lock", busy):
         server = FlowerServer(folder, host, port, insecure, most_bytes)
         try:
             yield server
@@ -108,17 +108,6 @@ class FlowerServer:
     def close(self) -> None:
         self.link.close()
         self._superlink.close()
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Two servers would take each other's devices. The lock goes with the process, however that ends."""
-    with open(os.open(folder / "lock", os.O_WRONLY | os.O_CREAT, 0o600), "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LinkError(f"another server is at work in {folder}: stop it first") from None
-        yield
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -21,6 +21,7 @@ from taciturn import trees
 from taciturn.core import END, Key, Message, Params, Program, Report, UserData, UserIds
 from taciturn.data.layout import Layout
 from taciturn.data.texts import Texts
+from taciturn.errors import TaciturnError
 
 CPU_CHUNK = 2  # so that no core waits long for the others at the end of a round
 ACCELERATOR_CHUNKS = (256, 128, 104, 64, 32, 16)  # larger ones gain little, and mix users of more different lengths
@@ -33,7 +34,7 @@ def one_stream_per_core() -> None:
     jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
 
 
-class NotAdditive(Exception):
+class NotAdditive(TaciturnError):
     """What a user reports depends on others, on this machine."""
 
 

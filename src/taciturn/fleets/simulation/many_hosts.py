@@ -16,6 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from taciturn.core import Key, Message, Program, PyTree, Report, UserIds
+from taciturn.errors import TaciturnError
 from taciturn.fleets.simulation.in_process import SimulatedFleet
 
 STOP, SUM = 0, 1
@@ -23,7 +24,7 @@ GONE = "another host is gone, or a device failed. Nothing is lost; go on with --
 PATIENCE = 30  # seconds without a sign of life after which a host is given up
 
 
-class HostsError(Exception):
+class HostsError(TaciturnError):
     """The hosts cannot work together, or one is gone."""
 
 

@@ -1,0 +1,52 @@
+"""Every exception is a sentence for the person at the keyboard, but for the few that somebody in the program catches."""
+
+import ast
+import builtins
+from collections import Counter
+from pathlib import Path
+
+MODULES = sorted((Path(__file__).parents[2] / "src" / "taciturn").rglob("*.py"))
+
+CAUGHT = {
+    "FailedRound": "the curator: a round with too few reports is tried again, or given up",
+    "TooFewDevices": "the training: the run ends here, and says so",
+    "Refused": "the secure sum: the message counts as none, and a private log says why",
+    "Unneeded": "the secure sum: the message counts as none, and nothing is wrong with it",
+    "EnvelopeRefused": "both ends of the wire: the question or answer counts as none",
+    "Later": "the device's end of the wire: it goes away, and comes back",
+    "NotNow": "the device's end of the wire: the answer is empty, and its own log says why",
+}
+
+
+def exceptions(paths: list[Path]) -> list[tuple[str, set[str]]]:
+    """Every exception class that is defined there, with the names of all that it derives from."""
+    found = [node for path in paths for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
+    bases = {node.name: [ast.unparse(base).split(".")[-1] for base in node.bases] for node in found}
+
+    def above(name: str) -> set[str]:
+        return {one for base in bases.get(name, []) for one in (base, *above(base))}
+
+    def is_exception(name: str) -> bool:
+        one = getattr(builtins, name, None)
+        return isinstance(one, type) and issubclass(one, BaseException)
+
+    return [(node.name, above(node.name)) for node in found if any(map(is_exception, above(node.name)))]
+
+
+def test_an_error_is_a_sentence_for_a_person_or_somebody_catches_it():
+    found = exceptions(MODULES)
+    assert len(found) > 20
+    others = {name for name, above in found if "TaciturnError" not in above} - {"TaciturnError"}
+    assert others == set(CAUGHT)
+
+
+def test_no_two_errors_have_one_name():
+    counts = Counter(name for name, _ in exceptions(MODULES))
+    assert [name for name, count in counts.items() if count > 1] == []
+
+
+def test_an_error_that_is_neither_would_be_noticed(tmp_path):
+    """The twin that must fail."""
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text("class Base(KeyError): ...\nclass Wrong(Base): ...\nclass Fine(NamedTuple): ...\n")
+    assert [name for name, above in exceptions([wrong]) if "TaciturnError" not in above] == ["Base", "Wrong"]
