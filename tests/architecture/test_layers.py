@@ -42,10 +42,11 @@ def calls(path: Path, attribute: str) -> bool:
     )
 
 
-BASE = {"core", "trees", "randomness", "files"}
+BASE = {"core", "names", "trees", "randomness", "files"}
 FLEETS = {"fleets.simulation", "fleets.secure_aggregation", "fleets.devices", "fleets.flower"}
 LAYERS = {
     "core": set(),
+    "names": set(),
     "trees": {"core"},
     "randomness": set(),
     "files": set(),
@@ -69,7 +70,7 @@ LAYERS = {
     "fleets.folders": BASE | FLEETS | {"data", "recipe", "population_ledger", "fleets.assemble"},
     "fleets.host_process": BASE | {"privacy", "recipe", "fleets.simulation", "fleets.assemble"},
     "audit": BASE | {"privacy", "data", "models", "evaluation", "recipe", "train", "fleets.simulation"},
-    "planning": {"core", "privacy", "release", "fleets.simulation"},
+    "planning": {"core", "names", "privacy", "release", "fleets.simulation"},
 }
 LAYERS["runs"] = set(LAYERS)  # what a person does with all of these, in a folder
 LAYERS["bench"] = set(LAYERS)

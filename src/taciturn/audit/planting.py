@@ -45,7 +45,7 @@ def planted(recipe: Recipe, vocabulary: Vocabulary, root: bytes) -> Planted | No
     if corpus.vocabulary.words != vocabulary.words:
         raise ValueError("[canaries] text has other words than the population; make it with --vocabulary POPULATION")
     seed = int.from_bytes(randomness.derive(root, "canaries", 0)[:8], "big")
-    canaries = make_canaries(vocabulary, seed, section.users, section.copies, section.each)
+    canaries = make_canaries(vocabulary, seed, section.users, section.copies, section.per_cell)
     users = synthetic_users(canaries, corpus, seed, section.sentences)
     return Planted(users, Texts.of([user.tokens for user in users], len(vocabulary)), corpus.source)
 

@@ -6,6 +6,7 @@ import typer
 from rich.table import Table
 
 from taciturn.cli.output import console
+from taciturn.names import Precision
 
 
 def bench(
@@ -14,7 +15,7 @@ def bench(
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="of each kind, of which the best counts")] = 3,
     precision: Annotated[
-        Literal["float32", "mixed"] | None, typer.Option(help="(default: float32 on a CPU, mixed on an accelerator)")
+        Precision | None, typer.Option(help="(default: float32 on a CPU, mixed on an accelerator)")
     ] = None,
     against: Annotated[
         Literal["torch"] | None, typer.Option(help="also run a plain PyTorch program, for a ratio from the same run")

@@ -3,12 +3,13 @@
 import json
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from taciturn.cli.output import console, stages
+from taciturn.names import ExportFormat, Smoothing
 
 Blocklist = Annotated[
     Path | None, typer.Option(help="file of words never to suggest, one a line; what follows a # is a comment")
@@ -129,9 +130,7 @@ def _figure(metric: str, interval: Any) -> str:
 def ngram(
     source: Annotated[Path, typer.Argument(help="a public corpus, or a population")],
     out: Annotated[Path, typer.Option(help="new folder for the model")],
-    smoothing: Annotated[
-        Literal["kneser-ney", "katz"], typer.Option(help="modified Kneser–Ney or Katz")
-    ] = "kneser-ney",
+    smoothing: Annotated[Smoothing, typer.Option(help="modified Kneser–Ney or Katz")] = "kneser-ney",
     order: Annotated[int, typer.Option(min=1, max=5, help="words of the longest n-gram")] = 4,
     non_private: Annotated[
         bool, typer.Option("--non-private", help="count users' text, with no guarantee at all (the ledger is told)")
@@ -157,7 +156,7 @@ def export(
     run: Annotated[Path, typer.Argument(help="a run folder, or a folder of n-grams counted on users")],
     out: Annotated[Path, typer.Option(help="new folder for the model and its guarantee")],
     to: Annotated[
-        Literal["model", "onnx", "onnx-int8", "arpa", "combined", "js"],
+        ExportFormat,
         typer.Option(
             help="model.safetensors; an ONNX step graph, of floats or of bytes; n-grams for Presage, fcitx, KenLM; a word list for "
             "HeliBoard and other AOSP keyboards; one script for pages and Keyman"

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from taciturn.cli.output import console
+from taciturn.names import AccountantName, MechanismName
 
 GOALS = (500, 1_000, 2_500, 6_500)
 
@@ -34,11 +35,8 @@ def plan(
     max_participations: Annotated[
         int | None, typer.Option(min=1, help="MaxP (default: all that T and MinS allow)")
     ] = None,
-    mechanism: Annotated[
-        Literal["poisson", "cyclic-poisson", "independent", "tree", "honaker", "banded", "blt", "all"],
-        typer.Option(help="noise and sampling"),
-    ] = "all",
-    accountant: Literal["pld", "rdp", "moments"] = "pld",
+    mechanism: Annotated[Literal[MechanismName, "all"], typer.Option(help="noise and sampling")] = "all",
+    accountant: AccountantName = "pld",
     extrapolate: Annotated[
         bool, typer.Option("--extrapolate", help="the same σ with larger report goals and populations")
     ] = False,

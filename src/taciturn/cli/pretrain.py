@@ -3,12 +3,13 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from taciturn.cli.output import bar, console
+from taciturn.names import Precision
 
 
 def pretrain(
@@ -24,9 +25,7 @@ def pretrain(
     learning_rate: Annotated[
         float | None, typer.Option(min=1e-9, help="Adam's, at its highest (default: 0.012 for lstm, else 0.003)")
     ] = None,
-    precision: Annotated[
-        Literal["float32", "mixed"], typer.Option(help="of matrix products; mixed takes them in bfloat16")
-    ] = "float32",
+    precision: Annotated[Precision, typer.Option(help="of matrix products; mixed takes them in bfloat16")] = "float32",
     held_out: Annotated[
         float,
         typer.Option(min=0.0, max=0.5, help="share of the documents to measure with after each epoch; at least one"),
