@@ -5,30 +5,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from recipes import FTRL, GOOD, changed
 
 from conftest import tiny_recipe
 from taciturn.recipe.reference import reference
 from taciturn.recipe.text import RecipeError, load_recipe, model_settings, parse_recipe, save_recipe
 
 ROOT = Path(__file__).parents[2]
-GOOD = {
-    "data": {"population": "somewhere"},
-    "participation": {"users": 1000, "cohort": 100},
-    "privacy": {"noise_multiplier": 1.0},
-    "run": {"rounds": 10},
-}
-
-FTRL = {"algorithm": "dp-ftrl", "participation": {"kind": "min-separation", "cohort": 10, "min_separation": 4}}
-
-
-def changed(**sections):
-    content = {section: dict(values) for section, values in GOOD.items()}
-    for section, values in sections.items():
-        if isinstance(values, dict):
-            content.setdefault(section, {}).update(values)
-        else:
-            content[section] = values
-    return content
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,8 @@ def agreement(recipe: Recipe, vocabulary: Vocabulary, enrolled: Sequence[bytes])
     most = min(section.most_reports or participation.asked, participation.asked)
     told = recipe.with_settings("run", seed=None)  # which devices are not
     name = fingerprint(told.fingerprint, vocabulary.words, enrolled)
-    return Agreement(
-        name, encoded.bits, encoded.padded, section.max_dropout, section.max_colluding, participation.size, most
-    )
+    shares = (section.max_dropout, section.max_colluding)
+    return Agreement(name, encoded.bits, encoded.padded, *shares, participation.size, most)
 
 
 def device_fleet(

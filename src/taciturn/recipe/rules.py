@@ -61,10 +61,6 @@ def _limits(recipe: Recipe) -> set[float | None]:
     return {recipe.privacy.noise_multiplier, recipe.privacy.epsilon, recipe.privacy.rho} - {None}
 
 
-def _schedule(recipe: Recipe) -> bool:
-    return isinstance(recipe.privacy.clip_norm, list)
-
-
 def _drops_out(recipe: Recipe) -> bool:
     return recipe.fleet.kind in ("check-in", "devices")
 
@@ -76,7 +72,7 @@ NOT_FTRL, NOT_PRIVATE = ("dp-fedavg", "dp-fedsgd", "fedavg", "transfer-learning"
 CONSTANT = ("flat", "per-layer")  # clip norms that do not adapt
 COMPATIBLE = (
     Pairing("privacy.encoding", "privacy.clipping", {"modular": CONSTANT}, "residues take a clip norm that does not adapt"),
-    Pairing("privacy.encoding", "privacy.estimator", {"modular": ("fixed",)}, "nobody learns the weight of residues"),
+    Pairing("privacy.encoding", "privacy.estimator", {"modular": ("fixed",)}, "a sum of residues does not say its weight"),
     Pairing("algorithm", "privacy.encoding", dict.fromkeys(NOT_PRIVATE, ("integer",)),
             "residues stand for updates that are clipped, and without privacy updates are added as they are"),
     Pairing("algorithm", "participation.kind",
@@ -92,9 +88,8 @@ COMPATIBLE = (
             "reports in a queue come from different rounds, each with a rotation of its own, so residues cannot be added"),
     Pairing("fleet.kind", "privacy.clipping", {"queue": CONSTANT},
             "a queue sums reports that were made in earlier rounds, so there is one clip norm for the whole run"),
-    Pairing("algorithm", "privacy.clipping", dict.fromkeys(NOT_FTRL, CONSTANT), 'adaptive clip norms belong to algorithm = "dp-ftrl"'),
     Pairing("noise", "privacy.clipping", {"independent": CONSTANT},
-            "independent noise has nothing to restart, so no clip norm can be adapted there"),
+            'independent noise has nothing to restart, so adaptive clip norms belong to algorithm = "dp-ftrl" and its correlated noise'),
     Pairing("algorithm", "noise", dict.fromkeys(NOT_FTRL, ("independent",)),
             'noise that is correlated over rounds belongs to algorithm = "dp-ftrl"'),
     Pairing("algorithm", "privacy.estimator", {"dp-ftrl": ("fixed",)}, "every round has the same fixed denominator"),
@@ -115,8 +110,6 @@ RULES = (
          '[participation] max_participations belongs to kind = "min-separation"'),
     Rule(lambda r: bool(r.privacy.layer_clip_norms) and r.privacy.clipping != "per-layer",
          '[privacy] layer_clip_norms belong to clipping = "per-layer"'),
-    Rule(lambda r: r.privacy.clipping == "adaptive" and _schedule(r),
-         '[privacy] clipping = "adaptive" starts from one clip_norm, not from a schedule'),
     Rule(lambda r: (r.privacy.estimator == "clipped") != (r.privacy.least_weight is not None),
          '[privacy] estimator = "clipped" and least_weight go together: set both, or neither'),
     Rule(lambda r: r.privacy.encoding_bits is not None and r.privacy.encoding != "modular",
@@ -140,14 +133,12 @@ RULES = (
     Rule(lambda r: r.audit.users > r.most_audit_users,
          "[audit] {audit.users} users are too many for {run.rounds} rounds: take at most {recipe.most_audit_users}"),
     # noise that is correlated over rounds
-    Rule(lambda r: bool(r.privacy.restart_rounds) and r.algorithm != "dp-ftrl",
-         '[privacy] restart_rounds restart correlated noise, and belong to algorithm = "dp-ftrl"'),
     Rule(lambda r: bool(r.privacy.restart_rounds) and r.noise == "independent",
-         "[privacy] restart_rounds: independent noise has nothing to restart"),
-    Rule(lambda r: r.algorithm == "dp-ftrl" and _schedule(r),
-         'algorithm = "dp-ftrl" has one clip norm for the whole run: [privacy] clip_norm is a number, not a schedule'),
+         '[privacy] restart_rounds belong to algorithm = "dp-ftrl" and its correlated noise: independent noise has nothing to restart'),
+    Rule(lambda r: r.algorithm == "dp-ftrl" and isinstance(r.privacy.clip_norm, list),
+         'algorithm = "dp-ftrl" has one clip norm for the whole run, or starts from one clip_norm and adapts it: it takes no schedule'),
     Rule(lambda r: r.privacy.strategy is not None and r.privacy.strategy.keys() != COEFFICIENTS.get(r.noise, set()),
-         '[privacy] strategy has bands for noise = "banded", decay and scale for "blt", and nothing for "independent", "tree" and "honaker"'),
+         '[privacy] strategy has other coefficients than noise = "{recipe.noise}": bands for "banded", decay and scale for "blt"'),
     Rule(lambda r: any(not one or len(one) % r.noise_segments for one in (r.privacy.strategy or {}).values()),
          "[privacy] strategy has as many coefficients for each of the {recipe.noise_segments} segments of the noise"),
     Rule(lambda r: r.participation.kind == "cyclic-poisson" and r.privacy.bands * r.participation.cohort > r.participation.users,
@@ -161,7 +152,7 @@ RULES = (
          "are needed: most rounds would fail; raise [fleet] over_selection"),
     Rule(lambda r: _drops_out(r) and math.ceil(r.asked) > MOST_REPORTS,
          f"{{recipe.asked:.0f}} devices are asked in a round, and a sum holds {MOST_REPORTS} reports: lower the cohort"),
-    Rule(lambda r: ((r.participation.min_separation or 0) + 1) * r.asked > r.participation.users,
+    Rule(lambda r: r.participation.min_separation is not None and (r.participation.min_separation + 1) * r.asked > r.participation.users,
          "with {participation.users} users, of whom {recipe.asked:.0f} are asked in a round, {recipe.possible_separation} rounds of rest "
          "are possible, not {participation.min_separation}"),
     Rule(lambda r: r.participation.users * (r.participation.max_participations or math.inf) < r.participation.cohort * r.run.rounds,
@@ -170,7 +161,7 @@ RULES = (
     Rule(lambda r: r.fleet.kind == "queue" and r.algorithm == "transfer-learning" and r.transfer.text == "generated",
          "in a queue devices have different models, which make up different texts: predictions about them cannot be added. Use [transfer] "
          'text = "general"'),
-    Rule(lambda r: r.fleet.kind == "queue" and _schedule(r),
+    Rule(lambda r: r.fleet.kind == "queue" and isinstance(r.privacy.clip_norm, list),
          'with [fleet] kind = "queue" there is one clip norm for the whole run, not a schedule: a queue sums reports of earlier rounds'),
     Rule(lambda r: r.fleet.kind == "queue" and r.in_flight < r.participation.cohort,
          "[fleet] in_flight = {recipe.in_flight} devices that train at a time never make a round of {participation.cohort:g}"),

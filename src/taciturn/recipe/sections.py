@@ -14,8 +14,8 @@ AUDITED_AT_ONCE = 1024  # audit users whose turn a round may be, in and out
 DEFAULT_CLIP_NORM = 0.8  # Ramaswamy et al. 2020, Table 1
 
 
-def setting(default: Any, meaning: str, *, for_papers: bool | dict[str, str] = False, **limits: Any) -> Any:
-    """`for_papers`: the setting, or the values of it that are described here, is there only to reproduce papers."""
+def setting(default: Any, meaning: str, *, for_papers: Any = False, **limits: Any) -> Any:
+    """`for_papers`: true where it is there only to reproduce papers, or the values of it that are, and what they mean."""
     return Field(default=default, description=meaning, json_schema_extra={"for_papers": for_papers}, **limits)
 
 
