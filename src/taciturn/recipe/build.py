@@ -91,7 +91,7 @@ def noise(recipe: Recipe, multiplier: float) -> Noise:
             return tree(multiplier, *lengths, honaker=kind == "honaker")
         case "banded":
             return banded(multiplier, *map(Bands, lengths, coefficients["bands"]))
-        case _:
+        case "blt":
             return blt(multiplier, *map(Buffers, lengths, coefficients["decay"], coefficients["scale"]))
 
 
