@@ -35,7 +35,7 @@ from taciturn.keyboard.server import KeyboardServer
 from taciturn.models.ngram import katz
 from taciturn.privacy.ledger import FILE_NAME, Ledger
 from taciturn.recipe import build
-from taciturn.recipe.sections import Model
+from taciturn.recipe.sections import ModelSection
 from taciturn.recipe.text import RecipeError
 from taciturn.release.gate import ExportRefused
 from taciturn.release.model_file import ModelCard, card_digest, load_model, params_digest, save_model
@@ -145,7 +145,7 @@ def test_the_last_messages_are_not_trained_on(made, tmp_path):
 def test_rehearsal_keeps_the_general_language():
     vocabulary = words()
     general = PublicCorpus.of(["wordm wordn wordo wordm worde wordl."] * 40, vocabulary, "made up")
-    model = build.language_model(Model(**CIFG), len(vocabulary))
+    model = build.language_model(ModelSection(**CIFG), len(vocabulary))
     encoded = [[*vocabulary.encode(phrase), 3] for phrase in PHRASES] * 20
     cut = Unrolls(personal_model.UNROLL)
     start = personal_model.trained(model, model.init(jax.random.key(0)), list(map(list, general.documents)), cut, QUICK)

@@ -41,7 +41,7 @@ def text(population, tmp_path):
 
 
 def canaries(text, **settings):
-    return {"text": text, "users": [1, 6], "copies": [1, 8], "each": 1, "sentences": 10, **settings}
+    return {"text": text, "users": [1, 6], "copies": [1, 8], "per_cell": 1, "sentences": 10, **settings}
 
 
 def loss_of(params, recipe, words) -> float:
@@ -144,7 +144,7 @@ def test_an_untrained_model_remembers_nothing(population, text, tmp_path, capsys
         algorithm="fedavg",
         local={"learning_rate": 1e-6},
         privacy={"noise_multiplier": None, "clip_norm": None},
-        canaries=canaries(text, each=3),
+        canaries=canaries(text, per_cell=3),
         run={"rounds": 1, "evaluate_every": 1},
     )
     train_run(recipe, tmp_path / "run", quietly)

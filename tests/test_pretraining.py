@@ -20,13 +20,13 @@ from taciturn.evaluation.accuracy import evaluate
 from taciturn.files import FolderExists
 from taciturn.models.losses import cross_entropy
 from taciturn.recipe import build
-from taciturn.recipe.sections import Model
+from taciturn.recipe.sections import ModelSection
 from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import load_model
 from taciturn.runs import warm_start
 from taciturn.runs.pretrain import CHECKPOINT, pretrained
 
-MODEL = Model(kind="lstm", width=8, units=12, dropout=0.2)
+MODEL = ModelSection(kind="lstm", width=8, units=12, dropout=0.2)
 SCHEDULE = Schedule(epochs=3, batch_size=4, unroll=5, learning_rate=0.01, held_out=0.2, patience=5)
 
 
@@ -129,7 +129,7 @@ def test_without_the_state_of_its_optimiser_it_would_not_come_to_the_same(corpus
 
 def test_blocks_of_steps_are_plain_steps_of_adam(corpus):
     schedule = replace(SCHEDULE, epochs=1)
-    model = build.language_model(Model(width=8, units=12), WORDS)
+    model = build.language_model(ModelSection(width=8, units=12), WORDS)
 
     def loss(params, rows, key):
         del key
@@ -163,7 +163,7 @@ def overfitting(vocabulary) -> PublicCorpus:
 
 
 def test_it_stops_when_held_out_text_has_enough_of_it_and_the_best_epoch_is_written(vocabulary, tmp_path):
-    corpus, model = overfitting(vocabulary), Model(width=16, units=32)
+    corpus, model = overfitting(vocabulary), ModelSection(width=16, units=32)
     schedule = replace(SCHEDULE, epochs=30, learning_rate=0.03, patience=2)
     finished = pretrained(corpus, model, schedule, tmp_path / "out", quietly)
     best = min(finished.epochs, key=lambda epoch: epoch.loss)
@@ -180,7 +180,9 @@ def test_it_stops_when_held_out_text_has_enough_of_it_and_the_best_epoch_is_writ
 def test_with_patience_it_reads_on_to_the_last_epoch(vocabulary, tmp_path):
     """The twin: the same text, and nothing stops it."""
     schedule = replace(SCHEDULE, epochs=30, learning_rate=0.03, patience=30)
-    finished = pretrained(overfitting(vocabulary), Model(width=16, units=32), schedule, tmp_path / "out", quietly)
+    finished = pretrained(
+        overfitting(vocabulary), ModelSection(width=16, units=32), schedule, tmp_path / "out", quietly
+    )
     assert len(finished.epochs) == 30
     assert finished.stopped is None
     assert finished.best.loss < finished.epochs[-1].loss
@@ -200,7 +202,7 @@ def test_a_word_of_held_out_documents_alone_is_never_learned_from(vocabulary, tm
     documents = [list(document) for document in usual.documents]
     for position in held_out if is_held_out else trained_on[:1]:
         documents[position][10:20] = [RARE] * 10
-    settings = Model(kind="cifg", width=8, units=12)  # words that go in and words that come out are apart
+    settings = ModelSection(kind="cifg", width=8, units=12)  # words that go in and words that come out are apart
     pretrained(corpus_of(documents, vocabulary), settings, SCHEDULE, tmp_path / "out", quietly)
     before = build.language_model(settings, WORDS).init(jax.random.key(SCHEDULE.seed))["embedding"][RARE]
     after = params_of(tmp_path / "out")["embedding"][RARE]
@@ -233,7 +235,7 @@ def test_what_was_cut_off_is_not_begun_again_by_mistake(corpus, cut_off):
     [
         ({"corpus": made_up_users(24, seed=4)}, "its text is .*, not "),
         ({"model": MODEL.model_copy(update={"width": 9})}, "its width is 8, not 9"),
-        ({"model": Model(kind="gru", width=8, units=12, dropout=0.2)}, "its kind is lstm, not gru"),
+        ({"model": ModelSection(kind="gru", width=8, units=12, dropout=0.2)}, "its kind is lstm, not gru"),
         ({"schedule": replace(SCHEDULE, epochs=4)}, "its epochs is 3, not 4"),
         ({"schedule": replace(SCHEDULE, seed=1, batch_size=5)}, "its batch_size is 4, not 5; its seed is 0, not 1"),
     ],
@@ -288,7 +290,7 @@ def test_the_command_shows_every_epoch_and_leaves_the_figures(corpus, tmp_path):
         assert f"{epoch['perplexity']:.1f}" in done.output
         assert f"{epoch['accuracy_top1']:.2%}" in done.output
         assert epoch["seconds"] > 0 < epoch["tokens_per_second"]
-    settings, schedule = Model(width=8, units=12), Schedule(2, 4, 5, learning_rate=0.01, seed=3)
+    settings, schedule = ModelSection(width=8, units=12), Schedule(2, 4, 5, learning_rate=0.01, seed=3)
     pretrained(corpus, settings, schedule, tmp_path / "same", quietly)
     assert same(params_of(tmp_path / "out"), params_of(tmp_path / "same"))
 

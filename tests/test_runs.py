@@ -234,7 +234,7 @@ def test_a_run_that_could_not_release_anything_is_refused_before_it_starts(popul
             "participation": {"kind": "cyclic-poisson"},
             "privacy": {"bands": 3, "strategy": {"bands": [1.0, 0.5, 0.375]}},
         },
-        {**ftrl("tree"), "fleet": {"kind": "available", "drop_out": 0.2}},
+        {**ftrl("tree"), "fleet": {"kind": "check-in", "dropout_rate": 0.2}},
         {**ftrl("tree"), "fleet": {"kind": "queue"}, "upload": {"share": 0.1, "bits": 8}},
         {
             "algorithm": "fedavg",
@@ -267,7 +267,7 @@ def test_an_adaptive_run_says_where_its_clip_norm_went(population, tmp_path):
 
 
 def test_a_fleet_that_comes_and_goes_trains_and_says_what_happened(population, tmp_path):
-    sections = {**ftrl("tree"), "fleet": {"kind": "available", "drop_out": 0.2, "timer_hours": 5.0}}
+    sections = {**ftrl("tree"), "fleet": {"kind": "check-in", "dropout_rate": 0.2, "timer_hours": 5.0}}
     train_run(tiny_recipe(population, **sections), tmp_path / "run", quietly)
     statement = (tmp_path / "run" / "guarantee.txt").read_text()
     assert "simulated days" in " ".join(statement.split())
@@ -295,7 +295,7 @@ def test_a_fleet_of_too_few_devices_stops_with_a_sentence(population, recipe, tm
     slow = {
         **ftrl("tree"),
         "participation": crowd,
-        "fleet": {"kind": "available"},
+        "fleet": {"kind": "check-in"},
     }  # 45 of 50 are asked, and never all there
     save_recipe(tiny_recipe(population, **slow), tmp_path / "recipe.toml")
     stopped = run_cli("train", tmp_path / "recipe.toml", "--run", tmp_path / "run")

@@ -23,7 +23,7 @@ from taciturn.export.word_model import load_word_model
 from taciturn.keyboard.predictor import PLACES, Predictor
 from taciturn.models import losses
 from taciturn.recipe import build
-from taciturn.recipe.sections import Model
+from taciturn.recipe.sections import ModelSection
 
 BATCH = 10
 
@@ -80,7 +80,7 @@ def main() -> None:
     for name, folder in (one.split("=", 1) for one in arguments.models):
         loaded = load_word_model(Path(folder))
         assert loaded.card is not None
-        model = build.language_model(Model(**loaded.card.architecture), len(loaded.vocabulary))
+        model = build.language_model(ModelSection(**loaded.card.architecture), len(loaded.vocabulary))
         params, predictor = jax.device_put(loaded.params), Predictor(loaded.model, loaded.vocabulary)
         perplexities = [
             evaluate(model, params, texts)["perplexity"].value for texts in (general.documents, people.texts)

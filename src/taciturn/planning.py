@@ -8,19 +8,19 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 
 from taciturn.core import Participation, Strategy
 from taciturn.errors import TaciturnError
 from taciturn.fleets.simulation.availability import Devices, Habits, Rounds, simulate_rounds
-from taciturn.privacy.accounting import AccountantName, Budget, epsilon, noise_for_budget, repeated, rho
+from taciturn.names import AccountantName, MechanismName
+from taciturn.privacy.accounting import Budget, epsilon, noise_for_budget, repeated, rho
 from taciturn.privacy.participation import CyclicPoisson, MinSeparation, PoissonSampling, default_delta
 from taciturn.privacy.sensitivity import blt_coefficients, independent, most_participations, toeplitz, tree
 from taciturn.privacy.strategies import optimal_bands, optimal_blt
 
-MechanismName = Literal["poisson", "cyclic-poisson", "independent", "tree", "honaker", "banded", "blt"]
 MECHANISMS: tuple[MechanismName, ...] = get_args(MechanismName)
 BANDS = 32
 LEAST_POPULATION = 10  # with fewer no δ makes sense: that it fails for nobody should not be a matter of luck

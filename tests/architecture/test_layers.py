@@ -42,12 +42,13 @@ def calls(path: Path, attribute: str) -> bool:
     )
 
 
-BASE = {"errors", "progress", "core", "trees", "randomness", "files"}
+BASE = {"errors", "progress", "names", "core", "trees", "randomness", "files"}
 FLEETS = {"fleets.simulation", "fleets.secure_aggregation", "fleets.devices", "fleets.flower"}
 LAYERS = {
     "errors": set(),
     "progress": set(),
     "core": set(),
+    "names": set(),
     "trees": {"core"},
     "randomness": set(),
     "files": {"errors"},
@@ -72,7 +73,7 @@ LAYERS = {
     "fleets.folders": BASE | FLEETS | {"data", "recipe", "population_ledger", "fleets.assemble"},
     "fleets.host_process": BASE | {"privacy", "recipe", "fleets.simulation", "fleets.assemble"},
     "audit": BASE | {"privacy", "data", "models", "evaluation", "recipe", "train", "fleets.simulation"},
-    "planning": {"errors", "core", "privacy", "release", "fleets.simulation"},
+    "planning": {"errors", "names", "core", "privacy", "release", "fleets.simulation"},
 }
 LAYERS["runs"] = set(LAYERS)  # what a person does with all of these, in a folder
 LAYERS["bench"] = set(LAYERS)

@@ -1,4 +1,4 @@
-"""Devices that keep the general language: rehearsal and soft labels do what Popov et al. 2018 write, and nothing to anyone's privacy."""
+"""Devices that keep the general language: rehearsal and distillation do what Popov et al. 2018 write, and nothing to anyone's privacy."""
 
 import json
 import shutil
@@ -107,10 +107,10 @@ def general(population, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "keep"), [("fedavg", "rehearsal"), ("dp-ftrl", "rehearsal"), ("dp-fedavg", "soft-labels")]
+    ("algorithm", "forgetting"), [("fedavg", "rehearsal"), ("dp-ftrl", "rehearsal"), ("dp-fedavg", "distillation")]
 )
 def test_every_algorithm_keeps_the_general_language_and_names_what_was_public(
-    population, general, tmp_path, algorithm, keep
+    population, general, tmp_path, algorithm, forgetting
 ):
     sections = {"fedavg": {"privacy": {"noise_multiplier": None}}, "dp-fedavg": {}, "dp-ftrl": {}}[algorithm]
     if algorithm == "dp-ftrl":
@@ -118,25 +118,25 @@ def test_every_algorithm_keeps_the_general_language_and_names_what_was_public(
             "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2},
             "privacy": {"noise": "tree"},
         }
-    data = {"general": str(general)} if keep == "rehearsal" else {}
+    data = {"general": str(general)} if forgetting == "rehearsal" else {}
     recipe = tiny_recipe(
         population,
         algorithm=algorithm,
         data=data,
-        local={"keep": keep, "user_share": 0.75},
+        local={"forgetting": forgetting, "user_share": 0.75},
         run={"rounds": 2, "evaluate_every": 2},
         **sections,
     )
     finished = train_run(recipe, tmp_path / "run", lambda *_: None)
     assert (finished.guarantee.epsilon < np.inf) == (algorithm != "fedavg")
     said = (tmp_path / "run" / "guarantee.txt").read_text()
-    assert ("made-up general text" in " ".join(said.split())) == (keep == "rehearsal")
+    assert ("made-up general text" in " ".join(said.split())) == (forgetting == "rehearsal")
 
 
 def test_general_text_of_other_words_is_refused_before_anything_is_spent(population, tmp_path, vocabulary):
     other = type(vocabulary)((*vocabulary.words[:-1], "another"))
     PublicCorpus.of(["word1 word2"], other, "other").save(tmp_path / "other")
-    recipe = tiny_recipe(population, local={"keep": "rehearsal"}, data={"general": str(tmp_path / "other")})
+    recipe = tiny_recipe(population, local={"forgetting": "rehearsal"}, data={"general": str(tmp_path / "other")})
     with pytest.raises(RecipeError, match="other words"):
         train_run(recipe, tmp_path / "run", lambda *_: None)
     assert (
@@ -148,10 +148,10 @@ def test_general_text_of_other_words_is_refused_before_anything_is_spent(populat
 @pytest.mark.parametrize(
     ("sections", "match"),
     [
-        ({"local": {"keep": "rehearsal"}}, "goes with"),
+        ({"local": {"forgetting": "rehearsal"}}, "goes with"),
         ({"data": {"general": "somewhere"}}, "goes with"),
-        ({"algorithm": "dp-fedsgd", "local": {"keep": "soft-labels"}}, "one gradient"),
-        ({"local": {"keep": "soft-labels", "user_share": 0.0}}, "user_share"),
+        ({"algorithm": "dp-fedsgd", "local": {"forgetting": "distillation"}}, "one gradient"),
+        ({"local": {"forgetting": "distillation", "user_share": 0.0}}, "user_share"),
         ({"algorithm": "transfer-learning"}, "has no privacy"),
         ({"transfer": {"rows": 40}}, "belongs to"),
         ({"algorithm": "transfer-learning", "privacy": {"noise_multiplier": None}}, "sums predictions"),
@@ -166,23 +166,32 @@ def test_settings_that_do_not_go_together_are_refused(population, sections, matc
 def test_what_is_forgotten_is_measured_beside_what_is_learned(population, general, tmp_path):
     """Users count upwards, the general text counts too, but only among a few words: trained on users alone, those are forgotten."""
     rows = {}
-    for keep in ("nothing", "rehearsal"):
+    for forgetting in ("none", "rehearsal"):
         recipe = tiny_recipe(
             population,
             algorithm="fedavg",
-            data={"general_test": str(general)} | ({"general": str(general)} if keep == "rehearsal" else {}),
-            local={"keep": keep, "learning_rate": 1.0, "epochs": 3, "user_share": 0.25 if keep == "rehearsal" else 0.5},
+            data={"general_test": str(general)} | ({"general": str(general)} if forgetting == "rehearsal" else {}),
+            local={
+                "forgetting": forgetting,
+                "learning_rate": 1.0,
+                "epochs": 3,
+                "user_share": 0.25 if forgetting == "rehearsal" else 0.5,
+            },
             privacy={"noise_multiplier": None, "clip_norm": None},
         )
-        train_run(recipe, tmp_path / keep, lambda *_: None)
-        rows[keep] = [json.loads(line) for line in (tmp_path / keep / "metrics.jsonl").read_text().splitlines()]
-    assert rows["rehearsal"][0]["general_perplexity"] == pytest.approx(rows["nothing"][0]["general_perplexity"])
-    assert rows["rehearsal"][-1]["general_perplexity"] < rows["nothing"][-1]["general_perplexity"]
-    assert rows["rehearsal"][-1]["general_accuracy_top1"] > rows["nothing"][-1]["general_accuracy_top1"]
+        train_run(recipe, tmp_path / forgetting, lambda *_: None)
+        rows[forgetting] = [
+            json.loads(line) for line in (tmp_path / forgetting / "metrics.jsonl").read_text().splitlines()
+        ]
+    assert rows["rehearsal"][0]["general_perplexity"] == pytest.approx(rows["none"][0]["general_perplexity"])
+    assert rows["rehearsal"][-1]["general_perplexity"] < rows["none"][-1]["general_perplexity"]
+    assert rows["rehearsal"][-1]["general_accuracy_top1"] > rows["none"][-1]["general_accuracy_top1"]
 
 
 def test_a_run_goes_on_with_the_general_text_it_began_with(population, general, tmp_path):
-    recipe = tiny_recipe(population, data={"general": str(general)}, local={"keep": "rehearsal"}, run={"rounds": 4})
+    recipe = tiny_recipe(
+        population, data={"general": str(general)}, local={"forgetting": "rehearsal"}, run={"rounds": 4}
+    )
 
     with pytest.raises(Cut):
         train_run(recipe, tmp_path / "run", cut_at(2))

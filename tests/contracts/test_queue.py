@@ -138,7 +138,7 @@ def test_under_privacy_a_report_is_charged_in_the_round_in_which_it_is_summed(po
     recipe = tiny_recipe(population, **FTRL)
     finished = train_run(recipe, tmp_path / "queue", lambda *_: None)
     always = train_run(
-        tiny_recipe(population, **FTRL | {"fleet": {"kind": "always"}}), tmp_path / "always", lambda *_: None
+        tiny_recipe(population, **FTRL | {"fleet": {"kind": "simulated"}}), tmp_path / "always", lambda *_: None
     )
     assert finished.guarantee.releases == recipe.run.rounds
     assert finished.guarantee.rho == pytest.approx(always.guarantee.rho)  # the same claim, whoever had which model

@@ -49,7 +49,7 @@ EVERYTHING = {
         "clipped_count_stddev": 2.0,
         "strategy": {"decay": [0.9, 0.8], "scale": [0.2, 0.3]},
     },
-    "fleet": {"kind": "available", "drop_out": 0.25, "over_selection": 1.4, "timer_hours": 5.0},
+    "fleet": {"kind": "check-in", "dropout_rate": 0.25, "over_selection": 1.4, "timer_hours": 5.0},
 }
 
 

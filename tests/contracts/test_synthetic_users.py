@@ -100,7 +100,7 @@ def test_a_sum_of_more_would_run_over_and_one_user_move_it_by_far_more_than_the_
 
 
 def test_a_recipe_with_too_many_of_them_is_refused(population):
-    crowd = {"text": "somewhere", "users": [1000], "copies": [1], "each": 66}
+    crowd = {"text": "somewhere", "users": [1000], "copies": [1], "per_cell": 66}
     with pytest.raises(ValueError, match="66000 synthetic users"):
         build.algorithm(tiny_recipe(population, canaries=crowd), 40)
-    build.algorithm(tiny_recipe(population, canaries=crowd | {"each": 60}), 40)
+    build.algorithm(tiny_recipe(population, canaries=crowd | {"per_cell": 60}), 40)

@@ -584,7 +584,7 @@ def test_whoever_opts_out_is_asked_in_no_round(tmp_path, vocabulary):
 
 def test_devices_without_a_server_or_a_secure_sum_are_refused(tmp_path, population):
     with pytest.raises(RecipeError, match='encoding = "modular"'):
-        fleet_recipe(population, privacy={"encoding": "whole"})
+        fleet_recipe(population, privacy={"encoding": "integer"})
     with pytest.raises(RecipeError, match="taciturn fleet serve"):
         train_run(fleet_recipe(population), tmp_path / "run", quietly)
     assert not (tmp_path / "run").exists()

@@ -179,7 +179,7 @@ def test_canaries_and_audit_users_of_one_round_have_keys_of_their_own():
 
 
 def test_room_for_canaries_and_audit_users_is_in_the_modulus(population):
-    crowd = {"text": "somewhere", "users": [4], "copies": [1], "each": 5}
+    crowd = {"text": "somewhere", "users": [4], "copies": [1], "per_cell": 5}
     plain, both = (
         build.algorithm(tiny_recipe(population, privacy={"encoding": "modular"}, **more), WORDS).mechanism
         for more in ({}, {"canaries": crowd, "audit": {"users": 32}})
@@ -294,7 +294,7 @@ def test_noise_is_for_the_longest_report_also_where_it_is_worked_out_from_a_budg
     budget = {"noise_multiplier": None, "rho": 2.0}
     residues = {"encoding": "modular", "encoding_bits": 11}
     coded = with_noise(tiny_recipe(population, privacy=budget | residues))
-    plain = coded.with_settings("privacy", encoding="whole", encoding_bits=None)
+    plain = coded.with_settings("privacy", encoding="integer", encoding_bits=None)
     stddevs = []
     for recipe in (plain, coded):
         algorithm, params = started(recipe)

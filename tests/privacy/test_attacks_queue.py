@@ -602,7 +602,7 @@ REFUSED = {
         "algorithm": "fedavg",
         "privacy": {**BARE, "estimator": "clipped", "least_weight": 9.0},
     },
-    "short steps where there is one gradient": {"algorithm": "dp-fedsgd", "local": {"gradient_norm": 1.0}},
+    "short steps where there is one gradient": {"algorithm": "dp-fedsgd", "local": {"max_gradient_norm": 1.0}},
     "predictions about the texts of several models": {**TRANSFER, "privacy": BARE, **QUEUE},
     "a clip norm that falls while reports wait": {
         "algorithm": "fedavg",

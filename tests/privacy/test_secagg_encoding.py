@@ -614,10 +614,10 @@ def test_training_with_residues_comes_to_nearly_the_same_model(population, secti
 )
 def test_residues_cost_what_whole_numbers_do_because_noise_grows_with_them(population, sections):
     events = []
-    for kind in ("whole", "modular"):
+    for kind in ("integer", "modular"):
         made = build.algorithm(tiny_recipe(population, **with_privacy(sections, encoding=kind)), 40)
         events.append(made.mechanism.event(made.participation))
-        assert (made.mechanism.modulus is None) == (kind == "whole")
+        assert (made.mechanism.modulus is None) == (kind == "integer")
     assert events[0] == events[1]
 
 
@@ -636,7 +636,7 @@ def test_a_run_counts_the_bytes_of_packed_residues(population, tmp_path):
 @pytest.mark.usefixtures("not_optimised")
 def test_a_run_with_residues_that_is_cut_off_goes_on_to_the_same_model(population, tmp_path):
     """Coins of rounding are those of the row and the user, so that a round that is done again comes to the same total."""
-    fleet = {"kind": "available", "drop_out": 0.25, "over_selection": 1.4, "timer_hours": 5.0}
+    fleet = {"kind": "check-in", "dropout_rate": 0.25, "over_selection": 1.4, "timer_hours": 5.0}
     recipe = tiny_recipe(population, **with_privacy({**FTRL, "fleet": fleet}, encoding="modular", noise_multiplier=1.0))
     whole = train_run(recipe, tmp_path / "whole", lambda *_: None)
     with pytest.raises(Cut):

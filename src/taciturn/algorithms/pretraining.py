@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from taciturn.core import PADDING, Key, Params
 from taciturn.data.layout import Unrolls
 from taciturn.data.public import PublicCorpus
 from taciturn.data.texts import Texts
+from taciturn.names import Precision
 
 Loss = Callable[[Params, jax.Array, Key | None], jax.Array]
 BLOCK = 20  # steps in one go: the device never waits for Python, and a progress bar still moves
@@ -35,7 +36,7 @@ class Schedule:
     batch_size: int = 32
     unroll: int = 20  # tokens predicted in a row
     learning_rate: float | None = None  # Adam's, at its highest; none: what suits the model
-    precision: Literal["float32", "mixed"] = "float32"  # of matrix products
+    precision: Precision = "float32"
     held_out: float = 0.02  # share of the documents that is measured on and never trained on
     patience: int = 2  # epochs in a row without a better one, after which it is over
     seed: int = 0

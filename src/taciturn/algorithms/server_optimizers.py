@@ -1,10 +1,8 @@
 """What the server does with an estimate: a step of SGD, momentum or Adam."""
 
-from typing import Literal
-
 import optax
 
-ServerOptimizer = Literal["sgd", "momentum", "nesterov", "adam"]
+from taciturn.names import ServerOptimizer
 
 
 def server_optimizer(name: ServerOptimizer, learning_rate: float, momentum: float) -> optax.GradientTransformation:

@@ -34,7 +34,7 @@ class PlantedCanaries:
         corpus = PublicCorpus.load(Path(section.text))
         corpus.check_words(vocabulary, "[canaries] text")
         seed = int.from_bytes(randomness.derive(root, "canaries", 0)[:8], "big")
-        canaries = make_canaries(vocabulary, seed, section.users, section.copies, section.each)
+        canaries = make_canaries(vocabulary, seed, section.users, section.copies, section.per_cell)
         self._users = synthetic_users(canaries, corpus, seed, section.sentences)
         self.texts = Texts.of([user.tokens for user in self._users], len(vocabulary))
         self.most_at_once, self._rate = len(self._users), section.rate

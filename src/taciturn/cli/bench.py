@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from taciturn.cli.output import console, table
+from taciturn.names import Precision
 
 if TYPE_CHECKING:
     from taciturn.bench.round_speed import Speeds
@@ -16,7 +17,7 @@ def bench(
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="of each kind, of which the best counts")] = 3,
     precision: Annotated[
-        Literal["float32", "mixed"] | None, typer.Option(help="(default: float32 on a CPU, mixed on an accelerator)")
+        Precision | None, typer.Option(help="(default: float32 on a CPU, mixed on an accelerator)")
     ] = None,
     against: Annotated[
         Literal["torch"] | None, typer.Option(help="also run a plain PyTorch program, for a ratio from the same run")

@@ -1,11 +1,12 @@
 """`taciturn export`: a run's model as a file that keyboards load."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from taciturn.cli.output import console, stages
+from taciturn.names import ExportFormat
 from taciturn.privacy.figures import delta_text, epsilon_text
 
 Blocklist = Annotated[
@@ -17,7 +18,7 @@ def export(
     run: Annotated[Path, typer.Argument(help="a run folder, or a folder of n-grams counted on users")],
     out: Annotated[Path, typer.Option(help="new folder for the model and its guarantee")],
     to: Annotated[
-        Literal["model", "onnx", "onnx-int8", "arpa", "combined", "js"],
+        ExportFormat,
         typer.Option(
             help="model.safetensors; an ONNX step graph, of floats or of bytes; n-grams for Presage, fcitx, KenLM; a word list for "
             "HeliBoard and other AOSP keyboards; one script for pages and Keyman"

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from taciturn.cli.export import Blocklist
 from taciturn.cli.output import comparison, console, group, stages
 from taciturn.files import to_json
+from taciturn.names import Smoothing
 
 if TYPE_CHECKING:
     from taciturn.runs.typing import Tried
@@ -146,9 +147,7 @@ def _print(paths: Sequence[Path], tried: "Tried", history: bool) -> None:
 def ngram(
     source: Annotated[Path, typer.Argument(help="a public corpus, or a population")],
     out: Annotated[Path, typer.Option(help="new folder for the model")],
-    smoothing: Annotated[
-        Literal["kneser-ney", "katz"], typer.Option(help="modified Kneser–Ney or Katz")
-    ] = "kneser-ney",
+    smoothing: Annotated[Smoothing, typer.Option(help="modified Kneser–Ney or Katz")] = "kneser-ney",
     order: Annotated[int, typer.Option(min=1, max=5, help="words of the longest n-gram")] = 4,
     non_private: Annotated[
         bool, typer.Option("--non-private", help="count users' text, with no guarantee at all (the ledger is told)")

@@ -8,10 +8,11 @@ import typer
 
 from taciturn.cli.output import console, table
 from taciturn.files import to_json
+from taciturn.names import AccountantName, MechanismName
 from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 
 if TYPE_CHECKING:
-    from taciturn.planning import Answer, MechanismName, Question
+    from taciturn.planning import Answer, Question
 
 GOALS = (500, 1_000, 2_500, 6_500)
 
@@ -33,11 +34,8 @@ def plan(
     max_participations: Annotated[
         int | None, typer.Option(min=1, help="MaxP (default: all that T and MinS allow)")
     ] = None,
-    mechanism: Annotated[
-        Literal["poisson", "cyclic-poisson", "independent", "tree", "honaker", "banded", "blt", "all"],
-        typer.Option(help="noise and sampling"),
-    ] = "all",
-    accountant: Literal["pld", "rdp", "moments"] = "pld",
+    mechanism: Annotated[Literal[MechanismName, "all"], typer.Option(help="noise and sampling")] = "all",
+    accountant: AccountantName = "pld",
     extrapolate: Annotated[
         bool, typer.Option("--extrapolate", help="the same σ with larger report goals and populations")
     ] = False,
@@ -115,7 +113,7 @@ def _print_answers(question: "Question", answers: "list[Answer]") -> None:
     console.print(shown)
 
 
-def _print_extrapolated(question: "Question", mechanism: "MechanismName") -> None:
+def _print_extrapolated(question: "Question", mechanism: MechanismName) -> None:
     from taciturn.planning import extrapolated
 
     title = f"Extrapolated, not trained: the same σ, {mechanism}"

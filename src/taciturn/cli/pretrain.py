@@ -1,15 +1,16 @@
 """`taciturn pretrain`: a model of public text, to start private training from."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from taciturn.cli.output import bar, console, leave_interrupted, table
+from taciturn.names import Precision
 
 if TYPE_CHECKING:
     from taciturn.algorithms.pretraining import Schedule
-    from taciturn.recipe.sections import Model
+    from taciturn.recipe.sections import ModelSection
     from taciturn.runs.pretrain import Pace, Pretrained
 
 
@@ -25,9 +26,7 @@ def pretrain(
     learning_rate: Annotated[
         float | None, typer.Option(min=1e-9, help="Adam's, at its highest (default: 0.012 for lstm, else 0.003)")
     ] = None,
-    precision: Annotated[
-        Literal["float32", "mixed"], typer.Option(help="of matrix products; mixed takes them in bfloat16")
-    ] = "float32",
+    precision: Annotated[Precision, typer.Option(help="of matrix products; mixed takes them in bfloat16")] = "float32",
     held_out: Annotated[
         float, typer.Option(min=0.0, max=0.5, help="share of documents to measure with after each epoch; at least one")
     ] = 0.02,
@@ -57,7 +56,7 @@ def pretrain(
     )
 
 
-def _watched(corpus: Path, settings: "Model", schedule: "Schedule", out: Path, resume: bool) -> "Pretrained":
+def _watched(corpus: Path, settings: "ModelSection", schedule: "Schedule", out: Path, resume: bool) -> "Pretrained":
     """Pretrain under a progress bar; Ctrl-C says how to go on."""
     from taciturn.data.public import PublicCorpus
     from taciturn.runs.pretrain import CHECKPOINT, pretrained

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -22,6 +22,7 @@ from taciturn.files import new_folder
 from taciturn.models.ngram import NGram, katz, pruned
 from taciturn.models.sampling import samples
 from taciturn.models.stepping import Neural, Recurrent
+from taciturn.names import ExportFormat
 from taciturn.privacy.figures import delta_text, epsilon_text
 from taciturn.privacy.ledger import Guarantee
 from taciturn.progress import StageProgress
@@ -29,7 +30,6 @@ from taciturn.release.gate import ExportRefused, check_may_leave
 from taciturn.release.model_file import ModelCard, save_model
 from taciturn.release.privacy_statement import statement, statement_json
 
-Format = Literal["model", "onnx", "onnx-int8", "arpa", "combined", "js"]
 CHECKED_TEXTS = 32  # of 64 words
 DISTILLED_ORDER = 3
 NEWER_THAN_THEIRS = 18  # the version from which keyboards take a word list for newer than their own
@@ -68,7 +68,7 @@ def export_model(
     guarantee: Guarantee,
     learned_from: str | None,
     out: Path,
-    to: Format = "model",
+    to: ExportFormat = "model",
     non_private: bool = False,
     blocklist: Iterable[str] = (),
     distilling: Distilling = Distilling(),
@@ -84,7 +84,7 @@ def export_model(
     return Exported(guarantee, sorted(out.iterdir()), check)
 
 
-def _blocked(loaded: Loaded, blocklist: Iterable[str], to: Format) -> list[str]:
+def _blocked(loaded: Loaded, blocklist: Iterable[str], to: ExportFormat) -> list[str]:
     blocked = [normalize(word, loaded.vocabulary.language).strip() for word in blocklist]
     if blocked and (to == "model" or (to in ("arpa", "combined") and isinstance(loaded.model, NGram))):
         raise ExportRefused(
@@ -93,7 +93,7 @@ def _blocked(loaded: Loaded, blocklist: Iterable[str], to: Format) -> list[str]:
     return blocked
 
 
-def _not_broken(check: Check, to: Format) -> Check:
+def _not_broken(check: Check, to: ExportFormat) -> Check:
     if not check.agreement >= LEAST_AGREEMENT[to]:
         raise ExportRefused(
             f"what would be written as {to} likes another word best at {1 - check.agreement:.1%} of {check.positions:,} places "
@@ -121,7 +121,7 @@ class _Export:
         self.statement = statement(guarantee, self.card.public_text)
         self.json = statement_json(guarantee, self.card.public_text)
 
-    def write(self, out: Path, to: Format) -> Check | None:
+    def write(self, out: Path, to: ExportFormat) -> Check | None:
         _write_words(out / "vocabulary.txt", self.card.vocabulary)
         (out / "guarantee.txt").write_text(self.statement, encoding="utf-8")
         (out / "guarantee.json").write_text(self.json, encoding="utf-8")

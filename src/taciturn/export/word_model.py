@@ -10,7 +10,7 @@ from taciturn.export.arpa import read_arpa
 from taciturn.models.ngram import NGram
 from taciturn.models.stepping import Recurrent, Stacked, Windowed, step_weights
 from taciturn.recipe import build
-from taciturn.recipe.sections import Model
+from taciturn.recipe.sections import ModelSection
 from taciturn.release.model_file import ModelCard, load_model
 
 COUNTED_ON = "counted_on.json"  # of counted n-grams: names the population, as a run's recipe does
@@ -40,7 +40,7 @@ class Loaded:
     def model(self) -> WordModel:
         if self.card is None or self.card.architecture["kind"] == "ngram":
             return NGram.of(self.params, len(self.vocabulary))
-        settings = Model(**self.card.architecture)
+        settings = ModelSection(**self.card.architecture)
         model = build.language_model(settings, len(self.vocabulary))
         restarts = self.vocabulary.sentence_ends if self.card.sentences else ()
         if settings.kind == "transformer":

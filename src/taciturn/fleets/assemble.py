@@ -34,11 +34,12 @@ RUN_DIGITS = 16  # of the ledger's row that opened a run
 def agreement(recipe: Recipe, vocabulary: Vocabulary, enrolled: Sequence[bytes]) -> Agreement:
     """What both sides of a secure sum make of a recipe, its words and the list of devices."""
     params = jax.eval_shape(build.language_model(recipe.model, len(vocabulary)).init, jax.random.key(0))
-    encoded, taking_part, section = build.report_encoding(recipe, params), _taking_part(recipe), recipe.fleet
-    most = min(section.most_reports or taking_part.asked, taking_part.asked)
+    encoded, participation, section = build.report_encoding(recipe, params), _min_separation(recipe), recipe.fleet
+    most = min(section.most_reports or participation.asked, participation.asked)
     told = recipe.with_settings("run", seed=None)  # which devices are not
     name = fingerprint(told.fingerprint, vocabulary.words, enrolled)
-    return Agreement(name, encoded.bits, encoded.padded, section.tolerated, section.corrupt, taking_part.size, most)
+    shares = (section.max_dropout, section.max_colluding)
+    return Agreement(name, encoded.bits, encoded.padded, *shares, participation.size, most)
 
 
 def device_fleet(
@@ -47,7 +48,7 @@ def device_fleet(
     """`folder` is the private one of the run, `account` what it charges."""
     if connected is None:
         raise RecipeError('[fleet] kind = "devices" is trained with `taciturn fleet serve`, to which devices connect')
-    taking_part = _taking_part(recipe)
+    participation = _min_separation(recipe)
     check_enough(recipe, len(connected.enrolled))
     agreed = agreement(recipe, vocabulary, connected.enrolled)
 
@@ -57,20 +58,20 @@ def device_fleet(
     def row() -> int:
         return len(account.charges)
 
-    rounds, apart = folder / "rounds", taking_part.min_separation
-    return DeviceFleet(connected, agreed, taking_part.asked, recipe.fleet, rounds, run, row, apart)
+    rounds, apart = folder / "rounds", participation.min_separation
+    return DeviceFleet(connected, agreed, participation.asked, recipe.fleet, rounds, run, row, apart)
 
 
 def check_enough(recipe: Recipe, devices: int) -> None:
     """Or a server would wait in vain, for as long as it is patient."""
-    taking_part = _taking_part(recipe)
-    asked, apart = taking_part.asked, taking_part.min_separation
-    often = min(taking_part.max_participations, _lifetime(recipe))
+    participation = _min_separation(recipe)
+    asked, apart = participation.asked, participation.min_separation
+    often = min(participation.max_participations, _lifetime(recipe))
     for needed, why in (
-        (asked * min(apart + 1, taking_part.rounds), f"and a device rests for {apart} rounds"),
+        (asked * min(apart + 1, participation.rounds), f"and a device rests for {apart} rounds"),
         (
-            -(-asked * taking_part.rounds // often),
-            f"and a device takes part {often} times in {taking_part.rounds} rounds",
+            -(-asked * participation.rounds // often),
+            f"and a device takes part {often} times in {participation.rounds} rounds",
         ),
     ):
         if devices < needed:
@@ -97,7 +98,7 @@ def device(
     mechanism = algorithm.mechanism
     # Compiled, so that of the mechanism's first state no more is made than its public part.
     public_part = jax.jit(lambda row: mechanism.public(mechanism.init(trees.zeros_like(params))._replace(round=row)))
-    rest = Rest(recipe.fleet.timer_hours, _taking_part(recipe).min_separation, _lifetime(recipe))
+    rest = Rest(recipe.fleet.timer_hours, _min_separation(recipe).min_separation, _lifetime(recipe))
     return Device(
         number,
         identity,
@@ -114,7 +115,7 @@ def _lifetime(recipe: Recipe) -> int:
     return recipe.fleet.lifetime_participations or recipe.max_participations
 
 
-def _taking_part(recipe: Recipe) -> MinSeparation:
+def _min_separation(recipe: Recipe) -> MinSeparation:
     found = build.participation(recipe)
     assert isinstance(found, MinSeparation)  # the recipe is refused otherwise
     return found
@@ -132,13 +133,13 @@ def simulated(recipe: Recipe, population: Population) -> SimulatedFleet | ManyHo
 def fleet(recipe: Recipe, population: Population, devices: Path, coins: int = 0) -> FleetWithStats:
     """`devices` is a folder for the state of devices which have one, `coins` a secret number that says who of them comes when."""
     everyone = simulated(recipe, population)
-    section, taking_part = recipe.fleet, build.participation(recipe)
-    if section.kind == "always":
+    section, participation = recipe.fleet, build.participation(recipe)
+    if section.kind == "simulated":
         return everyone
-    assert isinstance(taking_part, MinSeparation)  # the recipe is refused otherwise
+    assert isinstance(participation, MinSeparation)  # the recipe is refused otherwise
     if section.kind == "queue":
-        return QueuedFleet(everyone, taking_part.size, recipe.in_flight, devices / "queue", coins)
-    habits = Habits(tuple(section.time_zones), drop_out=section.drop_out)
+        return QueuedFleet(everyone, participation.size, recipe.in_flight, devices / "queue", coins)
+    habits = Habits(tuple(section.time_zones), drop_out=section.dropout_rate)
     clock = Clock(Devices(len(population), habits, coins), section.timer_hours)
-    most = section.most_reports or taking_part.asked
-    return CheckInFleet(everyone, clock, taking_part.size, taking_part.asked, most, devices / "devices.npz")
+    most = section.most_reports or participation.asked
+    return CheckInFleet(everyone, clock, participation.size, participation.asked, most, devices / "devices.npz")

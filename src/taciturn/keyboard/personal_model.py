@@ -36,7 +36,7 @@ from taciturn.files import check_new_folder, new_folder, sync_folder
 from taciturn.models.sgd import sgd_step
 from taciturn.progress import Progress
 from taciturn.recipe import build
-from taciturn.recipe.sections import Model
+from taciturn.recipe.sections import ModelSection
 from taciturn.release.model_file import ModelCard, ModelFileError, save_model
 
 HELD_OUT = 10  # one message in so many, the last ones, is measured with and never trained on
@@ -106,7 +106,7 @@ def personalise(
             f"not all of {text} could be used ({_counted(own.left_out)}), and what was not learned from is not deleted: mend it, or leave "
             "--delete-text out"
         )
-    settings = Model(**card.architecture)
+    settings = ModelSection(**card.architecture)
     network, cut = build.language_model(settings, len(vocabulary)), _cut(card, vocabulary)
     measured = Texts.of(map(list, own.held_out), len(vocabulary)), cut if card.sentences else WINDOW
     before = evaluate(network, params, *measured)

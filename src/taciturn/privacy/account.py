@@ -11,15 +11,8 @@ from dataclasses import dataclass, field
 from dp_accounting import DpEvent
 
 from taciturn.errors import TaciturnError
-from taciturn.privacy.accounting import (
-    AccountantName,
-    Budget,
-    allowed_releases,
-    composed,
-    event_to_json,
-    most_releases,
-    repeated,
-)
+from taciturn.names import AccountantName
+from taciturn.privacy.accounting import Budget, allowed_releases, composed, event_to_json, most_releases, repeated
 from taciturn.privacy.chain import LedgerError, Row
 from taciturn.privacy.figures import delta_text
 from taciturn.privacy.ledger import INTEGERS, Guarantee, Ledger

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -34,10 +34,9 @@ from dp_accounting import (
 )
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 
+from taciturn.names import AccountantName
 from taciturn.privacy.conversions import gaussian_epsilon, with_distance
 from taciturn.privacy.loss_distributions import epsilon_by_loss_distributions
-
-AccountantName = Literal["pld", "rdp", "moments"]
 
 LEAST_PLD_NOISE = 0.3  # below it a PLD takes minutes and gigabytes
 CLASSIC_ORDERS = range(2, 34)

@@ -16,16 +16,8 @@ from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfC
 from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 from scipy.stats import binom
 
-from taciturn.privacy.accounting import (
-    COARSE,
-    LEAST_PLD_NOISE,
-    AccountantName,
-    CorrelatedDpEvent,
-    composed,
-    epsilon,
-    repeated,
-    rho,
-)
+from taciturn.names import AccountantName
+from taciturn.privacy.accounting import COARSE, LEAST_PLD_NOISE, CorrelatedDpEvent, composed, epsilon, repeated, rho
 from taciturn.privacy.conversions import smallest_epsilon, with_distance
 from taciturn.privacy.loss_distributions import epsilon_by_loss_distributions
 

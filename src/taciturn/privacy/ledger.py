@@ -14,8 +14,8 @@ from pathlib import Path
 
 from dp_accounting import DpEvent, NonPrivateDpEvent
 
+from taciturn.names import AccountantName
 from taciturn.privacy.accounting import (
-    AccountantName,
     claim_of,
     composed,
     epsilon,

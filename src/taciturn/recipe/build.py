@@ -40,39 +40,25 @@ from taciturn.privacy.participation import CyclicPoisson, FixedSize, MinSeparati
 from taciturn.privacy.secagg_encoding import Encoding, encoding, modular
 from taciturn.privacy.sensitivity import segments
 from taciturn.recipe.recipe import Recipe
-from taciturn.recipe.sections import AUDITED_AT_ONCE, DEFAULT_CLIP_NORM, Model
+from taciturn.recipe.sections import AUDITED_AT_ONCE, DEFAULT_CLIP_NORM, ModelSection
 from taciturn.trees import size
 
 
-def language_model(model: Model, vocabulary: int, product: DTypeLike = jnp.float32) -> LanguageModel:
+def language_model(model: ModelSection, vocabulary: int, product: DTypeLike = jnp.float32) -> LanguageModel:
     """`product` is the type in which its matrix products are taken."""
+    width, units, dropout = model.width, model.units, model.dropout
     match model.kind:
         case "lstm":
-            return lstm(vocabulary, model.width, model.units or 256, dropout_rate=model.dropout, product=product)
+            return lstm(vocabulary, width, units or 256, dropout_rate=dropout, product=product)
         case "cifg":
-            return cifg(
-                vocabulary,
-                model.width,
-                model.units or 670,
-                tied=model.tied,
-                dropout_rate=model.dropout,
-                product=product,
-            )
+            return cifg(vocabulary, width, units or 670, tied=model.tied, dropout_rate=dropout, product=product)
         case "gru":
-            return gru(vocabulary, model.width, model.units or 256, dropout_rate=model.dropout, product=product)
+            return gru(vocabulary, width, units or 256, dropout_rate=dropout, product=product)
         case "transformer":
-            return transformer(vocabulary, model.width, model.layers, model.heads, dropout_rate=model.dropout)
+            return transformer(vocabulary, width, model.layers, model.heads, dropout_rate=dropout)
         case "deep-lstm":
-            return deep_lstm(
-                vocabulary,
-                model.width,
-                model.units or 650,
-                model.layers,
-                model.tied,
-                model.dropout,
-                model.variational,
-                product,
-            )
+            layers, tied, variational = model.layers, model.tied, model.variational
+            return deep_lstm(vocabulary, width, units or 650, layers, tied, dropout, variational, product)
 
 
 def participation(recipe: Recipe) -> Participation:
@@ -80,22 +66,24 @@ def participation(recipe: Recipe) -> Participation:
     if section.kind == "poisson":
         return PoissonSampling(section.probability)
     if section.kind in ("min-separation", "cyclic-poisson"):
-        return turns(recipe)
+        return min_separation_or_cyclic(recipe)
     return FixedSize(int(section.cohort), section.users)
 
 
-def turns(recipe: Recipe) -> MinSeparation | CyclicPoisson:
+def min_separation_or_cyclic(recipe: Recipe) -> MinSeparation | CyclicPoisson:
     section, rounds = recipe.participation, recipe.run.rounds
     if section.kind == "cyclic-poisson":
         cycle = recipe.privacy.bands
         return CyclicPoisson(section.cohort * cycle / section.users, cycle, rounds)
-    more = recipe.fleet.over_selection if recipe.fleet.kind in ("available", "devices") else 1.0
-    return MinSeparation(int(section.cohort), section.min_separation or 0, recipe.max_participations, rounds, more)
+    separation, often = section.min_separation or 0, recipe.max_participations
+    return MinSeparation(int(section.cohort), separation, often, rounds, recipe.over_selection)
 
 
 def noise(recipe: Recipe, multiplier: float) -> Noise:
     lengths = segments(rows(recipe), recipe.restart_rounds)
-    coefficients = {name: _shared_out(values, len(lengths)) for name, values in (recipe.privacy.strategy or {}).items()}
+    coefficients = {
+        name: _split_coefficients(values, len(lengths)) for name, values in (recipe.privacy.strategy or {}).items()
+    }
     match recipe.noise:
         case "independent":
             return gaussian(multiplier)
@@ -103,11 +91,11 @@ def noise(recipe: Recipe, multiplier: float) -> Noise:
             return tree(multiplier, *lengths, honaker=kind == "honaker")
         case "banded":
             return banded(multiplier, *map(Bands, lengths, coefficients["bands"]))
-        case _:
+        case "blt":
             return blt(multiplier, *map(Buffers, lengths, coefficients["decay"], coefficients["scale"]))
 
 
-def _shared_out(values: list[float], parts: int) -> list[tuple[float, ...]]:
+def _split_coefficients(values: list[float], parts: int) -> list[tuple[float, ...]]:
     size = len(values) // parts
     return [tuple(values[start : start + size]) for start in range(0, len(values), size)]
 
@@ -124,20 +112,16 @@ def rows(recipe: Recipe) -> int:
 def algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
     product = jnp.bfloat16 if recipe.local.precision == "mixed" else jnp.float32
     model = language_model(recipe.model, vocabulary, product)
-    keyed = recipe.model.dropout > 0 or recipe.local.keep == "rehearsal"
-    settings = recipe.local
-    local = LocalTraining(
-        settings.learning_rate, settings.epochs, settings.update_penalty, keyed, settings.gradient_norm
-    )
+    keyed = recipe.model.dropout > 0 or recipe.local.forgetting == "rehearsal"
+    given = recipe.local
+    local = LocalTraining(given.learning_rate, given.epochs, given.update_penalty, keyed, given.max_gradient_norm)
     server = server_optimizer(recipe.server.optimizer, recipe.server.learning_rate, recipe.server.momentum)
-    taking_part = participation(recipe)
     if recipe.algorithm == "fedavg":
-        return fedavg(_user_update(recipe, model, local), bound_of(recipe), taking_part, server)
+        return fedavg(_user_update(recipe, model, local), bound_of(recipe), participation(recipe), server)
     if recipe.algorithm == "transfer-learning":
-        update, text, transfer = _user_update(recipe, model, local), _predicted_text(recipe, model), recipe.transfer
-        return transfer_learning(
-            model, update, text, taking_part, transfer.learning_rate, transfer.epochs, transfer.batch_size
-        )
+        update, text, taught = _user_update(recipe, model, local), _predicted_text(recipe, model), recipe.transfer
+        steps = (taught.learning_rate, taught.epochs, taught.batch_size)
+        return transfer_learning(model, update, text, participation(recipe), *steps)
     if recipe.privacy.noise_multiplier is None:
         raise ValueError("the noise multiplier is worked out by with_noise before the algorithm is built")
     if recipe.privacy.least_weight is None:
@@ -150,8 +134,8 @@ def algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
     if recipe.algorithm == "dp-ftrl":
         clip = _adaptive(recipe) if recipe.privacy.clipping == "adaptive" else bound
         update, goal = _user_update(recipe, model, local), recipe.participation.cohort
-        return dp_ftrl(update, clip, goal, drawn, turns(recipe), server, n_max)
-    parts = (bound, estimator, drawn, taking_part, server, n_max)
+        return dp_ftrl(update, clip, goal, drawn, min_separation_or_cyclic(recipe), server, n_max)
+    parts = (bound, estimator, drawn, participation(recipe), server, n_max)
     if recipe.algorithm == "dp-fedsgd":
         return dp_fedsgd(partial(cross_entropy, model), local, upload(recipe), *parts)
     project = bound.project if recipe.privacy.greedy else None
@@ -160,16 +144,15 @@ def algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
 
 def most_reports(recipe: Recipe) -> int:
     """n_max, that may be in a total."""
-    taking_part = participation(recipe)
-    cohort = recipe.participation.cohort
+    chosen, cohort = participation(recipe), recipe.participation.cohort
     most = math.ceil(cohort + 10 * math.sqrt(cohort) + 100)  # never passed by chance
-    asked = taking_part.asked if isinstance(taking_part, MinSeparation) else 0
+    asked = chosen.asked if isinstance(chosen, MinSeparation) else 0
     beside = recipe.canaries.synthetic_users + min(recipe.audit.users, AUDITED_AT_ONCE)
     n_max = min(MOST_REPORTS, max(most, asked)) + beside
     if n_max > MOST_REPORTS:
         raise ValueError(
             f"{beside} synthetic users beside a cohort of {cohort:g} are more than the {MOST_REPORTS} "
-            "reports that a total holds: lower canaries.users or canaries.each, or audit with fewer"
+            "reports that a total holds: lower canaries.users or canaries.per_cell, or audit with fewer"
         )
     return n_max
 
@@ -179,15 +162,15 @@ def _user_update(
 ) -> UserUpdate:
     """What a device computes; `model` takes its products as the recipe says."""
     step = sgd_step(model, jnp.bfloat16 if recipe.local.precision == "mixed" else jnp.float32)
-    match recipe.local.keep:
-        case "nothing":
+    match recipe.local.forgetting:
+        case "none":
             update = fedavg_update(step, local, project)
         case "rehearsal":
             corpus = general_text(recipe)
             assert corpus is not None  # the recipe is refused otherwise
             rows = general_rows(corpus, layout(recipe, corpus.vocabulary).cut)
             update = fedavg_update(rehearsing(step, rows, recipe.local.user_share), local, project)
-        case "soft-labels":
+        case "distillation":
             update = unforgetting_update(model, local, recipe.local.user_share, project)
     return compressed(update, upload(recipe))
 
@@ -273,7 +256,7 @@ def bound_of(recipe: Recipe) -> Bound:
 
 def _encoded(recipe: Recipe, model: LanguageModel) -> Bound:
     """The same clip, with reports in the form that the recipe says."""
-    if recipe.privacy.encoding == "whole":
+    if recipe.privacy.encoding == "integer":
         return bound_of(recipe)
     params = jax.eval_shape(model.init, jax.random.key(0))
     return modular(bound_of(recipe), params, report_encoding(recipe, params))

@@ -24,12 +24,12 @@ def with_strategy(recipe: Recipe) -> Recipe:
         return recipe
     found: dict[str, list[float]] = {}
     for length in segments(rounds, recipe.restart_rounds):
-        for name, values in _best(recipe, length).items():
+        for name, values in _optimal_coefficients(recipe, length).items():
             found.setdefault(name, []).extend(values)
     return recipe.with_settings("privacy", strategy=found)
 
 
-def _best(recipe: Recipe, length: int) -> dict[str, list[float]]:
+def _optimal_coefficients(recipe: Recipe, length: int) -> dict[str, list[float]]:
     """Coefficients for one segment of the noise."""
     privacy = recipe.privacy
     if recipe.noise == "banded":
@@ -48,11 +48,10 @@ def with_noise(
     recipe = with_strategy(recipe)
     if not recipe.is_private or recipe.privacy.noise_multiplier is not None:
         return recipe
-    taking_part = participation(recipe)
 
     def cost(noise_multiplier: float) -> DpEvent:
         private = mechanism(bound_of(recipe), fixed_denominator(1.0), noise(recipe, noise_multiplier))
-        return composed(lineage, repeated(private.event(taking_part), recipe.run.rounds))
+        return composed(lineage, repeated(private.event(participation(recipe)), recipe.run.rounds))
 
     # Wider noise is nearer to the ideal, so that of little is an upper bound.
     little = mechanism(bound_of(recipe), fixed_denominator(1.0), noise(recipe, 0.1), most_reports(recipe))

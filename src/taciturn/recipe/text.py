@@ -4,43 +4,18 @@ import difflib
 import json
 import tomllib
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from taciturn.errors import TaciturnError
 from taciturn.files import write_atomically
 from taciturn.recipe.recipe import Recipe
-from taciturn.recipe.sections import Model
+from taciturn.recipe.sections import ModelSection
 
 
 class RecipeError(TaciturnError):
     """What is wrong with a recipe, in a sentence for whoever wrote it."""
-
-
-def reference() -> str:
-    """Every setting of a recipe, for docs/recipe.md."""
-    lines = [
-        "# Every setting of a recipe",
-        "",
-        "Made from `src/taciturn/recipe/sections.py`; a test keeps it in step.",
-        "",
-    ]
-    sections = {name: field.annotation for name, field in Recipe.model_fields.items()}
-    for section, kind in {"": Recipe, **sections}.items():
-        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
-            continue
-        lines += [f"## [{section}]" if section else "## top", "", "| setting | default | meaning |", "|---|---|---|"]
-        for name, field in kind.model_fields.items():
-            if section or name not in sections or name == "algorithm":
-                default = "required" if field.is_required() else f"`{json.dumps(field.default)}`"
-                choices = (
-                    " · ".join(map(str, get_args(field.annotation))) if get_origin(field.annotation) is Literal else ""
-                )
-                meaning = "; ".join(part for part in (choices, field.description) if part)
-                lines.append(f"| `{name}` | {default.replace('`null`', 'none')} | {meaning} |")
-        lines.append("")
-    return "\n".join(lines)
 
 
 def save_recipe(recipe: Recipe, path: Path) -> None:
@@ -67,15 +42,15 @@ def parse_recipe(content: dict[str, Any], where: str = "recipe") -> Recipe:
         raise RecipeError("\n".join(f"{where}: {_sentence(one)}" for one in error.errors())) from None
 
 
-def model_settings(settings: list[str]) -> Model:
+def model_settings(settings: list[str]) -> ModelSection:
     """The [model] section from `key=value` alone."""
     content: dict[str, Any] = {}
     for setting in settings:
         _set(content, setting)
     try:
-        return Model(**content)
+        return ModelSection(**content)
     except ValidationError as error:
-        raise RecipeError("\n".join(_sentence(one, Model) for one in error.errors())) from None
+        raise RecipeError("\n".join(_sentence(one, ModelSection) for one in error.errors())) from None
 
 
 def _set(content: dict[str, Any], setting: str) -> None:

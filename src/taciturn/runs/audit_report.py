@@ -80,9 +80,9 @@ def attacked(folder: Path, recipe: Recipe) -> Attacked:
         found = audited(scores, mu, included)
     except ValueError as error:
         raise RunError(f"{folder} cannot be audited: {error}") from None
-    taking_part, whole = build.participation(recipe), None
-    if taking_part.limits and not taking_part.sampled_by_curator:
-        squared = build.noise(recipe, multiplier).strategy.sensitivity_squared(len(seen.rows), *taking_part.limits)
+    participation, whole = build.participation(recipe), None
+    if participation.limits and not participation.sampled_by_curator:
+        squared = build.noise(recipe, multiplier).strategy.sensitivity_squared(len(seen.rows), *participation.limits)
         whole = math.sqrt(squared) / multiplier
     return Attacked(found, recipe.delta, max(map(len, seen.patterns)), whole, scores, mu, included)
 

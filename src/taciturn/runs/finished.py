@@ -13,12 +13,13 @@ from taciturn.core import Params
 from taciturn.data.population import HeldOutUsers, Population, check_strangers, trained_on
 from taciturn.evaluation.accuracy import Scores, evaluate
 from taciturn.evaluation.head_words import head_words
-from taciturn.export.formats import Exported, Format, export_model
+from taciturn.export.formats import Exported, export_model
 from taciturn.export.word_model import COUNTED_ON, Loaded, load_word_model
+from taciturn.names import ExportFormat
 from taciturn.population_ledger import open_ledger
 from taciturn.privacy.ledger import Guarantee, Row
 from taciturn.recipe import build
-from taciturn.recipe.sections import Model
+from taciturn.recipe.sections import ModelSection
 from taciturn.release.gate import ExportRefused, check_not_personal, verified_guarantee
 from taciturn.release.model_file import ModelCard, load_model
 from taciturn.runs.folder import RunError, recipe_of
@@ -47,7 +48,7 @@ def guarantee_of(loaded: Loaded) -> Guarantee:
     return verified_guarantee(loaded.params, loaded.card, open_ledger(population_of(loaded.path)))
 
 
-def export_run(folder: Path, out: Path, to: Format = "model", non_private: bool = False, **how: Any) -> Exported:
+def export_run(folder: Path, out: Path, to: ExportFormat = "model", non_private: bool = False, **how: Any) -> Exported:
     """A run's model as files that keyboards load; nothing is written before ledger and model agree (export/formats.py has the rest)."""
     loaded = load_word_model(folder)
     return export_model(loaded, guarantee_of(loaded), learned_from(loaded), out, to, non_private, **how)
@@ -158,7 +159,7 @@ def compare_runs(first: Path, second: Path, on: Path | None = None) -> tuple[Mea
 def compare_tails(model: Path, others: Sequence[Path], samples: int, seed: int) -> list[tuple[np.ndarray, Tail]]:
     """For each of the others: log c(s) of texts made up by the model, and their tail."""
     params, card = _model_to_measure(model)
-    network = build.language_model(Model(**card.architecture), len(card.vocabulary))
+    network = build.language_model(ModelSection(**card.architecture), len(card.vocabulary))
     found = []
     for number, path in enumerate(others):
         other, its_card = _model_to_measure(path)

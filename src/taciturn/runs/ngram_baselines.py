@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from dp_accounting import NonPrivateDpEvent
@@ -20,6 +19,7 @@ from taciturn.data.vocabulary import Vocabulary
 from taciturn.export.word_model import COUNTED_ON
 from taciturn.files import check_new_folder, new_folder, write_atomically
 from taciturn.models.ngram import NGram, katz, kneser_ney
+from taciturn.names import Smoothing
 from taciturn.population_ledger import open_ledger
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget
@@ -29,7 +29,6 @@ from taciturn.release.privacy_statement import statement
 from taciturn.runs.folder import RunError
 from taciturn.runs.run import unit_of
 
-Smoothing = Literal["katz", "kneser-ney"]
 NOT_NEW = "name a new folder"
 ANY_DELTA = 1e-10  # ε is ∞ at every one
 

@@ -24,7 +24,7 @@ from taciturn.evaluation.accuracy import Scores, evaluate
 from taciturn.files import check_new_folder, sync_folder, to_json, write_atomically
 from taciturn.models.losses import cross_entropy
 from taciturn.recipe import build
-from taciturn.recipe.sections import Model
+from taciturn.recipe.sections import ModelSection
 from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import ModelCard, load_state, save_model, save_state
 
@@ -73,7 +73,7 @@ class Pretrained(NamedTuple):
 
 def pretrained(
     corpus: PublicCorpus,
-    settings: Model,
+    settings: ModelSection,
     schedule: Schedule,
     out: Path,
     progress: Callable[[int, int, Pace], None],

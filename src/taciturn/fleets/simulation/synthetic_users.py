@@ -37,7 +37,7 @@ class WithSyntheticUsers:
         if len(cohort) + len(beside) > self._most:
             raise WrongNumberOfUsers(
                 f"{len(cohort)} users and {len(beside)} synthetic ones are more than the {self._most} reports that a total holds: lower "
-                "canaries.users, canaries.each, audit.users or the cohort"
+                "canaries.users, canaries.per_cell, audit.users or the cohort"
             )
         total = self._fleet.sum_reports(program, message, cohort, key)
         return trees.add(total, self._synthetic.sum_reports(program, message, beside, theirs))
