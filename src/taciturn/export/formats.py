@@ -146,11 +146,13 @@ class _Export:
                 return self._combined(out / f"main_{self.loaded.vocabulary.language}.combined")
 
     def _onnx(self, path: Path, as_bytes: bool) -> Check:
-        model = self._recurrent("ONNX")
+        model, kind = self.model, self.loaded.kind
+        if not isinstance(model, Recurrent) or kind is None or kind.onnx_cell is None:
+            raise _no_cell("ONNX", self.loaded)
         never = {PADDING, UNKNOWN, BEGIN, END, *self._ids(self.blocked)}
         about = {"guarantee": self.json, "text": json.dumps(self.card.text)}
         weights = quantised(model.weights) if as_bytes else model.weights
-        content = onnx_model(model.cell, weights, never, model.restarts, about).SerializeToString()
+        content = onnx_model(kind.onnx_cell, weights, never, model.restarts, about).SerializeToString()
         check = self._checked(lambda text: onnx_scores(content, text))
         path.write_bytes(content)
         return _not_broken(check, "onnx-int8" if as_bytes else "onnx")
@@ -173,9 +175,9 @@ class _Export:
         """What a script would say, by its weights."""
         if isinstance(self.model, NGram):
             return _read(pruned(self.model, PAGE_ENTRIES), text)
-        model = self._recurrent("JavaScript")
-        in_bytes = dequantised(quantised(model.weights))
-        return _read(Recurrent(model.cell, in_bytes, tuple(model.restarts)), text)
+        model = self.model
+        assert isinstance(model, Recurrent)
+        return _read(Recurrent(model.cell, dequantised(quantised(model.weights)), tuple(model.restarts)), text)
 
     def _arpa(self, path: Path) -> Check:
         ngram, listed, how = self._ngram(DISTILLED_ORDER)
@@ -255,11 +257,6 @@ class _Export:
         numbers[kept] = np.arange(len(kept))
         return numbers
 
-    def _recurrent(self, what: str) -> Recurrent:
-        if not isinstance(self.model, Recurrent):
-            raise ExportRefused(_not_step_by_step(what, self.card.run or ""))
-        return self.model
-
     def _ids(self, words: Iterable[str]) -> list[int]:
         return [self.loaded.vocabulary.ids[word] for word in words if word in self.loaded.vocabulary.ids]
 
@@ -338,10 +335,14 @@ def page_script(
     )
     if isinstance(loaded.model, NGram):
         return javascript_ngram(pruned(loaded.model, PAGE_ENTRIES), about)
-    if not isinstance(loaded.model, Recurrent):
-        raise ExportRefused(_not_step_by_step("JavaScript", loaded.path.name))
-    return javascript_model(quantised(loaded.model.weights), loaded.model.cell, sorted(loaded.model.restarts), about)
+    model, kind = loaded.model, loaded.kind
+    if not isinstance(model, Recurrent) or kind is None or kind.javascript_cell is None:
+        raise _no_cell("JavaScript", loaded)
+    return javascript_model(quantised(model.weights), kind.javascript_cell, sorted(model.restarts), about)
 
 
-def _not_step_by_step(what: str, name: str) -> str:
-    return f"{what} is written for models that go word by word, an LSTM, a CIFG or a GRU; {name} can leave as n-grams: --to arpa"
+def _no_cell(what: str, loaded: Loaded) -> ExportRefused:
+    name = loaded.path.name
+    return ExportRefused(
+        f"{what} is written for models that go word by word, an LSTM, a CIFG or a GRU; {name} can leave as n-grams: --to arpa"
+    )

@@ -19,7 +19,8 @@ from scipy.special import log_softmax
 
 from taciturn.core import BEGIN
 from taciturn.export.quantised import Int8, QuantisedWeights
-from taciturn.models.stepping import Cell, StepWeights
+from taciturn.models.recurrence import OnnxCell
+from taciturn.models.stepping import StepWeights
 from taciturn.release.gate import ExportRefused
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def libraries() -> tuple[Any, Any]:
 
 
 def onnx_model(
-    cell: Cell,
+    cell: OnnxCell,
     weights: StepWeights | QuantisedWeights,
     never: Iterable[int],
     restarts: Iterable[int] = (),
@@ -58,7 +59,7 @@ def onnx_model(
     matrices = _Matrices(graph, weights)
     gates = graph("Add", graph("MatMul", matrices.embedded("word"), matrices.input), graph.constant(weights.gate_bias))
     recurrent = graph("MatMul", "fed_back", matrices.recurrent)
-    output, carry = CELLS[cell](graph, gates, recurrent, "carry", matrices.units)
+    output, carry = cell(graph, gates, recurrent, "carry", matrices.units)
     fed_back = output if matrices.projection is None else graph("MatMul", output, matrices.projection)
     context = fed_back if matrices.to_context is None else graph("MatMul", fed_back, matrices.to_context)
     logits = graph("Add", graph("MatMul", context, matrices.words), graph.constant(weights.word_bias))
@@ -175,44 +176,6 @@ class _Matrices:
 
     def _transposed(self, value: str) -> str:
         return self.graph("Transpose", value, perm=[1, 0])
-
-
-def _one(graph: _Graph) -> str:
-    return graph.constant(np.ones(1, np.float32))
-
-
-def _opened(graph: _Graph, forget: str) -> str:
-    """The forget gate, which starts open (+1)."""
-    return graph("Sigmoid", graph("Add", forget, _one(graph)))
-
-
-def _cifg(graph: _Graph, gates: str, recurrent: str, carry: str, units: int) -> tuple[str, str]:
-    forget_gate, candidate, output_gate = graph.split(graph("Add", gates, recurrent), 3, units)
-    forget = _opened(graph, forget_gate)
-    let_in = graph("Mul", graph("Sub", _one(graph), forget), graph("Tanh", candidate))
-    carry = graph("Add", graph("Mul", forget, carry), let_in)
-    return graph("Mul", graph("Sigmoid", output_gate), graph("Tanh", carry)), carry
-
-
-def _lstm(graph: _Graph, gates: str, recurrent: str, carry: str, units: int) -> tuple[str, str]:
-    input_gate, forget_gate, candidate, output_gate = graph.split(graph("Add", gates, recurrent), 4, units)
-    let_in = graph("Mul", graph("Sigmoid", input_gate), graph("Tanh", candidate))
-    carry = graph("Add", graph("Mul", _opened(graph, forget_gate), carry), let_in)
-    return graph("Mul", graph("Sigmoid", output_gate), graph("Tanh", carry)), carry
-
-
-def _gru(graph: _Graph, gates: str, recurrent: str, carry: str, units: int) -> tuple[str, str]:
-    x_update, x_reset, x_candidate = graph.split(gates, 3, units)
-    r_update, r_reset, r_candidate = graph.split(recurrent, 3, units)
-    update = graph("Sigmoid", graph("Add", x_update, r_update))
-    reset = graph("Sigmoid", graph("Add", x_reset, r_reset))
-    candidate = graph("Tanh", graph("Add", x_candidate, graph("Mul", reset, r_candidate)))
-    kept = graph("Mul", update, carry)
-    state = graph("Add", graph("Mul", graph("Sub", _one(graph), update), candidate), kept)
-    return state, state
-
-
-CELLS: dict[Cell, Callable[..., tuple[str, str]]] = {"cifg": _cifg, "lstm": _lstm, "gru": _gru}
 
 
 def onnx_scores(content: bytes, words: np.ndarray) -> np.ndarray:

@@ -22,14 +22,10 @@ from taciturn.data.population import Population
 from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.evaluation.accuracy import WINDOW
-from taciturn.models.cifg import cifg
-from taciturn.models.deep_lstm import deep_lstm
-from taciturn.models.gru import gru
 from taciturn.models.losses import cross_entropy
-from taciturn.models.lstm import lstm
+from taciturn.models.registry import model_kind
 from taciturn.models.sampling import beginnings
 from taciturn.models.sgd import sgd_step
-from taciturn.models.transformer import transformer
 from taciturn.privacy.accounting import Budget
 from taciturn.privacy.adaptive_clip import AdaptiveClip
 from taciturn.privacy.clipping import MOST_REPORTS, Bound, flat_clip, per_layer_clip, unbounded
@@ -46,33 +42,7 @@ from taciturn.trees import size
 
 def language_model(model: Model, vocabulary: int, product: DTypeLike = jnp.float32) -> LanguageModel:
     """`product` is the type in which its matrix products are taken."""
-    match model.kind:
-        case "lstm":
-            return lstm(vocabulary, model.width, model.units or 256, dropout_rate=model.dropout, product=product)
-        case "cifg":
-            return cifg(
-                vocabulary,
-                model.width,
-                model.units or 670,
-                tied=model.tied,
-                dropout_rate=model.dropout,
-                product=product,
-            )
-        case "gru":
-            return gru(vocabulary, model.width, model.units or 256, dropout_rate=model.dropout, product=product)
-        case "transformer":
-            return transformer(vocabulary, model.width, model.layers, model.heads, dropout_rate=model.dropout)
-        case "deep-lstm":
-            return deep_lstm(
-                vocabulary,
-                model.width,
-                model.units or 650,
-                model.layers,
-                model.tied,
-                model.dropout,
-                model.variational,
-                product,
-            )
+    return model_kind(model.kind).network(model, vocabulary, product)
 
 
 def participation(recipe: Recipe) -> Participation:

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
+from taciturn.models.registry import known_kinds, model_kind
 from taciturn.privacy.accounting import AccountantName
 from taciturn.privacy.clipping import clip_schedule
 
@@ -39,7 +40,9 @@ class Data(Section):
 
 
 class Model(Section):
-    kind: Literal["lstm", "cifg", "gru", "transformer", "deep-lstm"] = "lstm"
+    kind: str = Field(
+        default="lstm", description=f"{' · '.join(known_kinds())}; or one of your own (models/registry.py)"
+    )
     width: PositiveInt = Field(default=96, description="of a word's embedding")
     units: PositiveInt | None = Field(
         default=None, description="of the recurrent state (default: LSTM and GRU 256, CIFG 670, deep LSTM 650)"
@@ -50,6 +53,12 @@ class Model(Section):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     variational: bool = Field(default=False, description="deep LSTM: drop the same all along a sequence")
     warm_start: str | None = Field(default=None, description="run folder or model.safetensors to start from")
+
+    @field_validator("kind")
+    @classmethod
+    def _known(cls, kind: str) -> str:
+        model_kind(kind)
+        return kind
 
 
 class Local(Section):
