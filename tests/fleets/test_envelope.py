@@ -6,7 +6,17 @@ import pytest
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_utils import validate_object_content
 
-from taciturn.fleets.flower.envelope import CHUNK, HEAD, INLINE, Envelope, Refused, cut, most_objects, seal, unseal
+from taciturn.fleets.flower.envelope import (
+    CHUNK,
+    HEAD,
+    INLINE,
+    BrokenEnvelope,
+    Envelope,
+    cut,
+    most_objects,
+    seal,
+    unseal,
+)
 
 MOST = 20 * 2**20
 
@@ -71,7 +81,7 @@ def test_more_than_is_allowed_is_refused_before_it_is_fetched():
         fetched.append(name)
         return envelope.objects[name]
 
-    with pytest.raises(Refused, match="are allowed"):
+    with pytest.raises(BrokenEnvelope, match="are allowed"):
         unseal(envelope.tree, fetch, CHUNK)
     assert fetched == [envelope.tree.object_id]
 
@@ -80,9 +90,9 @@ def test_one_chunk_named_a_thousand_times_is_refused():
     """Which Flower's own arrays allow: a few bytes for each copy of five million."""
     chunk = b"ArrayChunk  1048576\x00" + bytes(2**20)
     names = hashlib.sha256(chunk).digest() * 1000
-    with pytest.raises(Refused, match="longer than it says"):
+    with pytest.raises(BrokenEnvelope, match="longer than it says"):
         opened(forged(HEAD.pack(bytes(16), 2**20, 1000) + names, [chunk]))
-    with pytest.raises(Refused, match="are allowed"):
+    with pytest.raises(BrokenEnvelope, match="are allowed"):
         opened(forged(HEAD.pack(bytes(16), 1000 * 2**20, 1000) + names, [chunk]))
 
 
@@ -99,7 +109,7 @@ def test_one_chunk_named_a_thousand_times_is_refused():
     ],
 )
 def test_garbage_is_refused(body):
-    with pytest.raises(Refused):
+    with pytest.raises(BrokenEnvelope):
         opened(forged(body))
 
 
@@ -108,5 +118,5 @@ def test_the_objects_of_others_cannot_be_named():
     name = hashlib.sha256(chunk)
     envelope = forged(HEAD.pack(bytes(16), 5, 1) + name.digest())
     envelope.objects[name.hexdigest()] = chunk
-    with pytest.raises(Refused, match="not its own"):
+    with pytest.raises(BrokenEnvelope, match="not its own"):
         opened(envelope)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from conftest import Cut, cut_at, tiny_recipe
+from taciturn.audit.report import membership_results
 from taciturn.core import BEGIN, LanguageModel
 from taciturn.export.formats import Distilling
 from taciturn.export.word_model import load_word_model
@@ -16,7 +17,6 @@ from taciturn.recipe.sections import Model
 from taciturn.recipe.text import RecipeError, model_settings
 from taciturn.release.gate import ExportRefused
 from taciturn.release.model_file import ModelCard, ModelFileError, save_model
-from taciturn.runs.audit_report import attacked
 from taciturn.runs.finished import evaluate_run, export_run
 from taciturn.runs.folder import recipe_of
 from taciturn.runs.run import resume_run, train_run
@@ -69,7 +69,9 @@ def test_it_is_trained_resumed_measured_exported_and_audited(own_kind, populatio
     with pytest.raises(Cut):
         train_run(recipe, tmp_path / "run", cut_at(3))
     resume_run(tmp_path / "run", lambda done, rounds, row: None)
-    assert attacked(tmp_path / "run", recipe_of(tmp_path / "run")).scores.size
+    found = membership_results(tmp_path / "run", recipe_of(tmp_path / "run"))
+    assert found
+    assert found.scores.size
     assert evaluate_run(tmp_path / "run").scores["loss"].value > 0
     few = Distilling(words=16_000, entries=500)
     assert export_run(tmp_path / "run", tmp_path / "arpa", "arpa", distilling=few).check

@@ -56,12 +56,12 @@ def typing(
     from taciturn.data.columns import Columns
     from taciturn.data.sources import Source
     from taciturn.keyboard.typing_simulation import PICKED_RATE
-    from taciturn.runs.typing import try_models
+    from taciturn.runs.typing import simulate_typing
 
     source = None if text == [Path("sotu")] else Source(text, Columns(user_column, text_column))
     paths = [model] if other is None else [model, other]
     with stages() as show:
-        tried = try_models(paths, source, history, people, words, show)
+        tried = simulate_typing(paths, source, history, people, words, show)
     figures = [{metric: typed[metric] for metric in NAMES} for typed in tried.typings]
     if json_:
         listed: list[dict[str, Any]] = [

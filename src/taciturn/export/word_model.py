@@ -17,7 +17,7 @@ COUNTED_ON = "counted_on.json"  # of counted n-grams: names the population, as a
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """What was read from a file. Its model is made of these parameters and no others, so what the ledger knows is what is used."""
 
     path: Path
@@ -54,11 +54,11 @@ class Loaded:
             raise ModelFileError(f"{self.path}: {error}") from None
 
 
-def load_word_model(path: Path) -> Loaded:
+def load_word_model(path: Path) -> LoadedModel:
     if (path / "model.arpa").exists():
         path = path / "model.arpa"
     if path.suffix == ".arpa":
         ngram, words = read_arpa(path)
-        return Loaded(path, Vocabulary(tuple(words), source=path.name), ngram.params(), None)
+        return LoadedModel(path, Vocabulary(tuple(words), source=path.name), ngram.params(), None)
     params, card = load_model(path)
-    return Loaded(path, Vocabulary.of(card.vocabulary, card.text), params, card)
+    return LoadedModel(path, Vocabulary.of(card.vocabulary, card.text), params, card)

@@ -42,13 +42,13 @@ from taciturn.fleets.devices.transport import (
     LOG,
     LOOPBACK,
     MOST_BYTES,
+    ComeBackLater,
     Handler,
-    Later,
     LinkError,
     answer_of,
 )
 from taciturn.fleets.flower.authority import load_device_key
-from taciturn.fleets.flower.envelope import Refused, cut, seal, unseal
+from taciturn.fleets.flower.envelope import BrokenEnvelope, cut, seal, unseal
 
 NUMBER = "number"  # the file where a device keeps the number the server gave it
 LEAST_SECONDS = 0.5  # between two looks: whether to stop, and for a question, should the gate not wait for one
@@ -82,7 +82,7 @@ def run_device(
                 device.join()
                 wait, told = RETRY_SECONDS[0], ""
                 device.serve(handler, stop)
-            except Later as later:
+            except ComeBackLater as later:
                 LOG.info("not needed for now: %s", later)
                 stop.wait(LINGER_SECONDS)
                 device.leave()
@@ -148,13 +148,13 @@ class _Device:
         deadline = time.monotonic() + question.ttl
         try:
             content = self._fetch(question, tree, deadline)
-        except (Refused, httpx.HTTPStatusError) as error:
+        except (BrokenEnvelope, httpx.HTTPStatusError) as error:
             LOG.info("a question was withdrawn: %s", error)
             return
-        away: Later | None = None
+        away: ComeBackLater | None = None
         try:
             answer = answer_of(handler, question.group_id, content)
-        except Later as later:
+        except ComeBackLater as later:
             answer, away = b"", later
         if answer is not None and len(answer) > MOST_BYTES:
             LOG.warning(
@@ -184,7 +184,7 @@ class _Device:
                 request = PullObjectRequest(node=self._node, run_id=question.run_id, object_id=name)
                 answer = _persistently(lambda: self._client.PullObject(request), deadline)
                 if not answer.object_found:
-                    raise Refused("the server has taken it back")
+                    raise BrokenEnvelope("the server has taken it back")
                 if not answer.object_available:
                     return None
                 objects[name] = answer.object_content
@@ -192,7 +192,7 @@ class _Device:
 
         while (content := unseal(tree, fetch, MOST_BYTES)) is None:
             if time.monotonic() > deadline:
-                raise Refused("it did not arrive in time")
+                raise BrokenEnvelope("it did not arrive in time")
             time.sleep(UPLOAD_SECONDS)
         return content
 

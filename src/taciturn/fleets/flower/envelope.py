@@ -26,7 +26,7 @@ Objects = dict[str, bytes]  # hash → content
 Fetch = Callable[[str], bytes | None]  # the object of that hash; None: it is not there yet
 
 
-class Refused(Exception):
+class BrokenEnvelope(Exception):
     """An envelope that is larger than allowed, or none at all."""
 
 
@@ -75,13 +75,13 @@ def unseal(tree: ObjectTree, fetch: Fetch, most_bytes: int) -> bytes | None:
         return None
     body = _body(root)
     if len(body) < HEAD.size:
-        raise Refused("it has no beginning")
+        raise BrokenEnvelope("it has no beginning")
     _, length, count = HEAD.unpack_from(body)
     if length > most_bytes:
-        raise Refused(f"it would be {length:,} bytes long, and {most_bytes:,} are allowed")
+        raise BrokenEnvelope(f"it would be {length:,} bytes long, and {most_bytes:,} are allowed")
     names, inline = _names(body, count)
     if not set(names) <= {child.object_id for child in tree.children}:
-        raise Refused("it names objects that are not its own")
+        raise BrokenEnvelope("it names objects that are not its own")
     pieces, size = [inline], len(inline)
     for name in names:
         piece = fetch(name)
@@ -90,16 +90,16 @@ def unseal(tree: ObjectTree, fetch: Fetch, most_bytes: int) -> bytes | None:
         pieces.append(_body(piece))
         size += len(pieces[-1])
         if size > length:
-            raise Refused("it is longer than it says")
+            raise BrokenEnvelope("it is longer than it says")
     if size != length:
-        raise Refused("its length is not what it says")
+        raise BrokenEnvelope("its length is not what it says")
     return b"".join(pieces)
 
 
 def _names(body: memoryview, count: int) -> tuple[list[str], memoryview]:
     end = HEAD.size + count * DIGEST
     if end > len(body):
-        raise Refused("it ends before its list of objects does")
+        raise BrokenEnvelope("it ends before its list of objects does")
     starts: Iterable[int] = range(HEAD.size, end, DIGEST)
     return [body[start : start + DIGEST].hex() for start in starts], body[end:]
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 import httpx
 from flwr.supercore.control.control_http_client import ControlHttpClient
 
-from taciturn.fleets.devices.transport import GONE, LATE, LOG, LinkError, Progress, log_missing
+from taciturn.fleets.devices.transport import LATE, LOG, LinkError, Progress, in_order, wait_for_answers
 from taciturn.fleets.flower.child import SuperLink
 from taciturn.fleets.flower.questions import Arrival, Run, in_words
 
@@ -43,22 +43,14 @@ class FlowerLink:
             return {}
         with self._asking:
             question = self._on_a_run(lambda run: _Question(run, run.send(kind, contents, seconds), self._most_bytes))
-            goal = len(contents) if enough is None else enough
             try:
                 self._discard_late(question.run)
-                while question.open and len(question.answers) < goal and time.monotonic() < deadline:
-                    if question.look():
-                        progress(len(question.answers), len(contents))
-                    else:
-                        time.sleep(min(POLL_SECONDS, max(0.0, deadline - time.monotonic())))
+                wait_for_answers(question, len(contents), deadline, enough, progress)
                 self._late |= dict.fromkeys(question.withdraw(), deadline)
             except httpx.HTTPError as error:
                 LOG.warning("the link to the devices broke while they were at work: %s", in_words(error))
                 self.close()
-        missing = dict.fromkeys(contents, GONE) | question.missing
-        answers = {number: question.answers[number] for number in contents if number in question.answers}
-        log_missing(kind, len(contents), {number: why for number, why in missing.items() if number not in answers})
-        return answers
+        return in_order(kind, contents, question.answers, question.missing)
 
     def close(self) -> None:
         run, self._run = self._run, None
@@ -104,8 +96,16 @@ class _Question:
         self.missing: dict[int, str] = {}
         self._arrivals: dict[str, Arrival] = {}
 
-    def look(self) -> bool:
-        """Take what has come since; whether an answer was among it."""
+    @property
+    def is_open(self) -> bool:
+        return bool(self.open)
+
+    def wait(self, until: float) -> None:
+        if not self._look():
+            time.sleep(min(POLL_SECONDS, max(0.0, until - time.monotonic())))
+
+    def _look(self) -> bool:
+        """Whether an answer was among what has come."""
         before = len(self.answers)
         waiting = self.open.keys() - self._arrivals.keys()
         for message_id, reply in self.run.replies(waiting) if waiting else ():

@@ -43,7 +43,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 
 from taciturn.fleets.devices.transport import FAILED, GONE, LARGE, LATE, LOG
 from taciturn.fleets.flower import news
-from taciturn.fleets.flower.envelope import Chunks, Refused, cut, seal, unseal
+from taciturn.fleets.flower.envelope import BrokenEnvelope, Chunks, cut, seal, unseal
 
 Client = TypeVar("Client", bound=ProtobufClient)
 
@@ -133,7 +133,7 @@ class Run:
         """The answer, why there is none, or None: it is still on its way."""
         try:
             content = unseal(arrival.tree, lambda name: self._object(arrival, name), most_bytes)
-        except Refused as error:
+        except BrokenEnvelope as error:
             LOG.warning("an answer was refused: %s", error)
             content = LARGE
         if content is not None:
@@ -156,7 +156,7 @@ class Run:
             request = PullObjectRequest(node=self._node, run_id=self._run_id, object_id=name)
             answer = self._client.PullObject(request)
             if not answer.object_found:
-                raise Refused("a part of it is missing")
+                raise BrokenEnvelope("a part of it is missing")
             if not answer.object_available:
                 return None
             arrival.objects[name] = answer.object_content
