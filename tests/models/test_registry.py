@@ -12,7 +12,7 @@ from taciturn.export.formats import Distilling
 from taciturn.export.word_model import load_word_model
 from taciturn.models import registry
 from taciturn.models.layers import dense, embedding
-from taciturn.models.registry import ModelKind, known_kinds, model_kind, register
+from taciturn.models.registry import ModelKind, model_kind, register
 from taciturn.recipe.sections import Model
 from taciturn.recipe.text import RecipeError, model_settings
 from taciturn.release.gate import ExportRefused
@@ -42,13 +42,13 @@ def last_word(vocabulary: int, width: int) -> LanguageModel:
 
 @pytest.fixture
 def own_kind(monkeypatch):
-    monkeypatch.setattr(registry, "_KINDS", dict(registry._KINDS))
-    register("last-word", ModelKind(lambda of, vocabulary, _: last_word(vocabulary, of.width)))
+    monkeypatch.setattr(registry, "KINDS", dict(registry.KINDS))
+    register("last-word", ModelKind(last_word, settings=("width",)))
     return "last-word"
 
 
 def test_a_recipe_takes_a_kind_of_one_s_own_once_it_is_registered(own_kind):
-    assert model_settings([f"kind={own_kind}"]).kind in known_kinds()
+    assert model_settings([f"kind={own_kind}"]).kind == own_kind
     with pytest.raises(RecipeError, match=r"kind: there is no model kind 'lats-word'; known are lstm, .*, last-word"):
         model_settings(["kind=lats-word"])
 

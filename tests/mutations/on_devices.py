@@ -166,7 +166,7 @@ MUTATIONS = (
     ),
     Mutation(
         "reports that are asked for again after a crash",
-        "Devices that reported to a sum which was lost are asked once more, and no more than their own records keeps a second sum apart.",
+        "Devices that reported to a sum which was lost are asked once more, and no more than their own record keeps a second sum apart.",
         (Edit(FLEET, "if not numbers.resting(0).isdisjoint(cohort.tolist()):", "if False:"),),
         (f"{KILLED}[Records-write-20]",),
     ),

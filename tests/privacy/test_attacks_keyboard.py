@@ -481,14 +481,11 @@ def test_the_first_word_of_a_blocklist_is_blocked_whatever_editor_wrote_it(tmp_p
 
 def test_where_fewer_than_ten_words_are_allowed_the_graph_offers_none_that_is_not(made):
     runtime = pytest.importorskip("onnxruntime")
-    loaded = load_word_model(made / "private")
-    assert isinstance(loaded.model, Recurrent)
-    assert loaded.kind
-    assert loaded.kind.onnx_cell
+    model = load_word_model(made / "private").model
+    assert isinstance(model, Recurrent)
     allowed = range(len(words()) - 5, len(words()))
     never = [word for word in range(len(words())) if word not in allowed]
-    content = onnx_model(loaded.kind.onnx_cell, loaded.model.weights, never).SerializeToString()
-    session = runtime.InferenceSession(content)
+    session = runtime.InferenceSession(onnx_model(model.cell, model.weights, never, {}).SerializeToString())
     state = {one.name: np.zeros((1, one.shape[1]), np.float32) for one in session.get_inputs() if one.name != "word"}
     best = session.run(["top_words"], {"word": np.array([2]), **state})[0]
     assert set(best.ravel().tolist()) <= set(allowed)

@@ -3,6 +3,7 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -15,8 +16,8 @@ from taciturn.models.gru import cell as gru_cell
 from taciturn.models.gru import gru
 from taciturn.models.lstm import cell as lstm_cell
 from taciturn.models.lstm import lstm
-from taciturn.models.registry import model_kind
 from taciturn.models.stepping import Recurrent, step_weights
+from taciturn.release.gate import ExportRefused
 
 onnxruntime = pytest.importorskip("onnxruntime")
 MODELS = {
@@ -30,7 +31,7 @@ CELLS = {"lstm": lstm_cell, "cifg": cifg_cell, "gru": gru_cell}
 
 
 def content_of(kind: str, *model) -> bytes:
-    return onnx_model(model_kind(kind).onnx_cell, *model).SerializeToString()
+    return onnx_model(CELLS[kind], *model).SerializeToString()
 
 
 def weights_of(name: str):
@@ -68,6 +69,11 @@ def test_a_gate_left_out_would_be_noticed():
     weights = weights_of("cifg")
     content = content_of("cifg", weights._replace(gate_bias=weights.gate_bias + 1), [BEGIN])
     assert not np.allclose(onnx_scores(content, TEXT), said("cifg", weights), atol=1e-3)
+
+
+def test_a_cell_of_what_onnx_has_no_node_for_is_refused():
+    with pytest.raises(ExportRefused, match="not of cos"):
+        onnx_model(lambda x, r, carry: (jnp.cos(carry), carry), weights_of("gru"), [])
 
 
 def test_bytes_are_near_the_numbers_they_stand_for():

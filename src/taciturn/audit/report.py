@@ -13,7 +13,7 @@ from taciturn.audit.audit_users import AuditScores
 from taciturn.audit.canaries import Canary, load_canaries
 from taciturn.audit.matched_filter import as_columns, filters, noise_rows
 from taciturn.audit.one_run import Audit, audited
-from taciturn.audit.secret_sharer import REFERENCES, Finding, measure
+from taciturn.audit.secret_sharer import Finding, measure
 from taciturn.core import WordModel
 from taciturn.data.vocabulary import DataError, Vocabulary
 from taciturn.evaluation.accuracy import Scores
@@ -67,12 +67,7 @@ def rows_of_noise(recipe: Recipe) -> np.ndarray:
 
 
 def canary_results(
-    folder: Path,
-    model: WordModel,
-    vocabulary: Vocabulary,
-    releases: int,
-    references: int = REFERENCES,
-    progress: Progress = lambda done, all: None,
+    folder: Path, model: WordModel, vocabulary: Vocabulary, releases: int, references: int, progress: Progress
 ) -> CanaryResults | None:
     """The canaries of a run, if it has any, looked for in its model after so many releases."""
     if not (folder / planting.FILE_NAME).exists():
@@ -113,11 +108,6 @@ class AuditReport:
     scores: Scores  # on held-out users: a model that learned nothing remembers nothing
     canaries: CanaryResults | None
     membership: MembershipResults | None
-
-
-def can_be_audited(folder: Path) -> bool:
-    """Whether a run was trained with anything to audit it by."""
-    return any((folder / one.FILE_NAME).exists() for one in (planting, audit_users))
 
 
 def rank_text(rank: int) -> str:

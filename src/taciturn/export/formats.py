@@ -146,13 +146,13 @@ class _Export:
                 return self._combined(out / f"main_{self.loaded.vocabulary.language}.combined")
 
     def _onnx(self, path: Path, as_bytes: bool) -> Check:
-        model, kind = self.model, self.loaded.kind
-        if not isinstance(model, Recurrent) or kind is None or kind.onnx_cell is None:
+        model = self.model
+        if not isinstance(model, Recurrent):
             raise _no_cell("ONNX", self.loaded)
         never = {PADDING, UNKNOWN, BEGIN, END, *self._ids(self.blocked)}
         about = {"guarantee": self.json, "text": json.dumps(self.card.text)}
         weights = quantised(model.weights) if as_bytes else model.weights
-        content = onnx_model(kind.onnx_cell, weights, never, model.restarts, about).SerializeToString()
+        content = onnx_model(model.cell, weights, never, model.restarts, about).SerializeToString()
         check = self._compare(lambda text: onnx_scores(content, text))
         path.write_bytes(content)
         return _refuse_disagreement(check, "onnx-int8" if as_bytes else "onnx")
@@ -163,7 +163,7 @@ class _Export:
         )
         if check_javascript(script, [END]) is not None:
             listed = self.card.vocabulary
-            check = self._compare(lambda text: _present(check_javascript(script, text.tolist(), listed)))
+            check = self._compare(lambda text: np.asarray(check_javascript(script, text.tolist(), listed)))
         else:
             check = self._compare(self._quantised_scores)._replace(
                 note="Node.js is not installed, so the weights were checked, and the script itself was not run"
@@ -312,11 +312,6 @@ def _scores_along(model: WordModel, text: np.ndarray) -> np.ndarray:
         state = model.read(state, word)
         rows.append(model.scores(state))
     return np.stack(rows)
-
-
-def _present(scores: np.ndarray | None) -> np.ndarray:
-    assert scores is not None
-    return scores
 
 
 def page_script(

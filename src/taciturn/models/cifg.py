@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 
 from taciturn.core import Key, LanguageModel, Params
 from taciturn.models.layers import dense, dot, dropout, embedding, looked_up
-from taciturn.models.recurrence import Graph, one, opened, recurrence
+from taciturn.models.recurrence import recurrence
 
 
 def cell(x: jax.Array, r: jax.Array, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -19,14 +19,6 @@ def cell(x: jax.Array, r: jax.Array, carry: jax.Array) -> tuple[jax.Array, jax.A
     forget = jax.nn.sigmoid(forget_gate + 1.0)
     carry = forget * carry + (1.0 - forget) * jnp.tanh(candidate)
     return jax.nn.sigmoid(output_gate) * jnp.tanh(carry), carry
-
-
-def onnx_cell(graph: Graph, gates: str, recurrent: str, carry: str, units: int) -> tuple[str, str]:
-    forget_gate, candidate, output_gate = graph.split(graph("Add", gates, recurrent), 3, units)
-    forget = opened(graph, forget_gate)
-    let_in = graph("Mul", graph("Sub", one(graph), forget), graph("Tanh", candidate))
-    carry = graph("Add", graph("Mul", forget, carry), let_in)
-    return graph("Mul", graph("Sigmoid", output_gate), graph("Tanh", carry)), carry
 
 
 def cifg(

@@ -6,7 +6,7 @@ from jax.typing import DTypeLike
 
 from taciturn.core import Key, LanguageModel, Params
 from taciturn.models.layers import dense, dot, dropout, embedding, looked_up
-from taciturn.models.recurrence import Graph, one, recurrence
+from taciturn.models.recurrence import recurrence
 
 
 def cell(x: jax.Array, r: jax.Array, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -16,17 +16,6 @@ def cell(x: jax.Array, r: jax.Array, carry: jax.Array) -> tuple[jax.Array, jax.A
     update = jax.nn.sigmoid(x_update + r_update)
     candidate = jnp.tanh(x_candidate + jax.nn.sigmoid(x_reset + r_reset) * r_candidate)
     state = (1.0 - update) * candidate + update * carry
-    return state, state
-
-
-def onnx_cell(graph: Graph, gates: str, recurrent: str, carry: str, units: int) -> tuple[str, str]:
-    x_update, x_reset, x_candidate = graph.split(gates, 3, units)
-    r_update, r_reset, r_candidate = graph.split(recurrent, 3, units)
-    update = graph("Sigmoid", graph("Add", x_update, r_update))
-    reset = graph("Sigmoid", graph("Add", x_reset, r_reset))
-    candidate = graph("Tanh", graph("Add", x_candidate, graph("Mul", reset, r_candidate)))
-    kept = graph("Mul", update, carry)
-    state = graph("Add", graph("Mul", graph("Sub", one(graph), update), candidate), kept)
     return state, state
 
 

@@ -6,7 +6,7 @@ from jax.typing import DTypeLike
 
 from taciturn.core import Key, LanguageModel, Params
 from taciturn.models.layers import dense, dot, dropout, embedding, looked_up, unit_rows
-from taciturn.models.recurrence import Graph, opened, recurrence
+from taciturn.models.recurrence import recurrence
 
 
 def cell(x: jax.Array, r: jax.Array, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -14,13 +14,6 @@ def cell(x: jax.Array, r: jax.Array, carry: jax.Array) -> tuple[jax.Array, jax.A
     input_gate, forget_gate, candidate, output_gate = jnp.split(x + r, 4, axis=-1)
     carry = jax.nn.sigmoid(forget_gate + 1.0) * carry + jax.nn.sigmoid(input_gate) * jnp.tanh(candidate)
     return jax.nn.sigmoid(output_gate) * jnp.tanh(carry), carry
-
-
-def onnx_cell(graph: Graph, gates: str, recurrent: str, carry: str, units: int) -> tuple[str, str]:
-    input_gate, forget_gate, candidate, output_gate = graph.split(graph("Add", gates, recurrent), 4, units)
-    let_in = graph("Mul", graph("Sigmoid", input_gate), graph("Tanh", candidate))
-    carry = graph("Add", graph("Mul", opened(graph, forget_gate), carry), let_in)
-    return graph("Mul", graph("Sigmoid", output_gate), graph("Tanh", carry)), carry
 
 
 def lstm(

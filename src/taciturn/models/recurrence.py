@@ -11,38 +11,14 @@ and the matrix gradients are one product over all steps at the end.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 
 from taciturn.models.layers import dot, transposed
 
 Cell = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
-
-
-class Graph(Protocol):
-    """An ONNX graph under construction (export/onnx.py), as far as a cell needs it. Values go by their names."""
-
-    def __call__(self, operator: str, *inputs: str) -> Any: ...
-
-    def constant(self, value: np.ndarray) -> str: ...
-
-    def split(self, value: str, parts: int, size: int) -> tuple[str, ...]: ...
-
-
-OnnxCell = Callable[[Graph, str, str, str, int], tuple[str, str]]  # a cell in a graph; the last is its number of units
-
-
-def one(graph: Graph) -> str:
-    return graph.constant(np.ones(1, np.float32))
-
-
-def opened(graph: Graph, forget: str) -> str:
-    """The forget gate, which starts open (+1)."""
-    return graph("Sigmoid", graph("Add", forget, one(graph)))
 
 
 def recurrence(

@@ -11,7 +11,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -119,13 +119,13 @@ class Windowed:
 
         self._after = jax.jit(after)
 
-    def start(self) -> tuple[int, ...]:
+    def start(self) -> Any:
         return (BEGIN,)
 
-    def read(self, state: tuple[int, ...], word: int) -> tuple[int, ...]:
+    def read(self, state: Any, word: int) -> Any:
         return self.start() if word in self.restarts else (*state, word)[-WINDOW:]
 
-    def scores(self, state: tuple[int, ...]) -> np.ndarray:
+    def scores(self, state: Any) -> np.ndarray:
         padded = np.zeros((1, WINDOW), np.int32)
         padded[0, : len(state)] = state
         return np.asarray(self.scores_at(padded, len(state) - 1)[0])

@@ -42,7 +42,9 @@ from taciturn.trees import size
 
 def language_model(model: Model, vocabulary: int, product: DTypeLike = jnp.float32) -> LanguageModel:
     """`product` is the type in which its matrix products are taken."""
-    return model_kind(model.kind).network(model, vocabulary, product)
+    return model_kind(model.kind).build(
+        vocabulary, model.model_dump() | {"dropout_rate": model.dropout, "product": product}
+    )
 
 
 def participation(recipe: Recipe) -> Participation:

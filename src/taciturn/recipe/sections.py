@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
-from taciturn.models.registry import known_kinds, model_kind
+from taciturn.models.registry import KINDS, model_kind
 from taciturn.privacy.accounting import AccountantName
 from taciturn.privacy.clipping import clip_schedule
 
@@ -40,9 +40,7 @@ class Data(Section):
 
 
 class Model(Section):
-    kind: str = Field(
-        default="lstm", description=f"{' · '.join(known_kinds())}; or one of your own (models/registry.py)"
-    )
+    kind: str = Field(default="lstm", description=f"{' · '.join(KINDS)}; or one of your own (models/registry.py)")
     width: PositiveInt = Field(default=96, description="of a word's embedding")
     units: PositiveInt | None = Field(
         default=None, description="of the recurrent state (default: LSTM and GRU 256, CIFG 670, deep LSTM 650)"

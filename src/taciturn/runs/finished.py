@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from taciturn.audit import audit_users, planting
 from taciturn.audit.likelihood_tails import Tail, log_ratios, tail
-from taciturn.audit.report import AuditReport, can_be_audited, canary_results, membership_results
+from taciturn.audit.report import AuditReport, canary_results, membership_results
 from taciturn.audit.secret_sharer import REFERENCES
 from taciturn.core import Params
 from taciturn.data.population import HeldOutUsers, Population, check_strangers, trained_on
@@ -161,7 +162,7 @@ def audit_run(
     folder: Path, references: int = REFERENCES, progress: Callable[[int, int], None] = lambda done, all: None
 ) -> AuditReport:
     """All that can be said about a run from outside; a RunError if it was trained with nothing to audit it by."""
-    if not can_be_audited(folder):
+    if not any((folder / one.FILE_NAME).exists() for one in (audit_users, planting)):
         raise RunError(
             f"nothing was put into {folder} to audit it by: train with --audit 1000 (users of random directions), or with [canaries] "
             "text = a folder of public text (shared secrets), and look then"

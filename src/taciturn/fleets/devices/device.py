@@ -88,7 +88,7 @@ class Device:
     def _advertise(self, content: bytes) -> bytes:
         self._sum = None  # whatever round it was in is over
         name, self._run, self._round, self._message_hash = fields.unpack_fields(content, 4)
-        terms = self._agreement.of_round(name, self._message_hash)
+        terms = self._agreement._replace(round=name, message=self._message_hash)
         terms.check()
         if len(name) != fields.NAME_BYTES or len(self._run) > 255:
             raise ValueError(f"an attempt has a name of {fields.NAME_BYTES} bytes, and a run one of up to 255")

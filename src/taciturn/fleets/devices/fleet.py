@@ -226,7 +226,7 @@ class DeviceFleet:
         asked = {connections[device]: device for device in sorted(present) if device in connections}
         name, run, number = fields.new_name(), self._run().encode(), str(numbers.number).encode()
         about = fields.message_hash(run, number, model, key)
-        server = ServerRound(self._agreement.of_round(name, about), self._identity)
+        server = ServerRound(self._agreement._replace(round=name, message=about), self._identity)
         first = dict.fromkeys(asked, fields.pack_fields(name, run, number, about))
         self._stage(fields.ADVERTISE, first, asked, lambda d, a: server.take_advert(d, Advert.from_bytes(a)))
         rosters = self._to_connections(server.rosters(), asked)

@@ -13,9 +13,8 @@ from taciturn.fleets.devices.transport import (
     ComeBackLater,
     Handler,
     Progress,
+    Question,
     answer_of,
-    in_order,
-    wait_for_answers,
 )
 
 Fault = Callable[[int, str, bytes], bytes | None]  # device, kind, answer → the answer that arrives, if any
@@ -62,8 +61,8 @@ class LocalLink:
                 threading.Thread(target=self._answer, args=(question, number), daemon=True).start()
             else:
                 question.settle(number, GONE)
-        wait_for_answers(question, len(contents), deadline, enough, progress)
-        return in_order(kind, contents, *question.close())
+        question.wait_for_all(deadline, enough, progress)
+        return question.close()
 
     def _answer(self, question: "_Question", number: int) -> None:
         device = self._devices.get(number)
@@ -91,38 +90,23 @@ class _LocalDevice:
         self.handler, self.busy, self.back_at = handler, threading.Lock(), 0.0
 
 
-class _Question:
-    """After `close` nothing more is taken."""
-
+class _Question(Question):
     def __init__(self, kind: str, contents: Mapping[int, bytes]) -> None:
-        self.kind, self.contents = kind, dict(contents)
-        self.answers: dict[int, bytes] = {}
-        self._missing: dict[int, str] = {}
-        self._open = set(contents)
-        self._seen = len(contents)  # how many were open when the server looked last
-        self._changed = threading.Condition()
-
-    @property
-    def is_open(self) -> bool:
-        return bool(self._open)
-
-    def wait(self, until: float) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._open) < self._seen, until - time.monotonic())
-            self._seen = len(self._open)
+        super().__init__(kind, contents)
+        self._changed, self._seen = threading.Condition(), 0
 
     def settle(self, number: int, outcome: bytes | str) -> None:
         with self._changed:
-            if number in self._open:
-                self._open.discard(number)
-                if isinstance(outcome, bytes):
-                    self.answers[number] = outcome
-                else:
-                    self._missing[number] = outcome
-                self._changed.notify_all()
+            super().settle(number, outcome)
+            self._changed.notify_all()
 
-    def close(self) -> tuple[dict[int, bytes], dict[int, str]]:
-        """The answers, and why the others are missing."""
+    def wait(self, until: float) -> None:
         with self._changed:
-            late, self._open = self._open, set()
-            return dict(self.answers), self._missing | dict.fromkeys(late, LATE)
+            self._changed.wait_for(lambda: self.settled > self._seen, until - time.monotonic())
+            self._seen = self.settled
+
+    def close(self) -> dict[int, bytes]:
+        """After this nothing more is taken."""
+        with self._changed:
+            self.missing = dict.fromkeys(self.contents, LATE) | self.missing
+        return self.result(LATE)

@@ -10,7 +10,7 @@ Numbers are those of connections. Which person sits at one is known to nobody he
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 LOG = logging.getLogger("taciturn.fleet")
@@ -21,8 +21,6 @@ Progress = Callable[[int, int], None]  # answers so far, of how many questions
 MOST_BYTES = 64 * 2**20  # of one answer: six times a report of 2.4 million parameters
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}  # where a connection may do without encryption
 LATE, GONE, FAILED, LARGE = "too late", "not connected", "failed", "too large"  # why an answer is missing
-
-
 MOST_AWAY = 24 * 3600.0  # seconds for which a device goes away at a time, whatever it is told
 
 
@@ -91,38 +89,48 @@ def answer_of(handler: Handler, kind: str, content: bytes) -> bytes | None:
         return None
 
 
-class Question(Protocol):
-    """What was asked, and what came of it so far."""
+class Question:
+    """What was asked, and what has come of it so far. Links say how they `wait`."""
 
-    answers: dict[int, bytes]
+    def __init__(self, kind: str, contents: Mapping[int, bytes]) -> None:
+        self.kind, self.contents = kind, dict(contents)
+        self.answers: dict[int, bytes] = {}
+        self.missing: dict[int, str] = {}  # and why
 
     @property
-    def is_open(self) -> bool:
-        """Whether any device may still answer."""
-        ...
+    def settled(self) -> int:
+        return len(self.answers) + len(self.missing)
+
+    def settle(self, number: int, outcome: bytes | str) -> None:
+        if number not in self.answers and number not in self.missing:
+            if isinstance(outcome, bytes):
+                self.answers[number] = outcome
+            else:
+                self.missing[number] = outcome
 
     def wait(self, until: float) -> None:
-        """Take what has come since; or else wait for it a while, and never longer than until then."""
-        ...
+        """For a while, or for something to come; never longer than until then."""
+        raise NotImplementedError
 
+    def wait_for_all(self, until: float, enough: int | None, progress: Progress) -> None:
+        """Until all (or `enough`) have answered, or it is too late."""
+        goal, shown = len(self.contents) if enough is None else enough, 0
+        while True:
+            if len(self.answers) > shown:
+                shown = len(self.answers)
+                progress(shown, len(self.contents))
+            if shown >= goal or self.settled == len(self.contents) or time.monotonic() >= until:
+                return
+            self.wait(until)
 
-def wait_for_answers(question: Question, asked: int, until: float, enough: int | None, progress: Progress) -> None:
-    """Until all (or `enough`) have answered, none can any more, or it is too late."""
-    goal, shown = asked if enough is None else enough, 0
-    while question.is_open and shown < goal and time.monotonic() < until:
-        question.wait(until)
-        if len(question.answers) > shown:
-            shown = len(question.answers)
-            progress(shown, asked)
-
-
-def in_order(kind: str, asked: Iterable[int], answers: Mapping[int, bytes], why: Mapping[int, str]) -> dict[int, bytes]:
-    """The answers in the order of the questions. One line is logged for all devices without one, by the reason; which they were is for
-    DEBUG alone."""
-    asked = list(asked)
-    missing = {number: why.get(number, GONE) for number in asked if number not in answers}
-    if missing:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(Counter(missing.values()).items()))
-        LOG.warning("“%s”: no answer from %d of %d devices (%s)", kind, len(missing), len(asked), reasons)
-        LOG.debug("“%s”: without an answer: %s", kind, missing)
-    return {number: answers[number] for number in asked if number in answers}
+    def result(self, why: str) -> dict[int, bytes]:
+        """The answers in the order of the questions; `why` is what others are missing for. One line is logged for all that are, by the
+        reason; which devices they were is for DEBUG alone."""
+        missing = {one: self.missing.get(one, why) for one in self.contents if one not in self.answers}
+        if missing:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(Counter(missing.values()).items()))
+            LOG.warning(
+                "“%s”: no answer from %d of %d devices (%s)", self.kind, len(missing), len(self.contents), reasons
+            )
+            LOG.debug("“%s”: without an answer: %s", self.kind, missing)
+        return {one: self.answers[one] for one in self.contents if one in self.answers}

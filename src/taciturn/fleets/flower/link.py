@@ -8,7 +8,7 @@ from typing import TypeVar
 import httpx
 from flwr.supercore.control.control_http_client import ControlHttpClient
 
-from taciturn.fleets.devices.transport import LATE, LOG, LinkError, Progress, in_order, wait_for_answers
+from taciturn.fleets.devices.transport import GONE, LATE, LOG, LinkError, Progress, Question
 from taciturn.fleets.flower.child import SuperLink
 from taciturn.fleets.flower.questions import Arrival, Run, in_words
 
@@ -42,15 +42,15 @@ class FlowerLink:
         if not contents or seconds <= 0:
             return {}
         with self._asking:
-            question = self._on_a_run(lambda run: _Question(run, run.send(kind, contents, seconds), self._most_bytes))
+            question = self._on_a_run(lambda run: _Question(kind, contents, run, seconds, self._most_bytes))
             try:
                 self._discard_late(question.run)
-                wait_for_answers(question, len(contents), deadline, enough, progress)
+                question.wait_for_all(deadline, enough, progress)
                 self._late |= dict.fromkeys(question.withdraw(), deadline)
             except httpx.HTTPError as error:
                 LOG.warning("the link to the devices broke while they were at work: %s", in_words(error))
                 self.close()
-        return in_order(kind, contents, question.answers, question.missing)
+        return question.result(GONE)
 
     def close(self) -> None:
         run, self._run = self._run, None
@@ -86,19 +86,14 @@ class FlowerLink:
         raise AssertionError
 
 
-class _Question:
-    """What was asked of whom, and what has come of it."""
-
-    def __init__(self, run: Run, sent: dict[str, int], most_bytes: int) -> None:
-        self.run, self._sent, self._most_bytes = run, sent, most_bytes
-        self.open = dict(sent)  # by the id of the message
-        self.answers: dict[int, bytes] = {}
-        self.missing: dict[int, str] = {}
+class _Question(Question):
+    def __init__(self, kind: str, contents: Mapping[int, bytes], run: Run, seconds: float, most_bytes: int) -> None:
+        super().__init__(kind, contents)
+        self.run, self._sent, self._most_bytes = run, run.send(kind, contents, seconds), most_bytes
+        self.open = dict(self._sent)  # by the id of the message
+        for number in contents.keys() - self._sent.values():
+            self.settle(number, GONE)
         self._arrivals: dict[str, Arrival] = {}
-
-    @property
-    def is_open(self) -> bool:
-        return bool(self.open)
 
     def wait(self, until: float) -> None:
         if not self._look():
@@ -112,25 +107,20 @@ class _Question:
             if isinstance(reply, Arrival):
                 self._arrivals[message_id] = reply
             else:
-                self.missing[self.open.pop(message_id)] = reply
+                self.settle(self.open.pop(message_id), reply)
         for message_id, arrival in list(self._arrivals.items()):
             content = self.run.fetch(arrival, self._most_bytes)
             if content is not None:
                 del self._arrivals[message_id]
-                self._settle(self.open.pop(message_id), content)
+                self.settle(self.open.pop(message_id), content)
         return len(self.answers) > before
 
     def withdraw(self) -> list[str]:
         """Free what the question takes; a device that has not fetched it yet never will. Those that may still be answered, in vain."""
-        self.missing |= dict.fromkeys(self.open.values(), LATE)
+        for number in self.open.values():
+            self.settle(number, LATE)
         for message_id in self._sent:
             self.run.forget(message_id)
         for arrival in self._arrivals.values():
             self.run.forget(arrival.tree.object_id)
         return [message_id for message_id in self.open if message_id not in self._arrivals]
-
-    def _settle(self, number: int, content: bytes | str) -> None:
-        if isinstance(content, bytes):
-            self.answers[number] = content
-        else:
-            self.missing[number] = content

@@ -23,9 +23,8 @@ MOST_SIGNATURE_BYTES = 255
 
 
 class Terms(NamedTuple):
-    """What everybody in a round has to agree on. Every signature and key of the round depends on all of it.
-
-    Server and devices each make theirs before the first round, from recipe and list of devices, and `of_round` those of a round."""
+    """What everybody in a round has to agree on. Every signature and key of the round depends on all of it. Server
+    and devices each make theirs before the first round, from recipe and list of devices; a round adds the first two."""
 
     round: bytes  # a name that no attempt at any round ever has again
     message: bytes  # hash of what devices are given to train on: run, round, model, clip norm (fields.message_hash)
@@ -36,9 +35,6 @@ class Terms(NamedTuple):
     corrupt: float  # the share of devices that may work together with the server
     least: int  # devices in a cohort, and reports in a sum: with fewer there is none
     most: int  # devices in a cohort: with more, a sum might be larger than the modulus
-
-    def of_round(self, round: bytes, message: bytes) -> Self:
-        return self._replace(round=round, message=message)
 
     def to_bytes(self) -> bytes:
         sizes = struct.pack(
