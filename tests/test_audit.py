@@ -11,7 +11,8 @@ import typer
 
 from conftest import Cut, build_population, cut_at, exact, made_up_users, tiny_recipe
 from taciturn.audit import audit_users
-from taciturn.audit.audit_users import Seen
+from taciturn.audit.audit_users import AuditScores
+from taciturn.audit.report import membership_results
 from taciturn.cli.audit import audit
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, DataError, Vocabulary
 from taciturn.privacy.clipping import MOST_REPORTS
@@ -19,7 +20,7 @@ from taciturn.recipe import build
 from taciturn.recipe.solve import with_noise
 from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import load_model
-from taciturn.runs.audit_report import attacked, page
+from taciturn.runs.finished import audit_run
 from taciturn.runs.folder import recipe_of
 from taciturn.runs.loop import resume_run, train_run
 
@@ -78,7 +79,7 @@ def with_noise_too_small(monkeypatch, times):
 
 def found_in(recipe, folder):
     train_run(recipe, folder, quietly)
-    return attacked(folder, recipe_of(folder))
+    return membership_results(folder, recipe_of(folder))
 
 
 @pytest.mark.parametrize("kind", MECHANISMS)
@@ -231,7 +232,7 @@ def test_cut_off_a_run_goes_on_with_the_same_users_and_sees_the_same(population,
     with pytest.raises(Cut):
         train_run(recipe, tmp_path / "cut", cut_at(3))
     resume_run(tmp_path / "cut", quietly)
-    one, other = (Seen(tmp_path / name) for name in ("whole", "cut"))
+    one, other = (AuditScores(tmp_path / name) for name in ("whole", "cut"))
     assert np.array_equal(one.included, other.included)
     assert one.rounds.tolist() == other.rounds.tolist() == list(range(6))
     assert np.array_equal(one.products, other.products)
@@ -242,7 +243,7 @@ def test_cut_off_a_run_goes_on_with_the_same_users_and_sees_the_same(population,
 def test_a_run_that_ended_early_is_audited_by_those_whose_turn_had_come(wide, tmp_path):
     with pytest.raises(Cut):
         train_run(watched(wide), tmp_path / "run", cut_at(9))
-    found = attacked(tmp_path / "run", recipe_of(tmp_path / "run"))
+    found = membership_results(tmp_path / "run", recipe_of(tmp_path / "run"))
     assert found.audit.included + found.audit.left_out == 400  # it was saved after eight rounds
     assert not found.audit.refuted
 
@@ -252,7 +253,7 @@ def test_files_that_are_damaged_are_said_to_be(population, tmp_path):
     path = tmp_path / "run" / "audit_users.npy"
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(DataError, match="are damaged"):
-        page(tmp_path / "run")
+        audit_run(tmp_path / "run")
 
 
 def test_too_few_too_many_and_those_who_cannot_audit_are_refused(population, tmp_path):

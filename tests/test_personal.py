@@ -42,7 +42,7 @@ from taciturn.release.model_file import ModelCard, card_digest, load_model, para
 from taciturn.runs.finished import compare_runs, evaluate_run, export_run, guarantee_of
 from taciturn.runs.loop import train_run
 from taciturn.runs.ngram_baselines import count_public
-from taciturn.runs.typing import keyboard_server, try_models
+from taciturn.runs.typing import keyboard_server, simulate_typing
 from taciturn.runs.warm_start import load_warm_start
 
 CIFG = {"kind": "cifg", "width": 8, "units": 12}
@@ -326,8 +326,8 @@ def test_its_address_is_not_shown_to_others_as_an_argument_of_a_browser(made, mo
 
 def test_people_may_type_with_it(made, tmp_path):
     text = messages(tmp_path)
-    mine = try_models([made / "mine"], Source([text]), False, 10, 100)
-    private = try_models([made / "private"], Source([text]), False, 10, 100)
+    mine = simulate_typing([made / "mine"], Source([text]), False, 10, 100)
+    private = simulate_typing([made / "private"], Source([text]), False, 10, 100)
     assert mine.typings[0]["keystroke_saving"].value > private.typings[0]["keystroke_saving"].value
     assert mine.trained_on is None  # whom it, or the model before it, learned from is not known on a device
 

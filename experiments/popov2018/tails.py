@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from taciturn import trees
-from taciturn.audit.likelihood_tails import SAMPLES, Tail, critical_value, largest_epsilon, log_ratios, tail
+from taciturn.audit.likelihood_tails import Tail, critical_value, largest_epsilon, log_ratios, tail
 from taciturn.core import Message, Params
 from taciturn.fleets import assemble
 from taciturn.privacy.curator import device_program
@@ -43,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--cohorts", type=int, default=2)
-    parser.add_argument("--samples", type=int, default=SAMPLES)
+    parser.add_argument("--samples", type=int, default=30_000)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--figure", type=Path)
     arguments = parser.parse_args()

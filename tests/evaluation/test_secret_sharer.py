@@ -39,7 +39,8 @@ from taciturn.models.deep_lstm import deep_lstm
 from taciturn.models.gru import gru
 from taciturn.models.lstm import lstm
 from taciturn.models.ngram import kneser_ney
-from taciturn.models.stepping import Recurrent, Stacked, Windowed, step_weights
+from taciturn.models.registry import model_kind
+from taciturn.models.stepping import Recurrent
 from taciturn.models.transformer import transformer
 
 VOCABULARY = Vocabulary((*SPECIAL, ".", "!", *(f"word{index}" for index in range(24))))
@@ -67,11 +68,8 @@ def untrained_model(name: str):
 
 
 def stepping(name: str, params, restarts=()):
-    if name == "transformer":
-        return Windowed(MODELS[name], params, restarts)
-    if name.startswith("deep"):
-        return Stacked(MODELS[name], params, restarts)
-    return Recurrent(name.split()[0], step_weights(MODELS[name], params), restarts)
+    kind = "deep-lstm" if name.startswith("deep") else name.split()[0]
+    return model_kind(kind).stepper(MODELS[name], params, restarts)
 
 
 class WordByWord:
@@ -233,9 +231,8 @@ def test_a_block_is_as_large_as_the_memory_allows():
     assert block_rows(20_000, 2**28) == 2**28 // 80_000
     assert block_rows(20_000, 2**20) == 13
     assert block_rows(20_000, 1) == 1
-    weights = step_weights(wide := cifg(2_000, 8, 12), wide.init(jax.random.key(0)))
     references = draw_references(np.arange(20, 2_000, dtype=np.int32), 20_000, seed=3)
-    model = Recurrent("cifg", weights)
+    model = model_kind("cifg").stepper(wide := cifg(2_000, 8, 12), wide.init(jax.random.key(0)), ())
     states = 4 * 2_000 * (8 + 12 + 1)
     assert states < temporary_memory(model, references, 2**20) < 2**20 + 2 * states
     assert temporary_memory(model, references, 2**24) > 2**20 + 2 * states

@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from conftest import build_population, made_up_users, tiny_recipe
 from taciturn.fleets import assemble
 from taciturn.fleets.devices.fleet import Connected
-from taciturn.fleets.devices.transport import LocalLink
+from taciturn.fleets.devices.local_transport import LocalLink
 from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
 from taciturn.recipe.solve import with_noise
 
@@ -36,7 +36,7 @@ def fleet_recipe(population, **sections):
 
 class FleetOfDevices:
     def __init__(self, folder, vocabulary, count=12, faults=(), most_bytes=2**20, **sections) -> None:
-        """`faults` change or lose answers (link.LocalLink)."""
+        """`faults` change or lose answers (LocalLink)."""
         self.folder, self.vocabulary = folder, vocabulary
         people = build_population(folder / "people", made_up_users(count), {}, vocabulary, {"source": "made up"})
         self.texts = [np.asarray(people.texts[number]) for number in range(count)]
@@ -63,7 +63,7 @@ class FleetOfDevices:
         folder = self.folder / f"device-{number}"
         folder.mkdir(exist_ok=True)
         identity = identity or EnrolledKeys(self.keys, self.private[number])
-        device = assemble.device(
+        device = assemble.build_device(
             recipe or self.recipe,
             self.vocabulary,
             self.texts[number],

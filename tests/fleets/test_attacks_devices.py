@@ -22,10 +22,14 @@ from taciturn import trees
 from taciturn.fleets import assemble, folders
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices import participation_record as diaries
-from taciturn.fleets.devices.device import NotNow
+from taciturn.fleets.devices.device import NotEligible
 from taciturn.fleets.devices.fleet import DeviceFleet
-from taciturn.fleets.devices.participation_record import Diary, DiaryDamaged, Rest
-from taciturn.fleets.devices.transport import Later, LinkError
+from taciturn.fleets.devices.participation_record import (
+    ParticipationLimits,
+    ParticipationRecord,
+    ParticipationRecordDamaged,
+)
+from taciturn.fleets.devices.transport import ComeBackLater, LinkError
 from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
 from taciturn.privacy.account import Account
@@ -40,7 +44,7 @@ from taciturn.runs.loop import resume_run, train_run
 TWO_ROUNDS = {"rounds": 2, "evaluate_every": 2, "save_every": 1}
 LONG = {"rounds": 4, "evaluate_every": 4, "save_every": 4}
 STEP = 23  # moments between those that are tried; with 1 it takes minutes
-TIRELESS = Rest(0.0, 0, 99)
+TIRELESS = ParticipationLimits(0.0, 0, 99)
 
 
 def quietly(done, rounds, row):
@@ -268,7 +272,7 @@ def renumbered(fleet, order):
     for number in fleet.link.devices():
         fleet.link.remove(number)
     for number in range(len(order)):
-        fleet.folder.joinpath(f"device-{number}", "diary.json").unlink(missing_ok=True)
+        fleet.folder.joinpath(f"device-{number}", "participation.json").unlink(missing_ok=True)
         fleet.start(number)
 
 
@@ -338,16 +342,16 @@ def test_a_round_that_a_device_refused_is_none_that_it_reports_to(tmp_path, voca
     """It said yes to round 14 and no to round 12, in which it may not take part."""
     fleet = FleetOfDevices(tmp_path, vocabulary, count=9, participation={"min_separation": 2, "users": 60})
     device = fleet.link._devices[0].handler
-    device._diary.upload(10, "run", 10)
-    device("advertise", fields.joined(fields.new_name(), b"run", b"14", bytes(32)))
-    with pytest.raises(NotNow):
-        device("advertise", fields.joined(fields.new_name(), b"run", b"12", bytes(32)))
+    device._record.upload(10, "run", 10)
+    device("advertise", fields.pack_fields(fields.new_name(), b"run", b"14", bytes(32)))
+    with pytest.raises(NotEligible):
+        device("advertise", fields.pack_fields(fields.new_name(), b"run", b"12", bytes(32)))
     message = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), device._like)
     message = message._replace(public=message.public._replace(clip_norm=np.float32(1), round=np.int32(12)))
     key = np.asarray(jax.random.key_data(jax.random.key(0))).astype("<u4").tobytes()
     with suppress(ValueError):
-        device("report", fields.joined(b"whatever", fields.arrays_to_bytes(message), key))
-    assert [upload["round"] for upload in device._diary.uploads] == [10]
+        device("report", fields.pack_fields(b"whatever", fields.arrays_to_bytes(message), key))
+    assert [upload["round"] for upload in device._record.uploads] == [10]
 
 
 def test_a_report_is_masked_once_and_a_second_question_for_it_is_refused(tmp_path, vocabulary):
@@ -386,7 +390,7 @@ def test_devices_that_rest_by_their_own_diaries_are_not_asked_for_ever(tmp_path,
         fleet={"patience": 0.5, "timer_hours": 24.0},
     )
     for number in range(18):
-        Diary(tmp_path / f"device-{number}", TIRELESS).upload(5, "run", 5)
+        ParticipationRecord(tmp_path / f"device-{number}", TIRELESS).upload(5, "run", 5)
         fleet.start(number)
     tries, whole = [], ParticipationLog.fail
 
@@ -409,7 +413,9 @@ def test_devices_that_rest_by_their_own_diaries_are_not_asked_for_ever(tmp_path,
 def test_whatever_a_text_is_its_report_is_bounded(tmp_path, vocabulary, population, tokens, weight_cap):
     users = {"weight_cap": weight_cap, "total_weight": 40.0} if weight_cap else {}
     recipe = fleet_recipe(population, participation=users)
-    device = assemble.device(recipe, vocabulary, np.array(tokens, np.int32), 0, EnrolledKeys({}), [b"key"], tmp_path)
+    device = assemble.build_device(
+        recipe, vocabulary, np.array(tokens, np.int32), 0, EnrolledKeys({}), [b"key"], tmp_path
+    )
     params = build.language_model(recipe.model, len(vocabulary)).init(jax.random.key(0))
     encoded = build.report_encoding(recipe, params)
     for broken in (1.0, np.nan, np.inf):
@@ -427,16 +433,16 @@ def test_whatever_a_text_is_its_report_is_bounded(tmp_path, vocabulary, populati
 
 
 def test_whoever_opts_out_while_the_device_runs_has_opted_out(tmp_path):
-    running = Diary(tmp_path, TIRELESS)
+    running = ParticipationRecord(tmp_path, TIRELESS)
     folders.opt_out(tmp_path)
     assert "opted out" in (running.why_not(3) or "")
 
 
 def test_no_upload_takes_an_opt_out_back(tmp_path):
-    running = Diary(tmp_path, TIRELESS)
+    running = ParticipationRecord(tmp_path, TIRELESS)
     folders.opt_out(tmp_path)
     running.upload(3, "run", 3)
-    assert "opted out" in (Diary(tmp_path, TIRELESS).why_not(9) or "")
+    assert "opted out" in (ParticipationRecord(tmp_path, TIRELESS).why_not(9) or "")
 
 
 def test_an_opt_out_outlives_a_new_text_and_a_new_enrolment(tmp_path):
@@ -445,37 +451,37 @@ def test_an_opt_out_outlives_a_new_text_and_a_new_enrolment(tmp_path):
     assert not (tmp_path / "tokens.npy").exists()
     folders.save_text(tmp_path, np.arange(5))
     folders.device_key(tmp_path)
-    assert "opted out" in (Diary(tmp_path, TIRELESS).why_not(9) or "")
+    assert "opted out" in (ParticipationRecord(tmp_path, TIRELESS).why_not(9) or "")
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"uploads": []}'])
 def test_with_a_damaged_diary_nothing_is_sent_and_opting_out_works(tmp_path, damage):
     folders.save_text(tmp_path, np.arange(5))
-    (tmp_path / "diary.json").write_text(damage)
-    with pytest.raises(DiaryDamaged):
-        Diary(tmp_path, TIRELESS)
+    (tmp_path / "participation.json").write_text(damage)
+    with pytest.raises(ParticipationRecordDamaged):
+        ParticipationRecord(tmp_path, TIRELESS)
     folders.opt_out(tmp_path)
     assert not (tmp_path / "tokens.npy").exists()
-    assert "opted out" in (Diary(tmp_path, TIRELESS).why_not(9) or "")
+    assert "opted out" in (ParticipationRecord(tmp_path, TIRELESS).why_not(9) or "")
 
 
 def test_two_processes_on_one_folder_rest_for_each_other(tmp_path):
-    one, other = (Diary(tmp_path, Rest(24.0, 2, 2)) for _ in range(2))
+    one, other = (ParticipationRecord(tmp_path, ParticipationLimits(24.0, 2, 2)) for _ in range(2))
     one.upload(0, "run", 0)
     assert "rests for 24 hours" in (other.why_not(1) or "")
 
 
 def test_two_processes_on_one_folder_forget_nothing(tmp_path):
-    one, other = (Diary(tmp_path, TIRELESS) for _ in range(2))
+    one, other = (ParticipationRecord(tmp_path, TIRELESS) for _ in range(2))
     one.upload(0, "run", 0)
     other.upload(4, "another run", 4)
-    assert {upload["run"] for upload in Diary(tmp_path, TIRELESS).uploads} == {"run", "another run"}
+    assert {upload["run"] for upload in ParticipationRecord(tmp_path, TIRELESS).uploads} == {"run", "another run"}
 
 
 def test_a_clock_that_goes_backwards_shortens_no_rest(tmp_path, monkeypatch):
     now = [1e9]
     monkeypatch.setattr(diaries, "_now", lambda: now[0])
-    diary = Diary(tmp_path, Rest(24.0, 0, 99))
+    diary = ParticipationRecord(tmp_path, ParticipationLimits(24.0, 0, 99))
     diary.upload(0, "run", 0)
     for moment in (1e9 - 10**6, 0.0, 1e9 + 23 * 3600):
         now[0] = moment
@@ -496,7 +502,7 @@ def asked_over_flower(tmp_path):
 
     def handler(kind, content):
         if content == b"3":
-            raise Later(600)
+            raise ComeBackLater(600)
         return b"yes"
 
     stop, folder = threading.Event(), tmp_path / "wire"

@@ -17,9 +17,10 @@ from conftest import Cut, cut_at
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices import fleet as device_fleet
 from taciturn.fleets.devices import participation_record as diaries
-from taciturn.fleets.devices.device import Device, NotNow
+from taciturn.fleets.devices.device import Device, NotEligible
 from taciturn.fleets.devices.fleet import DeviceFleet
-from taciturn.fleets.devices.transport import LinkError, LocalLink
+from taciturn.fleets.devices.local_transport import LocalLink
+from taciturn.fleets.devices.transport import LinkError
 from taciturn.privacy.account import Account
 from taciturn.privacy.ledger import Ledger
 from taciturn.privacy.records import RecordError
@@ -111,7 +112,7 @@ def test_a_run_that_was_given_up_goes_on_as_itself(tmp_path, vocabulary, release
 
     def named(kind, contents):
         if kind == fields.ADVERTISE:
-            names.update(fields.parted(content, 4)[1].decode() for content in contents.values())
+            names.update(fields.unpack_fields(content, 4)[1].decode() for content in contents.values())
             declared = [json.loads(line) for line in ledger.read_text().splitlines()]
             (opened,) = (row["hash"] for row in declared if row["kind"] == "open")
             assert names == {f"run {opened[:16]}"}  # and so never before there is a run
@@ -138,7 +139,7 @@ def test_a_run_that_was_given_up_goes_on_as_itself(tmp_path, vocabulary, release
     assert finished.guarantee.releases == len(charges(fleet)) == 4
     assert all(trained(fleet)[round] == before[round] for round in (0, 1))
     releases.check()
-    uploads = [upload for number in range(16) for upload in device_of(fleet, number)._diary.uploads]
+    uploads = [upload for number in range(16) for upload in device_of(fleet, number)._record.uploads]
     assert {upload["run"] for upload in uploads} == names
     assert not (run / "private").exists()
 
@@ -217,7 +218,7 @@ def test_a_device_that_is_sent_away_in_mid_round_spoils_no_sum(tmp_path, vocabul
     params = jax.eval_shape(build.language_model(fleet.recipe.model, len(vocabulary)).init, jax.random.key(0))
     modulus = build.report_encoding(fleet.recipe, params).modulus
     assert np.array_equal(sums[0], sum(report.astype(np.uint64) for report in fleet.reports[0]) % modulus)
-    assert bool(device_of(fleet, 3)._diary.uploads) == in_time
+    assert bool(device_of(fleet, 3)._record.uploads) == in_time
 
 
 def test_whatever_a_server_says_when_it_sends_a_device_away_the_device_keeps_its_limits_and_lives(tmp_path, vocabulary):
@@ -225,8 +226,8 @@ def test_whatever_a_server_says_when_it_sends_a_device_away_the_device_keeps_its
         tmp_path, vocabulary, count=9, fleet={"timer_hours": 1e-9}, participation={"min_separation": 3, "users": 60}
     )
     device = device_of(fleet, 2)
-    question = fields.joined(device._agreement.fingerprint, b"9")
-    device._diary.upload(7, "run", 7)
+    question = fields.pack_fields(device._agreement.fingerprint, b"9")
+    device._record.upload(7, "run", 7)
     times = (math.nan, math.inf, -math.inf, -1.0, -0.0, 5e-324, 1e-300, 0.0)
     contents = [*(struct.pack(">d", seconds) for seconds in times), b"", b"1" * 7, b"1" * 9, b"\xff" * 4096]
     for content in contents:
@@ -234,9 +235,9 @@ def test_whatever_a_server_says_when_it_sends_a_device_away_the_device_keeps_its
         assert answers == ({2: b""} if len(content) == 8 else {})
         fleet.link._devices[2].back_at = 0.0  # whenever it is back
         assert fleet.link.ask(fields.CHECK_IN, {2: question}, 30) == {2: fields.NOT_NOW}
-        with pytest.raises(NotNow, match="3 rounds have to lie between"):
-            device(fields.ADVERTISE, fields.joined(fields.new_name(), b"run", b"9", bytes(32)))
-    later = fields.joined(device._agreement.fingerprint, b"11")
+        with pytest.raises(NotEligible, match="3 rounds have to lie between"):
+            device(fields.ADVERTISE, fields.pack_fields(fields.new_name(), b"run", b"9", bytes(32)))
+    later = fields.pack_fields(device._agreement.fingerprint, b"11")
     assert fleet.link.ask(fields.CHECK_IN, {2: later}, 30) == {2: fields.READY}  # it still takes part when it may
     diaries.opt_out(tmp_path / "device-2")
     fleet.link.ask(fields.COME_BACK, {2: contents[-5]}, 30)

@@ -18,9 +18,9 @@ from taciturn.core import FailedRound, Message
 from taciturn.fleets import assemble
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices import participation_record as diaries
-from taciturn.fleets.devices.device import Device, NotNow
+from taciturn.fleets.devices.device import Device, NotEligible
 from taciturn.fleets.devices.fleet import DeviceFleet
-from taciturn.fleets.devices.participation_record import Diary, Rest
+from taciturn.fleets.devices.participation_record import ParticipationLimits, ParticipationRecord
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.secure_aggregation.messages import Advert, MaskedReport, SealedShares, Unmasking
 from taciturn.fleets.secure_aggregation.protocol import Refused
@@ -59,18 +59,22 @@ class LyingServer:
         told = {one: fields.arrays_to_bytes(told[one]) if told else given[one] for one in who}
         name, round = name or fields.new_name(), str(number).encode()
         hashes = {one: fields.message_hash(run, round, message, KEY) for one, message in told.items()}
-        server = ServerRound(self.agreement.terms(name, hashes[min(who)]), identity or self.fleet.connected.identity)
+        server = ServerRound(
+            self.agreement._replace(round=name, message=hashes[min(who)]), identity or self.fleet.connected.identity
+        )
         ask = self.fleet.link.ask
 
         def take(taken, kind, contents):
             for one, answer in ask(kind, contents, 60).items():
                 taken(one, answer)
 
-        first = {one: fields.joined(name, run, round, hashes[one]) for one in who}
+        first = {one: fields.pack_fields(name, run, round, hashes[one]) for one in who}
         take(lambda d, a: server.take_advert(d, Advert.from_bytes(a)), fields.ADVERTISE, first)
         rosters = {one: roster.to_bytes() for one, roster in server.rosters().items()}
         take(lambda d, a: server.take_shares(d, SealedShares.from_bytes(a)), fields.SHARE, rosters)
-        deliveries = {one: fields.joined(sent.to_bytes(), given[one], KEY) for one, sent in server.deliveries().items()}
+        deliveries = {
+            one: fields.pack_fields(sent.to_bytes(), given[one], KEY) for one, sent in server.deliveries().items()
+        }
         take(lambda d, a: server.take_report(d, MaskedReport.from_bytes(a)), fields.REPORT, deliveries)
         requests = {one: request.to_bytes() for one, request in server.requests().items()}
         take(lambda d, a: server.take_answer(d, Unmasking.from_bytes(a)), fields.UNMASK, requests)
@@ -110,7 +114,7 @@ def test_a_device_trains_on_no_other_model_than_all_were_told_of(liar, value):
     with pytest.raises(FailedRound, match="1 devices have reported"):
         liar.round(1, given=all_but_the_victim(liar.filled(value)), told=dict.fromkeys(range(9), liar.honest))
     assert len(liar.reports) == 1  # the victim's, which stays behind its masks
-    assert [len(liar.device(one)._diary.uploads) for one in range(9)] == [one == VICTIM for one in range(9)]
+    assert [len(liar.device(one)._record.uploads) for one in range(9)] == [one == VICTIM for one in range(9)]
 
 
 def test_the_twin_without_the_hash_gives_the_victims_report_away(liar, monkeypatch):
@@ -128,9 +132,9 @@ def test_the_hash_is_of_run_and_round_and_key_too(liar, other):
     message = fields.arrays_to_bytes(liar.honest)
     wrong = fields.message_hash(about["run"], str(about["number"]).encode(), message, about["key"])
     device = liar.device(0)
-    device(fields.ADVERTISE, fields.joined(fields.new_name(), b"run", b"1", wrong))
+    device(fields.ADVERTISE, fields.pack_fields(fields.new_name(), b"run", b"1", wrong))
     with pytest.raises(ValueError, match="another one than the devices of this round have agreed to"):
-        device(fields.REPORT, fields.joined(b"", message, KEY))
+        device(fields.REPORT, fields.pack_fields(b"", message, KEY))
     assert not liar.reports
 
 
@@ -172,7 +176,7 @@ def test_what_no_honest_server_sends_is_trained_on_by_nobody(liar, what):
     with pytest.raises(FailedRound, match="0 devices have reported"):
         liar.round(1, given=dict.fromkeys(range(9), broken(liar, what)))
     assert not liar.reports
-    assert not any(liar.device(one)._diary.uploads for one in range(9))
+    assert not any(liar.device(one)._record.uploads for one in range(9))
 
 
 @pytest.mark.parametrize("what", BROKEN[::2])
@@ -195,7 +199,7 @@ def old_diary(monkeypatch):
     def why_not(diary, content, round):
         return None
 
-    monkeypatch.setattr(Diary, "_why_not", why_not)
+    monkeypatch.setattr(ParticipationRecord, "_why_not", why_not)
 
 
 @pytest.mark.parametrize("run", [b"run", b"another name"])
@@ -244,7 +248,7 @@ def test_no_report_leaves_before_it_is_on_record(liar, monkeypatch):
     with pytest.raises(FailedRound, match="0 devices have reported"):
         liar.round(5)
     monkeypatch.setattr(diaries, "write_atomically", whole)
-    assert not any(liar.device(one)._diary.uploads for one in range(9))
+    assert not any(liar.device(one)._record.uploads for one in range(9))
     synced, fsync = [], os.fsync
 
     def noted(descriptor):
@@ -256,7 +260,7 @@ def test_no_report_leaves_before_it_is_on_record(liar, monkeypatch):
     liar.fleet.link._faults = (lambda number, kind, answer: before.append((kind, list(synced))) or answer,)
     liar.round(6, [one for one in range(9) if one > 1])
     first = next(files for kind, files in before if kind == fields.REPORT)
-    assert sum("diary.json" in file for file in first) >= 7 + 1  # everybody's entry, and a report
+    assert sum("participation.json" in file for file in first) >= 7 + 1  # everybody's entry, and a report
 
 
 @pytest.mark.parametrize("moment", range(4))
@@ -287,25 +291,25 @@ def test_a_device_that_is_killed_between_any_two_writes_reports_to_a_round_once_
     assert left[0] < 0
     assert not sent  # it was killed before it was done
     liar.fleet.start(VICTIM)
-    recorded = bool(liar.device(VICTIM)._diary.uploads)
+    recorded = bool(liar.device(VICTIM)._record.uploads)
     assert recorded == (moment == 3)
-    question = fields.joined(fields.new_name(), b"run", b"5", bytes(32))
-    with pytest.raises(NotNow, match="reports to each once") if recorded else contextlib.nullcontext():
+    question = fields.pack_fields(fields.new_name(), b"run", b"5", bytes(32))
+    with pytest.raises(NotEligible, match="reports to each once") if recorded else contextlib.nullcontext():
         liar.device(VICTIM)(fields.ADVERTISE, question)
 
 
 def test_a_name_that_was_seen_before_is_refused(liar):
     device, low, high = liar.device(0), bytes(15) + b"\1", bytes(15) + b"\2"
-    question = [fields.joined(name, b"run", b"1", bytes(32)) for name in (low, high)]
+    question = [fields.pack_fields(name, b"run", b"1", bytes(32)) for name in (low, high)]
     device(fields.ADVERTISE, question[1])
-    for again in (*question, fields.joined(bytes(16), b"run", b"9", bytes(32))):
-        with pytest.raises(NotNow, match="names of attempts rise"):
+    for again in (*question, fields.pack_fields(bytes(16), b"run", b"9", bytes(32))):
+        with pytest.raises(NotEligible, match="names of attempts rise"):
             device(fields.ADVERTISE, again)
     liar.fleet.start(0)
-    with pytest.raises(NotNow, match="names of attempts rise"):
+    with pytest.raises(NotEligible, match="names of attempts rise"):
         liar.device(0)(fields.ADVERTISE, question[1])
     with pytest.raises(ValueError, match="16 bytes"):
-        liar.device(0)(fields.ADVERTISE, fields.joined(b"short", b"run", b"9", bytes(32)))
+        liar.device(0)(fields.ADVERTISE, fields.pack_fields(b"short", b"run", b"9", bytes(32)))
     names = [fields.new_name() for _ in range(50)]
     assert [name[:8] for name in names] == sorted(name[:8] for name in names)
     assert len(set(names)) == 50
@@ -317,10 +321,10 @@ def test_no_server_whose_clock_is_wrong_locks_devices_out_of_all_later_rounds(li
     far = int(1e6 * (now + day + 60)).to_bytes(8, "big")
     device = liar.device(0)
     for name, round in ((far + bytes(8), 1), (fields.new_name(), int.from_bytes(far, "big") << fields.ROUND_BITS)):
-        with pytest.raises(NotNow, match="of a time that is not yet"):
-            device(fields.ADVERTISE, fields.joined(name, b"run", str(round).encode(), bytes(32)))
+        with pytest.raises(NotEligible, match="of a time that is not yet"):
+            device(fields.ADVERTISE, fields.pack_fields(name, b"run", str(round).encode(), bytes(32)))
     near = int(1e6 * (now + day - 60)).to_bytes(8, "big")
-    device(fields.ADVERTISE, fields.joined(near + bytes(8), b"run", b"1", bytes(32)))
+    device(fields.ADVERTISE, fields.pack_fields(near + bytes(8), b"run", b"1", bytes(32)))
 
 
 # Another name for the same run
@@ -334,19 +338,21 @@ def test_separation_timer_and_cap_count_over_all_runs(liar, run, monkeypatch):
 
     def limited(*limits):
         for one in range(9):
-            liar.device(one)._diary._rest = Rest(*limits)
+            liar.device(one)._record._limits = ParticipationLimits(*limits)
 
     limited(24.0, 100, 3)
     liar.round(1000)
     for number, hours, why in ((2000, 23, "rests for 24 hours"), (1100, 25, "100 rounds"), (7, 25, "this round or a")):
         now[0] = start + 3600 * hours
-        with pytest.raises(NotNow, match=why):
-            liar.device(0)(fields.ADVERTISE, fields.joined(fields.new_name(), run, str(number).encode(), bytes(32)))
+        with pytest.raises(NotEligible, match=why):
+            liar.device(0)(
+                fields.ADVERTISE, fields.pack_fields(fields.new_name(), run, str(number).encode(), bytes(32))
+            )
     liar.round(1101, run=run)
     limited(24.0, 0, 2)
     now[0] += 10**6
-    with pytest.raises(NotNow, match="2 times, as often as it may in all runs"):
-        liar.device(0)(fields.ADVERTISE, fields.joined(fields.new_name(), run, b"99999", bytes(32)))
+    with pytest.raises(NotEligible, match="2 times, as often as it may in all runs"):
+        liar.device(0)(fields.ADVERTISE, fields.pack_fields(fields.new_name(), run, b"99999", bytes(32)))
     limited(24.0, 0, 3)  # twin
     liar.round(99999, run=run)
 
@@ -366,7 +372,7 @@ def test_the_cap_is_the_recipes_unless_it_says_another(tmp_path, vocabulary):
         (tmp_path / str(lifetime)).mkdir()
         sections = {"participation": {"max_participations": 4}, "fleet": {"lifetime_participations": lifetime}}
         fleet = FleetOfDevices(tmp_path / str(lifetime), vocabulary, count=1, **sections)
-        assert fleet.link._devices[0].handler._diary._rest.max_participations == expected
+        assert fleet.link._devices[0].handler._record._limits.max_participations == expected
 
 
 # The server's own retries
@@ -413,7 +419,7 @@ def test_where_others_are_left_a_round_that_failed_goes_on_with_them_and_else_un
         )
         finished = train_run(fleet.recipe, folder / "run", lambda *row: None, fleet.connected)
         assert finished.guarantee.releases == 1
-        uploads = [fleet.link._devices[one].handler._diary.uploads for one in range(count)]
+        uploads = [fleet.link._devices[one].handler._record.uploads for one in range(count)]
         assert sum(map(len, uploads)) == 18
         assert sum(len(mine) == 2 for mine in uploads) in range(reported_twice, 10 if reported_twice else 1)
         assert all(len({upload["round"] for upload in mine}) == len(mine) for mine in uploads)
@@ -456,5 +462,5 @@ def test_a_run_that_was_cut_off_goes_on_after_another_run_of_the_same_devices(tm
     finished = resume_run(tmp_path / "first", lambda *row: None, fleet.connected)
     assert finished.guarantee.releases == 2
     for one in range(9):
-        rounds = [upload["round"] for upload in fleet.link._devices[one].handler._diary.uploads]
+        rounds = [upload["round"] for upload in fleet.link._devices[one].handler._record.uploads]
         assert rounds == sorted(set(rounds))

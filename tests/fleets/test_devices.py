@@ -16,8 +16,9 @@ from taciturn.fleets.devices import fields
 from taciturn.fleets.devices import fleet as device_fleet
 from taciturn.fleets.devices import participation_record as diaries
 from taciturn.fleets.devices.fleet import DeviceFleet
-from taciturn.fleets.devices.participation_record import Diary, Rest
-from taciturn.fleets.devices.transport import Later, LinkError, LocalLink
+from taciturn.fleets.devices.local_transport import LocalLink
+from taciturn.fleets.devices.participation_record import ParticipationLimits, ParticipationRecord
+from taciturn.fleets.devices.transport import ComeBackLater, LinkError
 from taciturn.privacy.account import Account
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.records import RecordError, Records
@@ -179,7 +180,7 @@ def test_an_answer_to_another_round_is_left_out(tmp_path, vocabulary, caplog):
     with caplog.at_level(logging.WARNING, "taciturn.fleet"):
         finished = train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     assert finished.guarantee.releases == 2
-    assert "answers were none, and are left out" in caplog.text
+    assert "malformed answers" in caplog.text
 
 
 def test_a_device_that_nobody_enrolled_is_left_out(tmp_path, vocabulary, caplog):
@@ -191,7 +192,7 @@ def test_a_device_that_nobody_enrolled_is_left_out(tmp_path, vocabulary, caplog)
     fleet.start(3, identity=EnrolledKeys(fleet.keys, Ed25519PrivateKey.generate()))
     with caplog.at_level(logging.WARNING, "taciturn.fleet"):
         train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
-    assert "1 of 9 answers were none" in caplog.text
+    assert "discarded 1 of 9 malformed answers" in caplog.text
     assert len(fleet.reports[0]) == 8
 
 
@@ -294,7 +295,7 @@ def test_a_cohort_drawn_before_a_crash_is_not_asked_of_a_list_in_another_order(
     with pytest.raises(Cut):
         train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     if reordered:
-        with pytest.raises(LinkError, match="another one than the run began with"):
+        with pytest.raises(LinkError, match="reordered or edited since this run began"):
             resume_run(tmp_path / "run", quietly, fleet.connected._replace(enrolled=fleet.enrolled[::-1]))
         assert len(calls) == 2  # nobody was asked
     else:
@@ -330,7 +331,7 @@ def test_killed_between_a_sum_and_its_charge_the_round_goes_on_with_others_and_i
     assert finished.guarantee.releases == 2
     assert rows[-1]["failed_rounds"] == 1
     assert [len(fleet.reports[round]) for round in (0, 1)] == [9, 18]
-    diaries = [fleet.link._devices[one].handler._diary.uploads for one in range(count)]
+    diaries = [fleet.link._devices[one].handler._record.uploads for one in range(count)]
     assert all(len({upload["round"] for upload in diary}) == len(diary) for diary in diaries)
     twice = [sum(upload["row"] == 1 for upload in diary) == 2 for diary in diaries]
     assert sum(twice) == (9 if count == 9 else 0)
@@ -364,7 +365,7 @@ def test_attempts_that_failed_leave_devices_resting_and_the_round_after_them_goe
         resume_run(tmp_path / "run", quietly, fleet.connected)
     assert resume_run(tmp_path / "run", quietly, fleet.connected).guarantee.releases == 3
     for one in range(27):
-        rounds = [upload["round"] for upload in fleet.link._devices[one].handler._diary.uploads]
+        rounds = [upload["round"] for upload in fleet.link._devices[one].handler._record.uploads]
         assert all(later - before > 1 for before, later in itertools.pairwise(rounds))
 
 
@@ -455,20 +456,20 @@ def test_a_full_disk_at_the_ledger_stops_the_run_and_releases_nothing(tmp_path, 
 
 
 def test_a_device_keeps_its_own_timer_whatever_the_server_forgets(tmp_path):
-    diary = Diary(tmp_path, Rest(hours=24.0, min_separation=2, max_participations=2))
+    diary = ParticipationRecord(tmp_path, ParticipationLimits(hours=24.0, min_separation=2, max_participations=2))
     assert diary.why_not(0) is None
     diary.upload(0, "run", 0)
-    for one in (diary, Diary(tmp_path, Rest(24.0, 2, 2))):  # a restart changes nothing
+    for one in (diary, ParticipationRecord(tmp_path, ParticipationLimits(24.0, 2, 2))):  # a restart changes nothing
         assert "rests for 24 hours" in one.why_not(5)
-    rested = Diary(tmp_path, Rest(0.0, 2, 2))
+    rested = ParticipationRecord(tmp_path, ParticipationLimits(0.0, 2, 2))
     assert "2 rounds have to lie between" in rested.why_not(2)
     assert rested.why_not(3) is None
     assert "reports to each once" in rested.why_not(0)  # whatever became of it
     rested.upload(3, "another run", 0)
     assert "2 times" in rested.why_not(9)
     diaries.opt_out(tmp_path)
-    assert "opted out" in Diary(tmp_path, Rest(0.0, 2, 2)).why_not(20)
-    assert json.loads((tmp_path / "diary.json").read_text())["opted_out"]
+    assert "opted out" in ParticipationRecord(tmp_path, ParticipationLimits(0.0, 2, 2)).why_not(20)
+    assert json.loads((tmp_path / "participation.json").read_text())["opted_out"]
 
 
 def test_a_round_that_fails_again_and_again_is_given_up_and_the_run_goes_on_when_devices_are_well(
@@ -529,7 +530,7 @@ def test_whoever_is_not_needed_is_told_when_to_come_back(tmp_path, vocabulary, c
     assert len(told) == sent_away
     assert ("told to come back later" in caplog.text) == bool(sent_away)
     assert "no answer to" not in caplog.text
-    took_part = {number for number in range(count) if fleet.link._devices[number].handler._diary.uploads}
+    took_part = {number for number in range(count) if fleet.link._devices[number].handler._record.uploads}
     assert len(took_part) == 9
     assert not told.keys() & took_part
     assert all(fleet.link._devices[one].back_at > 0 for one in told)
@@ -538,9 +539,9 @@ def test_whoever_is_not_needed_is_told_when_to_come_back(tmp_path, vocabulary, c
 def test_a_device_that_rests_goes_away_on_its_own_and_tells_nobody_for_how_long(tmp_path, vocabulary):
     fleet = FleetOfDevices(tmp_path, vocabulary, count=10, fleet={"timer_hours": 2.0})
     device = fleet.link._devices[4].handler
-    question = fields.joined(device._agreement.fingerprint, b"3")
+    question = fields.pack_fields(device._agreement.fingerprint, b"3")
     assert fleet.link.ask(fields.CHECK_IN, {4: question}, 10) == {4: fields.READY}
-    device._diary.upload(0, "another run", 0)
+    device._record.upload(0, "another run", 0)
     assert fleet.link.ask(fields.CHECK_IN, {4: question}, 10) == {4: b""}
     assert 4 not in fleet.link.devices()
     assert 7100 < fleet.link._devices[4].back_at - time.monotonic() <= 7200
@@ -548,7 +549,7 @@ def test_a_device_that_rests_goes_away_on_its_own_and_tells_nobody_for_how_long(
 
 @pytest.mark.parametrize("seconds", [float("nan"), -1.0, float("inf"), 10.0**300])
 def test_no_server_sends_a_device_away_for_good(seconds):
-    assert 0 <= Later(seconds).seconds <= 24 * 3600
+    assert 0 <= ComeBackLater(seconds).seconds <= 24 * 3600
 
 
 def test_a_device_with_other_words_does_not_come(tmp_path, vocabulary):
@@ -558,7 +559,7 @@ def test_a_device_with_other_words_does_not_come(tmp_path, vocabulary):
     )  # two changed places
     fleet.start(4)
     train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
-    assert not (tmp_path / "device-4" / "diary.json").exists()
+    assert not (tmp_path / "device-4" / "participation.json").exists()
 
 
 def test_a_run_in_a_folder_of_the_same_name_is_another_run_to_a_device(tmp_path, vocabulary):
@@ -567,7 +568,7 @@ def test_a_run_in_a_folder_of_the_same_name_is_another_run_to_a_device(tmp_path,
         (tmp_path / server).mkdir()
         fleet = FleetOfDevices(tmp_path / server, vocabulary, count=9, run={"rounds": 1, "evaluate_every": 1})
         train_run(fleet.recipe, tmp_path / server / "run", quietly, fleet.connected)
-        names |= {upload["run"] for upload in fleet.link._devices[0].handler._diary.uploads}
+        names |= {upload["run"] for upload in fleet.link._devices[0].handler._record.uploads}
     assert len(names) == 2
     assert {name.split()[0] for name in names} == {"run"}
 
@@ -600,7 +601,7 @@ def test_a_message_is_exactly_what_was_written_or_refused():
     for wrong in (content[:-1], content + b"\0", b""):
         with pytest.raises(ValueError, match="bytes where"):
             fields.arrays_from_bytes(wrong, like)
-    assert fields.parted(fields.joined(b"", b"xy"), 2) == [b"", b"xy"]
-    for wrong in (b"\xff" * 8, fields.joined(b"a"), fields.joined(b"a", b"b", b"c"), b""):
+    assert fields.unpack_fields(fields.pack_fields(b"", b"xy"), 2) == [b"", b"xy"]
+    for wrong in (b"\xff" * 8, fields.pack_fields(b"a"), fields.pack_fields(b"a", b"b", b"c"), b""):
         with pytest.raises(ValueError, match="a message"):
-            fields.parted(wrong, 2)
+            fields.unpack_fields(wrong, 2)

@@ -13,7 +13,8 @@ from taciturn.data.population import Population
 from taciturn.files import FolderExists
 from taciturn.fleets import folders
 from taciturn.fleets.devices.fleet import Connected
-from taciturn.fleets.devices.transport import LinkError, LocalLink
+from taciturn.fleets.devices.local_transport import LocalLink
+from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.flower.authority import device_key
 from taciturn.population_ledger import open_ledger
 from taciturn.privacy.ledger import Ledger
@@ -55,7 +56,7 @@ def test_a_fleet_from_its_folders_trains(tmp_path, fleet, people):
     folders.enrol(fleet, devices)
     finished = train(fleet, devices, tmp_path / "run")
     assert finished.guarantee.releases == 1
-    assert sum((device / "diary.json").exists() for device in devices) == 9
+    assert sum((device / "participation.json").exists() for device in devices) == 9
     assert open_ledger(people).runs() == []  # the people are others than the population's, whose words they have
 
 
@@ -109,7 +110,7 @@ def test_whoever_opts_out_has_no_text_left_and_takes_part_in_nothing(tmp_path, f
     folders.enrol(fleet, devices)
     device_command(devices[1], opt_out=True)
     assert not (devices[1] / "tokens.npy").exists()
-    assert json.loads((devices[1] / "diary.json").read_text())["opted_out"]
+    assert json.loads((devices[1] / "participation.json").read_text())["opted_out"]
     with pytest.raises(LinkError, match="has no text"):
         folders.open_device(devices[1])
 

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from taciturn.fleets.devices.transport import Later, LocalLink
+from taciturn.fleets.devices.local_transport import LocalLink
+from taciturn.fleets.devices.transport import ComeBackLater
 
 
 def echo(kind, content):
@@ -54,7 +55,7 @@ def test_a_late_answer_is_never_seen_again(caplog):
 def test_a_device_that_goes_away_has_answered_and_comes_back():
     def busy(kind, content):
         if kind == "away":
-            raise Later(float(content))
+            raise ComeBackLater(float(content))
         return b"here"
 
     link = LocalLink({1: busy, 2: echo})

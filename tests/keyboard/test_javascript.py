@@ -15,8 +15,11 @@ from taciturn.export import javascript
 from taciturn.export.javascript import Published, check_javascript, javascript_model, javascript_ngram, plain_words
 from taciturn.export.quantised import dequantised, quantised
 from taciturn.keyboard.predictor import Predictor
+from taciturn.models.cifg import cell as cifg_cell
 from taciturn.models.cifg import cifg
+from taciturn.models.gru import cell as gru_cell
 from taciturn.models.gru import gru
+from taciturn.models.lstm import cell as lstm_cell
 from taciturn.models.lstm import lstm
 from taciturn.models.ngram import Level, NGram
 from taciturn.models.stepping import step, step_weights, zero_state
@@ -150,11 +153,11 @@ def test_a_recurrent_model_scores_in_javascript_as_in_python(cell, model):
     vocabulary = Vocabulary((*SPECIAL, *(f"word{n}" for n in range(33))))
     words, restarts = [5, 6, 36, 1, 7, 3, 9, 9], (3, 7)
     script = javascript_model(weights, cell, restarts, about(vocabulary))
-    plain = dequantised(weights)
-    start = step(cell, plain, zero_state(plain), np.int32(BEGIN))
+    plain, of = dequantised(weights), {"lstm": lstm_cell, "cifg": cifg_cell, "gru": gru_cell}[cell]
+    start = step(of, plain, zero_state(plain), np.int32(BEGIN))
     expected, state = [start[1]], start
     for word in words:
-        state = start if word in restarts else step(cell, plain, state[0], np.int32(word))
+        state = start if word in restarts else step(of, plain, state[0], np.int32(word))
         expected.append(state[1])
     found = check_javascript(script, words)
     assert found is not None

@@ -11,7 +11,7 @@ from taciturn.data.vocabulary import SPECIAL, DataError, Vocabulary, public_voca
 from taciturn.keyboard.predictor import FAR_BACK, KEPT, NOTHING, Predictor, _wants_space, load_blocklist
 from taciturn.models.cifg import cifg
 from taciturn.models.ngram import kneser_ney
-from taciturn.models.stepping import Recurrent, step_weights
+from taciturn.models.registry import model_kind
 
 SENTENCES = (
     "see you tomorrow morning . see you tomorrow evening . i am going to the station . i am going to the office . "
@@ -189,7 +189,7 @@ def test_a_model_and_a_list_that_do_not_belong_together_are_refused(model):
 def test_a_keystroke_takes_less_than_a_millisecond():
     """At the size of Gboard's model; the middle of many, on whatever else this machine does."""
     vocabulary, network = public_vocabulary(10_000), cifg(10_000)
-    model = Recurrent("cifg", step_weights(network, network.init(jax.random.key(0))))
+    model = model_kind("cifg").stepper(network, network.init(jax.random.key(0)), ())
     predictor, text = (
         Predictor(model, vocabulary),
         "I am going to the park. Don't wait for me, I'll be there in the morning!",

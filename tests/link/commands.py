@@ -170,7 +170,7 @@ class CommandFleet:
     @property
     def diaries(self) -> list[list[dict]]:
         """What each device has written down of its uploads."""
-        paths = [folder / "diary.json" for folder in self.folders]
+        paths = [folder / "participation.json" for folder in self.folders]
         return [json.loads(path.read_text())["uploads"] if path.exists() else [] for path in paths]
 
     def names(self) -> list[tuple[int, bytes]]:

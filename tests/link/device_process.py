@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from taciturn.fleets.devices.transport import Later
+from taciturn.fleets.devices.transport import ComeBackLater
 from taciturn.fleets.flower.device import run_device
 
 
@@ -15,7 +15,7 @@ def handler(kind: str, content: bytes) -> bytes:
         time.sleep(float(content))
         return b"awake"
     if kind == "away":
-        raise Later(float(content))
+        raise ComeBackLater(float(content))
     if kind == "zeros":
         return bytes(int(content))
     if kind == "fail":

@@ -131,7 +131,7 @@ def test_strangers_are_told_why_and_the_training_goes_on_without_them(fleet):
     assert run.server.wait() == 0, run.server.log()
     check_end(run)
     assert len(run.charges()) == ROUNDS
-    assert not any((folder / "diary.json").exists() for folder in (trusting, sceptic))
+    assert not any((folder / "participation.json").exists() for folder in (trusting, sceptic))
     for stranger in (unknown, enrolled):
         assert stranger.runs  # it goes on trying
         stranger.kill()

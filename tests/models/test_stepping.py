@@ -11,8 +11,9 @@ from taciturn.models.cifg import cifg
 from taciturn.models.deep_lstm import deep_lstm
 from taciturn.models.gru import gru
 from taciturn.models.lstm import lstm
+from taciturn.models.registry import model_kind
 from taciturn.models.sampling import chosen, samples
-from taciturn.models.stepping import WINDOW, Recurrent, Stacked, Windowed, step_weights
+from taciturn.models.stepping import WINDOW
 from taciturn.models.transformer import transformer
 
 WORDS = 30
@@ -32,11 +33,8 @@ TEXT = np.random.default_rng(0).integers(1, WORDS, 40)
 def made(name: str, restarts=()):
     model = MODELS[name]
     params = jax.tree.map(lambda leaf: 3 * leaf, model.init(jax.random.key(1)))
-    if name == "transformer":
-        return model, params, Windowed(model, params, restarts)
-    if name.startswith("deep"):
-        return model, params, Stacked(model, params, restarts)
-    return model, params, Recurrent(name.split()[0], step_weights(model, params), restarts)
+    kind = "deep-lstm" if name.startswith("deep") else name.split()[0]
+    return model, params, model_kind(kind).stepper(model, params, restarts)
 
 
 def scores_along(model, text) -> np.ndarray:

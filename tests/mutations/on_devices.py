@@ -2,7 +2,7 @@
 
 from mutation import Edit, Mutation
 
-DEVICE, DIARY, FLEET = "fleets/devices/device.py", "fleets/devices/participation_record.py", "fleets/devices/fleet.py"
+DEVICE, RECORD, FLEET = "fleets/devices/device.py", "fleets/devices/participation_record.py", "fleets/devices/fleet.py"
 LIES, SUMS, BLAME = (
     "tests/fleets/test_attacks_lying_server.py",
     "tests/fleets/test_attacks_secure_sum.py",
@@ -32,8 +32,8 @@ MUTATIONS = (
         (
             Edit(
                 "fleets/devices/fields.py",
-                "joined(run, round, model, key)).digest()",
-                "joined(run, round, key)).digest()",
+                "pack_fields(run, round, model, key)).digest()",
+                "pack_fields(run, round, key)).digest()",
             ),
         ),
         (OTHER_MODEL,),
@@ -44,8 +44,8 @@ MUTATIONS = (
         (
             Edit(
                 "fleets/devices/fields.py",
-                "joined(run, round, model, key)).digest()",
-                "joined(round, model, key)).digest()",
+                "pack_fields(run, round, model, key)).digest()",
+                "pack_fields(round, model, key)).digest()",
             ),
         ),
         (f"{LIES}::test_the_hash_is_of_run_and_round_and_key_too[other0]",),
@@ -78,11 +78,11 @@ MUTATIONS = (
         "a round that may be reported to again",
         "The sums of nine devices and of eight of them differ by one person's report.",
         (
-            Edit(DIARY, 'if uploads and round <= uploads[-1]["round"]:', "if False:"),
+            Edit(RECORD, 'if uploads and round <= uploads[-1]["round"]:', "if False:"),
             Edit(
-                DIARY,
-                'if uploads and round - uploads[-1]["round"] <= self._rest.min_separation:',
-                'if uploads and 0 < round - uploads[-1]["round"] <= self._rest.min_separation:',
+                RECORD,
+                'if uploads and round - uploads[-1]["round"] <= self._limits.min_separation:',
+                'if uploads and 0 < round - uploads[-1]["round"] <= self._limits.min_separation:',
             ),
         ),
         (USED_UP,),
@@ -93,7 +93,7 @@ MUTATIONS = (
         (
             Edit(
                 DEVICE,
-                "if why_not := self._diary.upload(int(self._round), self._run.decode(), int(message.public.round)):",
+                "if why_not := self._record.upload(int(self._round), self._run.decode(), int(message.public.round)):",
                 "if why_not := None:",
             ),
         ),
@@ -104,7 +104,7 @@ MUTATIONS = (
         "With a full disk a device reports as often as it is asked.",
         (
             Edit(
-                DIARY,
+                RECORD,
                 '                content["uploads"].append({"round": round, "run": run, "row": row, "at": _now()})\n'
                 "                self._write(content)\n",
                 '                content["uploads"].append({"round": round, "run": run, "row": row, "at": _now()})\n'
@@ -119,13 +119,13 @@ MUTATIONS = (
     Mutation(
         "a device without a cap of its own",
         "Whoever calls a run by another name has a device's reports without end.",
-        (Edit(DIARY, "if len(uploads) >= self._rest.max_participations:", "if False:"),),
+        (Edit(RECORD, "if len(uploads) >= self._limits.max_participations:", "if False:"),),
         (f"{LIES}::test_separation_timer_and_cap_count_over_all_runs[another name]",),
     ),
     Mutation(
         "an attempt's name that may come again",
         "A device has two sets of keys under one name, and the server shows others whichever it likes.",
-        (Edit(DIARY, 'if name.hex() <= content["name"]:', "if False:"),),
+        (Edit(RECORD, 'if name.hex() <= content["name"]:', "if False:"),),
         (f"{LIES}::test_a_name_that_was_seen_before_is_refused",),
     ),
     Mutation(
@@ -166,7 +166,7 @@ MUTATIONS = (
     ),
     Mutation(
         "reports that are asked for again after a crash",
-        "Devices that reported to a sum which was lost are asked once more, and no more than their own diaries keeps a second sum apart.",
+        "Devices that reported to a sum which was lost are asked once more, and no more than their own record keeps a second sum apart.",
         (Edit(FLEET, "if not numbers.resting(0).isdisjoint(cohort.tolist()):", "if False:"),),
         (f"{KILLED}[Records-write-20]",),
     ),
@@ -194,7 +194,7 @@ MUTATIONS = (
         (
             Edit(
                 FLEET,
-                'LOG.warning("“%s”: %d of %d answers were none, and are left out", kind, len(refused), len(answers))',
+                'LOG.warning("stage %s: discarded %d of %d malformed answers", kind, len(refused), len(answers))',
                 'LOG.warning("“%s”: %s of %d answers", kind, [f"device {one}" for one in refused], len(answers))',
             ),
         ),

@@ -13,7 +13,7 @@ import taciturn.runs.loop
 from conftest import Cut, noise_key, tiny_recipe
 from taciturn import cli, trees
 from taciturn.audit import audit_users
-from taciturn.audit.audit_users import Seen
+from taciturn.audit.audit_users import AuditScores
 from taciturn.core import Message, Report
 from taciturn.fleets import assemble
 from taciturn.fleets.simulation.synthetic_users import WithSyntheticUsers, by_coins
@@ -70,7 +70,7 @@ def test_an_audit_that_cannot_be_made_does_not_leave_with_the_exit_status_of_a_b
     run = tmp_path / "run"
     train_run(tiny_recipe(population, audit={"users": 64}), run, quietly)
     assert status_of_audit(run, monkeypatch) == 0
-    seen = Seen(run)
+    seen = AuditScores(run)
     mine = np.array([seen.patterns[user % len(seen.patterns)][0] for user in range(64)])
 
     def given_away(values):
@@ -208,10 +208,10 @@ def test_a_crash_between_what_was_seen_and_the_state_changes_neither(population,
     monkeypatch.setattr(taciturn.runs.loop, "save_state", fails)
     with pytest.raises(Cut):
         train_run(recipe, tmp_path / "cut", quietly)
-    assert Seen(tmp_path / "cut").rounds.tolist() == [0, 1, 2, 3]  # of the last two the state does not know
+    assert AuditScores(tmp_path / "cut").rounds.tolist() == [0, 1, 2, 3]  # of the last two the state does not know
     monkeypatch.setattr(taciturn.runs.loop, "save_state", save)
     again = resume_run(tmp_path / "cut", quietly)
-    one, other = (Seen(tmp_path / name) for name in ("whole", "cut"))
+    one, other = (AuditScores(tmp_path / name) for name in ("whole", "cut"))
     assert np.array_equal(one.rows, other.rows)
     assert np.array_equal(one.products, other.products)
     assert again.guarantee.releases == whole.guarantee.releases == 6  # given out again, and charged once

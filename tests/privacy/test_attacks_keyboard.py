@@ -50,7 +50,7 @@ from taciturn.runs.finished import export_run
 from taciturn.runs.folder import RunError
 from taciturn.runs.loop import train_run
 from taciturn.runs.ngram_baselines import count_population
-from taciturn.runs.typing import keyboard_server, try_models
+from taciturn.runs.typing import keyboard_server, simulate_typing
 
 FEW = Distilling(words=16_000, entries=2000)
 SHORT = {"rounds": 1, "save_every": 1, "evaluate_every": 1, "seed": None}
@@ -332,7 +332,7 @@ def test_people_who_were_trained_on_do_not_type_after_the_population_is_built_ag
     run = train(build_population(tmp_path / "people", made_up_users(50), *rest), tmp_path / "run")
     build_population(tmp_path / "people", made_up_users(50, seed=2), *rest)
     with pytest.raises(REFUSED):
-        try_models([run], texts_of(tmp_path / "chats.csv", "user 0 1", "user 0 2"), False, 10, 50)
+        simulate_typing([run], texts_of(tmp_path / "chats.csv", "user 0 1", "user 0 2"), False, 10, 50)
 
 
 def test_people_whom_the_first_of_two_runs_was_trained_on_do_not_type_with_the_second(made, tmp_path):
@@ -341,7 +341,7 @@ def test_people_whom_the_first_of_two_runs_was_trained_on_do_not_type_with_the_s
     run = train(others, tmp_path / "second", model={**CIFG, "warm_start": str(made / "private")})
     assert Ledger(made / "people" / FILE_NAME).guarantee("second").continued
     with pytest.raises(REFUSED):
-        try_models([run], texts_of(tmp_path / "chats.csv", "user 0 1", "user 0 2"), False, 10, 50)
+        simulate_typing([run], texts_of(tmp_path / "chats.csv", "user 0 1", "user 0 2"), False, 10, 50)
 
 
 def test_people_who_opted_out_do_not_type(tmp_path):
@@ -350,7 +350,7 @@ def test_people_who_opted_out_do_not_type(tmp_path):
     salt = (tmp_path / "people" / "private" / "salt").read_bytes()
     remembered_opt_outs(tmp_path / "people", salt, ["gone away"])
     source = texts_of(tmp_path / "chats.csv", "Gone Away", "a stranger")
-    assert try_models([run], source, False, 10, 50).people == 1
+    assert simulate_typing([run], source, False, 10, 50).people == 1
 
 
 def test_people_are_left_out_by_the_population_whose_ledger_knows_the_model(copied, tmp_path):
@@ -358,7 +358,7 @@ def test_people_are_left_out_by_the_population_whose_ledger_knows_the_model(copi
     others = build_population(tmp_path / "others", made_up_users(50, seed=3), made_up_users(12, seed=4), words(), {})
     (copied / "counted" / COUNTED_ON).write_text(json.dumps({"population": str(others.folder)}))
     with pytest.raises(REFUSED):
-        try_models([copied / "counted"], texts_of(tmp_path / "chats.csv", "user 0 1", "user 0 2"), False, 10, 50)
+        simulate_typing([copied / "counted"], texts_of(tmp_path / "chats.csv", "user 0 1", "user 0 2"), False, 10, 50)
 
 
 def test_of_an_arpa_file_it_is_not_said_that_nobody_who_types_was_trained_on(made, tmp_path):

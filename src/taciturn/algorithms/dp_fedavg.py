@@ -1,5 +1,7 @@
 """DP-FedAvg, DP-FedSGD (McMahan et al. 2018, Algorithm 1) and FedAvg without privacy: one road, other mechanisms."""
 
+from typing import Any
+
 import jax
 import optax
 
@@ -27,20 +29,9 @@ def dp_fedavg(
     return federated(user_update, mechanism(bound, estimator, noise, most_reports), participation, server)
 
 
-def dp_fedsgd(
-    loss: Loss,
-    local: LocalTraining,
-    upload: Upload,
-    bound: Bound,
-    estimator: Estimator,
-    noise: Noise,
-    participation: Participation,
-    server: optax.GradientTransformation,
-    most_reports: int = MOST_REPORTS,
-) -> Algorithm:
-    """Each user sends one clipped gradient; more rounds, and each of them costs."""
-    update = compressed(fedsgd_update(loss, local), upload)
-    return federated(update, mechanism(bound, estimator, noise, most_reports), participation, server)
+def dp_fedsgd(loss: Loss, local: LocalTraining, upload: Upload, *others: Any) -> Algorithm:
+    """Each user sends one clipped gradient; more rounds, and each of them costs. `others` are those of `dp_fedavg`."""
+    return dp_fedavg(compressed(fedsgd_update(loss, local), upload), *others)
 
 
 def fedavg(

@@ -240,7 +240,7 @@ def _unit(recipe: Recipe) -> float:
     return 1 / goal
 
 
-class Seen:
+class AuditScores:
     """What a run wrote down of its audit users."""
 
     def __init__(self, folder: Path) -> None:

@@ -19,10 +19,8 @@ from taciturn.models import losses
 from taciturn.models.sampling import beginnings
 
 LENGTH = 10  # words of a text
-SAMPLES = 30_000
 AT_A_TIME = 500  # texts
 SIGNIFICANCE = 0.05
-CRITICAL = 1.08  # of the Lilliefors test at 5 %, as the paper prints it; `critical_value` computes it again
 
 
 class Tail(NamedTuple):

@@ -24,7 +24,8 @@ import numpy as np
 from taciturn.audit.canaries import LENGTH, PREFIX, Canary, canary_words
 from taciturn.core import BEGIN, PADDING, WordModel
 from taciturn.data.vocabulary import DataError, Vocabulary
-from taciturn.models.stepping import Cell, Recurrent, Stacked, State, StepWeights, Windowed, step, zero_state
+from taciturn.models.recurrence import Cell
+from taciturn.models.stepping import Recurrent, State, StepWeights, Windowed, step, zero_state
 from taciturn.progress import Progress
 
 REFERENCES = 2_000_000  # |R|
@@ -221,7 +222,7 @@ def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _scores_after(model: WordModel, prefix: Sequence[int], size: int) -> Callable[[np.ndarray], np.ndarray]:
     """[count, words read after the prefix] → the log-probabilities of what follows, [count, vocabulary]; at most `size` of them."""
-    if isinstance(model, Windowed | Stacked):
+    if isinstance(model, Windowed):
 
         def side_by_side(texts: np.ndarray) -> np.ndarray:
             rows = np.full((size, 1 + len(prefix) + texts.shape[1]), PADDING, np.int32)  # one size, compiled once

@@ -14,7 +14,7 @@ from taciturn.privacy.figures import delta_text, epsilon_text
 
 if TYPE_CHECKING:
     from taciturn.audit.likelihood_tails import Tail
-    from taciturn.runs.audit_report import Attacked, Page, Remembered
+    from taciturn.audit.report import AuditReport, CanaryResults, MembershipResults
 
 audit_app = group(
     "audit", "Look from outside whether models give away more than is claimed.", "taciturn audit run runs/watched"
@@ -49,40 +49,42 @@ def audit(
     from taciturn.audit.one_run import claimed_curve, curve
     from taciturn.files import write_atomically
     from taciturn.release.plots import plot_audit
-    from taciturn.runs.audit_report import page
+    from taciturn.runs.finished import audit_run
 
     with stages() as show:
-        found = page(run, references, lambda done, all: show("looking for canaries", done, all))
+        found = audit_run(run, references, lambda done, all: show("looking for canaries", done, all))
     content = to_json(_json(run, found), indent=1)
     write_atomically(run / "audit.json", content.encode())
-    if found.attacked:
-        one = found.attacked
+    if found.membership:
+        one = found.membership
         claimed = partial(claimed_curve, mu=one.mu)
         plot_audit(run / "audit.png", one.scores, one.included, curve(one.scores, one.included), claimed, run.name)
     if json_:
         print(content)
     else:
         _print(run, found)
-    if found.attacked and found.attacked.audit.refuted:
+    if found.membership and found.membership.audit.refuted:
         raise typer.Exit(1)
 
 
-def _print(run: Path, found: "Page") -> None:
+def _print(run: Path, found: "AuditReport") -> None:
     claimed = f"ε = {epsilon_text(found.guarantee.epsilon)} at δ = {delta_text(found.guarantee.delta)}"
     console.print(
         f"{run}: claimed for every person {claimed}. AccuracyTop1 {found.scores['accuracy_top1']:.2%}: a model that has learned nothing "
         "remembers nothing.\n"
     )
-    if found.attacked:
-        _print_attacked(run, found.attacked)
-    if found.remembered:
-        _print_remembered(found.remembered)
+    if found.membership:
+        _print_membership(run, found.membership)
+    if found.canaries:
+        _print_canaries(found.canaries)
 
 
-def _print_attacked(run: Path, attacked: "Attacked") -> None:
-    audit = attacked.audit
-    turns = "one turn" if attacked.turns == 1 else f"up to {attacked.turns} turns"
-    title = f"Audit users: {audit.included} in, {audit.left_out} out, {turns} each, at δ = {delta_text(attacked.delta)}"
+def _print_membership(run: Path, membership: "MembershipResults") -> None:
+    audit = membership.audit
+    turns = "one turn" if membership.turns == 1 else f"up to {membership.turns} turns"
+    title = (
+        f"Audit users: {audit.included} in, {audit.left_out} out, {turns} each, at δ = {delta_text(membership.delta)}"
+    )
     shown = table("of these turns", "μ", "ε", title=title, left=("of these turns",))
     figures = {
         "claimed": (1.0, math.ceil),
@@ -90,7 +92,7 @@ def _print_attacked(run: Path, attacked: "Attacked") -> None:
         "found, at least (99.9 % confidence)": (audit.times_at_least, math.floor),
     }
     for name, (times, rounded) in figures.items():
-        shown.add_row(name, _two_digits(times * audit.mu, rounded), _two_digits(attacked.epsilon(times), rounded))
+        shown.add_row(name, _two_digits(times * audit.mu, rounded), _two_digits(membership.epsilon(times), rounded))
     console.print(shown)
     if audit.refuted:
         least = _two_digits(audit.times_at_least, math.floor)
@@ -102,17 +104,17 @@ def _print_attacked(run: Path, attacked: "Attacked") -> None:
     else:
         words, style = "Nothing contradicts the claim. That proves nothing of what an audit cannot see.", "green"
     console.print(words, style=style)
-    console.print(_power(attacked))
+    console.print(_power(membership))
     console.print(f"The curves behind it: {run / 'audit.png'}\n")
 
 
-def _power(attacked: "Attacked") -> str:
+def _power(membership: "MembershipResults") -> str:
     """What this audit could have seen."""
     from taciturn.audit.one_run import LIKELY
 
     caught = [
         f"{_two_digits(factor, math.ceil)} times too small with a probability of {likely:.0%}"
-        for likely, factor in zip(LIKELY, attacked.audit.caught, strict=True)
+        for likely, factor in zip(LIKELY, membership.audit.caught, strict=True)
         if math.isfinite(factor)
     ]
     words = (
@@ -120,9 +122,9 @@ def _power(attacked: "Attacked") -> str:
         if caught
         else "It would not have caught noise that is missing altogether: take more audit users."
     )
-    if attacked.whole is None:
+    if membership.whole is None:
         return words
-    share = math.floor(100 * min(1.0, attacked.audit.mu / attacked.whole))
+    share = math.floor(100 * min(1.0, membership.audit.mu / membership.whole))
     return f"{words} Of the μ that is claimed for a person's whole part in the run, these turns test {share} %."
 
 
@@ -131,16 +133,16 @@ def _two_digits(value: float, rounded: Callable[[float], int]) -> str:
     return f"{rounded(100 * value) / 100:.2f}"
 
 
-def _print_remembered(remembered: "Remembered") -> None:
-    from taciturn.runs.audit_report import rank_text
+def _print_canaries(canaries: "CanaryResults") -> None:
+    from taciturn.audit.report import rank_text
 
-    references = remembered.findings[0].references
+    references = canaries.findings[0].references
     title, rank = "Canaries: what the model knows of shared secrets", f"rank among {rank_text(references)}"
     shown = table("users", "copies", "times seen", rank, "by beam search", title=title)
-    for users, copies, findings in remembered.kinds():
+    for users, copies, findings in canaries.kinds():
         ranks = ", ".join(rank_text(one.rank) for one in findings)
         by_beam = f"{sum(one.place is not None for one in findings)} / {len(findings)}"
-        seen = sum(remembered.seen[one.canary] for one in findings) / len(findings)
+        seen = sum(canaries.seen[one.canary] for one in findings) / len(findings)
         shown.add_row(str(users), str(copies), f"{seen:,.0f}", ranks, by_beam)
     console.print(shown)
     console.print(
@@ -148,7 +150,7 @@ def _print_remembered(remembered: "Remembered") -> None:
     )
 
 
-def _json(run: Path, found: "Page") -> dict[str, Any]:
+def _json(run: Path, found: "AuditReport") -> dict[str, Any]:
     from taciturn.audit.one_run import LIKELY
 
     content: dict[str, Any] = {
@@ -157,20 +159,20 @@ def _json(run: Path, found: "Page") -> dict[str, Any]:
         "delta": found.guarantee.delta,
         "accuracy_top1": found.scores["accuracy_top1"].value,
     }
-    if found.attacked:
-        attacked = found.attacked
+    if found.membership:
+        membership = found.membership
         content["audit"] = {
-            "delta": attacked.delta,
-            "turns": attacked.turns,
-            "claimed_epsilon": attacked.epsilon(),
-            "epsilon": attacked.epsilon(attacked.audit.times),
-            "epsilon_at_least": attacked.epsilon(attacked.audit.times_at_least),
-            "mu_of_the_whole_claim": attacked.whole,
-            "refuted": attacked.audit.refuted,
-            **attacked.audit._asdict(),
-            "caught": dict(zip(map(str, LIKELY), attacked.audit.caught, strict=True)),
+            "delta": membership.delta,
+            "turns": membership.turns,
+            "claimed_epsilon": membership.epsilon(),
+            "epsilon": membership.epsilon(membership.audit.times),
+            "epsilon_at_least": membership.epsilon(membership.audit.times_at_least),
+            "mu_of_the_whole_claim": membership.whole,
+            "refuted": membership.audit.refuted,
+            **membership.audit._asdict(),
+            "caught": dict(zip(map(str, LIKELY), membership.audit.caught, strict=True)),
         }
-    if found.remembered:
+    if found.canaries:
         content["canaries"] = [
             {
                 "users": one.canary.users,
@@ -178,10 +180,10 @@ def _json(run: Path, found: "Page") -> dict[str, Any]:
                 "rank": one.rank,
                 "references": one.references,
                 "exposure": one.exposure,
-                "seen": found.remembered.seen[one.canary],
+                "seen": found.canaries.seen[one.canary],
                 "beam_search": one.place,
             }
-            for one in found.remembered.findings
+            for one in found.canaries.findings
         ]
     return content
 

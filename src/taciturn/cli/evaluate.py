@@ -12,7 +12,7 @@ from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 if TYPE_CHECKING:
     import numpy as np
 
-    from taciturn.runs.finished import Measured
+    from taciturn.runs.finished import Evaluation
 
 NAMES = {
     "accuracy_top1": "AccuracyTop1",
@@ -56,7 +56,7 @@ def evaluate(
         _print_head_words(measured.head_words)
 
 
-def _json(measured: "Measured") -> dict[str, Any]:
+def _json(measured: "Evaluation") -> dict[str, Any]:
     from taciturn.evaluation.head_words import HEADS
 
     scores, guarantee, heads, _ = measured
@@ -68,7 +68,7 @@ def _json(measured: "Measured") -> dict[str, Any]:
     return content | cost
 
 
-def _print_measured(measured: "Measured") -> None:
+def _print_measured(measured: "Evaluation") -> None:
     guarantee, shown = measured.guarantee, comparison(NAMES, [measured.scores])
     shown.add_row(f"ε at δ = {delta_text(guarantee.delta)}", epsilon_text(guarantee.epsilon))
     shown.add_row("ρ", rho_text(guarantee.rho))

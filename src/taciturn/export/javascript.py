@@ -19,7 +19,6 @@ import numpy as np
 
 from taciturn.export.quantised import Int8, QuantisedWeights
 from taciturn.models.ngram import NGram
-from taciturn.models.stepping import Cell
 from taciturn.privacy.figures import MEANINGLESS, WEAK, delta_text, epsilon_text
 from taciturn.privacy.ledger import Guarantee
 from taciturn.release.gate import ExportRefused
@@ -54,7 +53,7 @@ class Published(NamedTuple):
     personal: bool = False  # whether it is its owner's, and no one else's
 
 
-def javascript_model(weights: QuantisedWeights, cell: Cell, restarts: Sequence[int], about: Published) -> str:
+def javascript_model(weights: QuantisedWeights, cell: str, restarts: Sequence[int], about: Published) -> str:
     """The script of an LSTM, a CIFG or a GRU; `restarts` are the words after which it starts afresh (models/stepping.py)."""
     tied = weights.embedding is weights.words
     named = {name: value for name, value in weights._asdict().items() if value is not None}

@@ -14,13 +14,16 @@ import json
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
+from jax.extend.core import Jaxpr, Literal, Var
 from scipy.special import log_softmax
 
 from taciturn.core import BEGIN
 from taciturn.errors import TaciturnError
 from taciturn.export.quantised import Int8, QuantisedWeights
-from taciturn.models.stepping import Cell, StepWeights
+from taciturn.models.recurrence import Cell
+from taciturn.models.stepping import StepWeights
 from taciturn.release.gate import ExportRefused
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
 OPSET, IR_VERSION = 17, 8  # of 2022: what is on phones
 BEST = 10
+OPERATORS = {"add": "Add", "sub": "Sub", "mul": "Mul", "tanh": "Tanh", "logistic": "Sigmoid"}  # of JAX, of ONNX
 
 
 class OnnxMissing(TaciturnError):
@@ -59,7 +63,8 @@ def onnx_model(
     matrices = _Matrices(graph, weights)
     gates = graph("Add", graph("MatMul", matrices.embedded("word"), matrices.input), graph.constant(weights.gate_bias))
     recurrent = graph("MatMul", "fed_back", matrices.recurrent)
-    output, carry = CELLS[cell](graph, gates, recurrent, "carry", matrices.units)
+    shapes = [jax.ShapeDtypeStruct((1, size), np.float32) for size in (len(weights.gate_bias),) * 2 + (matrices.units,)]
+    output, carry = graph.traced(jax.make_jaxpr(cell)(*shapes).jaxpr, [gates, recurrent, "carry"])
     fed_back = output if matrices.projection is None else graph("MatMul", output, matrices.projection)
     context = fed_back if matrices.to_context is None else graph("MatMul", fed_back, matrices.to_context)
     logits = graph("Add", graph("MatMul", context, matrices.words), graph.constant(weights.word_bias))
@@ -92,9 +97,27 @@ class _Graph:
         self.constants.append(self.onnx.numpy_helper.from_array(np.ascontiguousarray(value), name))
         return name
 
-    def split(self, value: str, parts: int, size: int) -> tuple[str, ...]:
-        names = tuple(f"part_{len(self.nodes)}_{part}" for part in range(parts))
-        return self("Split", value, self.constant(np.full(parts, size, np.int64)), out=names, axis=-1)
+    def traced(self, program: Jaxpr, inputs: list[str]) -> list[str]:
+        """The nodes of a cell as JAX has it, so that there is one definition of it."""
+        named = dict(zip(program.invars, inputs, strict=True))
+
+        def name_of(value: Var | Literal) -> str:
+            return self.constant(np.full(1, value.val, np.float32)) if isinstance(value, Literal) else named[value]
+
+        for step in program.eqns:
+            given, kind = [name_of(value) for value in step.invars], step.primitive.name
+            if kind == "split":
+                sizes = np.array(step.params["sizes"], np.int64)
+                parts = tuple(f"part_{len(self.nodes)}_{part}" for part in range(len(sizes)))
+                found = self("Split", *given, self.constant(sizes), out=parts, axis=-1)
+            elif "jaxpr" in step.params:  # a function within it
+                found = self.traced(step.params["jaxpr"].jaxpr, given)
+            elif kind in OPERATORS:
+                found = [self(OPERATORS[kind], *given)]
+            else:
+                raise ExportRefused(f"ONNX is written for cells of {', '.join(OPERATORS)} and split, not of {kind}")
+            named |= dict(zip(step.outvars, found, strict=True))
+        return [name_of(value) for value in program.outvars]
 
     def finished(
         self, states: dict[str, int], vocabulary: int, best_words: int, metadata: dict[str, str]
@@ -131,9 +154,9 @@ class _Matrices:
         columns = Int8(matrix.values.T, matrix.scales) if isinstance(matrix, Int8) else matrix.T
         self.words = self._widened(columns)
         if weights.embedding is weights.words:
-            self._lookup = self._columns
+            self.embedded = self._columns
         else:
-            self._lookup = self._rows(weights.embedding)
+            self.embedded = self._rows(weights.embedding)
 
     def _stored(self, matrix: np.ndarray | Int8 | None) -> tuple[Any, tuple[int, int]]:
         """[inputs, outputs], ready for a product."""
@@ -162,9 +185,6 @@ class _Matrices:
         values, scales = self.graph.constant(embedding.values), self.graph.constant(embedding.scales)
         return lambda word: self._scaled(self.graph("Gather", values, word, axis=0), scales, word)
 
-    def embedded(self, word: str) -> str:
-        return self._lookup(word)
-
     def _scaled(self, rows: str, scales: str, word: str) -> str:
         scale = self.graph(
             "Unsqueeze", self.graph("Gather", scales, word), self.graph.constant(np.array([1], np.int64))
@@ -176,44 +196,6 @@ class _Matrices:
 
     def _transposed(self, value: str) -> str:
         return self.graph("Transpose", value, perm=[1, 0])
-
-
-def _one(graph: _Graph) -> str:
-    return graph.constant(np.ones(1, np.float32))
-
-
-def _opened(graph: _Graph, forget: str) -> str:
-    """The forget gate, which starts open (+1)."""
-    return graph("Sigmoid", graph("Add", forget, _one(graph)))
-
-
-def _cifg(graph: _Graph, gates: str, recurrent: str, carry: str, units: int) -> tuple[str, str]:
-    forget_gate, candidate, output_gate = graph.split(graph("Add", gates, recurrent), 3, units)
-    forget = _opened(graph, forget_gate)
-    let_in = graph("Mul", graph("Sub", _one(graph), forget), graph("Tanh", candidate))
-    carry = graph("Add", graph("Mul", forget, carry), let_in)
-    return graph("Mul", graph("Sigmoid", output_gate), graph("Tanh", carry)), carry
-
-
-def _lstm(graph: _Graph, gates: str, recurrent: str, carry: str, units: int) -> tuple[str, str]:
-    input_gate, forget_gate, candidate, output_gate = graph.split(graph("Add", gates, recurrent), 4, units)
-    let_in = graph("Mul", graph("Sigmoid", input_gate), graph("Tanh", candidate))
-    carry = graph("Add", graph("Mul", _opened(graph, forget_gate), carry), let_in)
-    return graph("Mul", graph("Sigmoid", output_gate), graph("Tanh", carry)), carry
-
-
-def _gru(graph: _Graph, gates: str, recurrent: str, carry: str, units: int) -> tuple[str, str]:
-    x_update, x_reset, x_candidate = graph.split(gates, 3, units)
-    r_update, r_reset, r_candidate = graph.split(recurrent, 3, units)
-    update = graph("Sigmoid", graph("Add", x_update, r_update))
-    reset = graph("Sigmoid", graph("Add", x_reset, r_reset))
-    candidate = graph("Tanh", graph("Add", x_candidate, graph("Mul", reset, r_candidate)))
-    kept = graph("Mul", update, carry)
-    state = graph("Add", graph("Mul", graph("Sub", _one(graph), update), candidate), kept)
-    return state, state
-
-
-CELLS: dict[Cell, Callable[..., tuple[str, str]]] = {"cifg": _cifg, "lstm": _lstm, "gru": _gru}
 
 
 def onnx_scores(content: bytes, words: np.ndarray) -> np.ndarray:

@@ -4,7 +4,8 @@ Every output of a product has a scale of its own, so one large weight does not b
 float32: they are few.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,32 +33,23 @@ class QuantisedWeights(NamedTuple):
 
 
 def quantised(weights: StepWeights) -> QuantisedWeights:
-    words = _int8(weights.words)
-    return QuantisedWeights(
-        embedding=words if weights.embedding is weights.words else _int8(weights.embedding),
-        words=words,
-        word_bias=weights.word_bias,
-        input=_int8(weights.input.T),
-        gate_bias=weights.gate_bias,
-        recurrent=_int8(weights.recurrent.T),
-        projection=None if weights.projection is None else _int8(weights.projection.T),
-        to_context=None if weights.to_context is None else _int8(weights.to_context.T),
-    )
+    return QuantisedWeights(**_converted(weights, _int8, lambda matrix: _int8(matrix.T)))
 
 
 def dequantised(weights: QuantisedWeights) -> StepWeights:
     """What the bytes stand for."""
-    words = _float32(weights.words)
-    return StepWeights(
-        embedding=words if weights.embedding is weights.words else _float32(weights.embedding),
-        words=words,
-        word_bias=weights.word_bias,
-        input=_float32(weights.input).T,
-        gate_bias=weights.gate_bias,
-        recurrent=_float32(weights.recurrent).T,
-        projection=None if weights.projection is None else _float32(weights.projection).T,
-        to_context=None if weights.to_context is None else _float32(weights.to_context).T,
-    )
+    return StepWeights(**_converted(weights, _float32, lambda matrix: _float32(matrix).T))
+
+
+def _converted(
+    weights: StepWeights | QuantisedWeights, rows: Callable[[Any], Any], turned: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """Rows of words as they are, all other matrices turned, biases not at all."""
+    names = ("input", "recurrent", "projection", "to_context")
+    found = {name: turned(one) for name in names if (one := getattr(weights, name)) is not None}
+    words = rows(weights.words)
+    tied = weights.embedding is weights.words
+    return weights._asdict() | found | {"words": words, "embedding": words if tied else rows(weights.embedding)}
 
 
 def _int8(matrix: np.ndarray) -> Int8:

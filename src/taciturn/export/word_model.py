@@ -8,16 +8,16 @@ from taciturn.core import Params, WordModel
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.export.arpa import read_arpa
 from taciturn.models.ngram import NGram
-from taciturn.models.stepping import Recurrent, Stacked, Windowed, step_weights
+from taciturn.models.registry import ModelKind, model_kind
 from taciturn.recipe import build
 from taciturn.recipe.sections import ModelSection
-from taciturn.release.model_file import ModelCard, load_model
+from taciturn.release.model_file import ModelCard, ModelFileError, load_model
 
 COUNTED_ON = "counted_on.json"  # of counted n-grams: names the population, as a run's recipe does
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """What was read from a file. Its model is made of these parameters and no others, so what the ledger knows is what is used."""
 
     path: Path
@@ -38,23 +38,27 @@ class Loaded:
 
     @cached_property
     def model(self) -> WordModel:
-        if self.card is None or self.card.architecture["kind"] == "ngram":
+        if self.card is None or self.kind is None:
             return NGram.of(self.params, len(self.vocabulary))
-        settings = ModelSection(**self.card.architecture)
-        model = build.language_model(settings, len(self.vocabulary))
-        restarts = self.vocabulary.sentence_ends if self.card.sentences else ()
-        if settings.kind == "transformer":
-            return Windowed(model, self.params, restarts)
-        if settings.kind == "deep-lstm":
-            return Stacked(model, self.params, restarts)
-        return Recurrent(settings.kind, step_weights(model, self.params), restarts)
+        model = build.language_model(ModelSection(**self.card.architecture), len(self.vocabulary))
+        return self.kind.stepper(model, self.params, self.vocabulary.sentence_ends if self.card.sentences else ())
+
+    @property
+    def kind(self) -> ModelKind | None:
+        """Of neural models; n-grams have none."""
+        if self.card is None or self.card.architecture["kind"] == "ngram":
+            return None
+        try:
+            return model_kind(self.card.architecture["kind"])
+        except ValueError as error:
+            raise ModelFileError(f"{self.path}: {error}") from None
 
 
-def load_word_model(path: Path) -> Loaded:
+def load_word_model(path: Path) -> LoadedModel:
     if (path / "model.arpa").exists():
         path = path / "model.arpa"
     if path.suffix == ".arpa":
         ngram, words = read_arpa(path)
-        return Loaded(path, Vocabulary(tuple(words), source=path.name), ngram.params(), None)
+        return LoadedModel(path, Vocabulary(tuple(words), source=path.name), ngram.params(), None)
     params, card = load_model(path)
-    return Loaded(path, Vocabulary.of(card.vocabulary, card.text), params, card)
+    return LoadedModel(path, Vocabulary.of(card.vocabulary, card.text), params, card)

@@ -1,5 +1,6 @@
 """Both ends of a fleet of real devices, made from one recipe: the server's fleet, and what a device answers with."""
 
+import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +12,11 @@ from taciturn import trees
 from taciturn.core import FleetWithStats, Message
 from taciturn.data.population import Population
 from taciturn.data.vocabulary import Vocabulary
-from taciturn.fleets.devices.agreement import Agreement, fingerprint
 from taciturn.fleets.devices.device import Device
 from taciturn.fleets.devices.fleet import Connected, DeviceFleet
-from taciturn.fleets.devices.participation_record import Diary, Rest
+from taciturn.fleets.devices.participation_record import ParticipationLimits, ParticipationRecord
 from taciturn.fleets.secure_aggregation.identities import Identity
+from taciturn.fleets.secure_aggregation.messages import Terms
 from taciturn.fleets.simulation.availability import Clock, Devices, Habits
 from taciturn.fleets.simulation.check_in import CheckInFleet
 from taciturn.fleets.simulation.in_process import SimulatedFleet
@@ -31,15 +32,25 @@ from taciturn.recipe.text import RecipeError
 RUN_DIGITS = 16  # of the ledger's row that opened a run
 
 
-def agreement(recipe: Recipe, vocabulary: Vocabulary, enrolled: Sequence[bytes]) -> Agreement:
-    """What both sides of a secure sum make of a recipe, its words and the list of devices."""
+def agreement(recipe: Recipe, vocabulary: Vocabulary, enrolled: Sequence[bytes]) -> Terms:
+    """What both sides of a secure sum make of a recipe, its words and the list of devices: of no round yet."""
     params = jax.eval_shape(build.language_model(recipe.model, len(vocabulary)).init, jax.random.key(0))
     encoded, participation, section = build.report_encoding(recipe, params), _min_separation(recipe), recipe.fleet
     most = min(section.most_reports or participation.asked, participation.asked)
     told = recipe.with_settings("run", seed=None)  # which devices are not
-    name = fingerprint(told.fingerprint, vocabulary.words, enrolled)
-    shares = (section.max_dropout, section.max_colluding)
-    return Agreement(name, encoded.bits, encoded.padded, *shares, participation.size, most)
+    name = _fingerprint(told.fingerprint, vocabulary.words, enrolled)
+    shares = section.max_dropout, section.max_colluding
+    return Terms(b"", b"", name, encoded.bits, encoded.padded, *shares, participation.size, most)
+
+
+def _fingerprint(recipe: str, words: Sequence[str], enrolled: Sequence[bytes]) -> bytes:
+    """`enrolled` are the public keys of all devices, in the order of their numbers."""
+    digest = hashlib.sha256(b"taciturn fleet\0")
+    for parts in ([recipe.encode()], [word.encode() for word in words], enrolled):
+        digest.update(len(parts).to_bytes(8, "big"))
+        for part in parts:
+            digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.digest()
 
 
 def device_fleet(
@@ -81,7 +92,7 @@ def check_enough(recipe: Recipe, devices: int) -> None:
             )
 
 
-def device(
+def build_device(
     recipe: Recipe,
     vocabulary: Vocabulary,
     tokens: np.ndarray,
@@ -98,7 +109,7 @@ def device(
     mechanism = algorithm.mechanism
     # Compiled, so that of the mechanism's first state no more is made than its public part.
     public_part = jax.jit(lambda row: mechanism.public(mechanism.init(trees.zeros_like(params))._replace(round=row)))
-    rest = Rest(recipe.fleet.timer_hours, _min_separation(recipe).min_separation, _lifetime(recipe))
+    limits = ParticipationLimits(recipe.fleet.timer_hours, _min_separation(recipe).min_separation, _lifetime(recipe))
     return Device(
         number,
         identity,
@@ -107,7 +118,7 @@ def device(
         Message(params, public),
         public_part,
         user,
-        Diary(folder, rest),
+        ParticipationRecord(folder, limits),
     )
 
 

@@ -12,7 +12,7 @@ DEVICE/                     a device's own: nothing of it is ever sent
   device.key  device.pub    who it is
   fleet/                    a copy of for-devices/
   tokens.npy                its user's text
-  diary.json                when it took part
+  participation.json        when it took part
 """
 
 import io
@@ -151,7 +151,7 @@ def open_device(device: Path) -> Device:
     own = device_key(device)
     if own not in enrolled:
         raise LinkError(f"{device} is not among the devices that its fleet knows: enrol it again")
-    return assemble.device(
+    return assemble.build_device(
         fleet_recipe(device / "fleet"),
         vocabulary,
         np.load(device / TOKENS, allow_pickle=False),

@@ -172,7 +172,7 @@ def trained(
 
 def _neural(path: Path) -> tuple[Params, ModelCard, Vocabulary]:
     loaded = load_word_model(path)
-    if loaded.card is None or loaded.card.architecture["kind"] == "ngram":
+    if loaded.card is None or loaded.kind is None:
         raise ModelFileError(
             f"{path} holds n-grams, which are counted and not trained; name a run or a pretrained model"
         )

@@ -6,14 +6,18 @@ a whole sequence ("variational") it is the one of their Table 4, which Lin et al
 Departs from Inan et al.: what a layer feeds back to itself is never dropped.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
-from taciturn.core import Key, LanguageModel, Params
+from taciturn.core import BEGIN, Key, LanguageModel, Params
 from taciturn.models.layers import dense, dot, dropout, embedding, looked_up
 from taciturn.models.lstm import cell
 from taciturn.models.recurrence import recurrence
+from taciturn.models.stepping import State, Windowed
 
 
 def deep_lstm(
@@ -60,3 +64,34 @@ def deep_lstm(
         return params["embedding" if tied else "word_embedding"], params["word_bias"]
 
     return LanguageModel(init, contexts, words, word_embedding="embedding" if tied else "word_embedding")
+
+
+class Stacked(Windowed):
+    """A `core.WordModel` of a deep LSTM. A state is that of every layer, and the scores that came with it."""
+
+    def __init__(self, model: LanguageModel, params: Params, restarts: tuple[int, ...] = ()) -> None:
+        super().__init__(model, params, restarts)
+        params = jax.device_put(params)
+        layers = [params["layers"][f"{index}"] for index in range(len(params["layers"]))]
+
+        def step(states: tuple[State, ...], word: jax.Array) -> tuple[tuple[State, ...], jax.Array]:
+            value, after = params["embedding"][word], []
+            for layer, (output, carry) in zip(layers, states, strict=True):
+                gates = value @ layer["input"] + layer["gate_bias"]
+                value, carry = cell(gates, output @ layer["recurrent"], carry)
+                after.append((value, carry))
+            matrix, bias = model.words(params)
+            return tuple(after), jax.nn.log_softmax(matrix @ value + bias)
+
+        self._step = jax.jit(step)
+        units = layers[0]["recurrent"].shape[0]
+        self._start = self._step(tuple((jnp.zeros(units), jnp.zeros(units)) for _ in layers), BEGIN)
+
+    def start(self) -> Any:
+        return self._start
+
+    def read(self, state: Any, word: int) -> Any:
+        return self._start if word in self.restarts else self._step(state[0], np.int32(word))
+
+    def scores(self, state: Any) -> np.ndarray:
+        return np.asarray(state[1])

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from taciturn.core import BEGIN, PADDING, Key, LanguageModel, Params
-from taciturn.models.stepping import Neural, Recurrent, Stacked, State, StepWeights, Windowed, step, zero_state
+from taciturn.models.stepping import Neural, Recurrent, State, StepWeights, Windowed, step, zero_state
 from taciturn.progress import Progress
 
 SIDE_BY_SIDE = 256  # texts
@@ -73,7 +73,7 @@ def _said(cell, weights: StepWeights, restarts: jax.Array, state: State, word: j
     return jax.lax.scan(say, (state, word), jax.random.uniform(key, (LENGTH, SIDE_BY_SIDE)))
 
 
-def _windowed_streams(model: Windowed | Stacked, key: Key) -> Iterator[np.ndarray]:
+def _windowed_streams(model: Windowed, key: Key) -> Iterator[np.ndarray]:
     while True:
         key, now = jax.random.split(key)
         uniforms = jax.random.uniform(now, (LENGTH, SIDE_BY_SIDE))

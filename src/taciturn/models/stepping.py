@@ -9,18 +9,17 @@
     logits   = words @ context + word_bias
 """
 
+from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from taciturn.core import BEGIN, LanguageModel, Params
-from taciturn.models import cifg, gru, lstm
+from taciturn.models.recurrence import Cell
 
-Cell = Literal["lstm", "cifg", "gru"]
-CELLS = {"lstm": lstm.cell, "cifg": cifg.cell, "gru": gru.cell}
 WINDOW = 64  # words back that a model without a state looks at
 
 
@@ -72,7 +71,7 @@ def step(cell: Cell, weights: StepWeights, state: State, word: jax.Array) -> tup
     """One word, or a batch of them → the next state, and the log-probabilities of what follows."""
     fed_back, carry = state
     gates = weights.embedding[word] @ weights.input + weights.gate_bias
-    output, carry = CELLS[cell](gates, fed_back @ weights.recurrent, carry)
+    output, carry = cell(gates, fed_back @ weights.recurrent, carry)
     fed_back = output if weights.projection is None else output @ weights.projection
     context = fed_back if weights.to_context is None else fed_back @ weights.to_context
     return (fed_back, carry), jax.nn.log_softmax(context @ weights.words.T + weights.word_bias)
@@ -88,8 +87,7 @@ class Recurrent:
     def __init__(self, cell: Cell, weights: StepWeights, restarts: tuple[int, ...] = ()) -> None:
         """`restarts` are the words after which the model expects a new beginning: those that end a sentence, where it was trained on
         single sentences."""
-        self.cell: Cell = cell
-        self.weights, self.restarts = weights, frozenset(restarts)
+        self.cell, self.weights, self.restarts = cell, weights, frozenset(restarts)
         self.vocabulary = len(weights.word_bias)
         self._on_device: StepWeights = jax.device_put(weights)
         self._start = self._step(zero_state(weights), BEGIN)
@@ -107,45 +105,8 @@ class Recurrent:
         return np.asarray(state[1])
 
 
-class Stacked:
-    """A `core.WordModel` of a deep LSTM. A state is that of every layer, and the scores that came with it."""
-
-    def __init__(self, model: LanguageModel, params: Params, restarts: tuple[int, ...] = ()) -> None:
-        self.restarts = frozenset(restarts)
-        self.vocabulary: int = params[model.word_embedding].shape[0]
-        params = jax.device_put(params)
-        layers = [params["layers"][f"{index}"] for index in range(len(params["layers"]))]
-
-        def step(states: tuple[State, ...], word: jax.Array) -> tuple[tuple[State, ...], jax.Array]:
-            value, after = params["embedding"][word], []
-            for layer, (output, carry) in zip(layers, states, strict=True):
-                gates = value @ layer["input"] + layer["gate_bias"]
-                value, carry = lstm.cell(gates, output @ layer["recurrent"], carry)
-                after.append((value, carry))
-            matrix, bias = model.words(params)
-            return tuple(after), jax.nn.log_softmax(matrix @ value + bias)
-
-        self._step = jax.jit(step)
-        self._windowed = Windowed(model, params)
-        units = layers[0]["recurrent"].shape[0]
-        self._start = self._step(tuple((jnp.zeros(units), jnp.zeros(units)) for _ in layers), BEGIN)
-
-    def start(self) -> tuple[tuple[State, ...], jax.Array]:
-        return self._start
-
-    def read(self, state: tuple[tuple[State, ...], jax.Array], word: int) -> tuple[tuple[State, ...], jax.Array]:
-        return self._start if word in self.restarts else self._step(state[0], np.int32(word))
-
-    def scores(self, state: tuple[tuple[State, ...], jax.Array]) -> np.ndarray:
-        return np.asarray(state[1])
-
-    def scores_at(self, tokens: np.ndarray, place: int) -> jax.Array:
-        """As a model without a state."""
-        return self._windowed.scores_at(tokens, place)
-
-
 class Windowed:
-    """A `core.WordModel` of a model without a state, a Transformer: what it knows of a text are the last words of it."""
+    """A `core.WordModel` of any model, for want of a state: what it knows of a text are the last words of it."""
 
     def __init__(self, model: LanguageModel, params: Params, restarts: tuple[int, ...] = ()) -> None:
         self.restarts = frozenset(restarts)
@@ -158,13 +119,13 @@ class Windowed:
 
         self._after = jax.jit(after)
 
-    def start(self) -> tuple[int, ...]:
+    def start(self) -> Any:
         return (BEGIN,)
 
-    def read(self, state: tuple[int, ...], word: int) -> tuple[int, ...]:
+    def read(self, state: Any, word: int) -> Any:
         return self.start() if word in self.restarts else (*state, word)[-WINDOW:]
 
-    def scores(self, state: tuple[int, ...]) -> np.ndarray:
+    def scores(self, state: Any) -> np.ndarray:
         padded = np.zeros((1, WINDOW), np.int32)
         padded[0, : len(state)] = state
         return np.asarray(self.scores_at(padded, len(state) - 1)[0])
@@ -174,4 +135,9 @@ class Windowed:
         return self._after(tokens, np.int32(place))
 
 
-Neural = Recurrent | Stacked | Windowed
+Neural = Recurrent | Windowed
+Stepper = Callable[[LanguageModel, Params, tuple[int, ...]], Neural]
+
+
+def recurrent(cell: Cell) -> Stepper:
+    return lambda model, params, restarts: Recurrent(cell, step_weights(model, params), restarts)

@@ -22,14 +22,10 @@ from taciturn.data.population import Population
 from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.evaluation.accuracy import WINDOW
-from taciturn.models.cifg import cifg
-from taciturn.models.deep_lstm import deep_lstm
-from taciturn.models.gru import gru
 from taciturn.models.losses import cross_entropy
-from taciturn.models.lstm import lstm
+from taciturn.models.registry import model_kind
 from taciturn.models.sampling import beginnings
 from taciturn.models.sgd import sgd_step
-from taciturn.models.transformer import transformer
 from taciturn.privacy.accounting import Budget
 from taciturn.privacy.adaptive_clip import AdaptiveClip
 from taciturn.privacy.clipping import MOST_REPORTS, Bound, flat_clip, per_layer_clip, unbounded
@@ -46,19 +42,9 @@ from taciturn.trees import size
 
 def language_model(model: ModelSection, vocabulary: int, product: DTypeLike = jnp.float32) -> LanguageModel:
     """`product` is the type in which its matrix products are taken."""
-    width, units, dropout = model.width, model.units, model.dropout
-    match model.kind:
-        case "lstm":
-            return lstm(vocabulary, width, units or 256, dropout_rate=dropout, product=product)
-        case "cifg":
-            return cifg(vocabulary, width, units or 670, tied=model.tied, dropout_rate=dropout, product=product)
-        case "gru":
-            return gru(vocabulary, width, units or 256, dropout_rate=dropout, product=product)
-        case "transformer":
-            return transformer(vocabulary, width, model.layers, model.heads, dropout_rate=dropout)
-        case "deep-lstm":
-            layers, tied, variational = model.layers, model.tied, model.variational
-            return deep_lstm(vocabulary, width, units or 650, layers, tied, dropout, variational, product)
+    return model_kind(model.kind).build(
+        vocabulary, model.model_dump() | {"dropout_rate": model.dropout, "product": product}
+    )
 
 
 def participation(recipe: Recipe) -> Participation:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 
 from taciturn import names
+from taciturn.models.registry import KINDS, model_kind
 from taciturn.privacy.clipping import clip_schedule
 
 AUDITED_AT_ONCE = 1024  # audit users whose turn a round may be, in and out
@@ -39,7 +40,7 @@ class DataSection(Section):
 
 
 class ModelSection(Section):
-    kind: names.ModelKind = setting("lstm", "of the network")
+    kind: str = setting("lstm", f"{' · '.join(KINDS)}; or one of your own (models/registry.py)")
     width: PositiveInt = setting(96, "of a word's embedding")
     units: PositiveInt | None = setting(None, "of the state (default: LSTM and GRU 256, CIFG 670, deep LSTM 650)")
     tied: bool = setting(False, "CIFG, deep LSTM: one embedding for input and output")
@@ -48,6 +49,12 @@ class ModelSection(Section):
     dropout: float = setting(0.0, "share of units dropped in a training step", ge=0, lt=1)
     variational: bool = setting(False, "deep LSTM: drop the same units all along a sequence", for_papers=True)
     warm_start: str | None = setting(None, "run folder or model.safetensors to start from")
+
+    @field_validator("kind")
+    @classmethod
+    def _known(cls, kind: str) -> str:
+        model_kind(kind)
+        return kind
 
 
 class LocalSection(Section):

@@ -63,9 +63,6 @@ def plot_run(path: Path, rows: list[dict[str, Any]], title: str) -> None:
         axes[-1].legend(frameon=False)
     axes[-1].set_xlabel("round")
     below.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for panel in axes:
-        panel.grid(alpha=0.25, lw=0.5)
-        panel.spines[["top", "right"]].set_visible(False)
     _write(path, figure)
 
 
@@ -80,7 +77,6 @@ def plot_curves(path: Path, curves: dict[str, tuple[list[int], list[float]]], la
             axes.set_xscale("log")
             axes.xaxis.set_minor_formatter(NullFormatter())
         axes.grid(alpha=0.25, lw=0.5, which="both")
-        axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel(label)
     _write(path, figure)
 
@@ -104,9 +100,6 @@ def plot_tail(path: Path, log_ratios: np.ndarray, shape: float, scale: float, st
     difference.plot(xs, counted - len(ordered) * law, color=ACCENT, label="samples − law")
     difference.set(xlabel="log c(s)", ylabel="samples")
     difference.legend(frameon=False)
-    for panel in (tails, difference):
-        panel.grid(alpha=0.25, lw=0.5)
-        panel.spines[["top", "right"]].set_visible(False)
     _write(path, figure)
 
 
@@ -136,13 +129,13 @@ def plot_audit(
         both.hist(scores[part], bins=bins, density=True, histtype="step", color=color, label=name)
     both.set(xlabel="score, in deviations of the claimed noise", ylabel="density")
     both.legend(frameon=False)
-    for panel in (roc, both):
-        panel.grid(alpha=0.25, lw=0.5)
-        panel.spines[["top", "right"]].set_visible(False)
     _write(path, figure)
 
 
 def _write(path: Path, figure: Figure) -> None:
+    for panel in figure.axes:
+        panel.grid(alpha=0.25, lw=0.5)
+        panel.spines[["top", "right"]].set_visible(False)
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=130)
     pyplot.close(figure)

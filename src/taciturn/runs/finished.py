@@ -8,13 +8,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from taciturn.audit import audit_users, planting
 from taciturn.audit.likelihood_tails import Tail, log_ratios, tail
+from taciturn.audit.report import AuditReport, canary_results, membership_results
+from taciturn.audit.secret_sharer import REFERENCES
 from taciturn.core import Params
 from taciturn.data.population import HeldOutUsers, Population, check_strangers, trained_on
 from taciturn.evaluation.accuracy import Scores, evaluate
 from taciturn.evaluation.head_words import head_words
 from taciturn.export.formats import Exported, export_model
-from taciturn.export.word_model import COUNTED_ON, Loaded, load_word_model
+from taciturn.export.word_model import COUNTED_ON, LoadedModel, load_word_model
 from taciturn.names import ExportFormat
 from taciturn.population_ledger import open_ledger
 from taciturn.privacy.ledger import Guarantee, Row
@@ -36,7 +39,7 @@ def population_of(folder: Path) -> Population:
     return build.population(recipe_of(folder))
 
 
-def guarantee_of(loaded: Loaded) -> Guarantee:
+def guarantee_of(loaded: LoadedModel) -> Guarantee:
     """What the ledger of its users says of exactly this model; refused where there is none."""
     if loaded.card is None:
         raise ExportRefused(f"{loaded.path} does not say where it comes from: nothing is known of its privacy")
@@ -54,13 +57,13 @@ def export_run(folder: Path, out: Path, to: ExportFormat = "model", non_private:
     return export_model(loaded, guarantee_of(loaded), learned_from(loaded), out, to, non_private, **how)
 
 
-def opened_row(loaded: Loaded) -> Row:
+def opened_row(loaded: LoadedModel) -> Row:
     """What its run declared before the first round."""
     run = guarantee_of(loaded).run
     return open_ledger(population_of(loaded.path)).run_rows(run)[0]
 
 
-def learned_from(loaded: Loaded) -> str | None:
+def learned_from(loaded: LoadedModel) -> str | None:
     """Whose text, in words that go on after «learned from»; None where nothing is known."""
     if loaded.card is None:
         return None
@@ -76,13 +79,13 @@ def learned_from(loaded: Loaded) -> str | None:
     return "people's text"
 
 
-def people_known_to(loaded: Loaded) -> Callable[[str], bool]:
+def people_known_to(loaded: LoadedModel) -> Callable[[str], bool]:
     """Whether a user, by id, was trained on by this model or by one that it started from, or opted out. Refused where that cannot be
     told any more."""
     return trained_on(folder_known_to(loaded))
 
 
-def folder_known_to(loaded: Loaded) -> Path:
+def folder_known_to(loaded: LoadedModel) -> Path:
     """The population that has all whom this model was trained on, and those that it started from."""
     population = population_of(loaded.path)
     ledger, opened = open_ledger(population), opened_row(loaded)
@@ -102,7 +105,7 @@ def folder_known_to(loaded: Loaded) -> Path:
         opened = ledger.run_rows(before["run"])[0]
 
 
-class Measured(NamedTuple):
+class Evaluation(NamedTuple):
     """A run's model on held-out users, with what the ledger says of it."""
 
     scores: Scores
@@ -111,7 +114,7 @@ class Measured(NamedTuple):
     rebuilt: bool  # whether the population's text was replaced since the run
 
 
-def evaluate_run(folder: Path, on: Path | None = None, with_head_words: bool = False) -> Measured:
+def evaluate_run(folder: Path, on: Path | None = None, with_head_words: bool = False) -> Evaluation:
     """Measure on the held-out users of the run's population, or of another one (`on`)."""
     params, card = _model_to_measure(folder)
     recipe = recipe_of(folder)
@@ -132,7 +135,7 @@ def evaluate_run(folder: Path, on: Path | None = None, with_head_words: bool = F
     model = build.language_model(recipe.model, len(card.vocabulary))
     cut = build.evaluation_cut(recipe, population.vocabulary)
     heads = head_words(model, params, held_out, population.vocabulary, cut) if with_head_words else None
-    return Measured(evaluate(model, params, held_out, cut), guarantee, heads, rebuilt and on is None)
+    return Evaluation(evaluate(model, params, held_out, cut), guarantee, heads, rebuilt and on is None)
 
 
 def _model_to_measure(folder: Path) -> tuple[Params, ModelCard]:
@@ -142,7 +145,7 @@ def _model_to_measure(folder: Path) -> tuple[Params, ModelCard]:
     return params, card
 
 
-def compare_runs(first: Path, second: Path, on: Path | None = None) -> tuple[Measured, Measured]:
+def compare_runs(first: Path, second: Path, on: Path | None = None) -> tuple[Evaluation, Evaluation]:
     """Both on the same held-out users: of the population `on`, or else of the first run's."""
     if _model_to_measure(first)[1].vocabulary != _model_to_measure(second)[1].vocabulary:
         raise RunError(f"{first} and {second} know different words, so their figures cannot be compared")
@@ -154,6 +157,21 @@ def compare_runs(first: Path, second: Path, on: Path | None = None) -> tuple[Mea
             "compared"
         )
     return one, other
+
+
+def audit_run(
+    folder: Path, references: int = REFERENCES, progress: Callable[[int, int], None] = lambda done, all: None
+) -> AuditReport:
+    """All that can be said about a run from outside; a RunError if it was trained with nothing to audit it by."""
+    if not any((folder / one.FILE_NAME).exists() for one in (audit_users, planting)):
+        raise RunError(
+            f"nothing was put into {folder} to audit it by: train with --audit 1000 (users of random directions), or with [canaries] "
+            "text = a folder of public text (shared secrets), and look then"
+        )
+    loaded, own = load_word_model(folder), evaluate_run(folder)
+    releases = own.guarantee.releases
+    canaries = canary_results(folder, loaded.model, loaded.vocabulary, releases, references, progress)
+    return AuditReport(own.guarantee, own.scores, canaries, membership_results(folder, recipe_of(folder)))
 
 
 def compare_tails(model: Path, others: Sequence[Path], samples: int, seed: int) -> list[tuple[np.ndarray, Tail]]:

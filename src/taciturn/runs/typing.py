@@ -20,21 +20,21 @@ from taciturn.runs.finished import guarantee_of, learned_from, people_known_to
 from taciturn.runs.folder import RunError
 
 
-class Tried(NamedTuple):
+class TypingResults(NamedTuple):
     typings: list[Typing]
     people: int
     words: int  # and signs, that they typed
     trained_on: int | None  # people in the files who were left out; None where nobody knows whom a model was trained on
 
 
-def try_models(
+def simulate_typing(
     paths: Sequence[Path],
     source: Source | None,
     history: bool,
     most_people: int,
     most_words: int,
     progress: StageProgress = lambda what, done, all: None,
-) -> Tried:
+) -> TypingResults:
     """Each model under the same people's fingers; with `history` the last one also learns from each person. Without a source the
     people are the held-out ones of the demonstration."""
     loaded = [load_word_model(path) for path in paths]
@@ -64,7 +64,7 @@ def try_models(
             simulate(model, one.vocabulary, messages, lambda done, all, stage=stage: progress(stage, done, all))
         )
     is_known = all(one.card is not None and not one.is_personal for one in loaded)
-    return Tried(typings, len(messages), int(typings[0].tokens.sum()), found.trained_on if is_known else None)
+    return TypingResults(typings, len(messages), int(typings[0].tokens.sum()), found.trained_on if is_known else None)
 
 
 def keyboard_server(paths: Sequence[Path], blocked: Sequence[str], port: int) -> KeyboardServer:

@@ -20,35 +20,34 @@ import numpy as np
 
 from taciturn.core import Message, Program, PyTree, UserData
 from taciturn.fleets.devices import fields
-from taciturn.fleets.devices.agreement import Agreement
-from taciturn.fleets.devices.participation_record import Diary
-from taciturn.fleets.devices.transport import LOG, Later
+from taciturn.fleets.devices.participation_record import ParticipationRecord
+from taciturn.fleets.devices.transport import LOG, ComeBackLater
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
 from taciturn.fleets.secure_aggregation.identities import Identity
-from taciturn.fleets.secure_aggregation.messages import Roster, SealedShares, UnmaskRequest
+from taciturn.fleets.secure_aggregation.messages import Roster, SealedShares, Terms, UnmaskRequest
 
 
-class NotNow(Exception):
+class NotEligible(Exception):
     """The device does not take part, for a reason of its own."""
 
 
 class Device:
-    """A `Handler` (link.py): kind of question and content → answer. One round at a time."""
+    """A `Handler` (transport.py): kind of question and content → answer. One round at a time."""
 
     def __init__(
         self,
         number: int,
         identity: Identity,
-        agreement: Agreement,
+        agreement: Terms,
         program: Program,
         message: Message,
         public: Callable[[int], PyTree],
         user: UserData,
-        diary: Diary,
+        record: ParticipationRecord,
     ) -> None:
         """`message` has the shapes of what a round sends, `public` is the recipe's public part of it by the row of the noise. `number` is
         the device's place among those enrolled."""
-        self._number, self._identity, self._agreement, self._diary = number, identity, agreement, diary
+        self._number, self._identity, self._agreement, self._record = number, identity, agreement, record
         self._like, self._public, self._user = message, public, user
         self._program = jax.jit(lambda message, user, key: program(message, user, key))
         self._sum: DeviceRound | None = None
@@ -67,40 +66,40 @@ class Device:
             case fields.UNMASK:
                 return self._in_a_round().unmask(UnmaskRequest.from_bytes(content)).to_bytes()
             case fields.COME_BACK:
-                raise Later(fields.seconds_from_bytes(content))
+                raise ComeBackLater(fields.seconds_from_bytes(content))
             case _:
                 raise ValueError(f"“{kind}” is no question for a device")
 
     def _check_in(self, content: bytes) -> bytes:
-        fingerprint, round = fields.parted(content, 2)
+        fingerprint, round = fields.unpack_fields(content, 2)
         if fingerprint != self._agreement.fingerprint:
-            raise NotNow("the server trains by another recipe, or for other devices, than this device was given")
-        why_not = self._diary.why_not(int(round))
+            raise NotEligible("the server trains by another recipe, or for other devices, than this device was given")
+        why_not = self._record.why_not(int(round))
         if why_not not in (None, self._why_not):
             LOG.info("takes no part now: %s", why_not)
         self._why_not = why_not
         if why_not is None:
             return fields.READY
-        if rest := self._diary.rests_for:
+        if rest := self._record.rests_for:
             self._sum = None  # others' shares are no use any more
-            raise Later(rest)  # on its own account: nobody is told for how long
+            raise ComeBackLater(rest)  # on its own account: nobody is told for how long
         return fields.NOT_NOW
 
     def _advertise(self, content: bytes) -> bytes:
         self._sum = None  # whatever round it was in is over
-        name, self._run, self._round, self._message_hash = fields.parted(content, 4)
-        terms = self._agreement.terms(name, self._message_hash)
+        name, self._run, self._round, self._message_hash = fields.unpack_fields(content, 4)
+        terms = self._agreement._replace(round=name, message=self._message_hash)
         terms.check()
         if len(name) != fields.NAME_BYTES or len(self._run) > 255:
             raise ValueError(f"an attempt has a name of {fields.NAME_BYTES} bytes, and a run one of up to 255")
-        if why_not := self._diary.enter(name, int(self._round)):
-            raise NotNow(why_not)
+        if why_not := self._record.enter(name, int(self._round)):
+            raise NotEligible(why_not)
         self._sum = DeviceRound(terms, self._number, self._identity)
         return self._sum.advertise().to_bytes()
 
     def _report(self, content: bytes) -> bytes:
         in_a_round = self._in_a_round()
-        delivery, message_bytes, key_bytes = fields.parted(content, 3)
+        delivery, message_bytes, key_bytes = fields.unpack_fields(content, 3)
         if fields.message_hash(self._run, self._round, message_bytes, key_bytes) != self._message_hash:
             raise ValueError("the message is another one than the devices of this round have agreed to train on")
         message = fields.arrays_from_bytes(message_bytes, self._like)
@@ -109,8 +108,8 @@ class Device:
         report = self._program(message, self._user, jax.random.fold_in(key, self._number))
         values = np.asarray(report.update).astype(np.uint32)
         masked = in_a_round.mask(SealedShares.from_bytes(delivery), values).to_bytes()
-        if why_not := self._diary.upload(int(self._round), self._run.decode(), int(message.public.round)):
-            raise NotNow(why_not)
+        if why_not := self._record.upload(int(self._round), self._run.decode(), int(message.public.round)):
+            raise NotEligible(why_not)
         return masked
 
     def _check(self, message: Message) -> None:

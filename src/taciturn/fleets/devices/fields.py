@@ -21,11 +21,11 @@ NAME_BYTES = 16  # of an attempt at a round
 ROUND_BITS = 16  # of a round's number; above them is when its run began
 
 
-def joined(*parts: bytes) -> bytes:
+def pack_fields(*parts: bytes) -> bytes:
     return b"".join(struct.pack(">Q", len(part)) + part for part in parts)
 
 
-def parted(content: bytes, count: int) -> list[bytes]:
+def unpack_fields(content: bytes, count: int) -> list[bytes]:
     parts, start = [], 0
     for _ in range(count):
         if len(content) - start < 8:
@@ -62,7 +62,7 @@ def _microseconds() -> int:
 
 def message_hash(run: bytes, round: bytes, model: bytes, key: bytes) -> bytes:
     """Of all that a device is given to train on: `model` is parameters and public part (clip norm), `key` that of the local training."""
-    return hashlib.sha256(b"taciturn fleet: message\0" + joined(run, round, model, key)).digest()
+    return hashlib.sha256(b"taciturn fleet: message\0" + pack_fields(run, round, model, key)).digest()
 
 
 def seconds_to_bytes(seconds: float) -> bytes:

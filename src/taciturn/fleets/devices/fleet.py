@@ -28,10 +28,9 @@ import numpy as np
 from taciturn.core import FailedRound, Key, Message, Program, Report, UserIds
 from taciturn.files import write_atomically
 from taciturn.fleets.devices import fields
-from taciturn.fleets.devices.agreement import Agreement
 from taciturn.fleets.devices.transport import LOG, Link, LinkError
 from taciturn.fleets.secure_aggregation.identities import Identity
-from taciturn.fleets.secure_aggregation.messages import Advert, MaskedReport, SealedShares, Unmasking
+from taciturn.fleets.secure_aggregation.messages import Advert, MaskedReport, SealedShares, Terms, Unmasking
 from taciturn.fleets.secure_aggregation.protocol import Refused, Unneeded
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
 from taciturn.fleets.simulation.availability import TooFewDevices
@@ -68,7 +67,7 @@ class DeviceFleet:
     def __init__(
         self,
         connected: Connected,
-        agreement: Agreement,
+        agreement: Terms,
         asked: int,
         patience: Patience,
         folder: Path,
@@ -122,12 +121,12 @@ class DeviceFleet:
             ready = eligible(self._checked_in())
             self._watch("checked in", len(ready), self._asked)
             if self._failed or len(ready) < self._asked:
-                self._lose_patience(time.monotonic() - self._waiting_since, len(ready))
+                self._raise_if_waited_too_long(time.monotonic() - self._waiting_since, len(ready))
             if len(ready) >= self._asked:
                 return ready
             time.sleep(WAIT)
 
-    def _lose_patience(self, waited: float, ready: int) -> None:
+    def _raise_if_waited_too_long(self, waited: float, ready: int) -> None:
         if waited > self._patience.patience:
             self._renumber()  # whoever goes on may ask again whom it asked before, and whom another run asked meanwhile
             failed = f", and {self._failed} rounds have failed" if self._failed else ""
@@ -145,15 +144,15 @@ class DeviceFleet:
         path, now = self._folder / "enrolled", b"".join(key + b"\n" for key in self._enrolled)
         if path.exists() and not now.startswith(path.read_bytes()):
             raise LinkError(
-                "the list of enrolled devices is another one than the run began with, in other places than at its end: who took part could "
-                "not be told, so the run cannot go on; put the old list back"
+                "the list of enrolled devices was reordered or edited since this run began, where only appending is allowed: who took part "
+                "can no longer be checked. Restore the old list"
             )
         self._folder.mkdir(exist_ok=True, mode=0o700)
         write_atomically(path, now, 0o600)
 
     def _checked_in(self) -> UserIds:
         numbers, left_out = self._numbers(self._row()), self._left_out()
-        content = fields.joined(self._agreement.fingerprint, str(numbers.number).encode())
+        content = fields.pack_fields(self._agreement.fingerprint, str(numbers.number).encode())
         devices = {connection: device for connection, device in self._devices().items() if device not in left_out}
         answers = self._link.ask(fields.CHECK_IN, dict.fromkeys(devices, content), min(SHORT, self._patience.deadline))
         ready = {devices[one] for one, answer in answers.items() if answer == fields.READY}
@@ -221,13 +220,13 @@ class DeviceFleet:
         asked = {connections[device]: device for device in sorted(present) if device in connections}
         name, run, number = fields.new_name(), self._run().encode(), str(numbers.number).encode()
         about = fields.message_hash(run, number, model, key)
-        server = ServerRound(self._agreement.terms(name, about), self._identity)
-        first = dict.fromkeys(asked, fields.joined(name, run, number, about))
+        server = ServerRound(self._agreement._replace(round=name, message=about), self._identity)
+        first = dict.fromkeys(asked, fields.pack_fields(name, run, number, about))
         self._stage(fields.ADVERTISE, first, asked, lambda d, a: server.take_advert(d, Advert.from_bytes(a)))
         rosters = self._to_connections(server.rosters(), asked)
         self._stage(fields.SHARE, rosters, asked, lambda d, a: server.take_shares(d, SealedShares.from_bytes(a)))
         deliveries = {
-            connection: fields.joined(delivery, model, key)
+            connection: fields.pack_fields(delivery, model, key)
             for connection, delivery in self._to_connections(server.deliveries(), asked).items()
         }
         # On disk before they are asked: who may have sent a report is known after any crash.
@@ -263,7 +262,7 @@ class DeviceFleet:
             except (ValueError, Refused) as wrong:
                 refused[asked[connection]] = str(wrong)
         if refused:
-            LOG.warning("“%s”: %d of %d answers were none, and are left out", kind, len(refused), len(answers))
+            LOG.warning("stage %s: discarded %d of %d malformed answers", kind, len(refused), len(answers))
             self._leave_out(kind, refused)
         self._watch(kind, taken, len(contents))
         return taken

@@ -21,12 +21,12 @@ from taciturn.errors import TaciturnError
 from taciturn.files import locked, write_atomically
 from taciturn.fleets.devices import fields
 
-FILE_NAME, LOCK = "diary.json", "diary.lock"
+FILE_NAME, LOCK = "participation.json", "participation.lock"
 AHEAD = 24 * 3600.0  # seconds by which a server's clock may be
 NOTHING = {"name": "", "uploads": [], "opted_out": False}
 
 
-class Rest(NamedTuple):
+class ParticipationLimits(NamedTuple):
     """How often a device may take part, all runs together."""
 
     hours: float  # since its last report
@@ -34,13 +34,13 @@ class Rest(NamedTuple):
     max_participations: int  # MaxP, in its life
 
 
-class DiaryDamaged(TaciturnError):
+class ParticipationRecordDamaged(TaciturnError):
     """The device cannot know when it took part, and so does not."""
 
 
-class Diary:
-    def __init__(self, folder: Path, rest: Rest) -> None:
-        self._folder, self._rest = folder, rest
+class ParticipationRecord:
+    def __init__(self, folder: Path, limits: ParticipationLimits) -> None:
+        self._folder, self._limits = folder, limits
         self._read()
 
     @property
@@ -81,20 +81,20 @@ class Diary:
     def rests_for(self) -> float:
         """Seconds until its own timer lets it take part again; none if it does already."""
         uploads = self.uploads
-        return max(0.0, uploads[-1]["at"] + 3600 * self._rest.hours - _now()) if uploads else 0.0
+        return max(0.0, uploads[-1]["at"] + 3600 * self._limits.hours - _now()) if uploads else 0.0
 
     def _why_not(self, content: dict, round: int) -> str | None:
         uploads = content["uploads"]
         if content["opted_out"]:
             return "its owner has opted out"
-        if uploads and _now() - uploads[-1]["at"] < 3600 * self._rest.hours:
-            return f"it rests for {self._rest.hours:g} hours after an upload"
-        if len(uploads) >= self._rest.max_participations:
+        if uploads and _now() - uploads[-1]["at"] < 3600 * self._limits.hours:
+            return f"it rests for {self._limits.hours:g} hours after an upload"
+        if len(uploads) >= self._limits.max_participations:
             return f"it took part {len(uploads)} times, as often as it may in all runs (fleet.lifetime_participations)"
         if uploads and round <= uploads[-1]["round"]:
             return "it reported to this round or a later one before, and reports to each once"
-        if uploads and round - uploads[-1]["round"] <= self._rest.min_separation:
-            return f"{self._rest.min_separation} rounds have to lie between this round and its last, and do not"
+        if uploads and round - uploads[-1]["round"] <= self._limits.min_separation:
+            return f"{self._limits.min_separation} rounds have to lie between this round and its last, and do not"
         return None
 
     def _read(self) -> dict:
@@ -109,7 +109,7 @@ class Diary:
                 "opted_out": bool(content["opted_out"]),
             }
         except (ValueError, KeyError, TypeError):
-            raise DiaryDamaged(
+            raise ParticipationRecordDamaged(
                 f"{path} is damaged: this device cannot know when it took part, and takes part no more"
             ) from None
 
@@ -118,7 +118,7 @@ class Diary:
 
 
 def opt_out(folder: Path) -> None:
-    """Whatever the diary says, or does not say any more."""
+    """Whatever the record says, or does not say any more."""
     with locked(folder / LOCK):
         try:
             content = json.loads((folder / FILE_NAME).read_text())

@@ -8,7 +8,6 @@ Numbers are those of connections. Which person sits at one is known to nobody he
 """
 
 import logging
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -20,13 +19,10 @@ from taciturn.progress import Progress
 LOG = logging.getLogger("taciturn.fleet")
 
 Handler = Callable[[str, bytes], bytes]  # on the device: kind of question and its content → answer
-Fault = Callable[[int, str, bytes], bytes | None]  # device, kind, answer → the answer that arrives, if any
 
 MOST_BYTES = 64 * 2**20  # of one answer: six times a report of 2.4 million parameters
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}  # where a connection may do without encryption
 LATE, GONE, FAILED, LARGE = "too late", "not connected", "failed", "too large"  # why an answer is missing
-
-
 MOST_AWAY = 24 * 3600.0  # seconds for which a device goes away at a time, whatever it is told
 
 
@@ -34,7 +30,7 @@ class LinkError(TaciturnError):
     """There is no wire, for a reason that a person can do something about."""
 
 
-class Later(Exception):
+class ComeBackLater(Exception):
     """Raised by a handler: its answer is empty, and the device goes away and comes back after so many seconds."""
 
     def __init__(self, seconds: float) -> None:
@@ -80,13 +76,14 @@ class Link(Protocol):
 
 
 def answer_of(handler: Handler, kind: str, content: bytes) -> bytes | None:
-    """On the device. What went wrong stays in its own log: the words of an exception may be those of its user. `Later` passes through."""
+    """On the device. What went wrong stays in its own log: the words of an exception may be those of its user. `ComeBackLater` passes
+    through."""
     try:
         answer = handler(kind, content)
         if not isinstance(answer, bytes):
             raise TypeError(f"an answer is bytes, and not {type(answer).__name__}")
         return answer
-    except Later:
+    except ComeBackLater:
         raise
     except Exception as error:
         LOG.warning("no answer to “%s”: %s: %s", kind, type(error).__name__, error)
@@ -94,118 +91,48 @@ def answer_of(handler: Handler, kind: str, content: bytes) -> bytes | None:
         return None
 
 
-def log_missing(kind: str, asked: int, missing: Mapping[int, str]) -> None:
-    """One line for all devices without an answer, by the reason. Which they were is for DEBUG alone."""
-    if missing:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(Counter(missing.values()).items()))
-        LOG.warning("“%s”: no answer from %d of %d devices (%s)", kind, len(missing), asked, reasons)
-        LOG.debug("“%s”: without an answer: %s", kind, dict(missing))
-
-
-class LocalLink:
-    """Devices in this process, each in a thread of its own: for tests, and for trying a fleet out without a network.
-
-    Every answer passes through `faults`, in the device's thread, which may change it, sleep until it is too late, or lose it (None).
-    What is lost is known here at once, so that a test of it need not wait.
-    """
-
-    def __init__(
-        self, handlers: Mapping[int, Handler], faults: tuple[Fault, ...] = (), most_bytes: int = MOST_BYTES
-    ) -> None:
-        self._faults, self._most_bytes = faults, most_bytes
-        self._devices: dict[int, _LocalDevice] = {}
-        for number, handler in handlers.items():
-            self.add(number, handler)
-
-    def add(self, number: int, handler: Handler) -> None:
-        """A new device; or the same after a restart, and then whatever it was working on is lost."""
-        self._devices[number] = _LocalDevice(handler)
-
-    def remove(self, number: int) -> None:
-        """Killed: it answers nothing any more, not even what it was asked before."""
-        self._devices.pop(number, None)
-
-    def devices(self) -> list[int]:
-        return sorted(number for number, device in self._devices.items() if device.back_at <= time.monotonic())
-
-    def ask(
-        self,
-        kind: str,
-        contents: Mapping[int, bytes],
-        seconds: float,
-        enough: int | None = None,
-        progress: Progress = lambda done, all: None,
-    ) -> dict[int, bytes]:
-        deadline = time.monotonic() + seconds
-        question, connected = _Question(kind, contents), set(self.devices())
-        for number in contents:
-            if number in connected:
-                threading.Thread(target=self._answer, args=(question, number), daemon=True).start()
-            else:
-                question.settle(number, GONE)
-        goal = len(contents) if enough is None else min(enough, len(contents))
-        shown = 0
-        with question.changed:
-            while True:
-                if len(question.answers) > shown:
-                    shown = len(question.answers)
-                    progress(shown, len(contents))
-                left = deadline - time.monotonic()
-                if shown >= goal or not question.open or left <= 0:
-                    break
-                question.changed.wait(left)
-            answers, missing = question.close()
-        log_missing(kind, len(contents), missing)
-        return answers
-
-    def _answer(self, question: "_Question", number: int) -> None:
-        device = self._devices.get(number)
-        if device is None:
-            return question.settle(number, GONE)
-        with device.busy:  # one question at a time, as a real one
-            try:
-                answer = answer_of(device.handler, question.kind, question.contents[number])
-            except Later as later:
-                answer, device.back_at = b"", time.monotonic() + later.seconds
-            for fault in self._faults:
-                answer = None if answer is None else fault(number, question.kind, answer)
-        if self._devices.get(number) is not device:
-            return question.settle(number, GONE)
-        if answer is None:
-            return question.settle(number, FAILED)
-        return question.settle(number, LARGE if len(answer) > self._most_bytes else answer)
-
-    def close(self) -> None:
-        self._devices.clear()
-
-
-class _LocalDevice:
-    def __init__(self, handler: Handler) -> None:
-        self.handler, self.busy, self.back_at = handler, threading.Lock(), 0.0
-
-
-class _Question:
-    """What came back so far. After `close` nothing more is taken."""
+class Question:
+    """What was asked, and what has come of it so far. Links say how they `wait`."""
 
     def __init__(self, kind: str, contents: Mapping[int, bytes]) -> None:
         self.kind, self.contents = kind, dict(contents)
         self.answers: dict[int, bytes] = {}
-        self.open = set(contents)
-        self._missing: dict[int, str] = {}
-        self.changed = threading.Condition()
+        self.missing: dict[int, str] = {}  # and why
+
+    @property
+    def settled(self) -> int:
+        return len(self.answers) + len(self.missing)
 
     def settle(self, number: int, outcome: bytes | str) -> None:
-        with self.changed:
-            if number in self.open:
-                self.open.discard(number)
-                if isinstance(outcome, bytes):
-                    self.answers[number] = outcome
-                else:
-                    self._missing[number] = outcome
-                self.changed.notify_all()
+        if number not in self.answers and number not in self.missing:
+            if isinstance(outcome, bytes):
+                self.answers[number] = outcome
+            else:
+                self.missing[number] = outcome
 
-    def close(self) -> tuple[dict[int, bytes], dict[int, str]]:
-        """The answers in the order of the questions, and why the others are missing."""
-        late, self.open = self.open, set()
-        answers = {number: self.answers[number] for number in self.contents if number in self.answers}
-        return answers, self._missing | dict.fromkeys(late, LATE)
+    def wait(self, until: float) -> None:
+        """For a while, or for something to come; never longer than until then."""
+        raise NotImplementedError
+
+    def wait_for_all(self, until: float, enough: int | None, progress: Progress) -> None:
+        """Until all (or `enough`) have answered, or it is too late."""
+        goal, shown = len(self.contents) if enough is None else enough, 0
+        while True:
+            if len(self.answers) > shown:
+                shown = len(self.answers)
+                progress(shown, len(self.contents))
+            if shown >= goal or self.settled == len(self.contents) or time.monotonic() >= until:
+                return
+            self.wait(until)
+
+    def result(self, why: str) -> dict[int, bytes]:
+        """The answers in the order of the questions; `why` is what others are missing for. One line is logged for all that are, by the
+        reason; which devices they were is for DEBUG alone."""
+        missing = {one: self.missing.get(one, why) for one in self.contents if one not in self.answers}
+        if missing:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(Counter(missing.values()).items()))
+            LOG.warning(
+                "“%s”: no answer from %d of %d devices (%s)", self.kind, len(missing), len(self.contents), reasons
+            )
+            LOG.debug("“%s”: without an answer: %s", self.kind, missing)
+        return {one: self.answers[one] for one in self.contents if one in self.answers}

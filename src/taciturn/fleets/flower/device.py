@@ -42,8 +42,8 @@ from taciturn.fleets.devices.transport import (
     LOG,
     LOOPBACK,
     MOST_BYTES,
+    ComeBackLater,
     Handler,
-    Later,
     LinkError,
     answer_of,
 )
@@ -82,7 +82,7 @@ def run_device(
                 device.join()
                 wait, told = RETRY_SECONDS[0], ""
                 device.serve(handler, stop)
-            except Later as later:
+            except ComeBackLater as later:
                 LOG.info("not needed for now: %s", later)
                 stop.wait(LINGER_SECONDS)
                 device.leave()
@@ -151,10 +151,10 @@ class _Device:
         except (EnvelopeRefused, httpx.HTTPStatusError) as error:
             LOG.info("a question was withdrawn: %s", error)
             return
-        away: Later | None = None
+        away: ComeBackLater | None = None
         try:
             answer = answer_of(handler, question.group_id, content)
-        except Later as later:
+        except ComeBackLater as later:
             answer, away = b"", later
         if answer is not None and len(answer) > MOST_BYTES:
             LOG.warning(

@@ -8,7 +8,7 @@ from typing import TypeVar
 import httpx
 from flwr.supercore.control.control_http_client import ControlHttpClient
 
-from taciturn.fleets.devices.transport import GONE, LATE, LOG, LinkError, log_missing
+from taciturn.fleets.devices.transport import GONE, LATE, LOG, LinkError, Question
 from taciturn.fleets.flower.child import SuperLink
 from taciturn.fleets.flower.questions import Arrival, Run, in_words
 from taciturn.progress import Progress
@@ -43,23 +43,15 @@ class FlowerLink:
         if not contents or seconds <= 0:
             return {}
         with self._asking:
-            question = self._on_a_run(lambda run: _Question(run, run.send(kind, contents, seconds), self._most_bytes))
-            goal = len(contents) if enough is None else enough
+            question = self._on_a_run(lambda run: _Question(kind, contents, run, seconds, self._most_bytes))
             try:
                 self._discard_late(question.run)
-                while question.open and len(question.answers) < goal and time.monotonic() < deadline:
-                    if question.look():
-                        progress(len(question.answers), len(contents))
-                    else:
-                        time.sleep(min(POLL_SECONDS, max(0.0, deadline - time.monotonic())))
+                question.wait_for_all(deadline, enough, progress)
                 self._late |= dict.fromkeys(question.withdraw(), deadline)
             except httpx.HTTPError as error:
                 LOG.warning("the link to the devices broke while they were at work: %s", in_words(error))
                 self.close()
-        missing = dict.fromkeys(contents, GONE) | question.missing
-        answers = {number: question.answers[number] for number in contents if number in question.answers}
-        log_missing(kind, len(contents), {number: why for number, why in missing.items() if number not in answers})
-        return answers
+        return question.result(GONE)
 
     def close(self) -> None:
         run, self._run = self._run, None
@@ -95,43 +87,41 @@ class FlowerLink:
         raise AssertionError
 
 
-class _Question:
-    """What was asked of whom, and what has come of it."""
-
-    def __init__(self, run: Run, sent: dict[str, int], most_bytes: int) -> None:
-        self.run, self._sent, self._most_bytes = run, sent, most_bytes
-        self.open = dict(sent)  # by the id of the message
-        self.answers: dict[int, bytes] = {}
-        self.missing: dict[int, str] = {}
+class _Question(Question):
+    def __init__(self, kind: str, contents: Mapping[int, bytes], run: Run, seconds: float, most_bytes: int) -> None:
+        super().__init__(kind, contents)
+        self.run, self._sent, self._most_bytes = run, run.send(kind, contents, seconds), most_bytes
+        self.open = dict(self._sent)  # by the id of the message
+        for number in contents.keys() - self._sent.values():
+            self.settle(number, GONE)
         self._arrivals: dict[str, Arrival] = {}
 
-    def look(self) -> bool:
-        """Take what has come since; whether an answer was among it."""
+    def wait(self, until: float) -> None:
+        if not self._look():
+            time.sleep(min(POLL_SECONDS, max(0.0, until - time.monotonic())))
+
+    def _look(self) -> bool:
+        """Whether an answer was among what has come."""
         before = len(self.answers)
         waiting = self.open.keys() - self._arrivals.keys()
         for message_id, reply in self.run.replies(waiting) if waiting else ():
             if isinstance(reply, Arrival):
                 self._arrivals[message_id] = reply
             else:
-                self.missing[self.open.pop(message_id)] = reply
+                self.settle(self.open.pop(message_id), reply)
         for message_id, arrival in list(self._arrivals.items()):
             content = self.run.fetch(arrival, self._most_bytes)
             if content is not None:
                 del self._arrivals[message_id]
-                self._settle(self.open.pop(message_id), content)
+                self.settle(self.open.pop(message_id), content)
         return len(self.answers) > before
 
     def withdraw(self) -> list[str]:
         """Free what the question takes; a device that has not fetched it yet never will. Those that may still be answered, in vain."""
-        self.missing |= dict.fromkeys(self.open.values(), LATE)
+        for number in self.open.values():
+            self.settle(number, LATE)
         for message_id in self._sent:
             self.run.forget(message_id)
         for arrival in self._arrivals.values():
             self.run.forget(arrival.tree.object_id)
         return [message_id for message_id in self.open if message_id not in self._arrivals]
-
-    def _settle(self, number: int, content: bytes | str) -> None:
-        if isinstance(content, bytes):
-            self.answers[number] = content
-        else:
-            self.missing[number] = content

@@ -112,7 +112,7 @@ class FlowerServer:
 
 def _listen(host: str, port: int) -> socket.socket:
     if not 0 <= port < 2**16:  # the system would take the rest of the division
-        raise LinkError(f"the server cannot listen on port {port}: there are 65535")
+        raise LinkError(f"port {port} is out of range (0–65535)")
     deadline = time.monotonic() + FREE_SECONDS
     while True:
         try:

@@ -23,11 +23,12 @@ MOST_SIGNATURE_BYTES = 255
 
 
 class Terms(NamedTuple):
-    """What everybody in a round has to agree on. Every signature and key of the round depends on all of it."""
+    """What everybody in a round has to agree on. Every signature and key of the round depends on all of it. Server
+    and devices each make theirs before the first round, from recipe and list of devices; a round adds the first two."""
 
     round: bytes  # a name that no attempt at any round ever has again
-    message: bytes  # hash of what devices are given to train on: run, round, model, clip norm (wire.message_hash)
-    fingerprint: bytes  # of the recipe
+    message: bytes  # hash of what devices are given to train on: run, round, model, clip norm (fields.message_hash)
+    fingerprint: bytes  # of recipe, words and list of devices
     modulus_bits: int  # reports are added modulo 2 to this
     length: int  # coordinates in a report
     dropouts: float  # the share of devices that may drop out after they advertised

@@ -8,27 +8,25 @@ from pathlib import Path
 import numpy as np
 
 from taciturn.audit import audit_users, planting
-from taciturn.audit.audit_users import Seen
+from taciturn.audit.audit_users import AuditScores
 from taciturn.audit.canaries import Canary, load_canaries
 from taciturn.audit.matched_filter import as_columns, filters, noise_rows
 from taciturn.audit.one_run import Audit, audited
-from taciturn.audit.secret_sharer import REFERENCES, Finding, measure
-from taciturn.data.population import HeldOutUsers
-from taciturn.evaluation.accuracy import Scores, evaluate
-from taciturn.export.word_model import load_word_model
+from taciturn.audit.secret_sharer import Finding, measure
+from taciturn.core import WordModel
+from taciturn.data.vocabulary import DataError, Vocabulary
+from taciturn.evaluation.accuracy import Scores
 from taciturn.privacy.accounting import gaussian_epsilon
 from taciturn.privacy.ledger import Guarantee
 from taciturn.privacy.sensitivity import segments
 from taciturn.progress import Progress
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
-from taciturn.runs.finished import guarantee_of
-from taciturn.runs.folder import RunError, recipe_of
 
 
 @dataclass(frozen=True)
-class Remembered:
-    """Of canaries."""
+class CanaryResults:
+    """What the model memorised of each planted canary."""
 
     findings: list[Finding]
     seen: dict[Canary, float]  # how often the training met each, as was to be expected; local epochs not counted
@@ -44,8 +42,8 @@ class Remembered:
 
 
 @dataclass(frozen=True)
-class Attacked:
-    """Of audit users: whether they can be told apart better than is claimed."""
+class MembershipResults:
+    """How well audit users who took part can be told from those who did not, beside what is claimed."""
 
     audit: Audit
     delta: float
@@ -66,9 +64,22 @@ def rows_of_noise(recipe: Recipe) -> np.ndarray:
     return noise_rows(recipe.noise, lengths, recipe.privacy.strategy)
 
 
-def attacked(folder: Path, recipe: Recipe) -> Attacked:
-    """The scores of a run's audit users, by the best attack on all that it released."""
-    seen, multiplier = Seen(folder), recipe.privacy.noise_multiplier
+def canary_results(
+    folder: Path, model: WordModel, vocabulary: Vocabulary, releases: int, references: int, progress: Progress
+) -> CanaryResults | None:
+    """The canaries of a run, if it has any, looked for in its model after so many releases."""
+    if not (folder / planting.FILE_NAME).exists():
+        return None
+    seen = load_canaries(folder / planting.FILE_NAME, vocabulary)
+    findings = measure(model, vocabulary, list(seen), references, progress=progress)
+    return CanaryResults(findings, {canary: often * releases for canary, often in seen.items()})
+
+
+def membership_results(folder: Path, recipe: Recipe) -> MembershipResults | None:
+    """The scores of a run's audit users, if it has any, by the best attack on all that it released."""
+    if not (folder / audit_users.FILE_NAME).exists():
+        return None
+    seen, multiplier = AuditScores(folder), recipe.privacy.noise_multiplier
     assert multiplier  # worked out before the run began
     turns = as_columns(recipe.run.rounds, seen.patterns)[seen.rounds]
     by_pattern, apart = filters(rows_of_noise(recipe)[seen.rows], turns, multiplier, seen.bystanders)
@@ -79,43 +90,22 @@ def attacked(folder: Path, recipe: Recipe) -> Attacked:
     try:
         found = audited(scores, mu, included)
     except ValueError as error:
-        raise RunError(f"{folder} cannot be audited: {error}") from None
+        raise DataError(f"{folder} cannot be audited: {error}") from None
     participation, whole = build.participation(recipe), None
     if participation.limits and not participation.sampled_by_curator:
         squared = build.noise(recipe, multiplier).strategy.sensitivity_squared(len(seen.rows), *participation.limits)
         whole = math.sqrt(squared) / multiplier
-    return Attacked(found, recipe.delta, max(map(len, seen.patterns)), whole, scores, mu, included)
+    return MembershipResults(found, recipe.delta, max(map(len, seen.patterns)), whole, scores, mu, included)
 
 
 @dataclass(frozen=True)
-class Page:
+class AuditReport:
+    """All that can be said about a run from outside."""
+
     guarantee: Guarantee
     scores: Scores  # on held-out users: a model that learned nothing remembers nothing
-    remembered: Remembered | None
-    attacked: Attacked | None
-
-
-def page(folder: Path, references: int = REFERENCES, progress: Progress = lambda done, all: None) -> Page:
-    """All that can be said about a run; a RunError if it was trained with nothing to audit it by."""
-    has_canaries, has_users = (folder / planting.FILE_NAME).exists(), (folder / audit_users.FILE_NAME).exists()
-    if not has_canaries and not has_users:
-        raise RunError(
-            f"nothing was put into {folder} to audit it by: train with --audit 1000 (users of random directions), or with [canaries] "
-            "text = a folder of public text (shared secrets), and look then"
-        )
-    loaded, recipe = load_word_model(folder), recipe_of(folder)
-    guarantee = guarantee_of(loaded)
-    network = build.language_model(recipe.model, len(loaded.vocabulary))
-    people = HeldOutUsers(build.population(recipe).folder)
-    people.check_enough()
-    scores = evaluate(network, loaded.params, people.texts, build.evaluation_cut(recipe, loaded.vocabulary))
-    remembered = None
-    if has_canaries:
-        seen = load_canaries(folder / planting.FILE_NAME, loaded.vocabulary)
-        findings = measure(loaded.model, loaded.vocabulary, list(seen), references, progress=progress)
-        in_all = {canary: often * guarantee.releases for canary, often in seen.items()}
-        remembered = Remembered(findings, in_all)
-    return Page(guarantee, scores, remembered, attacked(folder, recipe) if has_users else None)
+    canaries: CanaryResults | None
+    membership: MembershipResults | None
 
 
 def rank_text(rank: int) -> str:

@@ -1,0 +1,58 @@
+"""Every kind of model, in one table: how a recipe's settings become it, how it goes word by word, and as what it can leave.
+
+A kind of one's own is a row like the others. Registered before a recipe names it, it is trained, saved, resumed, exported and audited
+as these are; without a stepper of its own it goes word by word as any model can, and leaves as n-grams:
+
+    register("bag-of-words", ModelKind(bag_of_words, settings=("width",)))  # bag_of_words(vocabulary, width) → LanguageModel
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from taciturn.core import LanguageModel
+from taciturn.models import cifg, deep_lstm, gru, lstm
+from taciturn.models.stepping import Stepper, Windowed, recurrent
+from taciturn.models.transformer import transformer
+
+
+class ModelKind(NamedTuple):
+    network: Callable[..., LanguageModel]  # of a number of words, and of
+    settings: tuple[str, ...]  # those of a recipe's [model] that it has, and `product`, the type of its matrix products
+    stepper: Stepper = (
+        Windowed  # for typing and sampling: `stepping.recurrent`, which can leave as ONNX, or a subclass of `Windowed`
+    )
+    javascript_cell: str | None = None  # in export/runtime/runtime.js; None: it cannot leave as a script
+
+    def build(self, vocabulary: int, given: Mapping[str, Any]) -> LanguageModel:
+        """What is not given is the network's own default."""
+        known = {name: given[name] for name in self.settings if given.get(name) is not None}
+        return self.network(vocabulary, **known)
+
+
+KINDS = {
+    "lstm": ModelKind(lstm.lstm, ("width", "units", "dropout_rate", "product"), recurrent(lstm.cell), "lstm"),
+    "cifg": ModelKind(cifg.cifg, ("width", "units", "tied", "dropout_rate", "product"), recurrent(cifg.cell), "cifg"),
+    "gru": ModelKind(gru.gru, ("width", "units", "dropout_rate", "product"), recurrent(gru.cell), "gru"),
+    "transformer": ModelKind(transformer, ("width", "layers", "heads", "dropout_rate")),
+    "deep-lstm": ModelKind(
+        deep_lstm.deep_lstm,
+        ("width", "units", "layers", "tied", "dropout_rate", "variational", "product"),
+        deep_lstm.Stacked,
+    ),
+}
+
+
+def register(kind: str, model: ModelKind) -> None:
+    """Add a kind of one's own. A name that is taken is refused, or a file would not say what it holds."""
+    if kind in (*KINDS, "ngram"):
+        raise ValueError(f"there is a model kind {kind!r} already; choose another name for yours")
+    KINDS[kind] = model
+
+
+def model_kind(kind: str) -> ModelKind:
+    if kind not in KINDS:
+        raise ValueError(
+            f"there is no model kind {kind!r}; known are {', '.join(KINDS)}, and those that your program registers first "
+            "(taciturn.models.registry.register)"
+        )
+    return KINDS[kind]

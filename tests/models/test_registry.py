@@ -1,0 +1,88 @@
+"""A kind of model that is not in the package: trained from a recipe, saved, resumed, exported and audited like those that are."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from conftest import Cut, cut_at, tiny_recipe
+from taciturn.audit.report import membership_results
+from taciturn.core import BEGIN, LanguageModel
+from taciturn.export.formats import Distilling
+from taciturn.export.word_model import load_word_model
+from taciturn.models import registry
+from taciturn.models.layers import dense, embedding
+from taciturn.models.registry import ModelKind, model_kind, register
+from taciturn.recipe.sections import Model
+from taciturn.recipe.text import RecipeError, model_settings
+from taciturn.release.gate import ExportRefused
+from taciturn.release.model_file import ModelCard, ModelFileError, save_model
+from taciturn.runs.finished import evaluate_run, export_run
+from taciturn.runs.folder import recipe_of
+from taciturn.runs.run import resume_run, train_run
+
+
+def last_word(vocabulary: int, width: int) -> LanguageModel:
+    """Knows the last word, and no other."""
+
+    def init(key):
+        keys = jax.random.split(key)
+        return {
+            "embedding": embedding(keys[0], (vocabulary, width)),
+            "turned": dense(keys[1], (width, width)),
+            "word_bias": jnp.zeros(vocabulary),
+        }
+
+    return LanguageModel(
+        init,
+        lambda params, tokens, key: params["embedding"][tokens] @ params["turned"],
+        lambda params: (params["embedding"], params["word_bias"]),
+    )
+
+
+@pytest.fixture
+def own_kind(monkeypatch):
+    monkeypatch.setattr(registry, "KINDS", dict(registry.KINDS))
+    register("last-word", ModelKind(last_word, settings=("width",)))
+    return "last-word"
+
+
+def test_a_recipe_takes_a_kind_of_one_s_own_once_it_is_registered(own_kind):
+    assert model_settings([f"kind={own_kind}"]).kind == own_kind
+    with pytest.raises(RecipeError, match=r"kind: there is no model kind 'lats-word'; known are lstm, .*, last-word"):
+        model_settings(["kind=lats-word"])
+
+
+@pytest.mark.parametrize("taken", ["cifg", "ngram", "last-word"])
+def test_a_name_stands_for_one_kind(own_kind, taken):
+    with pytest.raises(ValueError, match="already"):
+        register(taken, model_kind(own_kind))
+
+
+def test_without_registration_a_kind_is_unknown():
+    with pytest.raises(ValueError, match="no model kind 'last-word'"):
+        Model(kind="last-word")
+
+
+def test_it_is_trained_resumed_measured_exported_and_audited(own_kind, population, tmp_path):
+    recipe = tiny_recipe(population, model={"kind": own_kind, "units": None}, audit={"users": 48})
+    with pytest.raises(Cut):
+        train_run(recipe, tmp_path / "run", cut_at(3))
+    resume_run(tmp_path / "run", lambda done, rounds, row: None)
+    found = membership_results(tmp_path / "run", recipe_of(tmp_path / "run"))
+    assert found
+    assert found.scores.size
+    assert evaluate_run(tmp_path / "run").scores["loss"].value > 0
+    few = Distilling(words=16_000, entries=500)
+    assert export_run(tmp_path / "run", tmp_path / "arpa", "arpa", distilling=few).check
+    with pytest.raises(ExportRefused, match="--to arpa"):
+        export_run(tmp_path / "run", tmp_path / "onnx", "onnx")
+    export_run(tmp_path / "run", tmp_path / "model")
+    assert load_word_model(tmp_path / "model").model.start() == (BEGIN,)
+
+
+def test_a_file_of_a_kind_that_was_never_registered_is_refused_in_a_sentence(vocabulary, tmp_path):
+    card = ModelCard({"kind": "last-word"}, vocabulary.words, vocabulary.about)
+    save_model(tmp_path / "model.safetensors", {"embedding": np.zeros((1, 1))}, card)
+    with pytest.raises(ModelFileError, match="no model kind 'last-word'"):
+        _ = load_word_model(tmp_path).model
