@@ -35,11 +35,10 @@ def bench(
 
     from taciturn.bench.round_speed import measure
 
-    on_cpu = jax.devices()[0].platform == "cpu"
-    users = users or (20 if on_cpu else 1000)
-    precision = precision or ("float32" if on_cpu else "mixed")
+    usual_users, usual_precision = (20, "float32") if jax.devices()[0].platform == "cpu" else (1000, "mixed")
     with console.status("") as status:
-        speeds = measure(users, rounds, precision, torch_python if against else None, status.update)
+        torch = torch_python if against else None
+        speeds = measure(users or usual_users, rounds, precision or usual_precision, torch, status.update)
     if json_:
         print(speeds.to_json())
     else:

@@ -34,7 +34,7 @@ Sources = Annotated[
 ]
 Words = Annotated[
     str,
-    typer.Option(help="how many words of the public wordfreq list; or a public corpus, population or run with words"),
+    typer.Option(help="words from the public wordfreq list; or a corpus, population or run whose words to take"),
 ]
 Language = Annotated[str, typer.Option(help="of the word list: en, es, de, ru, hi … (wordfreq has 42)")]
 

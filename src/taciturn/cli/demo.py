@@ -38,11 +38,10 @@ def demo(out: Annotated[Path, typer.Option(help="folder for all that it makes")]
         f"Public text: {corpus.source}\n"
         f"Words:       {WORDS:,}, from the public list of wordfreq\n"
     )
-    recipe, warm_start = private_recipe(population.folder, folder / "warm-start"), folder / "warm-start"
+    warm_start, schedule = folder / "warm-start", Schedule(epochs=2)
+    recipe = private_recipe(population.folder, warm_start)
     with bar("warm start", "steps") as show:
-        pretrained(
-            corpus, recipe.model, Schedule(epochs=2), warm_start, lambda done, all, _: show(done, all, "public text")
-        )
+        pretrained(corpus, recipe.model, schedule, warm_start, lambda done, all, _: show(done, all, "public text"))
     with training_bar("private") as show:
         private = train_run(recipe, folder / "private", show)
     with training_bar("non-private") as show:

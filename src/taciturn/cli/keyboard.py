@@ -8,6 +8,7 @@ import typer
 
 from taciturn.cli.export import Blocklist
 from taciturn.cli.output import comparison, console, group, stages
+from taciturn.data.columns import Columns
 from taciturn.files import to_json
 from taciturn.names import Smoothing
 
@@ -73,7 +74,7 @@ def evaluate(
         Path, typer.Argument(help="a run, a pretrained or personal model, counted n-grams (folders), or an .arpa file")
     ],
     text: Annotated[
-        list[Path], typer.Option(help="files of (user, text), as for `data build`; or sotu, for the demonstration's")
+        list[Path], typer.Option(help="files of (user, text), as for `data build`; may be repeated; or sotu (speeches)")
     ],
     other: Annotated[Path | None, typer.Argument(help="a second one, to compare with the first")] = None,
     history: Annotated[
@@ -92,7 +93,6 @@ def evaluate(
 
     Example: taciturn keyboard evaluate runs/first baselines/kneser-ney --text blogs.parquet
     """
-    from taciturn.data.columns import Columns
     from taciturn.data.sources import Source
     from taciturn.runs.typing import simulate_typing
 

@@ -102,6 +102,7 @@ def export(population: Folder, file: Annotated[Path, typer.Argument(help="JSON f
 
     events = to_json(events_for_others(_opened(population)), indent=1, ensure_ascii=False)
     file.write_text(events + "\n", encoding="utf-8")
+    console.print(f"{file}: what every run cost, as events of dp-accounting", soft_wrap=True)
 
 
 @ledger_app.command()
@@ -111,8 +112,7 @@ def budget(
         float, typer.Option(help="that all runs together may cost, whatever they release and in which order")
     ],
     delta: Annotated[
-        float | None,
-        typer.Option(help="at which (default: the budget's before, or the smallest of the runs', or 1e-10)"),
+        float | None, typer.Option(help="at which (default: the budget's before, or the runs' smallest, or 1e-10)")
     ] = None,
 ) -> None:
     """Fix a budget for all runs on these people together. It is only ever lowered.

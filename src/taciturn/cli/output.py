@@ -34,7 +34,7 @@ SPECS = {"loss": ".2f", "perplexity": ".2f", "words_per_minute": ".1f"}  # all o
 
 
 def group(name: str, help: str, example: str) -> typer.Typer:
-    """Of commands, which explains itself when it is named alone."""
+    """A group of commands, which prints its help when it is called alone."""
     return typer.Typer(name=name, help=f"{help}\n\nExample: {example}", no_args_is_help=True)
 
 
@@ -48,8 +48,7 @@ def table(*columns: str, title: str | None = None, left: Sequence[str] = ()) -> 
 
 def comparison(names: Mapping[str, str], measured: "Sequence[Sums]") -> Table:
     """One model's metrics with their intervals, or those of two and the relative change, bold where the interval excludes no change."""
-    columns = ("value ± 95 %",) if len(measured) == 1 else ("A ± 95 %", "B ± 95 %", "B over A, relative")
-    made = table("", *columns)
+    made = table("", *(["value ± 95 %"] if len(measured) == 1 else ["A ± 95 %", "B ± 95 %", "B over A, relative"]))
     for metric, name in names.items():
         cells, style = [interval_text(metric, one[metric]) for one in measured], None
         if len(measured) == 2:
