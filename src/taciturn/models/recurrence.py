@@ -30,9 +30,7 @@ def recurrence(
     product: DTypeLike = jnp.float32,
 ) -> jax.Array:
     """Run a cell from a zero state. x [length, batch, gates] → what it feeds back, [length, batch, width]."""
-    if projection is None:
-        return _plain(cell, units, product, x, recurrent)
-    return _projected(cell, units, product, x, recurrent, projection)
+    return _run(cell, units, product, x, recurrent, projection)
 
 
 def _scan(cell: Cell, units: int, product, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None):
@@ -79,38 +77,19 @@ def _flat(values: jax.Array) -> jax.Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _plain(cell, units, product, x, recurrent):
-    return _scan(cell, units, product, x, recurrent, None)[0]
-
-
-def _plain_forward(cell, units, product, x, recurrent):
-    fed_back, saved = _scan(cell, units, product, x, recurrent, None)
-    return fed_back, (saved, fed_back, recurrent)
-
-
-def _plain_backward(cell, units, product, residuals, gradient):
-    del units
-    saved, fed_back, recurrent = residuals
-    return _backward(cell, product, saved, fed_back, recurrent, None, gradient)[:2]
-
-
-_plain.defvjp(_plain_forward, _plain_backward)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _projected(cell, units, product, x, recurrent, projection):
+def _run(cell, units, product, x, recurrent, projection):
     return _scan(cell, units, product, x, recurrent, projection)[0]
 
 
-def _projected_forward(cell, units, product, x, recurrent, projection):
+def _forward(cell, units, product, x, recurrent, projection):
     fed_back, saved = _scan(cell, units, product, x, recurrent, projection)
     return fed_back, (saved, fed_back, recurrent, projection)
 
 
-def _projected_backward(cell, units, product, residuals, gradient):
+def _back(cell, units, product, residuals, gradient):
     del units
     saved, fed_back, recurrent, projection = residuals
     return _backward(cell, product, saved, fed_back, recurrent, projection, gradient)
 
 
-_projected.defvjp(_projected_forward, _projected_backward)
+_run.defvjp(_forward, _back)
