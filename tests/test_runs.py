@@ -19,7 +19,7 @@ from taciturn.data.population import HeldOutUsers, PopulationError, build_popula
 from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.files import FolderExists
-from taciturn.population_ledger import open_ledger
+from taciturn.populations import open_ledger
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget
 from taciturn.privacy.ledger import Ledger

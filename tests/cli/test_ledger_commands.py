@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from taciturn.cli import app
 from taciturn.data.population import Population
-from taciturn.population_ledger import open_ledger
+from taciturn.populations import open_ledger
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget
 from taciturn.privacy.ledger import LedgerError

@@ -27,7 +27,7 @@ from taciturn.data.texts import Texts, TextWriter
 from taciturn.data.users import position
 from taciturn.data.vocabulary import DataError
 from taciturn.files import FolderExists
-from taciturn.population_ledger import open_ledger
+from taciturn.populations import open_ledger
 from taciturn.privacy.ledger import LedgerError
 
 

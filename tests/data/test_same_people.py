@@ -20,7 +20,7 @@ from taciturn.data.population import (
     remembered_opt_outs,
 )
 from taciturn.data.vocabulary import DataError
-from taciturn.population_ledger import adopt_ledger, open_ledger
+from taciturn.populations import adopt_ledger, open_ledger
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget
 from taciturn.privacy.ledger import LedgerError

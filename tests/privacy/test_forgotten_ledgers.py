@@ -10,7 +10,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
 from conftest import copied_ledger, made_up_users
 from taciturn.data.population import NamedLedger, Population, PopulationError, build_population
-from taciturn.population_ledger import adopt_ledger, open_ledger
+from taciturn.populations import adopt_ledger, open_ledger
 from taciturn.privacy import chain
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget

@@ -123,7 +123,7 @@ def _ingest(
     source: "Source", out: Path, rules: "Rules", exclude: Path | None, shard_tokens: int, same_people_as: Path | None
 ) -> None:
     from taciturn.data.ingest import ingest
-    from taciturn.population_ledger import open_ledger
+    from taciturn.populations import open_ledger
 
     listed = listed_users(exclude) if exclude else []
     if same_people_as:

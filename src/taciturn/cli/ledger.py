@@ -23,7 +23,7 @@ ledger_app = group(
 
 
 def _opened(folder: Path) -> "Ledger":
-    from taciturn.population_ledger import open_ledger
+    from taciturn.populations import open_ledger
 
     return open_ledger(Population(folder))
 
@@ -169,7 +169,7 @@ def adopt(
 
     Example: taciturn ledger adopt restored/people
     """
-    from taciturn.population_ledger import adopt_ledger
+    from taciturn.populations import adopt_ledger
 
     book, retired = adopt_ledger(population, same_people_as)
     there = f"{retired} is retired" if retired else "no other copy was found; if there is one, delete it"

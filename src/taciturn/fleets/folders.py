@@ -38,7 +38,7 @@ from taciturn.fleets.flower.authority import (
     make_authority,
 )
 from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
-from taciturn.population_ledger import open_ledger
+from taciturn.populations import open_ledger
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.solve import with_noise

@@ -19,7 +19,7 @@ from taciturn.evaluation.head_words import head_words
 from taciturn.export.formats import Exported, export_model
 from taciturn.export.word_model import COUNTED_ON, LoadedModel, load_word_model
 from taciturn.names import ExportFormat
-from taciturn.population_ledger import open_ledger
+from taciturn.populations import open_ledger
 from taciturn.privacy.ledger import Guarantee, Row
 from taciturn.recipe import build
 from taciturn.recipe.sections import ModelSection

@@ -20,7 +20,7 @@ from taciturn.export.word_model import COUNTED_ON
 from taciturn.files import check_new_folder, new_folder, write_atomically
 from taciturn.models.ngram import NGram, katz, kneser_ney
 from taciturn.names import Smoothing
-from taciturn.population_ledger import open_ledger
+from taciturn.populations import open_ledger
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget
 from taciturn.privacy.ledger import Guarantee

@@ -22,7 +22,7 @@ from taciturn.evaluation.accuracy import Scores, evaluate
 from taciturn.fleets import assemble
 from taciturn.fleets.devices.fleet import Connected
 from taciturn.fleets.simulation.many_hosts import announced
-from taciturn.population_ledger import open_ledger
+from taciturn.populations import open_ledger
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.figures import delta_text

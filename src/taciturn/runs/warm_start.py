@@ -8,7 +8,7 @@ from dp_accounting import DpEvent
 from taciturn.core import Params
 from taciturn.data.population import check_strangers
 from taciturn.data.vocabulary import Vocabulary
-from taciturn.population_ledger import open_ledger
+from taciturn.populations import open_ledger
 from taciturn.privacy.ledger import Ledger
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
