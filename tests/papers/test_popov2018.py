@@ -5,7 +5,6 @@ import math
 import jax
 import numpy as np
 import pytest
-from taciturn.cli.tails import tails
 
 from conftest import tiny_recipe
 from taciturn.audit.likelihood_tails import (
@@ -16,6 +15,7 @@ from taciturn.audit.likelihood_tails import (
     log_ratios,
     tail,
 )
+from taciturn.cli.audit import tails
 from taciturn.models.cifg import cifg
 from taciturn.runs.folder import RunError
 from taciturn.runs.loop import train_run
