@@ -74,7 +74,7 @@ COMPATIBLE = (
     Pairing("privacy.encoding", "privacy.clipping", {"modular": CONSTANT}, "residues take a clip norm that does not adapt"),
     Pairing("privacy.encoding", "privacy.estimator", {"modular": ("fixed",)}, "a sum of residues does not say its weight"),
     Pairing("algorithm", "privacy.encoding", dict.fromkeys(NOT_PRIVATE, ("integer",)),
-            "residues stand for updates that are clipped, and without privacy updates are added as they are"),
+            "residues stand for clipped updates, and a run without privacy adds them as they are"),
     Pairing("algorithm", "participation.kind",
             {"dp-fedavg": ("poisson", "fixed"), "dp-fedsgd": ("poisson", "fixed"), "dp-ftrl": ("min-separation", "cyclic-poisson")},
             "its privacy is proved for such cohorts alone"),
