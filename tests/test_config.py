@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import tiny_recipe
+from harness import tiny_recipe
 from taciturn.recipe.text import RecipeError, load_recipe, model_settings, parse_recipe, reference, save_recipe
 
 ROOT = Path(__file__).parents[1]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conftest import tiny_recipe
+from harness import tiny_recipe
 from taciturn import trees
 from taciturn.core import Message, UserData
 from taciturn.data.layout import Layout, Unrolls

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conftest import tiny_recipe
+from harness import tiny_recipe
 from taciturn import trees
 from taciturn.core import Message, Report
 from taciturn.fleets.simulation.synthetic_users import WithSyntheticUsers, by_coins

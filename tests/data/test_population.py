@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from conftest import made_up_users
+from harness import made_up_users
 from taciturn.core import END
 from taciturn.data.population import (
     COUNTS,

@@ -7,7 +7,7 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from typer.testing import CliRunner
 
-from conftest import made_up_users, tiny_recipe
+from harness import made_up_users, quietly, tiny_recipe
 from taciturn.cli import app
 from taciturn.data.population import (
     LEAST_HELD_OUT,
@@ -30,10 +30,6 @@ from taciturn.runs.run import train_run
 from taciturn.runs.warm_start import load_warm_start
 
 TEXT = "the quick messages that people write to each other every day are not long"
-
-
-def quietly(*_):
-    pass
 
 
 def run_cli(*arguments):

@@ -4,7 +4,8 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from conftest import build_population, made_up_users, tiny_recipe
+from harness import made_up_users, tiny_recipe
+from taciturn.data.population import build_population
 from taciturn.fleets import assemble
 from taciturn.fleets.devices.fleet import Connected
 from taciturn.fleets.devices.transport import LocalLink

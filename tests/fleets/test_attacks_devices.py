@@ -17,7 +17,7 @@ import pytest
 from fleet_of_devices import FleetOfDevices, fleet_recipe
 from releases import Releases
 
-from conftest import Cut, cut_at
+from harness import Cut, cut_at, quietly
 from taciturn import trees
 from taciturn.fleets import assemble, folders
 from taciturn.fleets.devices import fields
@@ -41,10 +41,6 @@ TWO_ROUNDS = {"rounds": 2, "evaluate_every": 2, "save_every": 1}
 LONG = {"rounds": 4, "evaluate_every": 4, "save_every": 4}
 STEP = 23  # moments between those that are tried; with 1 it takes minutes
 TIRELESS = Rest(0.0, 0, 99)
-
-
-def quietly(done, rounds, row):
-    pass
 
 
 @pytest.fixture

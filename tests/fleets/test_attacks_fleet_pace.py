@@ -13,7 +13,7 @@ import pytest
 from fleet_of_devices import FleetOfDevices
 from releases import Releases
 
-from conftest import Cut, cut_at
+from harness import Cut, cut_at, quietly
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices import fleet as device_fleet
 from taciturn.fleets.devices import participation_record as diaries
@@ -27,12 +27,10 @@ from taciturn.recipe import build
 from taciturn.recipe.text import RecipeError
 from taciturn.runs.run import resume_run, train_run
 
+pytestmark = pytest.mark.compiled_quickly
+
 ONE_ROUND = {"rounds": 1, "evaluate_every": 1}
 TWO_ROUNDS = {"rounds": 2, "evaluate_every": 2, "save_every": 1}
-
-
-def quietly(done, rounds, row):
-    pass
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from fleet_of_devices import FleetOfDevices
 
-from conftest import Cut, cut_at
+from harness import Cut, cut_at, quietly
 from taciturn.core import FailedRound, Message
 from taciturn.fleets import assemble
 from taciturn.fleets.devices import fields
@@ -352,7 +352,7 @@ def test_separation_timer_and_cap_count_over_all_runs(liar, run, monkeypatch):
 
 
 def test_a_second_run_with_devices_that_gave_all_they_may_finds_none(tmp_path, vocabulary):
-    one_round, quietly = {"rounds": 1, "evaluate_every": 1}, lambda done, rounds, row: None
+    one_round = {"rounds": 1, "evaluate_every": 1}
     limits = {"lifetime_participations": 2, "patience": 0.5}
     fleet = FleetOfDevices(tmp_path, vocabulary, count=9, run=one_round, fleet=limits)
     for run in ("first", "second"):
@@ -411,7 +411,7 @@ def test_where_others_are_left_a_round_that_failed_goes_on_with_them_and_else_un
             run={"rounds": 1, "evaluate_every": 1},
             participation={"users": 40, "min_separation": 0},
         )
-        finished = train_run(fleet.recipe, folder / "run", lambda *row: None, fleet.connected)
+        finished = train_run(fleet.recipe, folder / "run", quietly, fleet.connected)
         assert finished.guarantee.releases == 1
         uploads = [fleet.link._devices[one].handler._diary.uploads for one in range(count)]
         assert sum(map(len, uploads)) == 18
@@ -450,10 +450,10 @@ def test_a_run_that_was_cut_off_goes_on_after_another_run_of_the_same_devices(tm
     )
     with pytest.raises(Cut):
         train_run(fleet.recipe, tmp_path / "first", cut_at(1), fleet.connected)
-    train_run(fleet.recipe, tmp_path / "second", lambda *row: None, fleet.connected)
+    train_run(fleet.recipe, tmp_path / "second", quietly, fleet.connected)
     with pytest.raises(LinkError, match="0 devices are there that may take part"):
-        resume_run(tmp_path / "first", lambda *row: None, fleet.connected)
-    finished = resume_run(tmp_path / "first", lambda *row: None, fleet.connected)
+        resume_run(tmp_path / "first", quietly, fleet.connected)
+    finished = resume_run(tmp_path / "first", quietly, fleet.connected)
     assert finished.guarantee.releases == 2
     for one in range(9):
         rounds = [upload["round"] for upload in fleet.link._devices[one].handler._diary.uploads]

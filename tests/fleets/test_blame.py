@@ -7,6 +7,7 @@ import pytest
 from fleet_of_devices import FleetOfDevices
 from secure_rounds import Cohort
 
+from harness import quietly
 from taciturn.core import FailedRound
 from taciturn.fleets.devices import fields, fleet
 from taciturn.fleets.devices.transport import LinkError
@@ -16,10 +17,6 @@ from taciturn.fleets.secure_aggregation.device_side import DeviceRound
 from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, MASK, SHARE, UNMASK
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
 from taciturn.runs.run import resume_run, train_run
-
-
-def quietly(done, rounds, row):
-    pass
 
 
 def lying_about_its_seed(advertise):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from fleet_of_devices import fleet_recipe
 
-from conftest import build_population, made_up_users
+from harness import made_up_users, quietly
 from taciturn.cli.fleet import device as device_command
-from taciturn.data.population import Population
+from taciturn.data.population import Population, build_population
 from taciturn.fleets import folders
 from taciturn.fleets.devices.fleet import Connected
 from taciturn.fleets.devices.transport import LinkError, LocalLink
@@ -17,6 +17,8 @@ from taciturn.fleets.flower.authority import device_key
 from taciturn.population_ledger import open_ledger
 from taciturn.privacy.ledger import Ledger
 from taciturn.runs.run import train_run
+
+pytestmark = pytest.mark.compiled_quickly
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def train(fleet, devices, run):
         handler._program = handlers[0]._program  # compiled once
     link = LocalLink(handlers)
     connected = Connected(link, lambda: {one: one for one in link.devices()}, enrolled, folders.identity(enrolled))
-    return train_run(folders.fleet_recipe(fleet), run, lambda *_: None, connected)
+    return train_run(folders.fleet_recipe(fleet), run, quietly, connected)
 
 
 def test_a_fleet_from_its_folders_trains(tmp_path, fleet, people):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import nobody, noise_key
+from harness import nobody, noise_key
 from taciturn.core import Report
 from taciturn.privacy import sampler, wide
 from taciturn.privacy.adaptive_clip import AdaptiveClip, Norms, centred_bit

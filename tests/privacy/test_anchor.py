@@ -8,7 +8,7 @@ import sys
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
-from conftest import copied_ledger, cut_off_rows
+from harness import Cut, copied_ledger, cut_off_rows
 from taciturn.privacy import anchor as anchors
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget
@@ -116,10 +116,6 @@ def test_an_empty_place_is_not_taken_for_an_anchor_that_agrees(path, tmp_path, a
             run(path, "next")
 
 
-class PowerCut(BaseException):
-    pass
-
-
 def test_a_crash_between_a_row_and_the_anchor_is_made_up_for(path, monkeypatch, tmp_path):
     for _ in range(3):
         account = run(path, f"run {_}")
@@ -129,10 +125,10 @@ def test_a_crash_between_a_row_and_the_anchor_is_made_up_for(path, monkeypatch, 
             def cut(self, previous, new, asked=asked):
                 asked.append(new)
                 if len(asked) == 2:
-                    raise PowerCut
+                    raise Cut
 
             patch.setattr(Anchor, "agree", cut)
-            with pytest.raises(PowerCut):
+            with pytest.raises(Cut):
                 account.charge(len(account.charges), "record")
         assert remembered(tmp_path) != Ledger(path).head
     run(path, "next").charge(0, "record")
@@ -145,12 +141,12 @@ def test_a_torn_row_does_not_make_the_anchor_contradict(path, monkeypatch, tmp_p
     def torn(self, file, data):
         file.write(data[:20])
         file.flush()
-        raise PowerCut
+        raise Cut
 
     for _ in range(3):
         with monkeypatch.context() as patch:
             patch.setattr(ChainedFile, "_flush", torn)
-            with pytest.raises(PowerCut):
+            with pytest.raises(Cut):
                 account.charge(len(account.charges), "record")
         account = run(path, reopen=True)
     assert remembered(tmp_path) == Ledger(path).head

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from dp_accounting import NonPrivateDpEvent
 
-from conftest import compiled_quickly, copied_ledger, copied_population, exact, noise_key
+from harness import Cut, compiled_quickly, copied_ledger, copied_population, cut_at, exact, noise_key, quietly
 from taciturn import randomness
 from taciturn.core import Algorithm, Message, ServerState
 from taciturn.data.layout import Layout, Unrolls
@@ -465,14 +465,6 @@ def test_fixed_size_rounds_cost_at_least_what_one_exchanged_user_can_be_seen_by(
 # --- files of a run ----------------------------------------------------------------------------------------------
 
 
-class CutOff(Exception):
-    """A run killed from outside."""
-
-
-def cut_off(*_) -> None:
-    raise CutOff
-
-
 def recipe(folder: Path, **sections) -> Recipe:
     content = {
         "data": {"population": str(folder), "tokens_per_user": 8},
@@ -493,7 +485,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
     population(folder / "people")
     with compiled_quickly():
-        run.train_run(recipe(folder / "people"), folder / "private-run", lambda *_: None)
+        run.train_run(recipe(folder / "people"), folder / "private-run", quietly)
     return folder
 
 
@@ -544,20 +536,20 @@ def test_a_refused_run_cannot_be_resumed_from_a_non_private_model(finished, tmp_
     """The same name, other parameters to start from: refused as a new run, and then also with --resume."""
     copied_population(finished / "people", tmp_path / "people")
     twin = recipe(tmp_path / "people", privacy={"noise_multiplier": None}, run={"rounds": 1}, algorithm="fedavg")
-    run.train_run(twin, tmp_path / "twin", lambda *_: None)
+    run.train_run(twin, tmp_path / "twin", quietly)
     from_twin = recipe(tmp_path / "people", model={"warm_start": str(tmp_path / "twin")})
     with pytest.raises(LedgerError, match="already has a run"):
-        run.train_run(from_twin, tmp_path / "private-run", cut_off)
+        run.train_run(from_twin, tmp_path / "private-run", cut_at(0))
     with pytest.raises(RunError):
-        run.resume_run(tmp_path / "private-run", cut_off)
+        run.resume_run(tmp_path / "private-run", cut_at(0))
 
 
 def test_what_comes_from_a_non_private_model_is_exported_as_non_private_alone(finished, tmp_path):
     copied_population(finished / "people", tmp_path / "people")
     twin = recipe(tmp_path / "people", privacy={"noise_multiplier": None}, algorithm="fedavg")
-    run.train_run(twin, tmp_path / "twin", lambda *_: None)
+    run.train_run(twin, tmp_path / "twin", quietly)
     from_twin = recipe(tmp_path / "people", model={"warm_start": str(tmp_path / "twin")})
-    assert not run.train_run(from_twin, tmp_path / "laundered", lambda *_: None).guarantee.is_private
+    assert not run.train_run(from_twin, tmp_path / "laundered", quietly).guarantee.is_private
     with pytest.raises(ExportRefused, match="no privacy"):
         export_run(tmp_path / "laundered", tmp_path / "out", non_private=False)
 
@@ -569,8 +561,8 @@ def test_a_root_made_from_a_seed_is_never_declared_as_entropy(tmp_path):
     (folder / "private").mkdir(parents=True)
     (folder / "private" / "root").write_bytes(randomness.root_from_seed(5))
     save_recipe(recipe(tmp_path / "people"), folder / "recipe.toml")
-    with contextlib.suppress(CutOff, LedgerError, RecipeError, RunError):
-        run.resume_run(folder, cut_off)
+    with contextlib.suppress(Cut, LedgerError, RecipeError, RunError):
+        run.resume_run(folder, cut_at(0))
     declared = [row["randomness"] for row in Ledger(tmp_path / "people" / FILE_NAME).run_rows("seeded")]
     root = (folder / "private" / "root").read_bytes()
     assert declared in ([], ["seeded simulation"]) or root != randomness.root_from_seed(5)
@@ -583,7 +575,7 @@ def test_secrets_half_deleted_by_a_crash_are_deleted_when_the_run_is_next_touche
     (folder / "private" / "state.safetensors").write_bytes(b"noise that is not yet used up")
     save_recipe(recipe(tmp_path / "people"), folder / "recipe.toml")
     with pytest.raises(RunError, match="finished"):
-        run.resume_run(folder, cut_off)
+        run.resume_run(folder, cut_at(0))
     assert not (folder / "private").exists()
 
 
@@ -594,7 +586,7 @@ def test_the_name_of_a_population_cannot_be_worked_out_from_guessed_text(tmp_pat
 def test_a_model_without_privacy_leaves_only_by_name(finished, tmp_path):
     copied_population(finished / "people", tmp_path / "people")
     twin = recipe(tmp_path / "people", privacy={"noise_multiplier": None}, algorithm="fedavg")
-    run.train_run(twin, tmp_path / "twin", lambda *_: None)
+    run.train_run(twin, tmp_path / "twin", quietly)
     with pytest.raises(ExportRefused, match="no privacy"):
         export_run(tmp_path / "twin", tmp_path / "out", non_private=False)
     assert not (tmp_path / "out").exists()
@@ -605,7 +597,7 @@ def test_a_model_without_privacy_leaves_only_by_name(finished, tmp_path):
 def test_a_model_with_the_name_of_another_run_is_not_exported(finished, tmp_path):
     copied_population(finished / "people", tmp_path / "people")
     twin = recipe(tmp_path / "people", privacy={"noise_multiplier": None}, algorithm="fedavg")
-    run.train_run(twin, tmp_path / "twin", lambda *_: None)
+    run.train_run(twin, tmp_path / "twin", quietly)
     params, card = load_model(tmp_path / "twin")
     save_model(tmp_path / "twin" / "model.safetensors", params, replace(card, run="private-run"))
     with pytest.raises(ExportRefused):

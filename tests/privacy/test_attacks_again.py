@@ -16,7 +16,7 @@ from dp_accounting import (
 )
 from dp_accounting.rdp import RdpAccountant
 
-from conftest import copied_population, exact, made_up_users, nobody, noise_key, tiny_recipe
+from harness import Cut, copied_population, cut_at, exact, made_up_users, nobody, noise_key, quietly, tiny_recipe
 from taciturn.data.population import Population, build_population
 from taciturn.privacy import wide
 from taciturn.privacy.clipping import MOST_REPORTS, Whole, encode, flat_clip, per_layer_clip
@@ -30,23 +30,9 @@ from taciturn.release.model_file import load_model
 from taciturn.runs import finished, run
 from taciturn.runs.finished import export_run
 
+pytestmark = pytest.mark.compiled_quickly
+
 SHORT = {"rounds": 2, "save_every": 1, "evaluate_every": 2, "seed": None}
-
-
-class CutOff(Exception):
-    """A run killed from outside."""
-
-
-def quiet(*_) -> None:
-    pass
-
-
-def cut_off_at(round: int):
-    def progress(done: int, *_) -> None:
-        if done == round:
-            raise CutOff
-
-    return progress
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +43,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     words = Vocabulary(SPECIAL + PUNCTUATION + tuple(f"word{k}" for k in range(40 - len(SPECIAL + PUNCTUATION))))
     people = build_population(folder / "people", made_up_users(50), made_up_users(12, seed=1), words, {})
-    run.train_run(tiny_recipe(people, run={**SHORT, "seed": 1}), folder / "seeded", quiet)
+    run.train_run(tiny_recipe(people, run={**SHORT, "seed": 1}), folder / "seeded", quietly)
     after = tiny_recipe(people, model={"warm_start": str(folder / "seeded")}, run=SHORT)
-    run.train_run(after, folder / "after", quiet)
+    run.train_run(after, folder / "after", quietly)
     return folder
 
 
@@ -84,8 +70,8 @@ def test_a_model_saved_while_an_export_is_under_way_does_not_leave_with_the_olde
 ):
     people = people_of(made, tmp_path)
     folder = tmp_path / "going-on"
-    with pytest.raises(CutOff):
-        run.train_run(tiny_recipe(people, run=SHORT), folder, cut_off_at(1))
+    with pytest.raises(Cut):
+        run.train_run(tiny_recipe(people, run=SHORT), folder, cut_at(1))
 
     class Slow(Ledger):
         """While it works out what the model cost, the run goes on and saves another."""
@@ -93,7 +79,7 @@ def test_a_model_saved_while_an_export_is_under_way_does_not_leave_with_the_olde
         def guarantee(self, *which):
             stated = super().guarantee(*which)
             monkeypatch.undo()
-            run.resume_run(folder, quiet)
+            run.resume_run(folder, quietly)
             return stated
 
     monkeypatch.setattr(build, "open_ledger", lambda population: Slow(population.folder / FILE_NAME))
@@ -106,14 +92,14 @@ def test_two_runs_with_one_root_never_share_noise(made, tmp_path):
     """A folder copied before its first save, with another noise multiplier in it, is another run with the same root."""
     people = people_of(made, tmp_path)
     plain = {"server": {"optimizer": "sgd", "momentum": 0.0}, "run": {**SHORT, "rounds": 1}}
-    with pytest.raises(CutOff):
-        run.train_run(tiny_recipe(people, **plain), tmp_path / "one", cut_off_at(0))
+    with pytest.raises(Cut):
+        run.train_run(tiny_recipe(people, **plain), tmp_path / "one", cut_at(0))
     (tmp_path / "two" / "private").mkdir(parents=True)
     shutil.copy(tmp_path / "one" / "private" / "root", tmp_path / "two" / "private" / "root")
     save_recipe(tiny_recipe(people, privacy={"noise_multiplier": 2.0}, **plain), tmp_path / "two" / "recipe.toml")
     start = load_model(tmp_path / "one")[0]
     one, two = (
-        jax.tree.map(lambda end, begin: np.asarray(end - begin), run.resume_run(tmp_path / name, quiet).params, start)
+        jax.tree.map(lambda end, begin: np.asarray(end - begin), run.resume_run(tmp_path / name, quietly).params, start)
         for name in ("one", "two")
     )
     left = jax.tree.map(lambda a, b: 2 * a - b, one, two)  # the total alone, if the noise is the same but for its size
@@ -122,7 +108,7 @@ def test_two_runs_with_one_root_never_share_noise(made, tmp_path):
 
 def test_a_warm_start_does_not_make_a_lost_ledger_anew(made, tmp_path):
     people = people_of(made, tmp_path)
-    run.train_run(tiny_recipe(people, run={**SHORT, "rounds": 1}), tmp_path / "lost", quiet)
+    run.train_run(tiny_recipe(people, run={**SHORT, "rounds": 1}), tmp_path / "lost", quietly)
     (people.folder / FILE_NAME).unlink()
     elsewhere = tiny_recipe(Population(made / "people"), model={"warm_start": str(tmp_path / "lost")})
     with pytest.raises(Exception, match=r"gone|no ledger knows"):
@@ -132,7 +118,7 @@ def test_a_warm_start_does_not_make_a_lost_ledger_anew(made, tmp_path):
 
 def test_a_warm_start_is_not_believed_from_a_ledger_that_was_replaced(made, tmp_path):
     people = people_of(made, tmp_path)
-    run.train_run(tiny_recipe(people, run={**SHORT, "rounds": 1}), tmp_path / "dear", quiet)
+    run.train_run(tiny_recipe(people, run={**SHORT, "rounds": 1}), tmp_path / "dear", quietly)
     rows = Ledger(people.folder / FILE_NAME).run_rows("dear")
     (people.folder / FILE_NAME).unlink()
     (people.folder / FILE_NAME).with_suffix(".head").unlink()
@@ -222,9 +208,9 @@ def test_noise_is_made_for_the_longest_report_whatever_the_cohort():
 def test_all_runs_together_have_no_privacy_under_any_adjacency_once_one_run_had_none(made, tmp_path):
     people = people_of(made, tmp_path)
     fixed = {"participation": {"kind": "fixed", "users": 50, "cohort": 10}, "run": {**SHORT, "rounds": 1}}
-    run.train_run(tiny_recipe(people, **fixed), tmp_path / "fixed", quiet)
+    run.train_run(tiny_recipe(people, **fixed), tmp_path / "fixed", quietly)
     bare = tiny_recipe(people, algorithm="fedavg", privacy={"noise_multiplier": None}, run={**SHORT, "rounds": 1})
-    run.train_run(bare, tmp_path / "bare", quiet)
+    run.train_run(bare, tmp_path / "bare", quietly)
     assert all(np.isinf(epsilon) for _, epsilon, _ in Ledger(people.folder / FILE_NAME).totals(1e-3))
 
 

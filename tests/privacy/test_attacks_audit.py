@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import taciturn.runs.run
-from conftest import Cut, noise_key, tiny_recipe
+from harness import Cut, noise_key, quietly, tiny_recipe
 from taciturn import cli, trees
 from taciturn.audit import audit_users
 from taciturn.audit.audit_users import Seen
@@ -36,10 +36,6 @@ FTRL = {
     "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2},
     "privacy": {"noise": "tree"},
 }
-
-
-def quietly(done, rounds, row):
-    pass
 
 
 def started(recipe):

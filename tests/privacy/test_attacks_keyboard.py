@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from conftest import copied_population, made_up_users, tiny_recipe
+from harness import copied_population, made_up_users, quietly, tiny_recipe
 from taciturn.cli import app
 from taciturn.core import END
 from taciturn.data.population import (
@@ -52,14 +52,12 @@ from taciturn.runs.ngram_baselines import count_population
 from taciturn.runs.run import train_run
 from taciturn.runs.typing import keyboard_server, try_models
 
+pytestmark = pytest.mark.compiled_quickly
+
 FEW = Distilling(words=16_000, entries=2000)
 SHORT = {"rounds": 1, "save_every": 1, "evaluate_every": 1, "seed": None}
 CIFG = {"kind": "cifg", "width": 8, "units": 12}
 REFUSED = (ExportRefused, RunError, DataError, LedgerError, ModelFileError)
-
-
-def quiet(*_) -> None:
-    pass
 
 
 def words(count: int = 40) -> Vocabulary:
@@ -68,7 +66,7 @@ def words(count: int = 40) -> Vocabulary:
 
 
 def train(population: Population, folder: Path, **sections) -> Path:
-    train_run(tiny_recipe(population, **{"model": CIFG, "run": SHORT, **sections}), folder, quiet)
+    train_run(tiny_recipe(population, **{"model": CIFG, "run": SHORT, **sections}), folder, quietly)
     return folder
 
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from conftest import exact, tiny_recipe
+from harness import Cut, exact, quietly, tiny_recipe
 from taciturn import randomness, trees
 from taciturn.algorithms.local_training import LocalTraining, fedavg_update
 from taciturn.algorithms.uploads import Upload, compressed, rounded
@@ -61,14 +61,6 @@ QUEUE = {
 }
 FTRL = {"algorithm": "dp-ftrl", "privacy": {"noise": "tree"}, **QUEUE}
 BARE = {"noise_multiplier": None, "clip_norm": None}
-
-
-class Cut(BaseException):
-    """The power goes off."""
-
-
-def quiet(*_) -> None:
-    pass
 
 
 # A whole run in small: the real curator, ledger, log and queue; users whose text is one number.
@@ -549,7 +541,7 @@ def test_an_average_of_predictions_is_never_taken_for_private_nor_says_how_many_
         transfer={"rows": 20, "length": 4},
         run={"rounds": 3, "evaluate_every": 1, "seed": 1},
     )
-    finished = run.train_run(bare, tmp_path / "bare", quiet)
+    finished = run.train_run(bare, tmp_path / "bare", quietly)
     ledger = Ledger(population.folder / FILE_NAME)
     guarantee = ledger.guarantee("bare")
     assert guarantee.epsilon == guarantee.rho == np.inf

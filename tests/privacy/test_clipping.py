@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from conftest import exact
+from harness import exact
 from taciturn import trees
 from taciturn.privacy.clipping import (
     MOST_REPORTS,

@@ -7,7 +7,7 @@ import optax
 import pytest
 from scipy.linalg import block_diag
 
-from conftest import noise_key
+from harness import noise_key
 from taciturn.privacy import sampler, wide
 from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt, tree
 from taciturn.privacy.noise import gaussian

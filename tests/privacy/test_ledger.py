@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
-from conftest import cut_off_rows
+from harness import cut_off_rows
 from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
 from taciturn.privacy.accounting import Budget, epsilon, event_from_json, event_to_json
 from taciturn.privacy.ledger import Ledger, LedgerError

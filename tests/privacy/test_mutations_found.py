@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
 
-from conftest import cut_off_rows, nobody, noise_key, tiny_recipe
+from harness import cut_off_rows, nobody, noise_key, quietly, tiny_recipe
 from taciturn import randomness, trees
 from taciturn.core import Algorithm, Release, ServerState, UserData
 from taciturn.fleets.simulation.check_in import AvailableFleet
@@ -283,10 +283,10 @@ def test_a_run_is_not_resumed_with_a_ledger_that_was_cut_off(population, tmp_pat
     whole, head = path.read_text(), path.with_suffix(".head").read_text()
     cut_off_rows(path, 2)  # the charge, and the model that came of it
     with pytest.raises(LedgerError, match="cut off"):
-        run.resume_run(tmp_path / "run", lambda *_: None)
+        run.resume_run(tmp_path / "run", quietly)
     path.write_text(whole)
     path.with_suffix(".head").write_text(head)
-    assert run.resume_run(tmp_path / "run", lambda *_: None).guarantee.releases == 2  # the twin
+    assert run.resume_run(tmp_path / "run", quietly).guarantee.releases == 2  # the twin
 
 
 def test_a_round_that_is_done_again_asks_nobody(tmp_path):

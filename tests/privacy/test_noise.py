@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from conftest import nobody, noise_key
+from harness import nobody, noise_key
 from taciturn.privacy import sampler, wide
 from taciturn.privacy.clipping import flat_clip, per_layer_clip, unbounded
 from taciturn.privacy.estimators import clipped_denominator, fixed_denominator, mean

@@ -10,7 +10,7 @@ from dp_accounting import GaussianDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import cut_off_rows
+from harness import cut_off_rows
 from taciturn.core import Algorithm, FailedRound, ServerState
 from taciturn.data.layout import Layout, Unrolls
 from taciturn.data.population import build_population
@@ -29,6 +29,8 @@ from taciturn.privacy.noise import gaussian
 from taciturn.privacy.participation import CyclicPoisson, MinSeparation, PoissonSampling, WrongNumberOfUsers
 from taciturn.privacy.participation_log import ParticipationBreach, ParticipationLog
 from taciturn.privacy.records import Records
+
+pytestmark = pytest.mark.compiled_quickly
 
 WORDS = Vocabulary(("<pad>", "<unk>", "<bos>", "<eos>", ".", "hello", "world"))
 ZERO = {"x": jnp.zeros(10_000)}

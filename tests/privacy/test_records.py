@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conftest import Cut, tiny_recipe
+from harness import Cut, tiny_recipe
 from taciturn import trees
 from taciturn.algorithms.dp_fedavg import federated
 from taciturn.algorithms.server_optimizers import server_optimizer

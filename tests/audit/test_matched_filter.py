@@ -5,11 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from conftest import tiny_recipe
+from harness import tiny_recipe
 from taciturn.audit.matched_filter import as_columns, filters
 from taciturn.recipe import build
 from taciturn.recipe.solve import with_noise
 from taciturn.runs.audit_report import rows_of_noise
+
+pytestmark = pytest.mark.compiled_quickly
 
 FTRL = {"algorithm": "dp-ftrl", "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2}}
 NOISES = {

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conftest import tiny_recipe
+from harness import quietly, tiny_recipe
 from taciturn import trees
 from taciturn.algorithms.transfer_learning import transfer_learning
 from taciturn.core import BEGIN, Message, UserData
@@ -16,6 +16,8 @@ from taciturn.models.sampling import beginnings
 from taciturn.privacy.participation import PoissonSampling
 from taciturn.recipe import build
 from taciturn.runs.run import train_run
+
+pytestmark = pytest.mark.compiled_quickly
 
 MODEL = cifg(30, 8, 12)
 PARAMS = MODEL.init(jax.random.key(0))
@@ -87,7 +89,7 @@ def test_a_run_learns_from_predictions_and_is_charged_as_not_private(population,
         local={"learning_rate": 2.0, "epochs": 4},
         run={"rounds": 3},
     )
-    finished = train_run(recipe, tmp_path / "run", lambda *_: None)
+    finished = train_run(recipe, tmp_path / "run", quietly)
     assert finished.guarantee.epsilon == np.inf
     assert finished.scores["loss"].value < finished.before["loss"].value
     assert build.upload_size(recipe, finished.params) == 4 * 40 * 5 * len(words) + 2

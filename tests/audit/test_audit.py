@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import typer
 
-from conftest import Cut, build_population, cut_at, exact, made_up_users, tiny_recipe
+from harness import Cut, build_population, cut_at, exact, made_up_users, quietly, tiny_recipe
 from taciturn.audit import audit_users
 from taciturn.audit.audit_users import Seen
 from taciturn.cli.audit import audit
@@ -22,6 +22,8 @@ from taciturn.release.model_file import load_model
 from taciturn.runs.audit_report import attacked, page
 from taciturn.runs.folder import recipe_of
 from taciturn.runs.run import resume_run, train_run
+
+pytestmark = pytest.mark.compiled_quickly
 
 FTRL = {
     "algorithm": "dp-ftrl",
@@ -43,10 +45,6 @@ MECHANISMS = {
     "blt": FTRL,
     "turns": CYCLIC | {"privacy": {"noise": "banded", "bands": 3, "noise_multiplier": 2.0}},
 }
-
-
-def quietly(done, rounds, row):
-    pass
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from dp_accounting import GaussianDpEvent
 from typer.testing import CliRunner
 
-from conftest import Cut, made_up_users, tiny_recipe
+from harness import Cut, made_up_users, quietly, tiny_recipe
 from taciturn.algorithms.pretraining import Schedule
 from taciturn.cli import app
 from taciturn.data.population import HeldOutUsers, PopulationError, build_population
@@ -32,9 +32,7 @@ from taciturn.runs.pretrain import pretrained
 from taciturn.runs.run import train_run
 from taciturn.runs.warm_start import load_warm_start
 
-
-def quietly(done, rounds, row):
-    pass
+pytestmark = pytest.mark.compiled_quickly
 
 
 def ftrl(noise, **privacy):

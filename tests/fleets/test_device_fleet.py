@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fleet_of_devices import FleetOfDevices, fleet_recipe
 
-from conftest import Cut, cut_at
+from harness import Cut, cut_at, quietly
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices import fleet as device_fleet
 from taciturn.fleets.devices import participation_record as diaries
@@ -25,9 +25,7 @@ from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import load_model
 from taciturn.runs.run import resume_run, train_run
 
-
-def quietly(done, rounds, row):
-    pass
+pytestmark = pytest.mark.compiled_quickly
 
 
 @pytest.fixture

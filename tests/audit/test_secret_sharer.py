@@ -42,6 +42,8 @@ from taciturn.models.ngram import kneser_ney
 from taciturn.models.stepping import Recurrent, Stacked, Windowed, step_weights
 from taciturn.models.transformer import transformer
 
+pytestmark = pytest.mark.compiled_quickly
+
 VOCABULARY = Vocabulary((*SPECIAL, ".", "!", *(f"word{index}" for index in range(24))))
 SIZE, WORDS = len(VOCABULARY), canary_words(VOCABULARY)
 EVERYTHING = np.stack(np.meshgrid(WORDS, WORDS, WORDS, indexing="ij"), axis=-1).reshape(-1, 3)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conftest import Cut, cut_at, tiny_recipe
+from harness import Cut, cut_at, quietly, tiny_recipe
 from taciturn.audit.canaries import load_canaries
 from taciturn.cli.audit import audit
 from taciturn.core import BEGIN
@@ -19,9 +19,7 @@ from taciturn.release.model_file import load_model
 from taciturn.runs.folder import RunError
 from taciturn.runs.run import resume_run, train_run
 
-
-def quietly(done, rounds, row):
-    pass
+pytestmark = pytest.mark.compiled_quickly
 
 
 LEARNING_MUCH = {

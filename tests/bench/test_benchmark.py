@@ -12,6 +12,8 @@ from taciturn.cli import app
 from taciturn.models.cifg import cifg
 from taciturn.models.lstm import lstm
 
+pytestmark = pytest.mark.compiled_quickly
+
 
 @pytest.fixture
 def small(monkeypatch):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conftest import Cut, cut_at, tiny_recipe
+from harness import Cut, cut_at, quietly, tiny_recipe
 from taciturn import trees
 from taciturn.algorithms.fine_tuning import rehearsing, soft_label_loss, unforgetting_update
 from taciturn.algorithms.local_training import LocalTraining, fedavg_update, gradient_step, with_short_steps
@@ -18,6 +18,8 @@ from taciturn.models import losses
 from taciturn.models.cifg import cifg
 from taciturn.recipe.text import RecipeError
 from taciturn.runs.run import resume_run, train_run
+
+pytestmark = pytest.mark.compiled_quickly
 
 MODEL = cifg(30, 8, 12)
 PARAMS = MODEL.init(jax.random.key(0))
@@ -127,7 +129,7 @@ def test_every_algorithm_keeps_the_general_language_and_names_what_was_public(
         run={"rounds": 2, "evaluate_every": 2},
         **sections,
     )
-    finished = train_run(recipe, tmp_path / "run", lambda *_: None)
+    finished = train_run(recipe, tmp_path / "run", quietly)
     assert (finished.guarantee.epsilon < np.inf) == (algorithm != "fedavg")
     said = (tmp_path / "run" / "guarantee.txt").read_text()
     assert ("made-up general text" in " ".join(said.split())) == (keep == "rehearsal")
@@ -138,7 +140,7 @@ def test_general_text_of_other_words_is_refused_before_anything_is_spent(populat
     PublicCorpus.of(["word1 word2"], other, "other").save(tmp_path / "other")
     recipe = tiny_recipe(population, local={"keep": "rehearsal"}, data={"general": str(tmp_path / "other")})
     with pytest.raises(RecipeError, match="other words"):
-        train_run(recipe, tmp_path / "run", lambda *_: None)
+        train_run(recipe, tmp_path / "run", quietly)
     assert (
         not (population.folder / "ledger.jsonl").exists()
         or "open" not in (population.folder / "ledger.jsonl").read_text()
@@ -174,7 +176,7 @@ def test_what_is_forgotten_is_measured_beside_what_is_learned(population, genera
             local={"keep": keep, "learning_rate": 1.0, "epochs": 3, "user_share": 0.25 if keep == "rehearsal" else 0.5},
             privacy={"noise_multiplier": None, "clip_norm": None},
         )
-        train_run(recipe, tmp_path / keep, lambda *_: None)
+        train_run(recipe, tmp_path / keep, quietly)
         rows[keep] = [json.loads(line) for line in (tmp_path / keep / "metrics.jsonl").read_text().splitlines()]
     assert rows["rehearsal"][0]["general_perplexity"] == pytest.approx(rows["nothing"][0]["general_perplexity"])
     assert rows["rehearsal"][-1]["general_perplexity"] < rows["nothing"][-1]["general_perplexity"]
@@ -189,10 +191,10 @@ def test_a_run_goes_on_with_the_general_text_it_began_with(population, general, 
     saved = general.rename(tmp_path / "saved")
     PublicCorpus.of(["word1 word2 word3"] * 30, population.vocabulary, "made-up general text").save(general)
     with pytest.raises(RecipeError, match="another text than this run began with"):
-        resume_run(tmp_path / "run", lambda *_: None)
+        resume_run(tmp_path / "run", quietly)
     shutil.rmtree(general)
     saved.rename(general)
-    assert resume_run(tmp_path / "run", lambda *_: None).guarantee.releases == 4
+    assert resume_run(tmp_path / "run", quietly).guarantee.releases == 4
 
 
 def test_a_step_goes_no_further_than_its_longest_gradient_allows():

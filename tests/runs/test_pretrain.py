@@ -10,7 +10,7 @@ import optax
 import pytest
 from typer.testing import CliRunner
 
-from conftest import WORDS, made_up_users
+from harness import WORDS, Cut, made_up_users, quietly
 from taciturn.algorithms.pretraining import BLOCK, Schedule, pretraining, split
 from taciturn.cli import app
 from taciturn.data.layout import Unrolls
@@ -25,12 +25,10 @@ from taciturn.release.model_file import load_model
 from taciturn.runs import warm_start
 from taciturn.runs.pretrain import CHECKPOINT, pretrained
 
+pytestmark = pytest.mark.compiled_quickly
+
 MODEL = Model(kind="lstm", width=8, units=12, dropout=0.2)
 SCHEDULE = Schedule(epochs=3, batch_size=4, unroll=5, learning_rate=0.01, held_out=0.2, patience=5)
-
-
-def quietly(done, all, pace):
-    pass
 
 
 def corpus_of(documents, vocabulary) -> PublicCorpus:
@@ -48,10 +46,6 @@ def params_of(folder: Path) -> dict[str, np.ndarray]:
 
 def same(left, right) -> bool:
     return all(map(np.array_equal, jax.tree.leaves(left), jax.tree.leaves(right)))
-
-
-class Cut(BaseException):
-    """Stands for the power going off."""
 
 
 def cut_at(patch, place: str, occurrence: int):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import exact, tiny_recipe
+from harness import exact, quietly, tiny_recipe
 from taciturn.algorithms.uploads import Upload, compressed, rounded, upload_bytes
 from taciturn.core import Message, UserData
 from taciturn.privacy.clipping import STEPS, encode, flat_clip
@@ -105,7 +105,7 @@ def test_made_smaller_after_the_clip_it_would_not():
 @pytest.mark.usefixtures("not_optimised")
 def test_a_run_counts_uploads_and_their_bytes(population, tmp_path):
     recipe = tiny_recipe(population, participation={"kind": "fixed", "cohort": 10}, upload={"share": 0.05, "bits": 16})
-    finished = train_run(recipe, tmp_path / "run", lambda *_: None)
+    finished = train_run(recipe, tmp_path / "run", quietly)
     each = build.upload_size(finished.recipe, finished.params)
     rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
     header, last = rows[0].split(","), rows[-1].split(",")

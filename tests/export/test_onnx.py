@@ -14,6 +14,8 @@ from taciturn.models.gru import gru
 from taciturn.models.lstm import lstm
 from taciturn.models.stepping import Recurrent, step_weights
 
+pytestmark = pytest.mark.compiled_quickly
+
 onnxruntime = pytest.importorskip("onnxruntime")
 MODELS = {
     "lstm": lstm(40, 8, 12),

@@ -8,7 +8,7 @@ import shutil
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
-from conftest import copied_ledger, made_up_users
+from harness import Cut, copied_ledger, made_up_users
 from taciturn.data.population import NamedLedger, Population, PopulationError, build_population
 from taciturn.population_ledger import adopt_ledger, open_ledger
 from taciturn.privacy import chain
@@ -140,10 +140,6 @@ def test_the_head_is_on_disk_when_a_charge_returns(people):
         assert (known["head"], known["rows"]) == (account.head, len(account.ledger.rows))
 
 
-class PowerCut(BaseException):
-    pass
-
-
 @pytest.mark.parametrize("moment", ["before the row", "half a row", "a row without its end", "before the head"])
 @pytest.mark.parametrize("crashes", [1, 3])
 def test_a_crash_between_any_two_writes_costs_a_charge_at_most(people, monkeypatch, moment, crashes):
@@ -158,7 +154,7 @@ def test_a_crash_between_any_two_writes_costs_a_charge_at_most(people, monkeypat
             else:
                 kept = {"before the row": 0.0, "half a row": 0.5, "a row without its end": 1.0}[moment]
                 patch.setattr(ChainedFile, "_flush", _cut_after(kept))
-            with pytest.raises(PowerCut):
+            with pytest.raises(Cut):
                 account.charge(len(account.charges), "record")
         added = before.stat().st_size - size
         assert (added == 0) == (moment == "before the row")
@@ -169,14 +165,14 @@ def test_a_crash_between_any_two_writes_costs_a_charge_at_most(people, monkeypat
 
 
 def _cut(*_):
-    raise PowerCut
+    raise Cut
 
 
 def _cut_after(kept):
     def flush(self, file, data):
         file.write(data[: int(kept * (len(data) - 1))])
         file.flush()
-        raise PowerCut
+        raise Cut
 
     return flush
 
@@ -186,7 +182,7 @@ def test_a_new_ledger_whose_first_row_was_cut_off_is_begun_again(tmp_path, monke
         path = tmp_path / f"{kept}.jsonl"
         with monkeypatch.context() as patch:
             patch.setattr(ChainedFile, "_flush", _cut_after(kept))
-            with pytest.raises(PowerCut):
+            with pytest.raises(Cut):
                 Ledger(path)
         assert [row["kind"] for row in Ledger(path).rows] == ["ledger"]
         assert Ledger(path).id
@@ -256,7 +252,7 @@ def test_cut_off_between_retiring_one_and_adopting_the_other_it_can_be_said_agai
     shutil.copytree(people, tmp_path / "copy")
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "append", _cut)
-        with pytest.raises(PowerCut):
+        with pytest.raises(Cut):
             adopt_ledger(tmp_path / "copy")
     for folder in (people, tmp_path / "copy"):  # at no moment do both go on
         with pytest.raises(LedgerError):

@@ -16,7 +16,7 @@ import pytest
 import safetensors
 from typer.testing import CliRunner
 
-from conftest import made_up_users, tiny_recipe
+from harness import made_up_users, quietly, tiny_recipe
 from taciturn.cli import app, main
 from taciturn.cli import personalise as personalise_command
 from taciturn.data.layout import Unrolls
@@ -43,6 +43,8 @@ from taciturn.runs.ngram_baselines import count_public
 from taciturn.runs.run import train_run
 from taciturn.runs.typing import keyboard_server, try_models
 from taciturn.runs.warm_start import load_warm_start
+
+pytestmark = pytest.mark.compiled_quickly
 
 CIFG = {"kind": "cifg", "width": 8, "units": 12}
 PHRASES = ("worda wordf wordb wordk.", "wordc wordc wordq wordd!", "wordj wordb wordb wordh wordp.")
@@ -72,7 +74,7 @@ def made(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("personal")
     population = build_population(folder / "people", made_up_users(50), made_up_users(12, seed=1), words(), {})
     run = {"rounds": 2, "save_every": 2, "evaluate_every": 2}
-    train_run(tiny_recipe(population, model=CIFG, run=run), folder / "private", lambda *_: None)
+    train_run(tiny_recipe(population, model=CIFG, run=run), folder / "private", quietly)
     personalise(folder / "private", messages(folder), folder / "mine", QUICK)
     return folder
 
