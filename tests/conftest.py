@@ -1,6 +1,7 @@
 """How tests run, and fixtures for all of them; what they are made of is in harness.py."""
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -22,12 +23,22 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 import numpy as np
 import pytest
 
-from harness import WORDS, compiled_quickly, small_population, tiny_recipe
-from taciturn.data.population import Population
+from harness import (
+    WORDS,
+    compiled_quickly,
+    copied_population,
+    lettered_words,
+    made_up_users,
+    small_population,
+    tiny_recipe,
+    trained,
+)
+from taciturn.data.population import Population, build_population
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
 from taciturn.fleets.simulation import in_process
 from taciturn.privacy import sampler, wide
 from taciturn.recipe.recipe import Recipe
+from taciturn.runs.ngram_baselines import count_population
 
 in_process.one_stream_per_core = lambda: None  # for tests that call the command line's main() in this process
 
@@ -67,6 +78,29 @@ def population(tmp_path, vocabulary) -> Population:
 @pytest.fixture
 def recipe(population) -> Recipe:
     return tiny_recipe(population)
+
+
+@pytest.fixture(scope="session")
+def finished_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`people`; a run with noise, `private`; one without, `plain`; and n-grams counted on their text, `counted`.
+
+    Tests add runs of other names at most; whoever changes anything takes `copied_runs`."""
+    folder = tmp_path_factory.mktemp("finished")
+    words = lettered_words()
+    people = build_population(folder / "people", made_up_users(50), made_up_users(12, seed=1), words, {})
+    with compiled_quickly():
+        trained(people, folder / "private", run={"rounds": 6, "evaluate_every": 6, "save_every": 6})
+        trained(people, folder / "plain", algorithm="fedavg", privacy={"noise_multiplier": None})
+    count_population(folder / "people", folder / "counted", "katz", 3, non_private=True)
+    return folder
+
+
+@pytest.fixture
+def copied_runs(finished_runs: Path, tmp_path: Path) -> Path:
+    """All of it, to change at will; the folders still name the population they came from."""
+    copied_population(finished_runs / "people", tmp_path / "made" / "people")
+    ignored = shutil.ignore_patterns("people")
+    return shutil.copytree(finished_runs, tmp_path / "made", dirs_exist_ok=True, ignore=ignored)
 
 
 @pytest.fixture

@@ -13,14 +13,17 @@ import pytest
 from jax._src import compiler
 
 from taciturn import randomness, trees
-from taciturn.core import Mechanism, Params, Report
+from taciturn.core import Algorithm, Mechanism, Params, Report
 from taciturn.data.population import Population, build_population
-from taciturn.data.vocabulary import Vocabulary
+from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
+from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.privacy.chacha20 import key_words
 from taciturn.privacy.clipping import Whole
 from taciturn.privacy.ledger import FILE_NAME
+from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import parse_recipe
+from taciturn.runs.run import train_run
 
 WORDS = 40
 
@@ -137,6 +140,24 @@ def exact(report, clip_norm):
     return update, float(report.weight) / 2**15
 
 
+class SideBySide(SimulatedFleet):
+    """The accelerator's way, tried on the CPU."""
+
+    def __init__(self, *arguments, **named) -> None:
+        super().__init__(*arguments, **named)
+        self._on_cpu = False
+
+
+def started(recipe: Recipe) -> tuple[Algorithm, Params]:
+    """The algorithm of a recipe, and parameters to begin with."""
+    return build.algorithm(recipe, WORDS), build.language_model(recipe.model, WORDS).init(jax.random.key(0))
+
+
+def true_norm(update) -> float:
+    """In float64, over all layers."""
+    return float(np.sqrt(sum(np.sum(np.square(np.asarray(leaf, np.float64))) for leaf in jax.tree.leaves(update))))
+
+
 def noise_key(number: int, seed: int = 0) -> np.ndarray:
     """For the noise of one row."""
     return key_words(randomness.derive(randomness.root_from_seed(seed), "noise", number))
@@ -146,3 +167,24 @@ def nobody(mechanism: Mechanism, like: Params) -> Report:
     """The total of an empty cohort."""
     public = mechanism.public(mechanism.init(like))
     return trees.zeros_like(jax.eval_shape(mechanism.bound, public, like, jnp.float32(0), jax.random.key(0)))
+
+
+SHORT = {"rounds": 1, "save_every": 1, "evaluate_every": 1, "seed": None}
+CIFG = {"kind": "cifg", "width": 8, "units": 12}
+
+
+def lettered_words(count: int = WORDS) -> Vocabulary:
+    """Words that survive being typed and split: worda, wordb, …"""
+    fixed = SPECIAL + PUNCTUATION
+    return Vocabulary(fixed + tuple(f"word{chr(97 + n)}" for n in range(count - len(fixed))))
+
+
+def short_recipe(population: Population, **sections) -> Recipe:
+    """A run of one round, with secret noise, of a model that every format can hold."""
+    model, run = sections.pop("model", {}), sections.pop("run", {})
+    return tiny_recipe(population, **sections, model={**CIFG, **model}, run={**SHORT, **run})
+
+
+def trained(population: Population, folder: Path, **sections) -> Path:
+    train_run(short_recipe(population, **sections), folder, quietly)
+    return folder

@@ -1,20 +1,29 @@
 """Learning from the average prediction: devices agree on the text, the server learns what they say of it, and a fleet only adds."""
 
+import itertools
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from dp_accounting import NonPrivateDpEvent
 
 from harness import quietly, tiny_recipe
 from taciturn import trees
 from taciturn.algorithms.transfer_learning import transfer_learning
 from taciturn.core import BEGIN, Message, UserData
 from taciturn.data.public import PublicCorpus
+from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.models import losses
 from taciturn.models.cifg import cifg
 from taciturn.models.sampling import beginnings
+from taciturn.privacy.ledger import FILE_NAME, Ledger
 from taciturn.privacy.participation import PoissonSampling
 from taciturn.recipe import build
+from taciturn.release.gate import ExportRefused, check_may_leave
+from taciturn.release.privacy_statement import statement
+from taciturn.runs import run
 from taciturn.runs.run import train_run
 
 pytestmark = pytest.mark.compiled_quickly
@@ -93,3 +102,41 @@ def test_a_run_learns_from_predictions_and_is_charged_as_not_private(population,
     assert finished.guarantee.epsilon == np.inf
     assert finished.scores["loss"].value < finished.before["loss"].value
     assert build.upload_size(recipe, finished.params) == 4 * 40 * 5 * len(words) + 2
+
+
+BARE = {"noise_multiplier": None, "clip_norm": None}
+
+
+@pytest.mark.usefixtures("not_optimised")
+def test_an_average_of_predictions_is_never_taken_for_private_nor_says_how_many_were_drawn(
+    population, tmp_path, monkeypatch
+):
+    """Cohorts are Poisson's: their sizes are a secret on which claims rest. What is printed is what was to be expected."""
+    drawn, inside = [], SimulatedFleet.sum_reports
+    monkeypatch.setattr(SimulatedFleet, "sum_reports", lambda self, *a: (drawn.append(len(a[2])), inside(self, *a))[1])
+    bare = tiny_recipe(
+        population,
+        algorithm="transfer-learning",
+        server={"optimizer": None, "learning_rate": None, "momentum": None},
+        privacy=BARE,
+        transfer={"rows": 20, "length": 4},
+        run={"rounds": 3, "evaluate_every": 1, "seed": 1},
+    )
+    finished = run.train_run(bare, tmp_path / "bare", quietly)
+    ledger = Ledger(population.folder / FILE_NAME)
+    guarantee = ledger.guarantee("bare")
+    assert guarantee.epsilon == guarantee.rho == np.inf
+    assert "NO privacy guarantee" in statement(guarantee, ())
+    assert json.loads((tmp_path / "bare" / "guarantee.json").read_text())["private"] is False
+    assert (tmp_path / "bare" / "model.safetensors").stat().st_mode & 0o077 == 0
+    with pytest.raises(ExportRefused, match="non-private"):
+        check_may_leave(guarantee, non_private=False)
+    row = ledger.model_row(run.params_digest(finished.params))  # what a warm start asks for
+    assert [type(cost) for cost in ledger.cost("bare", row["hash"])] == [NonPrivateDpEvent]
+    assert not (tmp_path / "bare" / "private").exists()
+    rows = [json.loads(line) for line in (tmp_path / "bare" / "metrics.jsonl").read_text().splitlines()]
+    assert (rows[-1]["epsilon"], rows[-1]["releases"]) == ("infinity", 3)
+    each = build.upload_size(finished.recipe, finished.params)
+    assert [(row["uploads"], row["upload_bytes"]) for row in rows] == [(n * 10, n * 10 * each) for n in range(4)]
+    assert list(itertools.accumulate(drawn)) != [10, 20, 30]  # the twin: the true ones are others
+    assert "staleness" not in rows[-1]

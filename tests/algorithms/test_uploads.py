@@ -10,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness import exact, quietly, tiny_recipe
+from taciturn.algorithms.local_training import LocalTraining, fedavg_update
 from taciturn.algorithms.uploads import Upload, compressed, rounded, upload_bytes
 from taciturn.core import Message, UserData
-from taciturn.privacy.clipping import STEPS, encode, flat_clip
+from taciturn.models.deep_lstm import deep_lstm
+from taciturn.models.sgd import sgd_step
+from taciturn.privacy.clipping import LARGEST_UPDATE, STEPS, encode, flat_clip
 from taciturn.recipe import build
 from taciturn.runs.run import train_run
 
@@ -112,3 +115,48 @@ def test_a_run_counts_uploads_and_their_bytes(population, tmp_path):
     assert last[header.index("uploads")] == str(10 * recipe.run.rounds)
     assert last[header.index("upload_bytes")] == str(10 * recipe.run.rounds * each)
     assert each < 0.15 * upload_bytes(finished.params, Upload())
+
+
+ONE = UserData(jnp.zeros(0), jnp.float32(1), jnp.int32(0))
+
+
+@pytest.mark.parametrize("upload", [Upload(), Upload(1e-6), Upload(0.3, 16), Upload(bits=8)])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf, 2 * LARGEST_UPDATE])
+def test_a_value_that_diverged_is_not_left_out_so_that_the_rest_could_leave(upload, wrong):
+    raw = {"a": jnp.linspace(0.1, 1.0, 50), "b": jnp.ones(7)}
+    report = reported(raw | {"a": raw["a"].at[3].set(wrong)}, upload)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(report.update))
+    assert any(np.any(leaf) for leaf in jax.tree.leaves(reported(raw, upload).update))  # the twin
+
+
+def reported(update, upload, key=jax.random.key(0)):
+    smaller = compressed(lambda message, user, key: update, upload)(Message({}, None), ONE, key)
+    return encode(flat_clip(0.5), jnp.float32(0.5), smaller, jnp.float32(1), key)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_no_value_is_rounded_to_a_level_that_its_bits_do_not_have(bits):
+    most = 2 ** (bits - 1) - 1
+    drawn = jax.vmap(lambda key: rounded(jnp.array([1.0, -1.0]), bits, key))(
+        jax.random.split(jax.random.key(0), 20_000)
+    )
+    assert int(np.max(np.round(np.abs(drawn) * most))) <= most
+
+
+def test_padding_is_no_step_in_a_small_upload_of_a_deep_model_with_short_steps():
+    """Side by side, how much of it there is depends on who else is trained: not one bit of a report may."""
+    model = deep_lstm(12, 4, 4, 2, tied=True, dropout_rate=0.3, variational=True)
+    local = LocalTraining(0.5, epochs=2, keyed=True, gradient_norm=0.5)
+    update = compressed(fedavg_update(sgd_step(model), local), Upload(0.3, 8))
+    message = Message(model.init(jax.random.key(1)), jnp.float32(0.5))
+    batches = jnp.zeros((5, 2, 4), jnp.int32).at[:2].set(jax.random.randint(jax.random.key(2), (2, 2, 4), 4, 12))
+
+    @jax.jit
+    def report(steps):
+        key = jax.random.key(3)
+        made = update(message, UserData(batches, jnp.float32(1), steps), key)
+        return encode(flat_clip(0.5), jnp.float32(0.5), made, jnp.float32(1), key)
+
+    two, five, one = (jax.tree.leaves(report(jnp.int32(steps)).update) for steps in (2, 5, 1))
+    assert all(np.array_equal(*pair) for pair in zip(two, five, strict=True))
+    assert not all(np.array_equal(*pair) for pair in zip(two, one, strict=True))  # the twin: a step of text is one

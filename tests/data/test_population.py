@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 
+from curators import few_people
 from harness import made_up_users
 from taciturn.core import END
 from taciturn.data.population import (
@@ -310,3 +311,16 @@ def test_saving_public_text_overwrites_nothing(tmp_path, vocabulary):
     with pytest.raises(OSError, match="not empty"):
         PublicCorpus.of(["word1"], vocabulary, "a book").save(tmp_path)
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def test_the_name_of_a_population_cannot_be_worked_out_from_guessed_text(tmp_path):
+    assert few_people(tmp_path / "one", users=1).id != few_people(tmp_path / "two", users=1).id
+
+
+def test_private_counts_of_a_population_are_not_for_everyone_to_read(finished_runs):
+    assert (finished_runs / "people" / "manifest.json").stat().st_mode & 0o077 == 0
+
+
+def test_users_text_is_not_taken_for_general_text(population):
+    with pytest.raises(Exception, match="no public corpus"):
+        PublicCorpus.load(population.folder)

@@ -142,3 +142,20 @@ class _Still:
 
     def normal(self, mean, spread, shape):
         return np.zeros(shape)
+
+
+@pytest.mark.parametrize(
+    ("triggered", "composed", "rate"),
+    [
+        (np.zeros(14), np.zeros(14), 0.0),  # never shown
+        (np.full(14, 10.0), np.full(14, 10.0), 0.1),  # always taken
+        (np.full(14, 10.0), np.full(14, 6.0), 0.1),  # exactly as often as wanted, everywhere
+        (np.full(14, 10.0), np.full(14, 5.0), 0.0),  # never often enough
+        (np.array([20.0, 10.0] + [0.0] * 12), np.array([8.0, 8.0] + [0.0] * 12), 0.15),  # half-way between 0.4 and 0.8
+    ],
+)
+def test_the_trigger_rate_at_its_edges(triggered, composed, rate):
+    assert len(THRESHOLDS) == 14
+    ones = {field.name: np.array([100.0]) for field in fields(Typing)}
+    typing = Typing(**{**ones, "triggered": triggered[:, None], "composed": composed[:, None]})
+    assert typing["trigger_rate"].value == pytest.approx(rate)

@@ -246,14 +246,6 @@ def test_no_float_is_in_any_state_of_noise():
         assert all(leaf.dtype in (jnp.int32, jnp.uint32) for leaf in jax.tree.leaves(state.noise)), kind
 
 
-def test_a_blt_of_three_buffers_keeps_six_times_the_model():
-    private = mechanism(
-        flat_clip(1.0), fixed_denominator(10.0), blt(1.0, Buffers(100, (0.99, 0.9, 0.4), (0.1, 0.1, 0.2)))
-    )
-    kept = sum(leaf.nbytes for leaf in jax.tree.leaves(private.init(LIKE).noise))
-    assert kept <= 6 * 4 * SIZE
-
-
 @pytest.mark.parametrize("kind", ["blt", "independent + residues", "honaker, restarted + adaptive clip"])
 def test_what_a_row_leaves_behind_follows_from_its_release_and_its_key(kind):
     private = made(kind)

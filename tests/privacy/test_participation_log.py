@@ -3,18 +3,18 @@
 import resource
 import signal
 
+import curators
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from curators import averaging, few_people, simulated
 from dp_accounting import GaussianDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness import cut_off_rows
-from taciturn.core import Algorithm, FailedRound, ServerState
+from taciturn.core import FailedRound
 from taciturn.data.layout import Layout, Unrolls
-from taciturn.data.population import build_population
-from taciturn.data.vocabulary import Vocabulary
 from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.privacy import wide
 from taciturn.privacy.account import Account, RunTerms
@@ -28,11 +28,9 @@ from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import gaussian
 from taciturn.privacy.participation import CyclicPoisson, MinSeparation, PoissonSampling, WrongNumberOfUsers
 from taciturn.privacy.participation_log import ParticipationBreach, ParticipationLog
-from taciturn.privacy.records import Records
 
 pytestmark = pytest.mark.compiled_quickly
 
-WORDS = Vocabulary(("<pad>", "<unk>", "<bos>", "<eos>", ".", "hello", "world"))
 ZERO = {"x": jnp.zeros(10_000)}
 CLAIM = MinSeparation(size=3, min_separation=2, max_participations=3, rounds=9)
 
@@ -132,29 +130,18 @@ def test_a_write_that_fails_half_way_leaves_the_log_as_it_was(tmp_path):
 
 
 def algorithm(participation=CLAIM, private=None):
-    """Every user's update is one number in all coordinates, so that what differs between coordinates is noise."""
-    return Algorithm(
-        init=lambda params: ServerState(params, ()),
-        user_update=lambda message, user, key: {"x": message.params["x"] + 1e-3 * jnp.sum(user.batches)},
-        server_update=lambda server, estimate: ServerState(estimate, ()),
-        mechanism=private or mechanism(flat_clip(1.0), fixed_denominator(3.0), blt(1.0, Buffers(17, (0.9,), (0.4,)))),
-        participation=participation,
-    )
+    correlated = blt(1.0, Buffers(17, (0.9,), (0.4,)))
+    return averaging(participation, private or mechanism(flat_clip(1.0), fixed_denominator(3.0), correlated))
 
 
 @pytest.fixture
 def people(tmp_path):
-    users = {f"u{k}": [4 + k % 3] * 8 for k in range(12)}
-    return build_population(tmp_path / "people", users, {"held out": [4]}, WORDS, {})
+    return few_people(tmp_path / "people")
 
 
 def opened(people, tmp_path, of=None, book=None, reopen=False):
-    of = of or algorithm()
-    terms = RunTerms("run", "recipe", "people", of.participation.adjacency, "operating system", "rdp", Budget(1e-5), 9)
-    account = Account(Ledger(tmp_path / "ledger.jsonl"), terms, of.mechanism.event(of.participation))
-    account.reopen(None) if reopen else account.open()
-    fleet = SimulatedFleet(people, Layout(Unrolls(4), 2, 1))
-    return Curator(of, fleet, account, bytes(32), book or log(tmp_path), Records(tmp_path / "releases", KEY))
+    fleet, path = simulated(people), tmp_path / "ledger.jsonl"
+    return curators.opened(of or algorithm(), fleet, path, log=book or log(tmp_path), reopen=reopen, rounds=9)
 
 
 def rounds(door, count, params=ZERO):

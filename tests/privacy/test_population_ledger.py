@@ -284,43 +284,6 @@ def test_without_the_files_number_two_copies_would_spend_apart(people, tmp_path)
 # --- fresh bytes -------------------------------------------------------------------------------------------------
 
 
-def test_every_opening_and_every_resumption_is_fresh(people):
-    account = spend(people, "third")
-    nonces = [account.nonce]
-    for _ in range(3):
-        again = Account(open_ledger(Population(people)), terms("third"), RELEASE)
-        again.reopen(account.head)
-        nonces.append(again.nonce)
-    assert {len(nonce) for nonce in nonces} == {32}
-    assert len(set(nonces)) == 4
-    assert again.charges == account.charges  # and nothing that was charged is counted otherwise
-
-
-def test_two_copies_of_a_run_do_not_go_on_with_the_same_bytes(people, tmp_path):
-    account = spend(people, "third")
-    copied_ledger(people / FILE_NAME, tmp_path / "copy.jsonl")
-    nonces = {account.nonce}
-    for path in (people / FILE_NAME, tmp_path / "copy.jsonl"):
-        again = Account(Ledger(path), terms("third"), RELEASE)
-        again.reopen(account.head)
-        nonces.add(again.nonce)
-    assert len(nonces) == 3
-
-
-def test_a_simulation_has_nothing_fresh_and_stays_repeatable(tmp_path):
-    for name in ("one", "other"):
-        account = Account(Ledger(tmp_path / f"{name}.jsonl"), terms("run", "seeded simulation"), RELEASE)
-        account.open()
-        account.reopen(None)
-        assert account.nonce == b""
-        assert [row["kind"] for row in account.rows] == ["open", "resume"]
-
-
-def test_a_run_that_was_not_opened_has_no_nonce(tmp_path):
-    with pytest.raises(LedgerError, match="open it first"):
-        _ = Account(Ledger(tmp_path / "ledger.jsonl"), terms("run"), RELEASE).nonce
-
-
 def test_a_manifest_and_a_private_folder_of_two_ledgers_are_refused(people):
     (people / "private" / "ledger.json").write_text(json.dumps({"id": "another", "folder": "."}))
     with pytest.raises(PopulationError, match="name two ledgers"):

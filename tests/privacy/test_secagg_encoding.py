@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from harness import Cut, cut_at, nobody, noise_key, quietly, tiny_recipe
+from harness import Cut, SideBySide, cut_at, nobody, noise_key, quietly, tiny_recipe
 from taciturn import trees
 from taciturn.core import Message, Report
 from taciturn.fleets.secure_aggregation.bit_packing import pack, unpack
@@ -554,14 +554,6 @@ FTRL = {
 
 def with_privacy(sections, **privacy):
     return {**sections, "privacy": {**sections.get("privacy", {}), **privacy}}
-
-
-class SideBySide(SimulatedFleet):
-    """The accelerator's way, tried on the CPU."""
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self._on_cpu = False
 
 
 def trained(population, sections, fleet, rounds):

@@ -22,7 +22,7 @@ from taciturn.recipe import build
 from taciturn.recipe.sections import Model
 from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import load_model
-from taciturn.runs import warm_start
+from taciturn.runs import pretrain
 from taciturn.runs.pretrain import CHECKPOINT, pretrained
 
 pytestmark = pytest.mark.compiled_quickly
@@ -49,7 +49,7 @@ def same(left, right) -> bool:
 
 
 def cut_at(patch, place: str, occurrence: int):
-    """Cut off at the n-th call of a function of warm_start, before or after it; or of what it tells its progress to."""
+    """Cut off at the n-th call of a function of pretrain, before or after it; or of what it tells its progress to."""
     count = 0
 
     def cut_here(*_):
@@ -61,9 +61,9 @@ def cut_at(patch, place: str, occurrence: int):
     when, _, name = place.partition(" ")
     if name == "a step":
         return cut_here
-    called = getattr(warm_start, name)
+    called = getattr(pretrain, name)
     wrapped = {"before": lambda *a: (cut_here(), called(*a)), "after": lambda *a: (called(*a), cut_here())}[when]
-    patch.setattr(warm_start, name, wrapped)
+    patch.setattr(pretrain, name, wrapped)
     return quietly
 
 
@@ -109,13 +109,13 @@ def test_without_the_state_of_its_optimiser_it_would_not_come_to_the_same(corpus
     """The twin that must fail."""
     with monkeypatch.context() as patch, pytest.raises(Cut):
         pretrained(corpus, MODEL, SCHEDULE, tmp_path / "cut", cut_at(patch, "after save_state", 1))
-    load_state = warm_start.load_state
+    load_state = pretrain.load_state
 
     def forgetful(path, like):
         (training, best), about = load_state(path, like)
         return (training._replace(optimizer=like[0].optimizer), best), about
 
-    monkeypatch.setattr(warm_start, "load_state", forgetful)
+    monkeypatch.setattr(pretrain, "load_state", forgetful)
     pretrained(corpus, MODEL, SCHEDULE, tmp_path / "cut", quietly, resume=True)
     assert not same(params_of(tmp_path / "cut"), params_of(uninterrupted))
 
@@ -286,7 +286,7 @@ def test_the_command_shows_every_epoch_and_leaves_the_figures(corpus, tmp_path):
 def test_an_interrupted_command_says_how_to_go_on(corpus, tmp_path, monkeypatch):
     corpus.save(tmp_path / "corpus")
     monkeypatch.setattr("os._exit", lambda code: (_ for _ in ()).throw(SystemExit(code)))
-    save_state = warm_start.save_state
+    save_state = pretrain.save_state
     for place, words in (("before", "No epoch was done yet"), ("after", "The epochs that are done are kept")):
         with monkeypatch.context() as patch:
 
@@ -295,7 +295,7 @@ def test_an_interrupted_command_says_how_to_go_on(corpus, tmp_path, monkeypatch)
                     save_state(*arguments)
                 raise KeyboardInterrupt
 
-            patch.setattr(warm_start, "save_state", interrupted)
+            patch.setattr(pretrain, "save_state", interrupted)
             stopped = run_cli(tmp_path / "corpus", tmp_path / "out")
         assert stopped.exit_code == 130
         assert words in " ".join(stopped.output.split())

@@ -1,6 +1,4 @@
-"""Attempts to get more out of users' text than the ledger says by way of queues, smaller uploads, averaged predictions, public text and
-estimates: crashes, files put back from older copies, files changed by hand, settings that do not go together.
-"""
+"""A queue that is cut off, tampered with or put back: the claim about participation holds, and no noise meets two totals that leave."""
 
 import contextlib
 import functools
@@ -13,57 +11,50 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dp_accounting import NonPrivateDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from harness import Cut, exact, quietly, tiny_recipe
+from harness import Cut, exact, tiny_recipe
 from taciturn import randomness, trees
-from taciturn.algorithms.local_training import LocalTraining, fedavg_update
-from taciturn.algorithms.uploads import Upload, compressed, rounded
-from taciturn.audit.likelihood_tails import Tail, largest_epsilon
-from taciturn.core import Algorithm, FailedRound, Message, Report, ServerState, UserData
-from taciturn.data.layout import Layout, Unrolls
-from taciturn.data.public import PublicCorpus
-from taciturn.fleets.simulation import in_process, queued
+from taciturn.core import Algorithm, FailedRound, Message, ServerState, UserData
+from taciturn.fleets.simulation import queued
 from taciturn.fleets.simulation.availability import Clock, Devices, Habits
 from taciturn.fleets.simulation.check_in import AvailableFleet
-from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.fleets.simulation.queued import QueuedFleet
-from taciturn.models.deep_lstm import deep_lstm
-from taciturn.models.sgd import sgd_step
 from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
 from taciturn.privacy.accounting import Budget
-from taciturn.privacy.clipping import LARGEST_UPDATE, encode, flat_clip, unbounded
+from taciturn.privacy.clipping import flat_clip, unbounded
 from taciturn.privacy.correlated_noise import Buffers, blt
 from taciturn.privacy.curator import Curator, device_program
 from taciturn.privacy.estimators import fixed_denominator, mean
-from taciturn.privacy.ledger import FILE_NAME, Ledger
+from taciturn.privacy.ledger import Ledger
 from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import no_noise
 from taciturn.privacy.participation import MinSeparation, PoissonSampling, WrongNumberOfUsers
 from taciturn.privacy.participation_log import ParticipationBreach, ParticipationLog
 from taciturn.privacy.records import Records
-from taciturn.recipe import build
-from taciturn.recipe.text import RecipeError
-from taciturn.release.gate import ExportRefused, check_may_leave
-from taciturn.release.privacy_statement import statement, statement_json
+from taciturn.release.privacy_statement import statement_json
 from taciturn.runs import run
 
 USERS, SIZE, ROUNDS, SAVE_EVERY = 40, 4, 9, 3
+
+
 CLAIM = MinSeparation(SIZE, min_separation=2, max_participations=3, rounds=ROUNDS)
+
+
 START = {"x": jnp.zeros(6)}
+
+
 CLIP_NORM = 1.0
+
+
 QUEUE = {
     "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2},
     "fleet": {"kind": "queue", "in_flight": 14},
 }
+
+
 FTRL = {"algorithm": "dp-ftrl", "privacy": {"noise": "tree"}, **QUEUE}
-BARE = {"noise_multiplier": None, "clip_norm": None}
-
-
-# A whole run in small: the real curator, ledger, log and queue; users whose text is one number.
 
 
 class Loop:
@@ -98,9 +89,17 @@ ALGORITHM = Algorithm(
     mechanism=mechanism(flat_clip(CLIP_NORM), fixed_denominator(SIZE), blt(1.0, Buffers(17, (0.9,), (0.4,)))),
     participation=CLAIM,
 )
+
+
 BARE_ALGORITHM = ALGORITHM._replace(mechanism=mechanism(unbounded(), mean(), no_noise()))
+
+
 PROGRAM = device_program(ALGORITHM)
+
+
 JITTED = {PROGRAM: jax.jit(PROGRAM)}
+
+
 RELEASE, FOLLOW = jax.jit(ALGORITHM.mechanism.release), jax.jit(ALGORITHM.mechanism.follow)
 
 
@@ -407,9 +406,6 @@ def test_a_queue_is_refused_with_a_claim_about_sampling(tmp_path):
         Curator(sampled, queue(tmp_path), Small(tmp_path / "run")._account(), bytes(32))
 
 
-# Zero-out adjacency: with one user's reports left out, and the same models given out, nobody else's report may move.
-
-
 def totals(folder, without=None, seed=0) -> list[tuple[list[int], np.ndarray]]:
     folder.mkdir()
     fleet, log, found = queue(folder, seed, without), book(folder), []
@@ -452,115 +448,6 @@ def test_who_reports_in_a_run_with_secret_randomness_cannot_be_worked_out_from_i
     assert cohorts[0] != cohorts[1]
 
 
-# Smaller uploads.
-
-ONE = UserData(jnp.zeros(0), jnp.float32(1), jnp.int32(0))
-
-
-@pytest.mark.parametrize("upload", [Upload(), Upload(1e-6), Upload(0.3, 16), Upload(bits=8)])
-@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf, 2 * LARGEST_UPDATE])
-def test_a_value_that_diverged_is_not_left_out_so_that_the_rest_could_leave(upload, wrong):
-    raw = {"a": jnp.linspace(0.1, 1.0, 50), "b": jnp.ones(7)}
-    report = sent(raw | {"a": raw["a"].at[3].set(wrong)}, upload)
-    assert not any(np.any(leaf) for leaf in jax.tree.leaves(report.update))
-    assert any(np.any(leaf) for leaf in jax.tree.leaves(sent(raw, upload).update))  # the twin
-
-
-def sent(update, upload, key=jax.random.key(0)):
-    smaller = compressed(lambda message, user, key: update, upload)(Message({}, None), ONE, key)
-    return encode(flat_clip(0.5), jnp.float32(0.5), smaller, jnp.float32(1), key)
-
-
-@pytest.mark.parametrize("bits", [8, 16])
-def test_no_value_is_rounded_to_a_level_that_its_bits_do_not_have(bits):
-    most = 2 ** (bits - 1) - 1
-    drawn = jax.vmap(lambda key: rounded(jnp.array([1.0, -1.0]), bits, key))(
-        jax.random.split(jax.random.key(0), 20_000)
-    )
-    assert int(np.max(np.round(np.abs(drawn) * most))) <= most
-
-
-def test_padding_is_no_step_in_a_small_upload_of_a_deep_model_with_short_steps():
-    """Side by side, how much of it there is depends on who else is trained: not one bit of a report may."""
-    model = deep_lstm(12, 4, 4, 2, tied=True, dropout_rate=0.3, variational=True)
-    local = LocalTraining(0.5, epochs=2, keyed=True, gradient_norm=0.5)
-    update = compressed(fedavg_update(sgd_step(model), local), Upload(0.3, 8))
-    message = Message(model.init(jax.random.key(1)), jnp.float32(0.5))
-    batches = jnp.zeros((5, 2, 4), jnp.int32).at[:2].set(jax.random.randint(jax.random.key(2), (2, 2, 4), 4, 12))
-
-    @jax.jit
-    def report(steps):
-        key = jax.random.key(3)
-        made = update(message, UserData(batches, jnp.float32(1), steps), key)
-        return encode(flat_clip(0.5), jnp.float32(0.5), made, jnp.float32(1), key)
-
-    two, five, one = (jax.tree.leaves(report(jnp.int32(steps)).update) for steps in (2, 5, 1))
-    assert all(np.array_equal(*pair) for pair in zip(two, five, strict=True))
-    assert not all(np.array_equal(*pair) for pair in zip(two, one, strict=True))  # the twin: a step of text is one
-
-
-class SideBySide(SimulatedFleet):
-    """The accelerator's way, tried on the CPU."""
-
-    def __init__(self, *arguments, **named) -> None:
-        super().__init__(*arguments, **named)
-        self._on_cpu = False
-
-
-@pytest.mark.parametrize("expected", [1, 3, 15, 16, 100])
-def test_the_size_of_chunks_is_the_same_whoever_is_in_a_cohort(population, expected):
-    def program(message, user, key):
-        return Report({"x": user.batches.sum()}, user.weight.astype(jnp.int32))
-
-    fleet = SideBySide(population, Layout.for_pieces(Unrolls(5), 3, 12), cohort=expected)
-    sizes = set()
-    for cohort in ([4], [], range(7), range(50)):
-        fleet.sum_reports(program, Message(START, None), np.array(cohort, int), jax.random.key(0))
-        sizes |= {len(chunk) for chunk in fleet._chunks(np.array(cohort, int))} | {fleet._size}
-    assert len(sizes) == 1
-    # The twin: one that is told another cohort takes another size.
-    chunk = in_process._chunk_size(START, jax.devices()[0], expected)
-    assert chunk != in_process._chunk_size(START, jax.devices()[0], 250)
-
-
-# No privacy is never called privacy.
-
-
-@pytest.mark.usefixtures("not_optimised")
-def test_an_average_of_predictions_is_never_taken_for_private_nor_says_how_many_were_drawn(
-    population, tmp_path, monkeypatch
-):
-    """Cohorts are Poisson's: their sizes are a secret on which claims rest. What is printed is what was to be expected."""
-    drawn, inside = [], SimulatedFleet.sum_reports
-    monkeypatch.setattr(SimulatedFleet, "sum_reports", lambda self, *a: (drawn.append(len(a[2])), inside(self, *a))[1])
-    bare = tiny_recipe(
-        population,
-        algorithm="transfer-learning",
-        server={"optimizer": None, "learning_rate": None, "momentum": None},
-        privacy=BARE,
-        transfer={"rows": 20, "length": 4},
-        run={"rounds": 3, "evaluate_every": 1, "seed": 1},
-    )
-    finished = run.train_run(bare, tmp_path / "bare", quietly)
-    ledger = Ledger(population.folder / FILE_NAME)
-    guarantee = ledger.guarantee("bare")
-    assert guarantee.epsilon == guarantee.rho == np.inf
-    assert "NO privacy guarantee" in statement(guarantee, ())
-    assert json.loads((tmp_path / "bare" / "guarantee.json").read_text())["private"] is False
-    assert (tmp_path / "bare" / "model.safetensors").stat().st_mode & 0o077 == 0
-    with pytest.raises(ExportRefused, match="non-private"):
-        check_may_leave(guarantee, non_private=False)
-    row = ledger.model_row(run.params_digest(finished.params))  # what a warm start asks for
-    assert [type(cost) for cost in ledger.cost("bare", row["hash"])] == [NonPrivateDpEvent]
-    assert not (tmp_path / "bare" / "private").exists()
-    rows = [json.loads(line) for line in (tmp_path / "bare" / "metrics.jsonl").read_text().splitlines()]
-    assert (rows[-1]["epsilon"], rows[-1]["releases"]) == ("infinity", 3)
-    each = build.upload_size(finished.recipe, finished.params)
-    assert [(row["uploads"], row["upload_bytes"]) for row in rows] == [(n * 10, n * 10 * each) for n in range(4)]
-    assert list(itertools.accumulate(drawn)) != [10, 20, 30]  # the twin: the true ones are others
-    assert "staleness" not in rows[-1]
-
-
 def test_an_average_without_noise_from_a_queue_is_charged_as_that_and_keeps_its_log(tmp_path):
     release = BARE_ALGORITHM.mechanism.event(CLAIM)
     terms = RunTerms("run", "r", "p", CLAIM.adjacency, "operating system", "rdp", Budget(1e-5), ROUNDS)
@@ -579,47 +466,6 @@ def test_an_average_without_noise_from_a_queue_is_charged_as_that_and_keeps_its_
     assert json.loads(statement_json(guarantee, ()))["private"] is False
 
 
-PER_LAYER = {"clipping": "per-layer", "layer_clip_norms": {"word_bias": 0.5}}
-TRANSFER = {"algorithm": "transfer-learning", "server": {"optimizer": None, "learning_rate": None, "momentum": None}}
-REFUSED = {
-    "noise where there is none": {**TRANSFER, "privacy": {"clip_norm": None}},
-    "a budget where there is none": {**TRANSFER, "privacy": {**BARE, "epsilon": 1.0}},
-    "a clip norm of predictions": {**TRANSFER, "privacy": {"noise_multiplier": None}},
-    "clip norms of layers, of predictions": {**TRANSFER, "privacy": {**BARE, **PER_LAYER}},
-    "an adaptive clip norm of predictions": {**TRANSFER, "privacy": {**BARE, "clipping": "adaptive"}},
-    "correlated noise of predictions": {**TRANSFER, "privacy": {**BARE, "noise": "tree"}},
-    "smaller uploads of predictions": {**TRANSFER, "privacy": BARE, "upload": {"bits": 8}},
-    "a denominator of predictions": {**TRANSFER, "privacy": {**BARE, "estimator": "clipped", "least_weight": 9.0}},
-    "a denominator where the average is the true one": {
-        "algorithm": "fedavg",
-        "privacy": {**BARE, "estimator": "clipped", "least_weight": 9.0},
-    },
-    "short steps where there is one gradient": {"algorithm": "dp-fedsgd", "local": {"gradient_norm": 1.0}},
-    "predictions about the texts of several models": {**TRANSFER, "privacy": BARE, **QUEUE},
-    "a clip norm that falls while reports wait": {
-        "algorithm": "fedavg",
-        "privacy": {"noise_multiplier": None, "clip_norm": [[0, 1.0], [3, 0.5]]},
-        **QUEUE,
-    },
-    "a clip norm that adapts while reports wait": {**FTRL, "privacy": {"clipping": "adaptive"}},
-    "cohorts drawn from a queue": {"fleet": {"kind": "queue"}},
-    "turns in a queue": {
-        "algorithm": "dp-ftrl",
-        "participation": {"kind": "cyclic-poisson", "cohort": 1},
-        "fleet": {"kind": "queue"},
-    },
-}
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_a_setting_that_would_do_nothing_or_break_what_is_said_is_refused(population, what):
-    with pytest.raises(RecipeError):
-        tiny_recipe(population, **REFUSED[what])
-
-
-# What is printed beside a run.
-
-
 def test_uploads_of_devices_are_counted_once_whatever_is_cut_off(tmp_path):
     def fleet():
         clock = Clock(Devices(USERS, Habits(drop_out=0.3)), 1.0)
@@ -633,30 +479,3 @@ def test_uploads_of_devices_are_counted_once_whatever_is_cut_off(tmp_path):
     repeated = again.sum_reports(PROGRAM, message, cohort, jax.random.key(1))
     assert again.uploads == first.uploads > 0
     assert all(np.array_equal(*pair) for pair in zip(jax.tree.leaves(total), jax.tree.leaves(repeated), strict=True))
-
-
-def test_users_text_is_not_taken_for_general_text(population):
-    with pytest.raises(Exception, match="no public corpus"):
-        PublicCorpus.load(population.folder)
-
-
-# An estimate is no guarantee.
-
-
-def test_an_estimate_is_called_one_however_narrow_the_terminal(monkeypatch, tmp_path):
-    from taciturn import cli
-    from taciturn.runs import finished
-
-    found = [(np.zeros(9), Tail(9.0, 0.5, 1.2, 0.6, 9))]
-    monkeypatch.setattr(finished, "compare_tails", lambda *_: found)
-    monkeypatch.setenv("COLUMNS", "40")
-    said = CliRunner().invoke(cli.app, ["tails", str(tmp_path / "a"), str(tmp_path / "b")])
-    assert said.exit_code == 0, said.output
-    assert "estimate, not a guarantee" in " ".join(said.output.split())
-    assert list(tmp_path.iterdir()) == []  # nothing of it is written beside a run
-
-
-def test_a_pair_whose_tail_is_no_number_is_not_left_out_of_the_largest():
-    fine, broken = Tail(9.0, 0.5, 1.2, 0.6, 9), Tail(np.nan, np.nan, np.nan, np.nan, 9)
-    assert not largest_epsilon([fine, broken], 1e-5) < np.inf
-    assert not largest_epsilon([broken, fine], 1e-5) < np.inf

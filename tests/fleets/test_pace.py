@@ -1,5 +1,4 @@
-"""Attempts to break a fleet by its pace: a server that is killed or gives up while it sends devices away, devices that are sent away in the
-middle of a round or with nonsense, and whoever watches the logs meanwhile."""
+"""The pace of a fleet: devices that are sent away, rest or stay away, and whoever watches meanwhile."""
 
 import json
 import logging
@@ -11,31 +10,25 @@ import jax
 import numpy as np
 import pytest
 from fleet_of_devices import FleetOfDevices
-from releases import Releases
 
-from harness import Cut, cut_at, quietly
+from harness import quietly
 from taciturn.fleets.devices import fields
-from taciturn.fleets.devices import fleet as device_fleet
 from taciturn.fleets.devices import participation_record as diaries
 from taciturn.fleets.devices.device import Device, NotNow
 from taciturn.fleets.devices.fleet import DeviceFleet
-from taciturn.fleets.devices.transport import LinkError, LocalLink
-from taciturn.privacy.account import Account
+from taciturn.fleets.devices.transport import LocalLink
 from taciturn.privacy.ledger import Ledger
-from taciturn.privacy.records import RecordError
 from taciturn.recipe import build
 from taciturn.recipe.text import RecipeError
-from taciturn.runs.run import resume_run, train_run
+from taciturn.runs.run import train_run
 
 pytestmark = pytest.mark.compiled_quickly
 
+
 ONE_ROUND = {"rounds": 1, "evaluate_every": 1}
+
+
 TWO_ROUNDS = {"rounds": 2, "evaluate_every": 2, "save_every": 1}
-
-
-@pytest.fixture
-def releases_of(monkeypatch):
-    return lambda fleet: Releases(monkeypatch, fleet.population.folder / "ledger.jsonl")
 
 
 def device_of(fleet, number) -> Device:
@@ -45,100 +38,6 @@ def device_of(fleet, number) -> Device:
 def charges(fleet):
     rows = Ledger(fleet.population.folder / "ledger.jsonl").rows
     return [row["round"] for row in rows if row["kind"] == "charge"]
-
-
-def trained(fleet):
-    return {round: len(reports) for round, reports in fleet.reports.items()}
-
-
-def intercepted(fleet, before):
-    """`before` sees every question that the server asks."""
-    ask = fleet.link.ask
-
-    def asks(kind, contents, *args, **settings):
-        before(kind, contents)
-        return ask(kind, contents, *args, **settings)
-
-    fleet.link.ask = asks
-
-
-# The server
-
-
-@pytest.mark.parametrize("ends", [Cut, LinkError])
-def test_a_server_that_ends_while_it_sends_devices_away_has_charged_its_sum(tmp_path, vocabulary, releases_of, ends):
-    fleet, run = FleetOfDevices(tmp_path, vocabulary, count=20, run=TWO_ROUNDS), tmp_path / "run"
-    ask, releases = fleet.link.ask, releases_of(fleet)
-
-    def killed(kind, contents):
-        if kind == fields.COME_BACK:
-            raise ends
-
-    intercepted(fleet, killed)
-    with pytest.raises(ends):
-        train_run(fleet.recipe, run, quietly, fleet.connected)
-    assert charges(fleet) == [0]
-    assert trained(fleet) == {0: 9}
-    fleet.link.ask = ask
-    assert resume_run(run, quietly, fleet.connected).guarantee.releases == 2
-    assert trained(fleet) == {0: 9, 1: 9}
-    assert charges(fleet) == [0, 1]
-    releases.check()
-
-
-@pytest.mark.parametrize("lost", [False, True])
-def test_a_run_that_was_given_up_goes_on_as_itself(tmp_path, vocabulary, releases_of, monkeypatch, lost):
-    """Two rounds are charged and not yet saved when devices stop coming, and again when they do not come back. To the devices it is the
-    same run afterwards, none of them trains again for what was summed, and nothing is charged again, even if records are lost then."""
-    monkeypatch.setattr(device_fleet, "WAIT", 0.05)
-    broken, names = [], set()
-
-    def vanish(number, kind, answer):
-        return None if broken and kind == fields.REPORT else answer
-
-    fleet = FleetOfDevices(
-        tmp_path,
-        vocabulary,
-        count=16,
-        faults=(vanish,),
-        run={"rounds": 4, "evaluate_every": 4, "save_every": 4},
-        fleet={"patience": 0.5},
-    )
-    releases = releases_of(fleet)
-    ledger = fleet.population.folder / "ledger.jsonl"
-
-    def named(kind, contents):
-        if kind == fields.ADVERTISE:
-            names.update(fields.parted(content, 4)[1].decode() for content in contents.values())
-            declared = [json.loads(line) for line in ledger.read_text().splitlines()]
-            (opened,) = (row["hash"] for row in declared if row["kind"] == "open")
-            assert names == {f"run {opened[:16]}"}  # and so never before there is a run
-
-    intercepted(fleet, named)
-
-    def break_down(done, rounds, row):
-        if done == 2:
-            broken.append(1)
-
-    run = tmp_path / "run"
-    with pytest.raises(LinkError, match=r"rounds have failed.*--resume"):
-        train_run(fleet.recipe, run, break_down, fleet.connected)
-    assert charges(fleet) == [0, 1]
-    assert (run / "private" / "root").exists()
-    assert not (run / "guarantee.json").exists()
-    before = trained(fleet)
-    for record in (run / "private" / "releases").iterdir() if lost else ():
-        record.unlink()
-    with pytest.raises(LinkError, match="--resume"):
-        resume_run(run, quietly, fleet.connected)
-    broken.clear()
-    finished = resume_run(run, quietly, fleet.connected)
-    assert finished.guarantee.releases == len(charges(fleet)) == 4
-    assert all(trained(fleet)[round] == before[round] for round in (0, 1))
-    releases.check()
-    uploads = [upload for number in range(16) for upload in device_of(fleet, number)._diary.uploads]
-    assert {upload["run"] for upload in uploads} == names
-    assert not (run / "private").exists()
 
 
 def test_whoever_watches_sees_what_the_ledger_on_disk_says_and_changes_nothing_in_it(tmp_path, vocabulary):
@@ -184,9 +83,6 @@ def test_no_log_and_no_file_outside_the_private_folder_names_a_device_that_took_
     public = [path.read_text() for path in run.iterdir() if path.suffix in (".jsonl", ".csv", ".txt", ".json", ".toml")]
     assert public
     assert not any(str(one) in text for one in range(765_000, 765_024) for text in public)
-
-
-# The device
 
 
 @pytest.mark.parametrize("after", [fields.ADVERTISE, fields.SHARE, fields.REPORT])
@@ -241,18 +137,6 @@ def test_whatever_a_server_says_when_it_sends_a_device_away_the_device_keeps_its
     assert fleet.link.ask(fields.CHECK_IN, {2: later}, 30) == {2: fields.NOT_NOW}
 
 
-# What ends, and what it costs
-
-
-@pytest.mark.parametrize("damage", ["{", '{"asked": 9}'])
-def test_a_figure_that_is_damaged_ends_no_run(tmp_path, vocabulary, damage):
-    fleet = FleetOfDevices(tmp_path, vocabulary, run=TWO_ROUNDS)
-    with pytest.raises(Cut):
-        train_run(fleet.recipe, tmp_path / "run", cut_at(1), fleet.connected)
-    (tmp_path / "run" / "private" / "rounds" / "counts.json").write_text(damage)
-    assert resume_run(tmp_path / "run", quietly, fleet.connected).guarantee.releases == 2
-
-
 @pytest.mark.parametrize("run", [ONE_ROUND, TWO_ROUNDS])
 def test_devices_rest_from_rounds_that_there_are(tmp_path, vocabulary, run):
     fleet = FleetOfDevices(tmp_path, vocabulary, count=9, run=run, participation={"min_separation": 1})
@@ -273,38 +157,3 @@ def test_a_run_for_which_nobody_is_left_ends_with_what_it_has(tmp_path, vocabula
     assert finished.guarantee.releases == 3
     assert (tmp_path / "run" / "guarantee.json").exists()
     assert not (tmp_path / "run" / "private").exists()
-
-
-@pytest.mark.parametrize("lost", [False, True])
-def test_killed_after_a_charge_its_release_is_given_out_although_nobody_comes(
-    tmp_path, vocabulary, releases_of, monkeypatch, lost
-):
-    """From its record. Twin: without it the run does not go on, whoever comes, and nothing is charged again."""
-    run, whole = tmp_path / "run", Account.charge
-    fleet = FleetOfDevices(
-        tmp_path, vocabulary, count=20, run={"rounds": 1, "evaluate_every": 1, "save_every": 1}, fleet={"patience": 0.2}
-    )
-    releases = releases_of(fleet)
-
-    def killed(account, *row):
-        whole(account, *row)
-        raise Cut
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Account, "charge", killed)
-        with pytest.raises(Cut):
-            train_run(fleet.recipe, run, quietly, fleet.connected)
-    assert charges(fleet) == [0]
-    assert not releases.left
-    if lost:
-        (run / "private" / "releases" / "release-0").unlink()
-        with pytest.raises(RecordError, match="cannot go on"):
-            resume_run(run, quietly, fleet.connected)
-        assert not releases.left
-    else:
-        for number in list(fleet.link.devices()):
-            fleet.link.remove(number)
-        assert resume_run(run, quietly, fleet.connected).guarantee.releases == 1
-        releases.check()
-    assert charges(fleet) == [0]
-    assert trained(fleet) == {0: 9}

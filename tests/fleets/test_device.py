@@ -1,95 +1,96 @@
-"""Attempts to play devices against each other: a server that gives them different models, broken ones or another clip norm, asks a round
-again with a device less, or calls the same run by another name. Devices are those that are shipped; the server is a liar's.
-"""
+"""A device and a server that may lie: it trains on what all were told, within its bound, and once for each round."""
 
 import contextlib
 import json
 import os
-import time
+from contextlib import suppress
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fleet_of_devices import FleetOfDevices
+from fleet_of_devices import FleetOfDevices, fleet_recipe
+from lying_server import KEY, VICTIM, Credulous, LyingServer
 
-from harness import Cut, cut_at, quietly
+from harness import quietly
+from taciturn import trees
 from taciturn.core import FailedRound, Message
 from taciturn.fleets import assemble
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices import participation_record as diaries
 from taciturn.fleets.devices.device import Device, NotNow
-from taciturn.fleets.devices.fleet import DeviceFleet
-from taciturn.fleets.devices.participation_record import Diary, Rest
-from taciturn.fleets.devices.transport import LinkError
-from taciturn.fleets.secure_aggregation.messages import Advert, MaskedReport, SealedShares, Unmasking
+from taciturn.fleets.devices.participation_record import Diary
+from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
 from taciturn.fleets.secure_aggregation.protocol import Refused
-from taciturn.fleets.secure_aggregation.server_side import ServerRound
 from taciturn.recipe import build
-from taciturn.runs.run import resume_run, train_run
-
-KEY = bytes(range(8))
-VICTIM = 3
+from taciturn.runs.run import train_run
 
 
-class Credulous:
-    """A server that looks at no signature."""
+def test_a_round_that_a_device_refused_is_none_that_it_reports_to(tmp_path, vocabulary):
+    """It said yes to round 14 and no to round 12, in which it may not take part."""
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=9, participation={"min_separation": 2, "users": 60})
+    device = fleet.link._devices[0].handler
+    device._diary.upload(10, "run", 10)
+    device("advertise", fields.joined(fields.new_name(), b"run", b"14", bytes(32)))
+    with pytest.raises(NotNow):
+        device("advertise", fields.joined(fields.new_name(), b"run", b"12", bytes(32)))
+    message = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), device._like)
+    message = message._replace(public=message.public._replace(clip_norm=np.float32(1), round=np.int32(12)))
+    key = np.asarray(jax.random.key_data(jax.random.key(0))).astype("<u4").tobytes()
+    with suppress(ValueError):
+        device("report", fields.joined(b"whatever", fields.arrays_to_bytes(message), key))
+    assert [upload["round"] for upload in device._diary.uploads] == [10]
 
-    def verify(self, *signed):
-        return True
+
+def test_a_report_is_masked_once_and_a_second_question_for_it_is_refused(tmp_path, vocabulary):
+    seen = []
+
+    def keeps(number, kind, answer):
+        if kind == fields.REPORT and number == 2:
+            seen.append(answer)
+        return answer
+
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=9, faults=(keeps,), run={"rounds": 1, "evaluate_every": 1})
+    contents, ask = {}, fleet.link.ask
+
+    def twice(kind, questions, *args, **named):
+        answers = ask(kind, questions, *args, **named)
+        if kind == fields.REPORT:
+            contents.update(questions)
+            assert ask(kind, questions, 10) == {}
+        return answers
+
+    fleet.link.ask = twice
+    finished = train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
+    assert finished.guarantee.releases == 1
+    assert len(seen) == 1
+    assert contents
 
 
-class LyingServer:
-    """Asks devices in its own way: each may get another message, and be told another hash of it."""
-
-    def __init__(self, folder, vocabulary, **sections):
-        self.fleet = FleetOfDevices(folder, vocabulary, count=9, **sections)
-        self.agreement = assemble.agreement(self.fleet.recipe, vocabulary, self.fleet.enrolled)
-        self.modulus = 1 << self.agreement.modulus_bits
-        mechanism = build.algorithm(self.fleet.recipe, len(vocabulary)).mechanism
-        params = build.language_model(self.fleet.recipe.model, len(vocabulary)).init(jax.random.key(7))
-        self.honest = Message(params, mechanism.public(mechanism.init(params)))
-
-    def filled(self, value):
-        return self.honest._replace(params=jax.tree.map(lambda leaf: jnp.full_like(leaf, value), self.honest.params))
-
-    def round(self, number, who=range(9), given=None, told=None, run=b"run", identity=None, name=None):
-        """`given` and `told` are the messages by device: what it gets, and of what it is told the hash."""
-        given = {one: fields.arrays_to_bytes((given or {}).get(one, self.honest)) for one in who}
-        told = {one: fields.arrays_to_bytes(told[one]) if told else given[one] for one in who}
-        name, round = name or fields.new_name(), str(number).encode()
-        hashes = {one: fields.message_hash(run, round, message, KEY) for one, message in told.items()}
-        server = ServerRound(self.agreement.terms(name, hashes[min(who)]), identity or self.fleet.connected.identity)
-        ask = self.fleet.link.ask
-
-        def take(taken, kind, contents):
-            for one, answer in ask(kind, contents, 60).items():
-                taken(one, answer)
-
-        first = {one: fields.joined(name, run, round, hashes[one]) for one in who}
-        take(lambda d, a: server.take_advert(d, Advert.from_bytes(a)), fields.ADVERTISE, first)
-        rosters = {one: roster.to_bytes() for one, roster in server.rosters().items()}
-        take(lambda d, a: server.take_shares(d, SealedShares.from_bytes(a)), fields.SHARE, rosters)
-        deliveries = {one: fields.joined(sent.to_bytes(), given[one], KEY) for one, sent in server.deliveries().items()}
-        take(lambda d, a: server.take_report(d, MaskedReport.from_bytes(a)), fields.REPORT, deliveries)
-        requests = {one: request.to_bytes() for one, request in server.requests().items()}
-        take(lambda d, a: server.take_answer(d, Unmasking.from_bytes(a)), fields.UNMASK, requests)
-        return server.total()
-
-    def device(self, number) -> Device:
-        return self.fleet.link._devices[number].handler
-
-    @property
-    def reports(self):
-        return [report for reports in self.fleet.reports.values() for report in reports]
+@pytest.mark.parametrize(
+    "tokens", [[], [0, 0, 0], [4], [-1, 10**6, 4], [3] * 1000], ids=["none", "padding", "one", "no words", "long"]
+)
+@pytest.mark.parametrize("weight_cap", [None, 40.0])
+def test_whatever_a_text_is_its_report_is_bounded(tmp_path, vocabulary, population, tokens, weight_cap):
+    users = {"weight_cap": weight_cap, "total_weight": 40.0} if weight_cap else {}
+    recipe = fleet_recipe(population, participation=users)
+    device = assemble.device(recipe, vocabulary, np.array(tokens, np.int32), 0, EnrolledKeys({}), [b"key"], tmp_path)
+    params = build.language_model(recipe.model, len(vocabulary)).init(jax.random.key(0))
+    encoded = build.report_encoding(recipe, params)
+    for broken in (1.0, np.nan, np.inf):
+        message = device._like._replace(params=trees.scale(params, np.float32(broken)))
+        message = message._replace(public=message.public._replace(clip_norm=np.float32(0.5), round=np.int32(0)))
+        values = np.asarray(device._program(message, device._user, jax.random.key(1)).update).astype(np.int64)
+        centred = np.where(values >= encoded.modulus // 2, values - encoded.modulus, values)
+        assert np.sum(centred**2) <= encoded.limit
+        assert np.max(np.abs(centred)) <= encoded.largest
+        if not tokens or not np.isfinite(broken):
+            assert not np.any(centred)
 
 
 @pytest.fixture
 def liar(tmp_path, vocabulary):
     return LyingServer(tmp_path, vocabulary)
-
-
-# Different models for different devices (Pasquini et al. 2022)
 
 
 def all_but_the_victim(message):
@@ -139,9 +140,6 @@ def test_an_honest_round_has_its_sum(liar):
     np.testing.assert_array_equal(total.values, sum(report.astype(np.uint64) for report in liar.reports) % liar.modulus)
 
 
-# Models and clip norms that no honest server sends
-
-
 def broken(liar, what):
     params, public = liar.honest
     leaves, structure = jax.tree.flatten(params)
@@ -180,9 +178,6 @@ def test_the_twin_without_the_check_trains_on_it(liar, what, monkeypatch):
     monkeypatch.setattr(Device, "_check", lambda device, message: None)
     liar.round(1, given=dict.fromkeys(range(9), broken(liar, what)))
     assert len(liar.reports) == 9
-
-
-# A round is asked again
 
 
 def without_the_victim():
@@ -321,140 +316,3 @@ def test_no_server_whose_clock_is_wrong_locks_devices_out_of_all_later_rounds(li
             device(fields.ADVERTISE, fields.joined(name, b"run", str(round).encode(), bytes(32)))
     near = int(1e6 * (now + day - 60)).to_bytes(8, "big")
     device(fields.ADVERTISE, fields.joined(near + bytes(8), b"run", b"1", bytes(32)))
-
-
-# Another name for the same run
-
-
-@pytest.mark.parametrize("run", [b"run", b"another name"])
-def test_separation_timer_and_cap_count_over_all_runs(liar, run, monkeypatch):
-    start = diaries._now()
-    now = [start]
-    monkeypatch.setattr(diaries, "_now", lambda: now[0])
-
-    def limited(*limits):
-        for one in range(9):
-            liar.device(one)._diary._rest = Rest(*limits)
-
-    limited(24.0, 100, 3)
-    liar.round(1000)
-    for number, hours, why in ((2000, 23, "rests for 24 hours"), (1100, 25, "100 rounds"), (7, 25, "this round or a")):
-        now[0] = start + 3600 * hours
-        with pytest.raises(NotNow, match=why):
-            liar.device(0)(fields.ADVERTISE, fields.joined(fields.new_name(), run, str(number).encode(), bytes(32)))
-    liar.round(1101, run=run)
-    limited(24.0, 0, 2)
-    now[0] += 10**6
-    with pytest.raises(NotNow, match="2 times, as often as it may in all runs"):
-        liar.device(0)(fields.ADVERTISE, fields.joined(fields.new_name(), run, b"99999", bytes(32)))
-    limited(24.0, 0, 3)  # twin
-    liar.round(99999, run=run)
-
-
-def test_a_second_run_with_devices_that_gave_all_they_may_finds_none(tmp_path, vocabulary):
-    one_round = {"rounds": 1, "evaluate_every": 1}
-    limits = {"lifetime_participations": 2, "patience": 0.5}
-    fleet = FleetOfDevices(tmp_path, vocabulary, count=9, run=one_round, fleet=limits)
-    for run in ("first", "second"):
-        assert train_run(fleet.recipe, tmp_path / run, quietly, fleet.connected).guarantee.releases == 1
-    with pytest.raises(LinkError, match=r"0 devices are there that may take part.*fleet.lifetime_participations"):
-        train_run(fleet.recipe, tmp_path / "third", quietly, fleet.connected)
-
-
-def test_the_cap_is_the_recipes_unless_it_says_another(tmp_path, vocabulary):
-    for lifetime, expected in ((None, 4), (2, 2), (9, 9)):
-        (tmp_path / str(lifetime)).mkdir()
-        sections = {"participation": {"max_participations": 4}, "fleet": {"lifetime_participations": lifetime}}
-        fleet = FleetOfDevices(tmp_path / str(lifetime), vocabulary, count=1, **sections)
-        assert fleet.link._devices[0].handler._diary._rest.max_participations == expected
-
-
-# The server's own retries
-
-
-class Patience:
-    deadline, patience = 60.0, 20.0
-
-
-def device_fleet(liar, folder, **more):
-    folder.mkdir(exist_ok=True)
-    return DeviceFleet(liar.fleet.connected, liar.agreement, 9, Patience, folder, lambda: "run", **more)
-
-
-def test_a_sum_of_the_same_round_over_fewer_devices_fails(liar, tmp_path):
-    server = device_fleet(liar, tmp_path / "rounds")
-    server.sum_reports(None, liar.honest, np.arange(9), jax.random.key(0))
-    for one in range(9):
-        liar.fleet.start(one)
-    with pytest.raises(FailedRound):
-        server.sum_reports(None, liar.honest, np.array(without_the_victim()), jax.random.key(1))
-    assert len(liar.reports) == 9
-
-
-def test_where_others_are_left_a_round_that_failed_goes_on_with_them_and_else_under_another_number(
-    tmp_path, vocabulary, monkeypatch
-):
-    monkeypatch.setattr("taciturn.fleets.devices.fleet.WAIT", 0.01)
-    for count, reported_twice in ((18, 0), (12, 6), (9, 9)):
-        left, folder = [9], tmp_path / str(count)
-        folder.mkdir()
-
-        def dies(number, kind, answer, left=left):
-            left[0] -= kind == fields.UNMASK
-            return None if kind == fields.UNMASK and left[0] >= 0 else answer
-
-        fleet = FleetOfDevices(
-            folder,
-            vocabulary,
-            count=count,
-            faults=(dies,),
-            run={"rounds": 1, "evaluate_every": 1},
-            participation={"users": 40, "min_separation": 0},
-        )
-        finished = train_run(fleet.recipe, folder / "run", quietly, fleet.connected)
-        assert finished.guarantee.releases == 1
-        uploads = [fleet.link._devices[one].handler._diary.uploads for one in range(count)]
-        assert sum(map(len, uploads)) == 18
-        assert sum(len(mine) == 2 for mine in uploads) in range(reported_twice, 10 if reported_twice else 1)
-        assert all(len({upload["round"] for upload in mine}) == len(mine) for mine in uploads)
-
-
-def test_numbers_of_rounds_rise_with_rows_attempts_and_runs_and_outlive_a_crash(liar, tmp_path):
-    rows = [0]
-    server = device_fleet(liar, tmp_path / "rounds", row=lambda: rows[0], apart=3)
-    first = server._numbers(0)
-    server._keep(first._replace(asked={1: first.number, 2: first.number - 3}))
-    assert device_fleet(liar, tmp_path / "rounds")._numbers(0) == first._replace(
-        asked={1: first.number, 2: first.number - 3}
-    )
-    assert server._numbers(0).resting(3) == {1, 2}
-    assert server._numbers(0).resting(0) == {1}
-    assert server._numbers(2).number == first.number + 2
-    assert server._numbers(2).resting(3) == {1}
-    server._renumber()
-    again = server._numbers(0)
-    assert again.resting(3) == set()
-    assert again.number > first.number + 3  # so many rounds lie between, at least
-    assert server._numbers(5).number == again.number + 5
-    server._keep(again._replace(number=2**80))  # whatever the clock says
-    server._renumber()
-    assert server._numbers(0).number == 2**80 + 4
-    time.sleep(0.001)
-    assert device_fleet(liar, tmp_path / "later")._numbers(0).number > again.number + 5
-
-
-def test_a_run_that_was_cut_off_goes_on_after_another_run_of_the_same_devices(tmp_path, vocabulary):
-    """To the devices it is older than what they answered to since, until it is given another number."""
-    fleet = FleetOfDevices(
-        tmp_path, vocabulary, count=9, run={"rounds": 2, "evaluate_every": 2, "save_every": 1}, fleet={"patience": 0.5}
-    )
-    with pytest.raises(Cut):
-        train_run(fleet.recipe, tmp_path / "first", cut_at(1), fleet.connected)
-    train_run(fleet.recipe, tmp_path / "second", quietly, fleet.connected)
-    with pytest.raises(LinkError, match="0 devices are there that may take part"):
-        resume_run(tmp_path / "first", quietly, fleet.connected)
-    finished = resume_run(tmp_path / "first", quietly, fleet.connected)
-    assert finished.guarantee.releases == 2
-    for one in range(9):
-        rounds = [upload["round"] for upload in fleet.link._devices[one].handler._diary.uploads]
-        assert rounds == sorted(set(rounds))
