@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src import compiler
+from jax._src import compiler  # private to JAX, which has no public way to set this for all programs: it may move
 
 from taciturn import randomness, trees
 from taciturn.core import Algorithm, Mechanism, Params, Report

@@ -229,7 +229,14 @@ def test_the_page_serves_each_model_with_its_guarantee(made):
 
 def test_two_models_of_one_name_are_told_apart(made):
     server = keyboard_server([made / "private-run", made / "private-run"], [], 0)
-    server.close()
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        scripts = [urllib.request.urlopen(f"{server.url}model-{n}.js").read().decode() for n in (1, 2)]
+    finally:
+        server.close()
+    for name, script, other in (("private-run A", *scripts), ("private-run B", *scripts[::-1])):
+        assert name in script
+        assert name not in other
 
 
 def test_the_page_shows_no_model_that_its_ledger_does_not_know(made, tmp_path):
@@ -239,7 +246,7 @@ def test_the_page_shows_no_model_that_its_ledger_does_not_know(made, tmp_path):
     content = bytearray((tmp_path / "stranger" / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (tmp_path / "stranger" / "model.safetensors").write_bytes(content)
-    with pytest.raises(ExportRefused):
+    with pytest.raises(ExportRefused, match="does not know these parameters"):
         keyboard_server([tmp_path / "stranger"], [], 0)
 
 

@@ -108,9 +108,7 @@ BARE = {"noise_multiplier": None, "clip_norm": None}
 
 
 @pytest.mark.usefixtures("not_optimised")
-def test_an_average_of_predictions_is_never_taken_for_private_nor_says_how_many_were_drawn(
-    population, tmp_path, monkeypatch
-):
+def test_an_average_of_predictions_is_never_private_nor_says_how_many_were_drawn(population, tmp_path, monkeypatch):
     """Cohorts are Poisson's: their sizes are a secret on which claims rest. What is printed is what was to be expected."""
     drawn, inside = [], SimulatedFleet.sum_reports
     monkeypatch.setattr(SimulatedFleet, "sum_reports", lambda self, *a: (drawn.append(len(a[2])), inside(self, *a))[1])

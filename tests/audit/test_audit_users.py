@@ -41,9 +41,7 @@ def rewritten(run, change):
 
 
 @pytest.mark.usefixtures("not_optimised")
-def test_an_audit_that_cannot_be_made_does_not_leave_with_the_exit_status_of_a_broken_claim(
-    population, tmp_path, monkeypatch
-):
+def test_an_audit_that_cannot_be_made_has_another_exit_status_than_a_broken_claim(population, tmp_path, monkeypatch):
     """Nor does one of a run that keeps its word."""
     run = tmp_path / "run"
     train_run(tiny_recipe(population, audit={"users": 64}), run, quietly)

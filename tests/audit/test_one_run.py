@@ -92,7 +92,7 @@ def test_the_bound_from_means_is_that_of_a_non_central_t_and_never_above_it(user
     assert 0.9 < _least_times(statistic, freedom, power) <= 1.0
 
 
-def test_reports_that_are_far_too_long_now_and_then_are_seen_by_the_curve_where_means_see_nothing():
+def test_reports_that_are_too_long_now_and_then_are_seen_by_the_curve_and_not_by_means():
     """One report in sixteen comes a hundred times too long. Means are apart, but so wide is the spread that they do not look it."""
     generator, users = np.random.default_rng(0), 10_000
     included = generator.random(users) < 0.5

@@ -23,7 +23,6 @@ from taciturn.audit.canaries import (
 from taciturn.audit.secret_sharer import (
     Finding,
     beam_search,
-    block_rows,
     draw_references,
     measure,
     random_sampling,
@@ -231,16 +230,13 @@ def test_blocks_of_another_size_give_the_same(name):
     assert not np.allclose(scorer(model, some, MORE_MEMORY)((20, 6)), scores, atol=1e-2)
 
 
-def test_a_block_is_as_large_as_the_memory_allows():
-    assert block_rows(20_000, 2**28) == 2**28 // 80_000
-    assert block_rows(20_000, 2**20) == 13
-    assert block_rows(20_000, 1) == 1
+def test_scoring_takes_the_memory_that_it_may_take_and_no_more():
     weights = step_weights(wide := cifg(2_000, 8, 12), wide.init(jax.random.key(0)))
     references = draw_references(np.arange(20, 2_000, dtype=np.int32), 20_000, seed=3)
     model = Recurrent("cifg", weights)
     states = 4 * 2_000 * (8 + 12 + 1)
-    assert states < temporary_memory(model, references, 2**20) < 2**20 + 2 * states
-    assert temporary_memory(model, references, 2**24) > 2**20 + 2 * states
+    assert temporary_memory(model, references, 2**20) < 2**20 + 2 * states
+    assert temporary_memory(model, references, 2**24) > 2**20 + 2 * states  # the twin: where it may take more, it does
 
 
 def temporary_memory(model: Recurrent, references: np.ndarray, memory: int) -> int:
@@ -274,7 +270,7 @@ def test_an_untrained_model_ranks_canaries_anywhere():
     assert distance_from_uniform(random_sampling(model, likely, references), 2_000) > 1.95  # 0.1 %
 
 
-def test_what_is_as_likely_comes_before_what_is_the_same_does_not_count_and_a_broken_model_knows_nothing():
+def test_ties_come_before_the_same_does_not_count_and_a_broken_model_knows_nothing():
     class Alike:
         vocabulary = SIZE
 

@@ -61,7 +61,7 @@ def test_real_users_are_asked_as_if_there_were_no_others():
     assert [place for place in range(30) if float(total.update["w"][place]) % 100 == 1] == [1, 5, 7]
 
 
-def test_synthetic_users_come_by_coins_and_keys_of_their_own_and_the_same_in_a_round_that_is_summed_again():
+def test_synthetic_users_come_by_coins_of_their_own_and_the_same_when_summed_again():
     both, real, synthetic = fleet(0.3)
     keys = [jax.random.key(number) for number in range(200)]
     for key in keys:
@@ -134,7 +134,7 @@ def test_people_canaries_and_audit_users_together_are_never_more_than_a_total_ho
     if fits:
         assert int(outer.sum_reports(None, None, np.arange(people), jax.random.key(0)).weight) == most
     else:
-        with pytest.raises(WrongNumberOfUsers):
+        with pytest.raises(WrongNumberOfUsers, match="more than the 50 reports that a total holds"):
             outer.sum_reports(None, None, np.arange(people), jax.random.key(0))
 
 

@@ -31,7 +31,7 @@ from taciturn.population_ledger import open_ledger
 from taciturn.privacy.ledger import LedgerError
 
 
-def test_a_population_comes_back_as_it_was_written_with_users_in_an_order_that_says_nothing(tmp_path, vocabulary):
+def test_a_population_comes_back_as_written_with_users_in_an_order_that_says_nothing(tmp_path, vocabulary):
     users = made_up_users(20)
     population = build_population(tmp_path / "p", users, made_up_users(3, seed=1), vocabulary, {"source": "made up"})
     stored = [text.tolist() for text in Population(tmp_path / "p").texts]
@@ -132,9 +132,9 @@ def test_a_build_that_fails_leaves_the_population_as_it_was(tmp_path, vocabulary
     def failing():
         with writing_population(tmp_path / "p", vocabulary) as writer:
             writer.add("train", "x", [4, 5])
-            raise KeyError
+            raise KeyError("as it is written")
 
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="as it is written"):
         failing()
     after = Population(tmp_path / "p")
     assert after.manifest == before.manifest
@@ -215,7 +215,7 @@ def test_a_damaged_manifest_does_not_forget_which_ledger_there_was(tmp_path, voc
             (tmp_path / "p" / "manifest.json").unlink()
         else:
             (tmp_path / "p" / "manifest.json").write_text(damage)
-            with pytest.raises(PopulationError):
+            with pytest.raises(PopulationError, match="its ledger stays"):
                 Population(tmp_path / "p")
         (tmp_path / "p" / "ledger.jsonl").rename(tmp_path / "ledger.jsonl")
         again = build_population(tmp_path / "p", made_up_users(20), made_up_users(3, 1), vocabulary, {})
@@ -284,9 +284,9 @@ def test_texts_are_read_without_being_copied_into_memory(tmp_path):
     texts = Texts.load(tmp_path, "train", writer.close())
     assert isinstance(texts.shard(0).tokens.base, np.memmap)
     assert np.shares_memory(texts[7], texts.shard(0).tokens)
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="1000 is none of them"):
         texts[1000]
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="-1 is none of them"):
         texts[-1]
 
 

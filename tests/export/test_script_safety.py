@@ -38,5 +38,5 @@ def test_a_script_whose_words_are_not_those_of_its_model_does_not_pass_the_check
     model, right = counted(vocabulary, "worda wordb ."), published(vocabulary)
     if check_javascript(javascript_ngram(model, right), [END]) is None:
         pytest.skip("Node.js is not installed")
-    with pytest.raises((ValueError, *REFUSED)):
+    with pytest.raises((ValueError, *REFUSED), match="does not run in Node"):
         check_javascript(javascript_ngram(model, right._replace(words=(*right.words[:-1], "a\nb"))), [END])

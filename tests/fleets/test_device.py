@@ -32,7 +32,7 @@ def test_a_round_that_a_device_refused_is_none_that_it_reports_to(tmp_path, voca
     device = fleet.link._devices[0].handler
     device._diary.upload(10, "run", 10)
     device("advertise", fields.joined(fields.new_name(), b"run", b"14", bytes(32)))
-    with pytest.raises(NotNow):
+    with pytest.raises(NotNow, match="2 rounds have to lie between"):
         device("advertise", fields.joined(fields.new_name(), b"run", b"12", bytes(32)))
     message = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), device._like)
     message = message._replace(public=message.public._replace(clip_norm=np.float32(1), round=np.int32(12)))
@@ -99,7 +99,7 @@ def all_but_the_victim(message):
 
 @pytest.mark.parametrize("value", [np.nan, 1e30])
 def test_devices_that_are_told_of_different_models_refuse_each_other_before_they_train(liar, value):
-    with pytest.raises((Refused, FailedRound)):
+    with pytest.raises((Refused, FailedRound), match="not signed by device 3 for this round"):
         liar.round(1, given=all_but_the_victim(liar.filled(value)))
     with pytest.raises(FailedRound, match="0 devices have shared"):  # and where the server takes any signature
         liar.round(2, given=all_but_the_victim(liar.filled(value)), identity=Credulous())
@@ -215,7 +215,7 @@ def test_the_twin_with_the_old_diary_gives_a_report_away(liar, monkeypatch):
     assert any(np.array_equal(difference, report) for report in liar.reports)
 
 
-def test_a_report_that_may_have_left_is_used_up_also_where_it_was_lost_and_its_device_was_killed(liar):
+def test_a_report_that_may_have_left_is_used_up_even_if_lost_with_its_device_killed(liar):
     liar.fleet.link._faults = (lambda number, kind, answer: None if kind == fields.REPORT else answer,)
     with pytest.raises(FailedRound, match="0 devices have reported"):
         liar.round(5)

@@ -123,9 +123,7 @@ def test_a_third_of_the_devices_may_die_at_any_stage(tmp_path, vocabulary, total
         assert_sums(fleet, totals)
 
 
-def test_when_too_many_die_the_round_fails_and_is_tried_again_and_nothing_is_charged_for_it(
-    tmp_path, vocabulary, totals
-):
+def test_when_too_many_die_the_round_fails_is_not_charged_and_is_tried_again(tmp_path, vocabulary, totals):
     tries = []
 
     def dies(number, kind, answer):
@@ -301,7 +299,7 @@ def test_a_cohort_drawn_before_a_crash_is_not_asked_of_a_list_in_another_order(
 
 @pytest.mark.parametrize("count", [20, 9])
 @pytest.mark.parametrize(("where", "name"), [(Records, "write"), (Account, "charge")])
-def test_killed_between_a_sum_and_its_charge_the_round_goes_on_with_others_and_is_charged_once(
+def test_killed_between_a_sum_and_its_charge_the_round_is_done_by_others_and_charged_once(
     tmp_path, vocabulary, totals, monkeypatch, count, where, name
 ):
     """The reports in the sum are used up: its devices are not asked for them again, but under another number where there are no others
@@ -334,7 +332,7 @@ def test_killed_between_a_sum_and_its_charge_the_round_goes_on_with_others_and_i
     assert sum(twice) == (9 if count == 9 else 0)
 
 
-def test_attempts_that_failed_leave_devices_resting_and_the_round_after_them_goes_on_all_the_same(
+def test_failed_attempts_leave_devices_resting_and_the_next_round_goes_on_all_the_same(
     tmp_path, vocabulary, monkeypatch
 ):
     """Killed after its sum, a round is done by others; then most rest by their own diaries, which the log does not know of."""
@@ -469,7 +467,7 @@ def test_a_device_keeps_its_own_timer_whatever_the_server_forgets(tmp_path):
     assert json.loads((tmp_path / "diary.json").read_text())["opted_out"]
 
 
-def test_a_round_that_fails_again_and_again_is_given_up_and_the_run_goes_on_when_devices_are_well(
+def test_a_round_that_keeps_failing_is_given_up_and_the_run_goes_on_when_devices_are_well(
     tmp_path, vocabulary, monkeypatch
 ):
     broken, pauses = [True], []

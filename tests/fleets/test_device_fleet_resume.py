@@ -144,7 +144,7 @@ def test_a_second_server_that_ends_the_run_leaves_the_first_nothing_and_no_relea
         if done == 1:
             resume_run(folder, quietly, fleet.connected)
 
-    with pytest.raises((OSError, LedgerError)):
+    with pytest.raises((OSError, LedgerError), match=r"No such file|another process|already has"):
         train_run(fleet.recipe, folder, ended, fleet.connected)
     assert not list(folder.rglob("release-*"))
     assert json.loads((folder / "guarantee.json").read_text())
@@ -184,7 +184,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_record_that_is_not_the_one_that_was_charged_is_not_given_out_and_nobody_is_asked_again(
+def test_a_record_other_than_the_charged_one_is_not_given_out_and_nobody_is_asked_again(
     before_the_charge, monkeypatch, damage
 ):
     fleet, run = before_the_charge
@@ -275,10 +275,10 @@ def test_a_server_that_ends_while_it_sends_devices_away_has_charged_its_sum(tmp_
 
     def killed(kind, contents):
         if kind == fields.COME_BACK:
-            raise ends
+            raise ends("while devices are sent away")
 
     intercepted(fleet, killed)
-    with pytest.raises(ends):
+    with pytest.raises(ends, match="while devices are sent away"):
         train_run(fleet.recipe, run, quietly, fleet.connected)
     assert charges(fleet) == [0]
     assert trained(fleet) == {0: 9}

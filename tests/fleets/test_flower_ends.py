@@ -1,5 +1,6 @@
 """What neither end of the wire begins with: no TLS beyond this machine, no certificate, no key."""
 
+import socket
 import sqlite3
 import threading
 import time
@@ -27,8 +28,19 @@ def test_without_a_certificate_there_is_no_server(tmp_path):
         pass
 
 
-def test_a_server_on_an_address_of_somebody_else(tmp_path):
-    with pytest.raises(LinkError, match="cannot listen"), flower_server(tmp_path, "localhost", 2**17, insecure=True):
+def test_a_port_that_somebody_else_listens_on_or_that_there_is_not_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(server_end, "FREE_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(LinkError, match=rf"cannot listen on 127\.0\.0\.1:{port}"),
+            flower_server(tmp_path, "127.0.0.1", port, insecure=True),
+        ):
+            pass
+    with (
+        pytest.raises(LinkError, match="there are 65535"),
+        flower_server(tmp_path, "localhost", 2**17, insecure=True),
+    ):
         pass
 
 
@@ -84,7 +96,7 @@ def test_a_moment_without_a_network_loses_no_answer(monkeypatch):
 
     assert device._persistently(send, time.monotonic() + 30) == b"taken"
     outcomes[:] = [httpx.ConnectError("unplugged")]
-    with pytest.raises(httpx.ConnectError):
+    with pytest.raises(httpx.ConnectError, match="unplugged"):
         device._persistently(send, time.monotonic() - 1)
 
 

@@ -60,9 +60,7 @@ def test_whoever_watches_sees_what_the_ledger_on_disk_says_and_changes_nothing_i
 
 
 @pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
-def test_no_log_and_no_file_outside_the_private_folder_names_a_device_that_took_part_or_was_sent_away(
-    tmp_path, vocabulary, caplog, level
-):
+def test_no_log_and_no_public_file_names_a_device_that_took_part_or_was_sent_away(tmp_path, vocabulary, caplog, level):
     """Connections have numbers that cannot be missed. Twin: at DEBUG, where it may be said, they are found."""
 
     def loses(number, kind, answer):
@@ -114,7 +112,7 @@ def test_a_device_that_is_sent_away_in_mid_round_spoils_no_sum(tmp_path, vocabul
     assert bool(device_of(fleet, 3)._diary.uploads) == in_time
 
 
-def test_whatever_a_server_says_when_it_sends_a_device_away_the_device_keeps_its_limits_and_lives(tmp_path, vocabulary):
+def test_whatever_a_server_says_when_it_sends_a_device_away_the_device_keeps_its_limits(tmp_path, vocabulary):
     fleet = FleetOfDevices(
         tmp_path, vocabulary, count=9, fleet={"timer_hours": 1e-9}, participation={"min_separation": 3, "users": 60}
     )

@@ -71,7 +71,7 @@ def test_an_opt_out_outlives_a_new_text_and_a_new_enrolment(tmp_path):
 def test_with_a_damaged_diary_nothing_is_sent_and_opting_out_works(tmp_path, damage):
     folders.save_text(tmp_path, np.arange(5))
     (tmp_path / "diary.json").write_text(damage)
-    with pytest.raises((ValueError, KeyError, TypeError)):
+    with pytest.raises((ValueError, KeyError, TypeError), match="is damaged"):
         Diary(tmp_path, TIRELESS)
     folders.opt_out(tmp_path)
     assert not (tmp_path / "tokens.npy").exists()

@@ -263,9 +263,7 @@ def test_a_queue_cut_off_anywhere_goes_on_to_the_same_model(tmp_path, monkeypatc
         max_size=4,
     )
 )
-def test_whatever_is_cut_off_and_comes_out_otherwise_the_claim_holds_and_no_key_meets_two_totals_that_leave(
-    tmp_path_factory, cuts
-):
+def test_whatever_is_cut_off_the_claim_holds_and_no_key_meets_two_totals_that_leave(tmp_path_factory, cuts):
     cut_and_go_on(tmp_path_factory.mktemp("run") / "run", cuts, randomness="operating system").check()
 
 
@@ -381,7 +379,7 @@ def test_one_key_with_another_cohort_is_a_failed_round(tmp_path):
     first = fleet.users(everyone)
     fleet.sum_reports(PROGRAM, message, first, key)
     second = fleet.users(lambda users: np.setdiff1d(users, first))
-    with pytest.raises(FailedRound):
+    with pytest.raises(FailedRound, match="summed before, with other devices"):
         fleet.sum_reports(PROGRAM, message, second, key)
 
 
@@ -422,7 +420,7 @@ def moved(one, other) -> list[float]:
     return [float(np.linalg.norm(mine - theirs)) for (_, mine), (_, theirs) in zip(one, other, strict=True)]
 
 
-def test_leaving_out_one_users_reports_moves_the_rows_they_are_in_by_a_clip_norm_and_no_other(tmp_path):
+def test_leaving_out_one_users_reports_moves_their_rows_by_a_clip_norm_and_no_other(tmp_path):
     whole = totals(tmp_path / "whole")
     somebody = Counter(user for cohort, _ in whole for user in cohort).most_common(1)[0][0]
     without = totals(tmp_path / "without", somebody)

@@ -39,12 +39,12 @@ def test_a_sum_of_the_same_round_over_fewer_devices_fails(liar, tmp_path):
     server.sum_reports(None, liar.honest, np.arange(9), jax.random.key(0))
     for one in range(9):
         liar.fleet.start(one)
-    with pytest.raises(FailedRound):
+    with pytest.raises(FailedRound, match="give them once"):
         server.sum_reports(None, liar.honest, np.array(without_the_victim()), jax.random.key(1))
     assert len(liar.reports) == 9
 
 
-def test_where_others_are_left_a_round_that_failed_goes_on_with_them_and_else_under_another_number(
+def test_a_round_that_failed_goes_on_with_others_and_without_any_under_another_number(
     tmp_path, vocabulary, monkeypatch
 ):
     monkeypatch.setattr("taciturn.fleets.devices.fleet.WAIT", 0.01)

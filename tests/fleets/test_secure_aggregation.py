@@ -99,7 +99,7 @@ def test_too_few_devices_are_a_failed_round(stage):
 def test_answers_may_still_come_after_there_were_too_few():
     cohort = Cohort(10)
     cohort.run({UNMASK: set(cohort.ids[:5])})
-    with pytest.raises(FailedRound):
+    with pytest.raises(FailedRound, match="are needed to take a mask off"):
         cohort.total()
     for one in cohort.ids[:5]:
         cohort.server.take_answer(one, cohort.devices[one].unmask(cohort.heard[UNMASK][one]))
@@ -411,13 +411,13 @@ def test_the_server_takes_shares_for_all_neighbours_and_answers_to_what_it_asked
     cohort.start(TERMS)
     cohort.run(until=MASK)
     answer = cohort.devices[one].unmask(cohort.server.requests()[one])
-    for wrong in (
-        answer._replace(mask_keys={other: bytes(33)}),
-        answer._replace(seeds={**answer.seeds, 77: bytes(33)}),
-        answer._replace(seeds={other: b"\xff" * 33}),
-        answer._replace(cohort=bytes(32)),
+    for wrong, why in (
+        (answer._replace(mask_keys={other: bytes(33)}), "answers what it was not asked"),
+        (answer._replace(seeds={**answer.seeds, 77: bytes(33)}), "answers what it was not asked"),
+        (answer._replace(seeds={other: b"\xff" * 33}), "no share of a secret|answers what it was not asked"),
+        (answer._replace(cohort=bytes(32)), "belongs to another round"),
     ):
-        with pytest.raises(Refused):
+        with pytest.raises(Refused, match=why):
             cohort.server.take_answer(one, wrong)
     cohort.server.take_answer(one, answer)
 

@@ -146,7 +146,7 @@ def test_with_three_in_ten_drop_outs_no_lies_single_a_device_out():
         single_out(Cohort(30))
 
 
-def test_known_limit_with_four_in_ten_a_server_that_lies_to_everyone_can_single_a_device_out():
+def test_known_limit_with_four_in_ten_a_server_that_lies_can_single_a_device_out():
     """Outside the model: the server makes up drop-outs. Whoever allows for so many had better trust it, or add a stage in which devices
     compare their lists."""
     cohort = Cohort(10, TERMS._replace(dropouts=0.4, corrupt=0.0))

@@ -19,7 +19,7 @@ def test_the_first_word_of_a_blocklist_is_blocked_whatever_editor_wrote_it(tmp_p
     assert "worda" not in predictor._alphabet._spellings
 
 
-def test_a_blocked_word_is_not_put_together_from_its_parts_where_words_are_written_together():
+def test_a_blocked_word_is_not_put_together_from_parts_that_are_written_together():
     listed = Vocabulary((*SPECIAL, "今天", "坏", "人", "坏人"), language="zh")
     model = counted(listed, *["今天 坏 人"] * 20, order=4)
     assert Predictor(model, listed, threshold=0.1).predict("").continuation == "今天坏人"

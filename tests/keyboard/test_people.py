@@ -54,7 +54,7 @@ def test_nobody_is_taken_for_a_stranger_because_the_list_of_users_is_cut_off(cop
     population = Population(copied_runs / "people")
     path = population.folder / population.manifest["text"] / "users.txt"
     path.write_text("\n".join(path.read_text().split()[:10]))
-    with pytest.raises(PopulationError):
+    with pytest.raises(PopulationError, match="is not whole"):
         trained_on(copied_runs / "people")
 
 
@@ -62,7 +62,7 @@ def test_people_who_were_trained_on_do_not_type_after_the_population_is_built_ag
     rest = made_up_users(12, seed=1), lettered_words(), {}
     run = trained(build_population(tmp_path / "people", made_up_users(50), *rest), tmp_path / "run")
     build_population(tmp_path / "people", made_up_users(50, seed=2), *rest)
-    with pytest.raises(REFUSED):
+    with pytest.raises(REFUSED, match="who was trained on is not known any more"):
         try_models([run], texts_of(tmp_path / "chats.csv", "user 0 1", "user 0 2"), False, 10, 50)
 
 
@@ -73,7 +73,7 @@ def test_people_whom_the_first_of_two_runs_was_trained_on_do_not_type_with_the_s
     )
     run = trained(others, tmp_path / "second", model={"warm_start": str(finished_runs / "private")})
     assert Ledger(finished_runs / "people" / FILE_NAME).guarantee("second").continued
-    with pytest.raises(REFUSED):
+    with pytest.raises(REFUSED, match="who was trained on is not known any more"):
         try_models([run], texts_of(tmp_path / "chats.csv", "user 0 1", "user 0 2"), False, 10, 50)
 
 
@@ -92,7 +92,7 @@ def test_people_are_left_out_by_the_population_whose_ledger_knows_the_model(copi
         tmp_path / "others", made_up_users(50, seed=3), made_up_users(12, seed=4), lettered_words(), {}
     )
     (copied_runs / "counted" / COUNTED_ON).write_text(json.dumps({"population": str(others.folder)}))
-    with pytest.raises(REFUSED):
+    with pytest.raises(REFUSED, match="does not know these parameters"):
         try_models([copied_runs / "counted"], texts_of(tmp_path / "chats.csv", "user 0 1", "user 0 2"), False, 10, 50)
 
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.compiled_quickly
 
 
 @pytest.mark.parametrize("model", ["counted", "plain"])
-def test_a_file_that_forgot_its_run_is_known_to_the_ledger_by_its_parameters_on_the_page_too(copied_runs, model):
+def test_a_file_that_forgot_its_run_is_known_by_its_parameters_on_the_page_too(copied_runs, model):
     changed_card(copied_runs / model, run=None, ledger_head=None)
     try:
         script = script_on_page(copied_runs / model)

@@ -67,7 +67,7 @@ def test_the_simulation_types_what_a_person_would_with_the_predictor_in_front_of
     assert {name: simulated[name] for name in by_hand} == by_hand
 
 
-def test_a_model_that_knows_the_text_saves_nearly_everything_and_one_that_knows_nothing_does_not():
+def test_a_model_that_knows_the_text_saves_nearly_all_and_one_that_knows_nothing_does_not():
     knowing = simulate(model(MESSAGES, 5), VOCABULARY, [MESSAGES] * 2)
     ignorant = simulate(model(["zzz"], 1), VOCABULARY, [MESSAGES] * 2)
     assert knowing["keystroke_saving"].value > 0.85

@@ -100,7 +100,7 @@ def test_table_6_follows_from_table_5(delta, epsilon):
     assert largest_epsilon(PAIRS, delta) == pytest.approx(epsilon, abs=0.006)
 
 
-def test_nineteen_of_twenty_pairs_pass_the_lilliefors_test_whose_critical_value_is_as_printed():
+def test_nineteen_of_twenty_pairs_pass_the_lilliefors_test_at_the_printed_critical_value():
     assert critical_value(USED) == pytest.approx(CRITICAL, abs=0.02)
     assert sum(pair.fits for pair in PAIRS) == 19
 

@@ -178,7 +178,7 @@ def test_noise_too_far_from_normal_promises_nothing_at_any_epsilon():
             epsilon(event, 1e-10, distance=wrong)
 
 
-def test_a_distance_that_is_just_small_enough_is_found_and_one_that_is_not_ends_the_search():
+def test_a_distance_just_small_enough_is_found_and_one_that_is_not_ends_the_search():
     """Where δ_ideal(ε) + (1 + e^ε)·τ touches δ."""
     scale = np.linspace(0, 10, 100_001)
     least = float(np.min(delta_of_gaussian(1.0, scale) + (1 + np.exp(scale)) * 1e-8))
@@ -242,7 +242,7 @@ def guarantee(**changes):
     return Guarantee(**(given | changes))
 
 
-def test_noise_that_promises_nothing_at_its_delta_is_still_noise_and_the_statement_says_both():
+def test_noise_that_promises_nothing_at_its_delta_is_noise_and_the_statement_says_both():
     far = guarantee(epsilon=math.inf, distance=1e-6)
     assert far.is_private
     words = " ".join(statement(far, ()).split())

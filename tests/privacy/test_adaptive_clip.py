@@ -56,7 +56,7 @@ def effect(update, bit, clip=CLIP):
     norm=st.one_of(st.floats(0, 1e20), st.sampled_from([np.nan, np.inf, 1.0, 0.9999999])),
     weight=st.one_of(st.floats(-1, 2), st.just(np.nan)),
 )
-def test_no_report_moves_updates_and_bits_together_further_than_an_update_alone_would_at_z(norm, weight):
+def test_no_report_moves_updates_and_bits_together_further_than_an_update_alone_at_z(norm, weight):
     mechanism = private()
     state = mechanism.init(ZERO)
     update = {"x": jnp.full(4000, np.float32(norm / np.sqrt(4000)))}

@@ -162,7 +162,7 @@ def test_an_empty_cohort_is_released_as_noise_and_charged(fleet, tmp_path):
 
 def test_nothing_is_released_on_an_account_that_was_never_opened(fleet, tmp_path):
     door = curator_of(averaging(), fleet, account_of(averaging(), tmp_path / FILE_NAME))
-    with pytest.raises(LedgerError):
+    with pytest.raises(LedgerError, match="open it first"):
         door.private_mean(ZERO, averaging().mechanism.init(ZERO), 0)
 
 
@@ -188,7 +188,7 @@ def test_the_budget_holds_when_every_round_is_cut_off_and_redone(fleet, tmp_path
         for attempt in range(4):
             _, after = door.private_mean({"x": jnp.full(4, 0.01 * attempt)}, state, round)
         state = after
-    with pytest.raises(BudgetExhausted):
+    with pytest.raises(BudgetExhausted, match="allows 3 releases; all are spent"):
         door.private_mean(ZERO, state, 3)
     assert len(door.account.charges) == 3
     assert door.account.guarantee().epsilon <= limit

@@ -74,7 +74,7 @@ def test_a_row_made_again_with_a_fitting_hash_breaks_the_next_one(opened, ledger
 def test_rows_taken_out_of_the_middle_are_noticed(opened, ledger_path, gone):
     lines = ledger_path.read_text().splitlines(keepends=True)
     ledger_path.write_text("".join(line for index, line in enumerate(lines) if index not in gone))
-    with pytest.raises(LedgerError):
+    with pytest.raises(LedgerError, match="does not fit the row before it"):
         Ledger(ledger_path)
 
 

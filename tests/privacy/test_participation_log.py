@@ -3,16 +3,16 @@
 import resource
 import signal
 
-import curators
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from curators import averaging, few_people, simulated
 from dp_accounting import GaussianDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness import cut_off_rows
+import curators
+from curators import averaging, few_people, simulated
+from harness import Cut, cut_off_rows
 from taciturn.core import FailedRound
 from taciturn.data.layout import Layout, Unrolls
 from taciturn.fleets.simulation.in_process import SimulatedFleet
@@ -55,7 +55,7 @@ def test_nobody_takes_part_too_soon_or_too_often(tmp_path):
     book.record(np.array([1]))
     for row in (7, 8, 9, 10):
         book.record(np.array([100 + row]))
-    with pytest.raises(ParticipationBreach):
+    with pytest.raises(ParticipationBreach, match="3 times already"):
         book.record(np.array([1]))  # a fourth time
     assert 1 not in book.eligible(np.arange(10))
     assert 2 in book.eligible(np.arange(10))
@@ -167,7 +167,7 @@ def test_a_fleet_that_breaks_the_claim_is_stopped_before_the_sum(people, tmp_pat
     monkeypatch.setattr(MinSeparation, "select", lambda self, available, row, coins: np.array([0, 1, 2]))
     state = algorithm().mechanism.init(ZERO)
     _, state = door.private_mean(ZERO, state, 0)
-    with pytest.raises(ParticipationBreach):
+    with pytest.raises(ParticipationBreach, match="less than 2 rounds ago, or 3 times already"):
         door.private_mean(ZERO, state, 1)
     assert len(door.account.charges) == 1
 
@@ -225,9 +225,7 @@ def expected_covariance(rows):
 
 
 @pytest.mark.parametrize("lost", [1, 2, 4])
-def test_rounds_that_would_come_out_otherwise_are_given_out_from_their_records_and_noise_goes_on(
-    people, tmp_path, lost
-):
+def test_rounds_that_would_come_out_otherwise_come_from_their_records_and_noise_goes_on(people, tmp_path, lost):
     """Some rounds are charged and released; then a crash, and totals would come out otherwise (other hardware, other text). Found by a
     second reader: going back more than one round made a second branch of noise, which the charge did not cover."""
     first, _ = rounds(opened(people, tmp_path), lost)
@@ -364,7 +362,7 @@ class Unreliable(SimulatedFleet):
     def sum_reports(self, program, message, cohort, key):
         if self.failing:
             self.failing -= 1
-            raise FailedRound
+            raise FailedRound("as it was told to")
         return super().sum_reports(program, message, cohort, key)
 
 
@@ -416,16 +414,13 @@ def test_a_failure_is_on_record_and_a_crash_after_it_does_not_bring_the_cohort_b
     door = unreliable(people, tmp_path)
     door._fleet.failing = 1
 
-    class Crash(Exception):
-        pass
-
     def crash(*arguments):
-        raise Crash
+        raise Cut
 
     fail = door._log.fail
     door._log.fail = lambda: (fail(), crash())
     state = algorithm().mechanism.init(ZERO)
-    with pytest.raises(Crash):
+    with pytest.raises(Cut):
         door.private_mean(ZERO, state, 0)
     assert log(tmp_path).rows == 0
     assert log(tmp_path).failures(0) == 1
@@ -436,15 +431,15 @@ def test_a_failure_is_on_record_and_a_crash_after_it_does_not_bring_the_cohort_b
 
 def test_only_the_newest_entry_can_fail_and_only_before_another_is_recorded(tmp_path):
     book = log(tmp_path)
-    with pytest.raises(ParticipationBreach):
+    with pytest.raises(ParticipationBreach, match="only the newest cohort of a log can have failed"):
         book.fail()
     book.record(np.array([1, 2]))
     book.fail()
-    with pytest.raises(ParticipationBreach):
+    with pytest.raises(ParticipationBreach, match="only the newest cohort of a log can have failed"):
         book.fail()
     book.record(np.array([1, 2]))  # nothing was released about them, so they may be asked again
     book.eligible(np.arange(10))
-    with pytest.raises(ParticipationBreach):
+    with pytest.raises(ParticipationBreach, match="only the newest cohort of a log can have failed"):
         book.fail()
     assert log(tmp_path).observed == (None, 1)
 
@@ -453,7 +448,7 @@ def test_a_failure_that_no_entry_comes_before_is_no_entry(tmp_path):
     book = log(tmp_path)
     content = (-1).to_bytes(8, "little", signed=True)
     (tmp_path / "participation.log").write_bytes(content + book._checksum(book._chain, content))
-    with pytest.raises(ParticipationBreach):
+    with pytest.raises(ParticipationBreach, match="only the newest cohort of a log can have failed"):
         log(tmp_path)
 
 
@@ -504,7 +499,7 @@ def test_a_log_that_lost_the_entries_of_a_charged_row_stops_the_run(people, tmp_
     damaged = bytearray(content)
     damaged[failed + place % (len(content) - failed)] ^= 1
     path.write_bytes(damaged)
-    with pytest.raises(ParticipationBreach):
+    with pytest.raises(ParticipationBreach, match=r"does not say who took part|do not belong together"):
         opened(people, tmp_path, reopen=True).private_mean(ZERO, state, 1)
     path.write_bytes(content)
     opened(people, tmp_path, reopen=True).private_mean(ZERO, state, 1)
@@ -515,7 +510,7 @@ def test_a_fleet_that_fails_cannot_choose_a_cohort_that_is_claimed_to_be_drawn(p
     door = opened(people, tmp_path, of, log(tmp_path, *of.participation.limits))
     door._fleet = Unreliable(people, Layout(Unrolls(4), 2, 1))
     door._fleet.failing = 1
-    with pytest.raises(FailedRound):
+    with pytest.raises(FailedRound, match="as it was told to"):
         door.private_mean(ZERO, of.mechanism.init(ZERO), 0)
     assert len(door.account.charges) == 0
 
@@ -559,7 +554,7 @@ def test_a_charge_without_a_mark_stops_the_run(people, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Account, "charge", lambda self, round, record, log: charge(self, round, record))
         _, state = door.private_mean(ZERO, algorithm().mechanism.init(ZERO), 0)
-    with pytest.raises(ParticipationBreach):
+    with pytest.raises(ParticipationBreach, match="does not say who took part"):
         door.private_mean(ZERO, state, 1)
 
 

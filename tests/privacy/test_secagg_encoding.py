@@ -677,7 +677,7 @@ def test_residues_go_to_hosts_as_plain_arrays(population):
 # ── on the wire ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_report_of_gboards_model_is_encoded_and_packed_in_no_time_and_as_small_as_is_said():
+def test_a_report_of_gboards_model_is_encoded_in_no_time_and_as_small_as_is_said():
     encoded = encoding(GBOARD, 8450)
     bound = modular(flat_clip(0.5), {"a": jnp.zeros(GBOARD)}, encoded)
     update = {"a": jnp.asarray(np.random.default_rng(0).normal(size=GBOARD), jnp.float32)}

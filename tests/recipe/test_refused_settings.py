@@ -33,39 +33,73 @@ TRANSFER = {"algorithm": "transfer-learning", "server": {"optimizer": None, "lea
 
 
 REFUSED = {
-    "noise where there is none": {**TRANSFER, "privacy": {"clip_norm": None}},
-    "a budget where there is none": {**TRANSFER, "privacy": {**BARE, "epsilon": 1.0}},
-    "a clip norm of predictions": {**TRANSFER, "privacy": {"noise_multiplier": None}},
-    "clip norms of layers, of predictions": {**TRANSFER, "privacy": {**BARE, **PER_LAYER}},
-    "an adaptive clip norm of predictions": {**TRANSFER, "privacy": {**BARE, "clipping": "adaptive"}},
-    "correlated noise of predictions": {**TRANSFER, "privacy": {**BARE, "noise": "tree"}},
-    "smaller uploads of predictions": {**TRANSFER, "privacy": BARE, "upload": {"bits": 8}},
-    "a denominator of predictions": {**TRANSFER, "privacy": {**BARE, "estimator": "clipped", "least_weight": 9.0}},
-    "a denominator where the average is the true one": {
-        "algorithm": "fedavg",
-        "privacy": {**BARE, "estimator": "clipped", "least_weight": 9.0},
-    },
-    "short steps where there is one gradient": {"algorithm": "dp-fedsgd", "local": {"gradient_norm": 1.0}},
-    "predictions about the texts of several models": {**TRANSFER, "privacy": BARE, **QUEUE},
-    "a clip norm that falls while reports wait": {
-        "algorithm": "fedavg",
-        "privacy": {"noise_multiplier": None, "clip_norm": [[0, 1.0], [3, 0.5]]},
-        **QUEUE,
-    },
-    "a clip norm that adapts while reports wait": {**FTRL, "privacy": {"clipping": "adaptive"}},
-    "cohorts drawn from a queue": {"fleet": {"kind": "queue"}},
-    "turns in a queue": {
-        "algorithm": "dp-ftrl",
-        "participation": {"kind": "cyclic-poisson", "cohort": 1},
-        "fleet": {"kind": "queue"},
-    },
+    "noise where there is none": ({**TRANSFER, "privacy": {"clip_norm": None}}, "has no privacy"),
+    "a budget where there is none": ({**TRANSFER, "privacy": {**BARE, "epsilon": 1.0}}, "has no privacy"),
+    "a clip norm of predictions": (
+        {**TRANSFER, "privacy": {"noise_multiplier": None}},
+        "sums predictions, not updates",
+    ),
+    "clip norms of layers, of predictions": (
+        {**TRANSFER, "privacy": {**BARE, **PER_LAYER}},
+        "sums predictions, not updates",
+    ),
+    "an adaptive clip norm of predictions": (
+        {**TRANSFER, "privacy": {**BARE, "clipping": "adaptive"}},
+        "belong to algorithm",
+    ),
+    "correlated noise of predictions": ({**TRANSFER, "privacy": {**BARE, "noise": "tree"}}, "belongs to algorithm"),
+    "smaller uploads of predictions": (
+        {**TRANSFER, "privacy": BARE, "upload": {"bits": 8}},
+        "sums predictions, not updates",
+    ),
+    "a denominator of predictions": (
+        {**TRANSFER, "privacy": {**BARE, "estimator": "clipped", "least_weight": 9.0}},
+        "divides by the weight that came",
+    ),
+    "a denominator where the average is the true one": (
+        {
+            "algorithm": "fedavg",
+            "privacy": {**BARE, "estimator": "clipped", "least_weight": 9.0},
+        },
+        "divides by the weight that came",
+    ),
+    "short steps where there is one gradient": (
+        {"algorithm": "dp-fedsgd", "local": {"gradient_norm": 1.0}},
+        "sends one gradient",
+    ),
+    "predictions about the texts of several models": (
+        {**TRANSFER, "privacy": BARE, **QUEUE},
+        "make up different texts",
+    ),
+    "a clip norm that falls while reports wait": (
+        {
+            "algorithm": "fedavg",
+            "privacy": {"noise_multiplier": None, "clip_norm": [[0, 1.0], [3, 0.5]]},
+            **QUEUE,
+        },
+        "there is one clip norm for the whole run",
+    ),
+    "a clip norm that adapts while reports wait": (
+        {**FTRL, "privacy": {"clipping": "adaptive"}},
+        "there is one clip norm for the whole run",
+    ),
+    "cohorts drawn from a queue": ({"fleet": {"kind": "queue"}}, "no sampling can be claimed"),
+    "turns in a queue": (
+        {
+            "algorithm": "dp-ftrl",
+            "participation": {"kind": "cyclic-poisson", "cohort": 1},
+            "fleet": {"kind": "queue"},
+        },
+        "no sampling can be claimed",
+    ),
 }
 
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_a_setting_that_would_do_nothing_or_break_what_is_said_is_refused(population, what):
-    with pytest.raises(RecipeError):
-        tiny_recipe(population, **REFUSED[what])
+    settings, why = REFUSED[what]
+    with pytest.raises(RecipeError, match=why):
+        tiny_recipe(population, **settings)
 
 
 TREE = {

@@ -89,9 +89,7 @@ def test_a_model_without_privacy_does_not_leave_unasked(tmp_path, release):
 TWO_ROUNDS = {"rounds": 2, "save_every": 1, "evaluate_every": 2, "seed": None}
 
 
-def test_a_model_saved_while_an_export_is_under_way_does_not_leave_with_the_older_guarantee(
-    population, tmp_path, monkeypatch
-):
+def test_a_model_saved_during_an_export_does_not_leave_with_the_older_guarantee(population, tmp_path, monkeypatch):
     folder = tmp_path / "going-on"
     with pytest.raises(Cut):
         run.train_run(tiny_recipe(population, run=TWO_ROUNDS), folder, cut_at(1))
@@ -177,7 +175,7 @@ def test_an_export_is_not_exported_again_without_its_ledger(finished_runs, tmp_p
         lambda: export_run(tmp_path / "once", tmp_path / "twice"),
         lambda: script_on_page(tmp_path / "once"),
     ):
-        with pytest.raises(REFUSED):
+        with pytest.raises(REFUSED, match="is an export"):
             attempt()
 
 

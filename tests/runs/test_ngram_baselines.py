@@ -61,5 +61,5 @@ def test_n_grams_whose_counting_was_cut_off_leave_nothing_that_can_be_used(copie
         lambda: export_run(tmp_path / "cut-off", tmp_path / "out"),
         lambda: script_on_page(tmp_path / "cut-off"),
     ):
-        with pytest.raises(REFUSED):
+        with pytest.raises(REFUSED, match="there is no model at"):
             attempt()

@@ -54,7 +54,7 @@ def test_a_refused_run_cannot_be_resumed_from_a_non_private_model(copied_runs, t
     from_plain = short_recipe(people, model={"warm_start": str(copied_runs / "plain")})
     with pytest.raises(LedgerError, match="already has a run"):
         run.train_run(from_plain, tmp_path / "private", cut_at(0))
-    with pytest.raises(RunError):
+    with pytest.raises(RunError, match="holds no run"):
         run.resume_run(tmp_path / "private", cut_at(0))
 
 

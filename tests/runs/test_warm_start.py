@@ -77,7 +77,7 @@ def test_a_warm_start_is_not_believed_from_a_ledger_that_was_replaced(made, tmp_
         if row["kind"] != "charge":
             forged.append({name: value for name, value in row.items() if name not in ("hash", "previous")})
     elsewhere = tiny_recipe(Population(made / "people"), model={"warm_start": str(tmp_path / "dear")})
-    with pytest.raises(LedgerError):
+    with pytest.raises(LedgerError, match="it was replaced by another"):
         run.Run(tmp_path / "next", elsewhere, bytes(32))
 
 
