@@ -14,7 +14,7 @@ CAUGHT = {
     "Unneeded": "the secure sum: the message counts as none, and nothing is wrong with it",
     "EnvelopeRefused": "both ends of the wire: the question or answer counts as none",
     "Later": "the device's end of the wire: it goes away, and comes back",
-    "NotNow": "the device's end of the wire: the answer is empty, and its own log says why",
+    "NotEligible": "the device's end of the wire: the answer is empty, and its own log says why",
 }
 
 

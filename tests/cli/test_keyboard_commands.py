@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from conftest import tiny_recipe
+from harness import quietly, tiny_recipe
 from taciturn.cli import app, main
 from taciturn.data.population import Population, trained_on
 from taciturn.data.texts import Texts
@@ -24,6 +24,8 @@ from taciturn.runs.folder import RunError
 from taciturn.runs.loop import train_run
 from taciturn.runs.ngram_baselines import count_population
 from taciturn.runs.typing import keyboard_server
+
+pytestmark = pytest.mark.compiled_quickly
 
 SAYINGS = (
     "I want to go home now.",
@@ -63,11 +65,11 @@ def made(tmp_path_factory):
     assert built.exit_code == 0
     people = Population(folder / "people")
     cifg = {"kind": "cifg", "width": 8, "units": 12}
-    train_run(tiny_recipe(people, model=cifg), folder / "private-run", lambda *_: None)
+    train_run(tiny_recipe(people, model=cifg), folder / "private-run", quietly)
     plain = tiny_recipe(
         people, algorithm="fedavg", model=cifg, privacy={"noise_multiplier": None}, participation={"cohort": 10}
     )
-    train_run(plain, folder / "plain-run", lambda *_: None)
+    train_run(plain, folder / "plain-run", quietly)
     return folder
 
 
@@ -137,7 +139,7 @@ def test_a_file_that_does_not_say_what_the_model_says_is_not_written(made, tmp_p
 def test_a_transformer_leaves_as_n_grams_only(made, tmp_path):
     people = Population(made / "people")
     recipe = tiny_recipe(people, model={"kind": "transformer", "width": 8, "units": None, "layers": 1, "heads": 2})
-    train_run(recipe, tmp_path / "transformer", lambda *_: None)
+    train_run(recipe, tmp_path / "transformer", quietly)
     with pytest.raises(ExportRefused, match="--to arpa"):
         export_run(tmp_path / "transformer", tmp_path / "out", "js")
     few = formats.Distilling(words=16_000, entries=500)
@@ -231,7 +233,14 @@ def test_the_page_serves_each_model_with_its_guarantee(made):
 
 def test_two_models_of_one_name_are_told_apart(made):
     server = keyboard_server([made / "private-run", made / "private-run"], [], 0)
-    server.close()
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        scripts = [urllib.request.urlopen(f"{server.url}model-{n}.js").read().decode() for n in (1, 2)]
+    finally:
+        server.close()
+    for name, script, other in (("private-run A", *scripts), ("private-run B", *scripts[::-1])):
+        assert name in script
+        assert name not in other
 
 
 def test_the_page_shows_no_model_that_its_ledger_does_not_know(made, tmp_path):
@@ -241,7 +250,7 @@ def test_the_page_shows_no_model_that_its_ledger_does_not_know(made, tmp_path):
     content = bytearray((tmp_path / "stranger" / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (tmp_path / "stranger" / "model.safetensors").write_bytes(content)
-    with pytest.raises(ExportRefused):
+    with pytest.raises(ExportRefused, match="does not know these parameters"):
         keyboard_server([tmp_path / "stranger"], [], 0)
 
 

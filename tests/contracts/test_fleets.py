@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conftest import tiny_recipe
+from harness import SideBySide, tiny_recipe
 from taciturn import trees
-from taciturn.core import Message, UserData
+from taciturn.core import Message, Report, UserData
 from taciturn.data.layout import Layout, Unrolls
 from taciturn.fleets.simulation import in_process
 from taciturn.fleets.simulation.in_process import SimulatedFleet
@@ -43,14 +43,6 @@ class PlainLoop:
         return functools.reduce(
             trees.add, map(one, cohort), trees.zeros_like(jax.eval_shape(program, message, user, key))
         )
-
-
-class SideBySide(SimulatedFleet):
-    """The accelerator's way, tried on the CPU."""
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self._on_cpu = False
 
 
 def program_and_message(population, **sections):
@@ -172,3 +164,22 @@ def test_a_batch_layout_keeps_every_token_as_a_target_once():
         inputs = batches[:, :, :-1]
         after_begin = targets[inputs == 2]
         assert list(after_begin[after_begin != 0]) == list(tokens[:1])
+
+
+SIX = {"x": jnp.zeros(6)}
+
+
+@pytest.mark.parametrize("expected", [1, 3, 15, 16, 100])
+def test_the_size_of_chunks_is_the_same_whoever_is_in_a_cohort(population, expected):
+    def program(message, user, key):
+        return Report({"x": user.batches.sum()}, user.weight.astype(jnp.int32))
+
+    fleet = SideBySide(population, Layout.for_pieces(Unrolls(5), 3, 12), cohort=expected)
+    sizes = set()
+    for cohort in ([4], [], range(7), range(50)):
+        fleet.sum_reports(program, Message(SIX, None), np.array(cohort, int), jax.random.key(0))
+        sizes |= {len(chunk) for chunk in fleet._chunks(np.array(cohort, int))} | {fleet._size}
+    assert len(sizes) == 1
+    # The twin: one that is told another cohort takes another size.
+    chunk = in_process._chunk_size(SIX, jax.devices()[0], expected)
+    assert chunk != in_process._chunk_size(SIX, jax.devices()[0], 250)

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from conftest import tiny_recipe
+from harness import tiny_recipe
 from taciturn.recipe.text import save_recipe
 from taciturn.release.model_file import load_model
 

@@ -10,17 +10,13 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from conftest import tiny_recipe
+from harness import quietly, tiny_recipe
 from taciturn.privacy.ledger import Ledger
 from taciturn.recipe.text import save_recipe
 from taciturn.release.model_file import load_model
 from taciturn.runs.loop import resume_run, train_run
 
 CHARGE = b'"kind": "charge"'
-
-
-def quietly(done, rounds, row):
-    pass
 
 
 def params_of(folder: Path) -> list[np.ndarray]:

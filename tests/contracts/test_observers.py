@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conftest import tiny_recipe
+from harness import tiny_recipe
 from taciturn.audit.observers import run_observers, with_observers
 from taciturn.core import Report
 from taciturn.fleets.simulation.synthetic_users import WithSyntheticUsers

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from conftest import tiny_recipe
+from harness import tiny_recipe
 from taciturn.privacy.account import Account
 from taciturn.recipe.text import save_recipe
 from taciturn.runs.folder import RunError
-from taciturn.runs.run import resume_run, train_run
+from taciturn.runs.loop import resume_run, train_run
 
 # After two rounds it starts a program that outlives it, and then hangs.
 FIRST = """
 import subprocess, sys, time
 from pathlib import Path
 from taciturn.recipe.text import load_recipe
-from taciturn.runs.run import train_run
+from taciturn.runs.loop import train_run
 
 def progress(done, rounds, row):
     if done == 2:

@@ -7,13 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conftest import tiny_recipe
+from harness import quietly, tiny_recipe
 from taciturn import trees
 from taciturn.core import FailedRound, Message, Report, UserData
 from taciturn.fleets.simulation.availability import TooFewDevices
 from taciturn.fleets.simulation.queued import QueuedFleet
 from taciturn.recipe.text import RecipeError
 from taciturn.runs.loop import train_run
+
+pytestmark = pytest.mark.compiled_quickly
 
 USERS, SIZE = 30, 4
 
@@ -136,10 +138,8 @@ FTRL = {
 
 def test_under_privacy_a_report_is_charged_in_the_round_in_which_it_is_summed(population, tmp_path):
     recipe = tiny_recipe(population, **FTRL)
-    finished = train_run(recipe, tmp_path / "queue", lambda *_: None)
-    always = train_run(
-        tiny_recipe(population, **FTRL | {"fleet": {"kind": "simulated"}}), tmp_path / "always", lambda *_: None
-    )
+    finished = train_run(recipe, tmp_path / "queue", quietly)
+    always = train_run(tiny_recipe(population, **FTRL | {"fleet": {"kind": "simulated"}}), tmp_path / "always", quietly)
     assert finished.guarantee.releases == recipe.run.rounds
     assert finished.guarantee.rho == pytest.approx(always.guarantee.rho)  # the same claim, whoever had which model
     said = " ".join((tmp_path / "queue" / "guarantee.txt").read_text().split())

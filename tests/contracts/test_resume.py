@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from conftest import Cut, small_population, tiny_recipe
+from harness import Cut, quietly, small_population, tiny_recipe
 from taciturn import files
 from taciturn.files import FolderExists
 from taciturn.privacy.account import Account
@@ -19,9 +19,7 @@ from taciturn.release.model_file import load_model
 from taciturn.runs.folder import RunError
 from taciturn.runs.loop import resume_run, train_run
 
-
-def quietly(done, rounds, row):
-    pass
+pytestmark = pytest.mark.compiled_quickly
 
 
 def params_of(folder: Path) -> list[np.ndarray]:

@@ -5,13 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conftest import tiny_recipe
+from harness import WORDS, started, tiny_recipe
 from taciturn import trees
 from taciturn.core import Message, Report
 from taciturn.fleets.simulation.synthetic_users import WithSyntheticUsers, by_coins
 from taciturn.privacy.clipping import MOST_REPORTS, pack
 from taciturn.privacy.participation import WrongNumberOfUsers
+from taciturn.privacy.secagg_encoding import encoding
 from taciturn.recipe import build
+from taciturn.recipe.sections import AUDITED_AT_ONCE
 
 MESSAGE = Message({"w": jnp.float32(0)}, None)
 
@@ -59,7 +61,7 @@ def test_real_users_are_asked_as_if_there_were_no_others():
     assert [place for place in range(30) if float(total.update["w"][place]) % 100 == 1] == [1, 5, 7]
 
 
-def test_synthetic_users_come_by_coins_and_keys_of_their_own_and_the_same_in_a_round_that_is_summed_again():
+def test_synthetic_users_come_by_coins_of_their_own_and_the_same_when_summed_again():
     both, real, synthetic = fleet(0.3)
     keys = [jax.random.key(number) for number in range(200)]
     for key in keys:
@@ -104,3 +106,53 @@ def test_a_recipe_with_too_many_of_them_is_refused(population):
     with pytest.raises(ValueError, match="66000 synthetic users"):
         build.algorithm(tiny_recipe(population, canaries=crowd), 40)
     build.algorithm(tiny_recipe(population, canaries=crowd | {"per_cell": 60}), 40)
+
+
+class Nobody:
+    """A fleet that notes with which key it was asked."""
+
+    everyone_reports = True
+
+    def __init__(self):
+        self.keys = []
+
+    def users(self, eligible):
+        return eligible(np.arange(10))
+
+    def sum_reports(self, program, message, cohort, key):
+        self.keys.append(np.asarray(jax.random.key_data(key)).tolist())
+        return Report({}, jnp.int32(len(cohort)))
+
+
+@pytest.mark.parametrize(("people", "fits"), [(20, True), (21, False)])
+def test_people_canaries_and_audit_users_together_are_never_more_than_a_total_holds(people, fits):
+    """As a run nests them: room for all audit users of a round is kept free of canaries."""
+    canaries, audited = 30, AUDITED_AT_ONCE
+    most = 20 + canaries + audited
+    inner = WithSyntheticUsers(Nobody(), Nobody(), by_coins(canaries, 1.0), most - audited)
+    outer = WithSyntheticUsers(inner, Nobody(), lambda coins: np.arange(audited), most)
+    if fits:
+        assert int(outer.sum_reports(None, None, np.arange(people), jax.random.key(0)).weight) == most
+    else:
+        with pytest.raises(WrongNumberOfUsers, match="more than the 50 reports that a total holds"):
+            outer.sum_reports(None, None, np.arange(people), jax.random.key(0))
+
+
+def test_canaries_and_audit_users_of_one_round_have_keys_of_their_own():
+    canaries, audited = Nobody(), Nobody()
+    inner = WithSyntheticUsers(Nobody(), canaries, by_coins(3, 1.0), 100)
+    WithSyntheticUsers(inner, audited, lambda coins: np.arange(3), 100, kind=2).sum_reports(
+        None, None, np.arange(2), jax.random.key(0)
+    )
+    assert canaries.keys != audited.keys
+
+
+def test_room_for_canaries_and_audit_users_is_in_the_modulus(population):
+    crowd = {"text": "somewhere", "users": [4], "copies": [1], "per_cell": 5}
+    plain, both = (
+        build.algorithm(tiny_recipe(population, privacy={"encoding": "modular"}, **more), WORDS).mechanism
+        for more in ({}, {"canaries": crowd, "audit": {"users": 32}})
+    )
+    assert both.most_reports == plain.most_reports + 20 + 32
+    size = trees.size(started(tiny_recipe(population))[1])
+    assert both.modulus == encoding(size, both.most_reports).modulus

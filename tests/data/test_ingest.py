@@ -216,7 +216,7 @@ def test_a_source_that_breaks_half_way_leaves_the_old_population(tmp_path):
         build(tmp_path / "p", good, bad)
     assert Population(tmp_path / "p").manifest == before.manifest
     assert [path.name for path in (tmp_path / "p").glob("text-*")] == [before.manifest["text"]]
-    with pytest.raises(SourceError):
+    with pytest.raises(SourceError, match="a quote is opened and not closed"):
         build(tmp_path / "new", good, bad)
     assert not (tmp_path / "new").exists()
 

@@ -10,7 +10,8 @@ import sys
 import numpy as np
 import pytest
 
-from conftest import made_up_users
+from curators import few_people
+from harness import made_up_users
 from taciturn.core import END
 from taciturn.data.population import (
     COUNTS,
@@ -18,8 +19,8 @@ from taciturn.data.population import (
     NamedLedger,
     Population,
     PopulationError,
-    build_population,
     remembered_opt_outs,
+    write_population,
     writing_population,
 )
 from taciturn.data.public import PublicCorpus
@@ -31,9 +32,9 @@ from taciturn.populations import open_ledger
 from taciturn.privacy.ledger import LedgerError
 
 
-def test_a_population_comes_back_as_it_was_written_with_users_in_an_order_that_says_nothing(tmp_path, vocabulary):
+def test_a_population_comes_back_as_written_with_users_in_an_order_that_says_nothing(tmp_path, vocabulary):
     users = made_up_users(20)
-    population = build_population(tmp_path / "p", users, made_up_users(3, seed=1), vocabulary, {"source": "made up"})
+    population = write_population(tmp_path / "p", users, made_up_users(3, seed=1), vocabulary, {"source": "made up"})
     stored = [text.tolist() for text in Population(tmp_path / "p").texts]
     assert sorted(stored) == sorted(users.values())
     assert stored == [users[user] for user in sorted(users, key=position)] != list(users.values())
@@ -44,11 +45,11 @@ def test_a_population_comes_back_as_it_was_written_with_users_in_an_order_that_s
 
 
 def test_building_again_keeps_the_ledger_and_its_salt(tmp_path, vocabulary):
-    build_population(tmp_path / "p", made_up_users(20), {}, vocabulary, {})
+    write_population(tmp_path / "p", made_up_users(20), {}, vocabulary, {})
     (tmp_path / "p" / "ledger.jsonl").write_text("history")
     Population(tmp_path / "p").pin_ledger(NamedLedger("a ledger"))
     salt = (tmp_path / "p" / "private" / "salt").read_bytes()
-    population = build_population(tmp_path / "p", made_up_users(30), {}, vocabulary, {})
+    population = write_population(tmp_path / "p", made_up_users(30), {}, vocabulary, {})
     assert len(population) == 30
     assert population.ledger == NamedLedger("a ledger")
     assert json.loads((tmp_path / "p" / "manifest.json").read_text())["ledger"]["id"] == "a ledger"
@@ -70,7 +71,7 @@ def test_what_is_no_population_is_said_to_be_none(tmp_path, vocabulary):
     with pytest.raises(PopulationError, match="not a population"):
         Population(tmp_path)
     with pytest.raises(PopulationError, match="no user is left"):
-        build_population(tmp_path / "p", {}, {}, vocabulary, {})
+        write_population(tmp_path / "p", {}, {}, vocabulary, {})
     assert not (tmp_path / "p").exists()
 
 
@@ -78,12 +79,12 @@ def test_the_same_users_have_the_same_bytes_and_name_whatever_the_size_of_a_shar
     users, held_out = made_up_users(60), made_up_users(9, seed=1)
     names = set()
     for shard_tokens in (1, 100, 10**6):
-        population = build_population(tmp_path / "p", users, held_out, vocabulary, {}, shard_tokens)
+        population = write_population(tmp_path / "p", users, held_out, vocabulary, {}, shard_tokens)
         text = population.folder / population.manifest["text"]
         names.add((population.id, b"".join(path.read_bytes() for path in sorted(text.glob("train-*.tokens")))))
     assert len(names) == 1
-    assert build_population(tmp_path / "p", users | {"one": [5]}, held_out, vocabulary, {}).id != population.id
-    assert build_population(tmp_path / "p", users, held_out | {"one": [5]}, vocabulary, {}).id != population.id
+    assert write_population(tmp_path / "p", users | {"one": [5]}, held_out, vocabulary, {}).id != population.id
+    assert write_population(tmp_path / "p", users, held_out | {"one": [5]}, vocabulary, {}).id != population.id
 
 
 def sum_of_part(folder, positions, results):
@@ -93,7 +94,7 @@ def sum_of_part(folder, positions, results):
 
 def test_several_processes_read_their_own_shards_alone(tmp_path, vocabulary):
     """Each has only the files of its shards, as hosts that share no disk would."""
-    population = build_population(tmp_path / "p", made_up_users(60), {}, vocabulary, {}, shard_tokens=200)
+    population = write_population(tmp_path / "p", made_up_users(60), {}, vocabulary, {}, shard_tokens=200)
     shards = population.texts.shards
     assert len(shards) > 4
     total = sum(int(text.sum()) for text in population.texts)
@@ -119,7 +120,7 @@ def test_several_processes_read_their_own_shards_alone(tmp_path, vocabulary):
 
 
 def test_a_file_that_is_not_whole_is_not_accepted(tmp_path, vocabulary):
-    population = build_population(tmp_path / "p", made_up_users(20), {}, vocabulary, {})
+    population = write_population(tmp_path / "p", made_up_users(20), {}, vocabulary, {})
     tokens = population.folder / population.manifest["text"] / "train-00000.tokens"
     tokens.write_bytes(tokens.read_bytes()[:-2])
     with pytest.raises(DataError, match="not whole"):
@@ -127,14 +128,14 @@ def test_a_file_that_is_not_whole_is_not_accepted(tmp_path, vocabulary):
 
 
 def test_a_build_that_fails_leaves_the_population_as_it_was(tmp_path, vocabulary):
-    before = build_population(tmp_path / "p", made_up_users(20), {}, vocabulary, {})
+    before = write_population(tmp_path / "p", made_up_users(20), {}, vocabulary, {})
 
     def failing():
         with writing_population(tmp_path / "p", vocabulary) as writer:
             writer.add("train", "x", [4, 5])
-            raise KeyError
+            raise KeyError("as it is written")
 
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="as it is written"):
         failing()
     after = Population(tmp_path / "p")
     assert after.manifest == before.manifest
@@ -174,20 +175,20 @@ def test_a_killed_build_is_not_accepted_and_the_next_one_cleans_up(tmp_path, voc
     killed(tmp_path / "new")
     with pytest.raises(PopulationError, match="not a population"):
         Population(tmp_path / "new")
-    build_population(tmp_path / "new", made_up_users(20), {}, vocabulary, {})
+    write_population(tmp_path / "new", made_up_users(20), {}, vocabulary, {})
     before = Population(tmp_path / "new").manifest
     killed(tmp_path / "new")
     assert Population(tmp_path / "new").manifest == before
     assert len(Population(tmp_path / "new").texts[3]) > 0
     assert len(list((tmp_path / "new").glob("text-*"))) == 2
-    assert len(build_population(tmp_path / "new", made_up_users(30), {}, vocabulary, {})) == 30
+    assert len(write_population(tmp_path / "new", made_up_users(30), {}, vocabulary, {})) == 30
     assert len(list((tmp_path / "new").glob("text-*"))) == 1
 
 
 @pytest.mark.parametrize("damage", ["gone", "empty", "other", "list gone", "list shorter"])
 def test_a_lost_salt_or_list_does_not_bring_back_those_who_opted_out(tmp_path, vocabulary, damage):
     private = tmp_path / "p" / "private"
-    build_population(tmp_path / "p", made_up_users(20), {}, vocabulary, {"opt_outs": 2})
+    write_population(tmp_path / "p", made_up_users(20), {}, vocabulary, {"opt_outs": 2})
     (private / "opted-out.txt").write_text("abc\ndef\n")
     if damage == "gone":
         (private / "salt").unlink()
@@ -208,17 +209,17 @@ def test_a_lost_salt_or_list_does_not_bring_back_those_who_opted_out(tmp_path, v
 
 def test_a_damaged_manifest_does_not_forget_which_ledger_there_was(tmp_path, vocabulary):
     """Found by a second reader: manifest and ledger lost together made a fresh start."""
-    population = build_population(tmp_path / "p", made_up_users(20), made_up_users(3, 1), vocabulary, {})
+    population = write_population(tmp_path / "p", made_up_users(20), made_up_users(3, 1), vocabulary, {})
     open_ledger(population)
     for damage in ("{", "[]", "null", "{}", None):
         if damage is None:
             (tmp_path / "p" / "manifest.json").unlink()
         else:
             (tmp_path / "p" / "manifest.json").write_text(damage)
-            with pytest.raises(PopulationError):
+            with pytest.raises(PopulationError, match="its ledger stays"):
                 Population(tmp_path / "p")
         (tmp_path / "p" / "ledger.jsonl").rename(tmp_path / "ledger.jsonl")
-        again = build_population(tmp_path / "p", made_up_users(20), made_up_users(3, 1), vocabulary, {})
+        again = write_population(tmp_path / "p", made_up_users(20), made_up_users(3, 1), vocabulary, {})
         with pytest.raises(LedgerError, match="is gone"):
             open_ledger(again)
         (tmp_path / "ledger.jsonl").rename(tmp_path / "p" / "ledger.jsonl")
@@ -229,33 +230,33 @@ def test_a_damaged_manifest_does_not_forget_which_ledger_there_was(tmp_path, voc
 
 
 def test_pinning_a_ledger_does_not_bring_back_an_old_manifest(tmp_path, vocabulary):
-    old = build_population(tmp_path / "p", made_up_users(20), {}, vocabulary, {})
-    build_population(tmp_path / "p", made_up_users(30), {}, vocabulary, {})
+    old = write_population(tmp_path / "p", made_up_users(20), {}, vocabulary, {})
+    write_population(tmp_path / "p", made_up_users(30), {}, vocabulary, {})
     open_ledger(old)
     assert len(Population(tmp_path / "p")) == 30
 
 
 def test_only_what_a_build_made_is_ever_removed(tmp_path, vocabulary):
     """Found by a second reader: folders that happened to be called text-… were deleted."""
-    build_population(tmp_path / "p", made_up_users(20), {}, vocabulary, {})
+    write_population(tmp_path / "p", made_up_users(20), {}, vocabulary, {})
     for name in ("text-notes", "text-7"):
         (tmp_path / "p" / name).mkdir()
         (tmp_path / "p" / name / "precious").write_text("mine")
     (tmp_path / "p" / "text-8").write_text("a file")
-    build_population(tmp_path / "p", made_up_users(30), {}, vocabulary, {})
+    write_population(tmp_path / "p", made_up_users(30), {}, vocabulary, {})
     assert (tmp_path / "p" / "text-notes" / "precious").read_text() == "mine"
     assert (tmp_path / "p" / "text-7" / "precious").read_text() == "mine"
     assert (tmp_path / "p" / "text-8").read_text() == "a file"
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "text-1").mkdir()
     with pytest.raises(PopulationError, match="holds other things"):
-        build_population(tmp_path / "new", made_up_users(20), {}, vocabulary, {})
+        write_population(tmp_path / "new", made_up_users(20), {}, vocabulary, {})
 
 
 def test_files_of_users_are_for_the_owners_eyes(tmp_path, vocabulary):
     umask = os.umask(0)
     try:
-        population = build_population(tmp_path / "p", made_up_users(20), made_up_users(3, 1), vocabulary, {})
+        population = write_population(tmp_path / "p", made_up_users(20), made_up_users(3, 1), vocabulary, {})
         assert os.umask(0) == 0  # as it was
     finally:
         os.umask(umask)
@@ -265,7 +266,7 @@ def test_files_of_users_are_for_the_owners_eyes(tmp_path, vocabulary):
 
 
 def test_damaged_offsets_and_words_are_noticed(tmp_path, vocabulary):
-    population = build_population(tmp_path / "p", made_up_users(20), {}, vocabulary, {})
+    population = write_population(tmp_path / "p", made_up_users(20), {}, vocabulary, {})
     text = population.folder / population.manifest["text"]
     offsets = np.fromfile(text / "train-00000.offsets", np.int64)
     offsets[3] = offsets[5]
@@ -284,9 +285,9 @@ def test_texts_are_read_without_being_copied_into_memory(tmp_path):
     texts = Texts.load(tmp_path, "train", writer.close())
     assert isinstance(texts.shard(0).tokens.base, np.memmap)
     assert np.shares_memory(texts[7], texts.shard(0).tokens)
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="1000 is none of them"):
         texts[1000]
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="-1 is none of them"):
         texts[-1]
 
 
@@ -311,3 +312,16 @@ def test_saving_public_text_overwrites_nothing(tmp_path, vocabulary):
     with pytest.raises(FolderExists, match="exists already"):
         PublicCorpus.of(["word1"], vocabulary, "a book").save(tmp_path)
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def test_the_name_of_a_population_cannot_be_worked_out_from_guessed_text(tmp_path):
+    assert few_people(tmp_path / "one", users=1).id != few_people(tmp_path / "two", users=1).id
+
+
+def test_private_counts_of_a_population_are_not_for_everyone_to_read(finished_runs):
+    assert (finished_runs / "people" / "manifest.json").stat().st_mode & 0o077 == 0
+
+
+def test_users_text_is_not_taken_for_general_text(population):
+    with pytest.raises(Exception, match="no public corpus"):
+        PublicCorpus.load(population.folder)

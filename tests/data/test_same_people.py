@@ -7,17 +7,17 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from typer.testing import CliRunner
 
-from conftest import made_up_users, tiny_recipe
+from harness import made_up_users, quietly, tiny_recipe
 from taciturn.cli import app
 from taciturn.data.population import (
     LEAST_HELD_OUT,
     HeldOutUsers,
     Population,
     PopulationError,
-    build_population,
     check_strangers,
     hashed_id,
     remembered_opt_outs,
+    write_population,
 )
 from taciturn.data.vocabulary import DataError
 from taciturn.populations import adopt_ledger, open_ledger
@@ -30,10 +30,6 @@ from taciturn.runs.loop import train_run
 from taciturn.runs.warm_start import load_warm_start
 
 TEXT = "the quick messages that people write to each other every day are not long"
-
-
-def quietly(*_):
-    pass
 
 
 def run_cli(*arguments):
@@ -207,7 +203,7 @@ def test_a_copy_of_a_folder_that_shares_a_ledger_still_charges_it(months):
 def measured(tmp_path, vocabulary):
     """A run; then a folder in which two of those it trained on are held out, and one in which nobody knows."""
     people, strangers = made_up_users(50), made_up_users(12, seed=6)
-    population = build_population(tmp_path / "people", people, made_up_users(12, seed=1), vocabulary, {})
+    population = write_population(tmp_path / "people", people, made_up_users(12, seed=1), vocabulary, {})
     train_run(tiny_recipe(population, run={"rounds": 1}), tmp_path / "run", quietly)
     protected = strangers | {user: people[user] for user in list(people)[:2]}
     for name, held_out, like in (
@@ -215,7 +211,7 @@ def measured(tmp_path, vocabulary):
         ("protected", protected, population.folder),
         ("unknown", strangers, None),
     ):
-        build_population(tmp_path / name, made_up_users(9, 5), held_out, vocabulary, {}, same_people_as=like)
+        write_population(tmp_path / name, made_up_users(9, 5), held_out, vocabulary, {}, same_people_as=like)
     return tmp_path
 
 
@@ -240,7 +236,7 @@ def test_people_of_whom_nobody_knows_if_a_model_protects_them_are_not_measured_w
 def test_a_second_run_is_not_compared_on_held_out_users_of_the_first_whom_it_trained_on(measured, vocabulary):
     """Nobody named a folder: the first run's held-out users are the second's."""
     held_out = made_up_users(12, seed=1)
-    build_population(
+    write_population(
         measured / "others", held_out, made_up_users(12, 8), vocabulary, {}, same_people_as=measured / "people"
     )
     second = tiny_recipe(Population(measured / "others"), participation={"users": 12, "cohort": 6}, run={"rounds": 1})
@@ -270,13 +266,13 @@ def test_no_run_starts_from_a_model_that_protects_those_it_would_measure(measure
 def test_without_the_check_their_text_would_be_measured(measured, monkeypatch):
     """The twin that must fail."""
     monkeypatch.setattr("taciturn.runs.finished.check_strangers", lambda *_: None)
-    evaluate_run(measured / "run", measured / "protected")
+    assert len(evaluate_run(measured / "run", measured / "protected").scores.tokens) > 0
 
 
 def test_too_few_held_out_users_are_not_measured(measured, vocabulary):
     for count, is_enough in ((LEAST_HELD_OUT, True), (LEAST_HELD_OUT - 1, False)):
         held_out = made_up_users(count, seed=6) | {"user who wrote nothing": []}
-        few = build_population(
+        few = write_population(
             measured / f"few-{count}", made_up_users(9, 5), held_out, vocabulary, {}, same_people_as=measured / "people"
         )
         if is_enough:

@@ -11,6 +11,8 @@ from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
 from taciturn.evaluation.accuracy import Scores, evaluate
 from taciturn.evaluation.head_words import head_words
 
+pytestmark = pytest.mark.compiled_quickly
+
 VOCABULARY = 12
 
 

@@ -4,7 +4,8 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from conftest import build_population, made_up_users, tiny_recipe
+from harness import made_up_users, tiny_recipe
+from taciturn.data.population import write_population
 from taciturn.fleets import assemble
 from taciturn.fleets.devices.fleet import Connected
 from taciturn.fleets.devices.local_transport import LocalLink
@@ -38,9 +39,9 @@ class FleetOfDevices:
     def __init__(self, folder, vocabulary, count=12, faults=(), most_bytes=2**20, **sections) -> None:
         """`faults` change or lose answers (LocalLink)."""
         self.folder, self.vocabulary = folder, vocabulary
-        people = build_population(folder / "people", made_up_users(count), {}, vocabulary, {"source": "made up"})
+        people = write_population(folder / "people", made_up_users(count), {}, vocabulary, {"source": "made up"})
         self.texts = [np.asarray(people.texts[number]) for number in range(count)]
-        self.population = build_population(
+        self.population = write_population(
             folder / "server",
             {},
             made_up_users(12, seed=1),

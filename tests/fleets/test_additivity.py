@@ -109,7 +109,8 @@ def test_the_test_is_made_once_for_a_program(monkeypatch):
 
 def test_sums_of_floats_without_privacy_are_not_asked_for_bits(monkeypatch):
     monkeypatch.setattr(in_process, "_adder", seat_dependent("a seat"))
-    fleet(monkeypatch, True).sum_reports(program(unbounded()), MESSAGE, np.arange(4), KEY)
+    total = fleet(monkeypatch, True).sum_reports(program(unbounded()), MESSAGE, np.arange(4), KEY)
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(total.update))
 
 
 def test_rows_that_several_changes_go_to_are_summed_first():

@@ -7,6 +7,7 @@ import pytest
 from fleet_of_devices import FleetOfDevices
 from secure_rounds import Cohort
 
+from harness import quietly
 from taciturn.core import FailedRound
 from taciturn.fleets.devices import fields, fleet
 from taciturn.fleets.devices.transport import LinkError
@@ -16,10 +17,6 @@ from taciturn.fleets.secure_aggregation.device_side import DeviceRound
 from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, MASK, SHARE, UNMASK
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
 from taciturn.runs.loop import resume_run, train_run
-
-
-def quietly(done, rounds, row):
-    pass
 
 
 def lying_about_its_seed(advertise):
@@ -80,7 +77,7 @@ def test_nor_does_it_help_to_send_some_shares_that_fit_nothing(garbled, monkeypa
         cohort.server.take_report(device, cohort.devices[device].mask(delivery, cohort.values[device]))
     for device, request in cohort.server.requests().items():
         cohort.server.take_answer(device, cohort.devices[device].unmask(request))
-    with pytest.raises(FailedRound):
+    with pytest.raises(FailedRound, match="do not fit together"):
         cohort.total()
     assert cohort.server.broke.keys() == {liar}
 
@@ -157,7 +154,7 @@ def test_nobody_is_blamed_for_dropping_out_or_for_being_honest(stage):
     cohort = Cohort(10)
     cohort.run({stage: cohort.gone(0.5)} if stage == UNMASK else None)
     if stage == UNMASK:
-        with pytest.raises(FailedRound):
+        with pytest.raises(FailedRound, match="are needed to take a mask off"):
             cohort.total()
     assert not cohort.server.broke
 

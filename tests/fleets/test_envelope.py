@@ -97,19 +97,19 @@ def test_one_chunk_named_a_thousand_times_is_refused():
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "why"),
     [
-        b"",
-        b"nonsense",
-        HEAD.pack(bytes(16), 5, 0) + b"four",
-        HEAD.pack(bytes(16), 3, 0) + b"four",
-        HEAD.pack(bytes(16), 5, 1),
-        HEAD.pack(bytes(16), 5, 2**32 - 1) + bytes(32),
-        HEAD.pack(bytes(16), 5, 1) + bytes(32),
+        (b"", "no beginning"),
+        (b"nonsense", "no beginning"),
+        (HEAD.pack(bytes(16), 5, 0) + b"four", "its length is not what it says"),
+        (HEAD.pack(bytes(16), 3, 0) + b"four", "its length is not what it says"),
+        (HEAD.pack(bytes(16), 5, 1), "ends before its list"),
+        (HEAD.pack(bytes(16), 5, 2**32 - 1) + bytes(32), "ends before its list"),
+        (HEAD.pack(bytes(16), 5, 1) + bytes(32), "names objects that are not its own"),
     ],
 )
-def test_garbage_is_refused(body):
-    with pytest.raises(EnvelopeRefused):
+def test_garbage_is_refused(body, why):
+    with pytest.raises(EnvelopeRefused, match=why):
         opened(forged(body))
 
 

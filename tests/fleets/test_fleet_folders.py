@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from fleet_of_devices import fleet_recipe
 
-from conftest import build_population, made_up_users
+from harness import made_up_users, quietly
 from taciturn.cli.fleet import device as device_command
-from taciturn.data.population import Population
+from taciturn.data.population import Population, write_population
 from taciturn.files import FolderExists
 from taciturn.fleets import folders
 from taciturn.fleets.devices.fleet import Connected
@@ -20,10 +20,12 @@ from taciturn.populations import open_ledger
 from taciturn.privacy.ledger import Ledger
 from taciturn.runs.loop import train_run
 
+pytestmark = pytest.mark.compiled_quickly
+
 
 @pytest.fixture
 def people(tmp_path, vocabulary):
-    return build_population(
+    return write_population(
         tmp_path / "people", made_up_users(12), made_up_users(12, seed=1), vocabulary, {"source": "made up"}
     )
 
@@ -48,7 +50,7 @@ def train(fleet, devices, run):
         handler._program = handlers[0]._program  # compiled once
     link = LocalLink(handlers)
     connected = Connected(link, lambda: {one: one for one in link.devices()}, enrolled, folders.identity(enrolled))
-    return train_run(folders.fleet_recipe(fleet), run, lambda *_: None, connected)
+    return train_run(folders.fleet_recipe(fleet), run, quietly, connected)
 
 
 def test_a_fleet_from_its_folders_trains(tmp_path, fleet, people):
@@ -138,7 +140,7 @@ def test_a_fleets_people_are_charged_wherever_the_server_is_started(tmp_path, vo
     for place in ("here", "there"):
         (tmp_path / place).mkdir()
         monkeypatch.chdir(tmp_path / place)
-        population = build_population(
+        population = write_population(
             tmp_path / place / "people", made_up_users(12), made_up_users(12, seed=1), vocabulary, {"source": place}
         )
         recipe = fleet_recipe(population, run={"rounds": 1, "evaluate_every": 1})
@@ -170,7 +172,7 @@ def test_whoever_tries_a_fleet_out_writes_over_nobodys_text(tmp_path, people):
 
 def test_the_guarantee_of_a_fleet_that_is_tried_out_says_that_its_people_are_simulated(tmp_path, vocabulary):
     about = {"source": "made up", "simulated": "public text"}
-    people = build_population(tmp_path / "people", made_up_users(12), made_up_users(12, seed=1), vocabulary, about)
+    people = write_population(tmp_path / "people", made_up_users(12), made_up_users(12, seed=1), vocabulary, about)
     recipe = fleet_recipe(people, run={"rounds": 1, "evaluate_every": 1})
     devices = folders.try_out(tmp_path / "try", recipe, 10, "try-run")
     finished = train(tmp_path / "try" / "server", devices, tmp_path / "try" / "try-run")

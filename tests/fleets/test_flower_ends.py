@@ -1,12 +1,15 @@
 """What neither end of the wire begins with: no TLS beyond this machine, no certificate, no key."""
 
+import socket
+import sqlite3
+import threading
 import time
 from pathlib import Path
 
 import httpx
 import pytest
 
-from taciturn.fleets.devices.transport import LinkError
+from taciturn.fleets.devices.transport import ComeBackLater, LinkError
 from taciturn.fleets.flower import device
 from taciturn.fleets.flower import server as server_end
 from taciturn.fleets.flower.authority import device_key, make_authority
@@ -25,8 +28,19 @@ def test_without_a_certificate_there_is_no_server(tmp_path):
         pass
 
 
-def test_a_server_on_an_address_of_somebody_else(tmp_path):
-    with pytest.raises(LinkError, match="out of range"), flower_server(tmp_path, "localhost", 2**17, insecure=True):
+def test_a_port_that_somebody_else_listens_on_or_that_there_is_not_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(server_end, "FREE_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(LinkError, match=rf"cannot listen on 127\.0\.0\.1:{port}"),
+            flower_server(tmp_path, "127.0.0.1", port, insecure=True),
+        ):
+            pass
+    with (
+        pytest.raises(LinkError, match="there are 65535"),
+        flower_server(tmp_path, "localhost", 2**17, insecure=True),
+    ):
         pass
 
 
@@ -82,5 +96,53 @@ def test_a_moment_without_a_network_loses_no_answer(monkeypatch):
 
     assert device._persistently(send, time.monotonic() + 30) == b"taken"
     outcomes[:] = [httpx.ConnectError("unplugged")]
-    with pytest.raises(httpx.ConnectError):
+    with pytest.raises(httpx.ConnectError, match="unplugged"):
         device._persistently(send, time.monotonic() - 1)
+
+
+@pytest.fixture
+def asked_over_flower(tmp_path):
+    """Two devices on the wire, of which one was asked three times, and then went to rest; the folder that stays at the server."""
+    from taciturn.fleets.flower.authority import device_key
+    from taciturn.fleets.flower.device import run_device
+    from taciturn.fleets.flower.server import flower_server
+
+    def handler(kind, content):
+        if content == b"3":
+            raise ComeBackLater(600)
+        return b"yes"
+
+    stop, folder = threading.Event(), tmp_path / "wire"
+    with flower_server(folder, "127.0.0.1", 0, insecure=True) as server:
+        for number in range(2):
+            device = tmp_path / f"device-{number}"
+            server.enrol(device_key(device))
+            arguments = server.address, device, handler, None, True, stop
+            threading.Thread(target=run_device, args=arguments, daemon=True).start()
+        until = time.monotonic() + 60
+        while len(server.link.devices()) < 2 and time.monotonic() < until:
+            time.sleep(0.1)
+        one = server.link.devices()[0]
+        for question in range(3):
+            assert server.link.ask("only-asked-of-one", {one: b"%d" % question}, 30) == {one: b"yes"}
+        server.link.ask("only-asked-of-one", {one: b"3"}, 30)
+        while one in server.link.devices() and time.monotonic() < until:
+            time.sleep(0.1)
+        stop.set()
+    return folder
+
+
+def test_when_the_server_has_ended_nothing_on_its_disk_says_whom_it_asked(asked_over_flower):
+    left = [path for path in asked_over_flower.rglob("*") if path.is_file()]
+    assert not [path.name for path in left if b"only-asked-of-one" in path.read_bytes()]
+
+
+def test_when_the_server_has_ended_nothing_on_its_disk_says_who_went_to_rest(asked_over_flower):
+    """Whoever rests after a round took part in it. Twin: numbers and keys are there, by which devices are known again."""
+    with sqlite3.connect(asked_over_flower / "devices.sqlite") as connection:
+        rows = connection.execute("SELECT * FROM node")
+        columns = [column for column, *_ in rows.description]
+        nodes = [dict(zip(columns, row, strict=True)) for row in rows]
+    of_each = {"node_id", "public_key", "registered_at"}
+    assert len({tuple(str(node[name]) for name in columns if name not in of_each) for node in nodes}) == 1
+    assert len({node["node_id"] for node in nodes}) == len({node["public_key"] for node in nodes}) == 2

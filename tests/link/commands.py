@@ -10,7 +10,7 @@ from pathlib import Path
 
 from wire import until
 
-from taciturn.data.population import build_population
+from taciturn.data.population import write_population
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
 
 TACITURN = [sys.executable, "-c", "from taciturn.cli import main; main()"]
@@ -140,7 +140,7 @@ class CommandFleet:
         fixed = SPECIAL + PUNCTUATION
         counting = {str(user): [len(fixed) + (user + step) % len(WORDS) for step in range(30)] for user in range(12)}
         about = {"source": "made up", "on_devices": True}
-        population = build_population(folder / "words", {}, counting, Vocabulary(fixed + WORDS), about)
+        population = write_population(folder / "words", {}, counting, Vocabulary(fixed + WORDS), about)
         (folder / "recipe.toml").write_text(
             RECIPE.format(population=population.folder, rounds=rounds, save_every=save_every)
         )

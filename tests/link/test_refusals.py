@@ -71,7 +71,10 @@ def test_old_tls(fleet, caplog):
         context = ssl.create_default_context(cafile=str(fleet.certificate))
         context.maximum_version = ssl.TLSVersion.TLSv1_2
         host, port = server.address.split(":")
-        with socket.create_connection((host, int(port)), timeout=10) as plain, pytest.raises(ssl.SSLError):
+        with (
+            socket.create_connection((host, int(port)), timeout=10) as plain,
+            pytest.raises(ssl.SSLError, match=r"EOF|PROTOCOL|protocol"),
+        ):
             context.wrap_socket(plain, server_hostname="localhost")
         until(lambda: "that is no TLS 1.3" in caplog.text, "a line")
 
@@ -91,9 +94,8 @@ def test_control_and_runtime_from_outside(fleet, caplog, with_key):
             lambda: control.RegisterNode(RegisterNodeRequest(public_key=new)),
             lambda: control.StartRun(StartRunRequest()),
         ):
-            with pytest.raises(httpx.HTTPStatusError) as refusal:
+            with pytest.raises(httpx.HTTPStatusError, match="403 Forbidden"):
                 call()
-            assert refusal.value.response.status_code == 403
         context = ssl.create_default_context(cafile=str(fleet.certificate))
         with httpx.Client(verify=context) as client:
             for path in (
@@ -140,7 +142,7 @@ def test_an_answer_in_the_name_of_another_device(fleet, caplog):
         (question,) = run.send("reverse", {alice: b"abc"}, 60)
         outside = client(fleet, server, "mallory")
         request = forged_answer(run, question, alice, mallory)
-        with pytest.raises(httpx.HTTPStatusError) as refusal:
+        with pytest.raises(httpx.HTTPStatusError, match="403 Forbidden") as refusal:
             outside.PushMessages(request)
         assert "an answer in the name of another device" in refusal.value.response.text
         assert "refused: an answer in the name of another device" in caplog.text

@@ -155,7 +155,7 @@ def test_probabilities_are_those_of_the_paper(kind, texts, order):
 
 
 @pytest.mark.parametrize("kind", ESTIMATORS)
-def test_probabilities_are_those_of_the_paper_where_there_is_text_enough_for_its_discounts(kind):
+def test_probabilities_are_those_of_the_paper_where_text_is_enough_for_its_discounts(kind):
     texts = long_text()
     model, slow = ESTIMATORS[kind](texts, LARGE, 3), SLOW[kind](texts, LARGE, 3)
     for words in messages(texts)[:50]:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conftest import Cut, cut_at, tiny_recipe
+from harness import Cut, cut_at, tiny_recipe
 from taciturn.audit.report import membership_results
 from taciturn.core import BEGIN, LanguageModel
 from taciturn.export.formats import Distilling
@@ -13,13 +13,13 @@ from taciturn.export.word_model import load_word_model
 from taciturn.models import registry
 from taciturn.models.layers import dense, embedding
 from taciturn.models.registry import ModelKind, model_kind, register
-from taciturn.recipe.sections import Model
+from taciturn.recipe.sections import ModelSection
 from taciturn.recipe.text import RecipeError, model_settings
 from taciturn.release.gate import ExportRefused
 from taciturn.release.model_file import ModelCard, ModelFileError, save_model
 from taciturn.runs.finished import evaluate_run, export_run
 from taciturn.runs.folder import recipe_of
-from taciturn.runs.run import resume_run, train_run
+from taciturn.runs.loop import resume_run, train_run
 
 
 def last_word(vocabulary: int, width: int) -> LanguageModel:
@@ -61,7 +61,7 @@ def test_a_name_stands_for_one_kind(own_kind, taken):
 
 def test_without_registration_a_kind_is_unknown():
     with pytest.raises(ValueError, match="no model kind 'last-word'"):
-        Model(kind="last-word")
+        ModelSection(kind="last-word")
 
 
 def test_it_is_trained_resumed_measured_exported_and_audited(own_kind, population, tmp_path):

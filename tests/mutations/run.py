@@ -5,7 +5,7 @@
     python tests/mutations/run.py "no clip"             # only those named
     python tests/mutations/run.py --markdown docs/mutations.md
 
-Each mutation (catalogue.py) is an edit of a copy of the source in a temporary folder, which the tests import in place of the real one.
+Each mutation (of the *.toml files here) is an edit of a copy of the source in a temporary folder, which tests import in its place.
 They are run on an unbroken copy first: tests that fail there as well would notice nothing.
 """
 
@@ -23,8 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from catalogue import MUTATIONS
-from mutation import DoesNotFit, Edit, Mutation
+from catalogue import MUTATIONS, DoesNotFit, Edit, Mutation
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SECONDS = 120  # after which a mutation counts as not noticed, and ten times that for all tests on the unbroken source
@@ -107,7 +106,7 @@ def _first_failure(results: Path) -> tuple[str | None, str]:
 def chosen(names: Sequence[str]) -> list[Mutation]:
     unknown = set(names) - {one.name for one in MUTATIONS}
     if unknown:
-        raise SystemExit(f"there is no mutation {', '.join(sorted(unknown))}; catalogue.py has them all")
+        raise SystemExit(f"there is no mutation {', '.join(sorted(unknown))}; the files beside run.py have them all")
     return [one for one in MUTATIONS if not names or one.name in names]
 
 
@@ -132,7 +131,7 @@ What if the mechanism were broken? Each row is an edit of the source that breaks
 to notice, and how long that takes, from the start of Python. Tests that are said to *measure* look at a distribution; the others compare
 with what must come out.
 
-The edits are in [`tests/mutations`](../tests/mutations/catalogue.py). `make test` checks that they still fit the source, `make mutations`
+The edits are in [`tests/mutations`](../tests/mutations). `make test` checks that they still fit the source, `make mutations`
 tries them all, and this page is written by
 
 ```

@@ -5,8 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from catalogue import MUTATIONS
-from mutation import DoesNotFit, Edit
+from catalogue import HERE, MUTATIONS, SUBJECTS, DoesNotFit, Edit, mutations
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 each_mutation = pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda one: one.name)
@@ -60,3 +59,32 @@ def test_an_edit_that_does_not_fit_any_more_is_said(old):
     assert Edit("file.py", "once", "new").rewritten("once, twice, twice") == "new, twice, twice"
     with pytest.raises(DoesNotFit, match="not one"):
         Edit("file.py", old, "new").rewritten("once, twice, twice")
+
+
+def test_every_file_of_mutations_is_read():
+    assert {file.stem for file in HERE.glob("*.toml")} == set(SUBJECTS)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        ("harm = ", "damage = "),
+        ("[[mutation]]", "[[mutations]]"),
+        ('caught_by = ["a"]', "caught_by = 1"),
+        ("old = ", "before = "),
+    ],
+)
+def test_a_mutation_that_is_not_complete_is_said(tmp_path, changed):
+    """The twin that must fail."""
+    whole = """
+        [[mutation]]
+        name = "no clip"
+        harm = "much"
+        caught_by = ["a"]
+        edits = [{ file = "b", old = "c", new = "" }]
+        """
+    (tmp_path / "one.toml").write_text(whole)
+    assert mutations(tmp_path / "one.toml")[0].edits == (Edit("b", "c", ""),)
+    (tmp_path / "one.toml").write_text(whole.replace(*changed))
+    with pytest.raises(DoesNotFit, match=r"one\.toml is no list of mutations"):
+        mutations(tmp_path / "one.toml")

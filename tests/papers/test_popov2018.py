@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from conftest import tiny_recipe
+from harness import quietly, tiny_recipe
 from taciturn.audit.likelihood_tails import (
     Tail,
     critical_value,
@@ -19,6 +19,8 @@ from taciturn.cli.audit import tails
 from taciturn.models.cifg import cifg
 from taciturn.runs.folder import RunError
 from taciturn.runs.loop import train_run
+
+pytestmark = pytest.mark.compiled_quickly
 
 CRITICAL = 1.08  # of the Lilliefors test at 5 %
 SHAPES = (
@@ -98,7 +100,7 @@ def test_table_6_follows_from_table_5(delta, epsilon):
     assert largest_epsilon(PAIRS, delta) == pytest.approx(epsilon, abs=0.006)
 
 
-def test_nineteen_of_twenty_pairs_pass_the_lilliefors_test_whose_critical_value_is_as_printed():
+def test_nineteen_of_twenty_pairs_pass_the_lilliefors_test_at_the_printed_critical_value():
     assert critical_value(USED) == pytest.approx(CRITICAL, abs=0.02)
     assert sum(pair.fits for pair in PAIRS) == 19
 
@@ -150,12 +152,12 @@ def test_average_perplexity_is_the_geometric_mean_by_tokens(general, user, avera
 def test_the_command_shows_an_estimate_and_draws_it(population, tmp_path, capsys):
     for seed in (1, 2):
         recipe = tiny_recipe(population, run={"rounds": 1, "evaluate_every": 1, "seed": seed})
-        train_run(recipe, tmp_path / f"run{seed}", lambda *_: None)
+        train_run(recipe, tmp_path / f"run{seed}", quietly)
     tails(tmp_path / "run1", [tmp_path / "run2"], samples=600, figure=tmp_path / "tail.png")
     said = " ".join(capsys.readouterr().out.split())
     assert "An estimate, not a guarantee" in said
     assert (tmp_path / "tail.png").stat().st_size > 10_000
     other = tiny_recipe(population, model={"units": 13}, run={"rounds": 1, "evaluate_every": 1})
-    train_run(other, tmp_path / "other", lambda *_: None)
+    train_run(other, tmp_path / "other", quietly)
     with pytest.raises(RunError, match="another kind of model"):
         tails(tmp_path / "run1", [tmp_path / "other"], samples=600)

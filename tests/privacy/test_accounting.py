@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,18 +22,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
+from curators import DELTA
 from taciturn.privacy.accounting import (
     COARSE,
     FINE,
     Budget,
     allowed_releases,
     epsilon,
+    event_from_json,
     gaussian_epsilon,
     noise_for_budget,
     repeated,
 )
 from taciturn.privacy.conversions import smallest_epsilon, with_distance
+from taciturn.privacy.correlated_noise import Bands, banded
 from taciturn.privacy.loss_distributions import epsilon_by_loss_distributions
+from taciturn.privacy.participation import CyclicPoisson, FixedSize, MinSeparation
 from taciturn.release.gate import ExportRefused, check_may_leave
 from taciturn.release.privacy_statement import statement, statement_json
 
@@ -173,7 +178,7 @@ def test_noise_too_far_from_normal_promises_nothing_at_any_epsilon():
             epsilon(event, 1e-10, distance=wrong)
 
 
-def test_a_distance_that_is_just_small_enough_is_found_and_one_that_is_not_ends_the_search():
+def test_a_distance_just_small_enough_is_found_and_one_that_is_not_ends_the_search():
     """Where δ_ideal(ε) + (1 + e^ε)·τ touches δ."""
     scale = np.linspace(0, 10, 100_001)
     least = float(np.min(delta_of_gaussian(1.0, scale) + (1 + np.exp(scale)) * 1e-8))
@@ -237,7 +242,7 @@ def guarantee(**changes):
     return Guarantee(**(given | changes))
 
 
-def test_noise_that_promises_nothing_at_its_delta_is_still_noise_and_the_statement_says_both():
+def test_noise_that_promises_nothing_at_its_delta_is_noise_and_the_statement_says_both():
     far = guarantee(epsilon=math.inf, distance=1e-6)
     assert far.is_private
     words = " ".join(statement(far, ()).split())
@@ -251,3 +256,48 @@ def test_noise_that_promises_nothing_at_its_delta_is_still_noise_and_the_stateme
     without = guarantee(epsilon=math.inf, rho=math.inf, release=NonPrivateDpEvent())
     assert not without.is_private
     assert "NO privacy guarantee" in statement(without, ())
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"event": "repeated", "count": -1000, "of": {"event": "gaussian", "noise_multiplier": 1.0}},
+        {"event": "poisson", "probability": -0.5, "of": {"event": "gaussian", "noise_multiplier": 1.0}},
+        {"event": "gaussian", "noise_multiplier": -1.0},
+        {"event": "fixed size", "users": 10, "size": -1, "of": {"event": "gaussian", "noise_multiplier": 1.0}},
+    ],
+    ids=["count", "probability", "multiplier", "size"],
+)
+def test_an_event_that_would_give_budget_back_is_not_read(row):
+    with pytest.raises(ValueError, match=r"."):
+        event_from_json(row)
+
+
+def test_fixed_size_rounds_cost_at_least_what_one_exchanged_user_can_be_seen_by():
+    # One user's report is +S in one world and −S in the other, all others are silent.
+    size, users, multiplier = 50, 100, 1.0
+    stated = epsilon(FixedSize(size, users).event(multiplier), DELTA)
+    x = np.linspace(-15, 15, 100_001)
+
+    def density(shift: float) -> np.ndarray:
+        share = size / users
+        return (1 - share) * np.exp(-(x**2) / 2) + share * np.exp(-((x - shift) ** 2) / 2)
+
+    beyond = np.maximum(density(1.0) - np.exp(stated) * density(-1.0), 0.0).sum() * (x[1] - x[0]) / np.sqrt(2 * np.pi)
+    assert beyond <= DELTA
+
+
+def test_nothing_private_makes_a_mixture_private():
+    from taciturn.privacy.accounting import epsilon, rho
+
+    mixture = ComposedDpEvent([NonPrivateDpEvent(), SelfComposedDpEvent(GaussianDpEvent(9.0), 1)])
+    assert epsilon(mixture, 1e-5, "rdp") == epsilon(mixture, 1e-5, "pld") == rho(mixture) == float("inf")
+
+
+@pytest.mark.parametrize("claim", [MinSeparation(10, 3, 2, 20), CyclicPoisson(0.5, 4, 20)])
+def test_all_rounds_of_correlated_noise_are_charged_with_the_first(claim):
+    """When to stop may depend on what was seen. The twin: fewer rounds alone would cost less."""
+    strategy = banded(3.0, Bands(28, [1.0, 0.5])).strategy
+    event = claim.event(3.0, strategy)
+    assert repeated(event, 1) == repeated(event, 20)
+    assert repeated(replace(claim, rounds=1).event(3.0, strategy), 1) != repeated(event, 1)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import nobody, noise_key
+from harness import nobody, noise_key
 from taciturn.core import Report
-from taciturn.privacy import sampler, wide
+from taciturn.privacy import correlated_noise, sampler, wide
 from taciturn.privacy.adaptive_clip import AdaptiveClip, Norms, centred_bit
 from taciturn.privacy.clipping import REACH
 from taciturn.privacy.correlated_noise import Buffers, blt, tree
@@ -56,7 +56,7 @@ def effect(update, bit, clip=CLIP):
     norm=st.one_of(st.floats(0, 1e20), st.sampled_from([np.nan, np.inf, 1.0, 0.9999999])),
     weight=st.one_of(st.floats(-1, 2), st.just(np.nan)),
 )
-def test_no_report_moves_updates_and_bits_together_further_than_an_update_alone_would_at_z(norm, weight):
+def test_no_report_moves_updates_and_bits_together_further_than_an_update_alone_at_z(norm, weight):
     mechanism = private()
     state = mechanism.init(ZERO)
     update = {"x": jnp.full(4000, np.float32(norm / np.sqrt(4000)))}
@@ -198,3 +198,21 @@ def test_a_report_carries_its_bit_as_a_whole_number():
     assert isinstance(report, Report)
     assert report.update[1].dtype == jnp.int32
     assert int(report.update[1]) == 3
+
+
+def test_one_user_moves_an_adaptive_round_by_the_clip_norm_in_force_and_by_half_a_count():
+    made = adaptive_mechanism(AdaptiveClip(start=1.0, count_stddev=5.0), 100.0, correlated_noise.tree(2.0, 4, 4), 200)
+    state = made.init({"x": jnp.zeros(4)})
+
+    def report(weight):
+        return made.bound(made.public(state), {"x": jnp.full(4, 50.0)}, jnp.float32(weight), jax.random.key(0))
+
+    crowd = jax.tree.map(lambda leaf: leaf * 100, report(1.0))  # all longer than the estimate, which rises
+    _, state = made.release(state, crowd, noise_key(0))
+    before = made.public(state)
+    assert float(before.estimate) > 1.01 * float(before.clip_norm)  # the twin: to confuse the two would show
+    without, with_one = (made.release(state, report(weight), noise_key(1)) for weight in (0.0, 1.0))
+    moved = jnp.linalg.norm(with_one[0].estimate["x"] - without[0].estimate["x"])
+    assert float(moved) == pytest.approx(float(before.clip_norm) / 100.0, rel=1e-3)
+    estimates = [float(made.public(after).estimate) for _, after in (without, with_one)]
+    assert np.log(estimates[1] / estimates[0]) / 0.2 == pytest.approx(0.5 / 100.0, rel=1e-2)

@@ -1,6 +1,7 @@
 """Any update leaves with norm at most S: the guarantee of privacy/clipping.py, for every float32."""
 
 import functools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from conftest import exact
+from curators import SEVEN_WORDS
+from harness import exact, noise_key, true_norm
 from taciturn import trees
+from taciturn.core import Message
+from taciturn.data.layout import Layout, Unrolls
+from taciturn.data.population import write_population
+from taciturn.data.users import position
+from taciturn.fleets.simulation.in_process import CPU_CHUNK, SimulatedFleet
+from taciturn.privacy import wide
 from taciturn.privacy.clipping import (
     MOST_REPORTS,
+    Whole,
     clip_schedule,
     decode,
     encode,
@@ -22,6 +31,9 @@ from taciturn.privacy.clipping import (
     per_layer_clip,
     unbounded,
 )
+from taciturn.privacy.estimators import fixed_denominator
+from taciturn.privacy.mechanism import mechanism
+from taciturn.privacy.noise import gaussian, no_noise
 
 KEY = jax.random.key(0)
 ROUND = jnp.int32(0)
@@ -36,10 +48,6 @@ bounds = {"flat": flat_clip, "per-layer": per_layer_clip}
 @functools.cache
 def compiled(kind):
     return jax.jit(lambda public, update, weight: encode(bounds[kind](1.0), public, update, weight, KEY))
-
-
-def true_norm(update) -> float:
-    return float(np.sqrt(sum(np.sum(np.square(np.asarray(leaf, np.float64))) for leaf in jax.tree.leaves(update))))
 
 
 @pytest.mark.parametrize("kind", bounds)
@@ -138,3 +146,146 @@ def test_an_update_so_large_that_padding_might_overflow_leaves_as_zero():
     for norm, leaves in ((0.9e6, True), (1.1e6, False), (1e30, False)):
         report = encode(flat_clip(1.0), jnp.float32(1.0), {"x": jnp.array([norm])}, jnp.float32(1), jax.random.key(0))
         assert bool(jnp.any(report.update["x"].high != 0)) == leaves
+
+
+HARD = [1e-45, 1e-39, 1e-20, 1.0, 1e20, 8e37, 9e37, 2e38, 3.4e38]
+
+
+@pytest.mark.parametrize("side_by_side", [False, True], ids=["alone", "side by side"])
+@pytest.mark.parametrize("bound", [flat_clip(1.0), per_layer_clip(1.0)], ids=["flat", "per layer"])
+def test_no_finite_update_passes_the_clip_norm(bound, side_by_side):
+    private = mechanism(bound, fixed_denominator(1.0), gaussian(1.0))
+    public = private.public(private.init({"a": jnp.zeros(5), "b": jnp.zeros(2)}))
+    values = np.array(HARD, np.float32)
+    updates = {"a": np.repeat(values[:, None], 5, axis=1), "b": np.stack([values, np.ones_like(values)], axis=1)}
+
+    def report(update):
+        return private.bound(public, update, jnp.float32(1.0), jax.random.key(0))
+
+    if side_by_side:
+        reports = jax.jit(jax.vmap(report))(updates)
+    else:
+        each = [report({name: leaf[user] for name, leaf in updates.items()}) for user in range(len(HARD))]
+        reports = jax.tree.map(lambda *leaves: np.stack(leaves), *each)
+    norms = [true_norm(exact(jax.tree.map(lambda leaf: leaf[user], reports), 1.0)[0]) for user in range(len(HARD))]  # noqa: B023
+    assert all(one <= 1.0 for one in norms), norms  # NaN fails as well
+
+
+@pytest.mark.parametrize("weight", [7.0, -3.0, np.nan, np.inf, 1e-40])
+def test_a_weight_out_of_range_gives_nobody_more_than_the_clip_norm(weight):
+    private = mechanism(flat_clip(1.0), fixed_denominator(1.0), gaussian(1.0))
+    report = private.bound(jnp.float32(1.0), {"a": jnp.full(9, 50.0)}, jnp.float32(weight), jax.random.key(0))
+    assert 0.0 <= exact(report, 1.0)[1] <= 1.0
+    assert true_norm(exact(report, 1.0)[0]) <= 1.0
+
+
+def test_rounding_in_a_large_sum_does_not_let_one_user_move_it_by_more_than_the_clip_norm(tmp_path):
+    # 2,047 users report 1, one more lifts the sum to 2,048, where floats lie twice as far apart, and 2,000 users
+    # report a little more than half that distance: after the one, each of them counts for more than it is.
+    many, few = 2048, 2000
+    stream = CPU_CHUNK * jax.local_device_count()  # users of one stream come CPU_CHUNK at a time; others are silent
+    names = sorted((f"u{k}" for k in range((many + few) * jax.local_device_count())), key=position)
+    ours = [user for position, user in enumerate(names) if position % stream < CPU_CHUNK]
+    tiny = np.float32(2.0**-13 * (1 + 2.0**-20))
+    private = mechanism(flat_clip(1.001), fixed_denominator(1.0), no_noise())
+    state = private.init({"x": jnp.zeros(1)})
+
+    def program(message, user, key):
+        update = {"x": jnp.where(user.batches[0, 0, 1] == 6, tiny, 1.0) * jnp.ones(1)}
+        return private.bound(message.public, update, user.weight, key)
+
+    def estimate(folder: Path, users: dict[str, list[int]]) -> float:
+        people = write_population(folder, users, {"held out": [5]}, SEVEN_WORDS, {})
+        said = [int(text[0]) for text in people.texts if len(text)]
+        assert said == sorted(said)  # those who lift the sum come first, or nothing is tried here
+        fleet = SimulatedFleet(people, Layout(Unrolls(1), 1, 1))
+        message = Message({"x": jnp.zeros(1)}, private.public(state))
+        total = fleet.sum_reports(program, message, fleet.users(lambda users: users), jax.random.key(0))
+        return float(private.release(state, total, noise_key(0))[0].estimate["x"][0])
+
+    everyone = {user: [] for user in names} | {user: [5] for user in ours[:many]} | {user: [6] for user in ours[many:]}
+    without = everyone | {ours[many - 1]: []}
+    moved = estimate(tmp_path / "with", everyone) - estimate(tmp_path / "without", without)
+    assert abs(moved) <= 1.002  # the clip norm, and the noise's own rounding
+
+
+def test_a_sum_of_floats_would_let_one_user_move_it_by_far_more():
+    """The twin that must fail: the same reports, added as float32."""
+    tiny = np.float32(2.0**-13 * (1 + 2.0**-20))
+
+    def total(ones: int) -> float:
+        return float(np.cumsum(np.r_[np.ones(ones), np.full(2000, tiny)], dtype=np.float32)[-1])
+
+    assert total(2048) - total(2047) > 1.2
+
+
+@pytest.mark.parametrize("clip_norm", [1e-6, 0.3, 0.8, 1.0, 3.3333, 1e6])
+@pytest.mark.parametrize("clip", [flat_clip, per_layer_clip])
+def test_no_report_stands_for_more_than_its_weight_times_the_clip_norm(clip, clip_norm):
+    generator, users = np.random.default_rng(0), 120
+    directions = {"a": generator.normal(size=(users, 3)), "b": generator.normal(size=(users, 40))}
+    lengths = np.sqrt(sum((part**2).sum(1) for part in directions.values()))
+    wanted = clip_norm * np.concatenate(
+        [1 + generator.uniform(-4e-7, 4e-7, 60), 10 ** generator.uniform(-6, 8, users - 60)]
+    )
+    updates = {name: (part * (wanted / lengths)[:, None]).astype(np.float32) for name, part in directions.items()}
+    weights = np.where(np.arange(users) % 3 == 0, 1.0, generator.uniform(0, 1, users)).astype(np.float32)
+    bound = clip(clip_norm)
+    report = jax.vmap(lambda u, w: encode(bound, bound.public(0), u, w, jax.random.key(0)))
+    reports = jax.device_get(jax.jit(report)(updates, weights))
+    for user in range(users):
+        update, weight = exact(jax.tree.map(lambda leaf: leaf[user], reports), clip_norm)  # noqa: B023
+        assert weight <= weights[user]
+        assert true_norm(update) <= weight * float(np.float32(clip_norm))
+
+
+def test_the_most_reports_there_may_be_do_not_overflow():
+    one = encode(flat_clip(1.0), jnp.float32(1.0), {"x": jnp.array([-9.0])}, jnp.float32(1.0), jax.random.key(0))
+    low = encode(flat_clip(1.0), jnp.float32(1.0), {"x": jnp.array([1 / 3])}, jnp.float32(1.0), jax.random.key(0))
+    for report in (one, low):
+        for leaf in jax.tree.leaves(report):
+            assert abs(int(np.max(np.abs(leaf)))) * MOST_REPORTS < 2**31
+    assert 2**15 * MOST_REPORTS < 2**31
+
+
+def test_one_more_user_moves_what_is_noised_by_the_report_and_by_nothing_else():
+    """A total of whole numbers is exact, and so is what noise is added to; in floats it would not be."""
+    cohort, size = 65_000, 64
+    bound, per = flat_clip(0.3), 2**30 // 8 - 12_345  # less than one user's share of S in each of 64 coordinates
+    unpack = jax.jit(bound.unpack)
+
+    def steps(whole: np.ndarray) -> np.ndarray:
+        layer = Whole(jnp.asarray(whole >> 15, jnp.int32), jnp.asarray(whole & (2**15 - 1), jnp.int32))
+        return wide.to_numpy(unpack(bound.public(jnp.int32(0)), {"x": layer})["x"])
+
+    generator, in_floats = np.random.default_rng(0), np.zeros(size, np.float32)
+    for _ in range(200):
+        others = per * (cohort - 1) - generator.integers(0, 2**21, size)
+        np.testing.assert_array_equal(steps(others + per) - steps(others), np.full(size, per))
+        moved = (others + per).astype(np.float32) - others.astype(np.float32)
+        in_floats = np.maximum(in_floats, moved)
+    assert np.linalg.norm(np.full(size, per)) <= bound.reach
+    assert np.all(in_floats > per)  # the twin
+
+
+def test_the_norm_is_right_at_every_scale():
+    for scale in 10.0 ** np.arange(-37, 38, dtype=np.float64):
+        values = (scale * np.array([3.0, -4.0])).astype(np.float32)
+        truth = float(np.linalg.norm(values.astype(np.float64)))
+        assert truth <= float(trees.norm_upper_bound({"a": jnp.asarray(values)})) <= truth * (1 + 1e-5)
+
+
+def test_a_plain_norm_would_be_wrong_at_most_scales():
+    """The twin: squares of float32 underflow below 1e-23 and overflow above 1e19."""
+    values = np.array([[3e-30, 4e-30], [3e30, 4e30]], np.float32)
+    with np.errstate(over="ignore", under="ignore"):
+        assert np.sqrt(np.sum(np.square(values), axis=1)).tolist() == [0.0, np.inf]
+
+
+def test_where_the_clip_norm_falls_a_report_counts_for_the_new_one():
+    made = mechanism(flat_clip([(0, 4.0), (1, 1.0)]), fixed_denominator(1.0), no_noise())
+    state = made.init({"x": jnp.zeros(4)})
+    for clip_norm in (4.0, 1.0):
+        report = made.bound(made.public(state), {"x": jnp.full(4, 50.0)}, jnp.float32(1), jax.random.key(0))
+        release, state = made.release(state, report, noise_key(0))
+        assert float(jnp.linalg.norm(release.estimate["x"])) == pytest.approx(clip_norm, rel=1e-4)

@@ -7,9 +7,12 @@ import optax
 import pytest
 from scipy.linalg import block_diag
 
-from conftest import noise_key
-from taciturn.privacy import sampler, wide
+from harness import nobody, noise_key
+from taciturn.privacy import correlated_noise, sampler, wide
+from taciturn.privacy.clipping import REACH, flat_clip
 from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt, tree
+from taciturn.privacy.estimators import fixed_denominator
+from taciturn.privacy.mechanism import _grid, mechanism
 from taciturn.privacy.noise import gaussian
 from taciturn.privacy.sensitivity import tree_weights
 
@@ -183,3 +186,32 @@ def test_a_blt_streams_as_jax_privacy_does():
         value, state = inverse.multiply_next(jnp.asarray(row, jnp.float32), state)
         rows.append(np.asarray(value))
     assert np.array(rows) == pytest.approx(given_out(MECHANISMS["blt"](), size=7), abs=1e-5)
+
+
+FOUR = {"x": jnp.zeros(4)}
+
+
+@pytest.mark.parametrize("noise", [blt(1.5, Buffers(9, (0.9,), (0.4,))), correlated_noise.tree(1.5, 9)])
+def test_correlated_noise_is_made_of_white_noise_of_z_clip_norms(noise):
+    """Neither more nor less by the strategy's sensitivity, which the cost has in it already."""
+    made = mechanism(flat_clip(3.0), fixed_denominator(20.0), noise, most_reports=100)
+    bits, spread = _grid(noise, 1.5 * REACH, REACH, REACH * 100, 4)
+    assert spread.deviation == pytest.approx(1.5 * REACH * 2**bits, rel=2e-6)
+    state, unit_state = made.init(FOUR), noise.init(4)
+    for row in range(3):
+        release, state = made.release(state, nobody(made, FOUR), noise_key(row))
+        unit, unit_state = noise.next(
+            unit_state, lambda stream, row=row: sampler.white(spread, noise_key(row), stream, 4)
+        )
+        expected = 1.5 * 3.0 / 20.0 * wide.to_numpy(unit) / spread.deviation
+        np.testing.assert_allclose(release.estimate["x"], expected, rtol=1e-5, atol=1e-8)
+
+
+def test_a_blt_of_three_buffers_keeps_six_times_the_model():
+    private = mechanism(
+        flat_clip(1.0), fixed_denominator(10.0), blt(1.0, Buffers(100, (0.99, 0.9, 0.4), (0.1, 0.1, 0.2)))
+    )
+    kept = sum(
+        leaf.nbytes for leaf in jax.tree.leaves(private.init({"a": jnp.zeros((40, 50)), "b": jnp.zeros(1000)}).noise)
+    )
+    assert kept <= 6 * 4 * 3000

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
-from conftest import cut_off_rows
+from harness import cut_off_rows
 from taciturn.privacy.account import Account, BudgetExhausted, RunTerms
 from taciturn.privacy.accounting import Budget, epsilon, event_from_json, event_to_json
 from taciturn.privacy.ledger import Ledger, LedgerError
@@ -74,7 +74,7 @@ def test_a_row_made_again_with_a_fitting_hash_breaks_the_next_one(opened, ledger
 def test_rows_taken_out_of_the_middle_are_noticed(opened, ledger_path, gone):
     lines = ledger_path.read_text().splitlines(keepends=True)
     ledger_path.write_text("".join(line for index, line in enumerate(lines) if index not in gone))
-    with pytest.raises(LedgerError):
+    with pytest.raises(LedgerError, match="does not fit the row before it"):
         Ledger(ledger_path)
 
 

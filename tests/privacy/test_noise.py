@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from conftest import nobody, noise_key
-from taciturn.privacy import sampler, wide
+from harness import nobody, noise_key
+from taciturn.privacy import correlated_noise, sampler, wide
 from taciturn.privacy.clipping import flat_clip, per_layer_clip, unbounded
 from taciturn.privacy.estimators import clipped_denominator, fixed_denominator, mean
 from taciturn.privacy.mechanism import mechanism
@@ -99,3 +99,36 @@ def test_tails_reach_beyond_what_one_float32_normal_can():
 def test_a_noise_multiplier_that_is_none_is_refused(multiplier):
     with pytest.raises(ValueError, match="positive"):
         gaussian(multiplier)
+
+
+@pytest.mark.parametrize(("expected_weight", "multiplier"), [(8e37, 0.9), (1e37, 1e-2), (1.0, 1e-40)])
+def test_where_a_float_has_no_room_for_noise_it_has_none_for_what_is_noised(expected_weight, multiplier):
+    """Noise is added before anything is a float: what a float cannot hold is lost of both, and never of noise alone."""
+    try:
+        private = mechanism(flat_clip(1.0), fixed_denominator(expected_weight), gaussian(multiplier))
+        state = private.init({"x": jnp.zeros(4)})
+    except ValueError:
+        return
+    update = {"x": jnp.array([1.0, 0.0, 0.0, 0.0])}
+    for weight in (0.0, 1.0):
+        total = private.bound(private.public(state), update, jnp.float32(weight), jax.random.key(0))
+        released, _ = jax.jit(private.release)(state, total, noise_key(0))
+        seen = np.asarray(released.estimate["x"]) != 0
+        assert np.all(seen) or not np.any(seen)
+
+
+@pytest.mark.usefixtures("one_deviation")
+def test_noise_is_made_for_the_longest_report_whatever_the_cohort():
+    for cohort in (1, 1000, 65_000):
+        layer, private = {"x": jnp.zeros(64)}, mechanism(flat_clip(0.3), fixed_denominator(1.0), gaussian(1e-3), cohort)
+        released, _ = private.release(private.init(layer), nobody(private, layer), noise_key(0))
+        np.testing.assert_allclose(released.estimate["x"], 1e-3 * 0.3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("noise", [gaussian(1.0), correlated_noise.tree(1.0, 4), no_noise()])
+def test_every_value_of_every_layer_is_noised(noise):
+    layers = {"matrix": jnp.zeros((3, 2)), "number": jnp.float32(0), "vector": jnp.zeros(5)}
+    made = mechanism(flat_clip(1.0), fixed_denominator(1.0), noise)
+    release, _ = made.release(made.init(layers), nobody(made, layers), noise_key(1))
+    is_noised = noise.multiplier > 0  # the twin: without noise, none is
+    assert all(np.all((np.asarray(leaf) != 0) == is_noised) for leaf in jax.tree.leaves(release.estimate))

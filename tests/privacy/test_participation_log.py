@@ -10,11 +10,11 @@ from dp_accounting import GaussianDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import cut_off_rows
-from taciturn.core import Algorithm, FailedRound, ServerState
+import curators
+from curators import averaging, few_people, simulated
+from harness import Cut, cut_off_rows
+from taciturn.core import FailedRound
 from taciturn.data.layout import Layout, Unrolls
-from taciturn.data.population import build_population
-from taciturn.data.vocabulary import Vocabulary
 from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.privacy import wide
 from taciturn.privacy.account import Account, RunTerms
@@ -28,9 +28,9 @@ from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import gaussian
 from taciturn.privacy.participation import CyclicPoisson, MinSeparation, PoissonSampling, WrongNumberOfUsers
 from taciturn.privacy.participation_log import ParticipationBreach, ParticipationLog
-from taciturn.privacy.records import Records
 
-WORDS = Vocabulary(("<pad>", "<unk>", "<bos>", "<eos>", ".", "hello", "world"))
+pytestmark = pytest.mark.compiled_quickly
+
 ZERO = {"x": jnp.zeros(10_000)}
 CLAIM = MinSeparation(size=3, min_separation=2, max_participations=3, rounds=9)
 
@@ -55,7 +55,7 @@ def test_nobody_takes_part_too_soon_or_too_often(tmp_path):
     book.record(np.array([1]))
     for row in (7, 8, 9, 10):
         book.record(np.array([100 + row]))
-    with pytest.raises(ParticipationBreach):
+    with pytest.raises(ParticipationBreach, match="3 times already"):
         book.record(np.array([1]))  # a fourth time
     assert 1 not in book.eligible(np.arange(10))
     assert 2 in book.eligible(np.arange(10))
@@ -130,29 +130,18 @@ def test_a_write_that_fails_half_way_leaves_the_log_as_it_was(tmp_path):
 
 
 def algorithm(participation=CLAIM, private=None):
-    """Every user's update is one number in all coordinates, so that what differs between coordinates is noise."""
-    return Algorithm(
-        init=lambda params: ServerState(params, ()),
-        user_update=lambda message, user, key: {"x": message.params["x"] + 1e-3 * jnp.sum(user.batches)},
-        server_update=lambda server, estimate: ServerState(estimate, ()),
-        mechanism=private or mechanism(flat_clip(1.0), fixed_denominator(3.0), blt(1.0, Buffers(17, (0.9,), (0.4,)))),
-        participation=participation,
-    )
+    correlated = blt(1.0, Buffers(17, (0.9,), (0.4,)))
+    return averaging(participation, private or mechanism(flat_clip(1.0), fixed_denominator(3.0), correlated))
 
 
 @pytest.fixture
 def people(tmp_path):
-    users = {f"u{k}": [4 + k % 3] * 8 for k in range(12)}
-    return build_population(tmp_path / "people", users, {"held out": [4]}, WORDS, {})
+    return few_people(tmp_path / "people")
 
 
 def opened(people, tmp_path, of=None, book=None, reopen=False):
-    of = of or algorithm()
-    terms = RunTerms("run", "recipe", "people", of.participation.adjacency, "operating system", "rdp", Budget(1e-5), 9)
-    account = Account(Ledger(tmp_path / "ledger.jsonl"), terms, of.mechanism.event(of.participation))
-    account.reopen(None) if reopen else account.open()
-    fleet = SimulatedFleet(people, Layout(Unrolls(4), 2, 1))
-    return Curator(of, fleet, account, bytes(32), book or log(tmp_path), Records(tmp_path / "releases", KEY))
+    fleet, path = simulated(people), tmp_path / "ledger.jsonl"
+    return curators.opened(of or algorithm(), fleet, path, log=book or log(tmp_path), reopen=reopen, rounds=9)
 
 
 def rounds(door, count, params=ZERO):
@@ -178,7 +167,7 @@ def test_a_fleet_that_breaks_the_claim_is_stopped_before_the_sum(people, tmp_pat
     monkeypatch.setattr(MinSeparation, "select", lambda self, available, row, coins: np.array([0, 1, 2]))
     state = algorithm().mechanism.init(ZERO)
     _, state = door.private_mean(ZERO, state, 0)
-    with pytest.raises(ParticipationBreach):
+    with pytest.raises(ParticipationBreach, match="less than 2 rounds ago, or 3 times already"):
         door.private_mean(ZERO, state, 1)
     assert len(door.account.charges) == 1
 
@@ -236,9 +225,7 @@ def expected_covariance(rows):
 
 
 @pytest.mark.parametrize("lost", [1, 2, 4])
-def test_rounds_that_would_come_out_otherwise_are_given_out_from_their_records_and_noise_goes_on(
-    people, tmp_path, lost
-):
+def test_rounds_that_would_come_out_otherwise_come_from_their_records_and_noise_goes_on(people, tmp_path, lost):
     """Some rounds are charged and released; then a crash, and totals would come out otherwise (other hardware, other text). Found by a
     second reader: going back more than one round made a second branch of noise, which the charge did not cover."""
     first, _ = rounds(opened(people, tmp_path), lost)
@@ -375,7 +362,7 @@ class Unreliable(SimulatedFleet):
     def sum_reports(self, program, message, cohort, key):
         if self.failing:
             self.failing -= 1
-            raise FailedRound
+            raise FailedRound("as it was told to")
         return super().sum_reports(program, message, cohort, key)
 
 
@@ -427,16 +414,13 @@ def test_a_failure_is_on_record_and_a_crash_after_it_does_not_bring_the_cohort_b
     door = unreliable(people, tmp_path)
     door._fleet.failing = 1
 
-    class Crash(Exception):
-        pass
-
     def crash(*arguments):
-        raise Crash
+        raise Cut
 
     fail = door._log.fail
     door._log.fail = lambda: (fail(), crash())
     state = algorithm().mechanism.init(ZERO)
-    with pytest.raises(Crash):
+    with pytest.raises(Cut):
         door.private_mean(ZERO, state, 0)
     assert log(tmp_path).rows == 0
     assert log(tmp_path).failures(0) == 1
@@ -447,15 +431,15 @@ def test_a_failure_is_on_record_and_a_crash_after_it_does_not_bring_the_cohort_b
 
 def test_only_the_newest_entry_can_fail_and_only_before_another_is_recorded(tmp_path):
     book = log(tmp_path)
-    with pytest.raises(ParticipationBreach):
+    with pytest.raises(ParticipationBreach, match="only the newest cohort of a log can have failed"):
         book.fail()
     book.record(np.array([1, 2]))
     book.fail()
-    with pytest.raises(ParticipationBreach):
+    with pytest.raises(ParticipationBreach, match="only the newest cohort of a log can have failed"):
         book.fail()
     book.record(np.array([1, 2]))  # nothing was released about them, so they may be asked again
     book.eligible(np.arange(10))
-    with pytest.raises(ParticipationBreach):
+    with pytest.raises(ParticipationBreach, match="only the newest cohort of a log can have failed"):
         book.fail()
     assert log(tmp_path).observed == (None, 1)
 
@@ -464,7 +448,7 @@ def test_a_failure_that_no_entry_comes_before_is_no_entry(tmp_path):
     book = log(tmp_path)
     content = (-1).to_bytes(8, "little", signed=True)
     (tmp_path / "participation.log").write_bytes(content + book._checksum(book._chain, content))
-    with pytest.raises(ParticipationBreach):
+    with pytest.raises(ParticipationBreach, match="only the newest cohort of a log can have failed"):
         log(tmp_path)
 
 
@@ -515,7 +499,7 @@ def test_a_log_that_lost_the_entries_of_a_charged_row_stops_the_run(people, tmp_
     damaged = bytearray(content)
     damaged[failed + place % (len(content) - failed)] ^= 1
     path.write_bytes(damaged)
-    with pytest.raises(ParticipationBreach):
+    with pytest.raises(ParticipationBreach, match=r"does not say who took part|do not belong together"):
         opened(people, tmp_path, reopen=True).private_mean(ZERO, state, 1)
     path.write_bytes(content)
     opened(people, tmp_path, reopen=True).private_mean(ZERO, state, 1)
@@ -526,7 +510,7 @@ def test_a_fleet_that_fails_cannot_choose_a_cohort_that_is_claimed_to_be_drawn(p
     door = opened(people, tmp_path, of, log(tmp_path, *of.participation.limits))
     door._fleet = Unreliable(people, Layout(Unrolls(4), 2, 1))
     door._fleet.failing = 1
-    with pytest.raises(FailedRound):
+    with pytest.raises(FailedRound, match="as it was told to"):
         door.private_mean(ZERO, of.mechanism.init(ZERO), 0)
     assert len(door.account.charges) == 0
 
@@ -570,7 +554,7 @@ def test_a_charge_without_a_mark_stops_the_run(people, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Account, "charge", lambda self, round, record, log: charge(self, round, record))
         _, state = door.private_mean(ZERO, algorithm().mechanism.init(ZERO), 0)
-    with pytest.raises(ParticipationBreach):
+    with pytest.raises(ParticipationBreach, match="does not say who took part"):
         door.private_mean(ZERO, state, 1)
 
 

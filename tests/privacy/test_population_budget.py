@@ -63,6 +63,7 @@ def test_without_a_budget_any_number_of_runs_starts(path):
     """The twin."""
     for name in "abcdefgh":
         opened(path, name)
+    assert Ledger(path).runs() == list("abcdefgh")
 
 
 def test_what_runs_reserve_counts_and_not_what_they_have_spent(path):
@@ -95,7 +96,7 @@ def test_a_run_at_work_that_somebody_closes_charges_nothing_more(path):
     first = opened(path, "first", releases=3)
     Ledger(path).close("first")
     opened(path, "second")
-    with pytest.raises(LedgerError):
+    with pytest.raises(LedgerError, match="is closed, and has given back"):
         first.charge(len(first.charges), "record")
 
 
@@ -106,7 +107,7 @@ def test_a_run_never_charges_past_what_it_reserved(path):
         run.charge(len(run.charges), "record")
     again = account(path, rounds=10 * ROUNDS)  # whatever it would allow itself now
     again.reopen(None)
-    with pytest.raises(BudgetExhausted):
+    with pytest.raises(BudgetExhausted, match="releases that it reserved"):
         again.charge(len(again.charges), "record")
 
 
@@ -140,7 +141,7 @@ def test_a_budget_is_only_ever_lowered_and_never_below_what_is_reserved(path):
     Ledger(path).set_budget(PopulationBudget(1.01 * ONE_RUN, DELTA))
     assert Ledger(path).budget == PopulationBudget(1.01 * ONE_RUN, DELTA)
     for senseless in (PopulationBudget(0.0, DELTA), PopulationBudget(math.inf, DELTA), PopulationBudget(1.0, 1.0)):
-        with pytest.raises(LedgerError):
+        with pytest.raises(LedgerError, match="a budget has an ε above 0"):
             Ledger(path).set_budget(senseless)
 
 

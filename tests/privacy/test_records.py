@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conftest import Cut, tiny_recipe
+from harness import Cut, tiny_recipe
 from taciturn import trees
 from taciturn.algorithms.dp_fedavg import federated
 from taciturn.algorithms.server_optimizers import server_optimizer
@@ -71,7 +71,7 @@ def same(left, right) -> bool:
 
 
 @pytest.mark.parametrize("ftrl", [False, True])
-def test_a_charged_release_is_given_out_again_to_the_bit_by_another_process_and_nothing_is_summed(tmp_path, ftrl):
+def test_a_charged_release_is_given_out_again_to_the_bit_and_nothing_is_summed(tmp_path, ftrl):
     first, made = door(tmp_path, ftrl=ftrl)
     state, given = made.init(PARAMS), []
     for round in range(3):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from conftest import Cut, cut_at, nobody, noise_key, tiny_recipe
+from harness import Cut, SideBySide, cut_at, nobody, noise_key, quietly, tiny_recipe
 from taciturn import trees
 from taciturn.core import Message, Report
 from taciturn.fleets.secure_aggregation.bit_packing import pack, unpack
@@ -556,14 +556,6 @@ def with_privacy(sections, **privacy):
     return {**sections, "privacy": {**sections.get("privacy", {}), **privacy}}
 
 
-class SideBySide(SimulatedFleet):
-    """The accelerator's way, tried on the CPU."""
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self._on_cpu = False
-
-
 def trained(population, sections, fleet, rounds):
     """By hand, so that cohorts and noise are the same whatever the encoding; in a run they follow from the recipe. At a noise multiplier
     of 0.001 there is hardly any."""
@@ -624,7 +616,7 @@ def test_residues_cost_what_whole_numbers_do_because_noise_grows_with_them(popul
 @pytest.mark.usefixtures("not_optimised")
 def test_a_run_counts_the_bytes_of_packed_residues(population, tmp_path):
     recipe = tiny_recipe(population, **with_privacy(FTRL, encoding="modular", encoding_bits=17))
-    finished = train_run(recipe, tmp_path / "run", lambda *_: None)
+    finished = train_run(recipe, tmp_path / "run", quietly)
     each = build.upload_size(finished.recipe, finished.params)
     assert each == math.ceil(17 * encoding(trees.size(finished.params), 137, 17).padded / 8)
     rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
@@ -638,10 +630,10 @@ def test_a_run_with_residues_that_is_cut_off_goes_on_to_the_same_model(populatio
     """Coins of rounding are those of the row and the user, so that a round that is done again comes to the same total."""
     fleet = {"kind": "check-in", "dropout_rate": 0.25, "over_selection": 1.4, "timer_hours": 5.0}
     recipe = tiny_recipe(population, **with_privacy({**FTRL, "fleet": fleet}, encoding="modular", noise_multiplier=1.0))
-    whole = train_run(recipe, tmp_path / "whole", lambda *_: None)
+    whole = train_run(recipe, tmp_path / "whole", quietly)
     with pytest.raises(Cut):
         train_run(recipe, tmp_path / "cut", cut_at(3))
-    finished = resume_run(tmp_path / "cut", lambda *_: None)
+    finished = resume_run(tmp_path / "cut", quietly)
     np.testing.assert_array_equal(flat(finished.params), flat(whole.params))
     assert finished.guarantee.releases == whole.guarantee.releases
 
@@ -668,7 +660,7 @@ def test_what_does_not_go_with_residues_is_refused_in_a_sentence(population, sec
 def test_too_few_bits_for_a_model_are_refused_in_a_sentence(population, tmp_path):
     recipe = tiny_recipe(population, **with_privacy(FTRL, encoding="modular", encoding_bits=9))
     with pytest.raises(RecipeError, match="bits a parameter, not 9"):
-        train_run(recipe, tmp_path / "run", lambda *_: None)
+        train_run(recipe, tmp_path / "run", quietly)
 
 
 def test_residues_go_to_hosts_as_plain_arrays(population):
@@ -685,7 +677,7 @@ def test_residues_go_to_hosts_as_plain_arrays(population):
 # ── on the wire ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_report_of_gboards_model_is_encoded_and_packed_in_no_time_and_as_small_as_is_said():
+def test_a_report_of_gboards_model_is_encoded_in_no_time_and_as_small_as_is_said():
     encoded = encoding(GBOARD, 8450)
     bound = modular(flat_clip(0.5), {"a": jnp.zeros(GBOARD)}, encoded)
     update = {"a": jnp.asarray(np.random.default_rng(0).normal(size=GBOARD), jnp.float32)}

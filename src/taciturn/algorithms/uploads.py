@@ -2,7 +2,7 @@
 upload weighs, to the byte.
 
 Both happen to the update, *before* it is bounded. The clip comes last and holds for whatever it gets, so that nothing here can break it;
-the other way around, rounding could carry a clipped update out of its ball (tests/contracts/test_uploads.py does it). A clip scales
+the other way around, rounding could carry a clipped update out of its ball (tests/algorithms/test_uploads.py does it). A clip scales
 all values of an update alike, so what was few values of few levels still is, and travels as that.
 """
 

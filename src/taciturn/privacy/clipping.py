@@ -9,7 +9,7 @@ Clip, then weight: ‖w Δ‖ ≤ S alone, as the paper's Lemma 1 states it, is 
 denominator (tests/privacy/test_estimators.py keeps the counterexample).
 
 Whole numbers: a float32 sum rounds, and how it rounds for everyone else depends on each user, who can thereby move a sum of
-thousands by almost twice the clip norm (tests/privacy/test_attacks.py does). Integers add exactly, in any order. (Residues, for sums
+thousands by almost twice the clip norm (tests/privacy/test_clipping.py does). Integers add exactly, in any order. (Residues, for sums
 that are secure, are in secagg_encoding.py.)
 
 **Assumes:** the device runs this code.

@@ -1,0 +1,285 @@
+"""An audit by made-up users: it finds a mechanism with too little noise, and has nothing to say against one that keeps its word."""
+
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import typer
+
+from harness import Cut, cut_at, exact, made_up_users, quietly, tiny_recipe, write_population
+from taciturn.audit import audit_users
+from taciturn.audit.audit_users import AuditScores
+from taciturn.audit.report import membership_results
+from taciturn.cli.audit import audit
+from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, DataError, Vocabulary
+from taciturn.privacy.clipping import MOST_REPORTS
+from taciturn.recipe import build
+from taciturn.recipe.solve import with_noise
+from taciturn.recipe.text import RecipeError
+from taciturn.release.model_file import load_model
+from taciturn.runs.finished import audit_run
+from taciturn.runs.folder import recipe_of
+from taciturn.runs.loop import resume_run, train_run
+
+pytestmark = pytest.mark.compiled_quickly
+
+FTRL = {
+    "algorithm": "dp-ftrl",
+    "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 4},
+    "privacy": {"noise": "blt", "buffers": 2, "noise_multiplier": 3.0},
+}
+TREE = FTRL | {"privacy": {"noise": "honaker", "noise_multiplier": 3.0, "restart_rounds": [7]}}
+CYCLIC = {"algorithm": "dp-ftrl", "participation": {"kind": "cyclic-poisson"}}
+ADAPTIVE = {"noise": "tree", "clipping": "adaptive", "restart_rounds": [3], "clipped_count_stddev": 1.0}
+MECHANISMS = {
+    "one turn": {},
+    "many turns": {"privacy": {"noise_multiplier": 4.0}},
+    "per layer": {"privacy": {"clipping": "per-layer"}},
+    "clip schedule": {"privacy": {"clip_norm": [[0, 0.5], [3, 0.1]]}},
+    "residues": {"privacy": {"encoding": "modular"}},
+    "other optimiser": {"server": {"optimizer": "adam", "momentum": None, "learning_rate": 0.01}},
+    "tree": FTRL | {"privacy": {"noise": "tree", "noise_multiplier": 4.0}},
+    "honaker": TREE,
+    "blt": FTRL,
+    "turns": CYCLIC | {"privacy": {"noise": "banded", "bands": 3, "noise_multiplier": 2.0}},
+}
+
+
+@pytest.fixture
+def wide(tmp_path):
+    """Users of a list of words long enough for a model with room for a thousand directions."""
+    words = SPECIAL + PUNCTUATION + tuple(f"word{number}" for number in range(386))
+    return write_population(
+        tmp_path / "wide", made_up_users(50), made_up_users(12, seed=1), Vocabulary(words), {"source": "made up"}
+    )
+
+
+def watched(population, users=800, rounds=16, seed=1, **sections):
+    run = {"rounds": rounds, "evaluate_every": rounds, "save_every": 8, "seed": seed}
+    return tiny_recipe(population, **sections, audit={"users": users}, run=run)
+
+
+def with_noise_too_small(monkeypatch, times):
+    """Break the mechanism: it charges for its noise and adds so many times less."""
+    honest = build.algorithm
+
+    def broken(recipe, vocabulary):
+        whole = honest(recipe, vocabulary)
+        less = max(recipe.privacy.noise_multiplier / times, 1e-3)
+        mechanism = honest(recipe.with_settings("privacy", noise_multiplier=less), vocabulary).mechanism
+        return whole._replace(mechanism=mechanism._replace(event=whole.mechanism.event))
+
+    monkeypatch.setattr(build, "algorithm", broken)
+
+
+def found_in(recipe, folder):
+    train_run(recipe, folder, quietly)
+    return membership_results(folder, recipe_of(folder))
+
+
+@pytest.mark.parametrize("kind", MECHANISMS)
+def test_a_mechanism_that_keeps_its_word_is_what_it_is_said_to_be_and_is_not_accused(wide, tmp_path, kind):
+    """Reports are as long as is claimed, noise is as wide, correlated as the recipe says: neither less nor more."""
+    found = found_in(watched(wide, **MECHANISMS[kind]), tmp_path / "run")
+    assert not found.audit.refuted
+    error = 4 / math.sqrt(np.sum(found.mu[found.included] ** 2))
+    assert found.audit.signal == pytest.approx(1.0, abs=error)
+    assert 0.9 < found.audit.spread < 1.2  # people make it wider
+    assert found.audit.caught[1] < 2  # and it could have seen something
+
+
+@pytest.mark.parametrize("kind", ["one turn", "many turns", "residues", "honaker", "blt"])
+def test_noise_that_is_half_of_what_is_claimed_is_found_out(wide, tmp_path, monkeypatch, kind):
+    """The twin."""
+    with_noise_too_small(monkeypatch, 2.0)
+    found = found_in(watched(wide, **MECHANISMS[kind]), tmp_path / "run")
+    assert found.audit.refuted
+    assert found.audit.spread < 0.75
+
+
+@pytest.mark.parametrize("sections", [{}, FTRL], ids=["dp-fedavg", "dp-ftrl"])
+def test_the_command_says_that_nothing_contradicts_the_claim_and_what_it_could_have_seen(
+    wide, tmp_path, capsys, sections
+):
+    train_run(watched(wide, **sections), tmp_path / "run", quietly)
+    audit(tmp_path / "run")  # exit status 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Nothing contradicts the claim" in said
+    assert "It would have caught noise that is 1." in said
+    assert ("Of the μ that is claimed for a person's whole part" in said) == bool(sections)
+    assert (tmp_path / "run" / "audit.png").stat().st_size > 10_000
+
+
+def test_the_command_leaves_with_1_where_noise_is_missing(wide, tmp_path, capsys, monkeypatch):
+    with_noise_too_small(monkeypatch, 1e3)
+    train_run(watched(wide), tmp_path / "run", quietly)
+    with pytest.raises(typer.Exit) as left:
+        audit(tmp_path / "run")
+    assert left.value.exit_code == 1
+    assert "BROKEN" in capsys.readouterr().out
+    said = json.loads((tmp_path / "run" / "audit.json").read_text())["audit"]
+    assert said["refuted"]
+    assert said["epsilon_at_least"] > said["claimed_epsilon"]
+    assert set(said["caught"]) == {"0.8", "0.95"}
+
+
+def test_users_have_all_turns_that_the_claim_allows_and_no_more(wide):
+    recipe = with_noise(watched(wide, **FTRL))
+    turns = audit_users.patterns(recipe)
+    assert max(map(len, turns)) == 4 == recipe.max_participations  # of 16 rounds with four between two turns
+    assert all(np.diff(one).min() >= 5 for one in turns)
+    assert sorted(round for one in turns for round in one) == list(
+        range(16)
+    )  # each round is somebody's, and of one pattern
+    rare = FTRL | {"participation": FTRL["participation"] | {"max_participations": 3}}
+    assert max(map(len, audit_users.patterns(with_noise(watched(wide, **rare))))) == 3
+
+
+def test_the_whole_cost_of_a_run_is_tested_and_not_that_of_one_row(wide, tmp_path):
+    found = found_in(watched(wide, **FTRL), tmp_path / "run")
+    assert found.turns == 4
+    assert 0.9 * found.whole < found.audit.mu <= found.whole
+
+
+def test_without_a_claim_about_turns_they_have_as_many_as_make_much_noise_visible(wide):
+    for multiplier, turns in ((0.5, 1), (1.0, 1), (2.0, 4), (4.0, 16), (40.0, 16)):
+        recipe = watched(wide, privacy={"noise_multiplier": multiplier})
+        assert max(map(len, audit_users.patterns(recipe))) == turns
+    many = watched(wide, users=5000, privacy={"noise_multiplier": 4.0})
+    found = audit_users.patterns(many)
+    assert 5000 / len(found) <= audit_users.AUDITED_AT_ONCE
+    assert max(map(len, found)) == 3  # fewer turns, where too many would come at once
+
+
+def test_half_of_them_are_in_and_each_comes_in_its_own_rounds(wide):
+    recipe = watched(wide, users=200, rounds=30)
+    algorithm = build.algorithm(recipe, 400)
+    params = build.language_model(recipe.model, 400).init(jax.random.key(0))
+    users = audit_users.AuditUsers(recipe, algorithm, params, bytes(32))
+    asked = []
+    for round in range(30):
+        users.begin(round)
+        asked.append(users.chosen(jax.random.key(round)).tolist())
+        assert users.chosen(jax.random.key(99)).tolist() == asked[-1]  # the same, however often a round is summed
+    everyone = [user for some in asked for user in some]
+    assert sorted(everyone) == np.flatnonzero(users.included).tolist()  # of one turn each
+    assert 60 < len(everyone) < 140
+
+
+def directions_of(recipe, words=40, root=bytes(32)):
+    algorithm = build.algorithm(recipe, words)
+    params = build.language_model(recipe.model, words).init(jax.random.key(0))
+    return audit_users.AuditUsers(recipe, algorithm, params, root), algorithm, params
+
+
+def flat(update):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(update)]).astype(np.float64)
+
+
+def test_directions_are_orthogonal_and_all_products_with_them_are_one_transform(population):
+    users, _, params = directions_of(tiny_recipe(population, audit={"users": 48}))
+    made = [flat(users._directions.update(users._directions.vectors, jnp.uint32(user))) for user in range(60)]
+    units = np.stack(made) / audit_users.LENGTH
+    np.testing.assert_allclose(units @ units.T, np.eye(60), atol=1e-5)
+    estimate = jax.tree.map(lambda leaf: jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape), params)
+    np.testing.assert_allclose(users._directions.products(estimate), units @ flat(estimate), atol=1e-4)
+    assert np.abs(np.sum(units[:48], axis=0)).max() < 0.75 * 48 / math.sqrt(units.shape[1])  # nowhere do they all agree
+
+
+def test_directions_and_coins_are_another_run_s_own(population):
+    recipe = tiny_recipe(population, audit={"users": 48})
+    one, other = (directions_of(recipe, root=root)[0] for root in (bytes(32), bytes([1] * 32)))
+    assert not np.array_equal(one.included, other.included)
+    signs = [np.sign(users._directions.vectors.signed) for users in (one, other)]
+    assert 0.3 < np.mean(signs[0] == signs[1]) < 0.7
+
+
+@pytest.mark.parametrize("privacy", [{}, {"clipping": "per-layer"}], ids=["flat", "per layer"])
+def test_a_report_is_the_direction_at_the_clip_norm(population, privacy):
+    """And no longer, whatever the direction's length: it is bounded like everybody's."""
+    users, algorithm, params = directions_of(tiny_recipe(population, audit={"users": 48}, privacy=privacy))
+    mechanism = algorithm.mechanism
+    public = mechanism.public(mechanism.init(params))
+    update = users._directions.update(users._directions.vectors, jnp.uint32(7))
+    report, weight = exact(mechanism.bound(public, update, jnp.float32(1), jax.random.key(0)), 0.5)
+    sent = flat(report)
+    assert weight == 1
+    assert 0.99 * 0.5 < np.linalg.norm(sent) <= 0.5
+    assert sent @ flat(update) / audit_users.LENGTH == pytest.approx(0.5, rel=0.01)
+
+
+@pytest.mark.parametrize("sections", [{}, FTRL], ids=["dp-fedavg", "dp-ftrl"])
+def test_the_claim_about_people_is_what_it_is_without_them(population, tmp_path, sections):
+    plain = train_run(tiny_recipe(population, **sections), tmp_path / "plain", quietly)
+    with_them = train_run(tiny_recipe(population, audit={"users": 32}, **sections), tmp_path / "watched", quietly)
+    assert with_them.guarantee.rho == plain.guarantee.rho
+    assert with_them.guarantee.epsilon == plain.guarantee.epsilon
+    assert with_them.guarantee.releases == plain.guarantee.releases
+    said = " ".join((tmp_path / "watched" / "guarantee.txt").read_text().split())
+    assert "random directions of 32 made-up users" in said
+    assert not (tmp_path / "plain" / "audit_users.json").exists()
+
+
+@pytest.mark.parametrize("sections", [{}, FTRL], ids=["dp-fedavg", "dp-ftrl"])
+def test_cut_off_a_run_goes_on_with_the_same_users_and_sees_the_same(population, tmp_path, sections):
+    recipe = tiny_recipe(population, audit={"users": 48}, **sections)
+    train_run(recipe, tmp_path / "whole", quietly)
+    with pytest.raises(Cut):
+        train_run(recipe, tmp_path / "cut", cut_at(3))
+    resume_run(tmp_path / "cut", quietly)
+    one, other = (AuditScores(tmp_path / name) for name in ("whole", "cut"))
+    assert np.array_equal(one.included, other.included)
+    assert one.rounds.tolist() == other.rounds.tolist() == list(range(6))
+    assert np.array_equal(one.products, other.products)
+    params = [jax.tree.leaves(load_model(tmp_path / name)[0]) for name in ("whole", "cut")]
+    assert all(np.array_equal(*pair) for pair in zip(*params, strict=True))
+
+
+def test_a_run_that_ended_early_is_audited_by_those_whose_turn_had_come(wide, tmp_path):
+    with pytest.raises(Cut):
+        train_run(watched(wide), tmp_path / "run", cut_at(9))
+    found = membership_results(tmp_path / "run", recipe_of(tmp_path / "run"))
+    assert found.audit.included + found.audit.left_out == 400  # it was saved after eight rounds
+    assert not found.audit.refuted
+
+
+def test_files_that_are_damaged_are_said_to_be(population, tmp_path):
+    train_run(tiny_recipe(population, audit={"users": 48}), tmp_path / "run", quietly)
+    path = tmp_path / "run" / "audit_users.npy"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(DataError, match="are damaged"):
+        audit_run(tmp_path / "run")
+
+
+def test_too_few_too_many_and_those_who_cannot_audit_are_refused(population, tmp_path):
+    with pytest.raises(RecipeError, match="take a thousand"):
+        tiny_recipe(population, audit={"users": 5})
+    with pytest.raises(RecipeError, match="take at most 6144"):
+        tiny_recipe(population, audit={"users": 6145})
+    with pytest.raises(RecipeError, match="claims nothing"):
+        tiny_recipe(
+            population, algorithm="fedavg", audit={"users": 32}, privacy={"noise_multiplier": None, "clip_norm": None}
+        )
+    with pytest.raises(RecipeError, match="tells at most 819 users apart"):
+        train_run(tiny_recipe(population, audit={"users": 1000}), tmp_path / "small", quietly)
+    counted = {"participation": {"kind": "min-separation", "cohort": 20, "min_separation": 0}, "privacy": ADAPTIVE}
+    with pytest.raises(RecipeError, match=r"who are counted.*at most 12"):
+        train_run(tiny_recipe(population, algorithm="dp-ftrl", **counted, audit={"users": 32}), tmp_path / "a", quietly)
+
+
+def test_a_clip_norm_that_adapts_is_audited_by_few_at_once(wide, tmp_path):
+    counted = {"participation": {"kind": "min-separation", "cohort": 40, "min_separation": 0}, "privacy": ADAPTIVE}
+    found = found_in(watched(wide, users=64, algorithm="dp-ftrl", **counted), tmp_path / "run")
+    assert not found.audit.refuted
+    assert found.audit.signal == pytest.approx(1.0, abs=0.6)
+
+
+def test_a_total_has_room_for_their_reports(population):
+    without, with_them = (
+        build.algorithm(tiny_recipe(population, audit=settings), 40).mechanism.most_reports
+        for settings in ({}, {"users": 32})
+    )
+    assert with_them == without + 32 <= MOST_REPORTS

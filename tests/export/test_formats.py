@@ -1,0 +1,88 @@
+"""What every format keeps: what is said of a model, what is blocked, and that what is checked is what is written."""
+
+import numpy as np
+import pytest
+
+from harness import lettered_words, trained
+from pages import REFUSED, counted
+from taciturn.data.population import Population
+from taciturn.export import formats
+from taciturn.export.arpa import read_arpa, write_arpa
+from taciturn.export.combined import write_combined
+from taciturn.export.formats import Distilling
+from taciturn.export.onnx import onnx_model
+from taciturn.export.word_model import load_word_model
+from taciturn.models.stepping import Recurrent
+from taciturn.release.gate import ExportRefused
+from taciturn.runs.finished import export_run
+
+pytestmark = pytest.mark.compiled_quickly
+
+
+FEW = Distilling(words=16_000, entries=2000)
+
+
+def test_a_word_list_made_by_a_simulation_says_so(copied_runs, tmp_path):
+    population = Population(copied_runs / "people")
+    trained(population, tmp_path / "seeded", run={"rounds": 6, "evaluate_every": 6, "save_every": 6, "seed": 1})
+    export_run(tmp_path / "seeded", tmp_path / "out", "combined", distilling=FEW)
+    assert "simulation" in (tmp_path / "out" / "main_en.combined").read_text().splitlines()[0].lower()
+
+
+def test_what_is_sampled_from_a_model_without_privacy_is_not_said_to_cost_none(finished_runs, tmp_path):
+    export_run(finished_runs / "plain", tmp_path / "out", "combined", non_private=True, distilling=FEW)
+    assert "costs no privacy" not in (tmp_path / "out" / "main_en.combined").read_text().splitlines()[0]
+
+
+def test_a_statement_cannot_begin_the_data_of_an_arpa_file(tmp_path):
+    model = counted(lettered_words(), "worda wordb .")
+    said = ["a\n\\data\\\nngram 1=0\n\n\\end\\", "b\r\\data\\", "c\u2028\\data\\", "d\x0b\\data\\"]
+    write_arpa(tmp_path / "model.arpa", model, lettered_words().words, said)
+    assert read_arpa(tmp_path / "model.arpa")[0].order == 3
+    content = (tmp_path / "model.arpa").read_text()
+    assert content.splitlines().count("\\data\\") == 1
+
+
+def test_a_language_cannot_write_words_into_a_list(tmp_path):
+    model = counted(lettered_words(), "worda wordb .")
+    injected = "en,description=epsilon 0.1,date=1,version=99\n word=injected,f=255"
+    try:
+        write_combined(tmp_path / "x", model, lettered_words().words, injected, "made up", 18, 0)
+    except (ValueError, *REFUSED):
+        return
+    assert "word=injected" not in (tmp_path / "x").read_text()
+
+
+def test_a_blocked_word_is_in_no_arpa_file(finished_runs, tmp_path):
+    export_run(finished_runs / "private", tmp_path / "out", "arpa", blocklist=["Worda"], distilling=FEW)
+    grams = (tmp_path / "out" / "model.arpa").read_text().split("\\data\\")[1]
+    assert "worda" not in grams.split()
+
+
+def test_a_blocklist_that_a_format_cannot_hold_is_not_passed_over_in_silence(finished_runs, tmp_path):
+    with pytest.raises(REFUSED, match="a blocklist cannot be kept"):
+        export_run(finished_runs / "private", tmp_path / "out", "model", blocklist=["worda"])
+
+
+def test_where_fewer_than_ten_words_are_allowed_the_graph_offers_none_that_is_not(finished_runs):
+    runtime = pytest.importorskip("onnxruntime")
+    model = load_word_model(finished_runs / "private").model
+    assert isinstance(model, Recurrent)
+    allowed = range(len(lettered_words()) - 5, len(lettered_words()))
+    never = [word for word in range(len(lettered_words())) if word not in allowed]
+    session = runtime.InferenceSession(onnx_model(model.cell, model.weights, never, {}).SerializeToString())
+    state = {one.name: np.zeros((1, one.shape[1]), np.float32) for one in session.get_inputs() if one.name != "word"}
+    best = session.run(["top_words"], {"word": np.array([2]), **state})[0]
+    assert set(best.ravel().tolist()) <= set(allowed)
+
+
+def test_a_word_list_that_does_not_say_what_the_model_says_is_not_written(finished_runs, tmp_path, monkeypatch):
+    """The n-grams are checked, and not the file that is made of them."""
+    written = formats.write_combined
+
+    def wrong(path, model, listed, *more, **others):
+        written(path, model, (*listed[:16], *reversed(listed[16:])), *more, **others)
+
+    monkeypatch.setattr(formats, "write_combined", wrong)
+    with pytest.raises(ExportRefused, match="nothing was written"):
+        export_run(finished_runs / "private", tmp_path / "out", "combined", distilling=FEW)

@@ -1,0 +1,109 @@
+"""Who is enrolled: the list that a run, its δ and its log rest on, and what devices are given."""
+
+import jax
+import pytest
+from fleet_of_devices import FleetOfDevices, fleet_recipe
+
+from harness import Cut, cut_at, quietly
+from taciturn.fleets import assemble, folders
+from taciturn.fleets.secure_aggregation.server_side import ServerRound
+from taciturn.privacy.participation_log import ParticipationLog
+from taciturn.recipe import build
+from taciturn.recipe.text import RecipeError
+from taciturn.runs.loop import resume_run, train_run
+
+
+@pytest.fixture
+def log_of(monkeypatch):
+    """Every cohort that was recorded, and all who were in a total, by the fleet's folder."""
+    asked, summed = [], []
+    record, total = ParticipationLog.record, ServerRound.total
+    monkeypatch.setattr(ParticipationLog, "record", lambda log, cohort: asked.append(cohort) or record(log, cohort))
+
+    def noted(server):
+        done = total(server)
+        summed.append(done.devices)
+        return done
+
+    monkeypatch.setattr(ServerRound, "total", noted)
+    return asked, summed
+
+
+def renumbered(fleet, order):
+    """The same devices, on a list in another order."""
+    fleet.private = [fleet.private[number] for number in order]
+    fleet.texts = [fleet.texts[number] for number in order]
+    fleet.keys = {number: fleet.keys[old] for number, old in enumerate(order)}
+    fleet.enrolled = [fleet.enrolled[number] for number in order]
+    for number in fleet.link.devices():
+        fleet.link.remove(number)
+    for number in range(len(order)):
+        fleet.folder.joinpath(f"device-{number}", "participation.json").unlink(missing_ok=True)
+        fleet.start(number)
+
+
+def test_a_run_does_not_go_on_with_devices_under_other_numbers(tmp_path, vocabulary, log_of):
+    """The log knows devices by their places on the list: a list in another order, or with a line taken out, makes it say nothing."""
+    fleet = FleetOfDevices(
+        tmp_path,
+        vocabulary,
+        count=18,
+        run={"rounds": 2, "evaluate_every": 2, "save_every": 1},
+        participation={"min_separation": 1},
+    )
+    with pytest.raises(Cut):
+        train_run(fleet.recipe, tmp_path / "run", cut_at(1), fleet.connected)
+    asked, _ = log_of
+    first = {fleet.enrolled[number] for number in asked[0]}
+    resting = [number for number in range(18) if number not in asked[0]]
+    order = list(range(18))
+    for one, other in zip(asked[0].tolist(), resting, strict=True):
+        order[one], order[other] = other, one
+    renumbered(fleet, order)
+    refused = False
+    try:
+        resume_run(tmp_path / "run", quietly, fleet.connected)
+    except Exception:
+        refused = True
+    assert refused or not first & {fleet.enrolled[number] for number in asked[1]}
+
+
+def test_a_run_goes_on_with_devices_that_came_later(tmp_path, vocabulary, log_of):
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=12, run={"rounds": 2, "evaluate_every": 2, "save_every": 1})
+    all_keys, all_enrolled = fleet.keys, fleet.enrolled
+    fleet.keys, fleet.enrolled = {n: all_keys[n] for n in range(11)}, all_enrolled[:11]
+    fleet.link.remove(11)
+    for number in range(11):
+        fleet.start(number)
+    with pytest.raises(Cut):
+        train_run(fleet.recipe, tmp_path / "run", cut_at(1), fleet.connected)
+    fleet.keys, fleet.enrolled = all_keys, all_enrolled
+    for number in range(12):
+        fleet.start(number)
+    assert resume_run(tmp_path / "run", quietly, fleet.connected).guarantee.releases == 2
+
+
+def test_delta_is_checked_against_the_devices_that_are_enrolled(tmp_path, vocabulary):
+    """As it is against the users of a population."""
+    fleet = FleetOfDevices(tmp_path, vocabulary, run={"rounds": 1, "evaluate_every": 1}, privacy={"delta": 0.01})
+    many = [*fleet.enrolled, *(bytes([number]) * 32 for number in range(100))]
+    assert fleet.recipe.delta * len(many) > 1
+    with pytest.raises(RecipeError, match="δ"):
+        train_run(fleet.recipe, tmp_path / "run", cut_at(0), fleet.connected._replace(enrolled=many))
+
+
+@pytest.mark.parametrize("settings", [{}, {"most_reports": 9}, {"most_reports": 100_000}], ids=str)
+def test_devices_refuse_cohorts_that_the_modulus_does_not_hold(population, vocabulary, settings):
+    recipe = fleet_recipe(population, fleet=settings)
+    params = jax.eval_shape(build.language_model(recipe.model, len(vocabulary)).init, jax.random.key(0))
+    encoded = build.report_encoding(recipe, params)
+    agreed = assemble.agreement(recipe, vocabulary, [b"key"])
+    assert 2 * encoded.largest * agreed.most < encoded.modulus
+
+
+def test_the_seed_of_a_simulation_is_given_to_no_device(tmp_path, population):
+    """Of which all noise is made: whoever has it can take the noise off the model. Other hosts are not told it either."""
+    recipe = fleet_recipe(population)
+    assert recipe.run.seed is not None
+    folders.new_fleet(tmp_path / "fleet", recipe)
+    assert folders.fleet_recipe(tmp_path / "fleet" / "for-devices").run.seed is None

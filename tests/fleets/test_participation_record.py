@@ -1,0 +1,153 @@
+"""A device's own record of when it took part: whoever opted out or rests is asked in vain, under any name of a run."""
+
+import numpy as np
+import pytest
+from fleet_of_devices import FleetOfDevices
+from lying_server import LyingServer
+
+from harness import Cut, quietly
+from taciturn.fleets import folders
+from taciturn.fleets.devices import fields
+from taciturn.fleets.devices import participation_record as diaries
+from taciturn.fleets.devices.device import NotEligible
+from taciturn.fleets.devices.participation_record import ParticipationLimits, ParticipationRecord
+from taciturn.fleets.devices.transport import LinkError
+from taciturn.privacy.participation_log import ParticipationLog
+from taciturn.runs.loop import train_run
+
+TIRELESS = ParticipationLimits(0.0, 0, 99)
+
+
+def test_devices_that_rest_by_their_own_diaries_are_not_asked_for_ever(tmp_path, vocabulary, monkeypatch):
+    """Their uploads count for them even where they failed at the server, whose log says that they may. They have to be missing when it
+    counts who has come, or it tries without end."""
+    fleet = FleetOfDevices(
+        tmp_path,
+        vocabulary,
+        count=18,
+        run={"rounds": 2, "evaluate_every": 2},
+        fleet={"patience": 0.5, "timer_hours": 24.0},
+    )
+    for number in range(18):
+        ParticipationRecord(tmp_path / f"device-{number}", TIRELESS).upload(5, "run", 5)
+        fleet.start(number)
+    tries, whole = [], ParticipationLog.fail
+
+    def failed(log):
+        tries.append(1)
+        if len(tries) > 5:
+            raise Cut
+        whole(log)
+
+    monkeypatch.setattr(ParticipationLog, "fail", failed)
+    with pytest.raises(LinkError, match="0 devices are there that may take part, 9 are needed"):
+        train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
+    assert not tries
+
+
+def test_whoever_opts_out_while_the_device_runs_has_opted_out(tmp_path):
+    running = ParticipationRecord(tmp_path, TIRELESS)
+    folders.opt_out(tmp_path)
+    assert "opted out" in (running.why_not(3) or "")
+
+
+def test_no_upload_takes_an_opt_out_back(tmp_path):
+    running = ParticipationRecord(tmp_path, TIRELESS)
+    folders.opt_out(tmp_path)
+    running.upload(3, "run", 3)
+    assert "opted out" in (ParticipationRecord(tmp_path, TIRELESS).why_not(9) or "")
+
+
+def test_an_opt_out_outlives_a_new_text_and_a_new_enrolment(tmp_path):
+    folders.save_text(tmp_path, np.arange(5))
+    folders.opt_out(tmp_path)
+    assert not (tmp_path / "tokens.npy").exists()
+    folders.save_text(tmp_path, np.arange(5))
+    folders.device_key(tmp_path)
+    assert "opted out" in (ParticipationRecord(tmp_path, TIRELESS).why_not(9) or "")
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"uploads": []}'])
+def test_with_a_damaged_diary_nothing_is_sent_and_opting_out_works(tmp_path, damage):
+    folders.save_text(tmp_path, np.arange(5))
+    (tmp_path / "participation.json").write_text(damage)
+    with pytest.raises((ValueError, KeyError, TypeError), match="is damaged"):
+        ParticipationRecord(tmp_path, TIRELESS)
+    folders.opt_out(tmp_path)
+    assert not (tmp_path / "tokens.npy").exists()
+    assert "opted out" in (ParticipationRecord(tmp_path, TIRELESS).why_not(9) or "")
+
+
+def test_two_processes_on_one_folder_rest_for_each_other(tmp_path):
+    one, other = (ParticipationRecord(tmp_path, ParticipationLimits(24.0, 2, 2)) for _ in range(2))
+    one.upload(0, "run", 0)
+    assert "rests for 24 hours" in (other.why_not(1) or "")
+
+
+def test_two_processes_on_one_folder_forget_nothing(tmp_path):
+    one, other = (ParticipationRecord(tmp_path, TIRELESS) for _ in range(2))
+    one.upload(0, "run", 0)
+    other.upload(4, "another run", 4)
+    assert {upload["run"] for upload in ParticipationRecord(tmp_path, TIRELESS).uploads} == {"run", "another run"}
+
+
+def test_a_clock_that_goes_backwards_shortens_no_rest(tmp_path, monkeypatch):
+    now = [1e9]
+    monkeypatch.setattr(diaries, "_now", lambda: now[0])
+    diary = ParticipationRecord(tmp_path, ParticipationLimits(24.0, 0, 99))
+    diary.upload(0, "run", 0)
+    for moment in (1e9 - 10**6, 0.0, 1e9 + 23 * 3600):
+        now[0] = moment
+        assert "rests" in (diary.why_not(5) or "")
+    now[0] = 1e9 + 25 * 3600
+    assert diary.why_not(5) is None
+
+
+@pytest.fixture
+def liar(tmp_path, vocabulary):
+    return LyingServer(tmp_path, vocabulary)
+
+
+@pytest.mark.parametrize("run", [b"run", b"another name"])
+def test_separation_timer_and_cap_count_over_all_runs(liar, run, monkeypatch):
+    start = diaries._now()
+    now = [start]
+    monkeypatch.setattr(diaries, "_now", lambda: now[0])
+
+    def limited(*limits):
+        for one in range(9):
+            liar.device(one)._diary._rest = ParticipationLimits(*limits)
+
+    limited(24.0, 100, 3)
+    liar.round(1000)
+    for number, hours, why in ((2000, 23, "rests for 24 hours"), (1100, 25, "100 rounds"), (7, 25, "this round or a")):
+        now[0] = start + 3600 * hours
+        with pytest.raises(NotEligible, match=why):
+            liar.device(0)(
+                fields.ADVERTISE, fields.pack_fields(fields.new_name(), run, str(number).encode(), bytes(32))
+            )
+    liar.round(1101, run=run)
+    limited(24.0, 0, 2)
+    now[0] += 10**6
+    with pytest.raises(NotEligible, match="2 times, as often as it may in all runs"):
+        liar.device(0)(fields.ADVERTISE, fields.pack_fields(fields.new_name(), run, b"99999", bytes(32)))
+    limited(24.0, 0, 3)  # twin
+    liar.round(99999, run=run)
+
+
+def test_a_second_run_with_devices_that_gave_all_they_may_finds_none(tmp_path, vocabulary):
+    one_round = {"rounds": 1, "evaluate_every": 1}
+    limits = {"lifetime_participations": 2, "patience": 0.5}
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=9, run=one_round, fleet=limits)
+    for run in ("first", "second"):
+        assert train_run(fleet.recipe, tmp_path / run, quietly, fleet.connected).guarantee.releases == 1
+    with pytest.raises(LinkError, match=r"0 devices are there that may take part.*fleet.lifetime_participations"):
+        train_run(fleet.recipe, tmp_path / "third", quietly, fleet.connected)
+
+
+def test_the_cap_is_the_recipes_unless_it_says_another(tmp_path, vocabulary):
+    for lifetime, expected in ((None, 4), (2, 2), (9, 9)):
+        (tmp_path / str(lifetime)).mkdir()
+        sections = {"participation": {"max_participations": 4}, "fleet": {"lifetime_participations": lifetime}}
+        fleet = FleetOfDevices(tmp_path / str(lifetime), vocabulary, count=1, **sections)
+        assert fleet.link._devices[0].handler._diary._rest.max_participations == expected

@@ -1,0 +1,113 @@
+"""Numbers of rounds, by which devices know what they answered to: they rise over attempts, crashes and runs."""
+
+import time
+
+import jax
+import numpy as np
+import pytest
+from fleet_of_devices import FleetOfDevices
+from lying_server import VICTIM, LyingServer
+
+from harness import Cut, cut_at, quietly
+from taciturn.core import FailedRound
+from taciturn.fleets.devices import fields
+from taciturn.fleets.devices.fleet import DeviceFleet
+from taciturn.fleets.devices.transport import LinkError
+from taciturn.runs.loop import resume_run, train_run
+
+
+@pytest.fixture
+def liar(tmp_path, vocabulary):
+    return LyingServer(tmp_path, vocabulary)
+
+
+def without_the_victim():
+    return [one for one in range(9) if one != VICTIM]
+
+
+class Patience:
+    deadline, patience = 60.0, 20.0
+
+
+def device_fleet(liar, folder, **more):
+    folder.mkdir(exist_ok=True)
+    return DeviceFleet(liar.fleet.connected, liar.agreement, 9, Patience, folder, lambda: "run", **more)
+
+
+def test_a_sum_of_the_same_round_over_fewer_devices_fails(liar, tmp_path):
+    server = device_fleet(liar, tmp_path / "rounds")
+    server.sum_reports(None, liar.honest, np.arange(9), jax.random.key(0))
+    for one in range(9):
+        liar.fleet.start(one)
+    with pytest.raises(FailedRound, match="give them once"):
+        server.sum_reports(None, liar.honest, np.array(without_the_victim()), jax.random.key(1))
+    assert len(liar.reports) == 9
+
+
+def test_a_round_that_failed_goes_on_with_others_and_without_any_under_another_number(
+    tmp_path, vocabulary, monkeypatch
+):
+    monkeypatch.setattr("taciturn.fleets.devices.fleet.WAIT", 0.01)
+    for count, reported_twice in ((18, 0), (12, 6), (9, 9)):
+        left, folder = [9], tmp_path / str(count)
+        folder.mkdir()
+
+        def dies(number, kind, answer, left=left):
+            left[0] -= kind == fields.UNMASK
+            return None if kind == fields.UNMASK and left[0] >= 0 else answer
+
+        fleet = FleetOfDevices(
+            folder,
+            vocabulary,
+            count=count,
+            faults=(dies,),
+            run={"rounds": 1, "evaluate_every": 1},
+            participation={"users": 40, "min_separation": 0},
+        )
+        finished = train_run(fleet.recipe, folder / "run", quietly, fleet.connected)
+        assert finished.guarantee.releases == 1
+        uploads = [fleet.link._devices[one].handler._diary.uploads for one in range(count)]
+        assert sum(map(len, uploads)) == 18
+        assert sum(len(mine) == 2 for mine in uploads) in range(reported_twice, 10 if reported_twice else 1)
+        assert all(len({upload["round"] for upload in mine}) == len(mine) for mine in uploads)
+
+
+def test_numbers_of_rounds_rise_with_rows_attempts_and_runs_and_outlive_a_crash(liar, tmp_path):
+    rows = [0]
+    server = device_fleet(liar, tmp_path / "rounds", row=lambda: rows[0], apart=3)
+    first = server._numbers(0)
+    server._keep(first._replace(asked={1: first.number, 2: first.number - 3}))
+    assert device_fleet(liar, tmp_path / "rounds")._numbers(0) == first._replace(
+        asked={1: first.number, 2: first.number - 3}
+    )
+    assert server._numbers(0).resting(3) == {1, 2}
+    assert server._numbers(0).resting(0) == {1}
+    assert server._numbers(2).number == first.number + 2
+    assert server._numbers(2).resting(3) == {1}
+    server._renumber()
+    again = server._numbers(0)
+    assert again.resting(3) == set()
+    assert again.number > first.number + 3  # so many rounds lie between, at least
+    assert server._numbers(5).number == again.number + 5
+    server._keep(again._replace(number=2**80))  # whatever the clock says
+    server._renumber()
+    assert server._numbers(0).number == 2**80 + 4
+    time.sleep(0.001)
+    assert device_fleet(liar, tmp_path / "later")._numbers(0).number > again.number + 5
+
+
+def test_a_run_that_was_cut_off_goes_on_after_another_run_of_the_same_devices(tmp_path, vocabulary):
+    """To the devices it is older than what they answered to since, until it is given another number."""
+    fleet = FleetOfDevices(
+        tmp_path, vocabulary, count=9, run={"rounds": 2, "evaluate_every": 2, "save_every": 1}, fleet={"patience": 0.5}
+    )
+    with pytest.raises(Cut):
+        train_run(fleet.recipe, tmp_path / "first", cut_at(1), fleet.connected)
+    train_run(fleet.recipe, tmp_path / "second", quietly, fleet.connected)
+    with pytest.raises(LinkError, match="0 devices are there that may take part"):
+        resume_run(tmp_path / "first", quietly, fleet.connected)
+    finished = resume_run(tmp_path / "first", quietly, fleet.connected)
+    assert finished.guarantee.releases == 2
+    for one in range(9):
+        rounds = [upload["round"] for upload in fleet.link._devices[one].handler._diary.uploads]
+        assert rounds == sorted(set(rounds))

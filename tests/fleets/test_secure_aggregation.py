@@ -1,0 +1,432 @@
+"""A secure sum is the sum, bit for bit, whoever drops out when; and devices refuse what would give a report away. Each refusal has a twin:
+the same request without its fault is answered.
+"""
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from secure_rounds import STAGES, TERMS, Cohort
+
+from taciturn.core import FailedRound
+from taciturn.fleets.secure_aggregation import masks
+from taciturn.fleets.secure_aggregation.bit_packing import unpack
+from taciturn.fleets.secure_aggregation.device_side import DeviceRound
+from taciturn.fleets.secure_aggregation.messages import MaskedReport, Roster, SealedShares
+from taciturn.fleets.secure_aggregation.neighbours import degree
+from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, MASK, SHARE, UNMASK, Refused, own_mask_key
+
+
+@pytest.mark.parametrize("bits", [1, 8, 16, 17, 26, 32])
+def test_the_sum_is_the_sum_bit_for_bit(bits):
+    cohort = Cohort(7, TERMS._replace(modulus_bits=bits), seed=bits)
+    cohort.run()
+    total = cohort.total()
+    assert total.devices == cohort.ids
+    assert total.values.dtype == np.uint32
+    np.testing.assert_array_equal(total.values, cohort.plain(cohort.ids))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("stage", STAGES)
+def test_three_in_ten_may_die_at_any_stage(stage, seed):
+    cohort = Cohort(20, seed=seed)
+    gone = cohort.gone(0.3, seed)
+    cohort.run({stage: gone})
+    total = cohort.total()
+    reported = set(cohort.ids) - (gone if stage != UNMASK else set())  # who dies after reporting is in the sum
+    assert set(total.devices) == reported
+    np.testing.assert_array_equal(total.values, cohort.plain(reported))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(2, 12), st.integers(0, 2**32), st.data())
+def test_whoever_dies_when_the_sum_is_right_or_there_is_none(count, seed, data):
+    cohort = Cohort(count, TERMS._replace(length=5), seed=seed)
+    gone = {stage: data.draw(st.sets(st.sampled_from(cohort.ids), max_size=2)) for stage in STAGES}
+    try:
+        cohort.run(gone)
+        total = cohort.total()
+    except (FailedRound, Refused):  # a device refuses where too few are left
+        there = set(cohort.ids) - gone[ADVERTISE]
+        lost = gone[SHARE] | gone[MASK] | gone[UNMASK]
+        assert len(there) < 2 or len(there & lost) > int(0.3 * len(there) + 1e-9)
+        return
+    reported = set(cohort.ids) - gone[ADVERTISE] - gone[SHARE] - gone[MASK]
+    assert set(total.devices) == reported
+    np.testing.assert_array_equal(total.values, cohort.plain(reported))
+
+
+def test_a_ring_of_neighbours_comes_to_the_same_sum_with_devices_gone_at_every_stage():
+    terms = TERMS._replace(dropouts=0.12, corrupt=0.02)
+    cohort = Cohort(130, terms)
+    assert degree(130 - 3, 0.12, 0.02).neighbours == 100
+    ids = cohort.ids
+    cohort.run({ADVERTISE: set(ids[:3]), SHARE: set(ids[5:10]), MASK: set(ids[30:35]), UNMASK: set(ids[77:82])})
+    assert {len(roster.adverts) for roster in cohort.heard[SHARE].values()} == {100}
+    total = cohort.total()
+    assert set(total.devices) == set(ids) - set(ids[:3]) - set(ids[5:10]) - set(ids[30:35])
+    np.testing.assert_array_equal(total.values, cohort.plain(total.devices))
+
+
+def test_keys_of_flower_nodes_sign_as_well():
+    cohort = Cohort(4, curve=ec.SECP384R1())
+    cohort.run()
+    np.testing.assert_array_equal(cohort.total().values, cohort.plain(cohort.ids))
+
+
+def test_more_drop_outs_than_stated_are_a_failed_round():
+    cohort = Cohort(20)
+    cohort.run({UNMASK: cohort.gone(0.3)})
+    cohort.total()
+    cohort.start(TERMS)
+    cohort.run({UNMASK: cohort.gone(0.4)})
+    with pytest.raises(FailedRound, match="12 neighbours of a device answered for it, and 13 are needed"):
+        cohort.total()
+
+
+@pytest.mark.parametrize("stage", STAGES[:3])
+def test_too_few_devices_are_a_failed_round(stage):
+    cohort = Cohort(8, TERMS._replace(least=7))
+    cohort.run({stage: cohort.gone(0.25)}, until=stage)
+    after = {ADVERTISE: cohort.server.rosters, SHARE: cohort.server.deliveries, MASK: cohort.server.requests}
+    with pytest.raises(FailedRound, match=r"6 devices have .*, and 7 are needed"):
+        after[stage]()
+
+
+def test_answers_may_still_come_after_there_were_too_few():
+    cohort = Cohort(10)
+    cohort.run({UNMASK: set(cohort.ids[:5])})
+    with pytest.raises(FailedRound, match="are needed to take a mask off"):
+        cohort.total()
+    for one in cohort.ids[:5]:
+        cohort.server.take_answer(one, cohort.devices[one].unmask(cohort.heard[UNMASK][one]))
+    np.testing.assert_array_equal(cohort.total().values, cohort.plain(cohort.ids))
+
+
+def test_a_device_whose_shares_are_wrong_spoils_nothing():
+    cohort = Cohort(10)
+    cohort.run(until=MASK)
+    requests = cohort.server.requests()
+    for number, (one, request) in enumerate(requests.items()):
+        answer = cohort.devices[one].unmask(request)
+        if number == 4:
+            answer = answer._replace(seeds={peer: bytes(33) for peer in answer.seeds})
+        cohort.server.take_answer(one, answer)
+    np.testing.assert_array_equal(cohort.total().values, cohort.plain(cohort.ids))
+
+
+def test_shares_that_all_are_wrong_are_a_failed_round_and_no_wrong_sum():
+    cohort = Cohort(5)
+    cohort.run(until=MASK)
+    for one, request in cohort.server.requests().items():
+        answer = cohort.devices[one].unmask(request)
+        cohort.server.take_answer(one, answer._replace(seeds={peer: bytes(33) for peer in answer.seeds}))
+    with pytest.raises(FailedRound, match="do not fit together"):
+        cohort.total()
+
+
+def masked(cohort, one):
+    return unpack(cohort.said[MASK][one].packed, cohort.terms.length, cohort.terms.modulus_bits)
+
+
+def looks_uniform(values, bits):
+    return stats.chisquare(np.bincount(values, minlength=2**bits)).pvalue > 1e-6
+
+
+def without(values, keys_plus, keys_minus, bits):
+    words = values.astype(masks.words(bits))
+    masks.add_masks(words, keys_minus, keys_plus)
+    return (words & words.dtype.type(2**bits - 1)).astype(np.uint32)
+
+
+@pytest.mark.parametrize("bits", [3, 8])
+def test_a_masked_report_is_uniform_and_each_kind_of_mask_is_enough_alone(bits):
+    cohort = Cohort(4, TERMS._replace(modulus_bits=bits, length=40_000))
+    one = cohort.ids[1]
+    cohort.values[one][:] = 5
+    cohort.run(until=SHARE)
+    device = cohort.devices[one]
+    own = own_mask_key(device._seed, device._cohort)
+    pairs = {peer: common.mask_key for peer, common in device._neighbours.items()}
+    cohort.said[MASK] = {one: device.mask(cohort.server.deliveries()[one], cohort.values[one])}
+    report = masked(cohort, one)
+    plus = [key for peer, key in pairs.items() if one < peer]
+    minus = [key for peer, key in pairs.items() if one > peer]
+    assert looks_uniform(report, bits)
+    assert looks_uniform(without(report, [own], [], bits), bits)
+    assert looks_uniform(without(report, plus, minus, bits), bits)
+    bare = without(report, [own, *plus], minus, bits)  # the twin: without its masks
+    np.testing.assert_array_equal(bare, cohort.values[one])
+    assert not looks_uniform(bare, bits)
+
+
+def test_two_rounds_with_the_same_values_have_nothing_in_common():
+    cohort = Cohort(3, TERMS._replace(length=2000, modulus_bits=8))
+    cohort.run(until=MASK)
+    first = {one: masked(cohort, one) for one in cohort.ids}
+    cohort.start(cohort.terms._replace(round=b"round 2"))
+    cohort.run(until=MASK)
+    for one in cohort.ids:
+        assert looks_uniform((first[one] - masked(cohort, one)) % 256, 8)
+
+
+def test_masks_cost_two_bytes_of_stream_where_that_is_enough():
+    assert masks.words(16) == np.uint16
+    assert masks.words(17) == np.uint32
+
+
+@pytest.fixture
+def sharing():
+    cohort = Cohort(10)
+    cohort.run(until=ADVERTISE)
+    one = cohort.ids[3]
+    return cohort, cohort.devices[one], cohort.server.rosters()[one]
+
+
+def test_a_graph_below_the_degree_is_refused(sharing):
+    _, device, roster = sharing
+    with pytest.raises(Refused, match="8 neighbours are fewer than 9"):
+        device.share(roster._replace(adverts=roster.adverts[1:]))
+    assert len(device.share(roster).shares) == 9
+
+
+def test_a_list_without_the_device_itself_is_refused(sharing):
+    cohort, device, roster = sharing
+    own = next(advert.digest() for advert in cohort.said[ADVERTISE].values() if advert not in roster.adverts)
+    with pytest.raises(Refused, match="advert of this device"):
+        device.share(roster._replace(digests=tuple(digest for digest in roster.digests if digest != own)))
+    device.share(roster)
+
+
+def test_keys_that_the_neighbour_did_not_sign_are_refused(sharing):
+    _, device, roster = sharing
+    forged = roster.adverts[0]._replace(mask_key=masks.public_key(masks.new_secret()))
+    with pytest.raises(Refused, match="not signed by it for this round"):
+        device.share(with_advert(roster, forged))
+    device.share(roster)
+
+
+def with_advert(roster, advert):
+    """The first of the adverts replaced, in the list of all as well."""
+    digests = {*roster.digests, advert.digest()} - {roster.adverts[0].digest()}
+    return roster._replace(digests=tuple(sorted(digests)), adverts=(advert, *roster.adverts[1:]))
+
+
+def test_keys_signed_for_another_round_or_recipe_are_refused(sharing):
+    cohort, device, roster = sharing
+    peer = roster.adverts[0].device
+    for other in ({"round": b"round 2"}, {"fingerprint": b"another"}, {"modulus_bits": 19}, {"max_colluding": 0.0}):
+        advert = DeviceRound(TERMS._replace(**other), peer, cohort.identities[peer]).advertise()
+        with pytest.raises(Refused, match="not signed by it for this round"):
+            device.share(with_advert(roster, advert))
+    fresh = DeviceRound(TERMS, peer, cohort.identities[peer]).advertise()  # the twin: the same for this round
+    device.share(with_advert(roster, fresh))
+
+
+def test_a_neighbour_that_nobody_enrolled_is_refused(sharing):
+    cohort, device, roster = sharing
+    stranger = Cohort(1, seed=99)
+    name, identity = next(iter(stranger.identities.items()))
+    advert = DeviceRound(TERMS, name, identity).advertise()
+    with pytest.raises(Refused, match="not signed by it"):
+        device.share(with_advert(roster, advert))
+    cohort.enrolled[name] = stranger.enrolled[name]
+    device.share(with_advert(roster, advert))
+
+
+def test_a_cohort_smaller_or_larger_than_the_terms_say_is_refused():
+    for count, least, most in ((5, 6, 9), (10, 6, 9), (7, 6, 9)):
+        cohort = Cohort(count, TERMS._replace(least=least, most=most))
+        digests = tuple(sorted(device.advertise().digest() for device in cohort.devices.values()))
+        with pytest.raises(
+            Refused, match="neighbours are fewer" if count == 7 else f"{count} devices are not between 6 and 9"
+        ):
+            cohort.devices[cohort.ids[0]].share(
+                Roster(digests, ())
+            )  # a cohort of the right size gets to the next check
+
+
+@pytest.fixture
+def delivered():
+    cohort = Cohort(10)
+    cohort.run(until=SHARE)
+    one = cohort.ids[3]
+    return cohort, cohort.devices[one], cohort.server.deliveries()[one], cohort.values[one]
+
+
+def test_shares_from_too_few_neighbours_are_refused(delivered):
+    _, device, delivery, values = delivered
+    few = dict(list(delivery.shares.items())[:5])
+    with pytest.raises(Refused, match="5 neighbours have shared their secrets, and 6 are needed"):
+        device.mask(delivery._replace(shares=few), values)
+    device.mask(delivery, values)
+
+
+def test_shares_from_a_stranger_are_refused(delivered):
+    cohort, device, delivery, values = delivered
+    for stranger in (1, cohort.ids[3]):
+        with pytest.raises(Refused, match="which is no neighbour"):
+            device.mask(delivery._replace(shares={**delivery.shares, stranger: bytes(94)}), values)
+    device.mask(delivery, values)
+
+
+def test_a_delivery_of_another_round_is_refused(delivered):
+    _, device, delivery, values = delivered
+    with pytest.raises(Refused, match="another round"):
+        device.mask(SealedShares(bytes(32), delivery.shares), values)
+    device.mask(delivery, values)
+
+
+def test_values_that_are_no_report_are_an_error_and_use_no_mask(delivered):
+    _, device, delivery, values = delivered
+    for wrong in (values.astype(np.int64), values[:-1], values.astype(np.float32) * np.nan, values | 2**20):
+        with pytest.raises(ValueError, match="report"):
+            device.mask(delivery, wrong)
+    device.mask(delivery, values)
+
+
+@pytest.fixture
+def asked():
+    cohort = Cohort(10)
+    cohort.run({MASK: {cohort.ids[0], cohort.ids[5]}}, until=MASK)
+    one = cohort.ids[3]
+    return cohort, cohort.devices[one], cohort.server.requests()[one]
+
+
+def test_a_device_answers_for_each_neighbour_with_one_of_its_secrets(asked):
+    cohort, device, request = asked
+    answer = device.unmask(request)
+    assert answer.seeds.keys() == request.alive - {cohort.ids[3]}
+    assert answer.mask_keys.keys() == request.dead == {cohort.ids[0], cohort.ids[5]}
+
+
+ONE, GONE = 3, 5  # places in the cohort: of the device that is asked, and of one that has gone
+FAULTS = {
+    "cannot have reported and have gone": lambda ids, alive, dead: (alive, dead | {ids[1]}),
+    "cannot have reported and": lambda ids, alive, dead: (alive | {ids[GONE]}, dead),
+    "this device has reported, and is not listed so": lambda ids, alive, dead: (alive - {ids[ONE]}, dead | {ids[ONE]}),
+    "and is not listed": lambda ids, alive, dead: (alive - {ids[ONE]}, dead),
+    "5 neighbours have reported, and 6 are needed": lambda ids, alive, dead: (alive - {*ids[1:3]}, dead | {*ids[1:3]}),
+    "shared no secret with this one": lambda ids, alive, dead: (alive | {77}, dead),
+    "device 77 shared no secret": lambda ids, alive, dead: (alive, dead | {77}),
+    "what became of device": lambda ids, alive, dead: (alive, dead - {ids[GONE]}),
+}
+
+
+@pytest.mark.parametrize("sentence", FAULTS)
+def test_lists_that_would_give_a_report_away_are_refused(asked, sentence):
+    cohort, device, request = asked
+    alive, dead = FAULTS[sentence](cohort.ids, request.alive, request.dead)
+    with pytest.raises(Refused, match=sentence):
+        device.unmask(request._replace(alive=alive, dead=dead))
+    assert device.unmask(request).seeds
+
+
+def test_lists_of_another_round_are_refused(asked):
+    _, device, request = asked
+    with pytest.raises(Refused, match="belongs to another round"):
+        device.unmask(request._replace(cohort=bytes(32)))
+    assert device.unmask(request).seeds
+
+
+def test_there_is_no_second_answer(asked):
+    _, device, request = asked
+    device.unmask(request)
+    peers = sorted(request.alive - {device._device})
+    other = request._replace(alive=request.alive - {peers[0]}, dead=request.dead | {peers[0]})
+    for again in (request, other):
+        with pytest.raises(Refused, match="too late to unmask"):
+            device.unmask(again)
+
+
+def test_stages_come_in_their_order_and_once(sharing):
+    cohort, device, roster = sharing
+    with pytest.raises(Refused, match="too early to mask: share comes first"):
+        device.mask(SealedShares(bytes(32), {}), cohort.values[cohort.ids[3]])
+    with pytest.raises(Refused, match="too late to advertise"):
+        device.advertise()
+    device.share(roster)
+    with pytest.raises(Refused, match="too late to share"):
+        device.share(roster)
+
+
+def test_the_server_takes_an_advert_from_who_signed_it_and_once():
+    cohort = Cohort(4)
+    first, second, *_ = cohort.ids
+    advert = cohort.devices[first].advertise()
+    with pytest.raises(Refused, match="not signed by device"):
+        cohort.server.take_advert(second, advert)
+    with pytest.raises(Refused, match="not signed by device"):
+        cohort.server.take_advert(first, advert._replace(share_key=bytes(range(32))))
+    pretending = advert._replace(signature=cohort.identities[second].sign(advert.signed(TERMS)))
+    with pytest.raises(Refused, match="not signed by device"):
+        cohort.server.take_advert(second, pretending)
+    cohort.server.take_advert(first, advert)
+    with pytest.raises(Refused, match="heard already"):
+        cohort.server.take_advert(first, advert)
+
+
+def test_the_server_takes_no_more_devices_than_a_sum_has_room_for():
+    cohort = Cohort(3, TERMS._replace(most=2))
+    adverts = {one: device.advertise() for one, device in cohort.devices.items()}
+    for one in cohort.ids[:2]:
+        cohort.server.take_advert(one, adverts[one])
+    with pytest.raises(Refused, match="2 devices are there already"):
+        cohort.server.take_advert(cohort.ids[2], adverts[cohort.ids[2]])
+
+
+def test_the_server_takes_reports_of_the_right_length_from_those_who_shared():
+    cohort = Cohort(10)
+    cohort.run({SHARE: {cohort.ids[9]}}, until=SHARE)
+    deliveries = cohort.server.deliveries()
+    one = cohort.ids[0]
+    report = cohort.devices[one].mask(deliveries[one], cohort.values[one])
+    for wrong in (report.packed[:-1], report.packed + b"\0", b"", bytes(10**6)):
+        with pytest.raises(Refused, match="is none"):
+            cohort.server.take_report(one, report._replace(packed=wrong))
+    with pytest.raises(Refused, match="dropped out"):
+        cohort.server.take_report(cohort.ids[9], report)
+    with pytest.raises(Refused, match="another round"):
+        cohort.server.take_report(one, MaskedReport(bytes(32), report.packed))
+    cohort.server.take_report(one, report)
+    with pytest.raises(Refused, match="heard already"):
+        cohort.server.take_report(one, report)
+
+
+def test_the_server_takes_shares_for_all_neighbours_and_answers_to_what_it_asked():
+    cohort = Cohort(5)
+    cohort.run(until=ADVERTISE)
+    rosters = cohort.server.rosters()
+    one, other = cohort.ids[:2]
+    sealed = cohort.devices[one].share(rosters[one])
+    with pytest.raises(Refused, match="a share for each of its neighbours"):
+        cohort.server.take_shares(one, sealed._replace(shares={other: sealed.shares[other]}))
+    cohort.server.take_shares(one, sealed)
+    with pytest.raises(Refused, match="too early to unmask"):
+        cohort.server.take_answer(one, None)
+
+    cohort.start(TERMS)
+    cohort.run(until=MASK)
+    answer = cohort.devices[one].unmask(cohort.server.requests()[one])
+    for wrong, why in (
+        (answer._replace(mask_keys={other: bytes(33)}), "answers what it was not asked"),
+        (answer._replace(seeds={**answer.seeds, 77: bytes(33)}), "answers what it was not asked"),
+        (answer._replace(seeds={other: b"\xff" * 33}), "no share of a secret|answers what it was not asked"),
+        (answer._replace(cohort=bytes(32)), "belongs to another round"),
+    ):
+        with pytest.raises(Refused, match=why):
+            cohort.server.take_answer(one, wrong)
+    cohort.server.take_answer(one, answer)
+
+
+def test_no_secret_is_printed():
+    cohort = Cohort(4)
+    cohort.run(until=SHARE)
+    device = cohort.devices[cohort.ids[0]]
+    for shown in (repr(device), str(vars(device)), f"{device._seed}", repr(device._neighbours)):
+        assert repr(bytes(device._seed))[2:12] not in shown
+        assert all(repr(bytes(peer.mask_key))[2:12] not in shown for peer in device._neighbours.values())
+    assert "<secret>" in str(vars(device))

@@ -1,0 +1,190 @@
+"""Small real objects for tests: text that the tests make up themselves, and runs of a few seconds. Fixtures are in conftest.py."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src import compiler  # private to JAX, which has no public way to set this for all programs: it may move
+
+from taciturn import randomness, trees
+from taciturn.core import Algorithm, Mechanism, Params, Report
+from taciturn.data.population import Population, write_population
+from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
+from taciturn.fleets.simulation.in_process import SimulatedFleet
+from taciturn.privacy.chacha20 import key_words
+from taciturn.privacy.clipping import Whole
+from taciturn.privacy.ledger import FILE_NAME
+from taciturn.recipe import build
+from taciturn.recipe.recipe import Recipe
+from taciturn.recipe.text import parse_recipe
+from taciturn.runs.loop import train_run
+
+WORDS = 40
+
+
+QUICKLY = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
+
+
+@contextmanager
+def compiled_quickly() -> Iterator[None]:
+    usual = compiler.get_compile_options
+
+    def quick(*arguments, **settings):
+        options = usual(*arguments, **settings)
+        options.env_option_overrides = [*options.env_option_overrides, *QUICKLY.items()]
+        return options
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "get_compile_options", quick)
+        yield
+    jax.clear_caches()  # none of these programs is left for tests of arithmetic
+
+
+def made_up_users(count: int, seed: int = 0, least: int = 5, most: int = 60) -> dict[str, list[int]]:
+    """Users of unequal length who count upwards from a word of their own, so that there is something to learn."""
+    generator = np.random.default_rng(seed)
+    users = {}
+    for index in range(count):
+        length, first = int(generator.integers(least, most)), int(generator.integers(0, WORDS))
+        users[f"user {seed} {index}"] = [4 + (first + step) % (WORDS - 4) for step in range(length)]
+    return users
+
+
+def small_population(folder: Path, vocabulary: Vocabulary) -> Population:
+    return write_population(folder, made_up_users(50), made_up_users(12, seed=1), vocabulary, {"source": "made up"})
+
+
+def copied_population(folder: Path, to: Path) -> Population:
+    """A copy of a population that passes for one of its own, for tests that change it and want the first as it was."""
+    shutil.copytree(folder, to)
+    if (folder / FILE_NAME).exists():
+        copied_ledger(folder / FILE_NAME, to / FILE_NAME)
+    return Population(to)
+
+
+def copied_ledger(path: Path, to: Path) -> None:
+    shutil.copy(path, to)
+    head = json.loads(path.with_suffix(".head").read_text())
+    head |= {"file": to.stat().st_ino, "changed": to.stat().st_ctime_ns, "place": str(to.resolve())}
+    to.with_suffix(".head").write_text(json.dumps(head))
+
+
+def cut_off_rows(path: Path, rows: int = 1) -> None:
+    """A ledger as it was some rows before, and its head with it: as a crash leaves them, or a hand that knows both."""
+    lines = path.read_bytes().splitlines(keepends=True)[:-rows]
+    path.write_bytes(b"".join(lines))
+    head = json.loads(path.with_suffix(".head").read_text())
+    path.with_suffix(".head").write_text(json.dumps(head | {"rows": len(lines), "head": json.loads(lines[-1])["hash"]}))
+
+
+def quietly(*_) -> None:
+    """A run's progress that nobody watches."""
+
+
+class Cut(BaseException):
+    """Stands for the power going off."""
+
+
+def cut_at(round: int):
+    """A run's progress that ends it there."""
+
+    def progress(done: int, rounds: int, row: dict) -> None:
+        if done == round:
+            raise Cut
+
+    return progress
+
+
+def tiny_recipe(population: Population, **sections) -> Recipe:
+    """A run of a few seconds; `sections` are merged into it, e.g. privacy={"noise_multiplier": 2.0}."""
+    content = {
+        "algorithm": "dp-fedavg",
+        "data": {"population": str(population.folder), "tokens_per_user": 60},
+        "model": {"kind": "lstm", "width": 8, "units": 12},
+        "local": {"learning_rate": 0.5, "batch_size": 3, "unroll": 5},
+        "server": {"optimizer": "momentum", "learning_rate": 1.0, "momentum": 0.5},
+        "participation": {"users": 50, "cohort": 10},
+        "privacy": {"clip_norm": 0.5, "noise_multiplier": 1.0},
+        "run": {"rounds": 6, "evaluate_every": 3, "save_every": 2, "seed": 1},
+    }
+    for section, values in sections.items():
+        if isinstance(values, dict):
+            content[section] = {**content.get(section, {}), **values}
+            content[section] = {key: value for key, value in content[section].items() if value is not None}
+        else:
+            content[section] = values
+    return parse_recipe(content)
+
+
+def exact(report, clip_norm):
+    """What a report stands for, in float64: an update, and a weight."""
+
+    def layer(one):
+        if not isinstance(one, Whole):
+            return np.asarray(one, np.float64)
+        whole = np.asarray(one.high, np.float64) * 2**15 + np.asarray(one.low, np.float64)
+        return whole * np.float64(np.float32(clip_norm)) * 2.0**-30
+
+    update = jax.tree.map(layer, report.update, is_leaf=lambda node: isinstance(node, Whole))
+    return update, float(report.weight) / 2**15
+
+
+class SideBySide(SimulatedFleet):
+    """The accelerator's way, tried on the CPU."""
+
+    def __init__(self, *arguments, **named) -> None:
+        super().__init__(*arguments, **named)
+        self._on_cpu = False
+
+
+def started(recipe: Recipe) -> tuple[Algorithm, Params]:
+    """The algorithm of a recipe, and parameters to begin with."""
+    return build.algorithm(recipe, WORDS), build.language_model(recipe.model, WORDS).init(jax.random.key(0))
+
+
+def true_norm(update) -> float:
+    """In float64, over all layers."""
+    return float(np.sqrt(sum(np.sum(np.square(np.asarray(leaf, np.float64))) for leaf in jax.tree.leaves(update))))
+
+
+def noise_key(number: int, seed: int = 0) -> np.ndarray:
+    """For the noise of one row."""
+    return key_words(randomness.derive(randomness.root_from_seed(seed), "noise", number))
+
+
+def nobody(mechanism: Mechanism, like: Params) -> Report:
+    """The total of an empty cohort."""
+    public = mechanism.public(mechanism.init(like))
+    return trees.zeros_like(jax.eval_shape(mechanism.bound, public, like, jnp.float32(0), jax.random.key(0)))
+
+
+SHORT = {"rounds": 1, "save_every": 1, "evaluate_every": 1, "seed": None}
+CIFG = {"kind": "cifg", "width": 8, "units": 12}
+
+
+def lettered_words(count: int = WORDS) -> Vocabulary:
+    """Words that survive being typed and split: worda, wordb, …"""
+    fixed = SPECIAL + PUNCTUATION
+    return Vocabulary(fixed + tuple(f"word{chr(97 + n)}" for n in range(count - len(fixed))))
+
+
+def short_recipe(population: Population, **sections) -> Recipe:
+    """A run of one round, with secret noise, of a model that every format can hold."""
+    model, run = sections.pop("model", {}), sections.pop("run", {})
+    return tiny_recipe(population, **sections, model={**CIFG, **model}, run={**SHORT, **run})
+
+
+def trained(population: Population, folder: Path, **sections) -> Path:
+    train_run(short_recipe(population, **sections), folder, quietly)
+    return folder

@@ -1,0 +1,52 @@
+"""A model on its way to a keyboard: as a page serves it, as a script, and all that may refuse it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.client import HTTPConnection
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+
+from taciturn.core import END
+from taciturn.data.vocabulary import DataError, Vocabulary
+from taciturn.export.javascript import Published
+from taciturn.models.ngram import katz
+from taciturn.privacy.ledger import LedgerError
+from taciturn.release.gate import ExportRefused
+from taciturn.release.model_file import ModelFileError, load_model, save_model
+from taciturn.runs.folder import RunError
+from taciturn.runs.typing import keyboard_server
+
+REFUSED = (ExportRefused, RunError, DataError, LedgerError, ModelFileError)
+
+
+def changed_card(folder: Path, **fields) -> None:
+    params, card = load_model(folder)
+    save_model(folder / "model.safetensors", params, replace(card, **fields))
+
+
+@contextmanager
+def served(*paths: Path, blocked: tuple[str, ...] = ()) -> Iterator[HTTPConnection]:
+    server = keyboard_server(paths, blocked, 0)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield HTTPConnection("127.0.0.1", int(server.url.rsplit(":", 1)[1].strip("/")), timeout=10)
+    finally:
+        server.close()
+
+
+def script_on_page(*paths: Path) -> str:
+    with served(*paths) as connection:
+        connection.request("GET", "/model-1.js")
+        return connection.getresponse().read().decode()
+
+
+def published(vocabulary: Vocabulary, name: str = "one", blocked: tuple[str, ...] = ()) -> Published:
+    return Published(name, vocabulary.words, vocabulary.about, None, "made up", "public text", blocked)
+
+
+def counted(vocabulary: Vocabulary, *sentences: str, order: int = 3):
+    ids = [[vocabulary.ids[word] for word in one.split()] for one in sentences]
+    return katz([np.array([*one, END] * 4) for one in ids], len(vocabulary), order)

@@ -1,0 +1,122 @@
+"""What is in a run's folder and its population's: roots, secrets and ledgers that are lost, copied or cut off."""
+
+import contextlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from harness import (
+    Cut,
+    cut_at,
+    cut_off_rows,
+    quietly,
+    short_recipe,
+    tiny_recipe,
+    trained,
+    true_norm,
+)
+from taciturn import randomness
+from taciturn.data.population import Population
+from taciturn.privacy.ledger import FILE_NAME, Ledger, LedgerError
+from taciturn.recipe.text import RecipeError, save_recipe
+from taciturn.release.model_file import load_model
+from taciturn.runs import loop, run
+from taciturn.runs.folder import RunError
+from taciturn.runs.ngram_baselines import count_population
+
+pytestmark = pytest.mark.compiled_quickly
+
+
+@pytest.mark.parametrize("door", ["a run", "a warm start", "n-grams"])
+def test_a_lost_ledger_is_not_made_anew(finished_runs, copied_runs, tmp_path, door):
+    people = Population(copied_runs / "people")
+    lost = trained(people, tmp_path / "lost") if door == "a warm start" else None
+    (people.folder / FILE_NAME).unlink()
+    doors = {
+        "a run": lambda: run.Run(tmp_path / "next", short_recipe(people), bytes(32)),
+        "a warm start": lambda: run.Run(
+            tmp_path / "next",
+            short_recipe(Population(finished_runs / "people"), model={"warm_start": str(lost)}),
+            bytes(32),
+        ),
+        "n-grams": lambda: count_population(people.folder, tmp_path / "next", "katz", 2, non_private=True),
+    }
+    with pytest.raises((LedgerError, RecipeError), match=r"gone|no ledger knows"):
+        doors[door]()
+    assert not (people.folder / FILE_NAME).exists()
+
+
+def test_a_refused_run_cannot_be_resumed_from_a_non_private_model(copied_runs, tmp_path):
+    """The same name, other parameters to start from: refused as a new run, and then also with --resume."""
+    people = Population(copied_runs / "people")
+    from_plain = short_recipe(people, model={"warm_start": str(copied_runs / "plain")})
+    with pytest.raises(LedgerError, match="already has a run"):
+        loop.train_run(from_plain, tmp_path / "private", cut_at(0))
+    with pytest.raises(RunError, match="holds no run"):
+        loop.resume_run(tmp_path / "private", cut_at(0))
+
+
+def test_a_root_made_from_a_seed_is_never_declared_as_entropy(population, tmp_path):
+    """Cut off before the run was declared; then the seed is taken out of the recipe."""
+    folder = tmp_path / "seeded"
+    (folder / "private").mkdir(parents=True)
+    (folder / "private" / "root").write_bytes(randomness.root_from_seed(5))
+    save_recipe(short_recipe(population), folder / "recipe.toml")
+    with contextlib.suppress(Cut, LedgerError, RecipeError, RunError):
+        loop.resume_run(folder, cut_at(0))
+    declared = [row["randomness"] for row in Ledger(population.folder / FILE_NAME).run_rows("seeded")]
+    root = (folder / "private" / "root").read_bytes()
+    assert declared in ([], ["seeded simulation"]) or root != randomness.root_from_seed(5)
+
+
+def test_secrets_half_deleted_by_a_crash_are_deleted_when_the_run_is_next_touched(population, tmp_path):
+    folder = tmp_path / "half"
+    (folder / "private").mkdir(parents=True)
+    (folder / "private" / "state.safetensors").write_bytes(b"noise that is not yet used up")
+    save_recipe(short_recipe(population), folder / "recipe.toml")
+    with pytest.raises(RunError, match="finished"):
+        loop.resume_run(folder, cut_at(0))
+    assert not (folder / "private").exists()
+
+
+def test_a_run_is_not_resumed_with_a_ledger_that_was_cut_off(population, tmp_path):
+    recipe = tiny_recipe(population, run={"rounds": 2, "save_every": 1})
+    path = population.folder / FILE_NAME
+
+    def cut(done, *_):
+        if done == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        loop.train_run(recipe, tmp_path / "run", cut)
+    whole, head = path.read_text(), path.with_suffix(".head").read_text()
+    cut_off_rows(path, 2)  # the charge, and the model that came of it
+    with pytest.raises(LedgerError, match="cut off"):
+        loop.resume_run(tmp_path / "run", quietly)
+    path.write_text(whole)
+    path.with_suffix(".head").write_text(head)
+    assert loop.resume_run(tmp_path / "run", quietly).guarantee.releases == 2  # the twin
+
+
+def test_two_runs_with_one_root_never_share_noise(population, tmp_path):
+    """A folder copied before its first save, with another noise multiplier in it, is another run with the same root."""
+    plain = {
+        "server": {"optimizer": "sgd", "momentum": 0.0},
+        "run": {"rounds": 1, "save_every": 1, "evaluate_every": 2, "seed": None},
+    }
+    with pytest.raises(Cut):
+        loop.train_run(tiny_recipe(population, **plain), tmp_path / "one", cut_at(0))
+    (tmp_path / "two" / "private").mkdir(parents=True)
+    shutil.copy(tmp_path / "one" / "private" / "root", tmp_path / "two" / "private" / "root")
+    save_recipe(tiny_recipe(population, privacy={"noise_multiplier": 2.0}, **plain), tmp_path / "two" / "recipe.toml")
+    start = load_model(tmp_path / "one")[0]
+    one, two = (
+        jax.tree.map(
+            lambda end, begin: np.asarray(end - begin), loop.resume_run(tmp_path / name, quietly).params, start
+        )
+        for name in ("one", "two")
+    )
+    left = jax.tree.map(lambda a, b: 2 * a - b, one, two)  # the total alone, if the noise is the same but for its size
+    assert true_norm(left) > true_norm(one)

@@ -1,0 +1,125 @@
+"""A run that starts from another model carries what that cost, whatever the file says of itself."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.rdp import RdpAccountant
+
+from harness import copied_population, quietly, short_recipe, small_population, tiny_recipe, trained
+from pages import changed_card
+from taciturn.data.population import Population
+from taciturn.privacy.ledger import FILE_NAME, Ledger, LedgerError
+from taciturn.recipe.text import RecipeError
+from taciturn.release.model_file import load_model, save_model
+from taciturn.runs import finished, loop, run
+from taciturn.runs.finished import export_run
+
+pytestmark = pytest.mark.compiled_quickly
+
+
+def test_a_warm_start_is_asked_of_the_ledger_by_its_parameters_not_by_what_it_says(finished_runs, tmp_path):
+    params, card = load_model(finished_runs / "private")
+    save_model(tmp_path / "model.safetensors", params, replace(card, run=None, ledger_head=None))
+    disguised = short_recipe(Population(finished_runs / "people"), model={"warm_start": str(tmp_path)})
+    assert run.Run(tmp_path / "next", disguised, bytes(32)).account.terms.lineage != ()
+
+
+def test_a_warm_start_of_unknown_parameters_under_a_runs_name_is_refused(finished_runs, tmp_path):
+    params, card = load_model(finished_runs / "private")
+    save_model(tmp_path / "model.safetensors", jax.tree.map(lambda leaf: leaf + 1.0, params), card)
+    disguised = short_recipe(Population(finished_runs / "people"), model={"warm_start": str(tmp_path)})
+    with pytest.raises(RecipeError, match="no ledger knows"):
+        run.Run(tmp_path / "next", disguised, bytes(32))
+
+
+TWO_ROUNDS = {"rounds": 2, "save_every": 1, "evaluate_every": 2, "seed": None}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, vocabulary) -> Path:
+    """A population with a seeded run, `seeded`, and a run that started from it with secret noise, `after`."""
+    folder = tmp_path_factory.mktemp("made")
+    people = small_population(folder / "people", vocabulary)
+    loop.train_run(tiny_recipe(people, run={**TWO_ROUNDS, "seed": 1}), folder / "seeded", quietly)
+    after = tiny_recipe(people, model={"warm_start": str(folder / "seeded")}, run=TWO_ROUNDS)
+    loop.train_run(after, folder / "after", quietly)
+    return folder
+
+
+def people_of(made: Path, to: Path) -> Population:
+    return copied_population(made / "people", to / "people")
+
+
+def test_a_run_that_starts_from_a_simulation_is_declared_as_one(made):
+    guarantee = Ledger(made / "people" / FILE_NAME).guarantee("after")
+    assert guarantee.randomness == "seeded simulation"
+    assert "SIMULATION" in (made / "after" / "guarantee.txt").read_text()
+
+
+def test_a_model_can_still_be_measured_and_exported_after_another_run_started_from_it(made, tmp_path):
+    before = Ledger(made / "people" / FILE_NAME).guarantee("seeded")
+    assert export_run(made / "seeded", tmp_path / "out", non_private=False).guarantee.epsilon == before.epsilon
+    assert finished.evaluate_run(made / "seeded")[1].releases == before.releases
+
+
+def test_a_warm_start_is_not_believed_from_a_ledger_that_was_replaced(made, tmp_path):
+    people = people_of(made, tmp_path)
+    loop.train_run(tiny_recipe(people, run={**TWO_ROUNDS, "rounds": 1}), tmp_path / "dear", quietly)
+    rows = Ledger(people.folder / FILE_NAME).run_rows("dear")
+    (people.folder / FILE_NAME).unlink()
+    (people.folder / FILE_NAME).with_suffix(".head").unlink()
+    forged = Ledger(people.folder / FILE_NAME)
+    for row in rows:
+        if row["kind"] != "charge":
+            forged.append({name: value for name, value in row.items() if name not in ("hash", "previous")})
+    elsewhere = tiny_recipe(Population(made / "people"), model={"warm_start": str(tmp_path / "dear")})
+    with pytest.raises(LedgerError, match="it was replaced by another"):
+        run.Run(tmp_path / "next", elsewhere, bytes(32))
+
+
+def test_what_a_run_states_covers_its_lineage_as_the_library_composes_it(made):
+    ledger = Ledger(made / "people" / FILE_NAME)
+    stated = ledger.guarantee("after")
+    direct = RdpAccountant()
+    direct.compose(SelfComposedDpEvent(PoissonSampledDpEvent(10 / 50, GaussianDpEvent(1.0)), 4))
+    assert stated.releases == 2
+    assert stated.epsilon >= direct.get_epsilon(stated.delta) * (1 - 1e-9)
+    assert stated.rho == pytest.approx(4 / 2)
+
+
+def test_a_model_saved_before_its_run_released_anything_costs_what_it_started_from(made):
+    ledger = Ledger(made / "people" / FILE_NAME)
+    first = next(row for row in ledger.run_rows("after") if row["kind"] == "model")
+    assert ledger.guarantee("after", first["hash"]).epsilon == ledger.guarantee("seeded").epsilon
+    assert ledger.cost("after", first["hash"]) == ledger.cost("seeded")
+
+
+def test_all_runs_together_have_no_privacy_under_any_adjacency_once_one_run_had_none(made, tmp_path):
+    people = people_of(made, tmp_path)
+    fixed = {"participation": {"kind": "fixed", "users": 50, "cohort": 10}, "run": {**TWO_ROUNDS, "rounds": 1}}
+    loop.train_run(tiny_recipe(people, **fixed), tmp_path / "fixed", quietly)
+    bare = tiny_recipe(people, algorithm="fedavg", privacy={"noise_multiplier": None}, run={**TWO_ROUNDS, "rounds": 1})
+    loop.train_run(bare, tmp_path / "bare", quietly)
+    assert all(np.isinf(epsilon) for _, epsilon, _ in Ledger(people.folder / FILE_NAME).totals(1e-3))
+
+
+def test_a_private_run_does_not_start_from_counted_n_grams(finished_runs, tmp_path):
+    with pytest.raises(RecipeError, match="another model"):
+        trained(
+            Population(finished_runs / "people"),
+            tmp_path / "next",
+            model={"warm_start": str(finished_runs / "counted")},
+        )
+
+
+def test_a_private_run_that_starts_from_a_file_that_forgot_its_run_is_still_not_private(copied_runs, tmp_path):
+    changed_card(copied_runs / "plain", run=None, ledger_head=None)
+    (copied_runs / "plain" / "recipe.toml").unlink()
+    run = trained(
+        Population(copied_runs / "people"), tmp_path / "next", model={"warm_start": str(copied_runs / "plain")}
+    )
+    assert "NO privacy guarantee" in (run / "guarantee.txt").read_text()
