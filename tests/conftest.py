@@ -4,7 +4,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -25,10 +24,13 @@ import pytest
 
 from harness import (
     WORDS,
+    compile_with,
     compiled_quickly,
     copied_population,
     lettered_words,
     made_up_users,
+    optimised,
+    quickly,
     small_population,
     tiny_recipe,
     trained,
@@ -38,6 +40,7 @@ from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
 from taciturn.fleets.simulation import in_process
 from taciturn.privacy import sampler, wide
 from taciturn.recipe.recipe import Recipe
+from taciturn.runs import loop
 from taciturn.runs.ngram_baselines import count_population
 
 in_process.one_stream_per_core = lambda: None  # for tests that call the command line's main() in this process
@@ -51,17 +54,18 @@ def not_optimised() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def programs_of_this_module(request) -> Iterator[None]:
-    """Every run compiles programs of its own, which JAX keeps for good: gigabytes, over all tests.
+def programs_of_this_module(request) -> None:
+    """Modules about formulas, files, records and commands say `pytestmark = pytest.mark.compiled_quickly`: their tests say the same of
+    machine code that was not optimised, and that is compiled in a quarter of the time. All others, and first of all those about bounds,
+    sums and noise, get the arithmetic that users get."""
+    compile_with(quickly if request.node.get_closest_marker("compiled_quickly") else optimised)
 
-    Modules about formulas, files, records and commands say `pytestmark = pytest.mark.compiled_quickly`: their tests say the same of machine
-    code that was not optimised, and that is compiled in a quarter of the time. All others, and first of all those about bounds, sums and
-    noise, get the arithmetic that users get.
-    """
-    quickly = request.node.get_closest_marker("compiled_quickly")
-    with compiled_quickly() if quickly else nullcontext():
-        yield
-    jax.clear_caches()
+
+@pytest.fixture(autouse=True)
+def undrawn(request, monkeypatch) -> None:
+    """The picture at the end of a run takes longer than the run: it is drawn where a test says `pytest.mark.drawn`."""
+    if not request.node.get_closest_marker("drawn"):
+        monkeypatch.setattr(loop, "plot_run", lambda path, rows, title: path.touch())
 
 
 @pytest.fixture(scope="session")

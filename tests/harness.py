@@ -1,5 +1,6 @@
 """Small real objects for tests: text that the tests make up themselves, and runs of a few seconds. Fixtures are in conftest.py."""
 
+import inspect
 import json
 import shutil
 from collections.abc import Iterator
@@ -16,9 +17,12 @@ from taciturn import randomness, trees
 from taciturn.core import Algorithm, Mechanism, Params, Report
 from taciturn.data.population import Population, write_population
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
+from taciturn.evaluation import accuracy
+from taciturn.fleets.simulation import in_process
 from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.privacy.chacha20 import key_words
 from taciturn.privacy.clipping import Whole
+from taciturn.privacy.curator import device_program
 from taciturn.privacy.ledger import FILE_NAME
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
@@ -36,19 +40,56 @@ QUICKLY = {
 }
 
 
+optimised = compiler.get_compile_options
+
+
+def quickly(*arguments, **settings):
+    options = optimised(*arguments, **settings)
+    options.env_option_overrides = [*options.env_option_overrides, *QUICKLY.items()]
+    return options
+
+
+def compile_with(options) -> None:
+    """From now on. Programs that were compiled otherwise are forgotten: none that was not optimised is left for tests of arithmetic."""
+    if compiler.get_compile_options is not options:
+        compiler.get_compile_options = options
+        forget_programs()
+
+
+def forget_programs() -> None:
+    """All that was traced or compiled in this process."""
+    for kept in (build.language_model, build._shared_algorithm, device_program, in_process._adder, accuracy._scorer):
+        getattr(kept, "cache_clear", lambda: None)()  # a test may have put something else there
+    jax.clear_caches()
+
+
 @contextmanager
 def compiled_quickly() -> Iterator[None]:
-    usual = compiler.get_compile_options
+    before = compiler.get_compile_options
+    compile_with(quickly)
+    yield
+    compile_with(before)
 
-    def quick(*arguments, **settings):
-        options = usual(*arguments, **settings)
-        options.env_option_overrides = [*options.env_option_overrides, *QUICKLY.items()]
-        return options
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "get_compile_options", quick)
-        yield
-    jax.clear_caches()  # none of these programs is left for tests of arithmetic
+class TracedAnew(pytest.MonkeyPatch):
+    """Runs of one recipe share what was compiled: where a part of it is replaced, nothing from before the change or from under it stays."""
+
+    def setattr(self, target, *more, **settings):
+        module = target if isinstance(target, str) else target.__name__ if inspect.ismodule(target) else ""
+        self.traced = getattr(self, "traced", False) or module.startswith(TRACED)
+        _setattr(self, target, *more, **settings)
+        if self.traced:
+            forget_programs()
+
+    def undo(self):
+        _undo(self)
+        if getattr(self, "traced", False):
+            forget_programs()
+
+
+TRACED = tuple(f"taciturn.{one}" for one in ("privacy", "models", "algorithms", "recipe", "fleets.simulation", "trees"))
+_setattr, _undo = pytest.MonkeyPatch.setattr, pytest.MonkeyPatch.undo
+pytest.MonkeyPatch.setattr, pytest.MonkeyPatch.undo = TracedAnew.setattr, TracedAnew.undo
 
 
 def made_up_users(count: int, seed: int = 0, least: int = 5, most: int = 60) -> dict[str, list[int]]:

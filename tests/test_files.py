@@ -110,7 +110,7 @@ def test_a_lock_goes_when_its_process_is_killed_and_not_before(tmp_path):
         other.kill()
     with locked(path, busy) as file:
         assert not os.get_inheritable(file.fileno())
-        with pytest.raises(TaciturnError), locked(path, busy):
+        with pytest.raises(TaciturnError, match="somebody has it"), locked(path, busy):
             pass
     assert path.stat().st_mode & 0o777 == 0o600
 

@@ -13,7 +13,7 @@ CAUGHT = {
     "Refused": "the secure sum: the message counts as none, and a private log says why",
     "Unneeded": "the secure sum: the message counts as none, and nothing is wrong with it",
     "EnvelopeRefused": "both ends of the wire: the question or answer counts as none",
-    "Later": "the device's end of the wire: it goes away, and comes back",
+    "ComeBackLater": "the device's end of the wire: it goes away, and comes back",
     "NotEligible": "the device's end of the wire: the answer is empty, and its own log says why",
 }
 
@@ -24,7 +24,7 @@ def exceptions(paths: list[Path]) -> list[tuple[str, set[str]]]:
     bases = {node.name: [ast.unparse(base).split(".")[-1] for base in node.bases] for node in found}
 
     def above(name: str) -> set[str]:
-        return {one for base in bases.get(name, []) for one in (base, *above(base))}
+        return {one for base in bases.get(name, []) if base != name for one in (base, *above(base))}
 
     def is_exception(name: str) -> bool:
         one = getattr(builtins, name, None)

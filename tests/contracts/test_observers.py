@@ -47,7 +47,7 @@ def test_people_and_all_observers_together_are_never_more_than_a_total_holds(peo
         assert int(fleet.sum_reports(None, None, np.arange(people), jax.random.key(0)).weight) == most
         assert crowds[0].theirs.keys != crowds[1].theirs.keys
     else:
-        with pytest.raises(WrongNumberOfUsers):
+        with pytest.raises(WrongNumberOfUsers, match="reports that a total holds"):
             fleet.sum_reports(None, None, np.arange(people), jax.random.key(0))
 
 

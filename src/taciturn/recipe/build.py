@@ -1,7 +1,7 @@
 """From a recipe to objects: the only place where a name in a file becomes a constructor."""
 
 import math
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import jax
@@ -40,6 +40,7 @@ from taciturn.recipe.sections import AUDITED_AT_ONCE, DEFAULT_CLIP_NORM, ModelSe
 from taciturn.trees import size
 
 
+@lru_cache(maxsize=8)
 def language_model(model: ModelSection, vocabulary: int, product: DTypeLike = jnp.float32) -> LanguageModel:
     """`product` is the type in which its matrix products are taken."""
     return model_kind(model.kind).build(
@@ -96,6 +97,19 @@ def rows(recipe: Recipe) -> int:
 
 
 def algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
+    """What a recipe runs. Recipes that differ in their people or seed alone share it, and are compiled once in a process."""
+    if recipe.uses_general_text:  # a text that may change on disk
+        return _algorithm(recipe, vocabulary)
+    shared = recipe.with_settings("data", population="").with_settings("run", seed=None)
+    return _shared_algorithm(shared.model_dump_json(), vocabulary)
+
+
+@lru_cache(maxsize=8)
+def _shared_algorithm(recipe: str, vocabulary: int) -> Algorithm:
+    return _algorithm(Recipe.model_validate_json(recipe), vocabulary)
+
+
+def _algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
     product = jnp.bfloat16 if recipe.local.precision == "mixed" else jnp.float32
     model = language_model(recipe.model, vocabulary, product)
     keyed = recipe.model.dropout > 0 or recipe.local.forgetting == "rehearsal"

@@ -10,7 +10,7 @@ device at hand (`_check_additive`); that proves nothing for other machines.
 import math
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import jax
@@ -148,6 +148,7 @@ def _chunk_size(params: Params, device: Any, cohort: float) -> int:
     return next(size for size in sizes if computed[size] <= 1.1 * min(computed.values()))
 
 
+@lru_cache(maxsize=8)
 def _adder(program: Program, one_by_one: bool):
     def report(message: Message, key: Key, user: UserData, id: jax.Array) -> Report:
         return program(message, user, jax.random.fold_in(key, id))
