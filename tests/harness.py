@@ -58,7 +58,7 @@ def compile_with(options) -> None:
 
 def forget_programs() -> None:
     """All that was traced or compiled in this process."""
-    for kept in (build.language_model, build._shared_algorithm, device_program, in_process._adder, accuracy._scorer):
+    for kept in (build._shared_model, build._shared_algorithm, device_program, in_process._adder, accuracy._scorer):
         getattr(kept, "cache_clear", lambda: None)()  # a test may have put something else there
     jax.clear_caches()
 

@@ -16,49 +16,62 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from taciturn.algorithms.dp_fedavg import private_averaging as private_averaging
-    from taciturn.core import Algorithm as Algorithm
-    from taciturn.core import LanguageModel as LanguageModel
-    from taciturn.core import UserData as UserData
-    from taciturn.errors import TaciturnError as TaciturnError
-    from taciturn.models.registry import ModelKind as ModelKind
-    from taciturn.models.registry import register_model as register_model
-    from taciturn.populations import build_population as build_population
-    from taciturn.privacy.curator import Curator as Curator
-    from taciturn.recipe.recipe import Recipe as Recipe
-    from taciturn.recipe.text import load_recipe as load_recipe
-    from taciturn.runs.finished import FinishedRun as FinishedRun
-    from taciturn.runs.loop import train as train
-    from taciturn.train import rounds as rounds
+    from taciturn.algorithms.dp_fedavg import private_averaging
+    from taciturn.core import Algorithm, LanguageModel, UserData
+    from taciturn.errors import TaciturnError
+    from taciturn.models.registry import ModelKind, register_model
+    from taciturn.populations import build_population
+    from taciturn.privacy.curator import Curator
+    from taciturn.recipe.recipe import Recipe
+    from taciturn.recipe.text import load_recipe
+    from taciturn.runs.finished import FinishedRun
+    from taciturn.runs.loop import resume_run as resume
+    from taciturn.runs.loop import train_run as train
+    from taciturn.train import rounds
 
 __version__ = "0.1.0"
+__all__ = [
+    "Algorithm",
+    "Curator",
+    "FinishedRun",
+    "LanguageModel",
+    "ModelKind",
+    "Recipe",
+    "TaciturnError",
+    "UserData",
+    "build_population",
+    "load_recipe",
+    "private_averaging",
+    "register_model",
+    "resume",
+    "rounds",
+    "train",
+]
 _ROOMS = {
-    "Algorithm": "core",
-    "Curator": "privacy.curator",
-    "FinishedRun": "runs.finished",
-    "LanguageModel": "core",
-    "ModelKind": "models.registry",
-    "Recipe": "recipe.recipe",
-    "TaciturnError": "errors",
-    "UserData": "core",
-    "build_population": "populations",
-    "load_recipe": "recipe.text",
-    "private_averaging": "algorithms.dp_fedavg",
-    "register_model": "models.registry",
-    "rounds": "train",
-    "train": "runs.loop",
+    "Algorithm": "core.Algorithm",
+    "Curator": "privacy.curator.Curator",
+    "FinishedRun": "runs.finished.FinishedRun",
+    "LanguageModel": "core.LanguageModel",
+    "ModelKind": "models.registry.ModelKind",
+    "Recipe": "recipe.recipe.Recipe",
+    "TaciturnError": "errors.TaciturnError",
+    "UserData": "core.UserData",
+    "build_population": "populations.build_population",
+    "load_recipe": "recipe.text.load_recipe",
+    "private_averaging": "algorithms.dp_fedavg.private_averaging",
+    "register_model": "models.registry.register_model",
+    "resume": "runs.loop.resume_run",
+    "rounds": "train.rounds",
+    "train": "runs.loop.train_run",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _ROOMS:
         raise AttributeError(f"taciturn has no {name}; it has {', '.join(_ROOMS)}")
-    globals()[name] = getattr(import_module(f"taciturn.{_ROOMS[name]}"), name)
+    room, _, inside = _ROOMS[name].rpartition(".")
+    globals()[name] = getattr(import_module(f"taciturn.{room}"), inside)
     return globals()[name]
-
-
-def __dir__() -> list[str]:
-    return ["__version__", *_ROOMS]
 
 
 class _Door(ModuleType):

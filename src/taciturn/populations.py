@@ -1,12 +1,97 @@
-"""The ledger of a population: opened, never made anew where one was lost, and adopted by a folder that was copied, restored or moved."""
+"""A population and its ledger: built from people's text, opened, never made anew where it was lost, adopted by a folder that was moved."""
 
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from taciturn.data.columns import Columns
+from taciturn.data.ingest import Rules, ingest
 from taciturn.data.population import NamedLedger, Population
+from taciturn.data.public import PublicCorpus
+from taciturn.data.sources import Source
+from taciturn.data.texts import SHARD_TOKENS
+from taciturn.data.vocabulary import DataError, Vocabulary, public_vocabulary
 from taciturn.privacy.adopting import adopt
 from taciturn.privacy.chain import LedgerError
 from taciturn.privacy.ledger import FILE_NAME, Ledger
+from taciturn.progress import StageProgress
+from taciturn.release.model_file import load_model
+
+
+def build_population(
+    sources: str | Path | Sequence[str | Path],
+    folder: str | Path,
+    *,
+    columns: Columns = Columns(),
+    vocabulary: Vocabulary | int | str | Path = 10_000,
+    least_tokens: int = 50,
+    most_tokens: int = 1600,
+    held_out: float = 1 / 16,
+    exclude: Iterable[str] = (),
+    scrub: bool = False,
+    replace: bool = False,
+    same_people_as: str | Path | None = None,
+    shard_tokens: int = SHARD_TOKENS,
+    progress: StageProgress = lambda what, done, all: None,
+) -> Population:
+    """Build a population of users from their text. Everything is released about them by way of its ledger.
+
+    Args:
+        sources: files (Parquet, CSV, JSON lines, text) or folders of them.
+        folder: a new one, or with `replace` a population whose text is replaced; its ledger and opt-outs stay.
+        columns: which hold user, text and time (default: those with the usual names), and which mark rows to leave out.
+        vocabulary: how many words of the public English list; or a folder (a corpus, a population, a run) whose words to take.
+        least_tokens: users with fewer are not trained on.
+        most_tokens: longer users are cut there.
+        held_out: the share of users who are measured with, have no guarantee, and are never trained on.
+        exclude: ids of users who opted out, now and in all later builds of this folder.
+        scrub: take out e-mail and web addresses, phone and card numbers.
+        same_people_as: a population of the same people with other text: both share its ledger.
+
+    Returns:
+        The population, which a recipe names as `data.population`.
+
+    Example:
+        >>> people = build_population("messages.parquet", "people", vocabulary=5_000)
+        >>> people.vocabulary.words[:4]
+        ('<pad>', '<unk>', '<s>', '</s>')
+    """
+    folder, names = Path(folder), [sources] if isinstance(sources, str | Path) else sources
+    check_population_folder(folder, replace)
+    words = vocabulary if isinstance(vocabulary, Vocabulary) else vocabulary_of(vocabulary)
+    shared = Path(same_people_as) if same_people_as else None
+    if shared:
+        open_ledger(Population(shared))  # made now, if there is none
+    rules = Rules(words, least_tokens, most_tokens, held_out, scrub)
+    return ingest(Source([Path(one) for one in names], columns), folder, rules, exclude, progress, shard_tokens, shared)
+
+
+def check_population_folder(folder: Path, replace: bool) -> None:
+    if (folder / "manifest.json").exists() and not replace:
+        raise DataError(
+            f"{folder} is a population already: put new text into it with --replace (its ledger stays). For other people name another "
+            f"--out; for other text of the same people too, with --same-people-as {folder}, so that what both cost them is added up"
+        )
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder} is a file; --out names a folder")
+
+
+def vocabulary_of(words: int | str | Path, language: str = "en", characters: bool = False) -> Vocabulary:
+    """A number of words of the public list, or the words of a folder."""
+    number = str(words).replace("_", "")
+    if number.isdecimal():
+        return public_vocabulary(int(number), language.lower(), "character" if characters else "word")
+    if characters or language != "en":
+        raise DataError("--vocabulary FOLDER takes its words as they are; leave --language and --characters out")
+    folder = Path(str(words))
+    if (folder / "about.json").exists():
+        return PublicCorpus.load(folder).vocabulary
+    if (folder / "manifest.json").exists():
+        return Population(folder).vocabulary
+    if (folder / "model.safetensors").exists():
+        card = load_model(folder)[1]
+        return Vocabulary.of(card.vocabulary, card.text)
+    raise DataError(f"--vocabulary is a number of words, or a folder that has some; {words} is neither")
 
 
 def open_ledger(population: Population) -> Ledger:

@@ -20,7 +20,7 @@ from taciturn.recipe import build
 from taciturn.recipe.solve import with_noise
 from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import load_model
-from taciturn.runs.finished import audit_run
+from taciturn.runs.finished import FinishedRun
 from taciturn.runs.folder import recipe_of
 from taciturn.runs.loop import resume_run, train_run
 
@@ -251,7 +251,7 @@ def test_files_that_are_damaged_are_said_to_be(population, tmp_path):
     path = tmp_path / "run" / "audit_users.npy"
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(DataError, match="are damaged"):
-        audit_run(tmp_path / "run")
+        FinishedRun(tmp_path / "run").audit()
 
 
 def test_too_few_too_many_and_those_who_cannot_audit_are_refused(population, tmp_path):

@@ -19,7 +19,7 @@ from taciturn.export import formats
 from taciturn.privacy.ledger import Ledger
 from taciturn.release.gate import ExportRefused
 from taciturn.release.model_file import load_model, save_model
-from taciturn.runs.finished import export_run
+from taciturn.runs.finished import FinishedRun
 from taciturn.runs.folder import RunError
 from taciturn.runs.loop import train_run
 from taciturn.runs.ngram_baselines import count_population
@@ -77,8 +77,8 @@ def made(tmp_path_factory):
 def test_every_export_carries_its_guarantee_and_was_held_against_the_model(made, tmp_path, to):
     if to.startswith("onnx"):
         pytest.importorskip("onnxruntime")
-    exported = export_run(
-        made / "private-run", tmp_path / "out", to, distilling=formats.Distilling(words=20_000, entries=2000)
+    exported = FinishedRun(made / "private-run").export(
+        tmp_path / "out", to, distilling=formats.Distilling(words=20_000, entries=2000)
     )
     guarantee = Ledger(made / "people" / "ledger.jsonl").guarantee("private-run")
     content = (tmp_path / "out" / FORMATS[to]).read_bytes()
@@ -107,12 +107,12 @@ def test_the_command_says_what_it_wrote_and_how_near_it_is(made, tmp_path):
 @pytest.mark.parametrize("to", FORMATS)
 def test_a_model_without_a_guarantee_leaves_in_no_form_unless_it_is_said(made, tmp_path, to):
     with pytest.raises(ExportRefused, match="no privacy"):
-        export_run(made / "plain-run", tmp_path / "out", to)
+        FinishedRun(made / "plain-run").export(tmp_path / "out", to)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_model_without_a_guarantee_says_so_in_the_file(made, tmp_path):
-    export_run(made / "plain-run", tmp_path / "js", "js", non_private=True)
+    FinishedRun(made / "plain-run").export(tmp_path / "js", "js", non_private=True)
     assert "NO privacy guarantee" in (tmp_path / "js" / "model.js").read_text()
 
 
@@ -123,7 +123,7 @@ def test_changed_parameters_leave_in_no_form(made, tmp_path, to):
     changed = {**params, "word_bias": params["word_bias"] + 1e-6}
     save_model(tmp_path / "private-run" / "model.safetensors", changed, card)
     with pytest.raises(ExportRefused, match="does not know these parameters"):
-        export_run(tmp_path / "private-run", tmp_path / "out", to)
+        FinishedRun(tmp_path / "private-run").export(tmp_path / "out", to)
     assert not (tmp_path / "out").exists()
 
 
@@ -132,7 +132,7 @@ def test_a_file_that_does_not_say_what_the_model_says_is_not_written(made, tmp_p
     right = formats.onnx_scores
     monkeypatch.setattr(formats, "onnx_scores", lambda *arguments: np.roll(right(*arguments), 1, axis=1))
     with pytest.raises(ExportRefused, match="nothing was written"):
-        export_run(made / "private-run", tmp_path / "out", "onnx")
+        FinishedRun(made / "private-run").export(tmp_path / "out", "onnx")
     assert not (tmp_path / "out").exists()
 
 
@@ -141,16 +141,16 @@ def test_a_transformer_leaves_as_n_grams_only(made, tmp_path):
     recipe = tiny_recipe(people, model={"kind": "transformer", "width": 8, "units": None, "layers": 1, "heads": 2})
     train_run(recipe, tmp_path / "transformer", quietly)
     with pytest.raises(ExportRefused, match="--to arpa"):
-        export_run(tmp_path / "transformer", tmp_path / "out", "js")
+        FinishedRun(tmp_path / "transformer").export(tmp_path / "out", "js")
     few = formats.Distilling(words=16_000, entries=500)
-    assert export_run(tmp_path / "transformer", tmp_path / "arpa", "arpa", distilling=few).check is not None
+    assert FinishedRun(tmp_path / "transformer").export(tmp_path / "arpa", "arpa", distilling=few).check is not None
 
 
 def test_a_blocked_word_is_in_no_word_list(made, tmp_path):
     few = formats.Distilling(words=16_000, entries=2000)
     for blocklist, there in (([], True), (["Home"], False)):
         out = tmp_path / f"out-{there}"
-        export_run(made / "private-run", out, "combined", blocklist=blocklist, distilling=few)
+        FinishedRun(made / "private-run").export(out, "combined", blocklist=blocklist, distilling=few)
         assert ("word=home," in (out / "main_en.combined").read_text()) == there
 
 
@@ -178,12 +178,12 @@ def test_counted_n_grams_say_that_they_have_no_guarantee_and_leave_only_so(made,
     assert "NO privacy guarantee" in counted.output
     assert "NO privacy guarantee" in (tmp_path / "kn" / "guarantee.txt").read_text()
     with pytest.raises(ExportRefused, match="no privacy"):
-        export_run(tmp_path / "kn", tmp_path / "out", "arpa")
-    exported = export_run(tmp_path / "kn", tmp_path / "out", "arpa", non_private=True)
+        FinishedRun(tmp_path / "kn").export(tmp_path / "out", "arpa")
+    exported = FinishedRun(tmp_path / "kn").export(tmp_path / "out", "arpa", non_private=True)
     assert exported.check is not None
     assert exported.check.agreement == 1.0
     assert "NO privacy guarantee" in (tmp_path / "out" / "model.arpa").read_text()
-    export_run(tmp_path / "kn", tmp_path / "list", "combined", non_private=True)
+    FinishedRun(tmp_path / "kn").export(tmp_path / "list", "combined", non_private=True)
     assert "NO privacy" in (tmp_path / "list" / "main_en.combined").read_text().splitlines()[0]
 
 
@@ -256,7 +256,7 @@ def test_the_page_shows_no_model_that_its_ledger_does_not_know(made, tmp_path):
 
 def test_errors_are_sentences(made, tmp_path, monkeypatch, capsys):
     (tmp_path / "half.arpa").write_text("\\data\\\nngram 1=5\n\n\\1-grams:\n-1\ta\n")
-    export_run(made / "private-run", tmp_path / "exported")
+    FinishedRun(made / "private-run").export(tmp_path / "exported")
     asked = {
         ("keyboard", "evaluate", tmp_path / "half.arpa", "--text", made / "chats.csv"): "half.arpa, line",
         ("keyboard", "evaluate", tmp_path / "exported", "--text", made / "chats.csv"): "is an export",

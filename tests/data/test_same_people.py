@@ -25,7 +25,7 @@ from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget
 from taciturn.privacy.ledger import LedgerError
 from taciturn.privacy.population_budget import PopulationBudget
-from taciturn.runs.finished import compare_runs, evaluate_run
+from taciturn.runs.finished import FinishedRun
 from taciturn.runs.loop import train_run
 from taciturn.runs.warm_start import load_warm_start
 
@@ -217,10 +217,10 @@ def measured(tmp_path, vocabulary):
 
 def test_people_whom_a_model_protects_are_not_measured_with_it(measured):
     tokens = HeldOutUsers(measured / "strangers").texts.tokens
-    assert evaluate_run(measured / "run", measured / "strangers").scores.tokens.sum() == tokens
+    assert FinishedRun(measured / "run").evaluate(measured / "strangers").scores.tokens.sum() == tokens
     for attempt in (
-        lambda: evaluate_run(measured / "run", measured / "protected"),
-        lambda: compare_runs(measured / "run", measured / "run", measured / "protected"),
+        lambda: FinishedRun(measured / "run").evaluate(measured / "protected"),
+        lambda: FinishedRun(measured / "run").compare(FinishedRun(measured / "run"), measured / "protected"),
         lambda: run_cli("evaluate", measured / "run", "--data", measured / "protected"),
         lambda: run_cli("compare", measured / "run", measured / "run", "--data", measured / "protected"),
     ):
@@ -230,7 +230,7 @@ def test_people_whom_a_model_protects_are_not_measured_with_it(measured):
 
 def test_people_of_whom_nobody_knows_if_a_model_protects_them_are_not_measured_with_it(measured):
     with pytest.raises(PopulationError, match="--same-people-as"):
-        evaluate_run(measured / "run", measured / "unknown")
+        FinishedRun(measured / "run").evaluate(measured / "unknown")
 
 
 def test_a_second_run_is_not_compared_on_held_out_users_of_the_first_whom_it_trained_on(measured, vocabulary):
@@ -242,7 +242,7 @@ def test_a_second_run_is_not_compared_on_held_out_users_of_the_first_whom_it_tra
     second = tiny_recipe(Population(measured / "others"), participation={"users": 12, "cohort": 6}, run={"rounds": 1})
     train_run(second, measured / "second", quietly)
     with pytest.raises(PopulationError, match=r"whom .* trains on"):
-        compare_runs(measured / "run", measured / "second")
+        FinishedRun(measured / "run").compare(FinishedRun(measured / "second"))
 
 
 def started_in(folder):
@@ -266,7 +266,7 @@ def test_no_run_starts_from_a_model_that_protects_those_it_would_measure(measure
 def test_without_the_check_their_text_would_be_measured(measured, monkeypatch):
     """The twin that must fail."""
     monkeypatch.setattr("taciturn.runs.finished.check_strangers", lambda *_: None)
-    assert len(evaluate_run(measured / "run", measured / "protected").scores.tokens) > 0
+    assert len(FinishedRun(measured / "run").evaluate(measured / "protected").scores.tokens) > 0
 
 
 def test_too_few_held_out_users_are_not_measured(measured, vocabulary):
@@ -276,10 +276,10 @@ def test_too_few_held_out_users_are_not_measured(measured, vocabulary):
             measured / f"few-{count}", made_up_users(9, 5), held_out, vocabulary, {}, same_people_as=measured / "people"
         )
         if is_enough:
-            evaluate_run(measured / "run", few.folder)
+            FinishedRun(measured / "run").evaluate(few.folder)
             continue
         with pytest.raises(PopulationError, match="fewer than 10 held-out"):
-            evaluate_run(measured / "run", few.folder)
+            FinishedRun(measured / "run").evaluate(few.folder)
         with pytest.raises(PopulationError, match="fewer than 10 held-out"):
             train_run(tiny_recipe(few, participation={"users": 9, "cohort": 3}), measured / "next", quietly)
 
@@ -289,4 +289,4 @@ def test_a_list_of_held_out_users_that_is_cut_off_is_noticed(measured):
     path = population.folder / population.manifest["text"] / "held_out_users.txt"
     path.write_text("\n".join(path.read_text().split()[:5]))
     with pytest.raises(PopulationError, match="not whole"):
-        evaluate_run(measured / "run", measured / "protected")
+        FinishedRun(measured / "run").evaluate(measured / "protected")

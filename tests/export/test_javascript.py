@@ -304,10 +304,10 @@ def test_keyman_gets_a_model_that_answers_before_the_keystroke_is_made():
     """
     typed, begun, capabilities, broken = in_node(script, body, None)
     predictor = Predictor(model, vocabulary)
-    assert [one["sample"]["displayAs"] for one in typed] == list(predictor.predict("the 👍 do").words)
+    assert [one["sample"]["displayAs"] for one in typed] == list(predictor.suggest("the 👍 do").words)
     assert all(one["sample"]["transform"]["deleteLeft"] == 1 for one in typed)  # «d»; the «o» is not there yet
     assert [one["sample"]["transform"]["insert"] for one in begun] == [
-        f" {word}" for word in predictor.predict("the ").words
+        f" {word}" for word in predictor.suggest("the ").words
     ]
     assert begun[0]["sample"]["transform"]["deleteLeft"] == 1  # the second «e»
     assert all(0 < one["p"] < 1 for one in typed + begun)

@@ -22,8 +22,8 @@ def test_the_first_word_of_a_blocklist_is_blocked_whatever_editor_wrote_it(tmp_p
 def test_a_blocked_word_is_not_put_together_from_parts_that_are_written_together():
     listed = Vocabulary((*SPECIAL, "今天", "坏", "人", "坏人"), language="zh")
     model = counted(listed, *["今天 坏 人"] * 20, order=4)
-    assert Predictor(model, listed, threshold=0.1).predict("").continuation == "今天坏人"
-    assert "坏人" not in Predictor(model, listed, ["坏人"], threshold=0.1).predict("").continuation
+    assert Predictor(model, listed, threshold=0.1).suggest("").continuation == "今天坏人"
+    assert "坏人" not in Predictor(model, listed, ["坏人"], threshold=0.1).suggest("").continuation
 
 
 def test_what_is_blocked_does_not_make_what_is_left_more_likely_than_it_is():
@@ -43,6 +43,6 @@ def test_a_word_is_blocked_in_every_spelling_of_it(spelling):
     model = counted(listed, *["the café ."] * 9, "the cafeteria .", order=3)
     predictor = Predictor(model, listed, [spelling], threshold=0.01)
     for text in ("", "the ", "the c", "the caf", "The CAF"):
-        suggestions = predictor.predict(text)
+        suggestions = predictor.suggest(text)
         assert "café" not in (*map(str.lower, suggestions.words),)
         assert "fé" not in suggestions.continuation.lower()

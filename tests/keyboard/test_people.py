@@ -22,7 +22,7 @@ from taciturn.data.sources import Source
 from taciturn.export.word_model import COUNTED_ON
 from taciturn.keyboard.people import read_people
 from taciturn.privacy.ledger import FILE_NAME, Ledger
-from taciturn.runs.finished import export_run
+from taciturn.runs.finished import FinishedRun
 from taciturn.runs.typing import simulate_typing
 
 pytestmark = pytest.mark.compiled_quickly
@@ -99,7 +99,7 @@ def test_people_are_left_out_by_the_population_whose_ledger_knows_the_model(copi
 
 
 def test_of_an_arpa_file_it_is_not_said_that_nobody_who_types_was_trained_on(finished_runs, tmp_path):
-    export_run(finished_runs / "counted", tmp_path / "out", "arpa", non_private=True)
+    FinishedRun(finished_runs / "counted").export(tmp_path / "out", "arpa", non_private=True)
     texts_of(tmp_path / "chats.csv", "user 0 1", "user 0 2")
     asked = ["typing", str(tmp_path / "out" / "model.arpa"), "--text", str(tmp_path / "chats.csv")]
     said = " ".join(CliRunner().invoke(app, asked).output.split())

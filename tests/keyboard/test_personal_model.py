@@ -39,7 +39,7 @@ from taciturn.recipe.sections import ModelSection
 from taciturn.recipe.text import RecipeError
 from taciturn.release.gate import ExportRefused
 from taciturn.release.model_file import ModelCard, card_digest, load_model, params_digest, save_model
-from taciturn.runs.finished import compare_runs, evaluate_run, export_run, guarantee_of
+from taciturn.runs.finished import FinishedRun, guarantee_of
 from taciturn.runs.loop import train_run
 from taciturn.runs.ngram_baselines import count_public
 from taciturn.runs.typing import keyboard_server, simulate_typing
@@ -212,7 +212,7 @@ def test_cards_that_are_not_personal_are_those_of_old(made):
 
 def _exported(to):
     few = Distilling(words=16_000, entries=500)
-    return lambda folder, made, out: export_run(folder, out, to, non_private=True, distilling=few)
+    return lambda folder, made, out: FinishedRun(folder).export(out, to, non_private=True, distilling=few)
 
 
 def _warm_start(folder, made, out):
@@ -225,9 +225,9 @@ EXITS = {
     **{f"export --to {to}": _exported(to) for to in ("model", "onnx", "onnx-int8", "arpa", "combined", "js")},
     "warm_start": _warm_start,
     "guarantee": lambda folder, made, out: guarantee_of(load_word_model(folder)),
-    "evaluate": lambda folder, made, out: evaluate_run(folder),
-    "compare": lambda folder, made, out: compare_runs(made / "private", folder),
-    "compare, the other way": lambda folder, made, out: compare_runs(folder, made / "private"),
+    "evaluate": lambda folder, made, out: FinishedRun(folder).evaluate(),
+    "compare": lambda folder, made, out: FinishedRun(made / "private").compare(FinishedRun(folder)),
+    "compare, the other way": lambda folder, made, out: FinishedRun(folder).compare(FinishedRun(made / "private")),
 }
 
 
@@ -261,14 +261,14 @@ def test_it_is_refused_for_its_card_even_with_the_parameters_of_the_run(in_its_p
     params, card = load_model(made / "private")
     save_model(in_its_place / "model.safetensors", params, replace(card, personal=True))
     with pytest.raises(ExportRefused, match="personal model"):
-        export_run(in_its_place, tmp_path / "out")
+        FinishedRun(in_its_place).export(tmp_path / "out")
 
 
 def test_it_is_not_passed_off_as_the_private_one_by_changing_its_card(in_its_place, made, tmp_path):
     params, card = load_model(in_its_place)
     save_model(in_its_place / "model.safetensors", params, replace(card, personal=False))
     with pytest.raises(ExportRefused, match="does not know these parameters"):
-        export_run(in_its_place, tmp_path / "out")
+        FinishedRun(in_its_place).export(tmp_path / "out")
     with pytest.raises(RecipeError, match="no ledger knows its parameters"):
         _warm_start(in_its_place, made, tmp_path)
 

@@ -42,32 +42,32 @@ def predictor(model):
 
 
 def test_the_next_word_is_the_one_that_followed_before(predictor):
-    assert predictor.predict("see you at the ").words[0] == "station"
+    assert predictor.suggest("see you at the ").words[0] == "station"
 
 
 def test_a_half_typed_word_is_completed_and_replaced(predictor):
-    suggested = predictor.predict("see you tomorrow e")
+    suggested = predictor.suggest("see you tomorrow e")
     assert suggested.words == ("evening",)
     assert suggested.replaces == 1
 
 
 def test_a_word_that_is_typed_out_is_not_suggested_again(predictor):
-    assert "station" not in predictor.predict("the station").words
+    assert "station" not in predictor.suggest("the station").words
 
 
 def test_what_begins_with_a_capital_goes_on_with_one(predictor):
-    assert predictor.predict("S").words[0] == "See"
-    assert predictor.predict("SE").words[0] == "SEE"
-    assert predictor.predict("").words[0][0].isupper()
-    assert predictor.predict("closed. ").words[0][0].isupper()
-    assert predictor.predict("see you, ").words[0].islower()
-    assert "I'm" in predictor.predict("and i").words
+    assert predictor.suggest("S").words[0] == "See"
+    assert predictor.suggest("SE").words[0] == "SEE"
+    assert predictor.suggest("").words[0][0].isupper()
+    assert predictor.suggest("closed. ").words[0][0].isupper()
+    assert predictor.suggest("see you, ").words[0].islower()
+    assert "I'm" in predictor.suggest("and i").words
 
 
 def test_special_signs_and_punctuation_are_never_suggested(predictor, model):
     texts = ["", "see", "see you tomorrow morning ", "zzz ", "i'm sorry", "? ", "<eos> ", "<unk"]
     for text in texts:
-        assert not {".", "?", "...", *SPECIAL} & set(predictor.predict(text).words)
+        assert not {".", "?", "...", *SPECIAL} & set(predictor.suggest(text).words)
     assert np.argmax(model.scores(model.read(model.start(), VOCABULARY.ids["sorry"]))) == END  # which it would say
 
 
@@ -75,18 +75,18 @@ def test_a_blocked_word_is_never_suggested_nor_composed(model, tmp_path):
     (tmp_path / "blocked.txt").write_text("# not these\nStation  # in any case\n\nmorning\n")
     predictor = Predictor(model, VOCABULARY, load_blocklist(tmp_path / "blocked.txt"), threshold=0.05)
     for text in ("see you at the ", "see you at the st", "see you tomorrow ", "the station is closed see"):
-        suggested = predictor.predict(text)
+        suggested = predictor.suggest(text)
         assert not {"station", "morning"} & set(suggested.words)
         assert "station" not in suggested.continuation
         assert "morning" not in suggested.continuation
-    assert "station" in Predictor(model, VOCABULARY).predict("see you at the ").words  # the twin
+    assert "station" in Predictor(model, VOCABULARY).suggest("see you at the ").words  # the twin
 
 
 def test_a_continuation_is_shown_when_it_is_likely_enough(model):
     sure, careful = Predictor(model, VOCABULARY, threshold=0.3), Predictor(model, VOCABULARY, threshold=0.999)
-    assert sure.predict("i am g").continuation.startswith("oing to the")
-    assert sure.predict("i am ").continuation.startswith("going to")
-    assert careful.predict("i am ").continuation == ""
+    assert sure.suggest("i am g").continuation.startswith("oing to the")
+    assert sure.suggest("i am ").continuation.startswith("going to")
+    assert careful.suggest("i am ").continuation == ""
 
 
 def test_a_continuation_has_the_probability_that_the_model_gives_it(model):
@@ -101,10 +101,10 @@ def test_a_continuation_has_the_probability_that_the_model_gives_it(model):
 
 
 def test_nothing_is_shown_for_a_private_field_and_nothing_kept(predictor):
-    assert predictor.predict("see you tomorrow m", private=True) == NOTHING
+    assert predictor.suggest("see you tomorrow m", private=True) == NOTHING
     assert not predictor._states
     assert not predictor._rests
-    predictor.predict("see you tomorrow m")
+    predictor.suggest("see you tomorrow m")
     assert predictor._states  # the twin: elsewhere it is kept, until it is forgotten
     predictor.forget()
     assert not predictor._states
@@ -115,9 +115,9 @@ def test_typing_letter_by_letter_is_like_pasting(model):
     text = "See you... tomorrow, I'm going to THE stati"
     typing = Predictor(model, VOCABULARY)
     for end in range(len(text) + 1):
-        assert typing.predict(text[:end]) == Predictor(model, VOCABULARY).predict(text[:end])
+        assert typing.suggest(text[:end]) == Predictor(model, VOCABULARY).suggest(text[:end])
     for end in range(len(text), -1, -1):  # and back
-        assert typing.predict(text[:end]) == Predictor(model, VOCABULARY).predict(text[:end])
+        assert typing.suggest(text[:end]) == Predictor(model, VOCABULARY).suggest(text[:end])
     assert len(typing._states) <= KEPT
 
 
@@ -148,9 +148,9 @@ def test_a_rank_is_the_place_among_the_candidates(predictor, model):
     ],
 )
 def test_predictions_go_on_whatever_is_typed(predictor, text):
-    suggested = predictor.predict(text)
+    suggested = predictor.suggest(text)
     assert len(suggested.words) <= 3
-    assert predictor.predict(text + " see you at the ").words[0] == "station"
+    assert predictor.suggest(text + " see you at the ").words[0] == "station"
 
 
 def test_a_long_text_is_not_read_from_its_beginning(model):
@@ -166,10 +166,10 @@ def test_a_long_text_is_not_read_from_its_beginning(model):
 
     predictor = Predictor(Counting(), VOCABULARY, threshold=2.0)
     text = "see you tomorrow " * 5000
-    predictor.predict(text)
+    predictor.suggest(text)
     assert len(reads) <= FAR_BACK
     reads.clear()
-    predictor.predict(text + "see ")
+    predictor.suggest(text + "see ")
     assert len(reads) == 1  # and one word more is one word read
 
 
@@ -194,11 +194,11 @@ def test_a_keystroke_takes_less_than_a_millisecond():
         Predictor(model, vocabulary),
         "I am going to the park. Don't wait for me, I'll be there in the morning!",
     )
-    predictor.predict(text[:5])
+    predictor.suggest(text[:5])
     took = []
     for end in range(len(text)):
         start = time.perf_counter()
-        predictor.predict(text[:end])
+        predictor.suggest(text[:end])
         took.append(time.perf_counter() - start)
     assert np.median(took) < 1e-3
     assert np.mean(took) < 2e-3
@@ -212,17 +212,17 @@ def test_a_continuation_is_parted_from_the_text_as_a_person_would(done, space):
 
 
 def test_a_word_before_a_line_break_is_done(predictor):
-    assert predictor.predict("see\n").replaces == 0
-    assert predictor.predict("see\n").words[0][0].isupper()
+    assert predictor.suggest("see\n").replaces == 0
+    assert predictor.suggest("see\n").words[0][0].isupper()
 
 
 def test_capitals_are_those_of_the_language(model):
     words = tuple(word if word != "is" else "için" for word in WORDS)
     turkish = Predictor(model, Vocabulary(words, language="tr"))
-    assert "İçin" in turkish.predict("İ").words
+    assert "İçin" in turkish.suggest("İ").words
 
 
 def test_languages_without_spaces_are_continued_without(model):
     chinese = Predictor(model, Vocabulary(WORDS, language="zh"), threshold=0.01)
-    assert " " not in chinese.predict("").continuation
-    assert " " in Predictor(model, VOCABULARY, threshold=0.01).predict("").continuation
+    assert " " not in chinese.suggest("").continuation
+    assert " " in Predictor(model, VOCABULARY, threshold=0.01).suggest("").continuation

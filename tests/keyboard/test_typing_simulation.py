@@ -57,7 +57,7 @@ def test_the_simulation_types_what_a_person_would_with_the_predictor_in_front_of
                 by_hand["typed"] += len(word)
                 continue
             by_hand["words"] += 1
-            strips = [[one.lower() for one in predictor.predict(text + word[:n]).words] for n in range(len(word))]
+            strips = [[one.lower() for one in predictor.suggest(text + word[:n]).words] for n in range(len(word))]
             typed = next((n for n, strip in enumerate(strips) if word in strip), len(word))
             by_hand["typed"] += typed
             by_hand["offered"] += typed == 0

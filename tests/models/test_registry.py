@@ -12,12 +12,12 @@ from taciturn.export.formats import Distilling
 from taciturn.export.word_model import load_word_model
 from taciturn.models import registry
 from taciturn.models.layers import dense, embedding
-from taciturn.models.registry import ModelKind, model_kind, register
+from taciturn.models.registry import ModelKind, model_kind, register_model
 from taciturn.recipe.sections import ModelSection
 from taciturn.recipe.text import RecipeError, model_settings
 from taciturn.release.gate import ExportRefused
 from taciturn.release.model_file import ModelCard, ModelFileError, save_model
-from taciturn.runs.finished import evaluate_run, export_run
+from taciturn.runs.finished import FinishedRun
 from taciturn.runs.folder import recipe_of
 from taciturn.runs.loop import resume_run, train_run
 
@@ -43,7 +43,7 @@ def last_word(vocabulary: int, width: int) -> LanguageModel:
 @pytest.fixture
 def own_kind(monkeypatch):
     monkeypatch.setattr(registry, "KINDS", dict(registry.KINDS))
-    register("last-word", ModelKind(last_word, settings=("width",)))
+    register_model("last-word", ModelKind(last_word, settings=("width",)))
     return "last-word"
 
 
@@ -56,7 +56,7 @@ def test_a_recipe_takes_a_kind_of_one_s_own_once_it_is_registered(own_kind):
 @pytest.mark.parametrize("taken", ["cifg", "ngram", "last-word"])
 def test_a_name_stands_for_one_kind(own_kind, taken):
     with pytest.raises(ValueError, match="already"):
-        register(taken, model_kind(own_kind))
+        register_model(taken, model_kind(own_kind))
 
 
 def test_without_registration_a_kind_is_unknown():
@@ -72,12 +72,12 @@ def test_it_is_trained_resumed_measured_exported_and_audited(own_kind, populatio
     found = membership_results(tmp_path / "run", recipe_of(tmp_path / "run"))
     assert found
     assert found.scores.size
-    assert evaluate_run(tmp_path / "run").scores["loss"].value > 0
+    assert FinishedRun(tmp_path / "run").evaluate().scores["loss"].value > 0
     few = Distilling(words=16_000, entries=500)
-    assert export_run(tmp_path / "run", tmp_path / "arpa", "arpa", distilling=few).check
+    assert FinishedRun(tmp_path / "run").export(tmp_path / "arpa", "arpa", distilling=few).check
     with pytest.raises(ExportRefused, match="--to arpa"):
-        export_run(tmp_path / "run", tmp_path / "onnx", "onnx")
-    export_run(tmp_path / "run", tmp_path / "model")
+        FinishedRun(tmp_path / "run").export(tmp_path / "onnx", "onnx")
+    FinishedRun(tmp_path / "run").export(tmp_path / "model")
     assert load_word_model(tmp_path / "model").model.start() == (BEGIN,)
 
 

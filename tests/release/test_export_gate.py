@@ -27,7 +27,7 @@ from taciturn.privacy.ledger import FILE_NAME, Ledger
 from taciturn.release.gate import ExportRefused, check_may_leave, verified_guarantee
 from taciturn.release.model_file import ModelCard, card_digest, load_model, params_digest, save_model
 from taciturn.runs import finished, loop
-from taciturn.runs.finished import export_run
+from taciturn.runs.finished import FinishedRun
 
 pytestmark = pytest.mark.compiled_quickly
 
@@ -37,7 +37,7 @@ def test_a_model_moved_to_an_earlier_row_is_not_exported(copied_runs, tmp_path):
     first = Ledger(copied_runs / "people" / FILE_NAME).run_rows("private")[0]["hash"]
     save_model(copied_runs / "private" / "model.safetensors", params, replace(card, ledger_head=first))
     with pytest.raises(ExportRefused, match="does not know these parameters"):
-        export_run(copied_runs / "private", tmp_path / "out", non_private=False)
+        FinishedRun(copied_runs / "private").export(tmp_path / "out", non_private=False)
 
 
 def test_what_comes_from_a_non_private_model_is_exported_as_non_private_alone(copied_runs, tmp_path):
@@ -45,14 +45,14 @@ def test_what_comes_from_a_non_private_model_is_exported_as_non_private_alone(co
     from_plain = short_recipe(people, model={"warm_start": str(copied_runs / "plain")})
     assert not loop.train_run(from_plain, tmp_path / "laundered", quietly).guarantee.is_private
     with pytest.raises(ExportRefused, match="no privacy"):
-        export_run(tmp_path / "laundered", tmp_path / "out", non_private=False)
+        FinishedRun(tmp_path / "laundered").export(tmp_path / "out", non_private=False)
 
 
 def test_a_model_without_privacy_leaves_only_by_name(finished_runs, tmp_path):
     with pytest.raises(ExportRefused, match="no privacy"):
-        export_run(finished_runs / "plain", tmp_path / "out", non_private=False)
+        FinishedRun(finished_runs / "plain").export(tmp_path / "out", non_private=False)
     assert not (tmp_path / "out").exists()
-    assert not export_run(finished_runs / "plain", tmp_path / "out", non_private=True).guarantee.is_private
+    assert not FinishedRun(finished_runs / "plain").export(tmp_path / "out", non_private=True).guarantee.is_private
     assert "NO privacy" in (tmp_path / "out" / "guarantee.txt").read_text()
 
 
@@ -60,7 +60,7 @@ def test_a_model_with_the_name_of_another_run_is_not_exported(copied_runs, tmp_p
     params, card = load_model(copied_runs / "plain")
     save_model(copied_runs / "plain" / "model.safetensors", params, replace(card, run="private"))
     with pytest.raises(ExportRefused, match="does not know these parameters"):
-        export_run(copied_runs / "plain", tmp_path / "out", non_private=False)
+        FinishedRun(copied_runs / "plain").export(tmp_path / "out", non_private=False)
 
 
 def test_other_parameters_do_not_leave_with_a_runs_guarantee(tmp_path):
@@ -104,7 +104,7 @@ def test_a_model_saved_during_an_export_does_not_leave_with_the_older_guarantee(
             return stated
 
     monkeypatch.setattr(finished, "open_ledger", lambda population: Slow(population.folder / FILE_NAME))
-    guarantee = export_run(folder, tmp_path / "out").guarantee
+    guarantee = FinishedRun(folder).export(tmp_path / "out").guarantee
     exported = load_model(tmp_path / "out")[1]
     assert (exported.round, exported.ledger_head) == (guarantee.releases, guarantee.head)
 
@@ -112,7 +112,7 @@ def test_a_model_saved_during_an_export_does_not_leave_with_the_older_guarantee(
 def exported_with(text: str, folder: Path, out: Path) -> bool:
     """Whether a model leaves, and this text with it."""
     try:
-        files = export_run(folder, out).files
+        files = FinishedRun(folder).export(out).files
     except REFUSED:
         return False
     return any(text.encode() in file.read_bytes() for file in files)
@@ -139,7 +139,7 @@ def test_whom_the_guarantee_protects_is_not_changed_by_building_the_population_a
     trained(population, tmp_path / "run")
     write_population(tmp_path / "people", made_up_users(50, seed=2), *users[1:], {})
     try:
-        export_run(tmp_path / "run", tmp_path / "out")
+        FinishedRun(tmp_path / "run").export(tmp_path / "out")
     except REFUSED:
         return
     assert "simulated user" in (tmp_path / "out" / "guarantee.txt").read_text()
@@ -153,26 +153,26 @@ def test_parameters_without_privacy_do_not_leave_with_the_card_of_a_private_run(
         load_model(copied_runs / "private")[1],
     )
     with pytest.raises(ExportRefused, match="does not know these parameters"):
-        export_run(copied_runs / "private", tmp_path / "out")
+        FinishedRun(copied_runs / "private").export(tmp_path / "out")
 
 
 def test_a_file_in_another_runs_folder_keeps_its_own_guarantee(copied_runs, tmp_path):
     shutil.copy(copied_runs / "plain" / "model.safetensors", copied_runs / "private" / "model.safetensors")
     with pytest.raises(ExportRefused, match="no privacy"):
-        export_run(copied_runs / "private", tmp_path / "out")
+        FinishedRun(copied_runs / "private").export(tmp_path / "out")
     assert "NO privacy guarantee" in script_on_page(copied_runs / "private")
 
 
 def test_a_link_to_a_model_without_privacy_is_no_way_out(finished_runs, tmp_path):
     (tmp_path / "private").symlink_to(finished_runs / "plain")
     with pytest.raises(ExportRefused, match="no privacy"):
-        export_run(tmp_path / "private", tmp_path / "out")
+        FinishedRun(tmp_path / "private").export(tmp_path / "out")
 
 
 def test_an_export_is_not_exported_again_without_its_ledger(finished_runs, tmp_path):
-    export_run(finished_runs / "plain", tmp_path / "once", non_private=True)
+    FinishedRun(finished_runs / "plain").export(tmp_path / "once", non_private=True)
     for attempt in (
-        lambda: export_run(tmp_path / "once", tmp_path / "twice"),
+        lambda: FinishedRun(tmp_path / "once").export(tmp_path / "twice"),
         lambda: script_on_page(tmp_path / "once"),
     ):
         with pytest.raises(REFUSED, match="is an export"):
@@ -185,4 +185,4 @@ def test_parameters_with_one_leaf_more_do_not_leave(copied_runs, tmp_path):
         copied_runs / "private" / "model.safetensors", {**params, "note": np.frombuffer(b"secret!!", "u1")}, card
     )
     with pytest.raises(ExportRefused, match="does not know these parameters"):
-        export_run(copied_runs / "private", tmp_path / "out")
+        FinishedRun(copied_runs / "private").export(tmp_path / "out")

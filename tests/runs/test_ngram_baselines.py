@@ -12,14 +12,14 @@ from taciturn.export.word_model import COUNTED_ON
 from taciturn.privacy.ledger import FILE_NAME, Ledger, LedgerError
 from taciturn.release.gate import ExportRefused
 from taciturn.runs import ngram_baselines
-from taciturn.runs.finished import export_run
+from taciturn.runs.finished import FinishedRun
 from taciturn.runs.ngram_baselines import count_population
 
 pytestmark = pytest.mark.compiled_quickly
 
 
 def test_n_grams_counted_on_users_do_not_become_public_text_on_the_page_by_way_of_arpa(finished_runs, tmp_path):
-    export_run(finished_runs / "counted", tmp_path / "out", "arpa", non_private=True)
+    FinishedRun(finished_runs / "counted").export(tmp_path / "out", "arpa", non_private=True)
     script = script_on_page(tmp_path / "out" / "model.arpa")
     assert "no user's text" not in script
     assert '"promises":false' in script
@@ -36,7 +36,7 @@ def test_counted_n_grams_do_not_leave_by_naming_another_population(copied_runs, 
     trained(others, tmp_path / "counted")  # a private run of the same name
     (copied_runs / "counted" / COUNTED_ON).write_text(json.dumps({"population": str(others.folder)}))
     for attempt in (
-        lambda: export_run(copied_runs / "counted", tmp_path / "out"),
+        lambda: FinishedRun(copied_runs / "counted").export(tmp_path / "out"),
         lambda: script_on_page(copied_runs / "counted"),
     ):
         with pytest.raises(ExportRefused, match="does not know these parameters"):
@@ -58,7 +58,7 @@ def test_n_grams_whose_counting_was_cut_off_leave_nothing_that_can_be_used(copie
         count_population(copied_runs / "people", tmp_path / "cut-off", "katz", 2, non_private=True)
     assert Ledger(copied_runs / "people" / FILE_NAME).guarantee("cut-off").epsilon == np.inf
     for attempt in (
-        lambda: export_run(tmp_path / "cut-off", tmp_path / "out"),
+        lambda: FinishedRun(tmp_path / "cut-off").export(tmp_path / "out"),
         lambda: script_on_page(tmp_path / "cut-off"),
     ):
         with pytest.raises(REFUSED, match="there is no model at"):

@@ -27,7 +27,7 @@ from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import RecipeError, save_recipe
 from taciturn.release.model_file import ModelCard, params_digest, save_model
-from taciturn.runs.finished import compare_runs, evaluate_run
+from taciturn.runs.finished import FinishedRun
 from taciturn.runs.folder import RunError
 from taciturn.runs.loop import train_run
 from taciturn.runs.pretrain import pretrained
@@ -85,16 +85,16 @@ def test_two_runs_are_compared_on_the_same_held_out_users(population, vocabulary
     table = run_cli("compare", tmp_path / "short", tmp_path / "long").output
     assert "B over A" in table
     assert "perplexity" in table
-    one, other = compare_runs(tmp_path / "short", tmp_path / "long")
+    one, other = FinishedRun(tmp_path / "short").compare(FinishedRun(tmp_path / "long"))
     loss = other.scores.change_from(one.scores, "loss")
     assert loss.value == pytest.approx(other.scores["loss"].value / one.scores["loss"].value - 1)
-    same, _ = compare_runs(tmp_path / "long", tmp_path / "long")
+    same, _ = FinishedRun(tmp_path / "long").compare(FinishedRun(tmp_path / "long"))
     assert same.scores.change_from(same.scores, "accuracy_top3").margin == 0
 
     other_people = write_population(
         tmp_path / "others", made_up_users(9, 5), made_up_users(30, 6), vocabulary, {}, same_people_as=population.folder
     )
-    elsewhere = evaluate_run(tmp_path / "long", other_people.folder)
+    elsewhere = FinishedRun(tmp_path / "long").evaluate(other_people.folder)
     assert elsewhere.scores.tokens.sum() == HeldOutUsers(other_people.folder).texts.tokens
     assert "of " + str(other_people.folder) in "".join(
         run_cli("evaluate", tmp_path / "long", "--data", other_people.folder).output.split("\n")
@@ -108,11 +108,11 @@ def test_models_are_not_measured_on_other_words_or_compared_on_other_pieces(popu
     sentences = {"layout": "sentences", "sentence_length": 4, "sentences_per_user": 5}
     train_run(tiny_recipe(population, data=sentences, run={"rounds": 1}), tmp_path / "sentences", quietly)
     with pytest.raises(RunError, match="layout differs"):
-        compare_runs(tmp_path / "unrolls", tmp_path / "sentences")
+        FinishedRun(tmp_path / "unrolls").compare(FinishedRun(tmp_path / "sentences"))
     words = Vocabulary((*population.vocabulary.words[:-1], "another"))
     others = write_population(tmp_path / "others", made_up_users(9, 5), made_up_users(3, 6), words, {})
     with pytest.raises(RunError, match="other words"):
-        evaluate_run(tmp_path / "unrolls", others.folder)
+        FinishedRun(tmp_path / "unrolls").evaluate(others.folder)
 
 
 def test_accuracy_is_smoothed_over_five_evaluations(population, tmp_path):

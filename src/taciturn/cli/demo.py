@@ -10,7 +10,7 @@ from taciturn.cli.output import bar, console, table, training_bar
 from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 
 if TYPE_CHECKING:
-    from taciturn.runs.loop import Finished
+    from taciturn.runs.loop import TrainedRun
 
 
 def demo(out: Annotated[Path, typer.Option(help="folder for all that it makes")] = Path("demo")) -> None:
@@ -51,7 +51,7 @@ def demo(out: Annotated[Path, typer.Option(help="folder for all that it makes")]
     _print_next(folder)
 
 
-def _print_accuracies(private: "Finished", twin: "Finished") -> None:
+def _print_accuracies(private: "TrainedRun", twin: "TrainedRun") -> None:
     title = f"\nOn held-out speeches; ε at δ = {delta_text(private.guarantee.delta)}"
     shown = table("", "AccuracyTop1", "AccuracyTop3", "perplexity", "ε", "ρ", title=title)
     cost = (epsilon_text(private.guarantee.epsilon), rho_text(private.guarantee.rho))
@@ -66,7 +66,7 @@ def _print_accuracies(private: "Finished", twin: "Finished") -> None:
     console.print(shown)
 
 
-def _print_promise(private: "Finished", twin: "Finished") -> None:
+def _print_promise(private: "TrainedRun", twin: "TrainedRun") -> None:
     from taciturn.data.state_of_the_union import TOKENS_PER_USER
 
     guarantee = private.guarantee

@@ -43,10 +43,10 @@ def evaluate(
 
     Example: taciturn evaluate runs/first --json
     """
-    from taciturn.runs.finished import evaluate_run
+    from taciturn.runs.finished import FinishedRun
 
     with console.status("measuring"):
-        measured = evaluate_run(run, data, head)
+        measured = FinishedRun(run).evaluate(data, head)
     if json_:
         print(to_json(_json(measured)))
         return
@@ -100,10 +100,10 @@ def compare(
 
     Example: taciturn compare runs/first runs/second
     """
-    from taciturn.runs.finished import compare_runs
+    from taciturn.runs.finished import FinishedRun
 
     with console.status("measuring"):
-        one, other = compare_runs(first, second, data)
+        one, other = FinishedRun(first).compare(FinishedRun(second), data)
     if json_:
         changes = {metric: other.scores.change_from(one.scores, metric) for metric in NAMES}
         print(to_json({name: {"change": one.value, "margin": one.margin} for name, one in changes.items()}))

@@ -39,11 +39,13 @@ def export(
     """
     from taciturn.export.formats import Distilling
     from taciturn.keyboard.predictor import load_blocklist
-    from taciturn.runs.finished import export_run
+    from taciturn.runs.finished import FinishedRun
 
     blocked, distilling = load_blocklist(blocklist) if blocklist else [], Distilling(samples, entries)
     with stages() as show:
-        exported = export_run(run, out, to, non_private, blocklist=blocked, distilling=distilling, progress=show)
+        exported = FinishedRun(run).export(
+            out, to, non_private, blocklist=blocked, distilling=distilling, progress=show
+        )
     for path in exported.files:
         console.print(f"{path}  {path.stat().st_size / 1e3:,.0f} kB", soft_wrap=True)
     check, guarantee = exported.check, exported.guarantee

@@ -26,7 +26,7 @@ from taciturn.progress import StageProgress
 
 if TYPE_CHECKING:
     from taciturn.evaluation.intervals import Interval, Sums
-    from taciturn.runs.loop import Finished
+    from taciturn.runs.loop import TrainedRun
 
 console = Console(highlight=False)
 BLOCKS = " ▏▎▍▌▋▊▉█"
@@ -70,7 +70,7 @@ def change_text(change: "Interval") -> str:
     return f"{100 * change.value:+.2f} %{margin}" if math.isfinite(change.value) else ""
 
 
-def print_finished(finished: "Finished") -> None:
+def print_finished(finished: "TrainedRun") -> None:
     """What a training came to: why it stopped early, its guarantee, and how good the model is."""
     if finished.stopped:
         console.print(f"Stopped: {finished.stopped}.\n", style="yellow")

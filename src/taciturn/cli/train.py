@@ -10,7 +10,7 @@ import typer
 from taciturn.cli.output import console, leave_interrupted, print_finished, training_bar
 
 if TYPE_CHECKING:
-    from taciturn.runs.loop import Finished
+    from taciturn.runs.loop import TrainedRun
 
 Settings = Annotated[list[str] | None, typer.Option(help="section.key=value, wins over the recipe; may be repeated")]
 
@@ -68,7 +68,7 @@ def _is_first_host(hosts: str, host: int, coordinator: str | None) -> bool:
     return is_first
 
 
-def _watched(folder: Path, work: "Callable[[Any], Finished]") -> "Finished":
+def _watched(folder: Path, work: "Callable[[Any], TrainedRun]") -> "TrainedRun":
     """Train under a progress bar; Ctrl-C says how to go on."""
     try:
         with training_bar(folder.name) as show:

@@ -72,7 +72,7 @@ class Predictor:
         self._states: OrderedDict[str, Any] = OrderedDict()
         self._rests: OrderedDict[tuple[str, int], Composed] = OrderedDict()
 
-    def predict(self, text: str, private: bool = False) -> Suggestions:
+    def suggest(self, text: str, private: bool = False) -> Suggestions:
         """What to show for the text before the caret. Nothing is shown for, and nothing kept of, a private field."""
         if private:
             return NOTHING

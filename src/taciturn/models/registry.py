@@ -3,7 +3,7 @@
 A kind of one's own is a row like the others. Registered before a recipe names it, it is trained, saved, resumed, exported and audited
 as these are; without a stepper of its own it goes word by word as any model can, and leaves as n-grams:
 
-    register("bag-of-words", ModelKind(bag_of_words, settings=("width",)))  # bag_of_words(vocabulary, width) → LanguageModel
+    register_model("bag-of-words", ModelKind(bag_of_words, settings=("width",)))  # bag_of_words(vocabulary, width) → LanguageModel
 """
 
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ KINDS = {
 }
 
 
-def register(kind: str, model: ModelKind) -> None:
+def register_model(kind: str, model: ModelKind) -> None:
     """Add a kind of one's own. A name that is taken is refused, or a file would not say what it holds."""
     if kind in (*KINDS, "ngram"):
         raise ValueError(f"there is a model kind {kind!r} already; choose another name for yours")
@@ -53,6 +53,6 @@ def model_kind(kind: str) -> ModelKind:
     if kind not in KINDS:
         raise ValueError(
             f"there is no model kind {kind!r}; known are {', '.join(KINDS)}, and those that your program registers first "
-            "(taciturn.models.registry.register)"
+            "(taciturn.register_model)"
         )
     return KINDS[kind]

@@ -40,12 +40,17 @@ from taciturn.recipe.sections import AUDITED_AT_ONCE, DEFAULT_CLIP_NORM, ModelSe
 from taciturn.trees import size
 
 
-@lru_cache(maxsize=8)
 def language_model(model: ModelSection, vocabulary: int, product: DTypeLike = jnp.float32) -> LanguageModel:
     """`product` is the type in which its matrix products are taken."""
-    return model_kind(model.kind).build(
-        vocabulary, model.model_dump() | {"dropout_rate": model.dropout, "product": product}
-    )
+    return _shared_model(model.model_dump_json(exclude={"warm_start"}), vocabulary, product)
+
+
+@lru_cache(maxsize=8)
+def _shared_model(section: str, vocabulary: int, product: DTypeLike) -> LanguageModel:
+    """One object for one architecture, so that programs which are compiled for it are compiled once in a process."""
+    model = ModelSection.model_validate_json(section)
+    given = model.model_dump() | {"dropout_rate": model.dropout, "product": product}
+    return model_kind(model.kind).build(vocabulary, given)
 
 
 def participation(recipe: Recipe) -> Participation:

@@ -1,7 +1,8 @@
 """Finished models: whom they protect, what the ledger says of them, and what they are worth on held-out users, alone or side by side."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,12 +17,16 @@ from taciturn.core import Params
 from taciturn.data.population import HeldOutUsers, Population, check_strangers, trained_on
 from taciturn.evaluation.accuracy import Scores, evaluate
 from taciturn.evaluation.head_words import head_words
+from taciturn.evaluation.intervals import Interval
 from taciturn.export.formats import Exported, export_model
 from taciturn.export.word_model import COUNTED_ON, LoadedModel, load_word_model
+from taciturn.keyboard.predictor import Predictor
 from taciturn.names import ExportFormat
 from taciturn.populations import open_ledger
 from taciturn.privacy.ledger import Guarantee, Row
+from taciturn.progress import Progress
 from taciturn.recipe import build
+from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.sections import ModelSection
 from taciturn.release.gate import ExportRefused, check_not_personal, verified_guarantee
 from taciturn.release.model_file import ModelCard, load_model
@@ -49,12 +54,6 @@ def guarantee_of(loaded: LoadedModel) -> Guarantee:
             f"{loaded.path} is made of public text alone: there is no guarantee to export it with, and nobody to protect"
         )
     return verified_guarantee(loaded.params, loaded.card, open_ledger(population_of(loaded.path)))
-
-
-def export_run(folder: Path, out: Path, to: ExportFormat = "model", non_private: bool = False, **how: Any) -> Exported:
-    """A run's model as files that keyboards load; nothing is written before ledger and model agree (export/formats.py has the rest)."""
-    loaded = load_word_model(folder)
-    return export_model(loaded, guarantee_of(loaded), learned_from(loaded), out, to, non_private, **how)
 
 
 def opened_row(loaded: LoadedModel) -> Row:
@@ -106,36 +105,123 @@ def folder_known_to(loaded: LoadedModel) -> Path:
 
 
 class Evaluation(NamedTuple):
-    """A run's model on held-out users, with what the ledger says of it."""
+    """A run's model on held-out users, with what the ledger says of it. Every figure has a `value` and a 95 % `margin` over users."""
 
     scores: Scores
     guarantee: Guarantee
     head_words: np.ndarray | None
     rebuilt: bool  # whether the population's text was replaced since the run
 
+    @property
+    def accuracy_top1(self) -> Interval:
+        return self.scores["accuracy_top1"]
 
-def evaluate_run(folder: Path, on: Path | None = None, with_head_words: bool = False) -> Evaluation:
-    """Measure on the held-out users of the run's population, or of another one (`on`)."""
-    params, card = _model_to_measure(folder)
-    recipe = recipe_of(folder)
-    own = build.population(recipe)
-    ledger = open_ledger(own)
-    guarantee = verified_guarantee(params, card, ledger)
-    rebuilt = ledger.run_rows(guarantee.run)[0]["population"] != own.id
-    population = Population(on) if on else own
-    if population.vocabulary.words != card.vocabulary:
-        raise RunError(
-            f"{population.folder} was built with other words than {folder}; build it with --vocabulary {folder}"
-        )
-    if not population.folder.samefile(own.folder):
-        check_strangers(population.folder, folder_known_to(load_word_model(folder)))
-    people = HeldOutUsers(population.folder)
-    people.check_enough()
-    held_out = people.texts
-    model = build.language_model(recipe.model, len(card.vocabulary))
-    cut = build.evaluation_cut(recipe, population.vocabulary)
-    heads = head_words(model, params, held_out, population.vocabulary, cut) if with_head_words else None
-    return Evaluation(evaluate(model, params, held_out, cut), guarantee, heads, rebuilt and on is None)
+    @property
+    def perplexity(self) -> Interval:
+        return self.scores["perplexity"]
+
+
+class FinishedRun:
+    """A run that has ended: what it promises, what it is worth, and how it leaves. Made by `train`, or opened again by its folder.
+
+    Example:
+        >>> run = FinishedRun("runs/first")
+        >>> run.guarantee.epsilon < 100
+        True
+        >>> 0 <= run.evaluate().accuracy_top1.value <= 1
+        True
+        >>> len(run.predictor().suggest("see you ").words) <= 3
+        True
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    @property
+    def recipe(self) -> Recipe:
+        """As it was trained, with its noise worked out."""
+        return recipe_of(self.folder)
+
+    @cached_property
+    def model(self) -> LoadedModel:
+        return load_word_model(self.folder)
+
+    @property
+    def params(self) -> Params:
+        return self.model.params
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What the ledger of its users says of exactly this model. Raises where the two do not belong together."""
+        return guarantee_of(self.model)
+
+    def predictor(self, blocklist: Iterable[str] = ()) -> Predictor:
+        """A keyboard's questions to the model: `suggest("see you ")` gives the next words; those of `blocklist` are never among them."""
+        return Predictor(self.model.model, self.model.vocabulary, blocklist)
+
+    def export(self, out: str | Path, to: ExportFormat = "model", non_private: bool = False, **how: Any) -> Exported:
+        """Write the model as files that keyboards load, with its guarantee.
+
+        Args:
+            out: a new folder.
+            to: "model", "onnx", "onnx-int8", "arpa", "combined" or "js".
+            non_private: let a model without any guarantee leave.
+            how: a `blocklist`, `distilling` into n-grams, `progress` (export/formats.py).
+
+        Returns:
+            The files, the guarantee, and how well what was written agrees with the model. Nothing is written before ledger and model agree.
+        """
+        return export_model(self.model, self.guarantee, learned_from(self.model), Path(out), to, non_private, **how)
+
+    def evaluate(self, on: str | Path | None = None, with_head_words: bool = False) -> Evaluation:
+        """Measure on the held-out users of the run's population, or of another one of the same words (`on`). They have no guarantee."""
+        params, card = _model_to_measure(self.folder)
+        recipe = self.recipe
+        own = build.population(recipe)
+        ledger = open_ledger(own)
+        guarantee = verified_guarantee(params, card, ledger)
+        rebuilt = ledger.run_rows(guarantee.run)[0]["population"] != own.id
+        population = Population(Path(on)) if on else own
+        if population.vocabulary.words != card.vocabulary:
+            raise RunError(
+                f"{population.folder} was built with other words than {self.folder}; build it with --vocabulary {self.folder}"
+            )
+        if not population.folder.samefile(own.folder):
+            check_strangers(population.folder, folder_known_to(load_word_model(self.folder)))
+        people = HeldOutUsers(population.folder)
+        people.check_enough()
+        held_out = people.texts
+        model = build.language_model(recipe.model, len(card.vocabulary))
+        cut = build.evaluation_cut(recipe, population.vocabulary)
+        heads = head_words(model, params, held_out, population.vocabulary, cut) if with_head_words else None
+        return Evaluation(evaluate(model, params, held_out, cut), guarantee, heads, rebuilt and on is None)
+
+    def compare(self, other: "FinishedRun", on: str | Path | None = None) -> tuple[Evaluation, Evaluation]:
+        """Both on the same held-out users: of the population `on`, or else of this run's."""
+        if _model_to_measure(self.folder)[1].vocabulary != _model_to_measure(other.folder)[1].vocabulary:
+            raise RunError(
+                f"{self.folder} and {other.folder} know different words, so their figures cannot be compared"
+            )
+        on = on or self.recipe.data.population
+        ours, theirs = self.evaluate(on), other.evaluate(on)
+        if not np.array_equal(ours.scores.tokens, theirs.scores.tokens):
+            raise RunError(
+                f"{self.folder} and {other.folder} read text in other pieces (their [data] layout differs), so not on the same words: they "
+                "cannot be compared"
+            )
+        return ours, theirs
+
+    def audit(self, references: int = REFERENCES, progress: Progress = lambda done, all: None) -> AuditReport:
+        """All that can be said about the run from outside; a RunError if it was trained with nothing to audit it by."""
+        if not any((self.folder / one.FILE_NAME).exists() for one in (audit_users, planting)):
+            raise RunError(
+                f"nothing was put into {self.folder} to audit it by: train with --audit 1000 (users of random directions), or with "
+                "[canaries] text = a folder of public text (shared secrets), and look then"
+            )
+        own, releases = self.evaluate(), self.guarantee.releases
+        typed = self.model
+        canaries = canary_results(self.folder, typed.model, typed.vocabulary, releases, references, progress)
+        return AuditReport(own.guarantee, own.scores, canaries, membership_results(self.folder, self.recipe))
 
 
 def _model_to_measure(folder: Path) -> tuple[Params, ModelCard]:
@@ -143,35 +229,6 @@ def _model_to_measure(folder: Path) -> tuple[Params, ModelCard]:
     params, card = load_model(folder)
     check_not_personal(card, folder)
     return params, card
-
-
-def compare_runs(first: Path, second: Path, on: Path | None = None) -> tuple[Evaluation, Evaluation]:
-    """Both on the same held-out users: of the population `on`, or else of the first run's."""
-    if _model_to_measure(first)[1].vocabulary != _model_to_measure(second)[1].vocabulary:
-        raise RunError(f"{first} and {second} know different words, so their figures cannot be compared")
-    on = on or Path(recipe_of(first).data.population)
-    one, other = evaluate_run(first, on), evaluate_run(second, on)
-    if not np.array_equal(one.scores.tokens, other.scores.tokens):
-        raise RunError(
-            f"{first} and {second} read text in other pieces (their [data] layout differs), so not on the same words: they cannot be "
-            "compared"
-        )
-    return one, other
-
-
-def audit_run(
-    folder: Path, references: int = REFERENCES, progress: Callable[[int, int], None] = lambda done, all: None
-) -> AuditReport:
-    """All that can be said about a run from outside; a RunError if it was trained with nothing to audit it by."""
-    if not any((folder / one.FILE_NAME).exists() for one in (audit_users, planting)):
-        raise RunError(
-            f"nothing was put into {folder} to audit it by: train with --audit 1000 (users of random directions), or with [canaries] "
-            "text = a folder of public text (shared secrets), and look then"
-        )
-    loaded, own = load_word_model(folder), evaluate_run(folder)
-    releases = own.guarantee.releases
-    canaries = canary_results(folder, loaded.model, loaded.vocabulary, releases, references, progress)
-    return AuditReport(own.guarantee, own.scores, canaries, membership_results(folder, recipe_of(folder)))
 
 
 def compare_tails(model: Path, others: Sequence[Path], samples: int, seed: int) -> list[tuple[np.ndarray, Tail]]:

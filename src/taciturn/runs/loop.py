@@ -4,7 +4,6 @@ import json
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import jax
 from dp_accounting import NonPrivateDpEvent
 
 from taciturn import randomness
-from taciturn.core import Params
 from taciturn.evaluation.accuracy import Scores
 from taciturn.files import check_new_folder, new_folder, write_atomically
 from taciturn.fleets.devices.fleet import Connected
@@ -20,13 +18,14 @@ from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.host_process import dismiss_hosts
 from taciturn.fleets.simulation.availability import TooFewDevices
 from taciturn.privacy.account import BudgetExhausted
-from taciturn.privacy.ledger import FILE_NAME, Guarantee, LedgerError
+from taciturn.privacy.ledger import FILE_NAME, LedgerError
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
-from taciturn.recipe.text import save_recipe
+from taciturn.recipe.text import load_recipe, save_recipe
 from taciturn.release.model_file import card_digest, load_state, params_digest, save_model, save_state
 from taciturn.release.plots import plot_run
 from taciturn.release.privacy_statement import statement, statement_json
+from taciturn.runs.finished import FinishedRun
 from taciturn.runs.folder import NOT_NEW, alone_in, delete_secrets, load_root, recipe_of, save_root
 from taciturn.runs.metrics import Metrics, Row, norms, observed_participation, row
 from taciturn.runs.run import Run
@@ -35,24 +34,42 @@ from taciturn.train import TrainState, rounds, start
 Progress = Callable[[int, int, Row], None]  # rounds done, rounds in all, last metrics
 
 
-@dataclass
-class Finished:
-    """What a run came to."""
+class TrainedRun(FinishedRun):
+    """A run in the process that trained it, which knows more than the folder says."""
 
-    folder: Path
-    recipe: Recipe  # with its noise worked out
-    params: Params
-    before: Scores  # of the parameters it started (or went on) from
-    scores: Scores
-    guarantee: Guarantee
-    stopped: str | None  # why it ended before its last round, if it did
-    clip_estimate: float | None  # where an adaptive clip norm went
+    def __init__(
+        self, folder: Path, before: Scores, scores: Scores, stopped: str | None, clip_estimate: float | None
+    ) -> None:
+        super().__init__(folder)
+        self.before, self.scores = before, scores  # of the parameters it started (or was resumed) from, and of its own
+        self.stopped = stopped  # why it ended before its last round, if it did
+        self.clip_estimate = clip_estimate  # where an adaptive clip norm went
 
 
 def train_run(
-    recipe: Recipe, folder: Path, progress: Progress = lambda *_: None, connected: Connected | None = None
-) -> Finished:
-    """A new run in a new folder."""
+    recipe: Recipe | str | Path,
+    folder: str | Path,
+    progress: Progress = lambda *_: None,
+    connected: Connected | None = None,
+) -> TrainedRun:
+    """Train a model as a recipe says. Every round is charged in the population's ledger before its result is used.
+
+    Args:
+        recipe: a recipe, or a file in TOML.
+        folder: a new one, of the run. One process at a time works in it.
+        progress: called after every round with the rounds done, all rounds, and the last measurements by name. If it raises, the run
+            is interrupted there.
+        connected: the devices of a fleet, where the recipe is for one.
+
+    Returns:
+        The finished run: its guarantee, what it is worth, and how it leaves.
+
+    Example:
+        >>> run = train_run("recipe.toml", "runs/first")
+        >>> run.guarantee.is_private
+        True
+    """
+    recipe, folder = recipe if isinstance(recipe, Recipe) else load_recipe(Path(recipe)), Path(folder)
     check_new_folder(folder, NOT_NEW)
     seed = recipe.run.seed
     root = randomness.root_from_entropy() if seed is None else randomness.root_from_seed(seed)
@@ -72,8 +89,24 @@ def train_run(
         return _train_loop(run, run.fresh_state(), progress)
 
 
-def resume_run(folder: Path, progress: Progress = lambda *_: None, connected: Connected | None = None) -> Finished:
-    """Resume a run that was cut off."""
+def resume_run(
+    folder: str | Path, progress: Progress = lambda *_: None, connected: Connected | None = None
+) -> TrainedRun:
+    """Resume a run that was interrupted, at whatever moment; it comes to the same model as if it had not been.
+
+    Args:
+        folder: of the run, with its own recipe and secrets in it.
+        progress, connected: as for a new run.
+
+    Returns:
+        The finished run.
+
+    Example:
+        >>> resume_run("runs/first")
+        Traceback (most recent call last):
+        taciturn.runs.folder.RunError: runs/first is finished, and its secrets are deleted; to train on, start a new run ...
+    """
+    folder = Path(folder)
     recipe, state_file = recipe_of(folder), folder / "private" / "state.safetensors"
     with alone_in(folder):
         root, seeded = load_root(folder)
@@ -90,7 +123,7 @@ def resume_run(folder: Path, progress: Progress = lambda *_: None, connected: Co
         return _train_loop(run, run.fresh_state(), progress)
 
 
-def _train_loop(run: Run, state: TrainState, progress: Progress) -> Finished:
+def _train_loop(run: Run, state: TrainState, progress: Progress) -> TrainedRun:
     section, metrics = run.recipe.run, Metrics(run.folder, state.round)
     before = scores = run.evaluate(state.server.params)
     if not metrics.rows:
@@ -181,7 +214,7 @@ def _savable(state: TrainState) -> dict[str, Any]:
 
 def _finish(
     run: Run, state: TrainState, metrics: Metrics, before: Scores, scores: Scores, stopped: str | None
-) -> Finished:
+) -> TrainedRun:
     _save(run, state)
     guarantee = run.account.guarantee()
     card = run.card(state.round, guarantee.head)
@@ -193,4 +226,4 @@ def _finish(
     delete_secrets(run.folder)  # with them goes all that could take the noise off
     run.account.close()  # it cannot go on any more
     estimate = metrics.rows[-1].get("clip_estimate")
-    return Finished(run.folder, run.recipe, state.server.params, before, scores, guarantee, stopped, estimate)
+    return TrainedRun(run.folder, before, scores, stopped, estimate)
