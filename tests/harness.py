@@ -30,8 +30,6 @@ from taciturn.recipe.text import parse_recipe
 from taciturn.runs.loop import train_run
 
 WORDS = 40
-
-
 QUICKLY = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,

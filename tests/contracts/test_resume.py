@@ -49,8 +49,6 @@ EVERYTHING = {
     },
     "fleet": {"kind": "check-in", "dropout_rate": 0.25, "over_selection": 1.4, "timer_hours": 5.0},
 }
-
-
 QUEUE = {**FTRL, "fleet": {"kind": "queue", "in_flight": 14}}
 KINDS = {"dp-fedavg": {}, "dp-ftrl": FTRL, "everything": EVERYTHING, "queue": QUEUE}
 

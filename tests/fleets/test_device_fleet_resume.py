@@ -28,11 +28,7 @@ pytestmark = pytest.mark.compiled_quickly
 
 
 TWO_ROUNDS = {"rounds": 2, "evaluate_every": 2, "save_every": 1}
-
-
 LONG = {"rounds": 4, "evaluate_every": 4, "save_every": 4}
-
-
 STEP = 23  # moments between those that are tried; with 1 it takes minutes
 
 

@@ -33,8 +33,6 @@ pytestmark = pytest.mark.compiled_quickly
 
 ZERO = {"x": jnp.zeros(10_000)}
 CLAIM = MinSeparation(size=3, min_separation=2, max_participations=3, rounds=9)
-
-
 KEY = bytes(range(32))
 
 

@@ -18,20 +18,10 @@ QUEUE = {
     "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2},
     "fleet": {"kind": "queue", "in_flight": 14},
 }
-
-
 FTRL = {"algorithm": "dp-ftrl", "privacy": {"noise": "tree"}, **QUEUE}
-
-
 BARE = {"noise_multiplier": None, "clip_norm": None}
-
-
 PER_LAYER = {"clipping": "per-layer", "layer_clip_norms": {"word_bias": 0.5}}
-
-
 TRANSFER = {"algorithm": "transfer-learning", "server": {"optimizer": None, "learning_rate": None, "momentum": None}}
-
-
 REFUSED = {
     "noise where there is none": ({**TRANSFER, "privacy": {"clip_norm": None}}, "has no privacy"),
     "a budget where there is none": ({**TRANSFER, "privacy": {**BARE, "epsilon": 1.0}}, "has no privacy"),
