@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-link mutations setup clean
+.PHONY: demo test test-slow mutations setup clean
 demo: setup  ## the whole road in under five minutes
 	@$(BIN)/taciturn demo
 
@@ -12,8 +12,9 @@ test: setup  ## linter, types, tests and doctests
 	$(BIN)/basedpyright
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-test-link: setup  ## the real wire on this machine: Flower, TLS, keys, and everything killed again and again; ten minutes
-	$(BIN)/python -m pytest tests/link
+test-slow: setup  ## everything killed again and again, and the real wire on this machine: Flower, TLS, keys; a quarter of an hour
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow tests
+	$(BIN)/python -m pytest -m "" tests/link
 
 mutations: setup  ## tests of the tests: break the mechanism on purpose, and see which test notices
 	$(BIN)/python tests/mutations/run.py

@@ -42,7 +42,7 @@ def test_a_new_folder_is_one_that_is_not_there_or_empty(tmp_path):
 def half(folder: Path) -> None:
     with new_folder(folder, "choose another") as made:
         (made / "half").write_text("")
-        raise KeyError
+        raise KeyError("half done")
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -50,7 +50,7 @@ def test_a_new_folder_comes_whole_or_not_at_all(tmp_path, there):
     folder = tmp_path / "a" / "b" / "new"
     if there:
         folder.mkdir(parents=True)
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="half"):
         half(folder)
     assert [path for path in tmp_path.rglob("*") if path.name not in "abnew"] == []
     with new_folder(folder, "choose another", mode=0o700) as made:

@@ -52,9 +52,8 @@ def build_population(
         The population, which a recipe names as `data.population`.
 
     Example:
-        >>> people = build_population("messages.parquet", "people", vocabulary=5_000)
-        >>> people.vocabulary.words[:4]
-        ('<pad>', '<unk>', '<s>', '</s>')
+        people = tt.build_population("messages.parquet", "people", vocabulary=1_000)
+        assert len(people.vocabulary) == 1_000
     """
     folder, names = Path(folder), [sources] if isinstance(sources, str | Path) else sources
     check_population_folder(folder, replace)

@@ -31,6 +31,12 @@ def rounds(algorithm: Algorithm, curator: Curator, start_from: Params | TrainSta
 
     Yields:
         The state after every round, for ever: the caller decides when to stop, evaluate and save.
+
+    Example:
+        for state in tt.rounds(algorithm, curator, {"length": np.float32(0)}):
+            if state.round == 3:
+                break
+        print(state.server.params, curator.account.guarantee().epsilon)
     """
     state = start_from
     if not isinstance(state, TrainState):

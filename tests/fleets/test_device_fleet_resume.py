@@ -1,5 +1,6 @@
 """A server of devices that is killed, doubled or given up: nothing is uncounted, nobody trains twice, and no noise meets two totals."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -21,6 +22,7 @@ from taciturn.privacy.account import Account
 from taciturn.privacy.ledger import Ledger, LedgerError
 from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.privacy.records import RecordError, Records
+from taciturn.runs import folder as run_folder
 from taciturn.runs.folder import RunError
 from taciturn.runs.loop import resume_run, train_run
 
@@ -113,6 +115,13 @@ def test_everyone_in_a_total_is_in_the_cohort_of_its_row(tmp_path, vocabulary, l
     assert all(set(some) <= set(all.tolist()) and len(some) >= 6 for some, all in zip(summed, asked, strict=True))
 
 
+@pytest.fixture
+def without_locks(monkeypatch):
+    """As on a file system that has none: a second process at a run is then noticed by the ledger."""
+    monkeypatch.setattr(run_folder, "locked", lambda path, busy: contextlib.nullcontext())
+
+
+@pytest.mark.usefixtures("without_locks")
 def test_a_second_server_on_the_same_run_charges_nothing_and_releases_nothing(tmp_path, vocabulary, monkeypatch):
     """It comes in the middle of a round of the first, and does that round with others; the first then has a sum of its own."""
     fleet = FleetOfDevices(tmp_path, vocabulary, run={"rounds": 3, "evaluate_every": 3, "save_every": 1})
@@ -133,6 +142,7 @@ def test_a_second_server_on_the_same_run_charges_nothing_and_releases_nothing(tm
     releases.check()
 
 
+@pytest.mark.usefixtures("without_locks")
 def test_a_second_server_that_ends_the_run_leaves_the_first_nothing_and_no_release_behind(tmp_path, vocabulary):
     fleet, folder = FleetOfDevices(tmp_path, vocabulary, run=TWO_ROUNDS), tmp_path / "run"
 

@@ -62,6 +62,12 @@ def private_averaging(
 
     Returns:
         An algorithm for `Curator` and `rounds`.
+
+    Example:
+        def user_update(message, user, key):  # learns how long users' texts are
+            return {"length": (user.batches != 0).sum() - message.params["length"]}
+
+        algorithm = tt.private_averaging(user_update, clip_norm=100, noise_multiplier=1.0, users=50, cohort=20)
     """
     averaged = mechanism(flat_clip(clip_norm), fixed_denominator(cohort), gaussian(noise_multiplier))
     return federated(user_update, averaged, PoissonSampling(cohort / users), server or optax.sgd(1.0))

@@ -1,9 +1,7 @@
 """Every kind of model, in one table: how a recipe's settings become it, how it goes word by word, and as what it can leave.
 
 A kind of one's own is a row like the others. Registered before a recipe names it, it is trained, saved, resumed, exported and audited
-as these are; without a stepper of its own it goes word by word as any model can, and leaves as n-grams:
-
-    register_model("bag-of-words", ModelKind(bag_of_words, settings=("width",)))  # bag_of_words(vocabulary, width) → LanguageModel
+as these are; without a stepper of its own it goes word by word as any model can, and leaves as n-grams (examples/own_model.py).
 """
 
 from collections.abc import Callable, Mapping
@@ -43,7 +41,21 @@ KINDS = {
 
 
 def register_model(kind: str, model: ModelKind) -> None:
-    """Add a kind of one's own. A name that is taken is refused, or a file would not say what it holds."""
+    """Add a kind of one's own, which a recipe may then name as `model.kind`.
+
+    Args:
+        kind: its name. One that is taken is refused, or a file would not say what it holds.
+        model: how to build it, which settings of [model] it has, and how it goes word by word, where there is a better way than to read
+            the last words again.
+
+    Returns:
+        Nothing. Register it in every process that trains, resumes or loads such a model.
+
+    Example:
+        from taciturn.models.gru import gru
+
+        tt.register_model("small-gru", tt.ModelKind(gru, settings=("width", "units")))
+    """
     if kind in (*KINDS, "ngram"):
         raise ValueError(f"there is a model kind {kind!r} already; choose another name for yours")
     KINDS[kind] = model

@@ -49,6 +49,8 @@ MOST_PARAMETERS = 2**31  # of a model whose size is not known when its run is de
 
 
 class Curator:
+    """Charges what it releases before it releases it. Runs make one from a recipe; for a loop of one's own there is `for_simulation`."""
+
     def __init__(
         self,
         algorithm: Algorithm,
@@ -111,6 +113,10 @@ class Curator:
 
         Returns:
             The door to these users: give it to `rounds`. `curator.account.guarantee()` says what was spent.
+
+        Example:
+            users = [tt.UserData(batches=np.ones((1, 1, 60)), weight=np.float32(1), steps=1) for _ in range(50)]
+            curator = tt.Curator.for_simulation(algorithm, users, ledger="ledger.jsonl", seed=1)
         """
         mechanism, participation, book = algorithm.mechanism, algorithm.participation, Ledger(Path(ledger))
         root = randomness.root_from_entropy() if seed is None else randomness.root_from_seed(seed)

@@ -22,10 +22,21 @@ def save_recipe(recipe: Recipe, path: Path) -> None:
     write_atomically(path, _toml(recipe.model_dump(mode="json", exclude_none=True)).encode())
 
 
-def load_recipe(path: Path, settings: list[str] | None = None) -> Recipe:
-    """Read a recipe; `settings` are `section.key=value` and win over the file."""
+def load_recipe(path: str | Path, settings: list[str] | None = None) -> Recipe:
+    """Read a recipe.
+
+    Args:
+        path: of a file in TOML; docs/recipe.md has every setting.
+        settings: `section.key=value`, which win over the file.
+
+    Returns:
+        The recipe, in which every value is in range and everything goes together; if not, the error says what is wrong and where.
+
+    Example:
+        recipe = tt.load_recipe("recipe.toml", ["run.rounds=6", "privacy.noise_multiplier=2.0"])
+    """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RecipeError(f"there is no recipe {path}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -125,13 +125,10 @@ class FinishedRun:
     """A run that has ended: what it promises, what it is worth, and how it leaves. Made by `train`, or opened again by its folder.
 
     Example:
-        >>> run = FinishedRun("runs/first")
-        >>> run.guarantee.epsilon < 100
-        True
-        >>> 0 <= run.evaluate().accuracy_top1.value <= 1
-        True
-        >>> len(run.predictor().suggest("see you ").words) <= 3
-        True
+        run = tt.FinishedRun("runs/first")
+        print(run.guarantee.epsilon, run.evaluate().accuracy_top1)
+        print(run.predictor().suggest("see you ").words)
+        run.export("model", to="onnx")
     """
 
     def __init__(self, folder: str | Path) -> None:

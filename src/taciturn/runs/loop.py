@@ -65,9 +65,8 @@ def train_run(
         The finished run: its guarantee, what it is worth, and how it leaves.
 
     Example:
-        >>> run = train_run("recipe.toml", "runs/first")
-        >>> run.guarantee.is_private
-        True
+        run = tt.train("recipe.toml", "runs/first", lambda done, rounds, row: print(done, row["epsilon"]))
+        assert run.guarantee.is_private
     """
     recipe, folder = recipe if isinstance(recipe, Recipe) else load_recipe(Path(recipe)), Path(folder)
     check_new_folder(folder, NOT_NEW)
@@ -102,9 +101,10 @@ def resume_run(
         The finished run.
 
     Example:
-        >>> resume_run("runs/first")
-        Traceback (most recent call last):
-        taciturn.runs.folder.RunError: runs/first is finished, and its secrets are deleted; to train on, start a new run ...
+        try:
+            run = tt.resume("runs/first")
+        except tt.TaciturnError as error:
+            print(error)  # it is finished already
     """
     folder = Path(folder)
     recipe, state_file = recipe_of(folder), folder / "private" / "state.safetensors"

@@ -1,0 +1,57 @@
+"""A fleet of devices in one process: reports are masked, and the server learns their sum alone. No network, no certificates.
+
+    python examples/fleet_in_process.py POPULATION FOLDER
+
+Over a network, with TLS and devices that come and go: `taciturn fleet up` (docs/fleet.md).
+"""
+
+import sys
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+import taciturn as tt
+from taciturn.data.population import Population
+from taciturn.fleets.assemble import build_device
+from taciturn.fleets.devices.fleet import Connected
+from taciturn.fleets.devices.local_transport import LocalLink
+from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
+from taciturn.recipe.solve import with_noise
+
+DEVICES, COHORT, ROUNDS = 12, 6, 2
+
+
+def main(population: Path, folder: Path) -> tt.FinishedRun:
+    people = Population(population)
+    recipe = with_noise(
+        tt.Recipe(
+            algorithm="dp-ftrl",
+            data={"population": str(population), "tokens_per_user": 100},
+            model={"kind": "cifg", "width": 8, "units": 12},
+            participation={"kind": "min-separation", "users": DEVICES, "cohort": COHORT, "min_separation": 0},
+            privacy={"encoding": "modular", "noise": "tree", "noise_multiplier": 1.0, "delta": 1e-3},
+            fleet={"kind": "devices", "timer_hours": 1e-9, "lifetime_participations": 99, "over_selection": 1.5},
+            run={"rounds": ROUNDS, "evaluate_every": ROUNDS},
+        ),
+        vocabulary=len(people.vocabulary),
+    )
+    keys = [Ed25519PrivateKey.generate() for _ in range(DEVICES)]
+    public = {number: key.public_key() for number, key in enumerate(keys)}
+    enrolled = [key.public_bytes_raw() for key in public.values()]
+    link = LocalLink({})
+    for number, key in enumerate(keys):  # each device has its user's text, its key, and a record of when it took part
+        own = folder / f"device-{number}"
+        own.mkdir(parents=True)
+        text, identity = people.texts[number], EnrolledKeys(public, key)
+        link.add(number, build_device(recipe, people.vocabulary, text, number, identity, enrolled, own))
+
+    def devices() -> dict[int, int]:
+        return {number: number for number in link.devices()}
+
+    run = tt.train(recipe, folder / "run", connected=Connected(link, devices, enrolled, EnrolledKeys(public)))
+    print(f"{run.guarantee.releases} secure sums released; ε = {run.guarantee.epsilon:.2f} for each device")
+    return run
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
