@@ -55,10 +55,9 @@ def not_optimised() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def programs_of_this_module(request) -> None:
-    """Modules about formulas, files, records and commands say `pytestmark = pytest.mark.compiled_quickly`: their tests say the same of
-    machine code that was not optimised, and that is compiled in a quarter of the time. All others, and first of all those about bounds,
-    sums and noise, get the arithmetic that users get."""
-    compile_with(quickly if request.node.get_closest_marker("compiled_quickly") else optimised)
+    """Most tests say the same of machine code that was not optimised, and that is compiled in a quarter of the time. Modules about bounds,
+    sums and noise say `pytestmark = pytest.mark.optimised`: they get the arithmetic that users get."""
+    compile_with(optimised if request.node.get_closest_marker("optimised") else quickly)
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,6 @@ from taciturn.planning import PlanError, Question, draw, extrapolated, plan, sim
 from taciturn.privacy.accounting import epsilon, gaussian_epsilon
 from taciturn.privacy.strategies import optimal_bands, optimal_blt
 
-pytestmark = pytest.mark.compiled_quickly
-
 
 def answers(question, *mechanisms):
     return {one.mechanism: one for one in plan(question, mechanisms, lambda name: None)}

@@ -19,8 +19,6 @@ from taciturn.models.cifg import cifg
 from taciturn.recipe.text import RecipeError
 from taciturn.runs.loop import resume_run, train_run
 
-pytestmark = pytest.mark.compiled_quickly
-
 MODEL = cifg(30, 8, 12)
 PARAMS = MODEL.init(jax.random.key(0))
 GENERAL = jnp.array(np.random.default_rng(1).integers(4, 30, (50, 7)))

@@ -26,8 +26,6 @@ from taciturn.release.privacy_statement import statement
 from taciturn.runs import loop, run
 from taciturn.runs.loop import train_run
 
-pytestmark = pytest.mark.compiled_quickly
-
 MODEL = cifg(30, 8, 12)
 PARAMS = MODEL.init(jax.random.key(0))
 NOBODY = UserData(jnp.zeros(0), jnp.float32(1), jnp.int32(0))
@@ -107,7 +105,6 @@ def test_a_run_learns_from_predictions_and_is_charged_as_not_private(population,
 BARE = {"noise_multiplier": None, "clip_norm": None}
 
 
-@pytest.mark.usefixtures("not_optimised")
 def test_an_average_of_predictions_is_never_private_nor_says_how_many_were_drawn(population, tmp_path, monkeypatch):
     """Cohorts are Poisson's: their sizes are a secret on which claims rest. What is printed is what was to be expected."""
     drawn, inside = [], SimulatedFleet.sum_reports

@@ -105,7 +105,6 @@ def test_made_smaller_after_the_clip_it_would_not():
     assert max(norms) > 0.5001
 
 
-@pytest.mark.usefixtures("not_optimised")
 def test_a_run_counts_uploads_and_their_bytes(population, tmp_path):
     recipe = tiny_recipe(population, participation={"kind": "fixed", "cohort": 10}, upload={"share": 0.05, "bits": 16})
     finished = train_run(recipe, tmp_path / "run", quietly)

@@ -24,8 +24,6 @@ from taciturn.runs.finished import FinishedRun
 from taciturn.runs.folder import recipe_of
 from taciturn.runs.loop import resume_run, train_run
 
-pytestmark = pytest.mark.compiled_quickly
-
 FTRL = {
     "algorithm": "dp-ftrl",
     "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 4},

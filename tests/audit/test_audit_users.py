@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import taciturn.runs.run
+import taciturn.runs.loop
 from harness import Cut, quietly, started, tiny_recipe
 from taciturn import cli
 from taciturn.audit import audit_users
@@ -29,7 +29,7 @@ FTRL = {
 
 
 def status_of_audit(run, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["taciturn", "audit", str(run), "--json"])
+    monkeypatch.setattr(sys, "argv", ["taciturn", "audit", "run", str(run), "--json"])
     with pytest.raises(SystemExit) as left:
         cli.main()
     return left.value.code
@@ -40,7 +40,6 @@ def rewritten(run, change):
     np.save(run / audit_users.FILE_NAME, change(values))
 
 
-@pytest.mark.usefixtures("not_optimised")
 def test_an_audit_that_cannot_be_made_has_another_exit_status_than_a_broken_claim(population, tmp_path, monkeypatch):
     """Nor does one of a run that keeps its word."""
     run = tmp_path / "run"
@@ -112,7 +111,6 @@ def test_a_sum_of_theirs_is_the_sum_of_their_reports_and_of_nobody_else_s(popula
     )
 
 
-@pytest.mark.usefixtures("not_optimised")
 def test_a_crash_between_what_was_seen_and_the_state_changes_neither(population, tmp_path, monkeypatch):
     """What was seen in rounds that the state knows nothing of is on disk by then, and is seen again."""
     recipe = tiny_recipe(population, audit={"users": 48}, **FTRL)
@@ -125,11 +123,11 @@ def test_a_crash_between_what_was_seen_and_the_state_changes_neither(population,
             raise Cut
         save(*settings)
 
-    monkeypatch.setattr(taciturn.runs.run, "save_state", fails)
+    monkeypatch.setattr(taciturn.runs.loop, "save_state", fails)
     with pytest.raises(Cut):
         train_run(recipe, tmp_path / "cut", quietly)
     assert AuditScores(tmp_path / "cut").rounds.tolist() == [0, 1, 2, 3]  # of the last two the state does not know
-    monkeypatch.setattr(taciturn.runs.run, "save_state", save)
+    monkeypatch.setattr(taciturn.runs.loop, "save_state", save)
     again = resume_run(tmp_path / "cut", quietly)
     one, other = (AuditScores(tmp_path / name) for name in ("whole", "cut"))
     assert np.array_equal(one.rows, other.rows)
@@ -150,7 +148,6 @@ def seen_of(users, algorithm, start, far, secret=None):
     return users._seen[3].tolist()
 
 
-@pytest.mark.usefixtures("not_optimised")
 def test_what_is_seen_is_made_of_released_estimates_and_of_no_secret_state(population):
     """Noise that is kept for later rounds is a secret, and it is in the state that an audit is shown."""
     users, algorithm, start = watched(tiny_recipe(population, audit={"users": 16}, **FTRL))

@@ -1,12 +1,9 @@
 """Tails of likelihoods are estimates, and say so."""
 
 import numpy as np
-import pytest
 from typer.testing import CliRunner
 
 from taciturn.audit.likelihood_tails import Tail, largest_epsilon
-
-pytestmark = pytest.mark.compiled_quickly
 
 
 def test_an_estimate_is_called_one_however_narrow_the_terminal(monkeypatch, tmp_path):
@@ -16,7 +13,7 @@ def test_an_estimate_is_called_one_however_narrow_the_terminal(monkeypatch, tmp_
     found = [(np.zeros(9), Tail(9.0, 0.5, 1.2, 0.6, 9))]
     monkeypatch.setattr(finished, "compare_tails", lambda *_: found)
     monkeypatch.setenv("COLUMNS", "40")
-    said = CliRunner().invoke(cli.app, ["tails", str(tmp_path / "a"), str(tmp_path / "b")])
+    said = CliRunner().invoke(cli.app, ["audit", "tails", str(tmp_path / "a"), str(tmp_path / "b")])
     assert said.exit_code == 0, said.output
     assert "estimate, not a guarantee" in " ".join(said.output.split())
     assert list(tmp_path.iterdir()) == []  # nothing of it is written beside a run

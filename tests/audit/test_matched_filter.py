@@ -11,8 +11,6 @@ from taciturn.audit.report import rows_of_noise
 from taciturn.recipe import build
 from taciturn.recipe.solve import with_noise
 
-pytestmark = pytest.mark.compiled_quickly
-
 FTRL = {"algorithm": "dp-ftrl", "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2}}
 NOISES = {
     "independent": {"noise": "independent"},

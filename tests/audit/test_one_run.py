@@ -8,8 +8,6 @@ from scipy.stats import nct, norm
 
 from taciturn.audit.one_run import LEVEL, LIKELY, Audit, _least_times, audited, claimed_curve, curve, least_caught
 
-pytestmark = pytest.mark.compiled_quickly
-
 
 def audit(mu=1.0, times=1.0, people=0.0, users=1000, seed=0) -> Audit:
     """Of users whose scores are as a mechanism with noise so many times too small would make them."""

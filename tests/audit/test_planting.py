@@ -19,9 +19,6 @@ from taciturn.release.model_file import load_model
 from taciturn.runs.folder import RunError
 from taciturn.runs.loop import resume_run, train_run
 
-pytestmark = pytest.mark.compiled_quickly
-
-
 LEARNING_MUCH = {
     "algorithm": "fedavg",
     "data": {"tokens_per_user": 120},

@@ -42,8 +42,6 @@ from taciturn.models.registry import model_kind
 from taciturn.models.stepping import Recurrent
 from taciturn.models.transformer import transformer
 
-pytestmark = pytest.mark.compiled_quickly
-
 VOCABULARY = Vocabulary((*SPECIAL, ".", "!", *(f"word{index}" for index in range(24))))
 SIZE, WORDS = len(VOCABULARY), canary_words(VOCABULARY)
 EVERYTHING = np.stack(np.meshgrid(WORDS, WORDS, WORDS, indexing="ij"), axis=-1).reshape(-1, 3)

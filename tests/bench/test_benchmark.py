@@ -12,8 +12,6 @@ from taciturn.cli import app
 from taciturn.models.cifg import cifg
 from taciturn.models.lstm import lstm
 
-pytestmark = pytest.mark.compiled_quickly
-
 
 @pytest.fixture
 def small(monkeypatch):
@@ -22,6 +20,7 @@ def small(monkeypatch):
     monkeypatch.setattr(round_speed, "cifg", lambda words: cifg(words))
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_json_with_the_paper_round_first(small):
     arguments = ["bench", "--users", "4", "--rounds", "1"]
     printed = CliRunner().invoke(app, arguments, catch_exceptions=False)

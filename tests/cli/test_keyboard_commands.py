@@ -25,8 +25,6 @@ from taciturn.runs.loop import train_run
 from taciturn.runs.ngram_baselines import count_population
 from taciturn.runs.typing import keyboard_server
 
-pytestmark = pytest.mark.compiled_quickly
-
 SAYINGS = (
     "I want to go home now.",
     "Do you know what time it is?",

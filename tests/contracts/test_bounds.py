@@ -16,6 +16,8 @@ from taciturn.privacy import wide
 from taciturn.privacy.clipping import decode, encode, flat_clip, per_layer_clip, unbounded
 from taciturn.privacy.secagg_encoding import encoding, modular
 
+pytestmark = pytest.mark.optimised
+
 LIKE = {"a": jnp.zeros((2, 3)), "b": {"c": jnp.zeros(30)}}
 NORM = 0.7
 BOUNDS = {

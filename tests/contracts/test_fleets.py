@@ -16,6 +16,8 @@ from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.privacy.clipping import decode, flat_clip
 from taciturn.recipe import build
 
+pytestmark = pytest.mark.optimised
+
 KEY = jax.random.key(4)
 LAYOUT = Layout.for_pieces(Unrolls(5), 3, 12)
 

@@ -55,6 +55,7 @@ def test_two_hosts_train_the_model_that_one_trains(population, tmp_path):
     assert not (tmp_path / "two" / "private").exists()
 
 
+@pytest.mark.slow
 def test_a_host_that_dies_ends_the_run_and_resume_goes_on(population, tmp_path):
     long = {"rounds": 300, "save_every": 1, "evaluate_every": 300}
     save_recipe(tiny_recipe(population, run=long), tmp_path / "recipe.toml")

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 
 from harness import quietly, tiny_recipe
 from taciturn.privacy.ledger import Ledger
 from taciturn.recipe.text import save_recipe
 from taciturn.release.model_file import load_model
 from taciturn.runs.loop import resume_run, train_run
+
+pytestmark = pytest.mark.optimised
 
 CHARGE = b'"kind": "charge"'
 
@@ -23,6 +26,7 @@ def params_of(folder: Path) -> list[np.ndarray]:
     return jax.tree.leaves(load_model(folder)[0])
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_a_run_still_ends_with_the_same_parameters(population, tmp_path):
     """kill −9 at random moments of the training, for real: other processes, their files, their locks."""
     recipe = tiny_recipe(population, run={"rounds": 40, "save_every": 3, "evaluate_every": 20})

@@ -15,8 +15,6 @@ from taciturn.fleets.simulation.queued import QueuedFleet
 from taciturn.recipe.text import RecipeError
 from taciturn.runs.loop import train_run
 
-pytestmark = pytest.mark.compiled_quickly
-
 USERS, SIZE = 30, 4
 
 

@@ -19,8 +19,6 @@ from taciturn.release.model_file import load_model
 from taciturn.runs.folder import RunError
 from taciturn.runs.loop import resume_run, train_run
 
-pytestmark = pytest.mark.compiled_quickly
-
 
 def params_of(folder: Path) -> list[np.ndarray]:
     return jax.tree.leaves(load_model(folder)[0])

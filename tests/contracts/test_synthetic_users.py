@@ -141,7 +141,7 @@ def test_people_canaries_and_audit_users_together_are_never_more_than_a_total_ho
 def test_canaries_and_audit_users_of_one_round_have_keys_of_their_own():
     canaries, audited = Nobody(), Nobody()
     inner = WithSyntheticUsers(Nobody(), canaries, by_coins(3, 1.0), 100)
-    WithSyntheticUsers(inner, audited, lambda coins: np.arange(3), 100, kind=2).sum_reports(
+    WithSyntheticUsers(inner, audited, lambda coins: np.arange(3), 100, key_slot=2).sum_reports(
         None, None, np.arange(2), jax.random.key(0)
     )
     assert canaries.keys != audited.keys

@@ -11,8 +11,6 @@ from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
 from taciturn.evaluation.accuracy import Scores, evaluate
 from taciturn.evaluation.head_words import head_words
 
-pytestmark = pytest.mark.compiled_quickly
-
 VOCABULARY = 12
 
 

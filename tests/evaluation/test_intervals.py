@@ -5,8 +5,6 @@ import pytest
 
 from taciturn.evaluation.intervals import jackknife
 
-pytestmark = pytest.mark.compiled_quickly
-
 
 def test_the_jackknife_of_a_mean_is_students_interval():
     values = np.random.default_rng(0).normal(size=20)

@@ -19,7 +19,6 @@ from taciturn.recipe.text import save_recipe
 from taciturn.runs.loop import train_run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-pytestmark = pytest.mark.compiled_quickly
 
 
 @pytest.fixture

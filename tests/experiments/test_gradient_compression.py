@@ -21,8 +21,6 @@ from gradient_compression import (
 )
 from taciturn import trees
 
-pytestmark = pytest.mark.compiled_quickly
-
 PARAMS = {"matrix": jnp.zeros((7, 11)), "layers": {"0": {"bias": jnp.zeros(5)}}}
 TENTH = Fraction(1, 10)
 

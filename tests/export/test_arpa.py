@@ -10,8 +10,6 @@ from taciturn.export import arpa
 from taciturn.export.arpa import ArpaError, read_arpa, write_arpa
 from taciturn.models.ngram import NGram, katz, kneser_ney, pruned
 
-pytestmark = pytest.mark.compiled_quickly
-
 VOCABULARY = 30
 WORDS = ["<pad>", "<unk>", "<bos>", "<eos>", ".", "it's", "über", "नमस्ते", "a\u00a0b"]
 WORDS += [f"word{place}" for place in range(len(WORDS), VOCABULARY)]

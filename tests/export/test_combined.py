@@ -11,8 +11,6 @@ from taciturn.core import END, UNKNOWN
 from taciturn.export.combined import write_combined
 from taciturn.models.ngram import katz, kneser_ney
 
-pytestmark = pytest.mark.compiled_quickly
-
 WORDS = ["<pad>", "<unk>", "<bos>", "<eos>", ".", "...", "the", "it's", "san", "francisco", "über", "🙂", "with,comma"]
 WORDS += ["two words", "x" * 48, "cat", "नमस्ते", "never"]
 THE, ITS, SAN, FRANCISCO, CAT = (WORDS.index(word) for word in ("the", "it's", "san", "francisco", "cat"))

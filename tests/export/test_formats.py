@@ -16,9 +16,6 @@ from taciturn.models.stepping import Recurrent
 from taciturn.release.gate import ExportRefused
 from taciturn.runs.finished import FinishedRun
 
-pytestmark = pytest.mark.compiled_quickly
-
-
 FEW = Distilling(words=16_000, entries=2000)
 
 

@@ -19,8 +19,6 @@ from taciturn.models.lstm import lstm
 from taciturn.models.stepping import Recurrent, step_weights
 from taciturn.release.gate import ExportRefused
 
-pytestmark = pytest.mark.compiled_quickly
-
 onnxruntime = pytest.importorskip("onnxruntime")
 MODELS = {
     "lstm": lstm(40, 8, 12),

@@ -9,8 +9,6 @@ from pages import REFUSED, counted, published
 from taciturn.core import END
 from taciturn.export.javascript import check_javascript, javascript_ngram
 
-pytestmark = pytest.mark.compiled_quickly
-
 
 @pytest.mark.parametrize(
     "text",

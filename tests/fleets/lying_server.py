@@ -43,7 +43,9 @@ class LyingServer:
         told = {one: fields.arrays_to_bytes(told[one]) if told else given[one] for one in who}
         name, round = name or fields.new_name(), str(number).encode()
         hashes = {one: fields.message_hash(run, round, message, KEY) for one, message in told.items()}
-        server = ServerRound(self.agreement.terms(name, hashes[min(who)]), identity or self.fleet.connected.identity)
+        server = ServerRound(
+            self.agreement._replace(round=name, message=hashes[min(who)]), identity or self.fleet.connected.identity
+        )
         ask = self.fleet.link.ask
 
         def take(taken, kind, contents):

@@ -15,6 +15,8 @@ from taciturn.models.layers import add_rows, looked_up
 from taciturn.privacy import wide
 from taciturn.privacy.clipping import encode, flat_clip, unbounded
 
+pytestmark = pytest.mark.optimised
+
 KEY = jax.random.key(0)
 LAYOUT = Layout(Unrolls(4), 2, 3)
 MESSAGE = Message({"w": jnp.linspace(-1, 1, 40).reshape(8, 5)}, jnp.float32(0.5))

@@ -30,7 +30,7 @@ def test_a_round_that_a_device_refused_is_none_that_it_reports_to(tmp_path, voca
     """It said yes to round 14 and no to round 12, in which it may not take part."""
     fleet = FleetOfDevices(tmp_path, vocabulary, count=9, participation={"min_separation": 2, "users": 60})
     device = fleet.link._devices[0].handler
-    device._diary.upload(10, "run", 10)
+    device._record.upload(10, "run", 10)
     device("advertise", fields.pack_fields(fields.new_name(), b"run", b"14", bytes(32)))
     with pytest.raises(NotEligible, match="2 rounds have to lie between"):
         device("advertise", fields.pack_fields(fields.new_name(), b"run", b"12", bytes(32)))
@@ -39,7 +39,7 @@ def test_a_round_that_a_device_refused_is_none_that_it_reports_to(tmp_path, voca
     key = np.asarray(jax.random.key_data(jax.random.key(0))).astype("<u4").tobytes()
     with suppress(ValueError):
         device("report", fields.pack_fields(b"whatever", fields.arrays_to_bytes(message), key))
-    assert [upload["round"] for upload in device._diary.uploads] == [10]
+    assert [upload["round"] for upload in device._record.uploads] == [10]
 
 
 def test_a_report_is_masked_once_and_a_second_question_for_it_is_refused(tmp_path, vocabulary):
@@ -74,7 +74,9 @@ def test_a_report_is_masked_once_and_a_second_question_for_it_is_refused(tmp_pat
 def test_whatever_a_text_is_its_report_is_bounded(tmp_path, vocabulary, population, tokens, weight_cap):
     users = {"weight_cap": weight_cap, "total_weight": 40.0} if weight_cap else {}
     recipe = fleet_recipe(population, participation=users)
-    device = assemble.device(recipe, vocabulary, np.array(tokens, np.int32), 0, EnrolledKeys({}), [b"key"], tmp_path)
+    device = assemble.build_device(
+        recipe, vocabulary, np.array(tokens, np.int32), 0, EnrolledKeys({}), [b"key"], tmp_path
+    )
     params = build.language_model(recipe.model, len(vocabulary)).init(jax.random.key(0))
     encoded = build.report_encoding(recipe, params)
     for broken in (1.0, np.nan, np.inf):

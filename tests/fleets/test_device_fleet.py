@@ -26,8 +26,6 @@ from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import load_model
 from taciturn.runs.loop import resume_run, train_run
 
-pytestmark = pytest.mark.compiled_quickly
-
 
 @pytest.fixture
 def totals(monkeypatch):
@@ -234,6 +232,7 @@ def test_a_server_that_is_killed_goes_on_and_no_device_trains_twice_for_what_was
     assert_sums(fleet, totals)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_twenty_times_in_one_training_comes_to_its_end(
     tmp_path, vocabulary, totals, monkeypatch
 ):

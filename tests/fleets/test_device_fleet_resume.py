@@ -26,9 +26,6 @@ from taciturn.runs import folder as run_folder
 from taciturn.runs.folder import RunError
 from taciturn.runs.loop import resume_run, train_run
 
-pytestmark = pytest.mark.compiled_quickly
-
-
 TWO_ROUNDS = {"rounds": 2, "evaluate_every": 2, "save_every": 1}
 LONG = {"rounds": 4, "evaluate_every": 4, "save_every": 4}
 STEP = 23  # moments between those that are tried; with 1 it takes minutes
@@ -50,7 +47,7 @@ def log_of(monkeypatch):
     return asked, summed
 
 
-@pytest.mark.usefixtures("not_optimised")
+@pytest.mark.slow
 def test_killed_at_any_write_to_disk_nothing_is_uncounted_and_no_noise_meets_two_totals(
     tmp_path, vocabulary, monkeypatch
 ):
@@ -345,7 +342,7 @@ def test_a_run_that_was_given_up_goes_on_as_itself(tmp_path, vocabulary, release
     assert finished.guarantee.releases == len(charges(fleet)) == 4
     assert all(trained(fleet)[round] == before[round] for round in (0, 1))
     releases.check()
-    uploads = [upload for number in range(16) for upload in device_of(fleet, number)._diary.uploads]
+    uploads = [upload for number in range(16) for upload in device_of(fleet, number)._record.uploads]
     assert {upload["run"] for upload in uploads} == names
     assert not (run / "private").exists()
 

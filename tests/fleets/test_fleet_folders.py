@@ -20,8 +20,6 @@ from taciturn.populations import open_ledger
 from taciturn.privacy.ledger import Ledger
 from taciturn.runs.loop import train_run
 
-pytestmark = pytest.mark.compiled_quickly
-
 
 @pytest.fixture
 def people(tmp_path, vocabulary):

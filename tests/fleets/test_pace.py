@@ -22,9 +22,6 @@ from taciturn.recipe import build
 from taciturn.recipe.text import RecipeError
 from taciturn.runs.loop import train_run
 
-pytestmark = pytest.mark.compiled_quickly
-
-
 ONE_ROUND = {"rounds": 1, "evaluate_every": 1}
 
 

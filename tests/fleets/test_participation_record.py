@@ -10,7 +10,11 @@ from taciturn.fleets import folders
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices import participation_record as diaries
 from taciturn.fleets.devices.device import NotEligible
-from taciturn.fleets.devices.participation_record import ParticipationLimits, ParticipationRecord
+from taciturn.fleets.devices.participation_record import (
+    ParticipationLimits,
+    ParticipationRecord,
+    ParticipationRecordDamaged,
+)
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.runs.loop import train_run
@@ -68,10 +72,10 @@ def test_an_opt_out_outlives_a_new_text_and_a_new_enrolment(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"uploads": []}'])
-def test_with_a_damaged_diary_nothing_is_sent_and_opting_out_works(tmp_path, damage):
+def test_with_a_damaged_record_nothing_is_sent_and_opting_out_works(tmp_path, damage):
     folders.save_text(tmp_path, np.arange(5))
     (tmp_path / "participation.json").write_text(damage)
-    with pytest.raises((ValueError, KeyError, TypeError), match="is damaged"):
+    with pytest.raises(ParticipationRecordDamaged, match="is damaged"):
         ParticipationRecord(tmp_path, TIRELESS)
     folders.opt_out(tmp_path)
     assert not (tmp_path / "tokens.npy").exists()
@@ -116,7 +120,7 @@ def test_separation_timer_and_cap_count_over_all_runs(liar, run, monkeypatch):
 
     def limited(*limits):
         for one in range(9):
-            liar.device(one)._diary._rest = ParticipationLimits(*limits)
+            liar.device(one)._record._limits = ParticipationLimits(*limits)
 
     limited(24.0, 100, 3)
     liar.round(1000)
@@ -150,4 +154,4 @@ def test_the_cap_is_the_recipes_unless_it_says_another(tmp_path, vocabulary):
         (tmp_path / str(lifetime)).mkdir()
         sections = {"participation": {"max_participations": 4}, "fleet": {"lifetime_participations": lifetime}}
         fleet = FleetOfDevices(tmp_path / str(lifetime), vocabulary, count=1, **sections)
-        assert fleet.link._devices[0].handler._diary._rest.max_participations == expected
+        assert fleet.link._devices[0].handler._record._limits.max_participations == expected

@@ -66,7 +66,7 @@ def test_a_round_that_failed_goes_on_with_others_and_without_any_under_another_n
         )
         finished = train_run(fleet.recipe, folder / "run", quietly, fleet.connected)
         assert finished.guarantee.releases == 1
-        uploads = [fleet.link._devices[one].handler._diary.uploads for one in range(count)]
+        uploads = [fleet.link._devices[one].handler._record.uploads for one in range(count)]
         assert sum(map(len, uploads)) == 18
         assert sum(len(mine) == 2 for mine in uploads) in range(reported_twice, 10 if reported_twice else 1)
         assert all(len({upload["round"] for upload in mine}) == len(mine) for mine in uploads)
@@ -109,5 +109,5 @@ def test_a_run_that_was_cut_off_goes_on_after_another_run_of_the_same_devices(tm
     finished = resume_run(tmp_path / "first", quietly, fleet.connected)
     assert finished.guarantee.releases == 2
     for one in range(9):
-        rounds = [upload["round"] for upload in fleet.link._devices[one].handler._diary.uploads]
+        rounds = [upload["round"] for upload in fleet.link._devices[one].handler._record.uploads]
         assert rounds == sorted(set(rounds))

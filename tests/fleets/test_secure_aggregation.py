@@ -218,7 +218,7 @@ def with_advert(roster, advert):
 def test_keys_signed_for_another_round_or_recipe_are_refused(sharing):
     cohort, device, roster = sharing
     peer = roster.adverts[0].device
-    for other in ({"round": b"round 2"}, {"fingerprint": b"another"}, {"modulus_bits": 19}, {"max_colluding": 0.0}):
+    for other in ({"round": b"round 2"}, {"fingerprint": b"another"}, {"modulus_bits": 19}, {"corrupt": 0.0}):
         advert = DeviceRound(TERMS._replace(**other), peer, cohort.identities[peer]).advertise()
         with pytest.raises(Refused, match="not signed by it for this round"):
             device.share(with_advert(roster, advert))

@@ -131,7 +131,7 @@ def test_terms_that_make_no_round_are_refused():
         {"length": 0},
         {"length": 1 << 27},
         {"dropouts": float("nan")},
-        {"max_colluding": 1.0},
+        {"corrupt": 1.0},
         {"least": 1},
         {"least": 11},
         {"most": 1 << 17},

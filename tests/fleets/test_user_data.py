@@ -13,6 +13,8 @@ from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
 from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.recipe import build
 
+pytestmark = pytest.mark.optimised
+
 CAP = 37.3  # which no float32 is
 LENGTHS = (0, 1, 2, 3, 7, 19, 20, 21, 36, 37, 38, 39, 40, 41, 74, 120, 1000, 5000)
 
@@ -24,7 +26,7 @@ def texts(lengths):
 
 def on_devices(recipe, vocabulary, lengths, folder):
     return [
-        assemble.device(recipe, vocabulary, tokens, 0, EnrolledKeys({}), [b"key"], folder / f"{number}")._user
+        assemble.build_device(recipe, vocabulary, tokens, 0, EnrolledKeys({}), [b"key"], folder / f"{number}")._user
         for number, tokens in enumerate(texts(lengths))
     ]
 

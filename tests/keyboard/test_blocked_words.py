@@ -8,8 +8,6 @@ from pages import counted
 from taciturn.data.vocabulary import SPECIAL, Vocabulary
 from taciturn.keyboard.predictor import Predictor, load_blocklist
 
-pytestmark = pytest.mark.compiled_quickly
-
 
 def test_the_first_word_of_a_blocklist_is_blocked_whatever_editor_wrote_it(tmp_path):
     (tmp_path / "blocked.txt").write_text("worda\nwordb\n", encoding="utf-8-sig")

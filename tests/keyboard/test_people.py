@@ -25,8 +25,6 @@ from taciturn.privacy.ledger import FILE_NAME, Ledger
 from taciturn.runs.finished import FinishedRun
 from taciturn.runs.typing import simulate_typing
 
-pytestmark = pytest.mark.compiled_quickly
-
 
 def texts_of(path: Path, *users: str) -> Source:
     with open(path, "w", newline="") as file:
@@ -101,7 +99,7 @@ def test_people_are_left_out_by_the_population_whose_ledger_knows_the_model(copi
 def test_of_an_arpa_file_it_is_not_said_that_nobody_who_types_was_trained_on(finished_runs, tmp_path):
     FinishedRun(finished_runs / "counted").export(tmp_path / "out", "arpa", non_private=True)
     texts_of(tmp_path / "chats.csv", "user 0 1", "user 0 2")
-    asked = ["typing", str(tmp_path / "out" / "model.arpa"), "--text", str(tmp_path / "chats.csv")]
+    asked = ["keyboard", "evaluate", str(tmp_path / "out" / "model.arpa"), "--text", str(tmp_path / "chats.csv")]
     said = " ".join(CliRunner().invoke(app, asked).output.split())
     assert "0 whom a model was trained on were left out" not in said
 
@@ -112,7 +110,7 @@ def test_nothing_that_people_typed_is_in_what_is_printed(finished_runs, tmp_path
             [("user", "text"), ("a stranger", "worda xylophonic wordb"), ("user 0 1", "quixotry")]
         )
     for more in ([], ["--json"], ["--history"]):
-        asked = ["typing", str(finished_runs / "private"), "--text", str(tmp_path / "chats.csv"), *more]
+        asked = ["keyboard", "evaluate", str(finished_runs / "private"), "--text", str(tmp_path / "chats.csv"), *more]
         said = CliRunner().invoke(app, asked).output
         assert "keystroke" in said
         assert not any(text in said for text in ("xylophonic", "quixotry", "stranger", "user 0 1"))

@@ -45,8 +45,6 @@ from taciturn.runs.ngram_baselines import count_public
 from taciturn.runs.typing import keyboard_server, simulate_typing
 from taciturn.runs.warm_start import load_warm_start
 
-pytestmark = pytest.mark.compiled_quickly
-
 CIFG = {"kind": "cifg", "width": 8, "units": 12}
 PHRASES = ("worda wordf wordb wordk.", "wordc wordc wordq wordd!", "wordj wordb wordb wordh wordp.")
 QUICK = Learning(epochs=20, learning_rate=1.0)

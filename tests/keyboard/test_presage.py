@@ -12,8 +12,6 @@ from taciturn.data.vocabulary import SPECIAL, Vocabulary
 from taciturn.export.arpa import arpa_words, write_arpa
 from taciturn.models.ngram import NGram, kneser_ney
 
-pytestmark = pytest.mark.compiled_quickly
-
 pytestmark = pytest.mark.skipif(
     shutil.which("presage_simulator") is None, reason="presage is not installed (Debian: apt install presage)"
 )

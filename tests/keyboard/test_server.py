@@ -11,8 +11,6 @@ from pages import REFUSED, changed_card, script_on_page, served
 from taciturn.data.population import write_population
 from taciturn.keyboard.server import KeyboardServer, page_files
 
-pytestmark = pytest.mark.compiled_quickly
-
 
 @pytest.mark.parametrize("model", ["counted", "plain"])
 def test_a_file_that_forgot_its_run_is_known_by_its_parameters_on_the_page_too(copied_runs, model):

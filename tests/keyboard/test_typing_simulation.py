@@ -13,8 +13,6 @@ from taciturn.keyboard.typing_simulation import PICKED_RATE, THRESHOLDS, Typing,
 from taciturn.keyboard.user_history import WithHistory
 from taciturn.models.ngram import kneser_ney
 
-pytestmark = pytest.mark.compiled_quickly
-
 WORDS = "the station is closed see you at tomorrow morning and then we go to a i am there".split()  # noqa: SIM905
 VOCABULARY = Vocabulary((*SPECIAL, ".", ",", *WORDS))
 MESSAGES = [

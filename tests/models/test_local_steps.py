@@ -15,7 +15,7 @@ from taciturn.models.lstm import lstm
 from taciturn.models.sgd import sgd_step
 from taciturn.models.transformer import transformer
 
-pytestmark = pytest.mark.compiled_quickly
+pytestmark = pytest.mark.optimised
 
 KEY = jax.random.key(0)
 MODELS = {

@@ -18,8 +18,6 @@ from taciturn.models.lstm import lstm
 from taciturn.models.recurrence import recurrence
 from taciturn.models.transformer import transformer
 
-pytestmark = pytest.mark.compiled_quickly
-
 KEY = jax.random.key(0)
 SMALL = {
     "lstm": lstm(30, 8, 12),

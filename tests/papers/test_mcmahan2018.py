@@ -6,8 +6,6 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 from taciturn.privacy.accounting import classic_epsilon, epsilon
 from taciturn.privacy.participation import PoissonSampling
 
-pytestmark = pytest.mark.compiled_quickly
-
 
 def training(users: float, cohort: float, rounds: int, noise_multiplier: float = 1.0) -> SelfComposedDpEvent:
     return SelfComposedDpEvent(PoissonSampling(cohort / users).event(noise_multiplier), rounds)

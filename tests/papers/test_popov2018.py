@@ -20,8 +20,6 @@ from taciturn.models.cifg import cifg
 from taciturn.runs.folder import RunError
 from taciturn.runs.loop import train_run
 
-pytestmark = pytest.mark.compiled_quickly
-
 CRITICAL = 1.08  # of the Lilliefors test at 5 %
 SHAPES = (
     15.8,

@@ -9,8 +9,6 @@ from taciturn.privacy.accounting import classic_epsilon, epsilon
 from taciturn.privacy.groups import chained_share
 from taciturn.privacy.participation import FixedSize
 
-pytestmark = pytest.mark.compiled_quickly
-
 COHORT, ROUNDS = 20_000, 2_000
 NOISE_MULTIPLIER = 3.2e-5 * COHORT / 0.8  # σ m / S
 # Population → ε as printed, and a lower bound on the truth at sensitivity 2S (target sends +S·v, all others −S·v).

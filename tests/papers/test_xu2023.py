@@ -9,8 +9,6 @@ from taciturn.privacy.accounting import epsilon, repeated, rho
 from taciturn.privacy.participation import MinSeparation
 from taciturn.privacy.sensitivity import tree, tree_sensitivity_squared
 
-pytestmark = pytest.mark.compiled_quickly
-
 NOISE_MULTIPLIER = 7.0
 # rounds, MinS, MaxP, squared sensitivity, ρ as printed (Tables 1 and 2)
 MODELS = {

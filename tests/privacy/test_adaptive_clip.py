@@ -19,6 +19,8 @@ from taciturn.privacy.mechanism import _grid, adaptive_mechanism
 from taciturn.privacy.noise import gaussian
 from taciturn.privacy.participation import MinSeparation
 
+pytestmark = pytest.mark.optimised
+
 ZERO = {"x": jnp.zeros(4000)}
 GOAL, MULTIPLIER = 100.0, 2.0
 CLIP = AdaptiveClip(start=1.0, count_stddev=5.0)

@@ -35,6 +35,8 @@ from taciturn.privacy.estimators import fixed_denominator
 from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import gaussian, no_noise
 
+pytestmark = pytest.mark.optimised
+
 KEY = jax.random.key(0)
 ROUND = jnp.int32(0)
 any_float32 = st.floats(width=32, allow_nan=True, allow_infinity=True)

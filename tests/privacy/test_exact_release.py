@@ -23,6 +23,8 @@ from taciturn.privacy.mechanism import adaptive_mechanism, mechanism
 from taciturn.privacy.noise import gaussian
 from taciturn.privacy.secagg_encoding import encoding, modular
 
+pytestmark = pytest.mark.optimised
+
 SIZE, ROWS, CLIP_NORM = 3000, 7, 0.8
 LIKE = {"a": jnp.zeros((SIZE - 1000) // 50 * 50).reshape(-1, 50), "b": jnp.zeros(1000)}
 NOISES = {

@@ -48,8 +48,10 @@ def test_nothing_that_is_promised_is_printed_in_another_way():
         for path in sorted(SOURCE.rglob("*.py"))
         if figure.search(path.read_text())
     }
-    assert set(found) <= {"cli/audit.py", "cli/ledger.py", "planning.py"}
-    assert found["cli/ledger.py"] == found["planning.py"] == ["delta"]  # each says that a δ somebody named cannot be
+    assert set(found) <= {"cli/audit.py", "cli/ledger.py", "planning.py", "recipe/rules.py"}
+    assert (
+        found["cli/ledger.py"] == found["planning.py"] == found["recipe/rules.py"] == ["delta"]
+    )  # each says that a δ somebody named cannot be
     assert figure.search('f"ε = {guarantee.epsilon:.2f}"')  # the twin that must be found
     assert figure.search('f"δ = {question.at_delta:.2g}"')
 

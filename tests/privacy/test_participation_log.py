@@ -29,8 +29,6 @@ from taciturn.privacy.noise import gaussian
 from taciturn.privacy.participation import CyclicPoisson, MinSeparation, PoissonSampling, WrongNumberOfUsers
 from taciturn.privacy.participation_log import ParticipationBreach, ParticipationLog
 
-pytestmark = pytest.mark.compiled_quickly
-
 ZERO = {"x": jnp.zeros(10_000)}
 CLAIM = MinSeparation(size=3, min_separation=2, max_participations=3, rounds=9)
 KEY = bytes(range(32))

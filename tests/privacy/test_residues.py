@@ -15,6 +15,8 @@ from taciturn.privacy.secagg_encoding import centred, encoding, modular
 from taciturn.recipe import build
 from taciturn.recipe.solve import with_noise
 
+pytestmark = pytest.mark.optimised
+
 GARBAGE = {
     "no number": lambda size: np.full(size, np.nan),
     "infinite": lambda size: np.where(np.arange(size) % 2, np.inf, -np.inf),
@@ -58,7 +60,7 @@ def test_noise_is_for_the_longest_report_also_where_it_is_worked_out_from_a_budg
     budget = {"noise_multiplier": None, "rho": 2.0}
     residues = {"encoding": "modular", "encoding_bits": 11}
     coded = with_noise(tiny_recipe(population, privacy=budget | residues))
-    plain = coded.with_settings("privacy", encoding="whole", encoding_bits=None)
+    plain = coded.with_settings("privacy", encoding="integer", encoding_bits=None)
     stddevs = []
     for recipe in (plain, coded):
         algorithm, params = started(recipe)

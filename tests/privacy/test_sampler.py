@@ -18,6 +18,8 @@ from taciturn.privacy.estimators import clipped_denominator, fixed_denominator
 from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import gaussian
 
+pytestmark = pytest.mark.optimised
+
 KEY = chacha20.key_words(bytes(range(32)))
 NONCE = np.frombuffer(bytes.fromhex("000000090000004a00000000"), "<u4")
 

@@ -39,6 +39,8 @@ from taciturn.recipe import build
 from taciturn.recipe.text import RecipeError
 from taciturn.runs.loop import resume_run, train_run
 
+pytestmark = pytest.mark.optimised
+
 KEY = jax.random.key(0)
 ONE = jnp.float32(1)
 GBOARD = 2_400_000  # parameters

@@ -44,14 +44,14 @@ REFUSED = {
     ),
     "a denominator of predictions": (
         {**TRANSFER, "privacy": {**BARE, "estimator": "clipped", "least_weight": 9.0}},
-        "divides by the weight that came",
+        "divided by the weight that came",
     ),
     "a denominator where the average is the true one": (
         {
             "algorithm": "fedavg",
             "privacy": {**BARE, "estimator": "clipped", "least_weight": 9.0},
         },
-        "divides by the weight that came",
+        "divided by the weight that came",
     ),
     "short steps where there is one gradient": (
         {"algorithm": "dp-fedsgd", "local": {"max_gradient_norm": 1.0}},

@@ -29,8 +29,6 @@ from taciturn.release.model_file import ModelCard, card_digest, load_model, para
 from taciturn.runs import finished, loop
 from taciturn.runs.finished import FinishedRun
 
-pytestmark = pytest.mark.compiled_quickly
-
 
 def test_a_model_moved_to_an_earlier_row_is_not_exported(copied_runs, tmp_path):
     params, card = load_model(copied_runs / "private")

@@ -15,8 +15,6 @@ from taciturn.runs import ngram_baselines
 from taciturn.runs.finished import FinishedRun
 from taciturn.runs.ngram_baselines import count_population
 
-pytestmark = pytest.mark.compiled_quickly
-
 
 def test_n_grams_counted_on_users_do_not_become_public_text_on_the_page_by_way_of_arpa(finished_runs, tmp_path):
     FinishedRun(finished_runs / "counted").export(tmp_path / "out", "arpa", non_private=True)

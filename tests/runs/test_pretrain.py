@@ -26,8 +26,6 @@ from taciturn.release.model_file import load_model
 from taciturn.runs import pretrain
 from taciturn.runs.pretrain import CHECKPOINT, pretrained
 
-pytestmark = pytest.mark.compiled_quickly
-
 MODEL = ModelSection(kind="lstm", width=8, units=12, dropout=0.2)
 SCHEDULE = Schedule(epochs=3, batch_size=4, unroll=5, learning_rate=0.01, held_out=0.2, patience=5)
 

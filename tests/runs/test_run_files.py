@@ -26,8 +26,6 @@ from taciturn.runs import loop, run
 from taciturn.runs.folder import RunError
 from taciturn.runs.ngram_baselines import count_population
 
-pytestmark = pytest.mark.compiled_quickly
-
 
 @pytest.mark.parametrize("door", ["a run", "a warm start", "n-grams"])
 def test_a_lost_ledger_is_not_made_anew(finished_runs, copied_runs, tmp_path, door):

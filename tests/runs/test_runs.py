@@ -33,8 +33,6 @@ from taciturn.runs.loop import train_run
 from taciturn.runs.pretrain import pretrained
 from taciturn.runs.warm_start import load_warm_start
 
-pytestmark = pytest.mark.compiled_quickly
-
 
 def ftrl(noise, **privacy):
     separated = {"kind": "min-separation", "cohort": 8, "min_separation": 2}

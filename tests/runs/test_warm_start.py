@@ -18,8 +18,6 @@ from taciturn.release.model_file import load_model, save_model
 from taciturn.runs import finished, loop, run
 from taciturn.runs.finished import FinishedRun
 
-pytestmark = pytest.mark.compiled_quickly
-
 
 def test_a_warm_start_is_asked_of_the_ledger_by_its_parameters_not_by_what_it_says(finished_runs, tmp_path):
     params, card = load_model(finished_runs / "private")

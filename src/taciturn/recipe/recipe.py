@@ -21,7 +21,7 @@ NAMES_OF_FILES = {"data": {"population", "general", "general_test"}, "model": {"
 
 
 class Recipe(Section):
-    """What a run is, before it begins. Sections may be given as dicts: `Recipe(data={"population": "people"}, …)`; docs/recipe.md has all."""
+    """What a run is, before it begins. Sections may be dicts: `Recipe(data={"population": "people"}, …)`; docs/recipe.md has all."""
 
     algorithm: AlgorithmName = setting(
         "dp-fedavg",
