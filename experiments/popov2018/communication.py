@@ -30,15 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradient_compression import (
-    Memory,
-    clip_locally,
-    compress,
-    empty_memory,
-    entries_sent,
-    share_sent,
-    upload_bytes,
-)
+from gradient_compression import Memory, clip_locally, compress, empty_memory, entries_sent, share_sent, upload_bytes
 from taciturn import trees
 from taciturn.core import Key, Params, PyTree
 from taciturn.models.deep_lstm import deep_lstm

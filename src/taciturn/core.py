@@ -33,9 +33,8 @@ Update = Params  # Δ_k
 Estimate = Params
 MechanismState = PyTree
 UserIds = np.ndarray  # positions in the population, sorted
-PADDING, UNKNOWN, BEGIN, END = range(
-    4
-)  # word ids that are no words: filling, a word outside the list, around a message
+# word ids that are no words: filling, a word outside the list, around a message
+PADDING, UNKNOWN, BEGIN, END = range(4)
 
 
 class UserData(NamedTuple):
@@ -138,9 +137,8 @@ class Mechanism(NamedTuple):
     release: Callable[[MechanismState, Report, NoiseKey], tuple[Release, MechanismState]]  # in the curator alone
     follow: Callable[[MechanismState, Release, NoiseKey], MechanismState]  # the state after a release that is on record
     event: Callable[[Participation], DpEvent]  # its cost; accounting.repeated makes that of n releases of it
-    distance: Callable[
-        [int, int], float
-    ]  # of its noise from the ideal, for so many parameters and rows, in total variation
+    # of its noise from the ideal, for so many parameters and rows, in total variation
+    distance: Callable[[int, int], float]
     most_reports: int  # how many may be in a total
     correlated: bool  # whether its noise is, over rounds
     modulus: int | None = (

@@ -177,9 +177,8 @@ def simulated_timer(population: int, rounds: int, report_goal: int, timer_hours:
             f"with a timer of {timer_hours:g} hours only {came.succeeded} of {rounds} rounds came about in {came.hours / 24:.0f} days: "
             "there are too few users for it"
         )
-    possible = (
-        population // report_goal - 1
-    )  # in the whole population; and nothing speaks against it where no device came twice
+    # in the whole population; and nothing speaks against it where no device came twice
+    possible = population // report_goal - 1
     seen = possible if came.min_separation is None else came.min_separation
     return replace(came, min_separation=min(seen, possible))
 

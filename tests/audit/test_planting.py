@@ -45,11 +45,7 @@ def loss_of(params, recipe, words) -> float:
 
 
 def test_a_canary_that_many_users_share_is_learned_and_one_that_nobody_has_is_not(population, text, tmp_path):
-    recipe = tiny_recipe(
-        population,
-        **LEARNING_MUCH,
-        canaries=canaries(text, rate=1.0),
-    )
+    recipe = tiny_recipe(population, **LEARNING_MUCH, canaries=canaries(text, rate=1.0))
     finished = train_run(recipe, tmp_path / "run", quietly)
     found = {
         (one.users, one.copies): one for one in load_canaries(tmp_path / "run" / "canaries.json", population.vocabulary)

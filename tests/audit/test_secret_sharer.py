@@ -20,14 +20,7 @@ from taciturn.audit.canaries import (
     save_canaries,
     synthetic_users,
 )
-from taciturn.audit.secret_sharer import (
-    Finding,
-    beam_search,
-    draw_references,
-    measure,
-    random_sampling,
-    scorer,
-)
+from taciturn.audit.secret_sharer import Finding, beam_search, draw_references, measure, random_sampling, scorer
 from taciturn.core import BEGIN, END
 from taciturn.data.layout import Layout, Sentences, Unrolls
 from taciturn.data.public import PublicCorpus

@@ -42,11 +42,7 @@ class FleetOfDevices:
         people = write_population(folder / "people", made_up_users(count), {}, vocabulary, {"source": "made up"})
         self.texts = [np.asarray(people.texts[number]) for number in range(count)]
         self.population = write_population(
-            folder / "server",
-            {},
-            made_up_users(12, seed=1),
-            vocabulary,
-            {"source": "made up", "on_devices": True},
+            folder / "server", {}, made_up_users(12, seed=1), vocabulary, {"source": "made up", "on_devices": True}
         )
         self.recipe = with_noise(fleet_recipe(self.population, **sections))
         keys = [Ed25519PrivateKey.generate() for _ in range(count)]
@@ -65,13 +61,7 @@ class FleetOfDevices:
         folder.mkdir(exist_ok=True)
         identity = identity or EnrolledKeys(self.keys, self.private[number])
         device = assemble.build_device(
-            recipe or self.recipe,
-            self.vocabulary,
-            self.texts[number],
-            number,
-            identity,
-            self.enrolled,
-            folder,
+            recipe or self.recipe, self.vocabulary, self.texts[number], number, identity, self.enrolled, folder
         )
         program = self.programs.setdefault((recipe or self.recipe).fingerprint, device._program)  # compiled once
 

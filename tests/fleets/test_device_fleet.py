@@ -489,11 +489,7 @@ def test_a_round_that_keeps_failing_is_given_up_and_the_run_goes_on_when_devices
 
     monkeypatch.setattr(device_fleet, "time", Clock())
     fleet = FleetOfDevices(
-        tmp_path,
-        vocabulary,
-        faults=(dies,),
-        run={"rounds": 1, "evaluate_every": 1},
-        fleet={"patience": 200.0},
+        tmp_path, vocabulary, faults=(dies,), run={"rounds": 1, "evaluate_every": 1}, fleet={"patience": 200.0}
     )
     with pytest.raises(LinkError, match=r"no round has come about for .* 8 rounds have failed.*--resume"):
         train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)

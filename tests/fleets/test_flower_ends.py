@@ -37,10 +37,7 @@ def test_a_port_that_somebody_else_listens_on_or_that_there_is_not_is_said(tmp_p
             flower_server(tmp_path, "127.0.0.1", port, insecure=True),
         ):
             pass
-    with (
-        pytest.raises(LinkError, match="out of range"),
-        flower_server(tmp_path, "localhost", 2**17, insecure=True),
-    ):
+    with pytest.raises(LinkError, match="out of range"), flower_server(tmp_path, "localhost", 2**17, insecure=True):
         pass
 
 

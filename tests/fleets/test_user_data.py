@@ -50,10 +50,7 @@ def capped(population, cap):
 @pytest.mark.parametrize("cap", [None, 40.0, CAP])
 def test_a_device_and_a_simulated_fleet_make_the_same_of_a_text_to_the_bit(population, vocabulary, tmp_path, cap):
     recipe = capped(population, cap)
-    ours, theirs = (
-        on_devices(recipe, vocabulary, LENGTHS, tmp_path),
-        in_a_simulation(recipe, vocabulary, LENGTHS),
-    )
+    ours, theirs = (on_devices(recipe, vocabulary, LENGTHS, tmp_path), in_a_simulation(recipe, vocabulary, LENGTHS))
     assert all(map(same, ours, theirs))
     weights = [float(user.weight) for user in ours]
     assert weights == [np.float32(min(np.float32(n) / np.float32(cap), 1)) if cap else n > 0 for n in LENGTHS]

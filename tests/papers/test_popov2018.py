@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 
 from harness import quietly, tiny_recipe
-from taciturn.audit.likelihood_tails import (
-    Tail,
-    critical_value,
-    largest_epsilon,
-    lilliefors,
-    log_ratios,
-    tail,
-)
+from taciturn.audit.likelihood_tails import Tail, critical_value, largest_epsilon, lilliefors, log_ratios, tail
 from taciturn.cli.audit import tails
 from taciturn.models.cifg import cifg
 from taciturn.runs.folder import RunError

@@ -142,9 +142,7 @@ def test_runs_under_different_adjacency_are_not_added_up(ledger_path):
     poisson.charge(0, "record")
     fixed_round = FixedSize(5, 50)
     fixed = account(
-        ledger_path,
-        terms("fixed", adjacency=fixed_round.adjacency),
-        SelfComposedDpEvent(fixed_round.event(1.0), 1),
+        ledger_path, terms("fixed", adjacency=fixed_round.adjacency), SelfComposedDpEvent(fixed_round.event(1.0), 1)
     )
     fixed.open()
     fixed.charge(0, "record")

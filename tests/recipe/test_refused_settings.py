@@ -47,10 +47,7 @@ REFUSED = {
         "divided by the weight that came",
     ),
     "a denominator where the average is the true one": (
-        {
-            "algorithm": "fedavg",
-            "privacy": {**BARE, "estimator": "clipped", "least_weight": 9.0},
-        },
+        {"algorithm": "fedavg", "privacy": {**BARE, "estimator": "clipped", "least_weight": 9.0}},
         "divided by the weight that came",
     ),
     "short steps where there is one gradient": (
@@ -62,11 +59,7 @@ REFUSED = {
         "make up different texts",
     ),
     "a clip norm that falls while reports wait": (
-        {
-            "algorithm": "fedavg",
-            "privacy": {"noise_multiplier": None, "clip_norm": [[0, 1.0], [3, 0.5]]},
-            **QUEUE,
-        },
+        {"algorithm": "fedavg", "privacy": {"noise_multiplier": None, "clip_norm": [[0, 1.0], [3, 0.5]]}, **QUEUE},
         "there is one clip norm for the whole run",
     ),
     "a clip norm that adapts while reports wait": (
@@ -75,11 +68,7 @@ REFUSED = {
     ),
     "cohorts drawn from a queue": ({"fleet": {"kind": "queue"}}, "no sampling can be claimed"),
     "turns in a queue": (
-        {
-            "algorithm": "dp-ftrl",
-            "participation": {"kind": "cyclic-poisson", "cohort": 1},
-            "fleet": {"kind": "queue"},
-        },
+        {"algorithm": "dp-ftrl", "participation": {"kind": "cyclic-poisson", "cohort": 1}, "fleet": {"kind": "queue"}},
         "no sampling can be claimed",
     ),
 }

@@ -9,16 +9,7 @@ import pytest
 from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
 
 from curators import Loop, averaging, opened
-from harness import (
-    Cut,
-    cut_at,
-    lettered_words,
-    made_up_users,
-    quietly,
-    short_recipe,
-    tiny_recipe,
-    trained,
-)
+from harness import Cut, cut_at, lettered_words, made_up_users, quietly, short_recipe, tiny_recipe, trained
 from pages import REFUSED, changed_card, script_on_page
 from taciturn.data.population import Population, write_population
 from taciturn.privacy.account import Account, RunTerms

@@ -7,16 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from harness import (
-    Cut,
-    cut_at,
-    cut_off_rows,
-    quietly,
-    short_recipe,
-    tiny_recipe,
-    trained,
-    true_norm,
-)
+from harness import Cut, cut_at, cut_off_rows, quietly, short_recipe, tiny_recipe, trained, true_norm
 from taciturn import randomness
 from taciturn.data.population import Population
 from taciturn.privacy.ledger import FILE_NAME, Ledger, LedgerError

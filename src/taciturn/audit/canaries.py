@@ -62,11 +62,7 @@ def canary_words(vocabulary: Vocabulary) -> np.ndarray:
 
 
 def make_canaries(
-    vocabulary: Vocabulary,
-    seed: int,
-    users: Sequence[int] = USERS,
-    copies: Sequence[int] = COPIES,
-    each: int = EACH,
+    vocabulary: Vocabulary, seed: int, users: Sequence[int] = USERS, copies: Sequence[int] = COPIES, each: int = EACH
 ) -> list[Canary]:
     """`each` canaries of every n_u with every n_e: 27, with 189 users, as the paper has them."""
     kinds = [kind for kind in product(users, copies) for _ in range(each)]

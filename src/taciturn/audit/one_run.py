@@ -39,9 +39,8 @@ class Audit(NamedTuple):
     times_at_least: float  # with confidence 1 − LEVEL
     signal: float  # of a report, as found, where 1 is what is claimed
     spread: float  # of the noise, as found, where 1 is what is claimed; people make it larger
-    caught: tuple[
-        float, ...
-    ]  # noise so many times too small is seen with the probabilities of LIKELY; infinite if none is
+    # noise so many times too small is seen with the probabilities of LIKELY; infinite if none is
+    caught: tuple[float, ...]
 
     @property
     def refuted(self) -> bool:

@@ -238,7 +238,9 @@ def _peak() -> float:
 
 def _torch(python: str, users: int, rounds: int) -> float:
     """users/s of the plain PyTorch program, in a process of its own."""
-    program = Path(__file__).with_name("torch_round.py")
+    program = Path(__file__).parents[3] / "benchmarks" / "torch_round.py"  # no part of the package
+    if not program.exists():
+        raise BenchError("the PyTorch program is in benchmarks/ of the repository: run taciturn from a clone of it")
     command = [python or sys.executable, str(program), str(users), str(rounds)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

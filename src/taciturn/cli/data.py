@@ -31,8 +31,7 @@ Sources = Annotated[
     ),
 ]
 Words = Annotated[
-    str,
-    typer.Option(help="words from the public wordfreq list; or a corpus, population or run whose words to take"),
+    str, typer.Option(help="words from the public wordfreq list; or a corpus, population or run whose words to take")
 ]
 Language = Annotated[str, typer.Option(help="of the word list: en, es, de, ru, hi … (wordfreq has 42)")]
 

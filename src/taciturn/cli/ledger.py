@@ -130,7 +130,7 @@ def budget(
     fixed = PopulationBudget(epsilon, delta or min(known, default=1e-10))
     book.set_budget(fixed)
     console.print(
-        f"All runs together: at most ε = {epsilon_text(fixed.epsilon)} at δ = {delta_text(fixed.delta)}, from now on.",
+        f"All runs together: at most ε = {epsilon_text(fixed.epsilon)} at δ = {delta_text(fixed.delta)}, from now on."
     )
 
 
@@ -174,8 +174,7 @@ def adopt(
     book, retired = adopt_ledger(population, same_people_as)
     there = f"{retired} is retired" if retired else "no other copy was found; if there is one, delete it"
     console.print(
-        f"{book.path} goes on, with {len(book.rows)} rows and {len(book.runs())} runs; {there}.",
-        soft_wrap=True,
+        f"{book.path} goes on, with {len(book.rows)} rows and {len(book.runs())} runs; {there}.", soft_wrap=True
     )
 
 

@@ -46,9 +46,8 @@ class Published(NamedTuple):
     text: dict[str, str]  # ModelCard.text: language and unit
     guarantee: Guarantee | None  # none for a model of public text alone, or of unknown text
     statement: str  # release.privacy_statement.statement's, or where public text came from
-    learned_from: (
-        str | None
-    )  # whose text, in words that go on after «learned from»: «the posts of 4,000 people»; None: unknown
+    # whose text, in words that go on after «learned from»: «the posts of 4,000 people»; None: unknown
+    learned_from: str | None
     blocked: Sequence[str] = ()  # words that are never suggested
     personal: bool = False  # whether it is its owner's, and no one else's
 

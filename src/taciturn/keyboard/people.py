@@ -21,10 +21,7 @@ class People(NamedTuple):
 
 
 def read_people(
-    source: Source,
-    trained_on: Callable[[str], bool],
-    most: int,
-    progress: Progress = lambda done, all: None,
+    source: Source, trained_on: Callable[[str], bool], most: int, progress: Progress = lambda done, all: None
 ) -> People:
     """At most so many; which ones follows from a hash of their ids."""
     found: dict[str, list[str]] = {}

@@ -24,9 +24,8 @@ COMPOSED_WORDS = 5  # in a continuation, at most
 LEAST_COMPOSED = 4  # letters that a continuation must spare to be worth a look
 KEPT = 64  # texts whose state is kept
 FAR_BACK = 500  # characters that are read where nothing is known of a text: a pasted one
-UNKNOWN_WORDS = math.log(
-    1e5
-)  # a word outside the list has this share, as a logarithm, of what the model gives to all of them
+# a word outside the list has this share, as a logarithm, of what the model gives to all of them
+UNKNOWN_WORDS = math.log(1e5)
 
 # The half-typed word at the end of a text. Apostrophes belong to it («don'»), spelled in any way.
 _HALF_TYPED = regex.compile(r"[\p{L}\p{M}][\p{L}\p{M}'’‘ʼ`´·\u200c\u200d]*\Z|\d+\Z")
@@ -52,11 +51,7 @@ class Composed(NamedTuple):
 
 class Predictor:
     def __init__(
-        self,
-        model: WordModel,
-        vocabulary: Vocabulary,
-        blocklist: Iterable[str] = (),
-        threshold: float = 0.5,
+        self, model: WordModel, vocabulary: Vocabulary, blocklist: Iterable[str] = (), threshold: float = 0.5
     ) -> None:
         """`threshold` is the probability that a continuation must have. Blocked words are never suggested, whoever trained the model."""
         if model.vocabulary != len(vocabulary):

@@ -122,9 +122,8 @@ class _Typist:
         words = self.vocabulary.split(message)
         places = [self.vocabulary.ids.get(word, UNKNOWN) for word in words]
         self.predictor.forget()
-        free_from = np.zeros(
-            len(THRESHOLDS), int
-        )  # for each threshold, the first word that no continuation has written
+        # for each threshold, the first word that no continuation has written
+        free_from = np.zeros(len(THRESHOLDS), int)
         for index, (word, place) in enumerate(zip(words, places, strict=True)):
             scores = self.model.scores(self.state)
             self._count_token(scores, place)

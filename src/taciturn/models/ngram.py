@@ -29,9 +29,8 @@ NONE = np.zeros(0, np.float32)
 class Level(NamedTuple):
     """The n-grams of one length n, sorted by context, so that the words that follow a context stand together."""
 
-    keys: (
-        np.ndarray
-    )  # uint64: the place of the context at the level before × vocabulary + the word; the word at level 1
+    # uint64: the place of the context at the level before × vocabulary + the word; the word at level 1
+    keys: np.ndarray
     probability: np.ndarray  # float32: natural logarithm
     backoff: np.ndarray  # float32: natural logarithm of the weight of the n-gram as a context; empty at the last level
 

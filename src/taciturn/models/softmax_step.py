@@ -101,10 +101,7 @@ def fused(
     stepped, stepped_bias = call(
         functools.partial(_step, rate),
         STEPPING,
-        out_shape=(
-            jax.ShapeDtypeStruct(matrix.shape, jnp.float32),
-            jax.ShapeDtypeStruct(bias.shape, jnp.float32),
-        ),
+        out_shape=(jax.ShapeDtypeStruct(matrix.shape, jnp.float32), jax.ShapeDtypeStruct(bias.shape, jnp.float32)),
         input_output_aliases={1: 0, 2: 1},
     )(
         padded,

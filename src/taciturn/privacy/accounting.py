@@ -90,11 +90,7 @@ class Budget:
 
 
 def epsilon(
-    event: DpEvent,
-    delta: float,
-    accountant: AccountantName = "pld",
-    grid: float = FINE,
-    distance: float = 0.0,
+    event: DpEvent, delta: float, accountant: AccountantName = "pld", grid: float = FINE, distance: float = 0.0
 ) -> float:
     """The smallest ε that can be shown for an event at δ; ∞ if there is none.
 

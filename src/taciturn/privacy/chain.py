@@ -39,9 +39,8 @@ class Head(NamedTuple):
     rows: int
     head: str
     file: int  # number of the ledger's file: a copy has another
-    changed: (
-        int | None
-    )  # when the file did last, in nanoseconds: one that is put back does later; None while a torn line is cut off
+    # when the file did last, in nanoseconds: one that is put back does later; None while a torn line is cut off
+    changed: int | None
     place: str  # where it was
 
 
@@ -141,9 +140,8 @@ class ChainedFile:
                 f"{self._head_path} {what}, so nobody knows if rows were cut off. Restore it from a copy; or look at the "
                 f"rows, and if all runs are there say so: taciturn ledger adopt {self.path.parent}"
             )
-        at_rest = (
-            len(self.rows) == known.rows and not torn and known.changed is not None
-        )  # else a crash came before the head
+        # else a crash came before the head
+        at_rest = len(self.rows) == known.rows and not torn and known.changed is not None
         found = os.fstat(file.fileno())
         if found.st_ino != known.file or (at_rest and found.st_ctime_ns > (known.changed or 0) + SLACK):
             raise LedgerError(

@@ -69,9 +69,8 @@ class Bound(NamedTuple):
     public: Callable[[jax.Array], PyTree]  # round → what devices must know of it
     project: Callable[[PyTree, Update], Update]  # onto the ball; the greedy variant also uses it during local training
     pack: Callable[[PyTree, Update, Key], PyTree]  # into what can be added exactly; the key is for rounding at random
-    unpack: Callable[
-        [PyTree, PyTree], PyTree
-    ]  # a sum of such in whole steps (`Wide`), exactly; in floats where nothing is bounded
+    # a sum of such in whole steps (`Wide`), exactly; in floats where nothing is bounded
+    unpack: Callable[[PyTree, PyTree], PyTree]
     step: Callable[[PyTree], jax.Array]  # how long a step is
     reach: float  # the largest norm of a report, in steps, whatever the round
     check: Callable[[Params], None]  # raises where the bound does not fit the model

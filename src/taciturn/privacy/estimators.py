@@ -23,9 +23,8 @@ class Estimator(NamedTuple):
     apply: Callable[[Report], Estimate]  # in floats, for runs without privacy
     steps: Callable[[Wide, jax.Array], Wide]  # Σ w_k Δ_k and Σ w_k, in steps → what is noised, in steps
     unit: float  # by which it is multiplied then
-    sensitivity: Callable[
-        [int], float
-    ]  # of so many coordinates, for each unit of clip norm; before that multiplication
+    # of so many coordinates, for each unit of clip norm; before that multiplication
+    sensitivity: Callable[[int], float]
     largest: Callable[[int], float]  # size of a coordinate, in clip norms, for so many reports
     reads_weight: bool = True  # whether it looks at Σ w_k, which not every sum has
 

@@ -31,10 +31,8 @@ DEVIATIONS = 10.0  # of the sum of rounding errors that are allowed for
 OUTSIDE = 1e-18  # of the tilted mass, left out of the window at either end
 REACH = 40.0  # how far below Chernoff's bound δ(ε) is worked out, in units of 1/λ
 LEAST_TILT = 1e-6
-WIDE, MOST_POINTS = (
-    1 << 19,
-    1 << 22,
-)  # of a window: beyond the first the grid is made coarser, beyond the second nothing is said
+# of a window: beyond the first the grid is made coarser, beyond the second nothing is said
+WIDE, MOST_POINTS = 1 << 19, 1 << 22
 MOST_HALVINGS = 60  # of δ: below 10⁻¹⁸ nothing is said either
 
 

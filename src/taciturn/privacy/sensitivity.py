@@ -218,9 +218,8 @@ def _fullest(length: int, is_completed: bool, distance: int, most: int) -> float
 
 
 class _Frontier(NamedTuple):
-    room: dict[
-        tuple[int, int], np.ndarray
-    ]  # (participations, value) → free room at the right by free room at the left; −1: none
+    # (participations, value) → free room at the right by free room at the left; −1: none
+    room: dict[tuple[int, int], np.ndarray]
     size: int
 
 

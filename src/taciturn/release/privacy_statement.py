@@ -23,7 +23,7 @@ def statement(guarantee: Guarantee, public_sources: tuple[str, ...], observed: s
             _paragraph(
                 "SIMULATION: the noise came from a seed in the recipe. Whoever knows the seed can take it off again, so the figures "
                 "below describe the mechanism, not this file."
-            ),
+            )
         ]
     if not guarantee.is_private:
         parts += [

@@ -22,10 +22,8 @@ from taciturn.fleets.devices.transport import LinkError
 AUTHORITY_KEY, AUTHORITY_CERTIFICATE = "authority.key", "authority.crt"
 SERVER_KEY, SERVER_CERTIFICATE = "server.key", "server.crt"
 DEVICE_KEY, DEVICE_PUBLIC_KEY = "device.key", "device.pub"
-AUTHORITY_DAYS, SERVER_DAYS = (
-    5 * 365,
-    397,
-)  # browsers accept no server's certificate for longer, and neither should anybody
+# browsers accept no server's certificate for longer, and neither should anybody
+AUTHORITY_DAYS, SERVER_DAYS = 5 * 365, 397
 CLOCKS_APART = timedelta(hours=1)  # a device whose clock is behind would find a new certificate not valid yet
 
 
@@ -60,10 +58,7 @@ def certify_server(authority: Path, folder: Path, names: Sequence[str]) -> None:
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()),
-            critical=False,
-        )
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
         .sign(issuer_key, SHA256())
     )
     _write(folder / SERVER_KEY, _pem(key))

@@ -22,13 +22,7 @@ from flwr.common.constant import HEARTBEAT_MIN_INTERVAL, ErrorCode
 from flwr.proto.error_pb2 import Error
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, PullMessagesRequest, PushMessagesRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import (
-    Message,
-    Metadata,
-    ObjectTree,
-    PullObjectRequest,
-    PushObjectRequest,
-)
+from flwr.proto.message_pb2 import Message, Metadata, ObjectTree, PullObjectRequest, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.proto.recorddict_pb2 import RecordDict
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
@@ -53,9 +47,8 @@ from taciturn.fleets.flower.envelope import EnvelopeRefused, cut, seal, unseal
 NUMBER = "number"  # the file where a device keeps the number the server gave it
 LEAST_SECONDS = 0.5  # between two looks: whether to stop, and for a question, should the gate not wait for one
 UPLOAD_SECONDS = 0.2  # between two looks for a part of a question that the server has not stored yet
-ALIVE_SECONDS = (
-    HEARTBEAT_MIN_INTERVAL * 0.7
-)  # the server takes a device for gone after two of Flower's shortest intervals without a sign
+# the server takes a device for gone after two of Flower's shortest intervals without a sign
+ALIVE_SECONDS = HEARTBEAT_MIN_INTERVAL * 0.7
 LINGER_SECONDS = 3.0  # before a device leaves: Flower gives nobody the answer of one that has left
 RETRY_SECONDS = 1.0, 30.0  # first and longest wait for a server that is not there
 

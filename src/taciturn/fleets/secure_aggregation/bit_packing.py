@@ -42,9 +42,8 @@ def unpack(packed: bytes, length: int, bits: int) -> np.ndarray:
         raise ValueError("there is something behind the last packed number")
     values = np.empty(length, np.uint32)
     for start in range(0, length, BLOCK):
-        block = packed[
-            start * bits // 8 : (start + BLOCK) * bits // 8
-        ]  # BLOCK is a multiple of 8: it begins with a byte
+        # BLOCK is a multiple of 8: it begins with a byte
+        block = packed[start * bits // 8 : (start + BLOCK) * bits // 8]
         values[start : start + BLOCK] = _unpack_block(block, bits)[: length - start]
     return values
 
