@@ -31,22 +31,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Algorithm",
-    "Curator",
-    "FinishedRun",
-    "LanguageModel",
-    "ModelKind",
-    "Recipe",
-    "TaciturnError",
-    "UserData",
-    "build_population",
-    "load_recipe",
-    "private_averaging",
-    "register_model",
-    "resume",
-    "rounds",
-    "train",
-]
+    "Algorithm", "Curator", "FinishedRun", "LanguageModel", "ModelKind", "Recipe", "TaciturnError", "UserData",
+    "build_population", "load_recipe", "private_averaging", "register_model", "resume", "rounds", "train",
+]  # fmt: skip
 _ROOMS = {
     "Algorithm": "core.Algorithm",
     "Curator": "privacy.curator.Curator",
