@@ -10,6 +10,7 @@ from taciturn.data.population import NamedLedger, Population
 from taciturn.data.public import PublicCorpus
 from taciturn.data.sources import Source
 from taciturn.data.texts import SHARD_TOKENS
+from taciturn.data.users import listed_users
 from taciturn.data.vocabulary import DataError, Vocabulary, public_vocabulary
 from taciturn.privacy.adopting import adopt
 from taciturn.privacy.chain import LedgerError
@@ -27,7 +28,7 @@ def build_population(
     least_tokens: int = 50,
     most_tokens: int = 1600,
     held_out: float = 1 / 16,
-    exclude: Iterable[str] = (),
+    exclude: Iterable[str] | Path = (),
     scrub: bool = False,
     replace: bool = False,
     same_people_as: str | Path | None = None,
@@ -44,7 +45,7 @@ def build_population(
         least_tokens: users with fewer are not trained on.
         most_tokens: longer users are cut there.
         held_out: the share of users who are measured with, have no guarantee, and are never trained on.
-        exclude: ids of users who opted out, now and in all later builds of this folder.
+        exclude: ids of users who opted out, or a file of them, now and in all later builds of this folder.
         scrub: take out e-mail and web addresses, phone and card numbers.
         same_people_as: a population of the same people with other text: both share its ledger.
 
@@ -61,6 +62,8 @@ def build_population(
     shared = Path(same_people_as) if same_people_as else None
     if shared:
         open_ledger(Population(shared))  # made now, if there is none
+    if isinstance(exclude, str | Path):
+        exclude = listed_users(Path(exclude))
     rules = Rules(words, least_tokens, most_tokens, held_out, scrub)
     return ingest(Source([Path(one) for one in names], columns), folder, rules, exclude, progress, shard_tokens, shared)
 

@@ -197,7 +197,8 @@ def patterns(recipe: Recipe) -> list[list[int]]:
     rounds, limits = recipe.run.rounds, build.participation(recipe).limits
     multiplier, counted = recipe.privacy.noise_multiplier, _people_are_counted(recipe)
     assert multiplier  # the recipe is refused otherwise
-    at_once = max(1, int(MOST_BESIDE * recipe.participation.cohort)) if counted else AUDITED_AT_ONCE
+    few = max(1, int(MOST_BESIDE * recipe.participation.cohort))
+    at_once = min(few, AUDITED_AT_ONCE) if counted else AUDITED_AT_ONCE  # for whom a total has room
     most = limits[1] if limits else math.ceil(multiplier**2)
     apart = limits[0] + 1 if limits else max(1, rounds // most)
     for turns in range(min(most, -(-rounds // apart)), 0, -1):

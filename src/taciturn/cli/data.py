@@ -12,7 +12,6 @@ from taciturn.cli.output import console, group, histogram_line, stages, table
 from taciturn.data.columns import Columns
 from taciturn.data.population import COUNTS, Population
 from taciturn.data.texts import SHARD_TOKENS
-from taciturn.data.users import listed_users
 from taciturn.data.vocabulary import UNKNOWN, DataError
 from taciturn.files import check_new_folder, new_folder
 
@@ -91,7 +90,7 @@ def build(
     else:
         columns = Columns(user_column, text_column, time_column, tuple(sensitive_column or ()))
         kept = {"least_tokens": least_tokens, "most_tokens": most_tokens, "held_out": held_out, "scrub": scrub}
-        kept |= {"exclude": listed_users(exclude) if exclude else (), "same_people_as": same_people_as}
+        kept |= {"exclude": exclude or (), "same_people_as": same_people_as}
         try:
             with stages() as show:
                 build_population(

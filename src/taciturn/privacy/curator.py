@@ -11,8 +11,10 @@ Every start of a process draws under fresh bytes that are in the ledger (`Accoun
 """
 
 import hashlib
+import hmac
 import json
 import operator
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
@@ -87,6 +89,7 @@ class Curator:
         self._states: dict[int, MechanismState] = {}  # that this round and the next must start from
         self._tries: Counter[int] = Counter()  # at noising a total of that round, in this process
         self._program = device_program(algorithm)
+        self._secrets: tempfile.TemporaryDirectory | None = None
 
     @classmethod
     def for_simulation(
@@ -104,7 +107,7 @@ class Curator:
 
         Args:
             algorithm: what runs; its mechanism and participation are what is charged.
-            users: the text, or any other data, of each user, in arrays of one shape.
+            users: the text, or any other data, of each user, in arrays of one shape. How many there are is taken as public.
             ledger: a file, made if it is not there. Every curator is one more run in it, and all of them add up.
             rounds: how many there may be at most.
             epsilon: a budget; the round that would pass it is refused.
@@ -119,31 +122,38 @@ class Curator:
             curator = tt.Curator.for_simulation(algorithm, users, ledger="ledger.jsonl", seed=1)
         """
         mechanism, participation, book = algorithm.mechanism, algorithm.participation, Ledger(Path(ledger))
+        delta = default_delta(len(users)) if delta is None else delta
+        if not 0 < delta < 1 / len(users):
+            raise ValueError(f"δ is above 0 and below one over the number of users, {1 / len(users):g}; {delta} is not")
         root = randomness.root_from_entropy() if seed is None else randomness.root_from_seed(seed)
-        name, identity = f"simulation-{len(book.runs()) + 1}", hashlib.sha256()
+        identity = hmac.new(randomness.derive(root, "population", 0), digestmod=hashlib.sha256)  # tells others nothing
         for leaf in jax.tree.leaves(list(users)):
             identity.update(np.asarray(leaf).tobytes())
+        name = f"simulation-{len(book.runs()) + 1}"
         terms = RunTerms(
             name=name,
-            recipe="an algorithm of one's own",
+            recipe=f"{name}, by an algorithm of one's own",  # so that no two runs of one seed share noise
             population=identity.hexdigest()[:16],
             adjacency=participation.adjacency,
             randomness="operating system" if seed is None else "seeded simulation",
             accountant="pld",
-            budget=Budget(default_delta(len(users)) if delta is None else delta, epsilon),
+            budget=Budget(delta, epsilon),
             rounds=rounds,
             distance=mechanism.distance(MOST_PARAMETERS, rounds + spare_rounds(rounds)),
         )
         account = Account(book, terms, mechanism.event(participation))
         account.check_budget()
-        account.open()
-        log = None
+        secrets, log = (
+            tempfile.TemporaryDirectory(prefix="taciturn-"),
+            None,
+        )  # who took part, as long as the curator lives
         if participation.limits is not None:
-            secret = Path(ledger).resolve().parent / f"{name}-private"
-            secret.mkdir(mode=0o700)
             log_key = randomness.derive(root, "participation log", 0)
-            log = ParticipationLog(secret / "participation.log", *participation.limits, log_key)
-        return cls(algorithm, UsersInMemory(users), account, root, log)
+            log = ParticipationLog(Path(secrets.name) / "participation.log", *participation.limits, log_key)
+        curator = cls(algorithm, UsersInMemory(users), account, root, log)
+        curator._secrets = secrets
+        account.open()
+        return curator
 
     def private_mean(self, params: Params, state: MechanismState, round: int) -> tuple[Estimate, MechanismState]:
         """One round's private estimate of the average update, and the mechanism's next state."""

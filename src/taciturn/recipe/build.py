@@ -23,7 +23,7 @@ from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.evaluation.accuracy import WINDOW
 from taciturn.models.losses import cross_entropy
-from taciturn.models.registry import model_kind
+from taciturn.models.registry import ModelKind, model_kind
 from taciturn.models.sampling import beginnings
 from taciturn.models.sgd import sgd_step
 from taciturn.privacy.accounting import Budget
@@ -42,15 +42,15 @@ from taciturn.trees import size
 
 def language_model(model: ModelSection, vocabulary: int, product: DTypeLike = jnp.float32) -> LanguageModel:
     """`product` is the type in which its matrix products are taken."""
-    return _shared_model(model.model_dump_json(exclude={"warm_start"}), vocabulary, product)
+    return _shared_model(model_kind(model.kind), model.model_dump_json(exclude={"warm_start"}), vocabulary, product)
 
 
 @lru_cache(maxsize=8)
-def _shared_model(section: str, vocabulary: int, product: DTypeLike) -> LanguageModel:
+def _shared_model(kind: ModelKind, section: str, vocabulary: int, product: DTypeLike) -> LanguageModel:
     """One object for one architecture, so that programs which are compiled for it are compiled once in a process."""
     model = ModelSection.model_validate_json(section)
     given = model.model_dump() | {"dropout_rate": model.dropout, "product": product}
-    return model_kind(model.kind).build(vocabulary, given)
+    return kind.build(vocabulary, given)
 
 
 def participation(recipe: Recipe) -> Participation:
@@ -106,11 +106,11 @@ def algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
     if recipe.uses_general_text:  # a text that may change on disk
         return _algorithm(recipe, vocabulary)
     shared = recipe.with_settings("data", population="").with_settings("run", seed=None)
-    return _shared_algorithm(shared.model_dump_json(), vocabulary)
+    return _shared_algorithm(model_kind(recipe.model.kind), shared.model_dump_json(), vocabulary)
 
 
 @lru_cache(maxsize=8)
-def _shared_algorithm(recipe: str, vocabulary: int) -> Algorithm:
+def _shared_algorithm(kind: ModelKind, recipe: str, vocabulary: int) -> Algorithm:
     return _algorithm(Recipe.model_validate_json(recipe), vocabulary)
 
 

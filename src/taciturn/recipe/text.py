@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from taciturn.errors import TaciturnError
 from taciturn.files import write_atomically
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.sections import ModelSection
+
+BARE = re.compile(r"[A-Za-z0-9_-]+")  # TOML's keys without quotes
 
 
 class RecipeError(TaciturnError):
@@ -110,6 +113,6 @@ def _toml(content: dict[str, Any], section: str = "") -> str:
         if isinstance(value, dict):
             inner = f"{section}.{key}" if section else key
             text += ("\n" if text else "") + _toml(
-                {json.dumps(k) if "/" in k else k: v for k, v in value.items()}, inner
+                {k if BARE.fullmatch(k) else json.dumps(k): v for k, v in value.items()}, inner
             )
     return text

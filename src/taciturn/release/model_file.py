@@ -61,6 +61,8 @@ def load_model(path: Path) -> tuple[Params, ModelCard]:
         raise ModelFileError(f"{path} is not a model file: {error}") from None
     if "taciturn" not in metadata:
         raise ModelFileError(f"{path} says nothing of where it comes from; only models written by taciturn can be used")
+    for array in named.values():
+        array.flags.writeable = False  # what the ledger knows is what is used
     card = json.loads(metadata["taciturn"])
     for name in ("vocabulary", "public_sources"):
         card[name] = tuple(card[name])

@@ -83,7 +83,10 @@ def train_run(
         try:
             run.account.open()
         except LedgerError:
-            shutil.rmtree(folder)  # a run that was refused leaves nothing to resume
+            if not (
+                folder / "model.safetensors"
+            ).exists():  # or else it is another process's, which resumed it meanwhile
+                shutil.rmtree(folder)  # a run that was refused leaves nothing to resume
             raise
         return _train_loop(run, run.fresh_state(), progress)
 

@@ -1,0 +1,138 @@
+"""Users in memory, a ledger, a loop of one's own: what a second reader tried against `Curator.for_simulation`, kept."""
+
+import gc
+import itertools
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import taciturn as tt
+from taciturn.fleets.in_memory import UsersInMemory
+from taciturn.privacy.account import BudgetExhausted
+from taciturn.privacy.clipping import flat_clip
+from taciturn.privacy.estimators import fixed_denominator
+from taciturn.privacy.ledger import Ledger
+from taciturn.privacy.mechanism import mechanism
+from taciturn.privacy.noise import gaussian
+from taciturn.privacy.participation import MinSeparation
+
+START = {"mean": jnp.zeros(3)}
+
+
+def user(value=1.0, shape=(1, 1, 3)):
+    return tt.UserData(jnp.full(shape, value, jnp.float32), jnp.float32(1), jnp.int32(1))
+
+
+def mean(noise_multiplier=1.0, users=20):
+    return tt.private_averaging(
+        lambda message, user, key: {"mean": user.batches[0, 0] - message.params["mean"]},
+        clip_norm=1.0,
+        noise_multiplier=noise_multiplier,
+        users=users,
+        cohort=users / 2,
+    )
+
+
+def released(algorithm, curator, rounds=2):
+    states = itertools.islice(tt.rounds(algorithm, curator, START), rounds)
+    return np.stack([np.asarray(state.estimate["mean"]) for state in states])
+
+
+def opened(tmp_path, **settings):
+    algorithm = mean()
+    return algorithm, tt.Curator.for_simulation(algorithm, [user()] * 20, tmp_path / "ledger.jsonl", **settings)
+
+
+def test_every_round_is_charged_before_its_estimate_is_there_and_the_budget_ends_it(tmp_path):
+    algorithm, curator = opened(tmp_path, epsilon=3.0, rounds=100)
+    with pytest.raises(BudgetExhausted, match="all are spent"):
+        released(algorithm, curator, 100)
+    book = Ledger(tmp_path / "ledger.jsonl")
+    assert 2.0 < book.guarantee("simulation-1").epsilon <= 3.0
+    assert book.guarantee("simulation-1").releases == len(curator.account.charges) > 1
+
+
+def test_a_seed_repeats_a_run_and_shares_no_noise_with_another_run(tmp_path):
+    first = released(*opened(tmp_path / "a", seed=7))
+    np.testing.assert_array_equal(first, released(*opened(tmp_path / "b", seed=7)))
+    assert not np.any(first == released(*opened(tmp_path / "a", seed=7)))  # the second run in the same ledger
+    assert not np.any(first == released(*opened(tmp_path / "c")))
+    assert [row["randomness"] for row in Ledger(tmp_path / "a" / "ledger.jsonl").rows if row["kind"] == "open"] == [
+        "seeded simulation"
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        user(shape=(1, 1, 1)),
+        user()._replace(weight=jnp.ones(2)),
+        user()._replace(batches=jnp.zeros((1, 1, 3), int)),
+        None,
+    ],
+    ids=["smaller", "weights", "of another type", "none"],
+)
+def test_users_of_another_shape_are_refused_since_their_reports_would_be_added_many_times(odd):
+    with pytest.raises(ValueError, match="one shape"):
+        UsersInMemory([user(), odd] if odd else [])
+    UsersInMemory([user(), user(2.0)])
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.05, 1.0, 3.0, -1e-6])
+def test_a_delta_that_would_promise_nothing_is_refused_before_anything_is_declared(tmp_path, delta):
+    with pytest.raises(ValueError, match="below one over the number of users"):
+        opened(tmp_path, delta=delta)
+    assert Ledger(tmp_path / "ledger.jsonl").runs() == []
+    assert opened(tmp_path, delta=0.04)[1].account.terms.budget.delta == 0.04
+
+
+def test_one_user_alone_has_no_delta(tmp_path):
+    with pytest.raises(ValueError, match="below one over"):
+        tt.Curator.for_simulation(mean(), [user()], tmp_path / "ledger.jsonl")
+
+
+def test_the_ledger_does_not_tell_what_users_data_are(tmp_path):
+    """Whoever knows all others must not find the last one by trying."""
+    names = {opened(tmp_path / str(number))[1].account.terms.population for number in range(2)}
+    assert len(names) == 2  # the same users, under two secrets
+    assert (
+        opened(tmp_path / "x", seed=1)[1].account.terms.population
+        == opened(tmp_path / "y", seed=1)[1].account.terms.population
+    )
+
+
+def test_who_took_part_is_kept_while_the_curator_lives_and_no_longer(tmp_path):
+    claim = MinSeparation(5, 1, 3, 10)
+    plain = mean()
+    algorithm = plain._replace(
+        mechanism=mechanism(flat_clip(1.0), fixed_denominator(5.0), gaussian(1)), participation=claim
+    )
+    curator = tt.Curator.for_simulation(algorithm, [user()] * 20, tmp_path / "ledger.jsonl", rounds=10)
+    released(algorithm, curator)
+    folder = Path(curator._secrets.name)
+    assert (folder / "participation.log").exists()
+    del curator
+    jax.clear_caches()
+    gc.collect()
+    assert not folder.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ledger.head", "ledger.jsonl"]
+
+
+def test_a_whole_number_of_noise_is_charged_as_what_it_is(tmp_path):
+    """It was written as 1, and no ledger could be read that had it."""
+    whole, plain = mean(noise_multiplier=1), mean(noise_multiplier=1.0)
+    released(whole, tt.Curator.for_simulation(whole, [user()] * 20, tmp_path / "ledger.jsonl"))
+    released(plain, tt.Curator.for_simulation(plain, [user()] * 20, tmp_path / "ledger.jsonl"))
+    one, other = (Ledger(tmp_path / "ledger.jsonl").guarantee(f"simulation-{number}") for number in (1, 2))
+    assert one.epsilon == other.epsilon
+    assert "1.0" in json.dumps(Ledger(tmp_path / "ledger.jsonl").run_rows("simulation-1")[0]["release"])
+
+
+def test_a_curator_that_cannot_be_made_declares_no_run(tmp_path):
+    with pytest.raises(ValueError, match="one shape"):
+        tt.Curator.for_simulation(mean(), [user(), user(shape=(1, 1, 1))], tmp_path / "ledger.jsonl")
+    assert Ledger(tmp_path / "ledger.jsonl").runs() == []
