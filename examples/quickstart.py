@@ -13,7 +13,7 @@ from pathlib import Path
 
 import taciturn as tt
 
-USERS = 300
+USERS = 200
 PHRASES = ("see you at the station", "see you tomorrow", "are you at home", "i am on my way", "thank you so much")
 
 
@@ -28,15 +28,15 @@ def made_up_messages(path: Path) -> Path:
 
 
 def main(folder: Path) -> tt.FinishedRun:
-    people = tt.build_population(made_up_messages(folder / "messages.csv"), folder / "people", vocabulary=1_000)
+    people = tt.build_population(made_up_messages(folder / "messages.csv"), folder / "people", vocabulary=500)
     recipe = tt.Recipe(
-        data={"population": str(people.folder), "tokens_per_user": 160},
-        model={"kind": "cifg", "width": 16, "units": 32},
+        data={"population": str(people.folder), "tokens_per_user": 80},
+        model={"kind": "cifg", "width": 16, "units": 24},
         local={"learning_rate": 1.0, "batch_size": 8},
         server={"optimizer": "momentum", "learning_rate": 1.0, "momentum": 0.9},
-        participation={"users": USERS, "cohort": 60},
+        participation={"users": USERS, "cohort": 40},
         privacy={"clip_norm": 0.5, "epsilon": 8.0},
-        run={"rounds": 15, "evaluate_every": 5},
+        run={"rounds": 15, "evaluate_every": 15},
     )
     run = tt.train(recipe, folder / "run", lambda done, rounds, row: print(f"round {done} of {rounds}", end="\r"))
     print(f"\nε = {run.guarantee.epsilon:.2f} at δ = {run.guarantee.delta:.1e}, for each user and all they wrote")

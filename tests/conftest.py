@@ -57,7 +57,8 @@ def not_optimised() -> Iterator[None]:
 def programs_of_this_module(request) -> None:
     """Most tests say the same of machine code that was not optimised, and that is compiled in a quarter of the time. Modules about bounds,
     sums and noise say `pytestmark = pytest.mark.optimised`: they get the arithmetic that users get."""
-    compile_with(optimised if request.node.get_closest_marker("optimised") else quickly)
+    everything = os.environ.get("TACITURN_OPTIMISED")  # `make test-slow`
+    compile_with(optimised if everything or request.node.get_closest_marker("optimised") else quickly)
 
 
 @pytest.fixture(autouse=True)

@@ -41,6 +41,11 @@ QUICKLY = {
 optimised = compiler.get_compile_options
 
 
+def mostly_slow(values, *quick):
+    """Parameters of which only some are tried with every change, the others by `make test-slow`."""
+    return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
 def quickly(*arguments, **settings):
     options = optimised(*arguments, **settings)
     options.env_option_overrides = [*options.env_option_overrides, *QUICKLY.items()]

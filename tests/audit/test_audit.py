@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import typer
 
-from harness import Cut, cut_at, exact, made_up_users, quietly, tiny_recipe, write_population
+from harness import Cut, cut_at, exact, made_up_users, mostly_slow, quietly, tiny_recipe, write_population
 from taciturn.audit import audit_users
 from taciturn.audit.audit_users import AuditScores
 from taciturn.audit.report import membership_results
@@ -78,7 +78,7 @@ def found_in(recipe, folder):
     return membership_results(folder, recipe_of(folder))
 
 
-@pytest.mark.parametrize("kind", MECHANISMS)
+@pytest.mark.parametrize("kind", mostly_slow(MECHANISMS, "one turn", "blt"))
 def test_a_mechanism_that_keeps_its_word_is_what_it_is_said_to_be_and_is_not_accused(wide, tmp_path, kind):
     """Reports are as long as is claimed, noise is as wide, correlated as the recipe says: neither less nor more."""
     found = found_in(watched(wide, **MECHANISMS[kind]), tmp_path / "run")
@@ -89,7 +89,9 @@ def test_a_mechanism_that_keeps_its_word_is_what_it_is_said_to_be_and_is_not_acc
     assert found.audit.caught[1] < 2  # and it could have seen something
 
 
-@pytest.mark.parametrize("kind", ["one turn", "many turns", "residues", "honaker", "blt"])
+@pytest.mark.parametrize(
+    "kind", mostly_slow(["one turn", "many turns", "residues", "honaker", "blt"], "one turn", "blt")
+)
 def test_noise_that_is_half_of_what_is_claimed_is_found_out(wide, tmp_path, monkeypatch, kind):
     """The twin."""
     with_noise_too_small(monkeypatch, 2.0)

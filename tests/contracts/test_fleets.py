@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from harness import SideBySide, tiny_recipe
+from harness import SideBySide, mostly_slow, tiny_recipe
 from taciturn import trees
 from taciturn.core import Message, Report, UserData
 from taciturn.data.layout import Layout, Unrolls
@@ -70,7 +70,6 @@ def assert_same_total(one, other):
         np.testing.assert_allclose(left, right, atol=1e-6)
 
 
-@pytest.mark.usefixtures("not_optimised")
 @pytest.mark.parametrize("fleet", [SimulatedFleet, SideBySide])
 @pytest.mark.parametrize(
     ("cohort", "weight_cap"), [([], None), ([3], 40.0), (list(range(0, 50, 3)), 40.0), (list(range(50)), None)]
@@ -106,14 +105,18 @@ def test_no_user_changes_what_another_one_reports(population):
 
 @pytest.mark.parametrize(
     "sections",
-    [
+    mostly_slow(
+        [
+            {},
+            {"privacy": {"greedy": True}},
+            {"local": {"update_penalty": 0.1}},
+            {"local": {"epochs": 2}, "model": {"dropout": 0.3}},
+            {"local": {"learning_rate": 1e8}},
+            {"local": {"learning_rate": 1e8}, "model": {"kind": "cifg"}},
+        ],
         {},
-        {"privacy": {"greedy": True}},
-        {"local": {"update_penalty": 0.1}},
-        {"local": {"epochs": 2}, "model": {"dropout": 0.3}},
         {"local": {"learning_rate": 1e8}},
-        {"local": {"learning_rate": 1e8}, "model": {"kind": "cifg"}},
-    ],
+    ),
 )
 def test_how_long_others_wrote_changes_nothing_about_a_report(population, sections):
     """Users side by side take as many steps as the longest of them; the padding of the others must not move them, not by one bit."""
@@ -130,13 +133,12 @@ def test_how_long_others_wrote_changes_nothing_about_a_report(population, sectio
         np.testing.assert_array_equal(total, one + two)
 
 
-@pytest.mark.usefixtures("not_optimised")
 @pytest.mark.parametrize(
     "sections",
     [
         {"algorithm": "dp-fedsgd"},
-        {"model": {"dropout": 0.2}},
-        {"privacy": {"greedy": True}},
+        pytest.param({"model": {"dropout": 0.2}}, marks=pytest.mark.slow),
+        pytest.param({"privacy": {"greedy": True}}, marks=pytest.mark.slow),
         {"local": {"epochs": 2, "update_penalty": 0.1}},
     ],
 )

@@ -14,6 +14,8 @@ from taciturn.recipe.text import save_recipe
 from taciturn.runs.folder import RunError
 from taciturn.runs.loop import resume_run, train_run
 
+pytestmark = pytest.mark.optimised
+
 # After two rounds it starts a program that outlives it, and then hangs.
 FIRST = """
 import subprocess, sys, time

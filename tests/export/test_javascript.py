@@ -133,7 +133,7 @@ PREDICTING = (
 
 
 def predicted(predictor: Predictor, texts: list[str]) -> list:
-    return [[list(found.words), found.continuation, found.replaces] for found in map(predictor.predict, texts)]
+    return [[list(found.words), found.continuation, found.replaces] for found in map(predictor.suggest, texts)]
 
 
 @needs_node

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fleet_of_devices import FleetOfDevices, fleet_recipe
 
-from harness import Cut, cut_at, quietly
+from harness import Cut, cut_at, mostly_slow, quietly
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices import fleet as device_fleet
 from taciturn.fleets.devices import participation_record as diaries
@@ -149,7 +149,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("stage", [fields.ADVERTISE, fields.SHARE, fields.REPORT, fields.UNMASK])
-@pytest.mark.parametrize("kind", GARBAGE)
+@pytest.mark.parametrize("kind", mostly_slow(GARBAGE, *list(GARBAGE)[:2]))
 def test_whatever_one_device_sends_the_others_go_on(tmp_path, vocabulary, totals, kind, stage, caplog):
     def wrong(number, asked, answer):
         return GARBAGE[kind](answer) if asked == stage and number % 6 == 0 else answer
@@ -214,7 +214,7 @@ def test_who_took_part_is_said_in_no_log_outside_the_private_folder(tmp_path, vo
     assert not any(b"device 7" in path.read_bytes() for path in public)
 
 
-@pytest.mark.parametrize("round", range(1, 6))
+@pytest.mark.parametrize("round", mostly_slow(range(1, 6), 2))
 def test_a_server_that_is_killed_goes_on_and_no_device_trains_twice_for_what_was_summed(
     tmp_path, vocabulary, totals, round
 ):
@@ -297,7 +297,7 @@ def test_a_cohort_drawn_before_a_crash_is_not_asked_of_a_list_in_another_order(
         assert resume_run(tmp_path / "run", quietly, fleet.connected).guarantee.releases == 2
 
 
-@pytest.mark.parametrize("count", [20, 9])
+@pytest.mark.parametrize("count", mostly_slow([20, 9], 9))
 @pytest.mark.parametrize(("where", "name"), [(Records, "write"), (Account, "charge")])
 def test_killed_between_a_sum_and_its_charge_the_round_is_done_by_others_and_charged_once(
     tmp_path, vocabulary, totals, monkeypatch, count, where, name

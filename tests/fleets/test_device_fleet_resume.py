@@ -11,7 +11,7 @@ import pytest
 from fleet_of_devices import FleetOfDevices
 from releases import Releases
 
-from harness import Cut, cut_at, quietly
+from harness import Cut, cut_at, mostly_slow, quietly
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices import fleet as device_fleet
 from taciturn.fleets.devices.device import Device
@@ -186,7 +186,7 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("damage", mostly_slow(DAMAGE, "altered", "gone"))
 def test_a_record_other_than_the_charged_one_is_not_given_out_and_nobody_is_asked_again(
     before_the_charge, monkeypatch, damage
 ):
@@ -201,7 +201,7 @@ def test_a_record_other_than_the_charged_one_is_not_given_out_and_nobody_is_aske
     assert {round: len(reports) for round, reports in fleet.reports.items()} == before
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("damage", mostly_slow(DAMAGE, "altered", "gone"))
 def test_a_record_that_was_not_charged_is_never_given_out_whatever_it_says(before_the_charge, monkeypatch, damage):
     fleet, run = before_the_charge
     releases = Releases(monkeypatch, fleet.population.folder / "ledger.jsonl")

@@ -15,8 +15,6 @@ from taciturn.models.lstm import lstm
 from taciturn.models.sgd import sgd_step
 from taciturn.models.transformer import transformer
 
-pytestmark = pytest.mark.optimised
-
 KEY = jax.random.key(0)
 MODELS = {
     "lstm": lstm(30, 16, 12),

@@ -16,6 +16,8 @@ from taciturn.models.sampling import chosen, samples
 from taciturn.models.stepping import WINDOW
 from taciturn.models.transformer import transformer
 
+pytestmark = pytest.mark.optimised
+
 WORDS = 30
 MODELS = {
     "lstm": lstm(WORDS, 8, 12),

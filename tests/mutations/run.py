@@ -64,7 +64,7 @@ def outcome(edits: Sequence[Edit], tests: Sequence[str], limit: float = SECONDS)
 
 def _tested(folder: Path, package: Path, tests: Sequence[str], limit: float) -> Outcome:
     results = folder / "results.xml"
-    options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+    options = ["-x", "-q", "-m", "", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
     places = [f"--basetemp={folder / 'tests'}", f"--junit-xml={results}"]
     environment = {
         **os.environ,

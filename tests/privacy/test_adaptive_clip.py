@@ -19,8 +19,6 @@ from taciturn.privacy.mechanism import _grid, adaptive_mechanism
 from taciturn.privacy.noise import gaussian
 from taciturn.privacy.participation import MinSeparation
 
-pytestmark = pytest.mark.optimised
-
 ZERO = {"x": jnp.zeros(4000)}
 GOAL, MULTIPLIER = 100.0, 2.0
 CLIP = AdaptiveClip(start=1.0, count_stddev=5.0)
@@ -96,7 +94,6 @@ def test_the_clip_norm_changes_at_restarts_only_and_becomes_the_estimate():
             assert float(after.clip_norm) == float(before.clip_norm)
 
 
-@pytest.mark.usefixtures("not_optimised")
 @pytest.mark.parametrize(("start", "norm"), [(0.1, 3.0), (30.0, 3.0)])
 def test_the_estimate_finds_the_quantile(start, norm):
     """Half of the users send updates of norm/2 or less, half of more."""

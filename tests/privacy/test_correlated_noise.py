@@ -16,8 +16,6 @@ from taciturn.privacy.mechanism import _grid, mechanism
 from taciturn.privacy.noise import gaussian
 from taciturn.privacy.sensitivity import tree_weights
 
-pytestmark = pytest.mark.optimised
-
 ROUNDS, COORDINATES = 21, 20_000
 SEGMENTS = 5, 6, 10  # trees of 5 and 6 rows have to be completed
 MECHANISMS = {

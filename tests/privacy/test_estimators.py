@@ -15,8 +15,6 @@ from taciturn.privacy import wide
 from taciturn.privacy.clipping import REACH, STEPS
 from taciturn.privacy.estimators import clipped_denominator, fixed_denominator, mean
 
-pytestmark = pytest.mark.optimised
-
 
 def total(users: list[tuple[float, float]]) -> Report:
     """Users are (weight, Δ) in one dimension; their reports are w·Δ."""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from harness import mostly_slow
 from taciturn.core import Release
 from taciturn.privacy import chacha20, sampler, wide
 from taciturn.privacy import mechanism as mechanisms
@@ -22,8 +23,6 @@ from taciturn.privacy.estimators import clipped_denominator, fixed_denominator
 from taciturn.privacy.mechanism import adaptive_mechanism, mechanism
 from taciturn.privacy.noise import gaussian
 from taciturn.privacy.secagg_encoding import encoding, modular
-
-pytestmark = pytest.mark.optimised
 
 SIZE, ROWS, CLIP_NORM = 3000, 7, 0.8
 LIKE = {"a": jnp.zeros((SIZE - 1000) // 50 * 50).reshape(-1, 50), "b": jnp.zeros(1000)}
@@ -119,7 +118,7 @@ def float_white(spread, key, stream, size):
     return wide.shifted(wide.of(drawn.astype(jnp.int32)), 31)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, "independent", "blt", "independent + residues"))
 def test_the_last_digits_of_every_release_tell_nothing(kind, monkeypatch):
     rows = last_words(made(kind), monkeypatch)
     assert len(rows) == ROWS
@@ -166,7 +165,7 @@ def told_apart(release, averages, stddev, trials: int) -> tuple[int, int]:
     return sum(share(0, n) > threshold for n in rest), sum(share(1, n + trials) <= threshold for n in rest)
 
 
-@pytest.mark.parametrize("kind", ["independent", "blt", "independent + clipped denominator"])
+@pytest.mark.parametrize("kind", mostly_slow(["independent", "blt", "independent + clipped denominator"], "blt"))
 def test_two_worlds_that_differ_by_one_user_are_not_told_apart(kind):
     """The attack of Mironov 2012 on one release at a claimed ε of 0.19."""
     trials, private = 60, made(kind)
@@ -248,7 +247,9 @@ def test_no_float_is_in_any_state_of_noise():
         assert all(leaf.dtype in (jnp.int32, jnp.uint32) for leaf in jax.tree.leaves(state.noise)), kind
 
 
-@pytest.mark.parametrize("kind", ["blt", "independent + residues", "honaker, restarted + adaptive clip"])
+@pytest.mark.parametrize(
+    "kind", mostly_slow(["blt", "independent + residues", "honaker, restarted + adaptive clip"], "blt")
+)
 def test_what_a_row_leaves_behind_follows_from_its_release_and_its_key(kind):
     private = made(kind)
     state, total = private.init(LIKE), total_of(private, private.init(LIKE), range(3))

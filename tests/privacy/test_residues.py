@@ -15,8 +15,6 @@ from taciturn.privacy.secagg_encoding import centred, encoding, modular
 from taciturn.recipe import build
 from taciturn.recipe.solve import with_noise
 
-pytestmark = pytest.mark.optimised
-
 GARBAGE = {
     "no number": lambda size: np.full(size, np.nan),
     "infinite": lambda size: np.where(np.arange(size) % 2, np.inf, -np.inf),

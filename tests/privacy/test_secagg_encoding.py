@@ -39,8 +39,6 @@ from taciturn.recipe import build
 from taciturn.recipe.text import RecipeError
 from taciturn.runs.loop import resume_run, train_run
 
-pytestmark = pytest.mark.optimised
-
 KEY = jax.random.key(0)
 ONE = jnp.float32(1)
 GBOARD = 2_400_000  # parameters
@@ -579,7 +577,6 @@ def flat(params):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
 
 
-@pytest.mark.usefixtures("not_optimised")
 @pytest.mark.parametrize(
     ("sections", "fleet"),
     [
@@ -615,7 +612,6 @@ def test_residues_cost_what_whole_numbers_do_because_noise_grows_with_them(popul
     assert events[0] == events[1]
 
 
-@pytest.mark.usefixtures("not_optimised")
 def test_a_run_counts_the_bytes_of_packed_residues(population, tmp_path):
     recipe = tiny_recipe(population, **with_privacy(FTRL, encoding="modular", encoding_bits=17))
     finished = train_run(recipe, tmp_path / "run", quietly)
@@ -627,7 +623,6 @@ def test_a_run_counts_the_bytes_of_packed_residues(population, tmp_path):
     assert float(last[header.index("clip_norm")]) == 0.5
 
 
-@pytest.mark.usefixtures("not_optimised")
 def test_a_run_with_residues_that_is_cut_off_goes_on_to_the_same_model(population, tmp_path):
     """Coins of rounding are those of the row and the user, so that a round that is done again comes to the same total."""
     fleet = {"kind": "check-in", "dropout_rate": 0.25, "over_selection": 1.4, "timer_hours": 5.0}
