@@ -1,8 +1,6 @@
 """A model of one's own, trained, saved, resumed, exported and audited like ours.
 
-    python examples/own_model.py POPULATION FOLDER
-
-POPULATION is a folder made by `taciturn data build` or `tt.build_population`.
+python examples/own_model.py POPULATION FOLDER    # a population is made by `taciturn data build`, or tt.build_population
 """
 
 import sys

@@ -9,6 +9,7 @@ Numbers are those of connections. Which person sits at one is known to nobody he
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -91,7 +92,7 @@ def answer_of(handler: Handler, kind: str, content: bytes) -> bytes | None:
         return None
 
 
-class Question:
+class Question(ABC):
     """What was asked, and what has come of it so far. Links say how they `wait`."""
 
     def __init__(self, kind: str, contents: Mapping[int, bytes]) -> None:
@@ -110,9 +111,9 @@ class Question:
             else:
                 self.missing[number] = outcome
 
+    @abstractmethod
     def wait(self, until: float) -> None:
         """For a while, or for something to come; never longer than until then."""
-        raise NotImplementedError
 
     def wait_for_all(self, until: float, enough: int | None, progress: Progress) -> None:
         """Until all (or `enough`) have answered, or it is too late."""
