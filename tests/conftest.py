@@ -37,8 +37,10 @@ from harness import (
 )
 from taciturn.data.population import Population, write_population
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
+from taciturn.fleets.secure_aggregation.server_side import ServerRound
 from taciturn.fleets.simulation import in_process
 from taciturn.privacy import sampler, wide
+from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.recipe.recipe import Recipe
 from taciturn.runs import loop
 from taciturn.runs.ngram_baselines import count_population
@@ -113,3 +115,19 @@ def one_deviation(monkeypatch) -> None:
     monkeypatch.setattr(
         sampler, "white", lambda spread, key, stream, size: wide.from_numpy(np.full(size, int(spread.deviation)))
     )
+
+
+@pytest.fixture
+def log_of(monkeypatch):
+    """Every cohort that was recorded, and all who were in a total, by the fleet's folder."""
+    asked, summed = [], []
+    record, total = ParticipationLog.record, ServerRound.total
+    monkeypatch.setattr(ParticipationLog, "record", lambda log, cohort: asked.append(cohort) or record(log, cohort))
+
+    def noted(server):
+        done = total(server)
+        summed.append(done.devices)
+        return done
+
+    monkeypatch.setattr(ServerRound, "total", noted)
+    return asked, summed

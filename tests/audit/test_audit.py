@@ -154,6 +154,16 @@ def test_without_a_claim_about_turns_they_have_as_many_as_make_much_noise_visibl
     assert max(map(len, found)) == 3  # fewer turns, where too many would come at once
 
 
+def test_however_large_a_cohort_no_more_come_at_once_than_a_total_has_room_for(wide, monkeypatch):
+    """Where people are counted, a tenth of a cohort may come; the room that is kept for them is no larger."""
+    monkeypatch.setattr(audit_users, "MOST_BESIDE", 1e6)  # as a cohort of tens of thousands has it
+    monkeypatch.setattr(audit_users, "_people_are_counted", lambda recipe: True)
+    found = audit_users.patterns(watched(wide, users=5000, privacy={"noise_multiplier": 4.0}))
+    assert -(-5000 // len(found)) <= audit_users.AUDITED_AT_ONCE
+    monkeypatch.setattr(audit_users, "AUDITED_AT_ONCE", 10**9)  # the twin: without that limit they would
+    assert -(-5000 // len(audit_users.patterns(watched(wide, users=5000, privacy={"noise_multiplier": 4.0})))) > 1024
+
+
 def test_half_of_them_are_in_and_each_comes_in_its_own_rounds(wide):
     recipe = watched(wide, users=200, rounds=30)
     algorithm = build.algorithm(recipe, 400)

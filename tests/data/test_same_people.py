@@ -20,7 +20,7 @@ from taciturn.data.population import (
     write_population,
 )
 from taciturn.data.vocabulary import DataError
-from taciturn.populations import adopt_ledger, open_ledger
+from taciturn.populations import adopt_ledger, build_population, open_ledger
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget
 from taciturn.privacy.ledger import LedgerError
@@ -290,3 +290,13 @@ def test_a_list_of_held_out_users_that_is_cut_off_is_noticed(measured):
     path.write_text("\n".join(path.read_text().split()[:5]))
     with pytest.raises(PopulationError, match="not whole"):
         FinishedRun(measured / "run").evaluate(measured / "protected")
+
+
+@pytest.mark.parametrize("spelled", [str, lambda path: path, lambda path: path.read_text().splitlines()])
+def test_a_file_of_people_who_opted_out_is_read_and_not_taken_for_their_names(months, tmp_path, spelled):
+    (tmp_path / "left.txt").write_text("".join(f"user {number}\n" for number in range(280)))
+    everyone = build_population(tmp_path / "may.csv", tmp_path / "all", vocabulary=500, least_tokens=5)
+    without = spelled(tmp_path / "left.txt")
+    rest = build_population(tmp_path / "may.csv", tmp_path / "rest", vocabulary=500, least_tokens=5, exclude=without)
+    assert rest.manifest["about"]["opt_outs"] == 280
+    assert 0 < len(rest) <= 20 < len(everyone)

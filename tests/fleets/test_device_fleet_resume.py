@@ -17,10 +17,8 @@ from taciturn.fleets.devices import fleet as device_fleet
 from taciturn.fleets.devices.device import Device
 from taciturn.fleets.devices.fleet import DeviceFleet
 from taciturn.fleets.devices.transport import LinkError
-from taciturn.fleets.secure_aggregation.server_side import ServerRound
 from taciturn.privacy.account import Account
 from taciturn.privacy.ledger import Ledger, LedgerError
-from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.privacy.records import RecordError, Records
 from taciturn.runs import folder as run_folder
 from taciturn.runs.folder import RunError
@@ -29,22 +27,6 @@ from taciturn.runs.loop import resume_run, train_run
 TWO_ROUNDS = {"rounds": 2, "evaluate_every": 2, "save_every": 1}
 LONG = {"rounds": 4, "evaluate_every": 4, "save_every": 4}
 STEP = 23  # moments between those that are tried; with 1 it takes minutes
-
-
-@pytest.fixture
-def log_of(monkeypatch):
-    """Every cohort that was recorded, and all who were in a total, by the fleet's folder."""
-    asked, summed = [], []
-    record, total = ParticipationLog.record, ServerRound.total
-    monkeypatch.setattr(ParticipationLog, "record", lambda log, cohort: asked.append(cohort) or record(log, cohort))
-
-    def noted(server):
-        done = total(server)
-        summed.append(done.devices)
-        return done
-
-    monkeypatch.setattr(ServerRound, "total", noted)
-    return asked, summed
 
 
 @pytest.mark.slow

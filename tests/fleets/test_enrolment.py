@@ -6,27 +6,9 @@ from fleet_of_devices import FleetOfDevices, fleet_recipe
 
 from harness import Cut, cut_at, quietly
 from taciturn.fleets import assemble, folders
-from taciturn.fleets.secure_aggregation.server_side import ServerRound
-from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.recipe import build
 from taciturn.recipe.text import RecipeError
 from taciturn.runs.loop import resume_run, train_run
-
-
-@pytest.fixture
-def log_of(monkeypatch):
-    """Every cohort that was recorded, and all who were in a total, by the fleet's folder."""
-    asked, summed = [], []
-    record, total = ParticipationLog.record, ServerRound.total
-    monkeypatch.setattr(ParticipationLog, "record", lambda log, cohort: asked.append(cohort) or record(log, cohort))
-
-    def noted(server):
-        done = total(server)
-        summed.append(done.devices)
-        return done
-
-    monkeypatch.setattr(ServerRound, "total", noted)
-    return asked, summed
 
 
 def renumbered(fleet, order):

@@ -175,3 +175,13 @@ def test_parameters_with_one_leaf_more_do_not_leave(copied_runs, tmp_path):
     )
     with pytest.raises(ExportRefused, match="does not know these parameters"):
         FinishedRun(copied_runs / "private").export(tmp_path / "out")
+
+
+def test_what_was_loaded_cannot_be_changed_before_it_leaves(finished_runs):
+    """Changed in place, used, and put back, other parameters would leave with the run's guarantee."""
+    run = FinishedRun(finished_runs / "private")
+    leaf = run.params["word_bias"]
+    with pytest.raises(ValueError, match="read-only"):
+        leaf += 1
+    np.copy(leaf)[:] = 1  # the twin: a copy may be changed, and is nobody's model
+    assert run.guarantee.is_private
