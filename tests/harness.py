@@ -18,6 +18,7 @@ from taciturn.core import Algorithm, Mechanism, Params, Report
 from taciturn.data.population import Population, write_population
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
 from taciturn.evaluation import accuracy
+from taciturn.fleets import assemble
 from taciturn.fleets.simulation import in_process
 from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.privacy.chacha20 import key_words
@@ -61,7 +62,14 @@ def compile_with(options) -> None:
 
 def forget_programs() -> None:
     """All that was traced or compiled in this process."""
-    for kept in (build._shared_model, build._shared_algorithm, device_program, in_process._adder, accuracy._scorer):
+    for kept in (
+        build._shared_model,
+        build._shared_algorithm,
+        device_program,
+        in_process._adder,
+        accuracy._scorer,
+        assemble._messages,
+    ):
         getattr(kept, "cache_clear", lambda: None)()  # a test may have put something else there
     jax.clear_caches()
 
@@ -90,7 +98,12 @@ class TracedAnew(pytest.MonkeyPatch):
             forget_programs()
 
 
-TRACED = tuple(f"taciturn.{one}" for one in ("privacy", "models", "algorithms", "recipe", "fleets.simulation", "trees"))
+TRACED = ("models", "algorithms", "recipe.build", "fleets.simulation.in_process", "trees", "privacy.curator")
+TRACED += tuple(
+    f"privacy.{one}" for one in ("sampler", "wide", "mechanism", "clipping", "noise", "correlated_noise", "estimators")
+)
+TRACED += tuple(f"privacy.{one}" for one in ("adaptive_clip", "secagg_encoding", "chacha20"))
+TRACED = tuple(f"taciturn.{one}" for one in TRACED)
 _setattr, _undo = pytest.MonkeyPatch.setattr, pytest.MonkeyPatch.undo
 pytest.MonkeyPatch.setattr, pytest.MonkeyPatch.undo = TracedAnew.setattr, TracedAnew.undo
 

@@ -2,14 +2,15 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import jax
 import numpy as np
 
 from taciturn import trees
-from taciturn.core import FleetWithStats, Message
+from taciturn.core import FleetWithStats, LanguageModel, Mechanism, Message, PyTree
 from taciturn.data.population import Population
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.fleets.devices.device import Device
@@ -103,23 +104,31 @@ def build_device(
 ) -> Device:
     """The device of one person, whose text is `tokens`; `folder` keeps when it took part. `recipe` is the server's, noise and all."""
     algorithm = build.algorithm(recipe, len(vocabulary))
-    params = jax.eval_shape(build.language_model(recipe.model, len(vocabulary)).init, jax.random.key(0))
-    public = jax.eval_shape(lambda params: algorithm.mechanism.public(algorithm.mechanism.init(params)), params)
+    like, public_part = _messages(algorithm.mechanism, build.language_model(recipe.model, len(vocabulary)))
     user = build.layout(recipe, vocabulary).user_data(tokens, recipe.participation.weight_cap)
-    mechanism = algorithm.mechanism
-    # Compiled, so that of the mechanism's first state no more is made than its public part.
-    public_part = jax.jit(lambda row: mechanism.public(mechanism.init(trees.zeros_like(params))._replace(round=row)))
     limits = ParticipationLimits(recipe.fleet.timer_hours, _min_separation(recipe).min_separation, _lifetime(recipe))
     return Device(
         number,
         identity,
         agreement(recipe, vocabulary, enrolled),
         device_program(algorithm),
-        Message(params, public),
+        like,
         public_part,
         user,
         ParticipationRecord(folder, limits),
     )
+
+
+@lru_cache(maxsize=8)  # so that devices of one fleet in one process are compiled once
+def _messages(mechanism: Mechanism, model: LanguageModel) -> tuple[Message, Callable[[int], PyTree]]:
+    """The shapes of what a round sends, and its public part by the row of the noise."""
+    params = jax.eval_shape(model.init, jax.random.key(0))
+
+    @jax.jit  # so that of the mechanism's first state no more is made than its public part
+    def public_part(row: int) -> PyTree:
+        return mechanism.public(mechanism.init(trees.zeros_like(params))._replace(round=row))
+
+    return Message(params, jax.eval_shape(public_part, 0)), public_part
 
 
 def _lifetime(recipe: Recipe) -> int:

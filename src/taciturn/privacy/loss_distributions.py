@@ -54,6 +54,7 @@ def _more_rounding(halvings: int) -> float:
     return 1e-5 if halvings < 40 else 1e-3
 
 
+@functools.lru_cache(maxsize=256)
 def _fitting_grid(release: DpEvent, count: int, grid: float) -> float:
     """A coarser grid where the composed distribution would be too wide for a fine one; the same for every δ."""
     while True:

@@ -49,7 +49,7 @@ class Device:
         the device's place among those enrolled."""
         self._number, self._identity, self._agreement, self._record = number, identity, agreement, record
         self._like, self._public, self._user = message, public, user
-        self._program = jax.jit(lambda message, user, key: program(message, user, key))
+        self._program = jax.jit(program)
         self._sum: DeviceRound | None = None
         self._why_not: str | None = None  # as it was said last
 
