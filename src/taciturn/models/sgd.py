@@ -39,7 +39,7 @@ def sgd_step(model: LanguageModel, product: DTypeLike = jnp.float32) -> Step:
         weights = jnp.where(present, 1.0 / jnp.maximum(jnp.sum(present), 1), 0.0)
         matrix, bias = params[model.word_embedding], params["word_bias"]
         arguments = (contexts, matrix, bias, targets, weights, rate, model.unit_norm, product)
-        if softmax_step.fits(matrix):
+        if softmax_step.fits(contexts, product):
             stepped = jax.lax.platform_dependent(
                 cuda=lambda: softmax_step.fused(*arguments), default=lambda: softmax_step.plain(*arguments)
             )

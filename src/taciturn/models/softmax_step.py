@@ -29,6 +29,7 @@ class Tiling(NamedTuple):
 
 # Found by measuring on an H200.
 EXPECTING, STEPPING = Tiling(64, 4, 2), Tiling(64, 4, 3)
+MOST_HELD = 320 * 96 * 2  # bytes of contexts; with twice as many an H200 has too little shared memory
 
 
 class Stepped(NamedTuple):
@@ -114,9 +115,9 @@ def fused(
     return Stepped(stepped, stepped_bias, d_contexts)
 
 
-def fits(matrix: jax.Array) -> bool:
-    """Whether the kernels can take such a matrix: they work in tiles of 16."""
-    return matrix.shape[1] % 16 == 0
+def fits(contexts: jax.Array, product: DTypeLike) -> bool:
+    """Whether the kernels can take them: they work in tiles of 16, and hold all contexts of a step at once."""
+    return contexts.shape[1] % 16 == 0 and contexts.size * jnp.dtype(product).itemsize <= MOST_HELD
 
 
 class _Shape(NamedTuple):
