@@ -1,5 +1,6 @@
 """A run's model as files that keyboards load. Each carries its guarantee, and is held against the JAX model before it is written."""
 
+import functools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -166,7 +167,7 @@ class _Export:
 
     def _said_by(self, script: str) -> Iterator[np.ndarray]:
         """The scores of one compared text after another. Node starts once for some of them: all would be too much for one answer."""
-        texts = self._compared_texts()
+        texts = self._compared_texts
         for some in (texts[first : first + AT_ONCE] for first in range(0, len(texts), AT_ONCE)):
             rows = np.asarray(check_javascript(script, *some, listed=self.card.vocabulary))
             yield from np.split(rows, np.cumsum([len(text) + 1 for text in some])[:-1])
@@ -269,7 +270,7 @@ class _Export:
         silent = [PADDING, UNKNOWN, BEGIN]
         if listed is not None:
             silent += [place for place, word in enumerate(self.card.vocabulary) if place >= END and word not in listed]
-        for text in self._compared_texts():
+        for text in self._compared_texts:
             ours, theirs = (
                 np.array(reference(text) if reference else _scores_along(self.model, text)),
                 np.array(scores(text)),
@@ -281,6 +282,7 @@ class _Export:
             difference = max(difference, float(np.abs(np.exp(ours) - np.exp(theirs)).max()))
         return Check(positions, same / positions, difference)
 
+    @functools.cached_property
     def _compared_texts(self) -> list[np.ndarray]:
         """The model's own; n-grams, which are slow to sample, are asked about random words."""
         if isinstance(self.model, Neural):
