@@ -169,8 +169,8 @@ class _Export:
         """The scores of one compared text after another. Node starts once for some of them: all would be too much for one answer."""
         texts = self._compared_texts
         for some in (texts[first : first + AT_ONCE] for first in range(0, len(texts), AT_ONCE)):
-            rows = np.asarray(check_javascript(script, *some, listed=self.card.vocabulary))
-            yield from np.split(rows, np.cumsum([len(text) + 1 for text in some])[:-1])
+            found = check_javascript(script, *(text.tolist() for text in some), listed=self.card.vocabulary)
+            yield from np.split(np.asarray(found), np.cumsum([len(text) + 1 for text in some])[:-1])
 
     def _quantised_scores(self, text: np.ndarray) -> np.ndarray:
         """What a script would say, by its weights."""
