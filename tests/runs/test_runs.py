@@ -43,7 +43,7 @@ PLAIN = {"algorithm": "fedavg", "privacy": {"noise_multiplier": None, "clip_norm
 TURNS = {
     "algorithm": "dp-ftrl",
     "participation": {"kind": "cyclic-poisson"},
-    "privacy": {"bands": 3, "strategy": {"bands": [1.0, 0.5, 0.375]}, "accountant": "rdp"},  # the quicker one
+    "privacy": {"bands": 3, "strategy": {"bands": [1.0, 0.5, 0.375]}},
 }
 SENTENCES = {"data": {"layout": "sentences", "sentence_length": 7, "sentences_per_user": 5}}
 
