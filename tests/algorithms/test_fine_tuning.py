@@ -1,5 +1,6 @@
 """Devices that keep the general language: rehearsal and distillation do what Popov et al. 2018 write, and nothing to anyone's privacy."""
 
+import functools
 import json
 import shutil
 
@@ -24,10 +25,19 @@ PARAMS = MODEL.init(jax.random.key(0))
 GENERAL = jnp.array(np.random.default_rng(1).integers(4, 30, (50, 7)))
 ROWS = jnp.array(np.random.default_rng(2).integers(4, 30, (4, 7)))
 KEY = jax.random.key(3)
+QUICK = {"privacy": {"accountant": "rdp"}}
 
 
 def loss(params, tokens, key):
     return losses.cross_entropy(MODEL, params, tokens, None)
+
+
+plain = jax.jit(gradient_step(loss))
+
+
+@functools.cache
+def rehearsed(share: float):
+    return jax.jit(rehearsing(gradient_step(loss), GENERAL, share))
 
 
 def norm(update) -> float:
@@ -57,46 +67,51 @@ def test_so_much_general_text_is_rehearsed_that_the_users_own_has_its_share(shar
 
 
 def test_with_nothing_to_rehearse_it_is_plain_training():
-    plain = gradient_step(loss)
-    assert close(rehearsing(plain, GENERAL, 1.0)(PARAMS, ROWS, KEY, 0.1), plain(PARAMS, ROWS, None, 0.1), atol=1e-7)
-    assert not close(rehearsing(plain, GENERAL, 0.5)(PARAMS, ROWS, KEY, 0.1), plain(PARAMS, ROWS, None, 0.1), atol=1e-4)
+    own = plain(PARAMS, ROWS, None, 0.1)
+    assert close(rehearsed(1.0)(PARAMS, ROWS, KEY, 0.1), own, atol=1e-7)
+    assert not close(rehearsed(0.5)(PARAMS, ROWS, KEY, 0.1), own, atol=1e-4)
 
 
 def test_a_batch_of_padding_is_no_step_although_general_text_would_be():
-    step = rehearsing(gradient_step(loss), GENERAL, 0.5)
+    step = rehearsed(0.5)
     assert close(step(PARAMS, jnp.zeros_like(ROWS), KEY, 0.1), PARAMS, atol=0)
     assert not close(step(PARAMS, ROWS, KEY, 0.1), PARAMS, atol=0)  # the twin
 
 
 def test_each_device_rehearses_rows_of_its_own():
-    step = rehearsing(gradient_step(loss), GENERAL, 0.5)
+    step = rehearsed(0.5)
     assert not close(step(PARAMS, ROWS, KEY, 0.1), step(PARAMS, ROWS, jax.random.key(4), 0.1), atol=1e-6)
 
 
 def test_soft_labels_are_those_of_the_formulas():
-    other = trees.scale(PARAMS, 1.5)
-    share, general = 0.3, np.asarray(jax.nn.softmax(losses.logits(MODEL, other, ROWS[:, :-1])))
-    scores = np.asarray(jax.nn.log_softmax(losses.logits(MODEL, PARAMS, ROWS[:, :-1])))
+    other, logits = trees.scale(PARAMS, 1.5), jax.jit(functools.partial(losses.logits, MODEL))
+    share, general = 0.3, np.asarray(jax.nn.softmax(logits(other, ROWS[:, :-1])))
+    scores = np.asarray(jax.nn.log_softmax(logits(PARAMS, ROWS[:, :-1])))
     labels = share * np.eye(30)[np.asarray(ROWS[:, 1:])] + (1 - share) * general
     expected = -(labels * scores).sum(-1).mean()
-    assert soft_label_loss(MODEL, other, share, PARAMS, ROWS, None) == pytest.approx(expected, rel=1e-5)
+    said = jax.jit(functools.partial(soft_label_loss, MODEL))(other, share, PARAMS, ROWS, None)
+    assert said == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_model_that_was_sent_has_nothing_to_learn_from_itself():
     """At λ → 0 it is its own teacher; at λ = 1 the loss is the plain one."""
-    own = jax.grad(lambda params: soft_label_loss(MODEL, PARAMS, 0.0, params, ROWS, None))(PARAMS)
-    assert close(own, trees.scale(PARAMS, 0.0), atol=1e-6)
-    one = jax.grad(lambda params: soft_label_loss(MODEL, trees.scale(PARAMS, 2.0), 1.0, params, ROWS, None))(PARAMS)
-    assert close(one, jax.grad(loss)(PARAMS, ROWS, None), atol=1e-6)
+
+    @jax.jit
+    def learned(teacher, share, params):
+        return jax.grad(lambda params: soft_label_loss(MODEL, teacher, share, params, ROWS, None))(params)
+
+    assert close(learned(PARAMS, 0.0, PARAMS), trees.scale(PARAMS, 0.0), atol=1e-6)
+    one = learned(trees.scale(PARAMS, 2.0), 1.0, PARAMS)
+    assert close(one, jax.jit(jax.grad(loss))(PARAMS, ROWS, None), atol=1e-6)
 
 
 def test_what_was_sent_stays_the_teacher_through_all_local_steps():
     user = UserData(jnp.stack([ROWS, ROWS[::-1]]), jnp.float32(1), jnp.int32(2))
     local, message = LocalTraining(0.5, epochs=3), Message(PARAMS, None)
-    soft = unforgetting_update(MODEL, local, 0.25)(message, user, KEY)
-    plain = fedavg_update(gradient_step(loss), local)(message, user, KEY)
-    assert norm(soft) < 0.6 * norm(plain)
-    assert close(unforgetting_update(MODEL, local, 1.0)(message, user, KEY), plain, atol=1e-5)
+    soft = jax.jit(unforgetting_update(MODEL, local, 0.25))(message, user, KEY)
+    usual = jax.jit(fedavg_update(plain, local))(message, user, KEY)
+    assert norm(soft) < 0.6 * norm(usual)
+    assert close(jax.jit(unforgetting_update(MODEL, local, 1.0))(message, user, KEY), usual, atol=1e-5)
 
 
 @pytest.fixture
@@ -112,7 +127,7 @@ def general(population, tmp_path):
 def test_every_algorithm_keeps_the_general_language_and_names_what_was_public(
     population, general, tmp_path, algorithm, forgetting
 ):
-    sections = {"fedavg": {"privacy": {"noise_multiplier": None}}, "dp-fedavg": {}, "dp-ftrl": {}}[algorithm]
+    sections = {"fedavg": {"privacy": {"noise_multiplier": None}}, "dp-fedavg": QUICK, "dp-ftrl": {}}[algorithm]
     if algorithm == "dp-ftrl":
         sections = {
             "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2},
@@ -190,7 +205,7 @@ def test_what_is_forgotten_is_measured_beside_what_is_learned(population, genera
 
 def test_a_run_goes_on_with_the_general_text_it_began_with(population, general, tmp_path):
     recipe = tiny_recipe(
-        population, data={"general": str(general)}, local={"forgetting": "rehearsal"}, run={"rounds": 4}
+        population, **QUICK, data={"general": str(general)}, local={"forgetting": "rehearsal"}, run={"rounds": 4}
     )
 
     with pytest.raises(Cut):
@@ -205,10 +220,9 @@ def test_a_run_goes_on_with_the_general_text_it_began_with(population, general, 
 
 
 def test_a_step_goes_no_further_than_its_longest_gradient_allows():
-    plain = gradient_step(loss)
     free = trees.subtract(plain(PARAMS, ROWS, None, 0.5), PARAMS)
     for most in (0.1, 100.0):
-        step = trees.subtract(with_short_steps(plain, most)(PARAMS, ROWS, None, 0.5), PARAMS)
+        step = trees.subtract(jax.jit(with_short_steps(plain, most))(PARAMS, ROWS, None, 0.5), PARAMS)
         assert norm(step) == pytest.approx(min(0.5 * most, norm(free)), rel=1e-3)
         direction = sum(np.sum(a * b) for a, b in zip(jax.tree.leaves(step), jax.tree.leaves(free), strict=True))
         assert direction == pytest.approx(norm(step) * norm(free), rel=1e-3)

@@ -63,7 +63,7 @@ def made(tmp_path_factory):
     assert built.exit_code == 0
     people = Population(folder / "people")
     cifg = {"kind": "cifg", "width": 8, "units": 12}
-    train_run(tiny_recipe(people, model=cifg), folder / "private-run", quietly)
+    train_run(tiny_recipe(people, model=cifg, run={"evaluate_every": 6}), folder / "private-run", quietly)
     plain = tiny_recipe(
         people, algorithm="fedavg", model=cifg, privacy={"noise_multiplier": None}, participation={"cohort": 10}
     )
@@ -136,7 +136,8 @@ def test_a_file_that_does_not_say_what_the_model_says_is_not_written(made, tmp_p
 
 def test_a_transformer_leaves_as_n_grams_only(made, tmp_path):
     people = Population(made / "people")
-    recipe = tiny_recipe(people, model={"kind": "transformer", "width": 8, "units": None, "layers": 1, "heads": 2})
+    transformer = {"kind": "transformer", "width": 4, "units": None, "layers": 1, "heads": 1}
+    recipe = tiny_recipe(people, model=transformer, run={"rounds": 3})
     train_run(recipe, tmp_path / "transformer", quietly)
     with pytest.raises(ExportRefused, match="--to arpa"):
         FinishedRun(tmp_path / "transformer").export(tmp_path / "out", "js")

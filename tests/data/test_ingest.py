@@ -256,9 +256,9 @@ def test_a_full_disk_is_said_and_changes_nothing(tmp_path):
 
 
 def test_files_that_grow_too_large_are_dealt_again_and_give_the_same_bytes(tmp_path, monkeypatch):
-    path = write(tmp_path / "a.parquet", messages(300, 20))
+    path = write(tmp_path / "a.parquet", messages(75, 20))
     whole = build(tmp_path / "whole", path)
-    monkeypatch.setattr(grouping, "FILE_BYTES", 12_000)
+    monkeypatch.setattr(grouping, "FILE_BYTES", 3_000)
     monkeypatch.setattr(grouping, "BUFFER_BYTES", 500)
     dealt = build(tmp_path / "dealt", path)
     assert contents(dealt) == contents(whole)
@@ -269,12 +269,12 @@ def test_files_that_grow_too_large_are_dealt_again_and_give_the_same_bytes(tmp_p
 def test_a_user_with_endless_text_is_left_out_whole_whoever_else_is_there(tmp_path, monkeypatch, file_bytes):
     """Found by a second reader: how much of such a user was kept depended on the others."""
     monkeypatch.setattr(grouping, "FILE_BYTES", file_bytes)
-    monkeypatch.setattr(grouping, "MOST_OF_ONE_USER", 20_000)
-    endless = [("bot", f"the of and {number}", f"{number}") for number in range(3_000)]
+    monkeypatch.setattr(grouping, "MOST_OF_ONE_USER", 8_000)
+    endless = [("bot", f"the of and {number}", f"{number}") for number in range(1_200)]
     rules = Rules(WORDS, 1, 300, held_out_share=0.0)
     alone = build(tmp_path / "alone", write(tmp_path / "a.parquet", endless + messages(5)), rules=rules)
-    among = build(tmp_path / "among", write(tmp_path / "b.parquet", endless + messages(200)), rules=rules)
-    for population, users in ((alone, 5), (among, 200)):
+    among = build(tmp_path / "among", write(tmp_path / "b.parquet", endless + messages(100)), rules=rules)
+    for population, users in ((alone, 5), (among, 100)):
         assert len(population) == users
         assert population.manifest[COUNTS]["left_out"][grouping.too_much()] == 1
 

@@ -1,7 +1,6 @@
 """A population is whole or not there, says nothing of its users, and is read in shards."""
 
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -87,9 +86,13 @@ def test_the_same_users_have_the_same_bytes_and_name_whatever_the_size_of_a_shar
     assert write_population(tmp_path / "p", users, held_out | {"one": [5]}, vocabulary, {}).id != population.id
 
 
-def sum_of_part(folder, positions, results):
-    population = Population(folder)
-    results.put(int(sum(population.texts[position].sum() for position in positions)))
+SUM_OF_PART = """
+import sys
+from pathlib import Path
+from taciturn.data.population import Population
+texts = Population(Path(sys.argv[1])).texts
+print(sum(int(texts[int(position)].sum()) for position in sys.argv[2:]))
+"""
 
 
 def test_several_processes_read_their_own_shards_alone(tmp_path, vocabulary):
@@ -99,7 +102,7 @@ def test_several_processes_read_their_own_shards_alone(tmp_path, vocabulary):
     assert len(shards) > 4
     total = sum(int(text.sum()) for text in population.texts)
     halves = [shards[: len(shards) // 2], shards[len(shards) // 2 :]]
-    context, results, processes = multiprocessing.get_context("spawn"), multiprocessing.get_context("spawn").Queue(), []
+    processes = []
     for half, mine in enumerate(halves):
         host = tmp_path / f"host{half}"
         text = host / population.manifest["text"]
@@ -109,12 +112,9 @@ def test_several_processes_read_their_own_shards_alone(tmp_path, vocabulary):
         wanted = [f"train-{shards.index(shard):05}.{kind}" for shard in mine for kind in ("tokens", "offsets")]
         for name in ("vocabulary.txt", *wanted):
             (text / name).write_bytes((original / name).read_bytes())
-        positions = [position for shard in mine for position in shard]
-        processes.append(context.Process(target=sum_of_part, args=(host, positions, results)))
-        processes[-1].start()
-    assert sum(results.get(timeout=60) for _ in processes) == total
-    for process in processes:
-        process.join(10)
+        command = [sys.executable, "-c", SUM_OF_PART, host, *(str(position) for shard in mine for position in shard)]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+    assert sum(int(process.communicate(timeout=60)[0]) for process in processes) == total
     with pytest.raises(DataError, match="not on this machine"):
         Population(tmp_path / "host0").texts[len(population) - 1]
 

@@ -80,7 +80,7 @@ def build_june(months, *more):
 
 
 def spend(folder, name):
-    terms = RunTerms(name, "r", "p", "add or remove one user", "operating system", "pld", Budget(1e-6), 5)
+    terms = RunTerms(name, "r", "p", "add or remove one user", "operating system", "rdp", Budget(1e-6), 5)
     account = Account(open_ledger(Population(folder)), terms, PoissonSampledDpEvent(0.5, GaussianDpEvent(1.0)))
     account.open()
     account.charge(len(account.charges), "record")
@@ -239,7 +239,8 @@ def test_a_second_run_is_not_compared_on_held_out_users_of_the_first_whom_it_tra
     write_population(
         measured / "others", held_out, made_up_users(12, 8), vocabulary, {}, same_people_as=measured / "people"
     )
-    second = tiny_recipe(Population(measured / "others"), participation={"users": 12, "cohort": 6}, run={"rounds": 1})
+    others = {"participation": {"users": 12, "cohort": 6}, "privacy": {"accountant": "rdp"}}  # which is quick
+    second = tiny_recipe(Population(measured / "others"), **others, run={"rounds": 1})
     train_run(second, measured / "second", quietly)
     with pytest.raises(PopulationError, match=r"whom .* trains on"):
         FinishedRun(measured / "run").compare(FinishedRun(measured / "second"))

@@ -56,9 +56,9 @@ def test_ordinary_text_stays(text):
 def test_long_hostile_texts_take_no_time(piece):
     """Found by a second reader: some of these took hours."""
     began = time.perf_counter()
-    scrub(piece * (10**6 // len(piece)))
-    scrub("a@" + piece * (10**6 // len(piece)))
-    assert time.perf_counter() - began < 10
+    scrub(piece * (2 * 10**5 // len(piece)))
+    scrub("a@" + piece * (2 * 10**5 // len(piece)))
+    assert time.perf_counter() - began < 2
 
 
 def test_the_twin_with_backtracking_takes_time_that_grows_with_the_square():

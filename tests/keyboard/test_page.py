@@ -78,18 +78,30 @@ def browser():
         browser.close()
 
 
-@pytest.fixture
-def page(browser):
-    context = browser.new_context(viewport={"width": 1000, "height": 800})
-    page = context.new_page()
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    yield page
+@pytest.fixture(scope="module")
+def window(browser):
+    """One for all tests, each of which loads its page anew: a window of one's own is another process, and most of the time."""
+    context = browser.new_context()
+    yield context.new_page()
     context.close()
+
+
+@pytest.fixture
+def page(window):
+    window.set_viewport_size({"width": 1000, "height": 800})
+    errors: list[str] = []
+
+    def note(error) -> None:
+        errors.append(str(error))
+
+    window.on("pageerror", note)
+    yield window
+    window.goto("about:blank")
+    window.remove_listener("pageerror", note)
     assert errors == []
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def phone(browser):
     context = browser.new_context(viewport={"width": 375, "height": 667}, has_touch=True, is_mobile=True)
     yield context.new_page()
@@ -101,7 +113,7 @@ def written(page) -> str:
 
 
 def strip(page, number: int = 0) -> list[str]:
-    return [button.inner_text() for button in page.query_selector_all(".strip")[number].query_selector_all("button")]
+    return page.locator(".strip").nth(number).locator("button").all_inner_texts()
 
 
 def counters(page) -> tuple[str, str, str]:
@@ -360,9 +372,8 @@ def test_no_width_scrolls_sideways(page, two_models, width):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_from_its_ground(browser, one_model, scheme):
-    context = browser.new_context(color_scheme=scheme)
-    page = context.new_page()
+def test_text_stands_out_from_its_ground(page, one_model, scheme):
+    page.emulate_media(color_scheme=scheme)
     typing(page, one_model, "Thank you ve")
     colour = "(name) => getComputedStyle(document.documentElement).getPropertyValue(name)"
     pairs = [
@@ -376,7 +387,7 @@ def test_text_stands_out_from_its_ground(browser, one_model, scheme):
     pairs += [("accent", "paper"), ("on-accent", "accent"), ("warning", "warning-ground")]
     for text, ground in pairs:
         assert contrast(*(page.evaluate(colour, f"--{name}") for name in (text, ground))) >= 4.5, (text, ground)
-    context.close()
+    page.emulate_media(color_scheme="light")
 
 
 def contrast(one: str, other: str) -> float:

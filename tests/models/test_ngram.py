@@ -168,7 +168,7 @@ def test_counts_of_occurrences_instead_of_contexts_are_not_kneser_ney(monkeypatc
     """The twin that must fail."""
     texts = long_text()
     right = kneser_ney(texts, LARGE, 3)
-    monkeypatch.setattr(ngram, "continuations", lambda levels: levels)
+    monkeypatch.setitem(vars(ngram), "continuations", lambda levels: levels)  # counts are not traced: programs can stay
     assert not np.allclose(scores_after(kneser_ney(texts, LARGE, 3), [5])[4:], scores_after(right, [5])[4:], atol=0.01)
 
 

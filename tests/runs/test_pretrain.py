@@ -1,6 +1,7 @@
 """Training on public text: what is held out, when it stops, and how it goes on."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,10 +78,10 @@ def uninterrupted(corpus, tmp_path_factory) -> Path:
     ("place", "occurrence"),
     [
         ("after a step", 1),
-        ("before save_state", 1),
+        pytest.param("before save_state", 1, marks=pytest.mark.slow),
         ("after save_state", 1),
-        ("after a step", 3),
-        ("after save_state", 3),
+        pytest.param("after a step", 3, marks=pytest.mark.slow),
+        pytest.param("after save_state", 3, marks=pytest.mark.slow),
         ("before save_model", 1),
         ("after save_model", 1),
     ],
@@ -104,10 +105,8 @@ def losses_of(folder: Path) -> list[tuple[float, float]]:
     return [(epoch["training_loss"], epoch["loss"]) for epoch in epochs]
 
 
-def test_without_the_state_of_its_optimiser_it_would_not_come_to_the_same(corpus, uninterrupted, tmp_path, monkeypatch):
+def test_without_the_state_of_its_optimiser_it_would_not_come_to_the_same(corpus, uninterrupted, cut_off, monkeypatch):
     """The twin that must fail."""
-    with monkeypatch.context() as patch, pytest.raises(Cut):
-        pretrained(corpus, MODEL, SCHEDULE, tmp_path / "cut", cut_at(patch, "after save_state", 1))
     load_state = pretrain.load_state
 
     def forgetful(path, like):
@@ -115,8 +114,8 @@ def test_without_the_state_of_its_optimiser_it_would_not_come_to_the_same(corpus
         return (training._replace(optimizer=like[0].optimizer), best), about
 
     monkeypatch.setattr(pretrain, "load_state", forgetful)
-    pretrained(corpus, MODEL, SCHEDULE, tmp_path / "cut", quietly, resume=True)
-    assert not same(params_of(tmp_path / "cut"), params_of(uninterrupted))
+    pretrained(corpus, MODEL, SCHEDULE, cut_off, quietly, resume=True)
+    assert not same(params_of(cut_off), params_of(uninterrupted))
 
 
 def test_blocks_of_steps_are_plain_steps_of_adam(corpus):
@@ -210,11 +209,17 @@ def test_of_a_single_document_the_end_is_held_out(vocabulary, tmp_path):
     assert finished.held_out == "the end of made-up text (1 tokens)"
 
 
+@pytest.fixture(scope="module")
+def cut_off_once(corpus, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("pretraining") / "cut"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Cut):
+        pretrained(corpus, MODEL, SCHEDULE, out, cut_at(patch, "after save_state", 1))
+    return out
+
+
 @pytest.fixture
-def cut_off(corpus, tmp_path, monkeypatch) -> Path:
-    with monkeypatch.context() as patch, pytest.raises(Cut):
-        pretrained(corpus, MODEL, SCHEDULE, tmp_path / "cut", cut_at(patch, "after save_state", 1))
-    return tmp_path / "cut"
+def cut_off(cut_off_once, tmp_path) -> Path:
+    return shutil.copytree(cut_off_once, tmp_path / "cut")
 
 
 def test_what_was_cut_off_is_not_begun_again_by_mistake(corpus, cut_off):

@@ -91,15 +91,20 @@ def test_a_run_is_not_resumed_with_a_ledger_that_was_cut_off(population, tmp_pat
 
 def test_two_runs_with_one_root_never_share_noise(population, tmp_path):
     """A folder copied before its first save, with another noise multiplier in it, is another run with the same root."""
-    plain = {
-        "server": {"optimizer": "sgd", "momentum": 0.0},
-        "run": {"rounds": 1, "save_every": 1, "evaluate_every": 2, "seed": None},
-    }
+
+    def plain(noise_multiplier: float):
+        return tiny_recipe(
+            population,
+            server={"optimizer": "sgd", "momentum": 0.0},
+            privacy={"noise_multiplier": noise_multiplier, "accountant": "rdp"},
+            run={"rounds": 1, "save_every": 1, "evaluate_every": 2, "seed": None},
+        )
+
     with pytest.raises(Cut):
-        loop.train_run(tiny_recipe(population, **plain), tmp_path / "one", cut_at(0))
+        loop.train_run(plain(1.0), tmp_path / "one", cut_at(0))
     (tmp_path / "two" / "private").mkdir(parents=True)
     shutil.copy(tmp_path / "one" / "private" / "root", tmp_path / "two" / "private" / "root")
-    save_recipe(tiny_recipe(population, privacy={"noise_multiplier": 2.0}, **plain), tmp_path / "two" / "recipe.toml")
+    save_recipe(plain(2.0), tmp_path / "two" / "recipe.toml")
     start = load_model(tmp_path / "one")[0]
     one, two = (
         jax.tree.map(

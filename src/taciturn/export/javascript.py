@@ -27,12 +27,12 @@ STRONG = 1.0  # ε up to which a guarantee is a strong one (Ponomareva et al. 20
 PATIENCE = 120  # seconds that Node may take
 RUNTIME = ("runtime.js", "words.js", "predictor.js")  # in export/runtime
 _PIPED = """
-const { script, words } = JSON.parse(require("fs").readFileSync(0, "utf8"));
+const { script, texts } = JSON.parse(require("fs").readFileSync(0, "utf8"));
 require("vm").runInThisContext(script);
 const [{ model, vocabulary, predictor }] = Object.values(taciturn.models);
 predictor().predict("");
-let state = model.start();
-const rows = [model.scores(state), ...words.map((word) => model.scores((state = model.read(state, word))))];
+const along = (state, words) => [model.scores(state), ...words.map((word) => model.scores((state = model.read(state, word))))];
+const rows = texts.flatMap((words) => along(model.start(), words));
 const bytes = Buffer.concat(rows.map((row) => Buffer.from(row.buffer)));
 console.log(JSON.stringify({ scores: bytes.toString("base64"), rows: rows.length, listed: vocabulary.words }));
 """
@@ -123,18 +123,18 @@ def _worth(epsilon: float) -> str:
     )
 
 
-def check_javascript(script: str, words: Sequence[int], listed: Sequence[str] = ()) -> np.ndarray | None:
-    """The scores that a script's model gives before the first word and after each of them, [1 + words, vocabulary], as Node computes
-    them; None where there is no Node. Refused where the script's words are not those `listed`."""
+def check_javascript(script: str, *texts: Sequence[int], listed: Sequence[str] = ()) -> np.ndarray | None:
+    """The scores that a script's model gives before the first word of each text and after each of them, [Σ (1 + words), vocabulary], as
+    Node computes them; None where there is no Node. Refused where the script's words are not those `listed`."""
     node = shutil.which("node")
     if node is None:
         return None
-    asked = json.dumps({"script": script, "words": [int(word) for word in words]}).encode()
+    asked = json.dumps({"script": script, "texts": [list(map(int, words)) for words in texts]}).encode()
     try:
         done = subprocess.run([node, "-e", _PIPED], input=asked, capture_output=True, timeout=PATIENCE, check=True)
     except subprocess.TimeoutExpired:
         raise ExportRefused(
-            f"the script was not done with {len(words)} words after {PATIENCE} seconds in Node"
+            f"the script was not done with {sum(map(len, texts))} words after {PATIENCE} seconds in Node"
         ) from None
     except subprocess.CalledProcessError as error:
         said = error.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {error.returncode}"]
