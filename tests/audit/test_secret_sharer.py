@@ -71,11 +71,15 @@ class WordByWord:
         self.vocabulary, self.start, self.read, self.scores = model.vocabulary, model.start, model.read, model.scores
 
 
+@cache
+def all_words(name: str):
+    return jax.jit(lambda params, texts: jax.nn.log_softmax(losses.logits(MODELS[name], params, texts)))
+
+
 def by_brute_force(name: str, params, prefix, continuations) -> np.ndarray:
     """Log-probabilities of the three last words of whole texts."""
     texts = np.array([[BEGIN, *prefix, *one] for one in continuations])
-    all_words = jax.jit(lambda params, texts: jax.nn.log_softmax(losses.logits(MODELS[name], params, texts)))
-    scores = np.asarray(all_words(params, texts[:, :-1]), np.float64)
+    scores = np.asarray(all_words(name)(params, texts[:, :-1]), np.float64)
     return sum(scores[np.arange(len(texts)), place, texts[:, place + 1]] for place in (2, 3, 4))
 
 

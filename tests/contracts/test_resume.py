@@ -1,14 +1,13 @@
 """Cut off anywhere, a run goes on: a seeded one to the same parameters, and the ledger never counts less than was released."""
 
 import functools
-import itertools
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from harness import Cut, mostly_slow, quietly, small_population, tiny_recipe
+from harness import Cut, quietly, small_population, tiny_recipe
 from taciturn import files
 from taciturn.files import FolderExists
 from taciturn.privacy.account import Account
@@ -97,10 +96,13 @@ def cut_after_charging(patch: pytest.MonkeyPatch, round: int) -> None:
 )
 @pytest.mark.parametrize(
     ("kind", "occurrence"),
-    # Queues are cut off at their first round, and others, in fleets/test_queue_crashes.py; "everything" has all that dp-ftrl has.
-    mostly_slow(
-        list(itertools.product(KINDS, (1, 4))), *((kind, 4) for kind in KINDS), ("dp-fedavg", 1), ("everything", 1)
-    ),
+    [
+        *((kind, 4) for kind in KINDS),
+        ("dp-fedavg", 1),
+        ("everything", 1),
+        pytest.param("dp-ftrl", 1, marks=pytest.mark.slow),  # of which "everything" has all
+        pytest.param("queue", 1, marks=pytest.mark.slow),  # fleets/test_queue_crashes.py has the first round too
+    ],
     indirect=["kind"],
 )
 def test_a_seeded_run_cut_off_at_any_place_ends_with_the_same_parameters(
