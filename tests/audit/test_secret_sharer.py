@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 
+from harness import mostly_slow
 from taciturn.audit import secret_sharer
 from taciturn.audit.canaries import (
     Canary,
@@ -181,7 +182,7 @@ def test_canaries_keep(tmp_path):
 # Random sampling
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", mostly_slow(MODELS, "cifg", "deep lstm", "transformer"))
 def test_a_rank_is_what_trying_every_continuation_gives(name):
     params = untrained(name)
     canaries = [SECRET, Canary((9, 17, 12, 12, 7), 1, 1), Canary((20, 6, 25, 11, 8), 1, 1)]

@@ -7,7 +7,7 @@ import pytest
 from fleet_of_devices import FleetOfDevices
 from secure_rounds import Cohort
 
-from harness import quietly
+from harness import mostly_slow, quietly
 from taciturn.core import FailedRound
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.transport import LinkError
@@ -113,7 +113,7 @@ def test_shares_of_all_others_that_are_wrong_or_missing_are_the_fault_of_who_hel
     assert cohort.server.broke.keys() == {liar}
 
 
-@pytest.mark.parametrize("count", [10, 60])
+@pytest.mark.parametrize("count", mostly_slow([10, 60], 10))
 def test_one_who_is_wrong_about_one_other_spoils_nothing_and_frames_nobody(count):
     """Also where one share more came in than it takes."""
     cohort = Cohort(count)
