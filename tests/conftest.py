@@ -23,9 +23,15 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 # Tracing leaves much for the collector, which looks through all of JAX each time: a tenth of the time, unless it comes more rarely.
 gc.set_threshold(200_000, 20, 100)
 
+if not os.environ.get("TACITURN_OPTIMISED"):  # `make test-slow` waits for the disk, as users do
+    os.fsync = (
+        os.fstat
+    )  # tests kill processes and pull no plug: whether a file was synced shows in calls of this, and in nothing else
+
 import numpy as np
 import pytest
 
+from compiling import optimised, quickly
 from harness import (
     WORDS,
     compile_with,
@@ -33,8 +39,6 @@ from harness import (
     copied_population,
     lettered_words,
     made_up_users,
-    optimised,
-    quickly,
     small_population,
     tiny_recipe,
     trained,

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src import compiler  # private to JAX, which has no public way to set this for all programs: it may move
 
+from compiling import compiler, quickly
 from taciturn import randomness, trees
 from taciturn.core import Algorithm, Mechanism, Params, Report
 from taciturn.data.population import Population, write_population
@@ -31,26 +31,11 @@ from taciturn.recipe.text import parse_recipe
 from taciturn.runs.loop import train_run
 
 WORDS = 40
-QUICKLY = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-    "xla_cpu_use_fusion_emitters": False,
-    "xla_cpu_parallel_codegen_split_count": 1,
-}
-
-
-optimised = compiler.get_compile_options
 
 
 def mostly_slow(values, *quick):
     """Parameters of which only some are tried with every change, the others by `make test-slow`."""
     return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
-
-
-def quickly(*arguments, **settings):
-    options = optimised(*arguments, **settings)
-    options.env_option_overrides = [*options.env_option_overrides, *QUICKLY.items()]
-    return options
 
 
 def compile_with(options) -> None:

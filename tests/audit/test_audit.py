@@ -1,7 +1,10 @@
 """An audit by made-up users: it finds a mechanism with too little noise, and has nothing to say against one that keeps its word."""
 
+import functools
 import json
 import math
+import shutil
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +12,17 @@ import numpy as np
 import pytest
 import typer
 
-from harness import Cut, cut_at, exact, made_up_users, mostly_slow, quietly, tiny_recipe, write_population
+from harness import (
+    Cut,
+    cut_at,
+    exact,
+    made_up_users,
+    mostly_slow,
+    quietly,
+    small_population,
+    tiny_recipe,
+    write_population,
+)
 from taciturn.audit import audit_users
 from taciturn.audit.audit_users import AuditScores
 from taciturn.audit.report import membership_results
@@ -20,6 +33,7 @@ from taciturn.recipe import build
 from taciturn.recipe.solve import with_noise
 from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import load_model
+from taciturn.runs import run as runs
 from taciturn.runs.finished import FinishedRun
 from taciturn.runs.folder import recipe_of
 from taciturn.runs.loop import resume_run, train_run
@@ -46,13 +60,44 @@ MECHANISMS = {
 }
 
 
-@pytest.fixture
-def wide(tmp_path):
+def wide_population(folder):
     """Users of a list of words long enough for a model with room for a thousand directions."""
     words = SPECIAL + PUNCTUATION + tuple(f"word{number}" for number in range(386))
     return write_population(
-        tmp_path / "wide", made_up_users(50), made_up_users(12, seed=1), Vocabulary(words), {"source": "made up"}
+        folder, made_up_users(50), made_up_users(12, seed=1), Vocabulary(words), {"source": "made up"}
     )
+
+
+@pytest.fixture
+def wide(tmp_path):
+    return wide_population(tmp_path / "wide")
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory):
+    """A run of each of `MECHANISMS`, with 800 users beside it: trained once, for all tests that read it."""
+
+    @functools.cache
+    def trained(kind):
+        folder = tmp_path_factory.mktemp("honest")
+        train_run(watched(wide_population(folder / "wide"), **MECHANISMS[kind]), folder / "run", quietly)
+        return folder / "run"
+
+    return trained
+
+
+@pytest.fixture(scope="module")
+def uncut(tmp_path_factory, vocabulary):
+    """A small run with 48 users beside it that nothing cut off: trained once."""
+
+    @functools.cache
+    def trained(kind):
+        folder = tmp_path_factory.mktemp("uncut")
+        population = small_population(folder / "population", vocabulary)
+        finished = train_run(tiny_recipe(population, audit={"users": 48}, **MECHANISMS[kind]), folder / "run", quietly)
+        return folder / "run", finished.guarantee
+
+    return trained
 
 
 def watched(population, users=800, rounds=16, seed=1, **sections):
@@ -62,15 +107,15 @@ def watched(population, users=800, rounds=16, seed=1, **sections):
 
 def with_noise_too_small(monkeypatch, times):
     """Break the mechanism: it charges for its noise and adds so many times less."""
-    honest = build.algorithm
 
     def broken(recipe, vocabulary):
-        whole = honest(recipe, vocabulary)
+        whole = build.algorithm(recipe, vocabulary)
         less = max(recipe.privacy.noise_multiplier / times, 1e-3)
-        mechanism = honest(recipe.with_settings("privacy", noise_multiplier=less), vocabulary).mechanism
+        mechanism = build.algorithm(recipe.with_settings("privacy", noise_multiplier=less), vocabulary).mechanism
         return whole._replace(mechanism=mechanism._replace(event=whole.mechanism.event))
 
-    monkeypatch.setattr(build, "algorithm", broken)
+    # For runs alone: `build` itself stays, with all that was compiled from it.
+    monkeypatch.setattr(runs, "build", SimpleNamespace(**(vars(build) | {"algorithm": broken})))
 
 
 def found_in(recipe, folder):
@@ -79,9 +124,9 @@ def found_in(recipe, folder):
 
 
 @pytest.mark.parametrize("kind", mostly_slow(MECHANISMS, "one turn", "blt"))
-def test_a_mechanism_that_keeps_its_word_is_what_it_is_said_to_be_and_is_not_accused(wide, tmp_path, kind):
+def test_a_mechanism_that_keeps_its_word_is_what_it_is_said_to_be_and_is_not_accused(honest, kind):
     """Reports are as long as is claimed, noise is as wide, correlated as the recipe says: neither less nor more."""
-    found = found_in(watched(wide, **MECHANISMS[kind]), tmp_path / "run")
+    found = membership_results(honest(kind), recipe_of(honest(kind)))
     assert not found.audit.refuted
     error = 4 / math.sqrt(np.sum(found.mu[found.included] ** 2))
     assert found.audit.signal == pytest.approx(1.0, abs=error)
@@ -100,16 +145,16 @@ def test_noise_that_is_half_of_what_is_claimed_is_found_out(wide, tmp_path, monk
     assert found.audit.spread < 0.75
 
 
-@pytest.mark.parametrize("sections", [{}, FTRL], ids=["dp-fedavg", "dp-ftrl"])
+@pytest.mark.parametrize("kind", ["one turn", "blt"], ids=["dp-fedavg", "dp-ftrl"])
 def test_the_command_says_that_nothing_contradicts_the_claim_and_what_it_could_have_seen(
-    wide, tmp_path, capsys, sections
+    honest, tmp_path, capsys, kind
 ):
-    train_run(watched(wide, **sections), tmp_path / "run", quietly)
+    shutil.copytree(honest(kind), tmp_path / "run")
     audit(tmp_path / "run")  # exit status 0
     said = " ".join(capsys.readouterr().out.split())
     assert "Nothing contradicts the claim" in said
     assert "It would have caught noise that is 1." in said
-    assert ("Of the μ that is claimed for a person's whole part" in said) == bool(sections)
+    assert ("Of the μ that is claimed for a person's whole part" in said) == (kind == "blt")
     assert (tmp_path / "run" / "audit.png").stat().st_size > 10_000
 
 
@@ -138,8 +183,8 @@ def test_users_have_all_turns_that_the_claim_allows_and_no_more(wide):
     assert max(map(len, audit_users.patterns(with_noise(watched(wide, **rare))))) == 3
 
 
-def test_the_whole_cost_of_a_run_is_tested_and_not_that_of_one_row(wide, tmp_path):
-    found = found_in(watched(wide, **FTRL), tmp_path / "run")
+def test_the_whole_cost_of_a_run_is_tested_and_not_that_of_one_row(honest):
+    found = membership_results(honest("blt"), recipe_of(honest("blt")))
     assert found.turns == 4
     assert 0.9 * found.whole < found.audit.mu <= found.whole
 
@@ -214,37 +259,36 @@ def test_a_report_is_the_direction_at_the_clip_norm(population, privacy):
     mechanism = algorithm.mechanism
     public = mechanism.public(mechanism.init(params))
     update = users._directions.update(users._directions.vectors, jnp.uint32(7))
-    report, weight = exact(mechanism.bound(public, update, jnp.float32(1), jax.random.key(0)), 0.5)
+    report, weight = exact(jax.jit(mechanism.bound)(public, update, jnp.float32(1), jax.random.key(0)), 0.5)
     sent = flat(report)
     assert weight == 1
     assert 0.99 * 0.5 < np.linalg.norm(sent) <= 0.5
     assert sent @ flat(update) / audit_users.LENGTH == pytest.approx(0.5, rel=0.01)
 
 
-@pytest.mark.parametrize("sections", [{}, FTRL], ids=["dp-fedavg", "dp-ftrl"])
-def test_the_claim_about_people_is_what_it_is_without_them(population, tmp_path, sections):
-    plain = train_run(tiny_recipe(population, **sections), tmp_path / "plain", quietly)
-    with_them = train_run(tiny_recipe(population, audit={"users": 32}, **sections), tmp_path / "watched", quietly)
-    assert with_them.guarantee.rho == plain.guarantee.rho
-    assert with_them.guarantee.epsilon == plain.guarantee.epsilon
-    assert with_them.guarantee.releases == plain.guarantee.releases
-    said = " ".join((tmp_path / "watched" / "guarantee.txt").read_text().split())
-    assert "random directions of 32 made-up users" in said
+@pytest.mark.parametrize("kind", ["one turn", "blt"], ids=["dp-fedavg", "dp-ftrl"])
+def test_the_claim_about_people_is_what_it_is_without_them(population, tmp_path, uncut, kind):
+    plain = train_run(tiny_recipe(population, **MECHANISMS[kind]), tmp_path / "plain", quietly).guarantee
+    watched, with_them = uncut(kind)
+    assert with_them.rho == plain.rho
+    assert with_them.epsilon == plain.epsilon
+    assert with_them.releases == plain.releases
+    said = " ".join((watched / "guarantee.txt").read_text().split())
+    assert "random directions of 48 made-up users" in said
     assert not (tmp_path / "plain" / "audit_users.json").exists()
 
 
-@pytest.mark.parametrize("sections", [{}, FTRL], ids=["dp-fedavg", "dp-ftrl"])
-def test_cut_off_a_run_goes_on_with_the_same_users_and_sees_the_same(population, tmp_path, sections):
-    recipe = tiny_recipe(population, audit={"users": 48}, **sections)
-    train_run(recipe, tmp_path / "whole", quietly)
+@pytest.mark.parametrize("kind", ["one turn", "blt"], ids=["dp-fedavg", "dp-ftrl"])
+def test_cut_off_a_run_goes_on_with_the_same_users_and_sees_the_same(population, tmp_path, uncut, kind):
+    cut, whole = tmp_path / "run", uncut(kind)[0]
     with pytest.raises(Cut):
-        train_run(recipe, tmp_path / "cut", cut_at(3))
-    resume_run(tmp_path / "cut", quietly)
-    one, other = (AuditScores(tmp_path / name) for name in ("whole", "cut"))
+        train_run(tiny_recipe(population, audit={"users": 48}, **MECHANISMS[kind]), cut, cut_at(3))
+    resume_run(cut, quietly)
+    one, other = AuditScores(whole), AuditScores(cut)
     assert np.array_equal(one.included, other.included)
     assert one.rounds.tolist() == other.rounds.tolist() == list(range(6))
     assert np.array_equal(one.products, other.products)
-    params = [jax.tree.leaves(load_model(tmp_path / name)[0]) for name in ("whole", "cut")]
+    params = [jax.tree.leaves(load_model(folder)[0]) for folder in (whole, cut)]
     assert all(np.array_equal(*pair) for pair in zip(*params, strict=True))
 
 
@@ -256,8 +300,8 @@ def test_a_run_that_ended_early_is_audited_by_those_whose_turn_had_come(wide, tm
     assert not found.audit.refuted
 
 
-def test_files_that_are_damaged_are_said_to_be(population, tmp_path):
-    train_run(tiny_recipe(population, audit={"users": 48}), tmp_path / "run", quietly)
+def test_files_that_are_damaged_are_said_to_be(uncut, tmp_path):
+    shutil.copytree(uncut("one turn")[0], tmp_path / "run")
     path = tmp_path / "run" / "audit_users.npy"
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(DataError, match="are damaged"):

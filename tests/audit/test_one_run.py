@@ -22,10 +22,10 @@ def audit(mu=1.0, times=1.0, people=0.0, users=1000, seed=0) -> Audit:
     ("mu", "users", "people"),
     [
         (1.0, 1000, 0.0),
-        (0.2, 10_000, 0.0),
-        (5.0, 1000, 0.0),
+        pytest.param(0.2, 10_000, 0.0, marks=pytest.mark.slow),
+        pytest.param(5.0, 1000, 0.0, marks=pytest.mark.slow),
         (1.0, 64, 0.0),
-        (1.0, 1000, 0.3),
+        pytest.param(1.0, 1000, 0.3, marks=pytest.mark.slow),
         ([0.5, 1.0, 2.0], 1000, 0),
     ],
 )
@@ -67,7 +67,13 @@ def test_a_level_of_one_in_twenty_would_accuse_the_innocent():
 
 
 @pytest.mark.parametrize(
-    ("mu", "users", "people"), [(1.0, 1000, 0.0), (0.3, 1000, 0.0), (1.0, 1000, 0.3), (3.0, 200, 0)]
+    ("mu", "users", "people"),
+    [
+        pytest.param(1.0, 1000, 0.0, marks=pytest.mark.slow),
+        pytest.param(0.3, 1000, 0.0, marks=pytest.mark.slow),
+        (1.0, 1000, 0.3),
+        (3.0, 200, 0),
+    ],
 )
 def test_what_it_says_it_would_catch_it_does_catch(mu, users, people):
     power = mu * math.sqrt(users / 2)

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 
+from harness import mostly_slow
 from taciturn.audit import secret_sharer
 from taciturn.audit.canaries import (
     Canary,
@@ -71,11 +72,15 @@ class WordByWord:
         self.vocabulary, self.start, self.read, self.scores = model.vocabulary, model.start, model.read, model.scores
 
 
+@cache
+def all_words(name: str):
+    return jax.jit(lambda params, texts: jax.nn.log_softmax(losses.logits(MODELS[name], params, texts)))
+
+
 def by_brute_force(name: str, params, prefix, continuations) -> np.ndarray:
     """Log-probabilities of the three last words of whole texts."""
     texts = np.array([[BEGIN, *prefix, *one] for one in continuations])
-    all_words = jax.jit(lambda params, texts: jax.nn.log_softmax(losses.logits(MODELS[name], params, texts)))
-    scores = np.asarray(all_words(params, texts[:, :-1]), np.float64)
+    scores = np.asarray(all_words(name)(params, texts[:, :-1]), np.float64)
     return sum(scores[np.arange(len(texts)), place, texts[:, place + 1]] for place in (2, 3, 4))
 
 
@@ -177,7 +182,7 @@ def test_canaries_keep(tmp_path):
 # Random sampling
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", mostly_slow(MODELS, "cifg", "deep lstm", "transformer"))
 def test_a_rank_is_what_trying_every_continuation_gives(name):
     params = untrained(name)
     canaries = [SECRET, Canary((9, 17, 12, 12, 7), 1, 1), Canary((20, 6, 25, 11, 8), 1, 1)]

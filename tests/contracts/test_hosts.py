@@ -12,9 +12,12 @@ import jax
 import numpy as np
 import pytest
 
-from harness import tiny_recipe
+from compiling import another_process
+from harness import quietly, tiny_recipe
+from taciturn import cli
 from taciturn.recipe.text import save_recipe
 from taciturn.release.model_file import load_model
+from taciturn.runs.loop import train_run
 
 MAIN = "from taciturn.cli import main; main()"
 
@@ -27,7 +30,7 @@ def free_port() -> int:
 
 def start(folder: Path, *arguments: object) -> subprocess.Popen:
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", MAIN, "train", *map(str, arguments)]
+    command = [*another_process(MAIN), "train", *map(str, arguments)]
     return subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -43,9 +46,9 @@ def params_of(folder: Path) -> list[np.ndarray]:
 
 
 def test_two_hosts_train_the_model_that_one_trains(population, tmp_path):
-    save_recipe(tiny_recipe(population, run={"rounds": 3, "evaluate_every": 3}), tmp_path / "recipe.toml")
-    alone = start(tmp_path, "recipe.toml", "--run", "one")
-    assert alone.wait(timeout=120) == 0, alone.stdout and alone.stdout.read()
+    recipe = tiny_recipe(population)
+    save_recipe(recipe, tmp_path / "recipe.toml")
+    train_run(recipe, tmp_path / "one", quietly)
     hosts = two_hosts(tmp_path, "recipe.toml", "--run", "two")
     said = [host.communicate(timeout=120)[0] for host in hosts]
     assert [host.returncode for host in hosts] == [0, 0], said
@@ -76,9 +79,11 @@ def test_a_host_that_dies_ends_the_run_and_resume_goes_on(population, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [("--hosts", "2"), ("--hosts", "two", "--coordinator", "here:1")])
-def test_hosts_that_cannot_meet_are_told_how(population, tmp_path, arguments):
+def test_hosts_that_cannot_meet_are_told_how(population, tmp_path, monkeypatch, capsys, arguments):
     save_recipe(tiny_recipe(population), tmp_path / "recipe.toml")
-    host = start(tmp_path, "recipe.toml", *arguments)
-    said = host.communicate(timeout=60)[0]
-    assert host.returncode == 2
-    assert "--coordinator ADDRESS:PORT" in said
+    monkeypatch.setattr(sys, "argv", ["taciturn", "train", str(tmp_path / "recipe.toml"), *arguments])
+    monkeypatch.setattr(os, "_exit", sys.exit)  # this process has other tests to do
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    assert "--coordinator ADDRESS:PORT" in capsys.readouterr().err

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from harness import tiny_recipe
+from compiling import another_process
+from harness import quietly, tiny_recipe
+from taciturn import cli
 from taciturn.privacy.account import Account
 from taciturn.recipe.text import save_recipe
 from taciturn.runs.folder import RunError
 from taciturn.runs.loop import resume_run, train_run
-
-pytestmark = pytest.mark.optimised
 
 # After two rounds it starts a program that outlives it, and then hangs.
 FIRST = """
@@ -33,32 +33,26 @@ train_run(load_recipe(Path(sys.argv[1])), Path(sys.argv[2]), progress)
 """
 
 
-def quietly(done, rounds, row):
-    pass
-
-
 def contents(*folders: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_second_process_is_refused_and_goes_on_when_the_first_was_killed(population, tmp_path):
+def test_a_second_process_is_refused_and_goes_on_when_the_first_was_killed(population, tmp_path, monkeypatch, capsys):
     recipe, run = tiny_recipe(population), tmp_path / "run"
     save_recipe(recipe, tmp_path / "recipe.toml")
     first = subprocess.Popen(
-        [sys.executable, "-c", FIRST, str(tmp_path / "recipe.toml"), str(run)], stdout=subprocess.PIPE, text=True
+        [*another_process(FIRST), str(tmp_path / "recipe.toml"), str(run)], stdout=subprocess.PIPE, text=True
     )
     assert first.stdout is not None
     child = int(first.stdout.readline())
     try:
         before = contents(run, population.folder)
-        second = subprocess.run(
-            [sys.executable, "-c", "from taciturn.cli import main; main()", "train", "--resume", "--run", str(run)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert second.returncode == 2
-        assert f"taciturn: another process is at work in {run}: wait until it ends, or stop it" in second.stderr
+        monkeypatch.setattr(sys, "argv", ["taciturn", "train", "--resume", "--run", str(run)])
+        with pytest.raises(SystemExit) as second:
+            cli.main()
+        assert second.value.code == 2
+        said = f"taciturn: another process is at work in {run}: wait until it ends, or stop it"
+        assert said in capsys.readouterr().err
         assert contents(run, population.folder) == before
         first.send_signal(signal.SIGKILL)
         first.wait()

@@ -94,7 +94,17 @@ def cut_after_charging(patch: pytest.MonkeyPatch, round: int) -> None:
 @pytest.mark.parametrize(
     "place", ["before the record", "before the charge", "after the charge", "after the release", "while saving"]
 )
-@pytest.mark.parametrize("occurrence", [1, 4])
+@pytest.mark.parametrize(
+    ("kind", "occurrence"),
+    [
+        *((kind, 4) for kind in KINDS),
+        ("dp-fedavg", 1),
+        ("everything", 1),
+        pytest.param("dp-ftrl", 1, marks=pytest.mark.slow),  # of which "everything" has all
+        pytest.param("queue", 1, marks=pytest.mark.slow),  # fleets/test_queue_crashes.py has the first round too
+    ],
+    indirect=["kind"],
+)
 def test_a_seeded_run_cut_off_at_any_place_ends_with_the_same_parameters(
     population, recipe, tmp_path, uninterrupted, monkeypatch, place, occurrence
 ):

@@ -7,9 +7,9 @@ import pytest
 from fleet_of_devices import FleetOfDevices
 from secure_rounds import Cohort
 
-from harness import quietly
+from harness import mostly_slow, quietly
 from taciturn.core import FailedRound
-from taciturn.fleets.devices import fields, fleet
+from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.secure_aggregation import masks, shamir
 from taciturn.fleets.secure_aggregation.blame import at_fault, few_of
@@ -113,7 +113,7 @@ def test_shares_of_all_others_that_are_wrong_or_missing_are_the_fault_of_who_hel
     assert cohort.server.broke.keys() == {liar}
 
 
-@pytest.mark.parametrize("count", [10, 60])
+@pytest.mark.parametrize("count", mostly_slow([10, 60], 10))
 def test_one_who_is_wrong_about_one_other_spoils_nothing_and_frames_nobody(count):
     """Also where one share more came in than it takes."""
     cohort = Cohort(count)
@@ -180,7 +180,6 @@ def test_fewer_than_may_work_together_frame_nobody():
 @pytest.fixture
 def with_a_liar(tmp_path, vocabulary, monkeypatch):
     """Device 2 commits to another seed than it has, whenever it is asked."""
-    monkeypatch.setattr(fleet, "WAIT", 0.01)
     honest = DeviceRound.advertise
     lying = lying_about_its_seed(honest)
     monkeypatch.setattr(DeviceRound, "advertise", lambda one: (lying if one._device == 2 else honest)(one))
@@ -215,7 +214,7 @@ def test_a_device_that_breaks_the_protocol_is_left_out_after_the_first_time(with
 
 def test_it_stays_left_out_after_a_crash_and_who_it_is_stands_in_private_notes_alone(with_a_liar, tmp_path):
     """There are just as many as are asked: without it the run waits for more, and is told how many broke the protocol and not who."""
-    fleet, asked = with_a_liar(9, fleet={"patience": 2.0})
+    fleet, asked = with_a_liar(9)
     run = tmp_path / "run"
     told = r"8 devices are there that may take part, 9 are needed.*; 1 devices broke the protocol and are left out"
     with pytest.raises(LinkError, match=told):
@@ -231,7 +230,7 @@ def test_it_stays_left_out_after_a_crash_and_who_it_is_stands_in_private_notes_a
 
 def test_the_twin_that_blames_nobody_asks_it_every_time(with_a_liar, tmp_path, monkeypatch):
     monkeypatch.setattr(ServerRound, "broke", {})
-    fleet, asked = with_a_liar(9, fleet={"patience": 6.0})
+    fleet, asked = with_a_liar(9)
     with pytest.raises(LinkError, match="rounds have failed"):
         train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     assert sum(kind == fields.ADVERTISE and 2 in who for kind, who in asked) > 1

@@ -13,7 +13,6 @@ from fleet_of_devices import FleetOfDevices, fleet_recipe
 
 from harness import Cut, cut_at, mostly_slow, quietly
 from taciturn.fleets.devices import fields
-from taciturn.fleets.devices import fleet as device_fleet
 from taciturn.fleets.devices import participation_record as diaries
 from taciturn.fleets.devices.fleet import DeviceFleet
 from taciturn.fleets.devices.local_transport import LocalLink
@@ -191,9 +190,7 @@ def test_a_device_that_nobody_enrolled_is_left_out(tmp_path, vocabulary, caplog)
 
 
 def test_a_device_with_another_recipe_does_not_come(tmp_path, vocabulary):
-    fleet = FleetOfDevices(
-        tmp_path, vocabulary, count=9, run={"rounds": 1, "evaluate_every": 1}, fleet={"patience": 1.0}
-    )
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=9, run={"rounds": 1, "evaluate_every": 1})
     fleet.start(3, recipe=fleet.recipe.with_settings("local", learning_rate=0.4))
     with pytest.raises(LinkError, match="8 devices are there that may take part, 9 are needed"):
         train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
@@ -336,14 +333,12 @@ def test_failed_attempts_leave_devices_resting_and_the_next_round_goes_on_all_th
     tmp_path, vocabulary, monkeypatch
 ):
     """Killed after its sum, a round is done by others; then most rest by their own diaries, which the log does not know of."""
-    monkeypatch.setattr(device_fleet, "WAIT", 0.01)
     fleet = FleetOfDevices(
         tmp_path,
         vocabulary,
         count=27,
         run={"rounds": 3, "evaluate_every": 3, "seed": None},
         participation={"min_separation": 1, "users": 60},
-        fleet={"patience": 5.0},
     )
     whole, kills = Records.write, [0, 1]
 
@@ -467,33 +462,18 @@ def test_a_device_keeps_its_own_timer_whatever_the_server_forgets(tmp_path):
     assert json.loads((tmp_path / "participation.json").read_text())["opted_out"]
 
 
-def test_a_round_that_keeps_failing_is_given_up_and_the_run_goes_on_when_devices_are_well(
-    tmp_path, vocabulary, monkeypatch
-):
-    broken, pauses = [True], []
+def test_a_round_that_keeps_failing_is_given_up_and_the_run_goes_on_when_devices_are_well(tmp_path, vocabulary, clock):
+    broken = [True]
 
     def dies(number, kind, answer):
         return None if kind == fields.SHARE and broken else answer
 
-    class Clock:
-        """Time passes only where somebody sleeps."""
-
-        now = 0.0
-
-        def monotonic(self):
-            return self.now
-
-        def sleep(self, seconds):
-            pauses.append(seconds)
-            self.now += seconds
-
-    monkeypatch.setattr(device_fleet, "time", Clock())
     fleet = FleetOfDevices(
         tmp_path, vocabulary, faults=(dies,), run={"rounds": 1, "evaluate_every": 1}, fleet={"patience": 200.0}
     )
     with pytest.raises(LinkError, match=r"no round has come about for .* 8 rounds have failed.*--resume"):
         train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
-    assert pauses == [2, 4, 8, 16, 32, 60, 60, 60]
+    assert clock.pauses == [2, 4, 8, 16, 32, 60, 60, 60]
     broken.clear()
     assert resume_run(tmp_path / "run", quietly, fleet.connected).guarantee.releases == 1
 

@@ -13,7 +13,6 @@ from releases import Releases
 
 from harness import Cut, cut_at, mostly_slow, quietly
 from taciturn.fleets.devices import fields
-from taciturn.fleets.devices import fleet as device_fleet
 from taciturn.fleets.devices.device import Device
 from taciturn.fleets.devices.fleet import DeviceFleet
 from taciturn.fleets.devices.transport import LinkError
@@ -278,20 +277,12 @@ def test_a_server_that_ends_while_it_sends_devices_away_has_charged_its_sum(tmp_
 def test_a_run_that_was_given_up_goes_on_as_itself(tmp_path, vocabulary, releases_of, monkeypatch, lost):
     """Two rounds are charged and not yet saved when devices stop coming, and again when they do not come back. To the devices it is the
     same run afterwards, none of them trains again for what was summed, and nothing is charged again, even if records are lost then."""
-    monkeypatch.setattr(device_fleet, "WAIT", 0.05)
     broken, names = [], set()
 
     def vanish(number, kind, answer):
         return None if broken and kind == fields.REPORT else answer
 
-    fleet = FleetOfDevices(
-        tmp_path,
-        vocabulary,
-        count=16,
-        faults=(vanish,),
-        run={"rounds": 4, "evaluate_every": 4, "save_every": 4},
-        fleet={"patience": 0.5},
-    )
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=16, faults=(vanish,), run=LONG)
     releases = releases_of(fleet)
     ledger = fleet.population.folder / "ledger.jsonl"
 
@@ -344,9 +335,7 @@ def test_killed_after_a_charge_its_release_is_given_out_although_nobody_comes(
 ):
     """From its record. Twin: without it the run does not go on, whoever comes, and nothing is charged again."""
     run, whole = tmp_path / "run", Account.charge
-    fleet = FleetOfDevices(
-        tmp_path, vocabulary, count=20, run={"rounds": 1, "evaluate_every": 1, "save_every": 1}, fleet={"patience": 0.2}
-    )
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=20, run={"rounds": 1, "evaluate_every": 1, "save_every": 1})
     releases = releases_of(fleet)
 
     def killed(account, *row):

@@ -97,8 +97,8 @@ def test_a_moment_without_a_network_loses_no_answer(monkeypatch):
         device._persistently(send, time.monotonic() - 1)
 
 
-@pytest.fixture
-def asked_over_flower(tmp_path):
+@pytest.fixture(scope="module")
+def asked_over_flower(tmp_path_factory):
     """Two devices on the wire, of which one was asked three times, and then went to rest; the folder that stays at the server."""
     from taciturn.fleets.flower.authority import device_key
     from taciturn.fleets.flower.device import run_device
@@ -109,6 +109,7 @@ def asked_over_flower(tmp_path):
             raise ComeBackLater(600)
         return b"yes"
 
+    tmp_path = tmp_path_factory.mktemp("flower")
     stop, folder = threading.Event(), tmp_path / "wire"
     with flower_server(folder, "127.0.0.1", 0, insecure=True) as server:
         for number in range(2):

@@ -26,11 +26,7 @@ def test_devices_that_rest_by_their_own_diaries_are_not_asked_for_ever(tmp_path,
     """Their uploads count for them even where they failed at the server, whose log says that they may. They have to be missing when it
     counts who has come, or it tries without end."""
     fleet = FleetOfDevices(
-        tmp_path,
-        vocabulary,
-        count=18,
-        run={"rounds": 2, "evaluate_every": 2},
-        fleet={"patience": 0.5, "timer_hours": 24.0},
+        tmp_path, vocabulary, count=18, run={"rounds": 2, "evaluate_every": 2}, fleet={"timer_hours": 24.0}
     )
     for number in range(18):
         ParticipationRecord(tmp_path / f"device-{number}", TIRELESS).upload(5, "run", 5)
@@ -141,7 +137,7 @@ def test_separation_timer_and_cap_count_over_all_runs(liar, run, monkeypatch):
 
 def test_a_second_run_with_devices_that_gave_all_they_may_finds_none(tmp_path, vocabulary):
     one_round = {"rounds": 1, "evaluate_every": 1}
-    limits = {"lifetime_participations": 2, "patience": 0.5}
+    limits = {"lifetime_participations": 2}
     fleet = FleetOfDevices(tmp_path, vocabulary, count=9, run=one_round, fleet=limits)
     for run in ("first", "second"):
         assert train_run(fleet.recipe, tmp_path / run, quietly, fleet.connected).guarantee.releases == 1

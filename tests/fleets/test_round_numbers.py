@@ -47,7 +47,6 @@ def test_a_sum_of_the_same_round_over_fewer_devices_fails(liar, tmp_path):
 def test_a_round_that_failed_goes_on_with_others_and_without_any_under_another_number(
     tmp_path, vocabulary, monkeypatch
 ):
-    monkeypatch.setattr("taciturn.fleets.devices.fleet.WAIT", 0.01)
     for count, reported_twice in ((18, 0), (12, 6), (9, 9)):
         left, folder = [9], tmp_path / str(count)
         folder.mkdir()
@@ -98,9 +97,7 @@ def test_numbers_of_rounds_rise_with_rows_attempts_and_runs_and_outlive_a_crash(
 
 def test_a_run_that_was_cut_off_goes_on_after_another_run_of_the_same_devices(tmp_path, vocabulary):
     """To the devices it is older than what they answered to since, until it is given another number."""
-    fleet = FleetOfDevices(
-        tmp_path, vocabulary, count=9, run={"rounds": 2, "evaluate_every": 2, "save_every": 1}, fleet={"patience": 0.5}
-    )
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=9, run={"rounds": 2, "evaluate_every": 2, "save_every": 1})
     with pytest.raises(Cut):
         train_run(fleet.recipe, tmp_path / "first", cut_at(1), fleet.connected)
     train_run(fleet.recipe, tmp_path / "second", quietly, fleet.connected)
