@@ -19,6 +19,7 @@ SIDE_BY_SIDE = 256  # texts
 LENGTH = 64  # words of a text between two looks at the clock
 
 
+@jax.jit
 def chosen(scores: jax.Array, uniform: jax.Array) -> jax.Array:
     """A word for each row of log-probabilities, by its uniform number in [0, 1). Padding and <bos> are never said."""
     probabilities = jnp.exp(scores).at[:, np.array([PADDING, BEGIN])].set(0.0)
