@@ -69,7 +69,7 @@ def made_once(population, sections):
     recipe = tiny_recipe(population, **sections)
     model = build.language_model(recipe.model, len(population.vocabulary))
     algorithm = build.algorithm(recipe, len(population.vocabulary))
-    params = model.init(jax.random.key(1))
+    params = jax.jit(model.init)(jax.random.key(1))
 
     def program(message, user, key):
         return algorithm.mechanism.bound(message.public, algorithm.user_update(message, user, key), user.weight, key)
@@ -79,8 +79,10 @@ def made_once(population, sections):
 
 def in_floats(total):
     """The total as numbers; packed sums are compared by what they stand for, to 1e-6."""
-    decoded = decode(flat_clip(0.5), jnp.float32(0.5), total)
-    return jax.tree.leaves(decoded)
+    return jax.tree.leaves(decoded(total))
+
+
+decoded = jax.jit(functools.partial(decode, flat_clip(0.5), np.float32(0.5)))
 
 
 def assert_same_total(one, other):

@@ -19,7 +19,7 @@ ZERO = {"a": jnp.zeros((100, 50)), "b": jnp.zeros((100, 50)), "c": jnp.zeros(3),
 
 
 def released(made, round: int = 0, state=None) -> dict:
-    release, _ = made.release(state or made.init(ZERO), nobody(made, ZERO), noise_key(round, seed=5))
+    release, _ = jax.jit(made.release)(state or made.init(ZERO), nobody(made, ZERO), noise_key(round, seed=5))
     return release.estimate
 
 
@@ -58,8 +58,8 @@ def test_one_stream_for_two_leaves_would_be_noticed():
 def test_a_falling_clip_norm_takes_the_noise_down_with_it_and_costs_the_same():
     made = mechanism(flat_clip([(0, 4.0), (1, 1.0)]), fixed_denominator(1.0), gaussian(1.0))
     state = made.init(ZERO)
-    before, state = made.release(state, nobody(made, ZERO), noise_key(0))
-    after, state = made.release(state, nobody(made, ZERO), noise_key(1))
+    before, state = jax.jit(made.release)(state, nobody(made, ZERO), noise_key(0))
+    after, state = jax.jit(made.release)(state, nobody(made, ZERO), noise_key(1))
     assert np.std(before.estimate["a"]) == pytest.approx(4.0, rel=0.05)
     assert np.std(after.estimate["a"]) == pytest.approx(1.0, rel=0.05)
     assert float(made.public(state)) == 1.0
@@ -115,7 +115,7 @@ def test_where_a_float_has_no_room_for_noise_it_has_none_for_what_is_noised(expe
 @pytest.mark.parametrize("noise", [gaussian(1.0), correlated_noise.tree(1.0, 4), no_noise()])
 def test_every_value_of_every_layer_is_noised(noise):
     made = mechanism(flat_clip(1.0), fixed_denominator(1.0), noise)
-    release, _ = made.release(made.init(ZERO), nobody(made, ZERO), noise_key(1))
+    release, _ = jax.jit(made.release)(made.init(ZERO), nobody(made, ZERO), noise_key(1))
     is_noised = noise.multiplier > 0  # the twin: without noise, none is
     assert all(np.all((np.asarray(leaf) != 0) == is_noised) for leaf in jax.tree.leaves(release.estimate))
 
@@ -134,5 +134,5 @@ def test_the_noise_is_not_off_by_a_millionth(made, stddev):
 def test_noise_is_made_for_the_longest_report_whatever_the_cohort():
     for cohort in (1, 1000, 65_000):
         layer, private = {"x": jnp.zeros(64)}, mechanism(flat_clip(0.3), fixed_denominator(1.0), gaussian(1e-3), cohort)
-        released, _ = private.release(private.init(layer), nobody(private, layer), noise_key(0))
+        released, _ = jax.jit(private.release)(private.init(layer), nobody(private, layer), noise_key(0))
         np.testing.assert_allclose(released.estimate["x"], 1e-3 * 0.3, rtol=1e-6)
