@@ -66,10 +66,9 @@ def reporting(case):
     """The report of an update, in whole numbers."""
     encoded, bound = made(case)
 
-    def report(update, weight, round, key):
-        return centred(encoded, np.asarray(compiled(bound)(bound.public(round), {"a": update}, weight, key).update))
-
-    return report
+    return lambda update, weight, round, key: centred(
+        encoded, np.asarray(compiled(bound)(bound.public(round), {"a": update}, weight, key).update)
+    )
 
 
 @functools.cache
@@ -516,6 +515,7 @@ FTRL = {
     "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 3},
     "privacy": {"noise": "blt", "strategy": {"decay": [0.9, 0.5], "scale": [0.2, 0.2]}, "noise_multiplier": 1e-3},
 }
+GREEDY = {"privacy": {"noise_multiplier": 1e-3, "greedy": True}}
 
 
 def with_privacy(sections, **privacy):
@@ -548,11 +548,7 @@ def flat(params):
     ("sections", "fleet"),
     [
         (FTRL, SimulatedFleet),
-        pytest.param(
-            {"privacy": {"noise_multiplier": 1e-3, "greedy": True, "clip_norm": [[0, 0.5], [2, 0.4]]}},
-            SideBySide,
-            marks=pytest.mark.slow,
-        ),
+        pytest.param(with_privacy(GREEDY, clip_norm=[[0, 0.5], [2, 0.4]]), SideBySide, marks=pytest.mark.slow),
     ],
 )
 def test_training_with_residues_comes_to_nearly_the_same_model(population, sections, fleet):
@@ -664,14 +660,11 @@ def test_a_report_of_gboards_model_is_encoded_in_no_time_and_as_small_as_is_said
 
 def deviation(of, size, multiplier, most_reports, denominator=1.0):
     """Of the noise on estimates; under `one_deviation`."""
-    private, params = mechanism(of, fixed_denominator(denominator), gaussian(multiplier), most_reports), zeros(size)
+    private = mechanism(of, fixed_denominator(denominator), gaussian(multiplier), most_reports)
+    params = {"a": jnp.zeros(size)}
     release, _ = jax.jit(private.release)(private.init(params), nobody(private, params), noise_key(0))
     assert np.ptp(release.estimate["a"]) == 0
     return float(release.estimate["a"][0])
-
-
-def zeros(size):
-    return {"a": jnp.zeros(size)}
 
 
 @pytest.mark.usefixtures("one_deviation")
@@ -687,7 +680,7 @@ def test_noise_is_made_for_the_inflated_norm_and_for_nothing_else():
 def test_one_report_moves_what_is_noised_of_many_by_no_more_than_the_noise_is_made_for():
     """In a twin that has noise for the clip norm alone, it moves it further."""
     encoded = encoding(64, 65_000)
-    bound = modular(flat_clip(0.3), zeros(64), encoded)
+    bound = modular(flat_clip(0.3), {"a": jnp.zeros(64)}, encoded)
     unpack = jax.jit(bound.unpack)
 
     def steps(whole):
