@@ -1,5 +1,6 @@
 """Curators in small: real ones, with a ledger and records on disk, over users of a few words or of none."""
 
+import functools
 from pathlib import Path
 
 import jax
@@ -53,6 +54,7 @@ class Loop:
         return jax.tree.map(lambda leaf: leaf * len(cohort), report)
 
 
+@functools.cache  # so that it is compiled once
 def averaging(participation: Participation | None = None, private: Mechanism | None = None) -> Algorithm:
     """Every user's update is the message plus a sum over the text. It tells totals of different messages apart, and is alike in all
     coordinates, so that what differs between coordinates is noise."""

@@ -1,13 +1,14 @@
 """The contract of a fleet: whatever runs the device programs, the total is that of a plain loop over the users."""
 
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from harness import SideBySide, mostly_slow, tiny_recipe
+from harness import SideBySide, mostly_slow, small_population, tiny_recipe
 from taciturn import trees
 from taciturn.core import Message, Report, UserData
 from taciturn.data.layout import Layout, Unrolls
@@ -20,6 +21,13 @@ pytestmark = pytest.mark.optimised
 
 KEY = jax.random.key(4)
 LAYOUT = Layout.for_pieces(Unrolls(5), 3, 12)
+CHUNK = 8  # of the fleets here, which expect cohorts of so many; by default they would train 104 side by side
+
+
+@pytest.fixture(scope="module")
+def population(tmp_path_factory, vocabulary):
+    """One for all tests, so that each device program is traced once."""
+    return small_population(tmp_path_factory.mktemp("fleets") / "population", vocabulary)
 
 
 class PlainLoop:
@@ -38,20 +46,30 @@ class PlainLoop:
             weight = min(len(self.texts[user]) / self.weight_cap, 1.0) if self.weight_cap else 1.0
             batches = jnp.asarray(self.layout.batches(self.texts[user]))
             data = UserData(batches, jnp.float32(weight), jnp.int32(len(batches)))
-            return jitted(message, data, jax.random.fold_in(key, np.uint32(user)))
+            return compiled(program)(message, data, jax.random.fold_in(key, np.uint32(user)))
 
-        jitted = jax.jit(program)
         user = UserData(jnp.asarray(self.layout.batches(self.texts[0])), jnp.float32(1), jnp.int32(1))
         return functools.reduce(
             trees.add, map(one, cohort), trees.zeros_like(jax.eval_shape(program, message, user, key))
         )
 
 
+@functools.cache
+def compiled(program):
+    return jax.jit(program)
+
+
 def program_and_message(population, **sections):
+    return made_once(population, json.dumps(sections))
+
+
+@functools.cache
+def made_once(population, sections):
+    sections = json.loads(sections)
     recipe = tiny_recipe(population, **sections)
     model = build.language_model(recipe.model, len(population.vocabulary))
     algorithm = build.algorithm(recipe, len(population.vocabulary))
-    params = model.init(jax.random.key(1))
+    params = jax.jit(model.init)(jax.random.key(1))
 
     def program(message, user, key):
         return algorithm.mechanism.bound(message.public, algorithm.user_update(message, user, key), user.weight, key)
@@ -61,8 +79,10 @@ def program_and_message(population, **sections):
 
 def in_floats(total):
     """The total as numbers; packed sums are compared by what they stand for, to 1e-6."""
-    decoded = decode(flat_clip(0.5), jnp.float32(0.5), total)
-    return jax.tree.leaves(decoded)
+    return jax.tree.leaves(decoded(total))
+
+
+decoded = jax.jit(functools.partial(decode, flat_clip(0.5), np.float32(0.5)))
 
 
 def assert_same_total(one, other):
@@ -74,11 +94,10 @@ def assert_same_total(one, other):
 @pytest.mark.parametrize(
     ("cohort", "weight_cap"), [([], None), ([3], 40.0), (list(range(0, 50, 3)), 40.0), (list(range(50)), None)]
 )
-def test_every_fleet_gives_the_total_of_a_plain_loop(population, fleet, cohort, weight_cap, monkeypatch):
-    monkeypatch.setattr(in_process, "ACCELERATOR_CHUNKS", (8, 4))
+def test_every_fleet_gives_the_total_of_a_plain_loop(population, fleet, cohort, weight_cap):
     program, message = program_and_message(population)
     cohort = np.array(cohort, int)
-    ours = fleet(population, LAYOUT, weight_cap).sum_reports(program, message, cohort, KEY)
+    ours = fleet(population, LAYOUT, weight_cap, CHUNK).sum_reports(program, message, cohort, KEY)
     reference = PlainLoop(population, LAYOUT, weight_cap).sum_reports(program, message, cohort, KEY)
     assert_same_total(ours, reference)
 
@@ -95,7 +114,7 @@ def test_the_contract_notices_a_fleet_that_forgets_a_user(population):
 def test_no_user_changes_what_another_one_reports(population):
     """Totals are additive: users trained in one chunk do not see each other."""
     program, message = program_and_message(population)
-    fleet = SideBySide(population, LAYOUT)
+    fleet = SideBySide(population, LAYOUT, cohort=CHUNK)
     together = fleet.sum_reports(program, message, np.arange(6), KEY)
     apart = functools.reduce(
         trees.add, [fleet.sum_reports(program, message, np.array([user]), KEY) for user in range(6)]
@@ -121,7 +140,7 @@ def test_no_user_changes_what_another_one_reports(population):
 def test_how_long_others_wrote_changes_nothing_about_a_report(population, sections):
     """Users side by side take as many steps as the longest of them; the padding of the others must not move them, not by one bit."""
     program, message = program_and_message(population, **sections)
-    fleet = SideBySide(population, LAYOUT)
+    fleet = SideBySide(population, LAYOUT, cohort=CHUNK)
     lengths = [len(text) for text in population.texts]
     short, long = int(np.argmin(lengths)), int(np.argmax(lengths))
     both, alone, other = (
@@ -139,13 +158,13 @@ def test_how_long_others_wrote_changes_nothing_about_a_report(population, sectio
         {"algorithm": "dp-fedsgd"},
         pytest.param({"model": {"dropout": 0.2}}, marks=pytest.mark.slow),
         pytest.param({"privacy": {"greedy": True}}, marks=pytest.mark.slow),
-        {"local": {"epochs": 2, "update_penalty": 0.1}},
+        pytest.param({"local": {"epochs": 2, "update_penalty": 0.1}}, marks=pytest.mark.slow),
     ],
 )
 def test_every_device_program_runs_alike_on_both_fleets(population, sections):
     program, message = program_and_message(population, **sections)
     one = SimulatedFleet(population, LAYOUT).sum_reports(program, message, np.arange(9), KEY)
-    other = SideBySide(population, LAYOUT).sum_reports(program, message, np.arange(9), KEY)
+    other = SideBySide(population, LAYOUT, cohort=CHUNK).sum_reports(program, message, np.arange(9), KEY)
     assert_same_total(one, other)
 
 

@@ -1,6 +1,7 @@
 """Adaptive clipping: what one user can do, what is noised by how much, and when the clip norm changes."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from harness import nobody, noise_key
 from taciturn.core import Report
-from taciturn.privacy import correlated_noise, sampler, wide
+from taciturn.privacy import sampler, wide
 from taciturn.privacy.adaptive_clip import AdaptiveClip, Norms, centred_bit
 from taciturn.privacy.clipping import REACH
 from taciturn.privacy.correlated_noise import Buffers, blt, tree
@@ -19,18 +20,31 @@ from taciturn.privacy.mechanism import _grid, adaptive_mechanism
 from taciturn.privacy.noise import gaussian
 from taciturn.privacy.participation import MinSeparation
 
-ZERO = {"x": jnp.zeros(4000)}
+SIZE = 400
+ZERO = {"x": jnp.zeros(SIZE)}
 GOAL, MULTIPLIER = 100.0, 2.0
 CLIP = AdaptiveClip(start=1.0, count_stddev=5.0)
 
 
+@functools.cache
 def private(clip=CLIP, noise=None, most_reports=200):
     return adaptive_mechanism(clip, GOAL, noise or tree(MULTIPLIER, 4, 4, 8), most_reports)
 
 
+@functools.cache
+def releasing():
+    """Of the mechanism that most tests have, compiled once for them all."""
+    return jax.jit(private().release)
+
+
+@functools.cache
+def bounding():
+    return jax.jit(private().bound)
+
+
 def reports(mechanism, state, norm, users=1, weight=1.0):
     """The total of so many users whose updates all have the same norm."""
-    update = {"x": jnp.full(4000, norm / np.sqrt(4000))}
+    update = {"x": jnp.full(SIZE, norm / np.sqrt(SIZE))}
     one = mechanism.bound(mechanism.public(state), update, jnp.float32(weight), jax.random.key(0))
     return jax.tree.map(lambda leaf: leaf * users, one)
 
@@ -59,8 +73,8 @@ def effect(update, bit, clip=CLIP):
 def test_no_report_moves_updates_and_bits_together_further_than_an_update_alone_at_z(norm, weight):
     mechanism = private()
     state = mechanism.init(ZERO)
-    update = {"x": jnp.full(4000, np.float32(norm / np.sqrt(4000)))}
-    report = mechanism.bound(mechanism.public(state), update, jnp.float32(weight), jax.random.key(0))
+    update = {"x": np.full(SIZE, np.float32(norm / np.sqrt(SIZE)))}
+    report = bounding()(mechanism.public(state), update, np.float32(weight), jax.random.key(0))
     packed, halves = report.update
     length = np.linalg.norm((np.asarray(packed["x"].high, float) * 2**15 + np.asarray(packed["x"].low)) * 2.0**-30)
     assert int(halves) in (-1, 0, 1)
@@ -82,7 +96,7 @@ def test_bits_say_whether_an_update_is_within_the_estimate_and_nobody_says_nothi
 
 def test_the_clip_norm_changes_at_restarts_only_and_becomes_the_estimate():
     mechanism = private()
-    state, release = mechanism.init(ZERO), jax.jit(mechanism.release)
+    state, release = mechanism.init(ZERO), releasing()
     for round in range(16):
         before = mechanism.public(state)
         _, state = release(state, reports(mechanism, state, 3.0, users=100), noise_key(round))
@@ -115,14 +129,14 @@ def test_each_round_is_noised_for_the_clip_norm_its_reports_were_made_under():
     """The pitfall: noise calibrated to a clip norm that has just been changed. Rows are compared with noise in known units."""
     noise, mechanism = tree(MULTIPLIER, 4, 4, 8), private()
     multiplier = CLIP.update_multiplier(MULTIPLIER)
-    bits, spread = _grid(noise, multiplier * REACH, REACH, REACH * 200, 4000)
+    bits, spread = _grid(noise, multiplier * REACH, REACH, REACH * 200, SIZE)
     assert spread.deviation == pytest.approx(multiplier * REACH * 2**bits, rel=1e-9)
-    state, units, norms = mechanism.init(ZERO), noise.init(4000), []
-    nothing, release = nobody(mechanism, ZERO), jax.jit(mechanism.release)
+    state, units, norms = mechanism.init(ZERO), noise.init(SIZE), []
+    nothing, release = nobody(mechanism, ZERO), releasing()
 
     @jax.jit
     def unit(state, key):
-        return noise.next(state, lambda stream: sampler.white(spread, key, 2 * stream, 4000))
+        return noise.next(state, lambda stream: sampler.white(spread, key, 2 * stream, SIZE))
 
     for round in range(16):
         norm = float(mechanism.public(state).clip_norm)
@@ -138,7 +152,7 @@ def test_updates_and_counts_are_noised_independently_and_each_as_strongly_as_cha
     """Over many seeds: the first row's noise on updates is z_Δ C/m, on the count σ_b."""
     mechanism = private()
     state, estimates, firsts, shares = mechanism.init(ZERO), [], [], []
-    nothing, release = nobody(mechanism, ZERO), jax.jit(mechanism.release)
+    nothing, release = nobody(mechanism, ZERO), releasing()
     for seed in range(400):
         released, after = release(state, nothing, noise_key(0, seed))
         estimates.append(float(jnp.std(released.estimate["x"])))
@@ -154,7 +168,7 @@ def test_updates_and_counts_are_noised_independently_and_each_as_strongly_as_cha
 
 def test_the_state_after_a_release_on_record_is_the_one_that_the_release_left():
     mechanism = private()
-    release, follow = jax.jit(mechanism.release), jax.jit(mechanism.follow)
+    release, follow = releasing(), jax.jit(mechanism.follow)
     went = followed = mechanism.init(ZERO)
     for round in range(6):
         total = reports(mechanism, went, 3.0, users=100)
@@ -200,17 +214,15 @@ def test_a_report_carries_its_bit_as_a_whole_number():
 
 
 def test_one_user_moves_an_adaptive_round_by_the_clip_norm_in_force_and_by_half_a_count():
-    made = adaptive_mechanism(AdaptiveClip(start=1.0, count_stddev=5.0), 100.0, correlated_noise.tree(2.0, 4, 4), 200)
-    state = made.init({"x": jnp.zeros(4)})
-
-    def report(weight):
-        return made.bound(made.public(state), {"x": jnp.full(4, 50.0)}, jnp.float32(weight), jax.random.key(0))
-
-    crowd = jax.tree.map(lambda leaf: leaf * 100, report(1.0))  # all longer than the estimate, which rises
-    _, state = made.release(state, crowd, noise_key(0))
+    made, release = private(), releasing()
+    state = made.init(ZERO)
+    crowd = reports(made, state, 100.0, users=100)  # all longer than the estimate, which rises
+    _, state = release(state, crowd, noise_key(0))
     before = made.public(state)
     assert float(before.estimate) > 1.01 * float(before.clip_norm)  # the twin: to confuse the two would show
-    without, with_one = (made.release(state, report(weight), noise_key(1)) for weight in (0.0, 1.0))
+    without, with_one = (
+        release(state, reports(made, state, 100.0, weight=weight), noise_key(1)) for weight in (0.0, 1.0)
+    )
     moved = jnp.linalg.norm(with_one[0].estimate["x"] - without[0].estimate["x"])
     assert float(moved) == pytest.approx(float(before.clip_norm) / 100.0, rel=1e-3)
     estimates = [float(made.public(after).estimate) for _, after in (without, with_one)]

@@ -1,5 +1,7 @@
 """The noise of every mechanism has the covariance over rounds that its cost assumes; a wrong one is noticed."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,19 +37,22 @@ MECHANISMS = {
 }
 
 
-def given_out(noise, size=COORDINATES, rounds=ROUNDS):
-    """[rounds, coordinates]: what a run would add to its estimates, in standard deviations of white noise."""
-    spread = sampler.spread(2.0**40)
+@functools.cache
+def given_out(name):
+    """[rounds, coordinates]: what a run would add to its estimates, in standard deviations of white noise. Drawn once for all tests."""
+    noise, size, spread = MECHANISMS[name](), COORDINATES, sampler.spread(2.0**40)
 
     @jax.jit
     def step(state, key):
         return noise.next(state, lambda stream: sampler.white(spread, key, stream, size))
 
     state, rows = noise.init(size), []
-    for round in range(rounds):
+    for round in range(ROUNDS):
         row, state = step(state, noise_key(round))
         rows.append(wide.to_numpy(row) / spread.deviation)
-    return np.array(rows)
+    rows = np.array(rows)
+    rows.flags.writeable = False
+    return rows
 
 
 COLUMNS = {
@@ -123,7 +128,7 @@ def furthest(rows, covariance):
 
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_noise_has_the_covariance_over_rounds_that_is_charged_for(name):
-    rows = given_out(MECHANISMS[name]())
+    rows = given_out(name)
     assert furthest(rows, expected_covariance(name)) < 5.5
     # The twins that must fail: noise of another strength, and noise of another mechanism.
     assert furthest(1.5 * rows, expected_covariance(name)) > 20
@@ -135,28 +140,27 @@ def test_noise_has_the_covariance_over_rounds_that_is_charged_for(name):
 
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_the_error_that_planning_promises_is_that_of_the_noise(name):
-    noise = MECHANISMS[name]()
-    measured = np.cumsum(given_out(noise), axis=0).var(axis=1)
-    assert measured == pytest.approx(noise.strategy.prefix_variance(ROUNDS), rel=0.06)
+    measured = np.cumsum(given_out(name), axis=0).var(axis=1)
+    assert measured == pytest.approx(MECHANISMS[name]().strategy.prefix_variance(ROUNDS), rel=0.06)
 
 
 def test_noise_cancels_in_sums_where_it_should():
-    ends = {name: np.cumsum(given_out(make()), axis=0)[-1].std() for name, make in MECHANISMS.items()}
+    ends = {name: np.cumsum(given_out(name), axis=0)[-1].std() for name in MECHANISMS}
     assert ends["independent"] > 1.5 * ends["tree"] > 1.5 * ends["honaker"] * 0.9
     assert ends["independent"] > 2 * ends["blt"]
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_coordinates_are_independent(name):
-    for one in given_out(MECHANISMS[name](), size=8000, rounds=8):
-        assert abs(np.corrcoef(one[:4000], one[4000:])[0, 1]) < 0.07
+    for one in given_out(name)[:8]:
+        assert abs(np.corrcoef(*np.split(one, 2))[0, 1]) < 0.07
         assert abs(np.corrcoef(one[:-1], one[1:])[0, 1]) < 0.07
 
 
 def test_residual_noise_and_momentum_are_the_cumulative_form_of_the_paper():
     """Xu's Alg. 1 steps from θ⁰ by a momentum over noised *sums*; residuals through optax's momentum come to the same."""
-    noise, rate, momentum = tree(1.0, ROUNDS), 0.5, 0.9
-    residuals = given_out(noise, size=50)
+    rate, momentum = 0.5, 0.9
+    residuals = given_out("honaker")[:, :50]
     updates = np.random.default_rng(0).normal(size=(ROUNDS, 50))
     optimizer = optax.sgd(rate, momentum=momentum)
     params, state = jnp.zeros(50), optimizer.init(jnp.zeros(50))
@@ -180,12 +184,12 @@ def test_a_blt_streams_as_jax_privacy_does():
         buf_decay=np.array([0.97, 0.4]), output_scale=np.array([0.3, 0.2]), dtype=jnp.float32
     )
     inverse = theirs.inverse_as_streaming_matrix()
-    white = given_out(gaussian(1.0), size=7)
+    white = given_out("independent")[:, :7]
     state, rows = inverse.init_multiply(jnp.zeros(7)), []
     for row in white:
         value, state = inverse.multiply_next(jnp.asarray(row, jnp.float32), state)
         rows.append(np.asarray(value))
-    assert np.array(rows) == pytest.approx(given_out(MECHANISMS["blt"](), size=7), abs=1e-5)
+    assert np.array(rows) == pytest.approx(given_out("blt")[:, :7], abs=1e-5)
 
 
 FOUR = {"x": jnp.zeros(4)}

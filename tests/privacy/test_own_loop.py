@@ -48,9 +48,9 @@ def opened(tmp_path, **settings):
 
 
 def test_every_round_is_charged_before_its_estimate_is_there_and_the_budget_ends_it(tmp_path):
-    algorithm, curator = opened(tmp_path, epsilon=3.0, rounds=100)
+    algorithm, curator = opened(tmp_path, epsilon=3.0, rounds=16)
     with pytest.raises(BudgetExhausted, match="all are spent"):
-        released(algorithm, curator, 100)
+        released(algorithm, curator, 16)
     book = Ledger(tmp_path / "ledger.jsonl")
     assert 2.0 < book.guarantee("simulation-1").epsilon <= 3.0
     assert book.guarantee("simulation-1").releases == len(curator.account.charges) > 1

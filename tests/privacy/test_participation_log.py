@@ -1,5 +1,6 @@
 """A claim about participation is enforced before anything is summed, and survives crashes."""
 
+import functools
 import resource
 import signal
 
@@ -125,6 +126,7 @@ def test_a_write_that_fails_half_way_leaves_the_log_as_it_was(tmp_path):
     assert log(tmp_path).rows == book.rows == 5
 
 
+@functools.cache  # so that it is compiled once
 def algorithm(participation=CLAIM, private=None):
     correlated = blt(1.0, Buffers(17, (0.9,), (0.4,)))
     return averaging(participation, private or mechanism(flat_clip(1.0), fixed_denominator(3.0), correlated))

@@ -1,5 +1,10 @@
 """A release is on disk before it is charged; one that is charged is given out from there, and nothing else ever is."""
 
+import functools
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,14 +53,20 @@ class Loop:
         return zero
 
 
-def door(folder, reopened: bool = False, randomness: str = "operating system", ftrl: bool = False):
-    """A curator over what is in the folder, as a process that was just started would make it."""
+@functools.cache  # so that it is compiled once
+def parts(ftrl: bool):
     claim = MinSeparation(5, 2, 4, 12) if ftrl else PoissonSampling(0.5)
     noise = blt(1.0, Buffers(20, (0.9,), (0.4,))) if ftrl else gaussian(1.0)
     made = mechanism(flat_clip(1.0), fixed_denominator(10.0), noise, 200)
     algorithm = federated(
         lambda message, user, key: {"w": user.batches}, made, claim, server_optimizer("sgd", 1.0, 0.9)
     )
+    return claim, made, algorithm
+
+
+def door(folder, reopened: bool = False, randomness: str = "operating system", ftrl: bool = False):
+    """A curator over what is in the folder, as a process that was just started would make it."""
+    claim, made, algorithm = parts(ftrl)
     terms = RunTerms("run", "recipe", "text", claim.adjacency, randomness, "pld", Budget(1e-6), 12)
     account = Account(Ledger(folder / "ledger.jsonl"), terms, made.event(claim))
     if reopened:
@@ -179,26 +190,24 @@ def test_a_share_of_clipped_users_is_kept_too(tmp_path):
     assert float(kept.share) == 0.375
 
 
-@pytest.mark.parametrize("flags", [{"JAX_THREEFRY_PARTITIONABLE": "0"}, {"JAX_ENABLE_X64": "1"}])
-def test_noise_has_the_same_bits_whatever_jax_is_set_to(flags):
-    import os
-    import subprocess
-    import sys
-
+@functools.cache
+def noise_under(**flags: str) -> str:
+    """A hash of noise that another process draws."""
     program = (
         "import hashlib, numpy as np\n"
         "from taciturn.privacy import sampler, wide\n"
         "drawn = sampler.white(sampler.spread(2.0**46), np.arange(8, dtype=np.uint32), 3, 1001)\n"
         "print(hashlib.sha256(wide.to_numpy(drawn).tobytes()).hexdigest())"
     )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | flags, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
 
-    def run(more: dict[str, str]) -> str:
-        done = subprocess.run(
-            [sys.executable, "-c", program], env=os.environ | more, capture_output=True, text=True, check=True
-        )
-        return done.stdout.strip()
 
-    assert run(flags) == run({})
+@pytest.mark.parametrize("flags", [{"JAX_THREEFRY_PARTITIONABLE": "0"}, {"JAX_ENABLE_X64": "1"}])
+def test_noise_has_the_same_bits_whatever_jax_is_set_to(flags):
+    assert noise_under(**flags) == noise_under()
 
 
 def test_a_copied_root_draws_other_cohorts_and_other_noise(tmp_path):

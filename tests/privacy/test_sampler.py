@@ -68,7 +68,7 @@ def test_coins_fall_as_often_as_they_should_and_choices_are_uniform():
 numbers = st.integers(-(2**62), 2**62 - 1)
 
 
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     numbers, numbers, st.integers(0, 2**31 - 1), st.integers(1, 31), st.integers(1, 2**31 - 1), st.integers(0, 2**24)
 )
