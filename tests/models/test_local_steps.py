@@ -112,6 +112,13 @@ def test_scores_beyond_what_exponentials_hold_do_no_harm():
         assert all(bool(jnp.all(jnp.isfinite(part))) for part in parts)
 
 
+def test_a_step_of_more_contexts_than_a_gpu_holds_takes_the_plain_way():
+    fits = [softmax_step.fits(jnp.zeros((tokens, 96)), jnp.bfloat16) for tokens in (160, 320, 640)]
+    assert fits == [True, True, False]  # measured on an H200, which has no room for the last
+    assert not softmax_step.fits(jnp.zeros((320, 96)), jnp.float32)
+    assert not softmax_step.fits(jnp.zeros((16, 20)), jnp.bfloat16)  # no tiles of 16
+
+
 def test_products_in_bfloat16_come_close():
     given = output_layer(80, 500, 96)
     exact, mixed = (softmax_step.plain(*given, 0.5, True, product) for product in (jnp.float32, jnp.bfloat16))
