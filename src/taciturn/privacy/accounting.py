@@ -40,6 +40,7 @@ from taciturn.privacy.loss_distributions import epsilon_by_loss_distributions
 
 LEAST_PLD_NOISE = 0.3  # below it a PLD takes minutes and gigabytes
 CLASSIC_ORDERS = range(2, 34)
+WHOLE_ORDERS = (*range(2, 64), 128, 256, 512, 1024)
 FINE, COARSE = 1e-4, 1e-3  # grids of privacy loss; a coarser one is ten times faster and its ε a little larger
 
 # dp-accounting announces each Rényi order that it leaves out; leaving one out only makes ε larger.
@@ -112,15 +113,16 @@ def _bound(event: DpEvent, delta: float, accountant: AccountantName, grid: float
     mu = _mu(event)
     if accountant == "pld" and mu is not None:
         return gaussian_epsilon(mu, delta)
-    bounds = [_renyi_epsilon(event, delta)]
     if accountant == "pld" and _has_pld(event):
-        bounds.append(epsilon_by_loss_distributions(event, delta, grid))
-    return min(bounds)
+        # Whole orders are enough beside a loss distribution, and are quick to work out.
+        bounds = _renyi_epsilon(event, delta, WHOLE_ORDERS), epsilon_by_loss_distributions(event, delta, grid)
+        return min(bounds)
+    return _renyi_epsilon(event, delta)
 
 
-def _renyi_epsilon(event: DpEvent, delta: float) -> float:
-    orders, costs = _renyi_costs(event)
-    return math.inf if np.isnan(costs).any() else float(compute_epsilon(list(orders), list(costs), delta)[0])
+def _renyi_epsilon(event: DpEvent, delta: float, orders: tuple[int, ...] | None = None) -> float:
+    known, costs = _renyi_costs(event, orders)
+    return math.inf if np.isnan(costs).any() else float(compute_epsilon(list(known), list(costs), delta)[0])
 
 
 def _mu(event: DpEvent) -> float | None:
@@ -231,13 +233,8 @@ def noise_for_budget(
     def allows(multiplier: float, accountant: AccountantName, grid: float = FINE) -> bool:
         return budget.allows(cost(multiplier), accountant, grid, distance)
 
-    # RDP brackets the answer, a coarse grid finds it, and the accountant itself has the last word.
-    multiplier = _bisect(lambda guess: allows(guess, "rdp"), 1e-2, 1e4)
-    if accountant == "pld":
-        low = multiplier / 1.5
-        while allows(low, accountant, COARSE):
-            low /= 1.5
-        multiplier = _bisect(lambda guess: allows(guess, accountant, COARSE), low, multiplier)
+    # A coarse grid finds the answer, and the accountant itself has the last word.
+    multiplier = _bisect(lambda guess: allows(guess, accountant, COARSE), 1e-2, 1e4)
     while not allows(multiplier, accountant):
         multiplier *= 1.0005
     return multiplier

@@ -112,10 +112,8 @@ def _one_release(release: DpEvent, grid: float) -> list[tuple[int, np.ndarray, f
     match release:
         case GaussianDpEvent():
             made = from_gaussian_mechanism(release.noise_multiplier, value_discretization_interval=grid)
-        case PoissonSampledDpEvent(
-            sampling_probability=probability, event=GaussianDpEvent(noise_multiplier=multiplier)
-        ):
-            made = from_gaussian_mechanism(multiplier, sampling_prob=probability, value_discretization_interval=grid)
+        case PoissonSampledDpEvent(sampling_probability=rate, event=GaussianDpEvent(noise_multiplier=multiplier)):
+            return _one_release(MixtureOfGaussiansDpEvent(multiplier, (0.0, 1.0), (1 - rate, rate)), grid)
         case MixtureOfGaussiansDpEvent():
             return [_dense(_mixture_losses(release, is_there, grid)) for is_there in (True, False)]
         case _:
@@ -127,31 +125,43 @@ def _mixture_losses(mixture: MixtureOfGaussiansDpEvent, is_there: bool, grid: fl
     """Of a mixture of Gaussians against one of them at 0, or the other way round. As the library does it, by δ(ε) at every ε of the grid,
     but for all of them at once, which takes a hundredth of the time."""
     noise, shifts = mixture.standard_deviation, np.array(mixture.sensitivities)
-    logs = np.log(mixture.sampling_probs)
     sign = 1.0 if is_there else -1.0
-
-    def loss(outputs: np.ndarray) -> np.ndarray:
-        exponents = logs + (shifts * outputs[:, None] - shifts**2 / 2) / noise**2
-        return sign * scipy.special.logsumexp(exponents, axis=1)
-
     # All but e⁻⁵⁰ of what is seen lies between.
     ends = np.array([-10.0 * noise, 10.0 * noise + (shifts.max() if is_there else 0.0)])
-    bounds = np.sort(loss(ends))
+    bounds = np.sort(sign * _log_ratio(mixture, ends))
     lowest, highest = math.floor(bounds[0] / grid), math.ceil(bounds[1] / grid)
     wanted = np.arange(lowest, highest + 1) * grid
-    low, high = np.full(len(wanted), ends[0] - noise), np.full(len(wanted), ends[1] + noise)
-    for _ in range(60):
-        middle = (low + high) / 2
-        is_above = sign * (loss(middle) - wanted) > 0
-        low, high = np.where(is_above, low, middle), np.where(is_above, middle, high)
+    low = _output_of(mixture, sign * wanted, ends + np.array([-noise, noise]))
     # Where the loss is more than ε: to the right of it if the loss rises with the output.
-    mixed = np.exp(logs) @ scipy.special.ndtr(sign * (shifts[:, None] - low) / noise)
+    mixed = np.array(mixture.sampling_probs) @ scipy.special.ndtr(sign * (shifts[:, None] - low) / noise)
     alone = scipy.special.ndtr(sign * -low / noise)
     first, second = (mixed, alone) if is_there else (alone, mixed)
     deltas = np.minimum.accumulate(np.clip(first - np.exp(wanted) * second, 0.0, 1.0))
     # The chance of a loss beyond the last ε stays, as at infinity.
     deltas[-1] = first[-1]
     return create_pmf_pessimistic_connect_dots_fixed_gap(grid, lowest, highest, deltas)
+
+
+def _log_ratio(mixture: MixtureOfGaussiansDpEvent, outputs: np.ndarray) -> np.ndarray:
+    """How much likelier, in logarithms, an output is under the mixture than without the user. It rises with the output."""
+    shifts, variance = np.array(mixture.sensitivities), mixture.standard_deviation**2
+    with np.errstate(divide="ignore"):  # of those who always take part
+        exponents = np.log(mixture.sampling_probs) + (shifts * outputs[:, None] - shifts**2 / 2) / variance
+    return np.asarray(scipy.special.logsumexp(exponents, axis=1))
+
+
+def _output_of(mixture: MixtureOfGaussiansDpEvent, ratios: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """The output of each log-ratio, within these ends."""
+    if len(mixture.sensitivities) == 2 and mixture.sensitivities[0] == 0:  # one who takes part or not: solved by hand
+        shift, probability = mixture.sensitivities[1], mixture.sampling_probs[1]
+        likelier = np.maximum((np.expm1(np.minimum(ratios, 700.0)) + probability) / probability, 1e-300)
+        return np.clip(mixture.standard_deviation**2 / shift * np.log(likelier) + shift / 2, *ends)
+    low, high = np.full(len(ratios), ends[0]), np.full(len(ratios), ends[1])
+    for _ in range(60):
+        middle = (low + high) / 2
+        is_above = _log_ratio(mixture, middle) > ratios
+        low, high = np.where(is_above, low, middle), np.where(is_above, middle, high)
+    return low
 
 
 def _dense(pmf: Any) -> tuple[int, np.ndarray, float]:
