@@ -217,15 +217,17 @@ def test_a_run_that_could_not_release_anything_is_refused_before_it_starts(popul
 @pytest.mark.parametrize(
     "sections",
     [
-        {"algorithm": "dp-fedsgd"},
-        {"privacy": {"clipping": "per-layer", "greedy": True}},
-        {"privacy": {"clip_norm": [[0, 0.5], [1, 0.25]]}},
-        {"privacy": {"estimator": "clipped", "least_weight": 40.0}, "participation": {"weight_cap": 30.0}},
-        {"participation": {"kind": "fixed"}},
-        {"model": {"kind": "cifg", "tied": True, "dropout": 0.1}, "server": {"optimizer": "adam", "learning_rate": 0.01}},
-        {"model": {"kind": "transformer", "heads": 2, "units": None}, "server": {"optimizer": "nesterov"}},
-        PLAIN,
-        SENTENCES,
+        {"algorithm": "dp-fedsgd", "participation": {"kind": "fixed"}, "privacy": {"clip_norm": [[0, 0.5], [1, 0.25]]}},
+        {
+            "privacy": {"clipping": "per-layer", "greedy": True, "estimator": "clipped", "least_weight": 40.0},
+            "participation": {"weight_cap": 30.0},
+        },
+        {
+            **SENTENCES,
+            "model": {"kind": "cifg", "tied": True, "dropout": 0.1},
+            "server": {"optimizer": "adam", "learning_rate": 0.01},
+        },
+        {**PLAIN, "model": {"kind": "transformer", "heads": 2, "units": None}, "server": {"optimizer": "nesterov"}},
         *mostly_slow([ftrl("tree"), ftrl("honaker")]),  # with a fleet, and with a clip norm that adapts, below
         ftrl("independent"),
         ftrl("banded", strategy={"bands": [1.0, 0.5, 0.375]}),
