@@ -266,7 +266,7 @@ def test_a_report_is_the_direction_at_the_clip_norm(population, privacy):
     assert sent @ flat(update) / audit_users.LENGTH == pytest.approx(0.5, rel=0.01)
 
 
-@pytest.mark.parametrize("kind", ["one turn", "blt"], ids=["dp-fedavg", "dp-ftrl"])
+@pytest.mark.parametrize("kind", mostly_slow(["one turn", "blt"], "blt"), ids=["dp-fedavg", "dp-ftrl"])
 def test_the_claim_about_people_is_what_it_is_without_them(population, tmp_path, uncut, kind):
     plain = train_run(tiny_recipe(population, **MECHANISMS[kind]), tmp_path / "plain", quietly).guarantee
     watched, with_them = uncut(kind)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from harness import Cut, cut_at, quietly, small_population, tiny_recipe
+from harness import Cut, cut_at, mostly_slow, quietly, small_population, tiny_recipe
 from taciturn.audit.canaries import load_canaries
 from taciturn.cli.audit import audit
 from taciturn.core import BEGIN
@@ -88,7 +88,7 @@ def test_a_canary_that_many_users_share_is_learned_and_one_that_nobody_has_is_no
     assert "what 14 synthetic users wrote" in said
 
 
-@pytest.mark.parametrize("algorithm", ["dp-fedavg", "dp-ftrl"])
+@pytest.mark.parametrize("algorithm", mostly_slow(["dp-fedavg", "dp-ftrl"], "dp-fedavg"))
 def test_the_claim_about_people_is_what_it_is_without_them(runs, algorithm):
     plain, planted = runs(f"plain {algorithm}"), runs(f"planted {algorithm}")
     assert planted.guarantee.rho == plain.guarantee.rho

@@ -68,7 +68,7 @@ def updates(count):
 
 
 @each_bound
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(update=any_update, weight=st.floats(width=32), seed=st.integers(0, 2**31))
 def test_any_report_is_as_long_as_its_reach_at_most(bound, update, weight, seed):
     report, decoded = programs(bound)

@@ -92,7 +92,13 @@ def assert_same_total(one, other):
 
 @pytest.mark.parametrize("fleet", [SimulatedFleet, SideBySide])
 @pytest.mark.parametrize(
-    ("cohort", "weight_cap"), [([], None), ([3], 40.0), (list(range(0, 50, 3)), 40.0), (list(range(50)), None)]
+    ("cohort", "weight_cap"),
+    [
+        ([], None),
+        pytest.param([3], 40.0, marks=pytest.mark.slow),
+        (list(range(0, 50, 3)), 40.0),
+        (list(range(50)), None),
+    ],
 )
 def test_every_fleet_gives_the_total_of_a_plain_loop(population, fleet, cohort, weight_cap):
     program, message = program_and_message(population)
@@ -156,11 +162,12 @@ def test_how_long_others_wrote_changes_nothing_about_a_report(population, sectio
     "sections",
     [
         {"algorithm": "dp-fedsgd"},
-        pytest.param({"model": {"dropout": 0.2}}, marks=pytest.mark.slow),
-        pytest.param({"privacy": {"greedy": True}}, marks=pytest.mark.slow),
-        pytest.param({"local": {"epochs": 2, "update_penalty": 0.1}}, marks=pytest.mark.slow),
+        {"model": {"dropout": 0.2}},
+        {"privacy": {"greedy": True}},
+        {"local": {"epochs": 2, "update_penalty": 0.1}},
     ],
 )
+@pytest.mark.slow  # plain training on both is above
 def test_every_device_program_runs_alike_on_both_fleets(population, sections):
     program, message = program_and_message(population, **sections)
     one = SimulatedFleet(population, LAYOUT).sum_reports(program, message, np.arange(9), KEY)

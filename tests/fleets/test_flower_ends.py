@@ -130,11 +130,13 @@ def asked_over_flower(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow  # starts a SuperLink
 def test_when_the_server_has_ended_nothing_on_its_disk_says_whom_it_asked(asked_over_flower):
     left = [path for path in asked_over_flower.rglob("*") if path.is_file()]
     assert not [path.name for path in left if b"only-asked-of-one" in path.read_bytes()]
 
 
+@pytest.mark.slow
 def test_when_the_server_has_ended_nothing_on_its_disk_says_who_went_to_rest(asked_over_flower):
     """Whoever rests after a round took part in it. Twin: numbers and keys are there, by which devices are known again."""
     with sqlite3.connect(asked_over_flower / "devices.sqlite") as connection:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness import mostly_slow
 from taciturn.core import END
 from taciturn.data.vocabulary import DataError, Vocabulary, counted_vocabulary
 from taciturn.export.javascript import Published, javascript_ngram
@@ -364,7 +365,7 @@ def test_keys_on_the_screen_write_into_a_password_and_leave_no_trace(phone, one_
     assert strip(phone) == ["", "", ""]
 
 
-@pytest.mark.parametrize("width", [320, 375, 640, 1280])
+@pytest.mark.parametrize("width", mostly_slow([320, 375, 640, 1280], 320, 1280))
 def test_no_width_scrolls_sideways(page, two_models, width):
     page.set_viewport_size({"width": width, "height": 700})
     typing(page, two_models, "We could meet tomorrow at the usual place and a" + "w" * 90)

@@ -16,7 +16,7 @@ import pytest
 import safetensors
 from typer.testing import CliRunner
 
-from harness import made_up_users, quietly, tiny_recipe
+from harness import made_up_users, mostly_slow, quietly, tiny_recipe
 from taciturn import files
 from taciturn.cli import app, main
 from taciturn.cli import personalise as personalise_command
@@ -229,7 +229,10 @@ EXITS = {
 }
 
 
-@pytest.mark.parametrize("way", EXITS)
+SIBLINGS = {"export --to onnx-int8", "export --to combined"}  # of onnx and arpa
+
+
+@pytest.mark.parametrize("way", mostly_slow(EXITS, *(set(EXITS) - SIBLINGS)))
 def test_a_personal_model_leaves_by_no_way_wherever_it_lies_and_whatever_it_is_called(
     made, in_its_place, tmp_path, way
 ):

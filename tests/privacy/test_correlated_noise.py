@@ -9,7 +9,7 @@ import optax
 import pytest
 from scipy.linalg import block_diag
 
-from harness import nobody, noise_key
+from harness import mostly_slow, nobody, noise_key
 from taciturn.privacy import correlated_noise, sampler, wide
 from taciturn.privacy.clipping import REACH, flat_clip
 from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt, tree
@@ -35,6 +35,7 @@ MECHANISMS = {
         1.0, Buffers(5, (0.9,), (0.4,)), Buffers(6, (0.97, 0.4), (0.3, 0.2)), Buffers(10, (0.8,), (0.5,))
     ),
 }
+QUICK = mostly_slow(MECHANISMS, *(set(MECHANISMS) - {"tree, restarted"}))  # Honaker's is one too
 
 
 @functools.cache
@@ -126,7 +127,7 @@ def furthest(rows, covariance):
     )
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("name", QUICK)
 def test_noise_has_the_covariance_over_rounds_that_is_charged_for(name):
     rows = given_out(name)
     assert furthest(rows, expected_covariance(name)) < 5.5
@@ -138,19 +139,19 @@ def test_noise_has_the_covariance_over_rounds_that_is_charged_for(name):
             assert furthest(rows, expected_covariance(other)) > 20
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("name", QUICK)
 def test_the_error_that_planning_promises_is_that_of_the_noise(name):
     measured = np.cumsum(given_out(name), axis=0).var(axis=1)
     assert measured == pytest.approx(MECHANISMS[name]().strategy.prefix_variance(ROUNDS), rel=0.06)
 
 
 def test_noise_cancels_in_sums_where_it_should():
-    ends = {name: np.cumsum(given_out(name), axis=0)[-1].std() for name in MECHANISMS}
+    ends = {name: np.cumsum(given_out(name), axis=0)[-1].std() for name in ("independent", "tree", "honaker", "blt")}
     assert ends["independent"] > 1.5 * ends["tree"] > 1.5 * ends["honaker"] * 0.9
     assert ends["independent"] > 2 * ends["blt"]
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("name", QUICK)
 def test_coordinates_are_independent(name):
     for one in given_out(name)[:8]:
         assert abs(np.corrcoef(*np.split(one, 2))[0, 1]) < 0.07

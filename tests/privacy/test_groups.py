@@ -40,7 +40,10 @@ def delta_by_brute_force(q: float, noise: float, users: int, releases: int, at: 
     return max(float(np.maximum(p - math.exp(at) * q, 0).sum() * width) for p, q in pairs)
 
 
-@pytest.mark.parametrize(("users", "releases"), [(2, 1), (2, 2), (4, 1), (4, 2)])
+FEW = [pytest.param(2, 1, marks=pytest.mark.slow), (2, 2), (4, 1), pytest.param(4, 2, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("users", "releases"), FEW)
 def test_a_group_under_sampling_is_the_mixture_that_brute_force_finds(users, releases):
     found = group_epsilon(RELEASE, releases, 1e-5, users)
     assert delta_by_brute_force(0.1, 1.5, users, releases, found) <= 1e-5 * 1.001

@@ -13,8 +13,6 @@ from taciturn.privacy.estimators import clipped_denominator, fixed_denominator, 
 from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import gaussian, no_noise
 
-pytestmark = pytest.mark.optimised
-
 ZERO = {"a": jnp.zeros((100, 50)), "b": jnp.zeros((100, 50)), "c": jnp.zeros(3), "number": jnp.float32(0)}
 
 
