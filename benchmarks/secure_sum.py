@@ -58,9 +58,7 @@ def main() -> None:
     deliveries = timed("server: deliveries", server.deliveries)
     for one, delivery in deliveries.items():
         if one not in gone:
-            report = timed(
-                "mask and pack", lambda one=one, delivery=delivery: devices[one].mask(delivery, values).to_bytes()
-            )
+            report = timed("mask and pack", lambda one=one, delivery=delivery: devices[one].mask(delivery, values).to_bytes())
             timed("server: add a report", server.take_report, one, MaskedReport.from_bytes(report))
     for one, request in timed("server: requests", server.requests).items():
         answer = timed("unmask", lambda one=one, request=request: devices[one].unmask(request).to_bytes())
@@ -71,9 +69,7 @@ def main() -> None:
     assert (total.values == expected).all()
 
     neighbours = len(sealed) // 102
-    print(
-        f"{count} devices, {neighbours} neighbours, {len(gone)} gone before they report, {length:,} numbers of {bits} bits"
-    )
+    print(f"{count} devices, {neighbours} neighbours, {len(gone)} gone before they report, {length:,} numbers of {bits} bits")
     row("advertise", len(roster) / count)
     row("share", len(sealed), f"download {len(roster) / 1e6:.3f} MB")
     row("mask and pack", len(report), f"{len(report) / length:.3f} bytes a number")

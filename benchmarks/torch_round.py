@@ -63,9 +63,7 @@ def rounds_on_cpu(users: torch.Tensor, rounds: int) -> list[float]:
     context = multiprocessing.get_context("spawn")
     cores = len(os.sched_getaffinity(0))
     tasks, results = context.Queue(), context.Queue()
-    workers = [
-        context.Process(target=work, args=(users[core::cores], tasks, results), daemon=True) for core in range(cores)
-    ]
+    workers = [context.Process(target=work, args=(users[core::cores], tasks, results), daemon=True) for core in range(cores)]
     for worker in workers:
         worker.start()
     start, seconds = [one.detach() for one in Model().parameters()], []
@@ -94,9 +92,7 @@ def rounds_on_gpu(users: torch.Tensor, rounds: int) -> list[float]:
 
 
 def released(start: list[torch.Tensor], total: list[torch.Tensor], users: int) -> list[torch.Tensor]:
-    return [
-        value + (sum_ + CLIP_NORM * torch.randn_like(sum_)) / users for value, sum_ in zip(start, total, strict=True)
-    ]
+    return [value + (sum_ + CLIP_NORM * torch.randn_like(sum_)) / users for value, sum_ in zip(start, total, strict=True)]
 
 
 def main() -> None:

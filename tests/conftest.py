@@ -24,9 +24,7 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 gc.set_threshold(200_000, 20, 100)
 
 if not os.environ.get("TACITURN_OPTIMISED"):  # `make test-slow` waits for the disk, as users do
-    os.fsync = (
-        os.fstat
-    )  # tests kill processes and pull no plug: whether a file was synced shows in calls of this, and in nothing else
+    os.fsync = os.fstat  # tests kill processes and pull no plug: whether a file was synced shows in calls of this, and in nothing else
 
 import numpy as np
 import pytest
@@ -120,9 +118,7 @@ def copied_runs(finished_runs: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def one_deviation(monkeypatch) -> None:
     """In place of noise exactly one standard deviation of it, for all coordinates alike."""
-    monkeypatch.setattr(
-        sampler, "white", lambda spread, key, stream, size: wide.from_numpy(np.full(size, int(spread.deviation)))
-    )
+    monkeypatch.setattr(sampler, "white", lambda spread, key, stream, size: wide.from_numpy(np.full(size, int(spread.deviation))))
 
 
 @pytest.fixture

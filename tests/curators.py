@@ -81,20 +81,12 @@ def account_of(of: Algorithm, path: Path, name: str = "run", **declared) -> Acco
     return Account(Ledger(path), terms, of.mechanism.event(of.participation))
 
 
-def curator_of(
-    of: Algorithm, fleet: Fleet, account: Account, root: bytes = bytes(32), log: ParticipationLog | None = None
-) -> Curator:
+def curator_of(of: Algorithm, fleet: Fleet, account: Account, root: bytes = bytes(32), log: ParticipationLog | None = None) -> Curator:
     return Curator(of, fleet, account, root, log, Records(account.ledger.path.with_suffix(".releases"), root))
 
 
 def opened(
-    of: Algorithm,
-    fleet: Fleet,
-    path: Path,
-    root: bytes = bytes(32),
-    log: ParticipationLog | None = None,
-    reopen: bool = False,
-    **declared,
+    of: Algorithm, fleet: Fleet, path: Path, root: bytes = bytes(32), log: ParticipationLog | None = None, reopen: bool = False, **declared
 ) -> Curator:
     """Of a run that was just opened, or that another process goes on with."""
     account = account_of(of, path, **declared)

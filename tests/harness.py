@@ -47,14 +47,7 @@ def compile_with(options) -> None:
 
 def forget_programs() -> None:
     """All that was traced or compiled in this process."""
-    for kept in (
-        build._shared_model,
-        build._shared_algorithm,
-        device_program,
-        in_process._adder,
-        accuracy._scorer,
-        assemble._messages,
-    ):
+    for kept in (build._shared_model, build._shared_algorithm, device_program, in_process._adder, accuracy._scorer, assemble._messages):
         getattr(kept, "cache_clear", lambda: None)()  # a test may have put something else there
     jax.clear_caches()
 
@@ -84,9 +77,7 @@ class TracedAnew(pytest.MonkeyPatch):
 
 
 TRACED = ("models", "algorithms", "recipe.build", "fleets.simulation.in_process", "trees", "privacy.curator")
-TRACED += tuple(
-    f"privacy.{one}" for one in ("sampler", "wide", "mechanism", "clipping", "noise", "correlated_noise", "estimators")
-)
+TRACED += tuple(f"privacy.{one}" for one in ("sampler", "wide", "mechanism", "clipping", "noise", "correlated_noise", "estimators"))
 TRACED += tuple(f"privacy.{one}" for one in ("adaptive_clip", "secagg_encoding", "chacha20"))
 TRACED = tuple(f"taciturn.{one}" for one in TRACED)
 _setattr, _undo = pytest.MonkeyPatch.setattr, pytest.MonkeyPatch.undo

@@ -81,9 +81,7 @@ def test_of_two_that_begin_at_once_one_is_told_and_leaves_nothing(tmp_path, monk
     first, second = begin("first"), begin("second")
     next(first), next(second)
     next(first, None)
-    checks = iter(
-        [lambda *where: None, check_new_folder]
-    )  # it looks before the first is there, and again when it cannot follow
+    checks = iter([lambda *where: None, check_new_folder])  # it looks before the first is there, and again when it cannot follow
     monkeypatch.setattr(files, "check_new_folder", lambda *where: next(checks)(*where))
     with pytest.raises(FolderExists, match="exists already: choose another"):
         next(second)
@@ -100,9 +98,7 @@ def test_the_next_folder_is_the_first_that_is_not_there(tmp_path):
 
 def test_a_lock_goes_when_its_process_is_killed_and_not_before(tmp_path):
     path, busy = tmp_path / "lock", TaciturnError("somebody has it")
-    with subprocess.Popen(
-        [sys.executable, "-c", HELD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as other:
+    with subprocess.Popen([sys.executable, "-c", HELD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
         with pytest.raises(TaciturnError, match="somebody has it"), locked(path, busy):

@@ -92,9 +92,7 @@ def test_what_cannot_be_is_said():
 
 def test_the_command_prints_a_table_json_and_a_figure(tmp_path):
     common = ["plan", "--population", "100000", "--rounds", "50", "--report-goal", "1000", "--noise-multiplier", "2"]
-    run = CliRunner().invoke(
-        app, [*common, "--mechanism", "honaker", "--extrapolate", "--figure", str(tmp_path / "figure.png")]
-    )
+    run = CliRunner().invoke(app, [*common, "--mechanism", "honaker", "--extrapolate", "--figure", str(tmp_path / "figure.png")])
     assert run.exit_code == 0, run.output
     assert "99 rounds of rest are possible" in " ".join(run.output.split())
     assert "Extrapolated, not trained" in run.output

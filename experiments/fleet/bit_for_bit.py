@@ -124,9 +124,7 @@ def done_again(out: Path, plain: dict[int, np.ndarray]) -> Path:
         def users(self, eligible):
             return eligible(np.arange(self.count))
 
-    recipe = load_recipe(out / "server" / "recipe.toml").with_settings(
-        "data", population=str(out / "again" / "population")
-    )
+    recipe = load_recipe(out / "server" / "recipe.toml").with_settings("data", population=str(out / "again" / "population"))
     save_recipe(recipe, out / "again" / "recipe.toml")
     enrolled = folders.enrolled_keys(out / "server")
     Plain.count = len(enrolled)

@@ -150,9 +150,7 @@ def zero_state(params: Params, rows: int) -> State:
     return ((zero, zero),) * LAYERS
 
 
-def window_loss(
-    settings: Settings, params: Params, state: State, tokens: jax.Array, key: Key | None
-) -> tuple[jax.Array, State]:
+def window_loss(settings: Settings, params: Params, state: State, tokens: jax.Array, key: Key | None) -> tuple[jax.Array, State]:
     """−Σ log p over the words of a window, divided by its rows, and the state to go on with. One dropout mask for a window."""
     inputs, targets = tokens[:-1], tokens[1:]
     keys = [None] * (LAYERS + 1) if key is None else list(jax.random.split(key, LAYERS + 1))
@@ -190,9 +188,7 @@ def evaluate(settings: Settings, params: Params, text: jax.Array) -> jax.Array:
 # Training
 
 
-def train_epoch(
-    settings: Settings, params: Params, text: jax.Array, rate: jax.Array, key: Key
-) -> tuple[Params, jax.Array]:
+def train_epoch(settings: Settings, params: Params, text: jax.Array, rate: jax.Array, key: Key) -> tuple[Params, jax.Array]:
     """One pass of SGD over a node's text; the model and the losses on the way."""
 
     def step(carry: tuple[Params, State], inputs: tuple[jax.Array, Key]) -> tuple[tuple[Params, State], jax.Array]:
@@ -213,9 +209,7 @@ train_alone = jax.jit(train_epoch, static_argnums=0)
 @partial(jax.jit, static_argnums=0)
 def train_side_by_side(settings: Settings, params: Params, text: jax.Array, rate: jax.Array, key: Key):
     """An epoch on every node: params and text have the nodes first."""
-    return jax.vmap(partial(train_epoch, settings), (0, 0, None, 0))(
-        params, text, rate, jax.random.split(key, len(text))
-    )
+    return jax.vmap(partial(train_epoch, settings), (0, 0, None, 0))(params, text, rate, jax.random.split(key, len(text)))
 
 
 @jax.jit
@@ -281,9 +275,7 @@ def several_epochs(
             epoch_key = jax.random.fold_in(jax.random.fold_in(key, node), epoch)
             params, losses = train_alone(settings, params, text[node], rates[0], epoch_key)
         uploads += 1
-        yield progress(
-            params, losses, text[node], {"round": 1, "node": node + 1, "epochs": epochs[0], "rate": rates[0]}
-        )
+        yield progress(params, losses, text[node], {"round": 1, "node": node + 1, "epochs": epochs[0], "rate": rates[0]})
     for index in range(1, len(epochs)):
         local = on_every_node(params, nodes)
         for epoch in range(epochs[index]):
@@ -305,9 +297,7 @@ def deep_gradient_compression(
         starts = [epoch + Fraction(index, iterations) for index in range(iterations)]
         entries = [entries_sent(params, share_sent(start, warm_up)) for start in starts]
         stacked = jax.tree.map(lambda *counts: jnp.array(counts, jnp.int32), *entries)
-        params, memories, losses = compressed_epoch(
-            settings, params, memories, text, stacked, rate, jax.random.fold_in(key, epoch)
-        )
+        params, memories, losses = compressed_epoch(settings, params, memories, text, stacked, rate, jax.random.fold_in(key, epoch))
         sizes = [nodes * upload_bytes(one) for one in entries]
         uploads += nodes * iterations
         sent += sum(sizes)
@@ -328,9 +318,7 @@ def deep_gradient_compression(
 # Both parts
 
 
-def follow(
-    part: str, progress: Iterator[Progress], settings: Settings, texts: dict[str, jax.Array], args: argparse.Namespace
-) -> None:
+def follow(part: str, progress: Iterator[Progress], settings: Settings, texts: dict[str, jax.Array], args: argparse.Namespace) -> None:
     """Measure after every round and write it down at once. The test text is read where the validation text is read best so far."""
     begin = last = time.monotonic()
     rows, best = [], {"valid": float("inf")}
@@ -346,9 +334,7 @@ def follow(
         print(part, *(f"{name} {value:,.5g}" for name, value in row.items()), flush=True)
         written = json.loads(args.out.read_text()) if args.out.exists() else {}
         written[part] = {
-            "arguments": {
-                name: str(value) for name, value in vars(args).items() if name not in ("out", "prepare", "ptb")
-            },
+            "arguments": {name: str(value) for name, value in vars(args).items() if name not in ("out", "prepare", "ptb")},
             "parameters": trees.size(params),
             "best": best,
             "uploads": row["uploads"],
@@ -366,9 +352,7 @@ def schedule(args: argparse.Namespace) -> tuple[list[int], list[float], list[flo
     """Epochs and rate of each round; rate of each epoch of compressed gradients."""
     falling = np.rint(np.linspace(*args.epochs, args.rounds - 1)).astype(int).tolist()
     rates = np.geomspace(*args.rates, args.rounds).tolist()
-    compressed = [
-        args.dgc_rate * args.dgc_decay ** max(0, epoch + 1 - args.dgc_hold) for epoch in range(args.dgc_epochs)
-    ]
+    compressed = [args.dgc_rate * args.dgc_decay ** max(0, epoch + 1 - args.dgc_hold) for epoch in range(args.dgc_epochs)]
     return [args.first_epochs, *falling], rates, compressed
 
 
@@ -377,9 +361,7 @@ def arguments() -> argparse.Namespace:
     option = parser.add_argument
     option("--prepare", type=Path, metavar="PARQUET", help="only write the texts of this file as numbers to --ptb")
     option("--ptb", type=Path, default=Path("local/ptb.npz"), help="the texts as numbers")
-    option(
-        "--out", type=Path, default=Path("results.json"), help="written after every round; other parts in it are kept"
-    )
+    option("--out", type=Path, default=Path("results.json"), help="written after every round; other parts in it are kept")
     option("--part", choices=("epochs", "dgc", "both"), default="both")
     option("--time-limit", type=float, default=float("inf"), help="seconds for a part, after which no round begins")
     option("--units", type=int, default=1500)

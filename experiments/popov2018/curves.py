@@ -22,13 +22,7 @@ def main() -> None:
         with open(path) as file:
             rows = list(csv.DictReader(file))
         for panel, column in zip(panels, COLUMNS, strict=True):
-            panel.plot(
-                [int(row["round"]) for row in rows],
-                [float(row[column]) for row in rows],
-                marker="o",
-                ms=2.5,
-                label=name,
-            )
+            panel.plot([int(row["round"]) for row in rows], [float(row[column]) for row in rows], marker="o", ms=2.5, label=name)
     for panel, title in zip(panels, COLUMNS.values(), strict=True):
         panel.set(xlabel="round", ylabel="perplexity")
         panel.set_title(title, loc="left", fontsize=10)

@@ -20,10 +20,7 @@ from taciturn.models.sgd import sgd_step
 
 BYTES, BYTES_A_WORD = 20_000, 5.3  # blogs.parquet's, with the space
 ROWS, LENGTH, REPEATS = 10, 20, 3
-MODELS = {
-    "2×650 LSTM, 30,000 words": (deep_lstm(30_000, dropout_rate=0.5), 30_000),
-    "CIFG, 10,000 words": (cifg(10_000), 10_000),
-}
+MODELS = {"2×650 LSTM, 30,000 words": (deep_lstm(30_000, dropout_rate=0.5), 30_000), "CIFG, 10,000 words": (cifg(10_000), 10_000)}
 
 
 def seconds(model: LanguageModel, words: int) -> tuple[float, float]:

@@ -96,9 +96,7 @@ def decode(data: bytes, params: Params, entries: PyTree) -> Params:
 
     def leaf(like: jax.Array, count: int) -> np.ndarray:
         nonlocal start
-        places, values = (
-            np.frombuffer(data, kind, count, start + offset) for kind, offset in (("<u4", 0), ("<f4", 4 * count))
-        )
+        places, values = (np.frombuffer(data, kind, count, start + offset) for kind, offset in (("<u4", 0), ("<f4", 4 * count)))
         start += BYTES_OF_AN_ENTRY * count
         flat = np.zeros(math.prod(like.shape), np.float32)
         flat[places] = values

@@ -43,9 +43,7 @@ def keystroke_saving(model: LanguageModel, params: Params, predictor: Predictor,
         scores = np.asarray(score(rows))
         for said, words in zip(scores, some, strict=False):
             letters += sum(map(len, words))
-            typed += sum(
-                _typed(predictor, row, word, vocabulary) for row, word in zip(said[: len(words)], words, strict=True)
-            )
+            typed += sum(_typed(predictor, row, word, vocabulary) for row, word in zip(said[: len(words)], words, strict=True))
     return 1 - typed / letters
 
 
@@ -73,31 +71,21 @@ def main() -> None:
     general, people = PublicCorpus.load(arguments.general), HeldOutUsers(arguments.people)
     messages = json.loads(arguments.messages.read_text())
     found = {}
-    print(
-        "| model | general perplexity | keystrokes saved | users' perplexity | keystrokes saved | average perplexity |"
-    )
+    print("| model | general perplexity | keystrokes saved | users' perplexity | keystrokes saved | average perplexity |")
     print("|---|---|---|---|---|---|")
     for name, folder in (one.split("=", 1) for one in arguments.models):
         loaded = load_word_model(Path(folder))
         assert loaded.card is not None
         model = build.language_model(ModelSection(**loaded.card.architecture), len(loaded.vocabulary))
         params, predictor = jax.device_put(loaded.params), Predictor(loaded.model, loaded.vocabulary)
-        perplexities = [
-            evaluate(model, params, texts)["perplexity"].value for texts in (general.documents, people.texts)
-        ]
+        perplexities = [evaluate(model, params, texts)["perplexity"].value for texts in (general.documents, people.texts)]
         saved = [keystroke_saving(model, params, predictor, messages[side]) for side in ("general", "users")]
         average = average_perplexity(*perplexities)
         found[name] = dict(
             zip(("general", "general_saving", "users", "users_saving", "average"),
                 (perplexities[0], saved[0], perplexities[1], saved[1], average), strict=True)
         )  # fmt: skip
-        cells = [
-            f"{perplexities[0]:.1f}",
-            f"{saved[0]:.2%}",
-            f"{perplexities[1]:.1f}",
-            f"{saved[1]:.2%}",
-            f"{average:.1f}",
-        ]
+        cells = [f"{perplexities[0]:.1f}", f"{saved[0]:.2%}", f"{perplexities[1]:.1f}", f"{saved[1]:.2%}", f"{average:.1f}"]
         print(f"| {name} |", " | ".join(cells), "|", flush=True)
     if arguments.out:
         arguments.out.write_text(json.dumps(found))

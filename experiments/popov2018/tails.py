@@ -31,10 +31,7 @@ def updates(recipe, params: Params, cohort: np.ndarray, key: jax.Array) -> list[
     """Of each device by itself: there is no privacy here to lose."""
     population = build.population(recipe)
     algorithm = build.algorithm(recipe, len(population.vocabulary))
-    program, fleet = (
-        device_program(algorithm),
-        assemble.simulated(recipe.with_settings("participation", cohort=1), population),
-    )
+    program, fleet = (device_program(algorithm), assemble.simulated(recipe.with_settings("participation", cohort=1), population))
     message = Message(params, algorithm.mechanism.public(algorithm.mechanism.init(params)))
     return [fleet.sum_reports(program, message, np.array([user]), key).update for user in cohort]
 
@@ -63,10 +60,7 @@ def main() -> None:
             ratios = log_ratios(model, theta, other, arguments.samples, jax.random.key(100 * number + left_out))
             found.append(tail(ratios))
             one = found[-1]
-            print(
-                f"{len(found):2d}  α {one.shape:5.1f}  C {one.scale:6.2f}  x0 {one.start:.2f}  KS {one.statistic:.2f}",
-                flush=True,
-            )
+            print(f"{len(found):2d}  α {one.shape:5.1f}  C {one.scale:6.2f}  x0 {one.start:.2f}  KS {one.statistic:.2f}", flush=True)
             if arguments.figure and len(found) == 1:
                 plot_tail(arguments.figure, ratios, one.shape, one.scale, one.start)
     print(f"critical value {critical_value(found[0].used):.2f}; {sum(one.fits for one in found)} of {len(found)} fit")

@@ -141,9 +141,7 @@ class Mechanism(NamedTuple):
     distance: Callable[[int, int], float]
     most_reports: int  # how many may be in a total
     correlated: bool  # whether its noise is, over rounds
-    modulus: int | None = (
-        None  # M, where totals are known mod M only: whole numbers of 32 bits, of which any multiple of M may be missing
-    )
+    modulus: int | None = None  # M, where totals are known mod M only: whole numbers of 32 bits, of which any multiple of M may be missing
 
 
 class ServerState(NamedTuple):
@@ -207,9 +205,7 @@ class Fleet(Protocol):
 class FleetWithStats(Fleet, Protocol):
     """A fleet as runs have it, for metrics.csv. The curator asks for no figures, so your own fleet needs none."""
 
-    def stats(
-        self,
-    ) -> dict[str, float]: ...  # so far: `uploads` (of reports), and others; {} where who took part is a secret
+    def stats(self) -> dict[str, float]: ...  # so far: `uploads` (of reports), and others; {} where who took part is a secret
 
 
 class LanguageModel(NamedTuple):

@@ -61,9 +61,7 @@ class Question:
         if given is None or not 0 < given < math.inf:
             raise PlanError("a noise multiplier, ε or ρ is a positive number")
         if self.delta is not None and not 0 < self.delta < 1 / self.population:
-            raise PlanError(
-                f"δ must be below one over the number of users, {1 / self.population:.1g}; {self.delta:g} is not"
-            )
+            raise PlanError(f"δ must be below one over the number of users, {1 / self.population:.1g}; {self.delta:g} is not")
         if self.min_separation is not None and not 0 <= self.min_separation <= self.possible_separation:
             raise PlanError(
                 f"with {self.population:,} users and {self.report_goal:,} a round nobody can rest for {self.min_separation} rounds; "
@@ -101,9 +99,7 @@ class Answer:
     rho: float
     epsilon: float
     error: float  # of the sum of all updates so far, in clip norms
-    sensitivity_squared: (
-        float  # of the strategy under the claim; 1 where a curator samples, and each round or turn counts for itself
-    )
+    sensitivity_squared: float  # of the strategy under the claim; 1 where a curator samples, and each round or turn counts for itself
 
 
 def plan(question: Question, mechanisms: tuple[MechanismName, ...], progress: Callable[[str], None]) -> list[Answer]:
@@ -132,9 +128,7 @@ def _noise(question: Question, strategy: Strategy, participation: Participation)
     budget = Budget(question.at_delta, question.epsilon)
     try:
         return noise_for_budget(
-            lambda multiplier: repeated(participation.event(multiplier, strategy), question.rounds),
-            budget,
-            question.accountant,
+            lambda multiplier: repeated(participation.event(multiplier, strategy), question.rounds), budget, question.accountant
         )
     except ValueError as error:
         raise PlanError(str(error)) from None
@@ -191,9 +185,7 @@ def extrapolated(question: Question, mechanism: MechanismName, goals: tuple[int,
     rows = []
     for population in LARGE_POPULATIONS:
         for goal in goals:
-            larger = Question(
-                population, question.rounds, goal, None, goal / question.report_goal * question.noise_multiplier
-            )
+            larger = Question(population, question.rounds, goal, None, goal / question.report_goal * question.noise_multiplier)
             rows.append((population, goal, _answer(larger, mechanism)))
     return rows
 
@@ -205,9 +197,7 @@ def draw(question: Question, path: Path) -> None:
     multiplier = question.noise_multiplier or 7.0
 
     def cost(population: int, rounds: int, goal: int, separation: int | None = None) -> float:
-        one = Question(
-            population, rounds, goal, None, multiplier * goal / question.report_goal, min_separation=separation
-        )
+        one = Question(population, rounds, goal, None, multiplier * goal / question.report_goal, min_separation=separation)
         squared = tree(rounds, honaker=True).sensitivity_squared(rounds, one.separation, one.participations)
         return squared / (2 * (one.noise_multiplier or 1.0) ** 2)
 

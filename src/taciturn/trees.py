@@ -29,9 +29,7 @@ def scale(tree: PyTree, factor: float | jax.Array) -> PyTree:
 
 def dot(left: PyTree, right: PyTree) -> jax.Array:
     """⟨left, right⟩, over all leaves."""
-    return sum(
-        (jnp.vdot(*pair) for pair in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)), jnp.float32(0)
-    )
+    return sum((jnp.vdot(*pair) for pair in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)), jnp.float32(0))
 
 
 def zeros_like(tree: PyTree) -> PyTree:

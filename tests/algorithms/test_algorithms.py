@@ -38,15 +38,11 @@ def by_hand(epochs=1, rate=0.1, penalty=0.0, radius=None):
     return w - start
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"epochs": 3}, {"penalty": 0.5}, {"radius": 0.4}, {"epochs": 2, "penalty": 0.2, "radius": 0.3}]
-)
+@pytest.mark.parametrize("settings", [{}, {"epochs": 3}, {"penalty": 0.5}, {"radius": 0.4}, {"epochs": 2, "penalty": 0.2, "radius": 0.3}])
 def test_fedavg_is_the_papers_user_update(settings):
     local = LocalTraining(0.1, settings.get("epochs", 1), settings.get("penalty", 0.0))
     project = flat_clip(1.0).project if "radius" in settings else None
-    update = fedavg_update(gradient_step(loss), local, project)(
-        Message(START, jnp.float32(settings.get("radius", 0))), USER, KEY
-    )
+    update = fedavg_update(gradient_step(loss), local, project)(Message(START, jnp.float32(settings.get("radius", 0))), USER, KEY)
     np.testing.assert_allclose(update["w"], by_hand(**settings), rtol=1e-5)
 
 

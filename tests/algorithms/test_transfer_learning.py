@@ -34,13 +34,7 @@ ROWS = jnp.array(np.random.default_rng(0).integers(4, 30, (12, 6)))
 
 def algorithm(teacher, epochs=40, text=lambda params: ROWS):
     return transfer_learning(
-        MODEL,
-        lambda message, user, key: trees.subtract(teacher, message.params),
-        text,
-        PoissonSampling(0.5),
-        2.0,
-        epochs,
-        4,
+        MODEL, lambda message, user, key: trees.subtract(teacher, message.params), text, PoissonSampling(0.5), 2.0, epochs, 4
     )
 
 
@@ -64,9 +58,7 @@ def test_from_its_own_predictions_it_learns_nothing():
     learning = algorithm(PARAMS)
     said = learning.user_update(Message(PARAMS, None), NOBODY, jax.random.key(2))
     after = learning.server_update(learning.init(PARAMS), said).params
-    assert all(
-        np.allclose(a, b, atol=1e-5) for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(PARAMS), strict=True)
-    )
+    assert all(np.allclose(a, b, atol=1e-5) for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(PARAMS), strict=True))
 
 
 def test_made_up_text_is_the_same_for_everyone_and_follows_the_model():

@@ -87,11 +87,7 @@ def test_the_largest_values_are_kept_and_rounding_is_right_on_average():
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    st.sampled_from(UPLOADS),
-    st.integers(0, 2**31 - 1),
-    st.sampled_from([1e-30, 1e-3, 1.0, 1e4, 1e30, float("inf"), float("nan")]),
-)
+@given(st.sampled_from(UPLOADS), st.integers(0, 2**31 - 1), st.sampled_from([1e-30, 1e-3, 1.0, 1e4, 1e30, float("inf"), float("nan")]))
 def test_the_bound_holds_whatever_is_left_out(upload, seed, size):
     update = jax.tree.map(lambda layer: layer * size, {"a": jax.random.normal(jax.random.key(seed), (5, 7))})
     _, report = sent(update, upload, key=jax.random.key(seed + 1))
@@ -134,9 +130,7 @@ def reported(update, upload):
 @pytest.mark.parametrize("bits", [8, 16])
 def test_no_value_is_rounded_to_a_level_that_its_bits_do_not_have(bits):
     most = 2 ** (bits - 1) - 1
-    drawn = jax.vmap(lambda key: rounded(jnp.array([1.0, -1.0]), bits, key))(
-        jax.random.split(jax.random.key(0), 20_000)
-    )
+    drawn = jax.vmap(lambda key: rounded(jnp.array([1.0, -1.0]), bits, key))(jax.random.split(jax.random.key(0), 20_000))
     assert int(np.max(np.round(np.abs(drawn) * most))) <= most
 
 

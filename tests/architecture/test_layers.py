@@ -36,10 +36,7 @@ def ours(path: Path) -> set[str]:
 
 def calls(path: Path, attribute: str) -> bool:
     nodes = ast.walk(ast.parse(path.read_text()))
-    return any(
-        isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == attribute
-        for node in nodes
-    )
+    return any(isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == attribute for node in nodes)
 
 
 BASE = {"errors", "progress", "names", "core", "trees", "randomness", "files"}
@@ -105,10 +102,7 @@ def test_flower_and_the_network_are_used_in_one_folder():
 def test_users_reach_the_server_through_one_door(method):
     doors = {"sum_reports": ["privacy.curator"], "_release": ["privacy.curator"], "private_mean": ["train"]}[method]
     passing_on = (
-        [
-            "bench.round_speed",
-            *(f"fleets.simulation.{one}" for one in ("check_in", "many_hosts", "queued", "synthetic_users")),
-        ]
+        ["bench.round_speed", *(f"fleets.simulation.{one}" for one in ("check_in", "many_hosts", "queued", "synthetic_users"))]
         if method == "sum_reports"
         else []
     )  # one measures it on random words; fleets hand their own caller the sum of another
@@ -116,9 +110,7 @@ def test_users_reach_the_server_through_one_door(method):
 
 
 def test_a_release_is_named_in_the_mechanism_and_the_curator_only():
-    users = [
-        name(path) for path in MODULES if ".release(" in path.read_text() or "mechanism.release" in path.read_text()
-    ]
+    users = [name(path) for path in MODULES if ".release(" in path.read_text() or "mechanism.release" in path.read_text()]
     assert users == ["privacy.curator"]
 
 
@@ -131,11 +123,7 @@ def test_noise_is_drawn_in_one_place():
 
 
 def test_the_standard_deviation_is_computed_in_one_place():
-    computing = [
-        name(path)
-        for path in MODULES
-        if "noise.multiplier *" in path.read_text() or "noise_multiplier *" in path.read_text()
-    ]
+    computing = [name(path) for path in MODULES if "noise.multiplier *" in path.read_text() or "noise_multiplier *" in path.read_text()]
     assert computing == ["privacy.mechanism"]
 
 
@@ -162,6 +150,4 @@ def test_the_layer_check_would_notice_a_wrong_import(tmp_path):
 
 
 def test_files_hold_one_idea():
-    assert {
-        name(path): len(path.read_text().splitlines()) for path in MODULES if len(path.read_text().splitlines()) > 400
-    } == {}
+    assert {name(path): len(path.read_text().splitlines()) for path in MODULES if len(path.read_text().splitlines()) > 400} == {}

@@ -12,17 +12,7 @@ import numpy as np
 import pytest
 import typer
 
-from harness import (
-    Cut,
-    cut_at,
-    exact,
-    made_up_users,
-    mostly_slow,
-    quietly,
-    small_population,
-    tiny_recipe,
-    write_population,
-)
+from harness import Cut, cut_at, exact, made_up_users, mostly_slow, quietly, small_population, tiny_recipe, write_population
 from taciturn.audit import audit_users
 from taciturn.audit.audit_users import AuditScores
 from taciturn.audit.report import membership_results
@@ -63,9 +53,7 @@ MECHANISMS = {
 def wide_population(folder):
     """Users of a list of words long enough for a model with room for a thousand directions."""
     words = SPECIAL + PUNCTUATION + tuple(f"word{number}" for number in range(386))
-    return write_population(
-        folder, made_up_users(50), made_up_users(12, seed=1), Vocabulary(words), {"source": "made up"}
-    )
+    return write_population(folder, made_up_users(50), made_up_users(12, seed=1), Vocabulary(words), {"source": "made up"})
 
 
 @pytest.fixture
@@ -134,9 +122,7 @@ def test_a_mechanism_that_keeps_its_word_is_what_it_is_said_to_be_and_is_not_acc
     assert found.audit.caught[1] < 2  # and it could have seen something
 
 
-@pytest.mark.parametrize(
-    "kind", mostly_slow(["one turn", "many turns", "residues", "honaker", "blt"], "one turn", "blt")
-)
+@pytest.mark.parametrize("kind", mostly_slow(["one turn", "many turns", "residues", "honaker", "blt"], "one turn", "blt"))
 def test_noise_that_is_half_of_what_is_claimed_is_found_out(wide, tmp_path, monkeypatch, kind):
     """The twin."""
     with_noise_too_small(monkeypatch, 2.0)
@@ -146,9 +132,7 @@ def test_noise_that_is_half_of_what_is_claimed_is_found_out(wide, tmp_path, monk
 
 
 @pytest.mark.parametrize("kind", ["one turn", "blt"], ids=["dp-fedavg", "dp-ftrl"])
-def test_the_command_says_that_nothing_contradicts_the_claim_and_what_it_could_have_seen(
-    honest, tmp_path, capsys, kind
-):
+def test_the_command_says_that_nothing_contradicts_the_claim_and_what_it_could_have_seen(honest, tmp_path, capsys, kind):
     shutil.copytree(honest(kind), tmp_path / "run")
     audit(tmp_path / "run")  # exit status 0
     said = " ".join(capsys.readouterr().out.split())
@@ -176,9 +160,7 @@ def test_users_have_all_turns_that_the_claim_allows_and_no_more(wide):
     turns = audit_users.patterns(recipe)
     assert max(map(len, turns)) == 4 == recipe.max_participations  # of 16 rounds with four between two turns
     assert all(np.diff(one).min() >= 5 for one in turns)
-    assert sorted(round for one in turns for round in one) == list(
-        range(16)
-    )  # each round is somebody's, and of one pattern
+    assert sorted(round for one in turns for round in one) == list(range(16))  # each round is somebody's, and of one pattern
     rare = FTRL | {"participation": FTRL["participation"] | {"max_participations": 3}}
     assert max(map(len, audit_users.patterns(with_noise(watched(wide, **rare))))) == 3
 
@@ -314,9 +296,7 @@ def test_too_few_too_many_and_those_who_cannot_audit_are_refused(population, tmp
     with pytest.raises(RecipeError, match="take at most 6144"):
         tiny_recipe(population, audit={"users": 6145})
     with pytest.raises(RecipeError, match="claims nothing"):
-        tiny_recipe(
-            population, algorithm="fedavg", audit={"users": 32}, privacy={"noise_multiplier": None, "clip_norm": None}
-        )
+        tiny_recipe(population, algorithm="fedavg", audit={"users": 32}, privacy={"noise_multiplier": None, "clip_norm": None})
     with pytest.raises(RecipeError, match="tells at most 819 users apart"):
         train_run(tiny_recipe(population, audit={"users": 1000}), tmp_path / "small", quietly)
     counted = {"participation": {"kind": "min-separation", "cohort": 20, "min_separation": 0}, "privacy": ADAPTIVE}
@@ -333,7 +313,6 @@ def test_a_clip_norm_that_adapts_is_audited_by_few_at_once(wide, tmp_path):
 
 def test_a_total_has_room_for_their_reports(population):
     without, with_them = (
-        build.algorithm(tiny_recipe(population, audit=settings), 40).mechanism.most_reports
-        for settings in ({}, {"users": 32})
+        build.algorithm(tiny_recipe(population, audit=settings), 40).mechanism.most_reports for settings in ({}, {"users": 32})
     )
     assert with_them == without + 32 <= MOST_REPORTS

@@ -21,11 +21,7 @@ from taciturn.release.model_file import load_model
 from taciturn.runs.loop import resume_run, train_run
 from taciturn.train import TrainState
 
-FTRL = {
-    "algorithm": "dp-ftrl",
-    "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2},
-    "privacy": {"noise": "tree"},
-}
+FTRL = {"algorithm": "dp-ftrl", "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2}, "privacy": {"noise": "tree"}}
 
 
 def status_of_audit(run, monkeypatch):
@@ -79,9 +75,7 @@ def test_a_total_with_audit_users_is_that_of_the_people_and_theirs_to_the_bit(po
     message = Message(start, mechanism.public(mechanism.init(start)))
     both, cohort, key = beside(people, users, mechanism.most_reports), np.array([3, 7, 20]), jax.random.key(5)
     alone = people.sum_reports(program, message, cohort, key)
-    theirs = next(
-        turn[0] for number, turn in enumerate(users.patterns) if users.included[number :: len(users.patterns)].any()
-    )
+    theirs = next(turn[0] for number, turn in enumerate(users.patterns) if users.included[number :: len(users.patterns)].any())
     sums = {}
     for round in (99, theirs):  # in the first nobody has a turn
         users.begin(round)
@@ -106,9 +100,7 @@ def test_a_sum_of_theirs_is_the_sum_of_their_reports_and_of_nobody_else_s(popula
     alone = [users.sum_reports(None, message, some[place : place + 1], key) for place in range(3)]
     added = jax.tree.map(lambda *leaves: sum(leaves), *alone)
     assert all(map(np.array_equal, jax.tree.leaves(together), jax.tree.leaves(added)))
-    assert not any(
-        np.any(np.asarray(leaf)) for leaf in jax.tree.leaves(users.sum_reports(None, message, some[:0], key))
-    )
+    assert not any(np.any(np.asarray(leaf)) for leaf in jax.tree.leaves(users.sum_reports(None, message, some[:0], key)))
 
 
 def test_a_crash_between_what_was_seen_and_the_state_changes_neither(population, tmp_path, monkeypatch):

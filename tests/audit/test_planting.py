@@ -56,11 +56,7 @@ def canaries(text, **settings):
     return {"text": text, "users": [1, 6], "copies": [1, 8], "per_cell": 1, "sentences": 10, **settings}
 
 
-FTRL = {
-    "algorithm": "dp-ftrl",
-    "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2},
-    "privacy": {"noise": "tree"},
-}
+FTRL = {"algorithm": "dp-ftrl", "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2}, "privacy": {"noise": "tree"}}
 RUNS = {
     "taught": lambda text: LEARNING_MUCH | {"canaries": canaries(text, rate=1.0)},
     "plain dp-fedavg": lambda text: {},
@@ -100,8 +96,7 @@ def test_the_claim_about_people_is_what_it_is_without_them(runs, algorithm):
 
 def test_a_total_has_room_for_their_reports(population, text):
     without, with_them = (
-        build.algorithm(tiny_recipe(population, canaries=settings), 40).mechanism.most_reports
-        for settings in ({}, canaries(text))
+        build.algorithm(tiny_recipe(population, canaries=settings), 40).mechanism.most_reports for settings in ({}, canaries(text))
     )
     assert with_them == without + 14
 

@@ -56,18 +56,7 @@ def test_an_existing_population_is_not_overwritten_by_accident(tmp_path, table):
     with pytest.raises(DataError, match="--replace"):
         run("data", "build", table, "--out", tmp_path / "p")
     (tmp_path / "gone.txt").write_text("user3\nUSER4\n")
-    out = run(
-        "data",
-        "build",
-        table,
-        "--out",
-        tmp_path / "p",
-        "--replace",
-        "--least-tokens",
-        10,
-        "--exclude",
-        tmp_path / "gone.txt",
-    )
+    out = run("data", "build", table, "--out", tmp_path / "p", "--replace", "--least-tokens", 10, "--exclude", tmp_path / "gone.txt")
     assert "Left out: users who opted out: 2" in out
     with pytest.raises(DataError, match="--exclude"):
         run("data", "build", table, "--out", tmp_path / "q", "--exclude", tmp_path / "nothing.txt")
@@ -100,18 +89,7 @@ def test_characters_and_other_languages_by_an_option(tmp_path):
     run("data", "build", tmp_path / "users", "--out", tmp_path / "w", "--language", "ru", "--least-tokens", 5)
     counts = Population(tmp_path / "w").manifest[COUNTS]
     assert counts["unknown"]["train"] <= counts["train_users"]  # the two-digit numbers alone
-    out = run(
-        "data",
-        "build",
-        tmp_path / "users",
-        "--out",
-        tmp_path / "c",
-        "--language",
-        "ru",
-        "--characters",
-        "--least-tokens",
-        5,
-    )
+    out = run("data", "build", tmp_path / "users", "--out", tmp_path / "c", "--language", "ru", "--characters", "--least-tokens", 5)
     assert "characters" in out
     assert Population(tmp_path / "c").manifest[COUNTS]["unknown"] == {"train": 0, "held_out": 0}
 
@@ -124,16 +102,7 @@ def test_made_up_users_are_a_source_like_any_other(tmp_path):
 
 
 def test_bad_input_is_one_sentence_and_a_status(tmp_path, table):
-    command = [
-        sys.executable,
-        "-c",
-        "from taciturn.cli import main; main()",
-        "data",
-        "build",
-        str(table),
-        "--out",
-        str(tmp_path / "p"),
-    ]
+    command = [sys.executable, "-c", "from taciturn.cli import main; main()", "data", "build", str(table), "--out", str(tmp_path / "p")]
     done = subprocess.run([*command, "--text-column", "nothing"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert done.stdout == ""
@@ -155,9 +124,7 @@ def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path, table):
 def test_building_again_protects_no_less(tmp_path, table):
     protected = ("--least-tokens", 10, "--scrub", "--sensitive-column", "secret")
     run("data", "build", table, "--out", tmp_path / "p", *protected)
-    (
-        tmp_path / "p" / "text-1" / "vocabulary.txt"
-    ).unlink()  # a population that cannot be opened is protected all the same
+    (tmp_path / "p" / "text-1" / "vocabulary.txt").unlink()  # a population that cannot be opened is protected all the same
     for fewer, missing in ((protected[:3], "--sensitive-column secret"), (protected[:2] + protected[3:], "--scrub")):
         with pytest.raises(DataError, match=missing):
             run("data", "build", table, "--out", tmp_path / "p", "--replace", *fewer)

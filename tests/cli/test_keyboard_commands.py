@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from harness import quietly, tiny_recipe
+from harness import mostly_slow, quietly, tiny_recipe
 from taciturn.cli import app, main
 from taciturn.data.population import Population, trained_on
 from taciturn.data.texts import Texts
@@ -64,20 +64,16 @@ def made(tmp_path_factory):
     people = Population(folder / "people")
     cifg = {"kind": "cifg", "width": 8, "units": 12}
     train_run(tiny_recipe(people, model=cifg, run={"evaluate_every": 6}), folder / "private-run", quietly)
-    plain = tiny_recipe(
-        people, algorithm="fedavg", model=cifg, privacy={"noise_multiplier": None}, participation={"cohort": 10}
-    )
+    plain = tiny_recipe(people, algorithm="fedavg", model=cifg, privacy={"noise_multiplier": None}, participation={"cohort": 10})
     train_run(plain, folder / "plain-run", quietly)
     return folder
 
 
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("to", mostly_slow(FORMATS, *(set(FORMATS) - {"onnx-int8", "combined"})))  # siblings of onnx and arpa
 def test_every_export_carries_its_guarantee_and_was_held_against_the_model(made, tmp_path, to):
     if to.startswith("onnx"):
         pytest.importorskip("onnxruntime")
-    exported = FinishedRun(made / "private-run").export(
-        tmp_path / "out", to, distilling=formats.Distilling(words=20_000, entries=2000)
-    )
+    exported = FinishedRun(made / "private-run").export(tmp_path / "out", to, distilling=formats.Distilling(words=20_000, entries=2000))
     guarantee = Ledger(made / "people" / "ledger.jsonl").guarantee("private-run")
     content = (tmp_path / "out" / FORMATS[to]).read_bytes()
     assert json.loads((tmp_path / "out" / "guarantee.json").read_text())["head"] == guarantee.head
@@ -188,9 +184,7 @@ def test_counted_n_grams_say_that_they_have_no_guarantee_and_leave_only_so(made,
 
 def test_people_who_were_trained_on_do_not_type(made, tmp_path):
     run_cli("keyboard", "ngram", made / "people", "--out", tmp_path / "kn-typing", "--non-private", "--order", 3)
-    ran = run_cli(
-        "keyboard", "evaluate", made / "private-run", tmp_path / "kn-typing", "--text", made / "chats.csv", "--json"
-    )
+    ran = run_cli("keyboard", "evaluate", made / "private-run", tmp_path / "kn-typing", "--text", made / "chats.csv", "--json")
     tried = json.loads(ran.output)
     trained = len(Population(made / "people"))
     assert tried["people"] == 60 - trained
@@ -208,9 +202,7 @@ def test_text_of_people_who_were_trained_on_alone_is_refused(made, tmp_path):
 
 
 def test_two_models_are_shown_as_an_a_b_table(made, tmp_path):
-    said = run_cli(
-        "keyboard", "evaluate", made / "private-run", made / "plain-run", "--text", made / "chats.csv", "--history"
-    ).output
+    said = run_cli("keyboard", "evaluate", made / "private-run", made / "plain-run", "--text", made / "chats.csv", "--history").output
     assert "keystroke saving rate" in said
     assert "B over A" in said
     assert "with each person's own history" in said

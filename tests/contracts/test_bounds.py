@@ -61,10 +61,7 @@ def steps(bound, total) -> list[int]:
 
 def updates(count):
     generator = np.random.default_rng(0)
-    return [
-        jax.tree.map(lambda leaf: jnp.asarray(generator.normal(size=leaf.shape), jnp.float32), LIKE)
-        for _ in range(count)
-    ]
+    return [jax.tree.map(lambda leaf: jnp.asarray(generator.normal(size=leaf.shape), jnp.float32), LIKE) for _ in range(count)]
 
 
 @each_bound
@@ -98,9 +95,7 @@ def test_reports_add_up_to_the_sum_of_what_they_stand_for(bound):
 @each_bound
 def test_what_is_summed_is_what_was_clipped(bound):
     report, decoded = programs(bound)
-    total = functools.reduce(
-        trees.add, [report(update, np.float32(1), jax.random.key(n)) for n, update in enumerate(updates(50))]
-    )
+    total = functools.reduce(trees.add, [report(update, np.float32(1), jax.random.key(n)) for n, update in enumerate(updates(50))])
     clipped = functools.reduce(trees.add, [bound.project(bound.public(ROUND), update) for update in updates(50)])
     assert true_norm(trees.subtract(decoded(total), clipped)) < 0.2 * true_norm(clipped)
 

@@ -31,9 +31,7 @@ def free_port() -> int:
 def start(folder: Path, *arguments: object) -> subprocess.Popen:
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     command = [*another_process(MAIN), "train", *map(str, arguments)]
-    return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def two_hosts(folder: Path, *arguments: object) -> list[subprocess.Popen]:

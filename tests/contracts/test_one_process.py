@@ -40,9 +40,7 @@ def contents(*folders: Path) -> dict[Path, bytes]:
 def test_a_second_process_is_refused_and_goes_on_when_the_first_was_killed(population, tmp_path, monkeypatch, capsys):
     recipe, run = tiny_recipe(population), tmp_path / "run"
     save_recipe(recipe, tmp_path / "recipe.toml")
-    first = subprocess.Popen(
-        [*another_process(FIRST), str(tmp_path / "recipe.toml"), str(run)], stdout=subprocess.PIPE, text=True
-    )
+    first = subprocess.Popen([*another_process(FIRST), str(tmp_path / "recipe.toml"), str(run)], stdout=subprocess.PIPE, text=True)
     assert first.stdout is not None
     child = int(first.stdout.readline())
     try:

@@ -91,9 +91,7 @@ def cut_after_charging(patch: pytest.MonkeyPatch, round: int) -> None:
     patch.setattr(Account, "charge", cut)
 
 
-@pytest.mark.parametrize(
-    "place", ["before the record", "before the charge", "after the charge", "after the release", "while saving"]
-)
+@pytest.mark.parametrize("place", ["before the record", "before the charge", "after the charge", "after the release", "while saving"])
 @pytest.mark.parametrize(
     ("kind", "occurrence"),
     [
@@ -139,9 +137,7 @@ def test_a_seeded_run_cut_off_at_any_place_ends_with_the_same_parameters(
     assert finished.guarantee.releases == recipe.run.rounds
 
 
-def test_a_total_that_would_come_out_differently_is_not_released_a_second_time(
-    population, recipe, tmp_path, uninterrupted, monkeypatch
-):
+def test_a_total_that_would_come_out_differently_is_not_released_a_second_time(population, recipe, tmp_path, uninterrupted, monkeypatch):
     """A sum that differs in one bit (another machine, another library) must not meet the old noise: what was charged is given out from its
     record, and only the rounds after it are summed."""
     with monkeypatch.context() as patch:

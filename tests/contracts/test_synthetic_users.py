@@ -93,9 +93,7 @@ def test_more_reports_than_a_total_holds_are_never_added():
 
 def test_a_sum_of_more_would_run_over_and_one_user_move_it_by_far_more_than_the_clip_norm():
     """The twin: with as many reports as a total holds, whole numbers add up; with half as many again they come out negative."""
-    largest = pack(jnp.float32(1.0), {"w": jnp.array([0.9999999])})[
-        "w"
-    ].low  # the low limb of a report near the clip norm
+    largest = pack(jnp.float32(1.0), {"w": jnp.array([0.9999999])})["w"].low  # the low limb of a report near the clip norm
     for reports, runs_over in ((MOST_REPORTS, False), (MOST_REPORTS * 3 // 2, True)):
         total = jnp.sum(jnp.broadcast_to(largest, (reports,)))
         assert bool(total < 0) == runs_over
@@ -141,9 +139,7 @@ def test_people_canaries_and_audit_users_together_are_never_more_than_a_total_ho
 def test_canaries_and_audit_users_of_one_round_have_keys_of_their_own():
     canaries, audited = Nobody(), Nobody()
     inner = WithSyntheticUsers(Nobody(), canaries, by_coins(3, 1.0), 100)
-    WithSyntheticUsers(inner, audited, lambda coins: np.arange(3), 100, key_slot=2).sum_reports(
-        None, None, np.arange(2), jax.random.key(0)
-    )
+    WithSyntheticUsers(inner, audited, lambda coins: np.arange(3), 100, key_slot=2).sum_reports(None, None, np.arange(2), jax.random.key(0))
     assert canaries.keys != audited.keys
 
 

@@ -60,10 +60,7 @@ def build(folder, *paths, rules=RULES, opt_outs=(), **options):
 def contents(population):
     """All text of a population, byte for byte, whatever the shards."""
     text = population.folder / population.manifest["text"]
-    return [
-        b"".join(path.read_bytes() for path in sorted(text.glob(f"{split}-*.tokens")))
-        for split in ("train", "held_out")
-    ]
+    return [b"".join(path.read_bytes() for path in sorted(text.glob(f"{split}-*.tokens"))) for split in ("train", "held_out")]
 
 
 @pytest.mark.parametrize("columns", [("user_id", "text", "ts"), ("user_id", "text")])
@@ -98,13 +95,7 @@ def test_other_text_gives_other_bytes(tmp_path):
 
 
 def test_messages_are_taken_in_the_order_of_their_times(tmp_path):
-    rows = [
-        ("a", "the", "30"),
-        ("a", "of", "4"),
-        ("a", "and", "200"),
-        ("b", "you", "2020-01-02"),
-        ("b", "me", "2019-12-31"),
-    ]
+    rows = [("a", "the", "30"), ("a", "of", "4"), ("a", "and", "200"), ("b", "you", "2020-01-02"), ("b", "me", "2019-12-31")]
     population = build(tmp_path / "p", write(tmp_path / "a.csv", rows), rules=Rules(WORDS, 1, held_out_share=0.0))
     texts = {tuple(WORDS.words[word] for word in text if word != END) for text in population.texts}
     assert texts == {("of", "the", "and"), ("me", "you")}
@@ -144,9 +135,7 @@ def test_no_user_changes_what_another_contributes(tmp_path):
     before = by_user(everyone, {row[0] for row in rows})
     after = by_user(without, {row[0] for row in others})
     assert "user7" in before
-    assert {name: before[name] for name in before if name != "user7"} == {
-        name: after[name] for name in after if name != "loud"
-    }
+    assert {name: before[name] for name in before if name != "user7"} == {name: after[name] for name in after if name != "loud"}
 
 
 def test_users_spelled_in_several_ways_are_one_person_and_are_counted(tmp_path):
@@ -182,9 +171,7 @@ def test_the_split_depends_on_the_user_alone_and_holds_out_the_share_asked_for(t
     held_out = len(HeldOutUsers(tmp_path / "p"))
     assert held_out + len(population) == 2000
     assert 400 < held_out < 600
-    fewer = build(
-        tmp_path / "q", write(tmp_path / "b.parquet", messages(1000, 1)), rules=Rules(WORDS, 1, held_out_share=0.25)
-    )
+    fewer = build(tmp_path / "q", write(tmp_path / "b.parquet", messages(1000, 1)), rules=Rules(WORDS, 1, held_out_share=0.25))
     # Those 1,000 are users of the first population too, and on the same side of the split.
     assert len(fewer) + len(HeldOutUsers(tmp_path / "q")) == 1000
     assert 200 < len(HeldOutUsers(tmp_path / "q")) < 300
@@ -247,9 +234,7 @@ def test_a_full_disk_is_said_and_changes_nothing(tmp_path):
     """The limit on the size of a file fails a write half-way, as a full disk does."""
     assert resource.RLIMIT_FSIZE
     path = write(tmp_path / "a.parquet", messages(300, 10))
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(path), str(tmp_path / "p")], capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", FULL_DISK, str(path), str(tmp_path / "p")], capture_output=True, text=True, timeout=60)
     assert "is full" in done.stdout, done.stderr
     assert "Nothing was changed" in done.stdout
     assert not (tmp_path / "p").exists()
@@ -337,17 +322,13 @@ def test_different_users_stay_different():
 
 def test_opting_out_cannot_be_undone_by_spelling(tmp_path):
     rows = [("ann\xa0", "the of", "1"), ("ANN", "and to", "2"), ("bob", "in is", "1")]
-    population = build(
-        tmp_path / "p", write(tmp_path / "a.jsonl", rows), rules=Rules(WORDS, 1, held_out_share=0.0), opt_outs=["ann"]
-    )
+    population = build(tmp_path / "p", write(tmp_path / "a.jsonl", rows), rules=Rules(WORDS, 1, held_out_share=0.0), opt_outs=["ann"])
     assert len(population) == 1
     folder = tmp_path / "texts"
     folder.mkdir()
     for name in ("john.smith", "john.doe", "ann@example.org", "bob"):
         (folder / f"{name}.txt").write_text("the of and to\n")
-    left = build(
-        tmp_path / "q", folder, rules=Rules(WORDS, 1, held_out_share=0.0), opt_outs=["John.Smith", "ann@example.org"]
-    )
+    left = build(tmp_path / "q", folder, rules=Rules(WORDS, 1, held_out_share=0.0), opt_outs=["John.Smith", "ann@example.org"])
     assert len(left) == 2
 
 
@@ -355,11 +336,7 @@ def test_synthetic_users_are_repeatable_streamed_and_can_be_learned_from(tmp_pat
     words = [f"word{index}" for index in range(200)]
 
     def rows(users, **options):
-        return [
-            tuple(row.values())
-            for batch in synthetic_messages(words, users, 60, 20, **options)
-            for row in batch.to_pylist()
-        ]
+        return [tuple(row.values()) for batch in synthetic_messages(words, users, 60, 20, **options) for row in batch.to_pylist()]
 
     assert rows(1500) == rows(1500)
     assert rows(1500)[:3000] == rows(1200)[:3000]

@@ -49,33 +49,12 @@ def months(tmp_path):
             rows.writerow(["user", "text"])
             rows.writerows([f"user {number}", f"{TEXT} in {name}"] for number in range(users))
     (tmp_path / "left.txt").write_text("user 7\n")
-    run_cli(
-        "data",
-        "build",
-        tmp_path / "may.csv",
-        "--out",
-        tmp_path / "may",
-        "--least-tokens",
-        5,
-        "--exclude",
-        tmp_path / "left.txt",
-    )
+    run_cli("data", "build", tmp_path / "may.csv", "--out", tmp_path / "may", "--least-tokens", 5, "--exclude", tmp_path / "left.txt")
     return tmp_path
 
 
 def build_june(months, *more):
-    run_cli(
-        "data",
-        "build",
-        months / "june.csv",
-        "--out",
-        months / "june",
-        "--least-tokens",
-        5,
-        "--same-people-as",
-        months / "may",
-        *more,
-    )
+    run_cli("data", "build", months / "june.csv", "--out", months / "june", "--least-tokens", 5, "--same-people-as", months / "may", *more)
     return Population(months / "june")
 
 
@@ -134,17 +113,7 @@ def test_who_opted_out_or_is_held_out_is_so_in_both(months):
 
 def test_a_folder_of_a_folder_of_the_same_people_names_the_same_ledger(months):
     build_june(months)
-    run_cli(
-        "data",
-        "build",
-        months / "june.csv",
-        "--out",
-        months / "july",
-        "--least-tokens",
-        5,
-        "--same-people-as",
-        months / "june",
-    )
+    run_cli("data", "build", months / "june.csv", "--out", months / "july", "--least-tokens", 5, "--same-people-as", months / "june")
     spend(months / "july", "third")
     assert open_ledger(Population(months / "may")).runs() == ["third"]
 
@@ -236,9 +205,7 @@ def test_people_of_whom_nobody_knows_if_a_model_protects_them_are_not_measured_w
 def test_a_second_run_is_not_compared_on_held_out_users_of_the_first_whom_it_trained_on(measured, vocabulary):
     """Nobody named a folder: the first run's held-out users are the second's."""
     held_out = made_up_users(12, seed=1)
-    write_population(
-        measured / "others", held_out, made_up_users(12, 8), vocabulary, {}, same_people_as=measured / "people"
-    )
+    write_population(measured / "others", held_out, made_up_users(12, 8), vocabulary, {}, same_people_as=measured / "people")
     others = {"participation": {"users": 12, "cohort": 6}, "privacy": {"accountant": "rdp"}}  # which is quick
     second = tiny_recipe(Population(measured / "others"), **others, run={"rounds": 1})
     train_run(second, measured / "second", quietly)
@@ -273,9 +240,7 @@ def test_without_the_check_their_text_would_be_measured(measured, monkeypatch):
 def test_too_few_held_out_users_are_not_measured(measured, vocabulary):
     for count, is_enough in ((LEAST_HELD_OUT, True), (LEAST_HELD_OUT - 1, False)):
         held_out = made_up_users(count, seed=6) | {"user who wrote nothing": []}
-        few = write_population(
-            measured / f"few-{count}", made_up_users(9, 5), held_out, vocabulary, {}, same_people_as=measured / "people"
-        )
+        few = write_population(measured / f"few-{count}", made_up_users(9, 5), held_out, vocabulary, {}, same_people_as=measured / "people")
         if is_enough:
             FinishedRun(measured / "run").evaluate(few.folder)
             continue

@@ -112,12 +112,7 @@ def test_a_folder_of_text_files_is_one_user_each_and_keeps_the_order_of_lines(tm
     (tmp_path / "ann" / "tablet.txt.gz").write_bytes(gzip.compress(b"four\n"))
     (tmp_path / ".hidden.txt").write_text("no")
     rows, _ = read(tmp_path)
-    assert [(user, text.strip()) for user, text, _ in rows] == [
-        ("ann", "three"),
-        ("ann", "four"),
-        ("bob", "one"),
-        ("bob", "two"),
-    ]
+    assert [(user, text.strip()) for user, text, _ in rows] == [("ann", "three"), ("ann", "four"), ("bob", "one"), ("bob", "two")]
     times = [time for user, _, time in rows if user == "bob"]
     assert times == sorted(times)
 
@@ -147,12 +142,7 @@ ok,fine
     (tmp_path / "a.csv").write_bytes(content)
     rows, source = read(tmp_path / "a.csv")
     assert [row[:2] for row in rows] == [("bob", "hello"), ("ok", "fine")]
-    assert source.left_out.counts == {
-        "rows without a user": 2,
-        "rows without text": 2,
-        "rows that are not UTF-8": 1,
-        "malformed rows": 3,
-    }
+    assert source.left_out.counts == {"rows without a user": 2, "rows without text": 2, "rows that are not UTF-8": 1, "malformed rows": 3}
     assert source.left_out.first["rows that are not UTF-8"] == "a.csv, line 7"
     assert source.left_out.first["malformed rows"] == "a.csv, line 8"
     assert source.left_out.first["rows without a user"] == "a.csv, line 3"
@@ -176,20 +166,13 @@ def test_json_lines_that_are_no_rows_are_left_out(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
     rows, source = read(tmp_path / "a.jsonl")
     assert [row[:2] for row in rows] == [("bob", "hi"), ("5", "five")]
-    assert source.left_out.counts == {
-        "malformed rows": 5,
-        "rows that are not UTF-8": 2,
-        "rows without a user": 1,
-        "rows without text": 1,
-    }
+    assert source.left_out.counts == {"malformed rows": 5, "rows that are not UTF-8": 2, "rows without a user": 1, "rows without text": 1}
     assert source.left_out.first["malformed rows"] == "a.jsonl, line 3"
 
 
 def test_broken_strings_in_parquet_are_left_out_and_named(tmp_path):
     bytes_ = pa.py_buffer(b"ab\xff\xfecd")
-    broken = pa.Array.from_buffers(
-        pa.string(), 3, [None, pa.py_buffer(b"".join(n.to_bytes(4, "little") for n in (0, 2, 4, 6))), bytes_]
-    )
+    broken = pa.Array.from_buffers(pa.string(), 3, [None, pa.py_buffer(b"".join(n.to_bytes(4, "little") for n in (0, 2, 4, 6))), bytes_])
     parquet.write_table(pa.table({"user_id": ["a", "b", "c"], "text": broken}), tmp_path / "a.parquet")
     rows, source = read(tmp_path / "a.parquet")
     assert [row[:2] for row in rows] == [("a", "ab"), ("c", "cd")]
@@ -203,10 +186,7 @@ def test_an_endless_line_is_skipped_in_little_memory(tmp_path, kind):
     with path.open("wb") as file:
         start, end = (b"user_id,text\nbob,hi\nbob,", b"\nann,ok\n")
         if kind == "jsonl":
-            start, end = (
-                b'{"user_id": "bob", "text": "hi"}\n{"user_id": "bob", "text": "',
-                b'"}\n{"user_id": "ann", "text": "ok"}\n',
-            )
+            start, end = (b'{"user_id": "bob", "text": "hi"}\n{"user_id": "bob", "text": "', b'"}\n{"user_id": "ann", "text": "ok"}\n')
         file.write(start)
         for _ in range(100):
             file.write(b"x " * 2**19)
@@ -245,9 +225,7 @@ def test_rows_over_several_lines_are_read_and_noted(tmp_path):
 
 
 def test_a_time_that_shows_up_late_is_asked_for(tmp_path):
-    lines = [json.dumps({"user_id": "a", "text": str(n)}) for n in range(600)] + [
-        '{"user_id": "a", "text": "x", "ts": 1}'
-    ]
+    lines = [json.dumps({"user_id": "a", "text": str(n)}) for n in range(600)] + ['{"user_id": "a", "text": "x", "ts": 1}']
     path = write(tmp_path / "a.jsonl", "\n".join(lines).encode())
     with pytest.raises(SourceError, match=r"line 601.*--time-column"):
         read(path)
@@ -278,8 +256,7 @@ def test_an_endless_text_in_parquet_is_left_out(tmp_path):
 
 def test_rows_flagged_sensitive_are_left_out_and_other_columns_are_never_read(tmp_path):
     rows = [
-        {"user_id": "a", "text": str(n), "password": flag, "home": "x"}
-        for n, flag in enumerate([True, False, "yes", 0, None, 1, "False"])
+        {"user_id": "a", "text": str(n), "password": flag, "home": "x"} for n, flag in enumerate([True, False, "yes", 0, None, 1, "False"])
     ]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     kept, source = read(tmp_path / "a.jsonl", columns=Columns(sensitive=("password",)))
@@ -375,9 +352,7 @@ PIECES = [
 CONTENT = st.one_of(st.binary(max_size=300), st.lists(st.sampled_from(PIECES), max_size=60).map(b"".join))
 
 
-@pytest.mark.parametrize(
-    "name", ["a.csv", "a.tsv", "a.jsonl", "a.parquet", "a.txt", "a.csv.gz", "a.jsonl.zst", "a.csv.xz", "a.txt.bz2"]
-)
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.parquet", "a.txt", "a.csv.gz", "a.jsonl.zst", "a.csv.xz", "a.txt.bz2"])
 @FUZZ
 @given(content=CONTENT, with_header=st.booleans(), packed=st.booleans())
 def test_whatever_a_file_holds_it_is_read_or_refused_in_a_sentence(tmp_path, name, content, with_header, packed):

@@ -3,16 +3,7 @@
 import pytest
 
 from taciturn.core import BEGIN, END, UNKNOWN
-from taciturn.data.vocabulary import (
-    PUNCTUATION,
-    SCRUBBED,
-    SPECIAL,
-    DataError,
-    Vocabulary,
-    counted_vocabulary,
-    public_vocabulary,
-    tokenize,
-)
+from taciturn.data.vocabulary import PUNCTUATION, SCRUBBED, SPECIAL, DataError, Vocabulary, counted_vocabulary, public_vocabulary, tokenize
 
 
 def test_special_signs_have_their_places():

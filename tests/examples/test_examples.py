@@ -80,10 +80,7 @@ def test_the_docstrings_of_the_door_say_what_happens(population, tmp_path, monke
     """In a folder with what a reader of them has: messages, a recipe, a run."""
     monkeypatch.chdir(tmp_path)
     generator = np.random.default_rng(0)
-    rows = [
-        (f"user {number % 40}", " ".join(generator.choice(["see", "you", "soon", "at", "home"], 20)))
-        for number in range(400)
-    ]
+    rows = [(f"user {number % 40}", " ".join(generator.choice(["see", "you", "soon", "at", "home"], 20))) for number in range(400)]
     pq.write_table(pa.table({"user": [row[0] for row in rows], "text": [row[1] for row in rows]}), "messages.parquet")
     save_recipe(tiny_recipe(population), Path("recipe.toml"))
     (tmp_path / "runs").mkdir()

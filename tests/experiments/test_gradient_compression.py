@@ -8,17 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradient_compression import (
-    clip_locally,
-    compress,
-    decode,
-    empty_memory,
-    encode,
-    entries_sent,
-    largest,
-    share_sent,
-    upload_bytes,
-)
+from gradient_compression import clip_locally, compress, decode, empty_memory, encode, entries_sent, largest, share_sent, upload_bytes
 from taciturn import trees
 
 PARAMS = {"matrix": jnp.zeros((7, 11)), "layers": {"0": {"bias": jnp.zeros(5)}}}
@@ -27,10 +17,7 @@ TENTH = Fraction(1, 10)
 
 def gradients(count, seed=0):
     generator = np.random.default_rng(seed)
-    return [
-        jax.tree.map(lambda leaf: jnp.asarray(generator.normal(size=leaf.shape), jnp.float32), PARAMS)
-        for _ in range(count)
-    ]
+    return [jax.tree.map(lambda leaf: jnp.asarray(generator.normal(size=leaf.shape), jnp.float32), PARAMS) for _ in range(count)]
 
 
 def assert_close(left, right, **tolerance):
@@ -151,7 +138,5 @@ def test_the_share_falls_by_a_quarter_at_each_stage_of_the_warm_up():
 
 
 def test_a_thousandth_is_rounded_up_and_exact():
-    entries = entries_sent(
-        {"large": jnp.zeros(9_000), "small": jnp.zeros(6), "odd": jnp.zeros(1_001)}, Fraction(1, 1000)
-    )
+    entries = entries_sent({"large": jnp.zeros(9_000), "small": jnp.zeros(6), "odd": jnp.zeros(1_001)}, Fraction(1, 1000))
     assert entries == {"large": 9, "small": 1, "odd": 2}

@@ -110,8 +110,7 @@ def test_kenlm_would_notice_wrong_weights(tmp_path):
     write_arpa(tmp_path / "model.arpa", wrong, WORDS, [])
     read = kenlm.Model(str(tmp_path / "model.arpa"))
     differences = [
-        np.abs(kenlm_scores(read, context)[4:] - scores_after(model, context)[4:] / np.log(10)).max()
-        for context in some_contexts(2)
+        np.abs(kenlm_scores(read, context)[4:] - scores_after(model, context)[4:] / np.log(10)).max() for context in some_contexts(2)
     ]
     assert max(differences) > 1e-3
 

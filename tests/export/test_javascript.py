@@ -82,9 +82,7 @@ def guarantee(**changes) -> Guarantee:
 
 
 def about(vocabulary: Vocabulary, **changes) -> Published:
-    made = Published(
-        "made up", vocabulary.words, vocabulary.about, guarantee(), "A statement.", "the posts of 40 people"
-    )
+    made = Published("made up", vocabulary.words, vocabulary.about, guarantee(), "A statement.", "the posts of 40 people")
     return made._replace(**changes)
 
 
@@ -139,12 +137,7 @@ def predicted(predictor: Predictor, texts: list[str]) -> list:
 @needs_node
 @pytest.mark.parametrize(
     ("cell", "model"),
-    [
-        ("lstm", lstm(37, 8, 11)),
-        ("cifg", cifg(37, 8, 13)),
-        ("cifg", cifg(37, 8, 13, tied=True)),
-        ("gru", gru(37, 8, 10)),
-    ],
+    [("lstm", lstm(37, 8, 11)), ("cifg", cifg(37, 8, 13)), ("cifg", cifg(37, 8, 13, tied=True)), ("gru", gru(37, 8, 10))],
     ids=["lstm", "cifg", "tied cifg", "gru"],
 )
 def test_a_recurrent_model_scores_in_javascript_as_in_python(cell, model):
@@ -207,9 +200,7 @@ def test_continuations_are_the_same_in_javascript_as_in_python():
     model = ngram(len(vocabulary), each=2)
     texts = [" ".join(pair) for pair in zip(vocabulary.words[16:], vocabulary.words[17:], strict=False)]
     typed = [text[:end] for text in texts for end in range(len(text) + 1)]
-    found = in_node(
-        javascript_ngram(model, about(vocabulary)), PREDICTING.replace("predictor()", "predictor(0.1)"), typed
-    )
+    found = in_node(javascript_ngram(model, about(vocabulary)), PREDICTING.replace("predictor()", "predictor(0.1)"), typed)
     assert found == predicted(Predictor(model, vocabulary, threshold=0.1), typed)
     assert sum(bool(continuation) for _, continuation, _ in found) > 20
 
@@ -220,15 +211,7 @@ def test_a_line_of_ten_thousand_words_is_read_as_in_python():
     model = ngram(len(vocabulary))
     words = np.random.default_rng(0).choice(vocabulary.words[16:], 10_000)
     line = " ".join(words)
-    texts = [
-        line[:5000],
-        line,
-        line + " the d",
-        line + " the d" + "\U0001d4bd" * 600,
-        "x" * 2000,
-        " " * 3000,
-        line[:-3],
-    ]
+    texts = [line[:5000], line, line + " the d", line + " the d" + "\U0001d4bd" * 600, "x" * 2000, " " * 3000, line[:-3]]
     found = in_node(javascript_ngram(model, about(vocabulary)), PREDICTING, texts)
     assert found == predicted(Predictor(model, vocabulary), texts)
 
@@ -239,9 +222,7 @@ def test_a_new_line_brings_the_same_in_javascript_as_in_python():
     model = ngram(len(vocabulary))
     text = "hello\nthe dog\n\ndo\r\nwe\n"
     typed = [text[:end] for end in range(len(text) + 1)]
-    assert in_node(javascript_ngram(model, about(vocabulary)), PREDICTING, typed) == predicted(
-        Predictor(model, vocabulary), typed
-    )
+    assert in_node(javascript_ngram(model, about(vocabulary)), PREDICTING, typed) == predicted(Predictor(model, vocabulary), typed)
 
 
 @needs_node
@@ -283,9 +264,7 @@ def test_a_private_field_gets_nothing_and_leaves_nothing_and_an_open_one_does_bo
     words, states, _ = in_node(script, kept, False)  # the twin
     assert words
     assert states == 1
-    forgotten = (
-        "const one = made.predictor(0); one.predict('the d'); one.forget(); return [one.states.size, one.rests.size];"
-    )
+    forgotten = "const one = made.predictor(0); one.predict('the d'); one.forget(); return [one.states.size, one.rests.size];"
     assert in_node(script, forgotten, None) == [0, 0]
 
 
@@ -306,9 +285,7 @@ def test_keyman_gets_a_model_that_answers_before_the_keystroke_is_made():
     predictor = Predictor(model, vocabulary)
     assert [one["sample"]["displayAs"] for one in typed] == list(predictor.suggest("the 👍 do").words)
     assert all(one["sample"]["transform"]["deleteLeft"] == 1 for one in typed)  # «d»; the «o» is not there yet
-    assert [one["sample"]["transform"]["insert"] for one in begun] == [
-        f" {word}" for word in predictor.suggest("the ").words
-    ]
+    assert [one["sample"]["transform"]["insert"] for one in begun] == [f" {word}" for word in predictor.suggest("the ").words]
     assert begun[0]["sample"]["transform"]["deleteLeft"] == 1  # the second «e»
     assert all(0 < one["p"] < 1 for one in typed + begun)
     assert capabilities == {"leftContextCodePoints": 64, "rightContextCodePoints": 0}

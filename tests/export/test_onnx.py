@@ -20,12 +20,7 @@ from taciturn.models.stepping import Recurrent, step_weights
 from taciturn.release.gate import ExportRefused
 
 onnxruntime = pytest.importorskip("onnxruntime")
-MODELS = {
-    "lstm": lstm(40, 8, 12),
-    "cifg": cifg(40, 8, 12),
-    "cifg tied": cifg(40, 8, 12, tied=True),
-    "gru": gru(40, 8, 12),
-}
+MODELS = {"lstm": lstm(40, 8, 12), "cifg": cifg(40, 8, 12), "cifg tied": cifg(40, 8, 12, tied=True), "gru": gru(40, 8, 12)}
 TEXT = np.random.default_rng(0).integers(1, 40, 25)
 CELLS = {"lstm": lstm_cell, "cifg": cifg_cell, "gru": gru_cell}
 
@@ -101,9 +96,7 @@ def test_special_signs_and_blocked_words_are_never_among_the_best():
     for never in ([0, 1, 2, 3], [0, 1, 2, 3, favourite]):
         content = content_of("cifg", weights, never)
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-        zeros = {
-            one.name: np.zeros((1, one.shape[1]), np.float32) for one in session.get_inputs() if one.name != "word"
-        }
+        zeros = {one.name: np.zeros((1, one.shape[1]), np.float32) for one in session.get_inputs() if one.name != "word"}
         (best,) = session.run(["top_words"], {"word": np.array([BEGIN]), **zeros})
         assert not set(never) & set(best[0].tolist())
         assert len(set(best[0].tolist())) == 10

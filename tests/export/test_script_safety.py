@@ -11,8 +11,7 @@ from taciturn.export.javascript import check_javascript, javascript_ngram
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["*/ throw 1 /*", "**//", "\n*/throw 1", "`${1}`", "'\"\\", "\u2028throw 1", "\r\nthrow 1//", "x" * 99 + "*/"],
+    "text", ["*/ throw 1 /*", "**//", "\n*/throw 1", "`${1}`", "'\"\\", "\u2028throw 1", "\r\nthrow 1//", "x" * 99 + "*/"]
 )
 def test_no_name_of_a_model_or_a_word_breaks_out_of_its_script(text):
     vocabulary = lettered_words()

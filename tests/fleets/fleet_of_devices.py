@@ -28,10 +28,7 @@ SETTINGS = {
 
 
 def fleet_recipe(population, **sections):
-    merged = {
-        name: values if not isinstance(values, dict) else values | sections.pop(name, {})
-        for name, values in SETTINGS.items()
-    }
+    merged = {name: values if not isinstance(values, dict) else values | sections.pop(name, {}) for name, values in SETTINGS.items()}
     return tiny_recipe(population, **(merged | sections))
 
 
@@ -60,9 +57,7 @@ class FleetOfDevices:
         folder = self.folder / f"device-{number}"
         folder.mkdir(exist_ok=True)
         identity = identity or EnrolledKeys(self.keys, self.private[number])
-        device = assemble.build_device(
-            recipe or self.recipe, self.vocabulary, self.texts[number], number, identity, self.enrolled, folder
-        )
+        device = assemble.build_device(recipe or self.recipe, self.vocabulary, self.texts[number], number, identity, self.enrolled, folder)
         program = self.programs.setdefault((recipe or self.recipe).fingerprint, device._program)  # compiled once
 
         def noted(message, user, key):

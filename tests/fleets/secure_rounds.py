@@ -86,9 +86,4 @@ class Cohort:
 
     def _take(self, stage: str):
         server = self.server
-        return {
-            ADVERTISE: server.take_advert,
-            SHARE: server.take_shares,
-            MASK: server.take_report,
-            UNMASK: server.take_answer,
-        }[stage]
+        return {ADVERTISE: server.take_advert, SHARE: server.take_shares, MASK: server.take_report, UNMASK: server.take_answer}[stage]

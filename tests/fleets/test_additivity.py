@@ -86,9 +86,7 @@ def seat_dependent(where: str):
 
 @pytest.mark.parametrize("side_by_side", [False, True])
 @pytest.mark.parametrize("where", ["a seat", "company", "now and then"])
-def test_a_device_on_which_seat_or_company_matter_is_refused_before_anybody_is_trained(
-    monkeypatch, where, side_by_side
-):
+def test_a_device_on_which_seat_or_company_matter_is_refused_before_anybody_is_trained(monkeypatch, where, side_by_side):
     monkeypatch.setattr(in_process, "_adder", seat_dependent(where))
     made = fleet(monkeypatch, side_by_side)
     loaded = []
@@ -137,10 +135,7 @@ def test_no_device_program_adds_rows_one_after_another():
     folder = Path(taciturn.__file__).parent
     sources = [*(folder / "models").glob("*.py"), *(folder / "algorithms").glob("*.py")]
     assert sources
-    allowed = (
-        "matrix.at[places].add",
-        "nothing.at[places.reshape(-1)].add",
-    )  # a remark, and more places than a device's batch has
+    allowed = ("matrix.at[places].add", "nothing.at[places.reshape(-1)].add")  # a remark, and more places than a device's batch has
     texts = {path.name: path.read_text() for path in sources}
     for one in allowed:
         texts = {name: text.replace(one, "") for name, text in texts.items()}

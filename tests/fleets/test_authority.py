@@ -9,13 +9,7 @@ import pytest
 from cryptography import x509
 
 from taciturn.fleets.devices.transport import LinkError
-from taciturn.fleets.flower.authority import (
-    certify_server,
-    device_key,
-    load_device_key,
-    load_public_key,
-    make_authority,
-)
+from taciturn.fleets.flower.authority import certify_server, device_key, load_device_key, load_public_key, make_authority
 from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
 
 

@@ -49,9 +49,7 @@ def test_rounds_fail_when_too_many_drop_out_and_timers_are_spent_all_the_same():
 
 
 def test_the_same_seed_gives_the_same_fleet():
-    assert simulate_rounds(Devices(2000, Habits()), 50, 20, 10.0) == simulate_rounds(
-        Devices(2000, Habits()), 50, 20, 10.0
-    )
+    assert simulate_rounds(Devices(2000, Habits()), 50, 20, 10.0) == simulate_rounds(Devices(2000, Habits()), 50, 20, 10.0)
 
 
 def test_those_who_waited_in_vain_are_told_to_come_back_at_different_times():

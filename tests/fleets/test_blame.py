@@ -237,8 +237,6 @@ def test_the_twin_that_blames_nobody_asks_it_every_time(with_a_liar, tmp_path, m
 
 
 def test_whoever_is_one_too_many_has_broken_nothing(tmp_path, vocabulary):
-    fleet = FleetOfDevices(
-        tmp_path, vocabulary, count=9, run={"rounds": 3, "evaluate_every": 3}, fleet={"most_reports": 8}
-    )
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=9, run={"rounds": 3, "evaluate_every": 3}, fleet={"most_reports": 8})
     finished = train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     assert finished.guarantee.releases == 3

@@ -67,16 +67,12 @@ def test_a_report_is_masked_once_and_a_second_question_for_it_is_refused(tmp_pat
     assert contents
 
 
-@pytest.mark.parametrize(
-    "tokens", [[], [0, 0, 0], [4], [-1, 10**6, 4], [3] * 1000], ids=["none", "padding", "one", "no words", "long"]
-)
+@pytest.mark.parametrize("tokens", [[], [0, 0, 0], [4], [-1, 10**6, 4], [3] * 1000], ids=["none", "padding", "one", "no words", "long"])
 @pytest.mark.parametrize("weight_cap", [None, 40.0])
 def test_whatever_a_text_is_its_report_is_bounded(tmp_path, vocabulary, population, tokens, weight_cap):
     users = {"weight_cap": weight_cap, "total_weight": 40.0} if weight_cap else {}
     recipe = fleet_recipe(population, participation=users)
-    device = assemble.build_device(
-        recipe, vocabulary, np.array(tokens, np.int32), 0, EnrolledKeys({}), [b"key"], tmp_path
-    )
+    device = assemble.build_device(recipe, vocabulary, np.array(tokens, np.int32), 0, EnrolledKeys({}), [b"key"], tmp_path)
     params = build.language_model(recipe.model, len(vocabulary)).init(jax.random.key(0))
     encoded = build.report_encoding(recipe, params)
     for broken in (1.0, np.nan, np.inf):
@@ -148,9 +144,7 @@ def broken(liar, what):
     return {
         "a parameter is NaN": Message(structure.unflatten([leaves[0].at[0].set(jnp.nan), *leaves[1:]]), public),
         "a parameter is infinite": Message(structure.unflatten([*leaves[:-1], leaves[-1].at[0].set(-jnp.inf)]), public),
-        "the clip norm is a thousand times the recipe's": Message(
-            params, public._replace(clip_norm=public.clip_norm * 1000)
-        ),
+        "the clip norm is a thousand times the recipe's": Message(params, public._replace(clip_norm=public.clip_norm * 1000)),
         "the clip norm is a bit more than the recipe's": Message(
             params, public._replace(clip_norm=jnp.nextafter(public.clip_norm, jnp.float32(1)))
         ),
@@ -258,9 +252,7 @@ def test_no_report_leaves_before_it_is_on_record(liar, monkeypatch):
 
 @pytest.mark.parametrize("moment", range(4))
 @pytest.mark.parametrize("after", [False, True])
-def test_a_device_that_is_killed_between_any_two_writes_reports_to_a_round_once_at_most(
-    liar, monkeypatch, moment, after
-):
+def test_a_device_that_is_killed_between_any_two_writes_reports_to_a_round_once_at_most(liar, monkeypatch, moment, after):
     """At each moment at which something of its diary becomes durable, in its advert and in its report."""
     left, fsync, sent = [moment], os.fsync, []
 

@@ -111,9 +111,7 @@ def test_a_third_of_the_devices_may_die_at_any_stage(tmp_path, vocabulary, total
     assert finished.guarantee.releases == 2
     assert rows[1]["epsilon"] > 0 == rows[1]["round"]  # told with every round, measured only now and then
     assert rows[-1]["dropped_out"] == 18 - rows[-1]["uploads"]
-    assert rows[-1]["dropped_out"] in (
-        {0} if stage == fields.UNMASK else {2, 3, 4}
-    )  # who is dead may not be asked again
+    assert rows[-1]["dropped_out"] in ({0} if stage == fields.UNMASK else {2, 3, 4})  # who is dead may not be asked again
     assert f"“{stage}”: no answer from" in caplog.text
     if stage == fields.REPORT:  # two of nine died each time, after they had trained
         assert all(len(reports) == 9 for reports in fleet.reports.values())
@@ -212,9 +210,7 @@ def test_who_took_part_is_said_in_no_log_outside_the_private_folder(tmp_path, vo
 
 
 @pytest.mark.parametrize("round", mostly_slow(range(1, 6), 2))
-def test_a_server_that_is_killed_goes_on_and_no_device_trains_twice_for_what_was_summed(
-    tmp_path, vocabulary, totals, round
-):
+def test_a_server_that_is_killed_goes_on_and_no_device_trains_twice_for_what_was_summed(tmp_path, vocabulary, totals, round):
     fleet = FleetOfDevices(tmp_path, vocabulary)
     fleet.modulus = modulus(fleet)
     with pytest.raises(Cut):
@@ -230,9 +226,7 @@ def test_a_server_that_is_killed_goes_on_and_no_device_trains_twice_for_what_was
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_twenty_times_in_one_training_comes_to_its_end(
-    tmp_path, vocabulary, totals, monkeypatch
-):
+def test_a_server_that_is_killed_twenty_times_in_one_training_comes_to_its_end(tmp_path, vocabulary, totals, monkeypatch):
     """At whatever question it is: what was charged is used, what was not is asked of others."""
     fleet = FleetOfDevices(tmp_path, vocabulary, run={"rounds": 8, "evaluate_every": 8, "save_every": 1})
     fleet.modulus = modulus(fleet)
@@ -270,9 +264,7 @@ def assert_last_sums(fleet, totals):
 
 
 @pytest.mark.parametrize("reordered", [True, False])
-def test_a_cohort_drawn_before_a_crash_is_not_asked_of_a_list_in_another_order(
-    tmp_path, vocabulary, monkeypatch, reordered
-):
+def test_a_cohort_drawn_before_a_crash_is_not_asked_of_a_list_in_another_order(tmp_path, vocabulary, monkeypatch, reordered):
     """Its numbers would be other people's, whatever the log says of them. Twin: with the list as it was the run goes on."""
     fleet = FleetOfDevices(tmp_path, vocabulary, run={"rounds": 2, "evaluate_every": 2, "save_every": 1})
     whole, calls = DeviceFleet._secure_sum, []
@@ -329,9 +321,7 @@ def test_killed_between_a_sum_and_its_charge_the_round_is_done_by_others_and_cha
     assert sum(twice) == (9 if count == 9 else 0)
 
 
-def test_failed_attempts_leave_devices_resting_and_the_next_round_goes_on_all_the_same(
-    tmp_path, vocabulary, monkeypatch
-):
+def test_failed_attempts_leave_devices_resting_and_the_next_round_goes_on_all_the_same(tmp_path, vocabulary, monkeypatch):
     """Killed after its sum, a round is done by others; then most rest by their own diaries, which the log does not know of."""
     fleet = FleetOfDevices(
         tmp_path,
@@ -468,9 +458,7 @@ def test_a_round_that_keeps_failing_is_given_up_and_the_run_goes_on_when_devices
     def dies(number, kind, answer):
         return None if kind == fields.SHARE and broken else answer
 
-    fleet = FleetOfDevices(
-        tmp_path, vocabulary, faults=(dies,), run={"rounds": 1, "evaluate_every": 1}, fleet={"patience": 200.0}
-    )
+    fleet = FleetOfDevices(tmp_path, vocabulary, faults=(dies,), run={"rounds": 1, "evaluate_every": 1}, fleet={"patience": 200.0})
     with pytest.raises(LinkError, match=r"no round has come about for .* 8 rounds have failed.*--resume"):
         train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     assert clock.pauses == [2, 4, 8, 16, 32, 60, 60, 60]
@@ -525,9 +513,7 @@ def test_no_server_sends_a_device_away_for_good(seconds):
 
 def test_a_device_with_other_words_does_not_come(tmp_path, vocabulary):
     fleet = FleetOfDevices(tmp_path, vocabulary, count=10, run={"rounds": 1, "evaluate_every": 1})
-    fleet.vocabulary = replace(
-        vocabulary, words=(*vocabulary.words[:-2], *vocabulary.words[:-3:-1])
-    )  # two changed places
+    fleet.vocabulary = replace(vocabulary, words=(*vocabulary.words[:-2], *vocabulary.words[:-3:-1]))  # two changed places
     fleet.start(4)
     train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     assert not (tmp_path / "device-4" / "participation.json").exists()

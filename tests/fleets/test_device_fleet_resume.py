@@ -29,9 +29,7 @@ STEP = 23  # moments between those that are tried; with 1 it takes minutes
 
 
 @pytest.mark.slow
-def test_killed_at_any_write_to_disk_nothing_is_uncounted_and_no_noise_meets_two_totals(
-    tmp_path, vocabulary, monkeypatch
-):
+def test_killed_at_any_write_to_disk_nothing_is_uncounted_and_no_noise_meets_two_totals(tmp_path, vocabulary, monkeypatch):
     """Before and after each moment at which something becomes durable. The devices go on: only the server dies."""
     fleet = FleetOfDevices(tmp_path, vocabulary, count=12, run={**TWO_ROUNDS, "seed": None})
     releases = Releases(monkeypatch, fleet.population.folder / "ledger.jsonl")
@@ -144,9 +142,7 @@ def before_the_charge(tmp_path, vocabulary, monkeypatch):
     fleet = FleetOfDevices(tmp_path, vocabulary, count=20, run=LONG)
     with monkeypatch.context() as killed:
         whole = Account.charge
-        killed.setattr(
-            Account, "charge", lambda account, round, *rest: _cut_if(round == 2) or whole(account, round, *rest)
-        )
+        killed.setattr(Account, "charge", lambda account, round, *rest: _cut_if(round == 2) or whole(account, round, *rest))
         with pytest.raises(Cut):
             train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     assert [record.name for record in records(tmp_path / "run")] == ["release-0", "release-1", "release-2"]
@@ -168,9 +164,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", mostly_slow(DAMAGE, "altered", "gone"))
-def test_a_record_other_than_the_charged_one_is_not_given_out_and_nobody_is_asked_again(
-    before_the_charge, monkeypatch, damage
-):
+def test_a_record_other_than_the_charged_one_is_not_given_out_and_nobody_is_asked_again(before_the_charge, monkeypatch, damage):
     fleet, run = before_the_charge
     releases = Releases(monkeypatch, fleet.population.folder / "ledger.jsonl")
     first, second, _ = records(run)
@@ -330,9 +324,7 @@ def test_a_figure_that_is_damaged_ends_no_run(tmp_path, vocabulary, damage):
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_killed_after_a_charge_its_release_is_given_out_although_nobody_comes(
-    tmp_path, vocabulary, releases_of, monkeypatch, lost
-):
+def test_killed_after_a_charge_its_release_is_given_out_although_nobody_comes(tmp_path, vocabulary, releases_of, monkeypatch, lost):
     """From its record. Twin: without it the run does not go on, whoever comes, and nothing is charged again."""
     run, whole = tmp_path / "run", Account.charge
     fleet = FleetOfDevices(tmp_path, vocabulary, count=20, run={"rounds": 1, "evaluate_every": 1, "save_every": 1})

@@ -27,11 +27,7 @@ def renumbered(fleet, order):
 def test_a_run_does_not_go_on_with_devices_under_other_numbers(tmp_path, vocabulary, log_of):
     """The log knows devices by their places on the list: a list in another order, or with a line taken out, makes it say nothing."""
     fleet = FleetOfDevices(
-        tmp_path,
-        vocabulary,
-        count=18,
-        run={"rounds": 2, "evaluate_every": 2, "save_every": 1},
-        participation={"min_separation": 1},
+        tmp_path, vocabulary, count=18, run={"rounds": 2, "evaluate_every": 2, "save_every": 1}, participation={"min_separation": 1}
     )
     with pytest.raises(Cut):
         train_run(fleet.recipe, tmp_path / "run", cut_at(1), fleet.connected)

@@ -6,17 +6,7 @@ import pytest
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_utils import validate_object_content
 
-from taciturn.fleets.flower.envelope import (
-    CHUNK,
-    HEAD,
-    INLINE,
-    Envelope,
-    EnvelopeRefused,
-    cut,
-    most_objects,
-    seal,
-    unseal,
-)
+from taciturn.fleets.flower.envelope import CHUNK, HEAD, INLINE, Envelope, EnvelopeRefused, cut, most_objects, seal, unseal
 
 MOST = 20 * 2**20
 
@@ -25,9 +15,7 @@ def forged(body, children=()):
     """An envelope with a root that nobody of ours would make."""
     objects = {hashlib.sha256(child).hexdigest(): child for child in children}
     root = f"Message {','.join(objects)} {len(body)}".encode() + b"\x00" + body
-    tree = ObjectTree(
-        object_id=hashlib.sha256(root).hexdigest(), children=[ObjectTree(object_id=name) for name in objects]
-    )
+    tree = ObjectTree(object_id=hashlib.sha256(root).hexdigest(), children=[ObjectTree(object_id=name) for name in objects])
     return Envelope(tree, {**objects, tree.object_id: root})
 
 

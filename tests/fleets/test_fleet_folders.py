@@ -23,9 +23,7 @@ from taciturn.runs.loop import train_run
 
 @pytest.fixture
 def people(tmp_path, vocabulary):
-    return write_population(
-        tmp_path / "people", made_up_users(12), made_up_users(12, seed=1), vocabulary, {"source": "made up"}
-    )
+    return write_population(tmp_path / "people", made_up_users(12), made_up_users(12, seed=1), vocabulary, {"source": "made up"})
 
 
 @pytest.fixture

@@ -67,9 +67,7 @@ def test_without_tls_a_device_talks_to_this_machine_alone(tmp_path, server):
         run_device(server, tmp_path, lambda kind, content: b"", None, insecure=True)
 
 
-@pytest.mark.parametrize(
-    ("certificate", "reason"), [(None, "needs the certificate"), (Path("/nowhere"), "cannot be read")]
-)
+@pytest.mark.parametrize(("certificate", "reason"), [(None, "needs the certificate"), (Path("/nowhere"), "cannot be read")])
 def test_a_device_trusts_nobody_by_default(tmp_path, certificate, reason):
     device_key(tmp_path)
     with pytest.raises(LinkError, match=reason):

@@ -29,15 +29,10 @@ def test_the_bounds_hold_and_one_neighbour_pair_fewer_would_not_do(cohort, dropo
     chosen = degree(cohort, dropouts, corrupt)
     assert max(log2_failures(cohort, dropouts, corrupt, chosen)) <= -UNLIKELY + 1e-6
     higher = Degree(chosen.neighbours, chosen.threshold + 1)
-    assert (
-        chosen.threshold == chosen.neighbours or log2_failures(cohort, dropouts, corrupt, higher)[1] > -UNLIKELY - 1e-6
-    )
+    assert chosen.threshold == chosen.neighbours or log2_failures(cohort, dropouts, corrupt, higher)[1] > -UNLIKELY - 1e-6
     if FEWEST < chosen.neighbours < cohort - 1:
         k = chosen.neighbours - 2
-        fewer = (
-            max(log2_failures(cohort, dropouts, corrupt, Degree(k, t)))
-            for t in range(chosen.threshold - 20, chosen.threshold + 1)
-        )
+        fewer = (max(log2_failures(cohort, dropouts, corrupt, Degree(k, t))) for t in range(chosen.threshold - 20, chosen.threshold + 1))
         assert min(fewer) > -UNLIKELY - 1e-6
 
 

@@ -110,9 +110,7 @@ def test_a_device_that_is_sent_away_in_mid_round_spoils_no_sum(tmp_path, vocabul
 
 
 def test_whatever_a_server_says_when_it_sends_a_device_away_the_device_keeps_its_limits(tmp_path, vocabulary):
-    fleet = FleetOfDevices(
-        tmp_path, vocabulary, count=9, fleet={"timer_hours": 1e-9}, participation={"min_separation": 3, "users": 60}
-    )
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=9, fleet={"timer_hours": 1e-9}, participation={"min_separation": 3, "users": 60})
     device = device_of(fleet, 2)
     question = fields.pack_fields(device._agreement.fingerprint, b"9")
     device._record.upload(7, "run", 7)
@@ -144,9 +142,7 @@ def test_devices_rest_from_rounds_that_there_are(tmp_path, vocabulary, run):
 
 def test_a_run_for_which_nobody_is_left_ends_with_what_it_has(tmp_path, vocabulary):
     """Too many have taken part as often as they may: no waiting helps, and secrets are not kept for it."""
-    fleet = FleetOfDevices(
-        tmp_path, vocabulary, run={"rounds": 4, "evaluate_every": 4}, participation={"max_participations": 3}
-    )
+    fleet = FleetOfDevices(tmp_path, vocabulary, run={"rounds": 4, "evaluate_every": 4}, participation={"max_participations": 3})
     finished = train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     assert "may still take part" in finished.stopped
     assert finished.guarantee.releases == 3

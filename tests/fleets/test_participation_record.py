@@ -10,11 +10,7 @@ from taciturn.fleets import folders
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices import participation_record as diaries
 from taciturn.fleets.devices.device import NotEligible
-from taciturn.fleets.devices.participation_record import (
-    ParticipationLimits,
-    ParticipationRecord,
-    ParticipationRecordDamaged,
-)
+from taciturn.fleets.devices.participation_record import ParticipationLimits, ParticipationRecord, ParticipationRecordDamaged
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.runs.loop import train_run
@@ -25,9 +21,7 @@ TIRELESS = ParticipationLimits(0.0, 0, 99)
 def test_devices_that_rest_by_their_own_diaries_are_not_asked_for_ever(tmp_path, vocabulary, monkeypatch):
     """Their uploads count for them even where they failed at the server, whose log says that they may. They have to be missing when it
     counts who has come, or it tries without end."""
-    fleet = FleetOfDevices(
-        tmp_path, vocabulary, count=18, run={"rounds": 2, "evaluate_every": 2}, fleet={"timer_hours": 24.0}
-    )
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=18, run={"rounds": 2, "evaluate_every": 2}, fleet={"timer_hours": 24.0})
     for number in range(18):
         ParticipationRecord(tmp_path / f"device-{number}", TIRELESS).upload(5, "run", 5)
         fleet.start(number)
@@ -123,9 +117,7 @@ def test_separation_timer_and_cap_count_over_all_runs(liar, run, monkeypatch):
     for number, hours, why in ((2000, 23, "rests for 24 hours"), (1100, 25, "100 rounds"), (7, 25, "this round or a")):
         now[0] = start + 3600 * hours
         with pytest.raises(NotEligible, match=why):
-            liar.device(0)(
-                fields.ADVERTISE, fields.pack_fields(fields.new_name(), run, str(number).encode(), bytes(32))
-            )
+            liar.device(0)(fields.ADVERTISE, fields.pack_fields(fields.new_name(), run, str(number).encode(), bytes(32)))
     liar.round(1101, run=run)
     limited(24.0, 0, 2)
     now[0] += 10**6

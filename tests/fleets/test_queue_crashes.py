@@ -48,10 +48,7 @@ START = {"x": jnp.zeros(6)}
 CLIP_NORM = 1.0
 
 
-QUEUE = {
-    "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2},
-    "fleet": {"kind": "queue", "in_flight": 14},
-}
+QUEUE = {"participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2}, "fleet": {"kind": "queue", "in_flight": 14}}
 
 
 FTRL = {"algorithm": "dp-ftrl", "privacy": {"noise": "tree"}, **QUEUE}
@@ -256,13 +253,7 @@ def test_a_queue_cut_off_anywhere_goes_on_to_the_same_model(tmp_path, monkeypatc
 
 
 @settings(max_examples=20, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(sorted(PLACES)), st.integers(1, 12), st.sampled_from([0, 0, 1, 2])),
-        min_size=1,
-        max_size=4,
-    )
-)
+@given(st.lists(st.tuples(st.sampled_from(sorted(PLACES)), st.integers(1, 12), st.sampled_from([0, 0, 1, 2])), min_size=1, max_size=4))
 def test_whatever_is_cut_off_the_claim_holds_and_no_key_meets_two_totals_that_leave(tmp_path_factory, cuts):
     cut_and_go_on(tmp_path_factory.mktemp("run") / "run", cuts, randomness="operating system").check()
 
@@ -332,9 +323,7 @@ TAMPERING = {
     "everybody has reported": lambda small: changed(
         small.folder, training=lambda _: [], arrived=lambda _: [[user, 7] for user in range(USERS)]
     ),
-    "models mixed up": lambda small: changed(
-        small.folder, training=lambda was: [[user, (model + 1) % 7] for user, model in was]
-    ),
+    "models mixed up": lambda small: changed(small.folder, training=lambda was: [[user, (model + 1) % 7] for user, model in was]),
     "twice in line": lambda small: changed(small.folder, training=lambda was: was + was, arrived=lambda was: was + was),
 }
 
@@ -362,9 +351,7 @@ def test_a_queue_that_was_tampered_with_breaks_no_claim(tmp_path, monkeypatch, t
 
 
 @pytest.mark.parametrize("tampering", ["deleted", "put back from an older copy", "who just reported trains again"])
-def test_a_queue_that_does_not_fit_its_log_leaves_out_who_may_not_take_part_and_goes_on(
-    tmp_path, monkeypatch, tampering
-):
+def test_a_queue_that_does_not_fit_its_log_leaves_out_who_may_not_take_part_and_goes_on(tmp_path, monkeypatch, tampering):
     """The log knows who may not; a queue that waits for nobody else would stop the run for good."""
     small = cut_off_in_round_seven(tmp_path / "run", monkeypatch)
     TAMPERING[tampering](small)

@@ -44,9 +44,7 @@ def test_a_sum_of_the_same_round_over_fewer_devices_fails(liar, tmp_path):
     assert len(liar.reports) == 9
 
 
-def test_a_round_that_failed_goes_on_with_others_and_without_any_under_another_number(
-    tmp_path, vocabulary, monkeypatch
-):
+def test_a_round_that_failed_goes_on_with_others_and_without_any_under_another_number(tmp_path, vocabulary, monkeypatch):
     for count, reported_twice in ((18, 0), (12, 6), (9, 9)):
         left, folder = [9], tmp_path / str(count)
         folder.mkdir()
@@ -76,9 +74,7 @@ def test_numbers_of_rounds_rise_with_rows_attempts_and_runs_and_outlive_a_crash(
     server = device_fleet(liar, tmp_path / "rounds", row=lambda: rows[0], apart=3)
     first = server._numbers(0)
     server._keep(first._replace(asked={1: first.number, 2: first.number - 3}))
-    assert device_fleet(liar, tmp_path / "rounds")._numbers(0) == first._replace(
-        asked={1: first.number, 2: first.number - 3}
-    )
+    assert device_fleet(liar, tmp_path / "rounds")._numbers(0) == first._replace(asked={1: first.number, 2: first.number - 3})
     assert server._numbers(0).resting(3) == {1, 2}
     assert server._numbers(0).resting(0) == {1}
     assert server._numbers(2).number == first.number + 2

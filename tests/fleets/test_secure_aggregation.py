@@ -241,12 +241,8 @@ def test_a_cohort_smaller_or_larger_than_the_terms_say_is_refused():
     for count, least, most in ((5, 6, 9), (10, 6, 9), (7, 6, 9)):
         cohort = Cohort(count, TERMS._replace(least=least, most=most))
         digests = tuple(sorted(device.advertise().digest() for device in cohort.devices.values()))
-        with pytest.raises(
-            Refused, match="neighbours are fewer" if count == 7 else f"{count} devices are not between 6 and 9"
-        ):
-            cohort.devices[cohort.ids[0]].share(
-                Roster(digests, ())
-            )  # a cohort of the right size gets to the next check
+        with pytest.raises(Refused, match="neighbours are fewer" if count == 7 else f"{count} devices are not between 6 and 9"):
+            cohort.devices[cohort.ids[0]].share(Roster(digests, ()))  # a cohort of the right size gets to the next check
 
 
 @pytest.fixture

@@ -14,15 +14,7 @@ from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
 from taciturn.fleets.secure_aggregation.masks import Secret
 from taciturn.fleets.secure_aggregation.messages import Roster, SealedShares, UnmaskRequest
 from taciturn.fleets.secure_aggregation.neighbours import Degree, neighbours, ring
-from taciturn.fleets.secure_aggregation.protocol import (
-    ADVERTISE,
-    MASK,
-    SHARE,
-    UNMASK,
-    Refused,
-    own_mask_key,
-    pair_mask_key,
-)
+from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, MASK, SHARE, UNMASK, Refused, own_mask_key, pair_mask_key
 
 
 def put_together(cohort, owner, kind, answers, given=()):
@@ -38,9 +30,7 @@ def put_together(cohort, owner, kind, answers, given=()):
 
 def stripped(cohort, one, report, keys):
     """A report without the masks of the keys, which are by peer; None stands for the device's own."""
-    words = unpack(report.packed, cohort.terms.length, cohort.terms.modulus_bits).astype(
-        masks.words(cohort.terms.modulus_bits)
-    )
+    words = unpack(report.packed, cohort.terms.length, cohort.terms.modulus_bits).astype(masks.words(cohort.terms.modulus_bits))
     plus = [key for peer, key in keys.items() if peer is None or one < peer]
     minus = [key for peer, key in keys.items() if peer is not None and one > peer]
     masks.add_masks(words, minus, plus)
@@ -104,10 +94,7 @@ def both_secrets(cohort, corrupt=frozenset()):
 def test_different_lists_for_different_devices_give_no_second_secret(monkeypatch):
     assert both_secrets(Cohort(10)) != [True, True]
     cohort = Cohort(20)
-    assert both_secrets(cohort, corrupt={cohort.ids[0], cohort.ids[7]}) != [
-        True,
-        True,
-    ]  # one in ten works for the server
+    assert both_secrets(cohort, corrupt={cohort.ids[0], cohort.ids[7]}) != [True, True]  # one in ten works for the server
     for side in (device_side, server_side):  # the twin: half of the neighbours are enough for a secret
         monkeypatch.setattr(side, "degree", lambda *_: Degree(9, 4))
     assert both_secrets(Cohort(10)) == [True, True]
@@ -335,9 +322,7 @@ def test_a_replay_of_a_whole_earlier_round_is_refused_at_every_stage():
     with pytest.raises(Refused, match="another round"):
         cohort.server.take_report(one, said[MASK][one])
     for device in cohort.ids:
-        cohort.server.take_report(
-            device, cohort.devices[device].mask(cohort.heard[MASK][device], cohort.values[device])
-        )
+        cohort.server.take_report(device, cohort.devices[device].mask(cohort.heard[MASK][device], cohort.values[device]))
     with pytest.raises(Refused, match="another round"):
         cohort.devices[one].unmask(heard[UNMASK][one])
     cohort.server.requests()
@@ -381,9 +366,7 @@ def shown_old_adverts():
             server.take_shares(one, cohort.devices[one].share(roster))
     victim = fresh[0]
     shown = server.deliveries()[victim].shares
-    few = SealedShares(
-        server._cohort, {peer: shown[peer] for peer in sorted(shown, key=lambda one: one not in known)[:6]}
-    )
+    few = SealedShares(server._cohort, {peer: shown[peer] for peer in sorted(shown, key=lambda one: one not in known)[:6]})
     report = cohort.devices[victim].mask(few, cohort.values[victim])
     assert unpack(report.packed, TERMS.length, TERMS.modulus_bits).any()
     return sum(masks.public_key(keys[one]) == old[one].mask_key for one in known & few.shares.keys())

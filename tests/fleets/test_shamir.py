@@ -36,9 +36,7 @@ def test_any_shares_that_are_enough_give_the_secret(secret, threshold, more, coi
     for _ in range(3):
         chosen = dict(coins.sample(sorted(shares.items()), threshold))
         assert reconstruct(chosen) == secret
-        assert through({one: int.from_bytes(value, "big") for one, value in chosen.items()}, 0) == int.from_bytes(
-            secret, "big"
-        )
+        assert through({one: int.from_bytes(value, "big") for one, value in chosen.items()}, 0) == int.from_bytes(secret, "big")
 
 
 @settings(max_examples=30)

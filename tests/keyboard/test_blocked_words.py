@@ -11,9 +11,7 @@ from taciturn.keyboard.predictor import Predictor, load_blocklist
 
 def test_the_first_word_of_a_blocklist_is_blocked_whatever_editor_wrote_it(tmp_path):
     (tmp_path / "blocked.txt").write_text("worda\nwordb\n", encoding="utf-8-sig")
-    predictor = Predictor(
-        counted(lettered_words(), "worda wordb wordc ."), lettered_words(), load_blocklist(tmp_path / "blocked.txt")
-    )
+    predictor = Predictor(counted(lettered_words(), "worda wordb wordc ."), lettered_words(), load_blocklist(tmp_path / "blocked.txt"))
     assert "worda" not in predictor._alphabet._spellings
 
 

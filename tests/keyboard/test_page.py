@@ -40,14 +40,9 @@ def vocabulary_and_model(text: str = SENTENCES, times: int = 6) -> tuple[Vocabul
 @cache
 def script(name: str = "Private", text: str = SENTENCES, epsilon: float = 8.0) -> str:
     vocabulary, model = vocabulary_and_model(text)
-    guarantee = Guarantee(
-        "made up", 10, epsilon, 1e-10, 1.0, "pld", "zero out one user", "operating system", head="ab" * 32
-    )
+    guarantee = Guarantee("made up", 10, epsilon, 1e-10, 1.0, "pld", "zero out one user", "operating system", head="ab" * 32)
     return javascript_ngram(
-        model,
-        Published(
-            name, vocabulary.words, vocabulary.about, guarantee, f"The statement of {name}.", "the notes of 40 people"
-        ),
+        model, Published(name, vocabulary.words, vocabulary.about, guarantee, f"The statement of {name}.", "the notes of 40 people")
     )
 
 
@@ -174,9 +169,7 @@ def test_the_continuation_wraps_where_the_text_does(page, one_model):
     assert page.inner_text("#ghost")
     same = "document.getElementById('mirror').clientHeight === document.getElementById('message').clientHeight"
     assert page.evaluate(same)
-    assert page.evaluate(
-        "document.getElementById('message').scrollHeight <= document.getElementById('message').clientHeight"
-    )
+    assert page.evaluate("document.getElementById('message').scrollHeight <= document.getElementById('message').clientHeight")
 
 
 def test_escape_hides_the_continuation_until_the_next_key(page, one_model):
@@ -377,14 +370,7 @@ def test_text_stands_out_from_its_ground(page, one_model, scheme):
     page.emulate_media(color_scheme=scheme)
     typing(page, one_model, "Thank you ve")
     colour = "(name) => getComputedStyle(document.documentElement).getPropertyValue(name)"
-    pairs = [
-        ("ink", "ground"),
-        ("ink", "paper"),
-        ("ink", "key"),
-        ("quiet", "paper"),
-        ("quiet", "ground"),
-        ("quiet", "key"),
-    ]
+    pairs = [("ink", "ground"), ("ink", "paper"), ("ink", "key"), ("quiet", "paper"), ("quiet", "ground"), ("quiet", "key")]
     pairs += [("accent", "paper"), ("on-accent", "accent"), ("warning", "warning-ground")]
     for text, ground in pairs:
         assert contrast(*(page.evaluate(colour, f"--{name}") for name in (text, ground))) >= 4.5, (text, ground)

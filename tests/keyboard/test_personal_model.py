@@ -104,9 +104,7 @@ def refused(monkeypatch, capsys):
 
 
 def test_it_learns_what_its_owner_says_and_says_what_changed(made, tmp_path):
-    said = run_cli(
-        "personalise", made / "private", messages(tmp_path), "--out", tmp_path / "mine", "--learning-rate", 1
-    )
+    said = run_cli("personalise", made / "private", messages(tmp_path), "--out", tmp_path / "mine", "--learning-rate", 1)
     done = personalise(made / "private", messages(tmp_path), tmp_path / "again", QUICK)
     assert done.after["loss"].value < 0.6 * done.before["loss"].value
     assert (done.messages, done.held_out, done.unknown) == (60, 6, 0)
@@ -116,13 +114,8 @@ def test_it_learns_what_its_owner_says_and_says_what_changed(made, tmp_path):
 
 
 def test_the_command_learns_as_the_library_does():
-    defaults = {
-        name: option.default for name, option in inspect.signature(personalise_command.personalise).parameters.items()
-    }
-    assert (
-        Learning(defaults["epochs"], defaults["learning_rate"], defaults["general"], defaults["user_share"])
-        == Learning()
-    )
+    defaults = {name: option.default for name, option in inspect.signature(personalise_command.personalise).parameters.items()}
+    assert Learning(defaults["epochs"], defaults["learning_rate"], defaults["general"], defaults["user_share"]) == Learning()
 
 
 def _shown(output: str, name: str) -> float:
@@ -149,9 +142,7 @@ def test_rehearsal_keeps_the_general_language():
     encoded = [[*vocabulary.encode(phrase), 3] for phrase in PHRASES] * 20
     cut = Unrolls(personal_model.UNROLL)
     start = personal_model.trained(model, model.init(jax.random.key(0)), list(map(list, general.documents)), cut, QUICK)
-    own, rehearsed = (
-        personal_model.trained(model, start, encoded, cut, QUICK._replace(general=text)) for text in (None, general)
-    )
+    own, rehearsed = (personal_model.trained(model, start, encoded, cut, QUICK._replace(general=text)) for text in (None, general))
     forgotten, kept = (evaluate(model, params, general.documents)["loss"].value for params in (own, rehearsed))
     assert kept < 0.5 * forgotten
 
@@ -233,17 +224,13 @@ SIBLINGS = {"export --to onnx-int8", "export --to combined"}  # of onnx and arpa
 
 
 @pytest.mark.parametrize("way", mostly_slow(EXITS, *(set(EXITS) - SIBLINGS)))
-def test_a_personal_model_leaves_by_no_way_wherever_it_lies_and_whatever_it_is_called(
-    made, in_its_place, tmp_path, way
-):
+def test_a_personal_model_leaves_by_no_way_wherever_it_lies_and_whatever_it_is_called(made, in_its_place, tmp_path, way):
     if "onnx" in way:
         pytest.importorskip("onnxruntime")
     (tmp_path / "named").mkdir()
     renamed = shutil.copy(made / "mine" / "model.safetensors", tmp_path / "named" / "private.safetensors")
     for folder in (made / "mine", in_its_place, renamed):
-        with pytest.raises(
-            ExportRefused, match="is a personal model of one person's own text: it stays on this device"
-        ):
+        with pytest.raises(ExportRefused, match="is a personal model of one person's own text: it stays on this device"):
             EXITS[way](folder, made, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert EXITS[way](made / "private", made, tmp_path / "out")  # the twin: the model it started from
@@ -342,9 +329,7 @@ def test_the_text_is_deleted_where_that_is_asked_for_and_only_there(made, tmp_pa
     text = messages(tmp_path)
     personalise(made / "private", text, tmp_path / "kept", QUICK)
     assert text.exists()
-    said = run_cli(
-        "personalise", made / "private", text, "--out", tmp_path / "mine", "--delete-text", "--learning-rate", 1
-    )
+    said = run_cli("personalise", made / "private", text, "--out", tmp_path / "mine", "--delete-text", "--learning-rate", 1)
     assert not text.exists()
     assert f"{text} is deleted" in said.output.replace("\n", "")
 

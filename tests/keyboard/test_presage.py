@@ -12,9 +12,7 @@ from taciturn.data.vocabulary import SPECIAL, Vocabulary
 from taciturn.export.arpa import arpa_words, write_arpa
 from taciturn.models.ngram import NGram, kneser_ney
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("presage_simulator") is None, reason="presage is not installed (Debian: apt install presage)"
-)
+pytestmark = pytest.mark.skipif(shutil.which("presage_simulator") is None, reason="presage is not installed (Debian: apt install presage)")
 OFFERED = 6
 WORDS = """
     a about after all and as at be been but by can come could day do even first for from get give go good had

@@ -47,8 +47,7 @@ def test_another_website_cannot_load_the_model_as_a_script_of_its_own(finished_r
 
 
 @pytest.mark.parametrize(
-    "host",
-    ["evil.example", "127.0.0.1.evil.example", "127.0.0.1@evil.example", "localhost.", "", "[::ffff:127.0.0.1]", "0"],
+    "host", ["evil.example", "127.0.0.1.evil.example", "127.0.0.1@evil.example", "localhost.", "", "[::ffff:127.0.0.1]", "0"]
 )
 def test_a_name_that_was_pointed_at_this_machine_gets_nothing(host):
     server = KeyboardServer(page_files(["/* a model */"]))
@@ -63,9 +62,7 @@ def test_a_name_that_was_pointed_at_this_machine_gets_nothing(host):
         server.close()
 
 
-@pytest.mark.parametrize(
-    "path", ["/../server.py", "/%2e%2e/server.py", "//etc/passwd", "/model-1.js/../../x", "/./index.html"]
-)
+@pytest.mark.parametrize("path", ["/../server.py", "/%2e%2e/server.py", "//etc/passwd", "/model-1.js/../../x", "/./index.html"])
 def test_no_path_leads_out_of_the_page(finished_runs, path):
     with served(finished_runs / "private") as connection:
         connection.request("GET", path)

@@ -15,18 +15,8 @@ from taciturn.models.ngram import kneser_ney
 
 WORDS = "the station is closed see you at tomorrow morning and then we go to a i am there".split()  # noqa: SIM905
 VOCABULARY = Vocabulary((*SPECIAL, ".", ",", *WORDS))
-MESSAGES = [
-    "see you at the station.",
-    "the station is closed tomorrow morning, and then we go to a zoo",
-    "i am there. see you",
-]
-TRAINED = [
-    "see you at the station",
-    "the station is closed",
-    "see you tomorrow morning",
-    "and then we go to the station",
-    "i am there",
-]
+MESSAGES = ["see you at the station.", "the station is closed tomorrow morning, and then we go to a zoo", "i am there. see you"]
+TRAINED = ["see you at the station", "the station is closed", "see you tomorrow morning", "and then we go to the station", "i am there"]
 
 
 def model(texts=TRAINED, order=3):
@@ -35,16 +25,11 @@ def model(texts=TRAINED, order=3):
 
 
 def figures(sums: Typing) -> dict[str, float]:
-    return {
-        name: float(getattr(sums, name).sum()) for name in ("letters", "typed", "words", "first", "offered", "tokens")
-    }
+    return {name: float(getattr(sums, name).sum()) for name in ("letters", "typed", "words", "first", "offered", "tokens")}
 
 
 def test_the_simulation_types_what_a_person_would_with_the_predictor_in_front_of_them():
-    predictor, by_hand = (
-        Predictor(model(), VOCABULARY),
-        dict.fromkeys(("letters", "typed", "words", "first", "offered"), 0),
-    )
+    predictor, by_hand = (Predictor(model(), VOCABULARY), dict.fromkeys(("letters", "typed", "words", "first", "offered"), 0))
     for message in MESSAGES:
         predictor.forget()
         text = ""

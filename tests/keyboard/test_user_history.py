@@ -12,9 +12,7 @@ from taciturn.models.ngram import kneser_ney
 VOCABULARY = 9
 BASE = kneser_ney([np.array([4, 5, 6, END, 5, 4, UNKNOWN, 7, END, 4, 5])], VOCABULARY, 3)
 STRENGTHS = (7.0, 3.0, 0.5)
-TEXT = st.lists(st.sampled_from([UNKNOWN, END, 4, 5, 5, 6, 8]), max_size=40).map(
-    lambda words: np.array(words, np.uint16)
-)
+TEXT = st.lists(st.sampled_from([UNKNOWN, END, 4, 5, 5, 6, 8]), max_size=40).map(lambda words: np.array(words, np.uint16))
 
 
 def typing(model: WithHistory, words: np.ndarray) -> list[np.ndarray]:
@@ -101,9 +99,7 @@ def test_without_a_history_the_model_below_speaks_alone():
 def test_signs_are_not_learnt(word):
     model = WithHistory(BASE)
     model.learn(after(model, [4, 5]), word)
-    assert all(
-        np.array_equal(*pair) for pair in zip(typing(model, TYPED), typing(WithHistory(BASE), TYPED), strict=True)
-    )
+    assert all(np.array_equal(*pair) for pair in zip(typing(model, TYPED), typing(WithHistory(BASE), TYPED), strict=True))
 
 
 TYPED = np.array([4, 5, 6, 4, 5, END, 8, 8])

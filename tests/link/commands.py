@@ -76,11 +76,7 @@ class Command:
     def start(self, *more: object) -> None:
         with open(self._log, "ab") as log:
             self.process = subprocess.Popen(
-                [*TACITURN, *self._arguments, *map(str, more)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._environment,
+                [*TACITURN, *self._arguments, *map(str, more)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
             )
 
     def run(self) -> str:
@@ -141,9 +137,7 @@ class CommandFleet:
         counting = {str(user): [len(fixed) + (user + step) % len(WORDS) for step in range(30)] for user in range(12)}
         about = {"source": "made up", "on_devices": True}
         population = write_population(folder / "words", {}, counting, Vocabulary(fixed + WORDS), about)
-        (folder / "recipe.toml").write_text(
-            RECIPE.format(population=population.folder, rounds=rounds, save_every=save_every)
-        )
+        (folder / "recipe.toml").write_text(RECIPE.format(population=population.folder, rounds=rounds, save_every=save_every))
         self.command("new", "fleet", "new", self.fleet, folder / "recipe.toml").run()
         self.folders = [folder / f"device-{number}" for number in range(devices)]
         self.command("enrol", "fleet", "enrol", self.fleet, *self.folders, folder / "sceptic").run()
@@ -175,10 +169,7 @@ class CommandFleet:
 
     def names(self) -> list[tuple[int, bytes]]:
         """Of each device its number on the wire, and its public key."""
-        return [
-            (int((folder / "number").read_text()), (folder / "device.pub").read_bytes().split()[1])
-            for folder in self.folders
-        ]
+        return [(int((folder / "number").read_text()), (folder / "device.pub").read_bytes().split()[1]) for folder in self.folders]
 
     def end(self) -> None:
         for command in self._started:

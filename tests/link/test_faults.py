@@ -120,13 +120,7 @@ def test_a_server_that_cannot_listen_says_so(fleet):
     with fleet.server() as (server, _):
         port = int(server.address.rpartition(":")[2])
         certify_server(fleet.folder / "authority", fleet.folder / "another", ["127.0.0.1"])
-        with (
-            pytest.raises(LinkError, match="cannot listen"),
-            flower_server(fleet.folder / "another", "127.0.0.1", port),
-        ):
+        with pytest.raises(LinkError, match="cannot listen"), flower_server(fleet.folder / "another", "127.0.0.1", port):
             pass
-        with (
-            pytest.raises(LinkError, match="another server is at work"),
-            flower_server(fleet.folder / "server", "127.0.0.1", 0),
-        ):
+        with pytest.raises(LinkError, match="another server is at work"), flower_server(fleet.folder / "server", "127.0.0.1", 0):
             pass

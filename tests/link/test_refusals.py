@@ -71,10 +71,7 @@ def test_old_tls(fleet, caplog):
         context = ssl.create_default_context(cafile=str(fleet.certificate))
         context.maximum_version = ssl.TLSVersion.TLSv1_2
         host, port = server.address.split(":")
-        with (
-            socket.create_connection((host, int(port)), timeout=10) as plain,
-            pytest.raises(ssl.SSLError, match=r"EOF|PROTOCOL|protocol"),
-        ):
+        with socket.create_connection((host, int(port)), timeout=10) as plain, pytest.raises(ssl.SSLError, match=r"EOF|PROTOCOL|protocol"):
             context.wrap_socket(plain, server_hostname="localhost")
         until(lambda: "that is no TLS 1.3" in caplog.text, "a line")
 
@@ -98,14 +95,7 @@ def test_control_and_runtime_from_outside(fleet, caplog, with_key):
                 call()
         context = ssl.create_default_context(cafile=str(fleet.certificate))
         with httpx.Client(verify=context) as client:
-            for path in (
-                "/",
-                "/docs",
-                "/health",
-                "/v1/runtime/acquire-task",
-                "/taciturn/news",
-                "/v1/fleet/register-node",
-            ):
+            for path in ("/", "/docs", "/health", "/v1/runtime/acquire-task", "/taciturn/news", "/v1/fleet/register-node"):
                 assert client.post(f"https://{server.address}{path}").status_code == 403
                 assert client.get(f"https://{server.address}{path}").status_code == 403
         assert "refused: a request for something else than a device needs" in caplog.text

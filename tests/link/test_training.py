@@ -234,11 +234,7 @@ def test_a_start_that_could_draw_again_what_another_drew_is_noticed(wrong, said)
 
 @pytest.mark.parametrize(
     ("rows", "rounds", "digest", "said"),
-    [
-        (ROWS[:6], 3, "e", "no model"),
-        (ROWS, 4, "e", "last round"),
-        ([*ROWS, ROWS[6] | {"params": "f"}], 3, "e", "not the one"),
-    ],
+    [(ROWS[:6], 3, "e", "no model"), (ROWS, 4, "e", "last round"), ([*ROWS, ROWS[6] | {"params": "f"}], 3, "e", "not the one")],
 )
 def test_a_model_that_is_another_is_noticed(rows, rounds, digest, said):
     check_model(ROWS, 3, "e")

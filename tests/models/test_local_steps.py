@@ -52,10 +52,7 @@ def test_a_batch_of_padding_changes_nothing():
 
 def output_layer(tokens, vocabulary, width):
     keys = jax.random.split(KEY, 5)
-    contexts, matrix = (
-        jax.random.normal(keys[0], (tokens, width)),
-        0.3 * jax.random.normal(keys[1], (vocabulary, width)),
-    )
+    contexts, matrix = (jax.random.normal(keys[0], (tokens, width)), 0.3 * jax.random.normal(keys[1], (vocabulary, width)))
     bias, targets = jax.random.normal(keys[2], (vocabulary,)), jax.random.randint(keys[3], (tokens,), 0, vocabulary)
     weights = jnp.where(jax.random.uniform(keys[4], (tokens,)) < 0.8, 1 / tokens, 0.0)
     return contexts, matrix, bias, targets, weights
@@ -98,8 +95,7 @@ def test_the_kernels_do_what_their_definition_says(tokens, vocabulary, width, un
 def test_the_kernels_run_for_many_users_at_once():
     given = [jnp.stack([one, one[::-1] if one.ndim == 2 else one]) for one in output_layer(16, 100, 32)]
     plain, fused = (
-        jax.jit(jax.vmap(functools.partial(step, rate=0.5, unit_norm=True)))(*given)
-        for step in (softmax_step.plain, interpreted)
+        jax.jit(jax.vmap(functools.partial(step, rate=0.5, unit_norm=True)))(*given) for step in (softmax_step.plain, interpreted)
     )
     for one, other in zip(fused, plain, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)

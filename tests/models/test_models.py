@@ -82,8 +82,7 @@ def test_training_on_a_pattern_learns_it(name):
 
 
 @pytest.mark.parametrize(
-    ("cell", "gates", "projected"),
-    [(lstm_cell, 4, False), (gru_cell, 3, False), (cifg_cell, 3, True), (lstm_cell, 4, True)],
+    ("cell", "gates", "projected"), [(lstm_cell, 4, False), (gru_cell, 3, False), (cifg_cell, 3, True), (lstm_cell, 4, True)]
 )
 def test_the_hand_written_backward_pass_equals_automatic_differentiation(cell, gates, projected):
     units, width, length, batch = 6, (4 if projected else 6), 5, 3
@@ -129,9 +128,7 @@ def test_the_hand_written_softmax_gradient_equals_automatic_differentiation():
 
     np.testing.assert_allclose(ours(contexts, matrix, bias), plain(contexts, matrix, bias), rtol=1e-5)
     for left, right in zip(
-        jax.grad(ours, (0, 1, 2))(contexts, matrix, bias),
-        jax.grad(plain, (0, 1, 2))(contexts, matrix, bias),
-        strict=True,
+        jax.grad(ours, (0, 1, 2))(contexts, matrix, bias), jax.grad(plain, (0, 1, 2))(contexts, matrix, bias), strict=True
     ):
         np.testing.assert_allclose(left, right, atol=2e-5)
 

@@ -310,10 +310,7 @@ def test_what_is_pruned_first_is_missed_least():
         backoff = unigrams.backoff.copy()
         backoff[context] = math.log(left / unseen)
         kept = np.arange(len(bigrams.keys)) != place
-        return NGram(
-            (unigrams._replace(backoff=backoff), bigrams._replace(keys=bigrams[0][kept], probability=bigrams[1][kept])),
-            LARGE,
-        )
+        return NGram((unigrams._replace(backoff=backoff), bigrams._replace(keys=bigrams[0][kept], probability=bigrams[1][kept])), LARGE)
 
     costs = [entropy(without(place), int(bigrams.keys[place]) // LARGE) for place in range(len(bigrams.keys))]
     for entries in (len(costs) - 1, len(costs) - 20):

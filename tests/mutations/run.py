@@ -114,9 +114,7 @@ def check_unbroken(mutations: Sequence[Mutation]) -> None:
     tests = sorted({test for mutation in mutations for test in mutation.caught_by})
     whole = outcome((), tests, limit=10 * SECONDS)
     if whole.test or whole.why != SURVIVES:
-        raise SystemExit(
-            f"the tests fail on the unbroken source, so they would notice nothing: {whole.test} {whole.why}"
-        )
+        raise SystemExit(f"the tests fail on the unbroken source, so they would notice nothing: {whole.test} {whole.why}")
     print(f"{len(tests)} tests pass on the unbroken source, in {whole.seconds:.0f} s\n", flush=True)
 
 

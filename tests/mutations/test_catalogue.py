@@ -67,12 +67,7 @@ def test_every_file_of_mutations_is_read():
 
 @pytest.mark.parametrize(
     "changed",
-    [
-        ("harm = ", "damage = "),
-        ("[[mutation]]", "[[mutations]]"),
-        ('caught_by = ["a"]', "caught_by = 1"),
-        ("old = ", "before = "),
-    ],
+    [("harm = ", "damage = "), ("[[mutation]]", "[[mutations]]"), ('caught_by = ["a"]', "caught_by = 1"), ("old = ", "before = ")],
 )
 def test_a_mutation_that_is_not_complete_is_said(tmp_path, changed):
     """The twin that must fail."""

@@ -14,76 +14,11 @@ from taciturn.runs.folder import RunError
 from taciturn.runs.loop import train_run
 
 CRITICAL = 1.08  # of the Lilliefors test at 5 %
-SHAPES = (
-    15.8,
-    20.9,
-    15.1,
-    16.6,
-    16.5,
-    17.6,
-    14.9,
-    19.2,
-    15.6,
-    15.2,
-    16.5,
-    14.4,
-    19.5,
-    18.2,
-    16.2,
-    17.2,
-    17.3,
-    14.8,
-    17.1,
-    20.5,
-)
-SCALES = (
-    3.25,
-    5.64,
-    2.02,
-    2.48,
-    2.70,
-    4.19,
-    1.47,
-    3.31,
-    1.65,
-    1.83,
-    3.00,
-    1.53,
-    3.67,
-    2.20,
-    3.42,
-    2.66,
-    1.68,
-    2.18,
-    2.87,
-    4.60,
-)
-STATISTICS = (
-    0.49,
-    0.91,
-    0.48,
-    0.62,
-    0.83,
-    0.59,
-    1.39,
-    0.41,
-    0.93,
-    0.51,
-    0.76,
-    0.89,
-    0.66,
-    0.94,
-    0.67,
-    0.85,
-    0.73,
-    0.97,
-    0.65,
-    0.94,
-)
+SHAPES = (15.8, 20.9, 15.1, 16.6, 16.5, 17.6, 14.9, 19.2, 15.6, 15.2, 16.5, 14.4, 19.5, 18.2, 16.2, 17.2, 17.3, 14.8, 17.1, 20.5)
+SCALES = (3.25, 5.64, 2.02, 2.48, 2.70, 4.19, 1.47, 3.31, 1.65, 1.83, 3.00, 1.53, 3.67, 2.20, 3.42, 2.66, 1.68, 2.18, 2.87, 4.60)
+STATISTICS = (0.49, 0.91, 0.48, 0.62, 0.83, 0.59, 1.39, 0.41, 0.93, 0.51, 0.76, 0.89, 0.66, 0.94, 0.67, 0.85, 0.73, 0.97, 0.65, 0.94)
 USED = 2 * math.isqrt(30_000)  # k, of 3 · 10⁴ samples
-PAIRS = [
-    Tail(shape, scale, 1.4, statistic, USED) for shape, scale, statistic in zip(SHAPES, SCALES, STATISTICS, strict=True)
-]
+PAIRS = [Tail(shape, scale, 1.4, statistic, USED) for shape, scale, statistic in zip(SHAPES, SCALES, STATISTICS, strict=True)]
 
 
 @pytest.mark.parametrize(("delta", "epsilon"), [(1e-4, 0.67), (1e-5, 0.83), (1e-6, 0.99)])

@@ -12,20 +12,12 @@ from taciturn.privacy.participation import FixedSize
 COHORT, ROUNDS = 20_000, 2_000
 NOISE_MULTIPLIER = 3.2e-5 * COHORT / 0.8  # σ m / S
 # Population → ε as printed, and a lower bound on the truth at sensitivity 2S (target sends +S·v, all others −S·v).
-TABLE_5 = {
-    2_000_000: (9.86, 46.7),
-    3_000_000: (6.73, 34.7),
-    4_000_000: (5.36, 28.8),
-    5_000_000: (4.54, 25.1),
-    10_000_000: (3.27, 17.4),
-}
+TABLE_5 = {2_000_000: (9.86, 46.7), 3_000_000: (6.73, 34.7), 4_000_000: (5.36, 28.8), 5_000_000: (4.54, 25.1), 10_000_000: (3.27, 17.4)}
 
 
 @pytest.mark.parametrize("users", TABLE_5)
 def test_table_5_as_printed_uses_sensitivity_s(users):
-    as_printed = SelfComposedDpEvent(
-        SampledWithoutReplacementDpEvent(users, COHORT, GaussianDpEvent(NOISE_MULTIPLIER)), ROUNDS
-    )
+    as_printed = SelfComposedDpEvent(SampledWithoutReplacementDpEvent(users, COHORT, GaussianDpEvent(NOISE_MULTIPLIER)), ROUNDS)
     assert classic_epsilon(as_printed, users**-1.1, range(2, 64)) == pytest.approx(
         TABLE_5[users][0], abs=0.0101
     )  # the last printed digit, or one unit of it

@@ -47,8 +47,7 @@ def test_zcdp_of_every_model_as_printed(model):
 
 
 @pytest.mark.parametrize(
-    ("printed_rho", "printed_epsilon"),
-    [(0.89, 9.01), (0.61, 7.31), (0.32, 5.13), (0.99, 9.56), (0.25, 4.49), (1.86, 13.69)],
+    ("printed_rho", "printed_epsilon"), [(0.89, 9.01), (0.61, 7.31), (0.32, 5.13), (0.99, 9.56), (0.25, 4.49), (1.86, 13.69)]
 )
 def test_epsilon_of_a_rho_as_printed(printed_rho, printed_epsilon):
     """Table 2's last column, at δ = 1e-10: the exact Gaussian."""

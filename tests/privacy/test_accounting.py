@@ -64,9 +64,7 @@ def delta_of_gaussian(mu, at):
 @functools.cache
 def composed_by_hand(q: float, noise: float, rounds: int) -> tuple[np.ndarray, np.ndarray]:
     """(losses, probabilities), by sums of products, none of which is negative, so that every entry is right to a part in 10¹²."""
-    one = from_gaussian_mechanism(
-        noise, sampling_prob=q, value_discretization_interval=COARSE
-    )._pmf_remove.to_dense_pmf()
+    one = from_gaussian_mechanism(noise, sampling_prob=q, value_discretization_interval=COARSE)._pmf_remove.to_dense_pmf()
     power, result = (one._lower_loss, one._probs), (0, np.ones(1))
     while rounds:
         if rounds & 1:
@@ -133,11 +131,7 @@ EVENTS: list[DpEvent] = [
 
 @pytest.mark.parametrize("event", EVENTS, ids=range(len(EVENTS)))
 @settings(max_examples=25, deadline=None)
-@given(
-    st.floats(2, 58),
-    st.one_of(st.floats(1e-9, 1e-3), st.floats(1e-3, 20)),
-    st.sampled_from([0.0, 2.0**-60, 1e-14, 1e-9]),
-)
+@given(st.floats(2, 58), st.one_of(st.floats(1e-9, 1e-3), st.floats(1e-3, 20)), st.sampled_from([0.0, 2.0**-60, 1e-14, 1e-9]))
 def test_epsilon_never_falls_as_delta_shrinks(event, power, further, distance):
     larger, smaller = 2.0**-power, 2.0 ** -min(power + further, 59.0)
     at_larger, at_smaller = (epsilon(event, delta, grid=1e-3, distance=distance) for delta in (larger, smaller))
@@ -188,9 +182,7 @@ def test_a_distance_just_small_enough_is_found_and_one_that_is_not_ends_the_sear
 
 def test_a_budget_counts_the_distance():
     release, budget = PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0)), Budget(1e-5, epsilon=3.0)
-    exact, off = (
-        allowed_releases(lambda n: repeated(release, n), budget, "rdp", 1000, distance) for distance in (0.0, 1e-7)
-    )
+    exact, off = (allowed_releases(lambda n: repeated(release, n), budget, "rdp", 1000, distance) for distance in (0.0, 1e-7))
     assert 0 < off < exact
     assert epsilon(repeated(release, exact), 1e-5, "rdp", distance=1e-7) > 3.0
     more = noise_for_budget(lambda z: sampled(0.1, z, 50), budget, "rdp", 1e-7)

@@ -177,9 +177,7 @@ def test_the_state_after_a_release_on_record_is_the_one_that_the_release_left():
         assert same_bits(went, followed)
         # The twins that must fail: another key, and another share of users within the clip norm.
         assert not same_bits(went.noise, follow(before, released, noise_key(round, seed=1)).noise)
-        assert not same_bits(
-            went.norms, follow(before, released._replace(share=jnp.float32(0)), noise_key(round)).norms
-        )
+        assert not same_bits(went.norms, follow(before, released._replace(share=jnp.float32(0)), noise_key(round)).norms)
     assert int(followed.round) == 6
     assert float(followed.norms.clip_norm) != 1.0  # it was restarted after four rows
 
@@ -220,9 +218,7 @@ def test_one_user_moves_an_adaptive_round_by_the_clip_norm_in_force_and_by_half_
     _, state = release(state, crowd, noise_key(0))
     before = made.public(state)
     assert float(before.estimate) > 1.01 * float(before.clip_norm)  # the twin: to confuse the two would show
-    without, with_one = (
-        release(state, reports(made, state, 100.0, weight=weight), noise_key(1)) for weight in (0.0, 1.0)
-    )
+    without, with_one = (release(state, reports(made, state, 100.0, weight=weight), noise_key(1)) for weight in (0.0, 1.0))
     moved = jnp.linalg.norm(with_one[0].estimate["x"] - without[0].estimate["x"])
     assert float(moved) == pytest.approx(float(before.clip_norm) / 100.0, rel=1e-3)
     estimates = [float(made.public(after).estimate) for _, after in (without, with_one)]

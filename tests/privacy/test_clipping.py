@@ -20,17 +20,7 @@ from taciturn.data.population import write_population
 from taciturn.data.users import position
 from taciturn.fleets.simulation.in_process import CPU_CHUNK, SimulatedFleet
 from taciturn.privacy import wide
-from taciturn.privacy.clipping import (
-    MOST_REPORTS,
-    Whole,
-    clip_schedule,
-    decode,
-    encode,
-    flat_clip,
-    layer_names,
-    per_layer_clip,
-    unbounded,
-)
+from taciturn.privacy.clipping import MOST_REPORTS, Whole, clip_schedule, decode, encode, flat_clip, layer_names, per_layer_clip, unbounded
 from taciturn.privacy.estimators import fixed_denominator
 from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import gaussian, no_noise
@@ -137,19 +127,13 @@ def test_clip_norms_for_other_layers_than_the_models_are_refused():
         per_layer_clip(layers={"a": 1.0}).check({"a": jnp.ones(1), "b": jnp.ones(1)})
 
 
-@pytest.mark.parametrize(
-    "steps", [[(0, 1.0), (5, 2.0)], [(1, 1.0)], [(0, 2.0), (0, 1.0)], [(0, 0.0)], [(0, float("inf"))], []]
-)
+@pytest.mark.parametrize("steps", [[(0, 1.0), (5, 2.0)], [(1, 1.0)], [(0, 2.0), (0, 1.0)], [(0, 0.0)], [(0, float("inf"))], []])
 def test_a_schedule_that_rises_or_has_no_start_is_refused(steps):
     with pytest.raises(ValueError, match="clip"):
         clip_schedule(steps)
 
 
-@given(
-    values=hnp.arrays(
-        np.float32, st.sampled_from([1, 50, 200]), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)
-    )
-)
+@given(values=hnp.arrays(np.float32, st.sampled_from([1, 50, 200]), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)))
 @settings(max_examples=100, deadline=None)
 def test_the_norm_is_never_rounded_below_the_truth(values):
     exact = float(np.linalg.norm(values.astype(np.float64)))
@@ -241,9 +225,7 @@ def test_no_report_stands_for_more_than_its_weight_times_the_clip_norm(clip, cli
     generator, users = np.random.default_rng(0), 120
     directions = {"a": generator.normal(size=(users, 3)), "b": generator.normal(size=(users, 40))}
     lengths = np.sqrt(sum((part**2).sum(1) for part in directions.values()))
-    wanted = clip_norm * np.concatenate(
-        [1 + generator.uniform(-4e-7, 4e-7, 60), 10 ** generator.uniform(-6, 8, users - 60)]
-    )
+    wanted = clip_norm * np.concatenate([1 + generator.uniform(-4e-7, 4e-7, 60), 10 ** generator.uniform(-6, 8, users - 60)])
     updates = {name: (part * (wanted / lengths)[:, None]).astype(np.float32) for name, part in directions.items()}
     weights = np.where(np.arange(users) % 3 == 0, 1.0, generator.uniform(0, 1, users)).astype(np.float32)
     bound = clip(clip_norm)

@@ -28,12 +28,8 @@ MECHANISMS = {
     "blt": lambda: blt(1.0, Buffers(ROUNDS, (0.97, 0.4), (0.3, 0.2))),
     "tree, restarted": lambda: tree(1.0, *SEGMENTS, honaker=False),
     "honaker, restarted": lambda: tree(1.0, *SEGMENTS),
-    "banded, restarted": lambda: banded(
-        1.0, Bands(5, [1.0, 0.5]), Bands(6, [1.0, 0.5, 0.375, 0.3125]), Bands(10, [1.0, 0.4])
-    ),
-    "blt, restarted": lambda: blt(
-        1.0, Buffers(5, (0.9,), (0.4,)), Buffers(6, (0.97, 0.4), (0.3, 0.2)), Buffers(10, (0.8,), (0.5,))
-    ),
+    "banded, restarted": lambda: banded(1.0, Bands(5, [1.0, 0.5]), Bands(6, [1.0, 0.5, 0.375, 0.3125]), Bands(10, [1.0, 0.4])),
+    "blt, restarted": lambda: blt(1.0, Buffers(5, (0.9,), (0.4,)), Buffers(6, (0.97, 0.4), (0.3, 0.2)), Buffers(10, (0.8,), (0.5,))),
 }
 QUICK = mostly_slow(MECHANISMS, *(set(MECHANISMS) - {"tree, restarted"}))  # Honaker's is one too
 
@@ -122,9 +118,7 @@ def furthest(rows, covariance):
     """Largest deviation of the measured covariance, in standard errors."""
     measured = rows @ rows.T / rows.shape[1]
     diagonal = np.diag(covariance)
-    return np.max(
-        np.abs(measured - covariance) / np.sqrt((np.outer(diagonal, diagonal) + covariance**2) / rows.shape[1])
-    )
+    return np.max(np.abs(measured - covariance) / np.sqrt((np.outer(diagonal, diagonal) + covariance**2) / rows.shape[1]))
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -181,9 +175,7 @@ def test_honakers_weights_are_those_of_inverse_variances():
 def test_a_blt_streams_as_jax_privacy_does():
     from jax_privacy.matrix_factorization import buffered_toeplitz
 
-    theirs = buffered_toeplitz.BufferedToeplitz.build(
-        buf_decay=np.array([0.97, 0.4]), output_scale=np.array([0.3, 0.2]), dtype=jnp.float32
-    )
+    theirs = buffered_toeplitz.BufferedToeplitz.build(buf_decay=np.array([0.97, 0.4]), output_scale=np.array([0.3, 0.2]), dtype=jnp.float32)
     inverse = theirs.inverse_as_streaming_matrix()
     white = given_out("independent")[:, :7]
     state, rows = inverse.init_multiply(jnp.zeros(7)), []
@@ -205,18 +197,12 @@ def test_correlated_noise_is_made_of_white_noise_of_z_clip_norms(noise):
     state, unit_state = made.init(FOUR), noise.init(4)
     for row in range(3):
         release, state = made.release(state, nobody(made, FOUR), noise_key(row))
-        unit, unit_state = noise.next(
-            unit_state, lambda stream, row=row: sampler.white(spread, noise_key(row), stream, 4)
-        )
+        unit, unit_state = noise.next(unit_state, lambda stream, row=row: sampler.white(spread, noise_key(row), stream, 4))
         expected = 1.5 * 3.0 / 20.0 * wide.to_numpy(unit) / spread.deviation
         np.testing.assert_allclose(release.estimate["x"], expected, rtol=1e-5, atol=1e-8)
 
 
 def test_a_blt_of_three_buffers_keeps_six_times_the_model():
-    private = mechanism(
-        flat_clip(1.0), fixed_denominator(10.0), blt(1.0, Buffers(100, (0.99, 0.9, 0.4), (0.1, 0.1, 0.2)))
-    )
-    kept = sum(
-        leaf.nbytes for leaf in jax.tree.leaves(private.init({"a": jnp.zeros((40, 50)), "b": jnp.zeros(1000)}).noise)
-    )
+    private = mechanism(flat_clip(1.0), fixed_denominator(10.0), blt(1.0, Buffers(100, (0.99, 0.9, 0.4), (0.1, 0.1, 0.2))))
+    kept = sum(leaf.nbytes for leaf in jax.tree.leaves(private.init({"a": jnp.zeros((40, 50)), "b": jnp.zeros(1000)}).noise))
     assert kept <= 6 * 4 * 3000

@@ -207,9 +207,7 @@ def test_a_row_torn_by_a_crash_is_cut_off_and_the_chain_goes_on(fleet, tmp_path)
 
 
 def noised_by(multiplier=1.0, participation=PoissonSampling(1.0), most_reports=USERS) -> Algorithm:
-    return averaging(
-        participation, mechanism(flat_clip(1.0), fixed_denominator(6.0), gaussian(multiplier), most_reports)
-    )
+    return averaging(participation, mechanism(flat_clip(1.0), fixed_denominator(6.0), gaussian(multiplier), most_reports))
 
 
 def repeatable(folder, of=None, root=bytes(32), recipe="recipe", fleet=None) -> Curator:

@@ -47,9 +47,7 @@ users_strategy = st.lists(st.tuples(st.floats(0, 1), st.floats(-1, 1)), max_size
 def test_one_user_of_norm_at_most_1_moves_what_is_noised_by_at_most_its_sensitivity(estimator, users, one):
     moved = abs(steps(estimator, [*users, one]) - steps(estimator, users))
     assert moved <= estimator.sensitivity(1) * REACH
-    assert moved * estimator.unit / REACH == pytest.approx(
-        abs(value(estimator, [*users, one]) - value(estimator, users)), abs=1e-3
-    )
+    assert moved * estimator.unit / REACH == pytest.approx(abs(value(estimator, [*users, one]) - value(estimator, users)), abs=1e-3)
 
 
 @pytest.mark.parametrize("estimator", [fixed_denominator(5.0), clipped_denominator(5.0)])

@@ -51,9 +51,7 @@ def made(kind: str):
             return mechanism(flat_clip([(0, 0.8), (2, 0.5)]), fixed_denominator(100.0), NOISES[noise](), 300)
         case "residues":
             encoded = encoding(SIZE, 300)
-            return mechanism(
-                modular(flat_clip(CLIP_NORM), LIKE, encoded), fixed_denominator(100.0), NOISES[noise](), 300
-            )
+            return mechanism(modular(flat_clip(CLIP_NORM), LIKE, encoded), fixed_denominator(100.0), NOISES[noise](), 300)
         case _:
             return mechanism(flat_clip(CLIP_NORM), fixed_denominator(100.0), NOISES[noise](), 300)
 
@@ -80,9 +78,7 @@ def total_of(private, state, users: range):
 
     def report(user: jax.Array):
         seed = jax.random.key(user)
-        layers = [
-            jax.random.normal(jax.random.fold_in(seed, place), leaf.shape) for place, leaf in enumerate(LIKE.values())
-        ]
+        layers = [jax.random.normal(jax.random.fold_in(seed, place), leaf.shape) for place, leaf in enumerate(LIKE.values())]
         return private.bound(public, dict(zip(LIKE, layers, strict=True)), jnp.float32(1), seed)
 
     return jax.tree.map(lambda reports: jnp.sum(reports, axis=0, dtype=reports.dtype), jax.lax.map(report, names))
@@ -102,11 +98,7 @@ def last_words(private, monkeypatch, users=range(5)) -> list[np.ndarray]:
 
 def digits_are_uniform(rows: list[np.ndarray]) -> bool:
     """Whether every last digit is as likely as any other, whatever the total."""
-    found = [
-        stats.chisquare(np.bincount(row % modulus, minlength=modulus)).pvalue
-        for row in rows
-        for modulus in (2, 16, 255)
-    ]
+    found = [stats.chisquare(np.bincount(row % modulus, minlength=modulus)).pvalue for row in rows for modulus in (2, 16, 255)]
     return min(found) > 1e-3 / len(found)
 
 
@@ -176,9 +168,7 @@ def test_two_worlds_that_differ_by_one_user_are_not_told_apart(kind):
         clipped_denominator(20.0) if "clipped" in kind else fixed_denominator(100.0),
         gaussian(20.0)._replace(multiplier=0.0),
     )
-    averages = [
-        np.asarray(silent.release(silent.init(LIKE), total, key(0))[0].estimate["a"]).ravel() for total in totals
-    ]
+    averages = [np.asarray(silent.release(silent.init(LIKE), total, key(0))[0].estimate["a"]).ravel() for total in totals]
     stddev = np.float32(20.0 * CLIP_NORM * (2 / 20 if "clipped" in kind else 1 / 100))
 
     def as_it_is(world: int, number: int) -> np.ndarray:
@@ -200,9 +190,7 @@ def test_no_word_that_somebody_typed_is_named_from_two_published_models():
     words, width, typed = 1500, 4, np.arange(1500) % 3 == 0
     generator = np.random.default_rng(0)
     start = {"embedding": jnp.asarray(generator.normal(size=(words, width)), jnp.float32)}
-    update = {
-        "embedding": jnp.where(typed[:, None], jnp.asarray(generator.normal(size=(words, width)), jnp.float32), 0.0)
-    }
+    update = {"embedding": jnp.where(typed[:, None], jnp.asarray(generator.normal(size=(words, width)), jnp.float32), 0.0)}
     private = mechanism(flat_clip(CLIP_NORM), fixed_denominator(40.0), gaussian(20.0), 300)
     state = private.init(start)
     total = private.bound(private.public(state), update, jnp.float32(1), jax.random.key(0))
@@ -247,9 +235,7 @@ def test_no_float_is_in_any_state_of_noise():
         assert all(leaf.dtype in (jnp.int32, jnp.uint32) for leaf in jax.tree.leaves(state.noise)), kind
 
 
-@pytest.mark.parametrize(
-    "kind", mostly_slow(["blt", "independent + residues", "honaker, restarted + adaptive clip"], "blt")
-)
+@pytest.mark.parametrize("kind", mostly_slow(["blt", "independent + residues", "honaker, restarted + adaptive clip"], "blt"))
 def test_what_a_row_leaves_behind_follows_from_its_release_and_its_key(kind):
     private = made(kind)
     state, total = private.init(LIKE), total_of(private, private.init(LIKE), range(3))

@@ -6,13 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from dp_accounting import (
-    GaussianDpEvent,
-    NonPrivateDpEvent,
-    PoissonSampledDpEvent,
-    SampledWithoutReplacementDpEvent,
-    SelfComposedDpEvent,
-)
+from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent, SelfComposedDpEvent
 from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 from dp_accounting.pld.privacy_loss_distribution import from_mixture_gaussian_mechanism
 from scipy.stats import binom, norm

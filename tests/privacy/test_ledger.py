@@ -141,15 +141,10 @@ def test_runs_under_different_adjacency_are_not_added_up(ledger_path):
     poisson.open()
     poisson.charge(0, "record")
     fixed_round = FixedSize(5, 50)
-    fixed = account(
-        ledger_path, terms("fixed", adjacency=fixed_round.adjacency), SelfComposedDpEvent(fixed_round.event(1.0), 1)
-    )
+    fixed = account(ledger_path, terms("fixed", adjacency=fixed_round.adjacency), SelfComposedDpEvent(fixed_round.event(1.0), 1))
     fixed.open()
     fixed.charge(0, "record")
-    assert [adjacency for adjacency, _, _ in Ledger(ledger_path).totals(1e-5)] == [
-        poisson.terms.adjacency,
-        fixed_round.adjacency,
-    ]
+    assert [adjacency for adjacency, _, _ in Ledger(ledger_path).totals(1e-5)] == [poisson.terms.adjacency, fixed_round.adjacency]
 
 
 def test_a_non_private_run_costs_infinity_for_good(ledger_path):
@@ -232,16 +227,12 @@ def test_charges_of_several_processes_form_one_chain(tmp_path):
         "for n in range(30): book.append({'kind': 'note', 'from': sys.argv[2]})\n"
     )
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    writers = [
-        subprocess.Popen([sys.executable, "-c", script, path, str(index)], env=environment) for index in range(2)
-    ]
+    writers = [subprocess.Popen([sys.executable, "-c", script, path, str(index)], env=environment) for index in range(2)]
     assert [writer.wait(timeout=60) for writer in writers] == [0, 0]
     assert len(Ledger(path).rows) == 61
 
 
-@pytest.mark.parametrize(
-    "participation", [PoissonSampling(0.1), PoissonSampling(1.0), FixedSize(5, 50), FixedSize(50, 50)]
-)
+@pytest.mark.parametrize("participation", [PoissonSampling(0.1), PoissonSampling(1.0), FixedSize(5, 50), FixedSize(50, 50)])
 def test_events_survive_being_written_down(participation):
     event = SelfComposedDpEvent(participation.event(1.3), 7)
     assert event_from_json(json.loads(json.dumps(event_to_json(event)))) == event

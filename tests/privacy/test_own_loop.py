@@ -61,19 +61,12 @@ def test_a_seed_repeats_a_run_and_shares_no_noise_with_another_run(tmp_path):
     np.testing.assert_array_equal(first, released(*opened(tmp_path / "b", seed=7)))
     assert not np.any(first == released(*opened(tmp_path / "a", seed=7)))  # the second run in the same ledger
     assert not np.any(first == released(*opened(tmp_path / "c")))
-    assert [row["randomness"] for row in Ledger(tmp_path / "a" / "ledger.jsonl").rows if row["kind"] == "open"] == [
-        "seeded simulation"
-    ] * 2
+    assert [row["randomness"] for row in Ledger(tmp_path / "a" / "ledger.jsonl").rows if row["kind"] == "open"] == ["seeded simulation"] * 2
 
 
 @pytest.mark.parametrize(
     "odd",
-    [
-        user(shape=(1, 1, 1)),
-        user()._replace(weight=jnp.ones(2)),
-        user()._replace(batches=jnp.zeros((1, 1, 3), int)),
-        None,
-    ],
+    [user(shape=(1, 1, 1)), user()._replace(weight=jnp.ones(2)), user()._replace(batches=jnp.zeros((1, 1, 3), int)), None],
     ids=["smaller", "weights", "of another type", "none"],
 )
 def test_users_of_another_shape_are_refused_since_their_reports_would_be_added_many_times(odd):
@@ -99,18 +92,13 @@ def test_the_ledger_does_not_tell_what_users_data_are(tmp_path):
     """Whoever knows all others must not find the last one by trying."""
     names = {opened(tmp_path / str(number))[1].account.terms.population for number in range(2)}
     assert len(names) == 2  # the same users, under two secrets
-    assert (
-        opened(tmp_path / "x", seed=1)[1].account.terms.population
-        == opened(tmp_path / "y", seed=1)[1].account.terms.population
-    )
+    assert opened(tmp_path / "x", seed=1)[1].account.terms.population == opened(tmp_path / "y", seed=1)[1].account.terms.population
 
 
 def test_who_took_part_is_kept_while_the_curator_lives_and_no_longer(tmp_path):
     claim = MinSeparation(5, 1, 3, 10)
     plain = mean()
-    algorithm = plain._replace(
-        mechanism=mechanism(flat_clip(1.0), fixed_denominator(5.0), gaussian(1)), participation=claim
-    )
+    algorithm = plain._replace(mechanism=mechanism(flat_clip(1.0), fixed_denominator(5.0), gaussian(1)), participation=claim)
     curator = tt.Curator.for_simulation(algorithm, [user()] * 20, tmp_path / "ledger.jsonl", rounds=10)
     released(algorithm, curator)
     folder = Path(curator._secrets.name)

@@ -108,8 +108,7 @@ def test_jax_privacy_agrees_about_turns():
 
 
 @pytest.mark.parametrize(
-    "noise",
-    [tree(1.0, 300), blt(1.0, Buffers(300, (0.9,), (0.4,))), banded(1.0, Bands(300, [1.0, 0.5, 0.375, 0.3125]))],
+    "noise", [tree(1.0, 300), blt(1.0, Buffers(300, (0.9,), (0.4,))), banded(1.0, Bands(300, [1.0, 0.5, 0.375, 0.3125]))]
 )
 def test_noise_that_ties_a_users_turns_together_is_refused(noise):
     with pytest.raises(ValueError, match="sampling proves nothing"):

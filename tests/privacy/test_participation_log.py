@@ -171,10 +171,7 @@ def test_a_fleet_that_breaks_the_claim_is_stopped_before_the_sum(people, tmp_pat
 
 
 def test_too_few_users_for_the_separation_is_said(people, tmp_path):
-    of = algorithm(
-        MinSeparation(5, 2, 3, 9),
-        mechanism(flat_clip(1.0), fixed_denominator(5.0), blt(1.0, Buffers(17, (0.9,), (0.4,)))),
-    )
+    of = algorithm(MinSeparation(5, 2, 3, 9), mechanism(flat_clip(1.0), fixed_denominator(5.0), blt(1.0, Buffers(17, (0.9,), (0.4,)))))
     door = opened(people, tmp_path, of)
     state = of.mechanism.init(ZERO)
     for round in range(2):

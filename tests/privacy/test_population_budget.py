@@ -186,9 +186,7 @@ def test_all_runs_have_one_total_under_zero_out_whatever_adjacency_they_state(pa
     poisson, fixed = PoissonSampling(0.1), FixedSize(5, 50)
     opened(path, "poisson", 10, poisson.event(1.0))
     opened(path, "fixed", 10, fixed.event(4.0), adjacency=fixed.adjacency)
-    opened(
-        path, "separated", 1, CorrelatedDpEvent(((ROUNDS, GaussianDpEvent(3.0)),), ""), adjacency="zero out one user"
-    )
+    opened(path, "separated", 1, CorrelatedDpEvent(((ROUNDS, GaussianDpEvent(3.0)),), ""), adjacency="zero out one user")
     ledger = Ledger(path)
     total, rho = ledger.total(DELTA)
     assert len(ledger.totals(DELTA)) == 3
@@ -245,9 +243,7 @@ def test_distances_of_runs_add_up_and_those_of_a_warm_start_count(path):
     for name in ("one", "other"):
         opened(path, name, 10, distance=DELTA / 100)
     ledger = Ledger(path)
-    assert ledger.total(DELTA)[0] > with_distance(
-        lambda delta: epsilon_of_all([SelfComposedDpEvent(ROUND, 20)], delta), DELTA, DELTA / 100
-    )
+    assert ledger.total(DELTA)[0] > with_distance(lambda delta: epsilon_of_all([SelfComposedDpEvent(ROUND, 20)], delta), DELTA, DELTA / 100)
     after = opened(path, "after", 10, lineage_distance=ledger.distance("one"), distance=DELTA / 100)
     assert after.ledger.distance("after") == DELTA / 50
     assert after.guarantee().epsilon > ledger.guarantee("one").epsilon

@@ -80,11 +80,7 @@ HARMS = {
     "older ledger and head put back": lambda people, backup: put_back(people, backup, FILE_NAME, HEAD),
     "older head put back": lambda people, backup: put_back(people, backup, HEAD),
     "older folder in its place": lambda people, backup: (shutil.rmtree(people), backup.rename(people)),
-    "another ledger": lambda people, backup: (
-        (people / FILE_NAME).unlink(),
-        (people / HEAD).unlink(),
-        Ledger(people / FILE_NAME),
-    ),
+    "another ledger": lambda people, backup: ((people / FILE_NAME).unlink(), (people / HEAD).unlink(), Ledger(people / FILE_NAME)),
 }
 
 
@@ -100,14 +96,7 @@ def test_a_ledger_that_lost_something_is_refused_with_what_to_do(people, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "harm",
-    [
-        "rows cut off",
-        "older ledger put back",
-        "older head put back",
-        "older ledger and head put back",
-        "older folder in its place",
-    ],
+    "harm", ["rows cut off", "older ledger put back", "older head put back", "older ledger and head put back", "older folder in its place"]
 )
 def test_without_a_head_beside_it_nothing_of_this_would_be_noticed(people, tmp_path, harm, monkeypatch):
     """The twin that must fail: a ledger that asks the chain alone, as before."""

@@ -58,9 +58,7 @@ def parts(ftrl: bool):
     claim = MinSeparation(5, 2, 4, 12) if ftrl else PoissonSampling(0.5)
     noise = blt(1.0, Buffers(20, (0.9,), (0.4,))) if ftrl else gaussian(1.0)
     made = mechanism(flat_clip(1.0), fixed_denominator(10.0), noise, 200)
-    algorithm = federated(
-        lambda message, user, key: {"w": user.batches}, made, claim, server_optimizer("sgd", 1.0, 0.9)
-    )
+    algorithm = federated(lambda message, user, key: {"w": user.batches}, made, claim, server_optimizer("sgd", 1.0, 0.9))
     return claim, made, algorithm
 
 
@@ -199,9 +197,7 @@ def noise_under(**flags: str) -> str:
         "drawn = sampler.white(sampler.spread(2.0**46), np.arange(8, dtype=np.uint32), 3, 1001)\n"
         "print(hashlib.sha256(wide.to_numpy(drawn).tobytes()).hexdigest())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=os.environ | flags, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], env=os.environ | flags, capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 
@@ -217,9 +213,7 @@ def test_a_copied_root_draws_other_cohorts_and_other_noise(tmp_path):
         (tmp_path / name).mkdir()
         doors.append(door(tmp_path / name))
     (one, made), (other, _) = doors
-    assert not any(
-        np.array_equal(one._drawn(round, "cohort", 0), other._drawn(round, "cohort", 0)) for round in range(10)
-    )
+    assert not any(np.array_equal(one._drawn(round, "cohort", 0), other._drawn(round, "cohort", 0)) for round in range(10))
     estimates = [np.asarray(each.private_mean(PARAMS, made.init(PARAMS), 0)[0]["w"]) for each in (one, other)]
     assert np.std(estimates[0] - estimates[1]) > 0.05
     # The twin: of a seeded simulation everything is the same again.
@@ -227,18 +221,13 @@ def test_a_copied_root_draws_other_cohorts_and_other_noise(tmp_path):
     for name in ("seeded", "again"):
         (tmp_path / name).mkdir()
         seeded.append(door(tmp_path / name, randomness="seeded simulation")[0])
-    assert all(
-        np.array_equal(seeded[0]._drawn(round, "cohort", 0), seeded[1]._drawn(round, "cohort", 0))
-        for round in range(10)
-    )
+    assert all(np.array_equal(seeded[0]._drawn(round, "cohort", 0), seeded[1]._drawn(round, "cohort", 0)) for round in range(10))
 
 
 def test_a_run_that_goes_on_draws_anew(tmp_path):
     first, _ = door(tmp_path)
     again, _ = door(tmp_path, reopened=True)
-    assert not any(
-        np.array_equal(first._drawn(round, "cohort", 0), again._drawn(round, "cohort", 0)) for round in range(10)
-    )
+    assert not any(np.array_equal(first._drawn(round, "cohort", 0), again._drawn(round, "cohort", 0)) for round in range(10))
 
 
 def test_a_runs_rows_and_guarantee_say_how_far_its_noise_is_from_the_ideal(population, tmp_path):

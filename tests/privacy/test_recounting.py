@@ -38,9 +38,7 @@ def ledger(tmp_path):
     book = Ledger(tmp_path / "ledger.jsonl")
     for name, (participation, event) in TAKING_PART.items():
         release = event(participation)
-        terms = RunTerms(
-            name, "recipe", "text", participation.adjacency, "operating system", "pld", Budget(1e-6), 20, "start"
-        )
+        terms = RunTerms(name, "recipe", "text", participation.adjacency, "operating system", "pld", Budget(1e-6), 20, "start")
         account = Account(book, terms, release)
         account.open()
         for round in range(10):
@@ -85,9 +83,7 @@ def test_what_a_run_started_from_is_part_of_its_event(tmp_path):
     start = SelfComposedDpEvent(PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0)), 10)
     release, book = PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0)), Ledger(tmp_path / "ledger.jsonl")
     for name, lineage in (("begun", (start,)), ("stained", (NonPrivateDpEvent(),)), ("idle", ())):
-        terms = RunTerms(
-            name, "recipe", "text", "add or remove one user", "operating system", "pld", Budget(1e-6), 5, "", lineage
-        )
+        terms = RunTerms(name, "recipe", "text", "add or remove one user", "operating system", "pld", Budget(1e-6), 5, "", lineage)
         Account(book, terms, release).open()
     terms = RunTerms("ran", "recipe", "text", "", "operating system", "pld", Budget(1e-6), 5, "", (start,))
     account = Account(book, terms, release)

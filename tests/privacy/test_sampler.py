@@ -69,9 +69,7 @@ numbers = st.integers(-(2**62), 2**62 - 1)
 
 
 @settings(max_examples=50, deadline=None)
-@given(
-    numbers, numbers, st.integers(0, 2**31 - 1), st.integers(1, 31), st.integers(1, 2**31 - 1), st.integers(0, 2**24)
-)
+@given(numbers, numbers, st.integers(0, 2**31 - 1), st.integers(1, 31), st.integers(1, 2**31 - 1), st.integers(0, 2**24))
 def test_wide_numbers_are_whole_numbers_of_64_bits(a, b, factor, bits, divisor, fraction):
     def wrapped(number: int) -> int:
         return (number + 2**63) % 2**64 - 2**63
@@ -122,9 +120,7 @@ def test_look_ups_compare_all_127_bits():
     below = [at[0] << 1, at[1], at[2] - (at[3] == 0), at[3] - 1]
     assert np.asarray(sampler.discrete(table, [jnp.asarray(word) for word in below])).tolist() == places.tolist()
     negative = [exact[0] | 1, *exact[1:]]
-    assert (
-        np.asarray(sampler.discrete(table, [jnp.asarray(word) for word in negative])).tolist() == (-places - 1).tolist()
-    )
+    assert np.asarray(sampler.discrete(table, [jnp.asarray(word) for word in negative])).tolist() == (-places - 1).tolist()
 
 
 @pytest.mark.parametrize("deviation", [2048.0, 5000.0, 1e6, 2.0**30, 1.7 * 2**44, 2.0**50, 2.0**57])

@@ -424,10 +424,7 @@ def test_sums_of_nothing_or_of_too_much_are_refused(size, most_reports):
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    whole=hnp.arrays(np.int32, (50, 3), elements=st.integers(-LARGEST_COORDINATE, LARGEST_COORDINATE)),
-    off=st.integers(-3, 3),
-)
+@given(whole=hnp.arrays(np.int32, (50, 3), elements=st.integers(-LARGEST_COORDINATE, LARGEST_COORDINATE)), off=st.integers(-3, 3))
 def test_norms_of_whole_numbers_are_compared_exactly(whole, off):
     limit = max(square(whole) + off, 0)
     assert bool(within(jnp.asarray(whole), limit)) == (square(whole) <= limit)
@@ -546,10 +543,7 @@ def flat(params):
 
 @pytest.mark.parametrize(
     ("sections", "fleet"),
-    [
-        (FTRL, SimulatedFleet),
-        pytest.param(with_privacy(GREEDY, clip_norm=[[0, 0.5], [2, 0.4]]), SideBySide, marks=pytest.mark.slow),
-    ],
+    [(FTRL, SimulatedFleet), pytest.param(with_privacy(GREEDY, clip_norm=[[0, 0.5], [2, 0.4]]), SideBySide, marks=pytest.mark.slow)],
 )
 def test_training_with_residues_comes_to_nearly_the_same_model(population, sections, fleet):
     whole = trained(population, sections, fleet, 4)
@@ -608,10 +602,7 @@ def test_a_run_with_residues_that_is_cut_off_goes_on_to_the_same_model(populatio
         ({"privacy": {"encoding": "modular", "clipping": "adaptive"}}, "clip norm that does not adapt"),
         ({"privacy": {"encoding": "modular", "estimator": "clipped", "least_weight": 9.0}}, 'estimator = "fixed"'),
         ({"privacy": {"encoding_bits": 20}}, 'encoding_bits belong to encoding = "modular"'),
-        (
-            {"algorithm": "fedavg", "privacy": {"encoding": "modular", "noise_multiplier": None}},
-            "adds them as they are",
-        ),
+        ({"algorithm": "fedavg", "privacy": {"encoding": "modular", "noise_multiplier": None}}, "adds them as they are"),
         ({"privacy": {"encoding": "modular"}, "upload": {"bits": 8}}, r"leave \[upload\] out"),
         (with_privacy({**FTRL, "fleet": {"kind": "queue"}}, encoding="modular"), "a rotation of its own"),
     ],

@@ -48,30 +48,22 @@ def tree_matrix(rows):
 
 
 def toeplitz_matrix(coefficients, rows):
-    return np.array(
-        [[coefficients[i - j] if 0 <= i - j < len(coefficients) else 0.0 for j in range(rows)] for i in range(rows)]
-    )
+    return np.array([[coefficients[i - j] if 0 <= i - j < len(coefficients) else 0.0 for j in range(rows)] for i in range(rows)])
 
 
 def largest(matrix, min_separation, most):
-    return max(
-        np.sum(matrix[:, pattern].sum(axis=1) ** 2) for pattern in patterns(matrix.shape[1], min_separation, most)
-    )
+    return max(np.sum(matrix[:, pattern].sum(axis=1) ** 2) for pattern in patterns(matrix.shape[1], min_separation, most))
 
 
 @pytest.mark.parametrize("rows", range(1, 14))
 def test_the_sensitivity_of_a_tree_is_that_of_the_worst_pattern(rows):
     for min_separation in range(5):
         for most in range(1, 5):
-            assert tree_sensitivity_squared(rows, min_separation, most) == largest(
-                tree_matrix(rows), min_separation, most
-            )
+            assert tree_sensitivity_squared(rows, min_separation, most) == largest(tree_matrix(rows), min_separation, most)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 12])
-@pytest.mark.parametrize(
-    "coefficients", [blt_coefficients(DECAY, SCALE, 20), np.array([1.0, 0.5, 0.375] + [0.0] * 17), np.eye(20)[0]]
-)
+@pytest.mark.parametrize("coefficients", [blt_coefficients(DECAY, SCALE, 20), np.array([1.0, 0.5, 0.375] + [0.0] * 17), np.eye(20)[0]])
 def test_the_sensitivity_of_a_toeplitz_strategy_is_that_of_the_worst_pattern(rows, coefficients):
     strategy = toeplitz("any", coefficients)
     for min_separation in range(4):
@@ -126,9 +118,7 @@ def test_no_user_moves_the_noised_rows_further_than_is_charged(rows, min_separat
 
 def test_the_inverse_of_a_toeplitz_strategy():
     coefficients = blt_coefficients(DECAY, SCALE, 30)
-    assert np.linalg.inv(toeplitz_matrix(coefficients, 30))[:, 0] == pytest.approx(
-        toeplitz_inverse(coefficients, 30), abs=1e-12
-    )
+    assert np.linalg.inv(toeplitz_matrix(coefficients, 30))[:, 0] == pytest.approx(toeplitz_inverse(coefficients, 30), abs=1e-12)
 
 
 def test_coefficients_for_which_the_formula_does_not_hold_are_refused():
@@ -146,9 +136,7 @@ def test_the_cost_of_a_run_is_one_gaussian_and_only_rises():
     claim = MinSeparation(100, 58, 10, 590)
     event = claim.event(2.0, tree(2.0, 610).strategy)
     assert rho(repeated(event, 590)) == pytest.approx(tree_sensitivity_squared(590, 58, 10) / 8)
-    assert (
-        rho(repeated(event, 1)) <= rho(repeated(event, 100)) <= rho(repeated(event, 590)) <= rho(repeated(event, 605))
-    )
+    assert rho(repeated(event, 1)) <= rho(repeated(event, 100)) <= rho(repeated(event, 590)) <= rho(repeated(event, 605))
     assert rho(repeated(event, 100)) >= tree_sensitivity_squared(100, 58, 10) / 8
     with pytest.raises(ValueError, match="noise for"):
         repeated(event, 10**4)
@@ -160,9 +148,7 @@ def test_the_cost_of_a_run_is_one_gaussian_and_only_rises():
 def test_one_convention_sigma_from_z_and_the_cost_from_the_sensitivity():
     """The pitfall: σ multiplied by the sensitivity and ρ divided by it as well."""
     claim, strategy = MinSeparation(10, 3, 2, 20), tree(3.0, 20).strategy
-    assert rho(repeated(claim.event(3.0, strategy), 20)) == pytest.approx(
-        strategy.sensitivity_squared(20, 3, 2) / (2 * 3.0**2)
-    )
+    assert rho(repeated(claim.event(3.0, strategy), 20)) == pytest.approx(strategy.sensitivity_squared(20, 3, 2) / (2 * 3.0**2))
 
 
 def test_correlated_noise_is_not_paired_with_sampling():
@@ -213,9 +199,7 @@ def test_with_restarts_the_worst_pattern_over_all_segments_is_charged(lengths):
     for min_separation in (0, 1, 2, 4):
         for most in (1, 2, 3, rows):
             worst = largest(scipy.linalg.block_diag(*forests), min_separation, most)
-            assert tree_strategy(*lengths, honaker=True).sensitivity_squared(
-                rows, min_separation, most
-            ) == pytest.approx(worst)
+            assert tree_strategy(*lengths, honaker=True).sensitivity_squared(rows, min_separation, most) == pytest.approx(worst)
             worst = largest(scipy.linalg.block_diag(*blocks), min_separation, most)
             assert toeplitz("BLT", *columns).sensitivity_squared(rows, min_separation, most) == pytest.approx(worst)
             # The twin that must fail: each segment for itself, as if nobody came back after a restart.

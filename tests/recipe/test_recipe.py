@@ -60,9 +60,7 @@ def test_settings_win_over_the_file_and_a_recipe_survives_being_saved(tmp_path):
     assert load_recipe(tmp_path / "recipe.toml") == schedule
     loaded = load_recipe(tmp_path / "recipe.toml", ["run.rounds=3", "model.kind=cifg", "run.seed=7"])
     assert (loaded.run.rounds, loaded.model.kind, loaded.run.seed) == (3, "cifg", 7)
-    layers = parse_recipe(
-        changed(privacy={"clipping": "per-layer", "layer_clip_norms": {"blocks/0/feed_in": 1.0, "b": 2.0}})
-    )
+    layers = parse_recipe(changed(privacy={"clipping": "per-layer", "layer_clip_norms": {"blocks/0/feed_in": 1.0, "b": 2.0}}))
     save_recipe(layers, tmp_path / "layers.toml")
     assert load_recipe(tmp_path / "layers.toml") == layers
 
@@ -85,9 +83,7 @@ def test_a_file_that_is_no_toml_is_said_to_be_none(tmp_path, content):
 
 def test_the_reference_of_settings_is_in_step_with_the_code():
     written = (ROOT / "docs" / "recipe.md").read_text(encoding="utf-8")
-    assert written == reference(), (
-        "write it again: python -c 'from taciturn.recipe.reference import *; print(reference(), end=\"\")'"
-    )
+    assert written == reference(), "write it again: python -c 'from taciturn.recipe.reference import *; print(reference(), end=\"\")'"
 
 
 def test_model_settings_alone_are_checked_too():
@@ -107,10 +103,7 @@ def test_model_settings_alone_are_checked_too():
         ({**FTRL, "privacy": {"estimator": "clipped", "least_weight": 5.0}}, "fixed denominator"),
         ({**FTRL, "privacy": {"strategy": {"decay": [0.5]}}}, "strategy has"),
         ({**FTRL, "privacy": {"noise": "tree", "strategy": {"bands": [1.0]}}}, "strategy has"),
-        (
-            {**FTRL, "participation": {**FTRL["participation"], "min_separation": 9}},
-            "4 rounds of rest are possible, not 9",
-        ),
+        ({**FTRL, "participation": {**FTRL["participation"], "min_separation": 9}}, "4 rounds of rest are possible, not 9"),
         ({**FTRL, "participation": {**FTRL["participation"], "max_participations": 1}}, "do not fill"),
         ({"privacy": {"clipping": "adaptive"}}, "belong to algorithm"),
         ({"privacy": {"restart_rounds": [2]}}, "belong to algorithm"),
@@ -132,10 +125,7 @@ def test_model_settings_alone_are_checked_too():
         ({**FTRL, "fleet": {"time_zones": [[0, 0.0]]}}, "positive share"),
         ({"fleet": {"kind": "check-in"}}, "no sampling can be claimed"),
         ({"algorithm": "dp-ftrl", "participation": {"kind": "cyclic-poisson"}}, "privacy.bands to 5"),
-        (
-            {"algorithm": "dp-ftrl", "participation": {"kind": "cyclic-poisson"}, "privacy": {"noise": "blt"}},
-            'goes with noise = "banded"',
-        ),
+        ({"algorithm": "dp-ftrl", "participation": {"kind": "cyclic-poisson"}, "privacy": {"noise": "blt"}}, 'goes with noise = "banded"'),
     ],
 )
 def test_what_does_not_go_with_correlated_noise_is_refused(population, sections, sentence):
@@ -162,11 +152,5 @@ def test_recipes_in_the_documentation_are_recipes(page):
     for block in re.findall(r"^```toml\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE):
         content = tomllib.loads(block)
         algorithm = content.get("algorithm", "dp-ftrl" if "fleet" in content else "dp-fedavg")
-        rest = (
-            FTRL
-            if algorithm == "dp-ftrl"
-            else {}
-            if algorithm == "dp-fedavg"
-            else {"privacy": {"noise_multiplier": None}}
-        )
+        rest = FTRL if algorithm == "dp-ftrl" else {} if algorithm == "dp-fedavg" else {"privacy": {"noise_multiplier": None}}
         assert parse_recipe(changed(**(rest | content))).algorithm == algorithm

@@ -93,9 +93,7 @@ def refusal(sections):
 def says(row, sentence):
     if isinstance(row, Rule):
         return re.fullmatch("recipe: " + ".+".join(map(re.escape, re.split(r"{[^}]*}", row.text))), sentence)
-    return sentence.endswith(f": {row.why}") and re.match(
-        rf"recipe: (\[\w+\] )?{row.setting.split('.')[-1]} = ", sentence
-    )
+    return sentence.endswith(f": {row.why}") and re.match(rf"recipe: (\[\w+\] )?{row.setting.split('.')[-1]} = ", sentence)
 
 
 @pytest.mark.parametrize("row", [*COMPATIBLE, *RULES], ids=lambda row: row[-1])

@@ -116,9 +116,7 @@ def test_words_that_the_run_never_had_do_not_leave_under_its_guarantee(copied_ru
 
 def test_the_source_of_the_words_is_not_what_the_file_says_of_itself(copied_runs, tmp_path):
     about = load_model(copied_runs / "private")[1].text
-    changed_card(
-        copied_runs / "private", text={**about, "source": "all was public"}, public_sources=("all was public",)
-    )
+    changed_card(copied_runs / "private", text={**about, "source": "all was public"}, public_sources=("all was public",))
     assert not exported_with("all was public", copied_runs / "private", tmp_path / "out")
 
 
@@ -136,11 +134,7 @@ def test_whom_the_guarantee_protects_is_not_changed_by_building_the_population_a
 
 @pytest.mark.parametrize("without", ["counted", "plain"])
 def test_parameters_without_privacy_do_not_leave_with_the_card_of_a_private_run(copied_runs, tmp_path, without):
-    save_model(
-        copied_runs / "private" / "model.safetensors",
-        load_model(copied_runs / without)[0],
-        load_model(copied_runs / "private")[1],
-    )
+    save_model(copied_runs / "private" / "model.safetensors", load_model(copied_runs / without)[0], load_model(copied_runs / "private")[1])
     with pytest.raises(ExportRefused, match="does not know these parameters"):
         FinishedRun(copied_runs / "private").export(tmp_path / "out")
 
@@ -160,19 +154,14 @@ def test_a_link_to_a_model_without_privacy_is_no_way_out(finished_runs, tmp_path
 
 def test_an_export_is_not_exported_again_without_its_ledger(finished_runs, tmp_path):
     FinishedRun(finished_runs / "plain").export(tmp_path / "once", non_private=True)
-    for attempt in (
-        lambda: FinishedRun(tmp_path / "once").export(tmp_path / "twice"),
-        lambda: script_on_page(tmp_path / "once"),
-    ):
+    for attempt in (lambda: FinishedRun(tmp_path / "once").export(tmp_path / "twice"), lambda: script_on_page(tmp_path / "once")):
         with pytest.raises(REFUSED, match="is an export"):
             attempt()
 
 
 def test_parameters_with_one_leaf_more_do_not_leave(copied_runs, tmp_path):
     params, card = load_model(copied_runs / "private")
-    save_model(
-        copied_runs / "private" / "model.safetensors", {**params, "note": np.frombuffer(b"secret!!", "u1")}, card
-    )
+    save_model(copied_runs / "private" / "model.safetensors", {**params, "note": np.frombuffer(b"secret!!", "u1")}, card)
     with pytest.raises(ExportRefused, match="does not know these parameters"):
         FinishedRun(copied_runs / "private").export(tmp_path / "out")
 

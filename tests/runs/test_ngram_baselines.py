@@ -28,15 +28,10 @@ def test_n_grams_counted_on_users_are_for_the_owners_eyes_as_the_text_is(finishe
 
 
 def test_counted_n_grams_do_not_leave_by_naming_another_population(copied_runs, tmp_path):
-    others = write_population(
-        tmp_path / "others", made_up_users(50, seed=3), made_up_users(12, seed=4), lettered_words(), {}
-    )
+    others = write_population(tmp_path / "others", made_up_users(50, seed=3), made_up_users(12, seed=4), lettered_words(), {})
     trained(others, tmp_path / "counted")  # a private run of the same name
     (copied_runs / "counted" / COUNTED_ON).write_text(json.dumps({"population": str(others.folder)}))
-    for attempt in (
-        lambda: FinishedRun(copied_runs / "counted").export(tmp_path / "out"),
-        lambda: script_on_page(copied_runs / "counted"),
-    ):
+    for attempt in (lambda: FinishedRun(copied_runs / "counted").export(tmp_path / "out"), lambda: script_on_page(copied_runs / "counted")):
         with pytest.raises(ExportRefused, match="does not know these parameters"):
             attempt()
 
@@ -55,9 +50,6 @@ def test_n_grams_whose_counting_was_cut_off_leave_nothing_that_can_be_used(copie
     with pytest.raises(KeyboardInterrupt):
         count_population(copied_runs / "people", tmp_path / "cut-off", "katz", 2, non_private=True)
     assert Ledger(copied_runs / "people" / FILE_NAME).guarantee("cut-off").epsilon == np.inf
-    for attempt in (
-        lambda: FinishedRun(tmp_path / "cut-off").export(tmp_path / "out"),
-        lambda: script_on_page(tmp_path / "cut-off"),
-    ):
+    for attempt in (lambda: FinishedRun(tmp_path / "cut-off").export(tmp_path / "out"), lambda: script_on_page(tmp_path / "cut-off")):
         with pytest.raises(REFUSED, match="there is no model at"):
             attempt()

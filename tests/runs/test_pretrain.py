@@ -86,9 +86,7 @@ def uninterrupted(corpus, tmp_path_factory) -> Path:
         ("after save_model", 1),
     ],
 )
-def test_cut_off_at_any_place_it_goes_on_to_the_same_model(
-    corpus, uninterrupted, tmp_path, monkeypatch, place, occurrence
-):
+def test_cut_off_at_any_place_it_goes_on_to_the_same_model(corpus, uninterrupted, tmp_path, monkeypatch, place, occurrence):
     out = tmp_path / "cut"
     with monkeypatch.context() as patch:
         progress = cut_at(patch, place, occurrence)
@@ -171,9 +169,7 @@ def test_it_stops_when_held_out_text_has_enough_of_it_and_the_best_epoch_is_writ
 def test_with_patience_it_reads_on_to_the_last_epoch(vocabulary, tmp_path):
     """The twin: the same text, and nothing stops it."""
     schedule = replace(SCHEDULE, epochs=30, learning_rate=0.03, patience=30)
-    finished = pretrained(
-        overfitting(vocabulary), ModelSection(width=16, units=32), schedule, tmp_path / "out", quietly
-    )
+    finished = pretrained(overfitting(vocabulary), ModelSection(width=16, units=32), schedule, tmp_path / "out", quietly)
     assert len(finished.epochs) == 30
     assert finished.stopped is None
     assert finished.best.loss < finished.epochs[-1].loss

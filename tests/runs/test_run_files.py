@@ -26,9 +26,7 @@ def test_a_lost_ledger_is_not_made_anew(finished_runs, copied_runs, tmp_path, do
     doors = {
         "a run": lambda: run.Run(tmp_path / "next", short_recipe(people), bytes(32)),
         "a warm start": lambda: run.Run(
-            tmp_path / "next",
-            short_recipe(Population(finished_runs / "people"), model={"warm_start": str(lost)}),
-            bytes(32),
+            tmp_path / "next", short_recipe(Population(finished_runs / "people"), model={"warm_start": str(lost)}), bytes(32)
         ),
         "n-grams": lambda: count_population(people.folder, tmp_path / "next", "katz", 2, non_private=True),
     }
@@ -107,9 +105,7 @@ def test_two_runs_with_one_root_never_share_noise(population, tmp_path):
     save_recipe(plain(2.0), tmp_path / "two" / "recipe.toml")
     start = load_model(tmp_path / "one")[0]
     one, two = (
-        jax.tree.map(
-            lambda end, begin: np.asarray(end - begin), loop.resume_run(tmp_path / name, quietly).params, start
-        )
+        jax.tree.map(lambda end, begin: np.asarray(end - begin), loop.resume_run(tmp_path / name, quietly).params, start)
         for name in ("one", "two")
     )
     left = jax.tree.map(lambda a, b: 2 * a - b, one, two)  # the total alone, if the noise is the same but for its size

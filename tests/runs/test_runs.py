@@ -55,9 +55,7 @@ def run_cli(*arguments: str):
 def test_train_evaluate_ledger_and_export_from_the_command_line(population, recipe, tmp_path):
     save_recipe(recipe, tmp_path / "recipe.toml")
     run = tmp_path / "my-run"
-    trained = run_cli(
-        "train", tmp_path / "recipe.toml", "--run", run, "--set", "run.rounds=4", "--set", "privacy.epsilon=50.0"
-    )
+    trained = run_cli("train", tmp_path / "recipe.toml", "--run", run, "--set", "run.rounds=4", "--set", "privacy.epsilon=50.0")
     assert trained.exit_code == 0
     assert "differential privacy" in trained.output
     assert {path.name for path in run.iterdir()} == {
@@ -136,9 +134,7 @@ def test_help_teaches_every_command():
 
 
 @pytest.mark.parametrize("name", ["root", "vocabulary.txt", "recipe.toml"])
-def test_a_run_that_was_cut_off_while_its_first_files_were_written_begins_again(
-    population, tmp_path, monkeypatch, name
-):
+def test_a_run_that_was_cut_off_while_its_first_files_were_written_begins_again(population, tmp_path, monkeypatch, name):
     fsync, recipe = os.fsync, tiny_recipe(population, run={"rounds": 1})
 
     def cut(descriptor):
@@ -156,9 +152,7 @@ def test_a_run_that_was_cut_off_while_its_first_files_were_written_begins_again(
     assert train_run(recipe, tmp_path / "run", quietly).guarantee.releases == 1
 
 
-def test_of_two_runs_that_begin_in_one_folder_the_second_is_told_and_the_first_goes_on(
-    population, tmp_path, monkeypatch
-):
+def test_of_two_runs_that_begin_in_one_folder_the_second_is_told_and_the_first_goes_on(population, tmp_path, monkeypatch):
     recipe, folder, opened = tiny_recipe(population, run={"rounds": 1}), tmp_path / "run", Account.open
 
     def meanwhile(account):
@@ -246,9 +240,7 @@ def test_a_run_that_could_not_release_anything_is_refused_before_it_starts(popul
     ],
 )  # fmt: skip
 def test_every_kind_of_run_runs(population, tmp_path, sections):
-    finished = train_run(
-        tiny_recipe(population, **{**sections, "run": {"rounds": 2, "evaluate_every": 2}}), tmp_path / "run", quietly
-    )
+    finished = train_run(tiny_recipe(population, **{**sections, "run": {"rounds": 2, "evaluate_every": 2}}), tmp_path / "run", quietly)
     assert finished.guarantee.releases == 2
     assert math.isfinite(finished.scores["loss"].value)
     assert finished.guarantee.is_private == (sections.get("algorithm") != "fedavg")
@@ -275,9 +267,7 @@ def test_a_fleet_that_comes_and_goes_trains_and_says_what_happened(population, t
 
 
 def test_who_took_part_stays_a_secret_where_the_claim_rests_on_it(population, tmp_path):
-    finished = train_run(
-        tiny_recipe(population, **TURNS, run={"rounds": 2, "evaluate_every": 2}), tmp_path / "run", quietly
-    )
+    finished = train_run(tiny_recipe(population, **TURNS, run={"rounds": 2, "evaluate_every": 2}), tmp_path / "run", quietly)
     words = " ".join((tmp_path / "run" / "guarantee.txt").read_text().split())
     assert "Observed" not in words
     assert "one Gaussian mechanism over the whole run" not in words
@@ -289,11 +279,7 @@ def test_who_took_part_stays_a_secret_where_the_claim_rests_on_it(population, tm
 
 def test_a_fleet_of_too_few_devices_stops_with_a_sentence(population, recipe, tmp_path):
     crowd = {"kind": "min-separation", "cohort": 34, "min_separation": 0}
-    slow = {
-        **ftrl("tree"),
-        "participation": crowd,
-        "fleet": {"kind": "check-in"},
-    }  # 45 of 50 are asked, and never all there
+    slow = {**ftrl("tree"), "participation": crowd, "fleet": {"kind": "check-in"}}  # 45 of 50 are asked, and never all there
     save_recipe(tiny_recipe(population, **slow), tmp_path / "recipe.toml")
     stopped = run_cli("train", tmp_path / "recipe.toml", "--run", tmp_path / "run")
     assert stopped.exit_code == 0
@@ -325,8 +311,7 @@ def test_public_parameters_stay_public_whoever_tried_them_before(population, tmp
     save_model(tmp_path / "start" / "model.safetensors", params, card)
     ledger = open_ledger(population)
     terms = RunTerms(
-        *("tried", "recipe", population.id, "add or remove one user", "seeded simulation", "pld", Budget(1e-6), 5),
-        distance=1e-20,
+        *("tried", "recipe", population.id, "add or remove one user", "seeded simulation", "pld", Budget(1e-6), 5), distance=1e-20
     )
     tried = Account(ledger, terms, GaussianDpEvent(1.0))
     tried.open()
@@ -344,9 +329,7 @@ def test_public_parameters_stay_public_whoever_tried_them_before(population, tmp
 
 def test_a_warm_start_from_an_earlier_run_counts_its_cost(population, recipe, tmp_path):
     first = train_run(recipe, tmp_path / "first", quietly)
-    second = train_run(
-        tiny_recipe(population, model={"warm_start": str(tmp_path / "first")}), tmp_path / "second", quietly
-    )
+    second = train_run(tiny_recipe(population, model={"warm_start": str(tmp_path / "first")}), tmp_path / "second", quietly)
     assert second.guarantee.epsilon > first.guarantee.epsilon
     assert second.guarantee.rho == pytest.approx(2 * first.guarantee.rho)
 
@@ -354,11 +337,7 @@ def test_a_warm_start_from_an_earlier_run_counts_its_cost(population, recipe, tm
 def test_a_warm_start_that_does_not_fit_is_refused_in_a_sentence(population, recipe, tmp_path):
     train_run(recipe, tmp_path / "first", quietly)
     with pytest.raises(RecipeError, match="its width is 8, not 16"):
-        train_run(
-            tiny_recipe(population, model={"width": 16, "warm_start": str(tmp_path / "first")}),
-            tmp_path / "second",
-            quietly,
-        )
+        train_run(tiny_recipe(population, model={"width": 16, "warm_start": str(tmp_path / "first")}), tmp_path / "second", quietly)
 
 
 def test_other_users_words_are_refused_as_a_warm_start(population, vocabulary, recipe, tmp_path):
@@ -366,9 +345,7 @@ def test_other_users_words_are_refused_as_a_warm_start(population, vocabulary, r
 
     train_run(recipe, tmp_path / "first", quietly)
     others = Vocabulary((*vocabulary.words[:-1], "another"))
-    elsewhere = write_population(
-        tmp_path / "elsewhere", made_up_users(50, seed=2), made_up_users(12, seed=3), others, {}
-    )
+    elsewhere = write_population(tmp_path / "elsewhere", made_up_users(50, seed=2), made_up_users(12, seed=3), others, {})
     with pytest.raises(RecipeError, match="other words"):
         train_run(tiny_recipe(elsewhere, model={"warm_start": str(tmp_path / "first")}), tmp_path / "second", quietly)
 

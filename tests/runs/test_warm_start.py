@@ -107,17 +107,11 @@ def test_all_runs_together_have_no_privacy_under_any_adjacency_once_one_run_had_
 
 def test_a_private_run_does_not_start_from_counted_n_grams(finished_runs, tmp_path):
     with pytest.raises(RecipeError, match="another model"):
-        trained(
-            Population(finished_runs / "people"),
-            tmp_path / "next",
-            model={"warm_start": str(finished_runs / "counted")},
-        )
+        trained(Population(finished_runs / "people"), tmp_path / "next", model={"warm_start": str(finished_runs / "counted")})
 
 
 def test_a_private_run_that_starts_from_a_file_that_forgot_its_run_is_still_not_private(copied_runs, tmp_path):
     changed_card(copied_runs / "plain", run=None, ledger_head=None)
     (copied_runs / "plain" / "recipe.toml").unlink()
-    run = trained(
-        Population(copied_runs / "people"), tmp_path / "next", model={"warm_start": str(copied_runs / "plain")}
-    )
+    run = trained(Population(copied_runs / "people"), tmp_path / "next", model={"warm_start": str(copied_runs / "plain")})
     assert "NO privacy guarantee" in (run / "guarantee.txt").read_text()

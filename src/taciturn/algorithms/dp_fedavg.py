@@ -34,9 +34,7 @@ def dp_fedsgd(loss: Loss, local: LocalTraining, upload: Upload, *others: Any) ->
     return dp_fedavg(compressed(fedsgd_update(loss, local), upload), *others)
 
 
-def fedavg(
-    user_update: UserUpdate, bound: Bound, participation: Participation, server: optax.GradientTransformation
-) -> Algorithm:
+def fedavg(user_update: UserUpdate, bound: Bound, participation: Participation, server: optax.GradientTransformation) -> Algorithm:
     """The true average, no noise, no privacy; charged as that (ε = ∞). A bound alone shows what clipping does (Figure 2)."""
     return federated(user_update, mechanism(bound, mean(), no_noise()), participation, server)
 
@@ -73,9 +71,7 @@ def private_averaging(
     return federated(user_update, averaged, PoissonSampling(cohort / users), server or optax.sgd(1.0))
 
 
-def federated(
-    user_update: UserUpdate, private: Mechanism, participation: Participation, server: optax.GradientTransformation
-) -> Algorithm:
+def federated(user_update: UserUpdate, private: Mechanism, participation: Participation, server: optax.GradientTransformation) -> Algorithm:
     """What all of them share: a server that steps along the estimate."""
 
     def init(params: Params) -> ServerState:

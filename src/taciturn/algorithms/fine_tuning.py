@@ -32,9 +32,7 @@ def rehearsing(take_step: Step, general: jax.Array, user_share: float) -> Step:
     return step
 
 
-def unforgetting_update(
-    model: LanguageModel, local: LocalTraining, user_share: float, project: Project | None = None
-) -> UserUpdate:
+def unforgetting_update(model: LanguageModel, local: LocalTraining, user_share: float, project: Project | None = None) -> UserUpdate:
     """Learning without forgetting: the general model θ_g, as it was sent, says what else could have been written."""
 
     def user_update(message: Message, user: UserData, key: Key) -> Update:

@@ -85,8 +85,7 @@ def pretraining(loss: Loss, text: PublicCorpus, schedule: Schedule, peak_rate: f
     steps = len(pieces) // schedule.batch_size
     if steps == 0:
         raise ValueError(
-            f"the public text is too short: {len(pieces)} pieces of {schedule.unroll} tokens do not fill a batch of "
-            f"{schedule.batch_size}"
+            f"the public text is too short: {len(pieces)} pieces of {schedule.unroll} tokens do not fill a batch of {schedule.batch_size}"
         )
     rows, lengths = jnp.asarray(pieces), np.count_nonzero(pieces[:, 1:] != PADDING, axis=1)
     whole = max(2, schedule.epochs * steps)  # a single step leaves a cosine no room
@@ -94,9 +93,7 @@ def pretraining(loss: Loss, text: PublicCorpus, schedule: Schedule, peak_rate: f
     optimizer = optax.adam(rate)
 
     @partial(jax.jit, compiler_options=REPEATABLE)
-    def block(
-        training: Training, rows: jax.Array, order: jax.Array, key: Key, first: int, last: int
-    ) -> tuple[Training, jax.Array]:
+    def block(training: Training, rows: jax.Array, order: jax.Array, key: Key, first: int, last: int) -> tuple[Training, jax.Array]:
         """Steps `first` to `last` of an epoch. One program for all of them runs faster than one for each, on a CPU too."""
 
         def step(number: jax.Array, carry: tuple[Training, jax.Array]) -> tuple[Training, jax.Array]:

@@ -14,19 +14,7 @@ import jax.numpy as jnp
 
 from taciturn import trees
 from taciturn.algorithms.local_training import UserUpdate
-from taciturn.core import (
-    PADDING,
-    Algorithm,
-    Estimate,
-    Key,
-    LanguageModel,
-    Message,
-    Params,
-    Participation,
-    ServerState,
-    Update,
-    UserData,
-)
+from taciturn.core import PADDING, Algorithm, Estimate, Key, LanguageModel, Message, Params, Participation, ServerState, Update, UserData
 from taciturn.models import losses
 from taciturn.privacy.clipping import unbounded
 from taciturn.privacy.estimators import mean

@@ -131,9 +131,7 @@ class Vectors(NamedTuple):
 class Directions:
     """So many, in the space of the parameters."""
 
-    def __init__(
-        self, params: Params, lengths: Sequence[float] | None, count: int, generator: np.random.Generator
-    ) -> None:
+    def __init__(self, params: Params, lengths: Sequence[float] | None, count: int, generator: np.random.Generator) -> None:
         """`lengths` are those of each layer of a direction of length 1; without, all parameters count alike."""
         leaves, self._structure = jax.tree.flatten(params)
         self._shapes = [jnp.shape(leaf) for leaf in leaves]
@@ -256,6 +254,4 @@ class AuditScores:
             if self.products.shape[1:] != self.included.shape or not len(self.rounds):
                 raise ValueError
         except (OSError, EOFError, ValueError, KeyError, TypeError):
-            raise DataError(
-                f"the files {COINS} and {FILE_NAME} of {folder} are damaged, or not one round was done"
-            ) from None
+            raise DataError(f"the files {COINS} and {FILE_NAME} of {folder} are damaged, or not one round was done") from None

@@ -70,9 +70,7 @@ def make_canaries(
     return [Canary(tuple(words), *kind) for words, kind in zip(drawn.tolist(), kinds, strict=True)]
 
 
-def synthetic_users(
-    canaries: Sequence[Canary], corpus: PublicCorpus, seed: int, sentences: int = SENTENCES
-) -> list[SyntheticUser]:
+def synthetic_users(canaries: Sequence[Canary], corpus: PublicCorpus, seed: int, sentences: int = SENTENCES) -> list[SyntheticUser]:
     """Those who share the canaries. Every sentence is a message of its own, and a user's are in random order."""
     if any(canary.copies > sentences for canary in canaries):
         raise ValueError(f"a user of {sentences} sentences has no room for more copies of a canary than that")
@@ -116,9 +114,7 @@ def _closed(sentence: np.ndarray) -> np.ndarray:
     return sentence if sentence[-1] == END else np.append(sentence, np.int32(END))
 
 
-def expected_sightings(
-    users: Iterable[SyntheticUser], rate: float, rounds: int, layout: Layout | None = None
-) -> dict[Canary, float]:
+def expected_sightings(users: Iterable[SyntheticUser], rate: float, rounds: int, layout: Layout | None = None) -> dict[Canary, float]:
     """How often a training of so many rounds meets each canary, where a user takes part in a share `rate` of them (Table 3): rate ×
     rounds × n_u × n_e, where texts are read whole. A device reads no more of a text than its `layout` has room for, and of the copies
     only those count that are in what it reads."""
@@ -144,12 +140,7 @@ def save_canaries(path: Path, seen: Mapping[Canary, float], vocabulary: Vocabula
     """With their words spelled out, so that a person can read them, and a model with another list of words is not asked for others; and
     how often each is seen in a round (`expected_sightings`)."""
     rows = [
-        {
-            "words": [vocabulary.words[word] for word in canary.words],
-            "users": canary.users,
-            "copies": canary.copies,
-            "seen": often,
-        }
+        {"words": [vocabulary.words[word] for word in canary.words], "users": canary.users, "copies": canary.copies, "seen": often}
         for canary, often in seen.items()
     ]
     write_atomically(path, json.dumps(rows, ensure_ascii=False, indent=1).encode())
@@ -165,7 +156,4 @@ def load_canaries(path: Path, vocabulary: Vocabulary) -> dict[Canary, float]:
     foreign = {word for words, *_ in rows for word in words} - set(vocabulary.ids)
     if foreign:
         raise DataError(f"{path} has canaries of another list of words: {min(foreign)!r} is not in this one")
-    return {
-        Canary(tuple(vocabulary.ids[word] for word in words), users, copies): seen
-        for words, users, copies, seen in rows
-    }
+    return {Canary(tuple(vocabulary.ids[word] for word in words), users, copies): seen for words, users, copies, seen in rows}

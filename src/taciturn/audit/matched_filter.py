@@ -29,9 +29,7 @@ def noise_rows(kind: str, lengths: Sequence[int], strategy: Mapping[str, list[fl
         return _blocks(_tree(length, kind == "honaker", part < last) for part, length in enumerate(lengths))
     found = {name: np.reshape(values, (len(lengths), -1)) for name, values in (strategy or {}).items()}
     if kind == "banded":
-        columns = [
-            np.append(bands, np.zeros(length))[:length] for bands, length in zip(found["bands"], lengths, strict=True)
-        ]
+        columns = [np.append(bands, np.zeros(length))[:length] for bands, length in zip(found["bands"], lengths, strict=True)]
     else:
         pairs = zip(found["decay"], found["scale"], lengths, strict=True)
         columns = [blt_coefficients(decay.tolist(), scale.tolist(), length) for decay, scale, length in pairs]
@@ -80,9 +78,7 @@ def _with_root(sums: np.ndarray, nodes: list[np.ndarray], rows: int, weights: li
     return np.vstack([sums[:-1], root])
 
 
-def filters(
-    noise: np.ndarray, turns: np.ndarray, multiplier: float, bystanders: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def filters(noise: np.ndarray, turns: np.ndarray, multiplier: float, bystanders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For each column of `turns` [rows, users] and the `noise` [rows, draws] of these rows: what to multiply the rows by, so that their sum
     has noise of standard deviation 1, and the μ by which it is further where a user was in. `bystanders` [rows, directions] are the
     rows in directions that nobody sends."""

@@ -27,9 +27,7 @@ class RunObserver(Protocol):
     def save(self, folder: Path, mode: int) -> None: ...  # before the state: these rounds are not seen again
 
 
-def run_observers(
-    recipe: Recipe, vocabulary: Vocabulary, algorithm: Algorithm, params: Params, root: bytes
-) -> list[RunObserver]:
+def run_observers(recipe: Recipe, vocabulary: Vocabulary, algorithm: Algorithm, params: Params, root: bytes) -> list[RunObserver]:
     """Those of a recipe whose noise is worked out. `params` may be any of the model's shape."""
     found: list[RunObserver] = []
     if recipe.canaries.text is not None:

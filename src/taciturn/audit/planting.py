@@ -39,9 +39,7 @@ class PlantedCanaries:
         self.texts = Texts.of([user.tokens for user in self._users], len(vocabulary))
         self.most_at_once, self._rate = len(self._users), section.rate
         self._layout, self._weight_cap = build.layout(recipe, vocabulary), recipe.participation.weight_cap
-        self.source = (
-            f"what {len(self._users)} synthetic users wrote, who took part beside the people ({corpus.source})"
-        )
+        self.source = f"what {len(self._users)} synthetic users wrote, who took part beside the people ({corpus.source})"
 
     def beside(self, fleet: Fleet, most_reports: int) -> Fleet:
         theirs = SimulatedFleet(self, self._layout, self._weight_cap, self._rate * len(self._users))

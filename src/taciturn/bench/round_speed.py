@@ -77,9 +77,7 @@ class Speeds:
         return json.dumps(asdict(self))
 
 
-def measure(
-    users: int, rounds: int, precision: str, torch_python: str | None, progress: Callable[[str], None]
-) -> Speeds:
+def measure(users: int, rounds: int, precision: str, torch_python: str | None, progress: Callable[[str], None]) -> Speeds:
     progress("ceilings: copies and matrix products")
     copies, products = _copy_rate(), _product_rate(precision)
     with tempfile.TemporaryDirectory() as folder:
@@ -192,9 +190,7 @@ def _blt_release(params: Params) -> float:
     noise = blt(1.0, Buffers(2000, (0.97, 0.9, 0.4), (0.16, 0.16, 0.2)))
     private = mechanism(flat_clip(1.0), fixed_denominator(1000.0), noise, most_reports=2000)
     state, key = private.init(params), key_words(bytes(32))
-    nobody = trees.zeros_like(
-        jax.eval_shape(private.bound, jnp.float32(1), params, jnp.float32(0), randomness.jax_keys(bytes(32), 1)[0])
-    )
+    nobody = trees.zeros_like(jax.eval_shape(private.bound, jnp.float32(1), params, jnp.float32(0), randomness.jax_keys(bytes(32), 1)[0]))
     step = jax.jit(private.release)
     return best_time(lambda: step(state, nobody, key), 5)
 

@@ -9,32 +9,13 @@ import typer
 from rich.console import Console
 from typer import core
 
-from taciturn.cli import (
-    audit,
-    bench,
-    data,
-    demo,
-    evaluate,
-    export,
-    fleet,
-    keyboard,
-    ledger,
-    personalise,
-    plan,
-    pretrain,
-    train,
-)
+from taciturn.cli import audit, bench, data, demo, evaluate, export, fleet, keyboard, ledger, personalise, plan, pretrain, train
 from taciturn.cli.output import console
 from taciturn.errors import TaciturnError
 
 core.HAS_RICH = False  # or help in plain text has its brackets escaped, for a renderer that it does not use
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"max_content_width": 100},
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings={"max_content_width": 100})
 for command in (
     demo.demo,
     plan.plan,
@@ -59,9 +40,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def about(
-    version: Annotated[
-        bool, typer.Option("--version", help="print the version", is_eager=True, callback=_print_version)
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="print the version", is_eager=True, callback=_print_version)] = False,
 ) -> None:
     """Train language models that learn from everyone and repeat no one, with user-level differential privacy.
 

@@ -16,19 +16,13 @@ if TYPE_CHECKING:
     from taciturn.audit.likelihood_tails import Tail
     from taciturn.audit.report import AuditReport, CanaryResults, MembershipResults
 
-audit_app = group(
-    "audit", "Look from outside whether models give away more than is claimed.", "taciturn audit run runs/watched"
-)
+audit_app = group("audit", "Look from outside whether models give away more than is claimed.", "taciturn audit run runs/watched")
 
 
 @audit_app.command("run")
 def audit(
-    run: Annotated[
-        Path, typer.Argument(help="folder of a run that was trained with --audit N, with [canaries], or both")
-    ],
-    references: Annotated[
-        int, typer.Option(min=100, help="random continuations to compare each canary with")
-    ] = 2_000_000,
+    run: Annotated[Path, typer.Argument(help="folder of a run that was trained with --audit N, with [canaries], or both")],
+    references: Annotated[int, typer.Option(min=100, help="random continuations to compare each canary with")] = 2_000_000,
     json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Look at a run from outside: whether it is as private as it claims, and planted secrets. Writes RUN/audit.png and RUN/audit.json.
@@ -82,9 +76,7 @@ def _print(run: Path, found: "AuditReport") -> None:
 def _print_membership(run: Path, membership: "MembershipResults") -> None:
     audit = membership.audit
     turns = "one turn" if membership.turns == 1 else f"up to {membership.turns} turns"
-    title = (
-        f"Audit users: {audit.included} in, {audit.left_out} out, {turns} each, at δ = {delta_text(membership.delta)}"
-    )
+    title = f"Audit users: {audit.included} in, {audit.left_out} out, {turns} each, at δ = {delta_text(membership.delta)}"
     shown = table("of these turns", "μ", "ε", title=title, left=("of these turns",))
     figures = {
         "claimed": (1.0, math.ceil),
@@ -145,9 +137,7 @@ def _print_canaries(canaries: "CanaryResults") -> None:
         seen = sum(canaries.seen[one.canary] for one in findings) / len(findings)
         shown.add_row(str(users), str(copies), f"{seen:,.0f}", ranks, by_beam)
     console.print(shown)
-    console.print(
-        "Synthetic users come more often than people do, and are not covered by the claim. Times seen: to be expected."
-    )
+    console.print("Synthetic users come more often than people do, and are not covered by the claim. Times seen: to be expected.")
 
 
 def _json(run: Path, found: "AuditReport") -> dict[str, Any]:

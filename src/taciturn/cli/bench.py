@@ -12,13 +12,9 @@ if TYPE_CHECKING:
 
 
 def bench(
-    users: Annotated[
-        int | None, typer.Option(min=2, help="a round (default: 20 on a CPU, 1,000 on an accelerator)")
-    ] = None,
+    users: Annotated[int | None, typer.Option(min=2, help="a round (default: 20 on a CPU, 1,000 on an accelerator)")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="of each kind, of which the best counts")] = 3,
-    precision: Annotated[
-        Precision | None, typer.Option(help="(default: float32 on a CPU, mixed on an accelerator)")
-    ] = None,
+    precision: Annotated[Precision | None, typer.Option(help="(default: float32 on a CPU, mixed on an accelerator)")] = None,
     against: Annotated[
         Literal["torch"] | None, typer.Option(help="also run a plain PyTorch program, for a ratio from the same run")
     ] = None,

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -15,12 +15,7 @@ from taciturn.data.texts import SHARD_TOKENS
 from taciturn.data.vocabulary import UNKNOWN, DataError
 from taciturn.files import check_new_folder, new_folder
 
-if TYPE_CHECKING:
-    pass
-
-data_app = group(
-    "data", "Make populations (private) and corpora (public) out of text.", "taciturn data build chats.csv --out people"
-)
+data_app = group("data", "Make populations (private) and corpora (public) out of text.", "taciturn data build chats.csv --out people")
 
 Sources = Annotated[
     list[str],
@@ -29,9 +24,7 @@ Sources = Annotated[
         "or the word `sotu` for the speeches of the demonstration"
     ),
 ]
-Words = Annotated[
-    str, typer.Option(help="words from the public wordfreq list; or a corpus, population or run whose words to take")
-]
+Words = Annotated[str, typer.Option(help="words from the public wordfreq list; or a corpus, population or run whose words to take")]
 Language = Annotated[str, typer.Option(help="of the word list: en, es, de, ru, hi … (wordfreq has 42)")]
 
 
@@ -56,15 +49,10 @@ def build(
     exclude: Annotated[
         Path | None, typer.Option(help="file of users who opted out, an id a line, in any case; kept for later builds")
     ] = None,
-    scrub: Annotated[
-        bool, typer.Option("--scrub", help="take out e-mail and web addresses, phone and card numbers")
-    ] = False,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="new text for an existing population, whose ledger and opt-outs stay")
-    ] = False,
+    scrub: Annotated[bool, typer.Option("--scrub", help="take out e-mail and web addresses, phone and card numbers")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="new text for an existing population, whose ledger and opt-outs stay")] = False,
     same_people_as: Annotated[
-        Path | None,
-        typer.Option(help="population of the same people, with other text: both share its ledger, opt-outs"),
+        Path | None, typer.Option(help="population of the same people, with other text: both share its ledger, opt-outs")
     ] = None,
     shard_tokens: Annotated[int, typer.Option(min=1, help="size of a shard on disk")] = SHARD_TOKENS,
 ) -> None:
@@ -94,14 +82,7 @@ def build(
         try:
             with stages() as show:
                 build_population(
-                    sources,
-                    out,
-                    columns=columns,
-                    vocabulary=words,
-                    replace=replace,
-                    shard_tokens=shard_tokens,
-                    progress=show,
-                    **kept,
+                    sources, out, columns=columns, vocabulary=words, replace=replace, shard_tokens=shard_tokens, progress=show, **kept
                 )
         except KeyboardInterrupt:
             console.print("Stopped. Nothing was changed.")
@@ -122,9 +103,7 @@ def _check_speeches(sources: list[str], of_same_people: bool, protected: bool) -
 def public(
     sources: Sources,
     out: Annotated[Path, typer.Option(help="new folder for the corpus")],
-    name: Annotated[
-        str | None, typer.Option(help="what it is, for the privacy statements (default: the files' names)")
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="what it is, for the privacy statements (default: the files' names)")] = None,
     text_column: Annotated[str | None, typer.Option(help="(default: text, body, message …)")] = None,
     vocabulary: Words = "10000",
     language: Language = "en",
@@ -267,9 +246,7 @@ def _show_public(folder: Path) -> None:
 
     corpus = PublicCorpus.load(folder)
     documents, words = corpus.documents, corpus.vocabulary
-    unknown = sum(
-        int(np.count_nonzero(documents.shard(number).tokens == UNKNOWN)) for number in range(len(documents.shards))
-    )
+    unknown = sum(int(np.count_nonzero(documents.shard(number).tokens == UNKNOWN)) for number in range(len(documents.shards)))
     console.print(
         f"{folder}: public text, {len(documents):,} documents, {documents.tokens:,} tokens, "
         f"{unknown / documents.tokens:.1%} unknown; {len(words):,} {words.unit}s ({words.source})\nSource: {corpus.source}",

@@ -23,10 +23,7 @@ NAMES = {
     "perplexity": "perplexity",
 }
 HeldOutOf = Annotated[
-    Path | None,
-    typer.Option(
-        "--data", help="measure on held-out users of another population, built with --same-people-as the run's"
-    ),
+    Path | None, typer.Option("--data", help="measure on held-out users of another population, built with --same-people-as the run's")
 ]
 
 
@@ -34,8 +31,7 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help="a run folder")],
     data: HeldOutOf = None,
     head: Annotated[
-        bool,
-        typer.Option("--head-words", help="also count predictions of the most frequent words: noise may push there"),
+        bool, typer.Option("--head-words", help="also count predictions of the most frequent words: noise may push there")
     ] = False,
     json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
@@ -74,10 +70,7 @@ def _print_measured(measured: "Evaluation") -> None:
     shown.add_row("ρ", rho_text(guarantee.rho))
     console.print(shown)
     if measured.rebuilt:
-        console.print(
-            "The population's text was replaced since this run; these are other texts than it was measured on.",
-            style="yellow",
-        )
+        console.print("The population's text was replaced since this run; these are other texts than it was measured on.", style="yellow")
 
 
 def _print_head_words(heads: "np.ndarray") -> None:

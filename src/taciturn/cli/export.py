@@ -9,9 +9,7 @@ from taciturn.cli.output import console, stages
 from taciturn.names import ExportFormat
 from taciturn.privacy.figures import delta_text, epsilon_text
 
-Blocklist = Annotated[
-    Path | None, typer.Option(help="file of words never to suggest, one a line; what follows a # is a comment")
-]
+Blocklist = Annotated[Path | None, typer.Option(help="file of words never to suggest, one a line; what follows a # is a comment")]
 
 
 def export(
@@ -26,9 +24,7 @@ def export(
     ] = "model",
     non_private: Annotated[bool, typer.Option("--non-private", help="let a model without any guarantee leave")] = False,
     blocklist: Blocklist = None,
-    samples: Annotated[
-        int, typer.Option(min=1000, help="arpa, combined: words that the model makes up to be counted")
-    ] = 2_000_000,
+    samples: Annotated[int, typer.Option(min=1000, help="arpa, combined: words that the model makes up to be counted")] = 2_000_000,
     entries: Annotated[int, typer.Option(min=0, help="arpa, combined: n-grams to keep beside single words")] = 300_000,
 ) -> None:
     """Write a run's model as a file that keyboards load, with its guarantee inside and beside it.
@@ -43,18 +39,13 @@ def export(
 
     blocked, distilling = load_blocklist(blocklist) if blocklist else [], Distilling(samples, entries)
     with stages() as show:
-        exported = FinishedRun(run).export(
-            out, to, non_private, blocklist=blocked, distilling=distilling, progress=show
-        )
+        exported = FinishedRun(run).export(out, to, non_private, blocklist=blocked, distilling=distilling, progress=show)
     for path in exported.files:
         console.print(f"{path}  {path.stat().st_size / 1e3:,.0f} kB", soft_wrap=True)
     check, guarantee = exported.check, exported.guarantee
     if check is not None:
         console.print(
             f"Against the model it was made from, on {check.positions:,} places of text: the same best word at "
-            f"{check.agreement:.2%}, probabilities differ by {check.difference:.2g} at most"
-            + (f" ({check.note})" if check.note else "")
+            f"{check.agreement:.2%}, probabilities differ by {check.difference:.2g} at most" + (f" ({check.note})" if check.note else "")
         )
-    console.print(
-        f"ε = {epsilon_text(guarantee.epsilon)}, δ = {delta_text(guarantee.delta)}; ledger row {guarantee.head[:16]}…"
-    )
+    console.print(f"ε = {epsilon_text(guarantee.epsilon)}, δ = {delta_text(guarantee.delta)}; ledger row {guarantee.head[:16]}…")

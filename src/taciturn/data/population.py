@@ -64,9 +64,7 @@ class Population:
         text = folder / self.manifest["text"]
         self.vocabulary = Vocabulary.load(text / "vocabulary.txt", self.manifest["vocabulary"])
         if len(self.vocabulary) != self.manifest["vocabulary"]["size"]:
-            raise PopulationError(
-                f"{text / 'vocabulary.txt'} is not whole; build the population again, its ledger stays"
-            )
+            raise PopulationError(f"{text / 'vocabulary.txt'} is not whole; build the population again, its ledger stays")
         self.texts = Texts.load(text, "train", self.manifest[COUNTS]["train"])
 
     def __len__(self) -> int:
@@ -148,9 +146,7 @@ class PopulationWriter:
     def __init__(self, folder: Path, text: Path, vocabulary: Vocabulary, shard_tokens: int) -> None:
         self.folder, self.text, self.vocabulary = folder, text, vocabulary
         self.salt = _salt(folder)
-        self._writers = {
-            split: TextWriter(text, split, len(vocabulary), shard_tokens) for split in ("train", "held_out")
-        }
+        self._writers = {split: TextWriter(text, split, len(vocabulary), shard_tokens) for split in ("train", "held_out")}
         self._names = {split: (text / name).open("x") for split, name in NAMES.items()}
         # Keyed, so that nobody can try out guesses at the text.
         self._digests = {split: hmac.new(self.salt, split.encode(), hashlib.sha256) for split in self._writers}
@@ -271,9 +267,7 @@ def remembered_opt_outs(folder: Path, salt: bytes, users: Iterable[str] = ()) ->
     path = folder / "private" / OPTED_OUT
     known = set(path.read_text().split()) if path.exists() else set()
     if len(known) < manifest_before(folder).get("about", {}).get("opt_outs", 0):
-        raise PopulationError(
-            f"{path} lacks some of those who opted out; restore it from a copy, or build a new folder"
-        )
+        raise PopulationError(f"{path} lacks some of those who opted out; restore it from a copy, or build a new folder")
     new = {hashed_id(salt, user) for user in users} - known
     known |= new
     if new:
@@ -292,9 +286,7 @@ def _salt(folder: Path) -> bytes:
         write_atomically(path, secrets.token_bytes(32), 0o600)
     salt = path.read_bytes() if path.exists() else b""
     if len(salt) != 32 or expected not in (None, hashed_id(salt, "")):
-        raise PopulationError(
-            f"{path} is lost or damaged, and with it who opted out; restore it from a copy, or build a new folder"
-        )
+        raise PopulationError(f"{path} is lost or damaged, and with it who opted out; restore it from a copy, or build a new folder")
     return salt
 
 
@@ -350,7 +342,5 @@ def _manifest(folder: Path) -> dict[str, Any]:
     except ValueError:
         raise PopulationError(f"{path} is damaged; build the population again, its ledger stays") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT or COUNTS not in manifest:
-        raise PopulationError(
-            f"{folder} was written by another version of taciturn, or is damaged; build it again, its ledger stays"
-        )
+        raise PopulationError(f"{folder} was written by another version of taciturn, or is damaged; build it again, its ledger stays")
     return manifest

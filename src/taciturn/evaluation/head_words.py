@@ -49,10 +49,7 @@ def _counter(model: LanguageModel, first_word: int):
         present = rows[:, 1:] != PADDING
         heads = [jnp.sum((best >= 0) & (best < head), axis=-1) for head in HEADS]
         return jnp.stack(
-            [
-                jnp.sum(jax.nn.one_hot(head, PREDICTIONS + 1) * present[..., None], axis=(0, 1), dtype=jnp.float32)
-                for head in heads
-            ]
+            [jnp.sum(jax.nn.one_hot(head, PREDICTIONS + 1) * present[..., None], axis=(0, 1), dtype=jnp.float32) for head in heads]
         )
 
     return count

@@ -145,9 +145,7 @@ def _sizes(lines: _Lines) -> list[int]:
             return sizes
         found = re.fullmatch(rb"ngram\s+(\d+)\s*=\s*(\d+)", line)
         if not found or int(found[1]) != len(sizes) + 1:
-            raise lines.error(
-                f"here should be 'ngram {len(sizes) + 1}=' with a number, or \\1-grams:, and not {_shown(line)}"
-            )
+            raise lines.error(f"here should be 'ngram {len(sizes) + 1}=' with a number, or \\1-grams:, and not {_shown(line)}")
         sizes.append(int(found[2]))
     raise lines.error("the file ends before its n-grams begin")
 

@@ -26,26 +26,15 @@ ROUNDS = 50  # after which a chain of words forgot where it began
 
 
 def write_combined(
-    path: Path,
-    model: NGram,
-    words: Sequence[str],
-    language: str,
-    description: str,
-    version: int,
-    date: int,
-    bigrams_per_word: int = 3,
+    path: Path, model: NGram, words: Sequence[str], language: str, description: str, version: int, date: int, bigrams_per_word: int = 3
 ) -> None:
     """`date` is in seconds since 1970; keyboards take a dictionary with a higher version for a newer one, and some want more than 18."""
     if len(words) != model.vocabulary:
-        raise ValueError(
-            f"the model has {model.vocabulary} words and the list {len(words)}: they do not belong together"
-        )
+        raise ValueError(f"the model has {model.vocabulary} words and the list {len(words)}: they do not belong together")
     locale = language.replace("-", "_")
     if not re.fullmatch(r"[A-Za-z]{2,8}(_[A-Za-z0-9]{1,8})*", locale):
         raise ValueError(f"{language!r} is no name of a language, such as en or pt-BR")
-    lines = [
-        f"dictionary=main:{locale.lower()},locale={locale},description={_plain(description)},date={date},version={version}"
-    ]
+    lines = [f"dictionary=main:{locale.lower()},locale={locale},description={_plain(description)},date={date},version={version}"]
     listed = np.array([place > END and _is_listed(word) for place, word in enumerate(words)])
     frequency = _f(_frequencies(model))
     followers = _followers(model, listed, bigrams_per_word)

@@ -152,9 +152,7 @@ class _Export:
         return _refuse_disagreement(check, "onnx-int8" if as_bytes else "onnx")
 
     def _javascript(self, path: Path) -> Check:
-        script = page_script(
-            self.loaded, self.guarantee, self.learned_from, self.statement, self.card.run or "", self.blocked
-        )
+        script = page_script(self.loaded, self.guarantee, self.learned_from, self.statement, self.card.run or "", self.blocked)
         if check_javascript(script, [END]) is not None:
             said = self._said_by(script)
             check = self._compare(lambda text: next(said))
@@ -187,9 +185,7 @@ class _Export:
         read_back, words = read_arpa(path)
         places = {word: place for place, word in enumerate(words)}
         ours = np.array([places.get(word, UNKNOWN) for word in self.card.vocabulary])
-        return self._compare_ngram(
-            ngram, listed, lambda text: _scores_along(read_back, ours[text])[:, ours], set(words)
-        )
+        return self._compare_ngram(ngram, listed, lambda text: _scores_along(read_back, ours[text])[:, ours], set(words))
 
     def _combined(self, path: Path) -> Check:
         ngram, listed, how = self._to_ngram(2)
@@ -224,9 +220,7 @@ class _Export:
         _refuse_disagreement(self._compare(scores, held, counted), "arpa")
         return self._compare(scores, held)
 
-    def _listed_scores(
-        self, words: dict[str, float], followers: dict[str, dict[str, float]], text: np.ndarray
-    ) -> np.ndarray:
+    def _listed_scores(self, words: dict[str, float], followers: dict[str, dict[str, float]], text: np.ndarray) -> np.ndarray:
         """What a word list says before the first word and after each: words as frequent as they are, and those that follow first."""
         ids, spelled = self.loaded.vocabulary.ids, self.card.vocabulary
         alone = np.zeros(len(spelled))
@@ -271,10 +265,7 @@ class _Export:
         if listed is not None:
             silent += [place for place, word in enumerate(self.card.vocabulary) if place >= END and word not in listed]
         for text in self._compared_texts:
-            ours, theirs = (
-                np.array(reference(text) if reference else _scores_along(self.model, text)),
-                np.array(scores(text)),
-            )
+            ours, theirs = (np.array(reference(text) if reference else _scores_along(self.model, text)), np.array(scores(text)))
             for one in (ours, theirs):
                 one[:, silent] = -np.inf
             positions += len(ours)
@@ -317,12 +308,7 @@ def _scores_along(model: WordModel, text: np.ndarray) -> np.ndarray:
 
 
 def page_script(
-    loaded: LoadedModel,
-    guarantee: Guarantee | None,
-    learned_from: str | None,
-    statement: str,
-    name: str,
-    blocked: Iterable[str],
+    loaded: LoadedModel, guarantee: Guarantee | None, learned_from: str | None, statement: str, name: str, blocked: Iterable[str]
 ) -> str:
     """The model as one script, for the page and for export."""
     about = Published(

@@ -133,9 +133,7 @@ def check_javascript(script: str, *texts: Sequence[int], listed: Sequence[str] =
     try:
         done = subprocess.run([node, "-e", _PIPED], input=asked, capture_output=True, timeout=PATIENCE, check=True)
     except subprocess.TimeoutExpired:
-        raise ExportRefused(
-            f"the script was not done with {sum(map(len, texts))} words after {PATIENCE} seconds in Node"
-        ) from None
+        raise ExportRefused(f"the script was not done with {sum(map(len, texts))} words after {PATIENCE} seconds in Node") from None
     except subprocess.CalledProcessError as error:
         said = error.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {error.returncode}"]
         reason = next((line for line in said if "Error" in line), said[-1])

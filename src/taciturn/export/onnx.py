@@ -43,9 +43,7 @@ def libraries() -> tuple[Any, Any]:
         import onnx
         import onnxruntime
     except ImportError as error:
-        raise OnnxMissing(
-            f"writing ONNX and checking it needs two more libraries ({error}): pip install 'taciturn[onnx]'"
-        ) from None
+        raise OnnxMissing(f"writing ONNX and checking it needs two more libraries ({error}): pip install 'taciturn[onnx]'") from None
     return onnx, onnxruntime
 
 
@@ -119,9 +117,7 @@ class _Graph:
             named |= dict(zip(step.outvars, found, strict=True))
         return [name_of(value) for value in program.outvars]
 
-    def finished(
-        self, states: dict[str, int], vocabulary: int, best_words: int, metadata: dict[str, str]
-    ) -> "onnx.ModelProto":
+    def finished(self, states: dict[str, int], vocabulary: int, best_words: int, metadata: dict[str, str]) -> "onnx.ModelProto":
         make, kinds = self.onnx.helper.make_tensor_value_info, self.onnx.TensorProto
         before = [make(name, kinds.FLOAT, ["batch", size]) for name, size in states.items()]
         after = [make(f"next_{name}", kinds.FLOAT, ["batch", size]) for name, size in states.items()]
@@ -173,9 +169,7 @@ class _Matrices:
             self._columns = lambda word: self._transposed(self.graph("Gather", name, word, axis=1))
             return name
         values, scales = self.graph.constant(columns.values), self.graph.constant(columns.scales)
-        self._columns = lambda word: self._scaled(
-            self._transposed(self.graph("Gather", values, word, axis=1)), scales, word
-        )
+        self._columns = lambda word: self._scaled(self._transposed(self.graph("Gather", values, word, axis=1)), scales, word)
         return self.graph("Mul", self._float(values), scales)
 
     def _rows(self, embedding: np.ndarray | Int8) -> Callable[[str], str]:
@@ -186,9 +180,7 @@ class _Matrices:
         return lambda word: self._scaled(self.graph("Gather", values, word, axis=0), scales, word)
 
     def _scaled(self, rows: str, scales: str, word: str) -> str:
-        scale = self.graph(
-            "Unsqueeze", self.graph("Gather", scales, word), self.graph.constant(np.array([1], np.int64))
-        )
+        scale = self.graph("Unsqueeze", self.graph("Gather", scales, word), self.graph.constant(np.array([1], np.int64)))
         return self.graph("Mul", self._float(rows), scale)
 
     def _float(self, value: str) -> str:

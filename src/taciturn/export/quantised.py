@@ -41,9 +41,7 @@ def dequantised(weights: QuantisedWeights) -> StepWeights:
     return StepWeights(**_converted(weights, _float32, lambda matrix: _float32(matrix).T))
 
 
-def _converted(
-    weights: StepWeights | QuantisedWeights, rows: Callable[[Any], Any], turned: Callable[[Any], Any]
-) -> dict[str, Any]:
+def _converted(weights: StepWeights | QuantisedWeights, rows: Callable[[Any], Any], turned: Callable[[Any], Any]) -> dict[str, Any]:
     """Rows of words as they are, all other matrices turned, biases not at all."""
     names = ("input", "recurrent", "projection", "to_context")
     found = {name: turned(one) for name in names if (one := getattr(weights, name)) is not None}

@@ -54,9 +54,7 @@ def _fingerprint(recipe: str, words: Sequence[str], enrolled: Sequence[bytes]) -
     return digest.digest()
 
 
-def device_fleet(
-    recipe: Recipe, vocabulary: Vocabulary, folder: Path, connected: Connected | None, account: Account
-) -> DeviceFleet:
+def device_fleet(recipe: Recipe, vocabulary: Vocabulary, folder: Path, connected: Connected | None, account: Account) -> DeviceFleet:
     """`folder` is the private one of the run, `account` what it charges."""
     if connected is None:
         raise RecipeError('[fleet] kind = "devices" is trained with `taciturn fleet serve`, to which devices connect')
@@ -81,10 +79,7 @@ def check_enough(recipe: Recipe, devices: int) -> None:
     often = min(participation.max_participations, _lifetime(recipe))
     for needed, why in (
         (asked * min(apart + 1, participation.rounds), f"and a device rests for {apart} rounds"),
-        (
-            -(-asked * participation.rounds // often),
-            f"and a device takes part {often} times in {participation.rounds} rounds",
-        ),
+        (-(-asked * participation.rounds // often), f"and a device takes part {often} times in {participation.rounds} rounds"),
     ):
         if devices < needed:
             raise RecipeError(
@@ -94,13 +89,7 @@ def check_enough(recipe: Recipe, devices: int) -> None:
 
 
 def build_device(
-    recipe: Recipe,
-    vocabulary: Vocabulary,
-    tokens: np.ndarray,
-    number: int,
-    identity: Identity,
-    enrolled: Sequence[bytes],
-    folder: Path,
+    recipe: Recipe, vocabulary: Vocabulary, tokens: np.ndarray, number: int, identity: Identity, enrolled: Sequence[bytes], folder: Path
 ) -> Device:
     """The device of one person, whose text is `tokens`; `folder` keeps when it took part. `recipe` is the server's, noise and all."""
     algorithm = build.algorithm(recipe, len(vocabulary))

@@ -109,9 +109,7 @@ def enrol(folder: Path, devices: list[Path]) -> None:
 
 def enrolled_keys(folder: Path) -> list[bytes]:
     if not (folder / ENROLLED).exists():
-        raise LinkError(
-            f"{folder} is no fleet, or knows of no device yet: `taciturn fleet new`, then `taciturn fleet enrol`"
-        )
+        raise LinkError(f"{folder} is no fleet, or knows of no device yet: `taciturn fleet new`, then `taciturn fleet enrol`")
     return (folder / ENROLLED).read_bytes().splitlines()
 
 
@@ -138,9 +136,7 @@ def save_text(device: Path, tokens: np.ndarray) -> None:
 def vocabulary_of(device: Path) -> Vocabulary:
     given = device / "fleet"
     if not (given / "vocabulary.json").exists():
-        raise LinkError(
-            f"{device} belongs to no fleet yet: `taciturn fleet enrol FLEET {device}`, on the server's side"
-        )
+        raise LinkError(f"{device} belongs to no fleet yet: `taciturn fleet enrol FLEET {device}`, on the server's side")
     return Vocabulary.load(given / "vocabulary.txt", json.loads((given / "vocabulary.json").read_text()))
 
 

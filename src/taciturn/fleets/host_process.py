@@ -19,9 +19,7 @@ def join_hosts(hosts: str, host: int, coordinator: str | None) -> bool:
     if hosts == "auto":
         join(None, None, None)
     elif not hosts.isdecimal() or coordinator is None or not 0 <= host < int(hosts):
-        raise HostsError(
-            "--hosts takes auto, or a number together with --coordinator ADDRESS:PORT and a --host below that number"
-        )
+        raise HostsError("--hosts takes auto, or a number together with --coordinator ADDRESS:PORT and a --host below that number")
     else:
         join(coordinator, int(hosts), host)
     return jax.process_index() == 0

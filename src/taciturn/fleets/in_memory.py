@@ -19,9 +19,7 @@ class UsersInMemory:
         shapes = [[(np.shape(leaf), np.asarray(leaf).dtype) for leaf in jax.tree.leaves(user)] for user in users]
         if not users or any(shape != shapes[0] for shape in shapes) or any(np.ndim(user.weight) for user in users):
             # Sums broadcast: a smaller report would be added again and again, past its clip norm.
-            raise ValueError(
-                "there is at least one user, all users' arrays have one shape and type, and a weight is one number"
-            )
+            raise ValueError("there is at least one user, all users' arrays have one shape and type, and a weight is one number")
         self._users, self._compiled = users, lru_cache(maxsize=1)(jax.jit)
 
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:

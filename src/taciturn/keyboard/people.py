@@ -20,9 +20,7 @@ class People(NamedTuple):
     trained_on: int  # people who were met and left out
 
 
-def read_people(
-    source: Source, trained_on: Callable[[str], bool], most: int, progress: Progress = lambda done, all: None
-) -> People:
+def read_people(source: Source, trained_on: Callable[[str], bool], most: int, progress: Progress = lambda done, all: None) -> People:
     """At most so many; which ones follows from a hash of their ids."""
     found: dict[str, list[str]] = {}
     room: dict[str, int] = {}

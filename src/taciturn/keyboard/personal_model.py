@@ -173,9 +173,7 @@ def trained(
 def _neural(path: Path) -> tuple[Params, ModelCard, Vocabulary]:
     loaded = load_word_model(path)
     if loaded.card is None or loaded.kind is None:
-        raise ModelFileError(
-            f"{path} holds n-grams, which are counted and not trained; name a run or a pretrained model"
-        )
+        raise ModelFileError(f"{path} holds n-grams, which are counted and not trained; name a run or a pretrained model")
     return jax.tree.map(jnp.asarray, loaded.params), loaded.card, loaded.vocabulary
 
 
@@ -249,9 +247,7 @@ def _delete(path: Path, found: os.stat_result, out: Path) -> None:
     """Delete the text if it is still the one that was learned from: a keyboard may have written to it meanwhile."""
     try:
         now = path.lstat()
-        same = all(
-            getattr(now, name) == getattr(found, name) for name in ("st_dev", "st_ino", "st_size", "st_mtime_ns")
-        )
+        same = all(getattr(now, name) == getattr(found, name) for name in ("st_dev", "st_ino", "st_size", "st_mtime_ns"))
         if not same:
             raise PersonalError(f"{out} holds the personal model; {path} was changed meanwhile, so it was not deleted")
         path.unlink()

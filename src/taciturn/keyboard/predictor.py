@@ -50,9 +50,7 @@ class Composed(NamedTuple):
 
 
 class Predictor:
-    def __init__(
-        self, model: WordModel, vocabulary: Vocabulary, blocklist: Iterable[str] = (), threshold: float = 0.5
-    ) -> None:
+    def __init__(self, model: WordModel, vocabulary: Vocabulary, blocklist: Iterable[str] = (), threshold: float = 0.5) -> None:
         """`threshold` is the probability that a continuation must have. Blocked words are never suggested, whoever trained the model."""
         if model.vocabulary != len(vocabulary):
             raise DataError(f"the model knows {model.vocabulary} words, and its word list has {len(vocabulary)}")
@@ -104,9 +102,7 @@ class Predictor:
         others, own = scores[places], scores[place]
         return int(np.count_nonzero((others > own) | ((others == own) & (places < place))))
 
-    def compose(
-        self, scores: np.ndarray, prefix: str, state: Any, threshold: float, key: str | None = None
-    ) -> Composed:
+    def compose(self, scores: np.ndarray, prefix: str, state: Any, threshold: float, key: str | None = None) -> Composed:
         """The likeliest way to go on, word by word, as long as its probability is at least the threshold."""
         first, probability = self._first_word(scores, prefix)
         if probability < threshold:
@@ -176,9 +172,7 @@ class Predictor:
         if private:
             return sorted(readings, key=lambda one: -one[1])
         scores = self.model.scores(self._state(text))
-        return sorted(
-            ((word, taps + weight * self.expected(scores, word)) for word, taps in readings), key=lambda one: -one[1]
-        )
+        return sorted(((word, taps + weight * self.expected(scores, word)) for word, taps in readings), key=lambda one: -one[1])
 
     def expected(self, scores: np.ndarray, word: str) -> float:
         """The log-probability of a word, known or not."""

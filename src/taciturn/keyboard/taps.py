@@ -17,11 +17,7 @@ HEIGHT = 1.4
 SPREAD = 0.28  # standard deviation of a tap, in widths of a key: about one in twelve lands on another key
 READINGS = 10
 
-_PLACES = {
-    letter: (offset + column, HEIGHT * row)
-    for row, (letters, offset) in enumerate(ROWS)
-    for column, letter in enumerate(letters)
-}
+_PLACES = {letter: (offset + column, HEIGHT * row) for row, (letters, offset) in enumerate(ROWS) for column, letter in enumerate(letters)}
 _LETTERS = "".join(_PLACES)
 _CENTRES = np.array([_PLACES[letter] for letter in _LETTERS])
 
@@ -52,10 +48,7 @@ class TapDecoder:
             keys = keys_of(word)
             if keys is not None and is_word(word):
                 found.setdefault(len(keys), []).append((place, keys))
-        return {
-            length: (np.array([place for place, _ in words]), np.stack([keys for _, keys in words]))
-            for length, words in found.items()
-        }
+        return {length: (np.array([place for place, _ in words]), np.stack([keys for _, keys in words])) for length, words in found.items()}
 
     def readings(self, taps: np.ndarray) -> list[tuple[str, float]]:
         """The likeliest words, best first, and last what the taps spell if that is none of them."""

@@ -82,10 +82,7 @@ Typing.metrics = {
 
 
 def simulate(
-    model: WordModel,
-    vocabulary: Vocabulary,
-    people: Sequence[Sequence[str]],
-    progress: Progress = lambda done, all: None,
+    model: WordModel, vocabulary: Vocabulary, people: Sequence[Sequence[str]], progress: Progress = lambda done, all: None
 ) -> Typing:
     """Let each person type their messages. The n-th goes to bucket n mod 100."""
     if not people:

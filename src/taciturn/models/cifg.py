@@ -22,12 +22,7 @@ def cell(x: jax.Array, r: jax.Array, carry: jax.Array) -> tuple[jax.Array, jax.A
 
 
 def cifg(
-    vocabulary: int,
-    width: int = 96,
-    units: int = 670,
-    tied: bool = False,
-    dropout_rate: float = 0.0,
-    product: DTypeLike = jnp.float32,
+    vocabulary: int, width: int = 96, units: int = 670, tied: bool = False, dropout_rate: float = 0.0, product: DTypeLike = jnp.float32
 ) -> LanguageModel:
     def init(key: Key) -> Params:
         keys = jax.random.split(key, 5)

@@ -19,9 +19,7 @@ def cell(x: jax.Array, r: jax.Array, carry: jax.Array) -> tuple[jax.Array, jax.A
     return state, state
 
 
-def gru(
-    vocabulary: int, width: int = 96, units: int = 256, dropout_rate: float = 0.0, product: DTypeLike = jnp.float32
-) -> LanguageModel:
+def gru(vocabulary: int, width: int = 96, units: int = 256, dropout_rate: float = 0.0, product: DTypeLike = jnp.float32) -> LanguageModel:
     def init(key: Key) -> Params:
         keys = jax.random.split(key, 4)
         return {

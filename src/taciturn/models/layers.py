@@ -6,9 +6,7 @@ from jax.typing import DTypeLike
 
 from taciturn.core import Key
 
-MOST_PLACES = (
-    2048  # that are summed first: it takes the square of their number, which training on public text has no use for
-)
+MOST_PLACES = 2048  # that are summed first: it takes the square of their number, which training on public text has no use for
 # A unit variance at every output for inputs of unit variance.
 dense = jax.nn.initializers.lecun_normal()
 # Rows of about unit length, uniform on the sphere when normalised.
@@ -22,9 +20,7 @@ def dot(left: jax.Array, right: jax.Array, product: DTypeLike = jnp.float32) -> 
 
 def transposed(matrix: jax.Array) -> jax.Array:
     """For products with the same matrix again and again: on a CPU a copy, since a product with a transposed view takes twice as long."""
-    return jax.lax.platform_dependent(
-        matrix, cpu=lambda matrix: jax.lax.optimization_barrier(matrix.T), default=lambda matrix: matrix.T
-    )
+    return jax.lax.platform_dependent(matrix, cpu=lambda matrix: jax.lax.optimization_barrier(matrix.T), default=lambda matrix: matrix.T)
 
 
 def unit_rows(matrix: jax.Array) -> jax.Array:

@@ -17,12 +17,7 @@ def cell(x: jax.Array, r: jax.Array, carry: jax.Array) -> tuple[jax.Array, jax.A
 
 
 def lstm(
-    vocabulary: int,
-    width: int = 96,
-    units: int = 256,
-    unit_norm: bool = True,
-    dropout_rate: float = 0.0,
-    product: DTypeLike = jnp.float32,
+    vocabulary: int, width: int = 96, units: int = 256, unit_norm: bool = True, dropout_rate: float = 0.0, product: DTypeLike = jnp.float32
 ) -> LanguageModel:
     """word → embedding e_t ∈ ℝ^width → state s_t ∈ ℝ^units → output embedding o_t, scored against every word's embedding."""
     rows = unit_rows if unit_norm else lambda matrix: matrix

@@ -154,9 +154,7 @@ def _good_turing(counts: np.ndarray) -> np.ndarray:
     return counts - 0.5
 
 
-def _kneser_ney(
-    counts: np.ndarray, contexts: np.ndarray, size: int, lower: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _kneser_ney(counts: np.ndarray, contexts: np.ndarray, size: int, lower: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     discounts = _discounts(counts)[np.minimum(counts, 3)]
     totals = np.bincount(contexts, counts, size)
     weights = np.where(totals > 0, np.bincount(contexts, discounts, size) / np.maximum(totals, 1), 1.0)
@@ -242,9 +240,7 @@ def _backed_off(
     return scores, [*after, np.arange(len(words))]
 
 
-def _shares(
-    probability: np.ndarray, lower: np.ndarray, contexts: np.ndarray, size: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _shares(probability: np.ndarray, lower: np.ndarray, contexts: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """What the n-grams leave of each context's probability to words that have none there, and what those have one word further back."""
     left = 1 - np.bincount(contexts, np.exp(probability), size)
     unseen = 1 - np.bincount(contexts, np.exp(lower), size)

@@ -78,9 +78,7 @@ def _messages(texts: Iterable[np.ndarray], vocabulary: int) -> np.ndarray:
     if not len(words):
         return words
     if words.min() < 0 or words.max() >= vocabulary:
-        raise ValueError(
-            f"a text holds the word {words.max()}, and there are {vocabulary} words: it is of another list"
-        )
+        raise ValueError(f"a text holds the word {words.max()}, and there are {vocabulary} words: it is of another list")
     if np.any((words == PADDING) | (words == BEGIN)):
         raise ValueError("a text to count holds padding or <bos>; give the words alone, each message closed by <eos>")
     starts_text = np.cumsum([0, *map(len, parts)])[:-1]

@@ -22,12 +22,7 @@ Cell = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def recurrence(
-    cell: Cell,
-    x: jax.Array,
-    recurrent: jax.Array,
-    projection: jax.Array | None,
-    units: int,
-    product: DTypeLike = jnp.float32,
+    cell: Cell, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None, units: int, product: DTypeLike = jnp.float32
 ) -> jax.Array:
     """Run a cell from a zero state. x [length, batch, gates] → what it feeds back, [length, batch, width]."""
     return _run(cell, units, product, x, recurrent, projection)

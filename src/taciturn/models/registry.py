@@ -16,9 +16,7 @@ from taciturn.models.transformer import transformer
 class ModelKind(NamedTuple):
     network: Callable[..., LanguageModel]  # of a number of words, and of
     settings: tuple[str, ...]  # those of a recipe's [model] that it has, and `product`, the type of its matrix products
-    stepper: Stepper = (
-        Windowed  # for typing and sampling: `stepping.recurrent`, which can leave as ONNX, or a subclass of `Windowed`
-    )
+    stepper: Stepper = Windowed  # for typing and sampling: `stepping.recurrent`, which can leave as ONNX, or a subclass of `Windowed`
     javascript_cell: str | None = None  # in export/runtime/runtime.js; None: it cannot leave as a script
 
     def build(self, vocabulary: int, given: Mapping[str, Any]) -> LanguageModel:
@@ -33,9 +31,7 @@ KINDS = {
     "gru": ModelKind(gru.gru, ("width", "units", "dropout_rate", "product"), recurrent(gru.cell), "gru"),
     "transformer": ModelKind(transformer, ("width", "layers", "heads", "dropout_rate")),
     "deep-lstm": ModelKind(
-        deep_lstm.deep_lstm,
-        ("width", "units", "layers", "tied", "dropout_rate", "variational", "product"),
-        deep_lstm.Stacked,
+        deep_lstm.deep_lstm, ("width", "units", "layers", "tied", "dropout_rate", "variational", "product"), deep_lstm.Stacked
     ),
 }
 

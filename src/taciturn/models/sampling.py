@@ -33,9 +33,7 @@ def chosen(scores: jax.Array, uniform: jax.Array) -> jax.Array:
     up_to_word = before[:, None] + jnp.cumsum(inside, axis=1)
     # Rounding may leave the number past the last word of its block: then the likeliest of it is taken.
     found = up_to_word > wanted
-    place = jnp.where(
-        jnp.any(found & (inside > 0), axis=1), jnp.argmax(found & (inside > 0), axis=1), jnp.argmax(inside, axis=1)
-    )
+    place = jnp.where(jnp.any(found & (inside > 0), axis=1), jnp.argmax(found & (inside > 0), axis=1), jnp.argmax(inside, axis=1))
     return which * block + place
 
 

@@ -83,11 +83,7 @@ def fused(
         shape = _Shape(vocabulary, rows, tiling.block, _parts(len(padded)), _parts(width), unit_norm, product)
         options = triton.CompilerParams(num_warps=tiling.warps, num_stages=tiling.stages)
         return pallas.pallas_call(
-            functools.partial(kernel, shape),
-            grid=(SPLITS,),
-            compiler_params=None if interpret else options,
-            interpret=interpret,
-            **outputs,
+            functools.partial(kernel, shape), grid=(SPLITS,), compiler_params=None if interpret else options, interpret=interpret, **outputs
         )
 
     share = jax.ShapeDtypeStruct((SPLITS, len(padded)), jnp.float32)
@@ -162,11 +158,7 @@ def _expectations(shape: _Shape, contexts_ref, matrix_ref, bias_ref, largest_ref
         return after
 
     start = [
-        (
-            jnp.full(n, -1e30, jnp.float32),
-            jnp.zeros(n, jnp.float32),
-            [jnp.zeros((n, m), jnp.float32) for _, m in shape.width],
-        )
+        (jnp.full(n, -1e30, jnp.float32), jnp.zeros(n, jnp.float32), [jnp.zeros((n, m), jnp.float32) for _, m in shape.width])
         for _, n in shape.tokens
     ]
     carry = jax.lax.fori_loop(0, _blocks(shape, split), block, start)
@@ -178,24 +170,12 @@ def _expectations(shape: _Shape, contexts_ref, matrix_ref, bias_ref, largest_ref
 
 
 def _step(
-    rate: float,
-    shape: _Shape,
-    contexts_ref,
-    matrix_ref,
-    bias_ref,
-    targets_ref,
-    weights_ref,
-    normaliser_ref,
-    stepped_ref,
-    stepped_bias_ref,
+    rate: float, shape: _Shape, contexts_ref, matrix_ref, bias_ref, targets_ref, weights_ref, normaliser_ref, stepped_ref, stepped_bias_ref
 ) -> None:
     """Each block of rows, stepped along its gradient. Words go down and tokens across: what one product gives, the next one takes."""
     split = pallas.program_id(0)
     contexts = _tiles(contexts_ref, shape)
-    per_token = [
-        (targets_ref[pallas.ds(t, n)], weights_ref[pallas.ds(t, n)], normaliser_ref[pallas.ds(t, n)])
-        for t, n in shape.tokens
-    ]
+    per_token = [(targets_ref[pallas.ds(t, n)], weights_ref[pallas.ds(t, n)], normaliser_ref[pallas.ds(t, n)]) for t, n in shape.tokens]
 
     def block(index, carry):
         first = split * shape.rows + index * shape.block
@@ -226,10 +206,7 @@ def _step(
 
 
 def _tiles(contexts_ref, shape: _Shape):
-    return [
-        [contexts_ref[pallas.ds(t, n), pallas.ds(w, m)].astype(shape.product) for w, m in shape.width]
-        for t, n in shape.tokens
-    ]
+    return [[contexts_ref[pallas.ds(t, n), pallas.ds(w, m)].astype(shape.product) for w, m in shape.width] for t, n in shape.tokens]
 
 
 def _block(shape: _Shape, matrix_ref, bias_ref, first):

@@ -10,9 +10,7 @@ from taciturn.core import Key, LanguageModel, Params
 from taciturn.models.layers import dense, dropout, embedding, looked_up
 
 
-def transformer(
-    vocabulary: int, width: int = 96, layers: int = 2, heads: int = 4, dropout_rate: float = 0.0
-) -> LanguageModel:
+def transformer(vocabulary: int, width: int = 96, layers: int = 2, heads: int = 4, dropout_rate: float = 0.0) -> LanguageModel:
     head_width = width // heads
     if width % heads or head_width % 2:
         raise ValueError(f"a Transformer's width must be a multiple of 2 × heads; {width} and {heads} heads are not")

@@ -58,9 +58,7 @@ class Account:
 
         def check(rows: list[Row]) -> None:
             if any(row.get("run") == terms.name for row in rows):
-                raise LedgerError(
-                    f"{self.ledger.path} already has a run {terms.name!r}: choose another --run, or --resume it"
-                )
+                raise LedgerError(f"{self.ledger.path} already has a run {terms.name!r}: choose another --run, or --resume it")
             self.ledger.check_room([self.cost(reserved)] if reserved else [], terms.distance)
 
         declared = {"adjacency": terms.adjacency, "randomness": terms.randomness, "accountant": terms.accountant}
@@ -90,9 +88,7 @@ class Account:
         """Go on with a run that was cut off. `head` is the row its state was saved at."""
         rows, terms = self.ledger.run_rows(self.terms.name), self.terms
         if not rows:
-            raise LedgerError(
-                f"{self.ledger.path} has no run {terms.name!r}: this run folder belongs to another population"
-            )
+            raise LedgerError(f"{self.ledger.path} has no run {terms.name!r}: this run folder belongs to another population")
         opened = rows[0]
         for named, was, now in (
             ("kind of noise", opened.get("noise"), INTEGERS),
@@ -103,13 +99,9 @@ class Account:
             ("source of randomness", opened["randomness"], terms.randomness),
         ):
             if was != now:
-                raise LedgerError(
-                    f"the {named} of run {terms.name!r} is not the one it was opened with; start a new run instead"
-                )
+                raise LedgerError(f"the {named} of run {terms.name!r} is not the one it was opened with; start a new run instead")
         if head is not None and all(row["hash"] != head for row in rows):
-            raise LedgerError(
-                f"{self.ledger.path} lacks the row at which this run was saved: rows were cut off. Nothing released."
-            )
+            raise LedgerError(f"{self.ledger.path} lacks the row at which this run was saved: rows were cut off. Nothing released.")
         self._rows = rows
         self._append({"kind": "resume", "run": terms.name, "fresh": self._fresh()})
 
@@ -165,9 +157,7 @@ class Account:
                 )
             budget = f"the budget of {wanted} at δ = {delta_text(limits.delta)}"
             if self.allowed == 0:
-                raise BudgetExhausted(
-                    f"{budget} allows not one release at this noise; take more noise, or a larger budget"
-                )
+                raise BudgetExhausted(f"{budget} allows not one release at this noise; take more noise, or a larger budget")
             raise BudgetExhausted(f"{budget} allows {self.allowed} releases; all are spent")
 
     def charge(self, round: int, record: str, log: str = "") -> None:
@@ -213,9 +203,7 @@ class Account:
         if sum(row.get("run") == self.terms.name for row in rows) != len(self._opened_rows):
             raise LedgerError(f"another process is at work on run {self.terms.name!r}: stop one of the two")
         if self.ledger.is_closed(self.terms.name):
-            raise LedgerError(
-                f"run {self.terms.name!r} is closed, and has given back what it reserved: start a new run"
-            )
+            raise LedgerError(f"run {self.terms.name!r} is closed, and has given back what it reserved: start a new run")
 
     def guarantee(self, delta: float | None = None) -> Guarantee:
         return self.ledger.guarantee(self.terms.name, self.head, delta)

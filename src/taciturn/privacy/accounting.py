@@ -90,9 +90,7 @@ class Budget:
         return self.epsilon is None or epsilon(event, self.delta, accountant, grid, distance) <= self.epsilon
 
 
-def epsilon(
-    event: DpEvent, delta: float, accountant: AccountantName = "pld", grid: float = FINE, distance: float = 0.0
-) -> float:
+def epsilon(event: DpEvent, delta: float, accountant: AccountantName = "pld", grid: float = FINE, distance: float = 0.0) -> float:
     """The smallest ε that can be shown for an event at δ; ∞ if there is none.
 
     `distance` is the total variation distance τ of the noise that was drawn from the normal noise that the event is about, over all
@@ -206,9 +204,7 @@ def composed(earlier: Sequence[DpEvent], event: DpEvent) -> DpEvent:
     return ComposedDpEvent([*earlier, event]) if earlier else event
 
 
-def allowed_releases(
-    cost: Callable[[int], DpEvent], budget: Budget, accountant: AccountantName, most: int, distance: float = 0.0
-) -> int:
+def allowed_releases(cost: Callable[[int], DpEvent], budget: Budget, accountant: AccountantName, most: int, distance: float = 0.0) -> int:
     """The largest number of releases, up to `most`, whose cost stays within the budget; `distance` is that of the noise of all of them."""
 
     def allows(releases: int) -> bool:
@@ -223,9 +219,7 @@ def allowed_releases(
     return low
 
 
-def noise_for_budget(
-    cost: Callable[[float], DpEvent], budget: Budget, accountant: AccountantName, distance: float = 0.0
-) -> float:
+def noise_for_budget(cost: Callable[[float], DpEvent], budget: Budget, accountant: AccountantName, distance: float = 0.0) -> float:
     """The smallest noise multiplier, to a part in a thousand, whose `cost` (of all rounds) stays within the budget."""
     if budget.epsilon is None and budget.rho is None:
         raise ValueError("a noise multiplier can only be worked out from a budget of ε or ρ")
@@ -242,13 +236,9 @@ def noise_for_budget(
 
 def _bisect(allowed: Callable[[float], bool], low: float, high: float) -> float:
     if not allowed(high):
-        raise ValueError(
-            "no noise multiplier up to 10,000 meets this budget: allow more ε, fewer rounds or smaller cohorts"
-        )
+        raise ValueError("no noise multiplier up to 10,000 meets this budget: allow more ε, fewer rounds or smaller cohorts")
     if allowed(low):
-        raise ValueError(
-            "this budget is met with almost no noise, so it would promise nobody anything: ask for a smaller ε"
-        )
+        raise ValueError("this budget is met with almost no noise, so it would promise nobody anything: ask for a smaller ε")
     while high > low * 1.0005:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if allowed(middle) else (middle, high)
@@ -288,12 +278,7 @@ def event_from_json(row: dict[str, Any]) -> DpEvent:
             return SelfComposedDpEvent(event_from_json(inner), count)
         case {"event": "non-private"}:
             return NonPrivateDpEvent()
-        case {
-            "event": "correlated",
-            "noise_multiplier": float(multiplier),
-            "squares": list(squares),
-            "claim": str(claim),
-        }:
+        case {"event": "correlated", "noise_multiplier": float(multiplier), "squares": list(squares), "claim": str(claim)}:
             # As ledgers of before restarts have it: one Gaussian for each number of releases.
             costs = tuple((count, GaussianDpEvent(multiplier / math.sqrt(square))) for count, square in squares)
             return CorrelatedDpEvent(costs, claim)

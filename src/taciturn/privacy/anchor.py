@@ -92,6 +92,4 @@ class Anchor:
             said = ""
             with contextlib.suppress(IndexError):
                 said = f": {done.stderr.strip().splitlines()[-1]}"
-            raise AnchorError(
-                f"the anchor {self} did not agree (exit status {done.returncode}){said}. Nothing released."
-            )
+            raise AnchorError(f"the anchor {self} did not agree (exit status {done.returncode}){said}. Nothing released.")

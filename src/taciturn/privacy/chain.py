@@ -63,9 +63,7 @@ class ChainedFile:
             if not self.rows:
                 self._write(file, {"kind": "ledger", "id": secrets.token_hex(8)})
         if known not in (None, self.id):
-            raise LedgerError(
-                f"{self.path} is not the ledger of these users: it was replaced by another. Restore it from a copy."
-            )
+            raise LedgerError(f"{self.path} is not the ledger of these users: it was replaced by another. Restore it from a copy.")
 
     @property
     def id(self) -> str:
@@ -106,9 +104,7 @@ class ChainedFile:
         """Verify and take in what is new in the file since this object last looked."""
         size = file.seek(0, os.SEEK_END)
         if size < self._size:
-            raise LedgerError(
-                f"{self.path} became shorter while it was in use: rows were removed. Nothing was released."
-            )
+            raise LedgerError(f"{self.path} became shorter while it was in use: rows were removed. Nothing was released.")
         file.seek(self._size)
         *lines, tail = file.read().split(b"\n")
         for line in lines:

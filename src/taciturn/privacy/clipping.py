@@ -125,27 +125,21 @@ def flat_clip(clip_norm: float | list[tuple[int, float]]) -> Bound:
     return Bound(schedule.at, _clip, pack, unpack, step, REACH, lambda params: None, schedule.norms)
 
 
-def per_layer_clip(
-    clip_norm: float | list[tuple[int, float]] | None = None, layers: Mapping[str, float] | None = None
-) -> Bound:
+def per_layer_clip(clip_norm: float | list[tuple[int, float]] | None = None, layers: Mapping[str, float] | None = None) -> Bound:
     """Each layer to its own S_j, with S = √(Σ S_j²): either S_j = S/√m for all m layers, or `layers` given by name.
 
     Departs from McMahan et al. 2018: a layer is a leaf of the parameters, so their LSTM has 6 here; they count 11, with the
     four gates apart. Both keep ‖Δ‖ ≤ S.
     """
     if (clip_norm is None) == (layers is None):
-        raise ValueError(
-            "per-layer clipping takes either one clip norm S, shared out as S/√m, or the S_j of every layer"
-        )
+        raise ValueError("per-layer clipping takes either one clip norm S, shared out as S/√m, or the S_j of every layer")
     total = math.sqrt(sum(norm**2 for norm in layers.values())) if layers else 0.0
     schedule = clip_schedule(total if clip_norm is None else clip_norm)
 
     def shares(update: Update) -> PyTree:
         names = layer_names(update)
         equal = 1.0 / math.sqrt(len(names))
-        return jax.tree.unflatten(
-            jax.tree.structure(update), [layers[name] / total if layers else equal for name in names]
-        )
+        return jax.tree.unflatten(jax.tree.structure(update), [layers[name] / total if layers else equal for name in names])
 
     def project(norm: jax.Array, update: Update) -> Update:
         # Each S_j is rounded towards zero, so that √(Σ S_j²) ≤ S survives float32.
@@ -154,9 +148,7 @@ def per_layer_clip(
     def check(params: Params) -> None:
         names = set(layer_names(params))
         if layers is not None and set(layers) != names:
-            raise ValueError(
-                f"per-layer clip norms are given for {sorted(layers)}, but the model's layers are {sorted(names)}"
-            )
+            raise ValueError(f"per-layer clip norms are given for {sorted(layers)}, but the model's layers are {sorted(names)}")
 
     return Bound(schedule.at, project, pack, unpack, step, REACH, check, schedule.norms)
 
@@ -195,10 +187,7 @@ def decode(bound: Bound, public: PyTree, total: Report) -> Report:
 
 def layer_names(params: Params) -> list[str]:
     """Names of the leaves in order, such as `blocks/0/feed_in`."""
-    return [
-        jax.tree_util.keystr(path, simple=True, separator="/")
-        for path, _ in jax.tree_util.tree_leaves_with_path(params)
-    ]
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree_util.tree_leaves_with_path(params)]
 
 
 def _clip(norm: jax.Array, update: PyTree) -> PyTree:

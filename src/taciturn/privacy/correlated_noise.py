@@ -49,9 +49,7 @@ def blt(multiplier: float, *segments: Buffers) -> Noise:
     # As they are used, and as the cost is computed for.
     exact = [(rows, _fixed(decay), _fixed(scale)) for rows, decay, scale in segments]
     if any(not 0 < one < 2**BITS for _, decays, _ in exact for one in decays):
-        raise ValueError(
-            f"a decay of a BLT is a multiple of 2^-{BITS} between 0 and 1; one of these is rounded to an end"
-        )
+        raise ValueError(f"a decay of a BLT is a multiple of 2^-{BITS} between 0 and 1; one of these is rounded to an end")
 
     def init(size: int) -> PyTree:
         return [wide.zeros((size,)) for _ in range(most)]
@@ -105,10 +103,7 @@ def banded(multiplier: float, *segments: Bands) -> Noise:
 
         return next
 
-    columns = [
-        np.pad(np.array(bands) / 2**BITS, (0, max(0, rows - most)))[:rows]
-        for (rows, _), bands in zip(segments, exact, strict=True)
-    ]
+    columns = [np.pad(np.array(bands) / 2**BITS, (0, max(0, rows - most)))[:rows] for (rows, _), bands in zip(segments, exact, strict=True)]
     gain = max(float(np.linalg.norm(sensitivity.toeplitz_inverse(column, len(column)))) for column in columns)
     strategy = sensitivity.toeplitz(f"{most}-banded Toeplitz", *columns)
     nexts = [with_bands(bands) for bands in exact]
@@ -184,9 +179,7 @@ def tree(multiplier: float, *lengths: int, honaker: bool = True) -> Noise:
 
         def last(state: PyTree, draw: Draw) -> tuple[Wide, PyTree]:
             residual, (round, nodes) = next(state, draw)
-            correction = jax.lax.cond(
-                round == rows, lambda: complete(nodes, draw), lambda: wide.zeros(residual.high.shape)
-            )
+            correction = jax.lax.cond(round == rows, lambda: complete(nodes, draw), lambda: wide.zeros(residual.high.shape))
             return wide.add(residual, correction), (round, nodes)
 
         return last if above else next

@@ -24,20 +24,7 @@ import jax
 import numpy as np
 
 from taciturn import randomness
-from taciturn.core import (
-    Algorithm,
-    Estimate,
-    FailedRound,
-    Fleet,
-    Key,
-    MechanismState,
-    Message,
-    Params,
-    Program,
-    Report,
-    UserData,
-    UserIds,
-)
+from taciturn.core import Algorithm, Estimate, FailedRound, Fleet, Key, MechanismState, Message, Params, Program, Report, UserData, UserIds
 from taciturn.fleets.in_memory import UsersInMemory
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget, event_to_json
@@ -75,15 +62,11 @@ class Curator:
         if mechanism.correlated and participation.limits is None:
             raise ValueError("noise that is correlated over rounds needs a claim about how often users take part")
         if account.terms.adjacency != participation.adjacency:
-            raise ValueError(
-                f"the account states the adjacency «{account.terms.adjacency}», not «{participation.adjacency}»"
-            )
+            raise ValueError(f"the account states the adjacency «{account.terms.adjacency}», not «{participation.adjacency}»")
         self.account = account
         self._mechanism, self._participation, self._fleet, self._log = mechanism, participation, fleet, log
         # Bound to what runs: one root under two recipes or two noise levels shares no key between them.
-        self._root = randomness.derive(
-            root, f"run {account.terms.recipe} {json.dumps(event_to_json(account.release))}", 0
-        )
+        self._root = randomness.derive(root, f"run {account.terms.recipe} {json.dumps(event_to_json(account.release))}", 0)
         self._records = records or Records(None, self._root)
         self._release, self._follow = jax.jit(mechanism.release), jax.jit(mechanism.follow)
         self._states: dict[int, MechanismState] = {}  # that this round and the next must start from
@@ -143,10 +126,7 @@ class Curator:
         )
         account = Account(book, terms, mechanism.event(participation))
         account.check_budget()
-        secrets, log = (
-            tempfile.TemporaryDirectory(prefix="taciturn-"),
-            None,
-        )  # who took part, as long as the curator lives
+        secrets, log = (tempfile.TemporaryDirectory(prefix="taciturn-"), None)  # who took part, as long as the curator lives
         if participation.limits is not None:
             log_key = randomness.derive(root, "participation log", 0)
             log = ParticipationLog(Path(secrets.name) / "participation.log", *participation.limits, log_key)
@@ -187,9 +167,7 @@ class Curator:
         if rows != round or not all(left is right or np.array_equal(left, right) for left, right in same):
             raise ValueError(f"round {round} does not go on from the state that the round before it left")
         if round > len(self.account.charges):
-            raise ValueError(
-                f"round {round} cannot come before round {len(self.account.charges)}, which is not charged yet"
-            )
+            raise ValueError(f"round {round} cannot come before round {len(self.account.charges)}, which is not charged yet")
 
     def _check_log(self, log: ParticipationLog) -> None:
         """Charge r is entry r of the log."""
@@ -211,9 +189,7 @@ class Curator:
             return self._total(params, state, cohort, round, 0)
         return self._total_within_the_claim(params, state, round, self._log)
 
-    def _total_within_the_claim(
-        self, params: Params, state: MechanismState, round: int, log: ParticipationLog
-    ) -> Report:
+    def _total_within_the_claim(self, params: Params, state: MechanismState, round: int, log: ParticipationLog) -> Report:
         """Tries until a cohort reports. Who was asked is on record before anything is summed; a round that fails releases nothing,
         so it uses no row of noise and counts for nobody, whatever became of the devices' own timers."""
         while True:

@@ -51,9 +51,7 @@ def clipped_denominator(least_weight: float) -> Estimator:
     _check(least_weight)
     least = math.floor(least_weight * STEPS)
     if not 1 <= least < 2**31:
-        raise ValueError(
-            f"the least weight of a cohort, qW_min, lies between 2^-{DIGIT} and 2^16; {least_weight} does not"
-        )
+        raise ValueError(f"the least weight of a cohort, qW_min, lies between 2^-{DIGIT} and 2^16; {least_weight} does not")
 
     def apply(total: Report) -> Estimate:
         return trees.scale(total.update, 1.0 / jnp.maximum(least_weight, total.weight))

@@ -45,9 +45,7 @@ def group_epsilon(
         alone = epsilon(unsampled, at, "rdp" if earlier else accountant)
         if mixture is not None and accountant == "pld":
             return min(alone, epsilon_by_loss_distributions(mixture, at, COARSE))
-        one = smallest_epsilon(
-            lambda at: epsilon(cost, at, accountant, COARSE), lambda one: at * chained_share(one, users)
-        )
+        one = smallest_epsilon(lambda at: epsilon(cost, at, accountant, COARSE), lambda one: at * chained_share(one, users))
         return min(alone, users * one)
 
     return with_distance(bound, delta, distance)
@@ -62,8 +60,7 @@ def _mixture(release: DpEvent, releases: int, users: int) -> DpEvent | None:
     """The mixture of Gaussians that a group makes of releases which sample every user independently; None where they do not."""
     match repeated(release, releases):
         case SelfComposedDpEvent(
-            event=PoissonSampledDpEvent(sampling_probability=q, event=GaussianDpEvent(noise_multiplier=multiplier)),
-            count=count,
+            event=PoissonSampledDpEvent(sampling_probability=q, event=GaussianDpEvent(noise_multiplier=multiplier)), count=count
         ) if not isinstance(release, CorrelatedDpEvent) and multiplier / users >= LEAST_PLD_NOISE:
             there = range(users + 1)
             chances = tuple(float(chance) for chance in binom.pmf(there, users, q))

@@ -15,16 +15,7 @@ from pathlib import Path
 from dp_accounting import DpEvent, NonPrivateDpEvent
 
 from taciturn.names import AccountantName
-from taciturn.privacy.accounting import (
-    claim_of,
-    composed,
-    epsilon,
-    event_from_json,
-    is_sampled,
-    most_releases,
-    repeated,
-    rho,
-)
+from taciturn.privacy.accounting import claim_of, composed, epsilon, event_from_json, is_sampled, most_releases, repeated, rho
 from taciturn.privacy.anchor import Anchor, AnchorUnreachable
 from taciturn.privacy.chain import ChainedFile, LedgerError, Row
 from taciturn.privacy.conversions import with_distance
@@ -173,11 +164,7 @@ class Ledger(ChainedFile):
         adjacencies = {run: self.run_rows(run)[0]["adjacency"] for run, _ in self._spent()}
         groups = {
             # What was released without privacy counts under every adjacency.
-            one: [
-                spent
-                for spent in self._spent()
-                if one == adjacencies[spent[0]] or isinstance(spent[1], NonPrivateDpEvent)
-            ]
+            one: [spent for spent in self._spent() if one == adjacencies[spent[0]] or isinstance(spent[1], NonPrivateDpEvent)]
             for one in adjacencies.values()
         }
         return [(one, *self._together(spent, delta)) for one, spent in groups.items()]

@@ -36,6 +36,7 @@ WIDE, MOST_POINTS = 1 << 19, 1 << 22
 MOST_HALVINGS = 60  # of δ: below 10⁻¹⁸ nothing is said either
 
 
+@functools.lru_cache(maxsize=4096)  # runs ask for one ε again and again
 def epsilon_by_loss_distributions(event: DpEvent, delta: float, grid: float) -> float:
     """ε at δ of a Gaussian mechanism, sampled, mixed or neither, that is repeated or not; ∞ where that cannot be said."""
     release, count = (event.event, event.count) if isinstance(event, SelfComposedDpEvent) else (event, 1)
@@ -170,9 +171,7 @@ def _dense(pmf: Any) -> tuple[int, np.ndarray, float]:
     return int(dense._lower_loss), np.asarray(dense._probs, np.float64), float(dense._infinity_mass)
 
 
-def _tail(
-    lowest: int, probabilities: np.ndarray, at_infinity: float, *, count: int, grid: float, halvings: int
-) -> _Tail:
+def _tail(lowest: int, probabilities: np.ndarray, at_infinity: float, *, count: int, grid: float, halvings: int) -> _Tail:
     there = np.flatnonzero(probabilities > 0)
     one = _Release(lowest + there, np.log(probabilities[there]), count, grid)
     lost = -math.expm1(count * math.log1p(-at_infinity))
@@ -233,17 +232,10 @@ class _Release:
         error = float(np.finfo(np.longdouble).eps) * self.count * size
 
         def rounding(epsilon: float) -> float:
-            return (
-                DEVIATIONS
-                * error
-                * math.exp(min(whole - tilt * epsilon, 700.0))
-                / math.sqrt(-math.expm1(-2 * tilt * grid))
-            )
+            return DEVIATIONS * error * math.exp(min(whole - tilt * epsilon, 700.0)) / math.sqrt(-math.expm1(-2 * tilt * grid))
 
         losses = np.append(places, places[-1] + 1) * grid
-        return _Tail(
-            losses, np.append(mass, 0.0), np.append(discounted, 0.0), log_scale, middle, lost + beyond
-        ), rounding
+        return _Tail(losses, np.append(mass, 0.0), np.append(discounted, 0.0), log_scale, middle, lost + beyond), rounding
 
 
 def _least(value: Callable[[float], float]) -> tuple[float, float]:

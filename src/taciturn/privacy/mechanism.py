@@ -74,13 +74,9 @@ def mechanism(bound: Bound, estimator: Estimator, noise: Noise, most_reports: in
     if not 0 < most_reports <= bound.most_reports:
         raise ValueError(f"sums of these reports hold {bound.most_reports} of them, not {most_reports}")
     if is_private and not math.isfinite(bound.reach * estimator.sensitivity(1)):
-        raise ValueError(
-            "noise needs a bounded sensitivity: use a clip norm and a fixed or clipped denominator with it"
-        )
+        raise ValueError("noise needs a bounded sensitivity: use a clip norm and a fixed or clipped denominator with it")
     if correlated and len(set(bound.clip_norms)) > 1:
-        raise ValueError(
-            "under correlated noise the clip norm cannot change from round to round: use one for the whole run"
-        )
+        raise ValueError("under correlated noise the clip norm cannot change from round to round: use one for the whole run")
 
     def grid(size: int) -> Grid:
         reach = bound.reach * estimator.sensitivity(size)
@@ -145,9 +141,7 @@ def adaptive_mechanism(clip: AdaptiveClip, report_goal: float, noise: Noise, mos
     reports of the same norm. So the count is on a grid as fine as that of the updates.
     """
     if noise.multiplier <= 0 or noise.strategy.name == "independent":
-        raise ValueError(
-            "adaptive clipping changes the clip norm where correlated noise restarts, and needs such noise"
-        )
+        raise ValueError("adaptive clipping changes the clip norm where correlated noise restarts, and needs such noise")
     if not 0 < most_reports <= clipping.MOST_REPORTS:
         raise ValueError(f"sums of these reports hold {clipping.MOST_REPORTS} of them, not {most_reports}")
     multiplier, whole = clip.update_multiplier(noise.multiplier), flat_clip(clip.start)

@@ -35,9 +35,7 @@ class Noise(NamedTuple):
 def gaussian(multiplier: float) -> Noise:
     """Fresh noise every round, independent of all other rounds."""
     check_multiplier(multiplier)
-    return Noise(
-        float(multiplier), lambda size: (), lambda state, draw: (draw(0), state), INDEPENDENT, lambda rows: rows
-    )
+    return Noise(float(multiplier), lambda size: (), lambda state, draw: (draw(0), state), INDEPENDENT, lambda rows: rows)
 
 
 def check_multiplier(multiplier: float) -> None:

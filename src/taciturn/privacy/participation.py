@@ -9,13 +9,7 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from dp_accounting import (
-    DpEvent,
-    GaussianDpEvent,
-    PoissonSampledDpEvent,
-    SampledWithoutReplacementDpEvent,
-    SelfComposedDpEvent,
-)
+from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent, SelfComposedDpEvent
 
 from taciturn.core import Coins, Strategy, UserIds
 from taciturn.errors import TaciturnError
@@ -23,9 +17,7 @@ from taciturn.privacy.accounting import CorrelatedDpEvent
 from taciturn.privacy.noise import INDEPENDENT
 from taciturn.privacy.sensitivity import most_participations
 
-LEAST_DELTA = (
-    1e-15  # of those chosen for others: below, loss distributions are lost in rounding, and (1 + e^ε)·2⁻⁶⁰ counts
-)
+LEAST_DELTA = 1e-15  # of those chosen for others: below, loss distributions are lost in rounding, and (1 + e^ε)·2⁻⁶⁰ counts
 
 
 @dataclass(frozen=True)
@@ -121,9 +113,7 @@ class MinSeparation:
 
     def __post_init__(self) -> None:
         if min(self.size, self.max_participations, self.rounds, self.over_selection) < 1 or self.min_separation < 0:
-            raise ValueError(
-                "a min-separation participation needs a report goal, a separation ≥ 0 and at least one participation"
-            )
+            raise ValueError("a min-separation participation needs a report goal, a separation ≥ 0 and at least one participation")
 
     def select(self, available: UserIds, row: int, coins: Coins) -> UserIds:
         if len(available) < self.asked:
@@ -189,9 +179,7 @@ class CyclicPoisson:
         if self.rounds > strategy.rows:
             raise ValueError(f"there is noise for {strategy.rows} rounds, and the claim is about {self.rounds}")
         counts = _counts(self.rounds, strategy)
-        turn = GaussianDpEvent(
-            noise_multiplier / math.sqrt(strategy.sensitivity_squared(counts[-1], self.cycle - 1, 1))
-        )
+        turn = GaussianDpEvent(noise_multiplier / math.sqrt(strategy.sensitivity_squared(counts[-1], self.cycle - 1, 1)))
         sampled = turn if self.probability == 1 else PoissonSampledDpEvent(self.probability, turn)
         claim = (
             f"noise: {strategy.name}; a user has a turn every {self.cycle} rounds and takes it with probability "

@@ -35,9 +35,7 @@ WORDS = 4  # of 32 bits, for each draw of each coordinate: 127 bits and a sign
 # A lattice of spacing c meets a Gaussian of standard deviation ≥ 2c: its sums over the lattice differ by 2 exp(−8π²), less than 2⁻¹¹².
 SMOOTHING = Fraction(1, 4) - Fraction(1, BASE**2)
 ADDITION_ERROR = 2.0**-111  # of one addition, in total variation
-TABLE_ERROR = (LARGEST + 1) * 2.0 ** -(
-    BITS + 1
-) + 2.0**-180  # of one look-up: rounded probabilities, and the tail that is cut off
+TABLE_ERROR = (LARGEST + 1) * 2.0 ** -(BITS + 1) + 2.0**-180  # of one look-up: rounded probabilities, and the tail that is cut off
 
 
 class Spread(NamedTuple):
@@ -56,9 +54,7 @@ class Spread(NamedTuple):
 def spread(deviation: float) -> Spread:
     """The narrowest noise of at least this standard deviation that can be put together: by up to `BASE` steps more."""
     if not BASE <= deviation < 2.0**58:
-        raise ValueError(
-            f"whole-number noise has a standard deviation of {BASE} to 2⁵⁸ steps; {deviation:.3g} is outside"
-        )
+        raise ValueError(f"whole-number noise has a standard deviation of {BASE} to 2⁵⁸ steps; {deviation:.3g} is outside")
     wanted, variance, factors = Fraction(deviation) ** 2, Fraction(BASE**2), [1]
     while variance < wanted:
         most = math.isqrt(math.floor(variance * SMOOTHING))

@@ -162,9 +162,7 @@ def modular(clip: Bound, params: Params, encoded: Encoding) -> Bound:
 
     # As long as the longest report, turned back: a little more, for the rounding of this product.
     reach = math.sqrt(encoded.limit) * math.sqrt(encoded.block) * (1 + 2.0**-50)
-    return Bound(
-        public, project, pack, unpack, step, reach, check, clip.clip_norms, encoded.modulus, encoded.most_reports
-    )
+    return Bound(public, project, pack, unpack, step, reach, check, clip.clip_norms, encoded.modulus, encoded.most_reports)
 
 
 def conditionally_rounded(encoded: Encoding, values: jax.Array, key: Key) -> jax.Array:

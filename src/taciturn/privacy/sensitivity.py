@@ -168,9 +168,7 @@ def tree_weights(levels: int) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=4096)
-def tree_sensitivity_squared(
-    rows: int, min_separation: int, max_participations: int, restarts: tuple[int, ...] = ()
-) -> float:
+def tree_sensitivity_squared(rows: int, min_separation: int, max_participations: int, restarts: tuple[int, ...] = ()) -> float:
     """The largest Σ (participations inside)² over all nodes that have noise; exact.
 
     A subtree is summed up by its frontier: for each number of participations in it and each value of the sum, how much room can be

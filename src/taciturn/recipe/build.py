@@ -73,9 +73,7 @@ def min_separation_or_cyclic(recipe: Recipe) -> MinSeparation | CyclicPoisson:
 
 def noise(recipe: Recipe, multiplier: float) -> Noise:
     lengths = segments(rows(recipe), recipe.restart_rounds)
-    coefficients = {
-        name: _split_coefficients(values, len(lengths)) for name, values in (recipe.privacy.strategy or {}).items()
-    }
+    coefficients = {name: _split_coefficients(values, len(lengths)) for name, values in (recipe.privacy.strategy or {}).items()}
     match recipe.noise:
         case "independent":
             return gaussian(multiplier)
@@ -163,9 +161,7 @@ def most_reports(recipe: Recipe) -> int:
     return n_max
 
 
-def _user_update(
-    recipe: Recipe, model: LanguageModel, local: LocalTraining, project: Project | None = None
-) -> UserUpdate:
+def _user_update(recipe: Recipe, model: LanguageModel, local: LocalTraining, project: Project | None = None) -> UserUpdate:
     """What a device computes; `model` takes its products as the recipe says."""
     step = sgd_step(model, jnp.bfloat16 if recipe.local.precision == "mixed" else jnp.float32)
     match recipe.local.forgetting:

@@ -26,9 +26,7 @@ class Recipe(Section):
     algorithm: AlgorithmName = setting(
         "dp-fedavg",
         "fedavg has no privacy (ε = ∞)",
-        for_papers={
-            "transfer-learning": "learns from devices' average prediction, not their updates; no privacy (ε = ∞)"
-        },
+        for_papers={"transfer-learning": "learns from devices' average prediction, not their updates; no privacy (ε = ∞)"},
     )
     data: sections.DataSection
     model: sections.ModelSection = sections.ModelSection()

@@ -80,11 +80,7 @@ def _matrix() -> str:
     left = [one for one in combined if all(pair.allows(one[pair.setting], one[pair.other]) for pair in COMPATIBLE)]
     rows = (
         [
-            " · ".join(
-                value
-                for value in known[axis]
-                if any(one[axis] == value for one in left if one["algorithm"] == algorithm)
-            )
+            " · ".join(value for value in known[axis] if any(one[axis] == value for one in left if one["algorithm"] == algorithm))
             for axis in axes
         ]
         for algorithm in known["algorithm"]

@@ -34,9 +34,7 @@ class DataSection(Section):
     sentence_length: PositiveInt = setting(20, "tokens of a sentence; longer ones are cut")
     general: str | None = setting(None, "folder made by `taciturn data public`, to rehearse or to predict on devices")
     general_digest: str | None = setting(None, "names that text; worked out, and written into the run's own recipe")
-    general_test: str | None = setting(
-        None, "another such folder, measured beside the held-out users: what is forgotten?"
-    )
+    general_test: str | None = setting(None, "another such folder, measured beside the held-out users: what is forgotten?")
 
 
 class ModelSection(Section):
@@ -62,9 +60,7 @@ class LocalSection(Section):
     batch_size: PositiveInt = setting(50, "B: pieces of text in a local step")
     unroll: PositiveInt = setting(10, "tokens predicted in a row, in unrolls")
     epochs: PositiveInt = setting(1, "E: times that a device goes over its text")
-    max_gradient_norm: float | None = setting(
-        None, "of a local step; keeps high learning rates from running away", gt=0
-    )
+    max_gradient_norm: float | None = setting(None, "of a local step; keeps high learning rates from running away", gt=0)
     update_penalty: float = setting(0.0, "L2 penalty on the update", ge=0)
     forgetting: Literal["none", "rehearsal", "distillation"] = setting(
         "none",
@@ -106,9 +102,7 @@ class ParticipationSection(Section):
         "privacy.bands rounds (dp-ftrl)",
         for_papers={"fixed": "cohorts of one size, drawn without replacement"},
     )
-    users: PositiveInt = Field(
-        description="K, the number of users as publicly known; sets q and δ, and is never counted"
-    )
+    users: PositiveInt = Field(description="K, the number of users as publicly known; sets q and δ, and is never counted")
     cohort: float = Field(gt=0, le=60_000, description="m: users a round, expected with poisson; else exact, or a goal")
     weight_cap: float | None = setting(None, "ŵ: a user of n tokens weighs min(n/ŵ, 1); none weighs all alike", gt=0)
     total_weight: float | None = setting(None, "W, the total weight as publicly known (default: users)", gt=0)
@@ -136,9 +130,7 @@ class PrivacySection(Section):
     clip_learning_rate: float = setting(0.2, "η_γ of adaptive clipping", gt=0, le=10)
     clipped_count_stddev: float | None = setting(None, "σ_b of adaptive clipping (default: cohort / 20)", gt=0)
     layer_clip_norms: dict[str, float] | None = setting(None, "S_j by layer, in place of clip_norm")
-    greedy: bool = setting(
-        False, "clip after every local step (McMahan et al. 2018), not only at the end", for_papers=True
-    )
+    greedy: bool = setting(False, "clip after every local step (McMahan et al. 2018), not only at the end", for_papers=True)
     estimator: Literal["fixed", "clipped"] = setting("fixed", "denominator qW, or max(qW_min, Σ w_k)", for_papers=True)
     least_weight: float | None = setting(None, "W_min of the clipped denominator", gt=0, for_papers=True)
     noise_multiplier: float | None = setting(None, "z; left out, it is worked out from the budget", ge=1e-3)
@@ -183,39 +175,28 @@ class FleetSection(Section):
         "simulated",
         "users simulated here, everyone in every round; or simulated devices that check in at night, keep a timer and drop out; "
         "or real devices over a network, whose reports are added by a secure sum (`taciturn fleet serve`)",
-        for_papers={
-            "queue": "devices train on the model they last got, and a round closes when enough have reported (Popov et al. 2018)"
-        },
+        for_papers={"queue": "devices train on the model they last got, and a round closes when enough have reported (Popov et al. 2018)"},
     )
-    in_flight: PositiveInt | None = setting(
-        None, "queue: devices that train at once (default: 2 × cohort)", for_papers=True
-    )
+    in_flight: PositiveInt | None = setting(None, "queue: devices that train at once (default: 2 × cohort)", for_papers=True)
     timer_hours: float = setting(24.0, "for which a device rests after an upload", gt=0)
     lifetime_participations: PositiveInt | None = setting(
         None, "devices: reports that one sends in its life, in all runs, summed or not (default: max_participations)"
     )
     over_selection: float = setting(1.3, "devices asked for each report that is needed", ge=1)
-    most_reports: PositiveInt | None = setting(
-        None, "n_max: later reports are not summed (default: all who were asked)"
-    )
+    most_reports: PositiveInt | None = setting(None, "n_max: later reports are not summed (default: all who were asked)")
     dropout_rate: float = setting(0.06, "share of those who are asked and never report, on average", ge=0, lt=1)
     deadline: float = setting(600.0, "devices: seconds in which a report must arrive", gt=0)
     patience: float = setting(3600.0, "devices: seconds that the server waits until enough of them are there", gt=0)
     max_dropout: float = setting(0.3, "devices: share of a cohort that a secure sum can lose half-way", ge=0, lt=0.5)
     max_colluding: float = setting(0.05, "devices: share of a cohort that may collude with the server", ge=0, lt=0.5)
-    time_zones: list[tuple[float, float]] = setting(
-        [(0.0, 1.0)], "[[offset in hours, share of users], …]", min_length=1
-    )
+    time_zones: list[tuple[float, float]] = setting([(0.0, 1.0)], "[[offset in hours, share of users], …]", min_length=1)
 
 
 class CanarySection(Section):
     text: str | None = setting(
-        None,
-        "folder made by `taciturn data public`: what synthetic users write beside their secrets; none: no canaries",
+        None, "folder made by `taciturn data public`: what synthetic users write beside their secrets; none: no canaries"
     )
-    rate: float = setting(
-        0.575, "with which each takes part (Ramaswamy et al. 2020: 1,150 of 2,000 rounds)", gt=0, le=1
-    )
+    rate: float = setting(0.575, "with which each takes part (Ramaswamy et al. 2020: 1,150 of 2,000 rounds)", gt=0, le=1)
     users: list[PositiveInt] = setting([1, 4, 16], "n_u, who share a canary", min_length=1)
     copies: list[PositiveInt] = setting([1, 14, 200], "n_e, that each of them has", min_length=1)
     per_cell: PositiveInt = setting(3, "canaries of every n_u with every n_e")

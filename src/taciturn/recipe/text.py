@@ -112,7 +112,5 @@ def _toml(content: dict[str, Any], section: str = "") -> str:
     for key, value in content.items():
         if isinstance(value, dict):
             inner = f"{section}.{key}" if section else key
-            text += ("\n" if text else "") + _toml(
-                {k if BARE.fullmatch(k) else json.dumps(k): v for k, v in value.items()}, inner
-            )
+            text += ("\n" if text else "") + _toml({k if BARE.fullmatch(k) else json.dumps(k): v for k, v in value.items()}, inner)
     return text

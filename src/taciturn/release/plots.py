@@ -28,11 +28,7 @@ def plot_run(path: Path, rows: list[dict[str, Any]], title: str) -> None:
     margins = [100 * row["accuracy_top1_margin"] for row in rows]
     accuracy = [100 * row["accuracy_top1"] for row in rows]
     above.fill_between(
-        rounds,
-        *zip(*[(a - m, a + m) for a, m in zip(accuracy, margins, strict=True)], strict=True),
-        color=ACCENT,
-        alpha=0.15,
-        lw=0,
+        rounds, *zip(*[(a - m, a + m) for a, m in zip(accuracy, margins, strict=True)], strict=True), color=ACCENT, alpha=0.15, lw=0
     )
     above.plot(rounds, accuracy, color=ACCENT, marker="o", ms=3, lw=0.8)
     if len(rows) > 5:
@@ -41,9 +37,7 @@ def plot_run(path: Path, rows: list[dict[str, Any]], title: str) -> None:
         above.legend(frameon=False, loc="lower right")
     above.set_ylabel("AccuracyTop1 on held-out users, %")
     above.set_title(title, loc="left", fontsize=11, color=INK)
-    epsilons = [
-        (round, row["epsilon"]) for round, row in zip(rounds, rows, strict=True) if math.isfinite(row["epsilon"])
-    ]
+    epsilons = [(round, row["epsilon"]) for round, row in zip(rounds, rows, strict=True) if math.isfinite(row["epsilon"])]
     if epsilons:
         below.plot(*zip(*epsilons, strict=True), color=SECOND, marker="o", ms=3)
         below.set_ylim(bottom=0)

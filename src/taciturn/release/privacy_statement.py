@@ -37,9 +37,7 @@ def statement(guarantee: Guarantee, public_sources: tuple[str, ...], observed: s
             _item("Statement", f"{_formal(guarantee)}."),
             _item("Setting", "central differential privacy: whoever runs the curator is trusted to run it as it is."),
             _item("Data", _covers(guarantee)),
-            _item(
-                "Output", "every estimate released by the curator, and so every model on the way, not only the last."
-            ),
+            _item("Output", "every estimate released by the curator, and so every model on the way, not only the last."),
             _item("Unit", f"{guarantee.unit}, with everything they wrote."),
             _item("Adjacency", f"{guarantee.adjacency} ({_ADJACENCY.get(guarantee.adjacency, guarantee.adjacency)})."),
             _item("Groups", _groups(guarantee)),
@@ -59,12 +57,7 @@ def statement(guarantee: Guarantee, public_sources: tuple[str, ...], observed: s
                 ),
             ]
         elif guarantee.epsilon > MEANINGLESS:
-            parts += [
-                "",
-                _paragraph(
-                    "An ε above 1000 promises nothing: this run measures what noise costs in accuracy, not privacy."
-                ),
-            ]
+            parts += ["", _paragraph("An ε above 1000 promises nothing: this run measures what noise costs in accuracy, not privacy.")]
         elif guarantee.epsilon > WEAK:
             parts += ["", _paragraph("An ε above 10 is a weak promise. More users, or fewer rounds, make it stronger.")]
     parts += [
@@ -83,11 +76,7 @@ def statement(guarantee: Guarantee, public_sources: tuple[str, ...], observed: s
 
 def personal_statement(run: str | None, head: str | None) -> str:
     """What there is to say of a model that learned from its owner after its run: where it started, and that no guarantee goes with it."""
-    start = (
-        "a model of public text"
-        if run is None
-        else f"the model of run {run} at ledger row {head}, whose guarantee is not this one's"
-    )
+    start = "a model of public text" if run is None else f"the model of run {run} at ledger row {head}, whose guarantee is not this one's"
     return "\n".join(
         [
             _paragraph("Personal model: learned from one person's own text."),
@@ -104,9 +93,7 @@ def personal_statement(run: str | None, head: str | None) -> str:
 def _formal(guarantee: Guarantee) -> str:
     pair = f"({epsilon_text(guarantee.epsilon)}, {delta_text(guarantee.delta)})-differential privacy"
     if not guarantee.sampled:
-        return (
-            f"{pair}; ρ = {rho_text(guarantee.rho)} of zero-concentrated, μ = {mu_text(guarantee.rho)} of Gaussian DP"
-        )
+        return f"{pair}; ρ = {rho_text(guarantee.rho)} of zero-concentrated, μ = {mu_text(guarantee.rho)} of Gaussian DP"
     return f"{pair}; ρ = {rho_text(guarantee.rho)} of zero-concentrated DP, in which sampling users does not count"
 
 

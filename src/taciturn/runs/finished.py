@@ -38,9 +38,7 @@ def population_of(folder: Path) -> Population:
     if (folder / COUNTED_ON).exists():
         return Population(Path(json.loads((folder / COUNTED_ON).read_text())["population"]))
     if (folder / "guarantee.json").exists() and not (folder / "recipe.toml").exists():
-        raise RunError(
-            f"{folder} is an export, and the ledger to ask about it is beside its run: name the run's folder"
-        )
+        raise RunError(f"{folder} is an export, and the ledger to ask about it is beside its run: name the run's folder")
     return build.population(recipe_of(folder))
 
 
@@ -50,9 +48,7 @@ def guarantee_of(loaded: LoadedModel) -> Guarantee:
         raise ExportRefused(f"{loaded.path} does not say where it comes from: nothing is known of its privacy")
     check_not_personal(loaded.card, loaded.path)
     if not loaded.is_of_users:
-        raise ExportRefused(
-            f"{loaded.path} is made of public text alone: there is no guarantee to export it with, and nobody to protect"
-        )
+        raise ExportRefused(f"{loaded.path} is made of public text alone: there is no guarantee to export it with, and nobody to protect")
     return verified_guarantee(loaded.params, loaded.card, open_ledger(population_of(loaded.path)))
 
 
@@ -180,9 +176,7 @@ class FinishedRun:
         rebuilt = ledger.run_rows(guarantee.run)[0]["population"] != own.id
         population = Population(Path(on)) if on else own
         if population.vocabulary.words != card.vocabulary:
-            raise RunError(
-                f"{population.folder} was built with other words than {self.folder}; build it with --vocabulary {self.folder}"
-            )
+            raise RunError(f"{population.folder} was built with other words than {self.folder}; build it with --vocabulary {self.folder}")
         if not population.folder.samefile(own.folder):
             check_strangers(population.folder, folder_known_to(load_word_model(self.folder)))
         people = HeldOutUsers(population.folder)
@@ -196,9 +190,7 @@ class FinishedRun:
     def compare(self, other: "FinishedRun", on: str | Path | None = None) -> tuple[Evaluation, Evaluation]:
         """Both on the same held-out users: of the population `on`, or else of this run's."""
         if _model_to_measure(self.folder)[1].vocabulary != _model_to_measure(other.folder)[1].vocabulary:
-            raise RunError(
-                f"{self.folder} and {other.folder} know different words, so their figures cannot be compared"
-            )
+            raise RunError(f"{self.folder} and {other.folder} know different words, so their figures cannot be compared")
         on = on or self.recipe.data.population
         ours, theirs = self.evaluate(on), other.evaluate(on)
         if not np.array_equal(ours.scores.tokens, theirs.scores.tokens):

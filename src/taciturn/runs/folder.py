@@ -38,9 +38,7 @@ def load_root(folder: Path) -> tuple[bytes, bool]:
     path = folder / "private" / "root"
     if not path.exists():
         delete_secrets(folder)  # if a crash left some of them
-        raise RunError(
-            f"{folder} is finished, and its secrets are deleted; to train on, start a new run with model.warm_start={folder}"
-        )
+        raise RunError(f"{folder} is finished, and its secrets are deleted; to train on, start a new run with model.warm_start={folder}")
     kind, root = path.read_bytes()[: len(FROM_SEED)], path.read_bytes()[len(FROM_SEED) :]
     if kind not in (FROM_ENTROPY, FROM_SEED) or len(root) != randomness.ROOT_BYTES:
         raise RunError(f"{path} is damaged: this run cannot go on; what it released stays charged")
@@ -57,10 +55,6 @@ def delete_secrets(folder: Path) -> None:
 
 def recipe_of(folder: Path) -> Recipe:
     if not (folder / "recipe.toml").exists():
-        hint = (
-            "; a pretrained model is measured as round 0 of a run that starts from it"
-            if (folder / "model.safetensors").exists()
-            else ""
-        )
+        hint = "; a pretrained model is measured as round 0 of a run that starts from it" if (folder / "model.safetensors").exists() else ""
         raise RunError(f"{folder} holds no run: there is no recipe.toml in it{hint}")
     return load_recipe(folder / "recipe.toml")

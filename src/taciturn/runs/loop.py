@@ -37,9 +37,7 @@ Progress = Callable[[int, int, Row], None]  # rounds done, rounds in all, last m
 class TrainedRun(FinishedRun):
     """A run in the process that trained it, which knows more than the folder says."""
 
-    def __init__(
-        self, folder: Path, before: Scores, scores: Scores, stopped: str | None, clip_estimate: float | None
-    ) -> None:
+    def __init__(self, folder: Path, before: Scores, scores: Scores, stopped: str | None, clip_estimate: float | None) -> None:
         super().__init__(folder)
         self.before, self.scores = before, scores  # of the parameters it started (or was resumed) from, and of its own
         self.stopped = stopped  # why it ended before its last round, if it did
@@ -47,10 +45,7 @@ class TrainedRun(FinishedRun):
 
 
 def train_run(
-    recipe: Recipe | str | Path,
-    folder: str | Path,
-    progress: Progress = lambda *_: None,
-    connected: Connected | None = None,
+    recipe: Recipe | str | Path, folder: str | Path, progress: Progress = lambda *_: None, connected: Connected | None = None
 ) -> TrainedRun:
     """Train a model as a recipe says. Every round is charged in the population's ledger before its result is used.
 
@@ -83,17 +78,13 @@ def train_run(
         try:
             run.account.open()
         except LedgerError:
-            if not (
-                folder / "model.safetensors"
-            ).exists():  # or else it is another process's, which resumed it meanwhile
+            if not (folder / "model.safetensors").exists():  # or else it is another process's, which resumed it meanwhile
                 shutil.rmtree(folder)  # a run that was refused leaves nothing to resume
             raise
         return _train_loop(run, run.fresh_state(), progress)
 
 
-def resume_run(
-    folder: str | Path, progress: Progress = lambda *_: None, connected: Connected | None = None
-) -> TrainedRun:
+def resume_run(folder: str | Path, progress: Progress = lambda *_: None, connected: Connected | None = None) -> TrainedRun:
     """Resume a run that was interrupted, at whatever moment; it comes to the same model as if it had not been.
 
     Args:
@@ -215,9 +206,7 @@ def _savable(state: TrainState) -> dict[str, Any]:
     return {"server": state.server, "mechanism": state.mechanism}
 
 
-def _finish(
-    run: Run, state: TrainState, metrics: Metrics, before: Scores, scores: Scores, stopped: str | None
-) -> TrainedRun:
+def _finish(run: Run, state: TrainState, metrics: Metrics, before: Scores, scores: Scores, stopped: str | None) -> TrainedRun:
     _save(run, state)
     guarantee = run.account.guarantee()
     card = run.card(state.round, guarantee.head)

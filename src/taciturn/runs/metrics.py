@@ -68,9 +68,7 @@ def observed_participation(log: ParticipationLog | None, participation: Particip
     if log is None or participation.sampled_by_curator:
         return ""
     separation, times = log.observed
-    rest = (
-        "nobody took part twice" if separation is None else f"at least {separation} rounds between two participations"
-    )
+    rest = "nobody took part twice" if separation is None else f"at least {separation} rounds between two participations"
     came = f"{rest}, at most {times} participations of a user"
     if "days" in stats:
         came += f", counting all who were asked; {stats['days']:.1f} simulated days, {log.failed} failed rounds"

@@ -37,12 +37,7 @@ def count_public(corpus: Path, out: Path, smoothing: Smoothing, order: int) -> N
     check_new_folder(out, NOT_NEW)
     public = PublicCorpus.load(corpus)
     model = _counted(public.documents, public.vocabulary, smoothing, order)
-    card = ModelCard(
-        _architecture(smoothing, order),
-        public.vocabulary.words,
-        public.vocabulary.about,
-        public_sources=(public.source,),
-    )
+    card = ModelCard(_architecture(smoothing, order), public.vocabulary.words, public.vocabulary.about, public_sources=(public.source,))
     with new_folder(out, NOT_NEW) as made:
         save_model(made / "model.safetensors", model.params(), card)
     return model

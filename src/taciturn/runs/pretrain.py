@@ -102,9 +102,7 @@ def pretrained(
         course = _saved_course(out / CHECKPOINT, course, terms)
     out.mkdir(parents=True, exist_ok=True)
     while len(course.epochs) < schedule.epochs and not _stopped(course.epochs, schedule):
-        course = _next_epoch(
-            course, trainer, schedule.epochs, partial(evaluate, model, texts=held_out.documents), progress
-        )
+        course = _next_epoch(course, trainer, schedule.epochs, partial(evaluate, model, texts=held_out.documents), progress)
         about = {"terms": json.dumps(terms), "epochs": json.dumps(course.epochs)}
         save_state(out / CHECKPOINT, (course.training, course.best), about)
     stopped = _stopped(course.epochs, schedule)
@@ -126,9 +124,7 @@ def _saved_course(path: Path, fresh: Course, terms: dict[str, Any]) -> Course:
             saved = json.loads((file.metadata() or {}).get("terms", "{}"))
     except safetensors.SafetensorError as error:
         raise RecipeError(f"{path} cannot be read ({error}); delete it to start again") from None
-    differing = [
-        f"{name} is {saved.get(name)}, not {value}" for name, value in terms.items() if saved.get(name) != value
-    ]
+    differing = [f"{name} is {saved.get(name)}, not {value}" for name, value in terms.items() if saved.get(name) != value]
     if differing:
         raise RecipeError(
             f"{path} is of another training: its {'; its '.join(differing)}. Repeat the command that began it with --resume, or name "
@@ -139,11 +135,7 @@ def _saved_course(path: Path, fresh: Course, terms: dict[str, Any]) -> Course:
 
 
 def _next_epoch(
-    course: Course,
-    trainer: Pretraining,
-    epochs: int,
-    measured: Callable[[Params], Scores],
-    progress: Callable[[int, int, Pace], None],
+    course: Course, trainer: Pretraining, epochs: int, measured: Callable[[Params], Scores], progress: Callable[[int, int, Pace], None]
 ) -> Course:
     number, training = len(course.epochs), course.training
     perplexity = course.epochs[-1].perplexity if course.epochs else None
@@ -153,9 +145,7 @@ def _next_epoch(
         took = time.perf_counter() - began
         training, seconds, tokens = block.training, seconds + took, tokens + block.tokens
         lost, steps = lost + block.loss * (block.steps - steps), block.steps
-        progress(
-            number * trainer.steps + steps, epochs * trainer.steps, Pace(block.loss, block.tokens / took, perplexity)
-        )
+        progress(number * trainer.steps + steps, epochs * trainer.steps, Pace(block.loss, block.tokens / took, perplexity))
         began = time.perf_counter()
     scores = measured(training.params)
     loss, perplexity, top1 = (scores[name].value for name in ("loss", "perplexity", "accuracy_top1"))

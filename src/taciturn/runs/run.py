@@ -40,9 +40,7 @@ from taciturn.train import TrainState, start
 class Run:
     """The objects of a run, built and checked before anything is spent."""
 
-    def __init__(
-        self, folder: Path, recipe: Recipe, root: bytes, seeded: bool = False, connected: Connected | None = None
-    ) -> None:
+    def __init__(self, folder: Path, recipe: Recipe, root: bytes, seeded: bool = False, connected: Connected | None = None) -> None:
         """`seeded` says that the root comes from a seed, where the recipe does not."""
         self.folder, self.root, self._private = folder, root, folder / "private"
         self.population = build.population(recipe)
@@ -76,9 +74,7 @@ class Run:
     def _with_noise(self, recipe: Recipe) -> Recipe:
         has_budget = recipe.privacy.epsilon is not None or recipe.privacy.rho is not None
         if has_budget and any(isinstance(cost, NonPrivateDpEvent) for cost in self.lineage):
-            raise RecipeError(
-                "[model] warm_start has no privacy (ε = ∞), so nothing that starts from it can meet a budget"
-            )
+            raise RecipeError("[model] warm_start has no privacy (ε = ∞), so nothing that starts from it can meet a budget")
         recipe = build.with_general_text(recipe)
         return with_noise(recipe, self.lineage, self.lineage_distance, len(self.vocabulary))
 

@@ -49,10 +49,7 @@ def simulate_typing(
         found = People(held_out_messages(vocabulary)[:most_people], 0)
     else:
         found = read_people(
-            source,
-            lambda id: any(is_known(id) for is_known in known),
-            most_people,
-            lambda done, all: progress("reading", done, all),
+            source, lambda id: any(is_known(id) for is_known in known), most_people, lambda done, all: progress("reading", done, all)
         )
     messages = [enough_words(one, vocabulary, most_words) for one in found.messages]
     messages = [one for one in messages if one]
@@ -60,9 +57,7 @@ def simulate_typing(
     for number, one in enumerate(loaded):
         model = WithHistory(one.model) if history and number == len(loaded) - 1 else one.model
         stage = f"typing {'AB'[number]}" if len(loaded) > 1 else "typing"
-        typings.append(
-            simulate(model, one.vocabulary, messages, lambda done, all, stage=stage: progress(stage, done, all))
-        )
+        typings.append(simulate(model, one.vocabulary, messages, lambda done, all, stage=stage: progress(stage, done, all)))
     is_known = all(one.card is not None and not one.is_personal for one in loaded)
     return TypingResults(typings, len(messages), int(typings[0].tokens.sum()), found.trained_on if is_known else None)
 
@@ -77,9 +72,7 @@ def keyboard_server(paths: Sequence[Path], blocked: Sequence[str], port: int) ->
         loaded = load_word_model(path)
         personal |= loaded.is_personal
         guarantee = guarantee_of(loaded) if loaded.is_of_users and not loaded.is_personal else None
-        scripts.append(
-            page_script(loaded, guarantee, learned_from(loaded), _statement(loaded.card, guarantee), name, blocked)
-        )
+        scripts.append(page_script(loaded, guarantee, learned_from(loaded), _statement(loaded.card, guarantee), name, blocked))
     return KeyboardServer(page_files(scripts), port, secret=personal)
 
 

@@ -35,15 +35,11 @@ def load_warm_start(recipe: Recipe, vocabulary: Vocabulary, ledger: Ledger) -> W
     check_not_personal(card, path)
     ours = recipe.model.model_dump(mode="json", exclude={"warm_start", "dropout", "variational"})
     theirs = card.architecture
-    differing = [
-        f"{name} is {theirs.get(name)}, not {value}" for name, value in ours.items() if theirs.get(name) != value
-    ]
+    differing = [f"{name} is {theirs.get(name)}, not {value}" for name, value in ours.items() if theirs.get(name) != value]
     if differing:
         raise RecipeError(f"[model] warm_start is another model: its {'; its '.join(differing)}")
     if card.vocabulary != vocabulary.words:
-        raise RecipeError(
-            "[model] warm_start knows other words than the population; build both with the same vocabulary"
-        )
+        raise RecipeError("[model] warm_start knows other words than the population; build both with the same vocabulary")
     start = _with_history(path, WarmStart(params, card, ()), ledger)
     if start.lineage and (path / "recipe.toml").exists():
         before, now = build.population(load_recipe(path / "recipe.toml")).folder, Path(recipe.data.population)

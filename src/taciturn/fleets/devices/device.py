@@ -114,14 +114,10 @@ class Device:
 
     def _check(self, message: Message) -> None:
         if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(message)):
-            raise ValueError(
-                "the model has numbers that are none: whoever trains on it would report nothing, and others stand alone"
-            )
+            raise ValueError("the model has numbers that are none: whoever trains on it would report nothing, and others stand alone")
         own, given = (jax.tree.leaves(one) for one in (self._public(int(message.public.round)), message.public))
         if not all(np.array_equal(*pair) for pair in zip(own, given, strict=True)):
-            raise ValueError(
-                "the clip norm, or what else a round says in public, is not what this device's recipe says"
-            )
+            raise ValueError("the clip norm, or what else a round says in public, is not what this device's recipe says")
 
     def _in_a_round(self) -> DeviceRound:
         if self._sum is None:

@@ -203,10 +203,7 @@ class DeviceFleet:
         waiting = [connection for connection, device in self._devices().items() if device not in taking_part]
         too_many = max(0, len(waiting) - self._asked)
         pace = self._round_seconds * too_many / self._asked
-        sent_away = {
-            connection: fields.seconds_to_bytes(random.uniform(0, pace))
-            for connection in random.sample(waiting, too_many)
-        }
+        sent_away = {connection: fields.seconds_to_bytes(random.uniform(0, pace)) for connection in random.sample(waiting, too_many)}
         if sent_away:
             LOG.info("%d devices more are here than can take part, and are told to come back later", too_many)
             self._link.ask(fields.COME_BACK, sent_away, min(SHORT, self._patience.deadline))
@@ -232,9 +229,7 @@ class DeviceFleet:
         # On disk before they are asked: who may have sent a report is known after any crash.
         now = {asked[connection]: numbers.number for connection in deliveries}
         self._keep(numbers._replace(asked=numbers.asked | now))
-        taken = self._stage(
-            fields.REPORT, deliveries, asked, lambda d, a: server.take_report(d, MaskedReport.from_bytes(a))
-        )
+        taken = self._stage(fields.REPORT, deliveries, asked, lambda d, a: server.take_report(d, MaskedReport.from_bytes(a)))
         before = self._counted()
         counts = {"asked": before["asked"] + len(cohort), "reports": before["reports"] + taken}
         write_atomically(self._folder / COUNTS, json.dumps(counts).encode(), 0o600)
@@ -245,9 +240,7 @@ class DeviceFleet:
         finally:
             self._leave_out(fields.UNMASK, server.broke)
 
-    def _stage(
-        self, kind: str, contents: dict[int, bytes], asked: dict[int, int], take: Callable[[int, bytes], None]
-    ) -> int:
+    def _stage(self, kind: str, contents: dict[int, bytes], asked: dict[int, int], take: Callable[[int, bytes], None]) -> int:
         """Ask, and take what comes. What cannot be taken is as if it had not come. How many could."""
         deadline = self._patience.deadline
         seconds = deadline if kind == fields.REPORT else min(SHORT, deadline)

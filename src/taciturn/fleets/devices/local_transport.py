@@ -4,18 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from taciturn.fleets.devices.transport import (
-    FAILED,
-    GONE,
-    LARGE,
-    LATE,
-    MOST_BYTES,
-    ComeBackLater,
-    Handler,
-    Progress,
-    Question,
-    answer_of,
-)
+from taciturn.fleets.devices.transport import FAILED, GONE, LARGE, LATE, MOST_BYTES, ComeBackLater, Handler, Progress, Question, answer_of
 
 Fault = Callable[[int, str, bytes], bytes | None]  # device, kind, answer → the answer that arrives, if any
 
@@ -27,9 +16,7 @@ class LocalLink:
     What is lost is known here at once, so that a test of it need not wait.
     """
 
-    def __init__(
-        self, handlers: Mapping[int, Handler], faults: tuple[Fault, ...] = (), most_bytes: int = MOST_BYTES
-    ) -> None:
+    def __init__(self, handlers: Mapping[int, Handler], faults: tuple[Fault, ...] = (), most_bytes: int = MOST_BYTES) -> None:
         self._faults, self._most_bytes = faults, most_bytes
         self._devices: dict[int, _LocalDevice] = {}
         for number, handler in handlers.items():

@@ -103,11 +103,7 @@ class ParticipationRecord:
             return {**NOTHING, "uploads": []}
         try:
             content = json.loads(path.read_text())
-            return {
-                "name": str(content["name"]),
-                "uploads": list(content["uploads"]),
-                "opted_out": bool(content["opted_out"]),
-            }
+            return {"name": str(content["name"]), "uploads": list(content["uploads"]), "opted_out": bool(content["opted_out"])}
         except (ValueError, KeyError, TypeError):
             raise ParticipationRecordDamaged(
                 f"{path} is damaged: this device cannot know when it took part, and takes part no more"

@@ -132,8 +132,6 @@ class Question(ABC):
         missing = {one: self.missing.get(one, why) for one in self.contents if one not in self.answers}
         if missing:
             reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(Counter(missing.values()).items()))
-            LOG.warning(
-                "“%s”: no answer from %d of %d devices (%s)", self.kind, len(missing), len(self.contents), reasons
-            )
+            LOG.warning("“%s”: no answer from %d of %d devices (%s)", self.kind, len(missing), len(self.contents), reasons)
             LOG.debug("“%s”: without an answer: %s", self.kind, missing)
         return {one: self.answers[one] for one in self.contents if one in self.answers}

@@ -69,9 +69,7 @@ def device_key(folder: Path) -> bytes:
     """The public key of the device whose folder this is, in a line as ssh-keygen writes it, to be enrolled; made if there is none yet."""
     if not (folder / DEVICE_KEY).exists():
         key = ec.generate_private_key(ec.SECP384R1())
-        private = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-        )
+        private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
         _write(folder / DEVICE_KEY, private)
     public = load_device_key(folder).public_key()
     line = public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
@@ -107,9 +105,7 @@ def private_folder(folder: Path) -> Path:
     return folder
 
 
-def _certificate(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
-) -> x509.CertificateBuilder:
+def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
@@ -148,9 +144,7 @@ def _usage(signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
 
 def _read(path: Path) -> bytes:

@@ -30,17 +30,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from taciturn.files import write_atomically
-from taciturn.fleets.devices.transport import (
-    FAILED,
-    LARGE,
-    LOG,
-    LOOPBACK,
-    MOST_BYTES,
-    ComeBackLater,
-    Handler,
-    LinkError,
-    answer_of,
-)
+from taciturn.fleets.devices.transport import FAILED, LARGE, LOG, LOOPBACK, MOST_BYTES, ComeBackLater, Handler, LinkError, answer_of
 from taciturn.fleets.flower.authority import load_device_key
 from taciturn.fleets.flower.envelope import EnvelopeRefused, cut, seal, unseal
 
@@ -56,12 +46,7 @@ Result = TypeVar("Result")
 
 
 def run_device(
-    server: str,
-    folder: Path,
-    handler: Handler,
-    root_certificate: Path | None,
-    insecure: bool = False,
-    stop: threading.Event | None = None,
+    server: str, folder: Path, handler: Handler, root_certificate: Path | None, insecure: bool = False, stop: threading.Event | None = None
 ) -> None:
     """Answer the questions of the server at `host:port` until `stop` is set or SIGTERM comes, through whatever happens to it meanwhile.
 
@@ -117,9 +102,7 @@ class _Device:
     def join(self) -> None:
         """Tell the server that this device is here, by the number it had before, or as new."""
         if not self._is_known():
-            request = ActivateNodeRequest(
-                public_key=public_key_to_bytes(self._key.public_key()), heartbeat_interval=HEARTBEAT_MIN_INTERVAL
-            )
+            request = ActivateNodeRequest(public_key=public_key_to_bytes(self._key.public_key()), heartbeat_interval=HEARTBEAT_MIN_INTERVAL)
             self._node = Node(node_id=self._client.ActivateNode(request).node_id)
             write_atomically(self._folder / NUMBER, str(self._node.node_id).encode(), mode=0o600)
         self._joined = True
@@ -150,21 +133,14 @@ class _Device:
         except ComeBackLater as later:
             answer, away = b"", later
         if answer is not None and len(answer) > MOST_BYTES:
-            LOG.warning(
-                "no answer to “%s”: it would have %d bytes, and %d are allowed",
-                question.group_id,
-                len(answer),
-                MOST_BYTES,
-            )
+            LOG.warning("no answer to “%s”: it would have %d bytes, and %d are allowed", question.group_id, len(answer), MOST_BYTES)
             answer, reason = None, LARGE
         else:
             reason = FAILED
         del content
         try:
             self._send(question, answer, reason, deadline)
-        except (
-            httpx.HTTPStatusError
-        ) as error:  # the round may be over, or this device dismissed; the next look will tell
+        except httpx.HTTPStatusError as error:  # the round may be over, or this device dismissed; the next look will tell
             LOG.warning("the answer to “%s” was not taken: %s", question.group_id, error.response.text[:200])
         if away:
             raise away
@@ -203,11 +179,7 @@ class _Device:
             LOG.info("the answer to “%s” came too late", question.group_id)
         for name in pushed.objects_to_push:
             part = PushObjectRequest(
-                node=self._node,
-                run_id=question.run_id,
-                object_id=name,
-                object_content=envelope.objects[name],
-                session_id=pushed.session_id,
+                node=self._node, run_id=question.run_id, object_id=name, object_content=envelope.objects[name], session_id=pushed.session_id
             )
             _persistently(lambda part=part: self._client.PushObject(part), deadline)
 

@@ -16,14 +16,7 @@ import httpx
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode, Status
 from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest, StopRunRequest
 from flwr.proto.fab_pb2 import Fab
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
-    Message,
-    Metadata,
-    ObjectTree,
-    PullObjectRequest,
-    PushObjectRequest,
-)
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, Message, Metadata, ObjectTree, PullObjectRequest, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.proto.recorddict_pb2 import RecordDict
 from flwr.proto.runtime_pb2 import (
@@ -102,20 +95,13 @@ class Run:
             number: seal(cuts[content] if content in cuts else cuts.setdefault(content, cut(content)))
             for number, content in contents.items()
         }
-        messages = [
-            _message(self._metadata(kind, number, envelope.tree.object_id, seconds))
-            for number, envelope in envelopes.items()
-        ]
+        messages = [_message(self._metadata(kind, number, envelope.tree.object_id, seconds)) for number, envelope in envelopes.items()]
         trees = [envelope.tree for envelope in envelopes.values()]
         answer = self._client.PushMessages(PushAppMessagesRequest(messages_list=messages, message_object_trees=trees))
         objects = {name: content for envelope in envelopes.values() for name, content in envelope.objects.items()}
         for name in answer.objects_to_push:
             request = PushObjectRequest(
-                node=self._node,
-                run_id=self._run_id,
-                object_id=name,
-                object_content=objects[name],
-                session_id=answer.session_id,
+                node=self._node, run_id=self._run_id, object_id=name, object_content=objects[name], session_id=answer.session_id
             )
             self._client.PushObject(request)
         self._client._client.post(f"http://superlink{news.PATH}", content=news.pack(contents)).raise_for_status()

@@ -35,9 +35,7 @@ FREE_SECONDS = 5  # an earlier server that was killed may hold the port for a mo
 
 
 @contextmanager
-def flower_server(
-    folder: Path, host: str, port: int, insecure: bool = False, most_bytes: int = MOST_BYTES
-) -> Iterator["FlowerServer"]:
+def flower_server(folder: Path, host: str, port: int, insecure: bool = False, most_bytes: int = MOST_BYTES) -> Iterator["FlowerServer"]:
     """Everything that devices need to connect to `host:port` (0: a free one), from the certificate in the folder to an open door.
 
     Without TLS (`insecure`) on this machine alone; devices need an enrolled key even then."""

@@ -62,9 +62,7 @@ def _superlink(database: Path):
     return app
 
 
-async def _serve(
-    superlink: ASGIApp, inside: socket.socket, gate: ASGIApp, outside: socket.socket, folder: Path, secure: bool
-) -> None:
+async def _serve(superlink: ASGIApp, inside: socket.socket, gate: ASGIApp, outside: socket.socket, folder: Path, secure: bool) -> None:
     common = {"access_log": False, "log_config": None, "ws": "none", "server_header": False}
     private = Server(uvicorn.Config(superlink, **common))
     factory = (lambda config, default: tls(folder)) if secure else None

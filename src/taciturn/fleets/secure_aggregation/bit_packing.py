@@ -35,9 +35,7 @@ def unpack(packed: bytes, length: int, bits: int) -> np.ndarray:
     """uint32 [length]. The inverse of `pack`, and of nothing else: bits after the last number have to be 0."""
     _check(bits)
     if len(packed) != packed_bytes(length, bits):
-        raise ValueError(
-            f"{length:,} numbers of {bits} bits take {packed_bytes(length, bits):,} bytes, not {len(packed):,}"
-        )
+        raise ValueError(f"{length:,} numbers of {bits} bits take {packed_bytes(length, bits):,} bytes, not {len(packed):,}")
     if length * bits % 8 and packed[-1] >> length * bits % 8:
         raise ValueError("there is something behind the last packed number")
     values = np.empty(length, np.uint32)

@@ -11,15 +11,7 @@ from taciturn.fleets.secure_aggregation import masks, shamir
 from taciturn.fleets.secure_aggregation.bit_packing import pack
 from taciturn.fleets.secure_aggregation.identities import Identity
 from taciturn.fleets.secure_aggregation.masks import Secret
-from taciturn.fleets.secure_aggregation.messages import (
-    Advert,
-    MaskedReport,
-    Roster,
-    SealedShares,
-    Terms,
-    Unmasking,
-    UnmaskRequest,
-)
+from taciturn.fleets.secure_aggregation.messages import Advert, MaskedReport, Roster, SealedShares, Terms, Unmasking, UnmaskRequest
 from taciturn.fleets.secure_aggregation.neighbours import Degree, degree, neighbours, ring
 from taciturn.fleets.secure_aggregation.protocol import (
     ADVERTISE,

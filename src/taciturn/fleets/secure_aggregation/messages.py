@@ -37,9 +37,7 @@ class Terms(NamedTuple):
     most: int  # devices in a cohort: with more, a sum might be larger than the modulus
 
     def to_bytes(self) -> bytes:
-        sizes = struct.pack(
-            ">BIddII", self.modulus_bits, self.length, self.dropouts, self.corrupt, self.least, self.most
-        )
+        sizes = struct.pack(">BIddII", self.modulus_bits, self.length, self.dropouts, self.corrupt, self.least, self.most)
         return _head(Terms) + _block(self.round) + _block(self.message) + _block(self.fingerprint) + sizes
 
     @classmethod
@@ -112,8 +110,7 @@ class Roster(NamedTuple):
         reader = _Reader(content, Roster)
         digests, adverts = reader.count(HASH_BYTES), reader.count(1)
         roster = cls(
-            tuple(reader.take(HASH_BYTES) for _ in range(digests)),
-            tuple(Advert.from_bytes(reader.block(512)) for _ in range(adverts)),
+            tuple(reader.take(HASH_BYTES) for _ in range(digests)), tuple(Advert.from_bytes(reader.block(512)) for _ in range(adverts))
         )
         reader.end()
         _ascending(roster.digests)
@@ -206,10 +203,7 @@ class Unmasking(NamedTuple):
         return f"<shares of {len(self.seeds)} seeds and {len(self.mask_keys)} mask keys>"
 
 
-KINDS = {
-    kind: number
-    for number, kind in enumerate((Terms, Advert, Roster, SealedShares, MaskedReport, UnmaskRequest, Unmasking), 1)
-}
+KINDS = {kind: number for number, kind in enumerate((Terms, Advert, Roster, SealedShares, MaskedReport, UnmaskRequest, Unmasking), 1)}
 
 
 def _head(kind: type) -> bytes:

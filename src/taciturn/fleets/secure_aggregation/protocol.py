@@ -48,9 +48,7 @@ class Unneeded(Refused):
 def expect(now: str, asked: str) -> None:
     if now != asked:
         late = STAGES.index(now) > STAGES.index(asked)
-        raise Refused(
-            f"it is too {'late' if late else 'early'} to {asked}: " + ("that is done" if late else f"{now} comes first")
-        )
+        raise Refused(f"it is too {'late' if late else 'early'} to {asked}: " + ("that is done" if late else f"{now} comes first"))
 
 
 def check_cohort(own: bytes, theirs: bytes) -> None:

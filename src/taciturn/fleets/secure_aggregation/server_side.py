@@ -12,15 +12,7 @@ from taciturn.fleets.secure_aggregation.bit_packing import unpack
 from taciturn.fleets.secure_aggregation.blame import at_fault, few_of
 from taciturn.fleets.secure_aggregation.identities import Identity
 from taciturn.fleets.secure_aggregation.masks import Secret
-from taciturn.fleets.secure_aggregation.messages import (
-    Advert,
-    MaskedReport,
-    Roster,
-    SealedShares,
-    Terms,
-    Unmasking,
-    UnmaskRequest,
-)
+from taciturn.fleets.secure_aggregation.messages import Advert, MaskedReport, Roster, SealedShares, Terms, Unmasking, UnmaskRequest
 from taciturn.fleets.secure_aggregation.neighbours import Degree, degree, neighbours, ring
 from taciturn.fleets.secure_aggregation.protocol import (
     ADVERTISE,
@@ -117,9 +109,7 @@ class ServerRound:
         self._check_enough(self._sealed, "shared their secrets")
         self._stage = MASK
         return {
-            device: SealedShares(
-                self._cohort, {peer: self._sealed[peer][device] for peer in sorted(self._peers(device))}
-            )
+            device: SealedShares(self._cohort, {peer: self._sealed[peer][device] for peer in sorted(self._peers(device))})
             for device in self._sealed
         }
 
@@ -141,8 +131,7 @@ class ServerRound:
         self._stage = UNMASK
         lists = {device: (self._peers(device) & self._reported) | {device} for device in self._reported}
         return {
-            device: UnmaskRequest(self._cohort, frozenset(alive), frozenset(self._peers(device) - alive))
-            for device, alive in lists.items()
+            device: UnmaskRequest(self._cohort, frozenset(alive), frozenset(self._peers(device) - alive)) for device, alive in lists.items()
         }
 
     def take_answer(self, device: int, answer: Unmasking) -> None:
@@ -190,9 +179,7 @@ class ServerRound:
         """The neighbours with which a device has masks, and of which it has shares: those that shared their secrets."""
         return self._neighbours[device] & self._sealed.keys()
 
-    def _secrets(
-        self, owners: Collection[int], answers: Mapping[int, Mapping[int, bytes]], is_right: _IsRight
-    ) -> dict[int, Secret]:
+    def _secrets(self, owners: Collection[int], answers: Mapping[int, Mapping[int, bytes]], is_right: _IsRight) -> dict[int, Secret]:
         """From shares by holder and owner. All are tried before it fails, so that it is known whose are wrong."""
         found, failed = {}, []
         for owner in sorted(owners):
@@ -214,9 +201,7 @@ class ServerRound:
         shares = {places[holder]: answers[holder][owner] for holder in holders}
         needed, found = self._degree.threshold, len(shares)
         if found < needed:
-            raise FailedRound(
-                f"{found} neighbours of a device answered for it, and {needed} are needed to take a mask off"
-            )
+            raise FailedRound(f"{found} neighbours of a device answered for it, and {needed} are needed to take a mask off")
         order = list(shares)
         for attempt in range(found + TRIES if found > needed else 1):
             # From different ends first, which is sure to get round one that is wrong; then at random, which mostly does round several.

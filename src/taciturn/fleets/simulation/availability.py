@@ -72,9 +72,7 @@ class TooFewDevices(Exception):
 class Clock:
     """The hour, and every device's own state: until when its timer runs, whether it waits to be asked, when it was told to come back."""
 
-    def __init__(
-        self, devices: Devices, timer_hours: float, round_hours: float = 0.15, patience: float = 7 * 24
-    ) -> None:
+    def __init__(self, devices: Devices, timer_hours: float, round_hours: float = 0.15, patience: float = 7 * 24) -> None:
         """After `patience` hours beyond the timer in which too few devices came together it is given up."""
         self.devices, self.hour = devices, 0.0
         self._habits, self._round_hours = devices.habits, round_hours

@@ -48,9 +48,7 @@ class Written(Protocol):
 class SimulatedFleet:
     everyone_reports = True
 
-    def __init__(
-        self, population: Written, layout: Layout, weight_cap: float | None = None, cohort: float = 100
-    ) -> None:
+    def __init__(self, population: Written, layout: Layout, weight_cap: float | None = None, cohort: float = 100) -> None:
         """`weight_cap` is ŵ (`Layout.user_data`). `cohort` is how many are to be expected, for which chunks are made to fit."""
         self._texts, self._layout, self._weight_cap, self._cohort = population.texts, layout, weight_cap, cohort
         self._devices = jax.local_devices()
@@ -170,9 +168,7 @@ def _adder(program: Program, one_by_one: bool):
         def add(total: Report, one: tuple[UserData, jax.Array]) -> tuple[Report, None]:
             # A padding user costs nothing here.
             user, id = one
-            return jax.lax.cond(
-                user.weight > 0, lambda: trees.add(total, report(message, key, user, id)), lambda: total
-            ), None
+            return jax.lax.cond(user.weight > 0, lambda: trees.add(total, report(message, key, user, id)), lambda: total), None
 
         return jax.lax.scan(add, total, (users, ids))[0]
 
