@@ -119,7 +119,10 @@ def general(population, tmp_path):
     return tmp_path / "general"
 
 
-@pytest.mark.parametrize(("algorithm", "forgetting"), [pytest.param("fedavg", "rehearsal", marks=pytest.mark.slow), ("dp-ftrl", "rehearsal"), ("dp-fedavg", "distillation")])
+@pytest.mark.parametrize(
+    ("algorithm", "forgetting"),
+    [pytest.param("fedavg", "rehearsal", marks=pytest.mark.slow), ("dp-ftrl", "rehearsal"), ("dp-fedavg", "distillation")],
+)
 def test_every_algorithm_keeps_the_general_language_and_names_what_was_public(population, general, tmp_path, algorithm, forgetting):
     sections = {"fedavg": {"privacy": {"noise_multiplier": None}}, "dp-fedavg": QUICK, "dp-ftrl": {}}[algorithm]
     if algorithm == "dp-ftrl":
