@@ -111,7 +111,7 @@ def found_in(recipe, folder):
     return membership_results(folder, recipe_of(folder))
 
 
-@pytest.mark.parametrize("kind", mostly_slow(MECHANISMS, "one turn", "blt"))
+@pytest.mark.parametrize("kind", mostly_slow(MECHANISMS, "one turn"))
 def test_a_mechanism_that_keeps_its_word_is_what_it_is_said_to_be_and_is_not_accused(honest, kind):
     """Reports are as long as is claimed, noise is as wide, correlated as the recipe says: neither less nor more."""
     found = membership_results(honest(kind), recipe_of(honest(kind)))
@@ -122,7 +122,7 @@ def test_a_mechanism_that_keeps_its_word_is_what_it_is_said_to_be_and_is_not_acc
     assert found.audit.caught[1] < 2  # and it could have seen something
 
 
-@pytest.mark.parametrize("kind", mostly_slow(["one turn", "many turns", "residues", "honaker", "blt"], "one turn", "blt"))
+@pytest.mark.parametrize("kind", mostly_slow(["one turn", "many turns", "residues", "honaker", "blt"], "one turn"))
 def test_noise_that_is_half_of_what_is_claimed_is_found_out(wide, tmp_path, monkeypatch, kind):
     """The twin."""
     with_noise_too_small(monkeypatch, 2.0)

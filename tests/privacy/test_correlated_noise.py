@@ -18,7 +18,7 @@ from taciturn.privacy.mechanism import _grid, mechanism
 from taciturn.privacy.noise import gaussian
 from taciturn.privacy.sensitivity import tree_weights
 
-ROUNDS, COORDINATES = 21, 20_000
+ROUNDS, COORDINATES = 21, 10_000
 SEGMENTS = 5, 6, 10  # trees of 5 and 6 rows have to be completed
 MECHANISMS = {
     "independent": lambda: gaussian(1.0),
