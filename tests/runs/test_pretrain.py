@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harness import WORDS, Cut, made_up_users, quietly
-from taciturn.algorithms.pretraining import BLOCK, Schedule, pretraining, split
+from taciturn.algorithms.pretraining import BLOCK, Schedule, fitted, pretraining, split
 from taciturn.cli import app
 from taciturn.data.layout import Unrolls
 from taciturn.data.public import PublicCorpus
@@ -124,7 +124,7 @@ def test_blocks_of_steps_are_plain_steps_of_adam(corpus):
         del key
         return cross_entropy(model, params, rows)
 
-    trainer = pretraining(loss, corpus, schedule, 0.01)
+    trainer = pretraining(loss, corpus, schedule)
     assert trainer.steps > BLOCK
     training = plain = trainer.init(model.init(jax.random.key(0)))
     blocks = list(trainer.epoch(training, 0))
@@ -310,3 +310,12 @@ def test_an_interrupted_command_says_how_to_go_on(corpus, tmp_path, monkeypatch)
     afresh = run_cli(tmp_path / "corpus", tmp_path / "new", "--resume")
     assert "this begins with the first" in " ".join(afresh.output.split())
     assert same(params_of(tmp_path / "out"), params_of(tmp_path / "new"))
+
+
+def test_more_text_is_read_in_larger_batches_and_fewer_times():
+    small, middle, large = (fitted(Schedule(), tokens, unit_norm=False) for tokens in (300_000, 7_000_000, 55_000_000))
+    assert [(one.batch_size, one.epochs) for one in (small, middle, large)] == [(32, 10), (128, 8), (1024, 3)]
+    assert small.learning_rate == 0.003 < middle.learning_rate < large.learning_rate < 0.012
+    assert fitted(Schedule(), 55_000_000, unit_norm=True).learning_rate == 0.012
+    given = Schedule(epochs=1, batch_size=7, learning_rate=0.5)
+    assert fitted(given, 55_000_000, unit_norm=False) == given  # what a person says is not changed

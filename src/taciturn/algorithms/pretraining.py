@@ -7,7 +7,7 @@ one before it ended, and on nothing else that changes: a training cut off betwee
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil
+from math import ceil, log2
 from typing import NamedTuple
 
 import jax
@@ -23,6 +23,9 @@ from taciturn.data.texts import Texts
 from taciturn.names import Precision
 
 Loss = Callable[[Params, jax.Array, Key | None], jax.Array]
+FAST, SLOW = 1.2e-2, 3e-3  # Adam's rate: words of unit length bear the first, at which others' weights run away
+SMALLEST, LARGEST = 32, 1024  # batches; of the last an H200 reads 3.8M tokens a second
+STEPS, ENOUGH = 2500, 60_000_000  # steps of an epoch and tokens of a training, about
 BLOCK = 20  # steps in one go: the device never waits for Python, and a progress bar still moves
 # A GPU adds gradients up in any order unless told otherwise; this costs a seventh of its speed (46M parameters on an H200).
 REPEATABLE = {"xla_gpu_deterministic_ops": True}
@@ -32,14 +35,28 @@ REPEATABLE = {"xla_gpu_deterministic_ops": True}
 class Schedule:
     """How a model is trained on public text, and for how long."""
 
-    epochs: int = 3
-    batch_size: int = 32
+    epochs: int = 0  # of this, the next and the rate 0 is what suits text and model (`fitted`)
+    batch_size: int = 0
     unroll: int = 20  # tokens predicted in a row
-    learning_rate: float | None = None  # Adam's, at its highest; none: what suits the model
+    learning_rate: float = 0.0  # Adam's, at its highest
     precision: Precision = "float32"
     held_out: float = 0.02  # share of the documents that is measured on and never trained on
     patience: int = 2  # epochs in a row without a better one, after which it is over
     seed: int = 0
+
+
+def fitted(schedule: Schedule, tokens: int, unit_norm: bool) -> Schedule:
+    """With a batch, a rate and epochs for so many tokens, where none are given: larger batches for more text, so that a GPU is busy and
+    there are still some thousand steps; at least 60M tokens read in all, up to ten times over.
+
+    >>> fitted(Schedule(), 55_000_000, unit_norm=False)
+    Schedule(epochs=3, batch_size=1024, unroll=20, learning_rate=0.0071, precision='float32', held_out=0.02, patience=2, seed=0)
+    """
+    suits = max(tokens / schedule.unroll / STEPS, 1.0)
+    batch = schedule.batch_size or min(max(2 ** round(log2(suits)), SMALLEST), LARGEST)
+    rate = FAST if unit_norm else min(FAST, SLOW * (batch / SMALLEST) ** 0.25)
+    epochs = schedule.epochs or int(min(max(ENOUGH / max(tokens, 1), 3), 10))
+    return replace(schedule, epochs=epochs, batch_size=batch, learning_rate=schedule.learning_rate or round(rate, 4))
 
 
 class Training(NamedTuple):
@@ -79,10 +96,11 @@ def split(corpus: PublicCorpus, share: float, seed: int) -> tuple[PublicCorpus, 
     return train, measure
 
 
-def pretraining(loss: Loss, text: PublicCorpus, schedule: Schedule, peak_rate: float) -> Pretraining:
-    """Adam with a rate that rises for a twentieth of the time and then falls as a cosine does."""
+def pretraining(loss: Loss, text: PublicCorpus, schedule: Schedule) -> Pretraining:
+    """Adam with a rate that rises for a twentieth of the time and then falls as a cosine does. The schedule is a fitted one."""
+    size, peak_rate = schedule.batch_size, schedule.learning_rate
     pieces = np.concatenate([Unrolls(schedule.unroll).pieces(document) for document in text.documents])
-    steps = len(pieces) // schedule.batch_size
+    steps = len(pieces) // size
     if steps == 0:
         raise ValueError(
             f"the public text is too short: {len(pieces)} pieces of {schedule.unroll} tokens do not fill a batch of {schedule.batch_size}"
@@ -110,11 +128,16 @@ def pretraining(loss: Loss, text: PublicCorpus, schedule: Schedule, peak_rate: f
 
     def epoch(training: Training, number: int) -> Iterator[Block]:
         shuffled = np.random.default_rng((schedule.seed, number)).permutation(len(pieces))
-        order = shuffled[: steps * schedule.batch_size].reshape(steps, -1).astype(np.int32)
+        order = shuffled[: steps * size].reshape(steps, -1).astype(np.int32)
         on_device, key = jnp.asarray(order), jax.random.fold_in(jax.random.key(schedule.seed), number)
+        before = None
         for first in range(0, steps, BLOCK):
             last = min(first + BLOCK, steps)
             training, mean = block(training, rows, on_device, key, first, last)
-            yield Block(training, last, int(lengths[order[first:last]].sum()), float(mean))
+            if before:
+                yield Block(*before[:3], float(before[3]))  # while the device is at the next
+            before = training, last, int(lengths[order[first:last]].sum()), mean
+        assert before  # there is at least one step
+        yield Block(*before[:3], float(before[3]))
 
     return Pretraining(steps, init, epoch)

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 def pretrain(
     corpus: Annotated[Path, typer.Argument(help="folder made by `taciturn data public`")],
     out: Annotated[Path, typer.Option(help="folder for model.safetensors and pretraining.json")],
-    epochs: Annotated[int, typer.Option(min=1, help="at most; the learning rate falls over all of them")] = 3,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="at most; the learning rate falls over all of them (default: 3 to 10, more for less text)")
+    ] = None,
     set: Annotated[list[str] | None, typer.Option(help="model setting as in the recipe to follow: kind=cifg, width=64")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="pieces of text a step")] = 32,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="pieces of text a step (default: 32 to 1024, by the text's size)")] = None,
     unroll: Annotated[int, typer.Option(min=1, help="tokens predicted in a row: the length of a piece")] = 20,
     learning_rate: Annotated[
-        float | None, typer.Option(min=1e-9, help="Adam's, at its highest (default: 0.012 for lstm, else 0.003)")
+        float | None, typer.Option(min=1e-9, help="Adam's, at its highest (default: 0.012 for lstm, else 0.003 to 0.007 by the batch)")
     ] = None,
     precision: Annotated[Precision, typer.Option(help="of matrix products; mixed takes them in bfloat16")] = "float32",
     held_out: Annotated[
@@ -38,13 +40,13 @@ def pretrain(
 
     After each epoch the model is measured on documents that it never trains on, and saved. Killed at any moment, it goes on with --resume.
 
-    Example: taciturn pretrain speeches --out pretrained --set kind=cifg --epochs 10
+    Example: taciturn pretrain speeches --out pretrained --set kind=cifg
     """
     from taciturn.algorithms.pretraining import Schedule
     from taciturn.recipe.text import model_settings
 
     settings = model_settings(set or [])
-    schedule = Schedule(epochs, batch_size, unroll, learning_rate, precision, held_out, patience, seed)
+    schedule = Schedule(epochs or 0, batch_size or 0, unroll, learning_rate or 0.0, precision, held_out, patience, seed)
     _print_epochs(_watched(corpus, settings, schedule, out, resume))
     console.print(
         f"{out / 'model.safetensors'}: {settings.kind}, width {settings.width}; start from it with --set model.warm_start={out}",

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import safetensors
 
-from taciturn.algorithms.pretraining import Pretraining, Schedule, Training, pretraining, split
+from taciturn.algorithms.pretraining import Pretraining, Schedule, Training, fitted, pretraining, split
 from taciturn.core import Params
 from taciturn.data.public import PublicCorpus
 from taciturn.evaluation.accuracy import Scores, evaluate
@@ -27,9 +27,6 @@ from taciturn.recipe import build
 from taciturn.recipe.sections import ModelSection
 from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import ModelCard, load_state, save_model, save_state
-
-FAST, SLOW = 1.2e-2, 3e-3  # Adam's rate: words of unit length bear the first, at which others' weights run away
-
 
 CHECKPOINT = "pretraining.safetensors"
 
@@ -88,16 +85,16 @@ def pretrained(
     text, held_out = split(corpus, schedule.held_out, schedule.seed)
     try:
         model = build.language_model(settings, len(corpus.vocabulary))
-        rate = schedule.learning_rate or (FAST if model.unit_norm else SLOW)
+        schedule = fitted(schedule, text.documents.tokens, model.unit_norm)
         product = jnp.bfloat16 if schedule.precision == "mixed" else jnp.float32
         loss = partial(cross_entropy, build.language_model(settings, len(corpus.vocabulary), product))
-        trainer = pretraining(loss, text, schedule, rate)
+        trainer = pretraining(loss, text, schedule)
         params = model.init(jax.random.key(schedule.seed))
     except ValueError as error:  # a width that does not fit the heads, a text too short
         raise RecipeError(str(error)) from None
     course = Course(trainer.init(params), params, ())
     architecture = settings.model_dump(mode="json", exclude={"warm_start"})
-    terms = {"text": corpus.digest, **architecture, **asdict(schedule), "learning_rate": rate}
+    terms = {"text": corpus.digest, **architecture, **asdict(schedule)}
     if (out / CHECKPOINT).exists():
         course = _saved_course(out / CHECKPOINT, course, terms)
     out.mkdir(parents=True, exist_ok=True)
