@@ -118,6 +118,19 @@ def test_of_two_bounds_the_smaller_is_stated():
     assert before(event, 1e-6) > 1.5 * epsilon(event, 1e-6)  # the twin that must fail
 
 
+@pytest.mark.parametrize(("q", "noise"), [(1e-17, 1.0), (2.9e-14, 9e3), (1e-14, 100.0)])
+def test_hardly_anybody_is_ever_drawn_and_that_costs_hardly_anything(q, noise):
+    assert 0 <= epsilon_by_loss_distributions(sampled(q, noise, 10), 1e-6, COARSE) < 1e-2
+
+
+@pytest.mark.parametrize(("noise", "rounds"), [(0.5, 1), (3.0, 10), (20.0, 400)])
+def test_those_who_are_always_drawn_pay_for_no_sampling(noise, rounds):
+    """The exact ε of a Gaussian is reached from above."""
+    exact, found = gaussian_epsilon(math.sqrt(rounds) / noise, 1e-6), epsilon_by_loss_distributions(sampled(1.0, noise, rounds), 1e-6, FINE)
+    assert exact <= found < exact * 1.001
+    assert epsilon_by_loss_distributions(sampled(0.9, noise, rounds), 1e-6, FINE) < exact  # the twin: some are left out
+
+
 EVENTS: list[DpEvent] = [
     sampled(0.01, 1.0, 100),
     sampled(5e-5, 1.0, 5000),

@@ -38,7 +38,7 @@ from taciturn.names import AccountantName
 from taciturn.privacy.conversions import gaussian_epsilon, with_distance
 from taciturn.privacy.loss_distributions import epsilon_by_loss_distributions
 
-LEAST_PLD_NOISE = 0.3  # below it a PLD takes minutes and gigabytes
+LEAST_PLD_NOISE = 0.3  # below it a PLD takes minutes and gigabytes, and log-ratios of those always drawn cancel (`_output_of`)
 CLASSIC_ORDERS = range(2, 34)
 WHOLE_ORDERS = (*range(2, 64), 128, 256, 512, 1024)
 FINE, COARSE = 1e-4, 1e-3  # grids of privacy loss; a coarser one is ten times faster and its ε a little larger

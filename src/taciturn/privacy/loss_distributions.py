@@ -130,7 +130,8 @@ def _mixture_losses(mixture: MixtureOfGaussiansDpEvent, is_there: bool, grid: fl
     # All but e⁻⁵⁰ of what is seen lies between.
     ends = np.array([-10.0 * noise, 10.0 * noise + (shifts.max() if is_there else 0.0)])
     bounds = np.sort(sign * _log_ratio(mixture, ends))
-    lowest, highest = math.floor(bounds[0] / grid), math.ceil(bounds[1] / grid)
+    # At least one step above 0: where nobody is ever drawn, both bounds are 0.
+    lowest, highest = math.floor(bounds[0] / grid), max(math.ceil(bounds[1] / grid), 1)
     wanted = np.arange(lowest, highest + 1) * grid
     low = _output_of(mixture, sign * wanted, ends + np.array([-noise, noise]))
     # Where the loss is more than ε: to the right of it if the loss rises with the output.
