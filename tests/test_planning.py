@@ -55,6 +55,7 @@ def test_correlated_noise_pays_and_honaker_more_and_blt_most():
     assert relative["honaker"] == pytest.approx(15.99 / 77.48, rel=0.01)
 
 
+@pytest.mark.slow  # an optimisation; that strategies are worth what they promise is quick, above and in privacy/test_correlated_noise.py
 def test_the_best_blt_is_found_kept_and_far_better_than_a_tree(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     question = Question(10**4, 60, 500, rho=1.0)

@@ -137,6 +137,12 @@ def test_a_transformer_leaves_as_n_grams_only(made, tmp_path):
     train_run(recipe, tmp_path / "transformer", quietly)
     with pytest.raises(ExportRefused, match="--to arpa"):
         FinishedRun(tmp_path / "transformer").export(tmp_path / "out", "js")
+
+
+@pytest.mark.slow  # sampled word by word, over windows
+def test_a_transformer_leaves_as_n_grams(made, tmp_path):
+    transformer = {"kind": "transformer", "width": 4, "units": None, "layers": 1, "heads": 1}
+    train_run(tiny_recipe(Population(made / "people"), model=transformer, run={"rounds": 3}), tmp_path / "transformer", quietly)
     few = formats.Distilling(words=16_000, entries=500)
     assert FinishedRun(tmp_path / "transformer").export(tmp_path / "arpa", "arpa", distilling=few).check is not None
 

@@ -75,6 +75,7 @@ def test_average_perplexity_is_the_geometric_mean_by_tokens(general, user, avera
     assert mean == pytest.approx(average, rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_command_shows_an_estimate_and_draws_it(population, tmp_path, capsys):
     for seed in (1, 2):
         recipe = tiny_recipe(population, run={"rounds": 1, "evaluate_every": 1, "seed": seed})
