@@ -12,7 +12,7 @@ import pytest
 from fleet_of_devices import FleetOfDevices, fleet_recipe
 from lying_server import KEY, VICTIM, Credulous, LyingServer
 
-from harness import quietly
+from harness import WORDS, quietly, tiny_recipe
 from taciturn import trees
 from taciturn.core import FailedRound, Message
 from taciturn.fleets import assemble
@@ -310,3 +310,13 @@ def test_no_server_whose_clock_is_wrong_locks_devices_out_of_all_later_rounds(li
             device(fields.ADVERTISE, fields.pack_fields(name, b"run", str(round).encode(), bytes(32)))
     near = int(1e6 * (now + day - 60)).to_bytes(8, "big")
     device(fields.ADVERTISE, fields.pack_fields(near + bytes(8), b"run", b"1", bytes(32)))
+
+
+def test_devices_of_two_recipes_in_one_process_each_go_by_their_own_clip_norm(population):
+    """What they share once it is compiled is named by the mechanism: by the model alone, the second would check the first's."""
+    norms = []
+    for clip_norm in (0.5, 0.25, 0.5):
+        recipe = tiny_recipe(population, privacy={"clip_norm": clip_norm})
+        algorithm, model = build.algorithm(recipe, WORDS), build.language_model(recipe.model, WORDS)
+        norms.append(float(jax.tree.leaves(assemble._messages(algorithm.mechanism, model)[1](0))[0]))
+    assert norms == [0.5, 0.25, 0.5]

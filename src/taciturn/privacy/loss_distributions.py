@@ -1,6 +1,6 @@
 """Privacy loss distributions of sampled Gaussian mechanisms, composed so that they are right far out in the tail.
 
-The distribution of one release is dp-accounting's, on a grid, from above (Doroshenko et al. 2022). To compose many, the library multiplies
+The distribution of one release is on a grid, from above, as dp-accounting makes it (Doroshenko et al. 2022). The library composes many by
 Fourier transforms, with rounding errors of 10⁻¹⁶ times the releases in every entry; summed over a tail they are as large as a δ of 10⁻¹²,
 and of either sign. So the distribution is tilted first: every loss L is weighted by e^(λL), with the λ that puts the middle of the composed
 distribution where its tail weighs δ (Esscher 1932), and the weight is taken off at the end. The errors are then small beside δ itself.
