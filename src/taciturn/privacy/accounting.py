@@ -207,12 +207,22 @@ def composed(earlier: Sequence[DpEvent], event: DpEvent) -> DpEvent:
 def allowed_releases(cost: Callable[[int], DpEvent], budget: Budget, accountant: AccountantName, most: int, distance: float = 0.0) -> int:
     """The largest number of releases, up to `most`, whose cost stays within the budget; `distance` is that of the noise of all of them."""
 
-    def allows(releases: int) -> bool:
-        return budget.allows(cost(releases), accountant, distance=distance)
+    def allows(releases: int, grid: float = FINE) -> bool:
+        return budget.allows(cost(releases), accountant, grid, distance)
 
     if allows(most):
         return most
-    low, high = 0, most  # cost(low) is allowed, cost(high) is not
+    # A coarse grid comes close, and the fine one has the last word.
+    close, step = _last_allowed(lambda releases: allows(releases, COARSE), 0, most), 1
+    if close and not allows(close):
+        return _last_allowed(allows, 0, close)
+    while close + step < most and allows(close + step):
+        close, step = close + step, 2 * step
+    return _last_allowed(allows, close, min(close + step, most))
+
+
+def _last_allowed(allows: Callable[[int], bool], low: int, high: int) -> int:
+    """Between `low`, which is allowed, and `high`, which is not."""
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if allows(middle) else (low, middle)
