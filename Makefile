@@ -1,6 +1,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, which read what the first one compiled
 
 .PHONY: demo test test-slow mutations setup clean
 demo: setup  ## the whole road in under five minutes

@@ -72,9 +72,9 @@ def new_folder(folder: Path, hint: str, mode: int = 0o777) -> Iterator[Path]:
 
 
 def next_folder(parent: Path, prefix: str = "") -> Path:
-    """The first one that is not there yet: PARENT/PREFIX1, PARENT/PREFIX2, …"""
-    numbered = (parent / f"{prefix}{number}" for number in itertools.count(1))
-    return next(folder for folder in numbered if not folder.exists())
+    """The first one that is not there yet, nor a recipe of its name: PARENT/PREFIX1, PARENT/PREFIX2, …"""
+    numbered = (f"{prefix}{number}" for number in itertools.count(1))
+    return next(parent / name for name in numbered if not (parent / name).exists() and not (parent / f"{name}.toml").exists())
 
 
 @contextmanager

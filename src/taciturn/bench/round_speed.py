@@ -21,26 +21,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from taciturn import randomness, trees
-from taciturn.core import Algorithm, Message, Params, Report, UserData
+from taciturn.core import Message, Params, Report, UserData
 from taciturn.data.population import HeldOutUsers, Population, write_population
 from taciturn.data.vocabulary import SPECIAL, Vocabulary
 from taciturn.errors import TaciturnError
 from taciturn.evaluation.accuracy import evaluate
 from taciturn.fleets import assemble
 from taciturn.models.cifg import cifg
-from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import epsilon, repeated
 from taciturn.privacy.chacha20 import key_words
 from taciturn.privacy.clipping import flat_clip
 from taciturn.privacy.correlated_noise import Buffers, blt
-from taciturn.privacy.curator import Curator
 from taciturn.privacy.estimators import fixed_denominator
-from taciturn.privacy.ledger import Ledger
 from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.participation import PoissonSampling
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
-from taciturn.train import rounds
+from taciturn.runs.speed import best_time, round_seconds
 
 WORDS, TOKENS = 10_000, 1600
 HELD_OUT = 8
@@ -111,17 +108,6 @@ def measure(users: int, rounds: int, precision: str, torch_python: str | None, p
         )
 
 
-def best_time(work: Callable[[], object], times: int) -> float:
-    """Seconds of the fastest of a few, after one that compiles."""
-    jax.block_until_ready(work())
-    seconds = []
-    for _ in range(times):
-        began = time.perf_counter()
-        jax.block_until_ready(work())
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)
-
-
 def _made_up(folder: Path, users: int) -> Population:
     vocabulary = Vocabulary(SPECIAL + tuple(f"w{index}" for index in range(WORDS - len(SPECIAL))))
     generator = np.random.default_rng(0)
@@ -148,10 +134,7 @@ def _round(population: Population, recipe: Recipe, times: int, products: float) 
     algorithm = build.algorithm(recipe, WORDS)
     params = build.language_model(recipe.model, WORDS).init(randomness.jax_keys(bytes(32), 1)[0])
     fleet = assemble.fleet(recipe, population, population.folder)
-    with tempfile.TemporaryDirectory() as folder:
-        curator = Curator(algorithm, fleet, _account(recipe, algorithm, Path(folder)), bytes(32))
-        training = rounds(algorithm, curator, params)
-        whole = best_time(lambda: next(training).server, times)
+    whole = round_seconds(recipe, fleet, params, WORDS, times)
     users = len(population)
     everyone, message = np.arange(users), Message(params, algorithm.mechanism.public(algorithm.mechanism.init(params)))
 
@@ -169,14 +152,6 @@ def _round(population: Population, recipe: Recipe, times: int, products: float) 
         peak_gib=_peak() / 2**30,
         matrix_share=speed * _operations(params) / products,
     ), params
-
-
-def _account(recipe: Recipe, algorithm: Algorithm, folder: Path) -> Account:
-    budget, adjacency = build.budget(recipe), algorithm.participation.adjacency
-    terms = RunTerms("bench", recipe.fingerprint, "made up", adjacency, "seeded simulation", "rdp", budget, 1000)
-    account = Account(Ledger(folder / "ledger.jsonl"), terms, algorithm.mechanism.event(algorithm.participation))
-    account.open()
-    return account
 
 
 def _operations(params: Params) -> float:

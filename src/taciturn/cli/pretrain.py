@@ -21,6 +21,9 @@ def pretrain(
         int | None, typer.Option(min=1, help="at most; the learning rate falls over all of them (default: 3 to 10, more for less text)")
     ] = None,
     set: Annotated[list[str] | None, typer.Option(help="model setting as in the recipe to follow: kind=cifg, width=64")] = None,
+    start: Annotated[
+        Path | None, typer.Option(help="a model of public text to go on from; taciturn:english comes with the package")
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="pieces of text a step (default: 32 to 1024, by the text's size)")] = None,
     unroll: Annotated[int, typer.Option(min=1, help="tokens predicted in a row: the length of a piece")] = 20,
     learning_rate: Annotated[
@@ -47,14 +50,16 @@ def pretrain(
 
     settings = model_settings(set or [])
     schedule = Schedule(epochs or 0, batch_size or 0, unroll, learning_rate or 0.0, precision, held_out, patience, seed)
-    _print_epochs(_watched(corpus, settings, schedule, out, resume))
+    _print_epochs(watched(corpus, settings, schedule, out, resume, start))
     console.print(
         f"{out / 'model.safetensors'}: {settings.kind}, width {settings.width}; start from it with --set model.warm_start={out}",
         soft_wrap=True,
     )
 
 
-def _watched(corpus: Path, settings: "ModelSection", schedule: "Schedule", out: Path, resume: bool) -> "Pretrained":
+def watched(
+    corpus: Path, settings: "ModelSection", schedule: "Schedule", out: Path, resume: bool, start: Path | None = None
+) -> "Pretrained":
     """Pretrain under a progress bar; Ctrl-C says how to go on."""
     from taciturn.data.public import PublicCorpus
     from taciturn.runs.pretrain import CHECKPOINT, pretrained
@@ -65,7 +70,7 @@ def _watched(corpus: Path, settings: "ModelSection", schedule: "Schedule", out: 
     try:
         with bar("pretraining", "steps") as show:
             show(0, None, "compiling")
-            return pretrained(public, settings, schedule, out, lambda done, all, pace: show(done, all, _note(pace)), resume)
+            return pretrained(public, settings, schedule, out, lambda done, all, pace: show(done, all, _note(pace)), resume, start)
     except KeyboardInterrupt:
         saved = (out / CHECKPOINT).exists()
         kept = "The epochs that are done are kept" if saved else "No epoch was done yet, so nothing is kept"

@@ -1,5 +1,6 @@
 """`taciturn train`: a model trained as a recipe says."""
 
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,8 +17,22 @@ Settings = Annotated[list[str] | None, typer.Option(help="section.key=value, win
 
 
 def train(
-    recipe: Annotated[Path | None, typer.Argument(help="a recipe in TOML; not needed with --resume")] = None,
+    what: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RECIPE|PEOPLE]", help="a recipe in TOML, or a folder of people and --epsilon; not needed with --resume"),
+    ] = None,
     run: Annotated[Path | None, typer.Option(help="folder of the run (default: runs/NAME-N)")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(min=0.01, help="PEOPLE: what every one of them is promised; a recipe is worked out")
+    ] = None,
+    users: Annotated[
+        int | None, typer.Option(min=20, help="PEOPLE: how many they are, as publicly said (default: their number, rounded down)")
+    ] = None,
+    public: Annotated[
+        Path | None, typer.Option(help="PEOPLE: public text to start from too, a folder made by `taciturn data public`")
+    ] = None,
+    minutes: Annotated[float, typer.Option(min=1.0, help="PEOPLE: how long it may take, all in all")] = 30.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="PEOPLE: write the recipe alone, and train nothing")] = False,
     set: Settings = None,
     audit: Annotated[
         int | None, typer.Option(help="add N made-up users, by whom `taciturn audit run` tests the claim (audit.users)")
@@ -29,9 +44,12 @@ def train(
     host: Annotated[int, typer.Option(min=0, help="which of them this is; host 0 keeps ledger and secrets")] = 0,
     coordinator: Annotated[str | None, typer.Option(help="address:port of host 0")] = None,
 ) -> None:
-    """Train a model as a recipe says. The recipe is checked, and the noise worked out, before anything is spent.
+    """Train a model as a recipe says; or name people and an ε, and a recipe is worked out for them, this machine and the time.
 
-    Every release is charged in the population's ledger first. Killed at any moment, a run goes on with --resume.
+    The recipe is checked, and the noise worked out, before anything is spent. Every release is charged in the population's ledger first.
+    Killed at any moment, a run goes on with --resume.
+
+    Example: taciturn train people --epsilon 4 --minutes 30
 
     Example: taciturn train recipe.toml --run runs/first --set run.rounds=500
 
@@ -47,15 +65,71 @@ def train(
     if resume:
         if run is None:
             raise RunError("name the run to go on with: taciturn train --resume --run DIR")
-        if set or recipe or audit:
-            raise RunError("--resume takes the run's own recipe: leave --set, --audit and the recipe out")
+        if set or what or audit or epsilon:
+            raise RunError("--resume takes the run's own recipe: leave --set, --audit, --epsilon and the recipe out")
         print_finished(_watched(run, partial(resume_run, run)))
         return
-    if recipe is None:
-        raise RunError("name a recipe: taciturn train RECIPE.toml (experiments/ and the README have some)")
+    if what is None:
+        raise RunError("name a recipe, or people and an ε: taciturn train RECIPE.toml, or taciturn train PEOPLE --epsilon 4")
+    folder = run or next_folder(Path("runs"), f"{what.stem}-")
+    if what.is_dir() and epsilon is None:
+        raise RunError(f"{what} is a folder: say what its people are promised, for example --epsilon 4")
+    if not what.is_dir() and (epsilon or users or public or dry_run):
+        raise RunError(
+            f"--epsilon, --users, --public and --dry-run go with a folder of people; {what} is none. A recipe has its own settings"
+        )
+    recipe = what if epsilon is None else _chosen(what, epsilon, users, public, minutes, folder)
+    if dry_run:
+        return
     loaded = load_recipe(recipe, [*(set or ()), *([] if audit is None else [f"audit.users={audit}"])])
-    folder = run or next_folder(Path("runs"), f"{recipe.stem}-")
-    print_finished(_watched(folder, partial(train_run, loaded, folder)))
+    finished = _watched(folder, partial(train_run, loaded, folder))
+    print_finished(finished)
+    gain = finished.scores.gain_over(finished.before)
+    console.print(
+        f"{100 * gain.value:+.2f} ± {100 * gain.margin:.2f} points of AccuracyTop1 over where it started, "
+        f"{finished.before['accuracy_top1'].value:.2%} (95 % interval over held-out users)"
+    )
+
+
+def _chosen(people: Path, epsilon: float, users: int | None, public: Path | None, minutes: float, folder: Path) -> Path:
+    """A recipe for these people, written beside the folder of the run."""
+    from taciturn.files import write_atomically
+    from taciturn.recipe.choose import commented_toml
+    from taciturn.release.model_file import SHIPPED
+    from taciturn.runs.chosen import chosen_recipe
+    from taciturn.runs.folder import RunError
+
+    began, path = time.monotonic(), folder.with_name(f"{folder.name}.toml")
+    if path.exists():
+        raise RunError(f"{path} is there already: train as it says (taciturn train {path}), or name another --run")
+    start = SHIPPED if public is None else str(_started(public, folder.with_name(f"{folder.name}-start")))
+    with console.status("timing a round of held-out users, and working out a recipe"):
+        chosen = chosen_recipe(people, epsilon, start, minutes - (time.monotonic() - began) / 60, users)
+    task, plan = chosen.task, chosen.plan
+    title = f"Worked out for {people} at ε = {epsilon:g}, in {minutes:g} minutes; docs/choosing.md says what its rules were fitted on"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, commented_toml(chosen.choices, title).encode())
+    console.print(
+        f"{task.users:,} people{'' if users else ' (rounded down; say another number with --users)'}, ε = {epsilon:g} at δ = "
+        f"{task.delta:.1e}. This machine trains {task.users_per_second:,.0f} of them a second.\n"
+        f"{plan.rounds} rounds of {plan.cohort:,}, noise multiplier {plan.noise_multiplier:.2f}, server rate {plan.server_rate:g}: about "
+        f"{plan.user_trainings / task.users_per_second / 60:.0f} minutes of training.\n{path}: the recipe, with the reason for each choice",
+        soft_wrap=True,
+    )
+    return path
+
+
+def _started(public: Path, out: Path) -> Path:
+    """A model of this public text, and of that which comes with taciturn where both have the same words."""
+    from taciturn.algorithms.pretraining import Schedule
+    from taciturn.cli.pretrain import watched
+    from taciturn.data.public import PublicCorpus
+    from taciturn.recipe.sections import ModelSection
+    from taciturn.release.model_file import SHIPPED, load_model
+
+    same = PublicCorpus.load(public).vocabulary.words == load_model(Path(SHIPPED))[1].vocabulary
+    watched(public, ModelSection(kind="cifg"), Schedule(), out, False, Path(SHIPPED) if same else None)
+    return out
 
 
 def _is_first_host(hosts: str, host: int, coordinator: str | None) -> bool:

@@ -11,6 +11,7 @@ from taciturn import names
 from taciturn.models.registry import KINDS, model_kind
 from taciturn.privacy.clipping import clip_schedule
 
+MOST_A_ROUND = 60_000  # users
 AUDITED_AT_ONCE = 1024  # audit users whose turn a round may be, in and out
 DEFAULT_CLIP_NORM = 0.8  # Ramaswamy et al. 2020, Table 1
 
@@ -103,7 +104,7 @@ class ParticipationSection(Section):
         for_papers={"fixed": "cohorts of one size, drawn without replacement"},
     )
     users: PositiveInt = Field(description="K, the number of users as publicly known; sets q and δ, and is never counted")
-    cohort: float = Field(gt=0, le=60_000, description="m: users a round, expected with poisson; else exact, or a goal")
+    cohort: float = Field(gt=0, le=MOST_A_ROUND, description="m: users a round, expected with poisson; else exact, or a goal")
     weight_cap: float | None = setting(None, "ŵ: a user of n tokens weighs min(n/ŵ, 1); none weighs all alike", gt=0)
     total_weight: float | None = setting(None, "W, the total weight as publicly known (default: users)", gt=0)
     min_separation: int | None = setting(None, "MinS: rounds strictly between two participations of a user", ge=0)

@@ -17,6 +17,10 @@ from taciturn.core import Params, PyTree
 from taciturn.errors import TaciturnError
 from taciturn.files import write_atomically
 
+SHIPPED = "taciturn:english"  # names the start of public text that comes with the package
+BFLOAT16 = np.dtype(jax.numpy.bfloat16)  # how it is shipped
+_STARTS = Path(__file__).parents[1] / "starts"
+
 
 class ModelFileError(TaciturnError):
     """The file is not a model that can be used here."""
@@ -49,12 +53,15 @@ def save_model(path: Path, params: Params, card: ModelCard, mode: int = 0o644) -
 
 
 def load_model(path: Path) -> tuple[Params, ModelCard]:
-    """Parameters as a nested dict, and the card. `path` is a model file, or a folder that holds model.safetensors."""
+    """Parameters as a nested dict, and the card. `path` is a model file, a folder that holds model.safetensors, or `SHIPPED`."""
+    if str(path) == SHIPPED:
+        path = _STARTS / "english.safetensors"
     path = path / "model.safetensors" if path.is_dir() else path
     try:
         with safetensors.safe_open(path, "numpy") as file:
             metadata = file.metadata() or {}
             named = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            named = {name: value.astype(np.float32) if value.dtype == BFLOAT16 else value for name, value in named.items()}
     except FileNotFoundError:
         raise ModelFileError(f"there is no model at {path}") from None
     except safetensors.SafetensorError as error:

@@ -26,7 +26,7 @@ from taciturn.models.losses import cross_entropy
 from taciturn.recipe import build
 from taciturn.recipe.sections import ModelSection
 from taciturn.recipe.text import RecipeError
-from taciturn.release.model_file import ModelCard, load_state, save_model, save_state
+from taciturn.release.model_file import ModelCard, load_model, load_state, params_digest, save_model, save_state
 
 CHECKPOINT = "pretraining.safetensors"
 
@@ -75,9 +75,10 @@ def pretrained(
     out: Path,
     progress: Callable[[int, int, Pace], None],
     resume: bool = False,
+    start: Path | None = None,
 ) -> Pretrained:
     """Train on public text and write the best epoch's model.safetensors to `out`. Cut off at any moment, it goes on with `resume`, and
-    comes to the same."""
+    comes to the same. `start` is a model of other public text to go on from."""
     if not resume:
         check_new_folder(out, "if it was cut off, repeat its command with --resume, or name another --out")
     elif (out / "model.safetensors").exists() and not (out / CHECKPOINT).exists():
@@ -92,9 +93,13 @@ def pretrained(
         params = model.init(jax.random.key(schedule.seed))
     except ValueError as error:  # a width that does not fit the heads, a text too short
         raise RecipeError(str(error)) from None
+    sources = (corpus.source,)
+    if start:
+        params, before = _public_start(start, corpus.vocabulary.words)
+        sources = (*before.public_sources, *sources)
     course = Course(trainer.init(params), params, ())
     architecture = settings.model_dump(mode="json", exclude={"warm_start"})
-    terms = {"text": corpus.digest, **architecture, **asdict(schedule)}
+    terms = {"text": corpus.digest, **architecture, **asdict(schedule), **({"start": params_digest(params)} if start else {})}
     if (out / CHECKPOINT).exists():
         course = _saved_course(out / CHECKPOINT, course, terms)
     out.mkdir(parents=True, exist_ok=True)
@@ -107,11 +112,20 @@ def pretrained(
     rows = [epoch._asdict() for epoch in finished.epochs]
     about = {"held_out": finished.held_out, "best_epoch": finished.best.epoch, "stopped": stopped, "epochs": rows}
     write_atomically(out / "pretraining.json", to_json(about, indent=2).encode())
-    card = ModelCard(architecture, corpus.vocabulary.words, corpus.vocabulary.about, public_sources=(corpus.source,))
+    card = ModelCard(architecture, corpus.vocabulary.words, corpus.vocabulary.about, public_sources=sources)
     save_model(out / "model.safetensors", course.best, card)
     (out / CHECKPOINT).unlink()  # last: killed before this, it goes on from the checkpoint, and comes to the same
     sync_folder(out)
     return finished
+
+
+def _public_start(start: Path, words: tuple[str, ...]) -> tuple[Params, ModelCard]:
+    params, card = load_model(start)
+    if card.run is not None or card.personal:
+        raise RecipeError(f"{start} learned from people; what goes on from public text alone starts from public text alone")
+    if card.vocabulary != words:
+        raise RecipeError(f"{start} knows other words than the public text; make both with the same --vocabulary")
+    return jax.tree.map(jnp.asarray, params), card
 
 
 def _saved_course(path: Path, fresh: Course, terms: dict[str, Any]) -> Course:

@@ -1,0 +1,195 @@
+"""A recipe for people and a machine: cohort, rounds and server rate by a rule that was fitted on other people (docs/choosing.md).
+
+Every update is longer than the clip norm, so that people give a direction and the server's rate says how far the model goes in it. Two
+lengths decide what a training is worth: how far the model could go if all pulled the same way, and how far the noise takes it meanwhile.
+51 measurements, ε from 0.5 to 8, agree with `expected_gain` to 0.06 points (their root mean square).
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
+
+from taciturn.errors import TaciturnError
+from taciturn.privacy.accounting import Budget, noise_for_budget, repeated
+from taciturn.privacy.conversions import gaussian_epsilon
+from taciturn.recipe.sections import MOST_A_ROUND, ModelSection
+
+CLIP_NORM, MOMENTUM, UNROLL = 0.25, 0.9, 20
+FASTEST = 1.0  # server rate; without clipping a run at twice of it ran away
+LOUDEST = 45.0  # how far noise may take the model: a little less than what is best, since too much costs more than too little
+ROUNDS = (25, 50, 100, 200, 400)
+SHARES = (0.03, 0.1, 0.3)  # of the people in a cohort; more gains nothing that more rounds would not
+ENOUGH = 0.03  # points of AccuracyTop1 that are not worth a longer training
+LEAST_COHORT = 10
+
+
+class TooLittleTime(TaciturnError):
+    """Not even a short training fits."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is asked for, and what is there for it."""
+
+    users: int  # as publicly said
+    epsilon: float
+    delta: float
+    parameters: int
+    seconds: float  # in which the rounds are to be done
+    users_per_second: float  # that this machine trains
+
+
+class Plan(NamedTuple):
+    """How to spend it."""
+
+    rounds: int
+    cohort: int
+    server_rate: float
+    noise_multiplier: float
+    gain: float  # points of AccuracyTop1 over the start, by the rule
+
+    @property
+    def user_trainings(self) -> int:
+        return self.rounds * self.cohort
+
+
+def expected_gain(way: float, noise: float) -> float:
+    """Points of AccuracyTop1 over a good start, of a model that could go `way` and that noise takes `noise` far.
+
+    >>> round(expected_gain(250.0, 50.0), 2)  # 100 rounds at rate 1
+    2.1
+    """
+    return 0.37 * math.log1p(way / 0.46) - 0.23 * (noise / 50) ** 1.5
+
+
+def best_plan(task: Task) -> Plan:
+    """The shortest of the plans that fit the time and come within `ENOUGH` of the best of them. Its noise is about right; `exactly`
+    works it out.
+
+    >>> plan = best_plan(Task(9_000, 4.0, 9_000**-1.1, 2_400_000, seconds=300, users_per_second=2_000))
+    >>> plan.rounds, plan.cohort
+    (100, 2700)
+    """
+    mu = _mu(task)
+    plans = [_plan(task, rounds, cohort, _about(mu, cohort / task.users, rounds)) for rounds, cohort in _sizes(task)]
+    if not plans:
+        minutes = ROUNDS[0] * LEAST_COHORT / task.users_per_second / 60
+        raise TooLittleTime(
+            f"this machine trains {task.users_per_second:.2g} users a second: the shortest training, {ROUNDS[0]} rounds of "
+            f"{LEAST_COHORT}, takes {minutes:.0f} minutes without compiling and measuring. Allow more --minutes"
+        )
+    best = max(plan.gain for plan in plans)
+    return min((plan for plan in plans if plan.gain > best - ENOUGH), key=lambda plan: plan.user_trainings)
+
+
+def exactly(task: Task, plan: Plan) -> Plan:
+    """The plan with the noise that its rounds need, and the server rate that goes with it."""
+
+    def cost(noise_multiplier: float) -> DpEvent:
+        return repeated(PoissonSampledDpEvent(plan.cohort / task.users, GaussianDpEvent(noise_multiplier)), plan.rounds)
+
+    return _plan(task, plan.rounds, plan.cohort, noise_for_budget(cost, Budget(task.delta, task.epsilon), "pld"))
+
+
+def _sizes(task: Task) -> Iterator[tuple[int, int]]:
+    """Rounds and cohorts that fit the time, the largest possible cohorts among them."""
+    for rounds in ROUNDS:
+        most = int(min(task.seconds * task.users_per_second / rounds, SHARES[-1] * task.users, MOST_A_ROUND))
+        cohorts = {most, *(int(share * task.users) for share in SHARES)}
+        yield from ((rounds, cohort) for cohort in sorted(cohorts) if LEAST_COHORT <= cohort <= most)
+
+
+def _mu(task: Task) -> float:
+    """The μ of Gaussian differential privacy whose ε is the one asked for."""
+    low, high = 1e-6, 1e3
+    while high > 1.001 * low:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if gaussian_epsilon(middle, task.delta) <= task.epsilon else (low, middle)
+    return low
+
+
+def _about(mu: float, share: float, rounds: int) -> float:
+    """The noise multiplier in the limit of many rounds (Bu et al. 2019), a tenth too small at worst: to compare plans by, no more."""
+    return 1 / math.sqrt(math.log1p((mu / share) ** 2 / rounds))
+
+
+def _plan(task: Task, rounds: int, cohort: int, noise_multiplier: float) -> Plan:
+    reach = CLIP_NORM / (1 - MOMENTUM)  # of a round at rate 1, when momentum has built up
+    noise = reach * noise_multiplier / cohort * math.sqrt(rounds * task.parameters)
+    rate = float(f"{min(FASTEST, LOUDEST / noise):.2g}")
+    way = reach * (rounds - 1 / (1 - MOMENTUM) + 1)
+    return Plan(rounds, cohort, rate, noise_multiplier, expected_gain(rate * way, rate * noise))
+
+
+class Choice(NamedTuple):
+    """A setting of a recipe, and why it is what it is."""
+
+    section: str  # "" for those above all sections
+    key: str
+    value: Any
+    why: str
+
+
+def choices(
+    task: Task, plan: Plan, population: str, start: str, architecture: dict[str, Any], on_cpu: bool, measured: int = 0
+) -> list[Choice]:
+    """The whole recipe. `architecture` is that of the start; the model is `measured` so often between its start and its end."""
+    defaults = ModelSection().model_dump(mode="json")
+    built = {name: value for name, value in architecture.items() if value != defaults[name]}
+    fast = f"{plan.user_trainings:,} user trainings, {plan.user_trainings / task.users_per_second / 60:.1f} minutes on this machine"
+    return [
+        Choice("", "algorithm", "dp-fedavg", "cohorts that the curator draws, fresh noise; BLT noise came to the same at equal ε"),
+        Choice("data", "population", population, "whose text it is"),
+        Choice("data", "tokens_per_user", 1600, "of what one person wrote; 400 of twice as many people came to the same"),
+        Choice("model", "warm_start", start, "public text; nothing of it is anybody's secret"),
+        *(
+            Choice("model", name, value, "as the start is; all of it is trained: freezing lost more than it saved in noise")
+            for name, value in built.items()
+        ),
+        Choice("local", "batch_size", 8 if on_cpu else 16, "rows; 8 and 16 come to the same, which is faster depends on the machine"),
+        Choice("local", "learning_rate", 0.5 if on_cpu else 0.7, "goes with the batch; between 0.2 and 1 it hardly matters"),
+        Choice("local", "unroll", UNROLL, "words of a row"),
+        Choice("local", "precision", "float32" if on_cpu else "mixed", "what is faster here"),
+        Choice("server", "optimizer", "momentum", "Adam did no better under noise"),
+        Choice("server", "momentum", MOMENTUM, "0.95 did worse"),
+        Choice("server", "learning_rate", plan.server_rate, f"as far as noise allows, {FASTEST:g} at most; a falling rate did not help"),
+        Choice("participation", "users", task.users, "as publicly said: with it, this number is no secret any more"),
+        Choice("participation", "cohort", plan.cohort, fast),
+        Choice("privacy", "clip_norm", CLIP_NORM, "shorter than all updates, so that each gives its direction: 0.1 and 0.5 do as well"),
+        Choice("privacy", "epsilon", task.epsilon, f"what you asked for; noise is made for it, z = {plan.noise_multiplier:.2f}"),
+        Choice("privacy", "delta", task.delta, "users^-1.1, as in McMahan et al. 2018"),
+        Choice("run", "rounds", plan.rounds, f"the shortest training within {ENOUGH} points of the best that fits the time"),
+        Choice("run", "evaluate_every", math.ceil(plan.rounds / (measured + 1)), "measuring takes time too"),
+    ]
+
+
+def content_of(choices: list[Choice]) -> dict[str, Any]:
+    """As `parse_recipe` takes it."""
+    content: dict[str, Any] = {}
+    for one in choices:
+        (content.setdefault(one.section, {}) if one.section else content)[one.key] = one.value
+    return content
+
+
+def commented_toml(choices: list[Choice], title: str) -> str:
+    """The recipe as a file, with a reason behind every setting.
+
+    >>> print(commented_toml([Choice("", "algorithm", "dp-fedavg", "why"), Choice("run", "rounds", 50, "why not")], "Chosen"))
+    # Chosen
+    algorithm = "dp-fedavg"  # why
+    <BLANKLINE>
+    [run]
+    rounds = 50  # why not
+    <BLANKLINE>
+    """
+    lines, section = [f"# {title}"], ""
+    for one in choices:
+        if one.section != section:
+            section = one.section
+            lines += ["", f"[{section}]"]
+        lines.append(f"{one.key} = {json.dumps(one.value, ensure_ascii=False)}  # {one.why}")
+    return "\n".join(lines) + "\n"

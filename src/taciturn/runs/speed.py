@@ -1,0 +1,40 @@
+"""How fast rounds go on this machine, through the very code that trains. Nothing leaves but the time they took."""
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+from taciturn.core import FleetWithStats, Params
+from taciturn.privacy.account import Account, RunTerms
+from taciturn.privacy.curator import Curator
+from taciturn.privacy.ledger import Ledger
+from taciturn.recipe import build
+from taciturn.recipe.recipe import Recipe
+from taciturn.train import rounds
+
+
+def best_time(work: Callable[[], object], times: int) -> float:
+    """Seconds of the fastest of a few, after one that compiles."""
+    jax.block_until_ready(work())
+    seconds = []
+    for _ in range(times):
+        began = time.perf_counter()
+        jax.block_until_ready(work())
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
+
+
+def round_seconds(recipe: Recipe, fleet: FleetWithStats, params: Params, words: int, times: int) -> float:
+    """Of a whole round, from selection to release, for users whom no guarantee covers: made-up or held-out ones. It is charged in a
+    ledger of its own, which goes with the models that came of it."""
+    algorithm = build.algorithm(recipe, words)
+    adjacency, event = algorithm.participation.adjacency, algorithm.mechanism.event(algorithm.participation)
+    terms = RunTerms("speed", recipe.fingerprint, "nobody", adjacency, "seeded simulation", "rdp", build.budget(recipe), 1000)
+    with tempfile.TemporaryDirectory() as folder:
+        account = Account(Ledger(Path(folder) / "ledger.jsonl"), terms, event)
+        account.open()
+        training = rounds(algorithm, Curator(algorithm, fleet, account, bytes(32)), params)
+        return best_time(lambda: next(training).server, times)

@@ -1,0 +1,190 @@
+"""From people and an ε to a recipe, and to a model: what is read on the way, and what is said."""
+
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from harness import made_up_users
+from taciturn.algorithms.pretraining import Schedule
+from taciturn.cli import app
+from taciturn.core import END
+from taciturn.data.population import LEAST_HELD_OUT, Population, write_population
+from taciturn.data.public import PublicCorpus
+from taciturn.data.texts import Texts
+from taciturn.data.vocabulary import DataError, public_vocabulary
+from taciturn.errors import TaciturnError
+from taciturn.recipe import choose
+from taciturn.recipe.choose import TooLittleTime
+from taciturn.recipe.sections import ModelSection
+from taciturn.release.model_file import SHIPPED, load_model
+from taciturn.runs import chosen
+from taciturn.runs.chosen import StartError, chosen_recipe
+from taciturn.runs.pretrain import pretrained
+
+SMALL = ModelSection(kind="cifg", width=8, units=12)
+CARD = Path(chosen.__file__).parents[1] / "starts" / "README.md"
+
+
+@pytest.fixture
+def people(tmp_path, vocabulary) -> Path:
+    held_out = made_up_users(LEAST_HELD_OUT, seed=1)
+    return write_population(tmp_path / "people", made_up_users(230), held_out, vocabulary, {"least_tokens": 20}).folder
+
+
+@pytest.fixture(scope="module")
+def public(tmp_path_factory, vocabulary) -> Path:
+    folder = tmp_path_factory.mktemp("public")
+    PublicCorpus(Texts.of(made_up_users(40, seed=2).values(), len(vocabulary)), vocabulary, "made-up text").save(folder / "text")
+    return folder / "text"
+
+
+@pytest.fixture(scope="module")
+def start(public) -> str:
+    pretrained(PublicCorpus.load(public), SMALL, Schedule(epochs=1, batch_size=8), public.parent / "start", lambda *_: None)
+    return str(public.parent / "start")
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """A machine of one speed: two seconds to compile, 20 users a second, a second to measure the sample."""
+    monkeypatch.setattr(chosen, "_timed", lambda *_: (2.0, 20.0, 1.0))
+
+
+def files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_nothing_is_read_of_those_who_will_be_protected_but_how_many_they_are(people, start, timed):
+    for path in people.glob("text-1/train-*"):
+        path.unlink()
+    before = files(people)
+    assert chosen_recipe(people, 4.0, start, minutes=10).task.users == 230
+    assert files(people) == before  # no ledger, no charge
+    with pytest.raises(DataError, match="train-00000"):
+        _ = Population(people).texts[0]
+
+
+def test_the_number_of_people_is_rounded_or_said(people, start, timed):
+    assert chosen.publicly(1_299) == 1_200
+    assert chosen_recipe(people, 4.0, start, 10, users=500).recipe.participation.users == 500
+
+
+def test_held_out_users_as_long_as_the_others_are_timed(people):
+    sample = chosen._sample(chosen.HeldOutUsers(people), 40, 1000).texts
+    lengths = [len(text) for text in chosen.HeldOutUsers(people).texts]
+    assert sorted(map(len, sample)) == sorted(length for length in lengths if length >= 40)
+    assert len(chosen._sample(chosen.HeldOutUsers(people), 40, 3).texts) == 3
+    assert len(chosen._sample(chosen.HeldOutUsers(people), 4_000, 1000).texts) == len(lengths)  # if none is, all
+
+
+def test_time_for_compiling_and_measuring_is_set_aside(people, start, timed):
+    worked_out = chosen_recipe(people, 4.0, start, minutes=10)
+    assert 400 < worked_out.task.seconds < 540
+    assert worked_out.plan.user_trainings <= 20 * worked_out.task.seconds
+    with pytest.raises(TooLittleTime, match=r"alone take .* minutes on this machine: allow more --minutes"):
+        chosen_recipe(people, 4.0, start, minutes=0.01)
+
+
+def test_a_start_with_other_words_is_refused(people, timed):
+    with pytest.raises(StartError, match=r"taciturn:english knows other words than .*people. Build the people with its words"):
+        chosen_recipe(people, 4.0, SHIPPED, minutes=10)
+
+
+def test_people_and_an_epsilon_become_a_private_model(people, start, timed, tmp_path, monkeypatch):
+    """Through the command: a recipe is worked out, written down and trained."""
+    from taciturn.cli import train
+
+    monkeypatch.setattr(choose, "ROUNDS", (12,))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, "_started", lambda text, out: Path(start))
+    said = CliRunner().invoke(app, ["train", "people", "--public", "text", "--epsilon", "8", "--minutes", "1"], catch_exceptions=False)
+    assert said.exit_code == 0
+    assert "230 people (rounded down; say another number with --users), ε = 8 at δ = 2.5e-03" in said.output
+    assert "points of AccuracyTop1 over where it started" in said.output
+    written = tomllib.loads((tmp_path / "runs" / "people-1.toml").read_text())
+    assert written["privacy"]["epsilon"] == 8
+    assert "(8.00, 0.0025)-differential privacy" in said.output
+
+
+@pytest.mark.slow
+def test_public_text_is_learned_first_and_a_round_is_timed_on_this_machine(people, public, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = CliRunner().invoke(app, ["train", "people", "--public", str(public), "--epsilon", "8", "--minutes", "2", "--dry-run"])
+    assert said.exit_code == 0, said.output
+    assert "This machine trains" in said.output
+    assert (tmp_path / "runs" / "people-1-start" / "model.safetensors").exists()
+    assert tomllib.loads((tmp_path / "runs" / "people-1.toml").read_text())["model"]["warm_start"] == "runs/people-1-start"
+
+
+def test_a_dry_run_writes_a_recipe_and_never_over_another(people, start, timed, tmp_path, monkeypatch):
+    from taciturn.cli import train
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, "_started", lambda text, out: Path(start))
+    arguments = ["train", "people", "--public", "text", "--epsilon", "4", "--dry-run"]
+    for _ in range(2):
+        assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["people-1.toml", "people-2.toml"]
+    with pytest.raises(TaciturnError, match=r"people-1.toml is there already: train as it says"):
+        CliRunner().invoke(app, [*arguments, "--run", "runs/people-1"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        (["people"], "people is a folder: say what its people are promised, for example --epsilon 4"),
+        (["recipe.toml", "--epsilon", "4"], "go with a folder of people; recipe.toml is none"),
+        ([], "name a recipe, or people and an ε"),
+        (["--resume", "--run", "runs/1", "--epsilon", "4"], "--resume takes the run's own recipe"),
+    ],
+)
+def test_what_does_not_go_together_is_said(people, tmp_path, monkeypatch, arguments, answer):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TaciturnError, match=answer):
+        CliRunner().invoke(app, ["train", *arguments], catch_exceptions=False)
+
+
+def test_the_start_that_is_shipped_knows_the_default_words_and_english():
+    params, card = load_model(Path(SHIPPED))
+    words = public_vocabulary(10_000)
+    assert card.vocabulary == words.words
+    assert card.run is None
+    assert {leaf.dtype for leaf in params.values()} == {np.dtype(np.float32)}
+    from taciturn.evaluation.accuracy import evaluate
+    from taciturn.recipe import build
+
+    model = build.language_model(ModelSection(kind="cifg"), len(words))
+    plain = "Thank you very much for coming. I would like to see you again soon. Have a good day!"
+    texts = Texts.of([[*words.encode(plain), END]], len(words))
+    backwards = Texts.of([[*words.encode(plain)[::-1], END]], len(words))
+    assert evaluate(model, params, texts)["perplexity"].value < 60 < evaluate(model, params, backwards)["perplexity"].value
+
+
+def test_the_card_of_the_start_names_every_source_and_licence():
+    said = CARD.read_text()
+    (source,) = load_model(Path(SHIPPED))[1].public_sources
+    for name in ("Changelog", "congresstweets", "Self-dialogue", "DSTC8", "Taskmaster", "freeCodeCamp", "Wikipedia"):
+        assert name in source
+        assert name in said
+    for licence in ("CC BY-SA 4.0", "MIT", "BSD-3-Clause", "CC BY 4.0"):
+        assert licence in said
+
+
+@pytest.mark.parametrize("kind", ["of a run", "of other words"])
+def test_only_public_text_with_the_same_words_is_gone_on_from(kind, people, public, finished_runs, tmp_path):
+    start, answer = (finished_runs / "private", "learned from people") if kind == "of a run" else (Path(SHIPPED), "knows other words")
+    with pytest.raises(TaciturnError, match=answer):
+        pretrained(PublicCorpus.load(public), SMALL, Schedule(epochs=1), tmp_path / "out", lambda *_: None, start=start)
+
+
+def test_going_on_from_a_start_begins_there_and_names_both_texts(public, start, tmp_path):
+    corpus = PublicCorpus.load(public)
+    slow = Schedule(epochs=1, batch_size=8, learning_rate=1e-9)
+    pretrained(corpus, SMALL, slow, tmp_path / "out", lambda *_: None, start=Path(start))
+    (before, about), (after, said) = load_model(Path(start)), load_model(tmp_path / "out")
+    for name in before:
+        np.testing.assert_allclose(before[name], after[name], atol=1e-6)
+    assert said.public_sources == (*about.public_sources, corpus.source)
