@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from typer import core
 
-from taciturn.cli import audit, bench, data, demo, evaluate, export, fleet, keyboard, ledger, personalise, plan, pretrain, train
+from taciturn.cli import audit, bench, data, demo, evaluate, export, fleet, keyboard, ledger, personalise, plan, pretrain, train, tune
 from taciturn.cli.output import console
 from taciturn.errors import TaciturnError
 
@@ -19,6 +19,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions
 for command in (
     demo.demo,
     plan.plan,
+    tune.tune,
     pretrain.pretrain,
     train.train,
     evaluate.evaluate,

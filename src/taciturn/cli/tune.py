@@ -1,0 +1,40 @@
+"""`taciturn tune`: settings tried where it costs nobody anything."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from taciturn.cli.output import bar, console, leave_interrupted, table
+from taciturn.privacy.figures import epsilon_text
+
+
+def tune(
+    recipe: Annotated[Path, typer.Argument(help="a recipe in TOML")],
+    on: Annotated[Path, typer.Option(help="public text, a folder made by `taciturn data public`")],
+    try_: Annotated[list[str], typer.Option("--try", help="section.key=value,value,…; may be repeated: every value with every other")],
+    out: Annotated[Path, typer.Option(help="folder for the made-up users and the runs; the same again goes on with a sweep")] = Path(
+        "tuning"
+    ),
+) -> None:
+    """Try settings on public text dealt to made-up users, as many as the recipe has. Costs no privacy: choose here, then train on people.
+
+    Example: taciturn tune recipe.toml --on speeches --try server.learning_rate=0.25,0.5,1 --try run.rounds=50,100
+    """
+    from taciturn.data.public import PublicCorpus
+    from taciturn.runs.tuning import tuned
+
+    corpus = PublicCorpus.load(on)
+    try:
+        with bar("tuning", "runs") as show:
+            trials = tuned(recipe, corpus, out, try_, lambda done, all, rounds, of: show(done, all, f"round {rounds} of {of}"))
+            show(len(trials), len(trials), "")
+    except KeyboardInterrupt:
+        leave_interrupted("Nothing is lost; go on with the same command")
+    shown = table("", "AccuracyTop1", "AccuracyTop3", "ε", title=f"On made-up users, pieces of {corpus.source}")
+    for number, one in enumerate(trials):
+        figures = f"{one.top1:.2%}", f"{one.top3:.2%}", epsilon_text(one.epsilon)
+        shown.add_row("\n".join(one.settings), *figures, style="bold" if number == 0 else None)
+    console.print(shown)
+    settings = " ".join(f"--set {setting}" for setting in trials[0].settings)
+    console.print(f"With the best of them on people: taciturn train {recipe} {settings}", soft_wrap=True)

@@ -1,0 +1,70 @@
+"""A sweep on public text: who the made-up users are, what is tried, and how it goes on."""
+
+import pytest
+from typer.testing import CliRunner
+
+from harness import WORDS, made_up_users, tiny_recipe
+from taciturn.cli import app
+from taciturn.data.population import HeldOutUsers
+from taciturn.data.public import PublicCorpus
+from taciturn.data.texts import Texts
+from taciturn.errors import TaciturnError
+from taciturn.recipe.text import save_recipe
+from taciturn.runs import tuning
+from taciturn.runs.tuning import TuningError, combinations, deal
+
+
+@pytest.fixture
+def public(tmp_path, vocabulary):
+    documents = made_up_users(200, seed=5, least=40).values()
+    PublicCorpus(Texts.of(documents, WORDS), vocabulary, "made-up text").save(tmp_path / "public")
+    return tmp_path / "public"
+
+
+def tune(*arguments):
+    return CliRunner().invoke(app, ["tune", *map(str, arguments)], catch_exceptions=False)
+
+
+def test_public_text_is_dealt_to_as_many_users_as_the_recipe_has_and_to_no_two_of_them(public, population, tmp_path):
+    corpus = PublicCorpus.load(public)
+    made = deal(corpus, tmp_path / "dealt", tiny_recipe(population))
+    held_out = HeldOutUsers(made.folder)
+    assert len(made) == 50
+    assert {len(text) for text in made.texts} == {60}
+    dealt = sorted(word for texts in (made.texts, held_out.texts) for text in texts for word in text)
+    words = [word for document in corpus.documents for word in document]
+    assert dealt == sorted(words[: len(dealt)])
+    assert made.manifest["about"]["simulated"].startswith("pieces of public text")
+
+
+def test_too_little_text_for_so_many_users_is_said(public, population, tmp_path):
+    with pytest.raises(TuningError, match=r"of 5,000 users each would get 1, and 50 are the least. Take more public text"):
+        deal(PublicCorpus.load(public), tmp_path / "dealt", tiny_recipe(population, participation={"users": 5_000}))
+
+
+@pytest.mark.parametrize("wrong", ["server.learning_rate", "server.learning_rate=", "server.learning_rate=1,,2"])
+def test_what_is_no_list_of_values_is_refused(wrong):
+    with pytest.raises(TuningError, match=r"--try takes section.key=value,value"):
+        combinations([wrong])
+
+
+def test_the_command_tries_everything_once_charges_nobody_and_names_the_best(public, population, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe = tiny_recipe(population, run={"rounds": 2, "evaluate_every": 1, "seed": None})
+    save_recipe(recipe, tmp_path / "recipe.toml")
+    arguments = ("recipe.toml", "--on", public, "--try", "server.learning_rate=1.0,0.0001", "--out", "sweep")
+    said = tune(*arguments)
+    assert said.exit_code == 0
+    assert "taciturn train recipe.toml --set server.learning_rate=1.0" in said.output
+    assert not (population.folder / "ledger.jsonl").exists()
+    assert (tmp_path / "sweep" / "people" / "ledger.jsonl").exists()
+    monkeypatch.setattr(tuning, "train_run", None)  # both are there already
+    assert tune(*arguments).output.splitlines()[-6:] == said.output.splitlines()[-6:]
+
+
+def test_a_setting_that_is_none_ends_a_sweep_before_it_begins(public, population, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_recipe(tiny_recipe(population), tmp_path / "recipe.toml")
+    with pytest.raises(TaciturnError, match="did you mean learning_rate"):
+        tune("recipe.toml", "--on", public, "--try", "server.learning_rates=1,2", "--out", "sweep")
+    assert not (tmp_path / "sweep").exists()
