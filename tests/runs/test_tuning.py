@@ -50,7 +50,7 @@ def test_what_is_no_list_of_values_is_refused(wrong):
 
 def test_the_command_tries_everything_once_charges_nobody_and_names_the_best(public, population, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    recipe = tiny_recipe(population, run={"rounds": 2, "evaluate_every": 1, "seed": None})
+    recipe = tiny_recipe(population, algorithm="fedavg", privacy={"noise_multiplier": None}, run={"rounds": 2, "evaluate_every": 1})
     save_recipe(recipe, tmp_path / "recipe.toml")
     arguments = ("recipe.toml", "--on", public, "--try", "server.learning_rate=1.0,0.0001", "--out", "sweep")
     said = tune(*arguments)
