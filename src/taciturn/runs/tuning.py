@@ -4,7 +4,6 @@ OUT/people is the population of these users; each trial is a run of its own besi
 """
 
 import itertools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +13,7 @@ import numpy as np
 from taciturn.data.population import Population, write_population
 from taciturn.data.public import PublicCorpus
 from taciturn.errors import TaciturnError
+from taciturn.files import from_json
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import load_recipe
 from taciturn.runs.loop import resume_run, train_run
@@ -67,7 +67,7 @@ def tuned(recipe: Path, corpus: PublicCorpus, out: Path, tries: list[str], progr
             train_run(public, folder, show)
         elif not (folder / "guarantee.json").exists():
             resume_run(folder, show)
-        last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+        last = from_json((folder / "metrics.jsonl").read_text().splitlines()[-1])
         trials.append(Trial(settings, last["accuracy_top1"], last["accuracy_top3"], last["epsilon"]))
     return sorted(trials, key=lambda trial: -trial.top1)
 
