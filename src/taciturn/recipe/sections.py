@@ -47,7 +47,9 @@ class ModelSection(Section):
     heads: PositiveInt = setting(4, "of a Transformer's attention")
     dropout: float = setting(0.0, "share of units dropped in a training step", ge=0, lt=1)
     variational: bool = setting(False, "deep LSTM: drop the same units all along a sequence", for_papers=True)
-    warm_start: str | None = setting(None, "run folder or model.safetensors to start from")
+    warm_start: str | None = setting(
+        None, "run folder or model.safetensors to start from; taciturn:english is public text and comes with the package"
+    )
 
     @field_validator("kind")
     @classmethod
