@@ -51,6 +51,7 @@ def start(public) -> str:
 def timed(monkeypatch):
     """A machine of one speed: two seconds to compile, 20 users a second, a second to measure the sample."""
     monkeypatch.setattr(chosen, "_timed", lambda *_: (2.0, 20.0, 1.0))
+    monkeypatch.setattr(chosen, "exactly", lambda task, plan: plan)  # takes a second
 
 
 def files(folder: Path) -> dict[Path, bytes]:
@@ -93,14 +94,16 @@ def test_a_start_with_other_words_is_refused(people, timed):
         chosen_recipe(people, 4.0, SHIPPED, minutes=10)
 
 
+def test_a_start_that_learned_from_people_is_refused(people, finished_runs, timed):
+    with pytest.raises(StartError, match="learned from people"):
+        chosen_recipe(people, 4.0, str(finished_runs / "private"), minutes=10)
+
+
 def test_people_and_an_epsilon_become_a_private_model(people, start, timed, tmp_path, monkeypatch):
     """Through the command: a recipe is worked out, written down and trained."""
-    from taciturn.cli import train
-
     monkeypatch.setattr(choose, "ROUNDS", (12,))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "_started", lambda text, out: Path(start))
-    said = CliRunner().invoke(app, ["train", "people", "--public", "text", "--epsilon", "8", "--minutes", "1"], catch_exceptions=False)
+    said = CliRunner().invoke(app, ["train", "people", "--public", start, "--epsilon", "8", "--minutes", "1"], catch_exceptions=False)
     assert said.exit_code == 0
     assert "230 people (rounded down; say another number with --users), ε = 8 at δ = 2.5e-03" in said.output
     assert "points of AccuracyTop1 over where it started" in said.output
@@ -120,11 +123,8 @@ def test_public_text_is_learned_first_and_a_round_is_timed_on_this_machine(peopl
 
 
 def test_a_dry_run_writes_a_recipe_and_never_over_another(people, start, timed, tmp_path, monkeypatch):
-    from taciturn.cli import train
-
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "_started", lambda text, out: Path(start))
-    arguments = ["train", "people", "--public", "text", "--epsilon", "4", "--dry-run"]
+    arguments = ["train", "people", "--public", start, "--epsilon", "4", "--dry-run"]
     for _ in range(2):
         assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["people-1.toml", "people-2.toml"]

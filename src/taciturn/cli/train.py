@@ -29,7 +29,10 @@ def train(
         int | None, typer.Option(min=20, help="PEOPLE: how many they are, as publicly said (default: their number, rounded down)")
     ] = None,
     public: Annotated[
-        Path | None, typer.Option(help="PEOPLE: public text to start from too, a folder made by `taciturn data public`")
+        Path | None,
+        typer.Option(
+            help="PEOPLE: public text to start from too, a folder made by `taciturn data public`; or a model of it, by `taciturn pretrain`"
+        ),
     ] = None,
     minutes: Annotated[float, typer.Option(min=1.0, help="PEOPLE: how long it may take, all in all")] = 30.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="PEOPLE: write the recipe alone, and train nothing")] = False,
@@ -120,13 +123,15 @@ def _chosen(people: Path, epsilon: float, users: int | None, public: Path | None
 
 
 def _started(public: Path, out: Path) -> Path:
-    """A model of this public text, and of that which comes with taciturn where both have the same words."""
+    """A model of this public text, and of that which comes with taciturn where both have the same words; or the model that is there."""
     from taciturn.algorithms.pretraining import Schedule
     from taciturn.cli.pretrain import watched
     from taciturn.data.public import PublicCorpus
     from taciturn.recipe.sections import ModelSection
     from taciturn.release.model_file import SHIPPED, load_model
 
+    if (public / "model.safetensors").exists():
+        return public
     same = PublicCorpus.load(public).vocabulary.words == load_model(Path(SHIPPED))[1].vocabulary
     watched(public, ModelSection(kind="cifg"), Schedule(), out, False, Path(SHIPPED) if same else None)
     return out

@@ -59,6 +59,8 @@ def chosen_recipe(folder: Path, epsilon: float, start: str, minutes: float, user
     population, held_out = Population(folder), HeldOutUsers(folder)
     held_out.check_enough()
     params, card = load_model(Path(start))
+    if card.run is not None or card.personal:
+        raise StartError(f"{start} learned from people, and a recipe is worked out for starts of public text alone; write one of your own")
     if card.vocabulary != population.vocabulary.words:
         raise StartError(
             f"{start} knows other words than {folder}. Build the people with its words (taciturn data build --vocabulary …; without it "
