@@ -1,6 +1,7 @@
 """A recipe that is worked out: it fits the time, keeps the budget, and says why."""
 
 import tomllib
+from dataclasses import replace
 
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
@@ -11,9 +12,9 @@ from taciturn.recipe.choose import (
     ENOUGH,
     LOUDEST,
     MOMENTUM,
+    NoPlan,
     Plan,
     Task,
-    TooLittleTime,
     _about,
     _mu,
     best_plan,
@@ -88,8 +89,26 @@ def test_plans_are_compared_by_noise_that_is_nearly_right(users, cohort, rounds,
     assert 0.8 * exact < _about(_mu(asked), cohort / users, rounds) < 1.1 * exact
 
 
+def test_few_people_are_told_so():
+    with pytest.raises(NoPlan, match="30 people are too few"):
+        best_plan(task(users=30))
+
+
+def test_with_very_few_people_the_rate_is_so_low_that_nothing_is_expected_to_be_lost():
+    plan = best_plan(task(users=100, promised=0.1))
+    assert plan.gain >= 0
+    assert noise_of(task(users=100), plan) < 0.5 * LOUDEST
+
+
+def test_what_a_round_takes_besides_is_counted():
+    asked = replace(task(seconds=60.0), round_seconds=0.5)
+    plan = best_plan(asked)
+    assert asked.duration(plan.rounds, plan.cohort) <= 60
+    assert plan.rounds <= 100
+
+
 def test_a_machine_that_is_too_slow_is_told_how_long_it_would_take():
-    with pytest.raises(TooLittleTime, match=r"25 rounds of 10, takes 42 minutes without compiling and measuring. Allow more --minutes"):
+    with pytest.raises(NoPlan, match=r"25 rounds of 10, takes 41.7 minutes on this machine without compiling and measuring. Allow more"):
         best_plan(task(seconds=60.0, users_per_second=0.1))
 
 

@@ -1,15 +1,17 @@
 """From people and an ε to a recipe, and to a model: what is read on the way, and what is said."""
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from harness import made_up_users
+from harness import Cut, lettered_words, made_up_users
 from taciturn.algorithms.pretraining import Schedule
 from taciturn.cli import app
+from taciturn.cli.train import _started
 from taciturn.core import END
 from taciturn.data.population import LEAST_HELD_OUT, Population, write_population
 from taciturn.data.public import PublicCorpus
@@ -17,12 +19,13 @@ from taciturn.data.texts import Texts
 from taciturn.data.vocabulary import DataError, public_vocabulary
 from taciturn.errors import TaciturnError
 from taciturn.recipe import choose
-from taciturn.recipe.choose import TooLittleTime
+from taciturn.recipe.choose import NoPlan
 from taciturn.recipe.sections import ModelSection
-from taciturn.release.model_file import SHIPPED, load_model
+from taciturn.recipe.text import RecipeError
+from taciturn.release.model_file import SHIPPED, load_model, save_model
 from taciturn.runs import chosen
 from taciturn.runs.chosen import StartError, chosen_recipe
-from taciturn.runs.pretrain import pretrained
+from taciturn.runs.pretrain import CHECKPOINT, pretrained
 
 SMALL = ModelSection(kind="cifg", width=8, units=12)
 CARD = Path(chosen.__file__).parents[1] / "starts" / "README.md"
@@ -50,7 +53,7 @@ def start(public) -> str:
 @pytest.fixture
 def timed(monkeypatch):
     """A machine of one speed: two seconds to compile, 20 users a second, a second to measure the sample."""
-    monkeypatch.setattr(chosen, "_timed", lambda *_: (2.0, 20.0, 1.0))
+    monkeypatch.setattr(chosen, "_timed", lambda *_: (2.0, 20.0, 0.0, 1.0))
     monkeypatch.setattr(chosen, "exactly", lambda task, plan: plan)  # takes a second
 
 
@@ -69,7 +72,7 @@ def test_nothing_is_read_of_those_who_will_be_protected_but_how_many_they_are(pe
 
 
 def test_the_number_of_people_is_rounded_or_said(people, start, timed):
-    assert chosen.publicly(1_299) == 1_200
+    assert [chosen.publicly(users) for users in (37, 1_299, 12_345, 1_098_765)] == [30, 1_200, 12_300, 1_090_000]
     assert chosen_recipe(people, 4.0, start, 10, users=500).recipe.participation.users == 500
 
 
@@ -85,7 +88,7 @@ def test_time_for_compiling_and_measuring_is_set_aside(people, start, timed):
     worked_out = chosen_recipe(people, 4.0, start, minutes=10)
     assert 400 < worked_out.task.seconds < 540
     assert worked_out.plan.user_trainings <= 20 * worked_out.task.seconds
-    with pytest.raises(TooLittleTime, match=r"alone take .* minutes on this machine: allow more --minutes"):
+    with pytest.raises(NoPlan, match=r"alone take .* minutes on this machine: allow more --minutes"):
         chosen_recipe(people, 4.0, start, minutes=0.01)
 
 
@@ -136,13 +139,25 @@ def test_a_dry_run_writes_a_recipe_and_never_over_another(people, start, timed, 
     ("arguments", "answer"),
     [
         (["people"], "people is a folder: say what its people are promised, for example --epsilon 4"),
-        (["recipe.toml", "--epsilon", "4"], "go with a folder of people; recipe.toml is none"),
+        (["recipe.toml", "--epsilon", "4"], "--epsilon: for a folder of people, and recipe.toml is none"),
         ([], "name a recipe, or people and an ε"),
         (["--resume", "--run", "runs/1", "--epsilon", "4"], "--resume takes the run's own recipe"),
+        (["--resume", "--run", "runs/1", "--dry-run"], "--resume takes the run's own recipe"),
+        (["recipe.toml", "--minutes", "5"], "--minutes: for a folder of people"),
+        (["people", "--epsilon", "4", "--dry-run", "--set", "run.rounds=3"], "leave --set and --audit out"),
+        (["people", "--epsilon", "4", "--run", "."], "has no name, which a new folder needs"),
+        (["people", "--epsilon", "4", "--run", "people"], "people exists already"),
+        (["people", "--epsilon", "4", "--public", "ngram"], "is no neural model"),
+        (["people", "--epsilon", "4", "--public", "elsewhere"], "has other words than people: make it with"),
     ],
 )
-def test_what_does_not_go_together_is_said(people, tmp_path, monkeypatch, arguments, answer):
+def test_what_does_not_go_together_is_said(people, finished_runs, tmp_path, monkeypatch, arguments, answer):
     monkeypatch.chdir(tmp_path)
+    params, card = load_model(finished_runs / "counted")
+    (tmp_path / "ngram").mkdir()
+    save_model(tmp_path / "ngram" / "model.safetensors", params, replace(card, run=None))
+    if "elsewhere" in arguments:
+        PublicCorpus.of(["worda wordb"], lettered_words(), "other words").save(tmp_path / "elsewhere")
     with pytest.raises(TaciturnError, match=answer):
         CliRunner().invoke(app, ["train", *arguments], catch_exceptions=False)
 
@@ -173,11 +188,45 @@ def test_the_card_of_the_start_names_every_source_and_licence():
         assert licence in said
 
 
-@pytest.mark.parametrize("kind", ["of a run", "of other words"])
+@pytest.mark.parametrize("kind", ["of a run", "of other words", "of another shape"])
 def test_only_public_text_with_the_same_words_is_gone_on_from(kind, people, public, finished_runs, tmp_path):
-    start, answer = (finished_runs / "private", "learned from people") if kind == "of a run" else (Path(SHIPPED), "knows other words")
-    with pytest.raises(TaciturnError, match=answer):
-        pretrained(PublicCorpus.load(public), SMALL, Schedule(epochs=1), tmp_path / "out", lambda *_: None, start=start)
+    start = finished_runs / "private" if kind == "of a run" else Path(SHIPPED)
+    model = ModelSection(kind="cifg") if kind == "of other words" else SMALL
+    answers = {"of a run": "learned from people", "of other words": "knows other words", "of another shape": "its width is 96, not 8"}
+    with pytest.raises(TaciturnError, match=answers[kind]):
+        pretrained(PublicCorpus.load(public), model, Schedule(epochs=1), tmp_path / "out", lambda *_: None, start=start)
+
+
+def test_a_training_that_began_elsewhere_is_not_gone_on_with_as_if_it_had_not(public, start, tmp_path):
+    def cut(done, all, pace):
+        if done > all / 2 + 1:
+            raise Cut
+
+    corpus, schedule = PublicCorpus.load(public), Schedule(epochs=2, batch_size=8)
+    with pytest.raises(Cut):
+        pretrained(corpus, SMALL, schedule, tmp_path / "out", cut, start=Path(start))
+    with pytest.raises(RecipeError, match=r"its start is .*, not None"):
+        pretrained(corpus, SMALL, schedule, tmp_path / "out", lambda *_: None, resume=True)
+
+
+def test_learning_public_text_first_goes_on_where_it_was_interrupted(people, public, tmp_path, monkeypatch):
+    """With the same command; a start of other text in its place is refused."""
+    begun = []
+    monkeypatch.setattr("taciturn.cli.pretrain.watched", lambda *given: begun.append(given[4:6]))
+    out = tmp_path / "out"
+    _started(people, public, out)
+    out.mkdir()
+    (out / CHECKPOINT).touch()
+    _started(people, public, out)
+    assert begun == [(False, None), (True, None)]
+    (out / CHECKPOINT).unlink()
+    params, card = load_model(Path(SHIPPED))
+    save_model(out / "model.safetensors", {"word_bias": params["word_bias"]}, card)
+    with pytest.raises(StartError, match="is a start of other text than"):
+        _started(people, public, out)
+    save_model(out / "model.safetensors", {"word_bias": params["word_bias"]}, replace(card, public_sources=("made-up text",)))
+    assert _started(people, public, out) == out
+    assert len(begun) == 2
 
 
 def test_going_on_from_a_start_begins_there_and_names_both_texts(public, start, tmp_path):

@@ -1,17 +1,19 @@
 """A sweep on public text: who the made-up users are, what is tried, and how it goes on."""
 
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
 from harness import WORDS, made_up_users, tiny_recipe
 from taciturn.cli import app
-from taciturn.data.population import HeldOutUsers
+from taciturn.data.population import HeldOutUsers, Population
 from taciturn.data.public import PublicCorpus
 from taciturn.data.texts import Texts
 from taciturn.errors import TaciturnError
 from taciturn.recipe.text import save_recipe
 from taciturn.runs import tuning
-from taciturn.runs.tuning import TuningError, combinations, deal
+from taciturn.runs.tuning import TuningError, _size, combinations, deal
 
 
 @pytest.fixture
@@ -27,7 +29,7 @@ def tune(*arguments):
 
 def test_public_text_is_dealt_to_as_many_users_as_the_recipe_has_and_to_no_two_of_them(public, population, tmp_path):
     corpus = PublicCorpus.load(public)
-    made = deal(corpus, tmp_path / "dealt", tiny_recipe(population))
+    made = deal(corpus, tmp_path / "dealt", *_size(corpus, tiny_recipe(population)))
     held_out = HeldOutUsers(made.folder)
     assert len(made) == 50
     assert {len(text) for text in made.texts} == {60}
@@ -39,7 +41,7 @@ def test_public_text_is_dealt_to_as_many_users_as_the_recipe_has_and_to_no_two_o
 
 def test_too_little_text_for_so_many_users_is_said(public, population, tmp_path):
     with pytest.raises(TuningError, match=r"of 5,000 users each would get 1, and 50 are the least. Take more public text"):
-        deal(PublicCorpus.load(public), tmp_path / "dealt", tiny_recipe(population, participation={"users": 5_000}))
+        _size(PublicCorpus.load(public), tiny_recipe(population, participation={"users": 5_000}))
 
 
 @pytest.mark.parametrize("wrong", ["server.learning_rate", "server.learning_rate=", "server.learning_rate=1,,2"])
@@ -57,9 +59,44 @@ def test_the_command_tries_everything_once_charges_nobody_and_names_the_best(pub
     assert said.exit_code == 0
     assert "taciturn train recipe.toml --set server.learning_rate=1.0" in said.output
     assert not (population.folder / "ledger.jsonl").exists()
-    assert (tmp_path / "sweep" / "people" / "ledger.jsonl").exists()
+    assert len(list((tmp_path / "sweep").glob("made-up-users-*/ledger.jsonl"))) == 1
     monkeypatch.setattr(tuning, "train_run", None)  # both are there already
     assert tune(*arguments).output.splitlines()[-6:] == said.output.splitlines()[-6:]
+
+
+@pytest.mark.parametrize("changed", ["recipe", "text", "users"])
+def test_what_was_tried_under_other_terms_is_not_taken_for_it(public, population, tmp_path, monkeypatch, changed, vocabulary):
+    """Nor are people beside it taken for made-up ones."""
+    monkeypatch.chdir(tmp_path)
+    trained = []
+
+    def noted(recipe, folder, show):
+        trained.append((recipe, Population(Path(recipe.data.population)).id))
+        (folder / "guarantee.json").parent.mkdir()
+        (folder / "guarantee.json").touch()
+        (folder / "metrics.jsonl").write_text('{"accuracy_top1": 0.1, "accuracy_top3": 0.2, "epsilon": 1.0}\n')
+
+    monkeypatch.setattr(tuning, "train_run", noted)
+    save_recipe(tiny_recipe(population), tmp_path / "recipe.toml")
+    arguments = ["recipe.toml", "--on", public, "--try", "server.learning_rate=1.0", "--out", "."]
+    tune(*arguments)
+    tune(*arguments)
+    assert len(trained) == 1
+    terms = {"recipe": {"run": {"rounds": 5}}, "users": {"participation": {"users": 45}}, "text": {}}[changed]
+    save_recipe(tiny_recipe(population, **terms), tmp_path / "recipe.toml")
+    if changed == "text":
+        other = PublicCorpus(Texts.of(made_up_users(200, seed=6, least=40).values(), WORDS), vocabulary, "other text")
+        other.save(tmp_path / "other")
+        arguments[2] = tmp_path / "other"
+    tune(*arguments)
+    assert len(trained) == 2
+    assert population.id not in {id for _, id in trained}
+    assert (trained[0][1] == trained[1][1]) == (changed == "recipe")
+
+
+def test_whose_text_it_is_cannot_be_tried():
+    with pytest.raises(TuningError, match="public text stands in for it"):
+        combinations(["data.population=a,b"])
 
 
 def test_a_setting_that_is_none_ends_a_sweep_before_it_begins(public, population, tmp_path, monkeypatch):

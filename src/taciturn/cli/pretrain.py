@@ -58,7 +58,13 @@ def pretrain(
 
 
 def watched(
-    corpus: Path, settings: "ModelSection", schedule: "Schedule", out: Path, resume: bool, start: Path | None = None
+    corpus: Path,
+    settings: "ModelSection",
+    schedule: "Schedule",
+    out: Path,
+    resume: bool,
+    start: Path | None = None,
+    again: str = "the same command and --resume",
 ) -> "Pretrained":
     """Pretrain under a progress bar; Ctrl-C says how to go on."""
     from taciturn.data.public import PublicCorpus
@@ -74,7 +80,7 @@ def watched(
     except KeyboardInterrupt:
         saved = (out / CHECKPOINT).exists()
         kept = "The epochs that are done are kept" if saved else "No epoch was done yet, so nothing is kept"
-        leave_interrupted(f"{kept}; go on with the same command and --resume")
+        leave_interrupted(f"{kept}; go on with {again}")
 
 
 def _note(pace: "Pace") -> str:

@@ -1,6 +1,5 @@
 """`taciturn train`: a model trained as a recipe says."""
 
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ def train(
     ] = None,
     run: Annotated[Path | None, typer.Option(help="folder of the run (default: runs/NAME-N)")] = None,
     epsilon: Annotated[
-        float | None, typer.Option(min=0.01, help="PEOPLE: what every one of them is promised; a recipe is worked out")
+        float | None, typer.Option(min=0.01, max=100.0, help="PEOPLE: what every one of them is promised; a recipe is worked out")
     ] = None,
     users: Annotated[
         int | None, typer.Option(min=20, help="PEOPLE: how many they are, as publicly said (default: their number, rounded down)")
@@ -34,7 +33,9 @@ def train(
             help="PEOPLE: public text to start from too, a folder made by `taciturn data public`; or a model of it, by `taciturn pretrain`"
         ),
     ] = None,
-    minutes: Annotated[float, typer.Option(min=1.0, help="PEOPLE: how long it may take, all in all")] = 30.0,
+    minutes: Annotated[
+        float | None, typer.Option(min=1.0, max=100_000.0, help="PEOPLE: how long it may take, beside learning --public (default: 30)")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="PEOPLE: write the recipe alone, and train nothing")] = False,
     set: Settings = None,
     audit: Annotated[
@@ -65,11 +66,15 @@ def train(
     from taciturn.runs.folder import RunError
     from taciturn.runs.loop import resume_run, train_run
 
+    for_people = [
+        f"--{name}" for name, given in (("epsilon", epsilon), ("users", users), ("public", public), ("minutes", minutes)) if given
+    ]
+    for_people += ["--dry-run"] if dry_run else []
     if resume:
         if run is None:
             raise RunError("name the run to go on with: taciturn train --resume --run DIR")
-        if set or what or audit or epsilon:
-            raise RunError("--resume takes the run's own recipe: leave --set, --audit, --epsilon and the recipe out")
+        if set or what or audit or for_people:
+            raise RunError("--resume takes the run's own recipe: leave the recipe, --set, --audit and all that is for PEOPLE out")
         print_finished(_watched(run, partial(resume_run, run)))
         return
     if what is None:
@@ -77,11 +82,11 @@ def train(
     folder = run or next_folder(Path("runs"), f"{what.stem}-")
     if what.is_dir() and epsilon is None:
         raise RunError(f"{what} is a folder: say what its people are promised, for example --epsilon 4")
-    if not what.is_dir() and (epsilon or users or public or dry_run):
-        raise RunError(
-            f"--epsilon, --users, --public and --dry-run go with a folder of people; {what} is none. A recipe has its own settings"
-        )
-    recipe = what if epsilon is None else _chosen(what, epsilon, users, public, minutes, folder)
+    if not what.is_dir() and for_people:
+        raise RunError(f"{', '.join(for_people)}: for a folder of people, and {what} is none. A recipe has its own settings")
+    if dry_run and (set or audit):
+        raise RunError("--dry-run writes a recipe to look at and change: leave --set and --audit out, and say them when you train")
+    recipe = what if epsilon is None else _chosen(what, epsilon, users, public, minutes or 30.0, folder)
     if dry_run:
         return
     loaded = load_recipe(recipe, [*(set or ()), *([] if audit is None else [f"audit.users={audit}"])])
@@ -96,18 +101,19 @@ def train(
 
 def _chosen(people: Path, epsilon: float, users: int | None, public: Path | None, minutes: float, folder: Path) -> Path:
     """A recipe for these people, written beside the folder of the run."""
-    from taciturn.files import write_atomically
+    from taciturn.files import check_new_folder, write_atomically
     from taciturn.recipe.choose import commented_toml
     from taciturn.release.model_file import SHIPPED
     from taciturn.runs.chosen import chosen_recipe
-    from taciturn.runs.folder import RunError
+    from taciturn.runs.folder import NOT_NEW, RunError
 
-    began, path = time.monotonic(), folder.with_name(f"{folder.name}.toml")
+    check_new_folder(folder, NOT_NEW)
+    path = folder.with_name(f"{folder.name}.toml")
     if path.exists():
         raise RunError(f"{path} is there already: train as it says (taciturn train {path}), or name another --run")
-    start = SHIPPED if public is None else str(_started(public, folder.with_name(f"{folder.name}-start")))
+    start = SHIPPED if public is None else str(_started(people, public, folder.with_name(f"{folder.name}-start")))
     with console.status("timing a round of held-out users, and working out a recipe"):
-        chosen = chosen_recipe(people, epsilon, start, minutes - (time.monotonic() - began) / 60, users)
+        chosen = chosen_recipe(people, epsilon, start, minutes, users)
     task, plan = chosen.task, chosen.plan
     title = f"Worked out for {people} at ε = {epsilon:g}, in {minutes:g} minutes; docs/choosing.md says what its rules were fitted on"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,24 +122,35 @@ def _chosen(people: Path, epsilon: float, users: int | None, public: Path | None
         f"{task.users:,} people{'' if users else ' (rounded down; say another number with --users)'}, ε = {epsilon:g} at δ = "
         f"{task.delta:.1e}. This machine trains {task.users_per_second:,.0f} of them a second.\n"
         f"{plan.rounds} rounds of {plan.cohort:,}, noise multiplier {plan.noise_multiplier:.2f}, server rate {plan.server_rate:g}: about "
-        f"{plan.user_trainings / task.users_per_second / 60:.0f} minutes of training.\n{path}: the recipe, with the reason for each choice",
+        f"{task.duration(plan.rounds, plan.cohort) / 60:.0f} minutes of training.\n{path}: the recipe, with the reason for each choice",
         soft_wrap=True,
     )
     return path
 
 
-def _started(public: Path, out: Path) -> Path:
-    """A model of this public text, and of that which comes with taciturn where both have the same words; or the model that is there."""
+def _started(people: Path, public: Path, out: Path) -> Path:
+    """A model of this public text, and of that which comes with taciturn where both have the same words; or the model that is there.
+    Interrupted, it goes on with the same command."""
     from taciturn.algorithms.pretraining import Schedule
     from taciturn.cli.pretrain import watched
+    from taciturn.data.population import Population
     from taciturn.data.public import PublicCorpus
     from taciturn.recipe.sections import ModelSection
     from taciturn.release.model_file import SHIPPED, load_model
+    from taciturn.runs.chosen import StartError
+    from taciturn.runs.pretrain import CHECKPOINT
 
     if (public / "model.safetensors").exists():
         return public
-    same = PublicCorpus.load(public).vocabulary.words == load_model(Path(SHIPPED))[1].vocabulary
-    watched(public, ModelSection(kind="cifg"), Schedule(), out, False, Path(SHIPPED) if same else None)
+    corpus, (_, shipped) = PublicCorpus.load(public), load_model(Path(SHIPPED))
+    if corpus.vocabulary.words != Population(people).vocabulary.words:
+        raise StartError(f"{public} has other words than {people}: make it with taciturn data public … --vocabulary {people}")
+    begun = (out / CHECKPOINT).exists()
+    if begun or not (out / "model.safetensors").exists():
+        same = corpus.vocabulary.words == shipped.vocabulary
+        watched(public, ModelSection(kind="cifg"), Schedule(), out, begun, Path(SHIPPED) if same else None, "the same command")
+    elif corpus.source not in load_model(out)[1].public_sources:
+        raise StartError(f"{out} is a start of other text than {public}: delete it, or name another --run")
     return out
 
 

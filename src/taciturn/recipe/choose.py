@@ -27,8 +27,8 @@ ENOUGH = 0.03  # points of AccuracyTop1 that are not worth a longer training
 LEAST_COHORT = 10
 
 
-class TooLittleTime(TaciturnError):
-    """Not even a short training fits."""
+class NoPlan(TaciturnError):
+    """Not even a short training is possible: too few people, or too little time."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,10 @@ class Task:
     parameters: int
     seconds: float  # in which the rounds are to be done
     users_per_second: float  # that this machine trains
+    round_seconds: float = 0.0  # that a round takes besides: noise, record, charge
+
+    def duration(self, rounds: int, cohort: int) -> float:
+        return rounds * (self.round_seconds + cohort / self.users_per_second)
 
 
 class Plan(NamedTuple):
@@ -74,16 +78,18 @@ def best_plan(task: Task) -> Plan:
     >>> plan.rounds, plan.cohort
     (100, 2700)
     """
+    if SHARES[-1] * task.users < LEAST_COHORT:
+        raise NoPlan(f"{task.users} people are too few for this: there is no cohort of {LEAST_COHORT} to hide in")
     mu = _mu(task)
     plans = [_plan(task, rounds, cohort, _about(mu, cohort / task.users, rounds)) for rounds, cohort in _sizes(task)]
     if not plans:
-        minutes = ROUNDS[0] * LEAST_COHORT / task.users_per_second / 60
-        raise TooLittleTime(
-            f"this machine trains {task.users_per_second:.2g} users a second: the shortest training, {ROUNDS[0]} rounds of "
-            f"{LEAST_COHORT}, takes {minutes:.0f} minutes without compiling and measuring. Allow more --minutes"
+        minutes = task.duration(ROUNDS[0], LEAST_COHORT) / 60
+        raise NoPlan(
+            f"the shortest training, {ROUNDS[0]} rounds of {LEAST_COHORT}, takes {minutes:.1f} minutes on this machine without compiling "
+            "and measuring. Allow more --minutes"
         )
     best = max(plan.gain for plan in plans)
-    return min((plan for plan in plans if plan.gain > best - ENOUGH), key=lambda plan: plan.user_trainings)
+    return min((plan for plan in plans if plan.gain > best - ENOUGH), key=lambda plan: task.duration(plan.rounds, plan.cohort))
 
 
 def exactly(task: Task, plan: Plan) -> Plan:
@@ -98,7 +104,8 @@ def exactly(task: Task, plan: Plan) -> Plan:
 def _sizes(task: Task) -> Iterator[tuple[int, int]]:
     """Rounds and cohorts that fit the time, the largest possible cohorts among them."""
     for rounds in ROUNDS:
-        most = int(min(task.seconds * task.users_per_second / rounds, SHARES[-1] * task.users, MOST_A_ROUND))
+        fit = (task.seconds / rounds - task.round_seconds) * task.users_per_second
+        most = int(min(fit, SHARES[-1] * task.users, MOST_A_ROUND))
         cohorts = {most, *(int(share * task.users) for share in SHARES)}
         yield from ((rounds, cohort) for cohort in sorted(cohorts) if LEAST_COHORT <= cohort <= most)
 
@@ -113,15 +120,17 @@ def _mu(task: Task) -> float:
 
 
 def _about(mu: float, share: float, rounds: int) -> float:
-    """The noise multiplier in the limit of many rounds (Bu et al. 2019), a tenth too small at worst: to compare plans by, no more."""
+    """The noise multiplier in the limit of many rounds (Bu et al. 2019), off by a third at worst: to compare plans by, no more."""
     return 1 / math.sqrt(math.log1p((mu / share) ** 2 / rounds))
 
 
 def _plan(task: Task, rounds: int, cohort: int, noise_multiplier: float) -> Plan:
     reach = CLIP_NORM / (1 - MOMENTUM)  # of a round at rate 1, when momentum has built up
     noise = reach * noise_multiplier / cohort * math.sqrt(rounds * task.parameters)
-    rate = float(f"{min(FASTEST, LOUDEST / noise):.2g}")
     way = reach * (rounds - 1 / (1 - MOMENTUM) + 1)
+    fastest = min(FASTEST, LOUDEST / noise)
+    rates = [fastest * 0.8**slower for slower in range(30)]  # with very few people less is more
+    rate = float(f"{max(rates, key=lambda rate: expected_gain(rate * way, rate * noise)):.2g}")
     return Plan(rounds, cohort, rate, noise_multiplier, expected_gain(rate * way, rate * noise))
 
 
@@ -140,7 +149,8 @@ def choices(
     """The whole recipe. `architecture` is that of the start; the model is `measured` so often between its start and its end."""
     defaults = ModelSection().model_dump(mode="json")
     built = {name: value for name, value in architecture.items() if value != defaults[name]}
-    fast = f"{plan.user_trainings:,} user trainings, {plan.user_trainings / task.users_per_second / 60:.1f} minutes on this machine"
+    minutes = task.duration(plan.rounds, plan.cohort) / 60
+    fast = f"{plan.user_trainings:,} user trainings, {minutes:.1f} minutes on this machine"
     return [
         Choice("", "algorithm", "dp-fedavg", "cohorts that the curator draws, fresh noise; BLT noise came to the same at equal ε"),
         Choice("data", "population", population, "whose text it is"),

@@ -18,11 +18,12 @@ from taciturn.data.texts import Texts
 from taciturn.errors import TaciturnError
 from taciturn.evaluation.accuracy import evaluate
 from taciturn.fleets.simulation.in_process import SimulatedFleet
+from taciturn.models.registry import KINDS
 from taciturn.recipe import build
-from taciturn.recipe.choose import Choice, Plan, Task, TooLittleTime, best_plan, choices, content_of, exactly
+from taciturn.recipe.choose import Choice, NoPlan, Plan, Task, best_plan, choices, content_of, exactly
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import parse_recipe
-from taciturn.release.model_file import load_model
+from taciturn.release.model_file import ModelCard, load_model
 from taciturn.runs.speed import best_time, round_seconds
 
 CPU_SAMPLE, ACCELERATOR_SAMPLE = 48, 1000  # held-out users of a round that is timed
@@ -44,12 +45,14 @@ class Chosen(NamedTuple):
 
 
 def publicly(users: int) -> int:
-    """A number of users that may be said: rounded down to two digits, so that it tells of nobody.
+    """Roughly, as a number that may be said: rounded down, the more coarsely the fewer they are. Not by more than a percent where there
+    are many, or cohorts would be larger than is provided for.
 
-    >>> publicly(9_364), publicly(37)
-    (9300, 37)
+    >>> publicly(37), publicly(9_364), publicly(1_098_765)
+    (30, 9300, 1090000)
     """
-    digits = 10 ** max(0, len(str(users)) - 2)
+    kept = 1 if users < 100 else 2 if users < 10_000 else 3
+    digits = 10 ** max(0, len(str(users)) - kept)
     return users // digits * digits
 
 
@@ -57,31 +60,44 @@ def chosen_recipe(folder: Path, epsilon: float, start: str, minutes: float, user
     """For the people in `folder`, and the model of public text that `start` names. Compiles, and times a few rounds."""
     began = time.perf_counter()
     population, held_out = Population(folder), HeldOutUsers(folder)
-    held_out.check_enough()
     params, card = load_model(Path(start))
-    if card.run is not None or card.personal:
-        raise StartError(f"{start} learned from people, and a recipe is worked out for starts of public text alone; write one of your own")
-    if card.vocabulary != population.vocabulary.words:
+    _check_start(start, card, folder, population.vocabulary.words)
+    held_out.check_enough()
+    if not len(population):
         raise StartError(
-            f"{start} knows other words than {folder}. Build the people with its words (taciturn data build --vocabulary …; without it "
-            "they are those of the start that comes with taciturn), or name public text with the words of the people: --public FOLDER"
+            f"the people of {folder} have their text on devices of their own: write a recipe, and train with taciturn fleet serve"
         )
     users = users or publicly(len(population))
     on_cpu = jax.default_backend() == "cpu"
     task = Task(users, epsilon, float(f"{users**-1.1:.2g}"), trees.size(params), 60 * minutes, 1.0)
     draft = parse_recipe(content_of(choices(task, Plan(25, 10, 1.0, 1.0, 0.0), str(folder), start, card.architecture, on_cpu)))
     sample = _sample(held_out, population.manifest["about"].get("least_tokens", 0), CPU_SAMPLE if on_cpu else ACCELERATOR_SAMPLE)
-    compiling, speed, measuring = _timed(draft, sample, params, len(population.vocabulary))
+    compiling, speed, a_round, measuring = _timed(draft, sample, params, len(population.vocabulary))
     measuring *= held_out.texts.tokens / sample.texts.tokens
     more = int(min(MORE_MEASUREMENTS, 6 * minutes / measuring))
     aside = time.perf_counter() - began + compiling + (2 + more) * measuring
     seconds = (1 - UNFORESEEN) * 60 * minutes - aside
     if seconds < 0:
-        raise TooLittleTime(f"compiling and measuring alone take {aside / 60:.1f} minutes on this machine: allow more --minutes")
-    task = Task(users, epsilon, task.delta, task.parameters, seconds, speed)
-    plan = exactly(task, best_plan(task))
+        raise NoPlan(f"compiling and measuring alone take {aside / 60:.1f} minutes on this machine: allow more --minutes")
+    task = Task(users, epsilon, task.delta, task.parameters, seconds, speed, a_round)
+    try:
+        plan = exactly(task, best_plan(task))
+    except ValueError as error:  # an ε that no noise, or almost none, comes to
+        raise NoPlan(str(error)) from None
     made = choices(task, plan, str(folder), start, card.architecture, on_cpu, more)
     return Chosen(task, plan, made, parse_recipe(content_of(made)))
+
+
+def _check_start(start: str, card: ModelCard, folder: Path, words: tuple[str, ...]) -> None:
+    if card.run is not None or card.personal:
+        raise StartError(f"{start} learned from people, and a recipe is worked out for starts of public text alone; write one of your own")
+    if card.architecture.get("kind") not in KINDS:
+        raise StartError(f"{start} is no neural model, which private training starts from")
+    if card.vocabulary != words:
+        raise StartError(
+            f"{start} knows other words than {folder}. Build the people with its words (taciturn data build --vocabulary …; without it "
+            "they are those of the start that comes with taciturn), or name public text with the words of the people: --public FOLDER"
+        )
 
 
 class Sample(NamedTuple):
@@ -91,19 +107,26 @@ class Sample(NamedTuple):
 def _sample(held_out: HeldOutUsers, least_tokens: int, most: int) -> Sample:
     """Held-out users as long as those who will be trained on."""
     texts = held_out.texts
-    long = [position for position in range(len(texts)) if len(texts[position]) >= max(1, least_tokens)]
-    some = np.random.default_rng(0).permutation(long or range(len(texts)))[:most]
+    written = [position for position in range(len(texts)) if len(texts[position])]
+    long = [position for position in written if len(texts[position]) >= least_tokens]
+    some = np.random.default_rng(0).permutation(long or written)[:most]
     return Sample(Texts.of([texts[position] for position in some], 2**31))
 
 
-def _timed(draft: Recipe, sample: Sample, params: Params, words: int) -> tuple[float, float, float]:
-    """Seconds to compile; users a second; seconds to measure a model on the sample."""
+def _timed(draft: Recipe, sample: Sample, params: Params, words: int) -> tuple[float, float, float, float]:
+    """Seconds to compile; users a second; seconds of a round besides; seconds to measure a model on the sample."""
     users = len(sample.texts)
-    everyone = draft.with_settings("participation", users=users, cohort=users)
-    timed = everyone.with_settings("privacy", epsilon=None, noise_multiplier=1.0, delta=0.5 / users)
-    fleet = SimulatedFleet(sample, build.layout(timed, build.population(draft).vocabulary), cohort=users)
+    timed = draft.with_settings("privacy", epsilon=None, noise_multiplier=1.0, delta=1e-9)
+    timed = timed.with_settings("participation", users=users, cohort=users)
+    layout, params = build.layout(timed, build.population(draft).vocabulary), jax.tree.map(jax.numpy.asarray, params)
+
+    def seconds(people: Sample) -> float:
+        return round_seconds(timed, SimulatedFleet(people, layout, cohort=users), params, words, 2)
+
     began = time.perf_counter()
-    seconds = round_seconds(timed, fleet, jax.tree.map(jax.numpy.asarray, params), words, 2)
-    compiling = time.perf_counter() - began - 3 * seconds
+    all = seconds(sample)
+    compiling = max(time.perf_counter() - began - 3 * all, 0.0)
+    few = Sample(Texts.of([sample.texts[user] for user in range(max(1, users // 4))], 2**31))
+    each = max(all - seconds(few), 0.1 * all) / (users - len(few.texts))
     model = build.language_model(timed.model, words)
-    return max(compiling, 0.0), users / seconds, best_time(lambda: evaluate(model, params, sample.texts), 1)
+    return compiling, 1 / each, max(all - users * each, 0.0), best_time(lambda: evaluate(model, params, sample.texts), 1)

@@ -27,6 +27,7 @@ from taciturn.recipe import build
 from taciturn.recipe.sections import ModelSection
 from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import ModelCard, load_model, load_state, params_digest, save_model, save_state
+from taciturn.runs.warm_start import differences
 
 CHECKPOINT = "pretraining.safetensors"
 
@@ -95,7 +96,7 @@ def pretrained(
         raise RecipeError(str(error)) from None
     sources = (corpus.source,)
     if start:
-        params, before = _public_start(start, corpus.vocabulary.words)
+        params, before = _public_start(start, corpus.vocabulary.words, settings)
         sources = (*before.public_sources, *sources)
     course = Course(trainer.init(params), params, ())
     architecture = settings.model_dump(mode="json", exclude={"warm_start"})
@@ -119,8 +120,11 @@ def pretrained(
     return finished
 
 
-def _public_start(start: Path, words: tuple[str, ...]) -> tuple[Params, ModelCard]:
+def _public_start(start: Path, words: tuple[str, ...], settings: ModelSection) -> tuple[Params, ModelCard]:
     params, card = load_model(start)
+    differing = differences(settings, card)
+    if differing:
+        raise RecipeError(f"{start} is another model: {differing}; say what it is with --set")
     if card.run is not None or card.personal:
         raise RecipeError(f"{start} learned from people; what goes on from public text alone starts from public text alone")
     if card.vocabulary != words:
@@ -135,7 +139,8 @@ def _saved_course(path: Path, fresh: Course, terms: dict[str, Any]) -> Course:
             saved = json.loads((file.metadata() or {}).get("terms", "{}"))
     except safetensors.SafetensorError as error:
         raise RecipeError(f"{path} cannot be read ({error}); delete it to start again") from None
-    differing = [f"{name} is {saved.get(name)}, not {value}" for name, value in terms.items() if saved.get(name) != value]
+    names = dict.fromkeys([*terms, *saved])  # a start that was named before is missed too
+    differing = [f"{name} is {saved.get(name)}, not {terms.get(name)}" for name in names if saved.get(name) != terms.get(name)]
     if differing:
         raise RecipeError(
             f"{path} is of another training: its {'; its '.join(differing)}. Repeat the command that began it with --resume, or name "

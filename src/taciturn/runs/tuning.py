@@ -1,8 +1,10 @@
 """Settings tried on public text that is dealt to made-up users: a sweep that costs nobody anything.
 
-OUT/people is the population of these users; each trial is a run of its own beside it, so that an interrupted sweep goes on.
+OUT/made-up-users-… is the population of these users; each trial is a run of its own beside it. Both are named by all that they depend on,
+so that an interrupted sweep goes on, and another one begins anew.
 """
 
+import hashlib
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from taciturn.data.population import Population, write_population
+from taciturn.data.population import LEAST_HELD_OUT, Population, write_population
 from taciturn.data.public import PublicCorpus
 from taciturn.errors import TaciturnError
 from taciturn.files import from_json
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import load_recipe
+from taciturn.release.model_file import load_model, params_digest
 from taciturn.runs.loop import resume_run, train_run
 
 HELD_OUT = 1 / 16  # share of the text, as of people
@@ -44,6 +47,8 @@ def combinations(tries: list[str]) -> list[tuple[str, ...]]:
         name, equals, values = one.partition("=")
         if not equals or not all(values.split(",")):
             raise TuningError(f"--try takes section.key=value,value,…; {one!r} is not that")
+        if name.strip() == "data.population":
+            raise TuningError("--try data.population: whose text it is does not matter here, since public text stands in for it")
         each.append([f"{name.strip()}={value.strip()}" for value in values.split(",")])
     return list(itertools.product(*each))
 
@@ -51,14 +56,17 @@ def combinations(tries: list[str]) -> list[tuple[str, ...]]:
 def tuned(recipe: Path, corpus: PublicCorpus, out: Path, tries: list[str], progress: Callable[[int, int, int, int], None]) -> list[Trial]:
     """Train every combination on made-up users, as many as the recipe has; the best come first. `progress` gets the trials done and all
     of them, and the rounds done and all of them."""
-    wanted = combinations(tries)
+    wanted, text = combinations(tries), corpus.digest
     recipes = [load_recipe(recipe, list(settings)) for settings in wanted]  # all are checked before the first is trained
-    if not (out / "people" / "manifest.json").exists():
-        deal(corpus, out / "people", recipes[0])
     trials = []
     for number, (settings, one) in enumerate(zip(wanted, recipes, strict=True)):
-        folder = out / ",".join(settings).replace("/", "_")
-        public = one.with_settings("data", population=str(out / "people")).with_settings("run", evaluate_every=one.run.rounds)
+        size = _size(corpus, one)
+        people = out / f"made-up-users-{_name(text, *size)}"
+        if not (people / "manifest.json").exists():
+            deal(corpus, people, *size)
+        public = one.with_settings("data", population=str(people)).with_settings("run", evaluate_every=one.run.rounds)
+        start = params_digest(load_model(Path(one.model.warm_start))[0]) if one.model.warm_start else None
+        folder = out / f"trial-{_name(text, *size, public.fingerprint, start)}"
 
         def show(done: int, rounds: int, _: object, number: int = number) -> None:
             progress(number, len(wanted), done, rounds)
@@ -72,20 +80,31 @@ def tuned(recipe: Path, corpus: PublicCorpus, out: Path, tries: list[str], progr
     return sorted(trials, key=lambda trial: -trial.top1)
 
 
-def deal(corpus: PublicCorpus, folder: Path, recipe: Recipe) -> Population:
-    """As many users as the recipe has, each with the next documents, until they have as much as a user is cut to or the text is dealt."""
-    users, most = recipe.participation.users, recipe.data.tokens_per_user
-    share = min(most, int((1 - HELD_OUT) * corpus.documents.tokens / users))
+def _name(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+
+def _size(corpus: PublicCorpus, recipe: Recipe) -> tuple[int, int]:
+    """As many users as the recipe has, and the tokens that each gets: as much as a user is cut to, or an equal share of the text."""
+    users, tokens = recipe.participation.users, corpus.documents.tokens
+    share = min(recipe.data.tokens_per_user, int(tokens / (users + _held_out(users))))
     if share < LEAST_TOKENS:
         raise TuningError(
-            f"{corpus.source} has {corpus.documents.tokens:,} tokens: of {users:,} users each would get {share}, and {LEAST_TOKENS} are "
-            "the least. Take more public text, or --set participation.users lower (and the cohort with it)"
+            f"{corpus.source} has {tokens:,} tokens: of {users:,} users each would get {share}, and {LEAST_TOKENS} are the least. Take "
+            "more public text, or lower participation.users, and the cohort with it"
         )
-    held_out = max(int(users * HELD_OUT), 50)
-    words = np.concatenate(list(corpus.documents))[: (users + held_out) * share]
+    return users, share
+
+
+def _held_out(users: int) -> int:
+    return max(int(users * HELD_OUT), LEAST_HELD_OUT)
+
+
+def deal(corpus: PublicCorpus, folder: Path, users: int, share: int) -> Population:
+    """Each user gets the next `share` tokens; those after them are held out."""
+    words = np.concatenate(list(corpus.documents))[: (users + _held_out(users)) * share]
     pieces = [words[start : start + share].tolist() for start in range(0, len(words), share)]
-    train, measured = pieces[:users], [piece for piece in pieces[users:] if len(piece) == share]
     about = {"source": corpus.source, "simulated": f"pieces of public text of {share} tokens play the users"}
-    dealt = {f"user {number}": piece for number, piece in enumerate(train)}
-    held_back = {f"held out {number}": piece for number, piece in enumerate(measured)}
+    dealt = {f"user {number}": piece for number, piece in enumerate(pieces[:users])}
+    held_back = {f"held out {number}": piece for number, piece in enumerate(pieces[users:])}
     return write_population(folder, dealt, held_back, corpus.vocabulary, about)

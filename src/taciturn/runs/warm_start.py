@@ -12,6 +12,7 @@ from taciturn.populations import open_ledger
 from taciturn.privacy.ledger import Ledger
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
+from taciturn.recipe.sections import ModelSection
 from taciturn.recipe.text import RecipeError, load_recipe
 from taciturn.release.gate import check_not_personal
 from taciturn.release.model_file import ModelCard, load_model, params_digest
@@ -33,11 +34,9 @@ def load_warm_start(recipe: Recipe, vocabulary: Vocabulary, ledger: Ledger) -> W
     path = Path(recipe.model.warm_start)
     params, card = load_model(path)
     check_not_personal(card, path)
-    ours = recipe.model.model_dump(mode="json", exclude={"warm_start", "dropout", "variational"})
-    theirs = card.architecture
-    differing = [f"{name} is {theirs.get(name)}, not {value}" for name, value in ours.items() if theirs.get(name) != value]
+    differing = differences(recipe.model, card)
     if differing:
-        raise RecipeError(f"[model] warm_start is another model: its {'; its '.join(differing)}")
+        raise RecipeError(f"[model] warm_start is another model: {differing}")
     if card.vocabulary != vocabulary.words:
         raise RecipeError("[model] warm_start knows other words than the population; build both with the same vocabulary")
     start = _with_history(path, WarmStart(params, card, ()), ledger)
@@ -47,6 +46,12 @@ def load_warm_start(recipe: Recipe, vocabulary: Vocabulary, ledger: Ledger) -> W
         if not now.samefile(before):
             check_strangers(now, before)
     return start
+
+
+def differences(model: ModelSection, card: ModelCard) -> str:
+    """Between the model that is asked for and the one that is there, in words; none where it can go on."""
+    ours, theirs = model.model_dump(mode="json", exclude={"warm_start", "dropout", "variational"}), card.architecture
+    return "; ".join(f"its {name} is {theirs.get(name)}, not {value}" for name, value in ours.items() if theirs.get(name) != value)
 
 
 def _with_history(path: Path, start: WarmStart, ledger: Ledger) -> WarmStart:
