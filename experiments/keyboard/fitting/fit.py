@@ -1,6 +1,6 @@
 """The rule of `taciturn train PEOPLE --epsilon …`, fitted on the runs of runs.csv.
 
-    python experiments/keyboard/fitting/fit.py
+python experiments/keyboard/fitting/fit.py
 """
 
 import csv
