@@ -108,7 +108,7 @@ def test_people_and_an_epsilon_become_a_private_model(people, start, timed, tmp_
     monkeypatch.chdir(tmp_path)
     said = CliRunner().invoke(app, ["train", "people", "--public", start, "--epsilon", "8", "--minutes", "1"], catch_exceptions=False)
     assert said.exit_code == 0
-    assert "230 people (rounded down; say another number with --users), ε = 8 at δ = 2.5e-03" in said.output
+    assert "230 people (rounded down; say another number with --users), ε = 8.00 at δ = 0.0025" in said.output
     assert "points of AccuracyTop1 over where it started" in said.output
     written = tomllib.loads((tmp_path / "runs" / "people-1.toml").read_text())
     assert written["privacy"]["epsilon"] == 8

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from taciturn.cli.output import console, leave_interrupted, print_finished, training_bar
+from taciturn.privacy.figures import delta_text, epsilon_text
 
 if TYPE_CHECKING:
     from taciturn.runs.loop import TrainedRun
@@ -115,12 +116,12 @@ def _chosen(people: Path, epsilon: float, users: int | None, public: Path | None
     with console.status("timing a round of held-out users, and working out a recipe"):
         chosen = chosen_recipe(people, epsilon, start, minutes, users)
     task, plan = chosen.task, chosen.plan
-    title = f"Worked out for {people} at ε = {epsilon:g}, in {minutes:g} minutes; docs/choosing.md says what its rules were fitted on"
+    title = f"Worked out for {people} at ε = {epsilon_text(epsilon)}, in {minutes:g} minutes; docs/choosing.md says what its rules rest on"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, commented_toml(chosen.choices, title).encode())
     console.print(
-        f"{task.users:,} people{'' if users else ' (rounded down; say another number with --users)'}, ε = {epsilon:g} at δ = "
-        f"{task.delta:.1e}. This machine trains {task.users_per_second:,.0f} of them a second.\n"
+        f"{task.users:,} people{'' if users else ' (rounded down; say another number with --users)'}, ε = {epsilon_text(epsilon)} at δ = "
+        f"{delta_text(task.delta)}. This machine trains {task.users_per_second:,.0f} of them a second.\n"
         f"{plan.rounds} rounds of {plan.cohort:,}, noise multiplier {plan.noise_multiplier:.2f}, server rate {plan.server_rate:g}: about "
         f"{task.duration(plan.rounds, plan.cohort) / 60:.0f} minutes of training.\n{path}: the recipe, with the reason for each choice",
         soft_wrap=True,
