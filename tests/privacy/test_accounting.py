@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from curators import DELTA
+from taciturn.privacy import accounting
 from taciturn.privacy.accounting import (
     COARSE,
     FINE,
@@ -306,3 +307,15 @@ def test_all_rounds_of_correlated_noise_are_charged_with_the_first(claim):
     event = claim.event(3.0, strategy)
     assert repeated(event, 1) == repeated(event, 20)
     assert repeated(replace(claim, rounds=1).event(3.0, strategy), 1) != repeated(event, 1)
+
+
+@pytest.mark.parametrize("coarse", [0, 1, 6, 7, 8, 50, 99, 100])
+@pytest.mark.parametrize("fine", [0, 1, 7, 99, 100])
+def test_the_fine_grid_says_how_many_releases_are_allowed_whatever_the_coarse_one_says(fine, coarse, monkeypatch):
+    def allows(budget, releases, accountant, grid=accounting.FINE, distance=0.0):
+        return releases <= (fine if grid == accounting.FINE else coarse)
+
+    monkeypatch.setattr(Budget, "allows", allows)
+    assert accounting.allowed_releases(lambda releases: releases, Budget(1e-6, 1.0), "pld", 100) == fine
+    by_the_coarse_one_alone = accounting._last_allowed(lambda releases: releases <= coarse, 0, 101)
+    assert (by_the_coarse_one_alone > fine) == (coarse > fine)  # it would release more than the budget allows

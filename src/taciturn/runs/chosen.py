@@ -5,6 +5,7 @@ fast a round is, is seen on held-out users, who have no guarantee.
 """
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,7 +80,7 @@ def chosen_recipe(folder: Path, epsilon: float, start: str, minutes: float, user
     seconds = (1 - UNFORESEEN) * 60 * minutes - aside
     if seconds < 0:
         raise NoPlan(f"compiling and measuring alone take {aside / 60:.1f} minutes on this machine: allow more --minutes")
-    task = Task(users, epsilon, task.delta, task.parameters, seconds, speed, a_round)
+    task = replace(task, seconds=seconds, users_per_second=speed, round_seconds=a_round)
     try:
         plan = exactly(task, best_plan(task))
     except ValueError as error:  # an ε that no noise, or almost none, comes to

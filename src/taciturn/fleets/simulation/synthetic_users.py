@@ -34,7 +34,7 @@ class WithSyntheticUsers:
         beside = self._chosen(coins)
         if len(cohort) + len(beside) > self._most:
             raise WrongNumberOfUsers(
-                f"{len(cohort)} users and {len(beside)} synthetic ones are more than the {self._most} reports that a total holds: lower "
+                f"a cohort and {len(beside)} synthetic users are more than the {self._most} reports that a total holds: lower "
                 "canaries.users, canaries.per_cell, audit.users or the cohort"
             )
         total = self._fleet.sum_reports(program, message, cohort, key)
