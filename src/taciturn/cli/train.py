@@ -22,22 +22,20 @@ def train(
         typer.Argument(metavar="[RECIPE|PEOPLE]", help="a recipe in TOML, or a folder of people and --epsilon; not needed with --resume"),
     ] = None,
     run: Annotated[Path | None, typer.Option(help="folder of the run (default: runs/NAME-N)")] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(min=0.01, max=100.0, help="PEOPLE: what every one of them is promised; a recipe is worked out")
-    ] = None,
+    epsilon: Annotated[float | None, typer.Option(min=0.01, max=100.0, help="with PEOPLE: the ε to promise each of them")] = None,
     users: Annotated[
-        int | None, typer.Option(min=20, help="PEOPLE: how many they are, as publicly said (default: their number, rounded down)")
+        int | None, typer.Option(min=20, help="with PEOPLE: how many there are, as publicly stated (default: their number, rounded down)")
     ] = None,
     public: Annotated[
         Path | None,
         typer.Option(
-            help="PEOPLE: public text to start from too, a folder made by `taciturn data public`; or a model of it, by `taciturn pretrain`"
+            help="with PEOPLE: public text to learn first (from `taciturn data public`), or a model of it (from `taciturn pretrain`)"
         ),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=1.0, max=100_000.0, help="PEOPLE: how long it may take, beside learning --public (default: 30)")
+        float | None, typer.Option(min=1.0, max=100_000.0, help="with PEOPLE: time allowed, not counting --public (default: 30)")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="PEOPLE: write the recipe alone, and train nothing")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="with PEOPLE: write the recipe and stop")] = False,
     set: Settings = None,
     audit: Annotated[
         int | None, typer.Option(help="add N made-up users, by whom `taciturn audit run` tests the claim (audit.users)")
@@ -49,10 +47,10 @@ def train(
     host: Annotated[int, typer.Option(min=0, help="which of them this is; host 0 keeps ledger and secrets")] = 0,
     coordinator: Annotated[str | None, typer.Option(help="address:port of host 0")] = None,
 ) -> None:
-    """Train a model as a recipe says; or name people and an ε, and a recipe is worked out for them, this machine and the time.
+    """Train a model from a recipe. Or name a folder of people and an ε, and Taciturn chooses the settings.
 
-    The recipe is checked, and the noise worked out, before anything is spent. Every release is charged in the population's ledger first.
-    Killed at any moment, a run goes on with --resume.
+    Taciturn checks the recipe and works out the noise before it spends anything, and charges every release in the population's ledger
+    before it leaves. If a run is killed, continue it with --resume.
 
     Example: taciturn train people --epsilon 4 --minutes 30
 

@@ -17,7 +17,7 @@ def tune(
         "tuning"
     ),
 ) -> None:
-    """Try settings on public text dealt to made-up users, as many as the recipe has. Costs no privacy: choose here, then train on people.
+    """Try out settings on made-up users who are given public text. It costs no privacy: choose settings here, then train on people.
 
     Example: taciturn tune recipe.toml --on speeches --try server.learning_rate=0.25,0.5,1 --try run.rounds=50,100
     """
