@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, which read what the first one compiled
 
-.PHONY: demo test test-slow mutations setup clean
+.PHONY: demo test test-slow mutations papers papers-check setup clean
 demo: setup  ## the whole road in under five minutes
 	@$(BIN)/taciturn demo
 
@@ -20,6 +20,12 @@ test-slow: setup  ## everything killed again and again, and the real wire on thi
 
 mutations: setup  ## tests of the tests: break the mechanism on purpose, and see which test notices
 	$(BIN)/python tests/mutations/run.py
+
+papers: setup  ## every table and figure of the papers beside ours, out of the committed results: experiments/README.md
+	$(BIN)/python experiments/page.py
+
+papers-check: setup  ## shrunken runs of the lists, end to end, in a few minutes
+	$(BIN)/python experiments/check.py
 
 setup: $(BIN)/.installed
 

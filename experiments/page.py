@@ -1,0 +1,122 @@
+"""Writes experiments/README.md and its figures out of the committed results: `make papers`.
+
+A paper's figures.py says, for each of its tables and figures, what they print, what the results say, and whether the claim holds. What has
+no results yet is «not run», with the command that would run it.
+"""
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from types import ModuleType
+
+from listed import HERE
+from results import Group
+
+PAPERS = ("mcmahan2018", "ramaswamy2020", "popov2018", "xu2023")
+BEGINNING = (HERE / "beginning.md").read_text()
+
+
+class Verdict(StrEnum):
+    HOLDS = "holds"
+    PART = "in part"
+    FAILS = "does not hold"
+    CANNOT = "cannot be shown here"
+    NOT_RUN = "not run"
+
+
+@dataclass(frozen=True)
+class Item:
+    """A table or figure of a paper, beside ours."""
+
+    name: str
+    about: str
+    theirs: str  # what they print, or claim
+    ours: str
+    verdict: Verdict
+    seeds: int = 0  # 0: computed, not trained
+    command: str = ""
+    details: str = ""  # in Markdown
+    figures: dict[str, str] = field(default_factory=dict)  # by file name
+
+
+def not_run(name: str, about: str, theirs: str, command: str, so_far: str = "") -> Item:
+    return Item(name, about, theirs, so_far or "–", Verdict.NOT_RUN, command=command)
+
+
+def cannot(name: str, about: str, theirs: str, why: str) -> Item:
+    return Item(name, about, theirs, why, Verdict.CANNOT)
+
+
+def earlier(paper: str, name: str, about: str, theirs: str, ours: str, verdict: Verdict) -> Item:
+    """Measured before there were lists of runs; its figures stand in the paper's own README, typed."""
+    return Item(name, about, theirs, f"{ours} ([earlier]({paper}/README.md))", verdict, 1)
+
+
+def missing(name: str, about: str, theirs: str, *groups: Group) -> Item | None:
+    """The item as not run, unless every run of its groups has a result."""
+    lacking = [group for group in groups if not group.is_whole]
+    if not lacking:
+        return None
+    done, wanted = sum(group.done for group in groups), sum(group.wanted for group in groups)
+    return not_run(name, about, theirs, lacking[0].command, f"{done} of {wanted} runs" if done else "")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def figures_of(paper: str) -> ModuleType:
+    """PAPER/figures.py, which has TITLE and `items()`."""
+    spec = importlib.util.spec_from_file_location(f"{paper}_figures", HERE / paper / "figures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def page() -> dict[Path, str]:
+    """Every file that is made, by its path under experiments/."""
+    made: dict[Path, str] = {}
+    summary, sections = [], []
+    for paper in PAPERS:
+        module = figures_of(paper)
+        items: list[Item] = module.items()
+        summary += [_row(paper, item) for item in items]
+        sections += [f"## {module.TITLE}", module.ABOUT.strip(), *(_section(paper, item) for item in items if item.details or item.figures)]
+        made |= {Path(paper) / "figures" / name: svg for item in items for name, svg in item.figures.items()}
+    counts = ", ".join(f"{sum(f'**{verdict}**' in row[-2] for row in summary)} {verdict}" for verdict in Verdict)
+    head = ("", "what it shows", "paper", "ours", "seeds", "verdict", "command")
+    top = f"{BEGINNING.strip()}\n\n{counts[0].upper()}{counts[1:]}.\n\n{table(head, summary)}"
+    return {Path("README.md"): "\n\n".join([top, *sections]) + "\n", **made}
+
+
+def _row(paper: str, item: Item) -> tuple[str, ...]:
+    name = f"{paper}, {item.name}"
+    linked = f"[{name}](#{_anchor(name)})" if item.details or item.figures else name
+    seeds = str(item.seeds) if item.seeds else "" if item.verdict in (Verdict.NOT_RUN, Verdict.CANNOT) else "computed"
+    return linked, item.about, item.theirs, item.ours, seeds, f"**{item.verdict}**", f"`{item.command}`" if item.command else ""
+
+
+def _section(paper: str, item: Item) -> str:
+    drawn = [f"![{paper}, {item.name}]({paper}/figures/{name})" for name in item.figures]
+    return "\n\n".join([f"### {paper}, {item.name}", f"{item.about}.", *drawn, *filter(None, [item.details])])
+
+
+def _anchor(heading: str) -> str:
+    kept = "".join(sign for sign in heading.lower() if sign.isalnum() or sign in " -")
+    return kept.replace(" ", "-")
+
+
+def main() -> None:
+    for path, content in page().items():
+        (HERE / path).parent.mkdir(exist_ok=True)
+        (HERE / path).write_text(content)
+        print(f"experiments/{path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Runs what is missing of the papers' tables and figures.
+
+    python experiments/run.py --list                        what there is, and what is missing
+    python experiments/run.py mcmahan2018/noise --minutes 9 --side-by-side 3
+    python experiments/run.py                               everything
+
+A run that is finished leaves PAPER/results/RUN.json and is not run again; one that was cut off goes on where it was. Each has its own
+copy of its people, so that a ledger speaks of that run alone. Recipes name their people and starts under local/, which
+experiments/README.md says how to make; they are not part of this repository.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from listed import HERE, ListedRun, ListError, chosen
+from results import Result, save
+
+WORK = Path("local/papers")  # runs on their way
+KEPT = ("round", "accuracy_top1", "accuracy_top1_margin", "accuracy_top3", "loss", "epsilon", "rho", "clip_norm", "clip_estimate")
+CLIPPED_ON = 200  # held-out users, who have no guarantee: whom a clip shortens is a secret of the others
+
+
+def train(run: ListedRun, *more: str) -> Result:
+    """Train, or go on, and measure. `more` settings win over those of the list."""
+    import jax
+
+    from taciturn import resume
+    from taciturn import train as begin
+
+    folder = WORK / run.paper / run.id
+    listed = run.loaded(*more)
+    people = folder.with_name(f"{run.id}-people")
+    if not people.exists():
+        people.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(listed.data.population, people)
+    recipe = run.loaded(*more, f"data.population={people}")
+    clipped: dict[int, float] = {}
+
+    def watch(done: int, rounds: int, row: dict[str, Any]) -> None:
+        if "clipped" in run.measures and done % recipe.run.evaluate_every == 0:
+            clipped[done] = share_clipped(recipe, folder)
+
+    began = time.perf_counter()
+    is_begun = (folder / "recipe.toml").exists()
+    finished = resume(folder, watch) if is_begun else begin(recipe, folder, watch)
+    seconds = time.perf_counter() - began
+    guarantee = finished.guarantee
+    result: Result = {
+        "paper": run.paper, "group": run.group, "name": run.name, "seed": run.seed, "settings": list(run.settings),
+        "fingerprint": finished.recipe.fingerprint, "rounds": finished.recipe.run.rounds,
+        "noise_multiplier": finished.recipe.privacy.noise_multiplier, "seconds": None if is_begun else seconds,
+        "stopped": finished.stopped, "rows": rows(folder), "ledger_head": guarantee.head,
+        "epsilon": guarantee.epsilon, "delta": guarantee.delta, "rho": guarantee.rho,
+        "machine": jax.devices()[0].device_kind, "jax": jax.__version__, "commit": commit(),
+    }  # fmt: skip
+    if clipped:
+        result["clipped"] = {str(round): share for round, share in clipped.items()}
+    if "head-words" in run.measures:
+        result["head_words"] = finished.evaluate(with_head_words=True).head_words.tolist()
+    if "canaries" in run.measures:
+        result["canaries"] = [list(found) for found in canary_ranks(finished)]
+    shutil.rmtree(people)
+    return result
+
+
+def rows(folder: Path) -> list[dict[str, float]]:
+    from taciturn.files import from_json
+
+    found = [from_json(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: row[key] for key in KEPT if row.get(key) is not None} for row in found]
+
+
+def share_clipped(recipe: Any, folder: Path) -> float:
+    """Of some held-out users, whose updates are longer than the clip norm."""
+    import jax
+    import jax.numpy as jnp
+
+    from taciturn import trees
+    from taciturn.core import Message
+    from taciturn.data.population import HeldOutUsers
+    from taciturn.recipe import build
+    from taciturn.release.model_file import load_model
+
+    params = jax.tree.map(jnp.asarray, load_model(folder / "model.safetensors")[0])
+    population = build.population(recipe)
+    layout, algorithm = build.layout(recipe, population.vocabulary), build.algorithm(recipe, len(population.vocabulary))
+    texts = HeldOutUsers(Path(recipe.data.population)).texts
+    norm = jax.jit(lambda user: trees.norm_upper_bound(algorithm.user_update(Message(params, ()), user, jax.random.key(0))))
+    norms = [float(norm(layout.user_data(texts[user]))) for user in range(min(CLIPPED_ON, len(texts)))]
+    return sum(one > float(recipe.privacy.clip_norm) for one in norms) / len(norms)
+
+
+def canary_ranks(finished: Any) -> list[tuple[int, int, int, int, bool]]:
+    """n_u, n_e, how often it was met, its rank, and whether a beam search finds it."""
+    results = finished.audit().canaries
+    return [
+        (one.canary.users, one.canary.copies, int(results.seen[one.canary]), int(one.rank), one.place is not None)
+        for one in results.findings
+    ]
+
+
+def commit() -> str:
+    """The code that ran: said by whoever took it to a machine without its history."""
+    said = os.environ.get("TACITURN_COMMIT")
+    return said or subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def run_side_by_side(runs: list[ListedRun], at_once: int, seconds: float) -> int:
+    """Processes of their own, on one GPU or none; no new one after so many seconds. How many failed."""
+    waiting, going, failed, stop = list(runs), {}, 0, time.monotonic() + seconds
+    memory = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / at_once:.2f}"}
+    while going or (waiting and time.monotonic() < stop):
+        while waiting and len(going) < at_once and time.monotonic() < stop:
+            run = waiting.pop(0)
+            log = WORK / run.paper / f"{run.id}.log"
+            log.parent.mkdir(parents=True, exist_ok=True)
+            command = [sys.executable, __file__, "--one", f"{run.paper}/{run.id}"]
+            going[run] = (subprocess.Popen(command, stdout=log.open("a"), stderr=subprocess.STDOUT, env={**os.environ, **memory}), log)
+            print(f"{run.paper}/{run.id} begins", flush=True)
+        for run, (process, log) in list(going.items()):
+            if process.poll() is not None:
+                going.pop(run)
+                failed += process.returncode != 0
+                said = f"done: {run.result.name}" if process.returncode == 0 else f"FAILED, see {log}: {log.read_text()[-500:]}"
+                print(f"{run.paper}/{run.id} {said}", flush=True)
+        time.sleep(0.2)
+    if waiting:
+        print(f"out of time: {len(waiting)} not begun")
+    return failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="*", help="PAPER or PAPER/GROUP (default: everything)")
+    parser.add_argument("--list", action="store_true", help="say what there is, and run nothing")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so many")
+    parser.add_argument("--side-by-side", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
+    parser.add_argument("--one", metavar="PAPER/RUN", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.one:
+        paper, _, id = asked.one.partition("/")
+        run = next(run for run in chosen([paper]) if run.id == id)
+        save(run, train(run))
+        return 0
+    try:
+        runs = chosen(asked.what)
+    except ListError as error:
+        parser.error(str(error))
+    missing = [run for run in runs if not run.result.exists()]
+    if asked.list:
+        for run in runs:
+            print(f"{'missing' if run in missing else 'done   '} {run.paper}/{run.id}  {' '.join(run.settings)}")
+    print(f"{len(runs) - len(missing)} of {len(runs)} runs are done")
+    return 0 if asked.list else run_side_by_side(missing, asked.side_by_side, 60 * asked.minutes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
