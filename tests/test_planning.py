@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from taciturn import planning
 from taciturn.cli import app
-from taciturn.planning import PlanError, Question, draw, extrapolated, plan
+from taciturn.fleets.simulation.availability import Rounds
+from taciturn.planning import PlanError, Question, draw, extrapolated, grown, plan
 from taciturn.privacy.accounting import epsilon, gaussian_epsilon
 from taciturn.privacy.strategies import optimal_bands, optimal_blt
 
@@ -155,6 +156,60 @@ def test_the_command_takes_a_timer_in_place_of_a_separation(monkeypatch):
     assert "A timer of 48 hours" in run.output
     content = json.loads(CliRunner().invoke(app, [*common, "--mechanism", "tree", "--json"]).output)
     assert 140 < content["min_separation"] < 300
+
+
+def rests(monkeypatch):
+    """A fleet whose devices rest for 60 rounds a day of timer, up to what is possible; a week is too long for it."""
+
+    def simulated(population, rounds, goal, hours):
+        if hours > 120:
+            raise PlanError("too few users")
+        rest = min(int(60 * hours / 24), population // goal - 1)
+        return Rounds(1000.0, rounds, 0, rest, 3, float(goal))
+
+    monkeypatch.setattr(planning, "simulated_timer", simulated)
+
+
+def test_a_small_trial_grows_until_rho_is_met_and_its_noise_on_the_average_stays(monkeypatch):
+    rests(monkeypatch)
+    trial = Question(4_200_000, 1900, 500, noise_multiplier=0.54)
+    found = grown(trial, 1.0, 20_000, "honaker", lambda _: None)
+    assert found.answer.rho <= 1.0
+    assert found.more_noise == 1.0
+    assert found.question.noise_multiplier / found.question.report_goal == pytest.approx(0.54 / 500)
+    assert found.timer_hours == 120  # the longest that this fleet bears
+    assert found.question.separation == found.came.min_separation == 300
+    smaller = planning.replace(found.question, report_goal=int(found.question.report_goal / 1.3))
+    smaller = planning.replace(smaller, noise_multiplier=0.54 / 500 * smaller.report_goal)
+    assert answers(smaller, "honaker")["honaker"].rho > 1.0  # no larger than it must be
+
+
+def test_where_the_largest_goal_does_not_do_there_is_more_noise_and_it_is_said(monkeypatch):
+    rests(monkeypatch)
+    found = grown(Question(830_000, 530, 500, noise_multiplier=0.54), 0.5, 2000, "honaker", lambda _: None)
+    assert found.question.report_goal == 2000
+    assert found.answer.rho == pytest.approx(0.5)
+    assert found.more_noise > 1
+    common = ["plan", "--population", "830000", "--rounds", "530", "--report-goal", "500", "--noise-multiplier", "0.54"]
+    common += ["--grow-to-rho", "0.5", "--largest-goal", "2000", "--mechanism", "honaker"]
+    said = CliRunner().invoke(app, common).output
+    assert "2,000 reports a round" in said
+    assert "expect a worse model" in said
+    content = json.loads(CliRunner().invoke(app, [*common, "--json"]).output)
+    assert content["answer"]["rho"] == pytest.approx(0.5)
+    assert content["timer_hours"] == found.timer_hours
+
+
+def test_what_cannot_grow_is_said():
+    trial = Question(10_000, 100, 500, noise_multiplier=0.5)
+    with pytest.raises(PlanError, match="say what was tried"):
+        grown(Question(10_000, 100, 500, epsilon=1.0), 1.0, 1000, "tree", lambda _: None)
+    with pytest.raises(PlanError, match="half of the users; 9,000"):
+        grown(trial, 1.0, 9_000, "tree", lambda _: None)
+    out = CliRunner().invoke(app, ["plan", "--population", "10000", "--rounds", "10", "--report-goal", "50", "--noise-multiplier", "1",
+                                   "--grow-to-rho", "1", "--mechanism", "poisson"])  # fmt: skip
+    assert out.exit_code == 1
+    assert isinstance(out.exception, PlanError)
 
 
 @pytest.mark.parametrize("failing", [0, 1, 3])

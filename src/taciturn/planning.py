@@ -5,6 +5,7 @@ rounds so far, as a root mean square over the rounds and in units of the clip no
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from taciturn.privacy.strategies import optimal_bands, optimal_blt
 
 MECHANISMS: tuple[MechanismName, ...] = get_args(MechanismName)
 BANDS = 32
+LONGEST_TIMER = 14 * 24  # hours; a fleet whose devices rest for longer takes months
 LEAST_POPULATION = 10  # with fewer no δ makes sense: that it fails for nobody should not be a matter of luck
 SIMULATED_DEVICES, LEAST_GOAL = 20_000, 20
 LARGE_POPULATIONS = (763_430, 10**7, 10**8)  # of McMahan et al. 2018, Table 2, and between
@@ -175,6 +177,73 @@ def simulated_timer(population: int, rounds: int, report_goal: int, timer_hours:
     possible = population // report_goal - 1
     seen = possible if came.min_separation is None else came.min_separation
     return replace(came, min_separation=min(seen, possible))
+
+
+@dataclass(frozen=True)
+class Grown:
+    """How a small training that was good enough becomes a large private one (Xu et al. 2023, §2.5)."""
+
+    question: Question  # with the report goal, noise and separation to take
+    answer: Answer
+    timer_hours: int
+    came: Rounds  # of a simulated fleet with that timer
+    more_noise: float  # times what was tried; above 1 the model will be worse than in the trial
+
+
+def grown(trial: Question, target: float, largest_goal: int, mechanism: MechanismName, progress: Callable[[str], None]) -> Grown:
+    """Report goal and noise grow together, so that accuracy stays, until ρ is `target` with the rest that a timer of whole days gives
+    devices; where the largest goal does not do, noise alone grows on."""
+    tried = trial.noise_multiplier
+    if tried is None or not 0 < target < math.inf:
+        raise PlanError("say what was tried, --report-goal and --noise-multiplier, and the ρ to reach, which is a positive number")
+    if not trial.report_goal <= largest_goal <= trial.population // 2:
+        raise PlanError(f"the largest report goal lies between the one that was tried and half of the users; {largest_goal:,} does not")
+    steps = math.ceil(math.log(largest_goal / trial.report_goal, 1.25)) if largest_goal > trial.report_goal else 0
+    goals = [min(int(trial.report_goal * 1.25**step), largest_goal) for step in range(steps + 1)]
+
+    def with_goal(goal: int) -> Question:
+        return replace(trial, report_goal=goal, noise_multiplier=tried * goal / trial.report_goal)
+
+    def is_enough(goal: int) -> bool:
+        progress(f"{goal:,} reports a round")
+        return _answer(with_goal(goal), mechanism).rho <= target
+
+    def rested(goal: int, hours: int) -> Grown:
+        hours, came = _longest_rest(with_goal(goal), hours, progress)
+        question = replace(with_goal(goal), min_separation=came.min_separation)
+        return Grown(question, _answer(question, mechanism), hours, came, 1.0)
+
+    first = min(bisect_left(goals, True, key=is_enough), steps)  # if everybody rested as long as is possible
+    found = rested(goals[first], 24)
+    for goal in goals[first + 1 :]:
+        if found.answer.rho <= target:
+            return found
+        found = rested(goal, found.timer_hours)  # rounds take longer, so that a timer is no shorter
+    if found.answer.rho <= target:
+        return found
+    louder = math.sqrt(found.answer.rho / target)
+    question = replace(found.question, noise_multiplier=louder * found.answer.noise_multiplier)
+    return replace(found, question=question, answer=_answer(question, mechanism), more_noise=louder)
+
+
+def _longest_rest(question: Question, hours: int, progress: Callable[[str], None]) -> tuple[int, Rounds]:
+    """Timers of whole days, from `hours` on, as long as they lengthen the least rest."""
+    timed: dict[int, Rounds] = {}
+    while True:
+        progress(f"{question.report_goal:,} reports a round, a timer of {hours} hours: a simulated fleet")
+        try:
+            timed[hours] = simulated_timer(question.population, question.rounds, question.report_goal, float(hours))
+        except PlanError:  # so long that too few devices are there
+            if not timed:
+                raise
+            break
+        if (timed[hours].min_separation or 0) < max(one.min_separation or 0 for one in timed.values()) or hours >= LONGEST_TIMER:
+            break
+        if len(timed) > 1 and timed[hours].min_separation == timed[hours - 24].min_separation:
+            break
+        hours += 24
+    best = max(timed, key=lambda one: (timed[one].min_separation or 0, -one))
+    return best, timed[best]
 
 
 def extrapolated(question: Question, mechanism: MechanismName, goals: tuple[int, ...]) -> list[tuple[int, int, Answer]]:

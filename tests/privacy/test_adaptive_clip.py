@@ -94,6 +94,18 @@ def test_bits_say_whether_an_update_is_within_the_estimate_and_nobody_says_nothi
         assert int(centred_bit(norms, {"x": jnp.array([length])}, jnp.bool_(False))) == 0
 
 
+def test_the_papers_closed_form_is_one_gamma_short():
+    """Algorithm 1 as printed, C⁰ · exp(−η (Σ b̃ − tγ)): it moves even if exactly a share γ is within the estimate, and ours does not."""
+    adaptive, gamma, start = AdaptiveClip(1.0, 5.0, target_quantile=0.5), 0.5, 1.0
+    norms, shares = adaptive.init(), [0.5, 0.8, 0.3]
+    assert float(adaptive.followed(norms, jnp.float32(gamma)).estimate) == start
+    for share in shares:
+        norms = adaptive.followed(norms, jnp.float32(share))
+    last = len(shares) - 1  # t, from 0
+    as_printed = start * np.exp(-adaptive.learning_rate * (sum(shares) - last * gamma))
+    assert float(norms.estimate) == pytest.approx(as_printed * np.exp(adaptive.learning_rate * gamma))
+
+
 def test_the_clip_norm_changes_at_restarts_only_and_becomes_the_estimate():
     mechanism = private()
     state, release = mechanism.init(ZERO), releasing()

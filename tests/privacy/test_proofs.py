@@ -1,4 +1,4 @@
-"""docs/proofs.md names tests that are there, and numbers its statements."""
+"""docs/proofs.md and docs/errata.md name tests that are there, and proofs number their statements."""
 
 import re
 from pathlib import Path
@@ -17,6 +17,14 @@ def test_every_test_that_a_proof_names_exists():
     assert set(NAMES.findall(PAGE)) - named() == set()
     assert len(NAMES.findall(PAGE)) > 30
     assert set(NAMES.findall("*Checked by* `test_that_was_never_written`.")) - named()  # the twin that must fail
+
+
+def test_every_error_of_the_papers_names_a_test_that_exists():
+    rows = [line for line in (REPOSITORY / "docs" / "errata.md").read_text().splitlines() if " et al. " in line and line.startswith("|")]
+    assert len(rows) == 6
+    for row in rows:
+        assert set(NAMES.findall(row)) <= named()
+        assert NAMES.findall(row)
 
 
 def test_every_statement_has_a_number_and_says_what_checks_it():

@@ -35,6 +35,11 @@ def plan(
     mechanism: Annotated[Literal[MechanismName, "all"], typer.Option(help="noise and sampling")] = "all",
     accountant: AccountantName = "pld",
     extrapolate: Annotated[bool, typer.Option("--extrapolate", help="the same σ with larger report goals and populations")] = False,
+    grow_to_rho: Annotated[
+        float | None,
+        typer.Option(help="report goal and noise were good enough in a trial: let both grow until ρ is this, and find a timer for it"),
+    ] = None,
+    largest_goal: Annotated[int, typer.Option(min=1, help="with --grow-to-rho: reports a round that the servers can take")] = 20_000,
     figure: Annotated[Path | None, typer.Option(help="draw ρ against users, rounds, report goal and separation (PNG)")] = None,
     json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
@@ -45,6 +50,9 @@ def plan(
     The error is that of the noise on the model; smaller is better.
 
     Example: taciturn plan --population 3000000 --rounds 1000 --report-goal 6500 --noise-multiplier 7
+
+    From a small trial on public text to a fleet (Xu et al. 2023, §2.5): taciturn plan --population 4200000 --rounds 1900
+    --report-goal 500 --noise-multiplier 0.54 --grow-to-rho 0.35 --mechanism honaker
     """
     from taciturn import planning
 
@@ -55,6 +63,9 @@ def plan(
     chosen = planning.MECHANISMS if mechanism == "all" else (mechanism,)
     noise, turns = (delta, noise_multiplier, epsilon, rho), (min_separation, max_participations)
     question = planning.Question(population, rounds, report_goal, *noise, *turns, accountant)
+    if grow_to_rho is not None:
+        _print_grown(question, grow_to_rho, largest_goal, "blt" if mechanism == "all" else mechanism, json_)
+        return
     with console.status("") as status:
         wait = "(the best correlated noise takes a minute the first time)"
         answers = planning.plan(question, chosen, lambda name: status.update(f"{name} {wait}"))
@@ -111,6 +122,38 @@ def _print_extrapolated(question: "Question", mechanism: MechanismName) -> None:
     for people, goal, one in extrapolated(question, mechanism, tuple(sorted({question.report_goal, *GOALS}))):
         shown.add_row(f"{people:,}", f"{goal:,}", *_cost(one))
     console.print(shown)
+
+
+def _print_grown(trial: "Question", target: float, largest_goal: int, mechanism: MechanismName, as_json: bool) -> None:
+    from taciturn.planning import PlanError, grown
+
+    if mechanism in ("poisson", "cyclic-poisson"):
+        raise PlanError(
+            f"{mechanism} needs a curator that draws cohorts, where a fleet's devices come by a timer; choose another mechanism"
+        )
+    with console.status("") as status:
+        found = grown(trial, target, largest_goal, mechanism, status.update)
+    question, answer, came = found.question, found.answer, found.came
+    if as_json:
+        claim = {"min_separation": question.separation, "max_participations": question.participations, "delta": question.at_delta}
+        goal = {"report_goal": question.report_goal, "timer_hours": found.timer_hours, "days": came.hours / 24}
+        print(to_json({**claim, **goal, "more_noise": found.more_noise, "answer": asdict(answer)}))
+        return
+    console.print(
+        f"{question.report_goal:,} reports a round with a noise multiplier of {answer.noise_multiplier:.3g} ({mechanism}), and a timer of "
+        f"{found.timer_hours} hours on every device.\nOn a simulated fleet that charges at night: {question.rounds:,} rounds in "
+        f"{came.hours / 24:.0f} days, at least {question.separation} rounds between two turns of a device, at most "
+        f"{question.participations} turns. ρ = {rho_text(answer.rho)}, ε = {epsilon_text(answer.epsilon)} at δ = "
+        f"{delta_text(question.at_delta)}.",
+        soft_wrap=True,
+    )
+    if found.more_noise > 1.001:
+        console.print(
+            f"The noise on the average is {found.more_noise:.2f} times what was tried, since {question.report_goal:,} reports and this "
+            "rest do not come to that ρ: expect a worse model, or allow more reports (--largest-goal), fewer rounds or a larger ρ.",
+            style="yellow",
+            soft_wrap=True,
+        )
 
 
 def _cost(answer: "Answer") -> tuple[str, str, str]:
