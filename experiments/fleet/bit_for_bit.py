@@ -21,9 +21,9 @@ import numpy as np
 from taciturn.cli import fleet
 from taciturn.fleets import assemble, folders
 from taciturn.fleets.devices import fleet as device_fleets
-from taciturn.fleets.flower.authority import AUTHORITY_CERTIFICATE
-from taciturn.fleets.flower.device import run_device
-from taciturn.fleets.flower.server import flower_server
+from taciturn.fleets.wire.authority import AUTHORITY_CERTIFICATE
+from taciturn.fleets.wire.device import run_device
+from taciturn.fleets.wire.server import wire_server
 from taciturn.recipe import build
 from taciturn.recipe.text import load_recipe, save_recipe
 from taciturn.release.model_file import load_model
@@ -78,7 +78,7 @@ def main() -> None:
     shutil.copytree(args.out / "server" / "population", args.out / "again" / "population")
     assemble.DeviceFleet = Noting
     began = time.monotonic()
-    with fleet._logging(), flower_server(args.out / "server" / "wire", "127.0.0.1", 0) as server:
+    with fleet._logging(), wire_server(args.out / "server" / "wire", "127.0.0.1", 0) as server:
         command = [sys.executable, __file__, "--out", str(args.out), "--server", server.address]
         running = [subprocess.Popen([*command, str(folder)], stderr=subprocess.DEVNULL) for folder in devices]
         try:

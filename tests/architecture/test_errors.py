@@ -12,7 +12,9 @@ CAUGHT = {
     "TooFewDevices": "the training: the run ends here, and says so",
     "Refused": "the secure sum: the message counts as none, and a private log says why",
     "Unneeded": "the secure sum: the message counts as none, and nothing is wrong with it",
-    "EnvelopeRefused": "both ends of the wire: the question or answer counts as none",
+    "NoEntry": "the front end: the request is answered with its reason",
+    "RefusedByServer": "a device: it tries again, later and later",
+    "SignedOut": "a device: it signs in again",
     "ComeBackLater": "the device's end of the wire: it goes away, and comes back",
     "NotEligible": "the device's end of the wire: the answer is empty, and its own log says why",
 }

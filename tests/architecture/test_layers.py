@@ -40,7 +40,7 @@ def calls(path: Path, attribute: str) -> bool:
 
 
 BASE = {"errors", "progress", "names", "core", "trees", "randomness", "files"}
-FLEETS = {"fleets.simulation", "fleets.secure_aggregation", "fleets.devices", "fleets.flower"}
+FLEETS = {"fleets.simulation", "fleets.secure_aggregation", "fleets.devices", "fleets.wire"}
 LAYERS = {
     "errors": set(),
     "progress": set(),
@@ -65,8 +65,8 @@ LAYERS = {
     "fleets.simulation": BASE | {"privacy", "data", "models"},
     "fleets.secure_aggregation": BASE,
     "fleets.devices": BASE | {"privacy", "fleets.simulation", "fleets.secure_aggregation"},
-    "fleets.flower": BASE | {"fleets.devices"},
-    "fleets.assemble": BASE | FLEETS - {"fleets.flower"} | {"privacy", "data", "recipe"},
+    "fleets.wire": BASE | {"fleets.devices"},
+    "fleets.assemble": BASE | FLEETS - {"fleets.wire"} | {"privacy", "data", "recipe"},
     "fleets.folders": BASE | FLEETS | {"data", "recipe", "populations", "fleets.assemble"},
     "fleets.host_process": BASE | {"privacy", "recipe", "fleets.simulation", "fleets.assemble"},
     "audit": BASE | {"privacy", "data", "models", "evaluation", "recipe", "train", "fleets.simulation"},
@@ -91,11 +91,11 @@ def test_a_module_imports_from_the_layers_below_it_only(path):
     assert ours(path) <= LAYERS[own] | {own}
 
 
-def test_flower_and_the_network_are_used_in_one_folder():
-    network = {"flwr", "uvicorn", "starlette", "httpx", "google"}
+def test_the_network_is_used_in_one_folder():
+    network = {"uvicorn", "h11", "redis"}
     users = [name(path) for path in MODULES if {one.split(".")[0] for one in imports(path)} & network]
     assert users
-    assert all(user.startswith("fleets.flower") for user in users)
+    assert all(user.startswith("fleets.wire") for user in users)
 
 
 @pytest.mark.parametrize("method", ["sum_reports", "_release", "private_mean"])

@@ -54,7 +54,7 @@ class LyingServer:
         take(lambda d, a: server.take_advert(d, Advert.from_bytes(a)), fields.ADVERTISE, first)
         rosters = {one: roster.to_bytes() for one, roster in server.rosters().items()}
         take(lambda d, a: server.take_shares(d, SealedShares.from_bytes(a)), fields.SHARE, rosters)
-        deliveries = {one: fields.pack_fields(sent.to_bytes(), given[one], KEY) for one, sent in server.deliveries().items()}
+        deliveries = {one: fields.pack_fields(sent.to_bytes(), KEY, given[one]) for one, sent in server.deliveries().items()}
         take(lambda d, a: server.take_report(d, MaskedReport.from_bytes(a)), fields.REPORT, deliveries)
         requests = {one: request.to_bytes() for one, request in server.requests().items()}
         take(lambda d, a: server.take_answer(d, Unmasking.from_bytes(a)), fields.UNMASK, requests)

@@ -1,7 +1,6 @@
 """Secure sums of a few devices, every message of which goes through bytes, and from which devices vanish when they are told to."""
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
@@ -26,11 +25,11 @@ def plain_sum(values, devices, bits):
 class Cohort:
     """`devices` and `server` in one round; `run` takes them through it, or up to the end of a stage."""
 
-    def __init__(self, count: int, terms: Terms = TERMS, seed: int = 0, curve=None) -> None:
+    def __init__(self, count: int, terms: Terms = TERMS, seed: int = 0) -> None:
         generator = np.random.default_rng(seed)
         self.terms = terms
         ids = sorted(int(one) for one in generator.choice(2**62, count, replace=False))
-        keys = {one: ec.generate_private_key(curve) if curve else Ed25519PrivateKey.generate() for one in ids}
+        keys = {one: Ed25519PrivateKey.generate() for one in ids}
         self.enrolled = {one: key.public_key() for one, key in keys.items()}
         self.identities = {one: EnrolledKeys(self.enrolled, key) for one, key in keys.items()}
         self.values = {one: generator.integers(0, 2**terms.modulus_bits, terms.length).astype(np.uint32) for one in ids}

@@ -9,8 +9,8 @@ import pytest
 from cryptography import x509
 
 from taciturn.fleets.devices.transport import LinkError
-from taciturn.fleets.flower.authority import certify_server, device_key, load_device_key, load_public_key, make_authority
 from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
+from taciturn.fleets.wire.authority import certify_server, device_key, load_device_key, load_public_key, make_authority
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_without_an_authority_nothing_is_certified(tmp_path):
 
 def test_a_device_keeps_its_key(fleet):
     line = device_key(fleet / "device")
-    assert line.startswith(b"ecdsa-sha2-nistp384 ")
+    assert line.startswith(b"ssh-ed25519 ")
     assert device_key(fleet / "device") == line
     assert (fleet / "device" / "device.pub").read_bytes() == line + b"\n"
     assert device_key(fleet / "another") != line

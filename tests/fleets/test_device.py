@@ -38,7 +38,7 @@ def test_a_round_that_a_device_refused_is_none_that_it_reports_to(tmp_path, voca
     message = message._replace(public=message.public._replace(clip_norm=np.float32(1), round=np.int32(12)))
     key = np.asarray(jax.random.key_data(jax.random.key(0))).astype("<u4").tobytes()
     with suppress(ValueError):
-        device("report", fields.pack_fields(b"whatever", fields.arrays_to_bytes(message), key))
+        device("report", fields.pack_fields(b"whatever", key, fields.arrays_to_bytes(message)))
     assert [upload["round"] for upload in device._record.uploads] == [10]
 
 
@@ -129,7 +129,7 @@ def test_the_hash_is_of_run_and_round_and_key_too(liar, other):
     device = liar.device(0)
     device(fields.ADVERTISE, fields.pack_fields(fields.new_name(), b"run", b"1", wrong))
     with pytest.raises(ValueError, match="another one than the devices of this round have agreed to"):
-        device(fields.REPORT, fields.pack_fields(b"", message, KEY))
+        device(fields.REPORT, fields.pack_fields(b"", KEY, message))
     assert not liar.reports
 
 

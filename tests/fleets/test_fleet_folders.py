@@ -15,7 +15,7 @@ from taciturn.fleets import folders
 from taciturn.fleets.devices.fleet import Connected
 from taciturn.fleets.devices.local_transport import LocalLink
 from taciturn.fleets.devices.transport import LinkError
-from taciturn.fleets.flower.authority import device_key
+from taciturn.fleets.wire.authority import device_key
 from taciturn.populations import open_ledger
 from taciturn.privacy.ledger import Ledger
 from taciturn.runs.loop import train_run

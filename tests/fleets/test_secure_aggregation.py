@@ -4,7 +4,6 @@ the same request without its fault is answered.
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -69,12 +68,6 @@ def test_a_ring_of_neighbours_comes_to_the_same_sum_with_devices_gone_at_every_s
     total = cohort.total()
     assert set(total.devices) == set(ids) - set(ids[:3]) - set(ids[5:9]) - set(ids[30:34])
     np.testing.assert_array_equal(total.values, cohort.plain(total.devices))
-
-
-def test_keys_of_flower_nodes_sign_as_well():
-    cohort = Cohort(4, curve=ec.SECP384R1())
-    cohort.run()
-    np.testing.assert_array_equal(cohort.total().values, cohort.plain(cohort.ids))
 
 
 def test_more_drop_outs_than_stated_are_a_failed_round():

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -103,29 +102,6 @@ class Command:
         return self._log.read_text() if self._log.exists() else ""
 
 
-class Server(Command):
-    def superlink(self) -> int | None:
-        """The process that it has started for the wire."""
-        assert self.process is not None
-        for children in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
-            for child in _read(children).split():
-                if b"taciturn.fleets.flower.superlink" in _read(Path("/proc", child.decode(), "cmdline")):
-                    return int(child)
-        return None
-
-    def kill_superlink(self) -> None:
-        until(self.superlink, "that SuperLink is there")
-        found = self.superlink()
-        if found is not None:
-            os.kill(found, signal.SIGKILL)
-
-    def kill(self) -> None:
-        superlink = self.superlink() if self.runs else None
-        super().kill()
-        if superlink is not None:
-            until(lambda: not Path("/proc", str(superlink)).exists(), "that SuperLink ends with its server")
-
-
 class CommandFleet:
     """`taciturn fleet new` and `enrol`, and what `fleet serve` and `fleet device` are to be started with."""
 
@@ -146,9 +122,9 @@ class CommandFleet:
     def command(self, log: str, *arguments: object) -> Command:
         return self._known(Command(self.folder, log, *arguments))
 
-    def server(self, run: Path) -> Server:
+    def server(self, run: Path) -> Command:
         port = self.address.rpartition(":")[2]
-        return self._known(Server(self.folder, run.name, "fleet", "serve", self.fleet, "--run", run, "--port", port))
+        return self._known(Command(self.folder, run.name, "fleet", "serve", self.fleet, "--run", run, "--port", port))
 
     def device(self, folder: Path, first: int = 0) -> Command:
         """Its user counts from a word of their own on."""
@@ -167,9 +143,9 @@ class CommandFleet:
         paths = [folder / "participation.json" for folder in self.folders]
         return [json.loads(path.read_text())["uploads"] if path.exists() else [] for path in paths]
 
-    def names(self) -> list[tuple[int, bytes]]:
-        """Of each device its number on the wire, and its public key."""
-        return [(int((folder / "number").read_text()), (folder / "device.pub").read_bytes().split()[1]) for folder in self.folders]
+    def public_keys(self) -> list[bytes]:
+        """By which devices are known on the wire."""
+        return [(folder / "device.pub").read_bytes().split()[1] for folder in self.folders]
 
     def end(self) -> None:
         for command in self._started:
@@ -178,14 +154,6 @@ class CommandFleet:
     def _known(self, command):
         self._started.append(command)
         return command
-
-
-def _read(path: Path) -> bytes:
-    """Nothing where the process is gone."""
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
 
 
 def _free_port() -> int:

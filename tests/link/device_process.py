@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from taciturn.fleets.devices.transport import ComeBackLater
-from taciturn.fleets.flower.device import run_device
+from taciturn.fleets.wire.device import run_device
 
 
 def handler(kind: str, content: bytes) -> bytes:
@@ -25,7 +25,6 @@ def handler(kind: str, content: bytes) -> bytes:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     server, folder, certificate = sys.argv[1:4]
     insecure = "--insecure" in sys.argv
     run_device(server, Path(folder), handler, None if insecure else Path(certificate), insecure)

@@ -1,5 +1,6 @@
 """What a training leaves behind, and what has to hold of it however often it was killed."""
 
+from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -56,13 +57,6 @@ def check_traces(files: Mapping[str, bytes], devices: Sequence[Sequence[bytes]])
         assert len(named) <= 1, f"{name} tells some devices from others"
 
 
-def written(number: int, public_key: bytes) -> list[bytes]:
-    """The ways to write a device: its number on the wire, as text or in eight bytes, and its key."""
-    return [str(number).encode(), number.to_bytes(8, "big"), number.to_bytes(8, "little"), public_key]
-
-
-def check_nodes(nodes: Sequence[Row]) -> None:
-    """What the wire keeps of devices: besides who they are and since when they are known, the same of all."""
-    own = {"node_id", "public_key", "registered_at"}
-    kept = {tuple(value for name, value in node.items() if name not in own) for node in nodes}
-    assert len(kept) <= 1, "the wire tells when some devices came or went"
+def written(public_key: bytes) -> list[bytes]:
+    """The ways to write a device: its key, as its line has it and as the wire has it."""
+    return [public_key, b64decode(public_key)[-32:]]

@@ -4,11 +4,10 @@ import sys
 import time
 from pathlib import Path
 
-from taciturn.fleets.flower.server import flower_server
+from taciturn.fleets.wire.server import wire_server
 
 if __name__ == "__main__":
-    with flower_server(Path(sys.argv[1]), "127.0.0.1", int(sys.argv[2])) as server:
-        print("child", server._superlink._process.pid, server._superlink.inside, flush=True)
+    with wire_server(Path(sys.argv[1]), "127.0.0.1", int(sys.argv[2])) as server:
         for public_key in sys.argv[3:]:
             server.enrol(public_key.encode())
         while True:

@@ -1,7 +1,5 @@
 """Everything is killed once, without warning, and the rest goes on."""
 
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -11,10 +9,10 @@ import pytest
 from wire import HERE, until
 
 from taciturn.fleets.devices.transport import LinkError
-from taciturn.fleets.flower.authority import certify_server
-from taciturn.fleets.flower.server import flower_server
+from taciturn.fleets.wire.authority import certify_server
+from taciturn.fleets.wire.server import wire_server
 
-GONE_AFTER = 25  # seconds: two of Flower's shortest intervals between signs of life, and some
+GONE_AFTER = 60  # seconds: for which a sign of life counts, and some
 ALL = 30
 
 
@@ -56,41 +54,8 @@ def test_a_device_is_killed_and_is_back_before_anybody_noticed(fleet):
         assert len(server.link.ask("reverse", dict.fromkeys(numbers, b"second"), ALL)) == 2
 
 
-def test_superlink_is_killed_between_two_questions(fleet, caplog):
-    with fleet.server(devices=3) as (server, _):
-        numbers = server.link.devices()
-        assert len(server.link.ask("reverse", to_all(server, b"first"), ALL)) == 3
-        os.kill(server._superlink._process.pid, signal.SIGKILL)
-        time.sleep(0.5)
-        until(lambda: server.link.devices() == numbers, "that all are back under their numbers")
-        assert "SuperLink has ended (-9); another one is started" in caplog.text
-        until(lambda: len(server.link.ask("reverse", to_all(server, b"second"), ALL)) == 3, "that all answer")
-
-
-def test_superlink_is_killed_while_devices_work(fleet, caplog):
-    with fleet.server(devices=3) as (server, _):
-        numbers = server.link.devices()
-        in_a_while(1, lambda: os.kill(server._superlink._process.pid, signal.SIGKILL))
-        began = time.monotonic()
-        assert server.link.ask("sleep", to_all(server, b"3"), 20) == {}
-        assert time.monotonic() - began < 20
-        assert "no answer from 3 of 3 devices (3 not connected)" in caplog.text
-        until(lambda: len(server.link.ask("reverse", dict.fromkeys(numbers, b"on"), 20)) == 3, "that all answer")
-        assert server.link.devices() == numbers
-
-
-def test_superlink_is_killed_while_it_is_asked_who_is_enrolled(fleet, caplog):
-    with fleet.server(devices=1) as (server, _):
-        known = server.enrolled()
-        in_a_while(0.3, lambda: os.kill(server._superlink._process.pid, signal.SIGKILL))
-        ended = time.monotonic() + 1
-        while time.monotonic() < ended:
-            assert server.enrolled() == known
-        assert "SuperLink has ended (-9); another one is started" in caplog.text
-
-
 def test_the_server_process_is_killed_again_and_again(fleet):
-    with flower_server(fleet.folder / "server", "127.0.0.1", 0) as server:
+    with wire_server(fleet.folder / "server", "127.0.0.1", 0) as server:
         port = int(server.address.rpartition(":")[2])
     devices = [fleet.device(f"device {number}", f"127.0.0.1:{port}") for number in range(2)]
     seen = []
@@ -103,15 +68,12 @@ def test_the_server_process_is_killed_again_and_again(fleet):
         ) as process:
             timer = threading.Timer(90, process.kill)
             timer.start()
-            _, child, inside = process.stdout.readline().split()
             for line in process.stdout:
                 if len(line.split()) == 1 + len(devices):
                     seen.append(line)
                     break
             process.kill()
             timer.cancel()
-        until(lambda child=child: not os.path.exists(f"/proc/{child}"), "that SuperLink ends with its server", 10)
-        assert not os.path.exists(os.path.dirname(inside))
     assert len(seen) == 3
     assert len(set(seen)) == 1  # the same numbers every time
 
@@ -120,7 +82,7 @@ def test_a_server_that_cannot_listen_says_so(fleet):
     with fleet.server() as (server, _):
         port = int(server.address.rpartition(":")[2])
         certify_server(fleet.folder / "authority", fleet.folder / "another", ["127.0.0.1"])
-        with pytest.raises(LinkError, match="cannot listen"), flower_server(fleet.folder / "another", "127.0.0.1", port):
+        with pytest.raises(LinkError, match="cannot listen"), wire_server(fleet.folder / "another", "127.0.0.1", port):
             pass
-        with pytest.raises(LinkError, match="another server is at work"), flower_server(fleet.folder / "server", "127.0.0.1", 0):
+        with pytest.raises(LinkError, match="another server is at work"), wire_server(fleet.folder / "server", "127.0.0.1", 0):
             pass

@@ -6,8 +6,8 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from taciturn.fleets.flower.authority import certify_server, device_key, make_authority
-from taciturn.fleets.flower.server import flower_server
+from taciturn.fleets.wire.authority import certify_server, device_key, make_authority
+from taciturn.fleets.wire.server import wire_server
 
 HERE = Path(__file__).parent
 PATIENCE = 60  # seconds for what takes one or two, on a machine with other things to do
@@ -51,7 +51,7 @@ class Fleet:
     @contextmanager
     def server(self, devices=0, **options):
         """A server in this process with so many enrolled and connected devices."""
-        with flower_server(self.folder / "server", "127.0.0.1", 0, **options) as server:
+        with wire_server(self.folder / "server", "127.0.0.1", 0, **options) as server:
             members = [self.device(f"device {number}", server.address) for number in range(devices)]
             for member in members:
                 server.enrol(member.public_key)

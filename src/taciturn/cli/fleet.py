@@ -16,7 +16,7 @@ from taciturn.cli.output import console, fleet_view, group, print_finished
 from taciturn.cli.train import Settings
 
 if TYPE_CHECKING:
-    from taciturn.fleets.flower.server import FlowerServer
+    from taciturn.fleets.wire.server import WireServer
 
 fleet_app = group("fleet", "Train over real devices: make a fleet, enrol, serve, or try it here.", "taciturn fleet up 5 recipe.toml")
 END_SECONDS = 20
@@ -83,9 +83,9 @@ def serve(
 
     Example: taciturn fleet serve keyboard-fleet --host 0.0.0.0 --port 8443
     """
-    from taciturn.fleets.flower.server import flower_server
+    from taciturn.fleets.wire.server import wire_server
 
-    with _logging(), flower_server(fleet / "wire", host, port, insecure) as server:
+    with _logging(), wire_server(fleet / "wire", host, port, insecure) as server:
         _serve(server, fleet, run or fleet / "run", resume)
 
 
@@ -107,8 +107,8 @@ def device(
     """
     from taciturn.fleets import folders
     from taciturn.fleets.devices.transport import LinkError
-    from taciturn.fleets.flower.authority import AUTHORITY_CERTIFICATE
-    from taciturn.fleets.flower.device import run_device
+    from taciturn.fleets.wire.authority import AUTHORITY_CERTIFICATE
+    from taciturn.fleets.wire.device import run_device
 
     if opt_out:
         folders.opt_out(folder)
@@ -139,7 +139,7 @@ def up(
     Example: taciturn fleet up 5 recipe.toml --out try --set participation.cohort=3 --set participation.min_separation=0
     """
     from taciturn.fleets import folders
-    from taciturn.fleets.flower.server import flower_server
+    from taciturn.fleets.wire.server import wire_server
     from taciturn.recipe.text import load_recipe
 
     run = out / f"{out.resolve().name}-run"  # a name for the ledger of the population
@@ -147,11 +147,11 @@ def up(
     if "timer_hours" not in loaded.fleet.model_fields_set:
         loaded = loaded.with_settings("fleet", timer_hours=NO_REST)
     devices = folders.try_out(out, loaded, count, run.name)
-    with _logging(), flower_server(out / "server" / "wire", "127.0.0.1", port) as server, _devices(devices, server.address):
+    with _logging(), wire_server(out / "server" / "wire", "127.0.0.1", port) as server, _devices(devices, server.address):
         _serve(server, out / "server", run, resume=False)
 
 
-def _serve(server: "FlowerServer", fleet: Path, run: Path, resume: bool) -> None:
+def _serve(server: "WireServer", fleet: Path, run: Path, resume: bool) -> None:
     from taciturn.fleets.devices.fleet import Connected
     from taciturn.fleets.folders import enrolled_keys, fleet_recipe, identity
     from taciturn.runs.loop import resume_run, train_run

@@ -5,7 +5,7 @@ FLEET/                      the server's
   population/               words, held-out users and the ledger; no user's text, which is on devices. Where a fleet is only tried out there
                             is none: its people are a population's, whose ledger is charged
   enrolled.txt              the devices' public keys, a line each; a device's number is its line
-  authority/  wire/         the certificate authority; the server's certificate, and what Flower keeps
+  authority/  wire/         the certificate authority; the server's certificate
   for-devices/              what every device is given: authority.crt, recipe.toml, words, enrolled.txt
 
 DEVICE/                     a device's own: nothing of it is ever sent
@@ -29,7 +29,8 @@ from taciturn.fleets import assemble
 from taciturn.fleets.devices import participation_record
 from taciturn.fleets.devices.device import Device
 from taciturn.fleets.devices.transport import LinkError
-from taciturn.fleets.flower.authority import (
+from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
+from taciturn.fleets.wire.authority import (
     AUTHORITY_CERTIFICATE,
     certify_server,
     device_key,
@@ -37,7 +38,6 @@ from taciturn.fleets.flower.authority import (
     load_public_key,
     make_authority,
 )
-from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
 from taciturn.populations import open_ledger
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe

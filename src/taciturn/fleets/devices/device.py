@@ -99,7 +99,7 @@ class Device:
 
     def _report(self, content: bytes) -> bytes:
         in_a_round = self._in_a_round()
-        delivery, message_bytes, key_bytes = fields.unpack_fields(content, 3)
+        delivery, key_bytes, message_bytes = fields.unpack_fields(content, 3)
         if fields.message_hash(self._run, self._round, message_bytes, key_bytes) != self._message_hash:
             raise ValueError("the message is another one than the devices of this round have agreed to train on")
         message = fields.arrays_from_bytes(message_bytes, self._like)

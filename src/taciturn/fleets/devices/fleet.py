@@ -223,13 +223,14 @@ class DeviceFleet:
         rosters = self._to_connections(server.rosters(), asked)
         self._stage(fields.SHARE, rosters, asked, lambda d, a: server.take_shares(d, SealedShares.from_bytes(a)))
         deliveries = {
-            connection: fields.pack_fields(delivery, model, key)
+            connection: fields.pack_fields(delivery, key)
             for connection, delivery in self._to_connections(server.deliveries(), asked).items()
         }
         # On disk before they are asked: who may have sent a report is known after any crash.
         now = {asked[connection]: numbers.number for connection in deliveries}
         self._keep(numbers._replace(asked=numbers.asked | now))
-        taken = self._stage(fields.REPORT, deliveries, asked, lambda d, a: server.take_report(d, MaskedReport.from_bytes(a)))
+        take = lambda d, a: server.take_report(d, MaskedReport.from_bytes(a))  # noqa: E731
+        taken = self._stage(fields.REPORT, deliveries, asked, take, fields.pack_fields(model))
         before = self._counted()
         counts = {"asked": before["asked"] + len(cohort), "reports": before["reports"] + taken}
         write_atomically(self._folder / COUNTS, json.dumps(counts).encode(), 0o600)
@@ -240,11 +241,13 @@ class DeviceFleet:
         finally:
             self._leave_out(fields.UNMASK, server.broke)
 
-    def _stage(self, kind: str, contents: dict[int, bytes], asked: dict[int, int], take: Callable[[int, bytes], None]) -> int:
+    def _stage(
+        self, kind: str, contents: dict[int, bytes], asked: dict[int, int], take: Callable[[int, bytes], None], shared: bytes = b""
+    ) -> int:
         """Ask, and take what comes. What cannot be taken is as if it had not come. How many could."""
         deadline = self._patience.deadline
         seconds = deadline if kind == fields.REPORT else min(SHORT, deadline)
-        answers = self._link.ask(kind, contents, seconds, progress=lambda done, all: self._watch(kind, done, all))
+        answers = self._link.ask(kind, contents, seconds, progress=lambda done, all: self._watch(kind, done, all), shared=shared)
         taken, refused = 0, {}
         for connection, answer in answers.items():
             try:

@@ -40,9 +40,11 @@ class LocalLink:
         seconds: float,
         enough: int | None = None,
         progress: Progress = lambda done, all: None,
+        shared: bytes = b"",
     ) -> dict[int, bytes]:
         deadline = time.monotonic() + seconds
-        question, connected = _Question(kind, contents), set(self.devices())
+        whole = {number: content + shared for number, content in contents.items()}
+        question, connected = _Question(kind, whole), set(self.devices())
         for number in contents:
             if number in connected:
                 threading.Thread(target=self._answer, args=(question, number), daemon=True).start()

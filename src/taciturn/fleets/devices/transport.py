@@ -47,8 +47,8 @@ class Link(Protocol):
         class Echo:
             def devices(self):
                 return [7]
-            def ask(self, kind, contents, seconds, enough=None, progress=lambda done, all: None):
-                return {7: contents[7]} if 7 in contents else {}
+            def ask(self, kind, contents, seconds, enough=None, progress=lambda done, all: None, shared=b""):
+                return {7: contents[7] + shared} if 7 in contents else {}
             def close(self):
                 pass
     """
@@ -64,8 +64,11 @@ class Link(Protocol):
         seconds: float,
         enough: int | None = None,
         progress: Progress = lambda done, all: None,
+        shared: bytes = b"",
     ) -> dict[int, bytes]:
         """Send each device its content, wait until all (or `enough`) have answered or `seconds` are over; the answers that came.
+
+        What is `shared` follows everybody's content, and travels as one file for all.
 
         A device that failed, is gone or late is not in it; late answers are discarded for good. Where several come at once there may be
         more than `enough`. One call at a time."""

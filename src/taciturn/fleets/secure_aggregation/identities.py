@@ -1,14 +1,10 @@
-"""Who a device is for its peers: a long-term key that it was enrolled with, Ed25519 or NIST P-384 (as Flower's nodes have)."""
+"""Who a device is for its peers: a long-term Ed25519 key that it was enrolled with."""
 
 from collections.abc import Mapping
 from typing import Protocol
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.hashes import SHA384
-
-ECDSA = ec.ECDSA(SHA384())
 
 
 class Identity(Protocol):
@@ -37,29 +33,20 @@ class EnrolledKeys:
 
     A server has none: it verifies, and signs nothing."""
 
-    def __init__(
-        self,
-        enrolled: Mapping[int, Ed25519PublicKey | ec.EllipticCurvePublicKey],
-        own: Ed25519PrivateKey | ec.EllipticCurvePrivateKey | None = None,
-    ) -> None:
+    def __init__(self, enrolled: Mapping[int, Ed25519PublicKey], own: Ed25519PrivateKey | None = None) -> None:
         self._enrolled, self._own = enrolled, own
 
     def sign(self, content: bytes) -> bytes:
         if self._own is None:
             raise ValueError("without a private key nothing is signed")
-        if isinstance(self._own, Ed25519PrivateKey):
-            return self._own.sign(content)
-        return self._own.sign(content, ECDSA)
+        return self._own.sign(content)
 
     def verify(self, device: int, content: bytes, signature: bytes) -> bool:
         key = self._enrolled.get(device)
         if key is None:
             return False
         try:
-            if isinstance(key, Ed25519PublicKey):
-                key.verify(signature, content)
-            else:
-                key.verify(signature, content, ECDSA)
+            key.verify(signature, content)
         except InvalidSignature:
             return False
         return True

@@ -13,6 +13,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256, SHA384
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -68,7 +69,7 @@ def certify_server(authority: Path, folder: Path, names: Sequence[str]) -> None:
 def device_key(folder: Path) -> bytes:
     """The public key of the device whose folder this is, in a line as ssh-keygen writes it, to be enrolled; made if there is none yet."""
     if not (folder / DEVICE_KEY).exists():
-        key = ec.generate_private_key(ec.SECP384R1())
+        key = Ed25519PrivateKey.generate()
         private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
         _write(folder / DEVICE_KEY, private)
     public = load_device_key(folder).public_key()
@@ -77,24 +78,24 @@ def device_key(folder: Path) -> bytes:
     return line
 
 
-def load_device_key(folder: Path) -> ec.EllipticCurvePrivateKey:
+def load_device_key(folder: Path) -> Ed25519PrivateKey:
     try:
         key = serialization.load_ssh_private_key(_read(folder / DEVICE_KEY), password=None)
     except ValueError as error:
         raise LinkError(f"{folder / DEVICE_KEY} is no private key in OpenSSH's format: {error}") from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise LinkError(f"{folder / DEVICE_KEY} is a key of another kind: devices have ECDSA keys")
+    if not isinstance(key, Ed25519PrivateKey):
+        raise LinkError(f"{folder / DEVICE_KEY} is a key of another kind: devices have Ed25519 keys")
     return key
 
 
-def load_public_key(line: bytes) -> ec.EllipticCurvePublicKey:
+def load_public_key(line: bytes) -> Ed25519PublicKey:
     """From the line that `device_key` returns."""
     try:
         key = serialization.load_ssh_public_key(line)
     except ValueError as error:
         raise LinkError(f"this is no public key of a device: {error}") from None
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise LinkError("this is a key of another kind: devices have ECDSA keys")
+    if not isinstance(key, Ed25519PublicKey):
+        raise LinkError("this is a key of another kind: devices have Ed25519 keys")
     return key
 
 

@@ -1,0 +1,264 @@
+"""A device's end of the wire: it asks the server for questions, hands them to a handler, and sends the answers. It never listens.
+
+Python's own HTTP client, which follows no redirects and knows of no proxies. While a handler works, a thread of its own tells the server
+that the device is alive.
+"""
+
+import base64
+import hashlib
+import http.client
+import json
+import os
+import random
+import signal
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from taciturn.fleets.devices.transport import FAILED, LARGE, LOG, LOOPBACK, MOST_BYTES, ComeBackLater, Handler, LinkError, answer_of
+from taciturn.fleets.wire.authority import load_device_key
+from taciturn.fleets.wire.front_end import sign_in_statement
+
+WAIT_SECONDS = 55  # for a question, on a connection that says nothing meanwhile
+ALIVE_SECONDS = 30.0  # between two signs of life of a device at work
+REQUEST_SECONDS = 30.0  # for anything else
+RETRY_SECONDS = 1.0, 30.0  # first and longest wait for a server that is not there
+GONE_ERRORS = (OSError, http.client.HTTPException)
+
+
+class SignedOut(Exception):
+    """The server does not know our token: it was started again, or a day has passed."""
+
+
+class RefusedByServer(Exception):
+    """With its reason."""
+
+
+def run_device(
+    server: str, folder: Path, handler: Handler, root_certificate: Path | None, insecure: bool = False, stop: threading.Event | None = None
+) -> None:
+    """Answer the questions of the server at `host:port` until `stop` is set or SIGTERM comes, through whatever happens to it meanwhile.
+
+    The folder holds the device's key (`authority.device_key`). `stop` waits for the end of the question at work; SIGTERM does not."""
+    device = _Device(server, load_device_key(folder), _context(server, root_certificate, insecure))
+    stop = stop or threading.Event()
+    threading.Thread(target=lambda: stop.wait() and device.hang_up(), daemon=True).start()
+    with _ends_on_sigterm(), device:
+        wait, told = RETRY_SECONDS[0], ""
+        while not stop.is_set():
+            try:
+                device.sign_in()
+                wait, told = RETRY_SECONDS[0], ""
+                while not stop.is_set():
+                    device.serve(handler)
+            except SignedOut:
+                continue
+            except ComeBackLater as later:
+                LOG.info("not needed for now: %s", later)
+                device.sign_out()
+                stop.wait(later.seconds)
+            except (*GONE_ERRORS, RefusedByServer) as error:
+                if stop.is_set():
+                    return
+                reason = _reason(error)
+                if reason != told:
+                    LOG.warning("%s; trying again", reason)
+                told = reason
+                stop.wait(wait * random.uniform(0.5, 1))  # or all would come back in the same moment
+                wait = min(2 * wait, RETRY_SECONDS[1])
+
+
+class _Device:
+    def __init__(self, server: str, key: Ed25519PrivateKey, context: ssl.SSLContext | None) -> None:
+        self._server, self._key, self._context = server, key, context
+        self._connection = self._connect()
+        self._token: str | None = None
+        self._last = ("", (b"", None))  # question, answer and why there is none: it may be asked for again
+        self._file = ("", b"")
+        self._hung_up = False
+
+    def __enter__(self) -> "_Device":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sign_out()
+        self._connection.close()
+
+    def hang_up(self) -> None:
+        """Whatever is waited for: it is not wanted any more."""
+        self._hung_up = True
+        if sock := self._connection.sock:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def sign_in(self) -> None:
+        public, nonce, now = self._key.public_key().public_bytes_raw(), os.urandom(16), int(datetime.now(UTC).timestamp())
+        signature = self._key.sign(sign_in_statement(public, now, nonce))
+        encoded = {"key": public, "nonce": nonce, "signature": signature}
+        body = json.dumps({"time": now, **{name: base64.b64encode(value).decode() for name, value in encoded.items()}})
+        self._connection.close()
+        self._token = None
+        self._token = self._request("POST", "/v1/session", body.encode())[1].decode()
+        LOG.info("connected to the server")
+
+    def sign_out(self) -> None:
+        if self._token:
+            with suppress(*GONE_ERRORS, RefusedByServer, SignedOut):  # or else the server notices by itself
+                self._request("DELETE", "/v1/session")
+        self._token = None
+
+    def serve(self, handler: Handler) -> None:
+        """Wait for a question, and answer it if one comes."""
+        response, content = self._request("GET", f"/v1/question?wait={WAIT_SECONDS}", seconds=WAIT_SECONDS + REQUEST_SECONDS)
+        if response.status != 200:
+            return
+        name, kind, file = (response.headers.get(header, "") for header in ("question", "kind", "shared"))
+        away: ComeBackLater | None = None
+        if name != self._last[0]:
+            shared = self._shared(file) if file else b""
+            if shared is None:
+                return
+            with self._sign_of_life():
+                try:
+                    answer = answer_of(handler, kind, content + shared)
+                except ComeBackLater as later:
+                    answer, away = b"", later
+            self._last = (name, _outcome(kind, answer))
+        answer, failed = self._last[1]
+        status = self._request("PUT", f"/v1/answer/{name}", answer, {"failed": failed} if failed else {}, persistently=True)[0].status
+        if status == 410:
+            LOG.info("the answer to “%s” came too late", kind)
+        if away:
+            raise away
+
+    def _shared(self, name: str) -> bytes | None:
+        """The file with this hash; None if it is gone, or another: the question is then not this device's any more."""
+        if self._file[0] != name:
+            content = self._request("GET", f"/v1/files/{name}", seconds=4 * REQUEST_SECONDS)[1]
+            if hashlib.sha256(content).hexdigest() != name:
+                LOG.info("a question was withdrawn: what goes with it is not there")
+                return None
+            self._file = (name, content)
+        return self._file[1]
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
+        seconds: float = REQUEST_SECONDS,
+        persistently: bool = False,
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        """A connection that was closed meanwhile is opened once more, and `persistently` a few times: a moment without a network."""
+        tries = 5 if persistently else 2
+        for attempt in range(1, tries + 1):
+            try:
+                return self._once(self._connection, method, path, body, headers or {}, seconds)
+            except GONE_ERRORS:
+                self._connection.close()
+                if attempt == tries or (self._hung_up and method != "DELETE"):
+                    raise
+                time.sleep(0.0 if attempt == 1 else RETRY_SECONDS[0])
+        raise AssertionError
+
+    def _once(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None, headers: dict[str, str], seconds: float
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        if self._token:
+            headers = {**headers, "Authorization": f"Bearer {self._token}"}
+        connection.timeout = seconds
+        if connection.sock:
+            connection.sock.settimeout(seconds)
+        connection.request(method, path, body, headers)
+        response = connection.getresponse()
+        content = response.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise RefusedByServer("it sends more than a question may have")
+        if response.status == 401:
+            raise SignedOut
+        if response.status >= 300 and response.status not in (404, 410):
+            raise RefusedByServer(f"the server refused this device ({response.status}): {content[:200].decode(errors='replace')}")
+        return response, content
+
+    def _connect(self) -> http.client.HTTPConnection:
+        if self._context is None:
+            return http.client.HTTPConnection(self._server)
+        return http.client.HTTPSConnection(self._server, context=self._context)
+
+    @contextmanager
+    def _sign_of_life(self) -> Iterator[None]:
+        """Until the end of the block."""
+        ended = threading.Event()
+
+        def beat() -> None:
+            connection = self._connect()
+            while not ended.wait(ALIVE_SECONDS):
+                try:
+                    self._once(connection, "POST", "/v1/alive", None, {}, REQUEST_SECONDS)
+                except (*GONE_ERRORS, SignedOut, RefusedByServer):
+                    connection.close()  # whoever asks for questions notices
+            connection.close()
+
+        threading.Thread(target=beat, daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
+
+
+def _outcome(kind: str, answer: bytes | None) -> tuple[bytes, str | None]:
+    """Nothing about a failure but that it was one: an exception's words may be the user's."""
+    if answer is not None and len(answer) > MOST_BYTES:
+        LOG.warning("no answer to “%s”: it would have %d bytes, and %d are allowed", kind, len(answer), MOST_BYTES)
+        return b"", LARGE
+    return (b"", FAILED) if answer is None else (answer, None)
+
+
+def _context(server: str, root_certificate: Path | None, insecure: bool) -> ssl.SSLContext | None:
+    """Trusts the authority of the fleet and no other: not those that the system trusts either."""
+    if insecure:
+        if server.rpartition(":")[0].strip("[]") not in LOOPBACK:
+            raise LinkError(f"without TLS a device talks to this machine alone, and {server} may be another")
+        return None
+    if root_certificate is None:
+        raise LinkError("a device needs the certificate of its server's authority")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        context.load_verify_locations(cadata=root_certificate.read_text())
+    except (OSError, ValueError, ssl.SSLError) as error:
+        raise LinkError(f"the authority's certificate cannot be read: {error}") from None
+    return context
+
+
+@contextmanager
+def _ends_on_sigterm() -> Iterator[None]:
+    """In the middle of whatever it does, but in order. Only the main thread hears signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise SystemExit(0)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, RefusedByServer):
+        return str(error)
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return f"the server's certificate is not of the authority this device trusts ({error})"
+    return f"no connection to the server ({type(error).__name__}: {error})"

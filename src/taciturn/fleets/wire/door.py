@@ -1,0 +1,164 @@
+"""The only door from outside: uvicorn's HTTP over our own sockets, with limits on all that a stranger can make us hold.
+
+uvicorn with h11 was chosen for its bounded headers: h11 gives up at a limit where httptools, which is faster, reads on (20 MB of headers
+took 480 MB). uvicorn itself has no limit on connections that never finish a request, and so accepting and waiting is done here: so many
+connections in all and of one address, and fewer of those that have not yet sent a whole request.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from taciturn.fleets.wire.authority import SERVER_CERTIFICATE, SERVER_KEY
+from taciturn.fleets.wire.front_end import FrontEnd, Refusals
+
+HEAD_BYTES = 16 * 1024  # of a request without its body
+HEAD_SECONDS = 10.0  # for it to arrive, and for a TLS handshake
+END_SECONDS = 2.0  # for requests to notice that the server ends
+IDLE_SECONDS = 75  # between two requests on one connection
+MOST_CONNECTIONS, MOST_OF_ONE_ADDRESS = 20_000, 12_000  # many devices may share an address: a company's, a village's
+MOST_STRANGERS, MOST_STRANGERS_OF_ONE_ADDRESS = 2_000, 500  # connections that have not sent a whole request yet
+
+
+class Door:
+    """Accepts connections and hands each to uvicorn's protocol. Runs in one event loop."""
+
+    def __init__(self, app: FrontEnd, listener: socket.socket, context: ssl.SSLContext | None, refusals: Refusals) -> None:
+        self._listener, self._context, self._refusals = listener, context, refusals
+        quiet = {"proxy_headers": False, "access_log": False, "log_config": None, "server_header": False, "date_header": False}
+        limits = {"h11_max_incomplete_event_size": HEAD_BYTES, "timeout_keep_alive": IDLE_SECONDS}
+        self._config = uvicorn.Config(app, lifespan="off", ws="none", **quiet, **limits)  # pyright: ignore
+        self._config.load()
+        self._state = ServerState()
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._open: Counter[str] = Counter()
+        self.strangers: Counter[str] = Counter()
+
+    async def serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._listener.setblocking(False)
+        while True:
+            try:
+                connection, address = await loop.sock_accept(self._listener)
+            except OSError as error:  # no file descriptors left, for a moment
+                self._refusals.note(f"a connection, for want of room ({error.strerror})")
+                await asyncio.sleep(0.1)
+                continue
+            host = str(address[0])
+            if reason := self._too_many(host):
+                self._refusals.note(reason)
+                connection.close()
+                continue
+            self._open[host] += 1
+            self.strangers[host] += 1
+            task = loop.create_task(self._welcome(connection, host))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+
+    async def close(self) -> None:
+        for task in self._handshakes:
+            task.cancel()
+        for connection in list(self._state.connections):
+            connection.transport.abort()  # pyright: ignore
+        if working := [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]:
+            await asyncio.wait(working, timeout=END_SECONDS)
+
+    def _too_many(self, host: str) -> str | None:
+        if self._open[host] >= MOST_OF_ONE_ADDRESS or self._open.total() >= MOST_CONNECTIONS:
+            return "a connection more than this server holds"
+        if self.strangers[host] >= MOST_STRANGERS_OF_ONE_ADDRESS or self.strangers.total() >= MOST_STRANGERS:
+            return "a connection, as there are too many that say nothing"
+        return None
+
+    async def _welcome(self, connection: socket.socket, host: str) -> None:
+        loop, timeout = asyncio.get_running_loop(), HEAD_SECONDS if self._context else None
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            await loop.connect_accepted_socket(
+                lambda: _Connection(self, host, self._config, self._state), connection, ssl=self._context, ssl_handshake_timeout=timeout
+            )
+        except (OSError, TimeoutError) as error:  # a handshake that failed
+            self._refusals.note(_broken_handshake(error))
+            self.known(host)
+            self.left(host)
+
+    def known(self, host: str) -> None:
+        _less(self.strangers, host)
+
+    def left(self, host: str) -> None:
+        _less(self._open, host)
+
+    def refuse_slow(self) -> None:
+        self._refusals.note("a connection that sends no whole request")
+
+
+class _Connection(H11Protocol):
+    """uvicorn's, which goes away where a request does not come, or comes in drips."""
+
+    def __init__(self, door: Door, host: str, config: uvicorn.Config, state: ServerState) -> None:
+        super().__init__(config, state, {})
+        self._door, self._host, self._is_known = door, host, False
+        self._head: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._head = self.loop.call_later(HEAD_SECONDS, self._too_slow)
+
+    def data_received(self, data: bytes) -> None:
+        if self._head is None and (self.cycle is None or self.cycle.response_complete):
+            self._head = self.loop.call_later(HEAD_SECONDS, self._too_slow)  # the next request has begun
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is not before and self._head is not None:
+            self._head.cancel()
+            self._head = None
+            self._known()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._head is not None:
+            self._head.cancel()
+        self._known()
+        self._door.left(self._host)
+        super().connection_lost(exc)
+
+    def _known(self) -> None:
+        if not self._is_known:
+            self._is_known = True
+            self._door.known(self._host)
+
+    def _too_slow(self) -> None:
+        self._head = None
+        self._door.refuse_slow()
+        self.transport.abort()
+
+
+def tls(folder: Path) -> ssl.SSLContext:
+    """TLS 1.3 alone: all who connect here are ours."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_cert_chain(folder / SERVER_CERTIFICATE, folder / SERVER_KEY)
+    return context
+
+
+def _broken_handshake(error: Exception) -> str:
+    if isinstance(error, TimeoutError) or not isinstance(error, ssl.SSLError):
+        return "a connection that ended before it was secure"
+    reason = error.reason or "no reason given"
+    if reason == "HTTP_REQUEST":
+        return "a connection without TLS"
+    if "UNKNOWN_CA" in reason or "BAD_CERTIFICATE" in reason or "CERTIFICATE_UNKNOWN" in reason:
+        return "a device that does not trust this server's certificate"
+    return f"a connection that is no TLS 1.3 ({reason})"
+
+
+def _less(counter: Counter[str], host: str) -> None:
+    counter[host] -= 1
+    if counter[host] <= 0:
+        del counter[host]

@@ -1,0 +1,211 @@
+"""A front end: it knows devices by their keys, hands them their questions, and takes their answers. It keeps nothing itself.
+
+    POST /v1/session            sign in, with a signature → a token
+    DELETE /v1/session          leave
+    GET /v1/question?wait=50    the question that is open for this device, or 204 after so many seconds
+    PUT /v1/answer/NAME         its answer, or header `failed`
+    POST /v1/alive              a sign of life, from a device at work
+    GET /v1/files/SHA256        what goes to all devices alike: a released model, which is no secret
+
+A token authorises transport and nothing else: the messages of a round are signed by devices, and checked by those they are for.
+"""
+
+import asyncio
+import base64
+import json
+import secrets
+import struct
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from taciturn.fleets.devices.transport import FAILED, LARGE, LOG
+from taciturn.fleets.wire.store import Store
+
+Scope = dict[str, Any]
+Receive = Callable[[], Any]
+Send = Callable[[dict[str, Any]], Any]
+Headers = dict[bytes, bytes]
+
+SMALL = 4096  # bytes of a request that is no answer
+BODY_SECONDS = 120.0  # for a request to arrive
+LONGEST_WAIT = 60.0  # for a question
+CLOCKS_APART = 300.0  # seconds between a device's clock and ours
+QUIET_SECONDS = 10  # the same line is not written more often
+REASONS = {FAILED.encode(): FAILED, LARGE.encode(): LARGE}  # of a device's own, of which none are believed but these
+
+
+class NoEntry(Exception):
+    def __init__(self, status: int, reason: str) -> None:
+        self.status, self.reason = status, reason
+        super().__init__(reason)
+
+
+class Refusals:
+    """One line for each reason at a time: anybody may knock a thousand times a second, and no log should fill up with it."""
+
+    def __init__(self) -> None:
+        self._written: dict[str, float] = {}
+        self._kept_back: dict[str, int] = {}
+
+    def note(self, reason: str) -> None:
+        now = time.monotonic()
+        if now - self._written.get(reason, -QUIET_SECONDS) < QUIET_SECONDS:
+            self._kept_back[reason] = self._kept_back.get(reason, 0) + 1
+            return
+        more = self._kept_back.pop(reason, 0)
+        self._written[reason] = now
+        LOG.warning("refused: %s%s", reason, f" ({more} more before)" if more else "")
+
+
+def sign_in_statement(key: bytes, seconds: int, nonce: bytes) -> bytes:
+    """What a device signs to be let in. Nothing else that it ever signs looks like it."""
+    return b"taciturn fleet: session\0" + key + struct.pack(">Q", seconds) + nonce
+
+
+class FrontEnd:
+    """An ASGI application. `number_of` knows enrolled devices by their public keys."""
+
+    def __init__(self, store: Store, number_of: Callable[[bytes], int | None], most_bytes: int, refusals: Refusals) -> None:
+        self._store, self._number_of, self._most_bytes, self._refusals = store, number_of, most_bytes, refusals
+        self._nonces: dict[bytes, float] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        try:
+            await self._serve(scope, dict(scope["headers"]), receive, send)
+        except NoEntry as refused:
+            self._refusals.note(refused.reason)
+            headers = [(b"connection", b"close")] if refused.status != 401 else []
+            await _respond(send, refused.status, f"Refused: {refused.reason}.".encode(), headers)
+
+    async def _serve(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        method, path = scope["method"], scope["path"]
+        match method, path.split("/")[1:]:
+            case "POST", ["v1", "session"]:
+                token = await self._sign_in(await _body(headers, receive, SMALL))
+                await _respond(send, 200, token.encode())
+            case "DELETE", ["v1", "session"]:
+                await self._store.sign_out(_token(headers))
+                await _respond(send, 204)
+            case "GET", ["v1", "question"]:
+                await self._question(await self._who(headers), _wait(scope["query_string"]), receive, send)
+            case "POST", ["v1", "alive"]:
+                await self._who(headers)
+                await _respond(send, 204)
+            case "PUT", ["v1", "answer", name]:
+                await self._answer(await self._who(headers), name, headers, receive, send)
+            case "GET", ["v1", "files", name]:
+                content = await self._store.shared(name)
+                if content is None:
+                    await _respond(send, 404)
+                else:
+                    await _respond(send, 200, content, [(b"cache-control", b"public, max-age=86400, immutable")])
+            case _:
+                raise NoEntry(403, "a request for something else than a device needs")
+
+    async def _sign_in(self, body: bytes) -> str:
+        try:
+            given = json.loads(body)
+            key, nonce, signature = (base64.b64decode(given[name], validate=True) for name in ("key", "nonce", "signature"))
+            seconds = int(given["time"])
+            statement = sign_in_statement(key, seconds, nonce)
+        except (ValueError, TypeError, KeyError, struct.error):
+            raise NoEntry(403, "a device without a key") from None
+        now = datetime.now(UTC).timestamp()
+        if abs(now - seconds) > CLOCKS_APART:
+            raise NoEntry(403, "a device whose clock is wrong")
+        number = self._number_of(key)
+        if number is None:
+            raise NoEntry(403, "a device that is not enrolled")
+        try:
+            Ed25519PublicKey.from_public_bytes(key).verify(signature, statement)
+        except (InvalidSignature, ValueError):
+            raise NoEntry(403, "a device that has not the key it names") from None
+        self._nonces = {one: until for one, until in self._nonces.items() if until > now} if len(self._nonces) > 10_000 else self._nonces
+        if len(nonce) != 16 or key + nonce in self._nonces:
+            raise NoEntry(403, "a sign-in that was used before")
+        self._nonces[key + nonce] = now + 2 * CLOCKS_APART
+        token = secrets.token_urlsafe(32)
+        await self._store.sign_in(token, number)
+        return token
+
+    async def _who(self, headers: Headers) -> int:
+        number = await self._store.who(_token(headers))
+        if number is None:
+            raise NoEntry(401, "a token that is not known, or not any more")
+        return number
+
+    async def _question(self, number: int, wait: float, receive: Receive, send: Send) -> None:
+        waiting = asyncio.ensure_future(self._store.asked(number, wait))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            if not waiting.done():
+                waiting.cancel()
+        if waiting.cancelled() or not waiting.done():
+            return
+        asked = waiting.result()
+        if asked is None:
+            await _respond(send, 204)
+            return
+        about = {"question": asked.name, "kind": asked.kind, "shared": asked.shared, "seconds": f"{asked.seconds:.3f}"}
+        await _respond(send, 200, asked.content, [(name.encode(), value.encode()) for name, value in about.items()])
+
+    async def _answer(self, number: int, name: str, headers: Headers, receive: Receive, send: Send) -> None:
+        body = await _body(headers, receive, self._most_bytes)
+        said = headers.get(b"failed")
+        outcome: bytes | str = body if said is None else REASONS.get(said, FAILED)
+        taken = await self._store.answer(number, name, outcome)
+        await _respond(send, 204 if taken else 410)
+
+
+def _token(headers: Headers) -> str:
+    scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+    return token if scheme == "Bearer" else ""
+
+
+def _wait(query: bytes) -> float:
+    try:
+        return min(max(0.0, float(query.removeprefix(b"wait="))), LONGEST_WAIT) if query else 0.0
+    except ValueError:
+        raise NoEntry(403, "garbage instead of a request") from None
+
+
+async def _body(headers: Headers, receive: Receive, limit: int) -> bytes:
+    """All of it; refused as soon as it is too much."""
+    if int(headers.get(b"content-length", b"0")) > limit:  # a number: the HTTP parser has seen to it
+        raise NoEntry(413, "more bytes than an answer may have")
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":
+                    raise NoEntry(400, "a request that ended before it was whole")
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > limit:
+                    raise NoEntry(413, "more bytes than an answer may have")
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+    except TimeoutError:
+        raise NoEntry(408, "a request that is too slow to arrive") from None
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _respond(send: Send, status: int, body: bytes = b"", headers: list[tuple[bytes, bytes]] | None = None) -> None:
+    length = [] if status == 204 else [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": [*(headers or ()), *length]})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,192 @@
+"""What front ends and the server share: who is there, what each device is asked, and what came of it. Nothing of it is on disk.
+
+All of it may be lost at any moment, and nothing that does harm is lost with it: devices sign in again, and a round that was under way
+fails. What was used up is on the devices' own records, and who took part in the curator's log.
+
+**Guarantee:** an answer is kept if its question is open and was asked of that device, once. When a question is withdrawn, its answers are
+gone, and what comes later is refused.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+
+class Asked(NamedTuple):
+    """A question as one device gets it."""
+
+    name: str  # of the question, the same for all who are asked
+    kind: str
+    content: bytes
+    shared: str  # the name of a file that goes with it, or nothing
+    seconds: float  # that are left to answer it
+
+
+class Store(Protocol):
+    """The first five are the server's; the others are front ends', in an event loop. One question is open at a time."""
+
+    def present(self) -> list[int]:
+        """Devices that gave a sign of life not long ago, sorted."""
+        ...
+
+    def share(self, name: str, content: bytes) -> None:
+        """A file for whoever asks for it by name, until another takes its place."""
+        ...
+
+    def post(self, name: str, kind: str, contents: Mapping[int, bytes], shared: str, seconds: float) -> None: ...
+
+    def collect(self, name: str, seconds: float) -> list[tuple[int, bytes | str]]:
+        """The answers since the last time, or why there is none; waits for the first of them."""
+        ...
+
+    def withdraw(self, name: str) -> None:
+        """Nobody can see or answer it any more."""
+        ...
+
+    async def sign_in(self, token: str, number: int) -> None: ...
+
+    async def sign_out(self, token: str) -> None: ...
+
+    async def who(self, token: str) -> int | None:
+        """The device that signed in with this token; asking is its sign of life."""
+        ...
+
+    async def asked(self, number: int, seconds: float) -> Asked | None:
+        """What the device is asked and has not answered; waits for it."""
+        ...
+
+    async def answer(self, number: int, name: str, outcome: bytes | str) -> bool:
+        """Whether it was in time, and the first."""
+        ...
+
+    async def shared(self, name: str) -> bytes | None: ...
+
+
+ALIVE_SECONDS = 45.0  # for which a sign of life counts, of a device that does not wait for a question
+BACK_SECONDS = 3.0  # in which a device whose connection broke may be back
+TOKEN_SECONDS = 24 * 3600.0
+
+
+@dataclass
+class _Question:
+    name: str
+    kind: str
+    contents: dict[int, bytes]
+    shared: str
+    until: float
+    outcomes: list[tuple[int, bytes | str]] = field(default_factory=list)
+
+
+class MemoryStore:
+    """For a server and its front end in one process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._came = threading.Condition(self._lock)
+        self._question: _Question | None = None
+        self._here: dict[int, float] = {}  # until when each device counts as present
+        self._tokens: dict[str, tuple[int, float]] = {}
+        self._waiting: dict[int, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
+        self._file = ("", b"")
+
+    def present(self) -> list[int]:
+        with self._lock:
+            now = time.monotonic()
+            return sorted(number for number, until in self._here.items() if until > now)
+
+    def share(self, name: str, content: bytes) -> None:
+        with self._lock:
+            self._file = (name, content)
+
+    def post(self, name: str, kind: str, contents: Mapping[int, bytes], shared: str, seconds: float) -> None:
+        with self._lock:
+            self._question = _Question(name, kind, dict(contents), shared, time.monotonic() + seconds)
+            for number in contents:
+                for loop, event in self._waiting.get(number, ()):
+                    loop.call_soon_threadsafe(event.set)
+
+    def collect(self, name: str, seconds: float) -> list[tuple[int, bytes | str]]:
+        with self._came:
+            question = self._open(name)
+            if question is None:
+                return []
+            self._came.wait_for(lambda: question.outcomes, max(0.0, seconds))
+            found, question.outcomes = question.outcomes, []
+            return found
+
+    def withdraw(self, name: str) -> None:
+        with self._lock:
+            if self._open(name):
+                self._question = None
+
+    def _open(self, name: str) -> _Question | None:
+        return self._question if self._question and self._question.name == name else None
+
+    async def sign_in(self, token: str, number: int) -> None:
+        with self._lock:
+            now = time.monotonic()
+            self._tokens = {one: (who, until) for one, (who, until) in self._tokens.items() if until > now and who != number}
+            self._tokens[token] = (number, now + TOKEN_SECONDS)
+            self._here[number] = now + ALIVE_SECONDS
+
+    async def sign_out(self, token: str) -> None:
+        with self._lock:
+            number, _ = self._tokens.pop(token, (None, 0.0))
+            if number is not None:
+                self._here.pop(number, None)
+
+    async def who(self, token: str) -> int | None:
+        with self._lock:
+            number, until = self._tokens.get(token, (None, 0.0))
+            if number is None or until < time.monotonic():
+                return None
+            self._here[number] = time.monotonic() + ALIVE_SECONDS
+            return number
+
+    async def asked(self, number: int, seconds: float) -> Asked | None:
+        news = (asyncio.get_running_loop(), asyncio.Event())
+        with self._lock:
+            found = self._for(number)
+            if found or seconds <= 0:
+                return found
+            self._waiting.setdefault(number, set()).add(news)
+            self._here[number] = time.monotonic() + seconds + ALIVE_SECONDS
+        stays = BACK_SECONDS
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await news[1].wait()
+            stays = ALIVE_SECONDS
+        finally:
+            with self._lock:
+                self._waiting[number].discard(news)
+                if not self._waiting[number]:
+                    del self._waiting[number]
+                if number in self._here:
+                    self._here[number] = time.monotonic() + stays
+        with self._lock:
+            return self._for(number)
+
+    def _for(self, number: int) -> Asked | None:
+        question, now = self._question, time.monotonic()
+        if question is None or number not in question.contents or question.until <= now:
+            return None
+        return Asked(question.name, question.kind, question.contents[number], question.shared, question.until - now)
+
+    async def answer(self, number: int, name: str, outcome: bytes | str) -> bool:
+        with self._came:
+            question = self._open(name)
+            if question is None or number not in question.contents or question.until <= time.monotonic():
+                return False
+            del question.contents[number]
+            question.outcomes.append((number, outcome))
+            self._came.notify_all()
+            return True
+
+    async def shared(self, name: str) -> bytes | None:
+        with self._lock:
+            return self._file[1] if self._file[0] == name else None
