@@ -13,7 +13,7 @@ test: setup  ## linter, types, tests and doctests
 	$(BIN)/basedpyright
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-test-slow: setup  ## everything killed again and again, and the real wire on this machine: Flower, TLS, keys; half an hour
+test-slow: setup  ## everything killed again and again, and the real wire on this machine with processes; half an hour
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow tests
 	TACITURN_OPTIMISED=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m '' tests/contracts tests/privacy
 	$(BIN)/python -m pytest -m "" tests/link

@@ -6,8 +6,10 @@ connections in all and of one address, and fewer of those that have not yet sent
 """
 
 import asyncio
+import logging
 import socket
 import ssl
+from asyncio import sslproto
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,18 @@ from uvicorn.server import ServerState
 from taciturn.fleets.wire.authority import SERVER_CERTIFICATE, SERVER_KEY
 from taciturn.fleets.wire.front_end import FrontEnd, Refusals
 
+# asyncio gives each TLS connection a buffer of 256 KiB, which for ten thousand devices that wait would be 2.5 GB; a record has 16.
+sslproto.SSLProtocol.max_size = 32 * 1024
 HEAD_BYTES = 16 * 1024  # of a request without its body
 HEAD_SECONDS = 10.0  # for it to arrive, and for a TLS handshake
 END_SECONDS = 2.0  # for requests to notice that the server ends
 IDLE_SECONDS = 75  # between two requests on one connection
 MOST_CONNECTIONS, MOST_OF_ONE_ADDRESS = 20_000, 12_000  # many devices may share an address: a company's, a village's
 MOST_STRANGERS, MOST_STRANGERS_OF_ONE_ADDRESS = 2_000, 500  # connections that have not sent a whole request yet
+
+
+QUIET = logging.getLogger("taciturn.fleet.http")
+QUIET.setLevel(logging.ERROR)
 
 
 class Door:
@@ -95,8 +103,8 @@ class Door:
     def left(self, host: str) -> None:
         _less(self._open, host)
 
-    def refuse_slow(self) -> None:
-        self._refusals.note("a connection that sends no whole request")
+    def refuse(self, reason: str) -> None:
+        self._refusals.note(reason)
 
 
 class _Connection(H11Protocol):
@@ -104,6 +112,7 @@ class _Connection(H11Protocol):
 
     def __init__(self, door: Door, host: str, config: uvicorn.Config, state: ServerState) -> None:
         super().__init__(config, state, {})
+        self.logger = QUIET  # its warnings are one for each request of a stranger's
         self._door, self._host, self._is_known = door, host, False
         self._head: asyncio.TimerHandle | None = None
 
@@ -121,6 +130,10 @@ class _Connection(H11Protocol):
             self._head = None
             self._known()
 
+    def send_400_response(self, msg: str) -> None:
+        self._door.refuse("garbage instead of a request")
+        super().send_400_response(msg)
+
     def connection_lost(self, exc: Exception | None) -> None:
         if self._head is not None:
             self._head.cancel()
@@ -135,7 +148,7 @@ class _Connection(H11Protocol):
 
     def _too_slow(self) -> None:
         self._head = None
-        self._door.refuse_slow()
+        self._door.refuse("a connection that sends no whole request")
         self.transport.abort()
 
 

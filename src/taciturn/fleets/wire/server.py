@@ -52,7 +52,8 @@ class WireServer:
         listener, store, refusals = _listen(host, port), MemoryStore(), Refusals()
         self.address = f"{host}:{listener.getsockname()[1]}"
         self.link = WireLink(store)
-        self._numbers: dict[bytes, int] = {}
+        self._numbers: dict[bytes, int] = {}  # by the key itself
+        self._lines: dict[bytes, int] = {}  # and by its line
         app = FrontEnd(store, self._numbers.get, most_bytes, refusals)
         self._door = Door(app, listener, None if insecure else tls(folder), refusals)
         self._listener, self._loop = listener, asyncio.new_event_loop()
@@ -68,11 +69,13 @@ class WireServer:
 
     def enrol(self, public_key: bytes) -> int:
         """Let the device with this key (a line as in `device.pub`) take part; its number. Again is no harm."""
-        return self._numbers.setdefault(load_public_key(public_key).public_bytes_raw(), len(self._numbers))
+        number = self._numbers.setdefault(load_public_key(public_key).public_bytes_raw(), len(self._numbers))
+        self._lines[public_key] = number
+        return number
 
     def connected_devices(self, keys: Sequence[bytes]) -> dict[int, int]:
         """Of the devices with these keys, those that are connected now: the number on the wire, and the key's place in the list."""
-        places = {self._numbers.get(load_public_key(key).public_bytes_raw()): place for place, key in enumerate(keys)}
+        places = {self._lines.get(key): place for place, key in enumerate(keys)}
         return {number: places[number] for number in self.link.devices() if number in places}
 
     def close(self) -> None:
