@@ -96,7 +96,7 @@ def test_the_key_of_the_wire_signs_for_the_secure_sum_too(fleet):
     assert identity.verify(7, b"content", identity.sign(b"content"))
 
 
-@pytest.mark.parametrize("line", [b"", b"nonsense", b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA=="])
+@pytest.mark.parametrize("line", [b"", b"nonsense", b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA==", b"ssh-foo AAAA"])
 def test_what_is_no_key_is_refused_in_words(line):
     with pytest.raises(LinkError, match="key"):
         load_public_key(line)

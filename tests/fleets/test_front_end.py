@@ -40,7 +40,8 @@ class Wire:
             sent.append(message)
 
         asyncio.run(self.app(scope, receive, send))
-        return (sent[0]["status"], dict(sent[0]["headers"]), sent[1]["body"]) if sent else None
+        body = b"".join(message["body"] for message in sent[1:])
+        return (sent[0]["status"], dict(sent[0]["headers"]), body) if sent else None
 
     def sign_in(self, key=ALICE, **other):
         status, _, body = self.ask("POST", "/v1/session", [statement(key, **other)])
@@ -91,6 +92,8 @@ def test_a_device_signs_in_is_asked_and_answers(wire):
         (lambda: b"{}", "a device without a key"),
         (lambda: b"\xff", "a device without a key"),
         (lambda: b"[]", "a device without a key"),
+        (lambda: b"[" * 4000, "a device without a key"),
+        (lambda: statement(ALICE).replace(b'"time": ', b'"time": 1e999, "then": '), "a device without a key"),
     ],
 )
 def test_strangers_are_refused_and_told_why(wire, body, reason, caplog):
@@ -132,6 +135,64 @@ def test_no_device_answers_for_another(wire):
     assert wire.ask("GET", "/v1/question", **bearer(mallory))[0] == 204
     assert wire.ask("PUT", "/v1/answer/q", [b"what alice never said"], **bearer(mallory))[0] == 410
     assert wire.store.collect("q", 0) == []
+
+
+def test_an_answer_to_nothing_is_not_read(wire):
+    token = wire.sign_in()
+    wire.read = 0
+    assert wire.ask("PUT", "/v1/answer/nothing", [b"x" * 9_000], **bearer(token))[0] == 410
+    assert wire.read == 0
+
+
+def test_answers_wait_until_there_is_room_for_them(wire, monkeypatch):
+    monkeypatch.setattr("taciturn.fleets.wire.front_end.MOST_IN_FLIGHT", 15_000)
+    token, other = wire.sign_in(ALICE), wire.sign_in(BOB)
+    wire.store.post("q", "k", {1: b"", 2: b""}, "", 30)
+    reading, most = 0, 0
+
+    async def put(token):
+        nonlocal reading, most
+        parts = [b"x" * 4_000, b"x" * 4_000]
+        headers = [(b"authorization", f"Bearer {token}".encode()), (b"content-length", b"8000")]
+        scope = {"type": "http", "method": "PUT", "path": "/v1/answer/q", "query_string": b"", "headers": headers}
+
+        async def receive():
+            nonlocal reading, most
+            reading += len(parts) == 2
+            most = max(most, reading)
+            await asyncio.sleep(0.02)
+            part = parts.pop(0)
+            reading -= not parts
+            return {"type": "http.request", "body": part, "more_body": bool(parts)}
+
+        async def send(message):
+            pass
+
+        await wire.app(scope, receive, send)
+
+    async def both():
+        await asyncio.gather(put(token), put(other))
+
+    asyncio.run(both())
+    assert most == 1
+    assert sorted(number for number, _ in wire.store.collect("q", 0)) == [1, 2]
+
+
+def test_what_nobody_thought_of_is_one_line_and_one_connection(wire, monkeypatch, caplog):
+    async def broken(number):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(wire.store, "who", broken)
+    for _ in range(3):
+        status, headers, _ = wire.ask("GET", "/v1/question", **bearer("x"))
+        assert (status, headers[b"connection"]) == (500, b"close")
+    assert caplog.text.count("a request that was not understood (ZeroDivisionError)") == 1
+
+
+@pytest.mark.parametrize("headers", [{"transfer_encoding": "chunked"}, {"content_length": "5"}])
+def test_a_request_that_needs_no_body_has_none(wire, headers):
+    assert wire.ask("GET", "/v1/question", [b"x"] * 50, **headers)[0] == 403
+    assert wire.read == 0
 
 
 @pytest.mark.parametrize("parts", [[b"x" * 6_000, b"x" * 6_000], [b"x" * 10_001]])
@@ -177,11 +238,13 @@ def test_a_file_is_for_anybody_and_may_be_kept(wire):
     status, headers, body = wire.ask("GET", "/v1/files/abc")
     assert (status, body) == (200, b"a model")
     assert b"immutable" in headers[b"cache-control"]
+    assert headers[b"connection"] == b"close"  # a stranger holds no connection; the twin is a device
+    assert b"connection" not in wire.ask("GET", "/v1/files/abc", **bearer(wire.sign_in()))[1]
     assert wire.ask("GET", "/v1/files/other")[0] == 404
 
 
 def test_a_body_that_drips_is_given_up(wire, monkeypatch):
-    monkeypatch.setattr("taciturn.fleets.wire.front_end.BODY_SECONDS", 0.05)
+    monkeypatch.setattr("taciturn.fleets.wire.front_end.HEAD_SECONDS", 0.05)
     status, _, said = wire.ask("POST", "/v1/session", [])
     assert (status, said) == (408, b"Refused: a request that is too slow to arrive.")
 

@@ -129,3 +129,32 @@ def test_a_file_is_there_by_its_name_until_another_takes_its_place(store):
     assert in_a_loop(store.shared("b")) is None
     store.share("b", b"next")
     assert in_a_loop(store.shared("a")) is None
+
+
+def test_an_old_connection_that_dies_does_not_take_a_device_that_waits_on_a_new_one(store, monkeypatch):
+    monkeypatch.setattr(store_module, "BACK_SECONDS", 0.02)
+    in_a_loop(store.sign_in("a", 1))
+
+    async def change_network():
+        old, new = asyncio.create_task(store.asked(1, 20)), asyncio.create_task(store.asked(1, 20))
+        await asyncio.sleep(0.02)
+        old.cancel()
+        await asyncio.sleep(0.1)
+        assert store.present() == [1]
+        new.cancel()
+        await asyncio.sleep(0.1)
+        assert store.present() == []
+
+    in_a_loop(change_network())
+
+
+def test_ten_thousand_sign_ins_take_no_time(store):
+    began = time.monotonic()
+    in_a_loop(_sign_in_all(store))
+    assert time.monotonic() - began < 2
+    assert len(store.present()) == 10_000
+
+
+async def _sign_in_all(store):
+    for number in range(10_000):
+        await store.sign_in(str(number), number)

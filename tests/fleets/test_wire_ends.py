@@ -1,11 +1,14 @@
 """The real wire on this machine, TLS and keys and all, with devices in threads: what it carries, and what neither end begins with."""
 
+import http.client
+import json
 import logging
 import socket
 import ssl
 import threading
 import time
-from contextlib import contextmanager
+from base64 import b64encode
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -14,8 +17,9 @@ from taciturn.fleets.devices.transport import ComeBackLater, LinkError
 from taciturn.fleets.wire import device as device_end
 from taciturn.fleets.wire import door, store
 from taciturn.fleets.wire import server as server_end
-from taciturn.fleets.wire.authority import certify_server, device_key, make_authority
+from taciturn.fleets.wire.authority import certify_server, device_key, load_device_key, make_authority
 from taciturn.fleets.wire.device import run_device
+from taciturn.fleets.wire.front_end import sign_in_statement
 from taciturn.fleets.wire.server import wire_server
 
 ALL = 30  # seconds that are enough for everybody
@@ -249,14 +253,41 @@ def test_half_a_request_is_not_waited_for(fleet, monkeypatch, caplog, sent):
         assert "refused: a connection that sends no whole request" in caplog.text
 
 
+def session(server, fleet):
+    """A connection without TLS that has signed in, and its token."""
+    key = load_device_key(fleet.folder / "device")
+    public, nonce, now = key.public_key().public_bytes_raw(), bytes(16), int(time.time())
+    fields = {"key": public, "nonce": nonce, "signature": key.sign(sign_in_statement(public, now, nonce))}
+    body = json.dumps({"time": now, **{name: b64encode(value).decode() for name, value in fields.items()}}).encode()
+    connection = connected(server)
+    connection.sendall(b"POST /v1/session HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    answer = http.client.HTTPResponse(connection)
+    answer.begin()
+    return connection, answer.read()
+
+
 def test_the_second_request_of_a_connection_has_no_more_time_than_the_first(fleet, monkeypatch):
     monkeypatch.setattr(door, "HEAD_SECONDS", 0.3)
-    with fleet.server(insecure=True) as server, connected(server) as slow:
-        slow.sendall(b"GET /v1/files/x HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert b"404" in slow.recv(1000)
+    with fleet.server(insecure=True) as server:
+        server.enrol(device_key(fleet.folder / "device"))
+        slow, _ = session(server, fleet)
         time.sleep(0.5)  # between two requests a device may be silent
-        slow.sendall(b"GET /v1/files/x HTTP/1.1\r\n")
+        slow.sendall(b"GET /v1/question HTTP/1.1\r\n")
+        assert not is_closed(slow, 0.1)
         assert is_closed(slow)
+
+
+def test_who_asks_for_a_file_and_does_not_read_it_holds_little_and_not_for_long(fleet, monkeypatch):
+    monkeypatch.setattr(door, "STUCK_SECONDS", 0.5)
+    with fleet.server(insecure=True) as server:
+        server.enrol(device_key(fleet.folder / "device"))
+        lazy, token = session(server, fleet)
+        server.link._store.share("model", bytes(50_000_000))
+        lazy.sendall(b"GET /v1/files/model HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + token + b"\r\n\r\n")
+        time.sleep(0.2)
+        (connection,) = server._door._state.connections
+        assert connection.transport.get_write_buffer_size() < 1_000_000  # the twin would hold all of it
+        until(lambda: not server._door._state.connections, 5)
 
 
 def test_endless_headers_are_cut_off(fleet):
@@ -309,6 +340,87 @@ def test_a_file_that_is_another_than_its_name_says_is_not_used(fleet, caplog, mo
         monkeypatch.setattr(store.MemoryStore, "shared", another)
         assert server.link.ask("reverse", {0: b"abc"}, 1.0, shared=b"model") == {}
         assert "what goes with it is not there" in caplog.text
+
+
+class LyingServer:
+    """Says what it is told to, whatever it is asked, and counts."""
+
+    def __init__(self, *responses):
+        self.listener, self.asked, self._responses = socket.create_server(("127.0.0.1", 0)), [], list(responses)
+        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self):
+        while True:
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:
+                return
+            with connection, suppress(ConnectionError):
+                while request := connection.recv(100_000):
+                    self.asked.append(request.split(b" HTTP")[0].decode())
+                    response = self._responses.pop(0) if len(self._responses) > 1 else self._responses[0]
+                    connection.sendall(response)
+                    if b"Connection: close" in response:
+                        break
+
+
+def response(status, body=b"", *headers, length=None):
+    lines = [f"HTTP/1.1 {status} x", f"Content-Length: {len(body) if length is None else length}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+@contextmanager
+def against(tmp_path, *responses):
+    lying, stop, handled = LyingServer(*responses), threading.Event(), []
+    device_key(tmp_path)
+
+    def remember(kind, content):
+        handled.append(content)
+        return content
+
+    thread = threading.Thread(target=run_device, args=(lying.address, tmp_path, remember, None, True, stop), daemon=True)
+    thread.start()
+    try:
+        yield lying, handled, thread
+    finally:
+        stop.set()
+        thread.join(10)
+        lying.listener.close()
+
+
+def test_half_a_question_is_no_question(tmp_path):
+    """A connection that broke in the middle of it; the twin is whole."""
+    asked = ("question: q", "kind: k")
+    cut_off = response(200, b"half", *asked, "Connection: close", length=1000)
+    with against(tmp_path, response(200, b"token"), cut_off, response(200, b"whole", *asked), response(204)) as (lying, handled, _):
+        until(lambda: "PUT /v1/answer/q" in lying.asked)
+        assert handled == [b"whole"]
+
+
+@pytest.mark.parametrize(
+    "said", [response(401), response(404), response(204), response(200, b"x", "question: q", "kind: k", "shared: abc")]
+)
+def test_a_device_does_not_spin_whatever_a_server_says(tmp_path, said):
+    with against(tmp_path, response(200, b"token"), said) as (lying, _, thread):
+        time.sleep(1.2)
+        assert len(lying.asked) < 15
+        assert thread.is_alive()
+
+
+@pytest.mark.parametrize("token", [b"\xff", b"a\r\nX: y", "€".encode(), b"", b"x" * 1000])
+def test_no_token_ends_a_device(tmp_path, token, caplog):
+    with against(tmp_path, response(200, token)) as (_, _, thread):
+        until(lambda: "the server's answer is garbage" in caplog.text)
+        assert thread.is_alive()
+
+
+def test_a_device_that_is_stopped_at_work_still_sends_its_answer(fleet):
+    with fleet.server(devices=1) as server:
+        threading.Timer(0.3, fleet.stops["device-0"][0].set).start()
+        assert server.link.ask("sleep", {0: b"1"}, ALL) == {0: b"awake"}
+        fleet.stops["device-0"][1].join(5)
+        assert server.link.devices() == []
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "fleet.example"])

@@ -167,7 +167,7 @@ def check_end(run):
     check_model(rows, ROUNDS, params_digest(load_model(run.folder)[0]))
     said, all_of_it = json.loads((run.folder / "guarantee.json").read_text()), ledger.guarantee(run.name)
     assert (said["releases"], said["epsilon"]) == (len(charges), all_of_it.epsilon)
-    printed = fleet.command(f"ledger of {run.name}", "ledger", fleet.fleet / "population").run()
+    printed = fleet.command(f"ledger of {run.name}", "ledger", "show", fleet.fleet / "population").run()
     assert re.search(rf"│ {run.name} +│ +{len(charges)} │", printed)
     least, separation = int(recipe.participation.cohort), recipe.participation.min_separation or 0
     check_diaries(run.diaries(), len(charges), least, separation, recipe.fleet.lifetime_participations)

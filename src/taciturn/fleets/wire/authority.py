@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -81,7 +82,7 @@ def device_key(folder: Path) -> bytes:
 def load_device_key(folder: Path) -> Ed25519PrivateKey:
     try:
         key = serialization.load_ssh_private_key(_read(folder / DEVICE_KEY), password=None)
-    except ValueError as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise LinkError(f"{folder / DEVICE_KEY} is no private key in OpenSSH's format: {error}") from None
     if not isinstance(key, Ed25519PrivateKey):
         raise LinkError(f"{folder / DEVICE_KEY} is a key of another kind: devices have Ed25519 keys")
@@ -92,7 +93,7 @@ def load_public_key(line: bytes) -> Ed25519PublicKey:
     """From the line that `device_key` returns."""
     try:
         key = serialization.load_ssh_public_key(line)
-    except ValueError as error:
+    except (ValueError, UnsupportedAlgorithm) as error:
         raise LinkError(f"this is no public key of a device: {error}") from None
     if not isinstance(key, Ed25519PublicKey):
         raise LinkError("this is a key of another kind: devices have Ed25519 keys")

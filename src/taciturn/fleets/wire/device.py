@@ -10,6 +10,7 @@ import http.client
 import json
 import os
 import random
+import re
 import signal
 import socket
 import ssl
@@ -29,6 +30,9 @@ from taciturn.fleets.wire.front_end import sign_in_statement
 WAIT_SECONDS = 55  # for a question, on a connection that says nothing meanwhile
 ALIVE_SECONDS = 30.0  # between two signs of life of a device at work
 REQUEST_SECONDS = 30.0  # for anything else
+LEAVE_SECONDS = 3.0  # for saying that one leaves
+LEAST_SECONDS = 0.5  # between two looks for a question, where the server does not wait for one
+WORD = re.compile(r"[A-Za-z0-9_-]{1,128}")
 RETRY_SECONDS = 1.0, 30.0  # first and longest wait for a server that is not there
 GONE_ERRORS = (OSError, http.client.HTTPException)
 
@@ -55,16 +59,14 @@ def run_device(
         while not stop.is_set():
             try:
                 device.sign_in()
-                wait, told = RETRY_SECONDS[0], ""
                 while not stop.is_set():
                     device.serve(handler)
-            except SignedOut:
-                continue
+                    wait, told = RETRY_SECONDS[0], ""
             except ComeBackLater as later:
                 LOG.info("not needed for now: %s", later)
                 device.sign_out()
                 stop.wait(later.seconds)
-            except (*GONE_ERRORS, RefusedByServer) as error:
+            except (*GONE_ERRORS, RefusedByServer, SignedOut) as error:
                 if stop.is_set():
                     return
                 reason = _reason(error)
@@ -80,9 +82,9 @@ class _Device:
         self._server, self._key, self._context = server, key, context
         self._connection = self._connect()
         self._token: str | None = None
-        self._last = ("", (b"", None))  # question, answer and why there is none: it may be asked for again
+        self._last = ("", b"", None, None)  # question, answer, why there is none, when to come back: it may be asked for again
         self._file = ("", b"")
-        self._hung_up = False
+        self._hung_up, self._polling = False, False
 
     def __enter__(self) -> "_Device":
         return self
@@ -94,7 +96,7 @@ class _Device:
     def hang_up(self) -> None:
         """Whatever is waited for: it is not wanted any more."""
         self._hung_up = True
-        if sock := self._connection.sock:
+        if self._polling and (sock := self._connection.sock):
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
@@ -105,43 +107,49 @@ class _Device:
         body = json.dumps({"time": now, **{name: base64.b64encode(value).decode() for name, value in encoded.items()}})
         self._connection.close()
         self._token = None
-        self._token = self._request("POST", "/v1/session", body.encode())[1].decode()
+        self._token = _word(self._request("POST", "/v1/session", {200}, body.encode())[1].decode("latin-1"))
         LOG.info("connected to the server")
 
     def sign_out(self) -> None:
         if self._token:
             with suppress(*GONE_ERRORS, RefusedByServer, SignedOut):  # or else the server notices by itself
-                self._request("DELETE", "/v1/session")
+                self._request("DELETE", "/v1/session", {204}, seconds=LEAVE_SECONDS, tries=1)
         self._token = None
 
     def serve(self, handler: Handler) -> None:
         """Wait for a question, and answer it if one comes."""
-        response, content = self._request("GET", f"/v1/question?wait={WAIT_SECONDS}", seconds=WAIT_SECONDS + REQUEST_SECONDS)
-        if response.status != 200:
+        began = time.monotonic()
+        self._polling = True
+        try:
+            response, content = self._request(
+                "GET", f"/v1/question?wait={WAIT_SECONDS}", {200, 204}, seconds=WAIT_SECONDS + REQUEST_SECONDS
+            )
+        finally:
+            self._polling = False
+        if response.status == 204:
+            time.sleep(LEAST_SECONDS if time.monotonic() - began < LEAST_SECONDS else 0.0)  # a server that does not wait
             return
-        name, kind, file = (response.headers.get(header, "") for header in ("question", "kind", "shared"))
-        away: ComeBackLater | None = None
-        if name != self._last[0]:
-            shared = self._shared(file) if file else b""
-            if shared is None:
-                return
-            with self._sign_of_life():
-                try:
-                    answer = answer_of(handler, kind, content + shared)
-                except ComeBackLater as later:
-                    answer, away = b"", later
-            self._last = (name, _outcome(kind, answer))
-        answer, failed = self._last[1]
-        status = self._request("PUT", f"/v1/answer/{name}", answer, {"failed": failed} if failed else {}, persistently=True)[0].status
-        if status == 410:
-            LOG.info("the answer to “%s” came too late", kind)
-        if away:
-            raise away
+        name, kind, file = _word(response.headers.get("question", "")), response.headers.get("kind", ""), response.headers.get("shared", "")
+        with self._sign_of_life():
+            if name != self._last[0]:
+                shared = self._shared(_word(file)) if file else b""
+                if shared is None:
+                    time.sleep(LEAST_SECONDS)
+                    return
+                self._last = (name, *_outcome(handler, kind, content + shared))
+            _, answer, failed, away = self._last
+            try:
+                headers = {"failed": failed} if failed else {}
+                if self._request("PUT", f"/v1/answer/{name}", {204, 410}, answer, headers, 4 * REQUEST_SECONDS, 5)[0].status == 410:
+                    LOG.info("the answer to “%s” came too late", kind)
+            finally:
+                if away:
+                    raise away
 
     def _shared(self, name: str) -> bytes | None:
         """The file with this hash; None if it is gone, or another: the question is then not this device's any more."""
         if self._file[0] != name:
-            content = self._request("GET", f"/v1/files/{name}", seconds=4 * REQUEST_SECONDS)[1]
+            content = self._request("GET", f"/v1/files/{name}", {200, 404}, seconds=4 * REQUEST_SECONDS)[1]
             if hashlib.sha256(content).hexdigest() != name:
                 LOG.info("a question was withdrawn: what goes with it is not there")
                 return None
@@ -152,25 +160,34 @@ class _Device:
         self,
         method: str,
         path: str,
+        expected: set[int],
         body: bytes | None = None,
         headers: dict[str, str] | None = None,
         seconds: float = REQUEST_SECONDS,
-        persistently: bool = False,
+        tries: int = 2,
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        """A connection that was closed meanwhile is opened once more, and `persistently` a few times: a moment without a network."""
-        tries = 5 if persistently else 2
+        """A connection that was closed meanwhile is opened once more; more often where a moment without a network should lose nothing."""
         for attempt in range(1, tries + 1):
+            if self._hung_up and self._polling:
+                raise ConnectionAbortedError("nobody waits for a question any more")
             try:
-                return self._once(self._connection, method, path, body, headers or {}, seconds)
+                return self._once(self._connection, method, path, expected, body, headers or {}, seconds)
             except GONE_ERRORS:
                 self._connection.close()
-                if attempt == tries or (self._hung_up and method != "DELETE"):
+                if attempt == tries:
                     raise
                 time.sleep(0.0 if attempt == 1 else RETRY_SECONDS[0])
         raise AssertionError
 
     def _once(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None, headers: dict[str, str], seconds: float
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        expected: set[int],
+        body: bytes | None,
+        headers: dict[str, str],
+        seconds: float,
     ) -> tuple[http.client.HTTPResponse, bytes]:
         if self._token:
             headers = {**headers, "Authorization": f"Bearer {self._token}"}
@@ -179,13 +196,17 @@ class _Device:
             connection.sock.settimeout(seconds)
         connection.request(method, path, body, headers)
         response = connection.getresponse()
+        if response.length is None:
+            raise RefusedByServer(f"the server's answer has no length ({response.status})")
         content = response.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
-            raise RefusedByServer("it sends more than a question may have")
+            raise RefusedByServer("the server sends more than a question may have")
+        if response.length:  # read() does not say so by itself: a connection that broke would give half a question
+            raise http.client.IncompleteRead(content)
         if response.status == 401:
-            raise SignedOut
-        if response.status >= 300 and response.status not in (404, 410):
-            raise RefusedByServer(f"the server refused this device ({response.status}): {content[:200].decode(errors='replace')}")
+            raise SignedOut("the server does not know this device's token any more")
+        if response.status not in expected:
+            raise RefusedByServer(f"the server refused this device ({response.status}): {ascii(content[:200].decode('latin-1'))[1:-1]}")
         return response, content
 
     def _connect(self) -> http.client.HTTPConnection:
@@ -202,7 +223,7 @@ class _Device:
             connection = self._connect()
             while not ended.wait(ALIVE_SECONDS):
                 try:
-                    self._once(connection, "POST", "/v1/alive", None, {}, REQUEST_SECONDS)
+                    self._once(connection, "POST", "/v1/alive", {204}, None, {}, REQUEST_SECONDS)
                 except (*GONE_ERRORS, SignedOut, RefusedByServer):
                     connection.close()  # whoever asks for questions notices
             connection.close()
@@ -214,12 +235,24 @@ class _Device:
             ended.set()
 
 
-def _outcome(kind: str, answer: bytes | None) -> tuple[bytes, str | None]:
-    """Nothing about a failure but that it was one: an exception's words may be the user's."""
+def _outcome(handler: Handler, kind: str, content: bytes) -> tuple[bytes, str | None, ComeBackLater | None]:
+    """Answer, why there is none, and when to come back. Nothing about a failure but that it was one: an exception's words may be the
+    user's."""
+    try:
+        answer = answer_of(handler, kind, content)
+    except ComeBackLater as later:
+        return b"", None, later
     if answer is not None and len(answer) > MOST_BYTES:
         LOG.warning("no answer to “%s”: it would have %d bytes, and %d are allowed", kind, len(answer), MOST_BYTES)
-        return b"", LARGE
-    return (b"", FAILED) if answer is None else (answer, None)
+        return b"", LARGE, None
+    return (b"", FAILED, None) if answer is None else (answer, None, None)
+
+
+def _word(given: str) -> str:
+    """What goes into a request again: whatever a server sends, it is one word."""
+    if not WORD.fullmatch(given):
+        raise RefusedByServer("the server's answer is garbage")
+    return given
 
 
 def _context(server: str, root_certificate: Path | None, insecure: bool) -> ssl.SSLContext | None:
@@ -257,7 +290,7 @@ def _ends_on_sigterm() -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, RefusedByServer):
+    if isinstance(error, RefusedByServer | SignedOut):
         return str(error)
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return f"the server's certificate is not of the authority this device trusts ({error})"

@@ -14,6 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
@@ -25,6 +26,7 @@ from taciturn.fleets.wire.front_end import FrontEnd, Refusals
 sslproto.SSLProtocol.max_size = 32 * 1024
 HEAD_BYTES = 16 * 1024  # of a request without its body
 HEAD_SECONDS = 10.0  # for it to arrive, and for a TLS handshake
+STUCK_SECONDS = 60.0  # for which a reader may take nothing of what it asked for
 END_SECONDS = 2.0  # for requests to notice that the server ends
 IDLE_SECONDS = 75  # between two requests on one connection
 MOST_CONNECTIONS, MOST_OF_ONE_ADDRESS = 20_000, 12_000  # many devices may share an address: a company's, a village's
@@ -87,13 +89,14 @@ class Door:
 
     async def _welcome(self, connection: socket.socket, host: str) -> None:
         loop, timeout = asyncio.get_running_loop(), HEAD_SECONDS if self._context else None
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await loop.connect_accepted_socket(
                 lambda: _Connection(self, host, self._config, self._state), connection, ssl=self._context, ssl_handshake_timeout=timeout
             )
         except (OSError, TimeoutError) as error:  # a handshake that failed
             self._refusals.note(_broken_handshake(error))
+            connection.close()
             self.known(host)
             self.left(host)
 
@@ -112,9 +115,11 @@ class _Connection(H11Protocol):
 
     def __init__(self, door: Door, host: str, config: uvicorn.Config, state: ServerState) -> None:
         super().__init__(config, state, {})
+        self.app_state = {"known": self._known}  # said by the front end, of whoever has a token
         self.logger = QUIET  # its warnings are one for each request of a stranger's
         self._door, self._host, self._is_known = door, host, False
         self._head: asyncio.TimerHandle | None = None
+        self._stuck: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -128,15 +133,28 @@ class _Connection(H11Protocol):
         if self.cycle is not before and self._head is not None:
             self._head.cancel()
             self._head = None
-            self._known()
+
+    def pause_writing(self) -> None:
+        self._stuck = self.loop.call_later(STUCK_SECONDS, self.transport.abort)  # it does not read what it asked for
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
+        super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
         self._door.refuse("garbage instead of a request")
-        super().send_400_response(msg)
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:  # the response is out already
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._head is not None:
-            self._head.cancel()
+        for timer in (self._head, self._stuck):
+            if timer is not None:
+                timer.cancel()
         self._known()
         self._door.left(self._host)
         super().connection_lost(exc)

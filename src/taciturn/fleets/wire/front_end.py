@@ -32,7 +32,11 @@ Send = Callable[[dict[str, Any]], Any]
 Headers = dict[bytes, bytes]
 
 SMALL = 4096  # bytes of a request that is no answer
-BODY_SECONDS = 120.0  # for a request to arrive
+BODY_SECONDS = 120.0  # for an answer to arrive
+HEAD_SECONDS = 10.0  # for anything else
+MOST_IN_FLIGHT = 2 * 2**30  # bytes of answers that are read at a time; others wait
+PIECE = 64 * 1024  # of a response
+CLOSE = [(b"connection", b"close")]
 LONGEST_WAIT = 60.0  # for a question
 CLOCKS_APART = 300.0  # seconds between a device's clock and ours
 QUIET_SECONDS = 10  # the same line is not written more often
@@ -72,7 +76,10 @@ class FrontEnd:
 
     def __init__(self, store: Store, number_of: Callable[[bytes], int | None], most_bytes: int, refusals: Refusals) -> None:
         self._store, self._number_of, self._most_bytes, self._refusals = store, number_of, most_bytes, refusals
-        self._nonces: dict[bytes, float] = {}
+        self._nonces: tuple[set[bytes], set[bytes]] = (set(), set())  # of this and the last ten minutes
+        self._nonces_since = 0.0
+        self._in_flight = 0  # bytes of answers that are being read
+        self._room = asyncio.Condition()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -81,31 +88,42 @@ class FrontEnd:
             await self._serve(scope, dict(scope["headers"]), receive, send)
         except NoEntry as refused:
             self._refusals.note(refused.reason)
-            headers = [(b"connection", b"close")] if refused.status != 401 else []
-            await _respond(send, refused.status, f"Refused: {refused.reason}.".encode(), headers)
+            await _respond(send, refused.status, f"Refused: {refused.reason}.".encode(), CLOSE)
+        except Exception as error:  # whatever a stranger finds: one line, and no more than one connection
+            self._refusals.note(f"a request that was not understood ({type(error).__name__})")
+            LOG.debug("a request that was not understood", exc_info=True)
+            await _respond(send, 500, b"", CLOSE)
 
     async def _serve(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
-        method, path = scope["method"], scope["path"]
+        method, path, known = scope["method"], scope["path"], scope.get("state", {}).get("known", lambda: None)
+        if method != "PUT" and (b"transfer-encoding" in headers or (method != "POST" and headers.get(b"content-length", b"0") != b"0")):
+            raise NoEntry(403, "garbage instead of a request")
         match method, path.split("/")[1:]:
             case "POST", ["v1", "session"]:
-                token = await self._sign_in(await _body(headers, receive, SMALL))
+                token = await self._sign_in(await _body(headers, receive, SMALL, HEAD_SECONDS))
+                known()
                 await _respond(send, 200, token.encode())
             case "DELETE", ["v1", "session"]:
                 await self._store.sign_out(_token(headers))
                 await _respond(send, 204)
             case "GET", ["v1", "question"]:
-                await self._question(await self._who(headers), _wait(scope["query_string"]), receive, send)
+                number = await self._who(headers)
+                known()
+                await self._question(number, _wait(scope["query_string"]), receive, send)
             case "POST", ["v1", "alive"]:
                 await self._who(headers)
                 await _respond(send, 204)
             case "PUT", ["v1", "answer", name]:
-                await self._answer(await self._who(headers), name, headers, receive, send)
+                number = await self._who(headers)
+                known()
+                await self._answer(number, name, headers, receive, send)
             case "GET", ["v1", "files", name]:
                 content = await self._store.shared(name)
+                stays = [] if await self._store.who(_token(headers)) is not None else CLOSE
                 if content is None:
-                    await _respond(send, 404)
+                    await _respond(send, 404, b"", stays)
                 else:
-                    await _respond(send, 200, content, [(b"cache-control", b"public, max-age=86400, immutable")])
+                    await _respond(send, 200, content, [(b"cache-control", b"public, max-age=86400, immutable"), *stays])
             case _:
                 raise NoEntry(403, "a request for something else than a device needs")
 
@@ -115,7 +133,7 @@ class FrontEnd:
             key, nonce, signature = (base64.b64decode(given[name], validate=True) for name in ("key", "nonce", "signature"))
             seconds = int(given["time"])
             statement = sign_in_statement(key, seconds, nonce)
-        except (ValueError, TypeError, KeyError, struct.error):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError, struct.error):
             raise NoEntry(403, "a device without a key") from None
         now = datetime.now(UTC).timestamp()
         if abs(now - seconds) > CLOCKS_APART:
@@ -127,10 +145,11 @@ class FrontEnd:
             Ed25519PublicKey.from_public_bytes(key).verify(signature, statement)
         except (InvalidSignature, ValueError):
             raise NoEntry(403, "a device that has not the key it names") from None
-        self._nonces = {one: until for one, until in self._nonces.items() if until > now} if len(self._nonces) > 10_000 else self._nonces
-        if len(nonce) != 16 or key + nonce in self._nonces:
+        if now - self._nonces_since > 2 * CLOCKS_APART:
+            self._nonces, self._nonces_since = (set(), self._nonces[0]), now
+        if len(nonce) != 16 or key + nonce in self._nonces[0] or key + nonce in self._nonces[1]:
             raise NoEntry(403, "a sign-in that was used before")
-        self._nonces[key + nonce] = now + 2 * CLOCKS_APART
+        self._nonces[0].add(key + nonce)
         token = secrets.token_urlsafe(32)
         await self._store.sign_in(token, number)
         return token
@@ -160,7 +179,22 @@ class FrontEnd:
         await _respond(send, 200, asked.content, [(name.encode(), value.encode()) for name, value in about.items()])
 
     async def _answer(self, number: int, name: str, headers: Headers, receive: Receive, send: Send) -> None:
-        body = await _body(headers, receive, self._most_bytes)
+        asked = await self._store.asked(number, 0)
+        if asked is None or asked.name != name:  # before anything of it is read
+            await _respond(send, 410, b"", CLOSE)
+            return
+        size = int(headers.get(b"content-length", self._most_bytes))
+        if size > self._most_bytes:
+            raise NoEntry(413, "more bytes than an answer may have")
+        async with self._room:
+            await self._room.wait_for(lambda: self._in_flight == 0 or self._in_flight + size <= MOST_IN_FLIGHT)
+            self._in_flight += size
+        try:
+            body = await _body(headers, receive, self._most_bytes, BODY_SECONDS)
+        finally:
+            async with self._room:
+                self._in_flight -= size
+                self._room.notify_all()
         said = headers.get(b"failed")
         outcome: bytes | str = body if said is None else REASONS.get(said, FAILED)
         taken = await self._store.answer(number, name, outcome)
@@ -179,13 +213,13 @@ def _wait(query: bytes) -> float:
         raise NoEntry(403, "garbage instead of a request") from None
 
 
-async def _body(headers: Headers, receive: Receive, limit: int) -> bytes:
+async def _body(headers: Headers, receive: Receive, limit: int, seconds: float) -> bytes:
     """All of it; refused as soon as it is too much."""
     if int(headers.get(b"content-length", b"0")) > limit:  # a number: the HTTP parser has seen to it
         raise NoEntry(413, "more bytes than an answer may have")
     parts, size = [], 0
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout(seconds):
             while True:
                 message = await receive()
                 if message["type"] != "http.request":
@@ -208,4 +242,6 @@ async def _disconnected(receive: Receive) -> None:
 async def _respond(send: Send, status: int, body: bytes = b"", headers: list[tuple[bytes, bytes]] | None = None) -> None:
     length = [] if status == 204 else [(b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": [*(headers or ()), *length]})
-    await send({"type": "http.response.body", "body": body})
+    for start in range(0, len(body), PIECE):  # so that no more is held than the other side has read
+        await send({"type": "http.response.body", "body": body[start : start + PIECE], "more_body": True})
+    await send({"type": "http.response.body", "body": b""})

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-from taciturn.fleets.devices.transport import GONE, LATE, Question
+from taciturn.fleets.devices.transport import GONE, LATE, MOST_BYTES, LinkError, Question
 from taciturn.fleets.wire.store import Store
 from taciturn.progress import Progress
 
@@ -31,6 +31,8 @@ class WireLink:
     ) -> dict[int, bytes]:
         if not contents or seconds <= 0:
             return {}
+        if max(len(shared), *map(len, contents.values())) > MOST_BYTES:
+            raise LinkError(f"a question has at most {MOST_BYTES:,} bytes")
         deadline = time.monotonic() + seconds
         with self._asking:
             file = hashlib.sha256(shared).hexdigest() if shared else ""
@@ -61,6 +63,8 @@ class _Question(Question):
         for number, outcome in self._store.collect(self.name, min(LOOK_SECONDS, until - time.monotonic())):
             self.settle(number, outcome)
         if time.monotonic() - self._looked > LOOK_SECONDS:
-            self._looked = time.monotonic()
-            for number in self.contents.keys() - set(self._store.present()):
+            self._looked, here = time.monotonic(), set(self._store.present())
+            for number, outcome in self._store.collect(self.name, 0):  # of those too who answered and left
+                self.settle(number, outcome)
+            for number in self.contents.keys() - here:
                 self.settle(number, GONE)

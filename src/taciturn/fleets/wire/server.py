@@ -9,6 +9,7 @@ they find it at the same address.
 """
 
 import asyncio
+import resource
 import socket
 import threading
 import time
@@ -49,28 +50,35 @@ class WireServer:
     """The `link` to the devices, and the list of those who may use it: a device's number is its place on the list."""
 
     def __init__(self, folder: Path, host: str, port: int, insecure: bool, most_bytes: int) -> None:
+        context = None if insecure else tls(folder)
+        _allow_many_files()
         listener, store, refusals = _listen(host, port), MemoryStore(), Refusals()
         self.address = f"{host}:{listener.getsockname()[1]}"
         self.link = WireLink(store)
+        self._enrolling = threading.Lock()
         self._numbers: dict[bytes, int] = {}  # by the key itself
         self._lines: dict[bytes, int] = {}  # and by its line
         app = FrontEnd(store, self._numbers.get, most_bytes, refusals)
-        self._door = Door(app, listener, None if insecure else tls(folder), refusals)
+        self._door = Door(app, listener, context, refusals)
         self._listener, self._loop = listener, asyncio.new_event_loop()
         self._serving = self._loop.create_task(self._door.serve())
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
     def _serve(self) -> None:
-        with suppress(asyncio.CancelledError), self._listener:
-            self._loop.run_until_complete(self._serving)
-        self._loop.run_until_complete(self._door.close())
-        self._loop.close()
+        try:
+            with suppress(asyncio.CancelledError), self._listener:
+                self._loop.run_until_complete(self._serving)
+        finally:
+            self._loop.run_until_complete(self._door.close())
+            self._loop.close()
 
     def enrol(self, public_key: bytes) -> int:
         """Let the device with this key (a line as in `device.pub`) take part; its number. Again is no harm."""
-        number = self._numbers.setdefault(load_public_key(public_key).public_bytes_raw(), len(self._numbers))
-        self._lines[public_key] = number
+        key = load_public_key(public_key).public_bytes_raw()
+        with self._enrolling:
+            number = self._numbers.setdefault(key, len(self._numbers))
+            self._lines[public_key] = number
         return number
 
     def connected_devices(self, keys: Sequence[bytes]) -> dict[int, int]:
@@ -80,8 +88,15 @@ class WireServer:
 
     def close(self) -> None:
         self.link.close()
-        self._loop.call_soon_threadsafe(self._serving.cancel)
+        with suppress(RuntimeError):  # it has ended already
+            self._loop.call_soon_threadsafe(self._serving.cancel)
         self._thread.join(5)
+
+
+def _allow_many_files() -> None:
+    """As many connections as the system lets this process have; by default it may be a thousand."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -90,6 +90,7 @@ class MemoryStore:
         self._question: _Question | None = None
         self._here: dict[int, float] = {}  # until when each device counts as present
         self._tokens: dict[str, tuple[int, float]] = {}
+        self._token_of: dict[int, str] = {}
         self._waiting: dict[int, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
         self._file = ("", b"")
 
@@ -107,7 +108,8 @@ class MemoryStore:
             self._question = _Question(name, kind, dict(contents), shared, time.monotonic() + seconds)
             for number in contents:
                 for loop, event in self._waiting.get(number, ()):
-                    loop.call_soon_threadsafe(event.set)
+                    with suppress(RuntimeError):  # the front end has ended
+                        loop.call_soon_threadsafe(event.set)
 
     def collect(self, name: str, seconds: float) -> list[tuple[int, bytes | str]]:
         with self._came:
@@ -129,7 +131,8 @@ class MemoryStore:
     async def sign_in(self, token: str, number: int) -> None:
         with self._lock:
             now = time.monotonic()
-            self._tokens = {one: (who, until) for one, (who, until) in self._tokens.items() if until > now and who != number}
+            self._tokens.pop(self._token_of.get(number, ""), None)
+            self._token_of[number] = token
             self._tokens[token] = (number, now + TOKEN_SECONDS)
             self._here[number] = now + ALIVE_SECONDS
 
@@ -164,10 +167,10 @@ class MemoryStore:
         finally:
             with self._lock:
                 self._waiting[number].discard(news)
-                if not self._waiting[number]:
+                if not self._waiting[number]:  # or else it waits on a newer connection
                     del self._waiting[number]
-                if number in self._here:
-                    self._here[number] = time.monotonic() + stays
+                    if number in self._here:
+                        self._here[number] = time.monotonic() + stays
         with self._lock:
             return self._for(number)
 
