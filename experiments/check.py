@@ -15,7 +15,7 @@ import jax
 import listed
 import page
 import results
-import run
+import train
 from taciturn import build_population
 from taciturn.data.synthetic_corpus import synthetic_messages, write_shards
 from taciturn.populations import vocabulary_of
@@ -70,14 +70,14 @@ def main() -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        run.WORK = work / "runs"
+        train.WORK = work / "runs"
         here = work / "experiments"
         shutil.copytree(listed.HERE, here, ignore=shutil.ignore_patterns("*.png", "figures", "__pycache__"))
         listed.HERE = page.HERE = here
         people, starts = made_up(work)
         for one in groups():
             took = time.monotonic()
-            results.save(one, run.train(one, *shrunk(one, people, starts)))
+            results.save(one, train.train(one, *shrunk(one, people, starts)))
             print(f"{one.paper}/{one.id}: {time.monotonic() - took:.1f} s", flush=True)
         made = page.page()
     print(f"{len(made)} files of a page; {time.monotonic() - began:.0f} s")

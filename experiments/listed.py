@@ -55,7 +55,7 @@ class ListedRun:
 
     @property
     def command(self) -> str:
-        return f"python experiments/run.py {self.paper}/{self.group}"
+        return f"python experiments/train.py {self.paper}/{self.group}"
 
     def loaded(self, *more: str) -> Recipe:
         """Its recipe; `more` settings win over all."""

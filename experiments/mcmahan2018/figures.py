@@ -32,7 +32,7 @@ def items() -> list[Item]:
         not_run("Figure 5", "fixed or variable cohorts, three estimators of the average", "no difference", ""),
         figure_6(),
         figure_7(),
-        not_run("Figure 8", "as Figure 4, in curves", "S = 10 to 12.6 first, 7.9 later", "python experiments/run.py mcmahan2018/trade-off"),
+        not_run("Figure 8", "as Figure 4, in curves", "S = 10 to 12.6, later 7.9", "python experiments/train.py mcmahan2018/trade-off"),
         not_run("Figure 9", "clip norms of FedSGD", "a smaller S does", ""),
         not_run("Figure 10", "noise under FedSGD", "worse than FedAvg's at the same σ", ""),
         not_run("Figure 11", "clip norms with 20,000 and 30,000 words", "the same S does", ""),

@@ -9,7 +9,7 @@ import pytest
 import listed
 import page
 import results
-import run
+import train
 
 RUNS = [one for paper in listed.papers() for one in listed.listed(paper)]
 
@@ -75,12 +75,12 @@ def test_where_all_runs_have_results_every_figure_is_drawn(elsewhere):
         assert "nan" not in picture
         assert len(list(drawn.iter("{http://www.w3.org/2000/svg}circle"))) >= 3
     rows = [line for line in made[Path("README.md")].splitlines() if "**not run**" in line]
-    assert not any("experiments/run.py" in row for row in rows if "Figure 8" not in row)
+    assert not any("experiments/train.py" in row for row in rows if "Figure 8" not in row)
 
 
 def test_what_has_no_result_is_not_run_and_its_command_names_a_list(elsewhere):
     rows = [line for line in page.page()[Path("README.md")].splitlines() if "**not run**" in line]
-    commands = [row.split("`")[-2] for row in rows if "run.py" in row]
+    commands = [row.split("`")[-2] for row in rows if "train.py" in row]
     assert len(commands) >= 10
     for command in commands:
         assert listed.chosen([command.split()[-1]])
@@ -124,14 +124,14 @@ def test_a_list_that_is_wrong_says_so(content, message, tmp_path, monkeypatch):
 
 
 def test_a_run_that_fails_is_counted_and_its_reason_printed(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(run, "WORK", tmp_path)
+    monkeypatch.setattr(train, "WORK", tmp_path)
     lost = listed.ListedRun("mcmahan2018", "noise", "nowhere", 1, "paper.toml", ())
-    assert run.run_side_by_side([lost], 2, 60) == 1
+    assert train.run_side_by_side([lost], 2, 60) == 1
     assert "noise-nowhere-1 FAILED" in capfd.readouterr().out
 
 
 def test_no_run_begins_when_the_time_is_over(capfd):
-    assert run.run_side_by_side(RUNS[:3], 2, 0) == 0
+    assert train.run_side_by_side(RUNS[:3], 2, 0) == 0
     assert "3 not begun" in capfd.readouterr().out
 
 

@@ -1,8 +1,8 @@
 """Runs what is missing of the papers' tables and figures.
 
-    python experiments/run.py --list                        what there is, and what is missing
-    python experiments/run.py mcmahan2018/noise --minutes 9 --side-by-side 3
-    python experiments/run.py                               everything
+    python experiments/train.py --list                        what there is, and what is missing
+    python experiments/train.py mcmahan2018/noise --minutes 9 --side-by-side 3
+    python experiments/train.py                               everything
 
 A run that is finished leaves PAPER/results/RUN.json and is not run again; one that was cut off goes on where it was. Each has its own
 copy of its people, so that a ledger speaks of that run alone. Recipes name their people and starts under local/, which
