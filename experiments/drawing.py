@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from results import Group
+
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 380, 62, 190, 36, 48
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#8b5a2b")  # Okabe and Ito's, and two more
 STYLE = """text{font:12px sans-serif;fill:#222}.small{font-size:11px}.title{font-size:13px;font-weight:600}
@@ -23,6 +25,12 @@ class Line:
     margins: Sequence[float] = ()
     of_paper: bool = False
     joined: bool = True
+
+
+def curve(group: Group, run: str, name: str) -> Line:
+    """AccuracyTop1 over the rounds of a run, in %; margins are half of what its seeds differ by."""
+    found = [(round, one) for round, one in group.curve(run) if round]
+    return Line(name, [(round, 100 * one.value) for round, one in found], [50 * (one.most - one.least) for _, one in found])
 
 
 @dataclass(frozen=True)

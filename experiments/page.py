@@ -5,11 +5,12 @@ no results yet is «not run», with the command that would run it.
 """
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 from listed import HERE
 from results import Group
@@ -54,13 +55,29 @@ def earlier(paper: str, name: str, about: str, theirs: str, ours: str, verdict: 
     return Item(name, about, theirs, f"{ours} ([earlier]({paper}/README.md))", verdict, 1)
 
 
-def missing(name: str, about: str, theirs: str, *groups: Group) -> Item | None:
-    """The item as not run, unless every run of its groups has a result."""
-    lacking = [group for group in groups if not group.is_whole]
-    if not lacking:
-        return None
-    done, wanted = sum(group.done for group in groups), sum(group.wanted for group in groups)
-    return not_run(name, about, theirs, lacking[0].command, f"{done} of {wanted} runs" if done else "")
+class Judged(NamedTuple):
+    """What the results of an item come to."""
+
+    ours: str
+    verdict: Verdict
+    details: str = ""
+    figures: dict[str, str] = {}
+
+
+def judged(paper: str, group: str, name: str, about: str, theirs: str) -> Callable[[Callable[[Group], Judged]], Callable[[], Item]]:
+    """An item that is judged by the results of a group: not run, as long as a run of it has none."""
+
+    def with_results(judge: Callable[[Group], Judged]) -> Callable[[], Item]:
+        def item() -> Item:
+            found = Group(paper, group)
+            if not found.is_whole:
+                return not_run(name, about, theirs, found.command, f"{found.done} of {found.wanted} runs" if found.done else "")
+            ours, verdict, details, figures = judge(found)
+            return Item(name, about, theirs, ours, verdict, found.seeds, found.command, details, figures)
+
+        return item
+
+    return with_results
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import listed as listed_runs
 from listed import ListedRun, listed
 
 Result = dict[str, Any]
@@ -20,6 +21,11 @@ def save(run: ListedRun, content: Result) -> None:
 
 def load(run: ListedRun) -> Result:
     return json.loads(run.result.read_text())
+
+
+def computed(paper: str) -> Result:
+    """What compute.py found."""
+    return json.loads((listed_runs.HERE / paper / "results" / "computed.json").read_text())
 
 
 class Measured(NamedTuple):
@@ -77,6 +83,10 @@ class Group:
         """Over the rounds that all seeds were measured after."""
         rounds = [{row["round"] for row in one["rows"]} for one in self.found[name]]
         return [(round, self.at(name, round, metric)) for round in sorted(set.intersection(*rounds))]
+
+
+def percent(measured: Measured) -> str:
+    return f"{100 * measured.value:.2f}"
 
 
 def measured(rows: Sequence[dict[str, float]], metric: str) -> Measured:

@@ -1,12 +1,11 @@
 """Ramaswamy et al. 2020, table by table and figure by figure."""
 
-import json
+from typing import Any
 
 import printed
 from drawing import Line, figure
-from listed import HERE
-from page import Item, Verdict, cannot, earlier, missing, not_run, table
-from results import Group
+from page import Item, Judged, Verdict, cannot, earlier, judged, not_run, table
+from results import Group, computed
 
 PAPER = "ramaswamy2020"
 TITLE = "Ramaswamy et al. 2020: training production language models without memorizing user data"
@@ -47,7 +46,7 @@ def items() -> list[Item]:
 
 
 def table_5() -> Item:
-    rows = json.loads((HERE / PAPER / "results" / "computed.json").read_text())["table_5"]
+    rows = computed(PAPER)["table_5"]
     cells = [
         [
             f"{row['users']:,}",
@@ -70,65 +69,44 @@ def table_5() -> Item:
     )
 
 
-def table_6() -> Item:
-    group, name, about, theirs = Group(PAPER, "server"), "Table 6", "the server's optimiser", "momentum 0.99 best, then Adam, then SGD"
-    lacking = missing(name, about, theirs, group)
-    if lacking:
-        return lacking
-    runs = list(zip(group.found, printed.RAMASWAMY_TABLE_6.values(), strict=True))
-    best = {kind: max(group.last(run).value for run, _ in runs if run.startswith(kind)) for kind in ("momentum", "adam", "sgd")}
-    order = best["momentum"] > best["adam"] > best["sgd"]
+@judged(PAPER, "server", "Table 6", "the server's optimiser", "momentum 0.99 best, then Adam, then SGD")
+def table_6(server: Group) -> Judged:
+    best = {kind: max(server.last(run).value for run in server.found if run.startswith(kind)) for kind in ("momentum", "adam", "sgd")}
+    is_their_order = best["momentum"] > best["adam"] > best["sgd"]
+    verdict = Verdict.HOLDS if is_their_order else Verdict.PART if best["momentum"] > best["sgd"] else Verdict.FAILS
     ours = "; ".join(f"{kind} {100 * value:.2f}" for kind, value in best.items())
-    verdict = Verdict.HOLDS if order else Verdict.PART if best["momentum"] > best["sgd"] else Verdict.FAILS
-    return Item(name, about, theirs, ours, verdict, group.seeds, group.command, _table(group, runs))
+    return Judged(ours, verdict, _table(server, printed.RAMASWAMY_TABLE_6))
 
 
-def table_7() -> Item:
-    group, name, about, theirs = Group(PAPER, "client"), "Table 7", "a device's batches and rate", "no effect, 23.92 to 24.15"
-    lacking = missing(name, about, theirs, group)
-    if lacking:
-        return lacking
-    runs = list(zip(group.found, printed.RAMASWAMY_TABLE_7.values(), strict=True))
-    values = [group.last(run).value for run, _ in runs]
+@judged(PAPER, "client", "Table 7", "a device's batches and rate", "no effect, 23.92 to 24.15")
+def table_7(client: Group) -> Judged:
+    values = [client.last(run).value for run in client.found]
     verdict = Verdict.HOLDS if max(values) - min(values) < CLOSE else Verdict.FAILS
-    return Item(
-        name, about, theirs, f"{100 * min(values):.2f} to {100 * max(values):.2f}", verdict, group.seeds, group.command, _table(group, runs)
-    )
+    return Judged(f"{100 * min(values):.2f} to {100 * max(values):.2f}", verdict, _table(client, printed.RAMASWAMY_TABLE_7))
 
 
-def table_8() -> Item:
-    group, name, about, theirs = Group(PAPER, "clip"), "Table 8", "the clip norm", "0.8 best; 0.1 and 2.0 lose 0.4 and 0.7"
-    lacking = missing(name, about, theirs, group)
-    if lacking:
-        return lacking
-    runs = list(zip(group.found, printed.RAMASWAMY_TABLE_8.values(), strict=True))
-    best = max(group.found, key=lambda run: group.last(run).value)
-    inside = best not in ("0.1", "2")
-    ours = f"best at {best}; 0.1 loses {_lost(group, best, '0.1')}, 2.0 {_lost(group, best, '2')}"
-    verdict = Verdict.HOLDS if inside else Verdict.FAILS
-    return Item(name, about, theirs, ours, verdict, group.seeds, group.command, _table(group, runs))
+@judged(PAPER, "clip", "Table 8", "the clip norm", "0.8 best; 0.1 and 2.0 lose 0.4 and 0.7")
+def table_8(clip: Group) -> Judged:
+    best = _best(clip)
+    lost = {run: f"{100 * (clip.last(best).value - clip.last(run).value):.2f}" for run in ("0.1", "2")}
+    ours = f"best at {best}; 0.1 loses {lost['0.1']}, 2.0 {lost['2']}"
+    return Judged(ours, Verdict.FAILS if best in lost else Verdict.HOLDS, _table(clip, printed.RAMASWAMY_TABLE_8))
 
 
-def figure_1() -> Item:
-    group, name, about = Group(PAPER, "clip"), "Figure 1", "the share of users who are clipped"
-    theirs = "nearly all at S = 0.2, about 90 % at the best S"
-    lacking = missing(name, about, theirs, group)
-    if lacking:
-        return lacking
-    shares = {run: {int(round): share for round, share in group.found[run][0]["clipped"].items()} for run in group.found}
+@judged(PAPER, "clip", "Figure 1", "the share of users who are clipped", "nearly all at S = 0.2, about 90 % at the best S")
+def figure_1(clip: Group) -> Judged:
+    shares = {run: {int(round): share for round, share in found[0]["clipped"].items()} for run, found in clip.found.items()}
     lines = [Line(f"S = {run}", [(round, 100 * share) for round, share in sorted(one.items())]) for run, one in shares.items()]
     svg = figure("Users whose update is longer than S", "round", "% of 200 held-out users", lines)
-    at_end = {run: one[max(one)] for run, one in shares.items()}
-    best = max(group.found, key=lambda run: group.last(run).value)
+    at_end, best = {run: one[max(one)] for run, one in shares.items()}, _best(clip)
     ours = f"{100 * at_end['0.2']:.0f} % at S = 0.2, {100 * at_end[best]:.0f} % at the best S, {best}"
-    verdict = Verdict.HOLDS if at_end["0.2"] > 0.95 and at_end[best] > 0.5 else Verdict.PART
-    return Item(name, about, theirs, ours, verdict, group.seeds, group.command, "", {"clipped.svg": svg})
+    return Judged(ours, Verdict.HOLDS if at_end["0.2"] > 0.95 and at_end[best] > 0.5 else Verdict.PART, "", {"clipped.svg": svg})
 
 
-def _lost(group: Group, best: str, run: str) -> str:
-    return f"{100 * (group.last(best).value - group.last(run).value):.2f}"
+def _best(group: Group) -> str:
+    return max(group.found, key=lambda run: group.last(run).value)
 
 
-def _table(group: Group, runs: list[tuple[str, float]]) -> str:
-    rows = [[run, f"{100 * theirs:.2f}", group.last(run)] for run, theirs in runs]
+def _table(group: Group, theirs: dict[Any, float]) -> str:
+    rows = [[run, f"{100 * value:.2f}", group.last(run)] for run, value in zip(group.found, theirs.values(), strict=True)]
     return table(["", "paper, Top-1 recall", "ours, AccuracyTop1"], rows)

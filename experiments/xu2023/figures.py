@@ -1,13 +1,11 @@
 """Xu et al. 2023, table by table and figure by figure."""
 
-import json
 import math
 
 import printed
-from drawing import Line, figure
-from listed import HERE
-from page import Item, Verdict, cannot, missing, not_run, table
-from results import Group
+from drawing import Line, curve, figure
+from page import Item, Judged, Verdict, cannot, judged, not_run, table
+from results import Group, computed, percent
 
 PAPER = "xu2023"
 TITLE = "Xu et al. 2023: federated learning of Gboard language models with differential privacy"
@@ -17,6 +15,7 @@ Their privacy figures are recomputed; their accuracies are of millions of phones
 carries over is how noise, report goals and starts compare.
 """
 CLOSE = 0.003
+STARTS = "a start saves about 1,000 rounds; the adaptive clip norm catches up"
 
 
 def items() -> list[Item]:
@@ -32,13 +31,9 @@ def items() -> list[Item]:
     ]
 
 
-def _computed() -> dict:
-    return json.loads((HERE / PAPER / "results" / "computed.json").read_text())
-
-
 def tables() -> Item:
     rows, off, near = [], 0.0, 0
-    found = {row["model"]: row for row in _computed()["models"]}
+    found = {row["model"]: row for row in computed(PAPER)["models"]}
     timed = [row for row in found.values() if "min_separation" in row]
     for name, (rounds, min_separation, max_participations, timer, millions, rho) in printed.XU_MODELS.items():
         row = found[name]
@@ -76,7 +71,7 @@ def tables() -> Item:
 
 
 def table_2() -> Item:
-    found = _computed()["epsilon_of_rho"]
+    found = computed(PAPER)["epsilon_of_rho"]
     off = max(abs(found[str(rho)] - epsilon) for rho, epsilon in printed.XU_EPSILON.items())
     rows = [[rho, epsilon, f"{found[str(rho)]:.3f}"] for rho, epsilon in sorted(printed.XU_EPSILON.items())]
     details = table(["ρ", "ε as printed", "recomputed"], rows)
@@ -91,29 +86,22 @@ def table_2() -> Item:
     )
 
 
-def figure_3() -> Item:
-    group, name, about = Group(PAPER, "starts"), "Figure 3", "a public start, and a clip norm that adapts"
-    theirs = "a start saves about 1,000 rounds; the adaptive clip norm catches up"
-    lacking = missing(name, about, theirs, group)
-    if lacking:
-        return lacking
+@judged(PAPER, "starts", "Figure 3", "a public start, and a clip norm that adapts", STARTS)
+def figure_3(starts: Group) -> Judged:
     names = {"random": "random start, S = 3", "pretrained": "public start, S = 3", "adaptive": "random start, adaptive"}
-    lines = [Line(label, [(round, 100 * one.value) for round, one in group.curve(run)]) for run, label in names.items()]
-    end = group.last("random").value
-    saved = next((round for round, one in group.curve("pretrained") if one.value >= end), math.inf)
-    apart = end - group.last("adaptive").value
-    rounds = group.curve("random")[-1][0]
-    verdict = Verdict.HOLDS if saved < rounds / 2 and abs(apart) < CLOSE else Verdict.PART
+    svg = figure("BLT noise at ρ = 78", "round", "AccuracyTop1, %", [curve(starts, run, name) for run, name in names.items()])
+    end, rounds = starts.last("random").value, starts.curve("random")[-1][0]
+    saved = next((round for round, one in starts.curve("pretrained") if one.value >= end), math.inf)
+    apart = end - starts.last("adaptive").value
     ours = (
         f"after {saved} of {rounds} rounds a public start has what a random one ends with; adaptive ends {100 * apart:+.2f} points behind"
     )
-    svg = figure("BLT noise at ρ = 78", "round", "AccuracyTop1, %", lines)
-    return Item(name, about, theirs, ours, verdict, group.seeds, group.command, "", {"starts.svg": svg})
+    return Judged(ours, Verdict.HOLDS if saved < rounds / 2 and abs(apart) < CLOSE else Verdict.PART, "", {"starts.svg": svg})
 
 
 def figure_4() -> Item:
     about = "ρ by population, report goal, rounds and MinS"
-    curves = _computed().get("figure_4")
+    curves = computed(PAPER).get("figure_4")
     if not curves:
         return not_run("Figure 4", about, "larger goals and MinS give smaller ρ", "python experiments/compute.py")
     drawn, falls = {}, True
@@ -131,36 +119,21 @@ def figure_4() -> Item:
     )
 
 
-def goals() -> Item:
-    group, name, about = Group(PAPER, "goals"), "§2.2", "report goal and noise raised together"
-    theirs = "500 with z = 0.54 and 6,500 with z = 7 end alike"
-    lacking = missing(name, about, theirs, group)
-    if lacking:
-        return lacking
+@judged(PAPER, "goals", "§2.2", "report goal and noise raised together", "500 with z = 0.54 and 6,500 with z = 7 end alike")
+def goals(found: Group) -> Judged:
     runs = ("100", "650", "1300")
-    lines = [Line(f"{run} reports", [(round, 100 * one.value) for round, one in group.curve(run)]) for run in runs]
-    apart = group.last("1300").value - group.last("100").value
-    verdict = Verdict.HOLDS if apart > -CLOSE else Verdict.FAILS
-    ours = f"{', '.join(f'{100 * group.last(run).value:.2f}' for run in runs)} % with {', '.join(runs)} reports"
+    lines = [curve(found, run, f"{run} reports") for run in runs]
     svg = figure("Report goal and noise raised together, steam", "round", "AccuracyTop1, %", lines)
-    return Item(name, about, theirs, ours, verdict, group.seeds, group.command, "", {"goals.svg": svg})
+    apart = found.last("1300").value - found.last("100").value
+    ours = f"{', '.join(percent(found.last(run)) for run in runs)} % with {', '.join(runs)} reports"
+    return Judged(ours, Verdict.HOLDS if apart > -CLOSE else Verdict.FAILS, "", {"goals.svg": svg})
 
 
-def mechanisms() -> Item:
-    group, name, about = Group(PAPER, "mechanisms"), "beyond", "better noise at the same ρ"
-    theirs = "trees; matrix factorisation named as future work"
-    lacking = missing(name, about, theirs, group)
-    if lacking:
-        return lacking
-    costs = ("1250", "312", "78")
-    lines = [
-        Line(kind, [(float(cost), 100 * group.last(f"{kind}-{cost}").value) for cost in reversed(costs)])
-        for kind in ("tree", "honaker", "blt")
-    ]
-    ends = {run: f"{100 * group.last(run).value:.2f}" for run in ("tree-78", "honaker-78", "blt-78", "none")}
-    ours = f"at ρ = 78: tree {ends['tree-78']}, Honaker {ends['honaker-78']}, BLT {ends['blt-78']}; no noise {ends['none']}"
+@judged(PAPER, "mechanisms", "beyond", "better noise at the same ρ", "trees; matrix factorisation named as future work")
+def mechanisms(found: Group) -> Judged:
+    kinds, costs = ("tree", "honaker", "blt"), ("78", "312", "1250")
+    lines = [Line(kind, [(float(cost), 100 * found.last(f"{kind}-{cost}").value) for cost in costs]) for kind in kinds]
     svg = figure("Three kinds of noise, 590 rounds", "ρ", "AccuracyTop1, %", lines, log=True)
-    better = group.last("blt-78").value > group.last("honaker-78").value
-    return Item(
-        name, about, theirs, ours, Verdict.HOLDS if better else Verdict.FAILS, group.seeds, group.command, "", {"mechanisms.svg": svg}
-    )
+    tree, honaker, blt = (found.last(f"{kind}-78") for kind in kinds)
+    ours = f"at ρ = 78: tree {percent(tree)}, Honaker {percent(honaker)}, BLT {percent(blt)}; no noise {percent(found.last('none'))}"
+    return Judged(ours, Verdict.HOLDS if blt.value > honaker.value else Verdict.FAILS, "", {"mechanisms.svg": svg})

@@ -195,7 +195,7 @@ def grown(trial: Question, target: float, largest_goal: int, mechanism: Mechanis
     devices; where the largest goal does not do, noise alone grows on."""
     tried = trial.noise_multiplier
     if tried is None or not 0 < target < math.inf:
-        raise PlanError("say what was tried, --report-goal and --noise-multiplier, and the ρ to reach, which is a positive number")
+        raise PlanError("say what was tried (--report-goal and --noise-multiplier), and a positive ρ to reach (--grow-to-rho)")
     if not trial.report_goal <= largest_goal <= trial.population // 2:
         raise PlanError(f"the largest report goal lies between the one that was tried and half of the users; {largest_goal:,} does not")
     steps = math.ceil(math.log(largest_goal / trial.report_goal, 1.25)) if largest_goal > trial.report_goal else 0

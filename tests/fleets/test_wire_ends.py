@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from taciturn.fleets.devices.transport import ComeBackLater, LinkError
+from answers import handler
+from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.wire import device as device_end
 from taciturn.fleets.wire import door, store
 from taciturn.fleets.wire import server as server_end
@@ -23,19 +24,6 @@ from taciturn.fleets.wire.front_end import sign_in_statement
 from taciturn.fleets.wire.server import wire_server
 
 ALL = 30  # seconds that are enough for everybody
-
-
-def handler(kind, content):
-    if kind == "sleep":
-        time.sleep(float(content))
-        return b"awake"
-    if kind == "away":
-        raise ComeBackLater(float(content))
-    if kind == "zeros":
-        return bytes(int(content))
-    if kind == "fail":
-        raise ValueError("what the user typed")
-    return content[::-1]
 
 
 def until(condition, seconds=20):

@@ -2,26 +2,12 @@
 
 import logging
 import sys
-import time
 from pathlib import Path
 
-from taciturn.fleets.devices.transport import ComeBackLater
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where tests have what they share
+
+from answers import handler
 from taciturn.fleets.wire.device import run_device
-
-
-def handler(kind: str, content: bytes) -> bytes:
-    if kind == "sleep":
-        logging.getLogger("test").info("asleep")
-        time.sleep(float(content))
-        return b"awake"
-    if kind == "away":
-        raise ComeBackLater(float(content))
-    if kind == "zeros":
-        return bytes(int(content))
-    if kind == "fail":
-        raise ValueError("what the user typed")
-    return content[::-1]
-
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")

@@ -37,9 +37,13 @@ def plan(
     extrapolate: Annotated[bool, typer.Option("--extrapolate", help="the same σ with larger report goals and populations")] = False,
     grow_to_rho: Annotated[
         float | None,
-        typer.Option(help="report goal and noise were good enough in a trial: let both grow until ρ is this, and find a timer for it"),
+        typer.Option(
+            help="--report-goal and --noise-multiplier worked in a small trial: raise both together until ρ falls to this; choose a timer"
+        ),
     ] = None,
-    largest_goal: Annotated[int, typer.Option(min=1, help="with --grow-to-rho: reports a round that the servers can take")] = 20_000,
+    largest_goal: Annotated[
+        int, typer.Option(min=1, help="with --grow-to-rho: the most reports a round that your servers can handle")
+    ] = 20_000,
     figure: Annotated[Path | None, typer.Option(help="draw ρ against users, rounds, report goal and separation (PNG)")] = None,
     json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
@@ -141,7 +145,8 @@ def _print_grown(trial: "Question", target: float, largest_goal: int, mechanism:
         return
     console.print(
         f"{question.report_goal:,} reports a round with a noise multiplier of {answer.noise_multiplier:.3g} ({mechanism}), and a timer of "
-        f"{found.timer_hours} hours on every device.\nOn a simulated fleet that charges at night: {question.rounds:,} rounds in "
+        f"{found.timer_hours} hours on every device.\n"
+        f"In a simulated fleet, whose devices train while they charge at night: {question.rounds:,} rounds in "
         f"{came.hours / 24:.0f} days, at least {question.separation} rounds between two turns of a device, at most "
         f"{question.participations} turns. ρ = {rho_text(answer.rho)}, ε = {epsilon_text(answer.epsilon)} at δ = "
         f"{delta_text(question.at_delta)}.",
