@@ -43,6 +43,31 @@ def test_a_step_is_that_of_automatic_differentiation(name):
         np.testing.assert_allclose(after, before - 0.5 * g, atol=1e-6)
 
 
+@pytest.mark.parametrize("power", [0.1, 1.0])
+def test_a_step_of_a_bounded_loss_is_that_of_automatic_differentiation(power):
+    model, key = MODELS["cifg"], jax.random.key(3)
+    params, batch = model.init(KEY), jax.random.randint(KEY, (3, 7), 0, 30)
+    gradient = jax.jit(jax.grad(lambda p: losses.cross_entropy(model, p, batch, key, power)))(params)
+    steps = [jax.jit(lambda p, b, q=q: sgd_step(model, power=q)(p, b, key, 0.5))(params, batch) for q in (power, 0.0)]
+    off = [
+        max(float(jnp.max(jnp.abs(a - (p - 0.5 * g)))) for a, p, g in zip(*map(jax.tree.leaves, (one, params, gradient)), strict=True))
+        for one in steps
+    ]
+    assert off[0] < 1e-6
+    assert off[1] > 1e-3  # the twin: −log p has another gradient
+
+
+def test_what_nobody_could_guess_counts_less_and_no_word_more_than_its_bound():
+    surprise = jnp.array([0.0, 1.0, 10.0, 1000.0])
+    assert np.array_equal(losses.bounded(surprise, 0.0), surprise)
+    bounded = losses.bounded(surprise, 0.5)
+    np.testing.assert_allclose(bounded, 2 * (1 - np.exp(-0.5 * np.asarray(surprise))), rtol=1e-6)
+    assert float(bounded[-1]) <= 2.0
+    shares = jax.vmap(jax.grad(lambda one: losses.bounded(one, 0.5)))(surprise)
+    assert shares[0] == 1.0
+    assert np.all(np.diff(shares) < 0)
+
+
 def test_a_batch_of_padding_changes_nothing():
     model = MODELS["lstm"]
     params = model.init(KEY)
@@ -64,9 +89,9 @@ def distance(one, other, start):
 
 
 @functools.cache
-def stepped(step, tokens, vocabulary, width, rate, unit_norm):
+def stepped(step, tokens, vocabulary, width, rate, unit_norm, power=0.0):
     """What is one case's step is another's twin."""
-    return jax.jit(lambda *given: step(*given, rate, unit_norm))(*output_layer(tokens, vocabulary, width))
+    return jax.jit(lambda *given: step(*given, rate, unit_norm, power=power))(*output_layer(tokens, vocabulary, width))
 
 
 SHAPES = [(80, 1000, 96), (37, 333, 48), (16, 64, 16), (5, 20, 32)]
@@ -90,6 +115,14 @@ def test_the_kernels_do_what_their_definition_says(tokens, vocabulary, width, un
     # The twin that must fail: another rate, or rows that are not scaled.
     assert distance(stepped(interpreted, *shape, 0.4, unit_norm).matrix, plain.matrix, given[1]) > 0.1
     assert distance(stepped(interpreted, *shape, 0.5, not unit_norm).matrix, plain.matrix, given[1]) > 0.1
+
+
+def test_the_kernels_know_bounded_losses():
+    shape, given = SHAPES[1], output_layer(*SHAPES[1])
+    plain, fused = (stepped(step, *shape, 0.5, False, 0.25) for step in (softmax_step.plain, interpreted))
+    for one, other, start in zip(fused, plain, (given[1], given[2], jnp.zeros_like(given[0])), strict=True):
+        assert distance(one, other, start) < 5e-6
+    assert distance(stepped(interpreted, *shape, 0.5, False).matrix, plain.matrix, given[1]) > 0.1
 
 
 def test_the_kernels_run_for_many_users_at_once():

@@ -3,10 +3,12 @@
 import tomllib
 from dataclasses import replace
 
+import jax
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
 from taciturn.privacy.accounting import Budget, epsilon, noise_for_budget, repeated
+from taciturn.recipe import build
 from taciturn.recipe.choose import (
     CLIP_NORM,
     ENOUGH,
@@ -121,5 +123,15 @@ def test_the_file_with_reasons_is_the_recipe(on_cpu):
     recipe = parse_recipe(content_of(made))
     assert (recipe.privacy.epsilon, recipe.participation.users, recipe.model.kind) == (4.0, 9_000, "cifg")
     assert recipe.privacy.noise_multiplier is None  # it is worked out by the run, exactly
+    assert sum(norm**2 for norm in recipe.privacy.layer_clip_norms.values()) == pytest.approx(CLIP_NORM**2, rel=1e-3)
     assert all(" # " in line for line in written.splitlines() if "=" in line and not line.startswith("#"))
     assert -(-recipe.run.rounds // recipe.run.evaluate_every) == 4
+
+
+def test_the_clip_norms_of_a_chosen_recipe_are_for_the_layers_that_its_model_has():
+    for tied in (False, True):
+        made = choices(task(), best_plan(task()), "people", "start", CIFG | {"tied": tied}, on_cpu=True)
+        recipe = parse_recipe(content_of(made))
+        params = build.language_model(recipe.model, 30).init(jax.random.key(0))
+        build.bound_of(recipe).check(params)
+        assert (recipe.privacy.clip_norm == CLIP_NORM) == tied

@@ -56,6 +56,7 @@ DEFAULTS = {
         "epochs": 1,
         "max_gradient_norm": None,
         "update_penalty": 0.0,
+        "loss_power": 0.0,
         "forgetting": "none",
         "user_share": 0.5,
         "precision": "float32",

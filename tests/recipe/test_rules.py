@@ -79,6 +79,7 @@ EXAMPLES = [
     {"privacy": {"encoding": "modular"}, "upload": {"bits": 8}},
     {"algorithm": "dp-fedsgd", "privacy": {"greedy": True}},
     {"algorithm": "dp-fedsgd", "local": {"max_gradient_norm": 1.0}},
+    {"local": {"forgetting": "distillation", "loss_power": 0.1}},
 ]
 
 

@@ -17,14 +17,20 @@ def logits(model: LanguageModel, params: Params, tokens: jax.Array) -> jax.Array
     return model.contexts(params, tokens, None) @ matrix.T + bias
 
 
-def cross_entropy(model: LanguageModel, params: Params, tokens: jax.Array, key: Key | None = None) -> jax.Array:
-    """Mean loss of predicting tokens[:, 1:] from what precedes; 0 where all is padding."""
+def cross_entropy(model: LanguageModel, params: Params, tokens: jax.Array, key: Key | None = None, power: float = 0.0) -> jax.Array:
+    """Mean loss of predicting tokens[:, 1:] from what precedes; 0 where all is padding. `power`: `bounded`."""
     contexts = model.contexts(params, tokens[:, :-1], key)
     matrix, bias = model.words(params)
     targets = tokens[:, 1:].reshape(-1)
-    losses = softmax_loss(contexts.reshape(-1, contexts.shape[-1]), matrix, bias, targets)
+    losses = bounded(softmax_loss(contexts.reshape(-1, contexts.shape[-1]), matrix, bias, targets), power)
     present = targets != PADDING
     return jnp.sum(jnp.where(present, losses, 0.0)) / jnp.maximum(jnp.sum(present), 1)
+
+
+def bounded(losses: jax.Array, power: float) -> jax.Array:
+    """(1 − p^q) / q of −log p (Zhang and Sabuncu 2018), which no word can make larger than 1/q: what nobody could guess hardly counts,
+    and a user's update is more of what others have in common with them. With q = 0 it is −log p itself."""
+    return -jnp.expm1(-power * losses) / power if power else losses
 
 
 @jax.custom_vjp

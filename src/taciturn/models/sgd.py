@@ -19,8 +19,9 @@ from taciturn.models.layers import add_rows
 Step = Callable[[Params, jax.Array, Key | None, float], Params]  # params, batch of token rows, dropout key, rate
 
 
-def sgd_step(model: LanguageModel, product: DTypeLike = jnp.float32) -> Step:
-    """`product` is the type in which matrix products are taken; sums, parameters and all else stay float32."""
+def sgd_step(model: LanguageModel, product: DTypeLike = jnp.float32, power: float = 0.0) -> Step:
+    """`product` is the type in which matrix products are taken; sums, parameters and all else stay float32. `power` is that of the loss
+    (losses.bounded)."""
 
     def step(params: Params, batch: jax.Array, key: Key | None, rate: float) -> Params:
         inputs, targets = batch[:, :-1], batch[:, 1:].reshape(-1)
@@ -38,7 +39,7 @@ def sgd_step(model: LanguageModel, product: DTypeLike = jnp.float32) -> Step:
         present = targets != PADDING
         weights = jnp.where(present, 1.0 / jnp.maximum(jnp.sum(present), 1), 0.0)
         matrix, bias = params[model.word_embedding], params["word_bias"]
-        arguments = (contexts, matrix, bias, targets, weights, rate, model.unit_norm, product)
+        arguments = (contexts, matrix, bias, targets, weights, rate, model.unit_norm, product, power)
         if softmax_step.fits(contexts, product):
             stepped = jax.lax.platform_dependent(
                 cuda=lambda: softmax_step.fused(*arguments), default=lambda: softmax_step.plain(*arguments)

@@ -47,12 +47,17 @@ def plain(
     rate: float,
     unit_norm: bool,
     product: DTypeLike = jnp.float32,
+    power: float = 0.0,
 ) -> Stepped:
-    """θ ← θ − η ∇ Σ_t weight_t · −log softmax(s_t)[target_t], s_t = (context_t · row_v [/ ‖row_v‖] + bias_v)_v."""
+    """θ ← θ − η ∇ Σ_t weight_t · ℓ(p_t), p_t = softmax(s_t)[target_t], s_t = (context_t · row_v [/ ‖row_v‖] + bias_v)_v, and ℓ as
+    `losses.bounded` has it: −log p, or with a power q (1 − p^q) / q, whose gradient is that of −log p times p^q."""
     inverse = _inverse_norms(matrix) if unit_norm else jnp.ones(len(matrix), matrix.dtype)
     scores = dot(contexts, matrix.T, product) * inverse + bias
     exponentials = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
-    factors = weights / jnp.sum(exponentials, axis=-1)
+    normaliser = jnp.sum(exponentials, axis=-1)
+    if power:
+        weights = weights * (jnp.take_along_axis(exponentials, targets[:, None], axis=-1)[:, 0] / normaliser) ** power
+    factors = weights / normaliser
     # The softmax's share of the gradient comes from the exponentials as they are; the targets' share is a few rows.
     scaled, wanted = exponentials * inverse, (weights * inverse[targets])[:, None]
     d_rows = add_rows(dot(scaled.T, factors[:, None] * contexts, product), targets, -wanted * contexts)
@@ -72,6 +77,7 @@ def fused(
     rate: float,
     unit_norm: bool,
     product: DTypeLike = jnp.float32,
+    power: float = 0.0,
     interpret: bool = False,
 ) -> Stepped:
     (vocabulary, width), tokens = matrix.shape, len(contexts)
@@ -94,20 +100,17 @@ def fused(
     total = jnp.sum(sums * scales, axis=0)
     expected = jnp.sum(drawn * scales[..., None], axis=0) / total[:, None]  # Σ_v p_v row_v
     wanted = matrix[targets] * (_inverse_norms(matrix[targets])[:, None] if unit_norm else 1.0)
+    normaliser = top + jnp.log(total)  # log Σ_v exp(s_v)
+    if power:
+        scores = jnp.sum(contexts * wanted, axis=-1) + bias[targets]
+        weights = weights * jnp.exp(power * jnp.minimum(scores - normaliser[:tokens], 0.0))  # rounded otherwise, it may be above 0
     d_contexts = weights[:, None] * (expected[:tokens] - wanted)
     stepped, stepped_bias = call(
         functools.partial(_step, rate),
         STEPPING,
         out_shape=(jax.ShapeDtypeStruct(matrix.shape, jnp.float32), jax.ShapeDtypeStruct(bias.shape, jnp.float32)),
         input_output_aliases={1: 0, 2: 1},
-    )(
-        padded,
-        matrix,
-        bias,
-        jnp.pad(targets, (0, padding), constant_values=-1),
-        jnp.pad(weights, (0, padding)),
-        top + jnp.log(total),  # log Σ_v exp(s_v)
-    )
+    )(padded, matrix, bias, jnp.pad(targets, (0, padding), constant_values=-1), jnp.pad(weights, (0, padding)), normaliser)
     return Stepped(stepped, stepped_bias, d_contexts)
 
 

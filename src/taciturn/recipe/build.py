@@ -141,7 +141,7 @@ def _algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
         return dp_ftrl(update, clip, goal, drawn, min_separation_or_cyclic(recipe), server, n_max)
     parts = (bound, estimator, drawn, participation(recipe), server, n_max)
     if recipe.algorithm == "dp-fedsgd":
-        return dp_fedsgd(partial(cross_entropy, model), local, upload(recipe), *parts)
+        return dp_fedsgd(partial(cross_entropy, model, power=recipe.local.loss_power), local, upload(recipe), *parts)
     project = bound.project if recipe.privacy.greedy else None
     return dp_fedavg(_user_update(recipe, model, local, project), *parts)
 
@@ -163,7 +163,7 @@ def most_reports(recipe: Recipe) -> int:
 
 def _user_update(recipe: Recipe, model: LanguageModel, local: LocalTraining, project: Project | None = None) -> UserUpdate:
     """What a device computes; `model` takes its products as the recipe says."""
-    step = sgd_step(model, jnp.bfloat16 if recipe.local.precision == "mixed" else jnp.float32)
+    step = sgd_step(model, jnp.bfloat16 if recipe.local.precision == "mixed" else jnp.float32, recipe.local.loss_power)
     match recipe.local.forgetting:
         case "none":
             update = fedavg_update(step, local, project)

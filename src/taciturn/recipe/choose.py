@@ -19,6 +19,11 @@ from taciturn.privacy.conversions import gaussian_epsilon
 from taciturn.recipe.sections import MOST_A_ROUND, ModelSection
 
 CLIP_NORM, MOMENTUM, UNROLL = 0.25, 0.9, 20
+LOSS_POWER = 0.1
+# Of the square of the clip norm, by layer of a CIFG: where most of an update lies (65 % in the projection) is not where most is learned.
+LAYER_SHARES = {
+    "word_embedding": 0.37, "projection": 0.30, "recurrent": 0.13, "embedding": 0.10, "input": 0.05, "word_bias": 0.03, "gate_bias": 0.02,
+}  # fmt: skip
 FASTEST = 1.0  # server rate; without clipping a run at twice of it ran away
 LOUDEST = 45.0  # how far noise may take the model: a little less than what is best, since too much costs more than too little
 ROUNDS = (25, 50, 100, 200, 400)
@@ -163,25 +168,45 @@ def choices(
         Choice("local", "batch_size", 8 if on_cpu else 16, "rows; 8 and 16 come to the same, which is faster depends on the machine"),
         Choice("local", "learning_rate", 0.5 if on_cpu else 0.7, "goes with the batch; between 0.2 and 1 it hardly matters"),
         Choice("local", "unroll", UNROLL, "words of a row"),
+        Choice(
+            "local",
+            "loss_power",
+            LOSS_POWER,
+            "what nobody could guess counts less: 0.11 points of AccuracyTop1, in exchange for perplexity",
+        ),
         Choice("local", "precision", "float32" if on_cpu else "mixed", "what is faster here"),
         Choice("server", "optimizer", "momentum", "Adam did no better under noise"),
         Choice("server", "momentum", MOMENTUM, "0.95 did worse"),
         Choice("server", "learning_rate", plan.server_rate, f"as far as noise allows, {FASTEST:g} at most; a falling rate did not help"),
         Choice("participation", "users", task.users, "as publicly said: with it, this number is no secret any more"),
         Choice("participation", "cohort", plan.cohort, fast),
-        Choice("privacy", "clip_norm", CLIP_NORM, "shorter than all updates, so that each gives its direction: 0.1 and 0.5 do as well"),
         Choice("privacy", "epsilon", task.epsilon, f"what you asked for; noise is made for it, z = {plan.noise_multiplier:.2f}"),
         Choice("privacy", "delta", task.delta, "users^-1.1, as in McMahan et al. 2018"),
+        *_clipping(architecture),
         Choice("run", "rounds", plan.rounds, f"the shortest training within {ENOUGH} points of the best that fits the time"),
         Choice("run", "evaluate_every", math.ceil(plan.rounds / (measured + 1)), "measuring takes time too"),
     ]
+
+
+def _clipping(architecture: dict[str, Any]) -> list[Choice]:
+    short = f"{CLIP_NORM} in all: shorter than all updates, so that each gives its direction; 0.1 and 0.5 do as well"
+    if architecture.get("kind") != "cifg" or architecture.get("tied"):
+        return [Choice("privacy", "clip_norm", CLIP_NORM, short)]
+    each = [
+        Choice("privacy.layer_clip_norms", layer, float(f"{CLIP_NORM * math.sqrt(share):.4f}"), f"√{share} of it")
+        for layer, share in LAYER_SHARES.items()
+    ]
+    return [Choice("privacy", "clipping", "per-layer", f"{short}. Shared out it gains 0.05 points"), *each]
 
 
 def content_of(choices: list[Choice]) -> dict[str, Any]:
     """As `parse_recipe` takes it."""
     content: dict[str, Any] = {}
     for one in choices:
-        (content.setdefault(one.section, {}) if one.section else content)[one.key] = one.value
+        section = content
+        for name in filter(None, one.section.split(".")):
+            section = section.setdefault(name, {})
+        section[one.key] = one.value
     return content
 
 

@@ -179,5 +179,7 @@ RULES = (
          '[privacy] greedy clipping belongs to algorithm = "dp-fedavg", which has several local steps'),
     Rule(lambda r: r.algorithm == "dp-fedsgd" and r.local.max_gradient_norm is not None,
          'algorithm = "dp-fedsgd" sends one gradient, which is clipped: leave local.max_gradient_norm out'),
+    Rule(lambda r: r.local.loss_power > 0 and r.local.forgetting == "distillation",
+         '[local] loss_power goes with learning words, and forgetting = "distillation" learns predictions: leave one of them out'),
 )
 # fmt: on

@@ -65,6 +65,9 @@ class LocalSection(Section):
     epochs: PositiveInt = setting(1, "E: times that a device goes over its text")
     max_gradient_norm: float | None = setting(None, "of a local step; keeps high learning rates from running away", gt=0)
     update_penalty: float = setting(0.0, "L2 penalty on the update", ge=0)
+    loss_power: float = setting(
+        0.0, "q of the loss (1 − p^q)/q (Zhang and Sabuncu 2018): words that nobody could guess count less; 0 is −log p", ge=0, le=1
+    )
     forgetting: Literal["none", "rehearsal", "distillation"] = setting(
         "none",
         "what is done against forgetting the general language (Popov et al. 2018): nothing; general text mixed into the "
