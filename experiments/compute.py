@@ -11,8 +11,8 @@ from dataclasses import replace
 from dp_accounting import DpEvent, GaussianDpEvent, SampledWithoutReplacementDpEvent
 
 import printed
-from listed import HERE
-from results import Result, rounded
+from listed import HERE, listed
+from results import Result, load, rounded
 from taciturn import planning
 from taciturn.names import MechanismName
 from taciturn.privacy.accounting import classic_epsilon, epsilon, repeated
@@ -106,8 +106,19 @@ def _at_error(question: planning.Question, mechanism: MechanismName, error: floa
     return _answer(replace(question, noise_multiplier=first.noise_multiplier * error / first.error), mechanism)
 
 
+def keyboard() -> Result:
+    """ε at a δ of one in the square of the users, of private runs that have results."""
+    found = {}
+    for run in listed("keyboard"):
+        if run.result.exists() and load(run)["noise_multiplier"] and run.seed == 1:
+            taken = run.loaded().participation
+            spent = _poisson(taken.users, taken.cohort, load(run)["rounds"], load(run)["noise_multiplier"])
+            found[f"{run.group}-{run.name}"] = math.ceil(100 * epsilon(spent, taken.users**-2.0)) / 100
+    return {"epsilon_at_one_over_users_squared": found}
+
+
 def main() -> None:
-    for compute in (mcmahan2018, ramaswamy2020, xu2023):
+    for compute in (mcmahan2018, ramaswamy2020, xu2023, keyboard):
         if compute.__name__ not in (sys.argv[1:] or compute.__name__):
             continue
         path = HERE / compute.__name__ / "results" / "computed.json"

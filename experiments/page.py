@@ -16,6 +16,7 @@ from listed import HERE
 from results import Group
 
 PAPERS = ("mcmahan2018", "ramaswamy2020", "popov2018", "xu2023")
+OWN = "keyboard"  # what the papers' private models come to at a real ε; a page of its own
 BEGINNING = (HERE / "beginning.md").read_text()
 
 
@@ -105,21 +106,28 @@ def page() -> dict[Path, str]:
         summary += [_row(paper, item) for item in items]
         sections += [f"## {module.TITLE}", module.ABOUT.strip(), *(_section(paper, item) for item in items if item.details or item.figures)]
         made |= {Path(paper) / "figures" / name: svg for item in items for name, svg in item.figures.items()}
+    module = figures_of(OWN)
+    items = module.items()
+    summary += [_row(OWN, item, f"{OWN}/README.md") for item in items]
+    shown = [_section(OWN, item, "figures") for item in items if item.details or item.figures]
+    own = [(HERE / OWN / "beginning.md").read_text().strip(), *shown, (HERE / OWN / "ending.md").read_text().strip()]
+    made |= {Path(OWN) / "figures" / name: svg for item in items for name, svg in item.figures.items()}
+    made[Path(OWN) / "README.md"] = "\n\n".join(own) + "\n"
     counts = ", ".join(f"{sum(f'**{verdict}**' in row[-2] for row in summary)} {verdict}" for verdict in Verdict)
     head = ("", "what it shows", "paper", "ours", "seeds", "verdict", "command")
     top = f"{BEGINNING.strip()}\n\n{counts[0].upper()}{counts[1:]}.\n\n{table(head, summary)}"
     return {Path("README.md"): "\n\n".join([top, *sections]) + "\n", **made}
 
 
-def _row(paper: str, item: Item) -> tuple[str, ...]:
+def _row(paper: str, item: Item, where: str = "") -> tuple[str, ...]:
     name = f"{paper}, {item.name}"
-    linked = f"[{name}](#{_anchor(name)})" if item.details or item.figures else name
+    linked = f"[{name}]({where}#{_anchor(name)})" if item.details or item.figures else name
     seeds = str(item.seeds) if item.seeds else "" if item.verdict in (Verdict.NOT_RUN, Verdict.CANNOT) else "computed"
     return linked, item.about, item.theirs, item.ours, seeds, f"**{item.verdict}**", f"`{item.command}`" if item.command else ""
 
 
-def _section(paper: str, item: Item) -> str:
-    drawn = [f"![{paper}, {item.name}]({paper}/figures/{name})" for name in item.figures]
+def _section(paper: str, item: Item, folder: str = "") -> str:
+    drawn = [f"![{paper}, {item.name}]({folder or f'{paper}/figures'}/{name})" for name in item.figures]
     return "\n\n".join([f"### {paper}, {item.name}", f"{item.about}.", *drawn, *filter(None, [item.details])])
 
 

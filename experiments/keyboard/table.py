@@ -2,8 +2,8 @@
 
     python experiments/keyboard/table.py local/people blogs.parquet results/typing-blogs.json kneser-ney+history=local/ngrams/kn+history …
 
-Those type whose text is in the file and whom nothing was learned from: who is trained on, and who opted out, is what the population says that
-all the models were trained on. Every model is `name=path`; `+history` lets it learn from what each person typed before. What comes out are
+Those type whose text is in the file and whom nothing was learned from: the population, on which all the models were trained, says who was
+trained on and who opted out. Every model is `name=path`; `+history` lets it learn from what each person typed before. What comes out are
 figures alone, each with half its 95 % interval over people; the changes from the first model are relative and paired.
 """
 

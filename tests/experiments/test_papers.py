@@ -18,7 +18,7 @@ RUNS = [one for paper in listed.papers() for one in listed.listed(paper)]
 def elsewhere(tmp_path, monkeypatch):
     """The lists without their results."""
     for path in listed.HERE.glob("*/*"):
-        if path.name in ("runs.toml", "figures.py") or path.parent.name == "results":
+        if path.name in ("runs.toml", "figures.py", "beginning.md", "ending.md") or path.parent.name == "results":
             (tmp_path / path.parent.name).mkdir(exist_ok=True)
             (tmp_path / path.parent.name / path.name).write_bytes(path.read_bytes())
     for path in listed.HERE.glob("*/results/computed.json"):
@@ -35,7 +35,7 @@ def made_up(one: listed.ListedRun, top1: float) -> results.Result:
         for round in sorted({*range(0, 1501, 50), 59, 118, 590})
     ]
     return {
-        "paper": one.paper, "group": one.group, "name": one.name, "seed": one.seed, "rows": rows,
+        "paper": one.paper, "group": one.group, "name": one.name, "seed": one.seed, "rows": rows, "rounds": 590,
         "clipped": {"100": 0.9, "200": 0.8}, "head_words": [[1 / 11] * 11] * 3,
     }  # fmt: skip
 
