@@ -59,7 +59,7 @@ def figures(typings: dict[str, Typing]) -> dict[str, Any]:
 
 
 def main(population: str, text: str, out: str, *models: str) -> None:
-    names, paths = zip(*(model.split("=", 1) for model in models), strict=True)
+    names, paths = zip(*(model.rsplit("=", 1) for model in models), strict=True)
     messages = held_out(Path(population), Path(text), paths[0])
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         typings = dict(zip(names, pool.map(typed, [messages] * len(paths), paths), strict=True))

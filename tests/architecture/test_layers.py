@@ -66,9 +66,9 @@ LAYERS = {
     "fleets.secure_aggregation": BASE,
     "fleets.devices": BASE | {"privacy", "fleets.simulation", "fleets.secure_aggregation"},
     "fleets.wire": BASE | {"fleets.devices"},
-    "fleets.assemble": BASE | FLEETS - {"fleets.wire"} | {"privacy", "data", "recipe"},
+    "fleets.ray_engine": BASE | {"privacy", "data", "recipe", "fleets.simulation"},
+    "fleets.assemble": BASE | FLEETS - {"fleets.wire"} | {"privacy", "data", "recipe", "fleets.ray_engine"},
     "fleets.folders": BASE | FLEETS | {"data", "recipe", "populations", "fleets.assemble"},
-    "fleets.host_process": BASE | {"privacy", "recipe", "fleets.simulation", "fleets.assemble"},
     "audit": BASE | {"privacy", "data", "models", "evaluation", "recipe", "train", "fleets.simulation"},
     "planning": {"errors", "names", "core", "privacy", "release", "fleets.simulation"},
 }
@@ -102,7 +102,7 @@ def test_the_network_is_used_in_one_folder():
 def test_users_reach_the_server_through_one_door(method):
     doors = {"sum_reports": ["privacy.curator"], "_release": ["privacy.curator"], "private_mean": ["train"]}[method]
     passing_on = (
-        ["bench.round_speed", *(f"fleets.simulation.{one}" for one in ("check_in", "many_hosts", "queued", "synthetic_users"))]
+        ["bench.round_speed", "fleets.ray_engine", *(f"fleets.simulation.{one}" for one in ("check_in", "queued", "synthetic_users"))]
         if method == "sum_reports"
         else []
     )  # one measures it on random words; fleets hand their own caller the sum of another

@@ -1,6 +1,5 @@
 """The command line: every command and group of `taciturn`, and how it ends."""
 
-import os
 import sys
 from importlib import metadata
 from typing import Annotated
@@ -52,13 +51,10 @@ def about(
 def main() -> None:
     """Errors that a person can act on are a sentence, not a traceback."""
     from taciturn.fleets.simulation.in_process import one_stream_per_core
-    from taciturn.fleets.simulation.many_hosts import HostsError
 
     one_stream_per_core()
     try:
         app()
     except (TaciturnError, OSError) as error:
         Console(stderr=True).print(f"taciturn: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
-        if isinstance(error, HostsError):
-            os._exit(2)  # without waiting for hosts that are gone
         sys.exit(2)

@@ -41,11 +41,9 @@ def train(
         int | None, typer.Option(help="add N made-up users, by whom `taciturn audit run` tests the claim (audit.users)")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with a run that was interrupted")] = False,
-    hosts: Annotated[
-        str | None, typer.Option(help="several hosts: how many, or auto under SLURM or Kubernetes; start this on each")
+    engine: Annotated[
+        str | None, typer.Option(help="ray, to train on a Ray cluster of this machine's own; or ray:ADDRESS, to train on another")
     ] = None,
-    host: Annotated[int, typer.Option(min=0, help="which of them this is; host 0 keeps ledger and secrets")] = 0,
-    coordinator: Annotated[str | None, typer.Option(help="address:port of host 0")] = None,
 ) -> None:
     """Train a model from a recipe. Or name a folder of people and an ε, and Taciturn chooses the settings.
 
@@ -56,10 +54,10 @@ def train(
 
     Example: taciturn train recipe.toml --run runs/first --set run.rounds=500
 
-    On two hosts: taciturn train recipe.toml --hosts 2 --coordinator HOST0:7777 --host 0, and the same with --host 1 on the other.
+    On many machines: taciturn train recipe.toml --engine ray:HEAD:6379, after `ray start` on each of them.
     """
-    if hosts is not None and not _is_first_host(hosts, host, coordinator):
-        return
+    if engine is not None:
+        _join(engine)
     from taciturn.files import next_folder
     from taciturn.recipe.text import load_recipe
     from taciturn.runs.folder import RunError
@@ -153,14 +151,13 @@ def _started(people: Path, public: Path, out: Path) -> Path:
     return out
 
 
-def _is_first_host(hosts: str, host: int, coordinator: str | None) -> bool:
-    """Serve the first host to the end of its run, unless this is the first."""
-    from taciturn.fleets.host_process import join_hosts, serve_host
+def _join(engine: str) -> None:
+    from taciturn.fleets.ray_engine import RayError, join
 
-    is_first = join_hosts(hosts, host, coordinator)
-    if not is_first:
-        serve_host(console.print)
-    return is_first
+    name, _, address = engine.partition(":")
+    if name != "ray":
+        raise RayError(f"--engine takes ray, or ray:ADDRESS of a cluster, and not {engine}; leave it out to train in this process")
+    join(address or None)
 
 
 def _watched(folder: Path, work: "Callable[[Any], TrainedRun]") -> "TrainedRun":

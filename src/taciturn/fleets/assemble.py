@@ -16,12 +16,12 @@ from taciturn.data.vocabulary import Vocabulary
 from taciturn.fleets.devices.device import Device
 from taciturn.fleets.devices.fleet import Connected, DeviceFleet
 from taciturn.fleets.devices.participation_record import ParticipationLimits, ParticipationRecord
+from taciturn.fleets.ray_engine import RayFleet, is_joined
 from taciturn.fleets.secure_aggregation.identities import Identity
 from taciturn.fleets.secure_aggregation.messages import Terms
 from taciturn.fleets.simulation.availability import Clock, Devices, Habits
 from taciturn.fleets.simulation.check_in import CheckInFleet
 from taciturn.fleets.simulation.in_process import SimulatedFleet
-from taciturn.fleets.simulation.many_hosts import ManyHosts
 from taciturn.fleets.simulation.queued import QueuedFleet
 from taciturn.privacy.account import Account
 from taciturn.privacy.curator import device_program
@@ -130,13 +130,14 @@ def _min_separation(recipe: Recipe) -> MinSeparation:
     return found
 
 
-def simulated(recipe: Recipe, population: Population) -> SimulatedFleet | ManyHosts:
-    """Users trained here, or on all hosts that were joined."""
-    section, hosts = recipe.participation, jax.process_count()
+def simulated(recipe: Recipe, population: Population) -> SimulatedFleet | RayFleet:
+    """Users trained here, or on the cluster that was joined."""
+    if is_joined():
+        return RayFleet(recipe, population)
+    section = recipe.participation
     spread = 2 * math.sqrt(section.cohort) if section.kind in ("poisson", "cyclic-poisson") else 0.0
-    cut, share = build.layout(recipe, population.vocabulary), (section.cohort + spread) / hosts
-    here = SimulatedFleet(population, cut, section.weight_cap, share)
-    return ManyHosts(here, population.id) if hosts > 1 else here
+    cut = build.layout(recipe, population.vocabulary)
+    return SimulatedFleet(population, cut, section.weight_cap, section.cohort + spread)
 
 
 def fleet(recipe: Recipe, population: Population, devices: Path, coins: int = 0) -> FleetWithStats:

@@ -15,7 +15,6 @@ from taciturn.evaluation.accuracy import Scores
 from taciturn.files import check_new_folder, new_folder, write_atomically
 from taciturn.fleets.devices.fleet import Connected
 from taciturn.fleets.devices.transport import LinkError
-from taciturn.fleets.host_process import dismiss_hosts
 from taciturn.fleets.simulation.availability import TooFewDevices
 from taciturn.privacy.account import BudgetExhausted
 from taciturn.privacy.ledger import FILE_NAME, LedgerError
@@ -152,7 +151,6 @@ def _train_loop(run: Run, state: TrainState, progress: Progress) -> TrainedRun:
     if measured_at != state.round:
         scores = run.evaluate(state.server.params)
         metrics.add(_row(run, state, scores, seconds))
-    dismiss_hosts()
     return _finish(run, state, metrics, before, scores, stopped)
 
 

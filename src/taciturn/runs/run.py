@@ -7,7 +7,6 @@ RUN/
   private/   root (of all randomness), state (to resume from), who took part, devices' own state; mode 0700, deleted when the run ends
 """
 
-import json
 from pathlib import Path
 
 import jax
@@ -21,7 +20,6 @@ from taciturn.data.texts import Texts
 from taciturn.evaluation.accuracy import Scores, evaluate
 from taciturn.fleets import assemble
 from taciturn.fleets.devices.fleet import Connected
-from taciturn.fleets.simulation.many_hosts import announced
 from taciturn.populations import open_ledger
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.curator import Curator
@@ -128,9 +126,6 @@ class Run:
         return ParticipationLog(self._private / "participation.log", *limits, key) if limits else None
 
     def _fleet(self, connected: Connected | None) -> FleetWithStats:
-        if jax.process_count() > 1:
-            told = self.recipe.with_settings("run", seed=None)  # of which the root of a simulation is made
-            announced(json.dumps(told.model_dump(mode="json")))
         if self.recipe.fleet.kind == "devices":
             return assemble.device_fleet(self.recipe, self.vocabulary, self._private, connected, self.account)
         coins = int.from_bytes(randomness.derive(self.root, "devices", 0), "big")

@@ -59,12 +59,7 @@ class SimulatedFleet:
         return eligible(np.arange(len(self._texts)))
 
     def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
-        if program is not self._program:  # traced and compiled once, used in every round
-            nobody = self._layout.user_data(np.zeros(0, np.int32))
-            self._shape = jax.eval_shape(program, message, nobody, key)
-            self._program, self._add = program, _adder(program, self._on_cpu)
-            self._size = CPU_CHUNK if self._on_cpu else _chunk_size(message.params, self._devices[0], self._cohort)
-            self._check_additive(message, key)
+        self._compile(program, message, key)
         totals = [jax.device_put(trees.zeros_like(self._shape), device) for device in self._devices]
         messages = [jax.device_put((message, key), device) for device in self._devices]
         for index, chunk in enumerate(self._chunks(cohort)):
@@ -80,6 +75,24 @@ class SimulatedFleet:
     def stats(self) -> dict[str, float]:
         return {}
 
+    def longest_first(self, cohort: UserIds) -> UserIds:
+        return cohort[np.argsort([-len(self._texts[user]) for user in cohort], kind="stable")]
+
+    def made_up_total(self, program: Program, message: Message, key: Key) -> Report:
+        """A sum over users who were made up: where it has other bits, another machine would train another model."""
+        self._compile(program, message, key)
+        return self._made_up_sum(np.arange(self._size), message, key, self._devices[0])
+
+    def _compile(self, program: Program, message: Message, key: Key) -> None:
+        """Traced, compiled and tested once, used in every round."""
+        if program is self._program:
+            return
+        nobody = self._layout.user_data(np.zeros(0, np.int32))
+        self._shape = jax.eval_shape(program, message, nobody, key)
+        self._program, self._add = program, _adder(program, self._on_cpu)
+        self._size = CPU_CHUNK if self._on_cpu else _chunk_size(message.params, self._devices[0], self._cohort)
+        self._check_additive(message, key)
+
     def _check_additive(self, message: Message, key: Key) -> None:
         """Before the first sum: on this very device, with this program and these shapes, the sum with a user less the sum without is that
         user's own report, to the bit, in whatever seat and company; and a sum comes out the same twice. Privacy rests on it.
@@ -88,15 +101,13 @@ class SimulatedFleet:
         """
         if not all(jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in jax.tree.leaves(self._shape)):
             return
-        users, seats = self._made_up(), np.arange(self._size)
+        seats = np.arange(self._size)
         is_even, elsewhere = seats % 2 == 0, np.roll(seats, 1)
         # The even ones in odd seats, and the odd ones without them: everybody in other company, half of them in another seat.
         halves = np.roll(np.where(is_even, seats, -1), 1), np.where(is_even, -1, seats)
 
         def total(seats: np.ndarray, device: Any) -> Report:
-            texts = [users[number] if number >= 0 else np.zeros(0, np.int32) for number in seats]
-            arguments = trees.zeros_like(self._shape), message, key, *self._loaded(texts, seats)
-            return self._add(*jax.device_put(arguments, device))
+            return self._made_up_sum(seats, message, key, device)
 
         for device in self._devices[:1] if self._on_cpu else self._devices:  # all cores are alike
             everyone, apart = total(seats, device), trees.add(*(total(half, device) for half in halves))
@@ -107,6 +118,13 @@ class SimulatedFleet:
                         "change the sum by more than noise is made for. Nothing was trained. Update JAX and the driver, change [local] "
                         "precision, or train on CPUs (JAX_PLATFORMS=cpu)"
                     )
+
+    def _made_up_sum(self, seats: np.ndarray, message: Message, key: Key, device: Any) -> Report:
+        """Of one chunk, in whose seats these made-up users are; −1 is nobody."""
+        users = self._made_up()
+        texts = [users[number] if number >= 0 else np.zeros(0, np.int32) for number in seats]
+        arguments = trees.zeros_like(self._shape), message, key, *self._loaded(texts, seats)
+        return self._add(*jax.device_put(arguments, device))
 
     def _made_up(self) -> list[np.ndarray]:
         """Texts of as many users as a chunk holds, of many lengths up to what a user is cut to; few words, so that many repeat."""
@@ -121,7 +139,7 @@ class SimulatedFleet:
         One size for a whole run: products of another shape round differently, and where training is chaotic that changes what users
         report. With sizes that followed the cohort's, one user more would change the reports of others.
         """
-        cohort = cohort[np.argsort([-len(self._texts[user]) for user in cohort], kind="stable")]
+        cohort = self.longest_first(cohort)
         pieces = [cohort[start : start + self._size] for start in range(0, len(cohort), self._size)]
         return [np.pad(piece, (0, self._size - len(piece)), constant_values=-1) for piece in pieces]
 
