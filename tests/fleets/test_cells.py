@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from taciturn.fleets.secure_aggregation.cells import MOST, UNLIKELY, colluders, 
 from taciturn.fleets.secure_aggregation.messages import Roster, SealedShares, Survivors, UnmaskRequest
 from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, MASK, SHARE, SIGN, UNMASK
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
+from taciturn.release.privacy_statement import statement
 from taciturn.runs.loop import train_run
 
 SHARES = [(0.0, 0.0), (0.1, 0.05), (0.2, 0.1), (0.3, 0.0), (0.3, 0.05), (0.3, 0.1)]
@@ -264,7 +266,10 @@ def test_a_fleet_of_several_cells_trains_on_the_sum_of_all(tmp_path, vocabulary,
 
     fleet.link.ask = loses
     with caplog.at_level(logging.WARNING, "taciturn.fleet"):
-        assert train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected).guarantee.releases == 1
+        guarantee = train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected).guarantee
+    assert guarantee.releases == 1
+    said = [" ".join(statement(one, ()).split()) for one in (guarantee, replace(guarantee, unit="one user"))]
+    assert [f"sum of each cell of a round (at most {MOST} devices)" in one for one in said] == [True, False]
     ((summed, server),) = totals
     assert [len(ended.cell.adverts) for ended in server._ended] == [6, 6, 6]
     assert len(summed.devices) == (12 if broken else 18)
