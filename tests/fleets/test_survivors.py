@@ -129,6 +129,33 @@ def test_different_lists_give_no_second_secret_of_a_device_whoever_is_corrupt(co
     assert both_secrets(TERMS) == [True, True]
 
 
+@pytest.mark.parametrize("twin", [False, True])
+def test_a_device_that_is_not_asked_to_sign_is_not_singled_out_either(twin, monkeypatch):
+    """It has masks with as few as it agrees to; of those all are left out of the list that the others sign, and it is on it. Twin: of ten
+    devices five are enough, and 2t is no more than n."""
+    if twin:
+        for side in (device_side, server_cell):
+            monkeypatch.setattr(side, "threshold", lambda *cohort: 5)
+    cohort = Cohort(10, FOUR_IN_TEN)
+    cohort.run(until=SHARE)
+    one, *others = cohort.ids
+    deliveries, few = cohort.cell.deliveries(), others[: cohort.cell.threshold - 1]
+    report = cohort.devices[one].mask(
+        deliveries[one]._replace(shares={peer: deliveries[one].shares[peer] for peer in few}), cohort.values[one]
+    )
+    for device in others:
+        cohort.devices[device].mask(deliveries[device], cohort.values[device])
+    survivors = Survivors(cohort.cell._name, frozenset(cohort.ids) - {*few})
+    signing = survivors.devices - {one}
+    if not twin:
+        with pytest.raises(Refused, match="5 devices of the cell, this one among them, have reported, and 6 are needed"):
+            told(cohort, {device: [survivors.devices] for device in signing})
+        return
+    signatures = told(cohort, {device: [survivors.devices] for device in signing})[survivors]
+    answers = {device: unmasked(cohort, device, survivors, signatures) for device in signing}
+    np.testing.assert_array_equal(taken_off(cohort, one, few, report, answers), cohort.values[one])
+
+
 # Signatures that are none for these survivors
 
 
