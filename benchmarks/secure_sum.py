@@ -40,7 +40,7 @@ def answer(device: DeviceRound, stage: str, content: bytes, values: np.ndarray) 
         case "mask":
             return device.mask(SealedShares.from_bytes(content), values).to_bytes()
         case "sign":
-            return device.sign(Survivors.from_bytes(content)).to_bytes()
+            return device.sign(Survivors.from_bytes(content))
     return device.unmask(UnmaskRequest.from_bytes(content)).to_bytes()
 
 
@@ -80,9 +80,7 @@ def main() -> None:
     assert (total.values == plain % (1 << bits)).all()
 
     sizes = sorted({len(ended.cell.adverts) for ended in server._ended})
-    print(
-        f"{count} devices in {len(server._ended)} cells of {sizes}, {len(gone)} gone before they report, {given.length:,} numbers of {bits} bits"
-    )
+    print(f"{count} devices in {len(server._ended)} cells of {sizes}, {len(gone)} gone half-way, {given.length:,} numbers of {bits} bits")
     for stage in STAGES:
         down, up = SIZES[stage]
         print(f"  a device: {stage:<12}{np.mean(SPENT[stage]):8.3f} s   {down / 1e6:8.3f} MB down {up / 1e6:8.3f} MB up")

@@ -72,7 +72,7 @@ class Cohort:
                 if one not in vanished
             }
             for one, answer in self.said[stage].items():
-                self._take(stage)(one, carried(answer))
+                self._take(stage)(one, answer if stage == SIGN else carried(answer))
 
     def total(self) -> Total:
         return self.cell.total()

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cell_work import doubled, killed
 from fleet_of_devices import FleetOfDevices
 from hypothesis import given
 from hypothesis import strategies as st
@@ -149,7 +150,7 @@ def said(cohort, stage, one, content):
         case "mask":
             return device.mask(SealedShares.from_bytes(content), cohort.values[one]).to_bytes()
         case "sign":
-            return device.sign(Survivors.from_bytes(content)).to_bytes()
+            return device.sign(Survivors.from_bytes(content))
     return device.unmask(UnmaskRequest.from_bytes(content)).to_bytes()
 
 
@@ -219,20 +220,19 @@ def test_garbage_is_as_if_it_had_not_come(small_cells, stage):
     np.testing.assert_array_equal(total.values, cohort.plain(total.devices))
 
 
-def test_a_signature_of_other_survivors_is_found_by_the_server_and_spoils_nothing():
+@pytest.mark.parametrize("wrong", ["of something else", "of an earlier round"])
+def test_a_signature_of_other_survivors_is_found_by_the_server_and_spoils_nothing(wrong):
     """Or a corrupt device could make all others refuse."""
     cohort = Cohort(10)
+    cohort.run(until=SIGN)
+    (one, *others), old = cohort.ids, cohort.said[SIGN]
+    cohort.start(TERMS._replace(round=b"round 2"))
     cohort.run(until=MASK)
-    server, (one, *_) = cohort.server, cohort.ids
-    wrong = cohort.identities[one].sign(b"something else")
-    server._ended = [server._ended[0]._replace(questions={})]
-    server._stage = SIGN
     sent = {device: cohort.devices[device].sign(survivors) for device, survivors in cohort.cell.survivors().items()}
-    refused = server.take(
-        {**{device: said.to_bytes() for device, said in sent.items()}, one: sent[one]._replace(signature=wrong).to_bytes()}
-    )
-    assert refused == {one: "it has not signed who reported"}
-    assert server.questions().keys() == set(cohort.ids[1:])
+    cohort.server._stage = SIGN
+    sent[one] = old[one] if wrong == "of an earlier round" else cohort.identities[one].sign(b"something else")
+    assert cohort.server.take(sent) == {one: "it has not signed who reported"}
+    assert cohort.server.questions().keys() == {*others}
 
 
 def test_messages_and_thresholds_go_by_the_cell_and_not_by_the_cohort(small_cells):
@@ -279,16 +279,6 @@ def test_a_fleet_of_several_cells_trains_on_the_sum_of_all(tmp_path, vocabulary,
 
 
 # Processes
-
-
-def doubled(one, other):
-    return os.getpid(), 2 * one + other
-
-
-def killed(one, here):
-    if os.getpid() != here:
-        os._exit(1)
-    return one
 
 
 def test_several_cells_are_worked_on_in_processes_of_their_own_and_one_is_not(monkeypatch):

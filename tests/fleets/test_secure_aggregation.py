@@ -13,7 +13,7 @@ from taciturn.core import FailedRound
 from taciturn.fleets.secure_aggregation import masks
 from taciturn.fleets.secure_aggregation.bit_packing import unpack
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
-from taciturn.fleets.secure_aggregation.messages import MaskedReport, Roster, SealedShares
+from taciturn.fleets.secure_aggregation.messages import MaskedReport, Roster, SealedShares, Unmasking
 from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, MASK, SHARE, SIGN, UNMASK, Refused, own_mask_key
 
 
@@ -285,14 +285,14 @@ def test_lists_that_would_give_a_report_away_are_not_signed(reported, sentence):
     cohort, device, survivors = reported
     with pytest.raises(Refused, match=sentence):
         device.sign(survivors._replace(devices=FAULTS[sentence](cohort.ids, survivors.devices)))
-    assert device.sign(survivors).signature
+    assert device.sign(survivors)
 
 
 def test_lists_of_another_round_are_not_signed(reported):
     _, device, survivors = reported
     with pytest.raises(Refused, match="belongs to another round"):
         device.sign(survivors._replace(cell=bytes(32)))
-    assert device.sign(survivors).signature
+    assert device.sign(survivors)
 
 
 @pytest.fixture
@@ -388,7 +388,7 @@ def test_the_server_takes_shares_for_all_of_a_cell_and_answers_to_what_it_asked(
         cohort.cell.take_shares(one, sealed._replace(shares={other: sealed.shares[other]}))
     cohort.cell.take_shares(one, sealed)
     with pytest.raises(Refused, match="too early to unmask"):
-        cohort.cell.take_answer(one, None)
+        cohort.cell.take_answer(one, Unmasking(cohort.cell._name, {}, {}))
 
     cohort.start(TERMS)
     cohort.run(until=SIGN)

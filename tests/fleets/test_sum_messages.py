@@ -14,7 +14,6 @@ from taciturn.fleets.secure_aggregation.messages import (
     MaskedReport,
     Roster,
     SealedShares,
-    Signature,
     Survivors,
     Terms,
     Unmasking,
@@ -52,7 +51,6 @@ MESSAGES = st.one_of(
     st.builds(SealedShares, HASHES, tables(SEALED_BYTES)),
     st.builds(MaskedReport, HASHES, st.binary(max_size=100)),
     st.builds(Survivors, HASHES, st.frozensets(IDS, max_size=5)),
-    st.builds(Signature, HASHES, st.binary(min_size=SIGNATURE_BYTES, max_size=SIGNATURE_BYTES)),
     st.builds(UnmaskRequest, HASHES, tables(SIGNATURE_BYTES)),
     st.builds(Unmasking, HASHES, tables(SHARE_BYTES), tables(SHARE_BYTES)),
 )

@@ -13,7 +13,7 @@ from secure_rounds import TERMS, Cohort, put_together, stripped
 from harness import quietly
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.device import NotEligible
-from taciturn.fleets.secure_aggregation import cells, device_side, server_cell
+from taciturn.fleets.secure_aggregation import cells, device_side, protocol, server_cell
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
 from taciturn.fleets.secure_aggregation.messages import Survivors, UnmaskRequest
 from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, MASK, SHARE, SIGN, Refused, own_mask_key, pair_mask_key
@@ -28,7 +28,7 @@ def told(cohort, lists):
     for device, given in lists.items():
         for devices in given:
             survivors = Survivors(cohort.cell._name, frozenset(devices))
-            signatures[survivors][device] = cohort.devices[device].sign(survivors).signature
+            signatures[survivors][device] = cohort.devices[device].sign(survivors)
     return signatures
 
 
@@ -96,7 +96,7 @@ def test_no_device_signs_two_lists():
 
 
 def test_the_twin_that_signs_whatever_it_is_told_gives_one_devices_report_away(monkeypatch):
-    monkeypatch.setattr(device_side, "expect", lambda now, asked: None)
+    monkeypatch.setattr(protocol, "expect", lambda now, asked: None)
     cohort = Cohort(20, FOUR_IN_TEN)
     np.testing.assert_array_equal(single_out(cohort, each_signs_all=True), cohort.values[cohort.ids[0]])
 
@@ -244,7 +244,7 @@ def test_signatures_of_another_round_do_not_count(twin, monkeypatch):
     cohort = Cohort(10)
     gone = cohort.ids[9]
     cohort.run({MASK: {gone}}, until=SIGN)
-    old = {device: signature.signature for device, signature in cohort.said[SIGN].items()}
+    old = cohort.said[SIGN]
     cohort.start(TERMS._replace(round=b"round 2"))
     cohort.run(until=MASK)
     one = cohort.ids[0]
@@ -274,12 +274,12 @@ def test_what_belongs_to_another_cell_is_not_signed(twin, monkeypatch):
     one = min(first.adverts)
     elsewhere = Survivors(second._name, frozenset(first.adverts))
     if twin:
-        monkeypatch.setattr(device_side, "check_cell", lambda own, theirs: None)
-        assert cohort.devices[one].sign(elsewhere).signature
+        monkeypatch.setattr(protocol, "check_cell", lambda own, theirs: None)
+        assert cohort.devices[one].sign(elsewhere)
         return
     with pytest.raises(Refused, match="another cell"):
         cohort.devices[one].sign(elsewhere)
-    assert cohort.devices[one].sign(first.survivors()[one]).signature
+    assert cohort.devices[one].sign(first.survivors()[one])
 
 
 @pytest.mark.parametrize("twin", [False, True])

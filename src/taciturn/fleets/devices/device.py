@@ -65,7 +65,7 @@ class Device:
             case fields.REPORT:
                 return self._report(content)
             case fields.SIGN:
-                return self._in_a_round().sign(Survivors.from_bytes(content)).to_bytes()
+                return self._in_a_round().sign(Survivors.from_bytes(content))
             case fields.UNMASK:
                 return self._in_a_round().unmask(UnmaskRequest.from_bytes(content)).to_bytes()
             case fields.COME_BACK:

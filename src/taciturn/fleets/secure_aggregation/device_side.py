@@ -8,7 +8,7 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from taciturn.fleets.secure_aggregation import masks, shamir
+from taciturn.fleets.secure_aggregation import masks, protocol, shamir
 from taciturn.fleets.secure_aggregation.bit_packing import pack
 from taciturn.fleets.secure_aggregation.cells import cell_name, cells, threshold
 from taciturn.fleets.secure_aggregation.identities import Identity
@@ -18,28 +18,12 @@ from taciturn.fleets.secure_aggregation.messages import (
     MaskedReport,
     Roster,
     SealedShares,
-    Signature,
     Survivors,
     Terms,
     Unmasking,
     UnmaskRequest,
 )
-from taciturn.fleets.secure_aggregation.protocol import (
-    ADVERTISE,
-    DONE,
-    MASK,
-    SHARE,
-    SIGN,
-    UNMASK,
-    Refused,
-    check_cell,
-    commitment,
-    ends_of,
-    expect,
-    own_mask_key,
-    pair_mask_key,
-    residue,
-)
+from taciturn.fleets.secure_aggregation.protocol import Refused
 
 NONCE_BYTES = 12
 
@@ -57,7 +41,7 @@ class DeviceRound:
 
     def __init__(self, terms: Terms, device: int, identity: Identity) -> None:
         terms.check()
-        self._terms, self._device, self._identity, self._stage = terms, device, identity, ADVERTISE
+        self._terms, self._device, self._identity, self._stage = terms, device, identity, protocol.ADVERTISE
         self._mask_secret, self._share_secret, self._seed = masks.new_secret(), masks.new_secret(), masks.new_secret()
         self._cell, self._threshold = b"", 0
         self._others: dict[int, _Peer] = {}  # of the cell
@@ -66,40 +50,40 @@ class DeviceRound:
         self._survivors = Survivors(b"", frozenset())
 
     def advertise(self) -> Advert:
-        expect(self._stage, ADVERTISE)
-        keys = masks.public_key(self._mask_secret), masks.public_key(self._share_secret), commitment(self._seed)
+        protocol.expect(self._stage, protocol.ADVERTISE)
+        keys = masks.public_key(self._mask_secret), masks.public_key(self._share_secret), protocol.commitment(self._seed)
         unsigned = Advert(self._device, *keys, b"")
         self._own = unsigned._replace(signature=self._identity.sign(unsigned.signed(self._terms)))
-        self._stage = SHARE
+        self._stage = protocol.SHARE
         return self._own
 
     def share(self, roster: Roster) -> SealedShares:
-        expect(self._stage, SHARE)
+        protocol.expect(self._stage, protocol.SHARE)
         cell, needed = self._check_roster(roster)
         others = {advert.device: self._agree(cell, advert) for advert in roster.adverts}
         holders = sorted((self._device, *others))
         shares = (shamir.share(secret, needed, len(holders)) for secret in (self._seed, self._mask_secret))
         held = dict(zip(holders, zip(*shares, strict=True), strict=True))
         sealed = {
-            device: _seal(peer.share_key, ends_of(cell, self._device, device), Secret(b"".join(held[device])))
+            device: _seal(peer.share_key, protocol.ends_of(cell, self._device, device), Secret(b"".join(held[device])))
             for device, peer in others.items()
         }
         own_seed, own_key = held[self._device]
         self._held = {self._device: (Secret(own_seed), Secret(own_key))}
         self._cell, self._threshold, self._others = cell, needed, others
         del self._mask_secret, self._share_secret
-        self._stage = MASK
+        self._stage = protocol.MASK
         return SealedShares(cell, sealed)
 
     def mask(self, delivery: SealedShares, values: np.ndarray) -> MaskedReport:
         """The report, uint32 [length], each number below the modulus, behind its masks."""
-        expect(self._stage, MASK)
-        check_cell(self._cell, delivery.cell)
+        protocol.expect(self._stage, protocol.MASK)
+        protocol.check_cell(self._cell, delivery.cell)
         if strangers := delivery.shares.keys() - self._others.keys():
             raise Refused(f"shares came from device {min(strangers)}, which is none of the others in this cell")
         peers = {device: self._others[device] for device in delivery.shares}
         opened = {
-            device: _open(peer.share_key, ends_of(self._cell, device, self._device), delivery.shares[device])
+            device: _open(peer.share_key, protocol.ends_of(self._cell, device, self._device), delivery.shares[device])
             for device, peer in peers.items()
         }
         held = self._held | {device: shares for device, shares in opened.items() if shares is not None}
@@ -108,34 +92,34 @@ class DeviceRound:
         _check_values(values, self._terms)
         plus = [peer.mask_key for device, peer in peers.items() if self._device < device]
         minus = [peer.mask_key for device, peer in peers.items() if self._device > device]
-        plus.append(own_mask_key(self._seed, self._cell))
+        plus.append(protocol.own_mask_key(self._seed, self._cell))
         masked = values.astype(masks.words(self._terms.modulus_bits))
         masks.add_masks(masked, plus, minus)
-        report = MaskedReport(self._cell, pack(residue(masked, self._terms), self._terms.modulus_bits))
-        self._held, self._peers, self._stage = held, frozenset(peers), SIGN
+        report = MaskedReport(self._cell, pack(protocol.residue(masked, self._terms), self._terms.modulus_bits))
+        self._held, self._peers, self._stage = held, frozenset(peers), protocol.SIGN
         del self._seed
         self._others = {}
         return report
 
-    def sign(self, survivors: Survivors) -> Signature:
+    def sign(self, survivors: Survivors) -> bytes:
         """There is no second signature: of two lists no more than one can have enough of them."""
-        expect(self._stage, SIGN)
-        check_cell(self._cell, survivors.cell)
+        protocol.expect(self._stage, protocol.SIGN)
+        protocol.check_cell(self._cell, survivors.cell)
         if self._device not in survivors.devices:
             raise Refused("this device has reported, and is not listed so")
         if strangers := survivors.devices - self._peers - {self._device}:
             raise Refused(f"device {min(strangers)} shared no secret with this one")
         self._check_enough(survivors.devices, "reported")
-        self._survivors, self._stage = survivors, UNMASK
-        return Signature(self._cell, self._identity.sign(survivors.signed()))
+        self._survivors, self._stage = survivors, protocol.UNMASK
+        return self._identity.sign(survivors.signed())
 
     def unmask(self, request: UnmaskRequest) -> Unmasking:
         """Shares of one secret of each device in the cell. There is no second answer."""
-        expect(self._stage, UNMASK)
-        check_cell(self._cell, request.cell)
+        protocol.expect(self._stage, protocol.UNMASK)
+        protocol.check_cell(self._cell, request.cell)
         agreed = {self._device} | signers(self._survivors, request.signatures, self._identity)
         self._check_enough(agreed, "signed the survivors that this one has")
-        self._stage, held, self._held = DONE, self._held, {}
+        self._stage, held, self._held = protocol.DONE, self._held, {}
         alive = self._survivors.devices
         return Unmasking(
             self._cell,
@@ -172,7 +156,7 @@ class DeviceRound:
     def _agree(self, cell: bytes, peer: Advert) -> _Peer:
         try:
             return _Peer(
-                pair_mask_key(self._mask_secret, peer, self._device, cell),
+                protocol.pair_mask_key(self._mask_secret, peer, self._device, cell),
                 masks.agreed(self._share_secret, peer.share_key, b"shares" + cell),
             )
         except ValueError as weak:

@@ -21,9 +21,7 @@ class Identity(Protocol):
                 return hmac.compare_digest(SharedKey(device, self.key).sign(content), signature)
     """
 
-    def sign(self, content: bytes) -> bytes:
-        """64 bytes."""
-        ...
+    def sign(self, content: bytes) -> bytes: ...  # 64 bytes
 
     def verify(self, device: int, content: bytes, signature: bytes) -> bool:
         """False for whoever is not enrolled."""

@@ -161,7 +161,7 @@ class MaskedReport(NamedTuple):
 
 
 class Survivors(NamedTuple):
-    """4. Server → device: all devices of the cell whose reports have come."""
+    """4. Server → device: all devices of the cell whose reports have come. The answer is a signature of it, and nothing else."""
 
     cell: bytes
     devices: frozenset[int]
@@ -177,21 +177,6 @@ class Survivors(NamedTuple):
     def signed(self) -> bytes:
         """What devices sign, once: the cell has a name on which message, terms and all adverts of the round depend."""
         return b"taciturn secure sum: survivors\0" + self.to_bytes()
-
-
-class Signature(NamedTuple):
-    """4. Device → server: the survivors that it was told of, signed with the key that it was enrolled with."""
-
-    cell: bytes
-    signature: bytes
-
-    def to_bytes(self) -> bytes:
-        return _head(Signature) + self.cell + self.signature
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> Self:
-        reader = _Reader(content, Signature)
-        return reader.whole(cls(reader.take(HASH_BYTES), reader.take(SIGNATURE_BYTES)))
 
 
 class UnmaskRequest(NamedTuple):
@@ -228,7 +213,7 @@ class Unmasking(NamedTuple):
         return f"<shares of {len(self.seeds)} seeds and {len(self.mask_keys)} mask keys>"
 
 
-_ALL = Terms, Advert, Roster, SealedShares, MaskedReport, Survivors, Signature, UnmaskRequest, Unmasking
+_ALL = Terms, Advert, Roster, SealedShares, MaskedReport, Survivors, UnmaskRequest, Unmasking
 KINDS = {kind: number for number, kind in enumerate(_ALL, 1)}
 
 

@@ -9,35 +9,13 @@ from typing import NamedTuple
 import numpy as np
 
 from taciturn.core import FailedRound
-from taciturn.fleets.secure_aggregation import masks, shamir
+from taciturn.fleets.secure_aggregation import masks, protocol, shamir
 from taciturn.fleets.secure_aggregation.bit_packing import unpack
 from taciturn.fleets.secure_aggregation.blame import at_fault, few_of
 from taciturn.fleets.secure_aggregation.cells import colluders, threshold
 from taciturn.fleets.secure_aggregation.masks import Secret
-from taciturn.fleets.secure_aggregation.messages import (
-    Advert,
-    MaskedReport,
-    SealedShares,
-    Signature,
-    Survivors,
-    Terms,
-    Unmasking,
-    UnmaskRequest,
-)
-from taciturn.fleets.secure_aggregation.protocol import (
-    DONE,
-    MASK,
-    SHARE,
-    SIGN,
-    UNMASK,
-    Refused,
-    check_cell,
-    commitment,
-    expect,
-    own_mask_key,
-    pair_mask_key,
-    residue,
-)
+from taciturn.fleets.secure_aggregation.messages import Advert, MaskedReport, SealedShares, Survivors, Terms, Unmasking, UnmaskRequest
+from taciturn.fleets.secure_aggregation.protocol import Refused, Unneeded
 
 TRIES = 200  # sets of shares of a secret, at random
 
@@ -52,6 +30,19 @@ class Total(NamedTuple):
 
     def __repr__(self) -> str:
         return f"<sum of {len(self.devices)} reports>"
+
+
+def refusals(answers: Mapping[int, bytes], take: Callable[[int, bytes], None]) -> dict[int, str]:
+    """Takes what devices have sent. Who sent what could not be taken, and why: it is as if it had not come."""
+    refused = {}
+    for device, answer in answers.items():
+        try:
+            take(device, answer)
+        except Unneeded:
+            continue
+        except (ValueError, Refused) as wrong:
+            refused[device] = str(wrong)
+    return refused
 
 
 class Ended(NamedTuple):
@@ -73,7 +64,7 @@ class ServerCell:
         """A ValueError if so many devices, of a cohort of so many, make no secure sum."""
         self.threshold = threshold(cohort, len(adverts), terms.dropouts, terms.corrupt)
         self._suspects = max(2, 1 + colluders(cohort, len(adverts), terms.corrupt))  # of whom one at least is honest
-        self._terms, self._name, self.adverts, self._stage = terms, name, adverts, SHARE
+        self._terms, self._name, self.adverts, self._stage = terms, name, adverts, protocol.SHARE
         self._places = {device: place for place, device in enumerate(sorted(adverts), 1)}  # of everybody's shares
         self._sealed: dict[int, dict[int, bytes]] = {}
         self._shared: frozenset[int] = frozenset()
@@ -85,15 +76,10 @@ class ServerCell:
         self._spoilt: set[int] = set()  # owners of secrets that the shares do not give
 
     def end_stage(self, answers: Mapping[int, bytes]) -> Ended:
-        """Takes what devices have sent in a stage, and ends it. What cannot be taken is as if it had not come."""
-        kind, take, end = _STAGES[self._stage]
-        refused = {}
-        for device, answer in answers.items():
-            try:
-                take(self, device, kind.from_bytes(answer))
-            except (ValueError, Refused) as wrong:
-                refused[device] = str(wrong)
-        ended = Ended(self, len(self._sealed if self._stage == SHARE else self._reported), refused)
+        """Takes what devices have sent in a stage, and ends it."""
+        read, take, end = _STAGES[self._stage]
+        refused = refusals(answers, lambda device, answer: take(self, device, read(answer)))
+        ended = Ended(self, len(self._sealed if self._stage == protocol.SHARE else self._reported), refused)
         try:
             result = end(self)
         except FailedRound as reason:
@@ -103,17 +89,16 @@ class ServerCell:
         return ended._replace(questions={device: message.to_bytes() for device, message in result.items()})
 
     def take_shares(self, device: int, sealed: SealedShares) -> None:
-        self._check_first(SHARE, device, self._sealed)
-        check_cell(self._name, sealed.cell)
+        self._check_first(protocol.SHARE, device, self._sealed, sealed.cell)
         if sealed.shares.keys() != self.adverts.keys() - {device}:
             raise Refused(f"device {device} has not sent a share for each of the others in its cell and nobody else")
         self._sealed[device] = sealed.shares
 
     def deliveries(self) -> dict[int, SealedShares]:
         """Ends the second stage: to each device that shared its secrets, its shares of those of the others."""
-        expect(self._stage, SHARE)
+        protocol.expect(self._stage, protocol.SHARE)
         self._check_enough(self._sealed, "shared their secrets")
-        sealed, self._sealed, self._stage = self._sealed, {}, MASK
+        sealed, self._sealed, self._stage = self._sealed, {}, protocol.MASK
         self._shared = frozenset(sealed)
         return {
             device: SealedShares(self._name, {peer: shares[device] for peer, shares in sealed.items() if peer != device})
@@ -122,8 +107,7 @@ class ServerCell:
 
     def take_report(self, device: int, report: MaskedReport) -> None:
         """Adds it at once: no single report is kept."""
-        self._check_first(MASK, device, self._reported)
-        check_cell(self._name, report.cell)
+        self._check_first(protocol.MASK, device, self._reported, report.cell)
         try:
             values = unpack(report.packed, self._terms.length, self._terms.modulus_bits)
         except ValueError as wrong:
@@ -133,31 +117,30 @@ class ServerCell:
 
     def survivors(self) -> dict[int, Survivors]:
         """Ends the third stage: whose reports are in the sum."""
-        expect(self._stage, MASK)
+        protocol.expect(self._stage, protocol.MASK)
         self._check_enough(self._reported, "reported")
-        self._stage = SIGN
+        self._stage = protocol.SIGN
         return dict.fromkeys(sorted(self._reported), self.list_of_survivors)
 
     @property
     def list_of_survivors(self) -> Survivors:
         return Survivors(self._name, frozenset(self._reported))
 
-    def take_signature(self, device: int, signature: Signature) -> None:
-        self._check_first(SIGN, device, self._signatures)
-        check_cell(self._name, signature.cell)
-        self._signatures[device] = signature.signature
+    def take_signature(self, device: int, signature: bytes) -> None:
+        """Of this cell's survivors: whoever knows devices' keys has seen to it."""
+        self._check_first(protocol.SIGN, device, self._signatures, self._name)
+        self._signatures[device] = signature
 
     def requests(self) -> dict[int, UnmaskRequest]:
         """Ends the fourth stage: to each that signed, as many signatures as it takes."""
-        expect(self._stage, SIGN)
+        protocol.expect(self._stage, protocol.SIGN)
         self._check_enough(self._signatures, "signed who reported")
-        self._stage = UNMASK
+        self._stage = protocol.UNMASK
         enough = dict(sorted(self._signatures.items())[: self.threshold])
         return dict.fromkeys(sorted(self._signatures), UnmaskRequest(self._name, enough))
 
     def take_answer(self, device: int, answer: Unmasking) -> None:
-        self._check_first(UNMASK, device, self._answers)
-        check_cell(self._name, answer.cell)
+        self._check_first(protocol.UNMASK, device, self._answers, answer.cell)
         if not (answer.seeds.keys() <= self._reported and answer.mask_keys.keys() <= self._shared - self._reported):
             raise Refused(f"device {device} answers what it was not asked")
         try:
@@ -169,22 +152,22 @@ class ServerCell:
 
     def total(self) -> Total:
         """Ends the cell: puts secrets together and takes the masks off, all at once, so that no single report is ever without them."""
-        expect(self._stage, UNMASK)
+        protocol.expect(self._stage, protocol.UNMASK)
         self._spoilt.clear()
         seeds = {device: answer.seeds for device, answer in self._answers.items()}
         mask_keys = {device: answer.mask_keys for device, answer in self._answers.items()}
         own = self._secrets(self._reported, seeds, _is_seed)
         pairs = self._secrets(self._shared - self._reported, mask_keys, _is_mask_key)
-        minus = [own_mask_key(seed, self._name) for seed in own.values()]
+        minus = [protocol.own_mask_key(seed, self._name) for seed in own.values()]
         plus = []
         for gone, secret in pairs.items():
             for survivor in sorted(self._reported):
                 # The survivor's report has this mask with its own sign, and nothing is there to cancel it.
                 undo = minus if survivor < gone else plus
-                undo.append(pair_mask_key(secret, self.adverts[survivor], gone, self._name))
+                undo.append(protocol.pair_mask_key(secret, self.adverts[survivor], gone, self._name))
         masks.add_masks(self._sum, plus, minus)
-        self._stage = DONE
-        return Total(residue(self._sum, self._terms), sorted(self._reported))
+        self._stage = protocol.DONE
+        return Total(protocol.residue(self._sum, self._terms), sorted(self._reported))
 
     @property
     def broke(self) -> dict[int, str]:
@@ -233,13 +216,19 @@ class ServerCell:
             self._spoilt.add(owner)
         raise FailedRound("shares of a secret do not fit together: a device has sent wrong ones")
 
-    def _check_first(self, stage: str, device: int, heard: Collection[int]) -> None:
-        expect(self._stage, stage)
-        before = {SHARE: self.adverts, MASK: self._shared, SIGN: self._reported, UNMASK: self._signatures}
+    def _check_first(self, stage: str, device: int, heard: Collection[int], cell: bytes) -> None:
+        protocol.expect(self._stage, stage)
+        before = {
+            protocol.SHARE: self.adverts,
+            protocol.MASK: self._shared,
+            protocol.SIGN: self._reported,
+            protocol.UNMASK: self._signatures,
+        }
         if device not in before[stage]:
             raise Refused(f"device {device} is not in this round, or has dropped out of it")
         if device in heard:
             raise Refused(f"device {device} was heard already")
+        protocol.check_cell(self._name, cell)
 
     def _check_enough(self, devices: Collection[int], done: str) -> None:
         if len(devices) < self.threshold:
@@ -247,15 +236,15 @@ class ServerCell:
 
 
 _STAGES = {
-    SHARE: (SealedShares, ServerCell.take_shares, ServerCell.deliveries),
-    MASK: (MaskedReport, ServerCell.take_report, ServerCell.survivors),
-    SIGN: (Signature, ServerCell.take_signature, ServerCell.requests),
-    UNMASK: (Unmasking, ServerCell.take_answer, ServerCell.total),
+    protocol.SHARE: (SealedShares.from_bytes, ServerCell.take_shares, ServerCell.deliveries),
+    protocol.MASK: (MaskedReport.from_bytes, ServerCell.take_report, ServerCell.survivors),
+    protocol.SIGN: (bytes, ServerCell.take_signature, ServerCell.requests),
+    protocol.UNMASK: (Unmasking.from_bytes, ServerCell.take_answer, ServerCell.total),
 }
 
 
 def _is_seed(secret: Secret, advert: Advert) -> bool:
-    return commitment(secret) == advert.commitment
+    return protocol.commitment(secret) == advert.commitment
 
 
 def _is_mask_key(secret: Secret, advert: Advert) -> bool:

@@ -1,6 +1,6 @@
 """The server in a round of secure sums (protocol.py): who is in it and in which cell, what was signed, and what all cells come to."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -8,9 +8,9 @@ from taciturn.core import FailedRound
 from taciturn.fleets.secure_aggregation import masks
 from taciturn.fleets.secure_aggregation.cells import cell_name, cells
 from taciturn.fleets.secure_aggregation.identities import Identity
-from taciturn.fleets.secure_aggregation.messages import Advert, Roster, Signature, Terms
+from taciturn.fleets.secure_aggregation.messages import Advert, Roster, Terms
 from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, DONE, MASK, SHARE, SIGN, STAGES, Refused, Unneeded, expect, residue
-from taciturn.fleets.secure_aggregation.server_cell import Ended, ServerCell, Total
+from taciturn.fleets.secure_aggregation.server_cell import Ended, ServerCell, Total, refusals
 from taciturn.fleets.secure_aggregation.workers import for_each
 
 
@@ -63,19 +63,25 @@ class ServerRound:
     def take(self, answers: Mapping[int, bytes]) -> dict[int, str]:
         """Ends a stage with what devices have sent in it. Who sent what could not be taken, and why."""
         if self._stage == ADVERTISE:
-            return self._take_adverts(answers)
+            return refusals(answers, lambda device, answer: self.take_advert(device, Advert.from_bytes(answer)))
         going = [one.cell for one in self._ended if not one.failed]
-        theirs = [{device: answers[device] for device in cell.adverts if device in answers} for cell in going]
-        refused: dict[int, str] = {}
-        if self._stage == SIGN:  # little work, and only this process knows devices' keys
-            for cell, sent in zip(going, theirs, strict=True):
-                refused |= self._take_out_unsigned(cell, sent)
-            ended = list(map(ServerCell.end_stage, going, theirs))
-        else:
-            ended = for_each(ServerCell.end_stage, going, theirs)
+        refused = {} if self._stage != SIGN else self._unsigned(going, answers)
+        theirs = [{device: answers[device] for device in cell.adverts if device in answers and device not in refused} for cell in going]
+        ended = for_each(ServerCell.end_stage, going, theirs)
         self._ended = [one for one in self._ended if one.failed] + ended
         self._stage = STAGES[STAGES.index(self._stage) + 1]
         return refused | {device: why for one in ended for device, why in one.refused.items()}
+
+    def _unsigned(self, going: Sequence[ServerCell], answers: Mapping[int, bytes]) -> dict[int, str]:
+        """Who has not signed the survivors of its cell. Only this process knows their keys, and with a wrong signature among those that it
+        takes no device of the cell would unmask."""
+        signed = {device: cell.list_of_survivors.signed() for cell in going for device in cell.adverts}
+
+        def check(device: int, answer: bytes) -> None:
+            if not self._identity.verify(device, signed.get(device, b""), answer):
+                raise Refused("it has not signed who reported")
+
+        return refusals(answers, check)
 
     def questions(self) -> dict[int, bytes]:
         """Of the next stage, by device; `shared` follows each of them. A FailedRound if too few devices are left."""
@@ -109,30 +115,6 @@ class ServerRound:
     def broke(self) -> dict[int, str]:
         """Devices that broke the protocol, in all cells."""
         return {device: how for one in self._ended for device, how in one.cell.broke.items()}
-
-    def _take_adverts(self, answers: Mapping[int, bytes]) -> dict[int, str]:
-        refused = {}
-        for device, answer in answers.items():
-            try:
-                self.take_advert(device, Advert.from_bytes(answer))
-            except Unneeded:
-                continue
-            except (ValueError, Refused) as wrong:
-                refused[device] = str(wrong)
-        return refused
-
-    def _take_out_unsigned(self, cell: ServerCell, answers: dict[int, bytes]) -> dict[int, str]:
-        """Leaves signatures of the survivors of a cell. Whose answer was none: others would have asked for it in vain."""
-        signed, refused = cell.list_of_survivors.signed(), {}
-        for device, answer in list(answers.items()):
-            try:
-                right = self._identity.verify(device, signed, Signature.from_bytes(answer).signature)
-            except ValueError:
-                right = False
-            if not right:
-                refused[device] = "it has not signed who reported"
-                del answers[device]
-        return refused
 
     def _check_enough(self) -> None:
         heard, least = self.reports, self._terms.least
