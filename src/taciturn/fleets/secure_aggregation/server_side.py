@@ -9,19 +9,7 @@ from taciturn.fleets.secure_aggregation import masks
 from taciturn.fleets.secure_aggregation.cells import cell_name, cells
 from taciturn.fleets.secure_aggregation.identities import Identity
 from taciturn.fleets.secure_aggregation.messages import Advert, Roster, Terms
-from taciturn.fleets.secure_aggregation.protocol import (
-    ADVERTISE,
-    DONE,
-    MASK,
-    SHARE,
-    SIGN,
-    STAGES,
-    UNMASK,
-    Refused,
-    Unneeded,
-    expect,
-    residue,
-)
+from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, DONE, MASK, SHARE, SIGN, STAGES, Refused, Unneeded, expect, residue
 from taciturn.fleets.secure_aggregation.server_cell import Ended, ServerCell, Total, refusals
 from taciturn.fleets.secure_aggregation.workers import for_each
 
@@ -79,7 +67,7 @@ class ServerRound:
         going = [one.cell for one in self._ended if not one.failed]
         refused = {} if self._stage != SIGN else self._unsigned(going, answers)
         theirs = [{device: answers[device] for device in cell.adverts if device in answers and device not in refused} for cell in going]
-        each = for_each if self._stage in (SHARE, UNMASK) else map  # to send a report to another process takes as long as to add it
+        each = map if self._stage in (MASK, SIGN) else for_each  # to send a report to another process takes as long as to add it
         ended = list(each(ServerCell.end_stage, going, theirs))
         self._ended = [one for one in self._ended if one.failed] + ended
         self._stage = STAGES[STAGES.index(self._stage) + 1]
