@@ -1,23 +1,27 @@
-"""What a secure sum costs, in CPU seconds: a device with 100 neighbours, and a server with 100 devices of which one in ten is gone.
+"""What a round of secure sums costs, in CPU seconds: a device, and the server with all processes that work for it.
 
-    .venv/bin/python benchmarks/secure_sum.py [--length 2400000] [--bits 26] [--devices 101]
+    .venv/bin/python benchmarks/secure_sum.py [--devices 1000] [--length 10000] [--bits 26] [--gone 0.05]
 
 Values are random; every message goes through bytes. All devices run in this process, so that of a device the mean is told.
 """
 
 import argparse
+import resource
 import time
 from collections import defaultdict
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from taciturn.fleets.secure_aggregation import workers
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
 from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
-from taciturn.fleets.secure_aggregation.messages import MaskedReport, Roster, SealedShares, Terms, Unmasking
+from taciturn.fleets.secure_aggregation.messages import Roster, SealedShares, Survivors, Terms, UnmaskRequest
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
 
+STAGES = "advertise", "share", "mask", "sign", "unmask"
 SPENT: dict[str, list[float]] = defaultdict(list)
+SIZES: dict[str, tuple[int, int]] = {}  # down and up
 
 
 def timed(name, call, *arguments):
@@ -27,57 +31,66 @@ def timed(name, call, *arguments):
     return result
 
 
-def row(name: str, upload: float = 0.0, note: str = "") -> None:
-    seconds = SPENT[name]
-    size = f"{upload / 1e6:10.3f} MB" if upload else " " * 13
-    print(f"  {name:<22}{np.mean(seconds):9.3f} s each {sum(seconds):9.2f} s in all{size}  {note}")
+def answer(device: DeviceRound, stage: str, content: bytes, values: np.ndarray) -> bytes:
+    match stage:
+        case "advertise":
+            return device.advertise().to_bytes()
+        case "share":
+            return device.share(Roster.from_bytes(content)).to_bytes()
+        case "mask":
+            return device.mask(SealedShares.from_bytes(content), values).to_bytes()
+        case "sign":
+            return device.sign(Survivors.from_bytes(content))
+    return device.unmask(UnmaskRequest.from_bytes(content)).to_bytes()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--length", type=int, default=2_400_000)
+    parser.add_argument("--devices", type=int, default=1000)
+    parser.add_argument("--length", type=int, default=10_000)
     parser.add_argument("--bits", type=int, default=26)
-    parser.add_argument("--devices", type=int, default=101)
-    parser.add_argument("--gone", type=float, default=0.1)
-    arguments = parser.parse_args()
-    count, length, bits = arguments.devices, arguments.length, arguments.bits
-    terms = Terms(b"cost", bytes(32), b"cost", bits, length, dropouts=0.3, corrupt=0.05, least=2, most=1 << 16)
+    parser.add_argument("--gone", type=float, default=0.05, help="the share of devices that never report")
+    given = parser.parse_args()
+    count, bits = given.devices, given.bits
+    terms = Terms(b"cost", bytes(32), b"cost", bits, given.length, dropouts=0.3, corrupt=0.05, least=2, most=1 << 16)
     keys = {one: Ed25519PrivateKey.generate() for one in range(count)}
     enrolled = {one: key.public_key() for one, key in keys.items()}
     server = ServerRound(terms, EnrolledKeys(enrolled))
     devices = {one: DeviceRound(terms, one, EnrolledKeys(enrolled, key)) for one, key in keys.items()}
-    values = np.random.default_rng(0).integers(0, 1 << bits, length, np.uint32, endpoint=False)
-    gone = set(range(0, count, round(1 / arguments.gone))) if arguments.gone else set()
+    generator = np.random.default_rng(0)
+    gone, plain = set(generator.choice(count, int(given.gone * count), replace=False).tolist()), np.zeros(given.length, np.uint64)
 
-    for one, device in devices.items():
-        timed("server: advert", server.take_advert, one, timed("advertise", device.advertise))
-    rosters = {one: roster.to_bytes() for one, roster in timed("server: rosters", server.rosters).items()}
-    for one, roster in rosters.items():
-        sealed = timed("share", lambda one=one, roster=roster: devices[one].share(Roster.from_bytes(roster)).to_bytes())
-        server.take_shares(one, SealedShares.from_bytes(sealed))
-    deliveries = timed("server: deliveries", server.deliveries)
-    for one, delivery in deliveries.items():
-        if one not in gone:
-            report = timed("mask and pack", lambda one=one, delivery=delivery: devices[one].mask(delivery, values).to_bytes())
-            timed("server: add a report", server.take_report, one, MaskedReport.from_bytes(report))
-    for one, request in timed("server: requests", server.requests).items():
-        answer = timed("unmask", lambda one=one, request=request: devices[one].unmask(request).to_bytes())
-        server.take_answer(one, Unmasking.from_bytes(answer))
-    total = timed("server: unmask", server.total)
-    expected = values.astype(np.uint64) * len(total.devices) % (1 << bits)
+    questions, wall = dict.fromkeys(devices, b""), 0.0
+    for stage in STAGES:
+        answers = {}
+        for one, question in questions.items():
+            if stage == "mask" and one in gone:
+                continue
+            values = generator.integers(0, 1 << bits, given.length if stage == "mask" else 1, np.uint32)
+            answers[one] = timed(stage, answer, devices[one], stage, question + server.shared, values)
+            SIZES[stage] = len(question + server.shared), len(answers[one])
+            if stage == "mask":
+                plain += values
+        began = time.monotonic()
+        assert not timed(f"server: {stage}", server.take, answers)
+        questions = timed(f"server: {stage}", server.questions) if stage != "unmask" else {}
+        wall += time.monotonic() - began
+    total = timed("server: total", server.total)
     assert len(total.devices) == count - len(gone)
-    assert (total.values == expected).all()
+    assert (total.values == plain % (1 << bits)).all()
 
-    neighbours = len(sealed) // 102
-    print(f"{count} devices, {neighbours} neighbours, {len(gone)} gone before they report, {length:,} numbers of {bits} bits")
-    row("advertise", len(roster) / count)
-    row("share", len(sealed), f"download {len(roster) / 1e6:.3f} MB")
-    row("mask and pack", len(report), f"{len(report) / length:.3f} bytes a number")
-    row("unmask", len(answer))
-    for name in ("advert", "rosters", "deliveries", "add a report", "requests", "unmask"):
-        row(f"server: {name}")
-    server_spent = sum(sum(spent) for name, spent in SPENT.items() if name.startswith("server"))
-    print(f"  server in all {server_spent:.2f} s; the sum is right to the last bit")
+    sizes = sorted({len(ended.cell.adverts) for ended in server._ended})
+    print(f"{count} devices in {len(server._ended)} cells of {sizes}, {len(gone)} gone half-way, {given.length:,} numbers of {bits} bits")
+    for stage in STAGES:
+        down, up = SIZES[stage]
+        print(f"  a device: {stage:<12}{np.mean(SPENT[stage]):8.3f} s   {down / 1e6:8.3f} MB down {up / 1e6:8.3f} MB up")
+    for stage in (*STAGES, "total"):
+        print(f"  server:   {stage:<12}{sum(SPENT[f'server: {stage}']):8.3f} s")
+    workers._workers().shutdown()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    here, there = sum(sum(spent) for name, spent in SPENT.items() if name.startswith("server")), used.ru_utime + used.ru_stime
+    print(f"  server in all {here + there:.2f} s: {here:.2f} s here, {there:.2f} s in other processes; {wall:.1f} s on the clock")
+    print("  the sum is right to the last bit")
 
 
 if __name__ == "__main__":

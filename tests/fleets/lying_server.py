@@ -8,7 +8,7 @@ from taciturn.core import Message
 from taciturn.fleets import assemble
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.device import Device
-from taciturn.fleets.secure_aggregation.messages import Advert, MaskedReport, SealedShares, Unmasking
+from taciturn.fleets.secure_aggregation.protocol import Refused
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
 from taciturn.recipe import build
 
@@ -44,20 +44,17 @@ class LyingServer:
         name, round = name or fields.new_name(), str(number).encode()
         hashes = {one: fields.message_hash(run, round, message, KEY) for one, message in told.items()}
         server = ServerRound(self.agreement._replace(round=name, message=hashes[min(who)]), identity or self.fleet.connected.identity)
-        ask = self.fleet.link.ask
 
-        def take(taken, kind, contents):
-            for one, answer in ask(kind, contents, 60).items():
-                taken(one, answer)
+        def take(kind, questions):
+            refused = server.take(self.fleet.link.ask(kind, questions, 60))
+            if refused:
+                raise Refused(next(iter(refused.values())))
 
-        first = {one: fields.pack_fields(name, run, round, hashes[one]) for one in who}
-        take(lambda d, a: server.take_advert(d, Advert.from_bytes(a)), fields.ADVERTISE, first)
-        rosters = {one: roster.to_bytes() for one, roster in server.rosters().items()}
-        take(lambda d, a: server.take_shares(d, SealedShares.from_bytes(a)), fields.SHARE, rosters)
-        deliveries = {one: fields.pack_fields(sent.to_bytes(), KEY, given[one]) for one, sent in server.deliveries().items()}
-        take(lambda d, a: server.take_report(d, MaskedReport.from_bytes(a)), fields.REPORT, deliveries)
-        requests = {one: request.to_bytes() for one, request in server.requests().items()}
-        take(lambda d, a: server.take_answer(d, Unmasking.from_bytes(a)), fields.UNMASK, requests)
+        take(fields.ADVERTISE, {one: fields.pack_fields(name, run, round, hashes[one]) for one in who})
+        take(fields.SHARE, {one: question + server.shared for one, question in server.questions().items()})
+        take(fields.REPORT, {one: fields.pack_fields(sent, KEY, given[one]) for one, sent in server.questions().items()})
+        take(fields.SIGN, server.questions())
+        take(fields.UNMASK, server.questions())
         return server.total()
 
     def device(self, number) -> Device:

@@ -3,13 +3,17 @@
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from taciturn.fleets.secure_aggregation import masks, shamir
+from taciturn.fleets.secure_aggregation.bit_packing import unpack
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
 from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
+from taciturn.fleets.secure_aggregation.masks import Secret
 from taciturn.fleets.secure_aggregation.messages import Terms
-from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, MASK, SHARE, UNMASK
-from taciturn.fleets.secure_aggregation.server_side import ServerRound, Total
+from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, MASK, SHARE, SIGN, UNMASK
+from taciturn.fleets.secure_aggregation.server_cell import ServerCell, Total
+from taciturn.fleets.secure_aggregation.server_side import ServerRound
 
-STAGES = ADVERTISE, SHARE, MASK, UNMASK
+STAGES = ADVERTISE, SHARE, MASK, SIGN, UNMASK
 TERMS = Terms(b"round 1", bytes(32), b"fingerprint", 20, 50, dropouts=0.3, corrupt=0.1, least=2, most=1000)
 
 
@@ -43,6 +47,12 @@ class Cohort:
         self.heard: dict[str, dict] = {}  # and what they were sent
 
     @property
+    def cell(self) -> ServerCell:
+        """The only one."""
+        (ended,) = self.server._ended
+        return ended.cell
+
+    @property
     def ids(self) -> list[int]:
         return list(self.devices)
 
@@ -62,18 +72,18 @@ class Cohort:
                 if one not in vanished
             }
             for one, answer in self.said[stage].items():
-                self._take(stage)(one, carried(answer))
+                self._take(stage)(one, answer if stage == SIGN else carried(answer))
 
     def total(self) -> Total:
-        return self.server.total()
+        return self.cell.total()
 
     def plain(self, devices) -> np.ndarray:
         return plain_sum(self.values, devices, self.terms.modulus_bits)
 
     def _ask(self, stage: str) -> dict:
-        if stage == ADVERTISE:
-            return dict.fromkeys(self.ids)
-        return {SHARE: self.server.rosters, MASK: self.server.deliveries, UNMASK: self.server.requests}[stage]()
+        if stage in (ADVERTISE, SHARE):
+            return dict.fromkeys(self.ids) if stage == ADVERTISE else self.server.rosters()
+        return {MASK: self.cell.deliveries, SIGN: self.cell.survivors, UNMASK: self.cell.requests}[stage]()
 
     def _say(self, stage: str, one: int, asked):
         device = self.devices[one]
@@ -81,8 +91,30 @@ class Cohort:
             return device.advertise()
         if stage == MASK:
             return device.mask(asked, self.values[one])
-        return device.share(asked) if stage == SHARE else device.unmask(asked)
+        return {SHARE: device.share, SIGN: device.sign, UNMASK: device.unmask}[stage](asked)
 
     def _take(self, stage: str):
-        server = self.server
-        return {ADVERTISE: server.take_advert, SHARE: server.take_shares, MASK: server.take_report, UNMASK: server.take_answer}[stage]
+        if stage == ADVERTISE:
+            return self.server.take_advert
+        cell = self.cell
+        return {SHARE: cell.take_shares, MASK: cell.take_report, SIGN: cell.take_signature, UNMASK: cell.take_answer}[stage]
+
+
+def put_together(cohort, owner, kind, answers, given=()):
+    """A secret from all shares that a server has, those that corrupt devices gave it among them, or None where they are too few."""
+    order = sorted(cohort.ids)
+    shares = {one: getattr(answer, kind)[owner] for one, answer in answers.items() if owner in getattr(answer, kind)}
+    shares |= {one: cohort.devices[one]._held[owner][("seeds", "mask_keys").index(kind)] for one in given}
+    needed = cohort.cell.threshold
+    if len(shares) < needed:
+        return None
+    return Secret(shamir.reconstruct({order.index(one) + 1: shares[one] for one in list(shares)[:needed]}))
+
+
+def stripped(cohort, one, report, keys):
+    """A report without the masks of the keys, which are by peer; None stands for the device's own."""
+    words = unpack(report.packed, cohort.terms.length, cohort.terms.modulus_bits).astype(masks.words(cohort.terms.modulus_bits))
+    plus = [key for peer, key in keys.items() if peer is None or one < peer]
+    minus = [key for peer, key in keys.items() if peer is not None and one > peer]
+    masks.add_masks(words, minus, plus)
+    return words & words.dtype.type(2**cohort.terms.modulus_bits - 1)

@@ -14,7 +14,7 @@ from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.secure_aggregation import masks, shamir
 from taciturn.fleets.secure_aggregation.blame import at_fault, few_of
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
-from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, MASK, SHARE, UNMASK
+from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, MASK, SHARE, SIGN, UNMASK
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
 from taciturn.runs.loop import resume_run, train_run
 
@@ -34,18 +34,24 @@ def lying_about_its_seed(advertise):
 # What the server can tell from shares
 
 
+def report_and_sign(cohort):
+    for one, delivery in cohort.cell.deliveries().items():
+        cohort.cell.take_report(one, cohort.devices[one].mask(delivery, cohort.values[one]))
+    for one, survivors in cohort.cell.survivors().items():
+        cohort.cell.take_signature(one, cohort.devices[one].sign(survivors))
+
+
 def one_liar(cohort, liar, stage, changed, gone=None):
     """A whole round, in which what the liar sends in a stage is changed."""
-    cohort.run(gone, until=ADVERTISE if stage == SHARE else MASK)
+    cohort.run(gone, until=ADVERTISE if stage == SHARE else SIGN)
     if stage == SHARE:
         for one, roster in cohort.server.rosters().items():
             said = cohort.devices[one].share(roster)
-            cohort.server.take_shares(one, changed(said) if one == liar else said)
-        for one, delivery in cohort.server.deliveries().items():
-            cohort.server.take_report(one, cohort.devices[one].mask(delivery, cohort.values[one]))
-    for one, request in cohort.server.requests().items():
+            cohort.cell.take_shares(one, changed(said) if one == liar else said)
+        report_and_sign(cohort)
+    for one, request in cohort.cell.requests().items():
         said = cohort.devices[one].unmask(request)
-        cohort.server.take_answer(one, changed(said) if one == liar and stage == UNMASK else said)
+        cohort.cell.take_answer(one, changed(said) if one == liar and stage == UNMASK else said)
 
 
 @pytest.mark.parametrize("count", [6, 10, 30])
@@ -57,7 +63,7 @@ def test_a_seed_that_is_not_what_was_committed_to_is_its_owners_fault(count):
     cohort.run()
     with pytest.raises(FailedRound, match="do not fit together"):
         cohort.total()
-    assert cohort.server.broke.keys() == {liar}
+    assert cohort.cell.broke.keys() == {liar}
 
 
 @pytest.mark.parametrize("garbled", [1, 2, 4])
@@ -72,14 +78,13 @@ def test_nor_does_it_help_to_send_some_shares_that_fit_nothing(garbled, monkeypa
         with monkeypatch.context() as cut:
             if device == liar:
                 cut.setattr(shamir, "share", lambda *args: [bytes(33)] * garbled + whole(*args)[garbled:])
-            cohort.server.take_shares(device, cohort.devices[device].share(roster))
-    for device, delivery in cohort.server.deliveries().items():
-        cohort.server.take_report(device, cohort.devices[device].mask(delivery, cohort.values[device]))
-    for device, request in cohort.server.requests().items():
-        cohort.server.take_answer(device, cohort.devices[device].unmask(request))
+            cohort.cell.take_shares(device, cohort.devices[device].share(roster))
+    report_and_sign(cohort)
+    for device, request in cohort.cell.requests().items():
+        cohort.cell.take_answer(device, cohort.devices[device].unmask(request))
     with pytest.raises(FailedRound, match="do not fit together"):
         cohort.total()
-    assert cohort.server.broke.keys() == {liar}
+    assert cohort.cell.broke.keys() == {liar}
 
 
 @pytest.mark.parametrize("to", [2, 5, 9])
@@ -96,7 +101,7 @@ def test_shares_that_do_not_open_are_the_fault_of_who_sealed_them(to):
         cohort.total()
     except FailedRound:
         assert to > 3
-    assert cohort.server.broke.keys() == {liar}
+    assert cohort.cell.broke.keys() == {liar}
 
 
 @pytest.mark.parametrize("wrong", [bytes(33), None], ids=["wrong", "missing"])
@@ -110,7 +115,7 @@ def test_shares_of_all_others_that_are_wrong_or_missing_are_the_fault_of_who_hel
 
     one_liar(cohort, liar, UNMASK, garbage)
     assert (cohort.total().values == cohort.plain(cohort.ids)).all()
-    assert cohort.server.broke.keys() == {liar}
+    assert cohort.cell.broke.keys() == {liar}
 
 
 @pytest.mark.parametrize("count", mostly_slow([10, 60], 10))
@@ -118,30 +123,30 @@ def test_one_who_is_wrong_about_one_other_spoils_nothing_and_frames_nobody(count
     """Also where one share more came in than it takes."""
     cohort = Cohort(count)
     liar, framed, *others = cohort.ids
-    cohort.run(until=MASK)
-    requests = cohort.server.requests()
-    needed = cohort.server._degree.threshold
+    cohort.run(until=SIGN)
+    requests = cohort.cell.requests()
+    needed = cohort.cell.threshold
     for one in (liar, *others[: needed + 1], framed):
         answer = cohort.devices[one].unmask(requests[one])
         if one == liar:
             answer = answer._replace(seeds=answer.seeds | {framed: bytes(33)})
-        cohort.server.take_answer(one, answer)
+        cohort.cell.take_answer(one, answer)
     assert (cohort.total().values == cohort.plain(cohort.ids)).all()
-    assert not cohort.server.broke
-    assert cohort.server._unfit == {(liar, framed)}
+    assert not cohort.cell.broke
+    assert cohort.cell._unfit == {(liar, framed)}
 
 
 def test_two_who_answer_wrongly_spoil_nothing_and_are_both_found():
     cohort = Cohort(10)
     liars = set(cohort.ids[2:7:4])
-    cohort.run(until=MASK)
-    for one, request in cohort.server.requests().items():
+    cohort.run(until=SIGN)
+    for one, request in cohort.cell.requests().items():
         answer = cohort.devices[one].unmask(request)
         if one in liars:
             answer = answer._replace(seeds=dict.fromkeys(answer.seeds, bytes(33)))
-        cohort.server.take_answer(one, answer)
+        cohort.cell.take_answer(one, answer)
     assert (cohort.total().values == cohort.plain(cohort.ids)).all()
-    assert cohort.server.broke.keys() == liars
+    assert cohort.cell.broke.keys() == liars
 
 
 @pytest.mark.parametrize("stage", [SHARE, MASK, UNMASK])
@@ -150,13 +155,13 @@ def test_nobody_is_blamed_for_dropping_out_or_for_being_honest(stage):
         cohort = Cohort(10)
         cohort.run({stage: cohort.gone(share)})
         cohort.total()
-        assert not cohort.server.broke
+        assert not cohort.cell.broke
     cohort = Cohort(10)
     cohort.run({stage: cohort.gone(0.5)} if stage == UNMASK else None)
     if stage == UNMASK:
         with pytest.raises(FailedRound, match="are needed to take a mask off"):
             cohort.total()
-    assert not cohort.server.broke
+    assert not cohort.cell.broke
 
 
 def test_fewer_than_may_work_together_frame_nobody():

@@ -13,9 +13,8 @@ from taciturn.core import FailedRound
 from taciturn.fleets.secure_aggregation import masks
 from taciturn.fleets.secure_aggregation.bit_packing import unpack
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
-from taciturn.fleets.secure_aggregation.messages import MaskedReport, Roster, SealedShares
-from taciturn.fleets.secure_aggregation.neighbours import degree
-from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, MASK, SHARE, UNMASK, Refused, own_mask_key
+from taciturn.fleets.secure_aggregation.messages import MaskedReport, Roster, SealedShares, Unmasking
+from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, MASK, SHARE, SIGN, UNMASK, Refused, own_mask_key
 
 
 @pytest.mark.parametrize("bits", [1, 8, 16, 17, 26, 32])
@@ -35,7 +34,7 @@ def test_three_in_ten_may_die_at_any_stage(stage, seed):
     gone = cohort.gone(0.3, seed)
     cohort.run({stage: gone})
     total = cohort.total()
-    reported = set(cohort.ids) - (gone if stage != UNMASK else set())  # who dies after reporting is in the sum
+    reported = set(cohort.ids) - (gone if stage not in (SIGN, UNMASK) else set())  # who dies after reporting is in the sum
     assert set(total.devices) == reported
     np.testing.assert_array_equal(total.values, cohort.plain(reported))
 
@@ -50,24 +49,12 @@ def test_whoever_dies_when_the_sum_is_right_or_there_is_none(count, seed, data):
         total = cohort.total()
     except (FailedRound, Refused):  # a device refuses where too few are left
         there = set(cohort.ids) - gone[ADVERTISE]
-        lost = gone[SHARE] | gone[MASK] | gone[UNMASK]
+        lost = gone[SHARE] | gone[MASK] | gone[SIGN] | gone[UNMASK]
         assert len(there) < 2 or len(there & lost) > int(0.3 * len(there) + 1e-9)
         return
     reported = set(cohort.ids) - gone[ADVERTISE] - gone[SHARE] - gone[MASK]
     assert set(total.devices) == reported
     np.testing.assert_array_equal(total.values, cohort.plain(reported))
-
-
-def test_a_ring_of_neighbours_comes_to_the_same_sum_with_devices_gone_at_every_stage():
-    terms = TERMS._replace(dropouts=0.12, corrupt=0.02)
-    cohort = Cohort(110, terms)
-    assert degree(110 - 3, 0.12, 0.02).neighbours == 100
-    ids = cohort.ids
-    cohort.run({ADVERTISE: set(ids[:3]), SHARE: set(ids[5:9]), MASK: set(ids[30:34]), UNMASK: set(ids[77:81])})
-    assert {len(roster.adverts) for roster in cohort.heard[SHARE].values()} == {100}
-    total = cohort.total()
-    assert set(total.devices) == set(ids) - set(ids[:3]) - set(ids[5:9]) - set(ids[30:34])
-    np.testing.assert_array_equal(total.values, cohort.plain(total.devices))
 
 
 def test_more_drop_outs_than_stated_are_a_failed_round():
@@ -76,16 +63,16 @@ def test_more_drop_outs_than_stated_are_a_failed_round():
     cohort.total()
     cohort.start(TERMS)
     cohort.run({UNMASK: cohort.gone(0.4)})
-    with pytest.raises(FailedRound, match="12 neighbours of a device answered for it, and 13 are needed"):
+    with pytest.raises(FailedRound, match="12 devices of a cell answered for one of it, and 14 are needed"):
         cohort.total()
 
 
-@pytest.mark.parametrize("stage", STAGES[:3])
-def test_too_few_devices_are_a_failed_round(stage):
-    cohort = Cohort(8, TERMS._replace(least=7))
-    cohort.run({stage: cohort.gone(0.25)}, until=stage)
-    after = {ADVERTISE: cohort.server.rosters, SHARE: cohort.server.deliveries, MASK: cohort.server.requests}
-    with pytest.raises(FailedRound, match=r"6 devices have .*, and 7 are needed"):
+@pytest.mark.parametrize("stage", STAGES[1:4])
+def test_too_few_devices_are_a_failed_cell(stage):
+    cohort = Cohort(8)
+    cohort.run({stage: cohort.gone(0.4)}, until=stage)
+    after = {SHARE: cohort.cell.deliveries, MASK: cohort.cell.survivors, SIGN: cohort.cell.requests}
+    with pytest.raises(FailedRound, match=r"5 devices of a cell have .*, and 6 are needed"):
         after[stage]()
 
 
@@ -95,28 +82,28 @@ def test_answers_may_still_come_after_there_were_too_few():
     with pytest.raises(FailedRound, match="are needed to take a mask off"):
         cohort.total()
     for one in cohort.ids[:5]:
-        cohort.server.take_answer(one, cohort.devices[one].unmask(cohort.heard[UNMASK][one]))
+        cohort.cell.take_answer(one, cohort.devices[one].unmask(cohort.heard[UNMASK][one]))
     np.testing.assert_array_equal(cohort.total().values, cohort.plain(cohort.ids))
 
 
 def test_a_device_whose_shares_are_wrong_spoils_nothing():
     cohort = Cohort(10)
-    cohort.run(until=MASK)
-    requests = cohort.server.requests()
+    cohort.run(until=SIGN)
+    requests = cohort.cell.requests()
     for number, (one, request) in enumerate(requests.items()):
         answer = cohort.devices[one].unmask(request)
         if number == 4:
             answer = answer._replace(seeds={peer: bytes(33) for peer in answer.seeds})
-        cohort.server.take_answer(one, answer)
+        cohort.cell.take_answer(one, answer)
     np.testing.assert_array_equal(cohort.total().values, cohort.plain(cohort.ids))
 
 
 def test_shares_that_all_are_wrong_are_a_failed_round_and_no_wrong_sum():
     cohort = Cohort(5)
-    cohort.run(until=MASK)
-    for one, request in cohort.server.requests().items():
+    cohort.run(until=SIGN)
+    for one, request in cohort.cell.requests().items():
         answer = cohort.devices[one].unmask(request)
-        cohort.server.take_answer(one, answer._replace(seeds={peer: bytes(33) for peer in answer.seeds}))
+        cohort.cell.take_answer(one, answer._replace(seeds={peer: bytes(33) for peer in answer.seeds}))
     with pytest.raises(FailedRound, match="do not fit together"):
         cohort.total()
 
@@ -142,9 +129,9 @@ def test_a_masked_report_is_uniform_and_each_kind_of_mask_is_enough_alone(bits):
     cohort.values[one][:] = 5
     cohort.run(until=SHARE)
     device = cohort.devices[one]
-    own = own_mask_key(device._seed, device._cohort)
-    pairs = {peer: common.mask_key for peer, common in device._neighbours.items()}
-    cohort.said[MASK] = {one: device.mask(cohort.server.deliveries()[one], cohort.values[one])}
+    own = own_mask_key(device._seed, device._cell)
+    pairs = {peer: common.mask_key for peer, common in device._others.items()}
+    cohort.said[MASK] = {one: device.mask(cohort.cell.deliveries()[one], cohort.values[one])}
     report = masked(cohort, one)
     plus = [key for peer, key in pairs.items() if one < peer]
     minus = [key for peer, key in pairs.items() if one > peer]
@@ -179,9 +166,9 @@ def sharing():
     return cohort, cohort.devices[one], cohort.server.rosters()[one]
 
 
-def test_a_graph_below_the_degree_is_refused(sharing):
+def test_a_cell_from_which_somebody_is_left_out_is_refused(sharing):
     _, device, roster = sharing
-    with pytest.raises(Refused, match="8 neighbours are fewer than 9"):
+    with pytest.raises(Refused, match="not the devices of this one's cell"):
         device.share(roster._replace(adverts=roster.adverts[1:]))
     assert len(device.share(roster).shares) == 9
 
@@ -194,7 +181,7 @@ def test_a_list_without_the_device_itself_is_refused(sharing):
     device.share(roster)
 
 
-def test_keys_that_the_neighbour_did_not_sign_are_refused(sharing):
+def test_keys_that_the_peer_did_not_sign_are_refused(sharing):
     _, device, roster = sharing
     forged = roster.adverts[0]._replace(mask_key=masks.public_key(masks.new_secret()))
     with pytest.raises(Refused, match="not signed by it for this round"):
@@ -219,7 +206,7 @@ def test_keys_signed_for_another_round_or_recipe_are_refused(sharing):
     device.share(with_advert(roster, fresh))
 
 
-def test_a_neighbour_that_nobody_enrolled_is_refused(sharing):
+def test_a_peer_that_nobody_enrolled_is_refused(sharing):
     cohort, device, roster = sharing
     stranger = Cohort(1, seed=99)
     name, identity = next(iter(stranger.identities.items()))
@@ -234,8 +221,8 @@ def test_a_cohort_smaller_or_larger_than_the_terms_say_is_refused():
     for count, least, most in ((5, 6, 9), (10, 6, 9), (7, 6, 9)):
         cohort = Cohort(count, TERMS._replace(least=least, most=most))
         digests = tuple(sorted(device.advertise().digest() for device in cohort.devices.values()))
-        with pytest.raises(Refused, match="neighbours are fewer" if count == 7 else f"{count} devices are not between 6 and 9"):
-            cohort.devices[cohort.ids[0]].share(Roster(digests, ()))  # a cohort of the right size gets to the next check
+        with pytest.raises(Refused, match="not the devices" if count == 7 else f"{count} devices are not between 6 and 9"):
+            cohort.devices[cohort.ids[0]].share(Roster((), digests))  # a cohort of the right size gets to the next check
 
 
 @pytest.fixture
@@ -243,13 +230,13 @@ def delivered():
     cohort = Cohort(10)
     cohort.run(until=SHARE)
     one = cohort.ids[3]
-    return cohort, cohort.devices[one], cohort.server.deliveries()[one], cohort.values[one]
+    return cohort, cohort.devices[one], cohort.cell.deliveries()[one], cohort.values[one]
 
 
-def test_shares_from_too_few_neighbours_are_refused(delivered):
+def test_shares_from_too_few_are_refused(delivered):
     _, device, delivery, values = delivered
     few = dict(list(delivery.shares.items())[:5])
-    with pytest.raises(Refused, match="5 neighbours have shared their secrets, and 6 are needed"):
+    with pytest.raises(Refused, match="6 devices of the cell, this one among them, have shared their secrets, and 7 are needed"):
         device.mask(delivery._replace(shares=few), values)
     device.mask(delivery, values)
 
@@ -257,7 +244,7 @@ def test_shares_from_too_few_neighbours_are_refused(delivered):
 def test_shares_from_a_stranger_are_refused(delivered):
     cohort, device, delivery, values = delivered
     for stranger in (1, cohort.ids[3]):
-        with pytest.raises(Refused, match="which is no neighbour"):
+        with pytest.raises(Refused, match="which is none of the others in this cell"):
             device.mask(delivery._replace(shares={**delivery.shares, stranger: bytes(94)}), values)
     device.mask(delivery, values)
 
@@ -278,57 +265,63 @@ def test_values_that_are_no_report_are_an_error_and_use_no_mask(delivered):
 
 
 @pytest.fixture
-def asked():
+def reported():
     cohort = Cohort(10)
     cohort.run({MASK: {cohort.ids[0], cohort.ids[5]}}, until=MASK)
     one = cohort.ids[3]
-    return cohort, cohort.devices[one], cohort.server.requests()[one]
-
-
-def test_a_device_answers_for_each_neighbour_with_one_of_its_secrets(asked):
-    cohort, device, request = asked
-    answer = device.unmask(request)
-    assert answer.seeds.keys() == request.alive - {cohort.ids[3]}
-    assert answer.mask_keys.keys() == request.dead == {cohort.ids[0], cohort.ids[5]}
+    return cohort, cohort.devices[one], cohort.cell.survivors()[one]
 
 
 ONE, GONE = 3, 5  # places in the cohort: of the device that is asked, and of one that has gone
 FAULTS = {
-    "cannot have reported and have gone": lambda ids, alive, dead: (alive, dead | {ids[1]}),
-    "cannot have reported and": lambda ids, alive, dead: (alive | {ids[GONE]}, dead),
-    "this device has reported, and is not listed so": lambda ids, alive, dead: (alive - {ids[ONE]}, dead | {ids[ONE]}),
-    "and is not listed": lambda ids, alive, dead: (alive - {ids[ONE]}, dead),
-    "5 neighbours have reported, and 6 are needed": lambda ids, alive, dead: (alive - {*ids[1:3]}, dead | {*ids[1:3]}),
-    "shared no secret with this one": lambda ids, alive, dead: (alive | {77}, dead),
-    "device 77 shared no secret": lambda ids, alive, dead: (alive, dead | {77}),
-    "what became of device": lambda ids, alive, dead: (alive, dead - {ids[GONE]}),
+    "this device has reported, and is not listed so": lambda ids, alive: alive - {ids[ONE]},
+    "6 devices of the cell, this one among them, have reported, and 7 are needed": lambda ids, alive: alive - {*ids[1:3]},
+    "device 77 shared no secret with this one": lambda ids, alive: alive | {77},
 }
 
 
 @pytest.mark.parametrize("sentence", FAULTS)
-def test_lists_that_would_give_a_report_away_are_refused(asked, sentence):
-    cohort, device, request = asked
-    alive, dead = FAULTS[sentence](cohort.ids, request.alive, request.dead)
+def test_lists_that_would_give_a_report_away_are_not_signed(reported, sentence):
+    cohort, device, survivors = reported
     with pytest.raises(Refused, match=sentence):
-        device.unmask(request._replace(alive=alive, dead=dead))
-    assert device.unmask(request).seeds
+        device.sign(survivors._replace(devices=FAULTS[sentence](cohort.ids, survivors.devices)))
+    assert device.sign(survivors)
 
 
-def test_lists_of_another_round_are_refused(asked):
+def test_lists_of_another_round_are_not_signed(reported):
+    _, device, survivors = reported
+    with pytest.raises(Refused, match="belongs to another round"):
+        device.sign(survivors._replace(cell=bytes(32)))
+    assert device.sign(survivors)
+
+
+@pytest.fixture
+def asked():
+    cohort = Cohort(10)
+    cohort.run({MASK: {cohort.ids[0], cohort.ids[5]}}, until=SIGN)
+    one = cohort.ids[3]
+    return cohort, cohort.devices[one], cohort.cell.requests()[one]
+
+
+def test_a_device_answers_for_each_of_its_cell_with_one_of_its_secrets(asked):
+    cohort, device, request = asked
+    answer = device.unmask(request)
+    assert answer.mask_keys.keys() == {cohort.ids[0], cohort.ids[5]}
+    assert answer.seeds.keys() == set(cohort.ids) - answer.mask_keys.keys()
+
+
+def test_signatures_of_another_round_are_refused(asked):
     _, device, request = asked
     with pytest.raises(Refused, match="belongs to another round"):
-        device.unmask(request._replace(cohort=bytes(32)))
+        device.unmask(request._replace(cell=bytes(32)))
     assert device.unmask(request).seeds
 
 
 def test_there_is_no_second_answer(asked):
     _, device, request = asked
     device.unmask(request)
-    peers = sorted(request.alive - {device._device})
-    other = request._replace(alive=request.alive - {peers[0]}, dead=request.dead | {peers[0]})
-    for again in (request, other):
-        with pytest.raises(Refused, match="too late to unmask"):
-            device.unmask(again)
+    with pytest.raises(Refused, match="too late to unmask"):
+        device.unmask(request)
 
 
 def test_stages_come_in_their_order_and_once(sharing):
@@ -370,52 +363,52 @@ def test_the_server_takes_no_more_devices_than_a_sum_has_room_for():
 def test_the_server_takes_reports_of_the_right_length_from_those_who_shared():
     cohort = Cohort(10)
     cohort.run({SHARE: {cohort.ids[9]}}, until=SHARE)
-    deliveries = cohort.server.deliveries()
+    deliveries = cohort.cell.deliveries()
     one = cohort.ids[0]
     report = cohort.devices[one].mask(deliveries[one], cohort.values[one])
     for wrong in (report.packed[:-1], report.packed + b"\0", b"", bytes(10**6)):
         with pytest.raises(Refused, match="is none"):
-            cohort.server.take_report(one, report._replace(packed=wrong))
+            cohort.cell.take_report(one, report._replace(packed=wrong))
     with pytest.raises(Refused, match="dropped out"):
-        cohort.server.take_report(cohort.ids[9], report)
+        cohort.cell.take_report(cohort.ids[9], report)
     with pytest.raises(Refused, match="another round"):
-        cohort.server.take_report(one, MaskedReport(bytes(32), report.packed))
-    cohort.server.take_report(one, report)
+        cohort.cell.take_report(one, MaskedReport(bytes(32), report.packed))
+    cohort.cell.take_report(one, report)
     with pytest.raises(Refused, match="heard already"):
-        cohort.server.take_report(one, report)
+        cohort.cell.take_report(one, report)
 
 
-def test_the_server_takes_shares_for_all_neighbours_and_answers_to_what_it_asked():
+def test_the_server_takes_shares_for_all_of_a_cell_and_answers_to_what_it_asked():
     cohort = Cohort(5)
     cohort.run(until=ADVERTISE)
     rosters = cohort.server.rosters()
     one, other = cohort.ids[:2]
     sealed = cohort.devices[one].share(rosters[one])
-    with pytest.raises(Refused, match="a share for each of its neighbours"):
-        cohort.server.take_shares(one, sealed._replace(shares={other: sealed.shares[other]}))
-    cohort.server.take_shares(one, sealed)
+    with pytest.raises(Refused, match="a share for each of the others"):
+        cohort.cell.take_shares(one, sealed._replace(shares={other: sealed.shares[other]}))
+    cohort.cell.take_shares(one, sealed)
     with pytest.raises(Refused, match="too early to unmask"):
-        cohort.server.take_answer(one, None)
+        cohort.cell.take_answer(one, Unmasking(cohort.cell._name, {}, {}))
 
     cohort.start(TERMS)
-    cohort.run(until=MASK)
-    answer = cohort.devices[one].unmask(cohort.server.requests()[one])
+    cohort.run(until=SIGN)
+    answer = cohort.devices[one].unmask(cohort.cell.requests()[one])
     for wrong, why in (
         (answer._replace(mask_keys={other: bytes(33)}), "answers what it was not asked"),
         (answer._replace(seeds={**answer.seeds, 77: bytes(33)}), "answers what it was not asked"),
         (answer._replace(seeds={other: b"\xff" * 33}), "no share of a secret|answers what it was not asked"),
-        (answer._replace(cohort=bytes(32)), "belongs to another round"),
+        (answer._replace(cell=bytes(32)), "belongs to another round"),
     ):
         with pytest.raises(Refused, match=why):
-            cohort.server.take_answer(one, wrong)
-    cohort.server.take_answer(one, answer)
+            cohort.cell.take_answer(one, wrong)
+    cohort.cell.take_answer(one, answer)
 
 
 def test_no_secret_is_printed():
     cohort = Cohort(4)
     cohort.run(until=SHARE)
     device = cohort.devices[cohort.ids[0]]
-    for shown in (repr(device), str(vars(device)), f"{device._seed}", repr(device._neighbours)):
+    for shown in (repr(device), str(vars(device)), f"{device._seed}", repr(device._others)):
         assert repr(bytes(device._seed))[2:12] not in shown
-        assert all(repr(bytes(peer.mask_key))[2:12] not in shown for peer in device._neighbours.values())
+        assert all(repr(bytes(peer.mask_key))[2:12] not in shown for peer in device._others.values())
     assert "<secret>" in str(vars(device))

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from taciturn.fleets.secure_aggregation import messages
 from taciturn.fleets.secure_aggregation.messages import (
     SEALED_BYTES,
+    SIGNATURE_BYTES,
     Advert,
     MaskedReport,
     Roster,
     SealedShares,
+    Survivors,
     Terms,
     Unmasking,
     UnmaskRequest,
@@ -38,9 +40,9 @@ def terms(draw):
 
 ADVERTS = st.builds(Advert, IDS, HASHES, HASHES, HASHES, st.binary(max_size=255))
 ROSTERS = st.builds(
-    lambda digests, adverts: Roster(tuple(sorted(digests)), tuple(sorted(adverts))),
-    st.sets(HASHES, max_size=5),
+    lambda adverts, digests: Roster(tuple(sorted(adverts)), tuple(sorted(digests))),
     st.lists(ADVERTS, max_size=4, unique_by=lambda advert: advert.device),
+    st.sets(HASHES, max_size=5),
 )
 MESSAGES = st.one_of(
     terms(),
@@ -48,7 +50,8 @@ MESSAGES = st.one_of(
     ROSTERS,
     st.builds(SealedShares, HASHES, tables(SEALED_BYTES)),
     st.builds(MaskedReport, HASHES, st.binary(max_size=100)),
-    st.builds(UnmaskRequest, HASHES, st.frozensets(IDS, max_size=5), st.frozensets(IDS, max_size=5)),
+    st.builds(Survivors, HASHES, st.frozensets(IDS, max_size=5)),
+    st.builds(UnmaskRequest, HASHES, tables(SIGNATURE_BYTES)),
     st.builds(Unmasking, HASHES, tables(SHARE_BYTES), tables(SHARE_BYTES)),
 )
 KINDS = st.sampled_from(list(messages.KINDS))
@@ -74,7 +77,7 @@ def test_every_message_comes_back(message):
 @given(KINDS, st.binary(max_size=300))
 def test_garbage_is_a_sentence(kind, content):
     parsed(kind, content)
-    parsed(kind, bytes([1, messages.KINDS[kind]]) + content)  # with the right beginning it gets further
+    parsed(kind, bytes([messages.VERSION, messages.KINDS[kind]]) + content)  # with the right beginning it gets further
 
 
 @settings(max_examples=500)
@@ -94,9 +97,9 @@ def test_no_message_passes_for_one_of_another_kind(message, kind):
     assert kind is type(message) or parsed(kind, message.to_bytes()) is None
 
 
-@pytest.mark.parametrize("kind", [Roster, SealedShares, UnmaskRequest, Unmasking])
+@pytest.mark.parametrize("kind", [Roster, SealedShares, Survivors, UnmaskRequest, Unmasking])
 def test_a_message_that_claims_to_be_huge_takes_no_memory(kind):
-    content = bytes([1, messages.KINDS[kind]]) + (b"" if kind is Roster else bytes(32)) + b"\xff" * 40
+    content = bytes([messages.VERSION, messages.KINDS[kind]]) + (b"" if kind is Roster else bytes(32)) + b"\xff" * 40
     tracemalloc.start()
     with pytest.raises(ValueError, match="cannot have"):
         kind.from_bytes(content)
@@ -105,7 +108,7 @@ def test_a_message_that_claims_to_be_huge_takes_no_memory(kind):
 
 
 def test_a_report_that_is_longer_than_any_is_not_copied():
-    content = b"\x01\x05" + bytes(4 * messages.MOST_LENGTH + 33)
+    content = bytes([messages.VERSION, messages.KINDS[MaskedReport]]) + bytes(4 * messages.MOST_LENGTH + 33)
     tracemalloc.start()
     with pytest.raises(ValueError, match="longer than any"):
         MaskedReport.from_bytes(content)
@@ -114,12 +117,11 @@ def test_a_report_that_is_longer_than_any_is_not_copied():
 
 
 def test_rows_that_are_out_of_order_or_there_twice_are_refused():
-    row = (5).to_bytes(8, "big")
-    head, none = b"\x01\x06" + bytes(32), bytes(4)
-    assert UnmaskRequest.from_bytes(head + b"\0\0\0\1" + row + none).alive == {5}
+    row, head = (5).to_bytes(8, "big"), bytes([messages.VERSION, messages.KINDS[Survivors]]) + bytes(32)
+    assert Survivors.from_bytes(head + b"\0\0\0\1" + row).devices == {5}
     for rows in (row + row, row + (4).to_bytes(8, "big")):
         with pytest.raises(ValueError, match="in order"):
-            UnmaskRequest.from_bytes(head + b"\0\0\0\2" + rows + none)
+            Survivors.from_bytes(head + b"\0\0\0\2" + rows)
 
 
 def test_terms_that_make_no_round_are_refused():
@@ -147,3 +149,11 @@ def test_messages_that_hold_secrets_do_not_show_them():
     share = bytes(range(33))
     for message in (Unmasking(bytes(32), {7: share}, {8: share}), MaskedReport(bytes(32), share)):
         assert "\\x0" not in f"{message} {message!r}"
+
+
+def test_the_parts_of_a_roster_are_the_roster():
+    adverts = tuple(Advert(one, bytes(32), bytes(32), bytes(32), b"signed") for one in (3, 9))
+    roster = Roster(adverts, (bytes(32), bytes([1] * 32)))
+    own, shared = roster.parts()
+    assert Roster.from_bytes(own + shared) == roster
+    assert shared == roster._replace(adverts=()).parts()[1]  # the same whoever it is for

@@ -35,7 +35,7 @@ def statement(guarantee: Guarantee, public_sources: tuple[str, ...], observed: s
     else:
         parts += [
             _item("Statement", f"{_formal(guarantee)}."),
-            _item("Setting", "central differential privacy: whoever runs the curator is trusted to run it as it is."),
+            _item("Setting", _setting(guarantee)),
             _item("Data", _covers(guarantee)),
             _item("Output", "every estimate released by the curator, and so every model on the way, not only the last."),
             _item("Unit", f"{guarantee.unit}, with everything they wrote."),
@@ -95,6 +95,17 @@ def _formal(guarantee: Guarantee) -> str:
     if not guarantee.sampled:
         return f"{pair}; ρ = {rho_text(guarantee.rho)} of zero-concentrated, μ = {mu_text(guarantee.rho)} of Gaussian DP"
     return f"{pair}; ρ = {rho_text(guarantee.rho)} of zero-concentrated DP, in which sampling users does not count"
+
+
+def _setting(guarantee: Guarantee) -> str:
+    trusted = "central differential privacy: whoever runs the curator is trusted to run it as it is."
+    if guarantee.unit != "one device":
+        return trusted
+    return (
+        f"{trusted} What the server sees before there is noise is the sum of each cell of a round (at most 200 devices), and no report: a "
+        "sum of more than half of the cell's honest devices, if no more of those in the round work for the server than fleet.max_colluding "
+        "says."
+    )
 
 
 def _groups(guarantee: Guarantee) -> str:

@@ -1,9 +1,10 @@
 """A device in a fleet: it keeps its text, and answers a server's questions, one stage of a secure sum after the other.
 
 Which terms a round has follows from the device's own recipe; from the server it takes the round's name and number, the model and other
-devices' keys. What leaves it is its keys, sealed shares, one report behind masks, and shares of others' secrets.
+devices' keys. What leaves it is its keys, sealed shares, one report behind masks, one signature of who else reported, and
+shares of others' secrets.
 
-**Guarantee:** it trains on a message whose hash is in the terms that it and all its neighbours signed, on which every mask depends, so
+**Guarantee:** it trains on a message whose hash is in the terms that it and all of its cell signed, on which every mask depends, so
 that a sum is of reports about one model, or there is none. It trains on no message that is not finite, nor under another clip norm than its
 recipe's for the round. It reports once to a round, and answers once under a name (participation_record.py).
 
@@ -24,7 +25,7 @@ from taciturn.fleets.devices.participation_record import ParticipationRecord
 from taciturn.fleets.devices.transport import LOG, ComeBackLater
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
 from taciturn.fleets.secure_aggregation.identities import Identity
-from taciturn.fleets.secure_aggregation.messages import Roster, SealedShares, Terms, UnmaskRequest
+from taciturn.fleets.secure_aggregation.messages import Roster, SealedShares, Survivors, Terms, UnmaskRequest
 
 
 class NotEligible(Exception):
@@ -63,6 +64,8 @@ class Device:
                 return self._in_a_round().share(Roster.from_bytes(content)).to_bytes()
             case fields.REPORT:
                 return self._report(content)
+            case fields.SIGN:
+                return self._in_a_round().sign(Survivors.from_bytes(content))
             case fields.UNMASK:
                 return self._in_a_round().unmask(UnmaskRequest.from_bytes(content)).to_bytes()
             case fields.COME_BACK:

@@ -14,7 +14,7 @@ import numpy as np
 
 from taciturn.core import PyTree
 
-CHECK_IN, ADVERTISE, SHARE, REPORT, UNMASK = "check-in", "advertise", "share", "report", "unmask"
+CHECK_IN, ADVERTISE, SHARE, REPORT, SIGN, UNMASK = "check-in", "advertise", "share", "report", "sign", "unmask"
 COME_BACK = "come back"  # after so many seconds
 READY, NOT_NOW = b"ready", b"not now"
 NAME_BYTES = 16  # of an attempt at a round

@@ -30,8 +30,7 @@ from taciturn.files import write_atomically
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.transport import LOG, Link, LinkError
 from taciturn.fleets.secure_aggregation.identities import Identity
-from taciturn.fleets.secure_aggregation.messages import Advert, MaskedReport, SealedShares, Terms, Unmasking
-from taciturn.fleets.secure_aggregation.protocol import Refused, Unneeded
+from taciturn.fleets.secure_aggregation.messages import Terms
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
 from taciturn.fleets.simulation.availability import TooFewDevices
 from taciturn.progress import StageProgress
@@ -213,55 +212,40 @@ class DeviceFleet:
         if not numbers.resting(0).isdisjoint(cohort.tolist()):
             raise FailedRound("its devices were asked for their reports before, and give them once")
         connections = {device: connection for connection, device in self._devices().items()}
-        present = set(cohort.tolist()) - self._left_out()
-        asked = {connections[device]: device for device in sorted(present) if device in connections}
+        present = sorted((set(cohort.tolist()) - self._left_out()) & connections.keys())
         name, run, number = fields.new_name(), self._run().encode(), str(numbers.number).encode()
         about = fields.message_hash(run, number, model, key)
         server = ServerRound(self._agreement._replace(round=name, message=about), self._identity)
-        first = dict.fromkeys(asked, fields.pack_fields(name, run, number, about))
-        self._stage(fields.ADVERTISE, first, asked, lambda d, a: server.take_advert(d, Advert.from_bytes(a)))
-        rosters = self._to_connections(server.rosters(), asked)
-        self._stage(fields.SHARE, rosters, asked, lambda d, a: server.take_shares(d, SealedShares.from_bytes(a)))
-        deliveries = {
-            connection: fields.pack_fields(delivery, key)
-            for connection, delivery in self._to_connections(server.deliveries(), asked).items()
-        }
-        # On disk before they are asked: who may have sent a report is known after any crash.
-        now = {asked[connection]: numbers.number for connection in deliveries}
-        self._keep(numbers._replace(asked=numbers.asked | now))
-        take = lambda d, a: server.take_report(d, MaskedReport.from_bytes(a))  # noqa: E731
-        taken = self._stage(fields.REPORT, deliveries, asked, take, fields.pack_fields(model))
-        before = self._counted()
-        counts = {"asked": before["asked"] + len(cohort), "reports": before["reports"] + taken}
-        write_atomically(self._folder / COUNTS, json.dumps(counts).encode(), 0o600)
-        requests = self._to_connections(server.requests(), asked)
-        self._stage(fields.UNMASK, requests, asked, lambda d, a: server.take_answer(d, Unmasking.from_bytes(a)))
-        try:
-            return server.total().values
-        finally:
-            self._leave_out(fields.UNMASK, server.broke)
 
-    def _stage(
-        self, kind: str, contents: dict[int, bytes], asked: dict[int, int], take: Callable[[int, bytes], None], shared: bytes = b""
-    ) -> int:
-        """Ask, and take what comes. What cannot be taken is as if it had not come. How many could."""
+        def stage(kind: str, questions: Mapping[int, bytes], shared: bytes = b"") -> None:
+            self._stage(kind, server, {connections[device]: content for device, content in questions.items()}, connections, shared)
+
+        stage(fields.ADVERTISE, dict.fromkeys(present, fields.pack_fields(name, run, number, about)))
+        stage(fields.SHARE, server.questions(), server.shared)
+        deliveries = {device: fields.pack_fields(delivery, key) for device, delivery in server.questions().items()}
+        # On disk before they are asked: who may have sent a report is known after any crash.
+        self._keep(numbers._replace(asked=numbers.asked | dict.fromkeys(deliveries, numbers.number)))
+        stage(fields.REPORT, deliveries, fields.pack_fields(model))
+        before = self._counted()
+        counts = {"asked": before["asked"] + len(cohort), "reports": before["reports"] + server.reports}
+        write_atomically(self._folder / COUNTS, json.dumps(counts).encode(), 0o600)
+        stage(fields.SIGN, server.questions())
+        stage(fields.UNMASK, server.questions())
+        self._leave_out(fields.UNMASK, server.broke)
+        if failed := server.failed_cells:
+            LOG.warning("%d cells have failed, and the round goes on without their devices: %s", len(failed), failed[0])
+        return server.total().values
+
+    def _stage(self, kind: str, server: ServerRound, questions: dict[int, bytes], connections: dict[int, int], shared: bytes) -> None:
+        """Ask, and let the server take what comes."""
         deadline = self._patience.deadline
         seconds = deadline if kind == fields.REPORT else min(SHORT, deadline)
-        answers = self._link.ask(kind, contents, seconds, progress=lambda done, all: self._watch(kind, done, all), shared=shared)
-        taken, refused = 0, {}
-        for connection, answer in answers.items():
-            try:
-                take(asked[connection], answer)
-                taken += 1
-            except Unneeded:
-                continue
-            except (ValueError, Refused) as wrong:
-                refused[asked[connection]] = str(wrong)
+        answers = self._link.ask(kind, questions, seconds, progress=lambda done, all: self._watch(kind, done, all), shared=shared)
+        refused = server.take({device: answers[connection] for device, connection in connections.items() if connection in answers})
         if refused:
             LOG.warning("stage %s: discarded %d of %d malformed answers", kind, len(refused), len(answers))
             self._leave_out(kind, refused)
-        self._watch(kind, taken, len(contents))
-        return taken
+        self._watch(kind, len(answers) - len(refused), len(questions))
 
     def _left_out(self) -> set[int]:
         """Devices that broke the protocol in this run."""
@@ -276,9 +260,6 @@ class DeviceFleet:
             left_out = sorted(self._left_out() | broke.keys())
             write_atomically(self._folder / LEFT_OUT, json.dumps(left_out).encode(), 0o600)
 
-    def _to_connections(self, messages: Mapping[int, "_Bytes"], asked: dict[int, int]) -> dict[int, bytes]:
-        return {connection: messages[device].to_bytes() for connection, device in asked.items() if device in messages}
-
 
 class _Numbers(NamedTuple):
     """By what number devices know the round of a row, and under which each of them was asked for a report last."""
@@ -290,7 +271,3 @@ class _Numbers(NamedTuple):
     def resting(self, apart: int) -> set[int]:
         """Who was asked too few rounds ago to take part in this one."""
         return {device for device, number in self.asked.items() if self.number - number <= apart}
-
-
-class _Bytes(Protocol):
-    def to_bytes(self) -> bytes: ...

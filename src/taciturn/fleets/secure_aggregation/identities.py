@@ -16,12 +16,12 @@ class Identity(Protocol):
             def __init__(self, device, key):
                 self.device, self.key = device, key
             def sign(self, content):
-                return hmac.digest(self.key, b"%d " % self.device + content, "sha256")
+                return hmac.digest(self.key, b"%d " % self.device + content, "sha512")
             def verify(self, device, content, signature):
                 return hmac.compare_digest(SharedKey(device, self.key).sign(content), signature)
     """
 
-    def sign(self, content: bytes) -> bytes: ...
+    def sign(self, content: bytes) -> bytes: ...  # 64 bytes
 
     def verify(self, device: int, content: bytes, signature: bytes) -> bool:
         """False for whoever is not enrolled."""

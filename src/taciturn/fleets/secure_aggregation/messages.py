@@ -8,18 +8,19 @@ import hashlib
 import itertools
 import struct
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 from taciturn.fleets.secure_aggregation.bit_packing import MOST_BITS
 from taciturn.fleets.secure_aggregation.masks import KEY_BYTES
 from taciturn.fleets.secure_aggregation.shamir import SHARE_BYTES
 
-VERSION = 1
+VERSION = 2
 HASH_BYTES = 32
 SEALED_BYTES = 12 + 2 * SHARE_BYTES + 16  # nonce, a share of the seed and one of the mask key, AES-GCM's tag
 MOST_DEVICES = 1 << 16  # in a round
 MOST_LENGTH = 1 << 26  # coordinates in a report
 MOST_SIGNATURE_BYTES = 255
+SIGNATURE_BYTES = 64  # of survivors: Ed25519
 
 
 class Terms(NamedTuple):
@@ -33,7 +34,7 @@ class Terms(NamedTuple):
     length: int  # coordinates in a report
     dropouts: float  # the share of devices that may drop out after they advertised
     corrupt: float  # the share of devices that may work together with the server
-    least: int  # devices in a cohort, and reports in a sum: with fewer there is none
+    least: int  # devices in a cohort, and reports in the sums of all cells: with fewer there is none
     most: int  # devices in a cohort: with more, a sum might be larger than the modulus
 
     def to_bytes(self) -> bytes:
@@ -44,8 +45,7 @@ class Terms(NamedTuple):
     def from_bytes(cls, content: bytes) -> Self:
         reader = _Reader(content, Terms)
         names = reader.block(255), reader.block(HASH_BYTES), reader.block(255)
-        terms = cls(*names, *struct.unpack(">BIddII", reader.take(struct.calcsize(">BIddII"))))
-        reader.end()
+        terms = reader.whole(cls(*names, *struct.unpack(">BIddII", reader.take(struct.calcsize(">BIddII")))))
         terms.check()
         return terms
 
@@ -66,7 +66,7 @@ class Terms(NamedTuple):
 
 
 class Advert(NamedTuple):
-    """1. Device → server → neighbours: fresh public keys for one round, signed with the key that the device was enrolled with."""
+    """1. Device → server → its cell: fresh public keys for one round, signed with the key that the device was enrolled with."""
 
     device: int
     mask_key: bytes
@@ -82,9 +82,7 @@ class Advert(NamedTuple):
     def from_bytes(cls, content: bytes) -> Self:
         reader = _Reader(content, Advert)
         fixed = reader.number(8), reader.take(KEY_BYTES), reader.take(KEY_BYTES), reader.take(HASH_BYTES)
-        advert = cls(*fixed, reader.block(MOST_SIGNATURE_BYTES))
-        reader.end()
-        return advert
+        return reader.whole(cls(*fixed, reader.block(MOST_SIGNATURE_BYTES)))
 
     def signed(self, terms: Terms) -> bytes:
         """What the signature is of: all but itself, and the terms."""
@@ -95,48 +93,47 @@ class Advert(NamedTuple):
 
 
 class Roster(NamedTuple):
-    """2. Server → device: digests of all adverts, of which who neighbours whom follows, and the adverts of the device's neighbours."""
+    """2. Server → device: the adverts of the others in its cell, and the digests of all adverts, of which it follows who they are."""
 
-    digests: tuple[bytes, ...]  # ascending
     adverts: tuple[Advert, ...]  # ascending by device
+    digests: tuple[bytes, ...]  # ascending
 
     def to_bytes(self) -> bytes:
-        adverts = b"".join(_block(advert.to_bytes()) for advert in self.adverts)
-        counts = _number(len(self.digests), 4) + _number(len(self.adverts), 4)
-        return _head(Roster) + counts + b"".join(self.digests) + adverts
+        return b"".join(self.parts())
+
+    def parts(self) -> tuple[bytes, bytes]:
+        """What is for one device, and what follows it for all of them alike."""
+        counts = _number(len(self.adverts), 4) + _number(len(self.digests), 4)
+        return _head(Roster) + counts + b"".join(_block(advert.to_bytes()) for advert in self.adverts), b"".join(self.digests)
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
         reader = _Reader(content, Roster)
-        digests, adverts = reader.count(HASH_BYTES), reader.count(1)
-        roster = cls(
-            tuple(reader.take(HASH_BYTES) for _ in range(digests)), tuple(Advert.from_bytes(reader.block(512)) for _ in range(adverts))
-        )
-        reader.end()
+        adverts, digests = reader.count(1), reader.count(HASH_BYTES)
+        shown = tuple(Advert.from_bytes(reader.block(512)) for _ in range(adverts))
+        roster = reader.whole(cls(shown, tuple(reader.take(HASH_BYTES) for _ in range(digests))))
         _ascending(roster.digests)
         _ascending([advert.device for advert in roster.adverts])
         return roster
 
     def cohort(self, terms: Terms) -> bytes:
-        """A name for these devices with these keys in this round, by which everything after it is bound to it."""
+        """A name for these devices with these keys in this round. Cells follow from it, and have names that do."""
         return hashlib.sha256(b"taciturn secure sum: cohort\0" + terms.digest() + b"".join(self.digests)).digest()
 
 
 class SealedShares(NamedTuple):
     """2. Device → server, by receiver; and 3. server → device, by sender: shares that only the two devices can read."""
 
-    cohort: bytes
+    cell: bytes
     shares: dict[int, bytes]
 
     def to_bytes(self) -> bytes:
-        return _head(SealedShares) + self.cohort + _table(self.shares)
+        return _head(SealedShares) + self.cell + _table(self.shares)
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
         reader = _Reader(content, SealedShares)
-        sealed = cls(reader.take(HASH_BYTES), reader.table(SEALED_BYTES))
-        reader.end()
-        return sealed
+        return reader.whole(cls(reader.take(HASH_BYTES), reader.table(SEALED_BYTES)))
 
     def __repr__(self) -> str:
         return f"<sealed shares of {len(self.shares)} devices>"
@@ -145,65 +142,79 @@ class SealedShares(NamedTuple):
 class MaskedReport(NamedTuple):
     """3. Device → server: a report behind its masks, b bits a coordinate."""
 
-    cohort: bytes
+    cell: bytes
     packed: bytes
 
     def to_bytes(self) -> bytes:
-        return _head(MaskedReport) + self.cohort + self.packed
+        return _head(MaskedReport) + self.cell + self.packed
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
         reader = _Reader(content, MaskedReport)
-        cohort = reader.take(HASH_BYTES)
+        cell = reader.take(HASH_BYTES)
         if reader.left > 4 * MOST_LENGTH:
             raise ValueError(f"a report of {reader.left:,} bytes is longer than any")
-        return cls(cohort, reader.take(reader.left))
+        return cls(cell, reader.take(reader.left))
 
     def __repr__(self) -> str:
         return f"<masked report, {len(self.packed):,} bytes>"
 
 
-class UnmaskRequest(NamedTuple):
-    """4. Server → device: which of its neighbours have reported, itself among them, and which have gone since they shared their secrets."""
+class Survivors(NamedTuple):
+    """4. Server → device: all devices of the cell whose reports have come. The answer is a signature of it, and nothing else."""
 
-    cohort: bytes
-    alive: frozenset[int]
-    dead: frozenset[int]
+    cell: bytes
+    devices: frozenset[int]
 
     def to_bytes(self) -> bytes:
-        lists = (_table(dict.fromkeys(devices, b"")) for devices in (self.alive, self.dead))
-        return _head(UnmaskRequest) + self.cohort + b"".join(lists)
+        return _head(Survivors) + self.cell + _table(dict.fromkeys(self.devices, b""))
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Self:
+        reader = _Reader(content, Survivors)
+        return reader.whole(cls(reader.take(HASH_BYTES), frozenset(reader.table(0))))
+
+    def signed(self) -> bytes:
+        """What devices sign, once: the cell has a name on which message, terms and all adverts of the round depend."""
+        return b"taciturn secure sum: survivors\0" + self.to_bytes()
+
+
+class UnmaskRequest(NamedTuple):
+    """5. Server → device: signatures of survivors under the list of them that the device has signed itself."""
+
+    cell: bytes
+    signatures: dict[int, bytes]
+
+    def to_bytes(self) -> bytes:
+        return _head(UnmaskRequest) + self.cell + _table(self.signatures)
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
         reader = _Reader(content, UnmaskRequest)
-        request = cls(reader.take(HASH_BYTES), frozenset(reader.table(0)), frozenset(reader.table(0)))
-        reader.end()
-        return request
+        return reader.whole(cls(reader.take(HASH_BYTES), reader.table(SIGNATURE_BYTES)))
 
 
 class Unmasking(NamedTuple):
-    """4. Device → server: its shares of the seeds of those who reported, and of the mask keys of those who have gone."""
+    """5. Device → server: its shares of the seeds of those who reported, and of the mask keys of those who have gone."""
 
-    cohort: bytes
+    cell: bytes
     seeds: dict[int, bytes]
     mask_keys: dict[int, bytes]
 
     def to_bytes(self) -> bytes:
-        return _head(Unmasking) + self.cohort + _table(self.seeds) + _table(self.mask_keys)
+        return _head(Unmasking) + self.cell + _table(self.seeds) + _table(self.mask_keys)
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
         reader = _Reader(content, Unmasking)
-        unmasking = cls(reader.take(HASH_BYTES), reader.table(SHARE_BYTES), reader.table(SHARE_BYTES))
-        reader.end()
-        return unmasking
+        return reader.whole(cls(reader.take(HASH_BYTES), reader.table(SHARE_BYTES), reader.table(SHARE_BYTES)))
 
     def __repr__(self) -> str:
         return f"<shares of {len(self.seeds)} seeds and {len(self.mask_keys)} mask keys>"
 
 
-KINDS = {kind: number for number, kind in enumerate((Terms, Advert, Roster, SealedShares, MaskedReport, UnmaskRequest, Unmasking), 1)}
+_ALL = Terms, Advert, Roster, SealedShares, MaskedReport, Survivors, UnmaskRequest, Unmasking
+KINDS = {kind: number for number, kind in enumerate(_ALL, 1)}
 
 
 def _head(kind: type) -> bytes:
@@ -225,6 +236,9 @@ def _table(rows: Mapping[int, bytes]) -> bytes:
 def _ascending(names: Iterable) -> None:
     if any(not first < second for first, second in itertools.pairwise(names)):
         raise ValueError("a list of devices is not in order, or names one twice")
+
+
+Message = TypeVar("Message")
 
 
 class _Reader:
@@ -264,6 +278,8 @@ class _Reader:
         _ascending([device for device, _ in rows])
         return dict(rows)
 
-    def end(self) -> None:
+    def whole(self, message: Message) -> Message:
+        """The message, if nothing comes after it."""
         if self.left:
             raise ValueError(f"{self.left:,} bytes follow after a {self._name}")
+        return message

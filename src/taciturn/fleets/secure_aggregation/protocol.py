@@ -1,27 +1,27 @@
-"""A sum that nobody can look inside: secure aggregation (Bonawitz et al. 2017, Figure 4) with k neighbours (Bell et al. 2020, Algorithm 2).
+"""A sum that nobody can look inside: secure aggregation (Bonawitz et al. 2017, Figure 4), in cells of at most 200 devices (cells.py).
 
-Four stages as plain calls without a network: device_side.py is the device's side, server_side.py the server's, messages.py what goes
-between them. Here is what both have in common.
+Five stages as plain calls without a network: device_side.py is the device's side, server_side.py and server_cell.py the server's,
+messages.py what goes between them. Here is what both have in common.
 
-    1. advertise   fresh keys for the round, signed by the device
-    2. share       the device's two secrets, cut into shares for its neighbours, each sealed so that only the neighbour can read it
-    3. mask        y_u = x_u + PRG(b_u) + Σ_{v > u} PRG(s_uv) − Σ_{v < u} PRG(s_uv)   modulo M = 2^b
-    4. unmask      shares of b_v for neighbours that reported, of the mask key s_v for those that have gone; once
+    1. advertise   fresh keys for the round, signed by the device; cells follow from all adverts
+    2. share       the device's two secrets, cut into shares for its cell, each sealed so that only its receiver can read it
+    3. mask        y_u = x_u + PRG(b_u) + Σ_{v > u} PRG(s_uv) − Σ_{v < u} PRG(s_uv)   modulo M = 2^b, over the cell
+    4. sign        the list of all survivors, whose reports have come; once
+    5. unmask      under t signatures of that list: shares of b_v for survivors, of the mask key s_v for those that have gone; once
 
 In the sum the masks of pairs cancel, except those with devices that have gone; these, and the devices' own masks, the server puts together
-from shares and takes off. What is left is Σ x_u of the devices that reported, exactly, or `FailedRound`.
+from shares and takes off. What is left is Σ x_u of the survivors, exactly, or the cell has failed and the others go on without it.
 
-**Guarantee:** a server that follows the protocol, together with the share `Terms.corrupt` of the devices, learns the sum of the other
-devices that reported and nothing else about them, whoever drops out whenever, but for a chance of 2⁻⁴⁰ a round (neighbours.py). A report
-that arrives after its device was given up stays behind the mask of its own. All keys depend on the round's terms, and so on the message
-that devices train on: those who were told of different ones have no sum. No lists of the dead that a server may make up, even
-different ones for different devices, give it both secrets of a device.
+**Guarantee:** a server, together with as many devices of a cell as cells.py says, learns one sum of the cell, of t reports at least,
+and nothing else about the other devices in it, whoever drops out whenever, whatever lists of survivors it makes up and shows to whom, but
+for a chance of 2⁻⁴⁰ a round that a cell has more of them. A report that arrives after its device was given up stays behind the mask
+of its own. All keys depend on the round's terms, and so on the message that devices train on: those who were told of different ones have
+no sum.
 
-**Assumes:** the list of enrolled keys is right, and names no more than that share of corrupt devices; whoever carries messages between
-device and server authenticates them (TLS); a device is in a round of one name once
-(devices/participation_record.py sees to it). What a server that does not
-follow the protocol can do nevertheless is in docs/secure_aggregation.md. A device that lies can spoil a sum, as it can with its report: it
-learns nothing by it.
+**Assumes:** the list of enrolled keys is right, and no more than the share `Terms.corrupt` of a cohort works for the server; whoever
+carries messages between device and server authenticates them (TLS); a device is in a round of one name once
+(devices/participation_record.py sees to it). What a server can do nevertheless is in docs/secure_aggregation.md. A device that lies can
+spoil its cell's sum, as it can with its report: it learns nothing by it.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from taciturn.fleets.secure_aggregation import masks
 from taciturn.fleets.secure_aggregation.masks import Secret
 from taciturn.fleets.secure_aggregation.messages import Advert, Terms
 
-STAGES = ADVERTISE, SHARE, MASK, UNMASK, DONE = "advertise", "share", "mask", "unmask", "done"
+STAGES = ADVERTISE, SHARE, MASK, SIGN, UNMASK, DONE = "advertise", "share", "mask", "sign", "unmask", "done"
 
 
 class Refused(Exception):
@@ -51,9 +51,9 @@ def expect(now: str, asked: str) -> None:
         raise Refused(f"it is too {'late' if late else 'early'} to {asked}: " + ("that is done" if late else f"{now} comes first"))
 
 
-def check_cohort(own: bytes, theirs: bytes) -> None:
+def check_cell(own: bytes, theirs: bytes) -> None:
     if own != theirs:
-        raise Refused("this belongs to another round, or to other devices in it")
+        raise Refused("this belongs to another round, or to another cell of it")
 
 
 def residue(total: np.ndarray, terms: Terms) -> np.ndarray:
@@ -64,15 +64,15 @@ def commitment(seed: bytes) -> bytes:
     return hashlib.sha256(b"taciturn secure sum: seed\0" + seed).digest()
 
 
-def ends_of(cohort: bytes, sender: int, receiver: int) -> bytes:
-    return cohort + sender.to_bytes(8, "big") + receiver.to_bytes(8, "big")
+def ends_of(cell: bytes, sender: int, receiver: int) -> bytes:
+    return cell + sender.to_bytes(8, "big") + receiver.to_bytes(8, "big")
 
 
-def own_mask_key(seed: Secret, cohort: bytes) -> Secret:
-    return masks.derived(seed, b"own mask" + cohort)
+def own_mask_key(seed: Secret, cell: bytes) -> Secret:
+    return masks.derived(seed, b"own mask" + cell)
 
 
-def pair_mask_key(secret: Secret, peer: Advert, device: int, cohort: bytes) -> Secret:
+def pair_mask_key(secret: Secret, peer: Advert, device: int, cell: bytes) -> Secret:
     """The key of the mask that a device and its peer share, which is the same from both ends."""
-    ends = ends_of(cohort, min(device, peer.device), max(device, peer.device))
+    ends = ends_of(cell, min(device, peer.device), max(device, peer.device))
     return masks.agreed(secret, peer.mask_key, b"pair mask" + ends)

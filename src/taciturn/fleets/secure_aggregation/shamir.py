@@ -6,6 +6,7 @@
 secret: whoever puts shares together has to know the secret when they see it (here: by a public key or a commitment).
 """
 
+import functools
 import secrets
 from collections.abc import Mapping
 
@@ -51,14 +52,20 @@ def number(share: bytes) -> int:
 
 def _through(shares: Mapping[int, bytes], place: int) -> int:
     """The value there of the polynomial through the shares."""
-    value = 0
-    for holder, share in shares.items():
+    return sum(number(share) * weight for share, weight in zip(shares.values(), _weights(tuple(shares), place), strict=True)) % PRIME
+
+
+@functools.lru_cache(maxsize=512)
+def _weights(holders: tuple[int, ...], place: int) -> list[int]:
+    """Lagrange's, which depend on who holds shares and on nothing secret: once for all secrets of the same holders."""
+    weights = []
+    for holder in holders:
         above, below = 1, 1
-        for other in shares:
+        for other in holders:
             if other != holder:
                 above, below = above * (other - place) % PRIME, below * (other - holder) % PRIME
-        value += number(share) * above * pow(below, -1, PRIME)
-    return value % PRIME
+        weights.append(above * pow(below, -1, PRIME) % PRIME)
+    return weights
 
 
 def _value(coefficients: list[int], place: int) -> int:

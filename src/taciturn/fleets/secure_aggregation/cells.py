@@ -1,0 +1,86 @@
+"""Cells: a round is cut into groups of at most 200 devices, each of which has a secure sum of its own, everyone with everyone.
+
+Work and messages grow with the square of a cell and in proportion to a round, and a cell that fails takes its own devices with it and no
+others. The price is that the server sees the sum of each cell. So what protects a report has to hold in every cell: how many devices work
+for the server, and of how many reports a sum is.
+
+Who is in a cell with whom follows from a hash of all adverts, which nobody can choose without trying. So how many corrupt devices are in a
+cell is hypergeometric, and `colluders` bounds it for all cells of a round at once, but for a chance of 2⁻⁴⁰. The threshold t of a cell of n
+devices, c of them corrupt, is the number of shares for a secret, of reports for a sum and of signatures under a list of survivors:
+
+1. **one sum of a cell is opened, and no more than one secret of a device**: 2t > n + c (docs/secure_aggregation.md);
+2. **nothing is missing**: t devices are there to the end. As large as drop-outs allow, since it is the size of the smallest sum.
+
+Numbers are whole throughout, so that server and devices come to the same.
+
+**Assumes:** who is corrupt does not depend on the order of the hashes.
+"""
+
+import functools
+import hashlib
+import math
+from collections.abc import Iterable, Iterator
+
+MOST = 200  # devices in a cell
+UNLIKELY = 40  # bits: that a cell has more corrupt devices than is said happens with probability 2⁻⁴⁰ a round
+SELDOM = 10  # bits: and that it loses more devices than it can, so that it fails
+
+
+def cells(cohort_name: bytes, adverts: Iterable[bytes]) -> list[list[bytes]]:
+    """Digests of adverts, dealt to as few cells as it takes in the order of their hashes under a hash of all."""
+    order = sorted(adverts, key=lambda advert: hashlib.sha256(cohort_name + advert).digest())
+    count = max(1, -(-len(order) // MOST))
+    return [sorted(order[first::count]) for first in range(count)]
+
+
+def cell_name(cohort_name: bytes, cell: Iterable[bytes]) -> bytes:
+    """By which everything that is said in a cell is bound to it, and to all terms and adverts of the round."""
+    return hashlib.sha256(b"taciturn secure sum: cell\0" + cohort_name + b"".join(cell)).digest()
+
+
+def colluders(cohort: int, cell: int, corrupt: float) -> int:
+    """The most corrupt devices in a cell of a cohort, in which this share is corrupt.
+
+    >>> colluders(100, 100, 0.05), colluders(1000, 100, 0.05), colluders(1000, 200, 0.05), colluders(10_000, 200, 0.05)
+    (5, 25, 33, 40)
+    """
+    return _at_most(cohort, _share_of(cohort, corrupt), cell, UNLIKELY)
+
+
+@functools.lru_cache(maxsize=64)
+def threshold(cohort: int, cell: int, dropouts: float, corrupt: float) -> int:
+    """t, for a cell of a cohort of which these shares may drop out and be corrupt; a ValueError where none will do.
+
+    >>> threshold(20, 20, 0.3, 0.1), threshold(1000, 200, 0.3, 0.05)
+    (14, 119)
+    """
+    if not (0 <= dropouts < 1 and 0 <= corrupt < 1):
+        raise ValueError(f"shares of devices lie between 0 and 1, not {dropouts} and {corrupt}")
+    bad, gone = colluders(cohort, cell, corrupt), _share_of(cohort, dropouts)
+    secret = (cell + bad) // 2 + 1
+    if cell < 2 or secret > cell - _share_of(cell, dropouts):
+        raise ValueError(
+            f"{cell} devices of which {_share_of(cell, dropouts)} drop out and {bad} are corrupt make no secure sum: allow for fewer "
+            "(fleet.max_dropout, fleet.max_colluding), or take more devices"
+        )
+    return max(secret, cell - _at_most(cohort, gone, cell, SELDOM))
+
+
+def _share_of(devices: int, share: float) -> int:
+    return math.floor(share * devices + 1e-9)
+
+
+def _at_most(cohort: int, marked: int, cell: int, bits: int) -> int:
+    """How many of the marked devices are in a cell at most: that any cell of the round has more has a chance of 2^-bits at most."""
+    more, draws = 0, math.comb(cohort, cell)
+    for count, ways in _hypergeometric(cohort, marked, cell):
+        more += ways
+        if -(-cohort // cell) * more << bits > draws:
+            return count
+    return 0
+
+
+def _hypergeometric(cohort: int, marked: int, drawn: int) -> Iterator[tuple[int, int]]:
+    """How many of those drawn are marked, the most first, and in how many of comb(cohort, drawn) draws that is so."""
+    for count in range(min(marked, drawn), -1, -1):
+        yield count, math.comb(marked, count) * math.comb(cohort - marked, drawn - count)

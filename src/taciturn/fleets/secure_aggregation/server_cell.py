@@ -1,0 +1,251 @@
+"""The server in one cell of a secure sum (protocol.py): passes on what it cannot read, adds, takes masks off (Bonawitz et al. 2017,
+Figure 4). It knows nothing of other cells, and so can be in any process (workers.py).
+"""
+
+import random
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from taciturn.core import FailedRound
+from taciturn.fleets.secure_aggregation import masks, protocol, shamir
+from taciturn.fleets.secure_aggregation.bit_packing import unpack
+from taciturn.fleets.secure_aggregation.blame import at_fault, few_of
+from taciturn.fleets.secure_aggregation.cells import colluders, threshold
+from taciturn.fleets.secure_aggregation.masks import Secret
+from taciturn.fleets.secure_aggregation.messages import Advert, MaskedReport, SealedShares, Survivors, Terms, Unmasking, UnmaskRequest
+from taciturn.fleets.secure_aggregation.protocol import Refused, Unneeded
+
+TRIES = 200  # sets of shares of a secret, at random
+
+_IsRight = Callable[[Secret, Advert], bool]
+
+
+class Total(NamedTuple):
+    """What a round, or a cell of it, comes to. For the curator alone."""
+
+    values: np.ndarray  # uint32 [length]: the sum of the reports modulo 2^b
+    devices: list[int]  # those whose reports are in it
+
+    def __repr__(self) -> str:
+        return f"<sum of {len(self.devices)} reports>"
+
+
+def refusals(answers: Mapping[int, bytes], take: Callable[[int, bytes], None]) -> dict[int, str]:
+    """Takes what devices have sent. Who sent what could not be taken, and why: it is as if it had not come."""
+    refused = {}
+    for device, answer in answers.items():
+        try:
+            take(device, answer)
+        except Unneeded:
+            continue
+        except (ValueError, Refused) as wrong:
+            refused[device] = str(wrong)
+    return refused
+
+
+class Ended(NamedTuple):
+    """A cell at the end of a stage."""
+
+    cell: "ServerCell"
+    devices: int = 0  # whose reports are in its sum, or may come to be
+    refused: dict[int, str] = {}  # who sent what could not be taken, and why
+    questions: dict[int, bytes] = {}  # of the next stage
+    total: Total | None = None  # after the last
+    failed: str = ""  # why it goes no further
+
+
+class ServerCell:
+    """The server in one cell. Devices' messages are taken one by one, from whom the network says they come; a stage ends when what it
+    comes to is asked for, and whoever has not been heard by then has dropped out. A message that is `Refused` counts as none."""
+
+    def __init__(self, terms: Terms, name: bytes, adverts: Mapping[int, Advert], cohort: int) -> None:
+        """A ValueError if so many devices, of a cohort of so many, make no secure sum."""
+        self.threshold = threshold(cohort, len(adverts), terms.dropouts, terms.corrupt)
+        self._suspects = max(2, 1 + colluders(cohort, len(adverts), terms.corrupt))  # of whom one at least is honest
+        self._terms, self._name, self.adverts, self._stage = terms, name, adverts, protocol.SHARE
+        self._places = {device: place for place, device in enumerate(sorted(adverts), 1)}  # of everybody's shares
+        self._sealed: dict[int, dict[int, bytes]] = {}
+        self._shared: frozenset[int] = frozenset()
+        self._sum = np.zeros(terms.length, masks.words(terms.modulus_bits))
+        self._reported: set[int] = set()
+        self._signatures: dict[int, bytes] = {}
+        self._answers: dict[int, Unmasking] = {}
+        self._unfit: set[tuple[int, int]] = set()  # holder and owner of a share that is missing or wrong
+        self._spoilt: set[int] = set()  # owners of secrets that the shares do not give
+
+    def end_stage(self, answers: Mapping[int, bytes]) -> Ended:
+        """Takes what devices have sent in a stage, and ends it."""
+        read, take, end = _STAGES[self._stage]
+        refused = refusals(answers, lambda device, answer: take(self, device, read(answer)))
+        ended = Ended(self, len(self._sealed if self._stage == protocol.SHARE else self._reported), refused)
+        try:
+            result = end(self)
+        except FailedRound as reason:
+            return ended._replace(failed=str(reason))
+        if isinstance(result, Total):
+            return ended._replace(total=result)
+        return ended._replace(questions={device: message.to_bytes() for device, message in result.items()})
+
+    def take_shares(self, device: int, sealed: SealedShares) -> None:
+        self._check_first(protocol.SHARE, device, self._sealed, sealed.cell)
+        if sealed.shares.keys() != self.adverts.keys() - {device}:
+            raise Refused(f"device {device} has not sent a share for each of the others in its cell and nobody else")
+        self._sealed[device] = sealed.shares
+
+    def deliveries(self) -> dict[int, SealedShares]:
+        """Ends the second stage: to each device that shared its secrets, its shares of those of the others."""
+        protocol.expect(self._stage, protocol.SHARE)
+        self._check_enough(self._sealed, "shared their secrets")
+        sealed, self._sealed, self._stage = self._sealed, {}, protocol.MASK
+        self._shared = frozenset(sealed)
+        return {
+            device: SealedShares(self._name, {peer: shares[device] for peer, shares in sealed.items() if peer != device})
+            for device in sealed
+        }
+
+    def take_report(self, device: int, report: MaskedReport) -> None:
+        """Adds it at once: no single report is kept."""
+        self._check_first(protocol.MASK, device, self._reported, report.cell)
+        try:
+            values = unpack(report.packed, self._terms.length, self._terms.modulus_bits)
+        except ValueError as wrong:
+            raise Refused(f"the report of device {device} is none: {wrong}") from None
+        self._sum += values.astype(self._sum.dtype, copy=False)
+        self._reported.add(device)
+
+    def survivors(self) -> dict[int, Survivors]:
+        """Ends the third stage: whose reports are in the sum."""
+        protocol.expect(self._stage, protocol.MASK)
+        self._check_enough(self._reported, "reported")
+        self._stage = protocol.SIGN
+        return dict.fromkeys(sorted(self._reported), self.list_of_survivors)
+
+    @property
+    def list_of_survivors(self) -> Survivors:
+        return Survivors(self._name, frozenset(self._reported))
+
+    def take_signature(self, device: int, signature: bytes) -> None:
+        """Of this cell's survivors: whoever knows devices' keys has seen to it."""
+        self._check_first(protocol.SIGN, device, self._signatures, self._name)
+        self._signatures[device] = signature
+
+    def requests(self) -> dict[int, UnmaskRequest]:
+        """Ends the fourth stage: to each that signed, as many signatures as it takes."""
+        protocol.expect(self._stage, protocol.SIGN)
+        self._check_enough(self._signatures, "signed who reported")
+        self._stage = protocol.UNMASK
+        enough = dict(sorted(self._signatures.items())[: self.threshold])
+        return dict.fromkeys(sorted(self._signatures), UnmaskRequest(self._name, enough))
+
+    def take_answer(self, device: int, answer: Unmasking) -> None:
+        self._check_first(protocol.UNMASK, device, self._answers, answer.cell)
+        if not (answer.seeds.keys() <= self._reported and answer.mask_keys.keys() <= self._shared - self._reported):
+            raise Refused(f"device {device} answers what it was not asked")
+        try:
+            for share in (*answer.seeds.values(), *answer.mask_keys.values()):
+                shamir.number(share)
+        except ValueError as wrong:
+            raise Refused(f"device {device}: {wrong}") from None
+        self._answers[device] = answer
+
+    def total(self) -> Total:
+        """Ends the cell: puts secrets together and takes the masks off, all at once, so that no single report is ever without them."""
+        protocol.expect(self._stage, protocol.UNMASK)
+        self._spoilt.clear()
+        seeds = {device: answer.seeds for device, answer in self._answers.items()}
+        mask_keys = {device: answer.mask_keys for device, answer in self._answers.items()}
+        own = self._secrets(self._reported, seeds, _is_seed)
+        pairs = self._secrets(self._shared - self._reported, mask_keys, _is_mask_key)
+        minus = [protocol.own_mask_key(seed, self._name) for seed in own.values()]
+        plus = []
+        for gone, secret in pairs.items():
+            for survivor in sorted(self._reported):
+                # The survivor's report has this mask with its own sign, and nothing is there to cancel it.
+                undo = minus if survivor < gone else plus
+                undo.append(protocol.pair_mask_key(secret, self.adverts[survivor], gone, self._name))
+        masks.add_masks(self._sum, plus, minus)
+        self._stage = protocol.DONE
+        return Total(protocol.residue(self._sum, self._terms), sorted(self._reported))
+
+    @property
+    def broke(self) -> dict[int, str]:
+        """Devices that broke the protocol, as far as their shares show it, and how: for a private note."""
+        shares = dict.fromkeys(at_fault(self._unfit, self._suspects), "shares that it cut or held are missing or wrong")
+        secrets = dict.fromkeys(few_of(self._spoilt, self._shared), "its shares are not of the secret that it named")
+        return shares | secrets
+
+    def _secrets(self, owners: Collection[int], answers: Mapping[int, Mapping[int, bytes]], is_right: _IsRight) -> dict[int, Secret]:
+        """From shares by holder and owner. All are tried before it fails, so that it is known whose are wrong."""
+        found, failed = {}, []
+        for owner in sorted(owners):
+            try:
+                found[owner] = self._secret(owner, answers, is_right)
+            except FailedRound as reason:
+                failed.append(reason)
+        if failed:
+            raise failed[0]
+        return found
+
+    def _secret(self, owner: int, answers: Mapping[int, Mapping[int, bytes]], is_right: _IsRight) -> Secret:
+        """Tried with one set of shares after another: if some of them are wrong, others have what it takes."""
+        places, answered = self._places, sorted(answers)
+        self._unfit |= {(holder, owner) for holder in answered if owner not in answers[holder]}
+        doubted = {holder for holder, _ in self._unfit}
+        holders = sorted((one for one in answered if owner in answers[one]), key=lambda one: one in doubted)
+        shares = {places[holder]: answers[holder][owner] for holder in holders}
+        needed, found = self.threshold, len(shares)
+        if found < needed:
+            raise FailedRound(f"{found} devices of a cell answered for one of it, and {needed} are needed to take a mask off")
+        order = list(shares)
+        for attempt in range(found + TRIES if found > needed else 1):
+            # From different ends first, which is sure to get round one that is wrong; then at random, which mostly does round several.
+            some = (order * 2)[attempt : attempt + needed] if attempt < found else random.sample(order, needed)
+            chosen = {place: shares[place] for place in some}
+            try:
+                secret = Secret(shamir.reconstruct(chosen))
+            except ValueError:
+                continue
+            if is_right(secret, self.adverts[owner]):
+                for holder in holders if attempt else doubted & set(holders):  # where somebody's share was wrong
+                    if not shamir.fits(chosen, places[holder], answers[holder][owner]):
+                        self._unfit.add((holder, owner))
+                return secret
+        if found > needed:  # or one holder could spoil it
+            self._spoilt.add(owner)
+        raise FailedRound("shares of a secret do not fit together: a device has sent wrong ones")
+
+    def _check_first(self, stage: str, device: int, heard: Collection[int], cell: bytes) -> None:
+        protocol.expect(self._stage, stage)
+        before = {
+            protocol.SHARE: self.adverts,
+            protocol.MASK: self._shared,
+            protocol.SIGN: self._reported,
+            protocol.UNMASK: self._signatures,
+        }
+        if device not in before[stage]:
+            raise Refused(f"device {device} is not in this round, or has dropped out of it")
+        if device in heard:
+            raise Refused(f"device {device} was heard already")
+        protocol.check_cell(self._name, cell)
+
+    def _check_enough(self, devices: Collection[int], done: str) -> None:
+        if len(devices) < self.threshold:
+            raise FailedRound(f"{len(devices)} devices of a cell have {done}, and {self.threshold} are needed")
+
+
+_STAGES = {
+    protocol.SHARE: (SealedShares.from_bytes, ServerCell.take_shares, ServerCell.deliveries),
+    protocol.MASK: (MaskedReport.from_bytes, ServerCell.take_report, ServerCell.survivors),
+    protocol.SIGN: (bytes, ServerCell.take_signature, ServerCell.requests),
+    protocol.UNMASK: (Unmasking.from_bytes, ServerCell.take_answer, ServerCell.total),
+}
+
+
+def _is_seed(secret: Secret, advert: Advert) -> bool:
+    return protocol.commitment(secret) == advert.commitment
+
+
+def _is_mask_key(secret: Secret, advert: Advert) -> bool:
+    return masks.public_key(secret) == advert.mask_key
