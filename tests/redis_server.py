@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import redis
@@ -16,7 +17,7 @@ class RedisServer:
     """May be killed and started again."""
 
     def __init__(self, folder, *options):
-        self.url = f"unix://{folder}/redis.sock"
+        self.folder, self.url = Path(folder), f"unix://{folder}/redis.sock"
         self._command = ["redis-server", "--port", "0", "--unixsocket", f"{folder}/redis.sock", "--dir", str(folder), *(options or QUIET)]
         self.start()
 

@@ -16,11 +16,15 @@ from taciturn.cli.output import console, fleet_view, group, print_finished
 from taciturn.cli.train import Settings
 
 if TYPE_CHECKING:
+    from taciturn.fleets.wire.redis_store import RedisStore
     from taciturn.fleets.wire.server import WireServer
 
 fleet_app = group("fleet", "Train over real devices: make a fleet, enrol, serve, or try it here.", "taciturn fleet up 5 recipe.toml")
 END_SECONDS = 20
 NO_REST = 1e-6  # hours
+Store = typer.Option(
+    envvar="TACITURN_STORE", help="a Redis that server and front ends share: redis://host:port, or rediss:// where it is on another machine"
+)
 OVER_DEVICES = ("fleet.kind=devices", "privacy.encoding=modular")  # what makes a recipe one for devices
 
 
@@ -74,19 +78,52 @@ def serve(
     host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 for every network of this machine")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 8443,
     insecure: Annotated[bool, typer.Option("--insecure", help="without TLS; on this machine alone")] = False,
+    store: Annotated[str | None, Store] = None,
 ) -> None:
     """Train over devices: each trains on its own text, and only a securely aggregated sum reaches the server.
 
     Waits for devices (`taciturn fleet device`), asks more than it needs, goes on without those that drop out, and repeats a round that
     got too few reports. Killed at any moment, it goes on with --resume: no round is released without being charged, and none is charged
-    twice.
+    twice. With --store it listens nowhere itself: devices come through front ends (`taciturn fleet front-end`).
 
     Example: taciturn fleet serve keyboard-fleet --host 0.0.0.0 --port 8443
     """
-    from taciturn.fleets.wire.server import wire_server
+    from taciturn.fleets.wire.server import shared_server, wire_server
 
-    with _logging(), wire_server(fleet / "wire", host, port, insecure) as server:
-        _serve(server, fleet, run or fleet / "run", resume)
+    with _logging():
+        if store is None:
+            with wire_server(fleet / "wire", host, port, insecure) as server:
+                _serve(server, fleet, run or fleet / "run", resume, server.address)
+        else:
+            shared = _redis(store, fleet)
+            with shared_server(fleet / "wire", shared) as server:
+                _serve(server, fleet, run or fleet / "run", resume, f"the Redis at {shared.address}")
+
+
+@fleet_app.command("front-end")
+def front_end(
+    fleet: Annotated[Path, typer.Argument(help="the server's folder, or one with copies of its folders wire/ and for-devices/")],
+    store: Annotated[str, Store],
+    host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 for every network of this machine")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 8443,
+    insecure: Annotated[bool, typer.Option("--insecure", help="without TLS; on this machine alone")] = False,
+) -> None:
+    """Be one of several doors for devices, with the server's certificate; the server is elsewhere, at the same --store.
+
+    It keeps nothing: kill it, or start another, whenever you like. Devices that were connected find another one by the name they know.
+    After `taciturn fleet enrol` copy for-devices/ again, and start it again.
+
+    Example: taciturn fleet front-end keyboard-fleet --store rediss://redis.example.org:6379 --host 0.0.0.0 --port 8443
+    """
+    from taciturn.fleets import folders
+    from taciturn.fleets.wire.device import ends_on_sigterm
+    from taciturn.fleets.wire.server import front_end
+
+    numbers = folders.device_numbers(folders.enrolled_keys(fleet / "for-devices"))
+    shared = _redis(store, fleet)
+    with _logging(), ends_on_sigterm(), front_end(fleet / "wire", host, port, shared, numbers.get, insecure) as opened:
+        console.print(f"{len(numbers)} devices are enrolled; this front end listens on {opened.address}")
+        opened.wait()
 
 
 @fleet_app.command()
@@ -148,10 +185,21 @@ def up(
         loaded = loaded.with_settings("fleet", timer_hours=NO_REST)
     devices = folders.try_out(out, loaded, count, run.name)
     with _logging(), wire_server(out / "server" / "wire", "127.0.0.1", port) as server, _devices(devices, server.address):
-        _serve(server, out / "server", run, resume=False)
+        _serve(server, out / "server", run, False, server.address)
 
 
-def _serve(server: "WireServer", fleet: Path, run: Path, resume: bool) -> None:
+def _redis(url: str, fleet: Path) -> "RedisStore":
+    from taciturn.fleets.devices.transport import LinkError
+    from taciturn.fleets.folders import fleet_name
+
+    try:
+        from taciturn.fleets.wire.redis_store import RedisStore
+    except ModuleNotFoundError:
+        raise LinkError("--store needs a package that is not installed: pip install 'taciturn[fleet-redis]'") from None
+    return RedisStore(url, fleet_name(fleet))
+
+
+def _serve(server: "WireServer", fleet: Path, run: Path, resume: bool, address: str) -> None:
     from taciturn.fleets.devices.fleet import Connected
     from taciturn.fleets.folders import enrolled_keys, fleet_recipe, identity
     from taciturn.runs.loop import resume_run, train_run
@@ -159,7 +207,7 @@ def _serve(server: "WireServer", fleet: Path, run: Path, resume: bool) -> None:
     enrolled = enrolled_keys(fleet)
     for key in enrolled:
         server.enrol(key)
-    with fleet_view(server.address, len(enrolled)) as (watch, progress):
+    with fleet_view(address, len(enrolled)) as (watch, progress):
         people = partial(server.connected_devices, enrolled)
         connected = Connected(server.link, people, enrolled, identity(enrolled), watch)
         begin = resume_run if resume else partial(train_run, fleet_recipe(fleet))
