@@ -68,6 +68,7 @@ LAYERS = {
     "fleets.wire": BASE | {"fleets.devices"},
     "fleets.assemble": BASE | FLEETS - {"fleets.wire"} | {"privacy", "data", "recipe"},
     "fleets.folders": BASE | FLEETS | {"data", "recipe", "populations", "fleets.assemble"},
+    "fleets.load": BASE | FLEETS | {"data", "recipe", "fleets.assemble", "fleets.folders"},
     "fleets.host_process": BASE | {"privacy", "recipe", "fleets.simulation", "fleets.assemble"},
     "audit": BASE | {"privacy", "data", "models", "evaluation", "recipe", "train", "fleets.simulation"},
     "planning": {"errors", "names", "core", "privacy", "release", "fleets.simulation"},

@@ -11,7 +11,7 @@ from redis_server import needs_redis, redis_server
 from taciturn.privacy.ledger import Ledger
 
 pytestmark = needs_redis
-DEVICES, ROUNDS = 8, 6
+DEVICES, ROUNDS = 12, 5  # so many that those who rest, and those who uploaded in vain, are not missed
 
 
 @pytest.fixture(scope="module")

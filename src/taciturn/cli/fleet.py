@@ -1,10 +1,13 @@
 """`taciturn fleet`: training over a network of devices that keep their text."""
 
 import logging
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,15 +15,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.logging import RichHandler
 
-from taciturn.cli.output import console, fleet_view, group, print_finished
+from taciturn.cli.output import console, fleet_view, group, print_finished, print_load
 from taciturn.cli.train import Settings
 
 if TYPE_CHECKING:
+    import ssl
+
+    from taciturn.fleets.wire.many_devices import Load, LoadDevice
     from taciturn.fleets.wire.redis_store import RedisStore
     from taciturn.fleets.wire.server import WireServer
 
 fleet_app = group("fleet", "Train over real devices: make a fleet, enrol, serve, or try it here.", "taciturn fleet up 5 recipe.toml")
 END_SECONDS = 20
+LOOK_SECONDS = 1.0
+TACITURN = (sys.executable, "-c", "from taciturn.cli import main; main()")
 NO_REST = 1e-6  # hours
 Store = typer.Option(
     envvar="TACITURN_STORE", help="a Redis that server and front ends share: redis://host:port, or rediss:// where it is on another machine"
@@ -188,6 +196,80 @@ def up(
         _serve(server, out / "server", run, False, server.address)
 
 
+@fleet_app.command()
+def load(
+    count: Annotated[int, typer.Argument(min=3, help="devices, all in one process")],
+    out: Annotated[Path, typer.Option(help="folder for the fleet of these devices; made if it is not there")] = Path("load"),
+    server: Annotated[
+        list[str] | None,
+        typer.Option(help="host:port of a deployment that serves OUT/server; several share the devices (default: one here)"),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="of the training")] = 3,
+    seconds: Annotated[float, typer.Option(min=1, help="after which it ends at the latest")] = 600.0,
+) -> None:
+    """Test a deployment with many devices, whose model is tiny and whose protocol is complete, and see what it carries.
+
+    Without --server, everything is on this machine: it starts `taciturn fleet serve OUT/server` itself. With it, this command is devices
+    alone, which wait for a server: copy OUT/server to where it is to be served. It ends after the rounds, or the seconds.
+
+    Example: taciturn fleet load 200 --out load --rounds 3
+    """
+    import asyncio
+
+    from taciturn.fleets.load import new_load, open_load
+
+    if not out.exists():
+        new_load(out, count, rounds, seconds, tuple(one.rpartition(":")[0] for one in server or ()))
+    with _load_server(out, server) as (addresses, is_over):
+        devices, trusted = open_load(out, count, addresses)
+        console.print(f"{count} devices for {', '.join(addresses)}, which has to serve {out / 'server'}")
+        figures = asyncio.run(_watch_load(devices, trusted, lambda seen: len(seen.rounds) >= rounds or is_over(), seconds))
+    print_load(figures)
+    if len(figures.rounds) < rounds:
+        why = "the server's own terminal says why" if server else f"{out / 'server.log'} says why"
+        console.print(f"Only {len(figures.rounds)} of {rounds} rounds were done within {seconds:g} seconds: {why}", style="red")
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _load_server(out: Path, servers: list[str] | None) -> Iterator[tuple[list[str], Callable[[], bool]]]:
+    """Those that were named, or one of our own, and whether it has ended."""
+    if servers:
+        yield servers, lambda: False
+        return
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    run = out / "server" / f"run-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    with open(out / "server.log", "w") as log:
+        arguments = [str(out / "server"), "--port", str(port), "--run", str(run)]
+        process = subprocess.Popen([*TACITURN, "fleet", "serve", *arguments], stdout=log, stderr=log)
+    try:
+        yield [f"127.0.0.1:{port}"], lambda: process.poll() is not None
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_SECONDS)  # it saves what it has trained
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def _watch_load(devices: "list[LoadDevice]", trusted: "ssl.SSLContext", is_over: "Callable[[Load], bool]", seconds: float) -> "Load":
+    import asyncio
+
+    from taciturn.fleets.wire.many_devices import Load, run_load
+
+    load = Load()
+    running, deadline = asyncio.create_task(run_load(devices, load, trusted)), time.monotonic() + seconds
+    with console.status("connecting") as status:
+        while not is_over(load) and not running.done() and time.monotonic() < deadline:
+            await asyncio.sleep(LOOK_SECONDS)
+            load.look()
+            status.update(f"{load.connected:,} devices connected, {load.answered.total():,} questions answered, {len(load.rounds)} rounds")
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+    return load
+
+
 def _redis(url: str, fleet: Path) -> "RedisStore":
     from taciturn.fleets.devices.transport import LinkError
     from taciturn.fleets.folders import fleet_name
@@ -228,12 +310,11 @@ def _take_text(folder: Path, data: Path) -> None:
 @contextmanager
 def _devices(folders: list[Path], address: str) -> Iterator[None]:
     """Processes of their own, which end with this one."""
-    command = [sys.executable, "-c", "from taciturn.cli import main; main()", "fleet", "device"]
     running = []
     try:
         for folder in folders:
             with open(folder / "log.txt", "w") as log:
-                running.append(subprocess.Popen([*command, str(folder), "--server", address], stdout=log, stderr=log))
+                running.append(subprocess.Popen([*TACITURN, "fleet", "device", str(folder), "--server", address], stdout=log, stderr=log))
         yield
     finally:
         for process in running:

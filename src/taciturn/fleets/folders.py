@@ -98,15 +98,16 @@ def _server_folder(folder: Path, recipe: Recipe, words_of: Population, names: tu
 
 def enrol(folder: Path, devices: list[Path]) -> None:
     """Make keys for devices that have none, list them, and give all of them what they need to know."""
-    enrolled = enrolled_keys(folder)
-    for device in devices:
-        key = device_key(device)
-        if key not in enrolled:
-            enrolled.append(key)
-    write_atomically(folder / ENROLLED, b"".join(key + b"\n" for key in enrolled))
-    shutil.copy(folder / ENROLLED, folder / "for-devices" / ENROLLED)
+    list_devices(folder, devices)
     for device in devices:
         shutil.copytree(folder / "for-devices", device / "fleet", dirs_exist_ok=True)
+
+
+def list_devices(folder: Path, devices: list[Path]) -> None:
+    """After those that are listed already; with keys for those that have none."""
+    enrolled = dict.fromkeys([*enrolled_keys(folder), *map(device_key, devices)])
+    write_atomically(folder / ENROLLED, b"".join(key + b"\n" for key in enrolled))
+    shutil.copy(folder / ENROLLED, folder / "for-devices" / ENROLLED)
 
 
 def enrolled_keys(folder: Path) -> list[bytes]:
