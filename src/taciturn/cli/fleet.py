@@ -1,5 +1,6 @@
 """`taciturn fleet`: training over a network of devices that keep their text."""
 
+import json
 import logging
 import socket
 import subprocess
@@ -10,7 +11,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.logging import RichHandler
@@ -33,6 +34,8 @@ NO_REST = 1e-6  # hours
 Store = typer.Option(
     envvar="TACITURN_STORE", help="a Redis that server and front ends share: redis://host:port, or rediss:// where it is on another machine"
 )
+Metrics = typer.Option(help="show counts for Prometheus at /metrics on this port of this machine, or on host:port")
+JsonLog = typer.Option("--json-log", help="log lines as JSON, on standard error")
 OVER_DEVICES = ("fleet.kind=devices", "privacy.encoding=modular")  # what makes a recipe one for devices
 
 
@@ -87,6 +90,8 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 8443,
     insecure: Annotated[bool, typer.Option("--insecure", help="without TLS; on this machine alone")] = False,
     store: Annotated[str | None, Store] = None,
+    metrics: Annotated[str | None, Metrics] = None,
+    json_log: Annotated[bool, JsonLog] = False,
 ) -> None:
     """Train over devices: each trains on its own text, and only a securely aggregated sum reaches the server.
 
@@ -96,9 +101,10 @@ def serve(
 
     Example: taciturn fleet serve keyboard-fleet --host 0.0.0.0 --port 8443
     """
+    from taciturn.fleets.wire.metrics import metrics_page
     from taciturn.fleets.wire.server import shared_server, wire_server
 
-    with _logging():
+    with _logging(json_log), metrics_page(metrics):
         if store is None:
             with wire_server(fleet / "wire", host, port, insecure) as server:
                 _serve(server, fleet, run or fleet / "run", resume, server.address)
@@ -115,6 +121,8 @@ def front_end(
     host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 for every network of this machine")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 8443,
     insecure: Annotated[bool, typer.Option("--insecure", help="without TLS; on this machine alone")] = False,
+    metrics: Annotated[str | None, Metrics] = None,
+    json_log: Annotated[bool, JsonLog] = False,
 ) -> None:
     """Be one of several doors for devices, with the server's certificate; the server is elsewhere, at the same --store.
 
@@ -125,11 +133,13 @@ def front_end(
     """
     from taciturn.fleets import folders
     from taciturn.fleets.wire.device import ends_on_sigterm
+    from taciturn.fleets.wire.metrics import metrics_page
     from taciturn.fleets.wire.server import front_end
 
     numbers = folders.device_numbers(folders.enrolled_keys(fleet / "for-devices"))
     shared = _redis(store, fleet)
-    with _logging(), ends_on_sigterm(), front_end(fleet / "wire", host, port, shared, numbers.get, insecure) as opened:
+    opening = front_end(fleet / "wire", host, port, shared, numbers.get, insecure)
+    with _logging(json_log), ends_on_sigterm(), metrics_page(metrics), opening as opened:
         console.print(f"{len(numbers)} devices are enrolled; this front end listens on {opened.address}")
         opened.wait()
 
@@ -284,6 +294,7 @@ def _redis(url: str, fleet: Path) -> "RedisStore":
 def _serve(server: "WireServer", fleet: Path, run: Path, resume: bool, address: str) -> None:
     from taciturn.fleets.devices.fleet import Connected
     from taciturn.fleets.folders import enrolled_keys, fleet_recipe, identity
+    from taciturn.fleets.wire.metrics import COUNTS
     from taciturn.runs.loop import resume_run, train_run
 
     enrolled = enrolled_keys(fleet)
@@ -293,7 +304,13 @@ def _serve(server: "WireServer", fleet: Path, run: Path, resume: bool, address: 
         people = partial(server.connected_devices, enrolled)
         connected = Connected(server.link, people, enrolled, identity(enrolled), watch)
         begin = resume_run if resume else partial(train_run, fleet_recipe(fleet))
-        finished = begin(run, progress, connected)
+
+        def counted(done: int, all: int, row: dict[str, Any]) -> None:
+            COUNTS.show("taciturn_rounds_finished", lambda: done)
+            COUNTS.show("taciturn_rounds_failed", lambda: row["failed_rounds"])
+            progress(done, all, row)
+
+        finished = begin(run, counted, connected)
     print_finished(finished)
 
 
@@ -327,12 +344,22 @@ def _devices(folders: list[Path], address: str) -> Iterator[None]:
 
 
 @contextmanager
-def _logging() -> Iterator[None]:
-    """What happens to the fleet, in lines."""
+def _logging(as_json: bool = False) -> Iterator[None]:
+    """What happens to the fleet, in lines. None of them names a device: what does is at DEBUG, and not shown."""
     log, handler = logging.getLogger("taciturn.fleet"), RichHandler(console=console, show_path=False)
+    if as_json:
+        handler = logging.StreamHandler()
+        handler.setFormatter(_JsonLine())
+    handler.setLevel(logging.INFO)
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
         yield
     finally:
         log.removeHandler(handler)
+
+
+class _JsonLine(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        return json.dumps({"time": at, "level": record.levelname.lower(), "message": record.getMessage()}, ensure_ascii=False)

@@ -24,6 +24,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from taciturn.fleets.devices.transport import FAILED, LARGE, LOG
+from taciturn.fleets.wire.metrics import COUNTS
 from taciturn.fleets.wire.store import CLOCKS_APART, Store, StoreGone
 
 Scope = dict[str, Any]
@@ -56,6 +57,7 @@ class Refusals:
         self._kept_back: dict[str, int] = {}
 
     def note(self, reason: str) -> None:
+        COUNTS.add("taciturn_refused_total")
         now = time.monotonic()
         if now - self._written.get(reason, -QUIET_SECONDS) < QUIET_SECONDS:
             self._kept_back[reason] = self._kept_back.get(reason, 0) + 1
@@ -195,6 +197,7 @@ class FrontEnd:
         said = headers.get(b"failed")
         outcome: bytes | str = body if said is None else REASONS.get(said, FAILED)
         taken = await self._store.answer(number, name, outcome)
+        COUNTS.add("taciturn_received_bytes_total", len(body))
         await _respond(send, 204 if taken else 410)
 
 
@@ -237,6 +240,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def _respond(send: Send, status: int, body: bytes = b"", headers: list[tuple[bytes, bytes]] | None = None) -> None:
+    COUNTS.add("taciturn_sent_bytes_total", len(body))
     length = [] if status == 204 else [(b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": [*(headers or ()), *length]})
     for start in range(0, len(body), PIECE):  # so that no more is held than the other side has read

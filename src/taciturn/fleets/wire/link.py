@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from taciturn.fleets.devices.transport import GONE, LATE, LOG, MOST_BYTES, LinkError, Question
+from taciturn.fleets.wire.metrics import COUNTS
 from taciturn.fleets.wire.store import Store, StoreGone
 from taciturn.progress import Progress
 
@@ -52,6 +53,8 @@ class WireLink:
             finally:
                 with suppress(StoreGone):  # its name is forgotten with this call: what comes to it comes to nobody
                     self._store.withdraw(question.name)
+        COUNTS.add("taciturn_questions_total", len(contents))
+        COUNTS.add("taciturn_answers_total", len(question.answers))
         return question.result(LATE)
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ from taciturn.fleets.wire.authority import SERVER_CERTIFICATE, SERVER_KEY, load_
 from taciturn.fleets.wire.door import Door, tls
 from taciturn.fleets.wire.front_end import FrontEnd, Refusals
 from taciturn.fleets.wire.link import WireLink
+from taciturn.fleets.wire.metrics import COUNTS
 from taciturn.fleets.wire.store import MemoryStore, Store
 
 FREE_SECONDS = 5  # an earlier server that was killed may hold the port for a moment
@@ -80,6 +81,7 @@ class WireServer:
 
     def __init__(self, store: Store, numbers: dict[bytes, int], front_end: "RunningFrontEnd | None" = None) -> None:
         self.link, self.front_end = WireLink(store), front_end
+        COUNTS.show("taciturn_devices_connected", lambda: len(self.link.devices()))
         self._enrolling = threading.Lock()
         self._numbers = numbers  # by the key itself
         self._lines: dict[bytes, int] = {}  # and by its line
@@ -114,6 +116,7 @@ class RunningFrontEnd:
         self._listener, self._store, refusals = _listen(host, port), store, Refusals()
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         self.door = Door(FrontEnd(store, number_of, most_bytes, refusals), self._listener, context, refusals)
+        COUNTS.show("taciturn_connections", self.door.connections)
         self._loop = asyncio.new_event_loop()
         self._serving = self._loop.create_task(self.door.serve())
         self._thread = threading.Thread(target=self._serve, daemon=True)
