@@ -154,6 +154,9 @@ def test_a_file_is_there_by_its_name_until_another_takes_its_place(store):
     assert in_a_loop(store.shared("b")) is None
     store.share("b", b"next")
     assert in_a_loop(store.shared("a")) is None
+    assert in_a_loop(store.shared("b")) == b"next"
+    store.share("a", b"model")
+    assert in_a_loop(store.shared("a")) == b"model"
 
 
 def test_an_old_connection_that_dies_does_not_take_a_device_that_waits_on_a_new_one(store, monkeypatch):
@@ -232,6 +235,14 @@ def test_a_redis_that_writes_to_disk_is_refused(kept):
     told = r"who took part must be on none: start it with --save '' --appendonly no"
     with tempfile.TemporaryDirectory() as folder, redis_server(folder, *kept) as server, pytest.raises(LinkError, match=told):
         RedisStore(server.url, "fleet")
+
+
+@needs_redis
+def test_a_redis_that_does_not_say_whether_it_writes_to_disk_is_pointed_out(caplog):
+    silent = ("--save", "", "--appendonly", "no", "--rename-command", "CONFIG", "")
+    with tempfile.TemporaryDirectory() as folder, redis_server(folder, *silent) as server:
+        RedisStore(server.url, "fleet")
+    assert "does not say whether it writes to disk: see to it that it does not" in caplog.text
 
 
 @needs_redis

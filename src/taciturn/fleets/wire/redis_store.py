@@ -129,7 +129,7 @@ class RedisStore:
         self._check(url)
 
     def _check(self, url: str) -> None:
-        host = self._redis.connection_pool.connection_kwargs.get("host")
+        host = self._redis.connection_pool.connection_kwargs.get("host", "localhost")
         if url.startswith("redis://") and host not in LOOPBACK:
             raise LinkError(f"without TLS a Redis may be on this machine alone, and {self.address} may be another: write rediss://…")
         try:
@@ -271,8 +271,11 @@ class RedisStore:
                 return None
             async with self._fetching:
                 if self._file[0] != name:
-                    self._file = (name, await self._loop_redis.hget(key, name) or b"")
-                return self._file[1] if self._file[0] == name else None
+                    content = await self._loop_redis.hget(key, name)
+                    if content is None:  # another took its place meanwhile
+                        return None
+                    self._file = (name, content)
+                return self._file[1]
 
     async def close(self) -> None:
         if self._listening:
@@ -313,7 +316,7 @@ class RedisStore:
 
 def _address(connection: Mapping[str, Any]) -> str:
     """Without the password that a URL may have."""
-    return connection.get("path") or f"{connection.get('host')}:{connection.get('port', 6379)}"
+    return connection.get("path") or f"{connection.get('host', 'localhost')}:{connection.get('port', 6379)}"
 
 
 def _ms(seconds: float) -> int:
