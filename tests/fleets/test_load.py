@@ -1,6 +1,7 @@
 """Many devices in one process are real ones to a server: they sign in, train, and their sums come out."""
 
 import asyncio
+import time
 from contextlib import suppress
 from ssl import create_default_context
 
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 from taciturn.cli import app
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.load import new_load, open_load
+from taciturn.fleets.wire import door, link, many_devices, store
 from taciturn.fleets.wire.authority import certify_server, device_key, load_device_key, make_authority
 from taciturn.fleets.wire.many_devices import Load, LoadDevice, run_load
 from taciturn.fleets.wire.server import wire_server
@@ -19,6 +21,9 @@ from taciturn.fleets.wire.store import MemoryStore
 def failing(kind, content):
     if kind == "fail":
         raise ValueError("what the user typed")
+    if kind == "sleep":
+        time.sleep(1.5)
+        return b"awake"
     return content[::-1]
 
 
@@ -62,6 +67,19 @@ def test_devices_of_a_load_answer_and_are_counted(asked):
     assert load.most_connected == 3
     assert dict(load.failures) == {"a device that could not answer “fail”": 3}
     assert 0 < load.quantile(0.5) <= load.quantile(0.99) < 20
+
+
+def test_a_device_of_a_load_that_works_for_long_is_not_taken_for_gone(asked, monkeypatch):
+    """Though the server has closed its connection meanwhile. The twin gives no signs of life."""
+    monkeypatch.setattr(store, "ALIVE_SECONDS", 0.6)
+    monkeypatch.setattr(link, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(door, "IDLE_SECONDS", 1)
+    monkeypatch.setattr(many_devices, "ALIVE_SECONDS", 0.2)
+    answers, load = asked("sleep")
+    assert answers == [dict.fromkeys(range(3), b"awake")]
+    assert not load.failures
+    monkeypatch.setattr(many_devices, "ALIVE_SECONDS", 60)
+    assert asked("sleep")[0] == [{}]
 
 
 def test_a_load_uses_no_file_that_is_another_than_its_name_says(asked, monkeypatch):

@@ -25,9 +25,10 @@ from taciturn.fleets.wire.front_end import sign_in_statement
 
 # asyncio gives each TLS connection a buffer of 256 KiB: see door.py
 sslproto.SSLProtocol.max_size = 32 * 1024
-WAIT_SECONDS, REQUEST_SECONDS, AGAIN_SECONDS = 50, 120.0, 1.0
+WAIT_SECONDS, REQUEST_SECONDS, AGAIN_SECONDS, ALIVE_SECONDS = 50, 120.0, 1.0, 30.0
 HANDSHAKES = 100  # at a time: a server holds few connections that have not said who they are
 WORKERS = 2
+Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 GONE_ERRORS = (OSError, EOFError, ValueError, TimeoutError, asyncio.IncompleteReadError)
 
 
@@ -66,11 +67,12 @@ class LoadDevice:
 
     async def run(self, load: Load, context: ssl.SSLContext, workers: ThreadPoolExecutor, room: asyncio.Semaphore) -> None:
         """Until it is cancelled."""
+        self._context = context
         while True:
             away = AGAIN_SECONDS
             try:
                 async with room:
-                    self._reader, self._writer = await asyncio.open_connection(self._host, int(self._port), ssl=context)
+                    self._line = await self._connect()
                     await self._sign_in(load)
                 load.connected += 1
                 self._known = True
@@ -79,7 +81,7 @@ class LoadDevice:
                         await self._serve(load, workers)
                 finally:
                     load.connected -= 1
-                    self._writer.close()
+                    self._line[1].close()
             except ComeBackLater as later:
                 away = later.seconds
             except GONE_ERRORS as error:
@@ -105,11 +107,13 @@ class LoadDevice:
                 raise ValueError("a file is not what its name says")
             self._file = (file, model)
         whole = content + self._file[1] if file else content
-        away = None
+        away, living = None, asyncio.create_task(self._give_signs_of_life())
         try:
             answer = await asyncio.get_running_loop().run_in_executor(workers, answer_of, self._handler, kind, whole)
         except ComeBackLater as later:
             answer, away = b"", later
+        finally:
+            living.cancel()
         failed = f"failed: {FAILED}\r\n" if answer is None else ""
         headers, _ = await self._timed(load, f"PUT /v1/answer/{name}", {204, 410}, answer or b"", failed)
         if headers["status"] == "410":
@@ -131,16 +135,42 @@ class LoadDevice:
         load.seconds.append(time.monotonic() - began)
         return answer
 
+    async def _give_signs_of_life(self) -> None:
+        """While it works, on a connection of its own, or the server would take it for gone."""
+        while True:
+            await asyncio.sleep(ALIVE_SECONDS)
+            with suppress(*GONE_ERRORS):
+                line = await self._connect()
+                try:
+                    await self._once(line, "POST /v1/alive", {204})
+                finally:
+                    line[1].close()
+
     async def _request(self, line: str, expected: set[int], body: bytes = b"", more: str = "") -> tuple[dict[str, str], bytes]:
+        """A connection that was closed meanwhile, while the device worked, is opened once more."""
+        try:
+            return await self._once(self._line, line, expected, body, more)
+        except (ConnectionError, EOFError):
+            self._line[1].close()
+            self._line = await self._connect()
+            return await self._once(self._line, line, expected, body, more)
+
+    async def _connect(self) -> Line:
+        return await asyncio.open_connection(self._host, int(self._port), ssl=self._context)
+
+    async def _once(
+        self, connection: Line, line: str, expected: set[int], body: bytes = b"", more: str = ""
+    ) -> tuple[dict[str, str], bytes]:
+        reader, writer = connection
         length = f"Content-Length: {len(body)}\r\n" if line.startswith("P") else ""
         token = f"Authorization: Bearer {self._token}\r\n" if self._token else ""
-        self._writer.write(f"{line} HTTP/1.1\r\nHost: {self._host}\r\n{token}{more}{length}\r\n".encode() + body)
+        writer.write(f"{line} HTTP/1.1\r\nHost: {self._host}\r\n{token}{more}{length}\r\n".encode() + body)
         async with asyncio.timeout(REQUEST_SECONDS):
-            await self._writer.drain()
-            head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            await writer.drain()
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             headers = {name.lower(): value.strip() for name, _, value in (one.partition(":") for one in head[1:] if one)}
             headers["status"] = head[0].split(" ")[1]
-            content = await self._reader.readexactly(int(headers.get("content-length", "0")))
+            content = await reader.readexactly(int(headers.get("content-length", "0")))
         if int(headers["status"]) not in expected:
             self._token = ""
             raise ValueError(f"the server's refusal ({headers['status']}): {content[:200].decode('latin-1')}")
