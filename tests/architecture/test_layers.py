@@ -69,6 +69,7 @@ LAYERS = {
     "fleets.ray_engine": BASE | {"privacy", "data", "recipe", "fleets.simulation"},
     "fleets.assemble": BASE | FLEETS - {"fleets.wire"} | {"privacy", "data", "recipe", "fleets.ray_engine"},
     "fleets.folders": BASE | FLEETS | {"data", "recipe", "populations", "fleets.assemble"},
+    "fleets.load": BASE | FLEETS | {"data", "recipe", "fleets.assemble", "fleets.folders"},
     "audit": BASE | {"privacy", "data", "models", "evaluation", "recipe", "train", "fleets.simulation"},
     "planning": {"errors", "names", "core", "privacy", "release", "fleets.simulation"},
 }

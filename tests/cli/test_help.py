@@ -76,7 +76,7 @@ def test_commands_in_the_documentation_exist(page):
 
 
 def test_commands_that_the_program_speaks_of_exist():
-    found = [re.findall(r"(?:`|[:;] )taciturn ([a-z]+)(?: ([a-z]+))?", path.read_text()) for path in (ROOT / "src").rglob("*.py")]
+    found = [re.findall(r"(?:`|[:;] )taciturn ([a-z]+)(?: ([a-z-]+))?", path.read_text()) for path in (ROOT / "src").rglob("*.py")]
     assert sum(map(len, found)) > 50
     for name, next_word in {one for some in found for one in some}:
         assert name in TACITURN.commands

@@ -1,22 +1,46 @@
 """The contract of a store: what is asked reaches whom it was asked of, once; and what was withdrawn is gone."""
 
 import asyncio
+import tempfile
 import threading
 import time
 
 import pytest
 
+from redis_server import needs_redis, redis_server
+from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.wire import store as store_module
-from taciturn.fleets.wire.store import MemoryStore
+from taciturn.fleets.wire.link import WireLink
+from taciturn.fleets.wire.redis_store import RedisStore
+from taciturn.fleets.wire.store import MemoryStore, StoreGone
+
+LOOP = asyncio.new_event_loop()  # of the front end: a connection to Redis belongs to one
+threading.Thread(target=LOOP.run_forever, daemon=True).start()
 
 
-@pytest.fixture
-def store():
-    return MemoryStore()
+@pytest.fixture(scope="module")
+def redis():
+    with tempfile.TemporaryDirectory() as folder, redis_server(folder) as server:
+        yield server
+
+
+@pytest.fixture(params=["memory", pytest.param("redis", marks=needs_redis)])
+def store(request):
+    if request.param == "memory":
+        yield MemoryStore()
+        return
+    made = RedisStore(request.getfixturevalue("redis").url, request.node.name)  # a fleet of its own for each test
+    yield made
+    in_a_loop(made.close())
 
 
 def in_a_loop(work):
-    return asyncio.run(work)
+    return asyncio.run_coroutine_threadsafe(work, LOOP).result(60)
+
+
+def held(store, request):
+    """All that a store knows."""
+    return str(vars(store) if isinstance(store, MemoryStore) else request.getfixturevalue("redis").everything())
 
 
 def post(store, contents, name="q", seconds=30.0, shared=""):
@@ -44,14 +68,15 @@ def test_an_answer_counts_once_and_from_whom_it_was_asked_of(store):
     assert store.collect("q", 0) == [(1, b"first")]
 
 
-def test_what_was_withdrawn_or_is_too_late_is_gone(store):
+def test_what_was_withdrawn_or_is_too_late_is_gone(store, request):
     post(store, {1: b"", 2: b""})
     assert in_a_loop(store.answer(1, "q", b"secret"))
+    assert "secret" in held(store, request)  # the twin
     store.withdraw("q")
     assert store.collect("q", 0) == []
     assert in_a_loop(store.asked(2, 0)) is None
     assert not in_a_loop(store.answer(2, "q", b"late"))
-    assert "secret" not in str(vars(store))
+    assert "secret" not in held(store, request)
     post(store, {1: b""}, "short", seconds=0.01)
     time.sleep(0.02)
     assert in_a_loop(store.asked(1, 0)) is None
@@ -119,7 +144,7 @@ def test_a_device_whose_connection_broke_is_gone_soon(store, monkeypatch):
 
     in_a_loop(hang_up())
     assert store.present() == [1]
-    time.sleep(0.1)
+    time.sleep(0.3)
     assert store.present() == []
 
 
@@ -129,6 +154,9 @@ def test_a_file_is_there_by_its_name_until_another_takes_its_place(store):
     assert in_a_loop(store.shared("b")) is None
     store.share("b", b"next")
     assert in_a_loop(store.shared("a")) is None
+    assert in_a_loop(store.shared("b")) == b"next"
+    store.share("a", b"model")
+    assert in_a_loop(store.shared("a")) == b"model"
 
 
 def test_an_old_connection_that_dies_does_not_take_a_device_that_waits_on_a_new_one(store, monkeypatch):
@@ -136,8 +164,10 @@ def test_an_old_connection_that_dies_does_not_take_a_device_that_waits_on_a_new_
     in_a_loop(store.sign_in("a", 1))
 
     async def change_network():
-        old, new = asyncio.create_task(store.asked(1, 20)), asyncio.create_task(store.asked(1, 20))
-        await asyncio.sleep(0.02)
+        old = asyncio.create_task(store.asked(1, 20))
+        await asyncio.sleep(0.1)
+        new = asyncio.create_task(store.asked(1, 20))
+        await asyncio.sleep(0.1)
         old.cancel()
         await asyncio.sleep(0.1)
         assert store.present() == [1]
@@ -148,13 +178,115 @@ def test_an_old_connection_that_dies_does_not_take_a_device_that_waits_on_a_new_
     in_a_loop(change_network())
 
 
+def test_why_there_is_no_answer_is_no_answer(store):
+    post(store, {1: b"", 2: b""})
+    assert in_a_loop(store.answer(1, "q", "failed"))
+    assert in_a_loop(store.answer(2, "q", b"failed"))
+    assert store.collect("q", 0) == [(1, "failed"), (2, b"failed")]
+
+
+def test_a_recorded_sign_in_works_at_no_front_end(store):
+    assert in_a_loop(store.first_time(b"recorded"))
+    assert not in_a_loop(store.first_time(b"recorded"))
+    assert in_a_loop(store.first_time(b"another"))
+
+
 def test_ten_thousand_sign_ins_take_no_time(store):
     began = time.monotonic()
     in_a_loop(_sign_in_all(store))
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < (2 if isinstance(store, MemoryStore) else 20)
     assert len(store.present()) == 10_000
 
 
 async def _sign_in_all(store):
     for number in range(10_000):
         await store.sign_in(str(number), number)
+
+
+@needs_redis
+def test_all_that_redis_holds_ends_by_itself(redis):
+    """Whatever becomes of the server and of front ends."""
+    store = RedisStore(redis.url, "living")
+    waiting = in_a_loop(_use_all(store))
+    living = {key: ttl for key, (_, ttl) in redis.everything().items() if key.startswith(b"taciturn:living:")}
+    kinds = {key.decode().split(":")[2] for key in living}
+    assert kinds == {"here", "question", "outcomes", "token", "token-of", "sign-in", "file", "waits"}
+    assert all(0 < ttl <= 24 * 3600 * 1000 for ttl in living.values())
+    LOOP.call_soon_threadsafe(waiting.cancel)
+    in_a_loop(asyncio.sleep(0.2))
+    in_a_loop(store.close())
+
+
+async def _use_all(store):
+    await store.first_time(b"nonce")
+    await store.sign_in("token", 1)
+    store.share("model", b"content")
+    waiting = asyncio.create_task(store.asked(2, 20))
+    await asyncio.sleep(0.1)
+    post(store, {1: b"one", 3: b"three"})
+    assert await store.answer(1, "q", b"yes")
+    return waiting
+
+
+@needs_redis
+@pytest.mark.parametrize("kept", [("--save", "60 1", "--appendonly", "no"), ("--save", "", "--appendonly", "yes")])
+def test_a_redis_that_writes_to_disk_is_refused(kept):
+    """The twin is every other test here."""
+    told = r"who took part must be on none: start it with --save '' --appendonly no"
+    with tempfile.TemporaryDirectory() as folder, redis_server(folder, *kept) as server, pytest.raises(LinkError, match=told):
+        RedisStore(server.url, "fleet")
+
+
+@needs_redis
+def test_a_redis_that_does_not_say_whether_it_writes_to_disk_is_pointed_out(caplog):
+    silent = ("--save", "", "--appendonly", "no", "--rename-command", "CONFIG", "")
+    with tempfile.TemporaryDirectory() as folder, redis_server(folder, *silent) as server:
+        RedisStore(server.url, "fleet")
+    assert "does not say whether it writes to disk: see to it that it does not" in caplog.text
+
+
+@needs_redis
+def test_fleets_on_one_redis_know_nothing_of_each_other(redis):
+    one, other = RedisStore(redis.url, "one"), RedisStore(redis.url, "other")
+    in_a_loop(one.sign_in("token", 1))
+    post(one, {1: b"secret"})
+    assert in_a_loop(other.who("token")) is None
+    assert in_a_loop(other.asked(1, 0)) is None
+    assert other.present() == []
+    for store in (one, other):
+        in_a_loop(store.close())
+
+
+@needs_redis
+def test_a_redis_that_is_killed_is_nobody_there_and_devices_come_back(caplog):
+    with tempfile.TemporaryDirectory() as folder, redis_server(folder) as server:
+        store = RedisStore(server.url, "fleet")
+        link = WireLink(store)
+        in_a_loop(store.sign_in("token", 1))
+        assert link.devices() == [1]
+        threading.Timer(0.2, server.kill).start()
+        assert link.ask("report", {1: b"secret"}, 30) == {}  # and it does not wait in vain
+        assert link.devices() == []
+        assert "cannot be reached" in caplog.text
+        with pytest.raises(StoreGone, match="cannot be reached"):
+            in_a_loop(store.who("token"))
+        server.start()
+        assert in_a_loop(store.who("token")) is None  # it has to sign in again
+        in_a_loop(store.sign_in("new", 1))
+        assert link.devices() == [1]
+        in_a_loop(store.close())
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("redis://fleet.example:6379", "without TLS a Redis may be on this machine alone"),
+        ("redis://:secret@10.0.0.1", "without TLS a Redis may be on this machine alone, and 10.0.0.1:6379 may"),
+        ("redis://:secret@127.0.0.1:1", r"no Redis answers at 127\.0\.0\.1:1 "),
+        ("http://127.0.0.1", "names no Redis"),
+    ],
+)
+def test_where_there_is_no_redis_it_is_said_without_its_password(url, reason):
+    with pytest.raises(LinkError, match=reason) as said:
+        RedisStore(url, "fleet")
+    assert "secret" not in str(said.value)

@@ -273,9 +273,9 @@ def test_who_asks_for_a_file_and_does_not_read_it_holds_little_and_not_for_long(
         server.link._store.share("model", bytes(50_000_000))
         lazy.sendall(b"GET /v1/files/model HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + token + b"\r\n\r\n")
         time.sleep(0.2)
-        (connection,) = server._door._state.connections
+        (connection,) = server.front_end.door._state.connections
         assert connection.transport.get_write_buffer_size() < 1_000_000  # the twin would hold all of it
-        until(lambda: not server._door._state.connections, 5)
+        until(lambda: not server.front_end.door._state.connections, 5)
 
 
 def test_endless_headers_are_cut_off(fleet):

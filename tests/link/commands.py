@@ -126,6 +126,13 @@ class CommandFleet:
         port = self.address.rpartition(":")[2]
         return self._known(Command(self.folder, run.name, "fleet", "serve", self.fleet, "--run", run, "--port", port))
 
+    def front_end(self, address: str, store: str) -> Command:
+        port = address.rpartition(":")[2]
+        return self.command(f"front end {port}", "fleet", "front-end", self.fleet, "--store", store, "--port", port)
+
+    def other_address(self) -> str:
+        return f"127.0.0.1:{_free_port()}"
+
     def device(self, folder: Path, first: int = 0) -> Command:
         """Its user counts from a word of their own on."""
         messages = folder.with_suffix(".txt")

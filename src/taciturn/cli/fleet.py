@@ -1,26 +1,41 @@
 """`taciturn fleet`: training over a network of devices that keep their text."""
 
+import json
 import logging
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.logging import RichHandler
 
-from taciturn.cli.output import console, fleet_view, group, print_finished
+from taciturn.cli.output import console, fleet_view, group, print_finished, print_load
 from taciturn.cli.train import Settings
 
 if TYPE_CHECKING:
+    import ssl
+
+    from taciturn.fleets.wire.many_devices import Load, LoadDevice
+    from taciturn.fleets.wire.redis_store import RedisStore
     from taciturn.fleets.wire.server import WireServer
 
 fleet_app = group("fleet", "Train over real devices: make a fleet, enrol, serve, or try it here.", "taciturn fleet up 5 recipe.toml")
 END_SECONDS = 20
+LOOK_SECONDS = 1.0
+TACITURN = (sys.executable, "-c", "from taciturn.cli import main; main()")
 NO_REST = 1e-6  # hours
+Store = typer.Option(
+    envvar="TACITURN_STORE", help="a Redis that server and front ends share: redis://host:port, or rediss:// where it is on another machine"
+)
+Metrics = typer.Option(help="show counts for Prometheus at /metrics on this port of this machine, or on host:port")
+JsonLog = typer.Option("--json-log", help="log lines as JSON, on standard error")
 OVER_DEVICES = ("fleet.kind=devices", "privacy.encoding=modular")  # what makes a recipe one for devices
 
 
@@ -74,19 +89,59 @@ def serve(
     host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 for every network of this machine")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 8443,
     insecure: Annotated[bool, typer.Option("--insecure", help="without TLS; on this machine alone")] = False,
+    store: Annotated[str | None, Store] = None,
+    metrics: Annotated[str | None, Metrics] = None,
+    json_log: Annotated[bool, JsonLog] = False,
 ) -> None:
     """Train over devices: each trains on its own text, and only a securely aggregated sum reaches the server.
 
     Waits for devices (`taciturn fleet device`), asks more than it needs, goes on without those that drop out, and repeats a round that
     got too few reports. Killed at any moment, it goes on with --resume: no round is released without being charged, and none is charged
-    twice.
+    twice. With --store it listens nowhere itself: devices come through front ends (`taciturn fleet front-end`).
 
     Example: taciturn fleet serve keyboard-fleet --host 0.0.0.0 --port 8443
     """
-    from taciturn.fleets.wire.server import wire_server
+    from taciturn.fleets.wire.metrics import metrics_page
+    from taciturn.fleets.wire.server import shared_server, wire_server
 
-    with _logging(), wire_server(fleet / "wire", host, port, insecure) as server:
-        _serve(server, fleet, run or fleet / "run", resume)
+    with _logging(json_log), metrics_page(metrics):
+        if store is None:
+            with wire_server(fleet / "wire", host, port, insecure) as server:
+                _serve(server, fleet, run or fleet / "run", resume, server.address)
+        else:
+            shared = _redis(store, fleet)
+            with shared_server(fleet / "wire", shared) as server:
+                _serve(server, fleet, run or fleet / "run", resume, f"the Redis at {shared.address}")
+
+
+@fleet_app.command("front-end")
+def front_end(
+    fleet: Annotated[Path, typer.Argument(help="the server's folder, or one with copies of its folders wire/ and for-devices/")],
+    store: Annotated[str, Store],
+    host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 for every network of this machine")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 8443,
+    insecure: Annotated[bool, typer.Option("--insecure", help="without TLS; on this machine alone")] = False,
+    metrics: Annotated[str | None, Metrics] = None,
+    json_log: Annotated[bool, JsonLog] = False,
+) -> None:
+    """Be one of several doors for devices, with the server's certificate; the server is elsewhere, at the same --store.
+
+    It keeps nothing: kill it, or start another, whenever you like. Devices that were connected find another one by the name they know.
+    After `taciturn fleet enrol` copy for-devices/ again, and start it again.
+
+    Example: taciturn fleet front-end keyboard-fleet --store rediss://redis.example.org:6379 --host 0.0.0.0 --port 8443
+    """
+    from taciturn.fleets import folders
+    from taciturn.fleets.wire.device import ends_on_sigterm
+    from taciturn.fleets.wire.metrics import metrics_page
+    from taciturn.fleets.wire.server import front_end
+
+    numbers = folders.device_numbers(folders.enrolled_keys(fleet / "for-devices"))
+    shared = _redis(store, fleet)
+    opening = front_end(fleet / "wire", host, port, shared, numbers.get, insecure)
+    with _logging(json_log), ends_on_sigterm(), metrics_page(metrics), opening as opened:
+        console.print(f"{len(numbers)} devices are enrolled; this front end listens on {opened.address}")
+        opened.wait()
 
 
 @fleet_app.command()
@@ -148,22 +203,114 @@ def up(
         loaded = loaded.with_settings("fleet", timer_hours=NO_REST)
     devices = folders.try_out(out, loaded, count, run.name)
     with _logging(), wire_server(out / "server" / "wire", "127.0.0.1", port) as server, _devices(devices, server.address):
-        _serve(server, out / "server", run, resume=False)
+        _serve(server, out / "server", run, False, server.address)
 
 
-def _serve(server: "WireServer", fleet: Path, run: Path, resume: bool) -> None:
+@fleet_app.command()
+def load(
+    count: Annotated[int, typer.Argument(min=3, help="devices, all in one process")],
+    out: Annotated[Path, typer.Option(help="folder for the fleet of these devices; made if it is not there")] = Path("load"),
+    server: Annotated[
+        list[str] | None,
+        typer.Option(help="host:port of a deployment that serves OUT/server; several share the devices (default: one here)"),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="of the training")] = 3,
+    seconds: Annotated[float, typer.Option(min=1, help="after which it ends at the latest")] = 600.0,
+) -> None:
+    """Test a deployment with many devices, whose model is tiny and whose protocol is complete, and see what it carries.
+
+    Without --server, everything is on this machine: it starts `taciturn fleet serve OUT/server` itself. With it, this command is devices
+    alone, which wait for a server: copy OUT/server to where it is to be served. It ends after the rounds, or the seconds.
+
+    Example: taciturn fleet load 200 --out load --rounds 3
+    """
+    import asyncio
+
+    from taciturn.fleets.load import new_load, open_load
+
+    if not out.exists():
+        new_load(out, count, rounds, seconds, tuple(one.rpartition(":")[0] for one in server or ()))
+    with _load_server(out, server) as (addresses, is_over):
+        devices, trusted = open_load(out, count, addresses)
+        console.print(f"{count} devices for {', '.join(addresses)}, which has to serve {out / 'server'}")
+        figures = asyncio.run(_watch_load(devices, trusted, lambda seen: len(seen.rounds) >= rounds or is_over(), seconds))
+    print_load(figures)
+    if len(figures.rounds) < rounds:
+        why = "the server's own terminal says why" if server else f"{out / 'server.log'} says why"
+        console.print(f"Only {len(figures.rounds)} of {rounds} rounds were done within {seconds:g} seconds: {why}", style="red")
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _load_server(out: Path, servers: list[str] | None) -> Iterator[tuple[list[str], Callable[[], bool]]]:
+    """Those that were named, or one of our own, and whether it has ended."""
+    if servers:
+        yield servers, lambda: False
+        return
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    run = out / "server" / f"run-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    with open(out / "server.log", "w") as log:
+        arguments = [str(out / "server"), "--port", str(port), "--run", str(run)]
+        process = subprocess.Popen([*TACITURN, "fleet", "serve", *arguments], stdout=log, stderr=log)
+    try:
+        yield [f"127.0.0.1:{port}"], lambda: process.poll() is not None
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_SECONDS)  # it saves what it has trained
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def _watch_load(devices: "list[LoadDevice]", trusted: "ssl.SSLContext", is_over: "Callable[[Load], bool]", seconds: float) -> "Load":
+    import asyncio
+
+    from taciturn.fleets.wire.many_devices import Load, run_load
+
+    load = Load()
+    running, deadline = asyncio.create_task(run_load(devices, load, trusted)), time.monotonic() + seconds
+    with console.status("connecting") as status:
+        while not is_over(load) and not running.done() and time.monotonic() < deadline:
+            await asyncio.sleep(LOOK_SECONDS)
+            load.look()
+            status.update(f"{load.connected:,} devices connected, {load.answered.total():,} questions answered, {len(load.rounds)} rounds")
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+    return load
+
+
+def _redis(url: str, fleet: Path) -> "RedisStore":
+    from taciturn.fleets.devices.transport import LinkError
+    from taciturn.fleets.folders import fleet_name
+
+    try:
+        from taciturn.fleets.wire.redis_store import RedisStore
+    except ModuleNotFoundError:
+        raise LinkError("--store needs a package that is not installed: pip install 'taciturn[fleet-redis]'") from None
+    return RedisStore(url, fleet_name(fleet))
+
+
+def _serve(server: "WireServer", fleet: Path, run: Path, resume: bool, address: str) -> None:
     from taciturn.fleets.devices.fleet import Connected
     from taciturn.fleets.folders import enrolled_keys, fleet_recipe, identity
+    from taciturn.fleets.wire.metrics import COUNTS
     from taciturn.runs.loop import resume_run, train_run
 
     enrolled = enrolled_keys(fleet)
     for key in enrolled:
         server.enrol(key)
-    with fleet_view(server.address, len(enrolled)) as (watch, progress):
+    with fleet_view(address, len(enrolled)) as (watch, progress):
         people = partial(server.connected_devices, enrolled)
         connected = Connected(server.link, people, enrolled, identity(enrolled), watch)
         begin = resume_run if resume else partial(train_run, fleet_recipe(fleet))
-        finished = begin(run, progress, connected)
+
+        def counted(done: int, all: int, row: dict[str, Any]) -> None:
+            COUNTS.show("taciturn_rounds_finished", lambda: done)
+            COUNTS.show("taciturn_rounds_failed", lambda: row["failed_rounds"])
+            progress(done, all, row)
+
+        finished = begin(run, counted, connected)
     print_finished(finished)
 
 
@@ -180,12 +327,11 @@ def _take_text(folder: Path, data: Path) -> None:
 @contextmanager
 def _devices(folders: list[Path], address: str) -> Iterator[None]:
     """Processes of their own, which end with this one."""
-    command = [sys.executable, "-c", "from taciturn.cli import main; main()", "fleet", "device"]
     running = []
     try:
         for folder in folders:
             with open(folder / "log.txt", "w") as log:
-                running.append(subprocess.Popen([*command, str(folder), "--server", address], stdout=log, stderr=log))
+                running.append(subprocess.Popen([*TACITURN, "fleet", "device", str(folder), "--server", address], stdout=log, stderr=log))
         yield
     finally:
         for process in running:
@@ -198,12 +344,22 @@ def _devices(folders: list[Path], address: str) -> Iterator[None]:
 
 
 @contextmanager
-def _logging() -> Iterator[None]:
-    """What happens to the fleet, in lines."""
+def _logging(as_json: bool = False) -> Iterator[None]:
+    """What happens to the fleet, in lines. None of them names a device: what does is at DEBUG, and not shown."""
     log, handler = logging.getLogger("taciturn.fleet"), RichHandler(console=console, show_path=False)
+    if as_json:
+        handler = logging.StreamHandler()
+        handler.setFormatter(_JsonLine())
+    handler.setLevel(logging.INFO)
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
         yield
     finally:
         log.removeHandler(handler)
+
+
+class _JsonLine(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        return json.dumps({"time": at, "level": record.levelname.lower(), "message": record.getMessage()}, ensure_ascii=False)

@@ -26,6 +26,7 @@ from taciturn.progress import StageProgress
 
 if TYPE_CHECKING:
     from taciturn.evaluation.intervals import Interval, Sums
+    from taciturn.fleets.wire.many_devices import Load
     from taciturn.runs.loop import TrainedRun
 
 console = Console(highlight=False)
@@ -84,6 +85,21 @@ def print_finished(finished: "TrainedRun") -> None:
         )
     accuracy, perplexity = finished.scores["accuracy_top1"], finished.scores["perplexity"]
     console.print(f"AccuracyTop1 {accuracy:.2%}, perplexity {perplexity:.1f}; {finished.folder}")
+
+
+def print_load(load: "Load") -> None:
+    """What devices saw of a deployment under load."""
+    shown = table("", "")
+    shown.add_row("devices connected, at most", f"{load.most_connected:,}")
+    shown.add_row("questions answered", f"{load.answered.total():,}")
+    shown.add_row("questions a second, in the best second", f"{load.most_a_second:,.0f}")
+    shown.add_row("rounds done", f"{len(load.rounds)}")
+    for share in (0.5, 0.95, 0.99):
+        shown.add_row(f"a request took, {share:.0%} of them at most", f"{1000 * load.quantile(share):,.0f} ms")
+    for reason, times in load.failures.most_common():
+        shown.add_row(reason, f"{times:,}")
+    shown.add_row("failures", f"{load.failures.total():,}")
+    console.print(shown)
 
 
 def leave_interrupted(words: str) -> NoReturn:

@@ -15,6 +15,7 @@ DEVICE/                     a device's own: nothing of it is ever sent
   participation.json        when it took part
 """
 
+import hashlib
 import io
 import json
 import shutil
@@ -46,6 +47,7 @@ from taciturn.recipe.text import load_recipe, save_recipe
 
 RECIPE, ENROLLED, TOKENS = "recipe.toml", "enrolled.txt", "tokens.npy"
 LOCAL_NAMES = ("localhost", "127.0.0.1")
+NAME_DIGITS = 16
 
 
 def new_fleet(folder: Path, recipe: Recipe, names: tuple[str, ...] = ()) -> None:
@@ -96,21 +98,35 @@ def _server_folder(folder: Path, recipe: Recipe, words_of: Population, names: tu
 
 def enrol(folder: Path, devices: list[Path]) -> None:
     """Make keys for devices that have none, list them, and give all of them what they need to know."""
-    enrolled = enrolled_keys(folder)
-    for device in devices:
-        key = device_key(device)
-        if key not in enrolled:
-            enrolled.append(key)
-    write_atomically(folder / ENROLLED, b"".join(key + b"\n" for key in enrolled))
-    shutil.copy(folder / ENROLLED, folder / "for-devices" / ENROLLED)
+    list_devices(folder, devices)
     for device in devices:
         shutil.copytree(folder / "for-devices", device / "fleet", dirs_exist_ok=True)
+
+
+def list_devices(folder: Path, devices: list[Path]) -> None:
+    """After those that are listed already; with keys for those that have none."""
+    enrolled = dict.fromkeys([*enrolled_keys(folder), *map(device_key, devices)])
+    write_atomically(folder / ENROLLED, b"".join(key + b"\n" for key in enrolled))
+    shutil.copy(folder / ENROLLED, folder / "for-devices" / ENROLLED)
 
 
 def enrolled_keys(folder: Path) -> list[bytes]:
     if not (folder / ENROLLED).exists():
         raise LinkError(f"{folder} is no fleet, or knows of no device yet: `taciturn fleet new`, then `taciturn fleet enrol`")
     return (folder / ENROLLED).read_bytes().splitlines()
+
+
+def device_numbers(enrolled: list[bytes]) -> dict[bytes, int]:
+    """By the keys as devices send them."""
+    return {load_public_key(line).public_bytes_raw(): number for number, line in enumerate(enrolled)}
+
+
+def fleet_name(folder: Path) -> str:
+    """By which a Redis tells fleets apart: the same on every host that has the fleet's certificate of its authority."""
+    certificate = folder / "for-devices" / AUTHORITY_CERTIFICATE
+    if not certificate.exists():
+        raise LinkError(f"{certificate} is missing: a front end needs a copy of the fleet's folders wire/ and for-devices/")
+    return hashlib.sha256(certificate.read_bytes()).hexdigest()[:NAME_DIGITS]
 
 
 def identity(enrolled: list[bytes], device: Path | None = None) -> EnrolledKeys:

@@ -54,7 +54,7 @@ def run_device(
     device = _Device(server, load_device_key(folder), _context(server, root_certificate, insecure))
     stop = stop or threading.Event()
     threading.Thread(target=lambda: stop.wait() and device.hang_up(), daemon=True).start()
-    with _ends_on_sigterm(), device:
+    with ends_on_sigterm(), device:
         wait, told = RETRY_SECONDS[0], ""
         while not stop.is_set():
             try:
@@ -273,7 +273,7 @@ def _context(server: str, root_certificate: Path | None, insecure: bool) -> ssl.
 
 
 @contextmanager
-def _ends_on_sigterm() -> Iterator[None]:
+def ends_on_sigterm() -> Iterator[None]:
     """In the middle of whatever it does, but in order. Only the main thread hears signals."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -80,8 +80,11 @@ class Door:
         if working := [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]:
             await asyncio.wait(working, timeout=END_SECONDS)
 
+    def connections(self) -> int:
+        return self._open.total()
+
     def _too_many(self, host: str) -> str | None:
-        if self._open[host] >= MOST_OF_ONE_ADDRESS or self._open.total() >= MOST_CONNECTIONS:
+        if self._open[host] >= MOST_OF_ONE_ADDRESS or self.connections() >= MOST_CONNECTIONS:
             return "a connection more than this server holds"
         if self.strangers[host] >= MOST_STRANGERS_OF_ONE_ADDRESS or self.strangers.total() >= MOST_STRANGERS:
             return "a connection, as there are too many that say nothing"

@@ -24,7 +24,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from taciturn.fleets.devices.transport import FAILED, LARGE, LOG
-from taciturn.fleets.wire.store import Store
+from taciturn.fleets.wire.metrics import COUNTS
+from taciturn.fleets.wire.store import CLOCKS_APART, Store, StoreGone
 
 Scope = dict[str, Any]
 Receive = Callable[[], Any]
@@ -38,7 +39,6 @@ MOST_IN_FLIGHT = 2 * 2**30  # bytes of answers that are read at a time; others w
 PIECE = 64 * 1024  # of a response
 CLOSE = [(b"connection", b"close")]
 LONGEST_WAIT = 60.0  # for a question
-CLOCKS_APART = 300.0  # seconds between a device's clock and ours
 QUIET_SECONDS = 10  # the same line is not written more often
 REASONS = {FAILED.encode(): FAILED, LARGE.encode(): LARGE}  # of a device's own, of which none are believed but these
 
@@ -57,6 +57,7 @@ class Refusals:
         self._kept_back: dict[str, int] = {}
 
     def note(self, reason: str) -> None:
+        COUNTS.add("taciturn_refused_total")
         now = time.monotonic()
         if now - self._written.get(reason, -QUIET_SECONDS) < QUIET_SECONDS:
             self._kept_back[reason] = self._kept_back.get(reason, 0) + 1
@@ -76,8 +77,6 @@ class FrontEnd:
 
     def __init__(self, store: Store, number_of: Callable[[bytes], int | None], most_bytes: int, refusals: Refusals) -> None:
         self._store, self._number_of, self._most_bytes, self._refusals = store, number_of, most_bytes, refusals
-        self._nonces: tuple[set[bytes], set[bytes]] = (set(), set())  # of this and the last ten minutes
-        self._nonces_since = 0.0
         self._in_flight = 0  # bytes of answers that are being read
         self._room = asyncio.Condition()
 
@@ -89,6 +88,9 @@ class FrontEnd:
         except NoEntry as refused:
             self._refusals.note(refused.reason)
             await _respond(send, refused.status, f"Refused: {refused.reason}.".encode(), CLOSE)
+        except StoreGone as gone:
+            self._refusals.note(f"everybody, for now: {gone}")
+            await _respond(send, 503, b"The server cannot be reached from here for a moment.", CLOSE)
         except Exception as error:  # whatever a stranger finds: one line, and no more than one connection
             self._refusals.note(f"a request that was not understood ({type(error).__name__})")
             LOG.debug("a request that was not understood", exc_info=True)
@@ -145,11 +147,8 @@ class FrontEnd:
             Ed25519PublicKey.from_public_bytes(key).verify(signature, statement)
         except (InvalidSignature, ValueError):
             raise NoEntry(403, "a device that has not the key it names") from None
-        if now - self._nonces_since > 2 * CLOCKS_APART:
-            self._nonces, self._nonces_since = (set(), self._nonces[0]), now
-        if len(nonce) != 16 or key + nonce in self._nonces[0] or key + nonce in self._nonces[1]:
+        if len(nonce) != 16 or not await self._store.first_time(key + nonce):
             raise NoEntry(403, "a sign-in that was used before")
-        self._nonces[0].add(key + nonce)
         token = secrets.token_urlsafe(32)
         await self._store.sign_in(token, number)
         return token
@@ -198,6 +197,7 @@ class FrontEnd:
         said = headers.get(b"failed")
         outcome: bytes | str = body if said is None else REASONS.get(said, FAILED)
         taken = await self._store.answer(number, name, outcome)
+        COUNTS.add("taciturn_received_bytes_total", len(body))
         await _respond(send, 204 if taken else 410)
 
 
@@ -240,6 +240,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def _respond(send: Send, status: int, body: bytes = b"", headers: list[tuple[bytes, bytes]] | None = None) -> None:
+    COUNTS.add("taciturn_sent_bytes_total", len(body))
     length = [] if status == 204 else [(b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": [*(headers or ()), *length]})
     for start in range(0, len(body), PIECE):  # so that no more is held than the other side has read

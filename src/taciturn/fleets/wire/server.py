@@ -4,8 +4,9 @@
         server.enrol(public_key)
         answers = server.link.ask("train", {number: message for number in server.link.devices()}, seconds=600)
 
-Its front end is a thread of this process. It keeps nothing: a server that is killed and started again finds its devices by their keys, and
-they find it at the same address.
+Its front end is a thread of this process. Where one is not enough, front ends are processes of their own on any hosts (`front_end`), and
+share a store with the server, which then listens nowhere (`shared_server`). None of them keeps anything: whoever is killed and started
+again finds its devices by their keys, and they find it at the same address.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -23,55 +24,67 @@ from taciturn.fleets.wire.authority import SERVER_CERTIFICATE, SERVER_KEY, load_
 from taciturn.fleets.wire.door import Door, tls
 from taciturn.fleets.wire.front_end import FrontEnd, Refusals
 from taciturn.fleets.wire.link import WireLink
-from taciturn.fleets.wire.store import MemoryStore
+from taciturn.fleets.wire.metrics import COUNTS
+from taciturn.fleets.wire.store import MemoryStore, Store
 
 FREE_SECONDS = 5  # an earlier server that was killed may hold the port for a moment
 
 
 @contextmanager
 def wire_server(folder: Path, host: str, port: int, insecure: bool = False, most_bytes: int = MOST_BYTES) -> Iterator["WireServer"]:
-    """Everything that devices need to connect to `host:port` (0: a free one).
+    """Everything that devices need to connect to `host:port` (0: a free one), in this process.
 
     Without TLS (`insecure`) on this machine alone; devices need an enrolled key even then."""
+    store, numbers = MemoryStore(), {}
+    with _only_server(folder), front_end(folder, host, port, store, numbers.get, insecure, most_bytes) as opened:
+        yield WireServer(store, numbers, opened)
+
+
+@contextmanager
+def shared_server(folder: Path, store: Store) -> Iterator["WireServer"]:
+    """A server whose devices come through front ends at the same store."""
+    with _only_server(folder):
+        yield WireServer(store, {})
+
+
+@contextmanager
+def front_end(
+    folder: Path,
+    host: str,
+    port: int,
+    store: Store,
+    number_of: Callable[[bytes], int | None],
+    insecure: bool = False,
+    most_bytes: int = MOST_BYTES,
+) -> Iterator["RunningFrontEnd"]:
+    """Devices may connect to `host:port` until the end of the block. `number_of` knows the enrolled ones by their public keys."""
     if insecure and host not in LOOPBACK:
         raise LinkError(f"without TLS a server may listen on this machine alone, and {host} is more than that")
     if not insecure and not ((folder / SERVER_KEY).exists() and (folder / SERVER_CERTIFICATE).exists()):
         raise LinkError(f"{folder} holds no certificate for the server: make one first")
+    running = RunningFrontEnd(None if insecure else folder, host, port, store, number_of, most_bytes)
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+@contextmanager
+def _only_server(folder: Path) -> Iterator[None]:
     busy = LinkError(f"another server is at work in {folder}: stop it first")  # two would take each other's devices
     with locked(private_folder(folder) / "lock", busy):
-        server = WireServer(folder, host, port, insecure, most_bytes)
-        try:
-            yield server
-        finally:
-            server.close()
+        yield
 
 
 class WireServer:
     """The `link` to the devices, and the list of those who may use it: a device's number is its place on the list."""
 
-    def __init__(self, folder: Path, host: str, port: int, insecure: bool, most_bytes: int) -> None:
-        context = None if insecure else tls(folder)
-        _allow_many_files()
-        listener, store, refusals = _listen(host, port), MemoryStore(), Refusals()
-        self.address = f"{host}:{listener.getsockname()[1]}"
-        self.link = WireLink(store)
+    def __init__(self, store: Store, numbers: dict[bytes, int], front_end: "RunningFrontEnd | None" = None) -> None:
+        self.link, self.front_end = WireLink(store), front_end
+        COUNTS.show("taciturn_devices_connected", lambda: len(self.link.devices()))
         self._enrolling = threading.Lock()
-        self._numbers: dict[bytes, int] = {}  # by the key itself
+        self._numbers = numbers  # by the key itself
         self._lines: dict[bytes, int] = {}  # and by its line
-        app = FrontEnd(store, self._numbers.get, most_bytes, refusals)
-        self._door = Door(app, listener, context, refusals)
-        self._listener, self._loop = listener, asyncio.new_event_loop()
-        self._serving = self._loop.create_task(self._door.serve())
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        try:
-            with suppress(asyncio.CancelledError), self._listener:
-                self._loop.run_until_complete(self._serving)
-        finally:
-            self._loop.run_until_complete(self._door.close())
-            self._loop.close()
 
     def enrol(self, public_key: bytes) -> int:
         """Let the device with this key (a line as in `device.pub`) take part; its number. Again is no harm."""
@@ -86,8 +99,43 @@ class WireServer:
         places = {self._lines.get(key): place for place, key in enumerate(keys)}
         return {number: places[number] for number in self.link.devices() if number in places}
 
+    @property
+    def address(self) -> str:
+        assert self.front_end is not None  # or it listens nowhere
+        return self.front_end.address
+
+
+class RunningFrontEnd:
+    """In a thread of its own, with an event loop."""
+
+    def __init__(
+        self, certificate: Path | None, host: str, port: int, store: Store, number_of: Callable[[bytes], int | None], most_bytes: int
+    ) -> None:
+        context = tls(certificate) if certificate else None
+        _allow_many_files()
+        self._listener, self._store, refusals = _listen(host, port), store, Refusals()
+        self.address = f"{host}:{self._listener.getsockname()[1]}"
+        self.door = Door(FrontEnd(store, number_of, most_bytes, refusals), self._listener, context, refusals)
+        COUNTS.show("taciturn_connections", self.door.connections)
+        self._loop = asyncio.new_event_loop()
+        self._serving = self._loop.create_task(self.door.serve())
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        try:
+            with suppress(asyncio.CancelledError), self._listener:
+                self._loop.run_until_complete(self._serving)
+        finally:
+            self._loop.run_until_complete(self.door.close())
+            self._loop.run_until_complete(self._store.close())
+            self._loop.close()
+
+    def wait(self) -> None:
+        """Until it ends, which by itself it does not."""
+        self._thread.join()
+
     def close(self) -> None:
-        self.link.close()
         with suppress(RuntimeError):  # it has ended already
             self._loop.call_soon_threadsafe(self._serving.cancel)
         self._thread.join(5)

@@ -1,7 +1,8 @@
 """What front ends and the server share: who is there, what each device is asked, and what came of it. Nothing of it is on disk.
 
 All of it may be lost at any moment, and nothing that does harm is lost with it: devices sign in again, and a round that was under way
-fails. What was used up is on the devices' own records, and who took part in the curator's log.
+fails. What was used up is on the devices' own records, and who took part in the curator's log. There are two: in this process, and in a
+Redis that front ends on several hosts share (redis_store.py).
 
 **Guarantee:** an answer is kept if its question is open and was asked of that device, once. When a question is withdrawn, its answers are
 gone, and what comes later is refused.
@@ -15,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from taciturn.fleets.devices.transport import LinkError
+
 
 class Asked(NamedTuple):
     """A question as one device gets it."""
@@ -26,8 +29,13 @@ class Asked(NamedTuple):
     seconds: float  # that are left to answer it
 
 
+class StoreGone(LinkError):
+    """Who is there and what was asked cannot be known. A front end sends devices away for a moment; for the server nobody is there."""
+
+
 class Store(Protocol):
-    """The first five are the server's; the others are front ends', in an event loop. One question is open at a time."""
+    """The first five are the server's; the others are front ends', in an event loop. One question is open at a time. All of them may raise
+    `StoreGone`."""
 
     def present(self) -> list[int]:
         """Devices that gave a sign of life not long ago, sorted."""
@@ -45,6 +53,10 @@ class Store(Protocol):
 
     def withdraw(self, name: str) -> None:
         """Nobody can see or answer it any more."""
+        ...
+
+    async def first_time(self, sign_in: bytes) -> bool:
+        """Whether nobody came with this one in the last `NONCE_SECONDS`, at any front end."""
         ...
 
     async def sign_in(self, token: str, number: int) -> None: ...
@@ -65,10 +77,16 @@ class Store(Protocol):
 
     async def shared(self, name: str) -> bytes | None: ...
 
+    async def close(self) -> None:
+        """The front end ends."""
+        ...
+
 
 ALIVE_SECONDS = 45.0  # for which a sign of life counts, of a device that does not wait for a question
 BACK_SECONDS = 3.0  # in which a device whose connection broke may be back
 TOKEN_SECONDS = 24 * 3600.0
+CLOCKS_APART = 300.0  # seconds between a device's clock and ours
+NONCE_SECONDS = 2 * CLOCKS_APART  # for which a sign-in that was recorded could be used again
 
 
 @dataclass
@@ -93,6 +111,8 @@ class MemoryStore:
         self._token_of: dict[int, str] = {}
         self._waiting: dict[int, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
         self._file = ("", b"")
+        self._nonces: tuple[set[bytes], set[bytes]] = (set(), set())  # of this and the last ten minutes
+        self._nonces_since = 0.0
 
     def present(self) -> list[int]:
         with self._lock:
@@ -127,6 +147,16 @@ class MemoryStore:
 
     def _open(self, name: str) -> _Question | None:
         return self._question if self._question and self._question.name == name else None
+
+    async def first_time(self, sign_in: bytes) -> bool:
+        with self._lock:
+            now = time.monotonic()
+            if now - self._nonces_since > NONCE_SECONDS:
+                self._nonces, self._nonces_since = (set(), self._nonces[0]), now
+            if sign_in in self._nonces[0] or sign_in in self._nonces[1]:
+                return False
+            self._nonces[0].add(sign_in)
+            return True
 
     async def sign_in(self, token: str, number: int) -> None:
         with self._lock:
@@ -193,3 +223,6 @@ class MemoryStore:
     async def shared(self, name: str) -> bytes | None:
         with self._lock:
             return self._file[1] if self._file[0] == name else None
+
+    async def close(self) -> None:
+        """Nothing of it is open elsewhere."""

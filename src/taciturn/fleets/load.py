@@ -1,0 +1,75 @@
+"""A fleet to try a deployment with: a tiny model, words that mean nothing, and as many devices as one likes in one process.
+
+Everything about it is real but the people: keys, certificates, secure sums, records of participation, a ledger of its own.
+"""
+
+import ssl
+from pathlib import Path
+
+import numpy as np
+
+from taciturn.data.population import write_population
+from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
+from taciturn.files import new_folder
+from taciturn.fleets import assemble
+from taciturn.fleets.devices import fields
+from taciturn.fleets.devices.transport import LinkError
+from taciturn.fleets.folders import enrolled_keys, fleet_recipe, list_devices, new_fleet
+from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
+from taciturn.fleets.wire.authority import AUTHORITY_CERTIFICATE, load_device_key, load_public_key
+from taciturn.fleets.wire.many_devices import LoadDevice
+from taciturn.recipe.text import parse_recipe
+
+FIXED = SPECIAL + PUNCTUATION
+VOCABULARY = Vocabulary(FIXED + tuple(f"word{number}" for number in range(200)))
+OVER_SELECTION = 1.2  # so that a round comes about where every tenth device is lost
+SETTINGS = {
+    "algorithm": "dp-ftrl",
+    "model": {"width": 16, "units": 16},
+    "local": {"batch_size": 4, "unroll": 8},
+    "privacy": {"encoding": "modular", "noise": "tree", "noise_multiplier": 4.0, "clip_norm": 0.1},
+}
+
+
+def new_load(folder: Path, count: int, rounds: int, seconds: float, names: tuple[str, ...]) -> None:
+    """FOLDER/server, to be served, and keys for so many devices. `names` are those that they know the server by."""
+    cohort = int(count / OVER_SELECTION)
+    held_out = {str(number): _text(number).tolist() for number in range(12)}
+    with new_folder(folder, "to use its devices again, leave N as it was; or choose another --out") as made:
+        words = write_population(made / "words", {}, held_out, VOCABULARY, {"source": "made up", "on_devices": True})
+        fleet = {"kind": "devices", "over_selection": OVER_SELECTION, "timer_hours": 1e-9, "lifetime_participations": 10**6}
+        sections = {
+            "data": {"population": str(words.folder), "tokens_per_user": 64},
+            "participation": {"kind": "min-separation", "users": count, "cohort": cohort, "min_separation": 0},
+            "fleet": {**fleet, "deadline": seconds, "patience": seconds},
+            "run": {"rounds": rounds, "evaluate_every": rounds, "save_every": rounds},
+        }
+        new_fleet(made / "server", parse_recipe(SETTINGS | sections), names)
+        list_devices(made / "server", [_device(made, number) for number in range(count)])
+
+
+def open_load(folder: Path, count: int, servers: list[str]) -> tuple[list[LoadDevice], ssl.SSLContext]:
+    """The devices, dealt to the servers in turn, and whom they trust."""
+    given = folder / "server" / "for-devices"
+    recipe, enrolled = fleet_recipe(given), enrolled_keys(given)
+    if len(enrolled) != count:
+        raise LinkError(f"{folder} is of {len(enrolled)} devices: a round of it asks all of them. Choose another --out")
+    keys = {number: load_public_key(line) for number, line in enumerate(enrolled)}
+    devices = []
+    for number in range(count):
+        own = load_device_key(_device(folder, number))
+        identity, place = EnrolledKeys(keys, own), _device(folder, number)
+        handler = assemble.build_device(recipe, VOCABULARY, _text(number), number, identity, enrolled, place)
+        devices.append(LoadDevice(servers[number % len(servers)], own, handler, fields.UNMASK))
+    context = ssl.create_default_context(cafile=str(given / AUTHORITY_CERTIFICATE))
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    return devices, context
+
+
+def _device(folder: Path, number: int) -> Path:
+    return folder / f"device-{number}"
+
+
+def _text(number: int) -> np.ndarray:
+    """Of a user who counts, from a word of their own on."""
+    return (len(FIXED) + (number + np.arange(60)) % (len(VOCABULARY) - len(FIXED))).astype(np.int32)

@@ -1,0 +1,84 @@
+"""What a server or a front end has done, in numbers, for Prometheus to fetch: how many and how much, and never who.
+
+One set of counts for a process, as there is one log.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from taciturn.fleets.devices.transport import LinkError
+
+DESCRIBED = {  # name: kind, and what it is
+    "taciturn_devices_connected": ("gauge", "Devices that are there now, at all front ends."),
+    "taciturn_connections": ("gauge", "Open connections of this front end."),
+    "taciturn_questions_total": ("counter", "Questions that the server asked, each of one device."),
+    "taciturn_answers_total": ("counter", "Answers that came in time."),
+    "taciturn_received_bytes_total": ("counter", "Bytes of answers."),
+    "taciturn_sent_bytes_total": ("counter", "Bytes of questions and files."),
+    "taciturn_refused_total": ("counter", "Requests and connections that were refused."),
+    "taciturn_rounds_finished": ("gauge", "Rounds of the run that were released."),
+    "taciturn_rounds_failed": ("gauge", "Rounds of the run that failed and released nothing."),
+}
+
+
+class Counts:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counted: dict[str, float] = {}
+        self._looked_at: dict[str, Callable[[], float]] = {}
+
+    def add(self, name: str, amount: float = 1) -> None:
+        with self._lock:
+            self._counted[name] = self._counted.get(name, 0) + amount
+
+    def show(self, name: str, value: Callable[[], float]) -> None:
+        """What is looked at when somebody asks."""
+        self._looked_at[name] = value
+
+    def text(self) -> str:
+        """In Prometheus's format; of what this process has to do with."""
+        with self._lock:
+            values = dict(self._counted)
+        values |= {name: value() for name, value in self._looked_at.items()}
+        about = {name: DESCRIBED[name] for name in sorted(values)}
+        return "".join(f"# HELP {name} {what}\n# TYPE {name} {kind}\n{name} {values[name]:.0f}\n" for name, (kind, what) in about.items())
+
+
+COUNTS = Counts()
+
+
+@contextmanager
+def metrics_page(address: str | None) -> Iterator[None]:
+    """At http://address/metrics (a port alone is one of this machine's own) until the end of the block; None is nowhere."""
+    if address is None:
+        yield
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        page = ThreadingHTTPServer((host or "127.0.0.1", int(port)), _Page)
+    except (OSError, ValueError, OverflowError) as error:
+        raise LinkError(f"figures cannot be shown at {address} ({error}): name a free port, as in --metrics 9464") from None
+    threading.Thread(target=page.serve_forever, daemon=True).start()
+    try:
+        yield
+    finally:
+        page.shutdown()
+        page.server_close()
+
+
+class _Page(BaseHTTPRequestHandler):
+    timeout = 10  # seconds, for a request to come
+
+    def do_GET(self) -> None:
+        found = self.path == "/metrics"
+        body = COUNTS.text().encode() if found else b"Figures are at /metrics.\n"
+        self.send_response(200 if found else 404)
+        self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Whoever fetches figures is no news."""

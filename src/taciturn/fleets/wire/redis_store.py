@@ -1,0 +1,335 @@
+"""A store in Redis, which a server and front ends on several hosts share (`pip install 'taciturn[fleet-redis]'`).
+
+Each operation is one script, so that no two front ends can take a device's answer twice. Times are by Redis's own clock. Everything has a
+time to live, and where Redis keeps nothing on disk (it is asked, at the start) nobody ever finds out from it who took part.
+
+Front ends hear of questions through a channel of Redis's, which says which devices are asked and not what. Whatever is not heard, because
+a connection broke, is found when a device asks again.
+"""
+
+import asyncio
+import hashlib
+import json
+import secrets
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis.exceptions import NoScriptError, RedisError
+
+from taciturn.fleets.devices.transport import LOG, LOOPBACK, LinkError
+from taciturn.fleets.wire import store
+from taciturn.fleets.wire.store import Asked, StoreGone
+
+SOCKET_SECONDS = 30.0  # for Redis to say anything; longer than `collect` waits
+CONNECTIONS = 32  # of one front end, whose requests wait for each other beyond that
+BATCH = 100  # answers that are fetched, and commands that are sent, at once
+LARGE = 64 * 1024  # bytes of an answer
+AGAIN_SECONDS = 1.0  # before a channel that broke is listened to again
+DAY = int(1000 * store.TOKEN_SECONDS)
+OUTCOME = struct.Struct(">q?")  # whose it is, and whether it is an answer; the answer, or why there is none, follows
+
+# Each script is given the beginning of all keys, so that fleets may share a Redis; keys are put together within, which a cluster of Redis's
+# would not allow.
+BEGIN = f"""
+local fleet = KEYS[1]
+local here, question = fleet .. 'here', fleet .. 'question'
+local function now() local time = redis.call('TIME'); return time[1] * 1000 + math.floor(time[2] / 1000) end
+local function stays(number, for_ms) redis.call('ZADD', here, now() + for_ms, number); redis.call('PEXPIRE', here, {DAY}) end
+local function asked(number)
+  local found = redis.call('HMGET', question, 'name', 'kind', 'shared', number)
+  if not found[4] then return false end
+  found[5] = redis.call('PTTL', question)
+  return found
+end
+"""
+
+
+class _Script:
+    def __init__(self, text: str) -> None:
+        self.text = BEGIN + text
+        self.sha1 = hashlib.sha1(self.text.encode()).hexdigest()  # by which Redis knows it
+
+
+PRESENT = _Script("""
+redis.call('ZREMRANGEBYSCORE', here, '-inf', now())
+return redis.call('ZRANGE', here, 0, -1)
+""")
+WITHDRAW = _Script("""
+if redis.call('HGET', question, 'name') == ARGV[1] then redis.call('DEL', question) end
+return redis.call('DEL', fleet .. 'outcomes:' .. ARGV[1])
+""")
+SIGN_IN = _Script(f"""
+local number, token, alive = ARGV[1], ARGV[2], ARGV[3]
+local old = redis.call('GET', fleet .. 'token-of:' .. number)
+if old then redis.call('DEL', fleet .. 'token:' .. old) end
+redis.call('SET', fleet .. 'token-of:' .. number, token, 'PX', {DAY})
+redis.call('SET', fleet .. 'token:' .. token, number, 'PX', {DAY})
+stays(number, alive)
+""")
+SIGN_OUT = _Script("""
+local number = redis.call('GETDEL', fleet .. 'token:' .. ARGV[1])
+if number then redis.call('ZREM', here, number) end
+""")
+WHO = _Script("""
+local number = redis.call('GET', fleet .. 'token:' .. ARGV[1])
+if number then stays(number, ARGV[2]) end
+return number
+""")
+ASKED = _Script("""
+local number, connection, wait = ARGV[1], ARGV[2], ARGV[3]
+local found = asked(number)
+if not found and connection ~= '' then
+  redis.call('SET', fleet .. 'waits:' .. number, connection, 'PX', wait)
+  stays(number, wait)
+end
+return found
+""")
+# On the newest connection alone: one that dies does not take a device which waits on another, at whatever front end.
+WAITED = _Script("""
+local number, connection, alive = ARGV[1], ARGV[2], ARGV[3]
+if redis.call('GET', fleet .. 'waits:' .. number) == connection then
+  redis.call('DEL', fleet .. 'waits:' .. number)
+  if redis.call('ZSCORE', here, number) then stays(number, alive) end
+end
+return asked(number)
+""")
+ANSWER = _Script("""
+local number, name, outcome, outcomes = ARGV[1], ARGV[2], ARGV[3], fleet .. 'outcomes:' .. ARGV[2]
+if redis.call('HGET', question, 'name') ~= name or redis.call('HDEL', question, number) == 0 then return 0 end
+redis.call('RPUSH', outcomes, outcome)
+redis.call('PEXPIRE', outcomes, redis.call('PTTL', question))
+return 1
+""")
+
+
+class RedisStore:
+    """For a server, or for a front end. `fleet` tells fleets on one Redis apart."""
+
+    def __init__(self, url: str, fleet: str) -> None:
+        try:
+            self._redis: Any = redis.Redis.from_url(url, socket_timeout=SOCKET_SECONDS)
+            pool = redis.asyncio.BlockingConnectionPool.from_url(
+                url, max_connections=CONNECTIONS, timeout=SOCKET_SECONDS, socket_timeout=SOCKET_SECONDS
+            )
+        except ValueError as error:
+            raise LinkError(f"--store names no Redis ({error}): write redis://host:port, rediss://host:port or unix:///path") from None
+        self.address = _address(self._redis.connection_pool.connection_kwargs)
+        self._loop_redis: Any = redis.asyncio.Redis(connection_pool=pool)
+        self._fleet = f"taciturn:{fleet}:"
+        self._waiting: dict[int, set[asyncio.Event]] = {}
+        self._listening: asyncio.Task[None] | None = None
+        self._to_say: list[tuple[_Script, tuple[Any, ...], asyncio.Future[Any]]] = []
+        self._talking: asyncio.Task[None] | None = None
+        self._heard = asyncio.Event()  # set while the channel is listened to
+        self._file, self._fetching = ("", b""), asyncio.Lock()
+        self._check(url)
+
+    def _check(self, url: str) -> None:
+        host = self._redis.connection_pool.connection_kwargs.get("host", "localhost")
+        if url.startswith("redis://") and host not in LOOPBACK:
+            raise LinkError(f"without TLS a Redis may be on this machine alone, and {self.address} may be another: write rediss://…")
+        try:
+            self._redis.ping()
+        except RedisError as error:
+            raise StoreGone(f"no Redis answers at {self.address} ({error}): start one, or name another with --store") from None
+        try:
+            kept = self._redis.config_get("save", "appendonly")
+        except RedisError:
+            LOG.warning("the Redis at %s does not say whether it writes to disk: see to it that it does not", self.address)
+            return
+        if kept["save"] or kept["appendonly"] != "no":
+            raise LinkError(
+                f"the Redis at {self.address} writes what it holds to disk, and who took part must be on none: start it with "
+                "--save '' --appendonly no, or take another"
+            )
+
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        try:
+            yield
+        except RedisError as error:
+            raise StoreGone(f"the Redis at {self.address} cannot be reached ({type(error).__name__}: {error}); is it running?") from None
+
+    def _now(self, script: "_Script", *arguments: Any) -> Any:
+        with self._reaching():
+            try:
+                return self._redis.evalsha(script.sha1, 1, self._fleet, *arguments)
+            except NoScriptError:
+                return self._redis.eval(script.text, 1, self._fleet, *arguments)
+
+    async def _soon(self, script: "_Script", *arguments: Any) -> Any:
+        """In one go with whatever else there is to say by then, in the order in which it was said: alone, each would cost three times as
+        much."""
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._to_say.append((script, arguments, answer))
+        if self._talking is None:
+            self._talking = asyncio.create_task(self._talk())
+        with self._reaching():
+            return await answer
+
+    async def _talk(self) -> None:
+        while self._to_say:
+            said, self._to_say = self._to_say[:BATCH], self._to_say[BATCH:]
+            try:
+                together = self._loop_redis.pipeline(transaction=False)
+                for script, arguments, _ in said:
+                    together.evalsha(script.sha1, 1, self._fleet, *arguments)
+                answers = await together.execute(raise_on_error=False)
+            except Exception as error:  # whatever it is, nobody waits for ever
+                answers = [error] * len(said)
+            for (script, arguments, answer), came in zip(said, answers, strict=True):
+                if isinstance(came, NoScriptError):  # a Redis that was started since, which keeps it from now on
+                    with suppress(StoreGone):
+                        came = await self._alone(script, *arguments)
+                if answer.done():  # whoever asked has gone
+                    continue
+                if isinstance(came, Exception):
+                    answer.set_exception(came)
+                else:
+                    answer.set_result(came)
+        self._talking = None
+
+    async def _alone(self, script: "_Script", *arguments: Any) -> Any:
+        with self._reaching():
+            return await self._loop_redis.eval(script.text, 1, self._fleet, *arguments)
+
+    def present(self) -> list[int]:
+        return sorted(map(int, self._now(PRESENT)))
+
+    def share(self, name: str, content: bytes) -> None:
+        key = f"{self._fleet}file"
+        with self._reaching():
+            self._redis.pipeline().delete(key).hset(key, name, content).pexpire(key, DAY).execute()
+
+    def post(self, name: str, kind: str, contents: Mapping[int, bytes], shared: str, seconds: float) -> None:
+        key, about = f"{self._fleet}question", {"name": name, "kind": kind, "shared": shared}
+        fields: dict[Any, Any] = {**about, **contents}
+        with self._reaching():
+            posting = self._redis.pipeline().delete(key).hset(key, mapping=fields).pexpire(key, _ms(seconds))
+            posting.publish(f"{self._fleet}asked", json.dumps(list(contents))).execute()
+
+    def collect(self, name: str, seconds: float) -> list[tuple[int, bytes | str]]:
+        key = f"{self._fleet}outcomes:{name}"
+        with self._reaching():
+            first = self._redis.blpop([key], seconds) if seconds > 0 else None
+            return [_outcome(one) for one in [*(first or ())[1:], *(self._redis.lpop(key, BATCH) or ())]]
+
+    def withdraw(self, name: str) -> None:
+        self._now(WITHDRAW, name)
+
+    async def first_time(self, sign_in: bytes) -> bool:
+        with self._reaching():
+            return bool(await self._loop_redis.set(f"{self._fleet}sign-in:{sign_in.hex()}", 1, px=_ms(store.NONCE_SECONDS), nx=True))
+
+    async def sign_in(self, token: str, number: int) -> None:
+        await self._soon(SIGN_IN, number, token, _ms(store.ALIVE_SECONDS))
+
+    async def sign_out(self, token: str) -> None:
+        await self._soon(SIGN_OUT, token)
+
+    async def who(self, token: str) -> int | None:
+        number = await self._soon(WHO, token, _ms(store.ALIVE_SECONDS))
+        return None if number is None else int(number)
+
+    async def asked(self, number: int, seconds: float) -> Asked | None:
+        if seconds <= 0:
+            return _asked(await self._soon(ASKED, number, "", 0))
+        await self._listen(seconds)
+        news, connection = asyncio.Event(), secrets.token_hex(8)
+        self._waiting.setdefault(number, set()).add(news)  # before the question is looked for, or one in between would not be heard of
+        try:
+            if found := _asked(await self._soon(ASKED, number, connection, _ms(seconds + store.ALIVE_SECONDS))):
+                return found
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await news.wait()
+        except asyncio.CancelledError:
+            with suppress(StoreGone):
+                await self._soon(WAITED, number, connection, _ms(store.BACK_SECONDS))
+            raise
+        finally:
+            self._waiting[number].discard(news)
+            if not self._waiting[number]:
+                del self._waiting[number]
+        return _asked(await self._soon(WAITED, number, connection, _ms(store.ALIVE_SECONDS)))
+
+    async def answer(self, number: int, name: str, outcome: bytes | str) -> bool:
+        is_answer = isinstance(outcome, bytes)
+        content = OUTCOME.pack(number, is_answer) + (outcome if is_answer else outcome.encode())
+        say = self._alone if len(content) > LARGE else self._soon  # nobody waits until a report is over
+        return bool(await say(ANSWER, number, name, content))
+
+    async def shared(self, name: str) -> bytes | None:
+        """Fetched once for all devices that want it; whether it is still the one to have is asked each time."""
+        key = f"{self._fleet}file"
+        with self._reaching():
+            if not await self._loop_redis.hexists(key, name):
+                return None
+            async with self._fetching:
+                if self._file[0] != name:
+                    content = await self._loop_redis.hget(key, name)
+                    if content is None:  # another took its place meanwhile
+                        return None
+                    self._file = (name, content)
+                return self._file[1]
+
+    async def close(self) -> None:
+        if self._listening:
+            self._listening.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._listening
+        if self._talking:  # the last words of those who leave
+            await self._talking
+        await self._loop_redis.aclose()
+        await self._loop_redis.connection_pool.disconnect()
+
+    async def _listen(self, seconds: float) -> None:
+        if self._listening is None:
+            self._listening = asyncio.create_task(self._hear())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._heard.wait()
+
+    async def _hear(self) -> None:
+        while True:
+            with suppress(RedisError, OSError):
+                async with self._loop_redis.pubsub() as channel:
+                    await channel.subscribe(f"{self._fleet}asked")
+                    async for message in channel.listen():
+                        if message["type"] == "message":
+                            self._wake(json.loads(message["data"]))
+                        else:  # it is listened to, from now on
+                            self._heard.set()
+                            self._wake(list(self._waiting))
+            self._heard.clear()
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    def _wake(self, numbers: list[int]) -> None:
+        for number in numbers:
+            for news in self._waiting.get(number, ()):
+                news.set()
+
+
+def _address(connection: Mapping[str, Any]) -> str:
+    """Without the password that a URL may have."""
+    return connection.get("path") or f"{connection.get('host', 'localhost')}:{connection.get('port', 6379)}"
+
+
+def _ms(seconds: float) -> int:
+    return int(1000 * seconds)
+
+
+def _asked(found: list[Any] | None) -> Asked | None:
+    if not found:
+        return None
+    name, kind, shared, content, left = found
+    return Asked(name.decode(), kind.decode(), content, shared.decode(), left / 1000)
+
+
+def _outcome(packed: bytes) -> tuple[int, bytes | str]:
+    (number, is_answer), content = OUTCOME.unpack_from(packed), packed[OUTCOME.size :]
+    return number, content if is_answer else content.decode()

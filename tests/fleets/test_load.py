@@ -1,0 +1,111 @@
+"""Many devices in one process are real ones to a server: they sign in, train, and their sums come out."""
+
+import asyncio
+import time
+from contextlib import suppress
+from ssl import create_default_context
+
+import pytest
+from typer.testing import CliRunner
+
+from taciturn.cli import app
+from taciturn.fleets.devices.transport import LinkError
+from taciturn.fleets.load import new_load, open_load
+from taciturn.fleets.wire import door, link, many_devices, store
+from taciturn.fleets.wire.authority import certify_server, device_key, load_device_key, make_authority
+from taciturn.fleets.wire.many_devices import Load, LoadDevice, run_load
+from taciturn.fleets.wire.server import wire_server
+from taciturn.fleets.wire.store import MemoryStore
+
+
+def failing(kind, content):
+    if kind == "fail":
+        raise ValueError("what the user typed")
+    if kind == "sleep":
+        time.sleep(1.5)
+        return b"awake"
+    return content[::-1]
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """Ask three devices of a load, and get the answers and what the load came to."""
+    certificate = make_authority(tmp_path / "authority")
+    certify_server(tmp_path / "authority", tmp_path / "server", ["127.0.0.1"])
+
+    def ask(*questions, shared=b"", seconds=20):
+        with wire_server(tmp_path / "server", "127.0.0.1", 0) as server:
+            for number in range(3):
+                server.enrol(device_key(tmp_path / f"device-{number}"))
+            keys = [load_device_key(tmp_path / f"device-{number}") for number in range(3)]
+            devices = [LoadDevice(server.address, key, failing, "last") for key in keys]
+            return asyncio.run(_answers(server, devices, create_default_context(cafile=str(certificate)), questions, shared, seconds))
+
+    return ask
+
+
+async def _answers(server, devices, context, questions, shared, seconds):
+    load = Load()
+    running = asyncio.create_task(run_load(devices, load, context))
+    while load.connected < 3:
+        await asyncio.sleep(0.01)
+    contents = dict.fromkeys(server.link.devices(), b"abc")
+    answers = [await asyncio.to_thread(server.link.ask, kind, contents, seconds, shared=shared) for kind in questions]
+    await asyncio.sleep(0.2)  # until devices know that they were heard
+    load.look()
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+    return answers, load
+
+
+def test_devices_of_a_load_answer_and_are_counted(asked):
+    answers, load = asked("first", "last", "fail", shared=b"model")
+    assert answers == [dict.fromkeys(range(3), b"ledomcba")] * 2 + [{}]
+    assert dict(load.answered) == {"first": 3, "last": 3}
+    assert len(load.rounds) == 1
+    assert load.most_connected == 3
+    assert dict(load.failures) == {"a device that could not answer “fail”": 3}
+    assert 0 < load.quantile(0.5) <= load.quantile(0.99) < 20
+
+
+def test_a_device_of_a_load_that_works_for_long_is_not_taken_for_gone(asked, monkeypatch):
+    """Though the server has closed its connection meanwhile. The twin gives no signs of life."""
+    monkeypatch.setattr(store, "ALIVE_SECONDS", 0.6)
+    monkeypatch.setattr(link, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(door, "IDLE_SECONDS", 1)
+    monkeypatch.setattr(many_devices, "ALIVE_SECONDS", 0.2)
+    answers, load = asked("sleep")
+    assert answers == [dict.fromkeys(range(3), b"awake")]
+    assert not load.failures
+    monkeypatch.setattr(many_devices, "ALIVE_SECONDS", 60)
+    assert asked("sleep")[0] == [{}]
+
+
+def test_a_load_uses_no_file_that_is_another_than_its_name_says(asked, monkeypatch):
+    async def another(self, name):
+        return b"another model"
+
+    monkeypatch.setattr(MemoryStore, "shared", another)
+    answers, load = asked("first", shared=b"model", seconds=1)
+    assert answers == [{}]
+    assert load.failures["a file is not what its name says"] > 0
+
+
+def test_a_load_of_another_size_is_refused(tmp_path):
+    new_load(tmp_path / "load", 6, 1, 30.0, ())
+    with pytest.raises(LinkError, match="is of 6 devices"):
+        open_load(tmp_path / "load", 5, ["127.0.0.1:1"])
+
+
+@pytest.mark.slow
+def test_the_command_trains_over_a_server_of_its_own(tmp_path):
+    out = tmp_path / "load"
+    done = CliRunner().invoke(app, ["fleet", "load", "12", "--out", str(out), "--rounds", "2", "--seconds", "200"])
+    assert done.exit_code == 0, done.output
+    assert "rounds done" in done.output
+    ledger = (out / "server" / "population" / "ledger.jsonl").read_text()
+    assert ledger.count('"charge"') == 2
+    late = CliRunner().invoke(app, ["fleet", "load", "12", "--out", str(out), "--server", "127.0.0.1:1", "--seconds", "2"])
+    assert late.exit_code == 1  # nobody is there: it ends all the same
+    assert "Only 0 of 3 rounds were done within 2 seconds" in late.output
