@@ -177,7 +177,7 @@ def test_a_list_without_the_device_itself_is_refused(sharing):
     cohort, device, roster = sharing
     own = next(advert.digest() for advert in cohort.said[ADVERTISE].values() if advert not in roster.adverts)
     with pytest.raises(Refused, match="advert of this device"):
-        device.share(roster._replace(digests=tuple(digest for digest in roster.digests if digest != own)))
+        device.share(roster._replace(digests={row: digest for row, digest in roster.digests.items() if digest != own}))
     device.share(roster)
 
 
@@ -191,8 +191,9 @@ def test_keys_that_the_peer_did_not_sign_are_refused(sharing):
 
 def with_advert(roster, advert):
     """The first of the adverts replaced, in the list of all as well."""
-    digests = {*roster.digests, advert.digest()} - {roster.adverts[0].digest()}
-    return roster._replace(digests=tuple(sorted(digests)), adverts=(advert, *roster.adverts[1:]))
+    first = roster.adverts[0].device
+    digests = {row: digest for row, digest in roster.digests.items() if row != first} | {advert.device: advert.digest()}
+    return roster._replace(digests=digests, adverts=(advert, *roster.adverts[1:]))
 
 
 def test_keys_signed_for_another_round_or_recipe_are_refused(sharing):
@@ -220,7 +221,7 @@ def test_a_peer_that_nobody_enrolled_is_refused(sharing):
 def test_a_cohort_smaller_or_larger_than_the_terms_say_is_refused():
     for count, least, most in ((5, 6, 9), (10, 6, 9), (7, 6, 9)):
         cohort = Cohort(count, TERMS._replace(least=least, most=most))
-        digests = tuple(sorted(device.advertise().digest() for device in cohort.devices.values()))
+        digests = {number: device.advertise().digest() for number, device in cohort.devices.items()}
         with pytest.raises(Refused, match="not the devices" if count == 7 else f"{count} devices are not between 6 and 9"):
             cohort.devices[cohort.ids[0]].share(Roster((), digests))  # a cohort of the right size gets to the next check
 

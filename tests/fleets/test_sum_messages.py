@@ -40,9 +40,9 @@ def terms(draw):
 
 ADVERTS = st.builds(Advert, IDS, HASHES, HASHES, HASHES, st.binary(max_size=255))
 ROSTERS = st.builds(
-    lambda adverts, digests: Roster(tuple(sorted(adverts)), tuple(sorted(digests))),
+    lambda adverts, digests: Roster(tuple(sorted(adverts)), digests),
     st.lists(ADVERTS, max_size=4, unique_by=lambda advert: advert.device),
-    st.sets(HASHES, max_size=5),
+    st.dictionaries(IDS, HASHES, max_size=5),
 )
 MESSAGES = st.one_of(
     terms(),
@@ -153,7 +153,7 @@ def test_messages_that_hold_secrets_do_not_show_them():
 
 def test_the_parts_of_a_roster_are_the_roster():
     adverts = tuple(Advert(one, bytes(32), bytes(32), bytes(32), b"signed") for one in (3, 9))
-    roster = Roster(adverts, (bytes(32), bytes([1] * 32)))
+    roster = Roster(adverts, {3: bytes(32), 9: bytes([1] * 32)})
     own, shared = roster.parts()
     assert Roster.from_bytes(own + shared) == roster
     assert shared == roster._replace(adverts=()).parts()[1]  # the same whoever it is for

@@ -112,6 +112,7 @@ class Device:
         values = np.asarray(report.update).astype(np.uint32)
         masked = in_a_round.mask(SealedShares.from_bytes(delivery), values).to_bytes()
         if why_not := self._record.upload(int(self._round), self._run.decode(), int(message.public.round)):
+            self._sum = None  # whoever signs a list has sent a report
             raise NotEligible(why_not)
         return masked
 

@@ -5,7 +5,8 @@ others. The price is that the server sees the sum of each cell. So what protects
 for the server, and of how many reports a sum is.
 
 Who is in a cell with whom follows from a hash of all adverts, which nobody can choose without trying. So how many corrupt devices are in a
-cell is hypergeometric, and `colluders` bounds it for all cells of a round at once, but for a chance of 2⁻⁴⁰. The threshold t of a cell of n
+cell is hypergeometric, and `colluders` bounds it for all cells of a round at once, but for a chance of 2⁻⁸⁰ each time that a server
+tries another list. The threshold t of a cell of n
 devices, c of them corrupt, is the number of shares for a secret, of reports for a sum and of signatures under a list of survivors:
 
 1. **one sum of a cell is opened, and no more than one secret of a device**: 2t > n + c (docs/secure_aggregation.md);
@@ -22,7 +23,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 MOST = 200  # devices in a cell
-UNLIKELY = 40  # bits: that a cell has more corrupt devices than is said happens with probability 2⁻⁴⁰ a round
+UNLIKELY = 80  # bits: a list of which a cell has more corrupt devices than is said is found in 2⁸⁰ tries, which are free to a server
 SELDOM = 10  # bits: and that it loses more devices than it can, so that it fails
 
 
@@ -42,7 +43,7 @@ def colluders(cohort: int, cell: int, corrupt: float) -> int:
     """The most corrupt devices in a cell of a cohort, in which this share is corrupt.
 
     >>> colluders(100, 100, 0.05), colluders(1000, 100, 0.05), colluders(1000, 200, 0.05), colluders(10_000, 200, 0.05)
-    (5, 25, 33, 40)
+    (5, 34, 43, 54)
     """
     return _at_most(cohort, _share_of(cohort, corrupt), cell, UNLIKELY)
 
@@ -52,7 +53,7 @@ def threshold(cohort: int, cell: int, dropouts: float, corrupt: float) -> int:
     """t, for a cell of a cohort of which these shares may drop out and be corrupt; a ValueError where none will do.
 
     >>> threshold(20, 20, 0.3, 0.1), threshold(1000, 200, 0.3, 0.05)
-    (14, 119)
+    (14, 122)
     """
     if not (0 <= dropouts < 1 and 0 <= corrupt < 1):
         raise ValueError(f"shares of devices lie between 0 and 1, not {dropouts} and {corrupt}")

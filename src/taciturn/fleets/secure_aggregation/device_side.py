@@ -129,9 +129,9 @@ class DeviceRound:
 
     def _check_roster(self, roster: Roster) -> tuple[bytes, int]:
         """The others have to be those that follow from all adverts, and be who they say. The name of the cell, and its threshold."""
-        digests, adverts = roster.digests, {advert.digest(): advert for advert in roster.adverts}
+        digests, adverts = list(roster.digests.values()), {advert.digest(): advert for advert in roster.adverts}
         own = self._own.digest()
-        if own not in digests:
+        if roster.digests.get(self._device) != own:
             raise Refused("the advert of this device is not in the list of the round")
         if not self._terms.least <= len(set(digests)) == len(digests) <= self._terms.most:
             raise Refused(f"{len(set(digests))} devices are not between {self._terms.least} and {self._terms.most}")
@@ -139,8 +139,8 @@ class DeviceRound:
         cell = next(one for one in cells(cohort, digests) if own in one)
         if adverts.keys() != set(cell) - {own}:
             raise Refused("these are not the devices of this one's cell that follow from all adverts")
-        if len({advert.device for advert in adverts.values()} | {self._device}) != len(cell):
-            raise Refused("a device is its own peer, or there twice")
+        if not all(_in_its_row(roster, advert) for advert in roster.adverts):
+            raise Refused("a device has another advert in the list of the round: it would be there twice")
         for advert in roster.adverts:
             if not self._identity.verify(advert.device, advert.signed(self._terms), advert.signature):
                 raise Refused(f"the keys of device {advert.device} are not signed by it for this round")
@@ -161,6 +161,11 @@ class DeviceRound:
             )
         except ValueError as weak:
             raise Refused(f"device {peer.device}: {weak}") from None
+
+
+def _in_its_row(roster: Roster, advert: Advert) -> bool:
+    """A device has one row, and so one advert in the whole round: with more, the corrupt would be a larger share of it than is said."""
+    return roster.digests.get(advert.device) == advert.digest()
 
 
 def signers(survivors: Survivors, signatures: Mapping[int, bytes], identity: Identity) -> set[int]:

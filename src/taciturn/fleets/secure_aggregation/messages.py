@@ -96,29 +96,26 @@ class Roster(NamedTuple):
     """2. Server → device: the adverts of the others in its cell, and the digests of all adverts, of which it follows who they are."""
 
     adverts: tuple[Advert, ...]  # ascending by device
-    digests: tuple[bytes, ...]  # ascending
+    digests: dict[int, bytes]  # one for each device: with several, the corrupt would be more than they are
 
     def to_bytes(self) -> bytes:
         return b"".join(self.parts())
 
     def parts(self) -> tuple[bytes, bytes]:
         """What is for one device, and what follows it for all of them alike."""
-        counts = _number(len(self.adverts), 4) + _number(len(self.digests), 4)
-        return _head(Roster) + counts + b"".join(_block(advert.to_bytes()) for advert in self.adverts), b"".join(self.digests)
+        adverts = [_block(advert.to_bytes()) for advert in self.adverts]
+        return _head(Roster) + _number(len(adverts), 4) + b"".join(adverts), _table(self.digests)
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
         reader = _Reader(content, Roster)
-        adverts, digests = reader.count(1), reader.count(HASH_BYTES)
-        shown = tuple(Advert.from_bytes(reader.block(512)) for _ in range(adverts))
-        roster = reader.whole(cls(shown, tuple(reader.take(HASH_BYTES) for _ in range(digests))))
-        _ascending(roster.digests)
-        _ascending([advert.device for advert in roster.adverts])
-        return roster
+        adverts = tuple(Advert.from_bytes(reader.block(512)) for _ in range(reader.count(1)))
+        _ascending([advert.device for advert in adverts])
+        return reader.whole(cls(adverts, reader.table(HASH_BYTES)))
 
     def cohort(self, terms: Terms) -> bytes:
         """A name for these devices with these keys in this round. Cells follow from it, and have names that do."""
-        return hashlib.sha256(b"taciturn secure sum: cohort\0" + terms.digest() + b"".join(self.digests)).digest()
+        return hashlib.sha256(b"taciturn secure sum: cohort\0" + terms.digest() + _table(self.digests)).digest()
 
 
 class SealedShares(NamedTuple):

@@ -14,7 +14,7 @@ from shares and takes off. What is left is Σ x_u of the survivors, exactly, or 
 
 **Guarantee:** a server, together with as many devices of a cell as cells.py says, learns one sum of the cell, of t reports at least,
 and nothing else about the other devices in it, whoever drops out whenever, whatever lists of survivors it makes up and shows to whom, but
-for a chance of 2⁻⁴⁰ a round that a cell has more of them. A report that arrives after its device was given up stays behind the mask
+for a chance of 2⁻⁸⁰ a list that a cell has more of them. A report that arrives after its device was given up stays behind the mask
 of its own. All keys depend on the round's terms, and so on the message that devices train on: those who were told of different ones have
 no sum.
 

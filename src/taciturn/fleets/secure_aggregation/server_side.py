@@ -46,7 +46,7 @@ class ServerRound:
         if len(self._adverts) < self._terms.least:
             raise FailedRound(f"{len(self._adverts)} devices have advertised, and {self._terms.least} are needed")
         by_digest = {advert.digest(): advert for advert in self._adverts.values()}
-        everyone = Roster((), tuple(sorted(by_digest)))
+        everyone = Roster((), {advert.device: digest for digest, advert in by_digest.items()})
         cohort, rosters = everyone.cohort(self._terms), {}
         for cell in cells(cohort, by_digest):
             adverts = {advert.device: advert for advert in sorted(by_digest[digest] for digest in cell)}
