@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 fleet_app = group("fleet", "Train over real devices: make a fleet, enrol, serve, or try it here.", "taciturn fleet up 5 recipe.toml")
 END_SECONDS = 20
 LOOK_SECONDS = 1.0
+LAST_SECONDS = 5.0  # from the first answer that ends the last round of a load to the others'
 TACITURN = (sys.executable, "-c", "from taciturn.cli import main; main()")
 NO_REST = 1e-6  # hours
 Store = typer.Option(
@@ -274,6 +275,7 @@ async def _watch_load(devices: "list[LoadDevice]", trusted: "ssl.SSLContext", is
             await asyncio.sleep(LOOK_SECONDS)
             load.look()
             status.update(f"{load.connected:,} devices connected, {load.answered.total():,} questions answered, {len(load.rounds)} rounds")
+    await asyncio.sleep(LAST_SECONDS)
     running.cancel()
     with suppress(asyncio.CancelledError):
         await running
