@@ -127,7 +127,7 @@ def test_one_corrupt_device_cannot_be_many():
     cohort.devices[one].share(cohort.server.rosters()[one])
 
 
-def test_the_twin_that_does_not_look_at_rows_shares_with_a_corrupt_device_that_is_in_the_list_twice(small_cells, monkeypatch):
+def test_the_twin_that_does_not_look_at_rows_shares_with_one_that_is_there_twice(small_cells, monkeypatch):
     """In another cell it has another advert: the list is longer than its devices are many, and bounds on the corrupt mean nothing."""
     cohort = Cohort(20)
     cohort.run(until=ADVERTISE)

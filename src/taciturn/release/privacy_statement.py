@@ -139,8 +139,8 @@ def _noise(guarantee: Guarantee) -> str:
 def _assumes(guarantee: Guarantee) -> str:
     if not guarantee.sampled:
         return (
-            "every cohort passes through the curator, which checks it against its log; when devices come, finish and drop out does not depend on what was "
-            "written on them; they run the code they are given."
+            "every cohort passes through the curator, which checks it against its log; when devices come, finish and drop out does not "
+            "depend on what was written on them; they run the code they are given."
         )
     return "the cohort of a round is known to the curator alone; devices run the code they are given."
 
