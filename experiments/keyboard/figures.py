@@ -17,7 +17,8 @@ TYPED = {
     "recall_top3": "Top3 recall", "picked_rate": "picked", "trigger_rate": "triggered", "word_modified_ratio": "words modified",
     "words_per_minute": "words/min",
 }  # fmt: skip
-N_GRAM, SHOWN = "Kneser–Ney, with history", "ε = 4"
+SHOWN = "ε = 4"
+PILOT_WITHOUT_PRIVACY = 0.2053  # unclipped, the same start and people; measured on 2026-11-16
 
 
 def items() -> list[Item]:
@@ -57,9 +58,9 @@ def blogs(found: Group) -> Judged:
     typed = results_of("typing-blogs")
     lines = [Line("private", points, margins), *(Line(name, [(x, 100 * value) for x in across]) for name, value in level.items())]
     svg = figure("Blogs: AccuracyTop1 of held-out people", "ε, real", "AccuracyTop1, %", lines, log=True)
-    behind = 100 * (found.last("none").value - found.last("8").value)
+    behind = 100 * (max(found.last("none").value, PILOT_WITHOUT_PRIVACY) - found.last("8").value)
     reached = all(gain(found, run) >= bar for run, bar in BARS.items()) and behind <= 0.5
-    ours = ", ".join(f"{gain(found, run):+.2f} at {run}" for run in EPSILONS) + f"; −{behind:.2f} from no privacy at 8"
+    ours = ", ".join(f"{gain(found, run):+.2f} at {run}" for run in EPSILONS) + f"; −{behind:.2f} from the best without privacy at 8"
     details = table(HEAD, rows(found, runs)) + "\n\nδ = 4.4 · 10⁻⁵ = users^−1.1."
     if typed:
         details += " N-grams, measured on the same words as these models, are in the typing table."
