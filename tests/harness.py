@@ -3,6 +3,7 @@
 import inspect
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,13 @@ from taciturn.recipe.text import parse_recipe
 from taciturn.runs.loop import train_run
 
 WORDS = 40
+
+
+def until(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def mostly_slow(values, *quick):

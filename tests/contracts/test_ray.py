@@ -107,6 +107,30 @@ def test_a_worker_that_gives_other_bits_is_refused(fleet, asked, monkeypatch, ca
 
 
 @pytest.mark.slow
+def test_a_sum_that_is_lost_with_its_node_is_made_again_and_not_added_twice(fleet, asked, monkeypatch):
+    """The worker had answered, and its answer went with it."""
+    question, expected = asked
+    wait_for(2, fleet, asked)
+    got, lost = ray.get, []
+
+    def loses_one(answer):
+        found = got(answer)
+        if not lost and not isinstance(found, SelfTest):
+            lost.append(answer)
+            raise ray.exceptions.ObjectLostError(answer.hex(), None, "")
+        return found
+
+    monkeypatch.setattr(ray, "get", loses_one)
+    assert same_bits(fleet.sum_reports(*question), expected)
+    assert lost
+    # The twin: with no end to it, the run ends with a sentence.
+    monkeypatch.setattr(ray_engine, "MOST_DEATHS", 3)
+    monkeypatch.setattr(ray, "get", lambda answer: lost.clear() or loses_one(answer))
+    with pytest.raises(RayError, match="workers end before they have trained anybody"):
+        fleet.sum_reports(*question)
+
+
+@pytest.mark.slow
 def test_people_who_are_others_elsewhere_are_refused(cluster, population, asked):
     people = type("People", (), {"id": "others", "texts": population.texts, "vocabulary": population.vocabulary})
     fleet = RayFleet(tiny_recipe(population), people)

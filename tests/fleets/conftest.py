@@ -3,6 +3,7 @@
 import pytest
 
 from taciturn.fleets.devices import fleet
+from taciturn.fleets.wire.authority import certify_server, make_authority
 
 
 class Clock:
@@ -25,3 +26,11 @@ def clock(monkeypatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(fleet, "time", clock)
     return clock
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("authority")
+    make_authority(folder)
+    certify_server(folder, folder / "server", ["localhost", "127.0.0.1"])
+    return folder

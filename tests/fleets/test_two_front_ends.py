@@ -15,33 +15,18 @@ import pytest
 from fleet_of_devices import FleetOfDevices
 
 from answers import handler
-from harness import quietly
+from harness import quietly, until
 from redis_server import needs_redis, redis_server
 from taciturn.fleets.devices.fleet import Connected, DeviceFleet
 from taciturn.fleets.folders import device_numbers
 from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
-from taciturn.fleets.wire.authority import certify_server, device_key, load_device_key, make_authority
+from taciturn.fleets.wire.authority import device_key, load_device_key
 from taciturn.fleets.wire.device import run_device
 from taciturn.fleets.wire.front_end import sign_in_statement
 from taciturn.fleets.wire.redis_store import RedisStore
 from taciturn.fleets.wire.server import front_end, shared_server, wire_server
 from taciturn.recipe import build
 from taciturn.runs.loop import train_run
-
-
-def until(condition, seconds=20):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("authority")
-    make_authority(folder)
-    certify_server(folder, folder / "server", ["localhost", "127.0.0.1"])
-    return folder
 
 
 @contextmanager

@@ -14,31 +14,17 @@ from pathlib import Path
 import pytest
 
 from answers import handler
+from harness import until
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.wire import device as device_end
 from taciturn.fleets.wire import door, store
 from taciturn.fleets.wire import server as server_end
-from taciturn.fleets.wire.authority import certify_server, device_key, load_device_key, make_authority
+from taciturn.fleets.wire.authority import device_key, load_device_key, make_authority
 from taciturn.fleets.wire.device import run_device
 from taciturn.fleets.wire.front_end import sign_in_statement
 from taciturn.fleets.wire.server import wire_server
 
 ALL = 30  # seconds that are enough for everybody
-
-
-def until(condition, seconds=20):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("authority")
-    make_authority(folder)
-    certify_server(folder, folder / "server", ["localhost", "127.0.0.1"])
-    return folder
 
 
 class Fleet:

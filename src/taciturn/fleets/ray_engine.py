@@ -33,6 +33,7 @@ from taciturn.recipe.recipe import Recipe
 
 CPU_PIECE, GPU_PIECE = 8, 128  # users; the same for any number of workers, since products of other shapes round differently
 PATIENCE = 300.0  # seconds in which nobody finishes anything, after which the cluster is given up
+MOST_DEATHS = 100  # of workers in a row: then it is not they who are at fault
 ONE_CORE = {"NPROC": "1", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
 ONE_GPU = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # beside the process that keeps the ledger
 
@@ -131,6 +132,7 @@ class RayFleet:
         self._tests: dict[Any, Any] = {}  # workers by the answer that they owe
         self._workers: list[Any] = []  # that passed the test
         self._refused: list[Any] = []  # kept, so that their places are not taken again
+        self._deaths = 0  # since anybody was trained
         self._bits: SelfTest | None = None  # of the first worker, with whom all others have to agree
 
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
@@ -160,6 +162,7 @@ class RayFleet:
                 if part is None:
                     left.append(piece)
                 else:
+                    self._deaths = 0
                     total = part if total is None else jax.tree.map(np.add, total, part)
                     idle.append(worker)
         return jax.tree.map(jnp.asarray, total)
@@ -187,9 +190,13 @@ class RayFleet:
             return self._ray.get(answer)
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause if isinstance(error.cause, TaciturnError) else error  # noqa: B904 (it says all there is to say)
-        except self._ray.exceptions.RayActorError as error:
-            if self._bits is None:
-                raise RayError(f"a worker ended before it had trained anything: {str(error).splitlines()[-1]}") from None
+        except (
+            self._ray.exceptions.RayActorError,
+            self._ray.exceptions.ObjectLostError,
+        ) as error:  # it died, or what it said did with its node
+            self._deaths += 1
+            if self._bits is None or self._deaths > MOST_DEATHS:
+                raise RayError(f"workers end before they have trained anybody: {str(error).splitlines()[-1]}") from None
             self._workers = [one for one in self._workers if one != worker]
             return None
 
