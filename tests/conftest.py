@@ -51,6 +51,9 @@ from taciturn.recipe.recipe import Recipe
 from taciturn.runs import loop
 from taciturn.runs.ngram_baselines import count_population
 
+CHROMIUM = Path("/usr/bin/chromium")
+SWITCHES = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync --no-first-run"
+
 in_process.one_stream_per_core = lambda: None  # for tests that call the command line's main() in this process
 
 
@@ -135,3 +138,14 @@ def log_of(monkeypatch):
 
     monkeypatch.setattr(ServerRound, "total", noted)
     return asked, summed
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    if not CHROMIUM.exists():
+        pytest.skip(f"there is no Chromium at {CHROMIUM}")
+    with playwright_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=SWITCHES.split())
+        yield browser
+        browser.close()

@@ -71,9 +71,26 @@ def test_figures_are_at_one_address_of_this_machine(counts, monkeypatch):
             assert values(page.read().decode()) == {"taciturn_answers_total": 3}
             assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
         with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/")
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/devices")
         with pytest.raises(LinkError, match="name a free port"), metrics_page(str(port)):
             pass
+
+
+def test_people_watch_counts_go_up(counts, browser, monkeypatch):
+    bound = []
+    monkeypatch.setattr(metrics.ThreadingHTTPServer, "server_activate", lambda page: bound.append(page.server_port) or page.socket.listen())
+    counts.add("taciturn_answers_total", 1234)
+    counts.show("taciturn_devices_connected", lambda: 17)
+    with metrics_page("0"):
+        page = browser.new_page(viewport={"width": 360, "height": 640})
+        page.goto(f"http://127.0.0.1:{bound[0]}/")
+        page.get_by_text("1,234").wait_for()
+        assert page.locator("section").count() == 2
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        counts.add("taciturn_answers_total", 1)
+        page.get_by_text("1,235").wait_for()
+    page.get_by_text("no answer: the process that counts has ended").wait_for()
+    page.close()
 
 
 @pytest.mark.parametrize("wrong", ["", "port", "127.0.0.1:99999"])

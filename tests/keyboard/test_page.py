@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from functools import cache
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,9 +19,6 @@ from taciturn.export.javascript import Published, javascript_ngram
 from taciturn.keyboard.server import KeyboardServer, page_files
 from taciturn.models.ngram import NGram, kneser_ney
 from taciturn.privacy.ledger import Guarantee
-
-CHROMIUM = Path("/usr/bin/chromium")
-SWITCHES = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync --no-first-run"
 
 SENTENCES = (
     "We could meet tomorrow at the usual place. Thank you very much for the lovely dinner. I would like to see you again very soon. "
@@ -61,17 +57,6 @@ def one_model() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def two_models() -> Iterator[str]:
     yield from served(script(), script("Plain", PLAIN, math.inf))
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-    if not CHROMIUM.exists():
-        pytest.skip(f"there is no Chromium at {CHROMIUM}")
-    with playwright_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=SWITCHES.split())
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

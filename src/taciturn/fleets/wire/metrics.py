@@ -1,4 +1,4 @@
-"""What a server or a front end has done, in numbers, for Prometheus to fetch: how many and how much, and never who.
+"""What a server or a front end has done, in numbers, for Prometheus to fetch and for people to watch: how many and how much, never who.
 
 One set of counts for a process, as there is one log.
 """
@@ -7,9 +7,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 from taciturn.fleets.devices.transport import LinkError
 
+LIVE = Path(__file__).with_name("live.html")
 DESCRIBED = {  # name: kind, and what it is
     "taciturn_devices_connected": ("gauge", "Devices that are there now, at all front ends."),
     "taciturn_connections": ("gauge", "Open connections of this front end."),
@@ -51,7 +53,8 @@ COUNTS = Counts()
 
 @contextmanager
 def metrics_page(address: str | None) -> Iterator[None]:
-    """At http://address/metrics (a port alone is one of this machine's own) until the end of the block; None is nowhere."""
+    """At http://address/metrics, and to look at at http://address/, until the end of the block; a port alone is one of this machine's own,
+    None is nowhere."""
     if address is None:
         yield
         return
@@ -72,10 +75,14 @@ class _Page(BaseHTTPRequestHandler):
     timeout = 10  # seconds, for a request to come
 
     def do_GET(self) -> None:
-        found = self.path == "/metrics"
-        body = COUNTS.text().encode() if found else b"Figures are at /metrics.\n"
-        self.send_response(200 if found else 404)
-        self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+        if self.path == "/metrics":
+            status, kind, body = 200, "text/plain; version=0.0.4", COUNTS.text().encode()
+        elif self.path == "/":
+            status, kind, body = 200, "text/html", LIVE.read_bytes()
+        else:
+            status, kind, body = 404, "text/plain", b"Figures are at /metrics, and a page that shows them at /.\n"
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
