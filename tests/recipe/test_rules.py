@@ -9,7 +9,7 @@ from recipes import changed
 
 from taciturn.recipe import rules
 from taciturn.recipe.recipe import Recipe
-from taciturn.recipe.reference import choices, settings
+from reference import choices, settings
 from taciturn.recipe.rules import COMPATIBLE, RULES, Rule
 from taciturn.recipe.text import RecipeError, parse_recipe
 
