@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from taciturn.cli.output import console, group, stages, table
 from taciturn.files import to_json
@@ -21,9 +22,9 @@ audit_app = group("audit", "Look from outside whether models give away more than
 
 @audit_app.command("run")
 def audit(
-    run: Annotated[Path, typer.Argument(help="folder of a run that was trained with --audit N, with [canaries], or both")],
-    references: Annotated[int, typer.Option(min=100, help="random continuations to compare each canary with")] = 2_000_000,
-    json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    run: Annotated[Path, Argument(help="folder of a run that was trained with --audit N, with [canaries], or both")],
+    references: Annotated[int, Option(min=100, help="random continuations to compare each canary with")] = 2_000_000,
+    json_: Annotated[bool, Option("--json", help="print JSON")] = False,
 ) -> None:
     """Look at a run from outside: whether it is as private as it claims, and planted secrets. Writes RUN/audit.png and RUN/audit.json.
 
@@ -180,12 +181,12 @@ def _json(run: Path, found: "AuditReport") -> dict[str, Any]:
 
 @audit_app.command()
 def tails(
-    model: Annotated[Path, typer.Argument(help="a run or model, trained with some user")],
-    other: Annotated[list[Path], typer.Argument(help="the same without that user; of several, the largest ε counts")],
-    samples: Annotated[int, typer.Option(min=100, help="texts of ten words")] = 30_000,
-    delta: Annotated[list[float] | None, typer.Option(help="δ (default: 1e-4, 1e-5, 1e-6)")] = None,
-    figure: Annotated[Path | None, typer.Option(help="a picture of the tail of the last pair")] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    model: Annotated[Path, Argument(help="a run or model, trained with some user")],
+    other: Annotated[list[Path], Argument(help="the same without that user; of several, the largest ε counts")],
+    samples: Annotated[int, Option(min=100, help="texts of ten words")] = 30_000,
+    delta: Annotated[list[float] | None, Option(help="δ (default: 1e-4, 1e-5, 1e-6)")] = None,
+    figure: Annotated[Path | None, Option(help="a picture of the tail of the last pair")] = None,
+    seed: Annotated[int, Option(min=0)] = 0,
 ) -> None:
     """Estimate how much one user moves a model: an estimate, never a guarantee (Popov et al. 2018, §3).
 

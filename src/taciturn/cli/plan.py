@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Option
 
 from taciturn.cli.output import console, table
 from taciturn.files import to_json
@@ -18,34 +18,25 @@ GOALS = (500, 1_000, 2_500, 6_500)
 
 
 def plan(
-    population: Annotated[int, typer.Option(min=1, help="N: users there are, as publicly known")],
-    rounds: Annotated[int, typer.Option(min=1, help="T")],
-    report_goal: Annotated[int, typer.Option(min=1, help="m: users a round")],
-    delta: Annotated[float | None, typer.Option(help="(default: 1/N², at least 1e-15)")] = None,
-    noise_multiplier: Annotated[float | None, typer.Option(help="z; or ask for one of the next two")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="target")] = None,
-    rho: Annotated[float | None, typer.Option(help="target, of zCDP")] = None,
-    min_separation: Annotated[
-        int | None, typer.Option(min=0, help="MinS: rounds between two turns of a user (default: all that N, m allow)")
-    ] = None,
-    timer_hours: Annotated[
-        float | None, typer.Option(help="in place of MinS: a device's rest after an upload, tried on a simulated fleet")
-    ] = None,
-    max_participations: Annotated[int | None, typer.Option(min=1, help="MaxP (default: all that T and MinS allow)")] = None,
-    mechanism: Annotated[Literal[MechanismName, "all"], typer.Option(help="noise and sampling")] = "all",
+    population: Annotated[int, Option(min=1, help="N: users there are, as publicly known")],
+    rounds: Annotated[int, Option(min=1, help="T")],
+    report_goal: Annotated[int, Option(min=1, help="m: users a round")],
+    delta: Annotated[float | None, Option(help="(default: 1/N², at least 1e-15)")] = None,
+    noise_multiplier: Annotated[float | None, Option(help="z; or ask for one of the next two")] = None,
+    epsilon: Annotated[float | None, Option(help="target")] = None,
+    rho: Annotated[float | None, Option(help="target, of zCDP")] = None,
+    min_separation: Annotated[int | None, Option(min=0, help="MinS: rounds between a user's turns (default: all that N, m allow)")] = None,
+    timer_hours: Annotated[float | None, Option(help="in place of MinS: a device's rest after an upload, on a simulated fleet")] = None,
+    max_participations: Annotated[int | None, Option(min=1, help="MaxP (default: all that T and MinS allow)")] = None,
+    mechanism: Annotated[Literal[MechanismName, "all"], Option(help="noise and sampling")] = "all",
     accountant: AccountantName = "pld",
-    extrapolate: Annotated[bool, typer.Option("--extrapolate", help="the same σ with larger report goals and populations")] = False,
+    extrapolate: Annotated[bool, Option("--extrapolate", help="the same σ with larger report goals and populations")] = False,
     grow_to_rho: Annotated[
-        float | None,
-        typer.Option(
-            help="--report-goal and --noise-multiplier worked in a small trial: raise both together until ρ falls to this; choose a timer"
-        ),
+        float | None, Option(help="raise goal and noise of a trial together until ρ falls to this; choose a timer")
     ] = None,
-    largest_goal: Annotated[
-        int, typer.Option(min=1, help="with --grow-to-rho: the most reports a round that your servers can handle")
-    ] = 20_000,
-    figure: Annotated[Path | None, typer.Option(help="draw ρ against users, rounds, report goal and separation (PNG)")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    largest_goal: Annotated[int, Option(min=1, help="with --grow-to-rho: the most reports a round that your servers can handle")] = 20_000,
+    figure: Annotated[Path | None, Option(help="draw ρ against users, rounds, report goal and separation (PNG)")] = None,
+    json_: Annotated[bool, Option("--json", help="print JSON")] = False,
 ) -> None:
     """Work out what a guarantee would take: noise, separation, ρ and ε, for every mechanism. Nothing is trained, no text is touched.
 

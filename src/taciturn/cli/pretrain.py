@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from taciturn.cli.output import bar, console, leave_interrupted, table
 from taciturn.names import Precision
@@ -15,29 +15,23 @@ if TYPE_CHECKING:
 
 
 def pretrain(
-    corpus: Annotated[Path, typer.Argument(help="folder made by `taciturn data public`")],
-    out: Annotated[Path, typer.Option(help="folder for model.safetensors and pretraining.json")],
+    corpus: Annotated[Path, Argument(help="folder made by `taciturn data public`")],
+    out: Annotated[Path, Option(help="folder for model.safetensors and pretraining.json")],
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="at most; the learning rate falls over all of them (default: 3 to 10, more for less text)")
+        int | None, Option(min=1, help="at most; the rate falls over all of them (default: 3 to 10, more for less text)")
     ] = None,
-    set: Annotated[list[str] | None, typer.Option(help="model setting as in the recipe to follow: kind=cifg, width=64")] = None,
-    start: Annotated[
-        Path | None, typer.Option(help="a model of public text to go on from; taciturn:english comes with the package")
-    ] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="pieces of text a step (default: 32 to 1024, by the text's size)")] = None,
-    unroll: Annotated[int, typer.Option(min=1, help="tokens predicted in a row: the length of a piece")] = 20,
+    set: Annotated[list[str] | None, Option(help="model setting as in the recipe to follow: kind=cifg, width=64")] = None,
+    start: Annotated[Path | None, Option(help="a model of public text to go on from; taciturn:english comes with the package")] = None,
+    batch_size: Annotated[int | None, Option(min=1, help="pieces of text a step (default: 32 to 1024, by the text's size)")] = None,
+    unroll: Annotated[int, Option(min=1, help="tokens predicted in a row: the length of a piece")] = 20,
     learning_rate: Annotated[
-        float | None, typer.Option(min=1e-9, help="Adam's, at its highest (default: 0.012 for lstm, else 0.003 to 0.007 by the batch)")
+        float | None, Option(min=1e-9, help="Adam's, at its highest (default: 0.003 to 0.012 by kind and batch)")
     ] = None,
-    precision: Annotated[Precision, typer.Option(help="of matrix products; mixed takes them in bfloat16")] = "float32",
-    held_out: Annotated[
-        float, typer.Option(min=0.0, max=0.5, help="share of documents to measure with after each epoch; at least one")
-    ] = 0.02,
-    patience: Annotated[int, typer.Option(min=1, help="stop after so many epochs in a row without a better one; the best is written")] = 2,
-    seed: Annotated[int, typer.Option(min=0, help="the same seed gives the same model, on machines of one kind")] = 0,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="go on with what was interrupted; all else as in the command that began it")
-    ] = False,
+    precision: Annotated[Precision, Option(help="of matrix products; mixed takes them in bfloat16")] = "float32",
+    held_out: Annotated[float, Option(min=0.0, max=0.5, help="share of documents to measure with after each epoch; at least one")] = 0.02,
+    patience: Annotated[int, Option(min=1, help="stop after so many epochs in a row without a better one; the best is written")] = 2,
+    seed: Annotated[int, Option(min=0, help="the same seed gives the same model, on machines of one kind")] = 0,
+    resume: Annotated[bool, Option("--resume", help="go on with what was interrupted; all else as in the command that began it")] = False,
 ) -> None:
     """Train a model on public text, to start private training from. Costs no privacy.
 

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from taciturn.cli.output import console, leave_interrupted, print_finished, training_bar
 from taciturn.privacy.figures import delta_text, epsilon_text
@@ -13,37 +13,25 @@ from taciturn.privacy.figures import delta_text, epsilon_text
 if TYPE_CHECKING:
     from taciturn.runs.loop import TrainedRun
 
-Settings = Annotated[list[str] | None, typer.Option(help="section.key=value, wins over the recipe; may be repeated")]
+Settings = Annotated[list[str] | None, Option(help="section.key=value, wins over the recipe; may be repeated")]
 
 
 def train(
-    what: Annotated[
-        Path | None,
-        typer.Argument(metavar="[RECIPE|PEOPLE]", help="a recipe in TOML, or a folder of people and --epsilon; not needed with --resume"),
-    ] = None,
-    run: Annotated[Path | None, typer.Option(help="folder of the run (default: runs/NAME-N)")] = None,
-    epsilon: Annotated[float | None, typer.Option(min=0.01, max=100.0, help="with PEOPLE: the ε to promise each of them")] = None,
+    what: Annotated[Path | None, Argument(metavar="[RECIPE|PEOPLE]", help="a recipe in TOML, or a folder of people and --epsilon")] = None,
+    run: Annotated[Path | None, Option(help="folder of the run (default: runs/NAME-N)")] = None,
+    epsilon: Annotated[float | None, Option(min=0.01, max=100.0, help="with PEOPLE: the ε to promise each of them")] = None,
     users: Annotated[
-        int | None, typer.Option(min=20, help="with PEOPLE: how many there are, as publicly stated (default: their number, rounded down)")
+        int | None, Option(min=20, help="with PEOPLE: how many, as publicly stated (default: counted, rounded down)")
     ] = None,
-    public: Annotated[
-        Path | None,
-        typer.Option(
-            help="with PEOPLE: public text to learn first (from `taciturn data public`), or a model of it (from `taciturn pretrain`)"
-        ),
-    ] = None,
+    public: Annotated[Path | None, Option(help="with PEOPLE: public text to learn first (`data public`), or a model (`pretrain`)")] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=1.0, max=100_000.0, help="with PEOPLE: time allowed, not counting --public (default: 30)")
+        float | None, Option(min=1, max=100_000, help="with PEOPLE: time allowed, --public not counted (default: 30)")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="with PEOPLE: write the recipe and stop")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="with PEOPLE: write the recipe and stop")] = False,
     set: Settings = None,
-    audit: Annotated[
-        int | None, typer.Option(help="add N made-up users, by whom `taciturn audit run` tests the claim (audit.users)")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on with a run that was interrupted")] = False,
-    engine: Annotated[
-        str | None, typer.Option(help="ray, to train on a Ray cluster of this machine's own; or ray:ADDRESS, to train on another")
-    ] = None,
+    audit: Annotated[int | None, Option(help="add N made-up users, by whom `taciturn audit run` tests the claim (audit.users)")] = None,
+    resume: Annotated[bool, Option("--resume", help="go on with a run that was interrupted")] = False,
+    engine: Annotated[str | None, Option(help="ray, to train on a Ray cluster of this machine's own; or ray:ADDRESS, on another")] = None,
 ) -> None:
     """Train a model from a recipe. Or name a folder of people and an ε, and Taciturn chooses the settings.
 

@@ -3,19 +3,17 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from taciturn.cli.output import bar, console, leave_interrupted, table
 from taciturn.privacy.figures import epsilon_text
 
 
 def tune(
-    recipe: Annotated[Path, typer.Argument(help="a recipe in TOML")],
-    on: Annotated[Path, typer.Option(help="public text, a folder made by `taciturn data public`")],
-    try_: Annotated[list[str], typer.Option("--try", help="section.key=value,value,…; may be repeated: every value with every other")],
-    out: Annotated[Path, typer.Option(help="folder for the made-up users and the runs; the same again goes on with a sweep")] = Path(
-        "tuning"
-    ),
+    recipe: Annotated[Path, Argument(help="a recipe in TOML")],
+    on: Annotated[Path, Option(help="public text, a folder made by `taciturn data public`")],
+    try_: Annotated[list[str], Option("--try", help="section.key=value,value,…; may be repeated: every value with every other")],
+    out: Annotated[Path, Option(help="folder for the made-up users and the runs; the same again goes on with a sweep")] = Path("tuning"),
 ) -> None:
     """Try out settings on made-up users who are given public text. It costs no privacy: choose settings here, then train on people.
 
