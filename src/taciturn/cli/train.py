@@ -20,9 +20,7 @@ def train(
     what: Annotated[Path | None, Argument(metavar="[RECIPE|PEOPLE]", help="a recipe in TOML, or a folder of people and --epsilon")] = None,
     run: Annotated[Path | None, Option(help="folder of the run (default: runs/NAME-N)")] = None,
     epsilon: Annotated[float | None, Option(min=0.01, max=100.0, help="with PEOPLE: the ε to promise each of them")] = None,
-    users: Annotated[
-        int | None, Option(min=20, help="with PEOPLE: how many, as publicly stated (default: counted, rounded down)")
-    ] = None,
+    users: Annotated[int | None, Option(min=20, help="with PEOPLE: how many, as publicly stated (default: counted, rounded down)")] = None,
     public: Annotated[Path | None, Option(help="with PEOPLE: public text to learn first (`data public`), or a model (`pretrain`)")] = None,
     minutes: Annotated[
         float | None, Option(min=1, max=100_000, help="with PEOPLE: time allowed, --public not counted (default: 30)")

@@ -7,6 +7,7 @@ import io
 import json
 import lzma
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
@@ -269,41 +270,20 @@ class _Lines:
                 return line.decode(errors="replace")
 
 
-class _opened:
+UNPACK: dict[str, Callable[[Any], Any]] = {
+    ".gz": lambda file: gzip.GzipFile(fileobj=file),
+    ".bz2": bz2.BZ2File,
+    ".xz": lzma.LZMAFile,
+    ".zst": lambda file: io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(file), "zstd")),
+}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], float]]]:
     """A file, unpacked on the way, and how far it is read (0 to 1)."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> tuple[IO[bytes], Callable[[], float]]:
-        self._file = self._path.open("rb")
-        size = max(self._path.stat().st_size, 1)
-        unpack: dict[str, Callable[[IO[bytes]], Any]] = {
-            ".gz": lambda file: gzip.GzipFile(fileobj=file),
-            ".bz2": bz2.BZ2File,
-            ".xz": lzma.LZMAFile,
-            ".zst": lambda file: io.BufferedReader(_Readable(pa.CompressedInputStream(pa.PythonFile(file), "zstd"))),
-        }
-        stream = unpack.get(self._path.suffix.lower(), lambda file: file)(self._file)
-        return stream, lambda: min(self._file.tell() / size, 1.0)
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-
-class _Readable(io.RawIOBase):
-    """What io.BufferedReader needs to give lines of an Arrow stream."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        content = self._stream.read(len(buffer))
-        buffer[: len(content)] = content
-        return len(content)
+    size = max(path.stat().st_size, 1)
+    with path.open("rb") as file:
+        yield UNPACK.get(path.suffix.lower(), lambda file: file)(file), lambda: min(file.tell() / size, 1.0)
 
 
 def _is_utf8(content: bytes) -> bool:

@@ -4,6 +4,7 @@ import functools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -103,26 +104,21 @@ def _refuse_disagreement(check: Check, to: ExportFormat) -> Check:
     return check
 
 
+@dataclass
 class _Export:
     """One model on its way out."""
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        card: ModelCard,
-        guarantee: Guarantee,
-        learned_from: str | None,
-        blocked: list[str],
-        distilling: Distilling,
-        progress: StageProgress,
-    ) -> None:
-        self.loaded, self.model, self.card = loaded, loaded.model, card
-        self.guarantee, self.learned_from, self.blocked = guarantee, learned_from, blocked
-        self.distilling, self.progress = distilling, progress
-        self.statement = statement(guarantee, self.card.public_text)
-        self.json = statement_json(guarantee, self.card.public_text)
+    loaded: LoadedModel
+    card: ModelCard
+    guarantee: Guarantee
+    learned_from: str | None
+    blocked: list[str]
+    distilling: Distilling
+    progress: StageProgress
 
     def write(self, out: Path, to: ExportFormat) -> Check | None:
+        self.model = self.loaded.model
+        self.statement, self.json = (words(self.guarantee, self.card.public_text) for words in (statement, statement_json))
         _write_words(out / "vocabulary.txt", self.card.vocabulary)
         (out / "guarantee.txt").write_text(self.statement, encoding="utf-8")
         (out / "guarantee.json").write_text(self.json, encoding="utf-8")
@@ -190,15 +186,9 @@ class _Export:
     def _combined(self, path: Path) -> Check:
         ngram, listed, how = self._to_ngram(2)
         guarantee, language = self.guarantee, self.loaded.vocabulary.language
-        worth = (
-            "a SIMULATION"
-            if guarantee.is_simulated
-            else "differentially private"
-            if guarantee.epsilon < math.inf
-            else "noise without a promise"
-            if guarantee.is_private
-            else "NO privacy"
-        )
+        worth = "noise without a promise" if guarantee.is_private else "NO privacy"
+        worth = "differentially private" if guarantee.epsilon < math.inf else worth
+        worth = "a SIMULATION" if guarantee.is_simulated else worth
         promise = f"{worth}; epsilon {epsilon_text(guarantee.epsilon)} at delta {delta_text(guarantee.delta)}"
         about = f"Taciturn {self.card.run}; {promise}; ledger row {guarantee.head}; {how}"
         version, now = max(NEWER_THAN_THEIRS, self.card.round), int(datetime.now(UTC).timestamp())
@@ -311,16 +301,8 @@ def page_script(
     loaded: LoadedModel, guarantee: Guarantee | None, learned_from: str | None, statement: str, name: str, blocked: Iterable[str]
 ) -> str:
     """The model as one script, for the page and for export."""
-    about = Published(
-        name=name,
-        words=loaded.vocabulary.words,
-        text=loaded.vocabulary.about,
-        guarantee=guarantee,
-        statement=statement,
-        learned_from=learned_from,
-        blocked=list(blocked),
-        personal=loaded.is_personal,
-    )
+    words = loaded.vocabulary
+    about = Published(name, words.words, words.about, guarantee, statement, learned_from, list(blocked), loaded.is_personal)
     if isinstance(loaded.model, NGram):
         return javascript_ngram(pruned(loaded.model, PAGE_ENTRIES), about)
     model, kind = loaded.model, loaded.kind
