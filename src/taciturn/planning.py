@@ -27,7 +27,6 @@ BANDS = 32
 LONGEST_TIMER = 14 * 24  # hours; a fleet whose devices rest for longer takes months
 LEAST_POPULATION = 10  # with fewer no δ makes sense: that it fails for nobody should not be a matter of luck
 SIMULATED_DEVICES, LEAST_GOAL = 20_000, 20
-LARGE_POPULATIONS = (763_430, 10**7, 10**8)  # of McMahan et al. 2018, Table 2, and between
 
 
 class PlanError(TaciturnError):
@@ -244,19 +243,6 @@ def _longest_rest(question: Question, hours: int, progress: Callable[[str], None
         hours += 24
     best = max(timed, key=lambda one: (timed[one].min_separation or 0, -one))
     return best, timed[best]
-
-
-def extrapolated(question: Question, mechanism: MechanismName, goals: tuple[int, ...]) -> list[tuple[int, int, Answer]]:
-    """(population, report goal, answer) where noise grows with the report goal, so that σ, and so the accuracy of large populations, is the
-    same (McMahan et al. 2018, §3; Xu et al. 2023, §2.2). An extrapolation: nothing was trained."""
-    if question.noise_multiplier is None:
-        raise PlanError("an extrapolation starts from a noise multiplier that was tried: say --noise-multiplier")
-    rows = []
-    for population in LARGE_POPULATIONS:
-        for goal in goals:
-            larger = Question(population, question.rounds, goal, None, goal / question.report_goal * question.noise_multiplier)
-            rows.append((population, goal, _answer(larger, mechanism)))
-    return rows
 
 
 def draw(question: Question, path: Path) -> None:

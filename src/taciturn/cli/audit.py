@@ -144,36 +144,18 @@ def _print_canaries(canaries: "CanaryResults") -> None:
 def _json(run: Path, found: "AuditReport") -> dict[str, Any]:
     from taciturn.audit.one_run import LIKELY
 
-    content: dict[str, Any] = {
-        "run": str(run),
-        "epsilon": found.guarantee.epsilon,
-        "delta": found.guarantee.delta,
-        "accuracy_top1": found.scores["accuracy_top1"].value,
-    }
+    claimed, top1 = found.guarantee, found.scores["accuracy_top1"].value
+    content: dict[str, Any] = {"run": str(run), "epsilon": claimed.epsilon, "delta": claimed.delta, "accuracy_top1": top1}
     if found.membership:
-        membership = found.membership
-        content["audit"] = {
-            "delta": membership.delta,
-            "turns": membership.turns,
-            "claimed_epsilon": membership.epsilon(),
-            "epsilon": membership.epsilon(membership.audit.times),
-            "epsilon_at_least": membership.epsilon(membership.audit.times_at_least),
-            "mu_of_the_whole_claim": membership.whole,
-            "refuted": membership.audit.refuted,
-            **membership.audit._asdict(),
-            "caught": dict(zip(map(str, LIKELY), membership.audit.caught, strict=True)),
-        }
+        one, audit = found.membership, found.membership.audit
+        times = {"claimed_epsilon": 1.0, "epsilon": audit.times, "epsilon_at_least": audit.times_at_least}
+        content["audit"] = {"delta": one.delta, "turns": one.turns, **{name: one.epsilon(value) for name, value in times.items()}}
+        content["audit"] |= {"mu_of_the_whole_claim": one.whole, "refuted": audit.refuted, **audit._asdict()}
+        content["audit"]["caught"] = dict(zip(map(str, LIKELY), audit.caught, strict=True))
     if found.canaries:
         content["canaries"] = [
-            {
-                "users": one.canary.users,
-                "copies": one.canary.copies,
-                "rank": one.rank,
-                "references": one.references,
-                "exposure": one.exposure,
-                "seen": found.canaries.seen[one.canary],
-                "beam_search": one.place,
-            }
+            {"users": one.canary.users, "copies": one.canary.copies, "rank": one.rank, "references": one.references}
+            | {"exposure": one.exposure, "seen": found.canaries.seen[one.canary], "beam_search": one.place}
             for one in found.canaries.findings
         ]
     return content

@@ -14,8 +14,6 @@ from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 if TYPE_CHECKING:
     from taciturn.planning import Answer, Question
 
-GOALS = (500, 1_000, 2_500, 6_500)
-
 
 def plan(
     population: Annotated[int, Option(min=1, help="N: users there are, as publicly known")],
@@ -30,7 +28,6 @@ def plan(
     max_participations: Annotated[int | None, Option(min=1, help="MaxP (default: all that T and MinS allow)")] = None,
     mechanism: Annotated[Literal[MechanismName, "all"], Option(help="noise and sampling")] = "all",
     accountant: AccountantName = "pld",
-    extrapolate: Annotated[bool, Option("--extrapolate", help="the same σ with larger report goals and populations")] = False,
     grow_to_rho: Annotated[
         float | None, Option(help="raise goal and noise of a trial together until ρ falls to this; choose a timer")
     ] = None,
@@ -68,8 +65,6 @@ def plan(
         print(_json(question, answers))
         return
     _print_answers(question, answers)
-    if extrapolate:
-        _print_extrapolated(question, "honaker" if mechanism == "all" else mechanism)
     if figure:
         planning.draw(question, figure)
         console.print(f"{figure}: ρ against users, rounds, report goal and separation")
@@ -106,16 +101,6 @@ def _print_answers(question: "Question", answers: "list[Answer]") -> None:
     for one in answers:
         relative = f"{one.error / base:.2f}" if base else ""
         shown.add_row(one.mechanism, *_cost(one), f"{one.error:.3g}", relative)
-    console.print(shown)
-
-
-def _print_extrapolated(question: "Question", mechanism: MechanismName) -> None:
-    from taciturn.planning import extrapolated
-
-    title = f"Extrapolated, not trained: the same σ, {mechanism}"
-    shown = table("users", "report goal", "noise multiplier", "ρ", "ε", title=title)
-    for people, goal, one in extrapolated(question, mechanism, tuple(sorted({question.report_goal, *GOALS}))):
-        shown.add_row(f"{people:,}", f"{goal:,}", *_cost(one))
     console.print(shown)
 
 
