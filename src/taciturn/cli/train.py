@@ -49,10 +49,8 @@ def train(
     from taciturn.runs.folder import RunError
     from taciturn.runs.loop import resume_run, train_run
 
-    for_people = [
-        f"--{name}" for name, given in (("epsilon", epsilon), ("users", users), ("public", public), ("minutes", minutes)) if given
-    ]
-    for_people += ["--dry-run"] if dry_run else []
+    given = {"--epsilon": epsilon, "--users": users, "--public": public, "--minutes": minutes, "--dry-run": dry_run}
+    for_people = [name for name, value in given.items() if value]
     if resume:
         if run is None:
             raise RunError("name the run to go on with: taciturn train --resume --run DIR")

@@ -225,12 +225,9 @@ def writing_population(
 
 def _remove_leftovers(folder: Path) -> None:
     """Text that no manifest names: of a build that was cut off, or from before the last one."""
-    try:
-        current = json.loads((folder / "manifest.json").read_text())["text"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        if (folder / "manifest.json").exists():
-            return  # damaged, or of another version: nobody knows what it means
-        current = None
+    current = manifest_before(folder).get("text")
+    if current is None and (folder / "manifest.json").exists():
+        return  # damaged, or of another version: nobody knows what it means
     for path in folder.iterdir():
         if _is_text(path) and path.name != current:
             shutil.rmtree(path)

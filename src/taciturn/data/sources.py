@@ -66,7 +66,8 @@ class Source:
                 reason = (str(error) or type(error).__name__).split("\n")[0].rstrip(".")
                 raise SourceError(f"{path} is damaged or cut off ({reason}); get it again, or leave it out") from None
             except OSError as error:
-                raise SourceError(_about_os_error(path, error)) from None
+                hint = "; unpack it first: zstd -d --long=31" if path.suffix == ".zst" else ""
+                raise SourceError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}{hint}") from None
             done += size
         progress(total, total)
 
@@ -150,8 +151,3 @@ def _kind(path: Path) -> str | None:
 def _blank(strings: Any) -> Any:
     """Nothing, or nothing but white space and control characters."""
     return pc.fill_null(pc.match_substring_regex(strings, r"^[\s\pC]*$"), True)
-
-
-def _about_os_error(path: Path, error: OSError) -> str:
-    hint = "; unpack it first: zstd -d --long=31" if path.suffix == ".zst" else ""
-    return f"{path} cannot be read: {(error.strerror or str(error)).lower()}{hint}"
