@@ -26,7 +26,7 @@ from taciturn.core import BEGIN, PADDING, WordModel
 from taciturn.data.vocabulary import DataError, Vocabulary
 from taciturn.models.recurrence import Cell
 from taciturn.models.stepping import Recurrent, State, StepWeights, Windowed, step, zero_state
-from taciturn.progress import Progress
+from taciturn.progress import Progress, unwatched
 
 REFERENCES = 2_000_000  # |R|
 WIDTH = 5  # of the beam
@@ -52,24 +52,16 @@ class Finding(NamedTuple):
 
 
 def measure(
-    model: WordModel,
-    vocabulary: Vocabulary,
-    canaries: Sequence[Canary],
-    references: int = REFERENCES,
-    width: int = WIDTH,
-    seed: int = 0,
-    memory: int | None = None,
-    progress: Progress = lambda done, all: None,
+    model: WordModel, vocabulary: Vocabulary, canaries: Sequence[Canary], references: int = REFERENCES, progress: Progress = unwatched
 ) -> list[Finding]:
-    """Both attacks on each canary. `memory` is in bytes, and bounds what is computed at a time."""
+    """Both attacks on each canary."""
     if model.vocabulary != len(vocabulary):
         raise DataError(f"the model knows {model.vocabulary} words, and its word list has {len(vocabulary)}")
     words = canary_words(vocabulary)
-    compared = draw_references(words, references, seed)
-    ranks = random_sampling(model, canaries, compared, memory, progress)
+    ranks = random_sampling(model, canaries, draw_references(words, references, seed=0), progress=progress)
     findings = []
     for canary, rank in zip(canaries, ranks, strict=True):
-        found = beam_search(model, canary.prefix, words, width)
+        found = beam_search(model, canary.prefix, words)
         place = found.index(canary.continuation) + 1 if canary.continuation in found else None
         findings.append(Finding(canary, rank, references, place))
     return findings
@@ -81,14 +73,11 @@ def draw_references(words: np.ndarray, count: int, seed: int) -> np.ndarray:
 
 
 def random_sampling(
-    model: WordModel,
-    canaries: Sequence[Canary],
-    references: np.ndarray,
-    memory: int | None = None,
-    progress: Progress = lambda done, all: None,
+    model: WordModel, canaries: Sequence[Canary], references: np.ndarray, memory: int | None = None, progress: Progress = unwatched
 ) -> list[int]:
     """The rank of each canary's continuation among the references, the same for all, by log-perplexity after its prefix. One that is as
-    likely comes before it, one that is the same is not counted. A broken model (NaN) knows nothing, and the rank is the last."""
+    likely comes before it, one that is the same is not counted. A broken model (NaN) knows nothing, and the rank is the last. `memory` is
+    in bytes, and bounds what is computed at a time."""
     secrets = np.array([canary.continuation for canary in canaries], np.int32).reshape(-1, CONTINUATION)
     # All together, so that the secrets are scored by the same arithmetic as the references.
     score = scorer(model, np.concatenate([references, secrets]), memory)

@@ -44,7 +44,7 @@ from taciturn.data.sources import Source
 from taciturn.data.texts import SHARD_TOKENS, token_type
 from taciturn.data.users import user_id
 from taciturn.data.vocabulary import DataError, Vocabulary
-from taciturn.progress import StageProgress
+from taciturn.progress import StageProgress, unwatched
 
 SMALL = 2**23  # bytes of sources for which other processes are not worth starting
 LONGEST_WORD = 100  # characters for each token that a user may have: no more of a message is looked at
@@ -79,7 +79,7 @@ def ingest(
     folder: Path,
     rules: Rules,
     opt_outs: Iterable[str] = (),
-    progress: StageProgress = lambda what, done, all: None,
+    progress: StageProgress = unwatched,
     shard_tokens: int = SHARD_TOKENS,
     same_people_as: Path | None = None,
 ) -> Population:

@@ -21,7 +21,7 @@ import pyarrow.compute
 
 from taciturn.data.columns import LONGEST, Batch, Columns, LeftOut, SourceError
 from taciturn.data.readers import read_csv, read_json, read_messages, read_paragraphs, read_parquet
-from taciturn.progress import Progress
+from taciturn.progress import Progress, unwatched
 
 pc: Any = pyarrow.compute  # its functions are made at run time, so no type checker knows them
 ROWS = pa.schema({"user": pa.string(), "text": pa.string(), "time": pa.string()})
@@ -51,7 +51,7 @@ class Source:
     def bytes(self) -> int:
         return sum(self._sizes)
 
-    def batches(self, progress: Progress = lambda done, all: None) -> Iterator[pa.RecordBatch]:
+    def batches(self, progress: Progress = unwatched) -> Iterator[pa.RecordBatch]:
         """All rows that have a user and a text. `progress` is told bytes."""
         done, total = 0, self.bytes
         self.rows, self.left_out = 0, LeftOut()

@@ -19,23 +19,17 @@ from taciturn.models import losses
 
 HEADS = (10, 50, 100)
 PREDICTIONS = 10
+MOST_TOKENS = 75_122  # the paper's sample
 
 
-def head_words(
-    model: LanguageModel,
-    params: Params,
-    texts: Texts,
-    vocabulary: Vocabulary,
-    cut: Cut = WINDOW,
-    most_tokens: int = 75_122,  # the paper's sample
-) -> np.ndarray:
+def head_words(model: LanguageModel, params: Params, texts: Texts, vocabulary: Vocabulary, cut: Cut = WINDOW) -> np.ndarray:
     """float [HEADS, PREDICTIONS + 1]: the share of positions at which so many of the predictions are head words."""
     count = _counter(model, vocabulary.fixed)
     histogram, seen = np.zeros((len(HEADS), PREDICTIONS + 1)), 0
     for rows, _ in batched_pieces(texts, cut):
         histogram += jax.device_get(count(params, rows))
         seen += int(np.count_nonzero(rows[:, 1:]))
-        if seen >= most_tokens:
+        if seen >= MOST_TOKENS:
             break
     return histogram / max(seen, 1)
 

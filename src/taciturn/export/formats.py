@@ -27,7 +27,7 @@ from taciturn.models.stepping import Neural, Recurrent
 from taciturn.names import ExportFormat
 from taciturn.privacy.figures import delta_text, epsilon_text
 from taciturn.privacy.ledger import Guarantee
-from taciturn.progress import StageProgress
+from taciturn.progress import StageProgress, unwatched
 from taciturn.release.gate import ExportRefused, check_may_leave
 from taciturn.release.model_file import ModelCard, save_model
 from taciturn.release.privacy_statement import statement, statement_json
@@ -74,7 +74,7 @@ def export_model(
     non_private: bool = False,
     blocklist: Iterable[str] = (),
     distilling: Distilling = Distilling(),
-    progress: StageProgress = lambda what, done, all: None,
+    progress: StageProgress = unwatched,
 ) -> Exported:
     """Nothing is written before the file says what the model says. The guarantee is the ledger's, of exactly this model."""
     assert loaded.card is not None  # or there were no guarantee

@@ -29,6 +29,7 @@ from taciturn.release.gate import ExportRefused
 if TYPE_CHECKING:
     import onnx
 
+Weights = StepWeights | QuantisedWeights
 OPSET, IR_VERSION = 17, 8  # of 2022: what is on phones
 BEST = 10
 OPERATORS = {"add": "Add", "sub": "Sub", "mul": "Mul", "tanh": "Tanh", "logistic": "Sigmoid"}  # of JAX, of ONNX
@@ -48,11 +49,7 @@ def libraries() -> tuple[Any, Any]:
 
 
 def onnx_model(
-    cell: Cell,
-    weights: StepWeights | QuantisedWeights,
-    never: Iterable[int],
-    restarts: Iterable[int] = (),
-    about: dict[str, str] | None = None,
+    cell: Cell, weights: Weights, never: Iterable[int], restarts: Iterable[int] = (), about: dict[str, str] | None = None
 ) -> "onnx.ModelProto":
     """`never` are the words that must not be among the best, `restarts` those after which the model starts afresh. `about` is what
     else the file says of itself: its guarantee, its language."""
@@ -138,7 +135,7 @@ class _Graph:
 class _Matrices:
     """The weights as constants of the graph, float32 or bytes; each is stored once."""
 
-    def __init__(self, graph: _Graph, weights: StepWeights | QuantisedWeights) -> None:
+    def __init__(self, graph: _Graph, weights: Weights) -> None:
         self.graph = graph
         inside = weights.input, weights.recurrent, weights.projection, weights.to_context
         self.input, self.recurrent, self.projection, self.to_context = map(self._factor, inside)

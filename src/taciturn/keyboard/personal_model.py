@@ -34,7 +34,7 @@ from taciturn.evaluation.accuracy import WINDOW, Scores, evaluate
 from taciturn.export.word_model import load_word_model
 from taciturn.files import check_new_folder, new_folder, sync_folder
 from taciturn.models.sgd import sgd_step
-from taciturn.progress import Progress
+from taciturn.progress import Progress, unwatched
 from taciturn.recipe import build
 from taciturn.recipe.sections import ModelSection
 from taciturn.release.model_file import ModelCard, ModelFileError, save_model
@@ -84,12 +84,7 @@ class Text(NamedTuple):
 
 
 def personalise(
-    model: Path,
-    text: Path,
-    out: Path,
-    learning: Learning = Learning(),
-    delete_text: bool = False,
-    progress: Progress = lambda done, all: None,
+    model: Path, text: Path, out: Path, learning: Learning = Learning(), delete_text: bool = False, progress: Progress = unwatched
 ) -> Personal:
     """Train a model on all but the last messages of a text, and keep it in the new folder `out` if it knows those better then.
 
@@ -141,7 +136,7 @@ def trained(
     cut: Cut,
     learning: Learning,
     dropout: bool = False,
-    progress: Progress = lambda done, all: None,
+    progress: Progress = unwatched,
 ) -> Params:
     """A device's local training, a few batches at a time, so that it can be watched: between two steps SGD carries nothing but θ."""
     step = sgd_step(network)

@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from taciturn.files import write_atomically
 
+Curve = Callable[[np.ndarray], np.ndarray]
 INK, ACCENT, SECOND = "#222222", "#1b6ca8", "#c05621"
 
 
@@ -98,12 +99,7 @@ def plot_tail(path: Path, log_ratios: np.ndarray, shape: float, scale: float, st
 
 
 def plot_audit(
-    path: Path,
-    scores: np.ndarray,
-    included: np.ndarray,
-    found: tuple[np.ndarray, np.ndarray],
-    claimed: Callable[[np.ndarray], np.ndarray],
-    title: str,
+    path: Path, scores: np.ndarray, included: np.ndarray, found: tuple[np.ndarray, np.ndarray], claimed: Curve, title: str
 ) -> None:
     """Of audit users: how well their scores tell who was in, as false and true positives, beside the most that is claimed; and the scores
     themselves."""

@@ -24,7 +24,7 @@ from taciturn.keyboard.predictor import Predictor
 from taciturn.names import ExportFormat
 from taciturn.populations import open_ledger
 from taciturn.privacy.ledger import Guarantee, Row
-from taciturn.progress import Progress
+from taciturn.progress import Progress, unwatched
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.sections import ModelSection
@@ -200,7 +200,7 @@ class FinishedRun:
             )
         return ours, theirs
 
-    def audit(self, references: int = REFERENCES, progress: Progress = lambda done, all: None) -> AuditReport:
+    def audit(self, references: int = REFERENCES, progress: Progress = unwatched) -> AuditReport:
         """All that can be said about the run from outside; a RunError if it was trained with nothing to audit it by."""
         if not any((self.folder / one.FILE_NAME).exists() for one in (audit_users, planting)):
             raise RunError(

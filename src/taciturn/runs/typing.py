@@ -13,7 +13,7 @@ from taciturn.keyboard.server import KeyboardServer, page_files
 from taciturn.keyboard.typing_simulation import Typing, enough_words, simulate
 from taciturn.keyboard.user_history import WithHistory
 from taciturn.privacy.ledger import Guarantee
-from taciturn.progress import StageProgress
+from taciturn.progress import StageProgress, unwatched
 from taciturn.release.model_file import ModelCard
 from taciturn.release.privacy_statement import personal_statement, statement
 from taciturn.runs.finished import guarantee_of, learned_from, people_known_to
@@ -28,12 +28,7 @@ class TypingResults(NamedTuple):
 
 
 def simulate_typing(
-    paths: Sequence[Path],
-    source: Source | None,
-    history: bool,
-    most_people: int,
-    most_words: int,
-    progress: StageProgress = lambda what, done, all: None,
+    paths: Sequence[Path], source: Source | None, history: bool, most_people: int, most_words: int, progress: StageProgress = unwatched
 ) -> TypingResults:
     """Each model under the same people's fingers; with `history` the last one also learns from each person. Without a source the
     people are the held-out ones of the demonstration."""
