@@ -52,9 +52,7 @@ def _print_change(done: "Personal") -> None:
     for reason, count in done.left_out.items():
         console.print(f"Left out: {reason}: {count:,}")
     if done.unknown > MANY_UNKNOWN * done.words:
-        console.print(
-            f"{done.unknown / done.words:.0%} of the words are unknown to the model: is it of the text's language?", style="yellow"
-        )
+        console.print(f"{done.unknown / done.words:.0%} of the words are unknown to the model: is it of this language?", style="yellow")
     title = f"On the last {done.held_out:,} messages, which were not trained on"
     shown = table("", "before", "after", "change ± 95 %", title=title)
     for metric, name, spec in (("perplexity", "perplexity", ".1f"), ("accuracy_top1", "AccuracyTop1", ".2%")):

@@ -108,9 +108,7 @@ def _print_grown(trial: "Question", target: float, largest_goal: int, mechanism:
     from taciturn.planning import PlanError, grown
 
     if mechanism in ("poisson", "cyclic-poisson"):
-        raise PlanError(
-            f"{mechanism} needs a curator that draws cohorts, where a fleet's devices come by a timer; choose another mechanism"
-        )
+        raise PlanError(f"{mechanism} needs a curator that draws cohorts, where a fleet's devices come by a timer: choose another")
     with console.status("") as status:
         found = grown(trial, target, largest_goal, mechanism, status.update)
     question, answer, came = found.question, found.answer, found.came

@@ -48,9 +48,7 @@ class Columns:
                     getattr(self, other) in names for other in USUAL
                 )
                 listed = f"its columns are {', '.join(names)}" if known else f"nor any usual name among its {len(names)} columns"
-                raise SourceError(
-                    f"{path} has no column {named or usual[0]}; {listed}: say which one holds the {role} with --{role}-column"
-                )
+                raise SourceError(f"{path} has no column {named or usual[0]}; {listed}: say which holds the {role} with --{role}-column")
             found[role] = named or present[0]
         missing = [name for name in self.sensitive if name not in names]
         if missing:

@@ -296,9 +296,7 @@ def named_ledger(folder: Path) -> NamedLedger | None:
     except (ValueError, TypeError):
         raise PopulationError(f"{path} is damaged; restore it from a copy") from None
     if len(found) > 1:
-        raise PopulationError(
-            f"{folder / 'manifest.json'} and {path} name two ledgers: they do not belong together; restore both from one copy"
-        )
+        raise PopulationError(f"{folder / 'manifest.json'} and {path} name two ledgers: restore both from one copy")
     return found.pop() if found else None
 
 

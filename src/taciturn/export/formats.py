@@ -89,9 +89,7 @@ def export_model(
 def _blocked(loaded: LoadedModel, blocklist: Iterable[str], to: ExportFormat) -> list[str]:
     blocked = [normalize(word, loaded.vocabulary.language).strip() for word in blocklist]
     if blocked and (to == "model" or (to in ("arpa", "combined") and isinstance(loaded.model, NGram))):
-        raise ExportRefused(
-            f"a blocklist cannot be kept in a file of this kind (--to {to}): leave it out, or block the words on the device"
-        )
+        raise ExportRefused(f"a blocklist cannot be kept in such a file (--to {to}): leave it out, or block the words on the device")
     return blocked
 
 
@@ -153,9 +151,7 @@ class _Export:
             said = self._said_by(script)
             check = self._compare(lambda text: next(said))
         else:
-            check = self._compare(self._quantised_scores)._replace(
-                note="Node.js is not installed, so the weights were checked, and the script itself was not run"
-            )
+            check = self._compare(self._quantised_scores)._replace(note="Node.js is missing: weights were checked, the script was not run")
         path.write_text(script, encoding="utf-8")
         return _refuse_disagreement(check, "js")
 
@@ -313,6 +309,4 @@ def page_script(
 
 def _no_cell(what: str, loaded: LoadedModel) -> ExportRefused:
     name = loaded.path.name
-    return ExportRefused(
-        f"{what} is written for models that go word by word, an LSTM, a CIFG or a GRU; {name} can leave as n-grams: --to arpa"
-    )
+    return ExportRefused(f"{what} is written for models that go word by word, LSTM, CIFG or GRU; {name} can leave as n-grams: --to arpa")

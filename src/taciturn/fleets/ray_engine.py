@@ -64,9 +64,7 @@ def _check_reachable(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except (OSError, ValueError) as error:
-        raise RayError(
-            f"there is no Ray cluster at {address} ({error}). Start its head, and name it as HOST:PORT: ray start --head"
-        ) from None
+        raise RayError(f"there is no Ray cluster at {address} ({error}). Start its head and name HOST:PORT: ray start --head") from None
 
 
 def is_joined() -> bool:

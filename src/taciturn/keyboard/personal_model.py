@@ -199,10 +199,7 @@ def _read(path: Path, vocabulary: Vocabulary) -> Text:
     text = Text(messages[:-last], messages[-last:], left_out)
     for which, part in (("first", text.learned), ("last", text.held_out)):
         if all(word < vocabulary.fixed for message in part for word in message):
-            raise DataError(
-                f"{path}: the model knows not one word of the {which} {len(part):,} messages; is it text, and is its language "
-                f"{vocabulary.language}?"
-            )
+            raise DataError(f"{path}: the model knows not one word of the {which} {len(part):,} messages: is it in {vocabulary.language}?")
     return text
 
 
