@@ -58,7 +58,7 @@ def measure(
     if model.vocabulary != len(vocabulary):
         raise DataError(f"the model knows {model.vocabulary} words, and its word list has {len(vocabulary)}")
     words = canary_words(vocabulary)
-    ranks = random_sampling(model, canaries, draw_references(words, references, seed=0), progress=progress)
+    ranks = random_sampling(model, canaries, draw_references(words, references, seed=0), progress)
     findings = []
     for canary, rank in zip(canaries, ranks, strict=True):
         found = beam_search(model, canary.prefix, words)
@@ -72,15 +72,12 @@ def draw_references(words: np.ndarray, count: int, seed: int) -> np.ndarray:
     return np.random.default_rng([seed, DRAWING_REFERENCES]).choice(words, (count, CONTINUATION)).astype(np.int32)
 
 
-def random_sampling(
-    model: WordModel, canaries: Sequence[Canary], references: np.ndarray, memory: int | None = None, progress: Progress = unwatched
-) -> list[int]:
+def random_sampling(model: WordModel, canaries: Sequence[Canary], references: np.ndarray, progress: Progress = unwatched) -> list[int]:
     """The rank of each canary's continuation among the references, the same for all, by log-perplexity after its prefix. One that is as
-    likely comes before it, one that is the same is not counted. A broken model (NaN) knows nothing, and the rank is the last. `memory` is
-    in bytes, and bounds what is computed at a time."""
+    likely comes before it, one that is the same is not counted. A broken model (NaN) knows nothing, and the rank is the last."""
     secrets = np.array([canary.continuation for canary in canaries], np.int32).reshape(-1, CONTINUATION)
     # All together, so that the secrets are scored by the same arithmetic as the references.
-    score = scorer(model, np.concatenate([references, secrets]), memory)
+    score = scorer(model, np.concatenate([references, secrets]))
     ranks, prefixes = [0] * len(canaries), list(dict.fromkeys(canary.prefix for canary in canaries))
     for done, prefix in enumerate(prefixes, 1):
         scores, own = np.split(score(prefix), [len(references)])

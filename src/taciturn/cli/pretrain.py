@@ -69,17 +69,17 @@ def watched(
         console.print(f"No epoch is saved in {out}: this begins with the first", soft_wrap=True)
     try:
         with bar("pretraining", "steps") as show:
+
+            def progress(done: int, all: int, pace: "Pace") -> None:
+                after = "" if pace.perplexity is None else f"  held-out perplexity {pace.perplexity:.1f}"
+                show(done, all, f"{pace.tokens_per_second:,.0f} tokens/s  loss {pace.loss:.3f}{after}")
+
             show(0, None, "compiling")
-            return pretrained(public, settings, schedule, out, lambda done, all, pace: show(done, all, _note(pace)), resume, start)
+            return pretrained(public, settings, schedule, out, progress, resume, start)
     except KeyboardInterrupt:
         saved = (out / CHECKPOINT).exists()
         kept = "The epochs that are done are kept" if saved else "No epoch was done yet, so nothing is kept"
         leave_interrupted(f"{kept}; go on with {again}")
-
-
-def _note(pace: "Pace") -> str:
-    after = "" if pace.perplexity is None else f"  held-out perplexity {pace.perplexity:.1f}"
-    return f"{pace.tokens_per_second:,.0f} tokens/s  loss {pace.loss:.3f}{after}"
 
 
 def _print_epochs(finished: "Pretrained") -> None:

@@ -123,7 +123,9 @@ def _files(path: Path, noted: LeftOut) -> list[tuple[Path | None, Path]]:
         return [(None, path)]
     if not path.is_dir():
         raise SourceError(f"there is no file or folder {path}")
-    inside = sorted(one for one in path.rglob("*") if one.is_file() and _visible(one.relative_to(path)))
+    hidden = (".", "_")  # such as Spark's _SUCCESS
+    found = (one for one in path.rglob("*") if not any(part.startswith(hidden) for part in one.relative_to(path).parts))
+    inside = sorted(one for one in found if one.is_file())
     tables = [one for one in inside if _kind(one) in TABLES]
     texts = [one for one in inside if _kind(one) == ".txt"]
     if tables and texts:
@@ -133,10 +135,6 @@ def _files(path: Path, noted: LeftOut) -> list[tuple[Path | None, Path]]:
     others = [one for one in inside if _kind(one) is None]
     noted.add("files of other kinds, not read", len(others), others[0].name if others else "")
     return [(path, one) for one in tables or texts]
-
-
-def _visible(path: Path) -> bool:
-    return not any(part.startswith((".", "_")) for part in path.parts)  # such as Spark's _SUCCESS
 
 
 def _kind(path: Path) -> str | None:

@@ -97,12 +97,14 @@ def personalise(
     found = _deletable(text) if delete_text else None
     own = _read(text, vocabulary)
     if delete_text and own.left_out:
+        reasons = "; ".join(f"{reason}: {count:,}" for reason, count in own.left_out.items())
         raise PersonalError(
-            f"not all of {text} could be used ({_counted(own.left_out)}), and what was not learned from is not deleted: mend it, or leave "
-            "--delete-text out"
+            f"not all of {text} could be used ({reasons}), and what was not learned from is not deleted: mend it, or drop --delete-text"
         )
     settings = ModelSection(**card.architecture)
-    network, cut = build.language_model(settings, len(vocabulary)), _cut(card, vocabulary)
+    network = build.language_model(settings, len(vocabulary))
+    # Text as the model was trained to read it.
+    cut = Sentences(SENTENCE_LENGTH, vocabulary.sentence_ends) if card.sentences else Unrolls(UNROLL)
     measured = Texts.of(map(list, own.held_out), len(vocabulary)), cut if card.sentences else WINDOW
     before = evaluate(network, params, *measured)
     params = trained(network, params, own.learned, cut, learning, settings.dropout > 0, progress)
@@ -203,19 +205,10 @@ def _read(path: Path, vocabulary: Vocabulary) -> Text:
     return text
 
 
-def _cut(card: ModelCard, vocabulary: Vocabulary) -> Cut:
-    """Text as the model was trained to read it."""
-    return Sentences(SENTENCE_LENGTH, vocabulary.sentence_ends) if card.sentences else Unrolls(UNROLL)
-
-
 def _personal(card: ModelCard, learning: Learning) -> ModelCard:
     """Where it came from is still said; what was promised there is not."""
     rehearsed = (learning.general.source,) if learning.general else ()
     return replace(card, personal=True, public_sources=tuple(dict.fromkeys((*card.public_sources, *rehearsed))))
-
-
-def _counted(reasons: dict[str, int]) -> str:
-    return "; ".join(f"{reason}: {count:,}" for reason, count in reasons.items())
 
 
 def _deletable(path: Path) -> os.stat_result:
