@@ -8,7 +8,6 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -243,31 +242,3 @@ def _longest_rest(question: Question, hours: int, progress: Callable[[str], None
         hours += 24
     best = max(timed, key=lambda one: (timed[one].min_separation or 0, -one))
     return best, timed[best]
-
-
-def draw(question: Question, path: Path) -> None:
-    """Xu et al. 2023, Figure 4: ρ of a tree against population, rounds, report goal and separation; noise grows with the report goal."""
-    from taciturn.release.plots import plot_curves
-
-    multiplier = question.noise_multiplier or 7.0
-
-    def cost(population: int, rounds: int, goal: int, separation: int | None = None) -> float:
-        one = Question(population, rounds, goal, None, multiplier * goal / question.report_goal, min_separation=separation)
-        squared = tree(rounds, honaker=True).sensitivity_squared(rounds, one.separation, one.participations)
-        return squared / (2 * (one.noise_multiplier or 1.0) ** 2)
-
-    goal, rounds, people = question.report_goal, question.rounds, question.population
-    populations = [int(people * 2.0**power) for power in range(-2, 5) if people * 2.0**power >= goal]
-    goals = [int(goal * 2.0**power) for power in range(-3, 3) if goal * 2.0**power <= people]
-    round_counts = sorted({max(1, int(rounds * share)) for share in (0.25, 0.5, 0.75, 1, 1.5, 2)})
-    rests = sorted({int(question.possible_separation * share / 10) for share in range(1, 11)} - {0}) or [0]
-    plot_curves(
-        path,
-        {
-            "users": (populations, [cost(one, rounds, goal) for one in populations]),
-            "rounds": (round_counts, [cost(people, one, goal) for one in round_counts]),
-            "report goal (noise grows with it)": (goals, [cost(people, rounds, one) for one in goals]),
-            "min separation": (rests, [cost(people, rounds, goal, one) for one in rests]),
-        },
-        "ρ (zCDP), tree",
-    )

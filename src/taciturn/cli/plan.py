@@ -1,7 +1,6 @@
 """`taciturn plan`: what a guarantee would take."""
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
@@ -32,7 +31,6 @@ def plan(
         float | None, Option(help="raise goal and noise of a trial together until ρ falls to this; choose a timer")
     ] = None,
     largest_goal: Annotated[int, Option(min=1, help="with --grow-to-rho: the most reports a round that your servers can handle")] = 20_000,
-    figure: Annotated[Path | None, Option(help="draw ρ against users, rounds, report goal and separation (PNG)")] = None,
     json_: Annotated[bool, Option("--json", help="print JSON")] = False,
 ) -> None:
     """Work out what a guarantee would take: noise, separation, ρ and ε, for every mechanism. Nothing is trained, no text is touched.
@@ -65,9 +63,6 @@ def plan(
         print(_json(question, answers))
         return
     _print_answers(question, answers)
-    if figure:
-        planning.draw(question, figure)
-        console.print(f"{figure}: ρ against users, rounds, report goal and separation")
 
 
 def _separation_by_timer(population: int, rounds: int, report_goal: int, timer_hours: float, quiet: bool) -> int | None:

@@ -12,7 +12,7 @@ import numpy as np
 matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 
 from taciturn.files import write_atomically
 
@@ -58,21 +58,6 @@ def plot_run(path: Path, rows: list[dict[str, Any]], title: str) -> None:
         axes[-1].legend(frameon=False)
     axes[-1].set_xlabel("round")
     below.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _write(path, figure)
-
-
-def plot_curves(path: Path, curves: dict[str, tuple[list[int], list[float]]], label: str) -> None:
-    """One panel for each curve, side by side, on one logarithmic scale."""
-    figure, panels = pyplot.subplots(1, len(curves), sharey=True, figsize=(3 * len(curves), 3.2), layout="constrained")
-    for axes, (name, (xs, ys)) in zip(panels, curves.items(), strict=True):
-        axes.plot(xs, ys, color=ACCENT, marker="o", ms=3)
-        axes.set_xlabel(name)
-        axes.set_yscale("log")
-        if max(xs) > 20 * min(xs):
-            axes.set_xscale("log")
-            axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.grid(alpha=0.25, lw=0.5, which="both")
-    panels[0].set_ylabel(label)
     _write(path, figure)
 
 
