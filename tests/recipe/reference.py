@@ -93,3 +93,7 @@ def _pairs() -> Iterator[tuple[str, str, str]]:
         for allowed in dict.fromkeys(goes_with.values()):
             values = " · ".join(value for value, one in goes_with.items() if one == allowed)
             yield f"`{setting}` {values}", f"`{other}` {' · '.join(allowed)}", why
+
+
+if __name__ == "__main__":
+    print(reference(), end="")
