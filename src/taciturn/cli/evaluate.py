@@ -49,7 +49,7 @@ def evaluate(
 
 
 def _json(measured: "Evaluation") -> dict[str, Any]:
-    from taciturn.evaluation.head_words import HEADS
+    from taciturn.evaluation.accuracy import HEADS
 
     scores, guarantee, heads, _ = measured
     figures = {metric: scores[metric] for metric in NAMES}
@@ -70,7 +70,7 @@ def _print_measured(measured: "Evaluation") -> None:
 
 
 def _print_head_words(heads: "np.ndarray") -> None:
-    from taciturn.evaluation.head_words import HEADS
+    from taciturn.evaluation.accuracy import HEADS
 
     title = "Predictions, of ten, that are among the n most frequent words; share of positions in %"
     shown = table("n", *map(str, range(heads.shape[1])), title=title)

@@ -15,8 +15,7 @@ from taciturn.audit.report import AuditReport, canary_results, membership_result
 from taciturn.audit.secret_sharer import REFERENCES
 from taciturn.core import Params
 from taciturn.data.population import HeldOutUsers, Population, check_strangers, trained_on
-from taciturn.evaluation.accuracy import Scores, evaluate
-from taciturn.evaluation.head_words import head_words
+from taciturn.evaluation.accuracy import Scores, evaluate, head_words
 from taciturn.evaluation.intervals import Interval
 from taciturn.export.formats import Exported, export_model
 from taciturn.export.word_model import COUNTED_ON, LoadedModel, load_word_model
