@@ -1,12 +1,8 @@
 """Does a model know a secret by heart? The Secret Sharer framework (Carlini et al. 2019) as Ramaswamy et al. 2020, §IV-A use it.
 
-Whoever asks knows the first two words of a canary (audit/canaries.py), and has the model.
-
-    random sampling   among continuations drawn at random, how many does the model find as likely as the secret one, or likelier?
-    beam search       is the secret one among the best five that the model itself comes up with?
-
-Both read a canary as what it is, a sentence from its beginning, and look among words alone, as it has no signs in it. What they find is
-known to the model; what they do not find, another attack still may: this is no guarantee.
+Whoever asks knows the first two words of a canary (audit/canaries.py), and has the model. Random sampling: among continuations drawn at
+random, how many does it find as likely as the secret one, or likelier? Beam search: is the secret one among the best five that it comes up
+with itself? What they do not find, another attack still may: this is no guarantee.
 
 The last word of each of two million references takes a softmax over all words. The first two do not: after a prefix there are no more
 first words than words, so the states after them are computed once for a prefix, and kept.

@@ -28,16 +28,12 @@ def audit(
 ) -> None:
     """Look at a run from outside: whether it is as private as it claims, and planted secrets. Writes RUN/audit.png and RUN/audit.json.
 
-    Audit users (train --audit N) sent random directions, and took part if a fair coin fell so. From how well their being in can be told
-    from all that was released follows by how much the noise may be smaller, or reports longer, than is claimed. Where it must be so, the
-    mechanism is broken, and the exit status is 1; to a mechanism that keeps its word that happens once in a thousand audits. Beside the
-    verdict stands what this audit could have seen. It cannot see who was drawn, how often people took part, the last bits of what was
-    released, or whether one user's report depends on another's: docs/audit.md says which tests do.
+    Audit users (train --audit N) sent random directions, if a fair coin fell so. How well that can be told from all that was released
+    bounds how much smaller the noise is than claimed. Where it must be smaller, the exit status is 1: to a mechanism that keeps its word,
+    once in a thousand audits. docs/audit.md says what an audit cannot see.
 
-    A canary is five random words that synthetic users shared in the training (Ramaswamy et al. 2020, Table 4). Rank: how many of the random
-    continuations of its first two words the model finds as likely as the real one, or likelier; 1 means it knows it by heart. Beam search:
-    how many canaries are among the five best continuations that the model itself finds. A guarantee is about what one user alone had;
-    what many share is no secret.
+    A canary is five random words that synthetic users shared (Ramaswamy et al. 2020, Table 4). Rank: how many random continuations of its
+    first two words the model finds as likely as the real one, or likelier. Beam search: how many canaries are among its five best.
 
     Example: taciturn train recipe.toml --audit 1000 --set canaries.text=speeches --run runs/watched; taciturn audit run runs/watched
     """
