@@ -9,7 +9,7 @@ import numpy as np
 import typer
 from typer import Argument, Option
 
-from taciturn.cli.output import console, group, histogram_line, stages, table
+from taciturn.cli.output import console, group, histogram_line, say, stages, table
 from taciturn.data.columns import Columns
 from taciturn.data.population import COUNTS, Population
 from taciturn.data.texts import SHARD_TOKENS
@@ -191,9 +191,9 @@ def _show_population(folder: Path) -> None:
     if about.get("opt_outs"):
         found = counts["left_out"].get("users who opted out", 0)
         lines.append(f"Opt-outs: {about['opt_outs']:,} on record, {found:,} of them met in this text")
-    console.print("\n".join(lines), markup=False, soft_wrap=True)
+    say("\n".join(lines), markup=False)
     for line in _doubts(population.manifest):
-        console.print(line, style="yellow", markup=False, soft_wrap=True)
+        say(line, style="yellow", markup=False)
     _show_lengths(population.lengths)
 
 
@@ -233,11 +233,10 @@ def _show_public(folder: Path) -> None:
     corpus = PublicCorpus.load(folder)
     documents, words = corpus.documents, corpus.vocabulary
     unknown = sum(int(np.count_nonzero(documents.shard(number).tokens == UNKNOWN)) for number in range(len(documents.shards)))
-    console.print(
+    say(
         f"{folder}: public text, {len(documents):,} documents, {documents.tokens:,} tokens, "
         f"{unknown / documents.tokens:.1%} unknown; {len(words):,} {words.unit}s ({words.source})\nSource: {corpus.source}",
         markup=False,
-        soft_wrap=True,
     )
     for index in range(min(3, len(documents))):
         sample = (words.words[word] for word in documents[index][:30])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from taciturn.cli.output import bar, console, table, training_bar
+from taciturn.cli.output import bar, console, say, table, training_bar
 from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _print_promise(private: "TrainedRun", twin: "TrainedRun") -> None:
 
     guarantee = private.guarantee
     gain, gap = private.scores.gain_over(private.before), twin.scores.gain_over(private.scores)
-    console.print(
+    say(
         f"Private training gained {100 * gain.value:.2f} ± {100 * gain.margin:.2f} points of AccuracyTop1 over the warm start "
         "(95 % interval over users); the twin without privacy, on cohorts a quarter as large, is "
         f"{100 * gap.value:.2f} ± {100 * gap.margin:.2f} ahead.\n"
@@ -100,8 +100,7 @@ def _print_promise(private: "TrainedRun", twin: "TrainedRun") -> None:
         f"of the run would have come out almost equally likely (ε = {epsilon_text(guarantee.epsilon)}, "
         f"δ = {delta_text(guarantee.delta)}).\n"
         "Not covered: the held-out speeches, by which the settings of this demonstration were also chosen, and the twin, which stands in "
-        "the ledger as ε = ∞.\n",
-        soft_wrap=True,
+        "the ledger as ε = ∞.\n"
     )
 
 
@@ -109,10 +108,9 @@ def _print_next(folder: Path) -> None:
     """With commands that work as printed, however the reader started us."""
     started = Path(sys.argv[0])
     taciturn = started.relative_to(Path.cwd()) if started.is_relative_to(Path.cwd()) else started
-    console.print(
+    say(
         f"Look around: {folder}/private (guarantee.txt, progress.png, metrics.csv, model.safetensors)\n"
         f"             {taciturn} ledger show {folder}/population\n"
         f"Type with it: {taciturn} keyboard open {folder}/private --beside {folder}/non-private-twin\n"
-        f"Count what it spares people: {taciturn} keyboard evaluate {folder}/warm-start {folder}/private --text sotu --people 150",
-        soft_wrap=True,
+        f"Count what it spares people: {taciturn} keyboard evaluate {folder}/warm-start {folder}/private --text sotu --people 150"
     )

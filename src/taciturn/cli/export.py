@@ -5,7 +5,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from taciturn.cli.output import console, stages
+from taciturn.cli.output import console, say, stages
 from taciturn.names import ExportFormat
 from taciturn.privacy.figures import delta_text, epsilon_text
 
@@ -41,7 +41,7 @@ def export(
     with stages() as show:
         exported = FinishedRun(run).export(out, to, non_private, blocklist=blocked, distilling=distilling, progress=show)
     for path in exported.files:
-        console.print(f"{path}  {path.stat().st_size / 1e3:,.0f} kB", soft_wrap=True)
+        say(f"{path}  {path.stat().st_size / 1e3:,.0f} kB")
     check, guarantee = exported.check, exported.guarantee
     if check is not None:
         console.print(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from taciturn.cli.export import Blocklist
-from taciturn.cli.output import comparison, console, group, stages
+from taciturn.cli.output import comparison, console, group, say, stages
 from taciturn.data.columns import Columns
 from taciturn.files import to_json
 from taciturn.names import Smoothing
@@ -51,7 +51,7 @@ def open_keyboard(
     blocked = load_blocklist(blocklist) if blocklist else []
     with console.status("preparing the page"):
         server = keyboard_server([run] if beside is None else [run, beside], blocked, port)
-    console.print(f"{server.url}  (Ctrl-C ends it)", soft_wrap=True)
+    say(f"{server.url}  (Ctrl-C ends it)")
     if server.secret:  # others on this machine see with what programs are started
         console.print("A personal model: open this address yourself, it is a secret.")
     elif browser:
@@ -122,7 +122,7 @@ def _print(paths: Sequence[Path], tried: "TypingResults", history: bool) -> None
     for number, path in enumerate(paths):
         letter = f"{'AB'[number]}: " if len(paths) > 1 else ""
         with_history = ", with each person's own history" if history and number == len(paths) - 1 else ""
-        console.print(f"{letter}{path}{with_history}", soft_wrap=True)
+        say(f"{letter}{path}{with_history}")
     console.print(comparison(NAMES, tried.typings))
     console.print(
         f"Keystrokes: of non-space characters, strip of three, every offered word is picked. Picked rate: per candidate shown, if two "

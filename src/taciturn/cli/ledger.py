@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from taciturn.cli.output import console, group, table
+from taciturn.cli.output import console, group, say, table
 from taciturn.data.population import Population
 from taciturn.files import to_json
 from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
@@ -99,7 +99,7 @@ def export(population: Folder, file: Annotated[Path, Argument(help="JSON file to
 
     events = to_json(events_for_others(_opened(population)), indent=1, ensure_ascii=False)
     file.write_text(events + "\n", encoding="utf-8")
-    console.print(f"{file}: what every run cost, as events of dp-accounting", soft_wrap=True)
+    say(f"{file}: what every run cost, as events of dp-accounting")
 
 
 @ledger_app.command()
@@ -162,7 +162,7 @@ def adopt(
 
     book, retired = adopt_ledger(population, same_people_as)
     there = f"{retired} is retired" if retired else "no other copy was found; if there is one, delete it"
-    console.print(f"{book.path} goes on, with {len(book.rows)} rows and {len(book.runs())} runs; {there}.", soft_wrap=True)
+    say(f"{book.path} goes on, with {len(book.rows)} rows and {len(book.runs())} runs; {there}.")
 
 
 @ledger_app.command()
@@ -186,4 +186,4 @@ def anchor(
     if file and file.resolve().is_relative_to(book.path.parent):
         raise LedgerError(f"{file} lies in the population's folder, and would be put back with it: name a file elsewhere")
     book.set_anchor(Anchor(file.resolve() if file else None, command))
-    console.print(f"Anchored in {book.anchor}.", soft_wrap=True)
+    say(f"Anchored in {book.anchor}.")

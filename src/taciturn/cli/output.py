@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from taciturn.runs.loop import TrainedRun
 
 console = Console(highlight=False)
+say = functools.partial(console.print, soft_wrap=True)  # one line, however wide the terminal
 BLOCKS = " ▏▎▍▌▋▊▉█"
 SPECS = {"loss": ".2f", "perplexity": ".2f", "words_per_minute": ".1f"}  # all other metrics are shares
 
@@ -61,7 +62,7 @@ def print_finished(finished: "TrainedRun") -> None:
     """What a training came to: why it stopped early, its guarantee, and how good the model is."""
     if finished.stopped:
         console.print(f"Stopped: {finished.stopped}.\n", style="yellow")
-    console.print((finished.folder / "guarantee.txt").read_text(), soft_wrap=True)
+    say((finished.folder / "guarantee.txt").read_text())
     if finished.recipe.privacy.noise_multiplier is not None:
         console.print(f"Noise multiplier {finished.recipe.privacy.noise_multiplier:g}")
     if finished.clip_estimate is not None:

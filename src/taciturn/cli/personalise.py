@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from taciturn.cli.output import bar, change_text, console, table
+from taciturn.cli.output import bar, change_text, console, say, table
 
 if TYPE_CHECKING:
     from taciturn.keyboard.personal_model import Personal
@@ -38,13 +38,12 @@ def personalise(
     with bar("personalising", "steps") as show:
         done = personalise(model, text, out, learning, delete_text, lambda steps, all: show(steps, all, ""))
     _print_change(done)
-    console.print(
+    say(
         f"{out / 'model.safetensors'}: personal, learned from {done.messages - done.held_out:,} messages; it may repeat them, so it stays "
-        f"on this device. Type with it: taciturn keyboard open {out}",
-        soft_wrap=True,
+        f"on this device. Type with it: taciturn keyboard open {out}"
     )
     if delete_text:
-        console.print(f"{text} is deleted.", soft_wrap=True)
+        say(f"{text} is deleted.")
 
 
 def _print_change(done: "Personal") -> None:

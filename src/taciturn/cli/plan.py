@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from taciturn.cli.output import console, table
+from taciturn.cli.output import console, say, table
 from taciturn.files import to_json
 from taciturn.names import AccountantName, MechanismName
 from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
@@ -112,21 +112,19 @@ def _print_grown(trial: "Question", target: float, largest_goal: int, mechanism:
         goal = {"report_goal": question.report_goal, "timer_hours": found.timer_hours, "days": came.hours / 24}
         print(to_json({**claim, **goal, "more_noise": found.more_noise, "answer": asdict(answer)}))
         return
-    console.print(
+    say(
         f"{question.report_goal:,} reports a round with a noise multiplier of {answer.noise_multiplier:.3g} ({mechanism}), and a timer of "
         f"{found.timer_hours} hours on every device.\n"
         f"In a simulated fleet, whose devices train while they charge at night: {question.rounds:,} rounds in "
         f"{came.hours / 24:.0f} days, at least {question.separation} rounds between two turns of a device, at most "
         f"{question.participations} turns. ρ = {rho_text(answer.rho)}, ε = {epsilon_text(answer.epsilon)} at δ = "
-        f"{delta_text(question.at_delta)}.",
-        soft_wrap=True,
+        f"{delta_text(question.at_delta)}."
     )
     if found.more_noise > 1.001:
-        console.print(
+        say(
             f"The noise on the average is {found.more_noise:.2f} times what was tried, since {question.report_goal:,} reports and this "
             "rest do not come to that ρ: expect a worse model, or allow more reports (--largest-goal), fewer rounds or a larger ρ.",
             style="yellow",
-            soft_wrap=True,
         )
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from taciturn.cli.output import bar, console, leave_interrupted, table
+from taciturn.cli.output import bar, console, leave_interrupted, say, table
 from taciturn.names import Precision
 
 if TYPE_CHECKING:
@@ -45,10 +45,7 @@ def pretrain(
     settings = model_settings(set or [])
     schedule = Schedule(epochs or 0, batch_size or 0, unroll, learning_rate or 0.0, precision, held_out, patience, seed)
     _print_epochs(watched(corpus, settings, schedule, out, resume, start))
-    console.print(
-        f"{out / 'model.safetensors'}: {settings.kind}, width {settings.width}; start from it with --set model.warm_start={out}",
-        soft_wrap=True,
-    )
+    say(f"{out / 'model.safetensors'}: {settings.kind}, width {settings.width}; start from it with --set model.warm_start={out}")
 
 
 def watched(
@@ -66,7 +63,7 @@ def watched(
 
     public = PublicCorpus.load(corpus)
     if resume and not (out / CHECKPOINT).exists():
-        console.print(f"No epoch is saved in {out}: this begins with the first", soft_wrap=True)
+        say(f"No epoch is saved in {out}: this begins with the first")
     try:
         with bar("pretraining", "steps") as show:
 
@@ -92,6 +89,6 @@ def _print_epochs(finished: "Pretrained") -> None:
         shown.add_row(str(one.epoch), *measured, f"{one.tokens_per_second:,.0f}", style=style)
     console.print(shown)
     if finished.stopped:
-        console.print(f"Stopped early, {finished.stopped}.", style="yellow", soft_wrap=True)
+        say(f"Stopped early, {finished.stopped}.", style="yellow")
     if finished.best != finished.epochs[-1]:
         console.print(f"The best was epoch {finished.best.epoch}, and it is what was written.")

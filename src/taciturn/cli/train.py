@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from taciturn.cli.output import console, leave_interrupted, print_finished, training_bar
+from taciturn.cli.output import console, leave_interrupted, print_finished, say, training_bar
 from taciturn.privacy.figures import delta_text, epsilon_text
 
 if TYPE_CHECKING:
@@ -99,12 +99,11 @@ def _chosen(people: Path, epsilon: float, users: int | None, public: Path | None
     title = f"Worked out for {people} at ε = {epsilon_text(epsilon)}, in {minutes:g} minutes; docs/choosing.md says what its rules rest on"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, commented_toml(chosen.choices, title).encode())
-    console.print(
+    say(
         f"{task.users:,} people{'' if users else ' (rounded down; say another number with --users)'}, ε = {epsilon_text(epsilon)} at δ = "
         f"{delta_text(task.delta)}. This machine trains {task.users_per_second:,.0f} of them a second.\n"
         f"{plan.rounds} rounds of {plan.cohort:,}, noise multiplier {plan.noise_multiplier:.2f}, server rate {plan.server_rate:g}: about "
-        f"{task.duration(plan.rounds, plan.cohort) / 60:.0f} minutes of training.\n{path}: the recipe, with the reason for each choice",
-        soft_wrap=True,
+        f"{task.duration(plan.rounds, plan.cohort) / 60:.0f} minutes of training.\n{path}: the recipe, with the reason for each choice"
     )
     return path
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from taciturn.cli.output import bar, console, leave_interrupted, table
+from taciturn.cli.output import bar, console, leave_interrupted, say, table
 from taciturn.privacy.figures import epsilon_text
 
 
@@ -35,4 +35,4 @@ def tune(
         shown.add_row("\n".join(one.settings), *figures, style="bold" if number == 0 else None)
     console.print(shown)
     settings = " ".join(f"--set {setting}" for setting in trials[0].settings)
-    console.print(f"With the best of them on people: taciturn train {recipe} {settings}", soft_wrap=True)
+    say(f"With the best of them on people: taciturn train {recipe} {settings}")

@@ -328,14 +328,10 @@ def manifest_before(folder: Path) -> dict[str, Any]:
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    path = folder / "manifest.json"
-    if not path.exists():
+    if not (folder / "manifest.json").exists():
         what = "is not a population (it has no manifest.json)" if folder.is_dir() else "is no folder"
         raise PopulationError(f"{folder} {what}; build a population with: taciturn data build --help")
-    try:
-        manifest = json.loads(path.read_text())
-    except ValueError:
-        raise PopulationError(f"{path} is damaged; build the population again, its ledger stays") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT or COUNTS not in manifest:
+    manifest = manifest_before(folder)
+    if manifest.get("format") != FORMAT or COUNTS not in manifest:
         raise PopulationError(f"{folder} was written by another version of taciturn, or is damaged; build it again, its ledger stays")
     return manifest

@@ -143,7 +143,8 @@ def read_json(path: Path, choose: Choose, left_out: LeftOut) -> Iterator[tuple[f
         for place, content in chain(head, objects):
             if columns.time is None and any(name in content for name in late):
                 raise SourceError(f"{path}, {place}: a column that may be the time appears only here; name it with --time-column")
-            values = [_json_value(content.get(name)) for name in columns.wanted]
+            found = (content.get(name) for name in columns.wanted)
+            values = [one if one is None or isinstance(one, str) else json.dumps(one) for one in found]
             text = content.get(columns.text or "")
             if text is not None and not isinstance(text, str):
                 left_out.add("malformed rows", 1, f"{path.name}, {place}")
@@ -172,10 +173,6 @@ def _objects(path: Path, stream: IO[bytes], left_out: LeftOut) -> Iterator[tuple
                 yield place, content
             else:
                 left_out.add("malformed rows", 1, f"{path.name}, {place}")
-
-
-def _json_value(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
 def read_messages(path: Path, user: str, name: str, left_out: LeftOut) -> Iterator[tuple[float, Batch]]:

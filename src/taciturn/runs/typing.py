@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from taciturn.data.population import trained_on
 from taciturn.data.sources import Source
 from taciturn.data.state_of_the_union import held_out_messages
 from taciturn.export.formats import page_script
@@ -16,7 +17,7 @@ from taciturn.privacy.ledger import Guarantee
 from taciturn.progress import StageProgress, unwatched
 from taciturn.release.model_file import ModelCard
 from taciturn.release.privacy_statement import personal_statement, statement
-from taciturn.runs.finished import guarantee_of, learned_from, people_known_to
+from taciturn.runs.finished import folder_known_to, guarantee_of, learned_from
 from taciturn.runs.folder import RunError
 
 
@@ -39,7 +40,7 @@ def simulate_typing(
             f"{paths[0]} and {paths[1]} know different words, so their figures cannot be compared; make both with one list: "
             "--vocabulary POPULATION, for `data build` and `data public`"
         )
-    known = [people_known_to(one) for one in loaded if one.is_of_users and not one.is_personal]
+    known = [trained_on(folder_known_to(one)) for one in loaded if one.is_of_users and not one.is_personal]
     if source is None:
         found = People(held_out_messages(vocabulary)[:most_people], 0)
     else:
