@@ -127,9 +127,7 @@ def _noise(question: Question, strategy: Strategy, participation: Participation)
         return math.sqrt(rho(repeated(participation.event(1.0, strategy), question.rounds)) / question.rho)
     budget = Budget(question.at_delta, question.epsilon)
     try:
-        return noise_for_budget(
-            lambda multiplier: repeated(participation.event(multiplier, strategy), question.rounds), budget, question.accountant
-        )
+        return noise_for_budget(lambda z: repeated(participation.event(z, strategy), question.rounds), budget, question.accountant)
     except ValueError as error:
         raise PlanError(str(error)) from None
 

@@ -97,9 +97,8 @@ def evaluate(
 
 
 def _json(paths: Sequence[Path], tried: "TypingResults", history: bool) -> dict[str, Any]:
-    listed = [
-        {"model": str(path), **{metric: vars(typed[metric]) for metric in NAMES}} for path, typed in zip(paths, tried.typings, strict=True)
-    ]
+    found = zip(paths, tried.typings, strict=True)
+    listed = [{"model": str(path)} | {metric: vars(typed[metric]) for metric in NAMES} for path, typed in found]
     content: dict[str, Any] = {"people": tried.people, "words": tried.words, "left_out": tried.trained_on}
     content |= {"history": history, "models": listed}
     if len(listed) > 1:

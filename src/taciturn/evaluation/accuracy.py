@@ -129,8 +129,7 @@ def _counter(model: LanguageModel, first_word: int):
         best = jax.lax.top_k(scores, PREDICTIONS)[1] - first_word
         present = rows[:, 1:] != PADDING
         heads = [jnp.sum((best >= 0) & (best < head), axis=-1) for head in HEADS]
-        return jnp.stack(
-            [jnp.sum(jax.nn.one_hot(head, PREDICTIONS + 1) * present[..., None], axis=(0, 1), dtype=jnp.float32) for head in heads]
-        )
+        counted = [jax.nn.one_hot(head, PREDICTIONS + 1) * present[..., None] for head in heads]
+        return jnp.stack([jnp.sum(one, axis=(0, 1), dtype=jnp.float32) for one in counted])
 
     return count

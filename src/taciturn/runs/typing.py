@@ -1,6 +1,7 @@
 """Models tried at a keyboard: by simulated people, and by whoever opens the page."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,9 +45,7 @@ def simulate_typing(
     if source is None:
         found = People(held_out_messages(vocabulary)[:most_people], 0)
     else:
-        found = read_people(
-            source, lambda id: any(is_known(id) for is_known in known), most_people, lambda done, all: progress("reading", done, all)
-        )
+        found = read_people(source, lambda id: any(is_known(id) for is_known in known), most_people, partial(progress, "reading"))
     messages = [enough_words(one, vocabulary, most_words) for one in found.messages]
     messages = [one for one in messages if one]
     typings = []
