@@ -188,10 +188,8 @@ def patterns(recipe: Recipe) -> list[list[int]]:
     """The turns that users have: each round belongs to one pattern, or to none, and user i has pattern i modulo their number. As many turns
     as the claim allows; where there is no such claim, as many as make μ about 1. Fewer, where too many users would come to a round."""
     rounds, limits = recipe.run.rounds, build.participation(recipe).limits
-    multiplier = recipe.privacy.noise_multiplier
+    multiplier, counted = recipe.privacy.noise_multiplier, _people_are_counted(recipe)
     assert multiplier  # the recipe is refused otherwise
-    # Not only added: as those whose updates are long, or in a denominator. Audit users, all of whom are long, are counted with them.
-    counted = recipe.privacy.clipping == "adaptive" or recipe.privacy.least_weight is not None
     few = max(1, int(MOST_BESIDE * recipe.participation.cohort))
     at_once = min(few, AUDITED_AT_ONCE) if counted else AUDITED_AT_ONCE  # for whom a total has room
     most = limits[1] if limits else math.ceil(multiplier**2)
@@ -204,6 +202,11 @@ def patterns(recipe: Recipe) -> list[list[int]]:
         f"[audit] {recipe.audit.users} users are too many for {rounds} rounds of {recipe.participation.cohort:g} people, who are counted, "
         f"and audit users with them: take at most {at_once * rounds}"
     )
+
+
+def _people_are_counted(recipe: Recipe) -> bool:
+    """Not only added: as those whose updates are long, or in a denominator. Audit users, all of whom are long, are counted with them."""
+    return recipe.privacy.clipping == "adaptive" or recipe.privacy.least_weight is not None
 
 
 def _patterns(rounds: int, apart: int, turns: int) -> list[list[int]]:

@@ -71,7 +71,7 @@ def train_run(
     run.account.check_budget()
     with new_folder(folder, NOT_NEW) as made:
         save_root(made, root, seed is not None)
-        run.vocabulary.save(made / "vocabulary.txt")
+        write_atomically(made / "vocabulary.txt", "".join(f"{word}\n" for word in run.vocabulary.words).encode())
         save_recipe(run.recipe, made / "recipe.toml")
     with alone_in(folder):
         try:
