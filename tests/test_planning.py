@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from taciturn import planning
 from taciturn.cli import app
 from taciturn.fleets.simulation.availability import Rounds
-from taciturn.planning import PlanError, Question, draw, extrapolated, grown, plan
+from taciturn.planning import PlanError, Question, grown, plan
 from taciturn.privacy.accounting import epsilon, gaussian_epsilon
 from taciturn.privacy.strategies import optimal_bands, optimal_blt
 
@@ -68,16 +68,6 @@ def test_the_best_blt_is_found_kept_and_far_better_than_a_tree(tmp_path, monkeyp
     assert optimal_bands(60, 20)["bands"][0] == 1.0
 
 
-def test_the_same_sigma_extrapolates_to_larger_report_goals():
-    """500 with z = 0.54 and 6,500 with z = 7 (§2.2)."""
-    small = Question(763_430, 1000, 500, noise_multiplier=7.0 * 500 / 6500)
-    rows = {(population, goal): one for population, goal, one in extrapolated(small, "tree", (500, 6500))}
-    assert rows[10**8, 6500].noise_multiplier == pytest.approx(7.0)
-    assert rows[10**8, 6500].rho < rows[763_430, 6500].rho < rows[763_430, 500].rho
-    with pytest.raises(PlanError, match="--noise-multiplier"):
-        extrapolated(Question(10**6, 10, 100, rho=1.0), "tree", (500,))
-
-
 def test_what_cannot_be_is_said():
     for wrong, sentence in (
         ({"report_goal": 2000}, "cannot be met"),
@@ -92,21 +82,14 @@ def test_what_cannot_be_is_said():
             Question(**({"population": 1000, "rounds": 10, "report_goal": 100, "noise_multiplier": 1.0} | wrong))
 
 
-def test_the_command_prints_a_table_json_and_a_figure(tmp_path):
+def test_the_command_prints_a_table_and_json():
     common = ["plan", "--population", "100000", "--rounds", "50", "--report-goal", "1000", "--noise-multiplier", "2"]
-    run = CliRunner().invoke(app, [*common, "--mechanism", "honaker", "--extrapolate", "--figure", str(tmp_path / "figure.png")])
+    run = CliRunner().invoke(app, [*common, "--mechanism", "honaker"])
     assert run.exit_code == 0, run.output
     assert "99 rounds of rest are possible" in " ".join(run.output.split())
-    assert "Extrapolated, not trained" in run.output
-    assert (tmp_path / "figure.png").stat().st_size > 10_000
     content = json.loads(CliRunner().invoke(app, [*common, "--mechanism", "tree", "--json"]).output)
     assert content["answers"][0]["mechanism"] == "tree"
     assert content["max_participations"] == 1
-
-
-def test_a_figure_of_a_small_population_is_drawn_too(tmp_path):
-    draw(Question(100, 5, 60, noise_multiplier=1.0), tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").exists()
 
 
 @pytest.mark.parametrize("mu", [0.01, 0.3, 1.0, 3.0, 10.0, 100.0])

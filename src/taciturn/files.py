@@ -7,7 +7,7 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ class FolderExists(TaciturnError):
     """There is something where a new folder is to be."""
 
 
-def write_atomically(path: Path, content: bytes | Sequence[bytes | memoryview], mode: int = 0o644) -> None:
+def write_atomically(path: Path, content: bytes | Iterable[bytes | memoryview], mode: int = 0o644) -> None:
     """The old file or the new one, on disk when this returns, whatever happens in between. Content may come in parts."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")  # two processes may write the same file
     partial.unlink(missing_ok=True)

@@ -8,7 +8,6 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -27,7 +26,6 @@ BANDS = 32
 LONGEST_TIMER = 14 * 24  # hours; a fleet whose devices rest for longer takes months
 LEAST_POPULATION = 10  # with fewer no δ makes sense: that it fails for nobody should not be a matter of luck
 SIMULATED_DEVICES, LEAST_GOAL = 20_000, 20
-LARGE_POPULATIONS = (763_430, 10**7, 10**8)  # of McMahan et al. 2018, Table 2, and between
 
 
 class PlanError(TaciturnError):
@@ -129,9 +127,7 @@ def _noise(question: Question, strategy: Strategy, participation: Participation)
         return math.sqrt(rho(repeated(participation.event(1.0, strategy), question.rounds)) / question.rho)
     budget = Budget(question.at_delta, question.epsilon)
     try:
-        return noise_for_budget(
-            lambda multiplier: repeated(participation.event(multiplier, strategy), question.rounds), budget, question.accountant
-        )
+        return noise_for_budget(lambda z: repeated(participation.event(z, strategy), question.rounds), budget, question.accountant)
     except ValueError as error:
         raise PlanError(str(error)) from None
 
@@ -244,44 +240,3 @@ def _longest_rest(question: Question, hours: int, progress: Callable[[str], None
         hours += 24
     best = max(timed, key=lambda one: (timed[one].min_separation or 0, -one))
     return best, timed[best]
-
-
-def extrapolated(question: Question, mechanism: MechanismName, goals: tuple[int, ...]) -> list[tuple[int, int, Answer]]:
-    """(population, report goal, answer) where noise grows with the report goal, so that σ, and so the accuracy of large populations, is the
-    same (McMahan et al. 2018, §3; Xu et al. 2023, §2.2). An extrapolation: nothing was trained."""
-    if question.noise_multiplier is None:
-        raise PlanError("an extrapolation starts from a noise multiplier that was tried: say --noise-multiplier")
-    rows = []
-    for population in LARGE_POPULATIONS:
-        for goal in goals:
-            larger = Question(population, question.rounds, goal, None, goal / question.report_goal * question.noise_multiplier)
-            rows.append((population, goal, _answer(larger, mechanism)))
-    return rows
-
-
-def draw(question: Question, path: Path) -> None:
-    """Xu et al. 2023, Figure 4: ρ of a tree against population, rounds, report goal and separation; noise grows with the report goal."""
-    from taciturn.release.plots import plot_curves
-
-    multiplier = question.noise_multiplier or 7.0
-
-    def cost(population: int, rounds: int, goal: int, separation: int | None = None) -> float:
-        one = Question(population, rounds, goal, None, multiplier * goal / question.report_goal, min_separation=separation)
-        squared = tree(rounds, honaker=True).sensitivity_squared(rounds, one.separation, one.participations)
-        return squared / (2 * (one.noise_multiplier or 1.0) ** 2)
-
-    goal, rounds, people = question.report_goal, question.rounds, question.population
-    populations = [int(people * 2.0**power) for power in range(-2, 5) if people * 2.0**power >= goal]
-    goals = [int(goal * 2.0**power) for power in range(-3, 3) if goal * 2.0**power <= people]
-    round_counts = sorted({max(1, int(rounds * share)) for share in (0.25, 0.5, 0.75, 1, 1.5, 2)})
-    rests = sorted({int(question.possible_separation * share / 10) for share in range(1, 11)} - {0}) or [0]
-    plot_curves(
-        path,
-        {
-            "users": (populations, [cost(one, rounds, goal) for one in populations]),
-            "rounds": (round_counts, [cost(people, one, goal) for one in round_counts]),
-            "report goal (noise grows with it)": (goals, [cost(people, rounds, one) for one in goals]),
-            "min separation": (rests, [cost(people, rounds, goal, one) for one in rests]),
-        },
-        "ρ (zCDP), tree",
-    )

@@ -15,7 +15,7 @@ from taciturn.data.vocabulary import DataError, Vocabulary, public_vocabulary
 from taciturn.privacy.adopting import adopt
 from taciturn.privacy.chain import LedgerError
 from taciturn.privacy.ledger import FILE_NAME, Ledger
-from taciturn.progress import StageProgress
+from taciturn.progress import StageProgress, unwatched
 from taciturn.release.model_file import load_model
 
 
@@ -33,7 +33,7 @@ def build_population(
     replace: bool = False,
     same_people_as: str | Path | None = None,
     shard_tokens: int = SHARD_TOKENS,
-    progress: StageProgress = lambda what, done, all: None,
+    progress: StageProgress = unwatched,
 ) -> Population:
     """Build a population of users from their text. Everything is released about them by way of its ledger.
 

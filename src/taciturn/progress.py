@@ -4,3 +4,7 @@ from collections.abc import Callable
 
 Progress = Callable[[int, int], None]  # how much is done, of how much
 StageProgress = Callable[[str, int, int], None]  # what is being done, how much of it, of how much
+
+
+def unwatched(*_: object) -> None:
+    """For a job that nobody watches."""

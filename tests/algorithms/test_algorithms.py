@@ -9,12 +9,12 @@ import pytest
 from taciturn import trees
 from taciturn.algorithms.dp_fedavg import dp_fedavg, fedavg
 from taciturn.algorithms.local_training import LocalTraining, fedavg_update, fedsgd_update, gradient_step
-from taciturn.algorithms.server_optimizers import server_optimizer
 from taciturn.core import Message, UserData
 from taciturn.privacy.clipping import flat_clip, unbounded
 from taciturn.privacy.estimators import fixed_denominator
 from taciturn.privacy.noise import gaussian
 from taciturn.privacy.participation import PoissonSampling
+from taciturn.recipe.build import server_optimizer
 
 KEY = jax.random.key(0)
 START = {"w": jnp.array([1.0, -2.0])}

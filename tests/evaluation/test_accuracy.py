@@ -8,8 +8,7 @@ from taciturn.core import LanguageModel
 from taciturn.data.layout import Sentences
 from taciturn.data.texts import Texts
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
-from taciturn.evaluation.accuracy import Scores, evaluate
-from taciturn.evaluation.head_words import head_words
+from taciturn.evaluation.accuracy import Scores, evaluate, head_words
 
 VOCABULARY = 12
 

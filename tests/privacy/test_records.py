@@ -13,7 +13,6 @@ import pytest
 from harness import Cut, tiny_recipe
 from taciturn import trees
 from taciturn.algorithms.dp_fedavg import federated
-from taciturn.algorithms.server_optimizers import server_optimizer
 from taciturn.core import Release, UserData
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget
@@ -27,6 +26,7 @@ from taciturn.privacy.noise import gaussian
 from taciturn.privacy.participation import MinSeparation, PoissonSampling
 from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.privacy.records import RecordError, Records
+from taciturn.recipe.build import server_optimizer
 from taciturn.runs.loop import train_run
 
 ROOT, SIZE = bytes(range(32)), 500

@@ -4,12 +4,12 @@ import jax
 import pytest
 from pydantic import TypeAdapter, ValidationError
 from recipes import GOOD, changed
+from reference import choices, settings
 
 from taciturn import trees
 from taciturn.privacy.clipping import flat_clip
 from taciturn.recipe import build, recipe
 from taciturn.recipe.recipe import SCHEMA, Recipe
-from taciturn.recipe.reference import choices, settings
 from taciturn.recipe.sections import DEFAULT_CLIP_NORM, ModelSection, Section, setting
 from taciturn.recipe.text import load_recipe, parse_recipe, save_recipe
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from recipes import FTRL, GOOD, changed
+from reference import reference
 
 from harness import tiny_recipe
-from taciturn.recipe.reference import reference
 from taciturn.recipe.text import RecipeError, load_recipe, model_settings, parse_recipe, save_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +83,7 @@ def test_a_file_that_is_no_toml_is_said_to_be_none(tmp_path, content):
 
 def test_the_reference_of_settings_is_in_step_with_the_code():
     written = (ROOT / "docs" / "recipe.md").read_text(encoding="utf-8")
-    assert written == reference(), "write it again: python -c 'from taciturn.recipe.reference import *; print(reference(), end=\"\")'"
+    assert written == reference(), "write it again: python tests/recipe/reference.py > docs/recipe.md"
 
 
 def test_model_settings_alone_are_checked_too():

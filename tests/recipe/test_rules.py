@@ -6,10 +6,10 @@ from operator import attrgetter
 
 import pytest
 from recipes import changed
+from reference import choices, settings
 
 from taciturn.recipe import rules
 from taciturn.recipe.recipe import Recipe
-from taciturn.recipe.reference import choices, settings
 from taciturn.recipe.rules import COMPATIBLE, RULES, Rule
 from taciturn.recipe.text import RecipeError, parse_recipe
 

@@ -15,6 +15,8 @@ from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import Noise, gaussian, no_noise
 from taciturn.privacy.participation import PoissonSampling
 
+Server = optax.GradientTransformation  # its step along the estimate
+
 
 def dp_fedavg(
     user_update: UserUpdate,
@@ -22,7 +24,7 @@ def dp_fedavg(
     estimator: Estimator,
     noise: Noise,
     participation: Participation,
-    server: optax.GradientTransformation,
+    server: Server,
     most_reports: int = MOST_REPORTS,
 ) -> Algorithm:
     """Each user trains for E epochs; the clipped updates are averaged with noise."""
@@ -34,19 +36,13 @@ def dp_fedsgd(loss: Loss, local: LocalTraining, upload: Upload, *others: Any) ->
     return dp_fedavg(compressed(fedsgd_update(loss, local), upload), *others)
 
 
-def fedavg(user_update: UserUpdate, bound: Bound, participation: Participation, server: optax.GradientTransformation) -> Algorithm:
+def fedavg(user_update: UserUpdate, bound: Bound, participation: Participation, server: Server) -> Algorithm:
     """The true average, no noise, no privacy; charged as that (ε = ∞). A bound alone shows what clipping does (Figure 2)."""
     return federated(user_update, mechanism(bound, mean(), no_noise()), participation, server)
 
 
 def private_averaging(
-    user_update: UserUpdate,
-    *,
-    clip_norm: float,
-    noise_multiplier: float,
-    users: int,
-    cohort: float,
-    server: optax.GradientTransformation | None = None,
+    user_update: UserUpdate, *, clip_norm: float, noise_multiplier: float, users: int, cohort: float, server: Server | None = None
 ) -> Algorithm:
     """DP-FedAvg around a `user_update` of one's own.
 
@@ -71,7 +67,7 @@ def private_averaging(
     return federated(user_update, averaged, PoissonSampling(cohort / users), server or optax.sgd(1.0))
 
 
-def federated(user_update: UserUpdate, private: Mechanism, participation: Participation, server: optax.GradientTransformation) -> Algorithm:
+def federated(user_update: UserUpdate, private: Mechanism, participation: Participation, server: Server) -> Algorithm:
     """What all of them share: a server that steps along the estimate."""
 
     def init(params: Params) -> ServerState:

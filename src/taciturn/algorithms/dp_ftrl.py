@@ -5,9 +5,7 @@ comes in residual form, so momentum and every other server optimiser work as the
 adding each with its residual of noise.
 """
 
-import optax
-
-from taciturn.algorithms.dp_fedavg import federated
+from taciturn.algorithms.dp_fedavg import Server, federated
 from taciturn.algorithms.local_training import UserUpdate
 from taciturn.core import Algorithm
 from taciturn.privacy.adaptive_clip import AdaptiveClip
@@ -24,7 +22,7 @@ def dp_ftrl(
     report_goal: float,
     noise: Noise,
     participation: MinSeparation | CyclicPoisson,
-    server: optax.GradientTransformation,
+    server: Server,
     most_reports: int,
 ) -> Algorithm:
     """Δ̃ᵗ = (1/m) PrivateSum(T_θ, Σ Δ_i): the denominator is the report goal, whoever came beyond it."""

@@ -79,23 +79,5 @@ def largest(values: jax.Array, count: int | jax.Array) -> jax.Array:
 
     # The greatest number that `count` entries reach: the magnitude of the last of them.
     threshold = jax.lax.fori_loop(0, 32 // BITS_AT_A_TIME, finer, jnp.uint32(0))
-    above = magnitude > threshold
-    return above | first(magnitude == threshold, count - jnp.sum(above))
-
-
-def first(places: jax.Array, count: jax.Array) -> jax.Array:
-    """The first `count` of the places that are True. As a rule there are no more than that, and the loop ends before it begins."""
-    position = jnp.arange(places.size, dtype=jnp.int32).reshape(places.shape)
-
-    def before(end: jax.Array) -> jax.Array:
-        return jnp.sum(places & (position < end))
-
-    def halve(bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        low, high = bounds
-        middle = (low + high) // 2
-        is_enough = before(middle) >= count
-        return jnp.where(is_enough, low, middle), jnp.where(is_enough, middle, high)
-
-    start = jnp.int32(0), jnp.int32(places.size)
-    _, end = jax.lax.while_loop(lambda bounds: before(bounds[1]) > count, halve, start)
-    return places & (position < end)
+    above, equal = magnitude > threshold, magnitude == threshold
+    return above | (equal & (jnp.cumsum(equal).reshape(equal.shape) <= count - jnp.sum(above)))

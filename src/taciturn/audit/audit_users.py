@@ -1,15 +1,10 @@
 """Made-up users by whom a training is audited: each sends a random direction (Andrew et al. 2023, "One-shot empirical privacy estimation
 for federated learning"; one training tells of all of them, as in Steinke, Nasr and Jagielski 2023).
 
-A fair coin says whether a user takes part. One who does reports its direction, as long as a report may be, in every round of its turns:
-as many turns as the claim about participation allows, so that the cost of a whole run is tested and not that of one row. Reports are
-bounded like everybody's and added beside the people's, outside their claim. What is written down is how far each released estimate went in
-the direction of each user, whether it took part or not, and in some that nobody sends (`FILE_NAME`), and who took part (`COINS`). Both are
-made of released estimates and of coins that have nothing to do with people or with noise. audit/matched_filter.py and one_run.py
-say what follows from them.
-
-Directions are Walsh functions of the shuffled parameters, times random signs that all users share. They are orthogonal (exactly, where one
-clip norm is for all layers), and an estimate's products with 10,000 of them are one fast transform. Nothing is stored for a user.
+docs/audit.md says how it goes. What is written down is how far each released estimate went in the direction of each user, whether it took
+part or not, and in some that nobody sends (`FILE_NAME`), and who took part (`COINS`): released estimates, and coins that have nothing to do
+with people or with noise. Directions are Walsh functions of the shuffled parameters, times random signs that all users share: orthogonal
+(exactly, where one clip norm is for all layers), and an estimate's products with 10,000 of them are one fast transform.
 """
 
 import io

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from taciturn.core import END, PADDING
-from taciturn.data.layout import Layout
+from taciturn.data.layout import Layout, sentence_bounds
 from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import DataError, Vocabulary, is_word
 from taciturn.files import write_atomically
@@ -89,29 +89,19 @@ def synthetic_users(canaries: Sequence[Canary], corpus: PublicCorpus, seed: int,
 
 def _public_sentences(corpus: PublicCorpus, count: int, generator: np.random.Generator) -> list[np.ndarray]:
     """Drawn from all sentences of the corpus alike, any of them perhaps more than once; each closed by END."""
-    counts = [len(_ends(document, corpus.vocabulary)) for document in corpus.documents]
+    ends = corpus.vocabulary.sentence_ends
+    counts = [len(sentence_bounds(document, ends)) for document in corpus.documents]
     if not sum(counts):
         raise DataError(f"there is no sentence in {corpus.source}")
     times = np.bincount(generator.integers(sum(counts), size=count), minlength=sum(counts))
     found: list[np.ndarray] = []
     for document, taken in zip(corpus.documents, np.split(times, np.cumsum(counts)[:-1]), strict=True):
         if taken.any():
-            sentences = np.split(document.astype(np.int32), _ends(document, corpus.vocabulary)[:-1])
+            sentences = np.split(document.astype(np.int32), sentence_bounds(document, ends)[:-1])
             for number in np.flatnonzero(taken):
-                found += [_closed(sentences[number])] * taken[number]
+                said = sentences[number]
+                found += [said if said[-1] == END else np.append(said, np.int32(END))] * taken[number]
     return [found[place] for place in generator.permutation(count)]
-
-
-def _ends(document: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
-    """The places after which the sentences of a document are over; the last is its length."""
-    is_end = np.isin(document, vocabulary.sentence_ends)
-    is_end[:-1] &= ~is_end[1:]  # of «?!» and <eos> only the last ends a sentence
-    is_end[-1:] = True
-    return np.flatnonzero(is_end) + 1
-
-
-def _closed(sentence: np.ndarray) -> np.ndarray:
-    return sentence if sentence[-1] == END else np.append(sentence, np.int32(END))
 
 
 def expected_sightings(users: Iterable[SyntheticUser], rate: float, rounds: int, layout: Layout | None = None) -> dict[Canary, float]:

@@ -33,15 +33,12 @@ def noise_rows(kind: str, lengths: Sequence[int], strategy: Mapping[str, list[fl
     else:
         pairs = zip(found["decay"], found["scale"], lengths, strict=True)
         columns = [blt_coefficients(decay.tolist(), scale.tolist(), length) for decay, scale, length in pairs]
-    return _blocks(_lower(toeplitz_inverse(column, len(column))) for column in columns)
+    inverses = [toeplitz_inverse(column, len(column)) for column in columns]
+    return _blocks(toeplitz(one, np.zeros(len(one))) for one in inverses)
 
 
 def _blocks(parts: Iterable[np.ndarray]) -> np.ndarray:
     return np.asarray(block_diag(*parts))
-
-
-def _lower(column: np.ndarray) -> np.ndarray:
-    return toeplitz(column, np.zeros(len(column)))
 
 
 def _tree(rows: int, honaker: bool, completed: bool) -> np.ndarray:

@@ -3,6 +3,7 @@ looked for in its model. The ledger's word stands beside both."""
 
 import math
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -33,12 +34,8 @@ class CanaryResults:
 
     def kinds(self) -> list[tuple[int, int, list[Finding]]]:
         """By (n_u, n_e), as in Ramaswamy et al. 2020, Table 4; the best remembered first."""
-        kinds = sorted({(one.canary.users, one.canary.copies) for one in self.findings})
-        return [(users, copies, self._of(users, copies)) for users, copies in kinds]
-
-    def _of(self, users: int, copies: int) -> list[Finding]:
-        mine = (one for one in self.findings if (one.canary.users, one.canary.copies) == (users, copies))
-        return sorted(mine, key=lambda one: one.rank)
+        ranked = sorted(self.findings, key=lambda one: (one.canary.users, one.canary.copies, one.rank))
+        return [(*kind, list(some)) for kind, some in groupby(ranked, lambda one: (one.canary.users, one.canary.copies))]
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,8 @@
 """Does a model know a secret by heart? The Secret Sharer framework (Carlini et al. 2019) as Ramaswamy et al. 2020, §IV-A use it.
 
-Whoever asks knows the first two words of a canary (audit/canaries.py), and has the model.
-
-    random sampling   among continuations drawn at random, how many does the model find as likely as the secret one, or likelier?
-    beam search       is the secret one among the best five that the model itself comes up with?
-
-Both read a canary as what it is, a sentence from its beginning, and look among words alone, as it has no signs in it. What they find is
-known to the model; what they do not find, another attack still may: this is no guarantee.
+Whoever asks knows the first two words of a canary (audit/canaries.py), and has the model. Random sampling: among continuations drawn at
+random, how many does it find as likely as the secret one, or likelier? Beam search: is the secret one among the best five that it comes up
+with itself? What they do not find, another attack still may: this is no guarantee.
 
 The last word of each of two million references takes a softmax over all words. The first two do not: after a prefix there are no more
 first words than words, so the states after them are computed once for a prefix, and kept.
@@ -26,7 +22,7 @@ from taciturn.core import BEGIN, PADDING, WordModel
 from taciturn.data.vocabulary import DataError, Vocabulary
 from taciturn.models.recurrence import Cell
 from taciturn.models.stepping import Recurrent, State, StepWeights, Windowed, step, zero_state
-from taciturn.progress import Progress
+from taciturn.progress import Progress, unwatched
 
 REFERENCES = 2_000_000  # |R|
 WIDTH = 5  # of the beam
@@ -52,24 +48,16 @@ class Finding(NamedTuple):
 
 
 def measure(
-    model: WordModel,
-    vocabulary: Vocabulary,
-    canaries: Sequence[Canary],
-    references: int = REFERENCES,
-    width: int = WIDTH,
-    seed: int = 0,
-    memory: int | None = None,
-    progress: Progress = lambda done, all: None,
+    model: WordModel, vocabulary: Vocabulary, canaries: Sequence[Canary], references: int = REFERENCES, progress: Progress = unwatched
 ) -> list[Finding]:
-    """Both attacks on each canary. `memory` is in bytes, and bounds what is computed at a time."""
+    """Both attacks on each canary."""
     if model.vocabulary != len(vocabulary):
         raise DataError(f"the model knows {model.vocabulary} words, and its word list has {len(vocabulary)}")
     words = canary_words(vocabulary)
-    compared = draw_references(words, references, seed)
-    ranks = random_sampling(model, canaries, compared, memory, progress)
+    ranks = random_sampling(model, canaries, draw_references(words, references, seed=0), progress)
     findings = []
     for canary, rank in zip(canaries, ranks, strict=True):
-        found = beam_search(model, canary.prefix, words, width)
+        found = beam_search(model, canary.prefix, words)
         place = found.index(canary.continuation) + 1 if canary.continuation in found else None
         findings.append(Finding(canary, rank, references, place))
     return findings
@@ -80,18 +68,12 @@ def draw_references(words: np.ndarray, count: int, seed: int) -> np.ndarray:
     return np.random.default_rng([seed, DRAWING_REFERENCES]).choice(words, (count, CONTINUATION)).astype(np.int32)
 
 
-def random_sampling(
-    model: WordModel,
-    canaries: Sequence[Canary],
-    references: np.ndarray,
-    memory: int | None = None,
-    progress: Progress = lambda done, all: None,
-) -> list[int]:
+def random_sampling(model: WordModel, canaries: Sequence[Canary], references: np.ndarray, progress: Progress = unwatched) -> list[int]:
     """The rank of each canary's continuation among the references, the same for all, by log-perplexity after its prefix. One that is as
     likely comes before it, one that is the same is not counted. A broken model (NaN) knows nothing, and the rank is the last."""
     secrets = np.array([canary.continuation for canary in canaries], np.int32).reshape(-1, CONTINUATION)
     # All together, so that the secrets are scored by the same arithmetic as the references.
-    score = scorer(model, np.concatenate([references, secrets]), memory)
+    score = scorer(model, np.concatenate([references, secrets]))
     ranks, prefixes = [0] * len(canaries), list(dict.fromkeys(canary.prefix for canary in canaries))
     for done, prefix in enumerate(prefixes, 1):
         scores, own = np.split(score(prefix), [len(references)])

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from typer import core
+from typer import Option, core
 
 from taciturn.cli import audit, bench, data, demo, evaluate, export, fleet, keyboard, ledger, personalise, plan, pretrain, train, tune
 from taciturn.cli.output import console
@@ -39,9 +39,7 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
-def about(
-    version: Annotated[bool, typer.Option("--version", help="print the version", is_eager=True, callback=_print_version)] = False,
-) -> None:
+def about(version: Annotated[bool, Option("--version", help="print the version", is_eager=True, callback=_print_version)] = False) -> None:
     """Train language models that learn from everyone and repeat no one, with user-level differential privacy.
 
     Example: taciturn demo

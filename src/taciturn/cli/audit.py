@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from taciturn.cli.output import console, group, stages, table
 from taciturn.files import to_json
@@ -21,22 +22,18 @@ audit_app = group("audit", "Look from outside whether models give away more than
 
 @audit_app.command("run")
 def audit(
-    run: Annotated[Path, typer.Argument(help="folder of a run that was trained with --audit N, with [canaries], or both")],
-    references: Annotated[int, typer.Option(min=100, help="random continuations to compare each canary with")] = 2_000_000,
-    json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    run: Annotated[Path, Argument(help="folder of a run that was trained with --audit N, with [canaries], or both")],
+    references: Annotated[int, Option(min=100, help="random continuations to compare each canary with")] = 2_000_000,
+    json_: Annotated[bool, Option("--json", help="print JSON")] = False,
 ) -> None:
     """Look at a run from outside: whether it is as private as it claims, and planted secrets. Writes RUN/audit.png and RUN/audit.json.
 
-    Audit users (train --audit N) sent random directions, and took part if a fair coin fell so. From how well their being in can be told
-    from all that was released follows by how much the noise may be smaller, or reports longer, than is claimed. Where it must be so, the
-    mechanism is broken, and the exit status is 1; to a mechanism that keeps its word that happens once in a thousand audits. Beside the
-    verdict stands what this audit could have seen. It cannot see who was drawn, how often people took part, the last bits of what was
-    released, or whether one user's report depends on another's: docs/audit.md says which tests do.
+    Audit users (train --audit N) sent random directions, if a fair coin fell so. How well that can be told from all that was released
+    bounds how much smaller the noise is than claimed. Where it must be smaller, the exit status is 1: to a mechanism that keeps its word,
+    once in a thousand audits. docs/audit.md says what an audit cannot see.
 
-    A canary is five random words that synthetic users shared in the training (Ramaswamy et al. 2020, Table 4). Rank: how many of the random
-    continuations of its first two words the model finds as likely as the real one, or likelier; 1 means it knows it by heart. Beam search:
-    how many canaries are among the five best continuations that the model itself finds. A guarantee is about what one user alone had;
-    what many share is no secret.
+    A canary is five random words that synthetic users shared (Ramaswamy et al. 2020, Table 4). Rank: how many random continuations of its
+    first two words the model finds as likely as the real one, or likelier. Beam search: how many canaries are among its five best.
 
     Example: taciturn train recipe.toml --audit 1000 --set canaries.text=speeches --run runs/watched; taciturn audit run runs/watched
     """
@@ -143,36 +140,18 @@ def _print_canaries(canaries: "CanaryResults") -> None:
 def _json(run: Path, found: "AuditReport") -> dict[str, Any]:
     from taciturn.audit.one_run import LIKELY
 
-    content: dict[str, Any] = {
-        "run": str(run),
-        "epsilon": found.guarantee.epsilon,
-        "delta": found.guarantee.delta,
-        "accuracy_top1": found.scores["accuracy_top1"].value,
-    }
+    claimed, top1 = found.guarantee, found.scores["accuracy_top1"].value
+    content: dict[str, Any] = {"run": str(run), "epsilon": claimed.epsilon, "delta": claimed.delta, "accuracy_top1": top1}
     if found.membership:
-        membership = found.membership
-        content["audit"] = {
-            "delta": membership.delta,
-            "turns": membership.turns,
-            "claimed_epsilon": membership.epsilon(),
-            "epsilon": membership.epsilon(membership.audit.times),
-            "epsilon_at_least": membership.epsilon(membership.audit.times_at_least),
-            "mu_of_the_whole_claim": membership.whole,
-            "refuted": membership.audit.refuted,
-            **membership.audit._asdict(),
-            "caught": dict(zip(map(str, LIKELY), membership.audit.caught, strict=True)),
-        }
+        one, audit = found.membership, found.membership.audit
+        times = {"claimed_epsilon": 1.0, "epsilon": audit.times, "epsilon_at_least": audit.times_at_least}
+        content["audit"] = {"delta": one.delta, "turns": one.turns, **{name: one.epsilon(value) for name, value in times.items()}}
+        content["audit"] |= {"mu_of_the_whole_claim": one.whole, "refuted": audit.refuted, **audit._asdict()}
+        content["audit"]["caught"] = dict(zip(map(str, LIKELY), audit.caught, strict=True))
     if found.canaries:
         content["canaries"] = [
-            {
-                "users": one.canary.users,
-                "copies": one.canary.copies,
-                "rank": one.rank,
-                "references": one.references,
-                "exposure": one.exposure,
-                "seen": found.canaries.seen[one.canary],
-                "beam_search": one.place,
-            }
+            {"users": one.canary.users, "copies": one.canary.copies, "rank": one.rank, "references": one.references}
+            | {"exposure": one.exposure, "seen": found.canaries.seen[one.canary], "beam_search": one.place}
             for one in found.canaries.findings
         ]
     return content
@@ -180,12 +159,12 @@ def _json(run: Path, found: "AuditReport") -> dict[str, Any]:
 
 @audit_app.command()
 def tails(
-    model: Annotated[Path, typer.Argument(help="a run or model, trained with some user")],
-    other: Annotated[list[Path], typer.Argument(help="the same without that user; of several, the largest ε counts")],
-    samples: Annotated[int, typer.Option(min=100, help="texts of ten words")] = 30_000,
-    delta: Annotated[list[float] | None, typer.Option(help="δ (default: 1e-4, 1e-5, 1e-6)")] = None,
-    figure: Annotated[Path | None, typer.Option(help="a picture of the tail of the last pair")] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    model: Annotated[Path, Argument(help="a run or model, trained with some user")],
+    other: Annotated[list[Path], Argument(help="the same without that user; of several, the largest ε counts")],
+    samples: Annotated[int, Option(min=100, help="texts of ten words")] = 30_000,
+    delta: Annotated[list[float] | None, Option(help="δ (default: 1e-4, 1e-5, 1e-6)")] = None,
+    figure: Annotated[Path | None, Option(help="a picture of the tail of the last pair")] = None,
+    seed: Annotated[int, Option(min=0)] = 0,
 ) -> None:
     """Estimate how much one user moves a model: an estimate, never a guarantee (Popov et al. 2018, §3).
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Option
 
 from taciturn.cli.output import console, table
 from taciturn.names import Precision
@@ -12,14 +12,12 @@ if TYPE_CHECKING:
 
 
 def bench(
-    users: Annotated[int | None, typer.Option(min=2, help="a round (default: 20 on a CPU, 1,000 on an accelerator)")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="of each kind, of which the best counts")] = 3,
-    precision: Annotated[Precision | None, typer.Option(help="(default: float32 on a CPU, mixed on an accelerator)")] = None,
-    against: Annotated[
-        Literal["torch"] | None, typer.Option(help="also run a plain PyTorch program, for a ratio from the same run")
-    ] = None,
-    torch_python: Annotated[str, typer.Option(help="a Python that has PyTorch (default: this one)")] = "",
-    json_: Annotated[bool, typer.Option("--json", help="print JSON; users_per_s is the paper round's")] = False,
+    users: Annotated[int | None, Option(min=2, help="a round (default: 20 on a CPU, 1,000 on an accelerator)")] = None,
+    rounds: Annotated[int, Option(min=1, help="of each kind, of which the best counts")] = 3,
+    precision: Annotated[Precision | None, Option(help="(default: float32 on a CPU, mixed on an accelerator)")] = None,
+    against: Annotated[Literal["torch"] | None, Option(help="also run a plain PyTorch program, for a ratio from the same run")] = None,
+    torch_python: Annotated[str, Option(help="a Python that has PyTorch (default: this one)")] = "",
+    json_: Annotated[bool, Option("--json", help="print JSON; users_per_s is the paper round's")] = False,
 ) -> None:
     """Measure how fast this machine trains: the paper round (LSTM 1.35M, 1,600 tokens a user), Gboard's CIFG 2.4M, noise, accounting.
 

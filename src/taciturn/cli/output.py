@@ -1,5 +1,6 @@
 """What the commands print with: one console, progress bars, tables, and figures in words."""
 
+import functools
 import math
 import os
 import sys
@@ -9,16 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from taciturn.privacy.figures import epsilon_text
@@ -30,6 +22,7 @@ if TYPE_CHECKING:
     from taciturn.runs.loop import TrainedRun
 
 console = Console(highlight=False)
+say = functools.partial(console.print, soft_wrap=True)  # one line, however wide the terminal
 BLOCKS = " ▏▎▍▌▋▊▉█"
 SPECS = {"loss": ".2f", "perplexity": ".2f", "words_per_minute": ".1f"}  # all other metrics are shares
 
@@ -51,19 +44,13 @@ def comparison(names: Mapping[str, str], measured: "Sequence[Sums]") -> Table:
     """One model's metrics with their intervals, or those of two and the relative change, bold where the interval excludes no change."""
     made = table("", *(["value ± 95 %"] if len(measured) == 1 else ["A ± 95 %", "B ± 95 %", "B over A, relative"]))
     for metric, name in names.items():
-        cells, style = [interval_text(metric, one[metric]) for one in measured], None
+        cells, style = [f"{one[metric]:{SPECS.get(metric, '.2%')}}" for one in measured], None
         if len(measured) == 2:
             change = measured[1].change_from(measured[0], metric)
             cells.append(change_text(change))
             style = "bold" if abs(change.value) > change.margin else "dim"
         made.add_row(name, *cells, style=style)
     return made
-
-
-def interval_text(metric: str, interval: "Interval") -> str:
-    """A metric with its 95 % interval, which a single user does not have."""
-    spec = SPECS.get(metric, ".2%")
-    return f"{interval:{spec}}" if math.isfinite(interval.margin) else f"{interval.value:{spec}}"
 
 
 def change_text(change: "Interval") -> str:
@@ -75,7 +62,7 @@ def print_finished(finished: "TrainedRun") -> None:
     """What a training came to: why it stopped early, its guarantee, and how good the model is."""
     if finished.stopped:
         console.print(f"Stopped: {finished.stopped}.\n", style="yellow")
-    console.print((finished.folder / "guarantee.txt").read_text(), soft_wrap=True)
+    say((finished.folder / "guarantee.txt").read_text())
     if finished.recipe.privacy.noise_multiplier is not None:
         console.print(f"Noise multiplier {finished.recipe.privacy.noise_multiplier:g}")
     if finished.clip_estimate is not None:
@@ -159,14 +146,8 @@ def stages() -> Iterator[StageProgress]:
     begin = (SpinnerColumn(), TextColumn("{task.description:<14}"), BarColumn(bar_width=30))
     end, hidden = (TaskProgressColumn(), TimeRemainingColumn()), not console.is_terminal
     with Progress(*begin, *end, console=console, transient=True, disable=hidden) as progress:
-        tasks: dict[str, TaskID] = {}
-
-        def show(stage: str, done: int, all: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = progress.add_task(stage)
-            progress.update(tasks[stage], completed=done, total=all)
-
-        yield show
+        task = functools.cache(progress.add_task)
+        yield lambda stage, done, all: progress.update(task(stage), completed=done, total=all)
 
 
 def histogram_line(share: float, width: int = 40) -> str:

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
-from taciturn.cli.output import bar, change_text, console, table
+from taciturn.cli.output import bar, change_text, console, say, table
 
 if TYPE_CHECKING:
     from taciturn.keyboard.personal_model import Personal
@@ -14,16 +14,14 @@ MANY_UNKNOWN = 0.3  # of all words: then it may be another language
 
 
 def personalise(
-    model: Annotated[Path, typer.Argument(help="a run, an export, a pretrained or a personal model")],
-    text: Annotated[Path, typer.Argument(help="file of one person's messages: .txt, one a line, or a table as for `data build`")],
-    out: Annotated[Path, typer.Option(help="new folder for the personal model")],
-    epochs: Annotated[int, typer.Option(min=1, help="how often the text is read")] = 2,
-    learning_rate: Annotated[float, typer.Option(min=0.0)] = 0.25,
-    general: Annotated[Path | None, typer.Option(help="public text (`data public`) to rehearse, so that general language is kept")] = None,
-    user_share: Annotated[
-        float, typer.Option(min=0.05, max=1.0, help="λ, with --general: the person's share of what is learned from")
-    ] = 0.5,
-    delete_text: Annotated[bool, typer.Option("--delete-text", help="delete the text once the personal model is on disk")] = False,
+    model: Annotated[Path, Argument(help="a run, an export, a pretrained or a personal model")],
+    text: Annotated[Path, Argument(help="file of one person's messages: .txt, one a line, or a table as for `data build`")],
+    out: Annotated[Path, Option(help="new folder for the personal model")],
+    epochs: Annotated[int, Option(min=1, help="how often the text is read")] = 2,
+    learning_rate: Annotated[float, Option(min=0.0)] = 0.25,
+    general: Annotated[Path | None, Option(help="public text (`data public`) to rehearse, so that general language is kept")] = None,
+    user_share: Annotated[float, Option(min=0.05, max=1.0, help="λ, with --general: the person's share of what is learned from")] = 0.5,
+    delete_text: Annotated[bool, Option("--delete-text", help="delete the text once the personal model is on disk")] = False,
 ) -> None:
     """Train a model on one person's own text, for that person alone.
 
@@ -40,13 +38,12 @@ def personalise(
     with bar("personalising", "steps") as show:
         done = personalise(model, text, out, learning, delete_text, lambda steps, all: show(steps, all, ""))
     _print_change(done)
-    console.print(
+    say(
         f"{out / 'model.safetensors'}: personal, learned from {done.messages - done.held_out:,} messages; it may repeat them, so it stays "
-        f"on this device. Type with it: taciturn keyboard open {out}",
-        soft_wrap=True,
+        f"on this device. Type with it: taciturn keyboard open {out}"
     )
     if delete_text:
-        console.print(f"{text} is deleted.", soft_wrap=True)
+        say(f"{text} is deleted.")
 
 
 def _print_change(done: "Personal") -> None:
@@ -54,9 +51,7 @@ def _print_change(done: "Personal") -> None:
     for reason, count in done.left_out.items():
         console.print(f"Left out: {reason}: {count:,}")
     if done.unknown > MANY_UNKNOWN * done.words:
-        console.print(
-            f"{done.unknown / done.words:.0%} of the words are unknown to the model: is it of the text's language?", style="yellow"
-        )
+        console.print(f"{done.unknown / done.words:.0%} of the words are unknown to the model: is it of this language?", style="yellow")
     title = f"On the last {done.held_out:,} messages, which were not trained on"
     shown = table("", "before", "after", "change ± 95 %", title=title)
     for metric, name, spec in (("perplexity", "perplexity", ".1f"), ("accuracy_top1", "AccuracyTop1", ".2%")):

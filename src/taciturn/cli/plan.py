@@ -1,12 +1,11 @@
 """`taciturn plan`: what a guarantee would take."""
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Option
 
-from taciturn.cli.output import console, table
+from taciturn.cli.output import console, say, table
 from taciturn.files import to_json
 from taciturn.names import AccountantName, MechanismName
 from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
@@ -14,38 +13,25 @@ from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 if TYPE_CHECKING:
     from taciturn.planning import Answer, Question
 
-GOALS = (500, 1_000, 2_500, 6_500)
-
 
 def plan(
-    population: Annotated[int, typer.Option(min=1, help="N: users there are, as publicly known")],
-    rounds: Annotated[int, typer.Option(min=1, help="T")],
-    report_goal: Annotated[int, typer.Option(min=1, help="m: users a round")],
-    delta: Annotated[float | None, typer.Option(help="(default: 1/N², at least 1e-15)")] = None,
-    noise_multiplier: Annotated[float | None, typer.Option(help="z; or ask for one of the next two")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="target")] = None,
-    rho: Annotated[float | None, typer.Option(help="target, of zCDP")] = None,
-    min_separation: Annotated[
-        int | None, typer.Option(min=0, help="MinS: rounds between two turns of a user (default: all that N, m allow)")
-    ] = None,
-    timer_hours: Annotated[
-        float | None, typer.Option(help="in place of MinS: a device's rest after an upload, tried on a simulated fleet")
-    ] = None,
-    max_participations: Annotated[int | None, typer.Option(min=1, help="MaxP (default: all that T and MinS allow)")] = None,
-    mechanism: Annotated[Literal[MechanismName, "all"], typer.Option(help="noise and sampling")] = "all",
+    population: Annotated[int, Option(min=1, help="N: users there are, as publicly known")],
+    rounds: Annotated[int, Option(min=1, help="T")],
+    report_goal: Annotated[int, Option(min=1, help="m: users a round")],
+    delta: Annotated[float | None, Option(help="(default: 1/N², at least 1e-15)")] = None,
+    noise_multiplier: Annotated[float | None, Option(help="z; or ask for one of the next two")] = None,
+    epsilon: Annotated[float | None, Option(help="target")] = None,
+    rho: Annotated[float | None, Option(help="target, of zCDP")] = None,
+    min_separation: Annotated[int | None, Option(min=0, help="MinS: rounds between a user's turns (default: all that N, m allow)")] = None,
+    timer_hours: Annotated[float | None, Option(help="in place of MinS: a device's rest after an upload, on a simulated fleet")] = None,
+    max_participations: Annotated[int | None, Option(min=1, help="MaxP (default: all that T and MinS allow)")] = None,
+    mechanism: Annotated[Literal[MechanismName, "all"], Option(help="noise and sampling")] = "all",
     accountant: AccountantName = "pld",
-    extrapolate: Annotated[bool, typer.Option("--extrapolate", help="the same σ with larger report goals and populations")] = False,
     grow_to_rho: Annotated[
-        float | None,
-        typer.Option(
-            help="--report-goal and --noise-multiplier worked in a small trial: raise both together until ρ falls to this; choose a timer"
-        ),
+        float | None, Option(help="raise goal and noise of a trial together until ρ falls to this; choose a timer")
     ] = None,
-    largest_goal: Annotated[
-        int, typer.Option(min=1, help="with --grow-to-rho: the most reports a round that your servers can handle")
-    ] = 20_000,
-    figure: Annotated[Path | None, typer.Option(help="draw ρ against users, rounds, report goal and separation (PNG)")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    largest_goal: Annotated[int, Option(min=1, help="with --grow-to-rho: the most reports a round that your servers can handle")] = 20_000,
+    json_: Annotated[bool, Option("--json", help="print JSON")] = False,
 ) -> None:
     """Work out what a guarantee would take: noise, separation, ρ and ε, for every mechanism. Nothing is trained, no text is touched.
 
@@ -77,11 +63,6 @@ def plan(
         print(_json(question, answers))
         return
     _print_answers(question, answers)
-    if extrapolate:
-        _print_extrapolated(question, "honaker" if mechanism == "all" else mechanism)
-    if figure:
-        planning.draw(question, figure)
-        console.print(f"{figure}: ρ against users, rounds, report goal and separation")
 
 
 def _separation_by_timer(population: int, rounds: int, report_goal: int, timer_hours: float, quiet: bool) -> int | None:
@@ -118,23 +99,11 @@ def _print_answers(question: "Question", answers: "list[Answer]") -> None:
     console.print(shown)
 
 
-def _print_extrapolated(question: "Question", mechanism: MechanismName) -> None:
-    from taciturn.planning import extrapolated
-
-    title = f"Extrapolated, not trained: the same σ, {mechanism}"
-    shown = table("users", "report goal", "noise multiplier", "ρ", "ε", title=title)
-    for people, goal, one in extrapolated(question, mechanism, tuple(sorted({question.report_goal, *GOALS}))):
-        shown.add_row(f"{people:,}", f"{goal:,}", *_cost(one))
-    console.print(shown)
-
-
 def _print_grown(trial: "Question", target: float, largest_goal: int, mechanism: MechanismName, as_json: bool) -> None:
     from taciturn.planning import PlanError, grown
 
     if mechanism in ("poisson", "cyclic-poisson"):
-        raise PlanError(
-            f"{mechanism} needs a curator that draws cohorts, where a fleet's devices come by a timer; choose another mechanism"
-        )
+        raise PlanError(f"{mechanism} needs a curator that draws cohorts, where a fleet's devices come by a timer: choose another")
     with console.status("") as status:
         found = grown(trial, target, largest_goal, mechanism, status.update)
     question, answer, came = found.question, found.answer, found.came
@@ -143,21 +112,19 @@ def _print_grown(trial: "Question", target: float, largest_goal: int, mechanism:
         goal = {"report_goal": question.report_goal, "timer_hours": found.timer_hours, "days": came.hours / 24}
         print(to_json({**claim, **goal, "more_noise": found.more_noise, "answer": asdict(answer)}))
         return
-    console.print(
+    say(
         f"{question.report_goal:,} reports a round with a noise multiplier of {answer.noise_multiplier:.3g} ({mechanism}), and a timer of "
         f"{found.timer_hours} hours on every device.\n"
         f"In a simulated fleet, whose devices train while they charge at night: {question.rounds:,} rounds in "
         f"{came.hours / 24:.0f} days, at least {question.separation} rounds between two turns of a device, at most "
         f"{question.participations} turns. ρ = {rho_text(answer.rho)}, ε = {epsilon_text(answer.epsilon)} at δ = "
-        f"{delta_text(question.at_delta)}.",
-        soft_wrap=True,
+        f"{delta_text(question.at_delta)}."
     )
     if found.more_noise > 1.001:
-        console.print(
+        say(
             f"The noise on the average is {found.more_noise:.2f} times what was tried, since {question.report_goal:,} reports and this "
             "rest do not come to that ρ: expect a worse model, or allow more reports (--largest-goal), fewer rounds or a larger ρ.",
             style="yellow",
-            soft_wrap=True,
         )
 
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
-from taciturn.cli.output import bar, console, leave_interrupted, table
+from taciturn.cli.output import bar, console, leave_interrupted, say, table
 from taciturn.names import Precision
 
 if TYPE_CHECKING:
@@ -15,29 +15,23 @@ if TYPE_CHECKING:
 
 
 def pretrain(
-    corpus: Annotated[Path, typer.Argument(help="folder made by `taciturn data public`")],
-    out: Annotated[Path, typer.Option(help="folder for model.safetensors and pretraining.json")],
+    corpus: Annotated[Path, Argument(help="folder made by `taciturn data public`")],
+    out: Annotated[Path, Option(help="folder for model.safetensors and pretraining.json")],
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="at most; the learning rate falls over all of them (default: 3 to 10, more for less text)")
+        int | None, Option(min=1, help="at most; the rate falls over all of them (default: 3 to 10, more for less text)")
     ] = None,
-    set: Annotated[list[str] | None, typer.Option(help="model setting as in the recipe to follow: kind=cifg, width=64")] = None,
-    start: Annotated[
-        Path | None, typer.Option(help="a model of public text to go on from; taciturn:english comes with the package")
-    ] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="pieces of text a step (default: 32 to 1024, by the text's size)")] = None,
-    unroll: Annotated[int, typer.Option(min=1, help="tokens predicted in a row: the length of a piece")] = 20,
+    set: Annotated[list[str] | None, Option(help="model setting as in the recipe to follow: kind=cifg, width=64")] = None,
+    start: Annotated[Path | None, Option(help="a model of public text to go on from; taciturn:english comes with the package")] = None,
+    batch_size: Annotated[int | None, Option(min=1, help="pieces of text a step (default: 32 to 1024, by the text's size)")] = None,
+    unroll: Annotated[int, Option(min=1, help="tokens predicted in a row: the length of a piece")] = 20,
     learning_rate: Annotated[
-        float | None, typer.Option(min=1e-9, help="Adam's, at its highest (default: 0.012 for lstm, else 0.003 to 0.007 by the batch)")
+        float | None, Option(min=1e-9, help="Adam's, at its highest (default: 0.003 to 0.012 by kind and batch)")
     ] = None,
-    precision: Annotated[Precision, typer.Option(help="of matrix products; mixed takes them in bfloat16")] = "float32",
-    held_out: Annotated[
-        float, typer.Option(min=0.0, max=0.5, help="share of documents to measure with after each epoch; at least one")
-    ] = 0.02,
-    patience: Annotated[int, typer.Option(min=1, help="stop after so many epochs in a row without a better one; the best is written")] = 2,
-    seed: Annotated[int, typer.Option(min=0, help="the same seed gives the same model, on machines of one kind")] = 0,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="go on with what was interrupted; all else as in the command that began it")
-    ] = False,
+    precision: Annotated[Precision, Option(help="of matrix products; mixed takes them in bfloat16")] = "float32",
+    held_out: Annotated[float, Option(min=0.0, max=0.5, help="share of documents to measure with after each epoch; at least one")] = 0.02,
+    patience: Annotated[int, Option(min=1, help="stop after so many epochs in a row without a better one; the best is written")] = 2,
+    seed: Annotated[int, Option(min=0, help="the same seed gives the same model, on machines of one kind")] = 0,
+    resume: Annotated[bool, Option("--resume", help="go on with what was interrupted; all else as in the command that began it")] = False,
 ) -> None:
     """Train a model on public text, to start private training from. Costs no privacy.
 
@@ -51,10 +45,7 @@ def pretrain(
     settings = model_settings(set or [])
     schedule = Schedule(epochs or 0, batch_size or 0, unroll, learning_rate or 0.0, precision, held_out, patience, seed)
     _print_epochs(watched(corpus, settings, schedule, out, resume, start))
-    console.print(
-        f"{out / 'model.safetensors'}: {settings.kind}, width {settings.width}; start from it with --set model.warm_start={out}",
-        soft_wrap=True,
-    )
+    say(f"{out / 'model.safetensors'}: {settings.kind}, width {settings.width}; start from it with --set model.warm_start={out}")
 
 
 def watched(
@@ -72,20 +63,20 @@ def watched(
 
     public = PublicCorpus.load(corpus)
     if resume and not (out / CHECKPOINT).exists():
-        console.print(f"No epoch is saved in {out}: this begins with the first", soft_wrap=True)
+        say(f"No epoch is saved in {out}: this begins with the first")
     try:
         with bar("pretraining", "steps") as show:
+
+            def progress(done: int, all: int, pace: "Pace") -> None:
+                after = "" if pace.perplexity is None else f"  held-out perplexity {pace.perplexity:.1f}"
+                show(done, all, f"{pace.tokens_per_second:,.0f} tokens/s  loss {pace.loss:.3f}{after}")
+
             show(0, None, "compiling")
-            return pretrained(public, settings, schedule, out, lambda done, all, pace: show(done, all, _note(pace)), resume, start)
+            return pretrained(public, settings, schedule, out, progress, resume, start)
     except KeyboardInterrupt:
         saved = (out / CHECKPOINT).exists()
         kept = "The epochs that are done are kept" if saved else "No epoch was done yet, so nothing is kept"
         leave_interrupted(f"{kept}; go on with {again}")
-
-
-def _note(pace: "Pace") -> str:
-    after = "" if pace.perplexity is None else f"  held-out perplexity {pace.perplexity:.1f}"
-    return f"{pace.tokens_per_second:,.0f} tokens/s  loss {pace.loss:.3f}{after}"
 
 
 def _print_epochs(finished: "Pretrained") -> None:
@@ -98,6 +89,6 @@ def _print_epochs(finished: "Pretrained") -> None:
         shown.add_row(str(one.epoch), *measured, f"{one.tokens_per_second:,.0f}", style=style)
     console.print(shown)
     if finished.stopped:
-        console.print(f"Stopped early, {finished.stopped}.", style="yellow", soft_wrap=True)
+        say(f"Stopped early, {finished.stopped}.", style="yellow")
     if finished.best != finished.epochs[-1]:
         console.print(f"The best was epoch {finished.best.epoch}, and it is what was written.")

@@ -5,45 +5,31 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from taciturn.cli.output import console, leave_interrupted, print_finished, training_bar
+from taciturn.cli.output import console, leave_interrupted, print_finished, say, training_bar
 from taciturn.privacy.figures import delta_text, epsilon_text
 
 if TYPE_CHECKING:
     from taciturn.runs.loop import TrainedRun
 
-Settings = Annotated[list[str] | None, typer.Option(help="section.key=value, wins over the recipe; may be repeated")]
+Settings = Annotated[list[str] | None, Option(help="section.key=value, wins over the recipe; may be repeated")]
 
 
 def train(
-    what: Annotated[
-        Path | None,
-        typer.Argument(metavar="[RECIPE|PEOPLE]", help="a recipe in TOML, or a folder of people and --epsilon; not needed with --resume"),
-    ] = None,
-    run: Annotated[Path | None, typer.Option(help="folder of the run (default: runs/NAME-N)")] = None,
-    epsilon: Annotated[float | None, typer.Option(min=0.01, max=100.0, help="with PEOPLE: the ε to promise each of them")] = None,
-    users: Annotated[
-        int | None, typer.Option(min=20, help="with PEOPLE: how many there are, as publicly stated (default: their number, rounded down)")
-    ] = None,
-    public: Annotated[
-        Path | None,
-        typer.Option(
-            help="with PEOPLE: public text to learn first (from `taciturn data public`), or a model of it (from `taciturn pretrain`)"
-        ),
-    ] = None,
+    what: Annotated[Path | None, Argument(metavar="[RECIPE|PEOPLE]", help="a recipe in TOML, or a folder of people and --epsilon")] = None,
+    run: Annotated[Path | None, Option(help="folder of the run (default: runs/NAME-N)")] = None,
+    epsilon: Annotated[float | None, Option(min=0.01, max=100.0, help="with PEOPLE: the ε to promise each of them")] = None,
+    users: Annotated[int | None, Option(min=20, help="with PEOPLE: how many, as publicly stated (default: counted, rounded down)")] = None,
+    public: Annotated[Path | None, Option(help="with PEOPLE: public text to learn first (`data public`), or a model (`pretrain`)")] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=1.0, max=100_000.0, help="with PEOPLE: time allowed, not counting --public (default: 30)")
+        float | None, Option(min=1, max=100_000, help="with PEOPLE: time allowed, --public not counted (default: 30)")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="with PEOPLE: write the recipe and stop")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="with PEOPLE: write the recipe and stop")] = False,
     set: Settings = None,
-    audit: Annotated[
-        int | None, typer.Option(help="add N made-up users, by whom `taciturn audit run` tests the claim (audit.users)")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on with a run that was interrupted")] = False,
-    engine: Annotated[
-        str | None, typer.Option(help="ray, to train on a Ray cluster of this machine's own; or ray:ADDRESS, to train on another")
-    ] = None,
+    audit: Annotated[int | None, Option(help="add N made-up users, by whom `taciturn audit run` tests the claim (audit.users)")] = None,
+    resume: Annotated[bool, Option("--resume", help="go on with a run that was interrupted")] = False,
+    engine: Annotated[str | None, Option(help="ray, to train on a Ray cluster of this machine's own; or ray:ADDRESS, on another")] = None,
 ) -> None:
     """Train a model from a recipe. Or name a folder of people and an ε, and Taciturn chooses the settings.
 
@@ -63,10 +49,8 @@ def train(
     from taciturn.runs.folder import RunError
     from taciturn.runs.loop import resume_run, train_run
 
-    for_people = [
-        f"--{name}" for name, given in (("epsilon", epsilon), ("users", users), ("public", public), ("minutes", minutes)) if given
-    ]
-    for_people += ["--dry-run"] if dry_run else []
+    given = {"--epsilon": epsilon, "--users": users, "--public": public, "--minutes": minutes, "--dry-run": dry_run}
+    for_people = [name for name, value in given.items() if value]
     if resume:
         if run is None:
             raise RunError("name the run to go on with: taciturn train --resume --run DIR")
@@ -115,12 +99,11 @@ def _chosen(people: Path, epsilon: float, users: int | None, public: Path | None
     title = f"Worked out for {people} at ε = {epsilon_text(epsilon)}, in {minutes:g} minutes; docs/choosing.md says what its rules rest on"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, commented_toml(chosen.choices, title).encode())
-    console.print(
+    say(
         f"{task.users:,} people{'' if users else ' (rounded down; say another number with --users)'}, ε = {epsilon_text(epsilon)} at δ = "
         f"{delta_text(task.delta)}. This machine trains {task.users_per_second:,.0f} of them a second.\n"
         f"{plan.rounds} rounds of {plan.cohort:,}, noise multiplier {plan.noise_multiplier:.2f}, server rate {plan.server_rate:g}: about "
-        f"{task.duration(plan.rounds, plan.cohort) / 60:.0f} minutes of training.\n{path}: the recipe, with the reason for each choice",
-        soft_wrap=True,
+        f"{task.duration(plan.rounds, plan.cohort) / 60:.0f} minutes of training.\n{path}: the recipe, with the reason for each choice"
     )
     return path
 

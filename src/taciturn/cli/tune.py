@@ -3,19 +3,17 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from taciturn.cli.output import bar, console, leave_interrupted, table
+from taciturn.cli.output import bar, console, leave_interrupted, say, table
 from taciturn.privacy.figures import epsilon_text
 
 
 def tune(
-    recipe: Annotated[Path, typer.Argument(help="a recipe in TOML")],
-    on: Annotated[Path, typer.Option(help="public text, a folder made by `taciturn data public`")],
-    try_: Annotated[list[str], typer.Option("--try", help="section.key=value,value,…; may be repeated: every value with every other")],
-    out: Annotated[Path, typer.Option(help="folder for the made-up users and the runs; the same again goes on with a sweep")] = Path(
-        "tuning"
-    ),
+    recipe: Annotated[Path, Argument(help="a recipe in TOML")],
+    on: Annotated[Path, Option(help="public text, a folder made by `taciturn data public`")],
+    try_: Annotated[list[str], Option("--try", help="section.key=value,value,…; may be repeated: every value with every other")],
+    out: Annotated[Path, Option(help="folder for the made-up users and the runs; the same again goes on with a sweep")] = Path("tuning"),
 ) -> None:
     """Try out settings on made-up users who are given public text. It costs no privacy: choose settings here, then train on people.
 
@@ -37,4 +35,4 @@ def tune(
         shown.add_row("\n".join(one.settings), *figures, style="bold" if number == 0 else None)
     console.print(shown)
     settings = " ".join(f"--set {setting}" for setting in trials[0].settings)
-    console.print(f"With the best of them on people: taciturn train {recipe} {settings}", soft_wrap=True)
+    say(f"With the best of them on people: taciturn train {recipe} {settings}")

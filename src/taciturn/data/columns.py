@@ -44,13 +44,9 @@ class Columns:
                 raise SourceError(f"{path} has two columns named {chosen}; rename one")
             if named not in names and (named or not present):
                 # Without a line of names, what stands in their place is somebody's text: it is not repeated.
-                known = any(name in names for all in USUAL.values() for name in all) or any(
-                    getattr(self, other) in names for other in USUAL
-                )
+                known = any(name in names for all in USUAL.values() for name in all) or any(getattr(self, one) in names for one in USUAL)
                 listed = f"its columns are {', '.join(names)}" if known else f"nor any usual name among its {len(names)} columns"
-                raise SourceError(
-                    f"{path} has no column {named or usual[0]}; {listed}: say which one holds the {role} with --{role}-column"
-                )
+                raise SourceError(f"{path} has no column {named or usual[0]}; {listed}: say which holds the {role} with --{role}-column")
             found[role] = named or present[0]
         missing = [name for name in self.sensitive if name not in names]
         if missing:

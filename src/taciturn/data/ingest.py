@@ -13,7 +13,7 @@ import tempfile
 import unicodedata
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ from taciturn.data.sources import Source
 from taciturn.data.texts import SHARD_TOKENS, token_type
 from taciturn.data.users import user_id
 from taciturn.data.vocabulary import DataError, Vocabulary
-from taciturn.progress import StageProgress
+from taciturn.progress import StageProgress, unwatched
 
 SMALL = 2**23  # bytes of sources for which other processes are not worth starting
 LONGEST_WORD = 100  # characters for each token that a user may have: no more of a message is looked at
@@ -79,7 +79,7 @@ def ingest(
     folder: Path,
     rules: Rules,
     opt_outs: Iterable[str] = (),
-    progress: StageProgress = lambda what, done, all: None,
+    progress: StageProgress = unwatched,
     shard_tokens: int = SHARD_TOKENS,
     same_people_as: Path | None = None,
 ) -> Population:
@@ -164,7 +164,8 @@ class _Tokenizer:
         columns = (piece.column(name).to_pylist() for name in ("id", "position", "user", "text"))
         for (user, position), rows in groupby(zip(*columns, strict=True), key=lambda row: row[:2]):
             spelled, messages = zip(*((row[2].strip(), row[3]) for row in rows), strict=True)
-            if sum(map(len, messages)) > grouping.MOST_OF_ONE_USER // 4 and _bytes(messages) > grouping.MOST_OF_ONE_USER:
+            too_long = sum(map(len, messages)) > grouping.MOST_OF_ONE_USER // 4
+            if too_long and sum(len(message.encode()) for message in messages) > grouping.MOST_OF_ONE_USER:
                 tally[f"left out: {grouping.too_much()}"] += 1
                 continue
             hashed = hashed_id(self._salt, user)
@@ -210,13 +211,11 @@ class _Tokenizer:
         return tokens
 
 
-def _bytes(messages: Iterable[str]) -> int:
-    return sum(len(message.encode()) for message in messages)
-
-
 def _in_order(files: list[Path]) -> pa.Table:
     """The rows of some files, users by position, messages by time or else by a hash of their text."""
     rows = pa.Table.from_batches(read_batches(*files), grouping.DEALT)
+    for file in files:
+        file.unlink()  # a disk holds the text once while it is sorted
     rows = rows.append_column("number", pa.array(np.arange(len(rows))))
     with duckdb.connect(config={"threads": 1, "memory_limit": "1GB"}) as database:
         database.register("rows", rows)
@@ -239,36 +238,22 @@ def _tokenize(files: list[Path]) -> _Users:
 
 
 def _mapped(tokenizer: _Tokenizer, packs: Iterable[list[Path]], size: int) -> Iterator[_Users]:
-    """Tokenise on every core, in order, a few packs of files ahead; they are removed when they are done."""
+    """Tokenise on every core, in order, a few packs of files ahead."""
     processes = len(os.sched_getaffinity(0))
     if size < SMALL or processes == 1:
-        for pack in packs:
-            yield tokenizer(pack)
-            _remove(pack)
+        yield from map(tokenizer, packs)
         return
     with ProcessPoolExecutor(processes, get_context("spawn"), _start, (tokenizer,)) as pool:
-        ahead: deque[tuple[list[Path], Any]] = deque()
-
-        def first() -> _Users:
-            pack, result = ahead.popleft()
-            users = result.result()
-            _remove(pack)
-            return users
-
+        ahead: deque[Future[_Users]] = deque()
         try:
             for pack in packs:
-                ahead.append((pack, pool.submit(_tokenize, pack)))
+                ahead.append(pool.submit(_tokenize, pack))
                 if len(ahead) > 2 * processes:
-                    yield first()
+                    yield ahead.popleft().result()
             while ahead:
-                yield first()
+                yield ahead.popleft().result()
         except BrokenProcessPool:
             raise DataError("a tokenising process was killed, most likely for want of memory; nothing was changed") from None
-
-
-def _remove(files: list[Path]) -> None:
-    for file in files:
-        file.unlink()
 
 
 def _write(writer: PopulationWriter, users: _Users) -> None:

@@ -43,18 +43,21 @@ class Sentences:
     ends: tuple[int, ...]  # the words after which a sentence is over
 
     def pieces(self, tokens: np.ndarray, most: int | None = None) -> np.ndarray:
-        is_end = np.zeros(len(tokens), bool)
-        for end in self.ends:
-            is_end |= tokens == end
-        is_end[:-1] &= ~is_end[1:]  # of «?!» and <eos> only the last ends a sentence
-        is_end[-1:] = True
-        bounds = np.concatenate([[0], np.flatnonzero(is_end) + 1])[: None if most is None else most + 1]
+        bounds = np.concatenate([[0], sentence_bounds(tokens, self.ends)])[: None if most is None else most + 1]
         starts, lengths = bounds[:-1], np.minimum(np.diff(bounds), self.length)
         rows = np.zeros((len(starts), self.length + 1), np.int32)
         inside = np.arange(self.length) < lengths[:, None]
         rows[:, 0] = BEGIN
         rows[:, 1:][inside] = tokens[(starts[:, None] + np.arange(self.length))[inside]]
         return rows
+
+
+def sentence_bounds(tokens: np.ndarray, ends: tuple[int, ...]) -> np.ndarray:
+    """The places at which the sentences of a text are over; the last is its length."""
+    is_end = np.isin(tokens, ends)
+    is_end[:-1] &= ~is_end[1:]  # of «?!» and <eos> only the last ends a sentence
+    is_end[-1:] = True
+    return np.flatnonzero(is_end) + 1
 
 
 Cut = Unrolls | Sentences

@@ -225,12 +225,9 @@ def writing_population(
 
 def _remove_leftovers(folder: Path) -> None:
     """Text that no manifest names: of a build that was cut off, or from before the last one."""
-    try:
-        current = json.loads((folder / "manifest.json").read_text())["text"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        if (folder / "manifest.json").exists():
-            return  # damaged, or of another version: nobody knows what it means
-        current = None
+    current = manifest_before(folder).get("text")
+    if current is None and (folder / "manifest.json").exists():
+        return  # damaged, or of another version: nobody knows what it means
     for path in folder.iterdir():
         if _is_text(path) and path.name != current:
             shutil.rmtree(path)
@@ -299,9 +296,7 @@ def named_ledger(folder: Path) -> NamedLedger | None:
     except (ValueError, TypeError):
         raise PopulationError(f"{path} is damaged; restore it from a copy") from None
     if len(found) > 1:
-        raise PopulationError(
-            f"{folder / 'manifest.json'} and {path} name two ledgers: they do not belong together; restore both from one copy"
-        )
+        raise PopulationError(f"{folder / 'manifest.json'} and {path} name two ledgers: restore both from one copy")
     return found.pop() if found else None
 
 
@@ -333,14 +328,10 @@ def manifest_before(folder: Path) -> dict[str, Any]:
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    path = folder / "manifest.json"
-    if not path.exists():
+    if not (folder / "manifest.json").exists():
         what = "is not a population (it has no manifest.json)" if folder.is_dir() else "is no folder"
         raise PopulationError(f"{folder} {what}; build a population with: taciturn data build --help")
-    try:
-        manifest = json.loads(path.read_text())
-    except ValueError:
-        raise PopulationError(f"{path} is damaged; build the population again, its ledger stays") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT or COUNTS not in manifest:
+    manifest = manifest_before(folder)
+    if manifest.get("format") != FORMAT or COUNTS not in manifest:
         raise PopulationError(f"{folder} was written by another version of taciturn, or is damaged; build it again, its ledger stays")
     return manifest

@@ -7,6 +7,7 @@ import io
 import json
 import lzma
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
@@ -142,7 +143,8 @@ def read_json(path: Path, choose: Choose, left_out: LeftOut) -> Iterator[tuple[f
         for place, content in chain(head, objects):
             if columns.time is None and any(name in content for name in late):
                 raise SourceError(f"{path}, {place}: a column that may be the time appears only here; name it with --time-column")
-            values = [_json_value(content.get(name)) for name in columns.wanted]
+            found = (content.get(name) for name in columns.wanted)
+            values = [one if one is None or isinstance(one, str) else json.dumps(one) for one in found]
             text = content.get(columns.text or "")
             if text is not None and not isinstance(text, str):
                 left_out.add("malformed rows", 1, f"{path.name}, {place}")
@@ -171,10 +173,6 @@ def _objects(path: Path, stream: IO[bytes], left_out: LeftOut) -> Iterator[tuple
                 yield place, content
             else:
                 left_out.add("malformed rows", 1, f"{path.name}, {place}")
-
-
-def _json_value(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
 def read_messages(path: Path, user: str, name: str, left_out: LeftOut) -> Iterator[tuple[float, Batch]]:
@@ -269,41 +267,20 @@ class _Lines:
                 return line.decode(errors="replace")
 
 
-class _opened:
+UNPACK: dict[str, Callable[[Any], Any]] = {
+    ".gz": lambda file: gzip.GzipFile(fileobj=file),
+    ".bz2": bz2.BZ2File,
+    ".xz": lzma.LZMAFile,
+    ".zst": lambda file: io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(file), "zstd")),
+}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], float]]]:
     """A file, unpacked on the way, and how far it is read (0 to 1)."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> tuple[IO[bytes], Callable[[], float]]:
-        self._file = self._path.open("rb")
-        size = max(self._path.stat().st_size, 1)
-        unpack: dict[str, Callable[[IO[bytes]], Any]] = {
-            ".gz": lambda file: gzip.GzipFile(fileobj=file),
-            ".bz2": bz2.BZ2File,
-            ".xz": lzma.LZMAFile,
-            ".zst": lambda file: io.BufferedReader(_Readable(pa.CompressedInputStream(pa.PythonFile(file), "zstd"))),
-        }
-        stream = unpack.get(self._path.suffix.lower(), lambda file: file)(self._file)
-        return stream, lambda: min(self._file.tell() / size, 1.0)
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-
-class _Readable(io.RawIOBase):
-    """What io.BufferedReader needs to give lines of an Arrow stream."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        content = self._stream.read(len(buffer))
-        buffer[: len(content)] = content
-        return len(content)
+    size = max(path.stat().st_size, 1)
+    with path.open("rb") as file:
+        yield UNPACK.get(path.suffix.lower(), lambda file: file)(file), lambda: min(file.tell() / size, 1.0)
 
 
 def _is_utf8(content: bytes) -> bool:

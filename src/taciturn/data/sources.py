@@ -21,7 +21,7 @@ import pyarrow.compute
 
 from taciturn.data.columns import LONGEST, Batch, Columns, LeftOut, SourceError
 from taciturn.data.readers import read_csv, read_json, read_messages, read_paragraphs, read_parquet
-from taciturn.progress import Progress
+from taciturn.progress import Progress, unwatched
 
 pc: Any = pyarrow.compute  # its functions are made at run time, so no type checker knows them
 ROWS = pa.schema({"user": pa.string(), "text": pa.string(), "time": pa.string()})
@@ -51,7 +51,7 @@ class Source:
     def bytes(self) -> int:
         return sum(self._sizes)
 
-    def batches(self, progress: Progress = lambda done, all: None) -> Iterator[pa.RecordBatch]:
+    def batches(self, progress: Progress = unwatched) -> Iterator[pa.RecordBatch]:
         """All rows that have a user and a text. `progress` is told bytes."""
         done, total = 0, self.bytes
         self.rows, self.left_out = 0, LeftOut()
@@ -66,7 +66,8 @@ class Source:
                 reason = (str(error) or type(error).__name__).split("\n")[0].rstrip(".")
                 raise SourceError(f"{path} is damaged or cut off ({reason}); get it again, or leave it out") from None
             except OSError as error:
-                raise SourceError(_about_os_error(path, error)) from None
+                hint = "; unpack it first: zstd -d --long=31" if path.suffix == ".zst" else ""
+                raise SourceError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}{hint}") from None
             done += size
         progress(total, total)
 
@@ -122,7 +123,9 @@ def _files(path: Path, noted: LeftOut) -> list[tuple[Path | None, Path]]:
         return [(None, path)]
     if not path.is_dir():
         raise SourceError(f"there is no file or folder {path}")
-    inside = sorted(one for one in path.rglob("*") if one.is_file() and _visible(one.relative_to(path)))
+    hidden = (".", "_")  # such as Spark's _SUCCESS
+    found = (one for one in path.rglob("*") if not any(part.startswith(hidden) for part in one.relative_to(path).parts))
+    inside = sorted(one for one in found if one.is_file())
     tables = [one for one in inside if _kind(one) in TABLES]
     texts = [one for one in inside if _kind(one) == ".txt"]
     if tables and texts:
@@ -132,10 +135,6 @@ def _files(path: Path, noted: LeftOut) -> list[tuple[Path | None, Path]]:
     others = [one for one in inside if _kind(one) is None]
     noted.add("files of other kinds, not read", len(others), others[0].name if others else "")
     return [(path, one) for one in tables or texts]
-
-
-def _visible(path: Path) -> bool:
-    return not any(part.startswith((".", "_")) for part in path.parts)  # such as Spark's _SUCCESS
 
 
 def _kind(path: Path) -> str | None:
@@ -150,8 +149,3 @@ def _kind(path: Path) -> str | None:
 def _blank(strings: Any) -> Any:
     """Nothing, or nothing but white space and control characters."""
     return pc.fill_null(pc.match_substring_regex(strings, r"^[\s\pC]*$"), True)
-
-
-def _about_os_error(path: Path, error: OSError) -> str:
-    hint = "; unpack it first: zstd -d --long=31" if path.suffix == ".zst" else ""
-    return f"{path} cannot be read: {(error.strerror or str(error)).lower()}{hint}"

@@ -39,19 +39,9 @@ _TOKEN = regex.compile(
     rf"|{SCRUBBED}"
 )
 _SIGNS = str.maketrans(
-    {
-        **dict.fromkeys("’‘ʼ`´", "'"),
-        **dict.fromkeys("“”„«»", '"'),
-        **dict.fromkeys("–—−", "-"),
-        "…": "...",
-        "！": "!",
-        "？": "?",
-        "，": ",",
-        "\ufe0f": None,  # asks for a colourful emoji
-        "\u00ad": None,  # a hyphen that is not there
-        "\u200b": None,
-    }
+    dict.fromkeys("’‘ʼ`´", "'") | dict.fromkeys("“”„«»", '"') | dict.fromkeys("–—−", "-") | {"…": "...", "！": "!", "？": "?", "，": ","}
 )
+_SIGNS |= str.maketrans("", "", "\ufe0f\u00ad\u200b")  # asks for a colourful emoji; a hyphen, and a space, that are not there
 # wordfreq writes no vowel points in these, and spells these letters its own way.
 _POINTS = regex.compile(r"[\p{Mn}ـ]")
 _UNPOINTED = {"ar", "fa", "he", "ur"}

@@ -21,7 +21,7 @@ class Interval:
     margin: float  # half the width of the 95 % interval
 
     def __format__(self, spec: str) -> str:
-        return f"{self.value:{spec}} ± {self.margin:{spec}}"
+        return f"{self.value:{spec}} ± {self.margin:{spec}}" if math.isfinite(self.margin) else f"{self.value:{spec}}"  # of one user
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """N-gram models as ARPA files, which Presage, fcitx, KenLM, SRILM and IRSTLM read: text, one n-gram a line, logarithms to base 10."""
 
 import math
-import os
 import re
 from array import array
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ import numpy as np
 
 from taciturn.core import BEGIN, END, PADDING, UNKNOWN
 from taciturn.errors import TaciturnError
-from taciturn.files import sync_folder
+from taciturn.files import write_atomically
 from taciturn.models.ngram import NEVER, NONE, Level, NGram, followers
 from taciturn.models.ngram_counts import joined, parted
 
@@ -32,25 +31,19 @@ class ArpaError(TaciturnError):
 def write_arpa(path: Path, model: NGram, words: Sequence[str], comments: Sequence[str]) -> None:
     """The file is whole or not there. Comments go to its top."""
     names = _written_names(words, model.vocabulary)
+    write_atomically(path, (part.encode() for part in _parts(model, names, comments)))
+
+
+def _parts(model: NGram, names: np.ndarray, comments: Sequence[str]) -> Iterator[str]:
     levels = [level for level in model.levels if len(level.keys)]
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.writelines(f"# {line}\n".encode() for comment in comments for line in comment.splitlines())
-            sizes = [len(levels[0].keys) - 1, *(len(level.keys) for level in levels[1:])]  # without PADDING
-            counts = "".join(f"ngram {n}={size}\n" for n, size in enumerate(sizes, 1))
-            file.write(f"\n\\data\\\n{counts}".encode())
-            for n in range(1, len(levels) + 1):
-                file.write(f"\n\\{n}-grams:\n".encode())
-                for start in range(PADDING + 1 if n == 1 else 0, len(levels[n - 1].keys), BLOCK):
-                    file.write(_block(levels[:n], start, names, model.vocabulary, n < len(levels)).encode())
-            file.write(b"\n\\end\\\n")
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    yield from (f"# {line}\n" for comment in comments for line in comment.splitlines())
+    sizes = [len(levels[0].keys) - 1, *(len(level.keys) for level in levels[1:])]  # without PADDING
+    yield "\n\\data\\\n" + "".join(f"ngram {n}={size}\n" for n, size in enumerate(sizes, 1))
+    for n in range(1, len(levels) + 1):
+        yield f"\n\\{n}-grams:\n"
+        for start in range(PADDING + 1 if n == 1 else 0, len(levels[n - 1].keys), BLOCK):
+            yield _block(levels[:n], start, names, model.vocabulary, n < len(levels))
+    yield "\n\\end\\\n"
 
 
 def arpa_words(words: Sequence[str]) -> list[str]:

@@ -34,7 +34,9 @@ def write_combined(
     locale = language.replace("-", "_")
     if not re.fullmatch(r"[A-Za-z]{2,8}(_[A-Za-z0-9]{1,8})*", locale):
         raise ValueError(f"{language!r} is no name of a language, such as en or pt-BR")
-    lines = [f"dictionary=main:{locale.lower()},locale={locale},description={_plain(description)},date={date},version={version}"]
+    # A header has no way to write these signs, nor an empty description.
+    plain = re.sub(r"[\s,=:]+", " ", description).strip() or "-"
+    lines = [f"dictionary=main:{locale.lower()},locale={locale},description={plain},date={date},version={version}"]
     listed = np.array([place > END and _is_listed(word) for place, word in enumerate(words)])
     frequency = _f(_frequencies(model))
     followers = _followers(model, listed, bigrams_per_word)
@@ -56,11 +58,6 @@ def read_combined(path: Path) -> tuple[dict[str, float], dict[str, dict[str, flo
         else:
             followers[next(reversed(words))][word] = probability
     return words, followers
-
-
-def _plain(description: str) -> str:
-    """The format has no way to write these signs in a header, nor an empty description."""
-    return re.sub(r"[\s,=:]+", " ", description).strip() or "-"
 
 
 def _is_listed(word: str) -> bool:

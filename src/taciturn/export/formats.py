@@ -4,6 +4,7 @@ import functools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +27,7 @@ from taciturn.models.stepping import Neural, Recurrent
 from taciturn.names import ExportFormat
 from taciturn.privacy.figures import delta_text, epsilon_text
 from taciturn.privacy.ledger import Guarantee
-from taciturn.progress import StageProgress
+from taciturn.progress import StageProgress, unwatched
 from taciturn.release.gate import ExportRefused, check_may_leave
 from taciturn.release.model_file import ModelCard, save_model
 from taciturn.release.privacy_statement import statement, statement_json
@@ -73,7 +74,7 @@ def export_model(
     non_private: bool = False,
     blocklist: Iterable[str] = (),
     distilling: Distilling = Distilling(),
-    progress: StageProgress = lambda what, done, all: None,
+    progress: StageProgress = unwatched,
 ) -> Exported:
     """Nothing is written before the file says what the model says. The guarantee is the ledger's, of exactly this model."""
     assert loaded.card is not None  # or there were no guarantee
@@ -88,9 +89,7 @@ def export_model(
 def _blocked(loaded: LoadedModel, blocklist: Iterable[str], to: ExportFormat) -> list[str]:
     blocked = [normalize(word, loaded.vocabulary.language).strip() for word in blocklist]
     if blocked and (to == "model" or (to in ("arpa", "combined") and isinstance(loaded.model, NGram))):
-        raise ExportRefused(
-            f"a blocklist cannot be kept in a file of this kind (--to {to}): leave it out, or block the words on the device"
-        )
+        raise ExportRefused(f"a blocklist cannot be kept in such a file (--to {to}): leave it out, or block the words on the device")
     return blocked
 
 
@@ -103,26 +102,21 @@ def _refuse_disagreement(check: Check, to: ExportFormat) -> Check:
     return check
 
 
+@dataclass
 class _Export:
     """One model on its way out."""
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        card: ModelCard,
-        guarantee: Guarantee,
-        learned_from: str | None,
-        blocked: list[str],
-        distilling: Distilling,
-        progress: StageProgress,
-    ) -> None:
-        self.loaded, self.model, self.card = loaded, loaded.model, card
-        self.guarantee, self.learned_from, self.blocked = guarantee, learned_from, blocked
-        self.distilling, self.progress = distilling, progress
-        self.statement = statement(guarantee, self.card.public_text)
-        self.json = statement_json(guarantee, self.card.public_text)
+    loaded: LoadedModel
+    card: ModelCard
+    guarantee: Guarantee
+    learned_from: str | None
+    blocked: list[str]
+    distilling: Distilling
+    progress: StageProgress
 
     def write(self, out: Path, to: ExportFormat) -> Check | None:
+        self.model = self.loaded.model
+        self.statement, self.json = (words(self.guarantee, self.card.public_text) for words in (statement, statement_json))
         _write_words(out / "vocabulary.txt", self.card.vocabulary)
         (out / "guarantee.txt").write_text(self.statement, encoding="utf-8")
         (out / "guarantee.json").write_text(self.json, encoding="utf-8")
@@ -157,9 +151,7 @@ class _Export:
             said = self._said_by(script)
             check = self._compare(lambda text: next(said))
         else:
-            check = self._compare(self._quantised_scores)._replace(
-                note="Node.js is not installed, so the weights were checked, and the script itself was not run"
-            )
+            check = self._compare(self._quantised_scores)._replace(note="Node.js is missing: weights were checked, the script was not run")
         path.write_text(script, encoding="utf-8")
         return _refuse_disagreement(check, "js")
 
@@ -190,15 +182,9 @@ class _Export:
     def _combined(self, path: Path) -> Check:
         ngram, listed, how = self._to_ngram(2)
         guarantee, language = self.guarantee, self.loaded.vocabulary.language
-        worth = (
-            "a SIMULATION"
-            if guarantee.is_simulated
-            else "differentially private"
-            if guarantee.epsilon < math.inf
-            else "noise without a promise"
-            if guarantee.is_private
-            else "NO privacy"
-        )
+        worth = "noise without a promise" if guarantee.is_private else "NO privacy"
+        worth = "differentially private" if guarantee.epsilon < math.inf else worth
+        worth = "a SIMULATION" if guarantee.is_simulated else worth
         promise = f"{worth}; epsilon {epsilon_text(guarantee.epsilon)} at delta {delta_text(guarantee.delta)}"
         about = f"Taciturn {self.card.run}; {promise}; ledger row {guarantee.head}; {how}"
         version, now = max(NEWER_THAN_THEIRS, self.card.round), int(datetime.now(UTC).timestamp())
@@ -311,16 +297,8 @@ def page_script(
     loaded: LoadedModel, guarantee: Guarantee | None, learned_from: str | None, statement: str, name: str, blocked: Iterable[str]
 ) -> str:
     """The model as one script, for the page and for export."""
-    about = Published(
-        name=name,
-        words=loaded.vocabulary.words,
-        text=loaded.vocabulary.about,
-        guarantee=guarantee,
-        statement=statement,
-        learned_from=learned_from,
-        blocked=list(blocked),
-        personal=loaded.is_personal,
-    )
+    words = loaded.vocabulary
+    about = Published(name, words.words, words.about, guarantee, statement, learned_from, list(blocked), loaded.is_personal)
     if isinstance(loaded.model, NGram):
         return javascript_ngram(pruned(loaded.model, PAGE_ENTRIES), about)
     model, kind = loaded.model, loaded.kind
@@ -331,6 +309,4 @@ def page_script(
 
 def _no_cell(what: str, loaded: LoadedModel) -> ExportRefused:
     name = loaded.path.name
-    return ExportRefused(
-        f"{what} is written for models that go word by word, an LSTM, a CIFG or a GRU; {name} can leave as n-grams: --to arpa"
-    )
+    return ExportRefused(f"{what} is written for models that go word by word, LSTM, CIFG or GRU; {name} can leave as n-grams: --to arpa")

@@ -148,13 +148,15 @@ def _script(kind: str, model: dict[str, Any], about: Published) -> str:
     if about.text.get("unit", "word") != "word":
         raise ExportRefused("a keyboard suggests words; this model was trained on characters")
     plain = PERSONAL if about.personal else plain_words(about.guarantee, about.learned_from)
-    known = about.learned_from is not None and not about.personal
+    known, given = about.learned_from is not None and not about.personal, about.guarantee
+    # Whether there is a guarantee that a person may rely on; if not, pages show it as a warning.
+    promises = known and (given is None or (given.epsilon <= WEAK and not given.is_simulated))
     content = {
         "name": about.name,
         "plain": plain,
-        "promises": known and (about.guarantee is None or _promises(about.guarantee)),
+        "promises": promises,
         "statement": about.statement,
-        "head": about.guarantee.head if about.guarantee else None,
+        "head": given.head if given else None,
         "language": about.text["language"],
         "blocked": list(about.blocked),
         "words": "\n".join(about.words),
@@ -172,11 +174,6 @@ def _header(about: Published, plain: list[str]) -> str:
     lines = [line for paragraph in paragraphs for line in textwrap.wrap(paragraph, 100)]
     comment = re.sub(r"\*/|<", lambda found: f"{found[0][0]} {found[0][1:]}", "\n".join(f" * {line}" for line in lines))
     return f"/*\n{comment}\n */\n"
-
-
-def _promises(guarantee: Guarantee) -> bool:
-    """Whether the guarantee is one that a person may rely on; if not, pages show it as a warning."""
-    return guarantee.epsilon <= WEAK and not guarantee.is_simulated
 
 
 def _packed(weight: Int8 | np.ndarray) -> Any:

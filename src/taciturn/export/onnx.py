@@ -11,7 +11,7 @@ never rounded, so that what was checked here holds on every processor.
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -29,6 +29,7 @@ from taciturn.release.gate import ExportRefused
 if TYPE_CHECKING:
     import onnx
 
+Weights = StepWeights | QuantisedWeights
 OPSET, IR_VERSION = 17, 8  # of 2022: what is on phones
 BEST = 10
 OPERATORS = {"add": "Add", "sub": "Sub", "mul": "Mul", "tanh": "Tanh", "logistic": "Sigmoid"}  # of JAX, of ONNX
@@ -48,11 +49,7 @@ def libraries() -> tuple[Any, Any]:
 
 
 def onnx_model(
-    cell: Cell,
-    weights: StepWeights | QuantisedWeights,
-    never: Iterable[int],
-    restarts: Iterable[int] = (),
-    about: dict[str, str] | None = None,
+    cell: Cell, weights: Weights, never: Iterable[int], restarts: Iterable[int] = (), about: dict[str, str] | None = None
 ) -> "onnx.ModelProto":
     """`never` are the words that must not be among the best, `restarts` those after which the model starts afresh. `about` is what
     else the file says of itself: its guarantee, its language."""
@@ -138,56 +135,48 @@ class _Graph:
 class _Matrices:
     """The weights as constants of the graph, float32 or bytes; each is stored once."""
 
-    def __init__(self, graph: _Graph, weights: StepWeights | QuantisedWeights) -> None:
+    def __init__(self, graph: _Graph, weights: Weights) -> None:
         self.graph = graph
-        self.input, _ = self._stored(weights.input)
-        self.recurrent, (self.fed_back, _) = self._stored(weights.recurrent)
-        self.projection, (units, _) = self._stored(weights.projection)
-        self.to_context, (other_units, _) = self._stored(weights.to_context)
-        self.units = units or other_units
+        inside = weights.input, weights.recurrent, weights.projection, weights.to_context
+        self.input, self.recurrent, self.projection, self.to_context = map(self._factor, inside)
+        self.fed_back = _inputs(weights.recurrent)
+        self.units = _inputs(weights.to_context if weights.projection is None else weights.projection)
         # Words as columns: what a product needs, and a lookup can live with, where the two are the same matrix.
-        matrix = weights.words
-        columns = Int8(matrix.values.T, matrix.scales) if isinstance(matrix, Int8) else matrix.T
-        self.words = self._widened(columns)
-        if weights.embedding is weights.words:
-            self.embedded = self._columns
-        else:
-            self.embedded = self._rows(weights.embedding)
+        self._tied, words = weights.embedding is weights.words, self._stored(_turned(weights.words))
+        self.words = self._widened(*words)
+        self._embedding = words if self._tied else self._stored(weights.embedding)
 
-    def _stored(self, matrix: np.ndarray | Int8 | None) -> tuple[Any, tuple[int, int]]:
-        """[inputs, outputs], ready for a product."""
-        if matrix is None:
-            return None, (0, 0)
-        columns = Int8(matrix.values.T, matrix.scales) if isinstance(matrix, Int8) else matrix
-        shape = columns.values.shape if isinstance(columns, Int8) else columns.shape
-        return self._widened(columns), (shape[0], shape[1])
-
-    def _widened(self, columns: np.ndarray | Int8) -> str:
-        """Remembers what it stored, for a lookup in it."""
-        if not isinstance(columns, Int8):
-            name = self.graph.constant(columns)
-            self._columns = lambda word: self._transposed(self.graph("Gather", name, word, axis=1))
-            return name
-        values, scales = self.graph.constant(columns.values), self.graph.constant(columns.scales)
-        self._columns = lambda word: self._scaled(self._transposed(self.graph("Gather", values, word, axis=1)), scales, word)
-        return self.graph("Mul", self._float(values), scales)
-
-    def _rows(self, embedding: np.ndarray | Int8) -> Callable[[str], str]:
-        if not isinstance(embedding, Int8):
-            rows = self.graph.constant(embedding)
-            return lambda word: self.graph("Gather", rows, word, axis=0)
-        values, scales = self.graph.constant(embedding.values), self.graph.constant(embedding.scales)
-        return lambda word: self._scaled(self.graph("Gather", values, word, axis=0), scales, word)
-
-    def _scaled(self, rows: str, scales: str, word: str) -> str:
+    def embedded(self, word: str) -> str:
+        values, scales = self._embedding
+        rows = self.graph("Gather", values, word, axis=1 if self._tied else 0)
+        rows = self.graph("Transpose", rows, perm=[1, 0]) if self._tied else rows
+        if scales is None:
+            return rows
         scale = self.graph("Unsqueeze", self.graph("Gather", scales, word), self.graph.constant(np.array([1], np.int64)))
-        return self.graph("Mul", self._float(rows), scale)
+        return self._widened(rows, scale)
 
-    def _float(self, value: str) -> str:
-        return self.graph("Cast", value, to=self.graph.onnx.TensorProto.FLOAT)
+    def _factor(self, matrix: Any) -> Any:
+        """[inputs, outputs], ready for a product."""
+        return None if matrix is None else self._widened(*self._stored(_turned(matrix) if isinstance(matrix, Int8) else matrix))
 
-    def _transposed(self, value: str) -> str:
-        return self.graph("Transpose", value, perm=[1, 0])
+    def _stored(self, matrix: np.ndarray | Int8) -> tuple[str, str | None]:
+        parts = matrix if isinstance(matrix, Int8) else (matrix,)
+        values, *scales = map(self.graph.constant, parts)
+        return values, scales[0] if scales else None
+
+    def _widened(self, values: str, scales: str | None) -> str:
+        if scales is None:
+            return values
+        return self.graph("Mul", self.graph("Cast", values, to=self.graph.onnx.TensorProto.FLOAT), scales)
+
+
+def _turned(matrix: np.ndarray | Int8) -> np.ndarray | Int8:
+    return Int8(matrix.values.T, matrix.scales) if isinstance(matrix, Int8) else matrix.T
+
+
+def _inputs(matrix: np.ndarray | Int8 | None) -> int:
+    assert matrix is not None
+    return matrix.values.shape[1] if isinstance(matrix, Int8) else matrix.shape[0]
 
 
 def onnx_scores(content: bytes, words: np.ndarray) -> np.ndarray:

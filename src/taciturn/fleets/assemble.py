@@ -65,11 +65,8 @@ def device_fleet(recipe: Recipe, vocabulary: Vocabulary, folder: Path, connected
     def run() -> str:
         return f"{account.terms.name} {account.rows[0]['hash'][:RUN_DIGITS]}"  # a folder's name may come again
 
-    def row() -> int:
-        return len(account.charges)
-
     rounds, apart = folder / "rounds", participation.min_separation
-    return DeviceFleet(connected, agreed, participation.asked, recipe.fleet, rounds, run, row, apart)
+    return DeviceFleet(connected, agreed, participation.asked, recipe.fleet, rounds, run, lambda: len(account.charges), apart)
 
 
 def check_enough(recipe: Recipe, devices: int) -> None:

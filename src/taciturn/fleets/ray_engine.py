@@ -64,9 +64,7 @@ def _check_reachable(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except (OSError, ValueError) as error:
-        raise RayError(
-            f"there is no Ray cluster at {address} ({error}). Start its head, and name it as HOST:PORT: ray start --head"
-        ) from None
+        raise RayError(f"there is no Ray cluster at {address} ({error}). Start its head and name HOST:PORT: ray start --head") from None
 
 
 def is_joined() -> bool:
@@ -190,11 +188,8 @@ class RayFleet:
             return self._ray.get(answer)
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause if isinstance(error.cause, TaciturnError) else error  # noqa: B904 (it says all there is to say)
-        except (
-            self._ray.exceptions.RayActorError,
-            self._ray.exceptions.ObjectLostError,
-        ) as error:  # it died, or what it said did with its node
-            self._deaths += 1
+        except (self._ray.exceptions.RayActorError, self._ray.exceptions.ObjectLostError) as error:
+            self._deaths += 1  # or what it said was lost with its node
             if self._bits is None or self._deaths > MOST_DEATHS:
                 raise RayError(f"workers end before they have trained anybody: {str(error).splitlines()[-1]}") from None
             self._workers = [one for one in self._workers if one != worker]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from taciturn.data.sources import Source
 from taciturn.data.users import position, user_id
 from taciturn.data.vocabulary import DataError
-from taciturn.progress import Progress
+from taciturn.progress import Progress, unwatched
 
 MOST_CHARACTERS = 20_000  # of one person: far more than is ever typed in a simulation
 
@@ -20,7 +20,7 @@ class People(NamedTuple):
     trained_on: int  # people who were met and left out
 
 
-def read_people(source: Source, trained_on: Callable[[str], bool], most: int, progress: Progress = lambda done, all: None) -> People:
+def read_people(source: Source, trained_on: Callable[[str], bool], most: int, progress: Progress = unwatched) -> People:
     """At most so many; which ones follows from a hash of their ids."""
     found: dict[str, list[str]] = {}
     room: dict[str, int] = {}

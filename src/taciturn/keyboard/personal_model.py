@@ -34,7 +34,7 @@ from taciturn.evaluation.accuracy import WINDOW, Scores, evaluate
 from taciturn.export.word_model import load_word_model
 from taciturn.files import check_new_folder, new_folder, sync_folder
 from taciturn.models.sgd import sgd_step
-from taciturn.progress import Progress
+from taciturn.progress import Progress, unwatched
 from taciturn.recipe import build
 from taciturn.recipe.sections import ModelSection
 from taciturn.release.model_file import ModelCard, ModelFileError, save_model
@@ -84,12 +84,7 @@ class Text(NamedTuple):
 
 
 def personalise(
-    model: Path,
-    text: Path,
-    out: Path,
-    learning: Learning = Learning(),
-    delete_text: bool = False,
-    progress: Progress = lambda done, all: None,
+    model: Path, text: Path, out: Path, learning: Learning = Learning(), delete_text: bool = False, progress: Progress = unwatched
 ) -> Personal:
     """Train a model on all but the last messages of a text, and keep it in the new folder `out` if it knows those better then.
 
@@ -102,12 +97,14 @@ def personalise(
     found = _deletable(text) if delete_text else None
     own = _read(text, vocabulary)
     if delete_text and own.left_out:
+        reasons = "; ".join(f"{reason}: {count:,}" for reason, count in own.left_out.items())
         raise PersonalError(
-            f"not all of {text} could be used ({_counted(own.left_out)}), and what was not learned from is not deleted: mend it, or leave "
-            "--delete-text out"
+            f"not all of {text} could be used ({reasons}), and what was not learned from is not deleted: mend it, or drop --delete-text"
         )
     settings = ModelSection(**card.architecture)
-    network, cut = build.language_model(settings, len(vocabulary)), _cut(card, vocabulary)
+    network = build.language_model(settings, len(vocabulary))
+    # Text as the model was trained to read it.
+    cut = Sentences(SENTENCE_LENGTH, vocabulary.sentence_ends) if card.sentences else Unrolls(UNROLL)
     measured = Texts.of(map(list, own.held_out), len(vocabulary)), cut if card.sentences else WINDOW
     before = evaluate(network, params, *measured)
     params = trained(network, params, own.learned, cut, learning, settings.dropout > 0, progress)
@@ -141,7 +138,7 @@ def trained(
     cut: Cut,
     learning: Learning,
     dropout: bool = False,
-    progress: Progress = lambda done, all: None,
+    progress: Progress = unwatched,
 ) -> Params:
     """A device's local training, a few batches at a time, so that it can be watched: between two steps SGD carries nothing but θ."""
     step = sgd_step(network)
@@ -204,26 +201,14 @@ def _read(path: Path, vocabulary: Vocabulary) -> Text:
     text = Text(messages[:-last], messages[-last:], left_out)
     for which, part in (("first", text.learned), ("last", text.held_out)):
         if all(word < vocabulary.fixed for message in part for word in message):
-            raise DataError(
-                f"{path}: the model knows not one word of the {which} {len(part):,} messages; is it text, and is its language "
-                f"{vocabulary.language}?"
-            )
+            raise DataError(f"{path}: the model knows not one word of the {which} {len(part):,} messages: is it in {vocabulary.language}?")
     return text
-
-
-def _cut(card: ModelCard, vocabulary: Vocabulary) -> Cut:
-    """Text as the model was trained to read it."""
-    return Sentences(SENTENCE_LENGTH, vocabulary.sentence_ends) if card.sentences else Unrolls(UNROLL)
 
 
 def _personal(card: ModelCard, learning: Learning) -> ModelCard:
     """Where it came from is still said; what was promised there is not."""
     rehearsed = (learning.general.source,) if learning.general else ()
     return replace(card, personal=True, public_sources=tuple(dict.fromkeys((*card.public_sources, *rehearsed))))
-
-
-def _counted(reasons: dict[str, int]) -> str:
-    return "; ".join(f"{reason}: {count:,}" for reason, count in reasons.items())
 
 
 def _deletable(path: Path) -> os.stat_result:

@@ -19,7 +19,7 @@ from taciturn.evaluation.intervals import BUCKETS, Figures, Sums, share
 from taciturn.keyboard.predictor import LEAST_COMPOSED, PLACES, Composed, Predictor
 from taciturn.keyboard.taps import TapDecoder, keys_of, tapped
 from taciturn.keyboard.user_history import WithHistory
-from taciturn.progress import Progress
+from taciturn.progress import Progress, unwatched
 
 THRESHOLDS = np.linspace(0.3, 0.95, 14)
 PICKED_RATE = 0.6  # at which models' smart compose is compared
@@ -81,9 +81,7 @@ Typing.metrics = {
 }
 
 
-def simulate(
-    model: WordModel, vocabulary: Vocabulary, people: Sequence[Sequence[str]], progress: Progress = lambda done, all: None
-) -> Typing:
+def simulate(model: WordModel, vocabulary: Vocabulary, people: Sequence[Sequence[str]], progress: Progress = unwatched) -> Typing:
     """Let each person type their messages. The n-th goes to bucket n mod 100."""
     if not people:
         raise ValueError("there is nobody to type")

@@ -64,9 +64,7 @@ class WithHistory:
             self._count(*self._typed.popleft(), -1)
 
     def _after(self, recent: tuple[int, ...], word: int) -> tuple[int, ...]:
-        return self._last((BEGIN,) if word == END else (*recent, word))
-
-    def _last(self, words: tuple[int, ...]) -> tuple[int, ...]:
+        words = (BEGIN,) if word == END else (*recent, word)
         return words[max(0, len(words) - len(self.strengths) + 1) :]
 
     def _count(self, recent: tuple[int, ...], word: int, times: int) -> None:

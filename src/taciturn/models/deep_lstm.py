@@ -6,18 +6,15 @@ a whole sequence ("variational") it is the one of their Table 4, which Lin et al
 Departs from Inan et al.: what a layer feeds back to itself is never dropped.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 
 from taciturn.core import BEGIN, Key, LanguageModel, Params
 from taciturn.models.layers import dense, dot, dropout, embedding, looked_up
 from taciturn.models.lstm import cell
 from taciturn.models.recurrence import recurrence
-from taciturn.models.stepping import State, Windowed
+from taciturn.models.stepping import Carrying, State, Windowed
 
 
 def deep_lstm(
@@ -66,8 +63,8 @@ def deep_lstm(
     return LanguageModel(init, contexts, words, word_embedding="embedding" if tied else "word_embedding")
 
 
-class Stacked(Windowed):
-    """A `core.WordModel` of a deep LSTM. A state is that of every layer, and the scores that came with it."""
+class Stacked(Carrying, Windowed):
+    """A `core.WordModel` of a deep LSTM, which carries the states of all layers."""
 
     def __init__(self, model: LanguageModel, params: Params, restarts: tuple[int, ...] = ()) -> None:
         super().__init__(model, params, restarts)
@@ -86,12 +83,3 @@ class Stacked(Windowed):
         self._step = jax.jit(step)
         units = layers[0]["recurrent"].shape[0]
         self._start = self._step(tuple((jnp.zeros(units), jnp.zeros(units)) for _ in layers), BEGIN)
-
-    def start(self) -> Any:
-        return self._start
-
-    def read(self, state: Any, word: int) -> Any:
-        return self._start if word in self.restarts else self._step(state[0], np.int32(word))
-
-    def scores(self, state: Any) -> np.ndarray:
-        return np.asarray(state[1])

@@ -4,9 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from taciturn.core import Key, LanguageModel, Params
-from taciturn.models.layers import dense, dot, dropout, embedding, looked_up, unit_rows
-from taciturn.models.recurrence import recurrence
+from taciturn.core import LanguageModel
+from taciturn.models.recurrence import recurrent_model
 
 
 def cell(x: jax.Array, r: jax.Array, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -20,28 +19,4 @@ def lstm(
     vocabulary: int, width: int = 96, units: int = 256, unit_norm: bool = True, dropout_rate: float = 0.0, product: DTypeLike = jnp.float32
 ) -> LanguageModel:
     """word → embedding e_t ∈ ℝ^width → state s_t ∈ ℝ^units → output embedding o_t, scored against every word's embedding."""
-    rows = unit_rows if unit_norm else lambda matrix: matrix
-
-    def init(key: Key) -> Params:
-        keys = jax.random.split(key, 4)
-        return {
-            "embedding": embedding(keys[0], (vocabulary, width)),
-            "input": dense(keys[1], (width, 4 * units)),
-            "recurrent": dense(keys[2], (units, 4 * units)),
-            "gate_bias": jnp.zeros(4 * units),
-            "output": dense(keys[3], (units, width)),
-            "word_bias": jnp.zeros(vocabulary),
-        }
-
-    def contexts(params: Params, tokens: jax.Array, key: Key | None = None) -> jax.Array:
-        keys = (None, None) if key is None else jax.random.split(key)
-        # Look up, then normalise: only the rows in use are touched.
-        embedded = dropout(rows(looked_up(params["embedding"], tokens.T)), dropout_rate, keys[0])
-        gates = dot(embedded, params["input"], product) + params["gate_bias"]
-        states = recurrence(cell, gates, params["recurrent"], None, units, product)
-        return jnp.swapaxes(dot(dropout(states, dropout_rate, keys[1]), params["output"], product), 0, 1)
-
-    def words(params: Params) -> tuple[jax.Array, jax.Array]:
-        return rows(params["embedding"]), params["word_bias"]
-
-    return LanguageModel(init, contexts, words, unit_norm=unit_norm)
+    return recurrent_model(cell, 4, (vocabulary, width, units), dropout_rate, product, unit_norm=unit_norm)

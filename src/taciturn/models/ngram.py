@@ -177,11 +177,8 @@ def pruned(model: NGram, entries: int) -> NGram:
 
     An n-gram matters by the relative entropy between the model with it and without it (Stolcke 1998), and at least as much as one
     that it is the beginning or the end of. Departs from Stolcke: a number of n-grams is given and not a threshold, since a keyboard has
-    room for so many; and the end of an n-gram stays as its beginning does, which KenLM asks for.
-
-    A model to be made small is better one of Katz's: in Kneser and Ney's the shorter n-grams count contexts, and stand in badly for
-    what is gone (Chelba et al. 2010).
-    """
+    room for so many; and the end of an n-gram stays as its beginning does, which KenLM asks for. Katz's models lose less by it (Chelba et
+    al. 2010)."""
     if entries >= sum(len(level.keys) for level in model.levels[1:]):
         return model
     worth = _worth(model)

@@ -1,4 +1,4 @@
-"""One recurrent layer, run over time, for every cell whose only matrices are recurrent: LSTM, CIFG and GRU.
+"""One recurrent layer, run over time, for every cell whose only matrices are recurrent, LSTM, CIFG and GRU; and the model around it.
 
 A cell is a function without parameters, `cell(x, r, carry) → (output, carry)`: x is the input's share of the gates and
 r = fed_back @ recurrent the share of what the layer fed back at the step before. A projection, where there is one,
@@ -16,9 +16,53 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from taciturn.models.layers import dot, transposed
+from taciturn.core import Key, LanguageModel, Params
+from taciturn.models.layers import dense, dot, dropout, embedding, looked_up, transposed, unit_rows
 
 Cell = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+
+
+def recurrent_model(
+    cell: Cell,
+    gates: int,
+    sizes: tuple[int, int, int],
+    dropout_rate: float,
+    product: DTypeLike,
+    *,
+    projected: bool = False,
+    tied: bool = True,
+    unit_norm: bool = False,
+) -> LanguageModel:
+    """A cell of so many gates between embeddings; `sizes` are those of vocabulary, width and units. What is scored against the words is
+    the state, times a matrix to their width: at the end, or at every step, where it is `projected` and fed back as that."""
+    vocabulary, width, units = sizes
+    rows, word_embedding = unit_rows if unit_norm else lambda matrix: matrix, "embedding" if tied else "word_embedding"
+
+    def init(key: Key) -> Params:
+        keys = jax.random.split(key, 5 if projected else 4)
+        params = {
+            "embedding": embedding(keys[0], (vocabulary, width)),
+            "input": dense(keys[1], (width, gates * units)),
+            "recurrent": dense(keys[2], (width if projected else units, gates * units)),
+            "gate_bias": jnp.zeros(gates * units),
+            "projection" if projected else "output": dense(keys[3], (units, width)),
+            "word_bias": jnp.zeros(vocabulary),
+        }
+        return params if tied else params | {"word_embedding": embedding(keys[4], (vocabulary, width))}
+
+    def contexts(params: Params, tokens: jax.Array, key: Key | None = None) -> jax.Array:
+        keys = (None, None) if key is None else jax.random.split(key)
+        # Look up, then normalise: only the rows in use are touched.
+        embedded = dropout(rows(looked_up(params["embedding"], tokens.T)), dropout_rate, keys[0])
+        x = dot(embedded, params["input"], product) + params["gate_bias"]
+        fed_back = recurrence(cell, x, params["recurrent"], params.get("projection"), units, product)
+        states = dropout(fed_back, dropout_rate, keys[1])
+        return jnp.swapaxes(states if projected else dot(states, params["output"], product), 0, 1)
+
+    def words(params: Params) -> tuple[jax.Array, jax.Array]:
+        return rows(params[word_embedding]), params["word_bias"]
+
+    return LanguageModel(init, contexts, words, word_embedding=word_embedding, unit_norm=unit_norm)
 
 
 def recurrence(

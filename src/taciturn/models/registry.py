@@ -59,8 +59,5 @@ def register_model(kind: str, model: ModelKind) -> None:
 
 def model_kind(kind: str) -> ModelKind:
     if kind not in KINDS:
-        raise ValueError(
-            f"there is no model kind {kind!r}; known are {', '.join(KINDS)}, and those that your program registers first "
-            "(taciturn.register_model)"
-        )
+        raise ValueError(f"there is no model kind {kind!r}; known are {', '.join(KINDS)}, and your own (taciturn.register_model)")
     return KINDS[kind]

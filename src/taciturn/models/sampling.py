@@ -13,7 +13,7 @@ import numpy as np
 
 from taciturn.core import BEGIN, PADDING, Key, LanguageModel, Params
 from taciturn.models.stepping import Neural, Recurrent, State, StepWeights, Windowed, step, zero_state
-from taciturn.progress import Progress
+from taciturn.progress import Progress, unwatched
 
 SIDE_BY_SIDE = 256  # texts
 LENGTH = 64  # words of a text between two looks at the clock
@@ -37,7 +37,7 @@ def chosen(scores: jax.Array, uniform: jax.Array) -> jax.Array:
     return which * block + place
 
 
-def samples(model: Neural, words: int, key: Key, progress: Progress = lambda done, all: None) -> Iterator[np.ndarray]:
+def samples(model: Neural, words: int, key: Key, progress: Progress = unwatched) -> Iterator[np.ndarray]:
     """Texts with so many words in all, or a few more."""
     streams = _recurrent_streams(model, key) if isinstance(model, Recurrent) else _windowed_streams(model, key)
     made = 0

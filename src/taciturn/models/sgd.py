@@ -39,13 +39,11 @@ def sgd_step(model: LanguageModel, product: DTypeLike = jnp.float32, power: floa
         present = targets != PADDING
         weights = jnp.where(present, 1.0 / jnp.maximum(jnp.sum(present), 1), 0.0)
         matrix, bias = params[model.word_embedding], params["word_bias"]
-        arguments = (contexts, matrix, bias, targets, weights, rate, model.unit_norm, product, power)
+        given = (contexts, matrix, bias, targets, weights, rate, model.unit_norm, product, power)
         if softmax_step.fits(contexts, product):
-            stepped = jax.lax.platform_dependent(
-                cuda=lambda: softmax_step.fused(*arguments), default=lambda: softmax_step.plain(*arguments)
-            )
+            stepped = jax.lax.platform_dependent(cuda=lambda: softmax_step.fused(*given), default=lambda: softmax_step.plain(*given))
         else:
-            stepped = softmax_step.plain(*arguments)
+            stepped = softmax_step.plain(*given)
         d_rest, d_rows = pull_back(stepped.d_contexts)
         after = jax.tree.map(lambda p, g: p - rate * g, rest, d_rest)
         after |= {model.word_embedding: stepped.matrix, "word_bias": stepped.bias}

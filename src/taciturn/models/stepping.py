@@ -81,28 +81,33 @@ def zero_state(weights: StepWeights, *batch: int) -> State:
     return jnp.zeros((*batch, weights.recurrent.shape[0])), jnp.zeros((*batch, weights.units))
 
 
-class Recurrent:
-    """A `core.WordModel` of an LSTM, a CIFG or a GRU. A state is what the recurrence carries, and the scores that came with it."""
+class Carrying:
+    """What a model knows of a text is what its recurrence carries, and the scores that came with it."""
+
+    restarts: frozenset[int]
+    _start: tuple[Any, jax.Array]
+    _step: Callable[..., tuple[Any, jax.Array]]
+
+    def start(self) -> tuple[Any, jax.Array]:
+        return self._start
+
+    def read(self, state: tuple[Any, jax.Array], word: int) -> tuple[Any, jax.Array]:
+        return self._start if word in self.restarts else self._step(state[0], np.int32(word))
+
+    def scores(self, state: tuple[Any, jax.Array]) -> np.ndarray:
+        return np.asarray(state[1])
+
+
+class Recurrent(Carrying):
+    """A `core.WordModel` of an LSTM, a CIFG or a GRU."""
 
     def __init__(self, cell: Cell, weights: StepWeights, restarts: tuple[int, ...] = ()) -> None:
         """`restarts` are the words after which the model expects a new beginning: those that end a sentence, where it was trained on
         single sentences."""
         self.cell, self.weights, self.restarts = cell, weights, frozenset(restarts)
         self.vocabulary = len(weights.word_bias)
-        self._on_device: StepWeights = jax.device_put(weights)
-        self._start = self._step(zero_state(weights), BEGIN)
-
-    def _step(self, state: State, word: int) -> tuple[State, jax.Array]:
-        return step(self.cell, self._on_device, state, np.int32(word))
-
-    def start(self) -> tuple[State, jax.Array]:
-        return self._start
-
-    def read(self, state: tuple[State, jax.Array], word: int) -> tuple[State, jax.Array]:
-        return self._start if word in self.restarts else self._step(state[0], word)
-
-    def scores(self, state: tuple[State, jax.Array]) -> np.ndarray:
-        return np.asarray(state[1])
+        self._step = partial(step, cell, jax.device_put(weights))
+        self._start = self._step(zero_state(weights), np.int32(BEGIN))
 
 
 class Windowed:

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import dp_accounting
 import numpy as np
 from dp_accounting import (
     ComposedDpEvent,
     DpEvent,
     GaussianDpEvent,
+    NeighboringRelation,
     NonPrivateDpEvent,
     PoissonSampledDpEvent,
     SampledWithoutReplacementDpEvent,
@@ -338,17 +338,15 @@ def _renyi_costs(event: DpEvent, orders: tuple[int, ...] | None = None) -> tuple
             known, costs = _renyi_costs(event.event, orders)
             return known, event.count * costs
         case _:
-            return _renyi_costs_of_one(event, orders)
+            return renyi_costs_of_one(event, orders)
 
 
 @functools.lru_cache(maxsize=256)
-def _renyi_costs_of_one(event: DpEvent, orders: tuple[int, ...] | None) -> tuple[np.ndarray, np.ndarray]:
+def renyi_costs_of_one(event: DpEvent, orders: tuple[float, ...] | None) -> tuple[np.ndarray, np.ndarray]:
     # Fixed-size events carry half the noise multiplier already (participation.py), because the library's replace-one RDP does
     # not double the sensitivity.
-    relation = dp_accounting.NeighboringRelation
-    accountant = RdpAccountant(
-        list(orders) if orders else None, relation.REPLACE_ONE if _is_fixed_size(event) else relation.ADD_OR_REMOVE_ONE
-    )
+    relation = NeighboringRelation.REPLACE_ONE if _is_fixed_size(event) else NeighboringRelation.ADD_OR_REMOVE_ONE
+    accountant = RdpAccountant(list(orders) if orders else None, relation)
     accountant.compose(event)
     # The library takes values that come out a hair below zero for no cost at all; NaN stays, and is ∞ in the end.
     return accountant.orders, np.maximum(accountant.rdp, 0.0)

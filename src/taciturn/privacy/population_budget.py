@@ -20,14 +20,15 @@ releases that were made, whatever decided when to stop. Correlated noise is char
 largest that might have been set.
 """
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from dp_accounting import DpEvent, NeighboringRelation, SampledWithoutReplacementDpEvent, SelfComposedDpEvent
-from dp_accounting.rdp import RdpAccountant, compute_epsilon
+from dp_accounting import DpEvent
+from dp_accounting.rdp import compute_epsilon
+
+from taciturn.privacy.accounting import renyi_costs_of_one
 
 ORDERS = (1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 128, 256)
 FOR_DISTANCES = 1e-3  # share of δ
@@ -52,20 +53,8 @@ def epsilon_of_all(costs: Sequence[DpEvent], delta: float, orders: tuple[float, 
     """ε at δ of costs that add up, each under its own adjacency, under zero-out."""
     if not costs:
         return 0.0
-    accountants = [_accountant(cost, orders) for cost in costs]
-    # The library takes NaN, and values that come out a hair below zero, for no cost at all.
-    total = np.sum([np.maximum(one.rdp, 0.0) for one in accountants], axis=0)
-    if np.isnan(total).any():
+    curves = [renyi_costs_of_one(cost, orders) for cost in costs]
+    total = np.sum([curve for _, curve in curves], axis=0)
+    if np.isnan(total).any():  # which the library takes for no cost at all
         return math.inf
-    return float(compute_epsilon(list(accountants[0].orders), list(total), delta)[0])
-
-
-@functools.lru_cache(maxsize=64)
-def _accountant(cost: DpEvent, orders: tuple[float, ...] | None) -> RdpAccountant:
-    one = cost.event if isinstance(cost, SelfComposedDpEvent) else cost
-    # Fixed-size events carry half the noise multiplier already (participation.py).
-    is_fixed_size = isinstance(one, SampledWithoutReplacementDpEvent)
-    relation = NeighboringRelation.REPLACE_ONE if is_fixed_size else NeighboringRelation.ADD_OR_REMOVE_ONE
-    accountant = RdpAccountant(None if orders is None else list(orders), relation)
-    accountant.compose(cost)
-    return accountant
+    return float(compute_epsilon(list(curves[0][0]), list(total), delta)[0])

@@ -7,13 +7,13 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.typing import DTypeLike
 
 from taciturn.algorithms.dp_fedavg import dp_fedavg, dp_fedsgd, fedavg
 from taciturn.algorithms.dp_ftrl import dp_ftrl
 from taciturn.algorithms.fine_tuning import rehearsing, unforgetting_update
 from taciturn.algorithms.local_training import LocalTraining, Project, UserUpdate, fedavg_update
-from taciturn.algorithms.server_optimizers import server_optimizer
 from taciturn.algorithms.transfer_learning import Text, transfer_learning
 from taciturn.algorithms.uploads import Upload, compressed, upload_bytes
 from taciturn.core import PADDING, Algorithm, LanguageModel, Params, Participation
@@ -26,6 +26,7 @@ from taciturn.models.losses import cross_entropy
 from taciturn.models.registry import ModelKind, model_kind
 from taciturn.models.sampling import beginnings
 from taciturn.models.sgd import sgd_step
+from taciturn.names import ServerOptimizer
 from taciturn.privacy.accounting import Budget
 from taciturn.privacy.adaptive_clip import AdaptiveClip
 from taciturn.privacy.clipping import MOST_REPORTS, Bound, flat_clip, per_layer_clip, unbounded
@@ -51,6 +52,18 @@ def _shared_model(kind: ModelKind, section: str, vocabulary: int, product: DType
     model = ModelSection.model_validate_json(section)
     given = model.model_dump() | {"dropout_rate": model.dropout, "product": product}
     return kind.build(vocabulary, given)
+
+
+def server_optimizer(name: ServerOptimizer, learning_rate: float, momentum: float) -> optax.GradientTransformation:
+    """The server's step, on the estimate as if it were a gradient descent direction."""
+    match name:
+        case "sgd":
+            return optax.sgd(learning_rate)
+        case "momentum" | "nesterov":
+            return optax.sgd(learning_rate, momentum=momentum, nesterov=name == "nesterov")
+        case "adam":
+            # As in Reddi et al. 2021: estimates are small and noisy, so ε is far larger than for gradients.
+            return optax.adam(learning_rate, b1=momentum, b2=0.99, eps=1e-3)
 
 
 def participation(recipe: Recipe) -> Participation:

@@ -1,6 +1,6 @@
 """What goes with what in a recipe, as two tables: COMPATIBLE, of choices that exclude each other, and RULES, of everything else.
 
-The first row that a recipe breaks is what its author is told. docs/recipe.md prints both tables (recipe/reference.py); therefore
+The first row that a recipe breaks is what its author is told. docs/recipe.md prints both tables (tests/recipe/reference.py); therefore
 a rule has the settings that it speaks of in braces, to be filled in for the recipe that breaks it.
 """
 

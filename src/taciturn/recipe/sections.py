@@ -27,9 +27,7 @@ class Section(BaseModel):
 
 class DataSection(Section):
     population: str = Field(description="folder made by `taciturn data build`")
-    layout: Literal["unrolls", "sentences"] = setting(
-        "unrolls", "the text in one go, cut every `local.unroll` tokens (McMahan et al. 2018), or sentence by sentence"
-    )
+    layout: Literal["unrolls", "sentences"] = setting("unrolls", "the text, cut every `local.unroll` tokens; or its sentences")
     tokens_per_user: PositiveInt = setting(1600, "what one user's local training reads at most, in unrolls")
     sentences_per_user: PositiveInt = setting(160, "the same for sentences")
     sentence_length: PositiveInt = setting(20, "tokens of a sentence; longer ones are cut")
@@ -47,9 +45,7 @@ class ModelSection(Section):
     heads: PositiveInt = setting(4, "of a Transformer's attention")
     dropout: float = setting(0.0, "share of units dropped in a training step", ge=0, lt=1)
     variational: bool = setting(False, "deep LSTM: drop the same units all along a sequence", for_papers=True)
-    warm_start: str | None = setting(
-        None, "run folder or model.safetensors to start from; taciturn:english is public text and comes with the package"
-    )
+    warm_start: str | None = setting(None, "run folder or model.safetensors; taciturn:english is public text and comes with the package")
 
     @field_validator("kind")
     @classmethod
@@ -74,9 +70,7 @@ class LocalSection(Section):
         "user's; or the predictions of the model that was sent, as a second target",
     )
     user_share: float = setting(0.5, "λ: how much of what a device learns from is its user's own", gt=0, le=1)
-    precision: names.Precision = setting(
-        "float32", "of matrix products; mixed takes them in bfloat16 (parameters, clips, sums and noise stay float32)"
-    )
+    precision: names.Precision = setting("float32", "of matrix products; mixed takes them in bfloat16 (all else stays float32)")
 
 
 class UploadSection(Section):
@@ -85,9 +79,7 @@ class UploadSection(Section):
 
 
 class TransferSection(Section):
-    text: Literal["generated", "general"] = setting(
-        "generated", "what predictions are about: what the model itself makes up, or data.general"
-    )
+    text: Literal["generated", "general"] = setting("generated", "what predictions are about: what the model makes up, or data.general")
     rows: PositiveInt = setting(200, "of `length` words, on which every device says what comes next")
     length: PositiveInt = setting(20, "words of a row")
     learning_rate: float = setting(0.5, "of the server, learning these predictions", gt=0)
@@ -129,9 +121,7 @@ class PrivacySection(Section):
     clip_norm: float | list[tuple[int, float]] | None = setting(
         None, "S, or a falling schedule [[round, S], …] (default: 0.8, Ramaswamy et al. 2020; without privacy none)"
     )
-    clipping: names.Clipping = setting(
-        "flat", "the last follows a quantile from clip_norm on, and is dp-ftrl's (Xu et al. 2023, Algorithm 1)"
-    )
+    clipping: names.Clipping = setting("flat", "the last follows a quantile, from clip_norm on; dp-ftrl's (Xu et al. 2023, Algorithm 1)")
     target_quantile: float = setting(0.5, "γ of adaptive clipping", gt=0, lt=1)
     clip_learning_rate: float = setting(0.2, "η_γ of adaptive clipping", gt=0, le=10)
     clipped_count_stddev: float | None = setting(None, "σ_b of adaptive clipping (default: cohort / 20)", gt=0)
@@ -153,12 +143,8 @@ class PrivacySection(Section):
     strategy: dict[str, list[float]] | None = setting(
         None, "coefficients of banded or blt noise, by segment; worked out, and written into the run's own recipe"
     )
-    encoding: names.ReportEncoding = setting(
-        "integer", "of reports: integers, or residues mod M that a secure sum can add (Xu et al. 2023, Algorithm 2)"
-    )
-    encoding_bits: PositiveInt | None = setting(
-        None, "log₂ M, of a parameter in a modular report (default: as few as let noise grow by 0.1 %)"
-    )
+    encoding: names.ReportEncoding = setting("integer", "integers, or residues mod M that a secure sum adds (Xu et al. 2023, Algorithm 2)")
+    encoding_bits: PositiveInt | None = setting(None, "log₂ M, of a modular parameter (default: as few as let noise grow by 0.1 %)")
     epsilon: float | None = setting(None, "budget: training stops before it is passed", gt=0)
     rho: float | None = setting(None, "budget in zCDP", gt=0)
     delta: float | None = setting(None, "of (ε, δ) (default: 1/users², at least 1e-15)", gt=0, lt=1)
@@ -199,9 +185,7 @@ class FleetSection(Section):
 
 
 class CanarySection(Section):
-    text: str | None = setting(
-        None, "folder made by `taciturn data public`: what synthetic users write beside their secrets; none: no canaries"
-    )
+    text: str | None = setting(None, "folder made by `taciturn data public`: what synthetic users write beside secrets; none: no canaries")
     rate: float = setting(0.575, "with which each takes part (Ramaswamy et al. 2020: 1,150 of 2,000 rounds)", gt=0, le=1)
     users: list[PositiveInt] = setting([1, 4, 16], "n_u, who share a canary", min_length=1)
     copies: list[PositiveInt] = setting([1, 14, 200], "n_e, that each of them has", min_length=1)

@@ -33,9 +33,7 @@ def verified_guarantee(params: Params, card: ModelCard, ledger: Ledger) -> Guara
             "changed, belongs to another population, or rows were cut off"
         )
     if row.get("card", card_digest(card)) != card_digest(card):  # rows of old have none
-        raise ExportRefused(
-            f"{ledger.path} knows these parameters with other words or another description beside them: the model file was changed"
-        )
+        raise ExportRefused(f"{ledger.path} knows these parameters with other words or another description: the model file was changed")
     return ledger.guarantee(card.run, card.ledger_head)
 
 

@@ -12,10 +12,11 @@ import numpy as np
 matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 
 from taciturn.files import write_atomically
 
+Curve = Callable[[np.ndarray], np.ndarray]
 INK, ACCENT, SECOND = "#222222", "#1b6ca8", "#c05621"
 
 
@@ -60,21 +61,6 @@ def plot_run(path: Path, rows: list[dict[str, Any]], title: str) -> None:
     _write(path, figure)
 
 
-def plot_curves(path: Path, curves: dict[str, tuple[list[int], list[float]]], label: str) -> None:
-    """One panel for each curve, side by side, on one logarithmic scale."""
-    figure, panels = pyplot.subplots(1, len(curves), sharey=True, figsize=(3 * len(curves), 3.2), layout="constrained")
-    for axes, (name, (xs, ys)) in zip(panels, curves.items(), strict=True):
-        axes.plot(xs, ys, color=ACCENT, marker="o", ms=3)
-        axes.set_xlabel(name)
-        axes.set_yscale("log")
-        if max(xs) > 20 * min(xs):
-            axes.set_xscale("log")
-            axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.grid(alpha=0.25, lw=0.5, which="both")
-    panels[0].set_ylabel(label)
-    _write(path, figure)
-
-
 def plot_tail(path: Path, log_ratios: np.ndarray, shape: float, scale: float, start: float) -> None:
     """Likelihood ratios of texts under two models beside Pareto's law, as in Popov et al. 2018, Figure 3: their tail P(c > x), and by how
     many samples the two differ there, with the standard error of such a count."""
@@ -98,12 +84,7 @@ def plot_tail(path: Path, log_ratios: np.ndarray, shape: float, scale: float, st
 
 
 def plot_audit(
-    path: Path,
-    scores: np.ndarray,
-    included: np.ndarray,
-    found: tuple[np.ndarray, np.ndarray],
-    claimed: Callable[[np.ndarray], np.ndarray],
-    title: str,
+    path: Path, scores: np.ndarray, included: np.ndarray, found: tuple[np.ndarray, np.ndarray], claimed: Curve, title: str
 ) -> None:
     """Of audit users: how well their scores tell who was in, as false and true positives, beside the most that is claimed; and the scores
     themselves."""

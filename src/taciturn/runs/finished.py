@@ -1,7 +1,7 @@
 """Finished models: whom they protect, what the ledger says of them, and what they are worth on held-out users, alone or side by side."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,9 +14,8 @@ from taciturn.audit.likelihood_tails import Tail, log_ratios, tail
 from taciturn.audit.report import AuditReport, canary_results, membership_results
 from taciturn.audit.secret_sharer import REFERENCES
 from taciturn.core import Params
-from taciturn.data.population import HeldOutUsers, Population, check_strangers, trained_on
-from taciturn.evaluation.accuracy import Scores, evaluate
-from taciturn.evaluation.head_words import head_words
+from taciturn.data.population import HeldOutUsers, Population, check_strangers
+from taciturn.evaluation.accuracy import Scores, evaluate, head_words
 from taciturn.evaluation.intervals import Interval
 from taciturn.export.formats import Exported, export_model
 from taciturn.export.word_model import COUNTED_ON, LoadedModel, load_word_model
@@ -24,7 +23,7 @@ from taciturn.keyboard.predictor import Predictor
 from taciturn.names import ExportFormat
 from taciturn.populations import open_ledger
 from taciturn.privacy.ledger import Guarantee, Row
-from taciturn.progress import Progress
+from taciturn.progress import Progress, unwatched
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.sections import ModelSection
@@ -74,14 +73,9 @@ def learned_from(loaded: LoadedModel) -> str | None:
     return "people's text"
 
 
-def people_known_to(loaded: LoadedModel) -> Callable[[str], bool]:
-    """Whether a user, by id, was trained on by this model or by one that it started from, or opted out. Refused where that cannot be
-    told any more."""
-    return trained_on(folder_known_to(loaded))
-
-
 def folder_known_to(loaded: LoadedModel) -> Path:
-    """The population that has all whom this model was trained on, and those that it started from."""
+    """The population that has all whom this model was trained on, and those that it started from. Refused where that cannot be told any
+    more."""
     population = population_of(loaded.path)
     ledger, opened = open_ledger(population), opened_row(loaded)
     while True:
@@ -200,7 +194,7 @@ class FinishedRun:
             )
         return ours, theirs
 
-    def audit(self, references: int = REFERENCES, progress: Progress = lambda done, all: None) -> AuditReport:
+    def audit(self, references: int = REFERENCES, progress: Progress = unwatched) -> AuditReport:
         """All that can be said about the run from outside; a RunError if it was trained with nothing to audit it by."""
         if not any((self.folder / one.FILE_NAME).exists() for one in (audit_users, planting)):
             raise RunError(

@@ -18,6 +18,7 @@ from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.simulation.availability import TooFewDevices
 from taciturn.privacy.account import BudgetExhausted
 from taciturn.privacy.ledger import FILE_NAME, LedgerError
+from taciturn.progress import unwatched
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import load_recipe, save_recipe
@@ -44,7 +45,7 @@ class TrainedRun(FinishedRun):
 
 
 def train_run(
-    recipe: Recipe | str | Path, folder: str | Path, progress: Progress = lambda *_: None, connected: Connected | None = None
+    recipe: Recipe | str | Path, folder: str | Path, progress: Progress = unwatched, connected: Connected | None = None
 ) -> TrainedRun:
     """Train a model as a recipe says. Every round is charged in the population's ledger before its result is used.
 
@@ -70,8 +71,7 @@ def train_run(
     run.account.check_budget()
     with new_folder(folder, NOT_NEW) as made:
         save_root(made, root, seed is not None)
-        words = "".join(f"{word}\n" for word in run.vocabulary.words)
-        write_atomically(made / "vocabulary.txt", words.encode())
+        write_atomically(made / "vocabulary.txt", "".join(f"{word}\n" for word in run.vocabulary.words).encode())
         save_recipe(run.recipe, made / "recipe.toml")
     with alone_in(folder):
         try:
@@ -83,7 +83,7 @@ def train_run(
         return _train_loop(run, run.fresh_state(), progress)
 
 
-def resume_run(folder: str | Path, progress: Progress = lambda *_: None, connected: Connected | None = None) -> TrainedRun:
+def resume_run(folder: str | Path, progress: Progress = unwatched, connected: Connected | None = None) -> TrainedRun:
     """Resume a run that was interrupted, at whatever moment; it comes to the same model as if it had not been.
 
     Args:

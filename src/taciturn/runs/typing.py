@@ -1,9 +1,11 @@
 """Models tried at a keyboard: by simulated people, and by whoever opens the page."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from taciturn.data.population import trained_on
 from taciturn.data.sources import Source
 from taciturn.data.state_of_the_union import held_out_messages
 from taciturn.export.formats import page_script
@@ -13,10 +15,10 @@ from taciturn.keyboard.server import KeyboardServer, page_files
 from taciturn.keyboard.typing_simulation import Typing, enough_words, simulate
 from taciturn.keyboard.user_history import WithHistory
 from taciturn.privacy.ledger import Guarantee
-from taciturn.progress import StageProgress
+from taciturn.progress import StageProgress, unwatched
 from taciturn.release.model_file import ModelCard
 from taciturn.release.privacy_statement import personal_statement, statement
-from taciturn.runs.finished import guarantee_of, learned_from, people_known_to
+from taciturn.runs.finished import folder_known_to, guarantee_of, learned_from
 from taciturn.runs.folder import RunError
 
 
@@ -28,12 +30,7 @@ class TypingResults(NamedTuple):
 
 
 def simulate_typing(
-    paths: Sequence[Path],
-    source: Source | None,
-    history: bool,
-    most_people: int,
-    most_words: int,
-    progress: StageProgress = lambda what, done, all: None,
+    paths: Sequence[Path], source: Source | None, history: bool, most_people: int, most_words: int, progress: StageProgress = unwatched
 ) -> TypingResults:
     """Each model under the same people's fingers; with `history` the last one also learns from each person. Without a source the
     people are the held-out ones of the demonstration."""
@@ -44,13 +41,11 @@ def simulate_typing(
             f"{paths[0]} and {paths[1]} know different words, so their figures cannot be compared; make both with one list: "
             "--vocabulary POPULATION, for `data build` and `data public`"
         )
-    known = [people_known_to(one) for one in loaded if one.is_of_users and not one.is_personal]
+    known = [trained_on(folder_known_to(one)) for one in loaded if one.is_of_users and not one.is_personal]
     if source is None:
         found = People(held_out_messages(vocabulary)[:most_people], 0)
     else:
-        found = read_people(
-            source, lambda id: any(is_known(id) for is_known in known), most_people, lambda done, all: progress("reading", done, all)
-        )
+        found = read_people(source, lambda id: any(is_known(id) for is_known in known), most_people, partial(progress, "reading"))
     messages = [enough_words(one, vocabulary, most_words) for one in found.messages]
     messages = [one for one in messages if one]
     typings = []

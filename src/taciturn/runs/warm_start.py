@@ -76,7 +76,5 @@ def _with_history(path: Path, start: WarmStart, ledger: Ledger) -> WarmStart:
                 seeded=opened["randomness"] != "operating system",
             )
     if start.card.run is not None and not is_known:
-        raise RecipeError(
-            f"[model] warm_start says it comes from run {start.card.run}, but no ledger knows its parameters; name the folder of that run"
-        )
+        raise RecipeError(f"[model] warm_start says run {start.card.run}, but no ledger knows its parameters; name that run's folder")
     return start

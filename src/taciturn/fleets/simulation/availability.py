@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 TICK = 5 / 60  # hours
+OVER_SELECTION, MOST_HOURS = 1.3, 150 * 24  # of a fleet that is only simulated
 
 
 @dataclass(frozen=True)
@@ -128,22 +129,13 @@ class Clock:
         self._waiting = state["waiting"].copy()
 
 
-def simulate_rounds(
-    devices: Devices,
-    rounds: int,
-    report_goal: int,
-    timer_hours: float,
-    over_selection: float = 1.3,
-    round_hours: float = 0.15,
-    most_hours: float = 150 * 24,
-    seed: int = 0,
-) -> Rounds:
+def simulate_rounds(devices: Devices, rounds: int, report_goal: int, timer_hours: float, round_hours: float = 0.15) -> Rounds:
     """Rounds one after another, each as soon as enough devices have checked in; given up when that takes too long."""
-    clock, draw = Clock(devices, timer_hours, round_hours), np.random.default_rng([seed, 4])
-    wanted = math.ceil(over_selection * report_goal)
+    clock, draw = Clock(devices, timer_hours, round_hours), np.random.default_rng([0, 4])
+    wanted = math.ceil(OVER_SELECTION * report_goal)
     last, times = np.full(devices.count, -1), np.zeros(devices.count, int)
     row, failed, reported, closest = 0, 0, 0, None
-    while row < rounds and clock.hour < most_hours:
+    while row < rounds and clock.hour < MOST_HOURS:
         try:
             asked = draw.choice(clock.gather(wanted), wanted, replace=False)
         except TooFewDevices:

@@ -28,7 +28,7 @@ def reference() -> str:
     rules = "\n".join("- " + re.sub(r"{[^}]*}", "…", rule.text) for rule in RULES)
     return "\n".join(
         [
-            "# Every setting of a recipe\n\nMade by `src/taciturn/recipe/reference.py`; a test keeps it in step.\n",
+            "# Every setting of a recipe\n\nMade by `tests/recipe/reference.py`; a test keeps it in step.\n",
             *sections,
             f"## What goes with what\n\nWhat is possible with each algorithm:\n\n{_matrix()}",
             f"The choices that exclude each other:\n\n{_table(('choice', 'goes with', 'because'), _pairs())}",
@@ -93,3 +93,7 @@ def _pairs() -> Iterator[tuple[str, str, str]]:
         for allowed in dict.fromkeys(goes_with.values()):
             values = " · ".join(value for value, one in goes_with.items() if one == allowed)
             yield f"`{setting}` {values}", f"`{other}` {' · '.join(allowed)}", why
+
+
+if __name__ == "__main__":
+    print(reference(), end="")
