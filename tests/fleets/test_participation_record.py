@@ -12,6 +12,7 @@ from taciturn.fleets.devices import participation_record as diaries
 from taciturn.fleets.devices.device import NotEligible
 from taciturn.fleets.devices.participation_record import ParticipationLimits, ParticipationRecord, ParticipationRecordDamaged
 from taciturn.fleets.devices.transport import LinkError
+from taciturn.fleets.wire.authority import device_request
 from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.runs.loop import train_run
 
@@ -57,7 +58,7 @@ def test_an_opt_out_outlives_a_new_text_and_a_new_enrolment(tmp_path):
     folders.opt_out(tmp_path)
     assert not (tmp_path / "tokens.npy").exists()
     folders.save_text(tmp_path, np.arange(5))
-    folders.device_key(tmp_path)
+    device_request(tmp_path)
     assert "opted out" in (ParticipationRecord(tmp_path, TIRELESS).why_not(9) or "")
 
 

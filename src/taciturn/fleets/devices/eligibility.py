@@ -1,7 +1,7 @@
 """When a device's owner lets it take part: while it charges, on a network that costs nothing, while nobody uses it.
 
-On Linux the kernel says so (power), NetworkManager, and systemd-logind (both through `busctl`, which comes with systemd). Elsewhere a command
-of the owner's does, by its exit status.
+On Linux the kernel says so (power), NetworkManager, and systemd-logind (both through `busctl`, which comes with systemd). Elsewhere a
+command of the owner's does, by its exit status.
 """
 
 import shlex
