@@ -66,6 +66,10 @@ class FleetOfDevices:
         device._program = noted
         self.link.add(number, device)
 
+    def signed(self, number: int) -> tuple[bytes, bytes]:
+        """What the authority says about a device, and about whom it has dismissed: a question to advertise ends so."""
+        return self.enrolled.certificates[number].to_bytes(), self.enrolled.dismissed.to_bytes()
+
     @property
     def connected(self) -> Connected:
         return Connected(self.link, lambda: self.enrolled, ISSUER.authority)

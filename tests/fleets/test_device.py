@@ -32,9 +32,9 @@ def test_a_round_that_a_device_refused_is_none_that_it_reports_to(tmp_path, voca
     fleet = FleetOfDevices(tmp_path, vocabulary, count=9, participation={"min_separation": 2, "users": 60})
     device = fleet.link._devices[0].handler
     device._record.upload(10, "run", 10)
-    device("advertise", fields.pack_fields(fields.new_name(), b"run", b"14", bytes(32)))
+    device("advertise", fields.pack_fields(fields.new_name(), b"run", b"14", bytes(32), *fleet.signed(0)))
     with pytest.raises(NotEligible, match="2 rounds have to lie between"):
-        device("advertise", fields.pack_fields(fields.new_name(), b"run", b"12", bytes(32)))
+        device("advertise", fields.pack_fields(fields.new_name(), b"run", b"12", bytes(32), *fleet.signed(0)))
     message = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), device._like)
     message = message._replace(public=message.public._replace(clip_norm=np.float32(1), round=np.int32(12)))
     key = np.asarray(jax.random.key_data(jax.random.key(0))).astype("<u4").tobytes()
@@ -129,7 +129,7 @@ def test_the_hash_is_of_run_and_round_and_key_too(liar, other):
     message = fields.arrays_to_bytes(liar.honest)
     wrong = fields.message_hash(about["run"], str(about["number"]).encode(), message, about["key"])
     device = liar.device(0)
-    device(fields.ADVERTISE, fields.pack_fields(fields.new_name(), b"run", b"1", wrong))
+    device(fields.ADVERTISE, fields.pack_fields(fields.new_name(), b"run", b"1", wrong, *liar.fleet.signed(0)))
     with pytest.raises(ValueError, match="another one than the devices of this round have agreed to"):
         device(fields.REPORT, fields.pack_fields(b"", KEY, message))
     assert not liar.reports
@@ -280,23 +280,23 @@ def test_a_device_that_is_killed_between_any_two_writes_reports_to_a_round_once_
     liar.fleet.start(VICTIM)
     recorded = bool(liar.device(VICTIM)._record.uploads)
     assert recorded == (moment == 3)
-    question = fields.pack_fields(fields.new_name(), b"run", b"5", bytes(32))
+    question = fields.pack_fields(fields.new_name(), b"run", b"5", bytes(32), *liar.fleet.signed(VICTIM))
     with pytest.raises(NotEligible, match="reports to each once") if recorded else contextlib.nullcontext():
         liar.device(VICTIM)(fields.ADVERTISE, question)
 
 
 def test_a_name_that_was_seen_before_is_refused(liar):
     device, low, high = liar.device(0), bytes(15) + b"\1", bytes(15) + b"\2"
-    question = [fields.pack_fields(name, b"run", b"1", bytes(32)) for name in (low, high)]
+    question = [fields.pack_fields(name, b"run", b"1", bytes(32), *liar.fleet.signed(0)) for name in (low, high)]
     device(fields.ADVERTISE, question[1])
-    for again in (*question, fields.pack_fields(bytes(16), b"run", b"9", bytes(32))):
+    for again in (*question, fields.pack_fields(bytes(16), b"run", b"9", bytes(32), *liar.fleet.signed(0))):
         with pytest.raises(NotEligible, match="names of attempts rise"):
             device(fields.ADVERTISE, again)
     liar.fleet.start(0)
     with pytest.raises(NotEligible, match="names of attempts rise"):
         liar.device(0)(fields.ADVERTISE, question[1])
     with pytest.raises(ValueError, match="16 bytes"):
-        liar.device(0)(fields.ADVERTISE, fields.pack_fields(b"short", b"run", b"9", bytes(32)))
+        liar.device(0)(fields.ADVERTISE, fields.pack_fields(b"short", b"run", b"9", bytes(32), *liar.fleet.signed(0)))
     names = [fields.new_name() for _ in range(50)]
     assert [name[:8] for name in names] == sorted(name[:8] for name in names)
     assert len(set(names)) == 50
@@ -309,9 +309,9 @@ def test_no_server_whose_clock_is_wrong_locks_devices_out_of_all_later_rounds(li
     device = liar.device(0)
     for name, round in ((far + bytes(8), 1), (fields.new_name(), int.from_bytes(far, "big") << fields.ROUND_BITS)):
         with pytest.raises(NotEligible, match="of a time that is not yet"):
-            device(fields.ADVERTISE, fields.pack_fields(name, b"run", str(round).encode(), bytes(32)))
+            device(fields.ADVERTISE, fields.pack_fields(name, b"run", str(round).encode(), bytes(32), *liar.fleet.signed(0)))
     near = int(1e6 * (now + day - 60)).to_bytes(8, "big")
-    device(fields.ADVERTISE, fields.pack_fields(near + bytes(8), b"run", b"1", bytes(32)))
+    device(fields.ADVERTISE, fields.pack_fields(near + bytes(8), b"run", b"1", bytes(32), *liar.fleet.signed(0)))
 
 
 def test_devices_of_two_recipes_in_one_process_each_go_by_their_own_clip_norm(population):

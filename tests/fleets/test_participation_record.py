@@ -118,12 +118,14 @@ def test_separation_timer_and_cap_count_over_all_runs(liar, run, monkeypatch):
     for number, hours, why in ((2000, 23, "rests for 24 hours"), (1100, 25, "100 rounds"), (7, 25, "this round or a")):
         now[0] = start + 3600 * hours
         with pytest.raises(NotEligible, match=why):
-            liar.device(0)(fields.ADVERTISE, fields.pack_fields(fields.new_name(), run, str(number).encode(), bytes(32)))
+            liar.device(0)(
+                fields.ADVERTISE, fields.pack_fields(fields.new_name(), run, str(number).encode(), bytes(32), *liar.fleet.signed(0))
+            )
     liar.round(1101, run=run)
     limited(24.0, 0, 2)
     now[0] += 10**6
     with pytest.raises(NotEligible, match="2 times, as often as it may in all runs"):
-        liar.device(0)(fields.ADVERTISE, fields.pack_fields(fields.new_name(), run, b"99999", bytes(32)))
+        liar.device(0)(fields.ADVERTISE, fields.pack_fields(fields.new_name(), run, b"99999", bytes(32), *liar.fleet.signed(0)))
     limited(24.0, 0, 3)  # twin
     liar.round(99999, run=run)
 

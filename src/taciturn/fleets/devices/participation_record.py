@@ -62,16 +62,15 @@ class ParticipationRecord:
             seen, which = content["list"]
             if number < seen or (number == seen and digest != which):
                 return f"this list of dismissed devices has number {number}, and this device was shown another of number {seen}"
-            if number > seen:
-                content["list"] = [number, digest]
-                self._write(content)
             if fields.latest(name, round) > _now() + AHEAD:  # it would answer to nobody else until then
-                return "this attempt is of a time that is not yet: the server's clock is wrong, or this device's"
-            if name.hex() <= content["name"]:
-                return "names of attempts rise, and it was asked under this one or a later one before"
-            why_not = self._why_not(content, round)
-            if why_not is None:
-                self._write(content | {"name": name.hex()})
+                why_not = "this attempt is of a time that is not yet: the server's clock is wrong, or this device's"
+            elif name.hex() <= content["name"]:
+                why_not = "names of attempts rise, and it was asked under this one or a later one before"
+            else:
+                why_not = self._why_not(content, round)
+            known = {**content, "list": [number, digest], "name": content["name"] if why_not else name.hex()}
+            if known != content:
+                self._write(known)
             return why_not
 
     def upload(self, round: int, run: str, row: int) -> str | None:
