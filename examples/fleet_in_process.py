@@ -16,8 +16,7 @@ from taciturn.data.population import Population
 from taciturn.fleets.assemble import build_device
 from taciturn.fleets.devices.fleet import Connected
 from taciturn.fleets.devices.local_transport import LocalLink
-from taciturn.fleets.enrolment import DAY, Enrolled
-from taciturn.fleets.secure_aggregation.identities import Issuer
+from taciturn.fleets.secure_aggregation.identities import Enrolled, Issuer
 from taciturn.recipe.solve import with_noise
 
 DEVICES, COHORT, ROUNDS = 12, 6, 2
@@ -39,7 +38,7 @@ def main(population: Path, folder: Path) -> tt.FinishedRun:
     )
     keys = [Ed25519PrivateKey.generate() for _ in range(DEVICES)]
     issuer, now = Issuer(bytes(16), Ed25519PrivateKey.generate()), int(time.time())  # who says which keys are devices
-    certificates = [issuer.certify(number, key.public_key().public_bytes_raw(), now, now + DAY, 0) for number, key in enumerate(keys)]
+    certificates = [issuer.certify(number, key.public_key().public_bytes_raw(), now, now + 86400, 0) for number, key in enumerate(keys)]
     enrolled = Enrolled(certificates, issuer.dismiss(0, ()))
     link = LocalLink({})
     for number, key in enumerate(keys):  # each device has its user's text, its key, and a record of when it took part

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from taciturn.fleets.enrolment import DAY, Enrolled
-from taciturn.fleets.secure_aggregation.identities import Issuer, Trust
+from taciturn.fleets.enrolment import DAY
+from taciturn.fleets.secure_aggregation.identities import Enrolled, Issuer, Trust
 from taciturn.fleets.wire import server as wire
 from taciturn.fleets.wire.authority import DEVICE_KEY, device_request, load_key
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from fleet_of_devices import FleetOfDevices
 
+from enrolling import enrolled
 from harness import quietly
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices import participation_record as diaries
@@ -73,8 +74,9 @@ def test_no_log_and_no_public_file_names_a_device_that_took_part_or_was_sent_awa
         return None if kind == fields.UNMASK and number % 9 == 0 else answer
 
     fleet = FleetOfDevices(tmp_path, vocabulary, count=24, run=TWO_ROUNDS)
+    fleet.enrolled = enrolled([*fleet.keys, fleet.keys[0]])
     link = LocalLink({Named(number): fleet.link._devices[number].handler for number in range(24)}, (loses,))
-    monkeypatch.setattr(LocalLink, "devices", lambda link: [*map(Named, link._devices), Named(999)])  # the last has just gone
+    monkeypatch.setattr(LocalLink, "devices", lambda link: [*map(Named, link._devices), Named(24)])  # the last has just gone
     run = tmp_path / "run"
     with caplog.at_level(level, "taciturn.fleet"):
         train_run(fleet.recipe, run, quietly, fleet.connected._replace(link=link))

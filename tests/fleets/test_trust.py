@@ -4,19 +4,23 @@ import os
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from fleet_of_devices import FleetOfDevices
 from lying_server import VICTIM, LyingServer
 from secure_rounds import TERMS, Cohort
 
 from enrolling import ISSUER, TRUST, certificate, public
+from harness import quietly
 from taciturn.core import FailedRound
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.device import NotEligible
 from taciturn.fleets.devices.participation_record import ParticipationRecord
+from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.secure_aggregation import device_side
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
 from taciturn.fleets.secure_aggregation.identities import Certificate, Dismissed, Issuer, Trust
 from taciturn.fleets.secure_aggregation.messages import Roster, Survivors
 from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, Refused
+from taciturn.runs.loop import resume_run, train_run
 
 STRANGER = Issuer(ISSUER.fleet, Ed25519PrivateKey.generate())  # a server that plays the authority, without its key
 ELSEWHERE = Issuer(b"another fleet...", ISSUER.key)  # the same authority, for another fleet
@@ -228,18 +232,23 @@ def test_a_server_that_makes_up_all_others_gets_no_report(liar, monkeypatch, twi
     assert len(liar.reports) == 8 + twin
 
 
-def test_the_server_leaves_out_a_certificate_that_ends_within_the_hour():
-    """Or a device whose clock is a little ahead would refuse the whole cell."""
-    cohort = Cohort(3)
-    one = cohort.ids[0]
-    for days, passes in (((-1, 0.03), False), ((-1, 0.06), True)):
-        cohort.start(TERMS)
-        advert = advert_of(cohort.keys[one], certificate(one, cohort.keys[one], days=days))
-        if passes:
-            cohort.server.take_advert(one, advert)
-        else:
-            with pytest.raises(Refused, match="has run out"):
-                cohort.server.take_advert(one, advert)
+@pytest.mark.parametrize("hours", [0.5, 1.5])
+def test_a_device_whose_certificate_ends_within_the_hour_is_not_asked_and_not_to_blame(tmp_path, vocabulary, hours):
+    """Or one whose clock is a little ahead would refuse the whole cell. Twin: an hour later it is asked. Renewed, it is asked again."""
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=9, run={"rounds": 2, "evaluate_every": 2})
+    good = fleet.enrolled
+
+    def ending(hours):
+        fleet.enrolled = good._replace(certificates=[certificate(0, fleet.keys[0], days=(-1, hours / 24)), *good.certificates[1:]])
+
+    ending(hours)
+    if hours > 1:
+        assert train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected).guarantee.releases == 2
+        return
+    with pytest.raises(LinkError, match="8 devices are there that may take part, 9 are needed"):
+        train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
+    fleet.enrolled = good
+    assert resume_run(tmp_path / "run", quietly, fleet.connected).guarantee.releases == 2
 
 
 def test_a_device_looks_at_signatures_of_its_cell_alone():

@@ -1,7 +1,5 @@
 """`taciturn fleet`: training over a network of devices that keep their text."""
 
-import json
-import logging
 import socket
 import subprocess
 import sys
@@ -14,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.logging import RichHandler
 
-from taciturn.cli.output import console, fleet_view, group, print_finished, print_load
+from taciturn.cli.output import console, fleet_view, group, logged_lines, print_finished, print_load
 from taciturn.cli.train import Settings
 
 if TYPE_CHECKING:
@@ -148,7 +145,7 @@ def serve(
     from taciturn.fleets.wire.server import shared_server, wire_server
 
     enrolled = EnrolledNow(fleet)
-    with _logging(json_log), metrics_page(metrics):
+    with logged_lines(json_log), metrics_page(metrics):
         if store is None:
             with wire_server(fleet / "wire", host, port, enrolled.number_of, insecure) as server:
                 _serve(server, enrolled, fleet, run or fleet / "run", resume, server.address)
@@ -182,7 +179,7 @@ def front_end(
 
     enrolled = EnrolledNow(fleet)
     opening = front_end(fleet / "wire", host, port, _redis(store, enrolled), enrolled.number_of, insecure)
-    with _logging(json_log), ends_on_sigterm(), metrics_page(metrics), opening as opened:
+    with logged_lines(json_log), ends_on_sigterm(), metrics_page(metrics), opening as opened:
         console.print(f"{len(enrolled().certificates)} devices are enrolled; this front end listens on {opened.address}")
         opened.wait()
 
@@ -229,7 +226,7 @@ def device(
     handler = folders.open_device(
         folder, why_not_now([word for word in while_.split(",") if word], while_command), least_tokens, delete_used
     )
-    with _logging():
+    with logged_lines():
         run_device(server, folder, handler, None if insecure else folder / "fleet" / AUTHORITY_CERTIFICATE, insecure)
 
 
@@ -260,7 +257,7 @@ def up(
     devices = folders.try_out(out, loaded, count, run.name)
     fleet, enrolled = out / "server", EnrolledNow(out / "server")
     opening = wire_server(fleet / "wire", "127.0.0.1", port, enrolled.number_of)
-    with _logging(), opening as server, _devices(devices, server.address):
+    with logged_lines(), opening as server, _devices(devices, server.address):
         _serve(server, enrolled, fleet, run, False, server.address)
 
 
@@ -400,25 +397,3 @@ def _devices(folders: list[Path], address: str) -> Iterator[None]:
                 process.wait(END_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
-
-
-@contextmanager
-def _logging(as_json: bool = False) -> Iterator[None]:
-    """What happens to the fleet, in lines. None of them names a device: what does is at DEBUG, and not shown."""
-    log, handler = logging.getLogger("taciturn.fleet"), RichHandler(console=console, show_path=False)
-    if as_json:
-        handler = logging.StreamHandler()
-        handler.setFormatter(_JsonLine())
-    handler.setLevel(logging.INFO)
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-
-
-class _JsonLine(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        return json.dumps({"time": at, "level": record.levelname.lower(), "message": record.getMessage()}, ensure_ascii=False)

@@ -15,31 +15,21 @@ import hashlib
 import json
 import os
 import secrets
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from taciturn.files import locked, write_atomically
 from taciturn.fleets.devices.transport import LinkError
-from taciturn.fleets.secure_aggregation.identities import FLEET_BYTES, Certificate, Dismissed, Issuer
+from taciturn.fleets.secure_aggregation.identities import CLOCKS_APART, FLEET_BYTES, Certificate, Dismissed, Enrolled, Issuer, now
 from taciturn.fleets.wire.authority import load_key, requested_key, save_key
 
 ENROLMENT_KEY, LOG_NAME, ENROLLED = "enrolment.key", "enrolment.log", "enrolled.txt"
 DAY = 24 * 3600
 CERTIFICATE_DAYS, RENEWAL_DAYS = 365, 90  # for which one is good; in the last of which it is renewed
-CLOCKS_APART = 3600  # seconds: a device whose clock is behind would find a new certificate not begun yet
-
-
-class Enrolled(NamedTuple):
-    certificates: Sequence[Certificate]  # the newest of each device, in the order of their numbers
-    dismissed: Dismissed
-
-    def keys(self) -> dict[bytes, int]:
-        return {one.key: one.device for one in self.certificates}
 
 
 def beside(fleet: Path) -> Path:
@@ -90,7 +80,7 @@ def renew(folder: Path, fleet: Path, days: int = CERTIFICATE_DAYS) -> int:
     """Sign again, for the same keys, what ends soon or has ended; how many. Not for the dismissed."""
     with _open(folder, fleet) as log:
         certificates, dismissed = log.enrolled
-        soon = time.time() + min(RENEWAL_DAYS, days / 2) * DAY
+        soon = now() + min(RENEWAL_DAYS, days / 2) * DAY
         old = {one.device: one.key for one in certificates if one.ends < soon and one.device not in dismissed.devices}
         log.certify(old, days)
     return len(old)
@@ -130,7 +120,7 @@ class EnrolledNow:
             return "a device that is not enrolled"
         if number in dismissed.devices:
             return "a device that was dismissed"
-        return number if certificates[number].ends > time.time() else "a device whose certificate has run out"
+        return number if certificates[number].lasts else "a device whose certificate has run out"
 
     def _newest(self) -> tuple[Enrolled, dict[bytes, int]]:
         found = self._path.stat() if self._path.exists() else None
@@ -194,12 +184,12 @@ class _Log:
 
     def certify(self, keys: Mapping[int, bytes], days: int) -> None:
         if keys:
-            issuer, now, after = self.issuer, int(time.time()), self.enrolled.dismissed.number
-            dates = now - CLOCKS_APART, now + days * DAY
+            issuer, today, after = self.issuer, int(now()), self.enrolled.dismissed.number
+            dates = today - CLOCKS_APART, today + days * DAY  # or a device whose clock is behind would find it not begun yet
             self.add("certified", [issuer.certify(number, key, *dates, after) for number, key in keys.items()])
 
     def add(self, kind: str, signed: Sequence[Certificate | Dismissed]) -> None:
-        row = {"kind": kind, "at": int(time.time()), "signed": [_text(one) for one in signed], "previous": self._last}
+        row = {"kind": kind, "at": int(now()), "signed": [_text(one) for one in signed], "previous": self._last}
         line = json.dumps(row).encode()
         self._file.write(line + b"\n")
         self._file.flush()

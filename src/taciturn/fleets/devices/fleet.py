@@ -30,8 +30,7 @@ from taciturn.core import FailedRound, Key, Message, Program, Report, UserIds
 from taciturn.files import write_atomically
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.transport import LOG, Link, LinkError
-from taciturn.fleets.enrolment import Enrolled
-from taciturn.fleets.secure_aggregation.identities import Authority, Trust
+from taciturn.fleets.secure_aggregation.identities import Authority, Enrolled, Trust
 from taciturn.fleets.secure_aggregation.messages import Terms
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
 from taciturn.fleets.simulation.availability import TooFewDevices
@@ -154,7 +153,8 @@ class DeviceFleet:
 
     def _present(self) -> set[int]:
         """Who is connected and may take part."""
-        return set(self._link.devices()) - self._enrolled().dismissed.devices - self._left_out()
+        certificates, dismissed = self._enrolled()
+        return {one for one in self._link.devices() if certificates[one].lasts} - dismissed.devices - self._left_out()
 
     def _checked_in(self) -> UserIds:
         numbers = self._numbers(self._row())

@@ -15,8 +15,8 @@ row of bytes of fixed sizes, which any language reads in a few lines, and of whi
 
 import hashlib
 import struct
-import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
 from typing import NamedTuple, Self
 
 from cryptography.exceptions import InvalidSignature
@@ -26,6 +26,11 @@ SIGNATURE_BYTES = 64  # Ed25519
 _CERTIFICATE, _LIST, _AUTHORITY = struct.Struct(">16sQ32sQQQ"), struct.Struct(">16sQI"), struct.Struct(">16s32s")
 CERTIFICATE_BYTES = _CERTIFICATE.size + SIGNATURE_BYTES
 FLEET_BYTES = 16
+CLOCKS_APART = 3600  # seconds: nobody is asked whose certificate ends sooner, or one device of a cell might refuse another's
+
+
+def now() -> float:
+    return datetime.now(UTC).timestamp()
 
 
 def verified(key: bytes, content: bytes, signature: bytes) -> bool:
@@ -44,6 +49,10 @@ class Certificate(NamedTuple):
     ends: int
     after: int  # the number of the list of dismissed devices when this was signed: an older one is not shown beside it
     signature: bytes = b""
+
+    @property
+    def lasts(self) -> bool:
+        return self.ends > now() + CLOCKS_APART
 
     def signed(self) -> bytes:
         return b"taciturn fleet: certificate\0" + _CERTIFICATE.pack(*self[:-1])
@@ -88,6 +97,16 @@ class Dismissed(NamedTuple):
         return hashlib.sha256(b"taciturn fleet: list\0" + self.to_bytes()).digest()
 
 
+class Enrolled(NamedTuple):
+    """All of a fleet, for its server."""
+
+    certificates: Sequence[Certificate]  # the newest of each device, in the order of their numbers
+    dismissed: Dismissed
+
+    def keys(self) -> dict[bytes, int]:
+        return {one.key: one.device for one in self.certificates}
+
+
 class Authority(NamedTuple):
     """Whom a device believes about other devices of its fleet: it has this from who gave it recipe and words."""
 
@@ -116,13 +135,13 @@ class Trust(NamedTuple):
             return "the list of dismissed devices is not signed by the authority of this fleet"
         return None
 
-    def why_not(self, certificate: Certificate, in_seconds: float = 0) -> str | None:
-        """Why a certificate is not taken, if it is not: now, or in so many seconds."""
-        (fleet, key), who, now = self.authority, f"device {certificate.device}", time.time() + in_seconds
+    def why_not(self, certificate: Certificate) -> str | None:
+        """Why a certificate is not taken, if it is not."""
+        (fleet, key), who, at = self.authority, f"device {certificate.device}", now()
         if certificate.fleet != fleet:
             return f"the certificate of {who} is of another fleet"
-        if not certificate.begins <= now < certificate.ends:
-            return f"the certificate of {who} has {'run out' if now >= certificate.ends else 'not begun'}"
+        if not certificate.begins <= at < certificate.ends:
+            return f"the certificate of {who} has {'run out' if at >= certificate.ends else 'not begun'}"
         if certificate.after > self.dismissed.number:
             return f"the list of dismissed devices is older than the certificate of {who}"
         if certificate.device in self.dismissed.devices:

@@ -13,8 +13,6 @@ from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, DONE, MASK, S
 from taciturn.fleets.secure_aggregation.server_cell import Ended, ServerCell, Total, refusals
 from taciturn.fleets.secure_aggregation.workers import for_each
 
-CLOCKS_APART = 3600.0  # seconds: if one device of a cell finds another's certificate run out, it leaves
-
 
 class ServerRound:
     """The server in one round, in bytes: stage by stage it asks `questions` and is to `take` the answers. A cell that fails loses its
@@ -33,7 +31,7 @@ class ServerRound:
             raise Refused(f"device {device} was heard already")
         if len(self._adverts) == self._terms.most:
             raise Unneeded(f"{self._terms.most} devices are there already")
-        if why_not := self._trust.why_not(advert.certificate) or self._trust.why_not(advert.certificate, CLOCKS_APART):
+        if why_not := self._trust.why_not(advert.certificate):
             raise Refused(why_not)
         if advert.device != device or not verified(advert.certificate.key, advert.signed(self._terms), advert.signature):
             raise Refused(f"these keys are not signed by device {device} for this round")
