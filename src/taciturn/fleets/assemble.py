@@ -47,7 +47,7 @@ def agreement(recipe: Recipe, vocabulary: Vocabulary, authority: Authority) -> T
 
 def _fingerprint(recipe: str, words: Sequence[str], authority: Authority) -> bytes:
     digest = hashlib.sha256(b"taciturn fleet\0")
-    for parts in ([recipe.encode()], [word.encode() for word in words], [authority.to_bytes()]):
+    for parts in ([recipe.encode()], [word.encode() for word in words], [b"".join(authority)]):
         digest.update(len(parts).to_bytes(8, "big"))
         for part in parts:
             digest.update(len(part).to_bytes(8, "big") + part)

@@ -86,7 +86,7 @@ def _server_folder(folder: Path, authority: Path, recipe: Recipe, words_of: Popu
     given = folder / "for-devices"
     given.mkdir()
     shutil.copy(certificate, given / AUTHORITY_CERTIFICATE)
-    write_atomically(given / ENROLMENT, issuer.authority.to_bytes().hex().encode() + b"\n")
+    write_atomically(given / ENROLMENT, b"".join(issuer.authority).hex().encode() + b"\n")
     theirs = recipe.with_settings("run", seed=None)  # of which all noise is made: it is the server's alone
     save_recipe(theirs.with_settings("data", population="on devices"), given / RECIPE)
     words_of.vocabulary.save(given / "vocabulary.txt")
@@ -95,7 +95,7 @@ def _server_folder(folder: Path, authority: Path, recipe: Recipe, words_of: Popu
 
 def enrol(folder: Path, devices: list[Path]) -> None:
     """Where devices, server and authority are all on this machine."""
-    enrolment.enrol(enrolment.beside(folder), folder, [device_request(device) for device in devices])
+    enrolment.enrol(enrolment.beside(folder), folder, list(map(device_request, devices)))
     for device in devices:
         shutil.copytree(folder / "for-devices", device / "fleet", dirs_exist_ok=True)
 
@@ -103,7 +103,7 @@ def enrol(folder: Path, devices: list[Path]) -> None:
 def fleet_authority(given: Path) -> Authority:
     """Whose devices a fleet has; `given` is its folder for-devices/, or a device's copy."""
     try:
-        return Authority.from_bytes(bytes.fromhex((given / ENROLMENT).read_text()))
+        return Authority.of(bytes.fromhex((given / ENROLMENT).read_text()))
     except (OSError, ValueError) as error:
         raise LinkError(f"the authority of the fleet's devices cannot be read: {error}. Copy the fleet's for-devices/ again") from None
 
@@ -145,13 +145,11 @@ def open_device(
     def why_not() -> str | None:
         if not path.exists():
             return "its text was used, and is deleted"
-        return f"its text has {len(tokens)} tokens, and less than {least_tokens}" if len(tokens) < least_tokens else why_not_now()
+        return why_not_now() if len(tokens) >= least_tokens else f"its text has {len(tokens)} tokens, and {least_tokens} are wished for"
 
     wishes = Wishes(why_not, lambda: path.unlink(missing_ok=True) if delete_used else None)
-    given = device / "fleet"
-    return assemble.build_device(
-        fleet_recipe(given), vocabulary, tokens, load_key(device / DEVICE_KEY), fleet_authority(given), device, wishes
-    )
+    recipe, own = fleet_recipe(device / "fleet"), (load_key(device / DEVICE_KEY), fleet_authority(device / "fleet"))
+    return assemble.build_device(recipe, vocabulary, tokens, *own, device, wishes)
 
 
 def opt_out(device: Path) -> None:

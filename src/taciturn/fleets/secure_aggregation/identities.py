@@ -23,7 +23,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 SIGNATURE_BYTES = 64  # Ed25519
-_CERTIFICATE, _LIST, _AUTHORITY = struct.Struct(">16sQ32sQQQ"), struct.Struct(">16sQI"), struct.Struct(">16s32s")
+_CERTIFICATE, _LIST = struct.Struct(">16sQ32sQQQ"), struct.Struct(">16sQI")
 CERTIFICATE_BYTES = _CERTIFICATE.size + SIGNATURE_BYTES
 FLEET_BYTES = 16
 CLOCKS_APART = 3600  # seconds: nobody is asked whose certificate ends sooner, or one device of a cell might refuse another's
@@ -113,14 +113,11 @@ class Authority(NamedTuple):
     fleet: bytes
     key: bytes
 
-    def to_bytes(self) -> bytes:
-        return _AUTHORITY.pack(*self)
-
     @classmethod
-    def from_bytes(cls, content: bytes) -> Self:
-        if len(content) != _AUTHORITY.size:
-            raise ValueError(f"fleet and key of an authority have {_AUTHORITY.size} bytes, and this has {len(content)}")
-        return cls(*_AUTHORITY.unpack(content))
+    def of(cls, content: bytes) -> Self:
+        if len(content) != FLEET_BYTES + 32:
+            raise ValueError(f"fleet and key of an authority have {FLEET_BYTES + 32} bytes, and this has {len(content)}")
+        return cls(content[:FLEET_BYTES], content[FLEET_BYTES:])
 
 
 class Trust(NamedTuple):

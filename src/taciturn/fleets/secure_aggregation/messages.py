@@ -41,14 +41,6 @@ class Terms(NamedTuple):
         sizes = struct.pack(">BIddII", self.modulus_bits, self.length, self.dropouts, self.corrupt, self.least, self.most)
         return _head(Terms) + _block(self.round) + _block(self.message) + _block(self.dismissed) + _block(self.fingerprint) + sizes
 
-    @classmethod
-    def from_bytes(cls, content: bytes) -> Self:
-        reader = _Reader(content, Terms)
-        names = reader.block(255), reader.block(HASH_BYTES), reader.block(HASH_BYTES), reader.block(255)
-        terms = reader.whole(cls(*names, *struct.unpack(">BIddII", reader.take(struct.calcsize(">BIddII")))))
-        terms.check()
-        return terms
-
     def check(self) -> None:
         if not (1 <= self.modulus_bits <= MOST_BITS and 1 <= self.length <= MOST_LENGTH):
             raise ValueError(f"no report has {self.length:,} coordinates of {self.modulus_bits} bits")
