@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from taciturn.fleets.secure_aggregation import workers
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
-from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
+from taciturn.fleets.secure_aggregation.identities import Issuer, Trust
 from taciturn.fleets.secure_aggregation.messages import Roster, SealedShares, Survivors, Terms, UnmaskRequest
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
 
@@ -52,11 +52,15 @@ def main() -> None:
     parser.add_argument("--gone", type=float, default=0.05, help="the share of devices that never report")
     given = parser.parse_args()
     count, bits = given.devices, given.bits
-    terms = Terms(b"cost", bytes(32), b"cost", bits, given.length, dropouts=0.3, corrupt=0.05, least=2, most=1 << 16)
+    issuer, now = Issuer(bytes(16), Ed25519PrivateKey.generate()), int(time.time())
+    trust = Trust(issuer.authority, issuer.dismiss(0, ()))
+    terms = Terms(
+        b"cost", bytes(32), trust.dismissed.digest(), b"cost", bits, given.length, dropouts=0.3, corrupt=0.05, least=2, most=1 << 16
+    )
     keys = {one: Ed25519PrivateKey.generate() for one in range(count)}
-    enrolled = {one: key.public_key() for one, key in keys.items()}
-    server = ServerRound(terms, EnrolledKeys(enrolled))
-    devices = {one: DeviceRound(terms, one, EnrolledKeys(enrolled, key)) for one, key in keys.items()}
+    certificates = {one: issuer.certify(one, key.public_key().public_bytes_raw(), now, now + 86400, 0) for one, key in keys.items()}
+    server = ServerRound(terms, trust)
+    devices = {one: DeviceRound(terms, key, certificates[one], trust) for one, key in keys.items()}
     generator = np.random.default_rng(0)
     gone, plain = set(generator.choice(count, int(given.gone * count), replace=False).tolist()), np.zeros(given.length, np.uint64)
 

@@ -6,6 +6,7 @@ Over a network, with TLS and devices that come and go: `taciturn fleet up` (docs
 """
 
 import sys
+import time
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -15,7 +16,7 @@ from taciturn.data.population import Population
 from taciturn.fleets.assemble import build_device
 from taciturn.fleets.devices.fleet import Connected
 from taciturn.fleets.devices.local_transport import LocalLink
-from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
+from taciturn.fleets.secure_aggregation.identities import Enrolled, Issuer
 from taciturn.recipe.solve import with_noise
 
 DEVICES, COHORT, ROUNDS = 12, 6, 2
@@ -36,19 +37,15 @@ def main(population: Path, folder: Path) -> tt.FinishedRun:
         vocabulary=len(people.vocabulary),
     )
     keys = [Ed25519PrivateKey.generate() for _ in range(DEVICES)]
-    public = {number: key.public_key() for number, key in enumerate(keys)}
-    enrolled = [key.public_bytes_raw() for key in public.values()]
+    issuer, now = Issuer(bytes(16), Ed25519PrivateKey.generate()), int(time.time())  # who says which keys are devices
+    certificates = [issuer.certify(number, key.public_key().public_bytes_raw(), now, now + 86400, 0) for number, key in enumerate(keys)]
+    enrolled = Enrolled(certificates, issuer.dismiss(0, ()))
     link = LocalLink({})
     for number, key in enumerate(keys):  # each device has its user's text, its key, and a record of when it took part
         own = folder / f"device-{number}"
         own.mkdir(parents=True)
-        text, identity = people.texts[number], EnrolledKeys(public, key)
-        link.add(number, build_device(recipe, people.vocabulary, text, number, identity, enrolled, own))
-
-    def devices() -> dict[int, int]:
-        return {number: number for number in link.devices()}
-
-    run = tt.train(recipe, folder / "run", connected=Connected(link, devices, enrolled, EnrolledKeys(public)))
+        link.add(number, build_device(recipe, people.vocabulary, people.texts[number], key, issuer.authority, own))
+    run = tt.train(recipe, folder / "run", connected=Connected(link, lambda: enrolled, issuer.authority))
     print(f"{run.guarantee.releases} secure sums released; ε = {run.guarantee.epsilon:.2f} for each device")
     return run
 

@@ -2,14 +2,14 @@
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from enrolling import ISSUER, enrolled
 from harness import made_up_users, tiny_recipe
 from taciturn.data.population import write_population
 from taciturn.fleets import assemble
+from taciturn.fleets.devices.device import WISHES
 from taciturn.fleets.devices.fleet import Connected
 from taciturn.fleets.devices.local_transport import LocalLink
-from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
 from taciturn.recipe.solve import with_noise
 
 SETTINGS = {
@@ -42,22 +42,20 @@ class FleetOfDevices:
             folder / "server", {}, made_up_users(12, seed=1), vocabulary, {"source": "made up", "on_devices": True}
         )
         self.recipe = with_noise(fleet_recipe(self.population, **sections))
-        keys = [Ed25519PrivateKey.generate() for _ in range(count)]
-        self.keys = {number: key.public_key() for number, key in enumerate(keys)}
-        self.enrolled = [key.public_bytes(Encoding.Raw, PublicFormat.Raw) for key in self.keys.values()]
-        self.private = keys
+        self.keys = [Ed25519PrivateKey.generate() for _ in range(count)]
+        self.enrolled = enrolled(self.keys)
         self.reports: dict[int, list[np.ndarray]] = {}  # what each device masked, before it did
         self.programs = {}
         self.link = LocalLink({}, faults, most_bytes)
         for number in range(count):
             self.start(number)
 
-    def start(self, number: int, recipe=None, identity=None) -> None:
+    def start(self, number: int, recipe=None, key=None, wishes=WISHES) -> None:
         """A device that is new, or the same after a restart."""
         folder = self.folder / f"device-{number}"
         folder.mkdir(exist_ok=True)
-        identity = identity or EnrolledKeys(self.keys, self.private[number])
-        device = assemble.build_device(recipe or self.recipe, self.vocabulary, self.texts[number], number, identity, self.enrolled, folder)
+        own = key or self.keys[number], ISSUER.authority
+        device = assemble.build_device(recipe or self.recipe, self.vocabulary, self.texts[number], *own, folder, wishes)
         program = self.programs.setdefault((recipe or self.recipe).fingerprint, device._program)  # compiled once
 
         def noted(message, user, key):
@@ -68,9 +66,10 @@ class FleetOfDevices:
         device._program = noted
         self.link.add(number, device)
 
+    def signed(self, number: int) -> tuple[bytes, bytes]:
+        """What the authority says about a device, and about whom it has dismissed: a question to advertise ends so."""
+        return self.enrolled.certificates[number].to_bytes(), self.enrolled.dismissed.to_bytes()
+
     @property
     def connected(self) -> Connected:
-        def devices():
-            return {number: number for number in self.link.devices()}
-
-        return Connected(self.link, devices, self.enrolled, EnrolledKeys(self.keys))
+        return Connected(self.link, lambda: self.enrolled, ISSUER.authority)

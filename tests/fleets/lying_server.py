@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from fleet_of_devices import FleetOfDevices
 
+from enrolling import ISSUER, TRUST
 from taciturn.core import Message
 from taciturn.fleets import assemble
 from taciturn.fleets.devices import fields
@@ -16,19 +17,12 @@ KEY = bytes(range(8))
 VICTIM = 3
 
 
-class Credulous:
-    """A server that looks at no signature."""
-
-    def verify(self, *signed):
-        return True
-
-
 class LyingServer:
     """Asks devices in its own way: each may get another message, and be told another hash of it."""
 
     def __init__(self, folder, vocabulary, **sections):
         self.fleet = FleetOfDevices(folder, vocabulary, count=9, **sections)
-        self.agreement = assemble.agreement(self.fleet.recipe, vocabulary, self.fleet.enrolled)
+        self.agreement = assemble.agreement(self.fleet.recipe, vocabulary, ISSUER.authority)
         self.modulus = 1 << self.agreement.modulus_bits
         mechanism = build.algorithm(self.fleet.recipe, len(vocabulary)).mechanism
         params = build.language_model(self.fleet.recipe.model, len(vocabulary)).init(jax.random.key(7))
@@ -37,20 +31,22 @@ class LyingServer:
     def filled(self, value):
         return self.honest._replace(params=jax.tree.map(lambda leaf: jnp.full_like(leaf, value), self.honest.params))
 
-    def round(self, number, who=range(9), given=None, told=None, run=b"run", identity=None, name=None):
+    def round(self, number, who=range(9), given=None, told=None, run=b"run", name=None, trust=TRUST, certificates=None):
         """`given` and `told` are the messages by device: what it gets, and of what it is told the hash."""
+        certificates = certificates or self.fleet.enrolled.certificates
         given = {one: fields.arrays_to_bytes((given or {}).get(one, self.honest)) for one in who}
         told = {one: fields.arrays_to_bytes(told[one]) if told else given[one] for one in who}
         name, round = name or fields.new_name(), str(number).encode()
         hashes = {one: fields.message_hash(run, round, message, KEY) for one, message in told.items()}
-        server = ServerRound(self.agreement._replace(round=name, message=hashes[min(who)]), identity or self.fleet.connected.identity)
+        server = ServerRound(self.agreement._replace(round=name, message=hashes[min(who)], dismissed=trust.dismissed.digest()), trust)
+        signed = {one: (certificates[one].to_bytes(), trust.dismissed.to_bytes()) for one in who}
 
         def take(kind, questions):
             refused = server.take(self.fleet.link.ask(kind, questions, 60))
             if refused:
                 raise Refused(next(iter(refused.values())))
 
-        take(fields.ADVERTISE, {one: fields.pack_fields(name, run, round, hashes[one]) for one in who})
+        take(fields.ADVERTISE, {one: fields.pack_fields(name, run, round, hashes[one], *signed[one]) for one in who})
         take(fields.SHARE, {one: question + server.shared for one, question in server.questions().items()})
         take(fields.REPORT, {one: fields.pack_fields(sent, KEY, given[one]) for one, sent in server.questions().items()})
         take(fields.SIGN, server.questions())

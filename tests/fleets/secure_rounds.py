@@ -3,10 +3,10 @@
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from enrolling import TRUST, certificate
 from taciturn.fleets.secure_aggregation import masks, shamir
 from taciturn.fleets.secure_aggregation.bit_packing import unpack
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
-from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
 from taciturn.fleets.secure_aggregation.masks import Secret
 from taciturn.fleets.secure_aggregation.messages import Terms
 from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, MASK, SHARE, SIGN, UNMASK
@@ -14,7 +14,7 @@ from taciturn.fleets.secure_aggregation.server_cell import ServerCell, Total
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
 
 STAGES = ADVERTISE, SHARE, MASK, SIGN, UNMASK
-TERMS = Terms(b"round 1", bytes(32), b"fingerprint", 20, 50, dropouts=0.3, corrupt=0.1, least=2, most=1000)
+TERMS = Terms(b"round 1", bytes(32), TRUST.dismissed.digest(), b"fingerprint", 20, 50, dropouts=0.3, corrupt=0.1, least=2, most=1000)
 
 
 def carried(message):
@@ -33,18 +33,20 @@ class Cohort:
         generator = np.random.default_rng(seed)
         self.terms = terms
         ids = sorted(int(one) for one in generator.choice(2**62, count, replace=False))
-        keys = {one: Ed25519PrivateKey.generate() for one in ids}
-        self.enrolled = {one: key.public_key() for one, key in keys.items()}
-        self.identities = {one: EnrolledKeys(self.enrolled, key) for one, key in keys.items()}
+        self.keys = {one: Ed25519PrivateKey.generate() for one in ids}
         self.values = {one: generator.integers(0, 2**terms.modulus_bits, terms.length).astype(np.uint32) for one in ids}
         self.start(terms)
 
     def start(self, terms: Terms) -> None:
         self.terms = terms
-        self.devices = {one: DeviceRound(terms, one, identity) for one, identity in self.identities.items()}
-        self.server = ServerRound(terms, EnrolledKeys(self.enrolled))
+        self.devices = {one: self.member(one, terms) for one in self.keys}
+        self.server = ServerRound(terms, TRUST)
         self.said: dict[str, dict] = {}  # what devices sent in each stage
         self.heard: dict[str, dict] = {}  # and what they were sent
+
+    def member(self, one: int, terms: Terms = TERMS) -> DeviceRound:
+        """A device, as it is when it comes into a round."""
+        return DeviceRound(terms, self.keys[one], certificate(one, self.keys[one]), TRUST)
 
     @property
     def cell(self) -> ServerCell:

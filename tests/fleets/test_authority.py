@@ -8,9 +8,9 @@ import threading
 import pytest
 from cryptography import x509
 
+from enrolling import load_device_key, public
 from taciturn.fleets.devices.transport import LinkError
-from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
-from taciturn.fleets.wire.authority import certify_server, device_key, load_device_key, load_public_key, make_authority
+from taciturn.fleets.wire.authority import certify_server, device_request, make_authority, requested_key
 
 
 @pytest.fixture
@@ -82,35 +82,33 @@ def test_without_an_authority_nothing_is_certified(tmp_path):
         certify_server(tmp_path, tmp_path, [])
 
 
-def test_a_device_keeps_its_key(fleet):
-    line = device_key(fleet / "device")
-    assert line.startswith(b"ssh-ed25519 ")
-    assert device_key(fleet / "device") == line
-    assert (fleet / "device" / "device.pub").read_bytes() == line + b"\n"
-    assert device_key(fleet / "another") != line
+def test_a_device_keeps_its_key_and_asks_with_a_line(fleet):
+    line = device_request(fleet / "device")
+    assert device_request(fleet / "device") == line
+    assert (fleet / "device" / "request.txt").read_text() == line + "\n"
+    assert requested_key(line + "\n") == public(load_device_key(fleet / "device"))
+    assert device_request(fleet / "another") != line
 
 
-def test_the_key_of_the_wire_signs_for_the_secure_sum_too(fleet):
-    public = load_public_key(device_key(fleet / "device"))
-    identity = EnrolledKeys({7: public}, own=load_device_key(fleet / "device"))
-    assert identity.verify(7, b"content", identity.sign(b"content"))
-
-
-@pytest.mark.parametrize("line", [b"", b"nonsense", b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA==", b"ssh-foo AAAA"])
-def test_what_is_no_key_is_refused_in_words(line):
-    with pytest.raises(LinkError, match="key"):
-        load_public_key(line)
+@pytest.mark.parametrize("spoilt", ["", "nonsense", "taciturn-device:", "cut", "changed", "another's"])
+def test_what_is_no_request_is_refused_in_words(fleet, spoilt):
+    """Nobody asks with a key that is not theirs: the line is signed with it."""
+    line, other = device_request(fleet / "device"), device_request(fleet / "another")
+    start = line.index(":") + 44
+    changed = {"cut": line[:-4], "changed": line[:-1] + ("A" if line[-1] != "A" else "B"), "another's": line[:start] + other[start:]}
+    with pytest.raises(LinkError, match="no request of a device"):
+        requested_key(changed.get(spoilt, spoilt))
 
 
 def test_a_broken_key_is_refused_in_words(fleet):
-    device_key(fleet / "device")
+    device_request(fleet / "device")
     (fleet / "device" / "device.key").write_bytes(b"nonsense")
     with pytest.raises(LinkError, match="no private key"):
         load_device_key(fleet / "device")
 
 
 def test_nobody_else_may_read_any_of_it(fleet):
-    device_key(fleet / "device")
+    device_request(fleet / "device")
     for folder, _, files in os.walk(fleet):
         if folder != str(fleet):
             assert os.stat(folder).st_mode & 0o777 == 0o700

@@ -241,7 +241,7 @@ def test_a_signature_of_other_survivors_is_found_by_the_server_and_spoils_nothin
     cohort.run(until=MASK)
     sent = {device: cohort.devices[device].sign(survivors) for device, survivors in cohort.cell.survivors().items()}
     cohort.server._stage = SIGN
-    sent[one] = old[one] if wrong == "of an earlier round" else cohort.identities[one].sign(b"something else")
+    sent[one] = old[one] if wrong == "of an earlier round" else cohort.keys[one].sign(b"something else")
     assert cohort.server.take(sent) == {one: "it has not signed who reported"}
     assert cohort.server.questions().keys() == {*others}
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from fleet_of_devices import FleetOfDevices, fleet_recipe
 
+from enrolling import enrolled
 from harness import Cut, cut_at, mostly_slow, quietly
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices import participation_record as diaries
@@ -177,13 +178,11 @@ def test_an_answer_to_another_round_is_left_out(tmp_path, vocabulary, caplog):
 def test_a_device_that_nobody_enrolled_is_left_out(tmp_path, vocabulary, caplog):
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
-
     fleet = FleetOfDevices(tmp_path, vocabulary, count=9, run={"rounds": 1, "evaluate_every": 1})
-    fleet.start(3, identity=EnrolledKeys(fleet.keys, Ed25519PrivateKey.generate()))
+    fleet.start(3, key=Ed25519PrivateKey.generate())
     with caplog.at_level(logging.WARNING, "taciturn.fleet"):
         train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
-    assert "discarded 1 of 9 malformed answers" in caplog.text
+    assert "“advertise”: no answer from 1 of 9 devices" in caplog.text  # it is given a certificate that is not its own
     assert len(fleet.reports[0]) == 8
 
 
@@ -280,7 +279,7 @@ def test_a_cohort_drawn_before_a_crash_is_not_asked_of_a_list_in_another_order(t
         train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     if reordered:
         with pytest.raises(LinkError, match="reordered or edited since this run began"):
-            resume_run(tmp_path / "run", quietly, fleet.connected._replace(enrolled=fleet.enrolled[::-1]))
+            resume_run(tmp_path / "run", quietly, fleet.connected._replace(enrolled=lambda: enrolled(fleet.keys[::-1])))
         assert len(calls) == 2  # nobody was asked
     else:
         assert resume_run(tmp_path / "run", quietly, fleet.connected).guarantee.releases == 2

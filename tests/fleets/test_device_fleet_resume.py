@@ -282,7 +282,7 @@ def test_a_run_that_was_given_up_goes_on_as_itself(tmp_path, vocabulary, release
 
     def named(kind, contents):
         if kind == fields.ADVERTISE:
-            names.update(fields.unpack_fields(content, 4)[1].decode() for content in contents.values())
+            names.update(fields.unpack_fields(content, 5)[1].decode() for content in contents.values())
             declared = [json.loads(line) for line in ledger.read_text().splitlines()]
             (opened,) = (row["hash"] for row in declared if row["kind"] == "open")
             assert names == {f"run {opened[:16]}"}  # and so never before there is a run

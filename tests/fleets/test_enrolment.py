@@ -2,8 +2,10 @@
 
 import jax
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fleet_of_devices import FleetOfDevices, fleet_recipe
 
+from enrolling import ISSUER, enrolled
 from harness import Cut, cut_at, quietly
 from taciturn.fleets import assemble, folders
 from taciturn.recipe import build
@@ -13,10 +15,9 @@ from taciturn.runs.loop import resume_run, train_run
 
 def renumbered(fleet, order):
     """The same devices, on a list in another order."""
-    fleet.private = [fleet.private[number] for number in order]
     fleet.texts = [fleet.texts[number] for number in order]
-    fleet.keys = {number: fleet.keys[old] for number, old in enumerate(order)}
-    fleet.enrolled = [fleet.enrolled[number] for number in order]
+    fleet.keys = [fleet.keys[number] for number in order]
+    fleet.enrolled = enrolled(fleet.keys)
     for number in fleet.link.devices():
         fleet.link.remove(number)
     for number in range(len(order)):
@@ -32,7 +33,7 @@ def test_a_run_does_not_go_on_with_devices_under_other_numbers(tmp_path, vocabul
     with pytest.raises(Cut):
         train_run(fleet.recipe, tmp_path / "run", cut_at(1), fleet.connected)
     asked, _ = log_of
-    first = {fleet.enrolled[number] for number in asked[0]}
+    first = {fleet.keys[number] for number in asked[0]}
     resting = [number for number in range(18) if number not in asked[0]]
     order = list(range(18))
     for one, other in zip(asked[0].tolist(), resting, strict=True):
@@ -43,31 +44,27 @@ def test_a_run_does_not_go_on_with_devices_under_other_numbers(tmp_path, vocabul
         resume_run(tmp_path / "run", quietly, fleet.connected)
     except Exception:
         refused = True
-    assert refused or not first & {fleet.enrolled[number] for number in asked[1]}
+    assert refused or not first & {fleet.keys[number] for number in asked[1]}
 
 
 def test_a_run_goes_on_with_devices_that_came_later(tmp_path, vocabulary, log_of):
     fleet = FleetOfDevices(tmp_path, vocabulary, count=12, run={"rounds": 2, "evaluate_every": 2, "save_every": 1})
-    all_keys, all_enrolled = fleet.keys, fleet.enrolled
-    fleet.keys, fleet.enrolled = {n: all_keys[n] for n in range(11)}, all_enrolled[:11]
+    fleet.enrolled = enrolled(fleet.keys[:11])
     fleet.link.remove(11)
-    for number in range(11):
-        fleet.start(number)
     with pytest.raises(Cut):
         train_run(fleet.recipe, tmp_path / "run", cut_at(1), fleet.connected)
-    fleet.keys, fleet.enrolled = all_keys, all_enrolled
-    for number in range(12):
-        fleet.start(number)
+    fleet.enrolled = enrolled(fleet.keys)
+    fleet.start(11)
     assert resume_run(tmp_path / "run", quietly, fleet.connected).guarantee.releases == 2
 
 
 def test_delta_is_checked_against_the_devices_that_are_enrolled(tmp_path, vocabulary):
     """As it is against the users of a population."""
     fleet = FleetOfDevices(tmp_path, vocabulary, run={"rounds": 1, "evaluate_every": 1}, privacy={"delta": 0.01})
-    many = [*fleet.enrolled, *(bytes([number]) * 32 for number in range(100))]
-    assert fleet.recipe.delta * len(many) > 1
+    many = enrolled([*fleet.keys, *(Ed25519PrivateKey.generate() for _ in range(100))])
+    assert fleet.recipe.delta * len(many.certificates) > 1
     with pytest.raises(RecipeError, match="δ"):
-        train_run(fleet.recipe, tmp_path / "run", cut_at(0), fleet.connected._replace(enrolled=many))
+        train_run(fleet.recipe, tmp_path / "run", cut_at(0), fleet.connected._replace(enrolled=lambda: many))
 
 
 @pytest.mark.parametrize("settings", [{}, {"most_reports": 9}, {"most_reports": 100_000}], ids=str)
@@ -75,7 +72,7 @@ def test_devices_refuse_cohorts_that_the_modulus_does_not_hold(population, vocab
     recipe = fleet_recipe(population, fleet=settings)
     params = jax.eval_shape(build.language_model(recipe.model, len(vocabulary)).init, jax.random.key(0))
     encoded = build.report_encoding(recipe, params)
-    agreed = assemble.agreement(recipe, vocabulary, [b"key"])
+    agreed = assemble.agreement(recipe, vocabulary, ISSUER.authority)
     assert 2 * encoded.largest * agreed.most < encoded.modulus
 
 

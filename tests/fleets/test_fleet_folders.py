@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from fleet_of_devices import fleet_recipe
 
+from enrolling import device_key
 from harness import made_up_users, quietly
 from taciturn.cli.fleet import device as device_command
 from taciturn.data.population import Population, write_population
@@ -15,7 +16,7 @@ from taciturn.fleets import folders
 from taciturn.fleets.devices.fleet import Connected
 from taciturn.fleets.devices.local_transport import LocalLink
 from taciturn.fleets.devices.transport import LinkError
-from taciturn.fleets.wire.authority import device_key
+from taciturn.fleets.enrolment import EnrolledNow, read_enrolled
 from taciturn.populations import open_ledger
 from taciturn.privacy.ledger import Ledger
 from taciturn.runs.loop import train_run
@@ -40,12 +41,11 @@ def with_text(people, count, folder):
 
 
 def train(fleet, devices, run):
-    enrolled = folders.enrolled_keys(fleet)
     handlers = {number: folders.open_device(device) for number, device in enumerate(devices)}
     for handler in handlers.values():
         handler._program = handlers[0]._program  # compiled once
     link = LocalLink(handlers)
-    connected = Connected(link, lambda: {one: one for one in link.devices()}, enrolled, folders.identity(enrolled))
+    connected = Connected(link, EnrolledNow(fleet), folders.fleet_authority(fleet / "for-devices"))
     return train_run(folders.fleet_recipe(fleet), run, quietly, connected)
 
 
@@ -81,8 +81,8 @@ def test_the_server_has_no_text_and_devices_no_key_of_another(tmp_path, fleet, p
     folders.enrol(fleet, devices)
     assert len(Population(fleet / "population")) == 0
     given = {path.name for path in (devices[0] / "fleet").iterdir()}
-    assert given == {"authority.crt", "enrolled.txt", "recipe.toml", "vocabulary.json", "vocabulary.txt"}
-    for secret in ("authority.key", "server.key", "device.key"):
+    assert given == {"authority.crt", "enrolment.pub", "recipe.toml", "vocabulary.json", "vocabulary.txt"}
+    for secret in ("authority.key", "enrolment.key", "server.key", "device.key"):
         found = list(tmp_path.rglob(secret))
         assert found
         assert all(path.stat().st_mode & 0o077 == 0 for path in found)
@@ -93,13 +93,13 @@ def test_enrolled_again_a_device_keeps_its_number_and_a_stranger_is_told(tmp_pat
     devices = with_text(people, 3, tmp_path)
     folders.enrol(fleet, devices)
     folders.enrol(fleet, [devices[2], devices[0]])
-    assert folders.enrolled_keys(fleet) == [device_key(device) for device in devices]
+    assert [one.key for one in read_enrolled(fleet).certificates] == [device_key(device) for device in devices]
     stranger = tmp_path / "stranger"
     folders.save_text(stranger, np.arange(5))
     with pytest.raises(LinkError, match="belongs to no fleet yet"):
         folders.open_device(stranger)
     (devices[0] / "device.key").unlink()
-    with pytest.raises(LinkError, match="enrol it again"):
+    with pytest.raises(LinkError, match="has no key"):
         folders.open_device(devices[0])
 
 

@@ -9,6 +9,7 @@ import time
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from enrolling import known
 from taciturn.fleets.wire.front_end import FrontEnd, Refusals, sign_in_statement
 from taciturn.fleets.wire.store import MemoryStore
 
@@ -19,7 +20,7 @@ NUMBERS = {ALICE.public_key().public_bytes_raw(): 1, BOB.public_key().public_byt
 class Wire:
     def __init__(self, most_bytes=10_000):
         self.store, self.read = MemoryStore(), 0
-        self.app = FrontEnd(self.store, NUMBERS.get, most_bytes, Refusals())
+        self.app = FrontEnd(self.store, known(NUMBERS), most_bytes, Refusals())
 
     def ask(self, method, path, body=(b"",), hangs_up=False, **headers):
         """Status, headers and body of the response; None where there was none."""

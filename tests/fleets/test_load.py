@@ -8,13 +8,13 @@ from ssl import create_default_context
 import pytest
 from typer.testing import CliRunner
 
+from enrolling import device_key, load_device_key, wire_server
 from taciturn.cli import app
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.load import new_load, open_load
 from taciturn.fleets.wire import door, link, many_devices, store
-from taciturn.fleets.wire.authority import certify_server, device_key, load_device_key, make_authority
+from taciturn.fleets.wire.authority import certify_server, make_authority
 from taciturn.fleets.wire.many_devices import Load, LoadDevice, run_load
-from taciturn.fleets.wire.server import wire_server
 from taciturn.fleets.wire.store import MemoryStore
 
 

@@ -9,7 +9,7 @@ import urllib.request
 import pytest
 from test_front_end import ALICE, Wire, bearer
 
-from taciturn.cli.fleet import _logging
+from taciturn.cli.output import logged_lines
 from taciturn.fleets.devices.transport import LOG, LinkError
 from taciturn.fleets.wire import metrics
 from taciturn.fleets.wire.link import WireLink
@@ -100,7 +100,7 @@ def test_an_address_that_is_none_is_said(wrong):
 
 
 def test_lines_in_json_name_no_device(capsys):
-    with _logging(as_json=True):
+    with logged_lines(as_json=True):
         LOG.warning("“%s”: no answer from %d of %d devices", "report", 1, 3)
         LOG.setLevel(logging.DEBUG)
         LOG.debug("without an answer: %s", {7: "too late"})

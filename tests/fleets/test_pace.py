@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from fleet_of_devices import FleetOfDevices
 
+from enrolling import enrolled
 from harness import quietly
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices import participation_record as diaries
@@ -56,28 +57,35 @@ def test_whoever_watches_sees_what_the_ledger_on_disk_says_and_changes_nothing_i
     assert kinds["open"] == kinds["ledger"] == 1
 
 
+class Named(int):
+    """The number of a device, which cannot be missed where it is written."""
+
+    def __repr__(self):
+        return f"device-765-{int(self)}"
+
+    __str__ = __repr__
+
+
 @pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
-def test_no_log_and_no_public_file_names_a_device_that_took_part_or_was_sent_away(tmp_path, vocabulary, caplog, level):
-    """Connections have numbers that cannot be missed. Twin: at DEBUG, where it may be said, they are found."""
+def test_no_log_and_no_public_file_names_a_device_that_took_part_or_was_sent_away(tmp_path, vocabulary, caplog, level, monkeypatch):
+    """Devices have numbers that cannot be missed. Twin: at DEBUG, where it may be said, they are found."""
 
     def loses(number, kind, answer):
         return None if kind == fields.UNMASK and number % 9 == 0 else answer
 
     fleet = FleetOfDevices(tmp_path, vocabulary, count=24, run=TWO_ROUNDS)
-    link = LocalLink({765_000 + number: fleet.link._devices[number].handler for number in range(24)}, (loses,))
-
-    def devices():
-        return {one: one - 765_000 for one in (*link.devices(), 765_999)}  # the last has just gone
-
+    fleet.enrolled = enrolled([*fleet.keys, fleet.keys[0]])
+    link = LocalLink({Named(number): fleet.link._devices[number].handler for number in range(24)}, (loses,))
+    monkeypatch.setattr(LocalLink, "devices", lambda link: [*map(Named, link._devices), Named(24)])  # the last has just gone
     run = tmp_path / "run"
     with caplog.at_level(level, "taciturn.fleet"):
-        train_run(fleet.recipe, run, quietly, fleet.connected._replace(link=link, devices=devices))
+        train_run(fleet.recipe, run, quietly, fleet.connected._replace(link=link))
     assert "told to come back later" in caplog.text
     assert "no answer from 1 of 25 devices" in caplog.text
-    assert ("765" in caplog.text) == (level == logging.DEBUG)
+    assert ("device-765" in caplog.text) == (level == logging.DEBUG)
     public = [path.read_text() for path in run.iterdir() if path.suffix in (".jsonl", ".csv", ".txt", ".json", ".toml")]
     assert public
-    assert not any(str(one) in text for one in range(765_000, 765_024) for text in public)
+    assert not any("device-765" in text or fleet.enrolled.certificates[0].key.hex() in text for text in public)
 
 
 @pytest.mark.parametrize("after", [fields.ADVERTISE, fields.SHARE, fields.REPORT])
@@ -122,7 +130,7 @@ def test_whatever_a_server_says_when_it_sends_a_device_away_the_device_keeps_its
         fleet.link._devices[2].back_at = 0.0  # whenever it is back
         assert fleet.link.ask(fields.CHECK_IN, {2: question}, 30) == {2: fields.NOT_NOW}
         with pytest.raises(NotEligible, match="3 rounds have to lie between"):
-            device(fields.ADVERTISE, fields.pack_fields(fields.new_name(), b"run", b"9", bytes(32)))
+            device(fields.ADVERTISE, fields.pack_fields(fields.new_name(), b"run", b"9", bytes(32), *fleet.signed(2)))
     later = fields.pack_fields(device._agreement.fingerprint, b"11")
     assert fleet.link.ask(fields.CHECK_IN, {2: later}, 30) == {2: fields.READY}  # it still takes part when it may
     diaries.opt_out(tmp_path / "device-2")

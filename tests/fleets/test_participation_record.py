@@ -12,6 +12,7 @@ from taciturn.fleets.devices import participation_record as diaries
 from taciturn.fleets.devices.device import NotEligible
 from taciturn.fleets.devices.participation_record import ParticipationLimits, ParticipationRecord, ParticipationRecordDamaged
 from taciturn.fleets.devices.transport import LinkError
+from taciturn.fleets.wire.authority import device_request
 from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.runs.loop import train_run
 
@@ -57,7 +58,7 @@ def test_an_opt_out_outlives_a_new_text_and_a_new_enrolment(tmp_path):
     folders.opt_out(tmp_path)
     assert not (tmp_path / "tokens.npy").exists()
     folders.save_text(tmp_path, np.arange(5))
-    folders.device_key(tmp_path)
+    device_request(tmp_path)
     assert "opted out" in (ParticipationRecord(tmp_path, TIRELESS).why_not(9) or "")
 
 
@@ -117,12 +118,14 @@ def test_separation_timer_and_cap_count_over_all_runs(liar, run, monkeypatch):
     for number, hours, why in ((2000, 23, "rests for 24 hours"), (1100, 25, "100 rounds"), (7, 25, "this round or a")):
         now[0] = start + 3600 * hours
         with pytest.raises(NotEligible, match=why):
-            liar.device(0)(fields.ADVERTISE, fields.pack_fields(fields.new_name(), run, str(number).encode(), bytes(32)))
+            liar.device(0)(
+                fields.ADVERTISE, fields.pack_fields(fields.new_name(), run, str(number).encode(), bytes(32), *liar.fleet.signed(0))
+            )
     liar.round(1101, run=run)
     limited(24.0, 0, 2)
     now[0] += 10**6
     with pytest.raises(NotEligible, match="2 times, as often as it may in all runs"):
-        liar.device(0)(fields.ADVERTISE, fields.pack_fields(fields.new_name(), run, b"99999", bytes(32)))
+        liar.device(0)(fields.ADVERTISE, fields.pack_fields(fields.new_name(), run, b"99999", bytes(32), *liar.fleet.signed(0)))
     limited(24.0, 0, 3)  # twin
     liar.round(99999, run=run)
 

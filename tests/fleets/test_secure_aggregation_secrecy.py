@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from secure_rounds import TERMS, Cohort, carried, put_together, stripped
 
+from enrolling import TRUST, certificate
 from taciturn.core import FailedRound
 from taciturn.fleets.secure_aggregation import cells, device_side, masks, protocol, server_side
 from taciturn.fleets.secure_aggregation.bit_packing import unpack
-from taciturn.fleets.secure_aggregation.device_side import DeviceRound
-from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
 from taciturn.fleets.secure_aggregation.masks import Secret
 from taciturn.fleets.secure_aggregation.messages import Roster, SealedShares
 from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, MASK, SHARE, SIGN, UNMASK, Refused, own_mask_key, pair_mask_key
@@ -115,7 +114,7 @@ def test_one_corrupt_device_cannot_be_many():
     cohort = Cohort(8)
     cohort.run(until=ADVERTISE)
     one, corrupt, *others = cohort.ids
-    many = [DeviceRound(TERMS, corrupt, cohort.identities[corrupt]).advertise() for _ in others]
+    many = [cohort.member(corrupt).advertise() for _ in others]
     said = cohort.said[ADVERTISE]
     rows = dict(zip(others, (advert.digest() for advert in many), strict=True))
     rows |= {one: said[one].digest(), corrupt: said[corrupt].digest()}
@@ -134,12 +133,13 @@ def test_the_twin_that_does_not_look_at_rows_shares_with_one_that_is_there_twice
     victim, corrupt = cohort.ids[:2]
     said, found = cohort.said[ADVERTISE], None
     while found is None:  # a server may try as often as it likes
-        again = DeviceRound(TERMS, corrupt, cohort.identities[corrupt]).advertise()
+        again = cohort.member(corrupt).advertise()
         listed = {device: advert.digest() for device, advert in said.items()} | {500: again.digest()}
         cell = next(one for one in cells.cells(Roster((), listed).cohort(TERMS), listed.values()) if listed[victim] in one)
         if again.digest() in cell and listed[corrupt] not in cell:
             known = {advert.digest(): advert for advert in (*said.values(), again)}
-            found = Roster(tuple(sorted(known[digest] for digest in cell if digest != listed[victim])), listed)
+            others = sorted((known[digest] for digest in cell if digest != listed[victim]), key=lambda one: one.device)
+            found = Roster(tuple(others), listed)
     with pytest.raises(Refused, match="it would be there twice"):
         cohort.devices[victim].share(found)
     # Without that check: as if whatever row an advert stands in were its own.
@@ -151,10 +151,10 @@ def test_a_device_is_not_made_its_own_peer():
     cohort = Cohort(5)
     cohort.run(until=ADVERTISE)
     one, another = cohort.ids[:2]
-    again = DeviceRound(TERMS, one, cohort.identities[one]).advertise()  # as if from an earlier attempt
+    again = cohort.member(one).advertise()  # as if from an earlier attempt
     said = cohort.said[ADVERTISE]
     digests = {device: advert.digest() for device, advert in said.items()} | {another: again.digest()}
-    adverts = tuple(sorted((again, *(said[device] for device in cohort.ids if device not in (one, another)))))
+    adverts = tuple(sorted((again, *(said[device] for device in cohort.ids if device not in (one, another))), key=lambda one: one.device))
     with pytest.raises(Refused, match="it would be there twice"):
         cohort.devices[one].share(Roster(adverts, digests))
 
@@ -164,7 +164,7 @@ def test_devices_that_were_shown_different_cohorts_have_no_secrets_in_common():
     cohort = Cohort(4)
     cohort.run(until=ADVERTISE)
     first, second, third, fourth = cohort.ids
-    fresh = DeviceRound(TERMS, fourth, cohort.identities[fourth]).advertise()
+    fresh = cohort.member(fourth).advertise()
     adverts = cohort.said[ADVERTISE]
 
     def roster_for(one, everyone):
@@ -188,7 +188,7 @@ def test_keys_that_make_a_known_secret_are_refused_on_both_sides():
         cohort.start(TERMS)
         cohort.run({ADVERTISE: {bad}}, until=ADVERTISE)
         unsigned = cohort.devices[bad].advertise()._replace(**{weak: bytes(32)}, signature=b"")
-        advert = unsigned._replace(signature=cohort.identities[bad].sign(unsigned.signed(TERMS)))
+        advert = unsigned._replace(signature=cohort.keys[bad].sign(unsigned.signed(TERMS)))
         with pytest.raises(Refused, match="makes no secret"):
             cohort.server.take_advert(bad, advert)
         cohort.server._adverts[bad] = advert  # a server that lets it pass
@@ -205,8 +205,8 @@ def test_a_peer_that_copies_anothers_keys_learns_nothing_from_it():
     for one in cohort.ids:
         advert = cohort.devices[one].advertise()
         if one == thief:
-            stolen = cohort.server._adverts[victim]._replace(device=thief, signature=b"")
-            advert = stolen._replace(signature=cohort.identities[thief].sign(stolen.signed(TERMS)))
+            stolen = cohort.server._adverts[victim]._replace(certificate=certificate(thief, cohort.keys[thief]), signature=b"")
+            advert = stolen._replace(signature=cohort.keys[thief].sign(stolen.signed(TERMS)))
         cohort.server.take_advert(one, carried(advert))
     rosters = cohort.server.rosters()
     sealed = {one: cohort.devices[one].share(rosters[one]) for one in cohort.ids if one != thief}
@@ -319,7 +319,7 @@ def shown_old_adverts():
         cohort.server.take_advert(one, cohort.devices[one].advertise())
     old = {one: cohort.server._adverts[one] for one in known}
     keys = {one: cohort.devices[one]._mask_secret for one in known}  # from shares that the others gave for them
-    server = server_side.ServerRound(TERMS, EnrolledKeys(cohort.enrolled))
+    server = server_side.ServerRound(TERMS, TRUST)
     for one in fresh:
         server.take_advert(one, cohort.devices[one].advertise())
     server._adverts |= old
@@ -350,10 +350,11 @@ def test_a_peer_that_is_not_there_now_is_none(monkeypatch):
 def test_devices_that_agreed_to_different_messages_have_no_sum(credulous, monkeypatch):
     """They refuse each other's keys; and if they did not look, they would be in other cohorts. Twin: with one message there is a sum."""
     if credulous:
-        monkeypatch.setattr(EnrolledKeys, "verify", lambda *signed: True)
+        monkeypatch.setattr(device_side, "verified", lambda *signed: True)
+        monkeypatch.setattr(server_side, "verified", lambda *signed: True)
     cohort, other = Cohort(10), TERMS._replace(message=bytes([7] * 32))
     for one in cohort.ids[5:]:
-        cohort.devices[one] = DeviceRound(other, one, cohort.identities[one])
+        cohort.devices[one] = cohort.member(one, other)
     with pytest.raises(Refused, match="belongs to another round" if credulous else "not signed"):
         cohort.run()
     cohort.start(TERMS)

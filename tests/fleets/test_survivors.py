@@ -10,6 +10,7 @@ import pytest
 from fleet_of_devices import FleetOfDevices
 from secure_rounds import TERMS, Cohort, put_together, stripped
 
+from enrolling import public
 from harness import quietly
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.device import NotEligible
@@ -114,7 +115,7 @@ def test_different_lists_give_no_second_secret_of_a_device_whoever_is_corrupt(co
         signatures = told(cohort, {device: [devices] for device, devices in lists.items() if device not in bad})
         for device in bad:
             for survivors, signed in signatures.items():
-                signed[device] = cohort.identities[device].sign(survivors.signed())
+                signed[device] = cohort.keys[device].sign(survivors.signed())
         answers = {}
         for device, devices in lists.items():
             survivors = Survivors(cohort.cell._name, devices)
@@ -191,11 +192,15 @@ def test_signatures_of_another_list_do_not_count(lied_to, twin, monkeypatch):
 def test_signatures_under_the_name_of_another_device_do_not_count(lied_to, twin, monkeypatch):
     """One corrupt device signs for all. Twin: any enrolled device's signature will do."""
     cohort, one, survivors, _ = lied_to
-    corrupt = cohort.identities[cohort.ids[2]]
+    corrupt = cohort.keys[cohort.ids[2]]
     forged = dict.fromkeys(survivors.devices, corrupt.sign(survivors.signed()))
     if twin:
-        verify = type(corrupt).verify
-        monkeypatch.setattr(type(corrupt), "verify", lambda own, device, *signed: any(verify(own, any_, *signed) for any_ in cohort.ids))
+        verified = device_side.verified
+
+        def by_anybody(key, *signed):
+            return any(verified(public(one), *signed) for one in cohort.keys.values())
+
+        monkeypatch.setattr(device_side, "verified", by_anybody)
         assert unmasked(cohort, one, survivors, forged).seeds
         return
     with pytest.raises(Refused, match="2 devices of the cell"):  # the corrupt one itself
@@ -222,14 +227,15 @@ def test_signatures_of_whoever_did_not_survive_do_not_count(where, twin, monkeyp
         cohort.devices[device].mask(deliveries[device], cohort.values[device])
     survivors = Survivors(cohort.cell._name, frozenset((one, *rest[:3])))  # two honest devices are made out to be gone
     cohort.devices[one].sign(survivors)
-    signatures = {device: cohort.identities[device].sign(survivors.signed()) for device in corrupt}
+    signatures = {device: cohort.keys[device].sign(survivors.signed()) for device in corrupt}
     if not twin:
         with pytest.raises(Refused, match="1 devices of the cell, this one among them, have signed"):
             unmasked(cohort, one, survivors, signatures)
         return
 
-    def anybody(survivors, signatures, identity):
-        return {device for device, signature in signatures.items() if identity.verify(device, survivors.signed(), signature)}
+    def anybody(survivors, signatures, keys):
+        signed = survivors.signed()
+        return {one for one, signature in signatures.items() if device_side.verified(public(cohort.keys[one]), signed, signature)}
 
     monkeypatch.setattr(device_side, "signers", anybody)
     assert unmasked(cohort, one, survivors, signatures).mask_keys.keys() >= set(rest[3:])
@@ -324,7 +330,7 @@ def test_a_device_signs_one_list_in_a_round_over_a_crash_too(tmp_path, vocabular
     ask = fleet.link.ask
 
     def noted(kind, contents, *args, **settings):
-        questions[kind] = contents.get(0)
+        questions[kind] = contents.get(0, b"") + settings.get("shared", b"")
         if kind == fields.SIGN and restarted:
             fleet.start(0)
         answers = ask(kind, contents, *args, **settings)

@@ -15,16 +15,14 @@ import pytest
 from fleet_of_devices import FleetOfDevices
 
 from answers import handler
+from enrolling import device_key, known, load_device_key, wire_server
 from harness import quietly, until
 from redis_server import needs_redis, redis_server
-from taciturn.fleets.devices.fleet import Connected, DeviceFleet
-from taciturn.fleets.folders import device_numbers
-from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
-from taciturn.fleets.wire.authority import device_key, load_device_key
+from taciturn.fleets.devices.fleet import DeviceFleet
 from taciturn.fleets.wire.device import run_device
 from taciturn.fleets.wire.front_end import sign_in_statement
 from taciturn.fleets.wire.redis_store import RedisStore
-from taciturn.fleets.wire.server import front_end, shared_server, wire_server
+from taciturn.fleets.wire.server import front_end, shared_server
 from taciturn.recipe import build
 from taciturn.runs.loop import train_run
 
@@ -40,13 +38,11 @@ def in_memory(authority, lines):
 @contextmanager
 def at_redis(authority, lines, count=2):
     """A server, and front ends that know nothing of each other but the Redis."""
-    numbers = device_numbers(lines)
+    numbers = {line: number for number, line in enumerate(lines)}
     with ExitStack() as open_ones:
         redis = open_ones.enter_context(redis_server(open_ones.enter_context(tempfile.TemporaryDirectory())))
         server = open_ones.enter_context(shared_server(authority / "server", RedisStore(redis.url, "fleet")))
-        ends = [front_end(authority / "server", "127.0.0.1", 0, RedisStore(redis.url, "fleet"), numbers.get) for _ in range(count)]
-        for line in lines:
-            server.enrol(line)
+        ends = [front_end(authority / "server", "127.0.0.1", 0, RedisStore(redis.url, "fleet"), known(numbers)) for _ in range(count)]
         yield server, [open_ones.enter_context(end) for end in ends]
 
 
@@ -81,7 +77,6 @@ def test_devices_at_two_front_ends_are_asked_as_if_there_were_one(authority, tmp
             answers = server.link.ask("reverse", contents, 30, shared=model)
             assert answers == {number: (content + model)[::-1] for number, content in contents.items()}
         assert server.link.ask("fail", contents, 30) == {}
-        assert server.connected_devices(lines[2:]) == {2: 0, 3: 1}
     assert server.link.devices() == []
 
 
@@ -128,11 +123,11 @@ def test_a_training_over_the_wire_sums_to_the_bit_what_devices_report(authority,
         return total
 
     monkeypatch.setattr(DeviceFleet, "sum_reports", noted)
-    count = len(fleet.enrolled)
+    count = len(fleet.keys)
     handlers = [fleet.link._devices[number].handler for number in range(count)]
     with wire(authority, keys(tmp_path, count)) as (server, ends), devices(authority, tmp_path, ends, handlers):
         until(lambda: len(server.link.devices()) == count)
-        connected = Connected(server.link, lambda: {n: n for n in server.link.devices()}, fleet.enrolled, EnrolledKeys(fleet.keys))
+        connected = fleet.connected._replace(link=server.link)
         finished = train_run(fleet.recipe, tmp_path / "run", quietly, connected)
     assert finished.guarantee.releases == 3 == len(totals)
     modulus = build.algorithm(fleet.recipe, len(fleet.vocabulary)).mechanism.modulus

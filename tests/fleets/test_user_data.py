@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from fleet_of_devices import fleet_recipe
 
+from enrolling import ISSUER
 from taciturn.data.texts import Texts
 from taciturn.fleets import assemble
-from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
 from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.recipe import build
 
@@ -26,7 +26,7 @@ def texts(lengths):
 
 def on_devices(recipe, vocabulary, lengths, folder):
     return [
-        assemble.build_device(recipe, vocabulary, tokens, 0, EnrolledKeys({}), [b"key"], folder / f"{number}")._user
+        assemble.build_device(recipe, vocabulary, tokens, ISSUER.key, ISSUER.authority, folder / f"{number}")._user
         for number, tokens in enumerate(texts(lengths))
     ]
 

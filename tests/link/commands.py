@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from wire import until
 
 from taciturn.data.population import write_population
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
+from taciturn.fleets.wire.authority import device_request, requested_key
 
 TACITURN = [sys.executable, "-c", "from taciturn.cli import main; main()"]
 WORDS = tuple(f"word{number}" for number in range(20))
@@ -116,7 +118,10 @@ class CommandFleet:
         (folder / "recipe.toml").write_text(RECIPE.format(population=population.folder, rounds=rounds, save_every=save_every))
         self.command("new", "fleet", "new", self.fleet, folder / "recipe.toml").run()
         self.folders = [folder / f"device-{number}" for number in range(devices)]
-        self.command("enrol", "fleet", "enrol", self.fleet, *self.folders, folder / "sceptic").run()
+        asking = [*self.folders, folder / "sceptic"]
+        self.command("enrol", "fleet", "enrol", self.fleet, *map(device_request, asking)).run()
+        for one in asking:
+            shutil.copytree(self.fleet / "for-devices", one / "fleet")
         self.devices = [self.device(one, number) for number, one in enumerate(self.folders)]
 
     def command(self, log: str, *arguments: object) -> Command:
@@ -152,7 +157,7 @@ class CommandFleet:
 
     def public_keys(self) -> list[bytes]:
         """By which devices are known on the wire."""
-        return [(folder / "device.pub").read_bytes().split()[1] for folder in self.folders]
+        return [requested_key((folder / "request.txt").read_text()) for folder in self.folders]
 
     def end(self) -> None:
         for command in self._started:

@@ -8,9 +8,9 @@ import time
 import pytest
 from wire import HERE, until
 
+from enrolling import wire_server
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.wire.authority import certify_server
-from taciturn.fleets.wire.server import wire_server
 
 GONE_AFTER = 60  # seconds: for which a sign of life counts, and some
 ALL = 30
@@ -62,7 +62,7 @@ def test_the_server_process_is_killed_again_and_again(fleet):
     for _ in range(3):
         with subprocess.Popen(
             [sys.executable, HERE / "server_process.py", fleet.folder / "server", str(port)]
-            + [device.public_key.decode() for device in devices],
+            + [device.public_key.hex() for device in devices],
             stdout=subprocess.PIPE,
             text=True,
         ) as process:

@@ -6,8 +6,8 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from taciturn.fleets.wire.authority import certify_server, device_key, make_authority
-from taciturn.fleets.wire.server import wire_server
+from enrolling import device_key, wire_server
+from taciturn.fleets.wire.authority import certify_server, make_authority
 
 HERE = Path(__file__).parent
 PATIENCE = 60  # seconds for what takes one or two, on a machine with other things to do

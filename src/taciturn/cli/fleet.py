@@ -1,7 +1,5 @@
 """`taciturn fleet`: training over a network of devices that keep their text."""
 
-import json
-import logging
 import socket
 import subprocess
 import sys
@@ -14,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.logging import RichHandler
 
-from taciturn.cli.output import console, fleet_view, group, print_finished, print_load
+from taciturn.cli.output import console, fleet_view, group, logged_lines, print_finished, print_load
 from taciturn.cli.train import Settings
 
 if TYPE_CHECKING:
     import ssl
 
+    from taciturn.fleets.enrolment import EnrolledNow
     from taciturn.fleets.wire.many_devices import Load, LoadDevice
     from taciturn.fleets.wire.redis_store import RedisStore
     from taciturn.fleets.wire.server import WireServer
@@ -37,6 +35,9 @@ Store = typer.Option(
 )
 Metrics = typer.Option(help="show counts for Prometheus at /metrics on this port of this machine, or on host:port")
 JsonLog = typer.Option("--json-log", help="log lines as JSON, on standard error")
+Fleet = typer.Argument(help="the server's folder; if it is elsewhere, any for the file enrolled.txt, which goes there")
+Authority = typer.Option(help="folder of the fleet's authority (default: FLEET-authority, beside it)")
+Days = typer.Option(min=1, help="for which certificates are good")
 OVER_DEVICES = ("fleet.kind=devices", "privacy.encoding=modular")  # what makes a recipe one for devices
 
 
@@ -49,44 +50,81 @@ def new(
         list[str] | None, typer.Option(help="name or address by which devices know the server; localhost always is one")
     ] = None,
 ) -> None:
-    """Make a fleet: a certificate authority, a certificate for the server, and the recipe with its noise worked out.
+    """Make a fleet: its authority, a certificate for the server, and the recipe with its noise worked out.
 
-    Of the recipe's population the words and the held-out users are taken, and no one's text: that is on devices. Keep FLEET/authority safe:
-    with its key anyone can pretend to be the server.
+    Of the recipe's population the words and the held-out users are taken, and no one's text: that is on devices. Beside FLEET lies
+    FLEET-authority: move it to where the server cannot read it. With its keys anyone can pretend to be the server, or make up devices.
 
-    Example: taciturn fleet new keyboard-fleet recipe.toml --name fleet.example.org; taciturn fleet enrol keyboard-fleet phone-1 phone-2
+    Example: taciturn fleet new keyboard-fleet recipe.toml --name fleet.example.org
     """
+    from taciturn.fleets.enrolment import beside
     from taciturn.fleets.folders import new_fleet
     from taciturn.recipe.text import load_recipe
 
     new_fleet(fleet, load_recipe(recipe, [*(set or ()), *OVER_DEVICES]), tuple(name or ()))
-    console.print(f"{fleet} is ready. Enrol devices: taciturn fleet enrol {fleet} DEVICE …; then: taciturn fleet serve {fleet}")
+    console.print(f"{fleet} is ready. Keep {beside(fleet)} elsewhere than the server: with its keys anyone can make up devices.")
+    console.print(f"Enrol devices: taciturn fleet enrol {fleet} REQUEST …; then: taciturn fleet serve {fleet}")
 
 
 @fleet_app.command()
 def enrol(
-    fleet: Annotated[Path, typer.Argument(help="the server's folder")],
-    devices: Annotated[list[Path], typer.Argument(help="folders of devices; new ones are made, with a key")],
+    fleet: Annotated[Path, Fleet],
+    requests: Annotated[list[str], typer.Argument(help="what `taciturn fleet device FOLDER --new` has printed, or files of it")],
+    authority: Annotated[Path | None, Authority] = None,
+    days: Annotated[int, Days] = 365,
 ) -> None:
-    """Let devices take part, and give them what they need to know: certificate, recipe, words, and the list of all devices.
+    """Sign certificates for keys that devices have made, which lets them take part. The authority does this, wherever its folder is.
 
-    Every device has to have the same list, so name all of them, or copy FLEET/for-devices to DEVICE/fleet on those that are elsewhere.
-    A run that is under way goes on once all have it.
+    Into FLEET it writes enrolled.txt. If the server is elsewhere, copy that there; a server or front end that is running reads it anew.
+    A device needs besides its key the folder for-devices/ of the fleet, as DEVICE/fleet. Its certificate it gets from the server.
 
-    Example: taciturn fleet enrol keyboard-fleet phone-1 phone-2
+    Example: taciturn fleet enrol keyboard-fleet phone-1/request.txt phone-2/request.txt
     """
-    from taciturn.fleets.folders import enrol as enrol_devices
-    from taciturn.fleets.folders import enrolled_keys
+    from taciturn.fleets import enrolment
 
-    enrol_devices(fleet, devices)
-    console.print(f"{len(enrolled_keys(fleet))} devices are enrolled in {fleet}")
+    numbers = enrolment.enrol(authority or enrolment.beside(fleet), fleet, [_request(one) for one in requests], days)
+    for given, number in zip(requests, numbers, strict=True):
+        console.print(f"device {number}: {given if len(given) < 80 else given[:60] + '…'}")
+    console.print(f"{len(enrolment.read_enrolled(fleet).certificates)} devices are enrolled in {fleet}")
+
+
+@fleet_app.command()
+def dismiss(
+    fleet: Annotated[Path, Fleet],
+    devices: Annotated[list[int], typer.Argument(help="their numbers, which `taciturn fleet enrol` says", min=0)],
+    authority: Annotated[Path | None, Authority] = None,
+) -> None:
+    """Let devices take part no more: the authority signs the next list of those who do not. There is no way back for their keys.
+
+    A server that has the list refuses them, and so does every device that has seen it. If the server is elsewhere, copy enrolled.txt there.
+
+    Example: taciturn fleet dismiss keyboard-fleet 17
+    """
+    from taciturn.fleets import enrolment
+
+    number = enrolment.dismiss(authority or enrolment.beside(fleet), fleet, devices)
+    console.print(f"{len(enrolment.read_enrolled(fleet).dismissed.devices)} devices are dismissed, by list {number}")
+
+
+@fleet_app.command()
+def renew(fleet: Annotated[Path, Fleet], authority: Annotated[Path | None, Authority] = None, days: Annotated[int, Days] = 365) -> None:
+    """Sign anew the certificates that end within three months; devices keep their keys, and get the new ones from the server.
+
+    Example: taciturn fleet renew keyboard-fleet
+    """
+    from taciturn.fleets import enrolment
+
+    count = enrolment.renew(authority or enrolment.beside(fleet), fleet, days)
+    console.print(
+        f"{count} certificates are renewed" + (f"; if the server is elsewhere, copy {fleet / enrolment.ENROLLED} there" if count else "")
+    )
 
 
 @fleet_app.command()
 def serve(
     fleet: Annotated[Path, typer.Argument(help="the server's folder, made by `taciturn fleet new`")],
     run: Annotated[Path | None, typer.Option(help="folder of the run (default: FLEET/run)")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on with a run that was interrupted")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with a run that was interrupted, if there is one")] = False,
     host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 for every network of this machine")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 8443,
     insecure: Annotated[bool, typer.Option("--insecure", help="without TLS; on this machine alone")] = False,
@@ -97,27 +135,29 @@ def serve(
     """Train over devices: each trains on its own text, and only a securely aggregated sum reaches the server.
 
     Waits for devices (`taciturn fleet device`), asks more than it needs, goes on without those that drop out, and repeats a round that
-    got too few reports. Killed at any moment, it goes on with --resume: no round is released without being charged, and none is charged
+    got too few reports. Killed at any moment, it goes on with --resume (which begins where there is nothing yet): no round is released without being charged, and none is charged
     twice. With --store it listens nowhere itself: devices come through front ends (`taciturn fleet front-end`).
 
     Example: taciturn fleet serve keyboard-fleet --host 0.0.0.0 --port 8443
     """
+    from taciturn.fleets.enrolment import EnrolledNow
     from taciturn.fleets.wire.metrics import metrics_page
     from taciturn.fleets.wire.server import shared_server, wire_server
 
-    with _logging(json_log), metrics_page(metrics):
+    enrolled = EnrolledNow(fleet)
+    with logged_lines(json_log), metrics_page(metrics):
         if store is None:
-            with wire_server(fleet / "wire", host, port, insecure) as server:
-                _serve(server, fleet, run or fleet / "run", resume, server.address)
+            with wire_server(fleet / "wire", host, port, enrolled.number_of, insecure) as server:
+                _serve(server, enrolled, fleet, run or fleet / "run", resume, server.address)
         else:
-            shared = _redis(store, fleet)
+            shared = _redis(store, enrolled)
             with shared_server(fleet / "wire", shared) as server:
-                _serve(server, fleet, run or fleet / "run", resume, f"the Redis at {shared.address}")
+                _serve(server, enrolled, fleet, run or fleet / "run", resume, f"the Redis at {shared.address}")
 
 
 @fleet_app.command("front-end")
 def front_end(
-    fleet: Annotated[Path, typer.Argument(help="the server's folder, or one with copies of its folders wire/ and for-devices/")],
+    fleet: Annotated[Path, typer.Argument(help="the server's folder, or one with copies of wire/ and enrolled.txt")],
     store: Annotated[str, Store],
     host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 for every network of this machine")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 8443,
@@ -128,44 +168,53 @@ def front_end(
     """Be one of several doors for devices, with the server's certificate; the server is elsewhere, at the same --store.
 
     It keeps nothing: kill it, or start another, whenever you like. Devices that were connected find another one by the name they know.
-    After `taciturn fleet enrol` copy for-devices/ again, and start it again.
+    After `taciturn fleet enrol`, `dismiss` or `renew` copy enrolled.txt again: it is read anew.
 
     Example: taciturn fleet front-end keyboard-fleet --store rediss://redis.example.org:6379 --host 0.0.0.0 --port 8443
     """
-    from taciturn.fleets import folders
+    from taciturn.fleets.enrolment import EnrolledNow
     from taciturn.fleets.wire.device import ends_on_sigterm
     from taciturn.fleets.wire.metrics import metrics_page
     from taciturn.fleets.wire.server import front_end
 
-    numbers = folders.device_numbers(folders.enrolled_keys(fleet / "for-devices"))
-    shared = _redis(store, fleet)
-    opening = front_end(fleet / "wire", host, port, shared, numbers.get, insecure)
-    with _logging(json_log), ends_on_sigterm(), metrics_page(metrics), opening as opened:
-        console.print(f"{len(numbers)} devices are enrolled; this front end listens on {opened.address}")
+    enrolled = EnrolledNow(fleet)
+    opening = front_end(fleet / "wire", host, port, _redis(store, enrolled), enrolled.number_of, insecure)
+    with logged_lines(json_log), ends_on_sigterm(), metrics_page(metrics), opening as opened:
+        console.print(f"{len(enrolled().certificates)} devices are enrolled; this front end listens on {opened.address}")
         opened.wait()
 
 
 @fleet_app.command()
 def device(
-    folder: Annotated[Path, typer.Argument(help="the device's own folder, enrolled with `taciturn fleet enrol`")],
+    folder: Annotated[Path, typer.Argument(help="the device's own folder, with a copy of the fleet's for-devices/ as fleet/")],
+    new: Annotated[bool, typer.Option("--new", help="make a key that stays here, and print a request for `taciturn fleet enrol`")] = False,
     server: Annotated[str | None, typer.Option(help="host:port of `taciturn fleet serve`")] = None,
     data: Annotated[
         Path | None, typer.Option(help="its user's messages: .txt, one a line, or a table of one person; kept in the folder")
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="without TLS; on this machine alone")] = False,
     opt_out: Annotated[bool, typer.Option("--opt-out", help="take part in nothing any more, and delete the text")] = False,
+    while_: Annotated[str, typer.Option("--while", help="take part only so long as it is charging,unmetered,idle (all or some)")] = "",
+    while_command: Annotated[str | None, typer.Option(help="take part only so long as this command ends with exit status 0")] = None,
+    least_tokens: Annotated[int, typer.Option(min=1, help="of text, with which it takes part")] = 1,
+    delete_used: Annotated[bool, typer.Option("--delete-used", help="delete text once a report was made of it")] = False,
 ) -> None:
     """Be a device: keep a person's text, and train on it when the server asks, as often as the recipe allows and no more.
 
     When it took part stands in FOLDER/participation.json, and outlives restarts of both sides. Ctrl-C stops it; started again, it goes on.
 
-    Example: taciturn fleet device phone-1 --server fleet.example.org:8443 --data messages.txt
+    Example: taciturn fleet device phone-1 --server fleet.example.org:8443 --data messages.txt --while charging,unmetered
     """
     from taciturn.fleets import folders
+    from taciturn.fleets.devices.eligibility import why_not_now
     from taciturn.fleets.devices.transport import LinkError
-    from taciturn.fleets.wire.authority import AUTHORITY_CERTIFICATE
+    from taciturn.fleets.wire.authority import AUTHORITY_CERTIFICATE, DEVICE_REQUEST, device_request
     from taciturn.fleets.wire.device import run_device
 
+    if new:
+        print(device_request(folder))  # one line, as it is: for a pipe
+        console.print(f"The same line is in {folder / DEVICE_REQUEST}. It is no secret: give it to the fleet's authority.")
+        return
     if opt_out:
         folders.opt_out(folder)
         console.print(f"{folder} has opted out; its text is deleted.")
@@ -174,8 +223,10 @@ def device(
         _take_text(folder, data)
     if server is None:
         raise LinkError("name the server: --server host:port")
-    handler = folders.open_device(folder)
-    with _logging():
+    handler = folders.open_device(
+        folder, why_not_now([word for word in while_.split(",") if word], while_command), least_tokens, delete_used
+    )
+    with logged_lines():
         run_device(server, folder, handler, None if insecure else folder / "fleet" / AUTHORITY_CERTIFICATE, insecure)
 
 
@@ -195,6 +246,7 @@ def up(
     Example: taciturn fleet up 5 recipe.toml --out try --set participation.cohort=3 --set participation.min_separation=0
     """
     from taciturn.fleets import folders
+    from taciturn.fleets.enrolment import EnrolledNow
     from taciturn.fleets.wire.server import wire_server
     from taciturn.recipe.text import load_recipe
 
@@ -203,8 +255,10 @@ def up(
     if "timer_hours" not in loaded.fleet.model_fields_set:
         loaded = loaded.with_settings("fleet", timer_hours=NO_REST)
     devices = folders.try_out(out, loaded, count, run.name)
-    with _logging(), wire_server(out / "server" / "wire", "127.0.0.1", port) as server, _devices(devices, server.address):
-        _serve(server, out / "server", run, False, server.address)
+    fleet, enrolled = out / "server", EnrolledNow(out / "server")
+    opening = wire_server(fleet / "wire", "127.0.0.1", port, enrolled.number_of)
+    with logged_lines(), opening as server, _devices(devices, server.address):
+        _serve(server, enrolled, fleet, run, False, server.address)
 
 
 @fleet_app.command()
@@ -282,30 +336,30 @@ async def _watch_load(devices: "list[LoadDevice]", trusted: "ssl.SSLContext", is
     return load
 
 
-def _redis(url: str, fleet: Path) -> "RedisStore":
+def _request(given: str) -> str:
+    """A line, or the file it is in."""
+    return path.read_text() if len(given) < 256 and (path := Path(given)).is_file() else given
+
+
+def _redis(url: str, enrolled: "EnrolledNow") -> "RedisStore":
     from taciturn.fleets.devices.transport import LinkError
-    from taciturn.fleets.folders import fleet_name
 
     try:
         from taciturn.fleets.wire.redis_store import RedisStore
     except ModuleNotFoundError:
         raise LinkError("--store needs a package that is not installed: pip install 'taciturn[fleet-redis]'") from None
-    return RedisStore(url, fleet_name(fleet))
+    return RedisStore(url, enrolled().dismissed.fleet.hex())
 
 
-def _serve(server: "WireServer", fleet: Path, run: Path, resume: bool, address: str) -> None:
+def _serve(server: "WireServer", enrolled: "EnrolledNow", fleet: Path, run: Path, resume: bool, address: str) -> None:
     from taciturn.fleets.devices.fleet import Connected
-    from taciturn.fleets.folders import enrolled_keys, fleet_recipe, identity
+    from taciturn.fleets.folders import fleet_authority, fleet_recipe
     from taciturn.fleets.wire.metrics import COUNTS
     from taciturn.runs.loop import resume_run, train_run
 
-    enrolled = enrolled_keys(fleet)
-    for key in enrolled:
-        server.enrol(key)
-    with fleet_view(address, len(enrolled)) as (watch, progress):
-        people = partial(server.connected_devices, enrolled)
-        connected = Connected(server.link, people, enrolled, identity(enrolled), watch)
-        begin = resume_run if resume else partial(train_run, fleet_recipe(fleet))
+    with fleet_view(address, len(enrolled().certificates)) as (watch, progress):
+        connected = Connected(server.link, enrolled, fleet_authority(fleet / "for-devices"), watch)
+        begin = resume_run if resume and run.exists() else partial(train_run, fleet_recipe(fleet))
 
         def counted(done: int, all: int, row: dict[str, Any]) -> None:
             COUNTS.show("taciturn_rounds_finished", lambda: done)
@@ -343,25 +397,3 @@ def _devices(folders: list[Path], address: str) -> Iterator[None]:
                 process.wait(END_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
-
-
-@contextmanager
-def _logging(as_json: bool = False) -> Iterator[None]:
-    """What happens to the fleet, in lines. None of them names a device: what does is at DEBUG, and not shown."""
-    log, handler = logging.getLogger("taciturn.fleet"), RichHandler(console=console, show_path=False)
-    if as_json:
-        handler = logging.StreamHandler()
-        handler.setFormatter(_JsonLine())
-    handler.setLevel(logging.INFO)
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-
-
-class _JsonLine(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        return json.dumps({"time": at, "level": record.levelname.lower(), "message": record.getMessage()}, ensure_ascii=False)

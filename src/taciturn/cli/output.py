@@ -1,15 +1,19 @@
 """What the commands print with: one console, progress bars, tables, and figures in words."""
 
 import functools
+import json
+import logging
 import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -158,3 +162,25 @@ def histogram_line(share: float, width: int = 40) -> str:
     """
     eighths = round(share * width * 8)
     return "█" * (eighths // 8) + BLOCKS[eighths % 8].strip()
+
+
+@contextmanager
+def logged_lines(as_json: bool = False) -> Iterator[None]:
+    """What happens to the fleet, in lines. None of them names a device: what does is at DEBUG, and not shown."""
+    log, handler = logging.getLogger("taciturn.fleet"), RichHandler(console=console, show_path=False)
+    if as_json:
+        handler = logging.StreamHandler()
+        handler.setFormatter(_JsonLine())
+    handler.setLevel(logging.INFO)
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+
+
+class _JsonLine(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        return json.dumps({"time": at, "level": record.levelname.lower(), "message": record.getMessage()}, ensure_ascii=False)

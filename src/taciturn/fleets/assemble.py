@@ -8,16 +8,17 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from taciturn import trees
 from taciturn.core import FleetWithStats, LanguageModel, Mechanism, Message, PyTree
 from taciturn.data.population import Population
 from taciturn.data.vocabulary import Vocabulary
-from taciturn.fleets.devices.device import Device
+from taciturn.fleets.devices.device import WISHES, Device, Wishes
 from taciturn.fleets.devices.fleet import Connected, DeviceFleet
 from taciturn.fleets.devices.participation_record import ParticipationLimits, ParticipationRecord
 from taciturn.fleets.ray_engine import RayFleet, is_joined
-from taciturn.fleets.secure_aggregation.identities import Identity
+from taciturn.fleets.secure_aggregation.identities import Authority
 from taciturn.fleets.secure_aggregation.messages import Terms
 from taciturn.fleets.simulation.availability import Clock, Devices, Habits
 from taciturn.fleets.simulation.check_in import CheckInFleet
@@ -33,21 +34,20 @@ from taciturn.recipe.text import RecipeError
 RUN_DIGITS = 16  # of the ledger's row that opened a run
 
 
-def agreement(recipe: Recipe, vocabulary: Vocabulary, enrolled: Sequence[bytes]) -> Terms:
-    """What both sides of a secure sum make of a recipe, its words and the list of devices: of no round yet."""
+def agreement(recipe: Recipe, vocabulary: Vocabulary, authority: Authority) -> Terms:
+    """What both sides of a secure sum make of a recipe, its words and the enrolment authority: of no round yet."""
     params = jax.eval_shape(build.language_model(recipe.model, len(vocabulary)).init, jax.random.key(0))
     encoded, participation, section = build.report_encoding(recipe, params), _min_separation(recipe), recipe.fleet
     most = min(section.most_reports or participation.asked, participation.asked)
     told = recipe.with_settings("run", seed=None)  # which devices are not
-    name = _fingerprint(told.fingerprint, vocabulary.words, enrolled)
+    name = _fingerprint(told.fingerprint, vocabulary.words, authority)
     shares = section.max_dropout, section.max_colluding
-    return Terms(b"", b"", name, encoded.bits, encoded.padded, *shares, participation.size, most)
+    return Terms(b"", b"", b"", name, encoded.bits, encoded.padded, *shares, participation.size, most)
 
 
-def _fingerprint(recipe: str, words: Sequence[str], enrolled: Sequence[bytes]) -> bytes:
-    """`enrolled` are the public keys of all devices, in the order of their numbers."""
+def _fingerprint(recipe: str, words: Sequence[str], authority: Authority) -> bytes:
     digest = hashlib.sha256(b"taciturn fleet\0")
-    for parts in ([recipe.encode()], [word.encode() for word in words], enrolled):
+    for parts in ([recipe.encode()], [word.encode() for word in words], [b"".join(authority)]):
         digest.update(len(parts).to_bytes(8, "big"))
         for part in parts:
             digest.update(len(part).to_bytes(8, "big") + part)
@@ -59,8 +59,9 @@ def device_fleet(recipe: Recipe, vocabulary: Vocabulary, folder: Path, connected
     if connected is None:
         raise RecipeError('[fleet] kind = "devices" is trained with `taciturn fleet serve`, to which devices connect')
     participation = _min_separation(recipe)
-    check_enough(recipe, len(connected.enrolled))
-    agreed = agreement(recipe, vocabulary, connected.enrolled)
+    certificates, dismissed = connected.enrolled()
+    check_enough(recipe, len(certificates) - len(dismissed.devices))
+    agreed = agreement(recipe, vocabulary, connected.authority)
 
     def run() -> str:
         return f"{account.terms.name} {account.rows[0]['hash'][:RUN_DIGITS]}"  # a folder's name may come again
@@ -86,7 +87,13 @@ def check_enough(recipe: Recipe, devices: int) -> None:
 
 
 def build_device(
-    recipe: Recipe, vocabulary: Vocabulary, tokens: np.ndarray, number: int, identity: Identity, enrolled: Sequence[bytes], folder: Path
+    recipe: Recipe,
+    vocabulary: Vocabulary,
+    tokens: np.ndarray,
+    key: Ed25519PrivateKey,
+    authority: Authority,
+    folder: Path,
+    wishes: Wishes = WISHES,
 ) -> Device:
     """The device of one person, whose text is `tokens`; `folder` keeps when it took part. `recipe` is the server's, noise and all."""
     algorithm = build.algorithm(recipe, len(vocabulary))
@@ -94,14 +101,15 @@ def build_device(
     user = build.layout(recipe, vocabulary).user_data(tokens, recipe.participation.weight_cap)
     limits = ParticipationLimits(recipe.fleet.timer_hours, _min_separation(recipe).min_separation, _lifetime(recipe))
     return Device(
-        number,
-        identity,
-        agreement(recipe, vocabulary, enrolled),
+        key,
+        authority,
+        agreement(recipe, vocabulary, authority),
         device_program(algorithm),
         like,
         public_part,
         user,
         ParticipationRecord(folder, limits),
+        wishes,
     )
 
 

@@ -4,21 +4,23 @@ FLEET/                      the server's
   recipe.toml               with its noise worked out: the same on every device
   population/               words, held-out users and the ledger; no user's text, which is on devices. Where a fleet is only tried out there
                             is none: its people are a population's, whose ledger is charged
-  enrolled.txt              the devices' public keys, a line each; a device's number is its line
-  authority/  wire/         the certificate authority; the server's certificate
-  for-devices/              what every device is given: authority.crt, recipe.toml, words, enrolled.txt
+  enrolled.txt              who is enrolled, as the authority says: certificates, and the list of dismissed devices (enrolment.py)
+  wire/                     the server's certificate
+  for-devices/              what every device is given: authority.crt, enrolment.pub, recipe.toml, words
 
-DEVICE/                     a device's own: nothing of it is ever sent
-  device.key  device.pub    who it is
+FLEET-authority/            the authority's, which belongs elsewhere (enrolment.py)
+
+DEVICE/                     a device's own: nothing of it is ever sent, but for request.txt
+  device.key  request.txt   who it is, and what it asks the authority to sign
   fleet/                    a copy of for-devices/
   tokens.npy                its user's text
   participation.json        when it took part
 """
 
-import hashlib
 import io
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -26,36 +28,29 @@ import numpy as np
 from taciturn.data.population import HeldOutUsers, Population, hashed_id, writing_population
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.files import new_folder, write_atomically
-from taciturn.fleets import assemble
+from taciturn.fleets import assemble, enrolment
 from taciturn.fleets.devices import participation_record
-from taciturn.fleets.devices.device import Device
+from taciturn.fleets.devices.device import Device, Wishes
 from taciturn.fleets.devices.transport import LinkError
-from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
-from taciturn.fleets.wire.authority import (
-    AUTHORITY_CERTIFICATE,
-    certify_server,
-    device_key,
-    load_device_key,
-    load_public_key,
-    make_authority,
-)
+from taciturn.fleets.secure_aggregation.identities import Authority
+from taciturn.fleets.wire.authority import AUTHORITY_CERTIFICATE, DEVICE_KEY, certify_server, device_request, load_key, make_authority
 from taciturn.populations import open_ledger
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.solve import with_noise
 from taciturn.recipe.text import load_recipe, save_recipe
 
-RECIPE, ENROLLED, TOKENS = "recipe.toml", "enrolled.txt", "tokens.npy"
+RECIPE, ENROLMENT, TOKENS = "recipe.toml", "enrolment.pub", "tokens.npy"
 LOCAL_NAMES = ("localhost", "127.0.0.1")
-NAME_DIGITS = 16
 
 
 def new_fleet(folder: Path, recipe: Recipe, names: tuple[str, ...] = ()) -> None:
     """A server's folder. The recipe's population lends its words and held-out users; the people are others, with a ledger of their own.
     `names` are those that devices know the server by."""
     source = build.population(recipe)
-    with new_folder(folder, "a fleet's authority and ledger are never replaced; choose another folder") as made:
-        _server_folder(made, recipe.with_settings("data", population=str(folder / "population")), source, names)
+    hint = "a fleet's authority and ledger are never replaced; choose another folder"
+    with new_folder(enrolment.beside(folder), hint, mode=0o700) as authority, new_folder(folder, hint) as made:
+        _server_folder(made, authority, recipe.with_settings("data", population=str(folder / "population")), source, names)
         with writing_population(made / "population", source.vocabulary) as writer:
             for number, text in enumerate(HeldOutUsers(source.folder).texts):
                 writer.add("held_out", hashed_id(writer.salt, str(number)), np.asarray(text))
@@ -73,23 +68,25 @@ def try_out(folder: Path, recipe: Recipe, count: int, run: str) -> list[Path]:
             raise LinkError(f"the ledger of {population.folder} has a run {run!r} already: choose another --out")
         assemble.check_enough(recipe, count)
         people = str(population.folder.resolve())  # the same ones, wherever it is started
-        _server_folder(made / "server", recipe.with_settings("data", population=people), population, ())
+        server = made / "server"
+        _server_folder(server, enrolment.beside(server), recipe.with_settings("data", population=people), population, ())
         devices = [made / f"device-{number}" for number in range(count)]
         for number, device in enumerate(devices):
             save_text(device, population.texts[number])
-        enrol(made / "server", devices)
+        enrol(server, devices)
     return [folder / device.name for device in devices]
 
 
-def _server_folder(folder: Path, recipe: Recipe, words_of: Population, names: tuple[str, ...]) -> None:
+def _server_folder(folder: Path, authority: Path, recipe: Recipe, words_of: Population, names: tuple[str, ...]) -> None:
     recipe = with_noise(recipe, vocabulary=len(words_of.vocabulary))
-    certificate = make_authority(folder / "authority")
-    certify_server(folder / "authority", folder / "wire", [*LOCAL_NAMES, *names])
+    certificate = make_authority(authority)
+    certify_server(authority, folder / "wire", [*LOCAL_NAMES, *names])
+    issuer = enrolment.new_authority(authority, folder)
     save_recipe(recipe, folder / RECIPE)
-    (folder / ENROLLED).touch()
     given = folder / "for-devices"
     given.mkdir()
     shutil.copy(certificate, given / AUTHORITY_CERTIFICATE)
+    write_atomically(given / ENROLMENT, b"".join(issuer.authority).hex().encode() + b"\n")
     theirs = recipe.with_settings("run", seed=None)  # of which all noise is made: it is the server's alone
     save_recipe(theirs.with_settings("data", population="on devices"), given / RECIPE)
     words_of.vocabulary.save(given / "vocabulary.txt")
@@ -97,42 +94,18 @@ def _server_folder(folder: Path, recipe: Recipe, words_of: Population, names: tu
 
 
 def enrol(folder: Path, devices: list[Path]) -> None:
-    """Make keys for devices that have none, list them, and give all of them what they need to know."""
-    list_devices(folder, devices)
+    """Where devices, server and authority are all on this machine."""
+    enrolment.enrol(enrolment.beside(folder), folder, list(map(device_request, devices)))
     for device in devices:
         shutil.copytree(folder / "for-devices", device / "fleet", dirs_exist_ok=True)
 
 
-def list_devices(folder: Path, devices: list[Path]) -> None:
-    """After those that are listed already; with keys for those that have none."""
-    enrolled = dict.fromkeys([*enrolled_keys(folder), *map(device_key, devices)])
-    write_atomically(folder / ENROLLED, b"".join(key + b"\n" for key in enrolled))
-    shutil.copy(folder / ENROLLED, folder / "for-devices" / ENROLLED)
-
-
-def enrolled_keys(folder: Path) -> list[bytes]:
-    if not (folder / ENROLLED).exists():
-        raise LinkError(f"{folder} is no fleet, or knows of no device yet: `taciturn fleet new`, then `taciturn fleet enrol`")
-    return (folder / ENROLLED).read_bytes().splitlines()
-
-
-def device_numbers(enrolled: list[bytes]) -> dict[bytes, int]:
-    """By the keys as devices send them."""
-    return {load_public_key(line).public_bytes_raw(): number for number, line in enumerate(enrolled)}
-
-
-def fleet_name(folder: Path) -> str:
-    """By which a Redis tells fleets apart: the same on every host that has the fleet's certificate of its authority."""
-    certificate = folder / "for-devices" / AUTHORITY_CERTIFICATE
-    if not certificate.exists():
-        raise LinkError(f"{certificate} is missing: a front end needs a copy of the fleet's folders wire/ and for-devices/")
-    return hashlib.sha256(certificate.read_bytes()).hexdigest()[:NAME_DIGITS]
-
-
-def identity(enrolled: list[bytes], device: Path | None = None) -> EnrolledKeys:
-    """Who knows all that are enrolled, and may be one of them."""
-    keys = {number: load_public_key(line) for number, line in enumerate(enrolled)}
-    return EnrolledKeys(keys, load_device_key(device) if device else None)
+def fleet_authority(given: Path) -> Authority:
+    """Whose devices a fleet has; `given` is its folder for-devices/, or a device's copy."""
+    try:
+        return Authority.of(bytes.fromhex((given / ENROLMENT).read_text()))
+    except (OSError, ValueError) as error:
+        raise LinkError(f"the authority of the fleet's devices cannot be read: {error}. Copy the fleet's for-devices/ again") from None
 
 
 def fleet_recipe(folder: Path) -> Recipe:
@@ -152,26 +125,31 @@ def save_text(device: Path, tokens: np.ndarray) -> None:
 def vocabulary_of(device: Path) -> Vocabulary:
     given = device / "fleet"
     if not (given / "vocabulary.json").exists():
-        raise LinkError(f"{device} belongs to no fleet yet: `taciturn fleet enrol FLEET {device}`, on the server's side")
+        raise LinkError(f"{device} belongs to no fleet yet: copy the fleet's folder for-devices/ to {given}")
     return Vocabulary.load(given / "vocabulary.txt", json.loads((given / "vocabulary.json").read_text()))
 
 
-def open_device(device: Path) -> Device:
-    vocabulary, enrolled = vocabulary_of(device), enrolled_keys(device / "fleet")
-    if not (device / TOKENS).exists():
+def open_device(
+    device: Path, why_not_now: Callable[[], str | None] = lambda: None, least_tokens: int = 1, delete_used: bool = False
+) -> Device:
+    """Its owner may wish that it takes part at times only, with text enough, and that text is deleted which a report was made of."""
+    vocabulary, path = vocabulary_of(device), device / TOKENS
+    if not (device / DEVICE_KEY).exists():
+        raise LinkError(f"{device} has no key: `taciturn fleet device {device} --new` makes one, and a request for the fleet's authority")
+    if delete_used and path.exists() and path.stat().st_mtime < participation_record.last_upload(device):
+        path.unlink()  # a crash came before
+    if not path.exists():
         raise LinkError(f"{device} has no text: name a file of messages with --data")
-    own = device_key(device)
-    if own not in enrolled:
-        raise LinkError(f"{device} is not among the devices that its fleet knows: enrol it again")
-    return assemble.build_device(
-        fleet_recipe(device / "fleet"),
-        vocabulary,
-        np.load(device / TOKENS, allow_pickle=False),
-        enrolled.index(own),
-        identity(enrolled, device),
-        enrolled,
-        device,
-    )
+    tokens = np.load(path, allow_pickle=False)
+
+    def why_not() -> str | None:
+        if not path.exists():
+            return "its text was used, and is deleted"
+        return why_not_now() if len(tokens) >= least_tokens else f"its text has {len(tokens)} tokens, and {least_tokens} are wished for"
+
+    wishes = Wishes(why_not, lambda: path.unlink(missing_ok=True) if delete_used else None)
+    recipe, own = fleet_recipe(device / "fleet"), (load_key(device / DEVICE_KEY), fleet_authority(device / "fleet"))
+    return assemble.build_device(recipe, vocabulary, tokens, *own, device, wishes)
 
 
 def opt_out(device: Path) -> None:

@@ -11,12 +11,11 @@ import numpy as np
 from taciturn.data.population import write_population
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
 from taciturn.files import new_folder
-from taciturn.fleets import assemble
+from taciturn.fleets import assemble, enrolment
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.transport import LinkError
-from taciturn.fleets.folders import enrolled_keys, fleet_recipe, list_devices, new_fleet
-from taciturn.fleets.secure_aggregation.identities import EnrolledKeys
-from taciturn.fleets.wire.authority import AUTHORITY_CERTIFICATE, load_device_key, load_public_key
+from taciturn.fleets.folders import fleet_authority, fleet_recipe, new_fleet
+from taciturn.fleets.wire.authority import AUTHORITY_CERTIFICATE, DEVICE_KEY, device_request, load_key
 from taciturn.fleets.wire.many_devices import LoadDevice
 from taciturn.recipe.text import parse_recipe
 
@@ -45,21 +44,20 @@ def new_load(folder: Path, count: int, rounds: int, seconds: float, names: tuple
             "run": {"rounds": rounds, "evaluate_every": rounds, "save_every": rounds},
         }
         new_fleet(made / "server", parse_recipe(SETTINGS | sections), names)
-        list_devices(made / "server", [_device(made, number) for number in range(count)])
+        requests = [device_request(_device(made, number)) for number in range(count)]
+        enrolment.enrol(enrolment.beside(made / "server"), made / "server", requests)
 
 
 def open_load(folder: Path, count: int, servers: list[str]) -> tuple[list[LoadDevice], ssl.SSLContext]:
     """The devices, dealt to the servers in turn, and whom they trust."""
     given = folder / "server" / "for-devices"
-    recipe, enrolled = fleet_recipe(given), enrolled_keys(given)
-    if len(enrolled) != count:
-        raise LinkError(f"{folder} is of {len(enrolled)} devices: a round of it asks all of them. Choose another --out")
-    keys = {number: load_public_key(line) for number, line in enumerate(enrolled)}
+    recipe, authority, enrolled = fleet_recipe(given), fleet_authority(given), len(enrolment.read_enrolled(folder / "server").certificates)
+    if enrolled != count:
+        raise LinkError(f"{folder} is of {enrolled} devices: a round of it asks all of them. Choose another --out")
     devices = []
     for number in range(count):
-        own = load_device_key(_device(folder, number))
-        identity, place = EnrolledKeys(keys, own), _device(folder, number)
-        handler = assemble.build_device(recipe, VOCABULARY, _text(number), number, identity, enrolled, place)
+        own = load_key(_device(folder, number) / DEVICE_KEY)
+        handler = assemble.build_device(recipe, VOCABULARY, _text(number), own, authority, _device(folder, number))
         devices.append(LoadDevice(servers[number % len(servers)], own, handler, fields.UNMASK))
     context = ssl.create_default_context(cafile=str(given / AUTHORITY_CERTIFICATE))
     context.minimum_version = ssl.TLSVersion.TLSv1_3

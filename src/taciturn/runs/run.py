@@ -61,7 +61,7 @@ class Run:
             release = self.algorithm.mechanism.event(self.algorithm.participation)
         except ValueError as error:  # values that are each in range and do not go together
             raise RecipeError(str(error)) from None
-        self._check(first, max(len(self.population), len(connected.enrolled) if connected else 0))
+        self._check(first, max(len(self.population), len(connected.enrolled().certificates) if connected else 0))
         self.account = Account(ledger, self._terms(first, seeded), release)
         self.log = self._participation_log()
         self.fleet = self._fleet(connected)

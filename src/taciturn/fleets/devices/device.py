@@ -1,30 +1,32 @@
 """A device in a fleet: it keeps its text, and answers a server's questions, one stage of a secure sum after the other.
 
-Which terms a round has follows from the device's own recipe; from the server it takes the round's name and number, the model and other
-devices' keys. What leaves it is its keys, sealed shares, one report behind masks, one signature of who else reported, and
-shares of others' secrets.
+Which terms a round has follows from the device's own recipe; from the server it takes the round's name and number, the model, and what the
+enrolment authority has signed: certificates, its own too, and the list of dismissed devices. What leaves it is its keys, sealed shares, one
+report behind masks, one signature of who else reported, and shares of others' secrets.
 
 **Guarantee:** it trains on a message whose hash is in the terms that it and all of its cell signed, on which every mask depends, so
 that a sum is of reports about one model, or there is none. It trains on no message that is not finite, nor under another clip norm than its
 recipe's for the round. It reports once to a round, and answers once under a name (participation_record.py).
 
-**Assumes:** recipe, words and list of devices came to it from whom it trusts; what secure_aggregation/protocol.py and
+**Assumes:** recipe, words and the enrolment authority's key came to it from whom it trusts; what secure_aggregation/protocol.py and
 participation_record.py assume. A model that was made
 to bring out one person, and sent to *all* devices, does so in the sum: against that there is the curator's noise, and nothing here.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from taciturn.core import Message, Program, PyTree, UserData
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.participation_record import ParticipationRecord
 from taciturn.fleets.devices.transport import LOG, ComeBackLater
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
-from taciturn.fleets.secure_aggregation.identities import Identity
+from taciturn.fleets.secure_aggregation.identities import Authority, Certificate, Dismissed, Trust
 from taciturn.fleets.secure_aggregation.messages import Roster, SealedShares, Survivors, Terms, UnmaskRequest
 
 
@@ -32,23 +34,34 @@ class NotEligible(Exception):
     """The device does not take part, for a reason of its own."""
 
 
+class Wishes(NamedTuple):
+    """Of the device's owner."""
+
+    why_not_now: Callable[[], str | None] = lambda: None
+    reported: Callable[[], None] = lambda: None  # once a report is on record as used
+
+
+WISHES = Wishes()
+
+
 class Device:
     """A `Handler` (transport.py): kind of question and content → answer. One round at a time."""
 
     def __init__(
         self,
-        number: int,
-        identity: Identity,
+        key: Ed25519PrivateKey,
+        authority: Authority,
         agreement: Terms,
         program: Program,
         message: Message,
         public: Callable[[int], PyTree],
         user: UserData,
         record: ParticipationRecord,
+        wishes: Wishes = WISHES,
     ) -> None:
-        """`message` has the shapes of what a round sends, `public` is the recipe's public part of it by the row of the noise. `number` is
-        the device's place among those enrolled."""
-        self._number, self._identity, self._agreement, self._record = number, identity, agreement, record
+        """`message` has the shapes of what a round sends, `public` is the recipe's public part of it by the row of the noise. `key` is the
+        device's own."""
+        self._key, self._authority, self._agreement, self._record, self._wishes = key, authority, agreement, record, wishes
         self._like, self._public, self._user = message, public, user
         self._program = jax.jit(program)
         self._sum: DeviceRound | None = None
@@ -76,8 +89,8 @@ class Device:
     def _check_in(self, content: bytes) -> bytes:
         fingerprint, round = fields.unpack_fields(content, 2)
         if fingerprint != self._agreement.fingerprint:
-            raise NotEligible("the server trains by another recipe, or for other devices, than this device was given")
-        why_not = self._record.why_not(int(round))
+            raise NotEligible("the server trains by another recipe, or for another authority's devices, than this device was given")
+        why_not = self._wishes.why_not_now() or self._record.why_not(int(round))
         if why_not not in (None, self._why_not):
             LOG.info("takes no part now: %s", why_not)
         self._why_not = why_not
@@ -90,14 +103,16 @@ class Device:
 
     def _advertise(self, content: bytes) -> bytes:
         self._sum = None  # whatever round it was in is over
-        name, self._run, self._round, self._message_hash = fields.unpack_fields(content, 4)
-        terms = self._agreement._replace(round=name, message=self._message_hash)
-        terms.check()
+        name, self._run, self._round, self._message_hash, certificate, dismissed = fields.unpack_fields(content, 6)
+        own, trust = Certificate.from_bytes(certificate), Trust(self._authority, Dismissed.from_bytes(dismissed))
+        terms = self._agreement._replace(round=name, message=self._message_hash, dismissed=trust.dismissed.digest())
+        in_a_round = DeviceRound(terms, self._key, own, trust)
         if len(name) != fields.NAME_BYTES or len(self._run) > 255:
             raise ValueError(f"an attempt has a name of {fields.NAME_BYTES} bytes, and a run one of up to 255")
-        if why_not := self._record.enter(name, int(self._round)):
+        listed = trust.dismissed.number, trust.dismissed.digest().hex()
+        if why_not := self._wishes.why_not_now() or self._record.enter(name, int(self._round), *listed):
             raise NotEligible(why_not)
-        self._sum = DeviceRound(terms, self._number, self._identity)
+        self._sum, self._number = in_a_round, own.device
         return self._sum.advertise().to_bytes()
 
     def _report(self, content: bytes) -> bytes:
@@ -114,6 +129,7 @@ class Device:
         if why_not := self._record.upload(int(self._round), self._run.decode(), int(message.public.round)):
             self._sum = None  # whoever signs a list has sent a report
             raise NotEligible(why_not)
+        self._wishes.reported()
         return masked
 
     def _check(self, message: Message) -> None:

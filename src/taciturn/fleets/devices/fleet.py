@@ -17,7 +17,8 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -29,7 +30,7 @@ from taciturn.core import FailedRound, Key, Message, Program, Report, UserIds
 from taciturn.files import write_atomically
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.transport import LOG, Link, LinkError
-from taciturn.fleets.secure_aggregation.identities import Identity
+from taciturn.fleets.secure_aggregation.identities import Authority, Enrolled, Trust
 from taciturn.fleets.secure_aggregation.messages import Terms
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
 from taciturn.fleets.simulation.availability import TooFewDevices
@@ -53,10 +54,9 @@ class Patience(Protocol):
 class Connected(NamedTuple):
     """The devices of a server, connected or not."""
 
-    link: Link
-    devices: Callable[[], Mapping[int, int]]  # which enrolled device is at each connection, now
-    enrolled: Sequence[bytes]  # their public keys, in the order of their numbers
-    identity: Identity  # that knows them
+    link: Link  # on which devices have the numbers of their certificates
+    enrolled: Callable[[], Enrolled]  # those of now: more may come, and some be dismissed, while it trains
+    authority: Authority  # that says so
     watch: StageProgress = lambda stage, done, all: None
 
 
@@ -76,8 +76,8 @@ class DeviceFleet:
     ) -> None:
         """`folder` keeps who was asked for a report last, and when. `run` is a name that no other run has, `row` that of the noise
         which the next round takes, `apart` for how many rounds a device rests after one (MinS)."""
-        self._row, self._apart, self._enrolled = row, apart, connected.enrolled
-        self._link, self._devices, self._identity = connected.link, connected.devices, connected.identity
+        self._row, self._apart = row, apart
+        self._link, self._enrolled, self._authority = connected.link, connected.enrolled, connected.authority
         self._agreement, self._watch = agreement, connected.watch
         self._asked, self._patience, self._folder, self._run = asked, patience, folder, run
         self._round_seconds = min(SHORT, patience.deadline)  # how long the last one took
@@ -99,18 +99,18 @@ class DeviceFleet:
 
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
         """Those who are connected, rested and allowed; waits until they are enough, and longer each time that a round has failed."""
-        self._check_list()
-        allowed = eligible(np.arange(len(self._enrolled))).tolist()
+        certificates, dismissed = self._check_list()
+        allowed = set(eligible(np.arange(len(certificates))).tolist()) - dismissed.devices
         if (left := len(allowed)) < self._asked:
             raise TooFewDevices(
-                f"{self._asked} devices are asked in a round, and {left} of the {len(self._enrolled)} that are enrolled may still take "
-                "part: the others did so as often as they may, or too few rounds ago"
+                f"{self._asked} devices are asked in a round, and {left} of the {len(certificates)} that are enrolled may still take part: "
+                "the others did so as often as they may, or too few rounds ago, or were dismissed"
             )
         if self._summed is not None:  # not before: the sum is charged by now, and whatever happens here it is not lost
             self._steer(self._summed)
             self._summed = None
         resting = self._numbers(self._row()).resting(self._apart)
-        if resting and len(set(allowed) - resting - self._left_out()) < self._asked:
+        if resting and len(allowed - resting - self._left_out()) < self._asked:
             self._renumber()
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
@@ -138,9 +138,10 @@ class DeviceFleet:
                 "`taciturn fleet serve … --resume`"
             )
 
-    def _check_list(self) -> None:
-        """The log knows devices by their places on the list: those must not change during a run. More may come."""
-        path, now = self._folder / "enrolled", b"".join(key + b"\n" for key in self._enrolled)
+    def _check_list(self) -> Enrolled:
+        """The log knows devices by their numbers: those must not change during a run. More may come."""
+        enrolled, path = self._enrolled(), self._folder / "enrolled"
+        now = b"".join(one.key for one in enrolled.certificates)
         if path.exists() and not now.startswith(path.read_bytes()):
             raise LinkError(
                 "the list of enrolled devices was reordered or edited since this run began, where only appending is allowed: who took part "
@@ -148,13 +149,18 @@ class DeviceFleet:
             )
         self._folder.mkdir(exist_ok=True, mode=0o700)
         write_atomically(path, now, 0o600)
+        return enrolled
+
+    def _present(self) -> set[int]:
+        """Who is connected and may take part."""
+        certificates, dismissed = self._enrolled()
+        return {one for one in self._link.devices() if certificates[one].lasts} - dismissed.devices - self._left_out()
 
     def _checked_in(self) -> UserIds:
-        numbers, left_out = self._numbers(self._row()), self._left_out()
+        numbers = self._numbers(self._row())
         content = fields.pack_fields(self._agreement.fingerprint, str(numbers.number).encode())
-        devices = {connection: device for connection, device in self._devices().items() if device not in left_out}
-        answers = self._link.ask(fields.CHECK_IN, dict.fromkeys(devices, content), min(SHORT, self._patience.deadline))
-        ready = {devices[one] for one, answer in answers.items() if answer == fields.READY}
+        answers = self._link.ask(fields.CHECK_IN, dict.fromkeys(sorted(self._present()), content), min(SHORT, self._patience.deadline))
+        ready = {one for one, answer in answers.items() if answer == fields.READY}
         if lost := ready & numbers.resting(self._apart):  # they say that their reports have not left
             asked = {device: number for device, number in numbers.asked.items() if device not in lost}
             self._keep(numbers._replace(asked=asked))
@@ -198,11 +204,10 @@ class DeviceFleet:
     def _steer(self, cohort: UserIds) -> None:
         """Pace steering: of those who waited in vain as many stay as a round asks; the others are told when to come back, so that about
         a round's worth of them comes in the time of a round."""
-        taking_part = set(cohort.tolist())
-        waiting = [connection for connection, device in self._devices().items() if device not in taking_part]
+        waiting = sorted(set(self._link.devices()) - set(cohort.tolist()))
         too_many = max(0, len(waiting) - self._asked)
         pace = self._round_seconds * too_many / self._asked
-        sent_away = {connection: fields.seconds_to_bytes(random.uniform(0, pace)) for connection in random.sample(waiting, too_many)}
+        sent_away = {device: fields.seconds_to_bytes(random.uniform(0, pace)) for device in random.sample(waiting, too_many)}
         if sent_away:
             LOG.info("%d devices more are here than can take part, and are told to come back later", too_many)
             self._link.ask(fields.COME_BACK, sent_away, min(SHORT, self._patience.deadline))
@@ -211,16 +216,16 @@ class DeviceFleet:
         numbers = self._numbers(row)
         if not numbers.resting(0).isdisjoint(cohort.tolist()):
             raise FailedRound("its devices were asked for their reports before, and give them once")
-        connections = {device: connection for connection, device in self._devices().items()}
-        present = sorted((set(cohort.tolist()) - self._left_out()) & connections.keys())
+        certificates, dismissed = self._enrolled()
         name, run, number = fields.new_name(), self._run().encode(), str(numbers.number).encode()
         about = fields.message_hash(run, number, model, key)
-        server = ServerRound(self._agreement._replace(round=name, message=about), self._identity)
-
-        def stage(kind: str, questions: Mapping[int, bytes], shared: bytes = b"") -> None:
-            self._stage(kind, server, {connections[device]: content for device, content in questions.items()}, connections, shared)
-
-        stage(fields.ADVERTISE, dict.fromkeys(present, fields.pack_fields(name, run, number, about)))
+        terms = self._agreement._replace(round=name, message=about, dismissed=dismissed.digest())
+        server = ServerRound(terms, Trust(self._authority, dismissed))
+        stage = partial(self._stage, server)
+        asked = fields.pack_fields(name, run, number, about)
+        present = sorted(self._present().intersection(cohort.tolist()))
+        theirs = {device: asked + fields.pack_fields(certificates[device].to_bytes()) for device in present}
+        stage(fields.ADVERTISE, theirs, fields.pack_fields(dismissed.to_bytes()))
         stage(fields.SHARE, server.questions(), server.shared)
         deliveries = {device: fields.pack_fields(delivery, key) for device, delivery in server.questions().items()}
         # On disk before they are asked: who may have sent a report is known after any crash.
@@ -236,12 +241,12 @@ class DeviceFleet:
             LOG.warning("%d cells have failed, and the round goes on without their devices: %s", len(failed), failed[0])
         return server.total().values
 
-    def _stage(self, kind: str, server: ServerRound, questions: dict[int, bytes], connections: dict[int, int], shared: bytes) -> None:
+    def _stage(self, server: ServerRound, kind: str, questions: Mapping[int, bytes], shared: bytes = b"") -> None:
         """Ask, and let the server take what comes."""
         deadline = self._patience.deadline
         seconds = deadline if kind == fields.REPORT else min(SHORT, deadline)
         answers = self._link.ask(kind, questions, seconds, progress=lambda done, all: self._watch(kind, done, all), shared=shared)
-        refused = server.take({device: answers[connection] for device, connection in connections.items() if connection in answers})
+        refused = server.take(answers)
         if refused:
             LOG.warning("stage %s: discarded %d of %d malformed answers", kind, len(refused), len(answers))
             self._leave_out(kind, refused)

@@ -2,7 +2,8 @@
 
 **Guarantee:** a report is on record, synced, before it leaves, and uses its round up for good: the device reports to no round that is not
 above it, whoever is in it, however often it is tried and whatever crashes there are. Names of attempts rise too, and are on record before
-the device says anything: it answers to none twice. Hours since the last report, rounds between two, and how many reports there were, are
+the device says anything: it answers to none twice. So is the highest list of dismissed devices that it was shown: it takes no lower one,
+and no other of that number. Hours since the last report, rounds between two, and how many reports there were, are
 counted over all runs and servers, whatever they are called.
 
 **Assumes:** the folder is not put back to an older copy, and the device's clock goes forward. Rounds are numbered by the server: that so
@@ -23,7 +24,7 @@ from taciturn.fleets.devices import fields
 
 FILE_NAME, LOCK = "participation.json", "participation.lock"
 AHEAD = 24 * 3600.0  # seconds by which a server's clock may be
-NOTHING = {"name": "", "uploads": [], "opted_out": False}
+NOTHING = {"name": "", "list": [-1, ""], "uploads": [], "opted_out": False}
 
 
 class ParticipationLimits(NamedTuple):
@@ -53,18 +54,23 @@ class ParticipationRecord:
         with locked(self._folder / LOCK):
             return self._why_not(self._read(), round)
 
-    def enter(self, name: bytes, round: int) -> str | None:
+    def enter(self, name: bytes, round: int, number: int, digest: str) -> str | None:
         """To be called before anything is said in an attempt at a round, which is not done if this says why not. On disk when this
-        returns."""
+        returns. The last two are of the list of dismissed devices."""
         with locked(self._folder / LOCK):
             content = self._read()
+            seen, which = content["list"]
+            if number < seen or (number == seen and digest != which):
+                return f"this list of dismissed devices has number {number}, and this device was shown another of number {seen}"
             if fields.latest(name, round) > _now() + AHEAD:  # it would answer to nobody else until then
-                return "this attempt is of a time that is not yet: the server's clock is wrong, or this device's"
-            if name.hex() <= content["name"]:
-                return "names of attempts rise, and it was asked under this one or a later one before"
-            why_not = self._why_not(content, round)
-            if why_not is None:
-                self._write(content | {"name": name.hex()})
+                why_not = "this attempt is of a time that is not yet: the server's clock is wrong, or this device's"
+            elif name.hex() <= content["name"]:
+                why_not = "names of attempts rise, and it was asked under this one or a later one before"
+            else:
+                why_not = self._why_not(content, round)
+            known = {**content, "list": [number, digest], "name": content["name"] if why_not else name.hex()}
+            if known != content:
+                self._write(known)
             return why_not
 
     def upload(self, round: int, run: str, row: int) -> str | None:
@@ -103,7 +109,14 @@ class ParticipationRecord:
             return {**NOTHING, "uploads": []}
         try:
             content = json.loads(path.read_text())
-            return {"name": str(content["name"]), "uploads": list(content["uploads"]), "opted_out": bool(content["opted_out"])}
+            number, digest = content["list"]
+            opted_out = bool(content["opted_out"])
+            return {
+                "name": str(content["name"]),
+                "list": [int(number), digest],
+                "uploads": list(content["uploads"]),
+                "opted_out": opted_out,
+            }
         except (ValueError, KeyError, TypeError):
             raise ParticipationRecordDamaged(
                 f"{path} is damaged: this device cannot know when it took part, and takes part no more"
@@ -113,12 +126,18 @@ class ParticipationRecord:
         write_atomically(self._folder / FILE_NAME, json.dumps(content).encode(), 0o600)
 
 
+def last_upload(folder: Path) -> float:
+    """When it was, in seconds since 1970."""
+    uploads = ParticipationRecord(folder, ParticipationLimits(0, 0, 0)).uploads
+    return uploads[-1]["at"] if uploads else 0.0
+
+
 def opt_out(folder: Path) -> None:
     """Whatever the record says, or does not say any more."""
     with locked(folder / LOCK):
         try:
             content = json.loads((folder / FILE_NAME).read_text())
-            known = {"name": content["name"], "uploads": content["uploads"]}
+            known = {**NOTHING, "name": content["name"], "uploads": content["uploads"]}
         except (OSError, ValueError, KeyError, TypeError):
             known = NOTHING
         write_atomically(folder / FILE_NAME, json.dumps({**known, "opted_out": True}).encode(), 0o600)

@@ -4,7 +4,8 @@ Three promises hold on every wire, and rounds rely on them. An answer belongs to
 of. What was not there when `ask` returned never comes to light again. And a device that is late, gone, broken or talks too much is missing
 from the answers, never an error: fleets lose devices all the time.
 
-Numbers are those of connections. Which person sits at one is known to nobody here, and which of them answered goes to no log but at DEBUG.
+Numbers are those of devices' certificates. Which person has one is known to nobody here, and which of them answered goes to no log but at
+DEBUG.
 """
 
 import logging

@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from taciturn.fleets.secure_aggregation import masks, protocol, shamir
 from taciturn.fleets.secure_aggregation.bit_packing import pack
 from taciturn.fleets.secure_aggregation.cells import cell_name, cells, threshold
-from taciturn.fleets.secure_aggregation.identities import Identity
+from taciturn.fleets.secure_aggregation.identities import Certificate, Trust, verified
 from taciturn.fleets.secure_aggregation.masks import Secret
 from taciturn.fleets.secure_aggregation.messages import (
     Advert,
@@ -39,12 +40,21 @@ class DeviceRound:
     """One device in one round. Its secrets live here, in memory, and no longer than the round: after a crash it is in it no more, and
     signs and unmasks nothing."""
 
-    def __init__(self, terms: Terms, device: int, identity: Identity) -> None:
+    def __init__(self, terms: Terms, key: Ed25519PrivateKey, certificate: Certificate, trust: Trust) -> None:
+        """`key` is the device's own, which never leaves it; its certificate, and the list of the dismissed, may come from anybody."""
         terms.check()
-        self._terms, self._device, self._identity, self._stage = terms, device, identity, protocol.ADVERTISE
+        if terms.dismissed != trust.dismissed.digest():
+            raise ValueError("the terms are about another list of dismissed devices")
+        if why_not := trust.why_not_the_list() or trust.why_not(certificate):
+            raise Refused(why_not)
+        if certificate.key != key.public_key().public_bytes_raw():
+            raise Refused("this certificate is of another device")
+        self._terms, self._key, self._certificate, self._trust = terms, key, certificate, trust
+        self._device, self._stage = certificate.device, protocol.ADVERTISE
         self._mask_secret, self._share_secret, self._seed = masks.new_secret(), masks.new_secret(), masks.new_secret()
         self._cell, self._threshold = b"", 0
         self._others: dict[int, _Peer] = {}  # of the cell
+        self._keys: dict[int, bytes] = {}  # with which they sign
         self._held: dict[int, tuple[Secret, Secret]] = {}  # shares of seeds and mask keys, its own too
         self._peers: frozenset[int] = frozenset()  # with which it has masks
         self._survivors = Survivors(b"", frozenset())
@@ -52,8 +62,8 @@ class DeviceRound:
     def advertise(self) -> Advert:
         protocol.expect(self._stage, protocol.ADVERTISE)
         keys = masks.public_key(self._mask_secret), masks.public_key(self._share_secret), protocol.commitment(self._seed)
-        unsigned = Advert(self._device, *keys, b"")
-        self._own = unsigned._replace(signature=self._identity.sign(unsigned.signed(self._terms)))
+        unsigned = Advert(self._certificate, *keys, b"")
+        self._own = unsigned._replace(signature=self._key.sign(unsigned.signed(self._terms)))
         self._stage = protocol.SHARE
         return self._own
 
@@ -61,6 +71,7 @@ class DeviceRound:
         protocol.expect(self._stage, protocol.SHARE)
         cell, needed = self._check_roster(roster)
         others = {advert.device: self._agree(cell, advert) for advert in roster.adverts}
+        self._keys = {advert.device: advert.certificate.key for advert in roster.adverts}
         holders = sorted((self._device, *others))
         shares = (shamir.share(secret, needed, len(holders)) for secret in (self._seed, self._mask_secret))
         held = dict(zip(holders, zip(*shares, strict=True), strict=True))
@@ -111,13 +122,13 @@ class DeviceRound:
             raise Refused(f"device {min(strangers)} shared no secret with this one")
         self._check_enough(survivors.devices, "reported")
         self._survivors, self._stage = survivors, protocol.UNMASK
-        return self._identity.sign(survivors.signed())
+        return self._key.sign(survivors.signed())
 
     def unmask(self, request: UnmaskRequest) -> Unmasking:
         """Shares of one secret of each device in the cell. There is no second answer."""
         protocol.expect(self._stage, protocol.UNMASK)
         protocol.check_cell(self._cell, request.cell)
-        agreed = {self._device} | signers(self._survivors, request.signatures, self._identity)
+        agreed = {self._device} | signers(self._survivors, request.signatures, self._keys)
         self._check_enough(agreed, "signed the survivors that this one has")
         self._stage, held, self._held = protocol.DONE, self._held, {}
         alive = self._survivors.devices
@@ -141,13 +152,21 @@ class DeviceRound:
             raise Refused("these are not the devices of this one's cell that follow from all adverts")
         if not all(_in_its_row(roster, advert) for advert in roster.adverts):
             raise Refused("a device has another advert in the list of the round: it would be there twice")
-        for advert in roster.adverts:
-            if not self._identity.verify(advert.device, advert.signed(self._terms), advert.signature):
-                raise Refused(f"the keys of device {advert.device} are not signed by it for this round")
+        self._check_members(roster)
         try:
             return cell_name(cohort, cell), threshold(len(digests), len(cell), self._terms.dropouts, self._terms.corrupt)
         except ValueError as impossible:
             raise Refused(str(impossible)) from None
+
+    def _check_members(self, roster: Roster) -> None:
+        """All of the cell are who they say, and each is somebody else."""
+        for advert in roster.adverts:
+            if why_not := self._trust.why_not(advert.certificate):
+                raise Refused(why_not)
+            if not verified(advert.certificate.key, advert.signed(self._terms), advert.signature):
+                raise Refused(f"the keys of device {advert.device} are not signed by it for this round")
+        if len({advert.certificate.key for advert in (self._own, *roster.adverts)}) <= len(roster.adverts):
+            raise Refused("two devices of the cell have one key: they are one")
 
     def _check_enough(self, devices: Collection[int], done: str) -> None:
         if len(devices) < self._threshold:
@@ -168,10 +187,10 @@ def _in_its_row(roster: Roster, advert: Advert) -> bool:
     return roster.digests.get(advert.device) == advert.digest()
 
 
-def signers(survivors: Survivors, signatures: Mapping[int, bytes], identity: Identity) -> set[int]:
+def signers(survivors: Survivors, signatures: Mapping[int, bytes], keys: Mapping[int, bytes]) -> set[int]:
     """The survivors who have signed this list of them. Nobody else counts: whoever is not in the cell may work for the server."""
-    signed = survivors.signed()
-    return {one for one in signatures.keys() & survivors.devices if identity.verify(one, signed, signatures[one])}
+    signed, known = survivors.signed(), signatures.keys() & survivors.devices & keys.keys()
+    return {one for one in known if verified(keys[one], signed, signatures[one])}
 
 
 def _check_values(values: np.ndarray, terms: Terms) -> None:

@@ -1,52 +1,167 @@
-"""Who a device is for its peers: a long-term Ed25519 key that it was enrolled with."""
+"""Who a device is for its peers: a key that was made on it, and what the fleet's enrolment authority has signed about it.
 
-from collections.abc import Mapping
-from typing import Protocol
+A certificate says that a key is that of a device of a fleet, for a time; a list, whose number rises, which devices were dismissed. A device
+gets both from the server, which can make neither, and those of its cell with their adverts: nobody needs a list of everybody.
+
+**Guarantee:** what `Trust` has nothing against was signed, bit for bit, by the authority, for this fleet and this time, about a device that
+is not on a list which is at least as new as the certificate.
+
+**Assumes:** the authority's key is not the server's; the authority gives a number to one key and a key one number, and dismisses
+whom it has to; a device's clock is right to the hour.
+
+Departs from X.509: that has many ways to write one statement, and extensions that programs read differently. Here each statement is one
+row of bytes of fixed sizes, which any language reads in a few lines, and of which nothing can be changed.
+"""
+
+import hashlib
+import struct
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple, Self
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-
-class Identity(Protocol):
-    """Signs for one device, and knows the signatures of all that are enrolled.
-
-    A complete one, for devices that trust each other (whoever can check a signature can make one):
-
-        class SharedKey:
-            def __init__(self, device, key):
-                self.device, self.key = device, key
-            def sign(self, content):
-                return hmac.digest(self.key, b"%d " % self.device + content, "sha512")
-            def verify(self, device, content, signature):
-                return hmac.compare_digest(SharedKey(device, self.key).sign(content), signature)
-    """
-
-    def sign(self, content: bytes) -> bytes: ...  # 64 bytes
-
-    def verify(self, device: int, content: bytes, signature: bytes) -> bool:
-        """False for whoever is not enrolled."""
-        ...
+SIGNATURE_BYTES = 64  # Ed25519
+_CERTIFICATE, _LIST = struct.Struct(">16sQ32sQQQ"), struct.Struct(">16sQI")
+CERTIFICATE_BYTES = _CERTIFICATE.size + SIGNATURE_BYTES
+FLEET_BYTES = 16
+CLOCKS_APART = 3600  # seconds: nobody is asked whose certificate ends sooner, or one device of a cell might refuse another's
 
 
-class EnrolledKeys:
-    """The list of enrolled devices' public keys, which everybody gets before the first round, and one's own private key.
+def now() -> float:
+    return datetime.now(UTC).timestamp()
 
-    A server has none: it verifies, and signs nothing."""
 
-    def __init__(self, enrolled: Mapping[int, Ed25519PublicKey], own: Ed25519PrivateKey | None = None) -> None:
-        self._enrolled, self._own = enrolled, own
+def verified(key: bytes, content: bytes, signature: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, content)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
-    def sign(self, content: bytes) -> bytes:
-        if self._own is None:
-            raise ValueError("without a private key nothing is signed")
-        return self._own.sign(content)
 
-    def verify(self, device: int, content: bytes, signature: bytes) -> bool:
-        key = self._enrolled.get(device)
-        if key is None:
-            return False
-        try:
-            key.verify(signature, content)
-        except InvalidSignature:
-            return False
-        return True
+class Certificate(NamedTuple):
+    fleet: bytes
+    device: int  # its number, which no other device of the fleet ever has
+    key: bytes
+    begins: int  # seconds since 1970
+    ends: int
+    after: int  # the number of the list of dismissed devices when this was signed: an older one is not shown beside it
+    signature: bytes = b""
+
+    @property
+    def lasts(self) -> bool:
+        return self.ends > now() + CLOCKS_APART
+
+    def signed(self) -> bytes:
+        return b"taciturn fleet: certificate\0" + _CERTIFICATE.pack(*self[:-1])
+
+    def to_bytes(self) -> bytes:
+        return _CERTIFICATE.pack(*self[:-1]) + self.signature
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Self:
+        if len(content) != CERTIFICATE_BYTES:
+            raise ValueError(f"a certificate has {CERTIFICATE_BYTES} bytes, and this has {len(content)}")
+        return cls(*_CERTIFICATE.unpack_from(content), signature=content[_CERTIFICATE.size :])
+
+
+class Dismissed(NamedTuple):
+    """The list of all devices that were ever dismissed."""
+
+    fleet: bytes
+    number: int  # of the list: the first has 0
+    devices: frozenset[int]
+    signature: bytes = b""
+
+    def signed(self) -> bytes:
+        rows = struct.pack(f">{len(self.devices)}Q", *sorted(self.devices))
+        return b"taciturn fleet: dismissed\0" + _LIST.pack(self.fleet, self.number, len(self.devices)) + rows
+
+    def to_bytes(self) -> bytes:
+        return self.signed().partition(b"\0")[2] + self.signature
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Self:
+        fleet, number, count = _LIST.unpack(content[: _LIST.size].ljust(_LIST.size, b"\0"))
+        end = _LIST.size + 8 * count
+        devices = struct.unpack(f">{count}Q", content[_LIST.size : end]) if len(content) == end + SIGNATURE_BYTES else ()
+        read = cls(fleet, number, frozenset(devices), content[end:])
+        if read.to_bytes() != content:
+            raise ValueError("this is no list of dismissed devices, or not in order")
+        return read
+
+    def digest(self) -> bytes:
+        """A round's terms have it."""
+        return hashlib.sha256(b"taciturn fleet: list\0" + self.to_bytes()).digest()
+
+
+class Enrolled(NamedTuple):
+    """All of a fleet, for its server."""
+
+    certificates: Sequence[Certificate]  # the newest of each device, in the order of their numbers
+    dismissed: Dismissed
+
+    def keys(self) -> dict[bytes, int]:
+        return {one.key: one.device for one in self.certificates}
+
+
+class Authority(NamedTuple):
+    """Whom a device believes about other devices of its fleet: it has this from who gave it recipe and words."""
+
+    fleet: bytes
+    key: bytes
+
+    @classmethod
+    def of(cls, content: bytes) -> Self:
+        if len(content) != FLEET_BYTES + 32:
+            raise ValueError(f"fleet and key of an authority have {FLEET_BYTES + 32} bytes, and this has {len(content)}")
+        return cls(content[:FLEET_BYTES], content[FLEET_BYTES:])
+
+
+class Trust(NamedTuple):
+    """What a round goes by."""
+
+    authority: Authority
+    dismissed: Dismissed
+
+    def why_not_the_list(self) -> str | None:
+        fleet, key = self.authority
+        if self.dismissed.fleet != fleet or not verified(key, self.dismissed.signed(), self.dismissed.signature):
+            return "the list of dismissed devices is not signed by the authority of this fleet"
+        return None
+
+    def why_not(self, certificate: Certificate) -> str | None:
+        """Why a certificate is not taken, if it is not."""
+        (fleet, key), who, at = self.authority, f"device {certificate.device}", now()
+        if certificate.fleet != fleet:
+            return f"the certificate of {who} is of another fleet"
+        if not certificate.begins <= at < certificate.ends:
+            return f"the certificate of {who} has {'run out' if at >= certificate.ends else 'not begun'}"
+        if certificate.after > self.dismissed.number:
+            return f"the list of dismissed devices is older than the certificate of {who}"
+        if certificate.device in self.dismissed.devices:
+            return f"{who} was dismissed"
+        if not verified(key, certificate.signed(), certificate.signature):
+            return f"the certificate of {who} is not signed by the authority of this fleet"
+        return None
+
+
+class Issuer(NamedTuple):
+    """The authority itself."""
+
+    fleet: bytes
+    key: Ed25519PrivateKey
+
+    @property
+    def authority(self) -> Authority:
+        return Authority(self.fleet, self.key.public_key().public_bytes_raw())
+
+    def certify(self, device: int, key: bytes, begins: int, ends: int, after: int) -> Certificate:
+        unsigned = Certificate(self.fleet, device, key, begins, ends, after)
+        return unsigned._replace(signature=self.key.sign(unsigned.signed()))
+
+    def dismiss(self, number: int, devices: Collection[int]) -> Dismissed:
+        unsigned = Dismissed(self.fleet, number, frozenset(devices))
+        return unsigned._replace(signature=self.key.sign(unsigned.signed()))

@@ -11,25 +11,25 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Self, TypeVar
 
 from taciturn.fleets.secure_aggregation.bit_packing import MOST_BITS
+from taciturn.fleets.secure_aggregation.identities import CERTIFICATE_BYTES, SIGNATURE_BYTES, Certificate
 from taciturn.fleets.secure_aggregation.masks import KEY_BYTES
 from taciturn.fleets.secure_aggregation.shamir import SHARE_BYTES
 
-VERSION = 2
+VERSION = 3
 HASH_BYTES = 32
 SEALED_BYTES = 12 + 2 * SHARE_BYTES + 16  # nonce, a share of the seed and one of the mask key, AES-GCM's tag
 MOST_DEVICES = 1 << 16  # in a round
 MOST_LENGTH = 1 << 26  # coordinates in a report
-MOST_SIGNATURE_BYTES = 255
-SIGNATURE_BYTES = 64  # of survivors: Ed25519
 
 
 class Terms(NamedTuple):
     """What everybody in a round has to agree on. Every signature and key of the round depends on all of it. Server
-    and devices each make theirs before the first round, from recipe and list of devices; a round adds the first two."""
+    and devices each make theirs before the first round, from recipe and words; a round adds the first three."""
 
     round: bytes  # a name that no attempt at any round ever has again
     message: bytes  # hash of what devices are given to train on: run, round, model, clip norm (fields.message_hash)
-    fingerprint: bytes  # of recipe, words and list of devices
+    dismissed: bytes  # hash of the list of devices that are not in it any more (identities.Dismissed)
+    fingerprint: bytes  # of recipe, words and enrolment authority
     modulus_bits: int  # reports are added modulo 2 to this
     length: int  # coordinates in a report
     dropouts: float  # the share of devices that may drop out after they advertised
@@ -39,15 +39,7 @@ class Terms(NamedTuple):
 
     def to_bytes(self) -> bytes:
         sizes = struct.pack(">BIddII", self.modulus_bits, self.length, self.dropouts, self.corrupt, self.least, self.most)
-        return _head(Terms) + _block(self.round) + _block(self.message) + _block(self.fingerprint) + sizes
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> Self:
-        reader = _Reader(content, Terms)
-        names = reader.block(255), reader.block(HASH_BYTES), reader.block(255)
-        terms = reader.whole(cls(*names, *struct.unpack(">BIddII", reader.take(struct.calcsize(">BIddII")))))
-        terms.check()
-        return terms
+        return _head(Terms) + _block(self.round) + _block(self.message) + _block(self.dismissed) + _block(self.fingerprint) + sizes
 
     def check(self) -> None:
         if not (1 <= self.modulus_bits <= MOST_BITS and 1 <= self.length <= MOST_LENGTH):
@@ -58,31 +50,36 @@ class Terms(NamedTuple):
             raise ValueError(f"shares of devices lie between 0 and 1, not {self.dropouts} and {self.corrupt}")
         if not (1 <= len(self.round) <= 255 and 1 <= len(self.fingerprint) <= 255):
             raise ValueError("a round has a name and a fingerprint of up to 255 bytes")
-        if len(self.message) != HASH_BYTES:
-            raise ValueError(f"the terms of a round name its message by a hash of {HASH_BYTES} bytes")
+        if not len(self.message) == len(self.dismissed) == HASH_BYTES:
+            raise ValueError(f"the terms of a round name its message, and the list of dismissed devices, by hashes of {HASH_BYTES} bytes")
 
     def digest(self) -> bytes:
         return hashlib.sha256(b"taciturn secure sum: terms\0" + self.to_bytes()).digest()
 
 
 class Advert(NamedTuple):
-    """1. Device → server → its cell: fresh public keys for one round, signed with the key that the device was enrolled with."""
+    """1. Device → server → its cell: fresh public keys for one round, signed with the key of the certificate."""
 
-    device: int
+    certificate: Certificate
     mask_key: bytes
     share_key: bytes
     commitment: bytes  # to the seed of the device's own mask, so that the server sees whether it was put together right
     signature: bytes
 
+    @property
+    def device(self) -> int:
+        return self.certificate.device
+
     def to_bytes(self) -> bytes:
         keys = self.mask_key + self.share_key + self.commitment
-        return _head(Advert) + _number(self.device) + keys + _block(self.signature)
+        return _head(Advert) + self.certificate.to_bytes() + keys + self.signature
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
         reader = _Reader(content, Advert)
-        fixed = reader.number(8), reader.take(KEY_BYTES), reader.take(KEY_BYTES), reader.take(HASH_BYTES)
-        return reader.whole(cls(*fixed, reader.block(MOST_SIGNATURE_BYTES)))
+        certificate = Certificate.from_bytes(reader.take(CERTIFICATE_BYTES))
+        sizes = KEY_BYTES, KEY_BYTES, HASH_BYTES, SIGNATURE_BYTES
+        return reader.whole(cls(certificate, *map(reader.take, sizes)))
 
     def signed(self, terms: Terms) -> bytes:
         """What the signature is of: all but itself, and the terms."""

@@ -18,8 +18,8 @@ for a chance of 2⁻⁸⁰ a list that a cell has more of them. A report that ar
 of its own. All keys depend on the round's terms, and so on the message that devices train on: those who were told of different ones have
 no sum.
 
-**Assumes:** the list of enrolled keys is right, and no more than the share `Terms.corrupt` of a cohort works for the server; whoever
-carries messages between device and server authenticates them (TLS); a device is in a round of one name once
+**Assumes:** the enrolment authority is not the server (identities.py), and no more than the share `Terms.corrupt` of a cohort works for
+the server; whoever carries messages between device and server authenticates them (TLS); a device is in a round of one name once
 (devices/participation_record.py sees to it). What a server can do nevertheless is in docs/secure_aggregation.md. A device that lies can
 spoil its cell's sum, as it can with its report: it learns nothing by it.
 """

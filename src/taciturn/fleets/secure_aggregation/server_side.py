@@ -7,7 +7,7 @@ import numpy as np
 from taciturn.core import FailedRound
 from taciturn.fleets.secure_aggregation import masks
 from taciturn.fleets.secure_aggregation.cells import cell_name, cells
-from taciturn.fleets.secure_aggregation.identities import Identity
+from taciturn.fleets.secure_aggregation.identities import Trust, verified
 from taciturn.fleets.secure_aggregation.messages import Advert, Roster, Terms
 from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, DONE, MASK, SHARE, SIGN, STAGES, Refused, Unneeded, expect, residue
 from taciturn.fleets.secure_aggregation.server_cell import Ended, ServerCell, Total, refusals
@@ -18,9 +18,9 @@ class ServerRound:
     """The server in one round, in bytes: stage by stage it asks `questions` and is to `take` the answers. A cell that fails loses its
     devices; with too few left the round fails."""
 
-    def __init__(self, terms: Terms, identity: Identity) -> None:
+    def __init__(self, terms: Terms, trust: Trust) -> None:
         terms.check()
-        self._terms, self._identity, self._stage = terms, identity, ADVERTISE
+        self._terms, self._trust, self._stage = terms, trust, ADVERTISE
         self._adverts: dict[int, Advert] = {}
         self._ended: list[Ended] = []  # all cells, as the last stage left them
         self.shared = b""  # what follows everybody's question
@@ -31,7 +31,9 @@ class ServerRound:
             raise Refused(f"device {device} was heard already")
         if len(self._adverts) == self._terms.most:
             raise Unneeded(f"{self._terms.most} devices are there already")
-        if advert.device != device or not self._identity.verify(device, advert.signed(self._terms), advert.signature):
+        if why_not := self._trust.why_not(advert.certificate):
+            raise Refused(why_not)
+        if advert.device != device or not verified(advert.certificate.key, advert.signed(self._terms), advert.signature):
             raise Refused(f"these keys are not signed by device {device} for this round")
         try:
             masks.agreed(masks.new_secret(), advert.mask_key, b"")
@@ -49,7 +51,7 @@ class ServerRound:
         everyone = Roster((), {advert.device: digest for digest, advert in by_digest.items()})
         cohort, rosters = everyone.cohort(self._terms), {}
         for cell in cells(cohort, by_digest):
-            adverts = {advert.device: advert for advert in sorted(by_digest[digest] for digest in cell)}
+            adverts = {advert.device: advert for advert in sorted((by_digest[digest] for digest in cell), key=lambda one: one.device)}
             try:
                 here = ServerCell(self._terms, cell_name(cohort, cell), adverts, len(by_digest))
             except ValueError as impossible:
@@ -74,12 +76,11 @@ class ServerRound:
         return refused | {device: why for one in ended for device, why in one.refused.items()}
 
     def _unsigned(self, going: Sequence[ServerCell], answers: Mapping[int, bytes]) -> dict[int, str]:
-        """Who has not signed the survivors of its cell. Only this process knows their keys, and with a wrong signature among those that it
-        takes no device of the cell would unmask."""
+        """Who has not signed the survivors of its cell: with a wrong signature among those that it takes no device of it would unmask."""
         signed = {device: cell.list_of_survivors.signed() for cell in going for device in cell.adverts}
 
         def check(device: int, answer: bytes) -> None:
-            if not self._identity.verify(device, signed.get(device, b""), answer):
+            if device not in signed or not verified(self._adverts[device].certificate.key, signed[device], answer):
                 raise Refused("it has not signed who reported")
 
         return refusals(answers, check)

@@ -1,9 +1,11 @@
-"""Who is who on the wire: a certificate authority of one's own, a certificate for the server, and a key for every device.
+"""Who is who on the wire: a certificate authority of one's own, a certificate for the server, and a key on every device.
 
 Devices trust the authority's certificate, and nobody else's: no authority of the world's can pretend to be the server. The server knows
-each device by the public key that was enrolled. Private keys never leave the folder they were made in, which nobody else may look into.
+each device by the public key that was enrolled (enrolment.py). Private keys never leave the folder they were made in, which nobody else may
+look into.
 """
 
+import base64
 import ipaddress
 import os
 from collections.abc import Sequence
@@ -14,16 +16,18 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256, SHA384
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from taciturn.files import write_atomically
 from taciturn.fleets.devices.transport import LinkError
+from taciturn.fleets.secure_aggregation.identities import verified
 
 AUTHORITY_KEY, AUTHORITY_CERTIFICATE = "authority.key", "authority.crt"
 SERVER_KEY, SERVER_CERTIFICATE = "server.key", "server.crt"
-DEVICE_KEY, DEVICE_PUBLIC_KEY = "device.key", "device.pub"
+DEVICE_KEY, DEVICE_REQUEST = "device.key", "request.txt"
+REQUEST = "taciturn-device:"
 # browsers accept no server's certificate for longer, and neither should anybody
 AUTHORITY_DAYS, SERVER_DAYS = 5 * 365, 397
 CLOCKS_APART = timedelta(hours=1)  # a device whose clock is behind would find a new certificate not valid yet
@@ -67,36 +71,41 @@ def certify_server(authority: Path, folder: Path, names: Sequence[str]) -> None:
     _write(folder / SERVER_CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM))
 
 
-def device_key(folder: Path) -> bytes:
-    """The public key of the device whose folder this is, in a line as ssh-keygen writes it, to be enrolled; made if there is none yet."""
+def device_request(folder: Path) -> str:
+    """A line that asks for the device whose folder this is to be enrolled: its public key, and a signature, so that nobody asks with a key
+    of somebody else's. The key is made if there is none yet, and never again."""
     if not (folder / DEVICE_KEY).exists():
-        key = Ed25519PrivateKey.generate()
-        private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
-        _write(folder / DEVICE_KEY, private)
-    public = load_device_key(folder).public_key()
-    line = public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    _write(folder / DEVICE_PUBLIC_KEY, line + b"\n")
+        save_key(folder / DEVICE_KEY, Ed25519PrivateKey.generate())
+    key = load_key(folder / DEVICE_KEY)
+    public = key.public_key().public_bytes_raw()
+    line = REQUEST + base64.b64encode(public + key.sign(REQUEST.encode() + public)).decode()
+    _write(folder / DEVICE_REQUEST, line.encode() + b"\n")
     return line
 
 
-def load_device_key(folder: Path) -> Ed25519PrivateKey:
+def requested_key(line: str) -> bytes:
+    """The public key that a line asks to enrol."""
     try:
-        key = serialization.load_ssh_private_key(_read(folder / DEVICE_KEY), password=None)
+        content = base64.b64decode(line.strip().removeprefix(REQUEST), validate=True)
+    except ValueError:
+        content = b""
+    if not verified(content[:32], REQUEST.encode() + content[:32], content[32:]):
+        raise LinkError(f"this is no request of a device, or was cut or changed on its way: {line.strip()[:60]!r}")
+    return content[:32]
+
+
+def save_key(path: Path, key: Ed25519PrivateKey) -> None:
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    _write(path, key.private_bytes(*form))
+
+
+def load_key(path: Path) -> Ed25519PrivateKey:
+    try:
+        key = serialization.load_ssh_private_key(_read(path), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise LinkError(f"{folder / DEVICE_KEY} is no private key in OpenSSH's format: {error}") from None
+        raise LinkError(f"{path} is no private key in OpenSSH's format: {error}") from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise LinkError(f"{folder / DEVICE_KEY} is a key of another kind: devices have Ed25519 keys")
-    return key
-
-
-def load_public_key(line: bytes) -> Ed25519PublicKey:
-    """From the line that `device_key` returns."""
-    try:
-        key = serialization.load_ssh_public_key(line)
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise LinkError(f"this is no public key of a device: {error}") from None
-    if not isinstance(key, Ed25519PublicKey):
-        raise LinkError("this is a key of another kind: devices have Ed25519 keys")
+        raise LinkError(f"{path} is a key of another kind: an Ed25519 key is needed")
     return key
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from taciturn.fleets.devices.transport import FAILED, LARGE, LOG, LOOPBACK, MOST_BYTES, ComeBackLater, Handler, LinkError, answer_of
-from taciturn.fleets.wire.authority import load_device_key
+from taciturn.fleets.wire.authority import DEVICE_KEY, load_key
 from taciturn.fleets.wire.front_end import sign_in_statement
 
 WAIT_SECONDS = 55  # for a question, on a connection that says nothing meanwhile
@@ -50,8 +50,8 @@ def run_device(
 ) -> None:
     """Answer the questions of the server at `host:port` until `stop` is set or SIGTERM comes, through whatever happens to it meanwhile.
 
-    The folder holds the device's key (`authority.device_key`). `stop` waits for the end of the question at work; SIGTERM does not."""
-    device = _Device(server, load_device_key(folder), _context(server, root_certificate, insecure))
+    The folder holds the device's key (`authority.device_request`). `stop` waits for the end of the question at work; SIGTERM does not."""
+    device = _Device(server, load_key(folder / DEVICE_KEY), _context(server, root_certificate, insecure))
     stop = stop or threading.Event()
     threading.Thread(target=lambda: stop.wait() and device.hang_up(), daemon=True).start()
     with ends_on_sigterm(), device:

@@ -73,9 +73,9 @@ def sign_in_statement(key: bytes, seconds: int, nonce: bytes) -> bytes:
 
 
 class FrontEnd:
-    """An ASGI application. `number_of` knows enrolled devices by their public keys."""
+    """An ASGI application. `number_of` knows devices by their public keys, or says what is wrong with one."""
 
-    def __init__(self, store: Store, number_of: Callable[[bytes], int | None], most_bytes: int, refusals: Refusals) -> None:
+    def __init__(self, store: Store, number_of: Callable[[bytes], int | str], most_bytes: int, refusals: Refusals) -> None:
         self._store, self._number_of, self._most_bytes, self._refusals = store, number_of, most_bytes, refusals
         self._in_flight = 0  # bytes of answers that are being read
         self._room = asyncio.Condition()
@@ -141,8 +141,8 @@ class FrontEnd:
         if abs(now - seconds) > CLOCKS_APART:
             raise NoEntry(403, "a device whose clock is wrong")
         number = self._number_of(key)
-        if number is None:
-            raise NoEntry(403, "a device that is not enrolled")
+        if isinstance(number, str):
+            raise NoEntry(403, number)
         try:
             Ed25519PublicKey.from_public_bytes(key).verify(signature, statement)
         except (InvalidSignature, ValueError):

@@ -1,7 +1,6 @@
 """The server's end of the wire, from the certificate in its folder to an open door.
 
-    with wire_server(folder, "0.0.0.0", 8443) as server:
-        server.enrol(public_key)
+    with wire_server(folder, "0.0.0.0", 8443, EnrolledNow(fleet).number_of) as server:
         answers = server.link.ask("train", {number: message for number in server.link.devices()}, seconds=600)
 
 Its front end is a thread of this process. Where one is not enough, front ends are processes of their own on any hosts (`front_end`), and
@@ -14,13 +13,13 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from taciturn.files import locked
 from taciturn.fleets.devices.transport import LOOPBACK, MOST_BYTES, LinkError
-from taciturn.fleets.wire.authority import SERVER_CERTIFICATE, SERVER_KEY, load_public_key, private_folder
+from taciturn.fleets.wire.authority import SERVER_CERTIFICATE, SERVER_KEY, private_folder
 from taciturn.fleets.wire.door import Door, tls
 from taciturn.fleets.wire.front_end import FrontEnd, Refusals
 from taciturn.fleets.wire.link import WireLink
@@ -31,20 +30,22 @@ FREE_SECONDS = 5  # an earlier server that was killed may hold the port for a mo
 
 
 @contextmanager
-def wire_server(folder: Path, host: str, port: int, insecure: bool = False, most_bytes: int = MOST_BYTES) -> Iterator["WireServer"]:
+def wire_server(
+    folder: Path, host: str, port: int, number_of: Callable[[bytes], int | str], insecure: bool = False, most_bytes: int = MOST_BYTES
+) -> Iterator["WireServer"]:
     """Everything that devices need to connect to `host:port` (0: a free one), in this process.
 
     Without TLS (`insecure`) on this machine alone; devices need an enrolled key even then."""
-    store, numbers = MemoryStore(), {}
-    with _only_server(folder), front_end(folder, host, port, store, numbers.get, insecure, most_bytes) as opened:
-        yield WireServer(store, numbers, opened)
+    store = MemoryStore()
+    with _only_server(folder), front_end(folder, host, port, store, number_of, insecure, most_bytes) as opened:
+        yield WireServer(store, opened)
 
 
 @contextmanager
 def shared_server(folder: Path, store: Store) -> Iterator["WireServer"]:
     """A server whose devices come through front ends at the same store."""
     with _only_server(folder):
-        yield WireServer(store, {})
+        yield WireServer(store)
 
 
 @contextmanager
@@ -53,11 +54,11 @@ def front_end(
     host: str,
     port: int,
     store: Store,
-    number_of: Callable[[bytes], int | None],
+    number_of: Callable[[bytes], int | str],
     insecure: bool = False,
     most_bytes: int = MOST_BYTES,
 ) -> Iterator["RunningFrontEnd"]:
-    """Devices may connect to `host:port` until the end of the block. `number_of` knows the enrolled ones by their public keys."""
+    """Devices may connect to `host:port` until the end of the block. `number_of` knows them by their keys, or says what is wrong."""
     if insecure and host not in LOOPBACK:
         raise LinkError(f"without TLS a server may listen on this machine alone, and {host} is more than that")
     if not insecure and not ((folder / SERVER_KEY).exists() and (folder / SERVER_CERTIFICATE).exists()):
@@ -77,27 +78,11 @@ def _only_server(folder: Path) -> Iterator[None]:
 
 
 class WireServer:
-    """The `link` to the devices, and the list of those who may use it: a device's number is its place on the list."""
+    """The `link` to the devices."""
 
-    def __init__(self, store: Store, numbers: dict[bytes, int], front_end: "RunningFrontEnd | None" = None) -> None:
+    def __init__(self, store: Store, front_end: "RunningFrontEnd | None" = None) -> None:
         self.link, self.front_end = WireLink(store), front_end
         COUNTS.show("taciturn_devices_connected", lambda: len(self.link.devices()))
-        self._enrolling = threading.Lock()
-        self._numbers = numbers  # by the key itself
-        self._lines: dict[bytes, int] = {}  # and by its line
-
-    def enrol(self, public_key: bytes) -> int:
-        """Let the device with this key (a line as in `device.pub`) take part; its number. Again is no harm."""
-        key = load_public_key(public_key).public_bytes_raw()
-        with self._enrolling:
-            number = self._numbers.setdefault(key, len(self._numbers))
-            self._lines[public_key] = number
-        return number
-
-    def connected_devices(self, keys: Sequence[bytes]) -> dict[int, int]:
-        """Of the devices with these keys, those that are connected now: the number on the wire, and the key's place in the list."""
-        places = {self._lines.get(key): place for place, key in enumerate(keys)}
-        return {number: places[number] for number in self.link.devices() if number in places}
 
     @property
     def address(self) -> str:
@@ -109,7 +94,7 @@ class RunningFrontEnd:
     """In a thread of its own, with an event loop."""
 
     def __init__(
-        self, certificate: Path | None, host: str, port: int, store: Store, number_of: Callable[[bytes], int | None], most_bytes: int
+        self, certificate: Path | None, host: str, port: int, store: Store, number_of: Callable[[bytes], int | str], most_bytes: int
     ) -> None:
         context = tls(certificate) if certificate else None
         _allow_many_files()

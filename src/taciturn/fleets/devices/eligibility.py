@@ -1,0 +1,72 @@
+"""When a device's owner lets it take part: while it charges, on a network that costs nothing, while nobody uses it.
+
+On Linux the kernel says so (power), NetworkManager, and systemd-logind (both through `busctl`, which comes with systemd). Elsewhere a
+command of the owner's does, by its exit status.
+"""
+
+import shlex
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from taciturn.fleets.devices.transport import LinkError
+
+POWER = Path("/sys/class/power_supply")
+PLUGGED_IN = {"Charging", "Full", "Not charging"}
+SECONDS = 30  # for a command to answer
+
+
+def charging() -> bool:
+    """At a socket. A machine without batteries is; those of a mouse or a headset do not count."""
+    supplies = [one for one in sorted(POWER.glob("*")) if _line(one / "scope") != "Device"]
+    batteries = [one for one in supplies if _line(one / "type") == "Battery"]
+    online = any(_line(one / "online") == "1" for one in supplies if one not in batteries)
+    return online or not batteries or any(_line(one / "status") in PLUGGED_IN for one in batteries)
+
+
+def unmetered() -> bool:
+    """As NetworkManager says or guesses of the connection to the world (NMMetered: 2 and 4 are no)."""
+    return _property("org.freedesktop.NetworkManager", "/org/freedesktop/NetworkManager", "org.freedesktop.NetworkManager", "Metered") in (
+        "u 2",
+        "u 4",
+    )
+
+
+def idle() -> bool:
+    """Every session of everybody who is logged in."""
+    return _property("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager", "IdleHint") == "b true"
+
+
+CONDITIONS = {"charging": charging, "unmetered": unmetered, "idle": idle}
+
+
+def why_not_now(words: Sequence[str], command: str | None) -> Callable[[], str | None]:
+    """A question that may be asked again and again. What cannot be answered here is said at once."""
+    if unknown := [word for word in words if word not in CONDITIONS]:
+        raise LinkError(f"--while knows {', '.join(CONDITIONS)}, and not {unknown[0]!r}; for anything else there is --while-command")
+    asked = shlex.split(command or "")
+
+    def why_not() -> str | None:
+        if missing := [word for word in words if not CONDITIONS[word]()]:
+            return f"it is not {missing[0]}"
+        return "--while-command says no" if asked and _run(asked).returncode else None
+
+    why_not()
+    return why_not
+
+
+def _line(path: Path) -> str:
+    return path.read_text().strip() if path.exists() else ""
+
+
+def _property(*names: str) -> str:
+    return _run(["busctl", "--system", "get-property", *names]).stdout.strip()
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", "")
+    except OSError as error:
+        raise LinkError(f"{command[0]} cannot be asked whether this device may take part ({error.strerror}): see --while-command") from None

@@ -1,0 +1,217 @@
+"""The enrolment authority: it says which keys are devices of a fleet, and which not any more. It need not be where the server is.
+
+AUTHORITY/                  its own folder, whose keys nobody else has
+  enrolment.key             signs certificates and lists
+  enrolment.log             all that it ever signed, and when: rows of JSON, each with the hash of the one before it; nothing is taken away
+  authority.key  .crt       the authority of TLS (wire/authority.py), which signs the server's certificate
+
+FLEET/enrolled.txt          what it gives to the server: the newest list of dismissed devices, then all certificates by their numbers
+
+A signature is in the log, and synced, before anybody sees it. So no number is ever given twice, nor a key to two numbers.
+"""
+
+import base64
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from taciturn.files import locked, write_atomically
+from taciturn.fleets.devices.transport import LinkError
+from taciturn.fleets.secure_aggregation.identities import CLOCKS_APART, FLEET_BYTES, Certificate, Dismissed, Enrolled, Issuer, now
+from taciturn.fleets.wire.authority import load_key, requested_key, save_key
+
+ENROLMENT_KEY, LOG_NAME, ENROLLED = "enrolment.key", "enrolment.log", "enrolled.txt"
+DAY = 24 * 3600
+CERTIFICATE_DAYS, RENEWAL_DAYS = 365, 90  # for which one is good; in the last of which it is renewed
+
+
+def beside(fleet: Path) -> Path:
+    """Where an authority's folder is made. It may be moved from there."""
+    return fleet.with_name(f"{fleet.name}-authority")
+
+
+def new_authority(folder: Path, fleet: Path) -> Issuer:
+    """Of a fleet without devices."""
+    issuer = Issuer(secrets.token_bytes(FLEET_BYTES), Ed25519PrivateKey.generate())
+    save_key(folder / ENROLMENT_KEY, issuer.key)
+    with locked(folder / LOG_NAME) as file:
+        log = _Log(issuer.key, file, [])
+        log.add("new", [issuer.dismiss(0, ())])
+    log.publish(fleet)
+    return issuer
+
+
+def enrol(folder: Path, fleet: Path, requests: Collection[str], days: int = CERTIFICATE_DAYS) -> list[int]:
+    """The numbers of the devices that ask. One that is enrolled already keeps its own."""
+    keys = [requested_key(request) for request in requests]
+    with _open(folder, fleet) as log:
+        enrolled = log.enrolled
+        numbers = enrolled.keys()
+        if gone := sorted(numbers[key] for key in keys if numbers.get(key) in enrolled.dismissed.devices):
+            raise LinkError(
+                f"device {gone[0]} was dismissed, and its key with it; nobody was enrolled. If it is to come back, let it make a key in "
+                "a new folder: taciturn fleet device FOLDER --new"
+            )
+        new = [key for key in dict.fromkeys(keys) if key not in numbers]
+        log.certify({len(numbers) + place: key for place, key in enumerate(new)}, days)
+        numbers = log.enrolled.keys()
+    return [numbers[key] for key in keys]
+
+
+def dismiss(folder: Path, fleet: Path, devices: Collection[int]) -> int:
+    """The number of the list that says so."""
+    with _open(folder, fleet) as log:
+        certificates, before = log.enrolled
+        if unknown := sorted(set(devices) - {one.device for one in certificates}):
+            raise LinkError(f"there is no device {unknown[0]} in this fleet, which has {len(certificates)}: nobody was dismissed")
+        if not before.devices.issuperset(devices):
+            log.add("dismissed", [log.issuer.dismiss(before.number + 1, before.devices.union(devices))])
+        return log.enrolled.dismissed.number
+
+
+def renew(folder: Path, fleet: Path, days: int = CERTIFICATE_DAYS) -> int:
+    """Sign again, for the same keys, what ends soon or has ended; how many. Not for the dismissed."""
+    with _open(folder, fleet) as log:
+        certificates, dismissed = log.enrolled
+        soon = now() + min(RENEWAL_DAYS, days / 2) * DAY
+        old = {one.device: one.key for one in certificates if one.ends < soon and one.device not in dismissed.devices}
+        log.certify(old, days)
+    return len(old)
+
+
+def read_enrolled(fleet: Path) -> Enrolled:
+    path = fleet / ENROLLED
+    try:
+        first, *others = (base64.b64decode(line, validate=True) for line in path.read_bytes().split())
+        enrolled = Enrolled([Certificate.from_bytes(one) for one in others], Dismissed.from_bytes(first))
+    except FileNotFoundError:
+        raise LinkError(
+            f"{path} is missing: copy it from where the enrolment authority is, or make a fleet with `taciturn fleet new`"
+        ) from None
+    except ValueError as error:
+        raise LinkError(f"{path} is damaged ({error}): copy it again from where the enrolment authority is") from None
+    if [one.device for one in enrolled.certificates] != list(range(len(enrolled.certificates))):
+        raise LinkError(f"{path} lacks devices, or has them in another order: copy it again from where the enrolment authority is")
+    return enrolled
+
+
+class EnrolledNow:
+    """The devices of a fleet by its newest file, which may be replaced while a server or a front end is running."""
+
+    def __init__(self, fleet: Path) -> None:
+        self._path, self._seen = fleet / ENROLLED, None
+        self._newest()
+
+    def __call__(self) -> Enrolled:
+        return self._newest()[0]
+
+    def number_of(self, key: bytes) -> int | str:
+        """Of the device that signs in with this key; or what is wrong with it."""
+        (certificates, dismissed), numbers = self._newest()
+        number = numbers.get(key)
+        if number is None:
+            return "a device that is not enrolled"
+        if number in dismissed.devices:
+            return "a device that was dismissed"
+        return number if certificates[number].lasts else "a device whose certificate has run out"
+
+    def _newest(self) -> tuple[Enrolled, dict[bytes, int]]:
+        found = self._path.stat() if self._path.exists() else None
+        seen = found and (found.st_mtime_ns, found.st_ino)
+        if seen is None or seen != self._seen:
+            enrolled = read_enrolled(self._path.parent)
+            self._known, self._seen = (enrolled, enrolled.keys()), seen
+        return self._known
+
+
+@contextmanager
+def _open(folder: Path, fleet: Path) -> Iterator["_Log"]:
+    """For this process alone; what is signed in the block is given to the fleet's server after it."""
+    if not (folder / LOG_NAME).exists():
+        raise LinkError(f"{folder} is no enrolment authority's folder, or its {LOG_NAME} is gone: name the folder with --authority")
+    with locked(folder / LOG_NAME) as file:
+        file.seek(0)
+        content = file.read()
+        *lines, torn = content.split(b"\n")
+        if torn:
+            file.truncate(len(content) - len(torn))  # whoever died while writing it has shown nobody what it signed
+        try:
+            log = _Log(load_key(folder / ENROLMENT_KEY), file, lines)
+        except (ValueError, KeyError, TypeError) as error:
+            raise LinkError(
+                f"{folder / LOG_NAME} was changed or is damaged ({error}): restore it from a copy; nothing was signed"
+            ) from None
+        if (fleet / ENROLLED).exists():
+            _check_follows(log.enrolled, read_enrolled(fleet), folder, fleet)
+        yield log
+        log.publish(fleet)
+
+
+def _check_follows(known: Enrolled, given: Enrolled, folder: Path, fleet: Path) -> None:
+    """Or two devices would get one number, or lists of one number would differ."""
+    if given.dismissed.fleet != known.dismissed.fleet:
+        raise LinkError(f"{folder} is the authority of another fleet than {fleet}: name the right one with --authority")
+    if given.dismissed.number > known.dismissed.number or len(given.certificates) > len(known.certificates):
+        raise LinkError(
+            f"{folder / LOG_NAME} lacks what was signed before (see {fleet / ENROLLED}): restore its newest copy; nothing was signed"
+        )
+
+
+class _Log:
+    def __init__(self, key: Ed25519PrivateKey, file: BinaryIO, lines: Sequence[bytes]) -> None:
+        self._key, self._file, self._last = key, file, ""
+        self._certificates: dict[int, Certificate] = {}
+        self._dismissed: Dismissed | None = None
+        for line in lines:
+            self._take(line)
+
+    @property
+    def enrolled(self) -> Enrolled:
+        if self._dismissed is None:
+            raise ValueError("it is empty")
+        return Enrolled([self._certificates[number] for number in range(len(self._certificates))], self._dismissed)
+
+    @property
+    def issuer(self) -> Issuer:
+        return Issuer(self.enrolled.dismissed.fleet, self._key)
+
+    def certify(self, keys: Mapping[int, bytes], days: int) -> None:
+        if keys:
+            issuer, today, after = self.issuer, int(now()), self.enrolled.dismissed.number
+            dates = today - CLOCKS_APART, today + days * DAY  # or a device whose clock is behind would find it not begun yet
+            self.add("certified", [issuer.certify(number, key, *dates, after) for number, key in keys.items()])
+
+    def add(self, kind: str, signed: Sequence[Certificate | Dismissed]) -> None:
+        row = {"kind": kind, "at": int(now()), "signed": [_text(one) for one in signed], "previous": self._last}
+        line = json.dumps(row).encode()
+        self._file.write(line + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._take(line)
+
+    def publish(self, fleet: Path) -> None:
+        fleet.mkdir(parents=True, exist_ok=True)
+        certificates, dismissed = self.enrolled
+        write_atomically(fleet / ENROLLED, "".join(_text(one) + "\n" for one in (dismissed, *certificates)).encode())
+
+    def _take(self, line: bytes) -> None:
+        row = json.loads(line)
+        if row["previous"] != self._last:
+            raise ValueError("a row does not follow the one before it")
+        self._last = hashlib.sha256(line).hexdigest()
+        signed = [base64.b64decode(one) for one in row["signed"]]
+        if row["kind"] == "certified":
+            self._certificates |= {one.device: one for one in map(Certificate.from_bytes, signed)}
+        else:
+            self._dismissed = Dismissed.from_bytes(signed[0])
+
+
+def _text(signed: Certificate | Dismissed) -> str:
+    return base64.b64encode(signed.to_bytes()).decode()
