@@ -135,8 +135,9 @@ def serve(
     """Train over devices: each trains on its own text, and only a securely aggregated sum reaches the server.
 
     Waits for devices (`taciturn fleet device`), asks more than it needs, goes on without those that drop out, and repeats a round that
-    got too few reports. Killed at any moment, it goes on with --resume (which begins where there is nothing yet): no round is released without being charged, and none is charged
-    twice. With --store it listens nowhere itself: devices come through front ends (`taciturn fleet front-end`).
+    got too few reports. Killed at any moment, it goes on with --resume, which begins where there is nothing yet: no round is released
+    without being charged, and none is charged twice. With --store it listens nowhere itself: devices come through front ends
+    (`taciturn fleet front-end`).
 
     Example: taciturn fleet serve keyboard-fleet --host 0.0.0.0 --port 8443
     """
