@@ -11,7 +11,7 @@ from fleet_of_devices import FleetOfDevices
 from typer.testing import CliRunner
 
 from enrolling import ISSUER, device_key, enrolled
-from harness import cut_at
+from harness import cut_at, quietly
 from taciturn.cli import app
 from taciturn.fleets import enrolment
 from taciturn.fleets.devices.transport import LinkError
@@ -104,7 +104,7 @@ def test_what_ends_soon_is_renewed_for_the_same_key_and_number(tmp_path, authori
     assert enrolment.renew(folder, fleet) == 0
 
 
-@pytest.mark.parametrize("damage", ["changed", "taken out", "older", "cut", "gone", "another's"])
+@pytest.mark.parametrize("damage", ["changed", "last changed", "taken out", "older", "forked", "cut", "gone", "empty", "another's"])
 def test_with_a_log_that_is_not_its_own_the_authority_signs_nothing(tmp_path, authority, damage):
     """Or it would give a number twice, or two lists one number. A row that was cut short is what a crash leaves: nobody has seen it."""
     folder, fleet, _ = authority
@@ -122,11 +122,23 @@ def test_with_a_log_that_is_not_its_own_the_authority_signs_nothing(tmp_path, au
         assert enrolment.enrol(folder, fleet, requests) == [0, 1, 2]  # the twin
         return
     else:
-        changed = {"changed": [lines[0], lines[1].replace(b'"at": 1', b'"at": 2'), lines[2]], "taken out": [lines[0], lines[2]]}
+        if damage == "forked":  # put back to a backup, and then used with a fleet's folder that was lost
+            log.write_bytes(b"".join(lines[:2]))
+            enrolment.enrol(folder, tmp_path / "lost", requests[2:])
+            lines = log.read_bytes().splitlines(keepends=True)
+        row = json.loads(lines[2])
+        row["signed"][0] = base64.b64encode(base64.b64decode(row["signed"][0])[:-1] + b"x").decode()
+        changed = {
+            "changed": [lines[0], lines[1].replace(b'"at": 1', b'"at": 2'), lines[2]],
+            "last changed": [*lines[:2], json.dumps(row).encode() + b"\n"],
+            "taken out": [lines[0], lines[2]],
+            "forked": lines,
+            "empty": [],
+        }
         log.unlink()
         if damage != "gone":
             log.write_bytes(b"".join(changed.get(damage, lines[:2])))
-        sentences = {"older": "lacks what was signed before", "gone": "no enrolment authority's folder"}
+        sentences = dict.fromkeys(["older", "forked"], "lacks what was signed before") | {"gone": "no enrolment authority's folder"}
         with pytest.raises(LinkError, match=sentences.get(damage, "was changed or is damaged")):
             enrolment.enrol(folder, fleet, requests)
     assert read_enrolled(fleet) == kept
@@ -152,6 +164,65 @@ def test_a_running_server_knows_of_the_newest_file(tmp_path, authority, monkeypa
     assert [now.number_of(key) for key in keys] == ["a device that was dismissed", 1, 2]
     monkeypatch.setattr(identities, "now", lambda at=time.time() + 400 * DAY: at)
     assert now.number_of(keys[1]) == "a device whose certificate has run out"
+
+
+@pytest.mark.parametrize("found", ["half", "a row less", "older", "gone", "not to be read", "newer"])
+def test_a_file_that_is_just_being_copied_or_older_changes_nothing_for_a_running_server(tmp_path, authority, found):
+    """Or a training would end, or whoever was dismissed be back. Twin: the newer one."""
+    folder, fleet, _ = authority
+    enrolment.enrol(folder, fleet, asking(tmp_path, 2))
+    path, older = fleet / "enrolled.txt", (fleet / "enrolled.txt").read_bytes()
+    enrolment.dismiss(folder, fleet, [1])
+    now, whole = EnrolledNow(fleet), path.read_bytes()
+    keys = [device_key(tmp_path / f"device-{number}") for number in range(3)]
+    enrolment.enrol(folder, tmp_path / "copy", asking(tmp_path)[2:])
+    newer = (tmp_path / "copy" / "enrolled.txt").read_bytes()
+    lines = whole.splitlines(keepends=True)
+    files = {"half": newer[:-40], "a row less": b"".join(lines[:-1]), "older": older, "newer": newer}
+    path.unlink() if found not in files else path.write_bytes(files[found])
+    if found == "not to be read":
+        path.mkdir()  # root reads all files
+    third = 2 if found == "newer" else "a device that is not enrolled"
+    for _ in range(2):
+        assert [now.number_of(key) for key in keys] == [0, "a device that was dismissed", third]
+    if path.is_dir():
+        path.rmdir()
+    path.write_bytes(newer)
+    assert now.number_of(keys[2]) == 2
+
+
+def test_a_crash_between_log_and_file_is_mended_by_the_next_command(tmp_path, authority, monkeypatch):
+    """Whichever it is: the number is given, and the dismissal stands."""
+    folder, fleet, _ = authority
+    requests = asking(tmp_path)
+
+    def crashed(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as crash:
+        crash.setattr(enrolment, "write_atomically", crashed)
+        for signed in (lambda: enrolment.enrol(folder, fleet, requests[:2]), lambda: enrolment.dismiss(folder, fleet, [0])):
+            with pytest.raises(OSError, match="No space left"):
+                signed()
+    assert not read_enrolled(fleet).certificates
+    assert enrolment.enrol(folder, fleet, requests[1:]) == [1, 2]
+    certificates, dismissed = read_enrolled(fleet)
+    assert (len(certificates), dismissed.devices, dismissed.number) == (3, {0}, 1)
+
+
+@pytest.mark.parametrize("more", [[], [10], [2**63, -1]])
+def test_a_device_that_a_front_end_knows_and_the_server_does_not_yet_is_not_there(tmp_path, vocabulary, more):
+    """Its file is copied to one of them first; and whoever has the Redis may say anything. The run goes on. Twin: nobody more."""
+    fleet = FleetOfDevices(tmp_path, vocabulary, count=10, run={"rounds": 1, "evaluate_every": 1})
+    devices, ask, asked = fleet.link.devices, fleet.link.ask, set()
+
+    def noted(kind, contents, *rest, **settings):
+        asked.update(contents)
+        return ask(kind, contents, *rest, **settings)
+
+    fleet.link.devices, fleet.link.ask = lambda: [*devices(), *more], noted
+    assert train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected).guarantee.releases == 1
+    assert asked == set(range(10))
 
 
 @pytest.mark.parametrize("twin", [False, True])

@@ -13,7 +13,7 @@ from enrolling import known
 from taciturn.fleets.wire.front_end import FrontEnd, Refusals, sign_in_statement
 from taciturn.fleets.wire.store import MemoryStore
 
-ALICE, BOB, STRANGER = (Ed25519PrivateKey.generate() for _ in range(3))
+ALICE, BOB, DAVE, STRANGER = (Ed25519PrivateKey.generate() for _ in range(4))
 NUMBERS = {ALICE.public_key().public_bytes_raw(): 1, BOB.public_key().public_bytes_raw(): 2}
 
 
@@ -64,6 +64,14 @@ def wire():
 
 def bearer(token):
     return {"authorization": f"Bearer {token}"}
+
+
+def test_who_is_enrolled_is_told_to_nobody_who_has_not_the_key(wire):
+    """Requests are no secret, and with one anybody could ask. Twin: with the key each gets its own answer."""
+    answers = {key: wire.sign_in(key, by=STRANGER) for key in (ALICE, DAVE)}
+    assert len(set(answers.values())) == 1
+    assert "not enrolled" in wire.sign_in(DAVE)[1]
+    assert wire.sign_in(ALICE)[0] != 403
 
 
 def test_a_device_signs_in_is_asked_and_answers(wire):

@@ -23,8 +23,8 @@ from typing import BinaryIO
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from taciturn.files import locked, write_atomically
-from taciturn.fleets.devices.transport import LinkError
-from taciturn.fleets.secure_aggregation.identities import CLOCKS_APART, FLEET_BYTES, Certificate, Dismissed, Enrolled, Issuer, now
+from taciturn.fleets.devices.transport import LOG, LinkError
+from taciturn.fleets.secure_aggregation.identities import CLOCKS_APART, FLEET_BYTES, Certificate, Dismissed, Enrolled, Issuer, now, verified
 from taciturn.fleets.wire.authority import load_key, requested_key, save_key
 
 ENROLMENT_KEY, LOG_NAME, ENROLLED = "enrolment.key", "enrolment.log", "enrolled.txt"
@@ -95,8 +95,8 @@ def read_enrolled(fleet: Path) -> Enrolled:
         raise LinkError(
             f"{path} is missing: copy it from where the enrolment authority is, or make a fleet with `taciturn fleet new`"
         ) from None
-    except ValueError as error:
-        raise LinkError(f"{path} is damaged ({error}): copy it again from where the enrolment authority is") from None
+    except (ValueError, OSError) as error:
+        raise LinkError(f"{path} cannot be read or is damaged ({error}): copy it again from where the enrolment authority is") from None
     if [one.device for one in enrolled.certificates] != list(range(len(enrolled.certificates))):
         raise LinkError(f"{path} lacks devices, or has them in another order: copy it again from where the enrolment authority is")
     return enrolled
@@ -106,7 +106,7 @@ class EnrolledNow:
     """The devices of a fleet by its newest file, which may be replaced while a server or a front end is running."""
 
     def __init__(self, fleet: Path) -> None:
-        self._path, self._seen = fleet / ENROLLED, None
+        self._path, self._seen, self._known = fleet / ENROLLED, None, None
         self._newest()
 
     def __call__(self) -> Enrolled:
@@ -124,10 +124,18 @@ class EnrolledNow:
 
     def _newest(self) -> tuple[Enrolled, dict[bytes, int]]:
         found = self._path.stat() if self._path.exists() else None
-        seen = found and (found.st_mtime_ns, found.st_ino)
-        if seen is None or seen != self._seen:
-            enrolled = read_enrolled(self._path.parent)
-            self._known, self._seen = (enrolled, enrolled.keys()), seen
+        seen = found and (found.st_mtime_ns, found.st_ino, found.st_size)
+        if self._known is None or seen != self._seen:
+            try:
+                enrolled = read_enrolled(self._path.parent)
+                if self._known and not _follows(enrolled, self._known[0]):
+                    raise LinkError(f"{self._path} is older than what was there before, or of another fleet")
+                self._known = enrolled, enrolled.keys()
+            except LinkError as error:
+                if self._known is None:
+                    raise
+                LOG.warning("goes on with the devices that it knows: %s", error)  # someone may be copying it just now
+            self._seen = seen
         return self._known
 
 
@@ -144,12 +152,13 @@ def _open(folder: Path, fleet: Path) -> Iterator["_Log"]:
             file.truncate(len(content) - len(torn))  # whoever died while writing it has shown nobody what it signed
         try:
             log = _Log(load_key(folder / ENROLMENT_KEY), file, lines)
+            known = log.enrolled
         except (ValueError, KeyError, TypeError) as error:
             raise LinkError(
                 f"{folder / LOG_NAME} was changed or is damaged ({error}): restore it from a copy; nothing was signed"
             ) from None
         if (fleet / ENROLLED).exists():
-            _check_follows(log.enrolled, read_enrolled(fleet), folder, fleet)
+            _check_follows(known, read_enrolled(fleet), folder, fleet)
         yield log
         log.publish(fleet)
 
@@ -158,10 +167,17 @@ def _check_follows(known: Enrolled, given: Enrolled, folder: Path, fleet: Path) 
     """Or two devices would get one number, or lists of one number would differ."""
     if given.dismissed.fleet != known.dismissed.fleet:
         raise LinkError(f"{folder} is the authority of another fleet than {fleet}: name the right one with --authority")
-    if given.dismissed.number > known.dismissed.number or len(given.certificates) > len(known.certificates):
+    if not _follows(known, given):
         raise LinkError(
             f"{folder / LOG_NAME} lacks what was signed before (see {fleet / ENROLLED}): restore its newest copy; nothing was signed"
         )
+
+
+def _follows(newer: Enrolled, older: Enrolled) -> bool:
+    """Or is the same: numbers have kept their keys, a list of one number is one list, and nobody has come back."""
+    rises = newer.dismissed.number > older.dismissed.number and newer.dismissed.devices >= older.dismissed.devices
+    kept = list(newer.keys())[: len(older.certificates)] == list(older.keys())
+    return kept and newer.dismissed.fleet == older.dismissed.fleet and (rises or newer.dismissed == older.dismissed)
 
 
 class _Log:
@@ -169,8 +185,11 @@ class _Log:
         self._key, self._file, self._last = key, file, ""
         self._certificates: dict[int, Certificate] = {}
         self._dismissed: Dismissed | None = None
+        own, signed = key.public_key().public_bytes_raw(), []
         for line in lines:
-            self._take(line)
+            signed = self._take(line)
+        if not all(verified(own, one.signed(), one.signature) for one in signed):  # of the last row no other has the hash
+            raise ValueError("the last row is not what was signed")
 
     @property
     def enrolled(self) -> Enrolled:
@@ -201,16 +220,18 @@ class _Log:
         certificates, dismissed = self.enrolled
         write_atomically(fleet / ENROLLED, "".join(_text(one) + "\n" for one in (dismissed, *certificates)).encode())
 
-    def _take(self, line: bytes) -> None:
+    def _take(self, line: bytes) -> Sequence[Certificate | Dismissed]:
         row = json.loads(line)
         if row["previous"] != self._last:
             raise ValueError("a row does not follow the one before it")
         self._last = hashlib.sha256(line).hexdigest()
         signed = [base64.b64decode(one) for one in row["signed"]]
         if row["kind"] == "certified":
-            self._certificates |= {one.device: one for one in map(Certificate.from_bytes, signed)}
-        else:
-            self._dismissed = Dismissed.from_bytes(signed[0])
+            certificates = [Certificate.from_bytes(one) for one in signed]
+            self._certificates |= {one.device: one for one in certificates}
+            return certificates
+        self._dismissed = Dismissed.from_bytes(signed[0])
+        return [self._dismissed]
 
 
 def _text(signed: Certificate | Dismissed) -> str:

@@ -154,7 +154,8 @@ class DeviceFleet:
     def _present(self) -> set[int]:
         """Who is connected and may take part."""
         certificates, dismissed = self._enrolled()
-        return {one for one in self._link.devices() if certificates[one].lasts} - dismissed.devices - self._left_out()
+        here = {one for one in self._link.devices() if 0 <= one < len(certificates)}  # a front end may know of more already
+        return {one for one in here if certificates[one].lasts} - dismissed.devices - self._left_out()
 
     def _checked_in(self) -> UserIds:
         numbers = self._numbers(self._row())

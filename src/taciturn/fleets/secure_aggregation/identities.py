@@ -88,7 +88,7 @@ class Dismissed(NamedTuple):
         end = _LIST.size + 8 * count
         devices = struct.unpack(f">{count}Q", content[_LIST.size : end]) if len(content) == end + SIGNATURE_BYTES else ()
         read = cls(fleet, number, frozenset(devices), content[end:])
-        if read.to_bytes() != content:
+        if len(content) != end + SIGNATURE_BYTES or read.to_bytes() != content:
             raise ValueError("this is no list of dismissed devices, or not in order")
         return read
 

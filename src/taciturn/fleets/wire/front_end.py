@@ -140,13 +140,13 @@ class FrontEnd:
         now = datetime.now(UTC).timestamp()
         if abs(now - seconds) > CLOCKS_APART:
             raise NoEntry(403, "a device whose clock is wrong")
+        try:
+            Ed25519PublicKey.from_public_bytes(key).verify(signature, statement)
+        except (InvalidSignature, ValueError):  # first of all: who is enrolled or dismissed is told to nobody else
+            raise NoEntry(403, "a device that has not the key it names") from None
         number = self._number_of(key)
         if isinstance(number, str):
             raise NoEntry(403, number)
-        try:
-            Ed25519PublicKey.from_public_bytes(key).verify(signature, statement)
-        except (InvalidSignature, ValueError):
-            raise NoEntry(403, "a device that has not the key it names") from None
         if len(nonce) != 16 or not await self._store.first_time(key + nonce):
             raise NoEntry(403, "a sign-in that was used before")
         token = secrets.token_urlsafe(32)
