@@ -238,6 +238,9 @@ def test_no_report_leaves_before_it_is_on_record(liar, monkeypatch):
         liar.round(5)
     monkeypatch.setattr(diaries, "write_atomically", whole)
     assert not any(liar.device(one)._record.uploads for one in range(9))
+    for one in range(9):  # and who has not reported signs no list that says so
+        with pytest.raises(ValueError, match="in no round"):
+            liar.device(one)(fields.SIGN, b"")
     synced, fsync = [], os.fsync
 
     def noted(descriptor):

@@ -1,6 +1,7 @@
 """When a device takes part by its owner's wishes: fake machines, one at a socket, one on a train."""
 
 import os
+import time
 
 import numpy as np
 import pytest
@@ -65,6 +66,7 @@ def test_a_device_that_somebody_uses_is_not_idle(tmp_path, monkeypatch, answer, 
 
 
 def test_all_wishes_have_to_be_met_and_each_time_anew(tmp_path, monkeypatch):
+    (tmp_path / "none").mkdir()
     monkeypatch.setattr(eligibility, "POWER", tmp_path / "none")
     busctl(tmp_path, monkeypatch, {"IdleHint": "b true"})
     why_not = why_not_now(["charging", "idle"], f"test -e {tmp_path / 'flag'}")
@@ -80,6 +82,9 @@ def test_what_cannot_be_known_is_said_before_anything_is_done(tmp_path, monkeypa
         why_not_now(["idle", "plugged"], None)
     with pytest.raises(LinkError, match="no-such-command cannot be asked"):
         why_not_now([], "no-such-command --at all")
+    with pytest.raises(LinkError, match="names no command"):
+        why_not_now([], " ")  # a variable that is not set
+    assert why_not_now([], None)() is None  # the twin: no wish
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LinkError, match=r"busctl cannot be asked.*see --while-command"):
         why_not_now(["unmetered"], None)
@@ -131,18 +136,59 @@ def test_text_that_a_report_was_made_of_is_deleted_if_the_owner_says_so(tmp_path
     assert (wishes.why_not_now() == "its text was used, and is deleted") == delete_used
 
 
+@pytest.mark.parametrize("hours", [-24, 0, 24])
 @pytest.mark.parametrize("later", [False, True])
-def test_after_a_crash_used_text_is_deleted_and_later_text_is_not(phone, later):
+def test_after_a_crash_used_text_is_deleted_and_later_text_is_not(phone, later, hours):
+    """Whatever the clock said when it took part, and when the text came. Twin: text that came later."""
+    os.utime(phone / "tokens.npy", (at := time.time() + 3600 * hours, at))
     device = folders.open_device(phone)
-    device._record.upload(1, "run", 0)
-    at = device._record.uploads[-1]["at"]
-    os.utime(phone / "tokens.npy", (at + 9, at + 9) if later else (at - 9, at - 9))
+    device._record.upload(1, "run", 0, device._wishes.text)
     if later:
+        folders.save_text(phone, np.load(phone / "tokens.npy"))
+        os.utime(phone / "tokens.npy", (at := time.time() - 3600 * hours, at))
         folders.open_device(phone, delete_used=True)
     else:
         with pytest.raises(LinkError, match="has no text"):
             folders.open_device(phone, delete_used=True)
     assert (phone / "tokens.npy").exists() == later
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_text_that_comes_while_a_device_runs_is_not_deleted_nor_the_old_one_used(phone, replaced):
+    """The device has the old one in its memory. Twin: no other came."""
+    device = folders.open_device(phone, delete_used=True)
+    check_in = fields.pack_fields(device._agreement.fingerprint, b"9")
+    if replaced:
+        folders.save_text(phone, np.arange(9))
+    assert device(fields.CHECK_IN, check_in) == (fields.NOT_NOW if replaced else fields.READY)
+    device._wishes.reported()  # of a round that it was in already
+    assert (phone / "tokens.npy").exists() == replaced
+    folders.save_text(phone, np.arange(9))
+    assert device(fields.CHECK_IN, check_in) == fields.NOT_NOW  # its own text was deleted: it waits to be started with this one
+
+
+def test_whoever_opts_out_has_no_text_left_of_a_crash_either(phone):
+    (phone / ".tokens.npy.17.partial").write_bytes(b"half of it")
+    folders.opt_out(phone)
+    assert not list(phone.glob("*tokens*"))
+    assert not list(phone.glob(".*tokens*"))
+
+
+@pytest.mark.parametrize("machine", ["no Linux", "a sandbox"])
+def test_a_machine_that_does_not_say_whether_it_charges_is_not_taken_for_one_that_does(tmp_path, monkeypatch, machine):
+    """Twin: one that says that it has no battery."""
+    monkeypatch.setattr(eligibility, "POWER", tmp_path / "power")
+    (tmp_path / "power").mkdir()
+    assert why_not_now(["charging"], None)() is None
+    (tmp_path / "power").rmdir()
+    if machine == "a sandbox":
+
+        def refuse(folder):
+            raise PermissionError(13, "Permission denied", str(folder))
+
+        monkeypatch.setattr(type(tmp_path), "iterdir", refuse)
+    with pytest.raises(LinkError, match=r"power cannot be asked whether this device charges.*see --while-command"):
+        why_not_now(["charging"], None)
 
 
 def test_a_wrong_word_on_the_command_line_is_told_the_right_ones(phone):

@@ -136,23 +136,36 @@ def open_device(
     vocabulary, path = vocabulary_of(device), device / TOKENS
     if not (device / DEVICE_KEY).exists():
         raise LinkError(f"{device} has no key: `taciturn fleet device {device} --new` makes one, and a request for the fleet's authority")
-    if delete_used and path.exists() and path.stat().st_mtime < participation_record.last_upload(device):
+    if delete_used and path.exists() and _which(path) == participation_record.used_text(device):
         path.unlink()  # a crash came before
     if not path.exists():
         raise LinkError(f"{device} has no text: name a file of messages with --data")
-    tokens = np.load(path, allow_pickle=False)
+    text, tokens = _which(path), np.load(path, allow_pickle=False)
+
+    def delete() -> None:
+        if delete_used and _which(path) == text:
+            path.unlink()
 
     def why_not() -> str | None:
         if not path.exists():
             return "its text was used, and is deleted"
+        if _which(path) != text:
+            return "it has other text by now than it was started with: start it again"
         return why_not_now() if len(tokens) >= least_tokens else f"its text has {len(tokens)} tokens, and {least_tokens} are wished for"
 
-    wishes = Wishes(why_not, lambda: path.unlink(missing_ok=True) if delete_used else None)
+    wishes = Wishes(why_not, delete, text)
     recipe, own = fleet_recipe(device / "fleet"), (load_key(device / DEVICE_KEY), fleet_authority(device / "fleet"))
     return assemble.build_device(recipe, vocabulary, tokens, *own, device, wishes)
 
 
+def _which(text: Path) -> str:
+    """What is saved later is another one, whatever clocks say."""
+    found = text.stat() if text.exists() else None
+    return f"{found.st_ino} {found.st_mtime_ns}" if found else ""
+
+
 def opt_out(device: Path) -> None:
-    """Take part in nothing any more, and delete the text."""
-    (device / TOKENS).unlink(missing_ok=True)
+    """Take part in nothing any more, and delete the text, with what a crash left of saving it."""
+    for text in (device / TOKENS, *device.glob(f".{TOKENS}.*")):
+        text.unlink(missing_ok=True)
     participation_record.opt_out(device)

@@ -39,6 +39,7 @@ class Wishes(NamedTuple):
 
     why_not_now: Callable[[], str | None] = lambda: None
     reported: Callable[[], None] = lambda: None  # once a report is on record as used
+    text: str = ""  # which it is that reports are made of
 
 
 WISHES = Wishes()
@@ -126,10 +127,11 @@ class Device:
         report = self._program(message, self._user, jax.random.fold_in(key, self._number))
         values = np.asarray(report.update).astype(np.uint32)
         masked = in_a_round.mask(SealedShares.from_bytes(delivery), values).to_bytes()
-        if why_not := self._record.upload(int(self._round), self._run.decode(), int(message.public.round)):
-            self._sum = None  # whoever signs a list has sent a report
+        self._sum = None  # whoever signs a list has sent a report: whatever goes wrong from here on, it signs none
+        if why_not := self._record.upload(int(self._round), self._run.decode(), int(message.public.round), self._wishes.text):
             raise NotEligible(why_not)
         self._wishes.reported()
+        self._sum = in_a_round
         return masked
 
     def _check(self, message: Message) -> None:

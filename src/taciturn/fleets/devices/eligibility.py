@@ -18,10 +18,13 @@ SECONDS = 30  # for a command to answer
 
 def charging() -> bool:
     """At a socket. A machine without batteries is; those of a mouse or a headset do not count."""
-    supplies = [one for one in sorted(POWER.glob("*")) if _line(one / "scope") != "Device"]
-    batteries = [one for one in supplies if _line(one / "type") == "Battery"]
-    online = any(_line(one / "online") == "1" for one in supplies if one not in batteries)
-    return online or not batteries or any(_line(one / "status") in PLUGGED_IN for one in batteries)
+    try:
+        supplies = [one for one in sorted(POWER.iterdir()) if _line(one / "scope") != "Device"]
+        batteries = [one for one in supplies if _line(one / "type") == "Battery"]
+        online = any(_line(one / "online") == "1" for one in supplies if one not in batteries)
+        return online or not batteries or any(_line(one / "status") in PLUGGED_IN for one in batteries)
+    except OSError as error:  # a machine that does not say it may be one on a train
+        raise LinkError(f"{error.filename} cannot be asked whether this device charges ({error.strerror}): see --while-command") from None
 
 
 def unmetered() -> bool:
@@ -45,6 +48,8 @@ def why_not_now(words: Sequence[str], command: str | None) -> Callable[[], str |
     if unknown := [word for word in words if word not in CONDITIONS]:
         raise LinkError(f"--while knows {', '.join(CONDITIONS)}, and not {unknown[0]!r}; for anything else there is --while-command")
     asked = shlex.split(command or "")
+    if command is not None and not asked:  # of a variable that is not set: not a wish to take part at all times
+        raise LinkError("--while-command names no command")
 
     def why_not() -> str | None:
         if missing := [word for word in words if not CONDITIONS[word]()]:

@@ -73,13 +73,13 @@ class ParticipationRecord:
                 self._write(known)
             return why_not
 
-    def upload(self, round: int, run: str, row: int) -> str | None:
-        """To be called before a report leaves, which it does not if this says why not. On disk when this returns."""
+    def upload(self, round: int, run: str, row: int, text: str = "") -> str | None:
+        """To be called before a report leaves, which it does not if this says why not. On disk when this returns. `text` says of which."""
         with locked(self._folder / LOCK):
             content = self._read()
             why_not = self._why_not(content, round)
             if why_not is None:
-                content["uploads"].append({"round": round, "run": run, "row": row, "at": _now()})
+                content["uploads"].append({"round": round, "run": run, "row": row, "at": _now(), "text": text})
                 self._write(content)
             return why_not
 
@@ -126,10 +126,10 @@ class ParticipationRecord:
         write_atomically(self._folder / FILE_NAME, json.dumps(content).encode(), 0o600)
 
 
-def last_upload(folder: Path) -> float:
-    """When it was, in seconds since 1970."""
+def used_text(folder: Path) -> str | None:
+    """Of which the last report was made."""
     uploads = ParticipationRecord(folder, ParticipationLimits(0, 0, 0)).uploads
-    return uploads[-1]["at"] if uploads else 0.0
+    return uploads[-1].get("text") if uploads else None
 
 
 def opt_out(folder: Path) -> None:
