@@ -31,9 +31,26 @@ def test_a_unit_calls_a_command_that_there_is_with_options_that_it_has(unit):
     for arguments in commands(unit.read_text().splitlines()):
         answer = CliRunner(env={"TACITURN_STORE": "redis://127.0.0.1:1"}).invoke(app, arguments)
         assert answer.exit_code != 2, answer.output  # of a command that is not there, or not so; these lack a fleet
-        assert "/var/lib/taciturn/fleet" in str(answer.exception)
+        assert str(Path(arguments[2]).relative_to("/var/lib")) in str(answer.exception)
     twin = CliRunner().invoke(app, ["fleet", "front-end", "/var/lib/taciturn/fleet", "--door", "8443"])
     assert twin.exit_code == 2
+
+
+def test_front_ends_are_given_what_they_need_and_nothing_of_the_curators():
+    """In a folder: a file that is mounted by itself stays the old one when it is replaced, and whoever was dismissed comes in."""
+    units = [dict(line.partition("=")[::2] for line in unit.read_text().splitlines()) for unit in sorted(DEPLOY.glob("*.service"))]
+    assert len({unit["User"] for unit in units}) == len({unit["StateDirectory"] for unit in units}) == len(units) == 2
+    theirs = [volume for name in ("front-end-1", "front-end-2") for volume in SERVICES[name]["volumes"]]
+    assert {volume.rpartition(":/")[2] for volume in theirs} == {"fleet:ro", "run/store"}
+    assert not any("${FLEET" in volume for volume in theirs)
+    assert any("${FLEET" in volume for volume in SERVICES["curator"]["volumes"])  # the twin
+
+
+def test_nothing_that_runs_leaves_its_memory_on_disk():
+    for unit in DEPLOY.glob("*.service"):
+        assert {"LimitCORE=0", "MemorySwapMax=0"} <= set(unit.read_text().splitlines())
+    assert all(one["ulimits"] == {"core": 0} for one in SERVICES.values() if one["image"] == "taciturn")
+    assert '--save "" --appendonly no' in SERVICES["redis"]["command"]
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
