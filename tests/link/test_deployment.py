@@ -46,6 +46,12 @@ def test_front_ends_are_given_what_they_need_and_nothing_of_the_curators():
     assert any("${FLEET" in volume for volume in SERVICES["curator"]["volumes"])  # the twin
 
 
+def test_an_image_has_the_program_and_nothing_else_that_lies_beside_it():
+    """A fleet's authority may, and people's text: layers keep them."""
+    copied = [word for line in (DEPLOY / "Dockerfile").read_text().splitlines() if line.startswith("COPY") for word in line.split()[1:-1]]
+    assert copied == ["pyproject.toml", "README.md", "LICENSE", "src"]
+
+
 def test_nothing_that_runs_leaves_its_memory_on_disk():
     for unit in DEPLOY.glob("*.service"):
         assert {"LimitCORE=0", "MemorySwapMax=0"} <= set(unit.read_text().splitlines())
