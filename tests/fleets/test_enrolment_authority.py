@@ -104,6 +104,20 @@ def test_what_ends_soon_is_renewed_for_the_same_key_and_number(tmp_path, authori
     assert enrolment.renew(folder, fleet) == 0
 
 
+@pytest.mark.parametrize("hours", [1.5, 24, 24 * 400])
+def test_what_was_signed_when_the_clock_was_ahead_is_renewed_once_it_is_right(tmp_path, authority, monkeypatch, hours):
+    """Or its devices would wait for that day. Twin: without it they do."""
+    folder, fleet, known = authority
+    with monkeypatch.context() as ahead:
+        ahead.setattr(enrolment, "now", lambda at=time.time() + 3600 * hours: at)
+        enrolment.enrol(folder, fleet, asking(tmp_path, 1))
+    certificates, dismissed = read_enrolled(fleet)
+    assert "has not begun" in Trust(known, dismissed).why_not(certificates[0])
+    assert enrolment.renew(folder, fleet) == 1
+    assert Trust(known, dismissed).why_not(read_enrolled(fleet).certificates[0]) is None
+    assert enrolment.renew(folder, fleet) == 0
+
+
 @pytest.mark.parametrize("damage", ["changed", "last changed", "taken out", "older", "forked", "cut", "gone", "empty", "another's"])
 def test_with_a_log_that_is_not_its_own_the_authority_signs_nothing(tmp_path, authority, damage):
     """Or it would give a number twice, or two lists one number. A row that was cut short is what a crash leaves: nobody has seen it."""

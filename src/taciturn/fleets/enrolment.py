@@ -77,11 +77,12 @@ def dismiss(folder: Path, fleet: Path, devices: Collection[int]) -> int:
 
 
 def renew(folder: Path, fleet: Path, days: int = CERTIFICATE_DAYS) -> int:
-    """Sign again, for the same keys, what ends soon or has ended; how many. Not for the dismissed."""
+    """Sign again, for the same keys, what ends soon, has ended or not begun (a clock was wrong); how many. Not for the dismissed."""
     with _open(folder, fleet) as log:
-        certificates, dismissed = log.enrolled
-        soon = now() + min(RENEWAL_DAYS, days / 2) * DAY
-        old = {one.device: one.key for one in certificates if one.ends < soon and one.device not in dismissed.devices}
+        (certificates, dismissed), today = log.enrolled, now()
+        soon = today + min(RENEWAL_DAYS, days / 2) * DAY
+        due = [one for one in certificates if one.ends < soon or one.begins > today]
+        old = {one.device: one.key for one in due if one.device not in dismissed.devices}
         log.certify(old, days)
     return len(old)
 
