@@ -81,7 +81,7 @@ def test_the_server_has_no_text_and_devices_no_key_of_another(tmp_path, fleet, p
     folders.enrol(fleet, devices)
     assert len(Population(fleet / "population")) == 0
     given = {path.name for path in (devices[0] / "fleet").iterdir()}
-    assert given == {"authority.crt", "enrolment.pub", "recipe.toml", "vocabulary.json", "vocabulary.txt"}
+    assert given == {"agreement.json", "authority.crt", "enrolment.pub", "recipe.toml", "vocabulary.json", "vocabulary.txt"}
     for secret in ("authority.key", "enrolment.key", "server.key", "device.key"):
         found = list(tmp_path.rglob(secret))
         assert found

@@ -1,11 +1,9 @@
 """A device that has nothing of Taciturn's (device.mjs, by docs/protocol.md) in rounds with others that have."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from contextlib import ExitStack, contextmanager
@@ -389,15 +387,6 @@ def test_its_cells_thresholds_and_packing_are_the_pages():
 # As people run it
 
 
-def agreement_of(device):
-    """By the page's own program."""
-    (program,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    ran = subprocess.run([sys.executable, "-c", program, str(device)], capture_output=True, text=True, env=environment, check=False)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
-
-
 def test_a_training_whose_devices_are_partly_in_another_language(tmp_path):
     """Three are asked in each of two rounds, and rest for one: all six take part in one."""
     fleet = CommandFleet(tmp_path, devices=4, rounds=2, save_every=1)
@@ -405,7 +394,6 @@ def test_a_training_whose_devices_are_partly_in_another_language(tmp_path):
     fleet.command("enrol more", "fleet", "enrol", fleet.fleet, *(one.folder / "request.txt" for one in nodes)).run()
     for node in nodes:
         shutil.copytree(fleet.fleet / "for-devices", node.folder / "fleet")
-        (node.folder / "fleet" / "agreement.json").write_text(agreement_of(node.folder))
     server = fleet.server(tmp_path / "run")
     try:
         server.start()

@@ -637,11 +637,14 @@ def test_a_report_of_gboards_model_is_encoded_in_no_time_and_as_small_as_is_said
     bound = modular(flat_clip(0.5), {"a": jnp.zeros(GBOARD)}, encoded)
     update = {"a": jnp.asarray(np.random.default_rng(0).normal(size=GBOARD), jnp.float32)}
     report = np.asarray(compiled(bound)(bound.public(0), update, ONE, KEY).update)
-    began = time.process_time()
-    again = np.asarray(compiled(bound)(bound.public(0), update, ONE, KEY).update)
-    packed = pack(again, encoded.bits)
-    unpacked = unpack(packed, encoded.padded, encoded.bits)
-    assert time.process_time() - began < 0.6  # 0.12, where nothing else runs
+    seconds = []
+    for _ in range(3):
+        began = time.process_time()
+        again = np.asarray(compiled(bound)(bound.public(0), update, ONE, KEY).update)
+        packed = pack(again, encoded.bits)
+        unpacked = unpack(packed, encoded.padded, encoded.bits)
+        seconds.append(time.process_time() - began)
+    assert min(seconds) < 0.6  # 0.12, where nothing else runs
     assert len(packed) == encoded.upload_bytes < 3.3 * GBOARD
     np.testing.assert_array_equal(unpacked, report)
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -43,6 +44,23 @@ def agreement(recipe: Recipe, vocabulary: Vocabulary, authority: Authority) -> T
     name = _fingerprint(told.fingerprint, vocabulary.words, authority)
     shares = section.max_dropout, section.max_colluding
     return Terms(b"", b"", b"", name, encoded.bits, encoded.padded, *shares, participation.size, most)
+
+
+def in_any_language(recipe: Recipe, vocabulary: Vocabulary, authority: Authority) -> dict[str, Any]:
+    """What devices that have no Python need of the recipe, worked out for them (docs/protocol.md)."""
+    terms, mechanism = agreement(recipe, vocabulary, authority), build.algorithm(recipe, len(vocabulary)).mechanism
+    like, public_part = _messages(mechanism, build.language_model(recipe.model, len(vocabulary)))
+    clip_norm = jax.tree.leaves(jax.device_get(public_part(0).clip_norm))
+    return {
+        "recipe": recipe.with_settings("run", seed=None).fingerprint,
+        "bits": terms.modulus_bits, "length": terms.length,
+        "dropouts": terms.dropouts, "corrupt": terms.corrupt, "least": terms.least, "most": terms.most,
+        "hours": recipe.fleet.timer_hours, "min_separation": _min_separation(recipe).min_separation,
+        "max_participations": _lifetime(recipe),
+        "leaves": [[str(leaf.dtype), leaf.shape] for leaf in jax.tree.leaves(like.params)],
+        "clip_norm": b"".join(leaf.astype("<f4").tobytes() for leaf in clip_norm).hex(),
+        "encoding": build.report_encoding(recipe, like.params)._asdict(),
+    }  # fmt: skip
 
 
 def _fingerprint(recipe: str, words: Sequence[str], authority: Authority) -> bytes:

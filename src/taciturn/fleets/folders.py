@@ -6,7 +6,8 @@ FLEET/                      the server's
                             is none: its people are a population's, whose ledger is charged
   enrolled.txt              who is enrolled, as the authority says: certificates, and the list of dismissed devices (enrolment.py)
   wire/                     the server's certificate
-  for-devices/              what every device is given: authority.crt, enrolment.pub, recipe.toml, words
+  for-devices/              what every device is given: authority.crt, enrolment.pub, words, recipe.toml, and what follows from that for
+                            devices that have no Python: agreement.json
 
 FLEET-authority/            the authority's, which belongs elsewhere (enrolment.py)
 
@@ -40,7 +41,7 @@ from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.solve import with_noise
 from taciturn.recipe.text import load_recipe, save_recipe
 
-RECIPE, ENROLMENT, TOKENS = "recipe.toml", "enrolment.pub", "tokens.npy"
+RECIPE, AGREEMENT, ENROLMENT, TOKENS = "recipe.toml", "agreement.json", "enrolment.pub", "tokens.npy"
 LOCAL_NAMES = ("localhost", "127.0.0.1")
 
 
@@ -88,7 +89,10 @@ def _server_folder(folder: Path, authority: Path, recipe: Recipe, words_of: Popu
     shutil.copy(certificate, given / AUTHORITY_CERTIFICATE)
     write_atomically(given / ENROLMENT, b"".join(issuer.authority).hex().encode() + b"\n")
     theirs = recipe.with_settings("run", seed=None)  # of which all noise is made: it is the server's alone
-    save_recipe(theirs.with_settings("data", population="on devices"), given / RECIPE)
+    theirs = theirs.with_settings("data", population="on devices")
+    save_recipe(theirs, given / RECIPE)
+    worked_out = assemble.in_any_language(theirs, words_of.vocabulary, issuer.authority)
+    write_atomically(given / AGREEMENT, json.dumps(worked_out, indent=1).encode())
     words_of.vocabulary.save(given / "vocabulary.txt")
     write_atomically(given / "vocabulary.json", json.dumps(words_of.vocabulary.about).encode())
 
