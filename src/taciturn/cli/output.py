@@ -123,22 +123,30 @@ def training_bar(title: str) -> Iterator[Any]:
         )
 
 
+DOING = {  # what devices do in a stage of a round
+    "advertise": "making keys", "share": "sharing secrets", "report": "training", "sign": "signing the list", "unmask": "unmasking",
+}  # fmt: skip
+
+
 @contextmanager
 def fleet_view(address: str, enrolled: int) -> Iterator[tuple[StageProgress, Callable[..., None]]]:
     """Rounds above, the stage that devices are in below; yields watch(stage, done, all) and progress(done, all, row)."""
-    begin = (SpinnerColumn(), TextColumn("{task.description:<11}"), BarColumn(bar_width=24))
+    begin = (SpinnerColumn(), TextColumn("{task.description:<16}"), BarColumn(bar_width=10))
     end = (MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
     console.print(f"{enrolled} devices are enrolled; the server listens on {address}")
     with Progress(*begin, *end, console=console) as view:
-        rounds, devices = view.add_task("rounds", total=None, note=""), view.add_task("devices", total=None, note="")
+        rounds = view.add_task("rounds", total=None, note="measuring the start")
+        devices = view.add_task("waiting", total=None, note="")
 
         def watch(stage: str, done: int, all: int) -> None:
-            view.update(devices, description=stage, completed=done, total=all, note="devices")
+            compiles = stage == "report" and not view.tasks[rounds].completed
+            note = "devices; each compiles the model first" if compiles else "devices"
+            view.update(devices, description=DOING.get(stage, stage), completed=done, total=all, note=note)
 
         def progress(done: int, all: int, row: dict[str, Any]) -> None:
-            note = f"ε {epsilon_text(row['epsilon'])}  {row['uploads']:,} reports, {row['dropped_out']:,} drop-outs"
+            note = f"ε {epsilon_text(row['epsilon'])}  {row['uploads']:,} reports, {row['dropped_out']:,} lost"
             note += f", {row['failed_rounds']} failed" if row["failed_rounds"] else ""
-            note += f"  Top1 {row['accuracy_top1']:.2%} (round {row['round']})"
+            note += f"  Top1 {row['accuracy_top1']:.2%}"
             view.update(rounds, completed=done, total=all, note=note)
 
         yield watch, progress

@@ -124,6 +124,7 @@ class Device:
         message = fields.arrays_from_bytes(message_bytes, self._like)
         self._check(message)
         key = jax.random.wrap_key_data(jnp.asarray(np.frombuffer(key_bytes, "<u4")), impl="threefry2x32")
+        LOG.info("training for a round")
         report = self._program(message, self._user, jax.random.fold_in(key, self._number))
         values = np.asarray(report.update).astype(np.uint32)
         masked = in_a_round.mask(SealedShares.from_bytes(delivery), values).to_bytes()
@@ -132,6 +133,7 @@ class Device:
             raise NotEligible(why_not)
         self._wishes.reported()
         self._sum = in_a_round
+        LOG.info("trained; the report is behind its masks, and on its way")
         return masked
 
     def _check(self, message: Message) -> None:
