@@ -16,7 +16,7 @@ from taciturn.fleets.wire.authority import device_request, make_authority
 from taciturn.privacy.ledger import Ledger
 from taciturn.release.model_file import load_model, params_digest
 
-DEVICES, ROUNDS = 10, 14  # so many that those who rest, and those who uploaded in vain, are not missed
+DEVICES, ROUNDS = 10, 26  # so many devices that those who rest, and those who uploaded in vain, are not missed; rounds for all kills
 SAVE_EVERY = 2  # rounds
 # After what, and how often. “Door”: the server listens. “Sum”: all reports are in, and become a sum,
 # a record and a charge.
