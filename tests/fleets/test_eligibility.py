@@ -82,7 +82,7 @@ def test_what_cannot_be_known_is_said_before_anything_is_done(tmp_path, monkeypa
         why_not_now(["idle", "plugged"], None)
     with pytest.raises(LinkError, match="no-such-command cannot be asked"):
         why_not_now([], "no-such-command --at all")
-    with pytest.raises(LinkError, match="names no command"):
+    with pytest.raises(LinkError, match="--while-command is empty"):
         why_not_now([], " ")  # a variable that is not set
     assert why_not_now([], None)() is None  # the twin: no wish
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -253,15 +253,21 @@ def test_values_that_are_no_report_are_an_error_and_use_no_mask(delivered):
     device.mask(delivery, values)
 
 
+ONE, GONE = 3, 5  # places in the cohort: of the device that is asked, and of one that has gone
+
+
+def eight_of_ten(until, question):
+    cohort = Cohort(10)
+    cohort.run({MASK: {cohort.ids[0], cohort.ids[GONE]}}, until=until)
+    one = cohort.ids[ONE]
+    return cohort, cohort.devices[one], question(cohort.cell)[one]
+
+
 @pytest.fixture
 def reported():
-    cohort = Cohort(10)
-    cohort.run({MASK: {cohort.ids[0], cohort.ids[5]}}, until=MASK)
-    one = cohort.ids[3]
-    return cohort, cohort.devices[one], cohort.cell.survivors()[one]
+    return eight_of_ten(MASK, lambda cell: cell.survivors())
 
 
-ONE, GONE = 3, 5  # places in the cohort: of the device that is asked, and of one that has gone
 FAULTS = {
     "this device has reported, and is not listed so": lambda ids, alive: alive - {ids[ONE]},
     "6 devices of the cell, this one among them, have reported, and 7 are needed": lambda ids, alive: alive - {*ids[1:3]},
@@ -286,10 +292,7 @@ def test_lists_of_another_round_are_not_signed(reported):
 
 @pytest.fixture
 def asked():
-    cohort = Cohort(10)
-    cohort.run({MASK: {cohort.ids[0], cohort.ids[5]}}, until=SIGN)
-    one = cohort.ids[3]
-    return cohort, cohort.devices[one], cohort.cell.requests()[one]
+    return eight_of_ten(SIGN, lambda cell: cell.requests())
 
 
 def test_a_device_answers_for_each_of_its_cell_with_one_of_its_secrets(asked):

@@ -195,9 +195,9 @@ def device(
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="without TLS; on this machine alone")] = False,
     opt_out: Annotated[bool, typer.Option("--opt-out", help="take part in nothing any more, and delete the text")] = False,
-    while_: Annotated[str, typer.Option("--while", help="take part only so long as it is charging,unmetered,idle (all or some)")] = "",
-    while_command: Annotated[str | None, typer.Option(help="take part only so long as this command ends with exit status 0")] = None,
-    least_tokens: Annotated[int, typer.Option(min=1, help="of text, with which it takes part")] = 1,
+    while_: Annotated[str, typer.Option("--while", help="take part only while charging,unmetered,idle (or some of them)")] = "",
+    while_command: Annotated[str | None, typer.Option(help="take part only while this command exits with status 0")] = None,
+    least_tokens: Annotated[int, typer.Option(min=1, help="take part only with at least this much text")] = 1,
     delete_used: Annotated[bool, typer.Option("--delete-used", help="delete text once a report was made of it")] = False,
 ) -> None:
     """Be a device: keep a person's text, and train on it when the server asks, as often as the recipe allows and no more.

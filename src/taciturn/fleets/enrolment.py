@@ -135,7 +135,7 @@ class EnrolledNow:
             except LinkError as error:
                 if self._known is None:
                     raise
-                LOG.warning("goes on with the devices that it knows: %s", error)  # someone may be copying it just now
+                LOG.warning("keeping the list of devices that was read before: %s", error)  # someone may be copying it just now
             self._seen = seen
         return self._known
 

@@ -84,17 +84,21 @@ def fused(
     padding = -tokens % 16
     padded = jnp.pad(contexts, ((0, padding), (0, 0)))
 
-    def call(kernel, tiling: Tiling, **outputs):
+    def call(kernel, tiling: Tiling, group: int, **outputs):
         rows = tiling.block * math.ceil(vocabulary / (SPLITS * tiling.block))
-        shape = _Shape(vocabulary, rows, tiling.block, _parts(len(padded)), _parts(width), unit_norm, product)
+        shape = _Shape(vocabulary, rows, tiling.block, _parts(group), _parts(width), unit_norm, product)
         options = triton.CompilerParams(num_warps=tiling.warps, num_stages=tiling.stages)
         return pallas.pallas_call(
-            functools.partial(kernel, shape), grid=(SPLITS,), compiler_params=None if interpret else options, interpret=interpret, **outputs
+            functools.partial(kernel, shape),
+            grid=(SPLITS, len(padded) // group),
+            compiler_params=None if interpret else options,
+            interpret=interpret,
+            **outputs,
         )
 
     share = jax.ShapeDtypeStruct((SPLITS, len(padded)), jnp.float32)
     means = jax.ShapeDtypeStruct((SPLITS, *padded.shape), jnp.float32)
-    largest, sums, drawn = call(_expectations, EXPECTING, out_shape=(share, share, means))(padded, matrix, bias)
+    largest, sums, drawn = call(_expectations, EXPECTING, _group(len(padded)), out_shape=(share, share, means))(padded, matrix, bias)
     top = jnp.max(largest, axis=0)
     scales = jnp.exp(largest - top)
     total = jnp.sum(sums * scales, axis=0)
@@ -108,6 +112,7 @@ def fused(
     stepped, stepped_bias = call(
         functools.partial(_step, rate),
         STEPPING,
+        len(padded),
         out_shape=(jax.ShapeDtypeStruct(matrix.shape, jnp.float32), jax.ShapeDtypeStruct(bias.shape, jnp.float32)),
         input_output_aliases={1: 0, 2: 1},
     )(padded, matrix, bias, jnp.pad(targets, (0, padding), constant_values=-1), jnp.pad(weights, (0, padding)), normaliser)
@@ -123,7 +128,7 @@ class _Shape(NamedTuple):
     vocabulary: int
     rows: int  # of one split
     block: int
-    tokens: list[tuple[int, int]]  # tiles: start, size
+    tokens: list[tuple[int, int]]  # tiles of a group of them: start, size
     width: list[tuple[int, int]]
     unit_norm: bool
     product: DTypeLike
@@ -139,11 +144,17 @@ def _parts(size: int) -> list[tuple[int, int]]:
     return tiles
 
 
+def _group(tokens: int) -> int:
+    """Tokens for one program, which keeps a row of sums for each in registers: with 320 they would not fit."""
+    return next((size for size in (128, 64) if tokens % size == 0), tokens)
+
+
 def _expectations(shape: _Shape, contexts_ref, matrix_ref, bias_ref, largest_ref, sums_ref, drawn_ref) -> None:
     """For each token, over this split's words: the largest score, Σ exp(score − largest), and Σ exp(score − largest) · row. Attention, in
     which the word matrix is both keys and values; done as Dao et al. 2022 do it."""
-    split = pallas.program_id(0)
-    contexts = _tiles(contexts_ref, shape)
+    split, group = pallas.program_id(0), pallas.program_id(1)
+    before = group * sum(size for _, size in shape.tokens)
+    contexts = _tiles(contexts_ref, shape, before)
 
     def block(index, carry):
         first = split * shape.rows + index * shape.block
@@ -166,10 +177,10 @@ def _expectations(shape: _Shape, contexts_ref, matrix_ref, bias_ref, largest_ref
     ]
     carry = jax.lax.fori_loop(0, _blocks(shape, split), block, start)
     for (t, n), (largest, total, sums) in zip(shape.tokens, carry, strict=True):
-        largest_ref[split, pallas.ds(t, n)] = largest
-        sums_ref[split, pallas.ds(t, n)] = total
+        largest_ref[split, pallas.ds(before + t, n)] = largest
+        sums_ref[split, pallas.ds(before + t, n)] = total
         for (w, m), drawn in zip(shape.width, sums, strict=True):
-            drawn_ref[split, pallas.ds(t, n), pallas.ds(w, m)] = drawn
+            drawn_ref[split, pallas.ds(before + t, n), pallas.ds(w, m)] = drawn
 
 
 def _step(
@@ -208,8 +219,10 @@ def _step(
     jax.lax.fori_loop(0, _blocks(shape, split), block, 0)
 
 
-def _tiles(contexts_ref, shape: _Shape):
-    return [[contexts_ref[pallas.ds(t, n), pallas.ds(w, m)].astype(shape.product) for w, m in shape.width] for t, n in shape.tokens]
+def _tiles(contexts_ref, shape: _Shape, before=0):
+    return [
+        [contexts_ref[pallas.ds(before + t, n), pallas.ds(w, m)].astype(shape.product) for w, m in shape.width] for t, n in shape.tokens
+    ]
 
 
 def _block(shape: _Shape, matrix_ref, bias_ref, first):

@@ -49,7 +49,7 @@ def why_not_now(words: Sequence[str], command: str | None) -> Callable[[], str |
         raise LinkError(f"--while knows {', '.join(CONDITIONS)}, and not {unknown[0]!r}; for anything else there is --while-command")
     asked = shlex.split(command or "")
     if command is not None and not asked:  # of a variable that is not set: not a wish to take part at all times
-        raise LinkError("--while-command names no command")
+        raise LinkError("--while-command is empty: give it a command, or leave it out")
 
     def why_not() -> str | None:
         if missing := [word for word in words if not CONDITIONS[word]()]:

@@ -59,6 +59,17 @@ class DeviceRound:
         self._peers: frozenset[int] = frozenset()  # with which it has masks
         self._survivors = Survivors(b"", frozenset())
 
+    def answer(self, stage: str, content: bytes) -> bytes:
+        """From bytes to bytes, in the stages that need nothing of the device but what it holds here."""
+        match stage:
+            case protocol.SHARE:
+                return self.share(Roster.from_bytes(content)).to_bytes()
+            case protocol.SIGN:
+                return self.sign(Survivors.from_bytes(content))
+            case protocol.UNMASK:
+                return self.unmask(UnmaskRequest.from_bytes(content)).to_bytes()
+        raise ValueError(f"“{stage}” is no such stage")
+
     def advertise(self) -> Advert:
         protocol.expect(self._stage, protocol.ADVERTISE)
         keys = masks.public_key(self._mask_secret), masks.public_key(self._share_secret), protocol.commitment(self._seed)

@@ -101,13 +101,9 @@ class _Device:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def sign_in(self) -> None:
-        public, nonce, now = self._key.public_key().public_bytes_raw(), os.urandom(16), int(datetime.now(UTC).timestamp())
-        signature = self._key.sign(sign_in_statement(public, now, nonce))
-        encoded = {"key": public, "nonce": nonce, "signature": signature}
-        body = json.dumps({"time": now, **{name: base64.b64encode(value).decode() for name, value in encoded.items()}})
         self._connection.close()
         self._token = None
-        self._token = _word(self._request("POST", "/v1/session", {200}, body.encode())[1].decode("latin-1"))
+        self._token = _word(self._request("POST", "/v1/session", {200}, sign_in_body(self._key))[1].decode("latin-1"))
         LOG.info("connected to the server")
 
     def sign_out(self) -> None:
@@ -233,6 +229,13 @@ class _Device:
             yield
         finally:
             ended.set()
+
+
+def sign_in_body(key: Ed25519PrivateKey) -> bytes:
+    """Good for one sign-in, within the next five minutes."""
+    public, nonce, now = key.public_key().public_bytes_raw(), os.urandom(16), int(datetime.now(UTC).timestamp())
+    encoded = {"key": public, "nonce": nonce, "signature": key.sign(sign_in_statement(public, now, nonce))}
+    return json.dumps({"time": now, **{name: base64.b64encode(value).decode() for name, value in encoded.items()}}).encode()
 
 
 def _outcome(handler: Handler, kind: str, content: bytes) -> tuple[bytes, str | None, ComeBackLater | None]:

@@ -4,10 +4,7 @@ One device for one person is device.py, which survives more; here whatever goes 
 """
 
 import asyncio
-import base64
 import hashlib
-import json
-import os
 import ssl
 import time
 from asyncio import sslproto
@@ -16,12 +13,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from taciturn.fleets.devices.transport import FAILED, ComeBackLater, Handler, answer_of
-from taciturn.fleets.wire.front_end import sign_in_statement
+from taciturn.fleets.wire.device import sign_in_body
 
 # asyncio gives each TLS connection a buffer of 256 KiB: see door.py
 sslproto.SSLProtocol.max_size = 32 * 1024
@@ -90,10 +86,7 @@ class LoadDevice:
             await asyncio.sleep(away)
 
     async def _sign_in(self, load: Load) -> None:
-        public, nonce, now = self._key.public_key().public_bytes_raw(), os.urandom(16), int(datetime.now(UTC).timestamp())
-        fields = {"key": public, "nonce": nonce, "signature": self._key.sign(sign_in_statement(public, now, nonce))}
-        body = json.dumps({"time": now, **{name: base64.b64encode(value).decode() for name, value in fields.items()}})
-        _, content = await self._timed(load, "POST /v1/session", {200}, body.encode())
+        _, content = await self._timed(load, "POST /v1/session", {200}, sign_in_body(self._key))
         self._token = content.decode()
 
     async def _serve(self, load: Load, workers: ThreadPoolExecutor) -> None:
