@@ -29,7 +29,8 @@ class Tiling(NamedTuple):
 
 # Found by measuring on an H200.
 EXPECTING, STEPPING = Tiling(64, 4, 2), Tiling(64, 4, 3)
-MOST_HELD = 320 * 96 * 2  # bytes of contexts; with twice as many an H200 has too little shared memory
+GROUP = 64  # tokens that a program holds at a time, where there are more than twice as many: their sums have to fit registers
+MOST_TOKENS = 640  # of a step; of one with more, as on public text, plain products do the same faster
 
 
 class Stepped(NamedTuple):
@@ -81,24 +82,25 @@ def fused(
     interpret: bool = False,
 ) -> Stepped:
     (vocabulary, width), tokens = matrix.shape, len(contexts)
-    padding = -tokens % 16
+    is_many = tokens > 2 * GROUP
+    padding = -tokens % (GROUP if is_many else 16)
     padded = jnp.pad(contexts, ((0, padding), (0, 0)))
+    group = GROUP if is_many else len(padded)
 
-    def call(kernel, tiling: Tiling, group: int, **outputs):
+    def call(kernel, tiling: Tiling, grid: tuple[int, ...], **outputs):
         rows = tiling.block * math.ceil(vocabulary / (SPLITS * tiling.block))
-        shape = _Shape(vocabulary, rows, tiling.block, _parts(group), _parts(width), unit_norm, product)
+        shape = _Shape(vocabulary, rows, tiling.block, group, len(padded) // group, _parts(width), unit_norm, product)
         options = triton.CompilerParams(num_warps=tiling.warps, num_stages=tiling.stages)
         return pallas.pallas_call(
-            functools.partial(kernel, shape),
-            grid=(SPLITS, len(padded) // group),
-            compiler_params=None if interpret else options,
-            interpret=interpret,
-            **outputs,
+            functools.partial(kernel, shape), grid=grid, compiler_params=None if interpret else options, interpret=interpret, **outputs
         )
 
+    rounded = padded.astype(product)
     share = jax.ShapeDtypeStruct((SPLITS, len(padded)), jnp.float32)
     means = jax.ShapeDtypeStruct((SPLITS, *padded.shape), jnp.float32)
-    largest, sums, drawn = call(_expectations, EXPECTING, _group(len(padded)), out_shape=(share, share, means))(padded, matrix, bias)
+    largest, sums, drawn = call(_expectations, EXPECTING, (SPLITS, len(padded) // group), out_shape=(share, share, means))(
+        rounded, matrix, bias
+    )
     top = jnp.max(largest, axis=0)
     scales = jnp.exp(largest - top)
     total = jnp.sum(sums * scales, axis=0)
@@ -112,24 +114,25 @@ def fused(
     stepped, stepped_bias = call(
         functools.partial(_step, rate),
         STEPPING,
-        len(padded),
+        (SPLITS,),
         out_shape=(jax.ShapeDtypeStruct(matrix.shape, jnp.float32), jax.ShapeDtypeStruct(bias.shape, jnp.float32)),
         input_output_aliases={1: 0, 2: 1},
-    )(padded, matrix, bias, jnp.pad(targets, (0, padding), constant_values=-1), jnp.pad(weights, (0, padding)), normaliser)
+    )(rounded, matrix, bias, jnp.pad(targets, (0, padding), constant_values=-1), jnp.pad(weights, (0, padding)), normaliser)
     return Stepped(stepped, stepped_bias, d_contexts)
 
 
 def fits(contexts: jax.Array, product: DTypeLike) -> bool:
-    """Whether the kernels can take them: they work in tiles of 16, and hold all contexts of a step at once."""
-    return contexts.shape[1] % 16 == 0 and contexts.size * jnp.dtype(product).itemsize <= MOST_HELD
+    """Whether the kernels can take them, which work in tiles of 16."""
+    return contexts.shape[1] % 16 == 0 and len(contexts) <= MOST_TOKENS
 
 
 class _Shape(NamedTuple):
     vocabulary: int
     rows: int  # of one split
     block: int
-    tokens: list[tuple[int, int]]  # tiles of a group of them: start, size
-    width: list[tuple[int, int]]
+    group: int  # tokens that are held at a time
+    groups: int
+    width: list[tuple[int, int]]  # tiles: start, size
     unit_norm: bool
     product: DTypeLike
 
@@ -144,17 +147,12 @@ def _parts(size: int) -> list[tuple[int, int]]:
     return tiles
 
 
-def _group(tokens: int) -> int:
-    """Tokens for one program, which keeps a row of sums for each in registers: with 320 they would not fit."""
-    return next((size for size in (128, 64) if tokens % size == 0), tokens)
-
-
 def _expectations(shape: _Shape, contexts_ref, matrix_ref, bias_ref, largest_ref, sums_ref, drawn_ref) -> None:
     """For each token, over this split's words: the largest score, Σ exp(score − largest), and Σ exp(score − largest) · row. Attention, in
     which the word matrix is both keys and values; done as Dao et al. 2022 do it."""
     split, group = pallas.program_id(0), pallas.program_id(1)
-    before = group * sum(size for _, size in shape.tokens)
-    contexts = _tiles(contexts_ref, shape, before)
+    places = _places(shape, group)
+    contexts = [_tiles(contexts_ref, shape, at) for at in places]
 
     def block(index, carry):
         first = split * shape.rows + index * shape.block
@@ -173,14 +171,14 @@ def _expectations(shape: _Shape, contexts_ref, matrix_ref, bias_ref, largest_ref
 
     start = [
         (jnp.full(n, -1e30, jnp.float32), jnp.zeros(n, jnp.float32), [jnp.zeros((n, m), jnp.float32) for _, m in shape.width])
-        for _, n in shape.tokens
+        for _, n in _parts(shape.group)
     ]
     carry = jax.lax.fori_loop(0, _blocks(shape, split), block, start)
-    for (t, n), (largest, total, sums) in zip(shape.tokens, carry, strict=True):
-        largest_ref[split, pallas.ds(before + t, n)] = largest
-        sums_ref[split, pallas.ds(before + t, n)] = total
+    for at, (largest, total, sums) in zip(places, carry, strict=True):
+        largest_ref[split, at] = largest
+        sums_ref[split, at] = total
         for (w, m), drawn in zip(shape.width, sums, strict=True):
-            drawn_ref[split, pallas.ds(before + t, n), pallas.ds(w, m)] = drawn
+            drawn_ref[split, at, pallas.ds(w, m)] = drawn
 
 
 def _step(
@@ -188,24 +186,32 @@ def _step(
 ) -> None:
     """Each block of rows, stepped along its gradient. Words go down and tokens across: what one product gives, the next one takes."""
     split = pallas.program_id(0)
-    contexts = _tiles(contexts_ref, shape)
-    per_token = [(targets_ref[pallas.ds(t, n)], weights_ref[pallas.ds(t, n)], normaliser_ref[pallas.ds(t, n)]) for t, n in shape.tokens]
+
+    def loaded(group):
+        return [(_tiles(contexts_ref, shape, at), targets_ref[at], weights_ref[at], normaliser_ref[at]) for at in _places(shape, group)]
+
+    held = loaded(0) if shape.groups == 1 else None  # all there are, read once
 
     def block(index, carry):
         first = split * shape.rows + index * shape.block
         words = first + jnp.arange(shape.block)
         inside, rows, inverse, bias = _block(shape, matrix_ref, bias_ref, first)
         rounded = [row.astype(shape.product) for row in rows]
-        d_rows = [jnp.zeros((shape.block, m), jnp.float32) for _, m in shape.width]
-        d_bias = jnp.zeros(shape.block, jnp.float32)
-        for tiles, (targets, weights, normaliser) in zip(contexts, per_token, strict=True):
-            score = sum(triton.dot(row, tile, trans_b=True) for tile, row in zip(tiles, rounded, strict=True))
-            # No share is above 1, but scores that are made anew may round differently.
-            share = jnp.exp(jnp.minimum(score * inverse[:, None] + (bias[:, None] - normaliser[None, :]), 0.0))
-            d_score = (share - (words[:, None] == targets[None, :])) * weights[None, :]
-            d_bias = d_bias + jnp.sum(d_score, axis=1)
-            d_product = (d_score * inverse[:, None]).astype(shape.product)
-            d_rows = [d + triton.dot(d_product, tile) for d, tile in zip(d_rows, tiles, strict=True)]
+
+        def add(group, sums):
+            d_rows, d_bias = sums
+            for tiles, targets, weights, normaliser in held or loaded(group):
+                score = sum(triton.dot(row, tile, trans_b=True) for tile, row in zip(tiles, rounded, strict=True))
+                # No share is above 1, but scores that are made anew may round differently.
+                share = jnp.exp(jnp.minimum(score * inverse[:, None] + (bias[:, None] - normaliser[None, :]), 0.0))
+                d_score = (share - (words[:, None] == targets[None, :])) * weights[None, :]
+                d_bias = d_bias + jnp.sum(d_score, axis=1)
+                d_product = (d_score * inverse[:, None]).astype(shape.product)
+                d_rows = [d + triton.dot(d_product, tile) for d, tile in zip(d_rows, tiles, strict=True)]
+            return d_rows, d_bias
+
+        nothing = [jnp.zeros((shape.block, m), jnp.float32) for _, m in shape.width], jnp.zeros(shape.block, jnp.float32)
+        d_rows, d_bias = add(0, nothing) if held else jax.lax.fori_loop(0, shape.groups, add, nothing)
         if shape.unit_norm:
             along = sum(jnp.sum(row * d, axis=1) for row, d in zip(rows, d_rows, strict=True))
             along = (along * inverse * inverse)[:, None]
@@ -219,10 +225,13 @@ def _step(
     jax.lax.fori_loop(0, _blocks(shape, split), block, 0)
 
 
-def _tiles(contexts_ref, shape: _Shape, before=0):
-    return [
-        [contexts_ref[pallas.ds(before + t, n), pallas.ds(w, m)].astype(shape.product) for w, m in shape.width] for t, n in shape.tokens
-    ]
+def _places(shape: _Shape, group):
+    """Of a group's tokens, tile by tile."""
+    return [pallas.ds(group * shape.group + start, size) for start, size in _parts(shape.group)]
+
+
+def _tiles(contexts_ref, shape: _Shape, at):
+    return [contexts_ref[at, pallas.ds(w, m)] for w, m in shape.width]
 
 
 def _block(shape: _Shape, matrix_ref, bias_ref, first):
