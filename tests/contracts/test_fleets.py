@@ -14,7 +14,9 @@ from taciturn.core import Message, Report, UserData
 from taciturn.data.layout import Layout, Unrolls
 from taciturn.fleets.simulation import in_process
 from taciturn.fleets.simulation.in_process import SimulatedFleet
+from taciturn.privacy.chacha20 import Coins
 from taciturn.privacy.clipping import decode, flat_clip
+from taciturn.privacy.participation import PoissonSampling
 from taciturn.recipe import build
 
 pytestmark = pytest.mark.optimised
@@ -203,3 +205,12 @@ def test_the_size_of_chunks_is_the_same_whoever_is_in_a_cohort(population, expec
     # The twin: one that is told another cohort takes another size.
     chunk = in_process._chunk_size(SIX, jax.devices()[0], expected)
     assert chunk != in_process._chunk_size(SIX, jax.devices()[0], 250)
+
+
+def test_nobody_changes_who_the_users_are(population):
+    """A cohort of all of them is the fleet's own array: whoever wrote to it would have one user twice in the next round, and another never."""
+    fleet = SimulatedFleet(population, LAYOUT)
+    cohort = PoissonSampling(1.0).select(fleet.users(lambda users: users), 0, Coins(bytes(32)))
+    with pytest.raises(ValueError, match="read-only"):
+        cohort[0] = 5
+    assert fleet.users(lambda users: users).tolist() == list(range(len(population)))

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import Counter
 from fractions import Fraction
 
 import jax
@@ -63,7 +64,7 @@ def binomial(times: int, below: int) -> dict[int, Fraction]:
 
 @pytest.mark.parametrize("chance", [0.3, 0.5, 0.999, 1e-3, 2.0**-64, 2.0**-30, 1 - 2.0**-53])
 @pytest.mark.parametrize("times", [0, 1, 2, 7, 40])
-def test_how_many_coins_fall_is_binomial_to_the_hundredth_bit(times, chance):
+def test_how_many_coins_fall_is_binomial_but_for_rounding(times, chance):
     below = math.floor(chance * 2**64)
     first, sums = chacha20._binomial_sums(times, below)
     drawn = {first + index: Fraction(after - before, sums[-1]) for index, (before, after) in enumerate(itertools.pairwise([0, *sums]))}
@@ -72,7 +73,8 @@ def test_how_many_coins_fall_is_binomial_to_the_hundredth_bit(times, chance):
     def variation(one, other):
         return sum(abs(one.get(number, 0) - other.get(number, 0)) for number in range(times + 2)) / 2
 
-    assert variation(drawn, exact) + Fraction(sums[-1], 2**384) < Fraction(1, 2**100)
+    # Each share is off by less than one bit string in 2³⁸⁴.
+    assert variation(drawn, exact) + Fraction(len(sums), 2**384) < Fraction(1, 2**200)
     # The twins that must fail: one coin more, or a chance that is larger by one part in 2⁶⁴.
     if times and chance < 1 - 2.0**-53:
         assert variation(drawn, binomial(times + 1, below)) > Fraction(1, 2**65)
@@ -88,6 +90,67 @@ def test_to_draw_a_few_of_many_takes_as_long_as_there_are_few():
     assert max(used) < 20  # blocks of eight words; a coin for each would take 1,250 and 1,250,000
 
 
+def scripted(*batches):
+    """Coins whose words are these, batch after batch."""
+    coins, left = chacha20.Coins(bytes(32)), iter(batches)
+
+    def words(count):
+        batch = np.array(next(left), np.uint64)
+        assert len(batch) == count
+        return batch
+
+    coins._words = words
+    return coins
+
+
+@pytest.mark.parametrize("size", range(6))
+def test_every_choice_comes_from_as_many_words_as_any_other(size):
+    """Each of them, by all words there are; and nobody is chosen twice."""
+    for chosen in range(size + 1):
+        words = itertools.product(*(range(size - index) for index in range(chosen)))
+        sets = Counter(tuple(scripted(one).chosen(np.arange(size), chosen).tolist()) for one in words)
+        assert sets == dict.fromkeys(itertools.combinations(range(size), chosen), math.factorial(chosen))
+
+
+@pytest.mark.parametrize("limit", [3, 5, 10**8, 2**63 + 1])
+def test_a_word_of_the_incomplete_last_stretch_is_drawn_again(limit):
+    end = 2**64 - 2**64 % limit
+    assert scripted()._below(limit, end - 1) == limit - 1
+    assert scripted([end], [2**64 - 1], [1])._below(limit, end) == 1
+
+
+def test_words_that_are_drawn_again_are_new_ones_until_the_stream_ends():
+    coins = chacha20.Coins(bytes(32))
+    stream = chacha20.Coins(bytes(32))._words(24).tolist()
+    assert [int(coins._words(1)[0]) for _ in range(3)] == stream[::8]
+    coins._next = 2**32 - 1
+    coins._words(8)
+    for draw in (lambda: coins._words(1), lambda: coins.sampled(np.arange(5), 0.5)):
+        with pytest.raises(ValueError, match="and no more"):
+            draw()
+
+
+@pytest.mark.parametrize(("times", "below"), [(1, 2**63), (3, 2**63), (40, 2**64 // 3), (5, 2**64 - 2048), (5000, 2**63)])
+def test_a_number_is_drawn_from_the_first_bit_string_of_its_share_to_the_last(times, below):
+    first, sums = chacha20._binomial_sums(times, below)
+    for number, end in enumerate(sums[:: max(1, len(sums) // 50)]):
+        number = first + number * max(1, len(sums) // 50)
+        beyond = -(-end * 2**384 // sums[-1])
+        for drawn, expected in ((beyond - 1, number), (beyond, number + 1)):
+            if drawn < 2**384:
+                assert scripted([(drawn >> 64 * word) % 2**64 for word in range(6)])._binomial(times, below) == expected
+
+
+@pytest.mark.parametrize("chance", [5e-324, 2.0**-65, math.nextafter(2.0**-64, 0), math.nextafter(2.0**-64, 1), 1e-3, 1 - 2.0**-53])
+def test_nobody_is_more_likely_than_what_is_charged(chance, monkeypatch):
+    asked = []
+    monkeypatch.setattr(chacha20.Coins, "_binomial", lambda self, *given: asked.append(given) or 0)
+    chacha20.Coins(bytes(32)).sampled(np.arange(9), chance)
+    [(times, below)] = asked
+    assert times == 9
+    assert 0 <= Fraction(chance) - Fraction(below, 2**64) < Fraction(1, 2**64)
+
+
 def test_of_many_coins_few_weights_matter():
     first, sums = chacha20._binomial_sums(10**7, math.floor(1e-4 * 2**64))
     weights = np.diff(np.array([0, *sums], object)) / sums[-1]
@@ -97,12 +160,14 @@ def test_of_many_coins_few_weights_matter():
 
 def test_coins_fall_as_often_as_they_should_and_choices_are_uniform():
     coins, users = chacha20.Coins(bytes(32)), np.arange(100, 120)
-    met = np.array([np.isin(users, coins.sampled(users, 0.1)) for _ in range(5000)])
+    drawn = [coins.sampled(users, 0.1) for _ in range(5000)]
+    assert all(len(set(one.tolist())) == len(one) for one in drawn)
+    met = np.array([np.isin(users, one) for one in drawn])
     together = met.T.astype(int) @ met  # how often two came at once, and on the diagonal how often each came
     for one, other in itertools.combinations_with_replacement(range(len(users)), 2):
         assert stats.binomtest(int(together[one, other]), 5000, 0.1 if one == other else 0.01).pvalue > 1e-6
     assert np.array_equal(coins.sampled(users, 1.0), users)
-    assert not len(coins.sampled(users, 2.0**-65))  # never more likely than asked
+    assert 4800 < len(coins.sampled(np.arange(10_000), 0.5)) < 5200
     counts = np.zeros(10)
     for _ in range(2000):
         counts[coins.chosen(np.arange(10), 3)] += 1

@@ -52,6 +52,7 @@ class SimulatedFleet:
         """`weight_cap` is ŵ (`Layout.user_data`). `cohort` is how many are to be expected, for which chunks are made to fit."""
         self._texts, self._layout, self._weight_cap, self._cohort = population.texts, layout, weight_cap, cohort
         self._everyone = np.arange(len(self._texts))  # made once: of ten millions it takes longer than to draw a cohort
+        self._everyone.flags.writeable = False  # whoever draws all of them is handed this very array
         self._devices = jax.local_devices()
         self._on_cpu = self._devices[0].platform == "cpu"
         self._program: Program | None = None
