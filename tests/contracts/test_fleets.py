@@ -208,7 +208,7 @@ def test_the_size_of_chunks_is_the_same_whoever_is_in_a_cohort(population, expec
 
 
 def test_nobody_changes_who_the_users_are(population):
-    """A cohort of all of them is the fleet's own array: whoever wrote to it would have one user twice in the next round, and another never."""
+    """A cohort of all of them is the fleet's own array: whoever wrote to it would put one user into the next round twice."""
     fleet = SimulatedFleet(population, LAYOUT)
     cohort = PoissonSampling(1.0).select(fleet.users(lambda users: users), 0, Coins(bytes(32)))
     with pytest.raises(ValueError, match="read-only"):
