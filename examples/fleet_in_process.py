@@ -15,11 +15,22 @@ import taciturn as tt
 from taciturn.data.population import Population
 from taciturn.fleets.assemble import build_device
 from taciturn.fleets.devices.fleet import Connected
-from taciturn.fleets.devices.local_transport import LocalLink
+from taciturn.fleets.devices.transport import answer_of
 from taciturn.fleets.secure_aggregation.identities import Enrolled, Issuer
 from taciturn.recipe.solve import with_noise
 
 DEVICES, COHORT, ROUNDS = 12, 6, 2
+
+
+class InProcess(dict):
+    """A link (fleets/devices/transport.py) to handlers in this process, by number, asked one after another. Who fails is missing."""
+
+    def devices(self):
+        return sorted(self)
+
+    def ask(self, kind, contents, seconds, progress=None, shared=b""):
+        answers = {number: answer_of(self[number], kind, content + shared) for number, content in contents.items()}
+        return {number: answer for number, answer in answers.items() if answer is not None}
 
 
 def main(population: Path, folder: Path) -> tt.FinishedRun:
@@ -40,11 +51,11 @@ def main(population: Path, folder: Path) -> tt.FinishedRun:
     issuer, now = Issuer(bytes(16), Ed25519PrivateKey.generate()), int(time.time())  # who says which keys are devices
     certificates = [issuer.certify(number, key.public_key().public_bytes_raw(), now, now + 86400, 0) for number, key in enumerate(keys)]
     enrolled = Enrolled(certificates, issuer.dismiss(0, ()))
-    link = LocalLink({})
+    link = InProcess()
     for number, key in enumerate(keys):  # each device has its user's text, its key, and a record of when it took part
         own = folder / f"device-{number}"
         own.mkdir(parents=True)
-        link.add(number, build_device(recipe, people.vocabulary, people.texts[number], key, issuer.authority, own))
+        link[number] = build_device(recipe, people.vocabulary, people.texts[number], key, issuer.authority, own)
     run = tt.train(recipe, folder / "run", connected=Connected(link, lambda: enrolled, issuer.authority))
     print(f"{run.guarantee.releases} secure sums released; ε = {run.guarantee.epsilon:.2f} for each device")
     return run
