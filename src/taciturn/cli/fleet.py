@@ -324,6 +324,7 @@ def _watch_load(devices: "list[LoadDevice]", load: "Load", is_over: Callable[[],
                 load.look()
                 done = f"{load.answered.total():,} questions answered, {len(load.rounds)} rounds"
                 status.update(f"{len(load.connected):,} devices connected, {done}")
+        load.over = True
         time.sleep(LAST_SECONDS)
 
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,20 +35,11 @@ from taciturn.fleets.secure_aggregation.messages import Terms
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
 from taciturn.fleets.simulation.availability import TooFewDevices
 from taciturn.progress import StageProgress
+from taciturn.recipe.sections import FleetSection
 
 SHORT = 60.0  # seconds for stages in which nobody trains, at most
 COUNTS, NUMBERS, LEFT_OUT = "counts.json", "numbers.json", "left-out.json"
 WAIT = 2.0  # seconds between two calls for devices
-
-
-class Patience(Protocol):
-    """How long the server waits for devices."""
-
-    @property
-    def deadline(self) -> float: ...  # seconds for a report
-
-    @property
-    def patience(self) -> float: ...  # seconds until so many are there
 
 
 class Connected(NamedTuple):
@@ -68,7 +59,7 @@ class DeviceFleet:
         connected: Connected,
         agreement: Terms,
         asked: int,
-        patience: Patience,
+        patience: FleetSection,
         folder: Path,
         run: Callable[[], str],
         row: Callable[[], int] = lambda: 0,
@@ -171,20 +162,16 @@ class DeviceFleet:
         del program  # devices have it from their own recipe
         key_bytes = np.asarray(jax.random.key_data(key)).astype("<u4").tobytes()
         self._check_list()  # a cohort that was drawn before a crash is asked by its numbers, without looking who is there
-        values = self._round(int(message.public.round), fields.arrays_to_bytes(message), cohort, key_bytes)
-        self._summed = cohort
-        return Report(jnp.asarray(values.astype(np.uint32).view(np.int32)), jnp.int32(0))
-
-    def _round(self, row: int, model: bytes, cohort: UserIds, key: bytes) -> np.ndarray:
         began = time.monotonic()
         try:
-            values = self._secure_sum(row, model, cohort, key)
+            values = self._secure_sum(int(message.public.round), fields.arrays_to_bytes(message), cohort, key_bytes)
         except FailedRound as reason:
             self._failed += 1
             LOG.warning("the round has failed, nothing is released, and it is tried again: %s", reason)
             raise
         self._waiting_since, self._failed, self._round_seconds = None, 0, time.monotonic() - began
-        return values
+        self._summed = cohort
+        return Report(jnp.asarray(values.astype(np.uint32).view(np.int32)), jnp.int32(0))
 
     def _numbers(self, row: int) -> "_Numbers":
         path = self._folder / NUMBERS

@@ -85,15 +85,15 @@ class DeviceEnd:
                 except (*GONE_ERRORS, RefusedByServer, SignedOut) as error:
                     if stop.is_set():
                         return
-                    self.lost(_reason(error))
+                    self.lost(error)
                     stop.wait(wait * random.uniform(0.5, 1))  # or all would come back in the same moment
                     wait = min(2 * wait, self.retry_seconds[1])
         finally:
             self.sign_out()
             self._connection.close()
 
-    def lost(self, reason: str) -> None:
-        if reason != self._told:
+    def lost(self, error: Exception) -> None:
+        if (reason := _reason(error)) != self._told:
             LOG.warning("%s; trying again", reason)
         self._told = reason
 

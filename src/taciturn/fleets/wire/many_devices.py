@@ -14,7 +14,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from taciturn.fleets.devices.transport import Handler
-from taciturn.fleets.wire.device import DeviceEnd
+from taciturn.fleets.wire.device import DeviceEnd, RefusedByServer, SignedOut
 
 HANDSHAKES = threading.Semaphore(100)  # at a time: a server holds few connections that have not said who they are
 WORKERS = threading.Semaphore(2)
@@ -34,6 +34,7 @@ class Load:
     most_connected: int = 0
     most_a_second: float = 0.0
     looked: tuple[float, int] = field(default_factory=lambda: (time.monotonic(), 0))  # when last, and how many answers there were
+    over: bool = False  # whether its server may end
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, counter: Counter[str], what: str) -> None:
@@ -77,10 +78,11 @@ class LoadDevice(DeviceEnd):
         self._load.connected.discard(self)
         super().sign_out()
 
-    def lost(self, reason: str) -> None:
+    def lost(self, error: Exception) -> None:
         self._load.connected.discard(self)
-        if self._known:  # before, the server may not be there yet
-            self._load.count(self._load.failures, reason)
+        if self._known and not self._load.over:  # before, the server may not be there yet, and then not any more
+            named = isinstance(error, RefusedByServer | SignedOut)
+            self._load.count(self._load.failures, str(error) if named else type(error).__name__)
 
     def answered(self, name: str, kind: str, failed: str | None, late: bool) -> None:
         if late or failed:
