@@ -22,7 +22,7 @@ from taciturn.fleets.wire import door, store
 from taciturn.fleets.wire import server as server_end
 from taciturn.fleets.wire.authority import make_authority
 from taciturn.fleets.wire.device import run_device
-from taciturn.fleets.wire.front_end import sign_in_statement
+from taciturn.fleets.wire.front_end import FrontEnd, sign_in_statement
 
 ALL = 30  # seconds that are enough for everybody
 
@@ -115,8 +115,9 @@ def test_one_that_gives_none_is_taken_for_gone(fleet, monkeypatch, caplog):
         assert "1 not connected" in caplog.text
 
 
-def test_an_answer_that_is_too_large_does_not_arrive(fleet, caplog):
-    with fleet.server(devices=2, most_bytes=100_000) as server:
+def test_an_answer_that_is_too_large_does_not_arrive(fleet, caplog, monkeypatch):
+    monkeypatch.setattr(FrontEnd, "most_bytes", 100_000)
+    with fleet.server(devices=2) as server:
         answers = server.link.ask("zeros", {0: b"100000", 1: b"900000"}, 3)
         assert answers == {0: bytes(100_000)}
         assert "refused: more bytes than an answer may have" in caplog.text
