@@ -8,6 +8,7 @@ Over a network, with TLS and devices that come and go: `taciturn fleet up` (docs
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -15,7 +16,7 @@ import taciturn as tt
 from taciturn.data.population import Population
 from taciturn.fleets.assemble import build_device
 from taciturn.fleets.devices.fleet import Connected
-from taciturn.fleets.devices.local_transport import LocalLink
+from taciturn.fleets.devices.transport import answer_of
 from taciturn.fleets.secure_aggregation.identities import Enrolled, Issuer
 from taciturn.recipe.solve import with_noise
 
@@ -23,7 +24,7 @@ DEVICES, COHORT, ROUNDS = 12, 6, 2
 
 
 def main(population: Path, folder: Path) -> tt.FinishedRun:
-    people = Population(population)
+    people, devices = Population(population), {}
     recipe = with_noise(
         tt.Recipe(
             algorithm="dp-ftrl",
@@ -40,11 +41,15 @@ def main(population: Path, folder: Path) -> tt.FinishedRun:
     issuer, now = Issuer(bytes(16), Ed25519PrivateKey.generate()), int(time.time())  # who says which keys are devices
     certificates = [issuer.certify(number, key.public_key().public_bytes_raw(), now, now + 86400, 0) for number, key in enumerate(keys)]
     enrolled = Enrolled(certificates, issuer.dismiss(0, ()))
-    link = LocalLink({})
+
+    def ask(kind, contents, seconds, progress=None, shared=b""):  # one after another; whoever fails is missing
+        answers = ((number, answer_of(devices[number], kind, content + shared)) for number, content in contents.items())
+        return {number: answer for number, answer in answers if answer is not None}
+
     for number, key in enumerate(keys):  # each device has its user's text, its key, and a record of when it took part
-        own = folder / f"device-{number}"
-        own.mkdir(parents=True)
-        link.add(number, build_device(recipe, people.vocabulary, people.texts[number], key, issuer.authority, own))
+        (own := folder / f"device-{number}").mkdir(parents=True)
+        devices[number] = build_device(recipe, people.vocabulary, people.texts[number], key, issuer.authority, own)
+    link = SimpleNamespace(devices=lambda: sorted(devices), ask=ask)  # in place of a network (fleets/devices/transport.py)
     run = tt.train(recipe, folder / "run", connected=Connected(link, lambda: enrolled, issuer.authority))
     print(f"{run.guarantee.releases} secure sums released; ε = {run.guarantee.epsilon:.2f} for each device")
     return run

@@ -92,11 +92,3 @@ def test_an_anchor_is_kept_outside_of_the_folder(population, tmp_path):
     assert "Anchored in" in run_cli("ledger", "show", population.folder)
     run_cli("ledger", "anchor", population.folder, "--command", "true")
     spend(population.folder, "second")
-
-
-def test_noise_of_integers_needs_no_acknowledgement(population):
-    spend(population.folder, "first")
-    with pytest.raises(LedgerError, match="nothing to acknowledge"):
-        run_cli("ledger", "acknowledge", population.folder, "first")
-    with pytest.raises(LedgerError, match="no run"):
-        run_cli("ledger", "acknowledge", population.folder, "unknown")

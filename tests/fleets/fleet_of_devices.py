@@ -2,6 +2,7 @@
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from local_link import LocalLink
 
 from enrolling import ISSUER, enrolled
 from harness import made_up_users, tiny_recipe
@@ -9,7 +10,6 @@ from taciturn.data.population import write_population
 from taciturn.fleets import assemble
 from taciturn.fleets.devices.device import WISHES
 from taciturn.fleets.devices.fleet import Connected
-from taciturn.fleets.devices.local_transport import LocalLink
 from taciturn.recipe.solve import with_noise
 
 SETTINGS = {

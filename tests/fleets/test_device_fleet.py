@@ -10,13 +10,13 @@ import jax
 import numpy as np
 import pytest
 from fleet_of_devices import FleetOfDevices, fleet_recipe
+from local_link import LocalLink
 
 from enrolling import enrolled
 from harness import Cut, cut_at, mostly_slow, quietly
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices import participation_record as diaries
 from taciturn.fleets.devices.fleet import DeviceFleet
-from taciturn.fleets.devices.local_transport import LocalLink
 from taciturn.fleets.devices.participation_record import ParticipationLimits, ParticipationRecord
 from taciturn.fleets.devices.transport import ComeBackLater, LinkError
 from taciturn.privacy.account import Account

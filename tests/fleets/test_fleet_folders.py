@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleet_of_devices import fleet_recipe
+from local_link import LocalLink
 
 from enrolling import device_key
 from harness import made_up_users, quietly
@@ -14,7 +15,6 @@ from taciturn.data.population import Population, write_population
 from taciturn.files import FolderExists
 from taciturn.fleets import folders
 from taciturn.fleets.devices.fleet import Connected
-from taciturn.fleets.devices.local_transport import LocalLink
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.enrolment import EnrolledNow, read_enrolled
 from taciturn.populations import open_ledger

@@ -20,7 +20,8 @@ NUMBERS = {ALICE.public_key().public_bytes_raw(): 1, BOB.public_key().public_byt
 class Wire:
     def __init__(self, most_bytes=10_000):
         self.store, self.read = MemoryStore(), 0
-        self.app = FrontEnd(self.store, known(NUMBERS), most_bytes, Refusals())
+        self.app = FrontEnd(self.store, known(NUMBERS), Refusals())
+        self.app.most_bytes = most_bytes
 
     def ask(self, method, path, body=(b"",), hangs_up=False, **headers):
         """Status, headers and body of the response; None where there was none."""

@@ -1,9 +1,6 @@
 """Many devices in one process are real ones to a server: they sign in, train, and their sums come out."""
 
-import asyncio
 import time
-from contextlib import suppress
-from ssl import create_default_context
 
 import pytest
 from typer.testing import CliRunner
@@ -12,9 +9,10 @@ from enrolling import device_key, load_device_key, wire_server
 from taciturn.cli import app
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.load import new_load, open_load
-from taciturn.fleets.wire import door, link, many_devices, store
+from taciturn.fleets.wire import device, door, link, store
 from taciturn.fleets.wire.authority import certify_server, make_authority
-from taciturn.fleets.wire.many_devices import Load, LoadDevice, run_load
+from taciturn.fleets.wire.device import trusting
+from taciturn.fleets.wire.many_devices import Load, LoadDevice, running
 from taciturn.fleets.wire.store import MemoryStore
 
 
@@ -38,25 +36,23 @@ def asked(tmp_path):
             for number in range(3):
                 server.enrol(device_key(tmp_path / f"device-{number}"))
             keys = [load_device_key(tmp_path / f"device-{number}") for number in range(3)]
-            devices = [LoadDevice(server.address, key, failing, "last") for key in keys]
-            return asyncio.run(_answers(server, devices, create_default_context(cafile=str(certificate)), questions, shared, seconds))
+            load, trusted = Load(), trusting("", certificate)
+            with running([LoadDevice(server.address, key, failing, trusted, load, "last") for key in keys]):
+                until(lambda: len(load.connected) == 3)
+                contents = dict.fromkeys(server.link.devices(), b"abc")
+                answers = [server.link.ask(kind, contents, seconds, shared=shared) for kind in questions]
+                time.sleep(0.2)  # until devices know that they were heard
+                load.look()
+            return answers, load
 
     return ask
 
 
-async def _answers(server, devices, context, questions, shared, seconds):
-    load = Load()
-    running = asyncio.create_task(run_load(devices, load, context))
-    while load.connected < 3:
-        await asyncio.sleep(0.01)
-    contents = dict.fromkeys(server.link.devices(), b"abc")
-    answers = [await asyncio.to_thread(server.link.ask, kind, contents, seconds, shared=shared) for kind in questions]
-    await asyncio.sleep(0.2)  # until devices know that they were heard
-    load.look()
-    running.cancel()
-    with suppress(asyncio.CancelledError):
-        await running
-    return answers, load
+def until(so):
+    deadline = time.monotonic() + 20
+    while not so() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert so()
 
 
 def test_devices_of_a_load_answer_and_are_counted(asked):
@@ -74,11 +70,11 @@ def test_a_device_of_a_load_that_works_for_long_is_not_taken_for_gone(asked, mon
     monkeypatch.setattr(store, "ALIVE_SECONDS", 0.6)
     monkeypatch.setattr(link, "LOOK_SECONDS", 0.1)
     monkeypatch.setattr(door, "IDLE_SECONDS", 1)
-    monkeypatch.setattr(many_devices, "ALIVE_SECONDS", 0.2)
+    monkeypatch.setattr(device, "ALIVE_SECONDS", 0.2)
     answers, load = asked("sleep")
     assert answers == [dict.fromkeys(range(3), b"awake")]
     assert not load.failures
-    monkeypatch.setattr(many_devices, "ALIVE_SECONDS", 60)
+    monkeypatch.setattr(device, "ALIVE_SECONDS", 60)
     assert asked("sleep")[0] == [{}]
 
 
@@ -89,7 +85,7 @@ def test_a_load_uses_no_file_that_is_another_than_its_name_says(asked, monkeypat
     monkeypatch.setattr(MemoryStore, "shared", another)
     answers, load = asked("first", shared=b"model", seconds=1)
     assert answers == [{}]
-    assert load.failures["a file is not what its name says"] > 0
+    assert not load.answered
 
 
 def test_a_load_of_another_size_is_refused(tmp_path):

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from fleet_of_devices import FleetOfDevices
+from local_link import LocalLink
 
 from enrolling import enrolled
 from harness import quietly
@@ -17,7 +18,6 @@ from taciturn.fleets.devices import fields
 from taciturn.fleets.devices import participation_record as diaries
 from taciturn.fleets.devices.device import Device, NotEligible
 from taciturn.fleets.devices.fleet import DeviceFleet
-from taciturn.fleets.devices.local_transport import LocalLink
 from taciturn.privacy.ledger import Ledger
 from taciturn.recipe import build
 from taciturn.recipe.text import RecipeError

@@ -25,13 +25,9 @@ def without_the_victim():
     return [one for one in range(9) if one != VICTIM]
 
 
-class Patience:
-    deadline, patience = 60.0, 20.0
-
-
 def device_fleet(liar, folder, **more):
     folder.mkdir(exist_ok=True)
-    return DeviceFleet(liar.fleet.connected, liar.agreement, 9, Patience, folder, lambda: "run", **more)
+    return DeviceFleet(liar.fleet.connected, liar.agreement, 9, 60.0, 20.0, folder, lambda: "run", **more)
 
 
 def test_a_sum_of_the_same_round_over_fewer_devices_fails(liar, tmp_path):

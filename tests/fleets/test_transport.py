@@ -5,8 +5,8 @@ import threading
 import time
 
 import pytest
+from local_link import LocalLink
 
-from taciturn.fleets.devices.local_transport import LocalLink
 from taciturn.fleets.devices.transport import ComeBackLater
 
 
@@ -74,19 +74,6 @@ def test_a_device_does_one_thing_at_a_time():
     assert link.ask("sum", {1: b"third"}, 10) == {1: b"third"}
 
 
-def test_enough_answers_end_the_waiting():
-    never = threading.Event()
-    link = LocalLink({1: echo, 2: echo, 3: lambda kind, content: bytes(never.wait(30))})
-    began = time.monotonic()
-    assert set(link.ask("sum", same(b"", 1, 2, 3), 30, enough=2)) == {1, 2}
-    assert time.monotonic() - began < 10
-    never.set()
-
-
-def test_more_than_there_are_is_all_of_them():
-    assert set(LocalLink({1: echo, 2: echo}).ask("sum", same(b"", 1, 2), 30, enough=5)) == {1, 2}
-
-
 def test_a_device_that_is_not_connected_is_missing_at_once():
     began = time.monotonic()
     assert LocalLink({1: echo}).ask("sum", same(b"", 1, 9), 30) == {1: b"sum "}
@@ -143,13 +130,6 @@ def test_which_devices_are_missing_is_for_debug_alone(caplog):
     lines = {record.levelno: record.getMessage() for record in caplog.records}
     assert "987654" in lines[logging.DEBUG]
     assert not any("987654" in line for level, line in lines.items() if level > logging.DEBUG)
-
-
-def test_a_closed_link_reaches_nobody():
-    link = LocalLink({1: echo})
-    link.close()
-    assert link.devices() == []
-    assert link.ask("sum", {1: b""}, 5) == {}
 
 
 @pytest.mark.parametrize("count", [0, 100])

@@ -22,7 +22,7 @@ from taciturn.fleets.wire import door, store
 from taciturn.fleets.wire import server as server_end
 from taciturn.fleets.wire.authority import make_authority
 from taciturn.fleets.wire.device import run_device
-from taciturn.fleets.wire.front_end import sign_in_statement
+from taciturn.fleets.wire.front_end import FrontEnd, sign_in_statement
 
 ALL = 30  # seconds that are enough for everybody
 
@@ -81,7 +81,7 @@ def test_a_device_that_fails_is_missing_and_its_words_do_not_reach_the_server(fl
 
 def test_late_answers_are_never_seen_and_a_withdrawn_question_is_not_worked_at(fleet, caplog):
     with fleet.server(devices=2) as server:
-        assert server.link.ask("sleep", {0: b"1", 1: b"0"}, ALL, enough=1) == {1: b"awake"}
+        assert server.link.ask("sleep", {0: b"1", 1: b"0"}, 0.3) == {1: b"awake"}
         assert server.link.ask("sleep", {0: b"1", 1: b"0"}, 0.3) == {1: b"awake"}  # 0 is still at the first
         assert "1 too late" in caplog.text
         began = time.monotonic()
@@ -115,8 +115,9 @@ def test_one_that_gives_none_is_taken_for_gone(fleet, monkeypatch, caplog):
         assert "1 not connected" in caplog.text
 
 
-def test_an_answer_that_is_too_large_does_not_arrive(fleet, caplog):
-    with fleet.server(devices=2, most_bytes=100_000) as server:
+def test_an_answer_that_is_too_large_does_not_arrive(fleet, caplog, monkeypatch):
+    monkeypatch.setattr(FrontEnd, "most_bytes", 100_000)
+    with fleet.server(devices=2) as server:
         answers = server.link.ask("zeros", {0: b"100000", 1: b"900000"}, 3)
         assert answers == {0: bytes(100_000)}
         assert "refused: more bytes than an answer may have" in caplog.text
@@ -124,7 +125,7 @@ def test_an_answer_that_is_too_large_does_not_arrive(fleet, caplog):
 
 
 def test_a_server_that_is_started_again_finds_its_devices(fleet, monkeypatch):
-    monkeypatch.setattr(device_end, "RETRY_SECONDS", (0.05, 0.1))
+    monkeypatch.setattr(device_end.DeviceEnd, "retry_seconds", (0.05, 0.1))
     keys, port = [device_key(fleet.folder / f"device-{number}") for number in range(2)], 0
     for attempt in range(3):
         with wire_server(fleet.server_folder, "127.0.0.1", port) as server:
@@ -152,7 +153,7 @@ def test_nothing_of_what_devices_send_is_on_the_servers_disk(fleet):
 
 
 def test_who_is_not_enrolled_or_trusts_another_authority_stays_outside(fleet, caplog, monkeypatch):
-    monkeypatch.setattr(device_end, "RETRY_SECONDS", (0.05, 0.1))
+    monkeypatch.setattr(device_end.DeviceEnd, "retry_seconds", (0.05, 0.1))
     other = make_authority(fleet.folder / "other")
     with fleet.server() as server:
         fleet.start(server, "stranger")
@@ -282,7 +283,7 @@ def test_there_are_no_more_connections_than_are_allowed(fleet, monkeypatch, capl
 
 def test_a_device_does_not_go_where_it_is_sent(fleet, monkeypatch, caplog):
     """A redirect, to plain HTTP or anywhere, is no answer (A12)."""
-    monkeypatch.setattr(device_end, "RETRY_SECONDS", (0.05, 0.1))
+    monkeypatch.setattr(device_end.DeviceEnd, "retry_seconds", (0.05, 0.1))
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
     went = threading.Event()
 

@@ -7,7 +7,6 @@ import subprocess
 import threading
 import time
 from contextlib import ExitStack, contextmanager
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -124,9 +123,8 @@ class MixedFleet:
                 node.start(server.address, values, self.spoil if number else None)
             until(lambda: len(server.link.devices()) == 6, "that all devices connect")
             connected = Connected(server.link, lambda: Enrolled(self.certificates, TRUST.dismissed), ISSUER.authority)
-            patience = SimpleNamespace(deadline=20.0, patience=10.0)
             private = self.fleet.folder / "private"
-            yield DeviceFleet(connected, terms(self.bits), 5, patience, private, lambda: "run 1"), server.link
+            yield DeviceFleet(connected, terms(self.bits), 5, 20.0, 10.0, private, lambda: "run 1"), server.link
 
     def plain(self, devices):
         return self.values[list(devices)].astype(np.uint64).sum(axis=0) % 2**self.bits

@@ -141,8 +141,6 @@ def test_the_cost_of_a_run_is_one_gaussian_and_only_rises():
     with pytest.raises(ValueError, match="noise for"):
         repeated(event, 10**4)
     assert event_from_json(event_to_json(event)) == event
-    older = {"event": "correlated", "noise_multiplier": 2.0, "squares": [[590, 221.0], [609, 230.0]], "claim": "a tree"}
-    assert rho(repeated(event_from_json(older), 590)) == pytest.approx(221 / 8)
 
 
 def test_one_convention_sigma_from_z_and_the_cost_from_the_sensitivity():

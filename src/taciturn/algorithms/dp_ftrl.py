@@ -7,13 +7,12 @@ adding each with its residual of noise.
 
 from taciturn.algorithms.dp_fedavg import Server, federated
 from taciturn.algorithms.local_training import UserUpdate
-from taciturn.core import Algorithm
+from taciturn.core import Algorithm, Participation
 from taciturn.privacy.adaptive_clip import AdaptiveClip
 from taciturn.privacy.clipping import Bound
 from taciturn.privacy.estimators import fixed_denominator
 from taciturn.privacy.mechanism import adaptive_mechanism, mechanism
 from taciturn.privacy.noise import Noise
-from taciturn.privacy.participation import CyclicPoisson, MinSeparation
 
 
 def dp_ftrl(
@@ -21,7 +20,7 @@ def dp_ftrl(
     bound: Bound | AdaptiveClip,
     report_goal: float,
     noise: Noise,
-    participation: MinSeparation | CyclicPoisson,
+    participation: Participation,
     server: Server,
     most_reports: int,
 ) -> Algorithm:

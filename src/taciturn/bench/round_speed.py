@@ -145,13 +145,13 @@ def _round(population: Population, recipe: Recipe, times: int, products: float) 
 
     key = randomness.jax_keys(bytes(32), 1)[0]
     plain = best_time(lambda: fleet.sum_reports(unbounded, message, everyone, key), times)
-    speed = users / whole
+    speed, stats = users / whole, jax.devices()[0].memory_stats() or {}
     return RoundSpeed(
         users_per_s=speed,
         tokens_per_s=speed * TOKENS,
         round_s=whole,
         privacy_share=1 - plain / whole,
-        peak_gib=_peak() / 2**30,
+        peak_gib=stats.get("peak_bytes_in_use", 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) / 2**30,
         matrix_share=speed * _operations(params) / products,
     ), params
 
@@ -202,8 +202,3 @@ def _product_rate(precision: str) -> float:
 
 def _on_cpu() -> bool:
     return jax.devices()[0].platform == "cpu"
-
-
-def _peak() -> float:
-    stats = jax.devices()[0].memory_stats() or {}
-    return stats.get("peak_bytes_in_use", 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

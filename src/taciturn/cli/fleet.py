@@ -17,8 +17,6 @@ from taciturn.cli.output import console, fleet_view, group, logged_lines, print_
 from taciturn.cli.train import Settings
 
 if TYPE_CHECKING:
-    import ssl
-
     from taciturn.fleets.enrolment import EnrolledNow
     from taciturn.fleets.wire.many_devices import Load, LoadDevice
     from taciturn.fleets.wire.redis_store import RedisStore
@@ -280,16 +278,14 @@ def load(
 
     Example: taciturn fleet load 200 --out load --rounds 3
     """
-    import asyncio
-
     from taciturn.fleets.load import new_load, open_load
 
     if not out.exists():
         new_load(out, count, rounds, seconds, tuple(one.rpartition(":")[0] for one in server or ()))
     with _load_server(out, server) as (addresses, is_over):
-        devices, trusted = open_load(out, count, addresses)
+        devices, figures = open_load(out, count, addresses)
         console.print(f"{count} devices for {', '.join(addresses)}, which has to serve {out / 'server'}")
-        figures = asyncio.run(_watch_load(devices, trusted, lambda seen: len(seen.rounds) >= rounds or is_over(), seconds))
+        _watch_load(devices, figures, lambda: len(figures.rounds) >= rounds or is_over(), time.monotonic() + seconds)
     print_load(figures)
     if len(figures.rounds) < rounds:
         why = "the server's own terminal says why" if server else f"{out / 'server.log'} says why"
@@ -318,23 +314,18 @@ def _load_server(out: Path, servers: list[str] | None) -> Iterator[tuple[list[st
         process.wait()
 
 
-async def _watch_load(devices: "list[LoadDevice]", trusted: "ssl.SSLContext", is_over: "Callable[[Load], bool]", seconds: float) -> "Load":
-    import asyncio
+def _watch_load(devices: "list[LoadDevice]", load: "Load", is_over: Callable[[], bool], deadline: float) -> None:
+    from taciturn.fleets.wire.many_devices import running
 
-    from taciturn.fleets.wire.many_devices import Load, run_load
-
-    load = Load()
-    running, deadline = asyncio.create_task(run_load(devices, load, trusted)), time.monotonic() + seconds
-    with console.status("connecting") as status:
-        while not is_over(load) and not running.done() and time.monotonic() < deadline:
-            await asyncio.sleep(LOOK_SECONDS)
-            load.look()
-            status.update(f"{load.connected:,} devices connected, {load.answered.total():,} questions answered, {len(load.rounds)} rounds")
-    await asyncio.sleep(LAST_SECONDS)
-    running.cancel()
-    with suppress(asyncio.CancelledError):
-        await running
-    return load
+    with running(devices):
+        with console.status("connecting") as status:
+            while not is_over() and time.monotonic() < deadline:
+                time.sleep(LOOK_SECONDS)
+                load.look()
+                done = f"{load.answered.total():,} questions answered, {len(load.rounds)} rounds"
+                status.update(f"{len(load.connected):,} devices connected, {done}")
+        load.over = True
+        time.sleep(LAST_SECONDS)
 
 
 def _request(given: str) -> str:

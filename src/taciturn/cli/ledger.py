@@ -42,7 +42,7 @@ def show(
         raise LedgerError(f"δ lies between 0 and 1; {delta:g} does not")
     book = _opened(population)
     _print_runs(book, f"{population}: what was released about these users", delta)
-    console.print("\n".join(_notes(book, population)))
+    console.print("\n".join(_notes(book)))
 
 
 def _print_runs(book: "Ledger", title: str, delta: float | None) -> None:
@@ -63,8 +63,8 @@ def _print_runs(book: "Ledger", title: str, delta: float | None) -> None:
     console.print(shown)
 
 
-def _notes(book: "Ledger", population: Path) -> list[str]:
-    """How to read the totals, and what there is beside them: runs of floats, a budget, an anchor."""
+def _notes(book: "Ledger") -> list[str]:
+    """How to read the totals, and what there is beside them: a budget, an anchor."""
     torn = sum(row["kind"] == "torn" for row in book.rows)
     lines = [
         "ρ does not count the sampling of users, ε does. Several runs are added up in RDP, which stays valid when later runs are "
@@ -72,12 +72,6 @@ def _notes(book: "Ledger", population: Path) -> list[str]:
         f"Each of the {len(book.rows)} rows fits the one before it; the last is {book.head[:16]}…"
         + (f" {torn} were cut off half-written by a crash, before anything was released." if torn else ""),
     ]
-    floats = book.runs_of_floats()
-    if floats:
-        lines.append(
-            f"Noise of floats, whose last bits can give away what it hides: {', '.join(floats)}. Such a run counts as ε = ∞; to count it "
-            f"as what it states all the same: taciturn ledger acknowledge {population} RUN"
-        )
     if book.budget:
         waiting = [run for run in book.runs() if not book.is_closed(run)]
         lines.append(
@@ -133,18 +127,6 @@ def close(population: Folder, run: RunName) -> None:
     """
     _opened(population).close(run)
     console.print(f"{run} is closed: it cannot be resumed.")
-
-
-@ledger_app.command()
-def acknowledge(population: Folder, run: RunName) -> None:
-    """Count a run of before, whose noise was made of floats, as what it states, and not as ε = ∞.
-
-    Its ε holds for real numbers and not for the bits that were released: say this only if you know that, and who got them.
-
-    Example: taciturn ledger acknowledge people first
-    """
-    _opened(population).acknowledge(run)
-    console.print(f"{run} counts as what it states.")
 
 
 @ledger_app.command()

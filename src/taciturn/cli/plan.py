@@ -60,9 +60,9 @@ def plan(
         wait = "(the best correlated noise takes a minute the first time)"
         answers = planning.plan(question, chosen, lambda name: status.update(f"{name} {wait}"))
     if json_:
-        print(_json(question, answers))
-        return
-    _print_answers(question, answers)
+        print(to_json({**_claim(question), "answers": [asdict(one) for one in answers]}))
+    else:
+        _print_answers(question, answers)
 
 
 def _separation_by_timer(population: int, rounds: int, report_goal: int, timer_hours: float, quiet: bool) -> int | None:
@@ -79,9 +79,8 @@ def _separation_by_timer(population: int, rounds: int, report_goal: int, timer_h
     return came.min_separation
 
 
-def _json(question: "Question", answers: "list[Answer]") -> str:
-    claim = {"min_separation": question.separation, "max_participations": question.participations, "delta": question.at_delta}
-    return to_json({**claim, "answers": [asdict(one) for one in answers]})
+def _claim(question: "Question") -> dict[str, float]:
+    return {"min_separation": question.separation, "max_participations": question.participations, "delta": question.at_delta}
 
 
 def _print_answers(question: "Question", answers: "list[Answer]") -> None:
@@ -95,7 +94,8 @@ def _print_answers(question: "Question", answers: "list[Answer]") -> None:
     shown = table("", "noise multiplier", "ρ", "ε", "error", "of independent")
     for one in answers:
         relative = f"{one.error / base:.2f}" if base else ""
-        shown.add_row(one.mechanism, *_cost(one), f"{one.error:.3g}", relative)
+        cost = f"{one.noise_multiplier:.3g}", rho_text(one.rho), epsilon_text(one.epsilon)
+        shown.add_row(one.mechanism, *cost, f"{one.error:.3g}", relative)
     console.print(shown)
 
 
@@ -108,9 +108,8 @@ def _print_grown(trial: "Question", target: float, largest_goal: int, mechanism:
         found = grown(trial, target, largest_goal, mechanism, status.update)
     question, answer, came = found.question, found.answer, found.came
     if as_json:
-        claim = {"min_separation": question.separation, "max_participations": question.participations, "delta": question.at_delta}
         goal = {"report_goal": question.report_goal, "timer_hours": found.timer_hours, "days": came.hours / 24}
-        print(to_json({**claim, **goal, "more_noise": found.more_noise, "answer": asdict(answer)}))
+        print(to_json({**_claim(question), **goal, "more_noise": found.more_noise, "answer": asdict(answer)}))
         return
     say(
         f"{question.report_goal:,} reports a round with a noise multiplier of {answer.noise_multiplier:.3g} ({mechanism}), and a timer of "
@@ -126,7 +125,3 @@ def _print_grown(trial: "Question", target: float, largest_goal: int, mechanism:
             "rest do not come to that ρ: expect a worse model, or allow more reports (--largest-goal), fewer rounds or a larger ρ.",
             style="yellow",
         )
-
-
-def _cost(answer: "Answer") -> tuple[str, str, str]:
-    return f"{answer.noise_multiplier:.3g}", rho_text(answer.rho), epsilon_text(answer.epsilon)

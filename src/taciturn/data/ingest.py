@@ -223,31 +223,18 @@ def _in_order(files: list[Path]) -> pa.Table:
     return rows.take(pa.array(order))
 
 
-_of_this_process: _Tokenizer | None = None
-
-
-def _start(tokenizer: _Tokenizer) -> None:
-    global _of_this_process
-    _of_this_process = tokenizer
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends the others
-
-
-def _tokenize(files: list[Path]) -> _Users:
-    assert _of_this_process is not None
-    return _of_this_process(files)
-
-
 def _mapped(tokenizer: _Tokenizer, packs: Iterable[list[Path]], size: int) -> Iterator[_Users]:
     """Tokenise on every core, in order, a few packs of files ahead."""
     processes = len(os.sched_getaffinity(0))
     if size < SMALL or processes == 1:
         yield from map(tokenizer, packs)
         return
-    with ProcessPoolExecutor(processes, get_context("spawn"), _start, (tokenizer,)) as pool:
+    without_ctrl_c = signal.signal, (signal.SIGINT, signal.SIG_IGN)  # the first process ends the others
+    with ProcessPoolExecutor(processes, get_context("spawn"), *without_ctrl_c) as pool:
         ahead: deque[Future[_Users]] = deque()
         try:
             for pack in packs:
-                ahead.append(pool.submit(_tokenize, pack))
+                ahead.append(pool.submit(tokenizer, pack))
                 if len(ahead) > 2 * processes:
                     yield ahead.popleft().result()
             while ahead:

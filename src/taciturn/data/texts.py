@@ -10,6 +10,7 @@ shard ends and the next begins follows from the sequences alone, and nothing els
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -67,21 +68,16 @@ class Texts:
     @classmethod
     def load(cls, folder: Path, name: str, written: dict[str, Any]) -> "Texts":
         """`written` is what the writer of these files returned."""
-        dtype = np.dtype(written["dtype"])
+        dtype, sizes = np.dtype(written["dtype"]), written["shards"]
+        shards = [partial(_open_shard, folder / f"{name}-{number:05}", dtype, *size) for number, size in enumerate(sizes)]
+        return cls(shards, [sequences for sequences, _ in sizes], sum(tokens for _, tokens in sizes))
 
-        def opener(number: int, sequences: int, tokens: int) -> Callable[[], Shard]:
-            path = folder / f"{name}-{number:05}"
 
-            def open_shard() -> Shard:
-                offsets = _mapped(path.with_suffix(".offsets"), np.dtype(np.int64), sequences + 1)
-                if offsets[0] != 0 or offsets[-1] != tokens or np.any(np.diff(offsets) < 0):
-                    raise DataError(f"{path}.offsets is damaged; build it again")
-                return Shard(_mapped(path.with_suffix(".tokens"), dtype, tokens), offsets)
-
-            return open_shard
-
-        shards = [opener(number, *sizes) for number, sizes in enumerate(written["shards"])]
-        return cls(shards, [size[0] for size in written["shards"]], sum(size[1] for size in written["shards"]))
+def _open_shard(path: Path, dtype: np.dtype, sequences: int, tokens: int) -> Shard:
+    offsets = _mapped(path.with_suffix(".offsets"), np.dtype(np.int64), sequences + 1)
+    if offsets[0] != 0 or offsets[-1] != tokens or np.any(np.diff(offsets) < 0):
+        raise DataError(f"{path}.offsets is damaged; build it again")
+    return Shard(_mapped(path.with_suffix(".tokens"), dtype, tokens), offsets)
 
 
 class TextWriter:

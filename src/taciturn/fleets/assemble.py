@@ -85,7 +85,8 @@ def device_fleet(recipe: Recipe, vocabulary: Vocabulary, folder: Path, connected
         return f"{account.terms.name} {account.rows[0]['hash'][:RUN_DIGITS]}"  # a folder's name may come again
 
     rounds, apart = folder / "rounds", participation.min_separation
-    return DeviceFleet(connected, agreed, participation.asked, recipe.fleet, rounds, run, lambda: len(account.charges), apart)
+    waits = recipe.fleet.deadline, recipe.fleet.patience
+    return DeviceFleet(connected, agreed, participation.asked, *waits, rounds, run, lambda: len(account.charges), apart)
 
 
 def check_enough(recipe: Recipe, devices: int) -> None:

@@ -3,7 +3,6 @@
 Everything about it is real but the people: keys, certificates, secure sums, records of participation, a ledger of its own.
 """
 
-import ssl
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,8 @@ from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.folders import fleet_authority, fleet_recipe, new_fleet
 from taciturn.fleets.wire.authority import AUTHORITY_CERTIFICATE, DEVICE_KEY, device_request, load_key
-from taciturn.fleets.wire.many_devices import LoadDevice
+from taciturn.fleets.wire.device import trusting
+from taciturn.fleets.wire.many_devices import Load, LoadDevice
 from taciturn.recipe.text import parse_recipe
 
 FIXED = SPECIAL + PUNCTUATION
@@ -48,20 +48,18 @@ def new_load(folder: Path, count: int, rounds: int, seconds: float, names: tuple
         enrolment.enrol(enrolment.beside(made / "server"), made / "server", requests)
 
 
-def open_load(folder: Path, count: int, servers: list[str]) -> tuple[list[LoadDevice], ssl.SSLContext]:
-    """The devices, dealt to the servers in turn, and whom they trust."""
+def open_load(folder: Path, count: int, servers: list[str]) -> tuple[list[LoadDevice], Load]:
+    """The devices, dealt to the servers in turn, and what will come of them."""
     given = folder / "server" / "for-devices"
     recipe, authority, enrolled = fleet_recipe(given), fleet_authority(given), len(enrolment.read_enrolled(folder / "server").certificates)
     if enrolled != count:
         raise LinkError(f"{folder} is of {enrolled} devices: a round of it asks all of them. Choose another --out")
-    devices = []
+    load, context, devices = Load(), trusting("", given / AUTHORITY_CERTIFICATE), []
     for number in range(count):
         own = load_key(_device(folder, number) / DEVICE_KEY)
         handler = assemble.build_device(recipe, VOCABULARY, _text(number), own, authority, _device(folder, number))
-        devices.append(LoadDevice(servers[number % len(servers)], own, handler, fields.UNMASK))
-    context = ssl.create_default_context(cafile=str(given / AUTHORITY_CERTIFICATE))
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    return devices, context
+        devices.append(LoadDevice(servers[number % len(servers)], own, handler, context, load, fields.UNMASK))
+    return devices, load
 
 
 def _device(folder: Path, number: int) -> Path:

@@ -193,7 +193,8 @@ class Predictor:
             new = done[len(known) :]
             state = self._states[known] if known else self.model.start()
             if len(new) > FAR_BACK:
-                state, new = self.model.start(), _from_a_gap(new[-FAR_BACK:])
+                # Without the word that was cut off at its beginning, if there are gaps in it at all.
+                state, new = self.model.start(), regex.sub(r"\A\S*\s", "", new[-FAR_BACK:])
             for word in self.vocabulary.encode(new):
                 state = self.model.read(state, word)
             _keep(self._states, done, state)
@@ -244,12 +245,6 @@ def _wants_space(done: str) -> bool:
     if not done or done[-1].isspace() or done[-1] in _OPENING:
         return False
     return done[-1] not in "\"'" or not (len(done) == 1 or done[-2].isspace())  # a quotation mark that opens
-
-
-def _from_a_gap(text: str) -> str:
-    """Without the word that was cut off at its beginning, if there are gaps in it at all."""
-    gap = regex.search(r"\s", text)
-    return text[gap.end() :] if gap else text
 
 
 def _begins_sentence(done: str) -> bool:

@@ -72,7 +72,13 @@ def recurrence(
     return _run(cell, units, product, x, recurrent, projection)
 
 
-def _scan(cell: Cell, units: int, product, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None):
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _run(cell: Cell, units: int, product, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None) -> jax.Array:
+    return _forward(cell, units, product, x, recurrent, projection)[0]
+
+
+def _forward(cell: Cell, units: int, product, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None):
+    given = recurrent, projection
     start = jnp.zeros((x.shape[1], recurrent.shape[0]), x.dtype), jnp.zeros((x.shape[1], units), x.dtype)
     recurrent = recurrent.astype(product)  # once, not at every step
     projection = None if projection is None else projection.astype(product)
@@ -85,11 +91,11 @@ def _scan(cell: Cell, units: int, product, x: jax.Array, recurrent: jax.Array, p
         return (next_fed_back, next_carry), (next_fed_back, r, carry, output)
 
     _, (fed_back, r, carries, outputs) = jax.lax.scan(step, start, x)
-    return fed_back, (x, r, carries, outputs)
+    return fed_back, (x, r, carries, outputs, fed_back, *given)
 
 
-def _backward(cell: Cell, product, saved, fed_back, recurrent, projection, gradient):
-    x, r, carries, outputs = saved
+def _backward(cell: Cell, units: int, product, saved, gradient):
+    x, r, carries, outputs, fed_back, recurrent, projection = saved
     back = transposed(recurrent.astype(product))
     back_projection = None if projection is None else transposed(projection.astype(product))
 
@@ -110,25 +116,9 @@ def _backward(cell: Cell, product, saved, fed_back, recurrent, projection, gradi
     return d_x, d_recurrent, d_projection
 
 
+_run.defvjp(_forward, _backward)
+
+
 def _flat(values: jax.Array) -> jax.Array:
     """[length, batch, width] → [length · batch, width]."""
     return values.reshape(-1, values.shape[-1])
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _run(cell, units, product, x, recurrent, projection):
-    return _scan(cell, units, product, x, recurrent, projection)[0]
-
-
-def _forward(cell, units, product, x, recurrent, projection):
-    fed_back, saved = _scan(cell, units, product, x, recurrent, projection)
-    return fed_back, (saved, fed_back, recurrent, projection)
-
-
-def _back(cell, units, product, residuals, gradient):
-    del units
-    saved, fed_back, recurrent, projection = residuals
-    return _backward(cell, product, saved, fed_back, recurrent, projection, gradient)
-
-
-_run.defvjp(_forward, _back)

@@ -288,10 +288,6 @@ def event_from_json(row: dict[str, Any]) -> DpEvent:
             return SelfComposedDpEvent(event_from_json(inner), count)
         case {"event": "non-private"}:
             return NonPrivateDpEvent()
-        case {"event": "correlated", "noise_multiplier": float(multiplier), "squares": list(squares), "claim": str(claim)}:
-            # As ledgers of before restarts have it: one Gaussian for each number of releases.
-            costs = tuple((count, GaussianDpEvent(multiplier / math.sqrt(square))) for count, square in squares)
-            return CorrelatedDpEvent(costs, claim)
         case {"event": "correlated", "costs": list(costs), "claim": str(claim)}:
             if not all(type(count) is int and isinstance(cost, dict) for count, cost in costs):
                 raise ValueError(f"this is no event that a ledger could hold: {row}")

@@ -8,7 +8,6 @@ ledger's newest, or the one before (a crash may come between a row and the ancho
 **Assumes:** whoever puts the folder back does not put the anchor back as well.
 """
 
-import contextlib
 import shlex
 import subprocess
 from dataclasses import dataclass
@@ -54,10 +53,7 @@ class Anchor:
             return
         if self.file.exists() and self.file.read_text().strip() not in ("", *heads):
             raise AnchorError(f"{self.file} holds something else than a head of this ledger: name another file")
-        try:
-            write_atomically(self.file, heads[-1].encode())
-        except OSError as error:
-            raise AnchorUnreachable(f"the anchor {self} cannot be written: {error.strerror}") from None
+        self._write(self.file, heads[-1])
 
     def agree(self, previous: str, new: str) -> None:
         """Pass if the anchor remembers one of the two heads, and make it remember `new`."""
@@ -77,10 +73,13 @@ class Anchor:
                 "copy was put back, or a copy of these people's folder went on. Nothing was released. Go on with the newest copy."
             )
         if remembered != new:
-            try:
-                write_atomically(self.file, new.encode())
-            except OSError as error:
-                raise AnchorUnreachable(f"the anchor {self} cannot be written: {error.strerror}") from None
+            self._write(self.file, new)
+
+    def _write(self, file: Path, head: str) -> None:
+        try:
+            write_atomically(file, head.encode())
+        except OSError as error:
+            raise AnchorUnreachable(f"the anchor {self} cannot be written: {error.strerror}") from None
 
     def _ask(self, previous: str, new: str) -> None:
         command = [*shlex.split(self.command or ""), previous, new]
@@ -89,7 +88,5 @@ class Anchor:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise AnchorUnreachable(f"the anchor {self} cannot be asked ({error}), so nothing is released") from None
         if done.returncode:
-            said = ""
-            with contextlib.suppress(IndexError):
-                said = f": {done.stderr.strip().splitlines()[-1]}"
+            said = f": {done.stderr.strip().splitlines()[-1]}" if done.stderr.strip() else ""
             raise AnchorError(f"the anchor {self} did not agree (exit status {done.returncode}){said}. Nothing released.")

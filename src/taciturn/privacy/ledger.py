@@ -2,8 +2,8 @@
 
 It belongs to the *population*, not to a run, because every run on the same users costs them something, the ones thrown away as well.
 
-**Guarantee:** what a run cost is the cost of one release, declared before the first, times the number of its charges. Runs whose noise was
-made of floats have no guarantee for the bits they released: they cost ∞, unless a person acknowledged them. Under a population's budget
+**Guarantee:** what a run cost is the cost of one release, declared before the first, times the number of its charges. A run that
+does not say that its noise is made of integers has no guarantee for the bits it released, and costs ∞. Under a population's budget
 (privacy/population_budget.py) no run is opened, and no budget set, with which all runs together could pass it.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from dp_accounting import DpEvent, NonPrivateDpEvent
 
 from taciturn.names import AccountantName
-from taciturn.privacy.accounting import claim_of, composed, epsilon, event_from_json, is_sampled, most_releases, repeated, rho
+from taciturn.privacy.accounting import claim_of, composed, epsilon, event_from_json, is_sampled, repeated, rho
 from taciturn.privacy.anchor import Anchor, AnchorUnreachable
 from taciturn.privacy.chain import ChainedFile, LedgerError, Row
 from taciturn.privacy.conversions import with_distance
@@ -24,8 +24,7 @@ from taciturn.privacy.groups import group_epsilon
 from taciturn.privacy.population_budget import PopulationBudget, epsilon_of_all
 
 FILE_NAME = "ledger.jsonl"
-INTEGERS = "integers"  # what noise is made of; runs that do not say so had floats
-FLOATS = "noise of floats, whose last bits can give away what it hides: stated for real numbers, not for these bits"
+INTEGERS = "integers"  # what noise is made of
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ class Ledger(ChainedFile):
             randomness=terms["randomness"],
             head=rows[-1]["hash"],
             continued=bool(terms["lineage"]),
-            claim=claim_of(release) + ("" if self._has_integers(run) else f"; {FLOATS}"),
+            claim=claim_of(release),
             sampled=is_sampled(release),
             unit=terms.get("unit", "one user"),
             release=release,
@@ -138,18 +137,9 @@ class Ledger(ChainedFile):
     def _own_cost(self, run: str, releases: int) -> list[DpEvent]:
         if not releases:
             return []
-        holds = self._has_integers(run) or self._is_acknowledged(run)
-        return [repeated(event_from_json(self.run_rows(run)[0]["release"]), releases) if holds else NonPrivateDpEvent()]
-
-    def runs_of_floats(self) -> list[str]:
-        """Those that count as ε = ∞ because nobody has acknowledged them."""
-        return [run for run in self.runs() if not self._has_integers(run) and not self._is_acknowledged(run)]
-
-    def _is_acknowledged(self, run: str) -> bool:
-        return any(row["kind"] == "acknowledge" and row["acknowledged"] == run for row in self.rows)
-
-    def _has_integers(self, run: str) -> bool:
-        return self.run_rows(run)[0].get("noise") == INTEGERS
+        opened = self.run_rows(run)[0]
+        holds = opened.get("noise") == INTEGERS  # the last bits of floats give away what they hide
+        return [repeated(event_from_json(opened["release"]), releases) if holds else NonPrivateDpEvent()]
 
     def distance(self, run: str) -> float:
         """Of the samplers from their ideal, in all releases of a run and of those it started from."""
@@ -227,8 +217,7 @@ class Ledger(ChainedFile):
             raise LedgerError(f"a run without privacy (ε = ∞) does not start under {within}")
         if any(isinstance(one, NonPrivateDpEvent) for one in costs):
             raise LedgerError(
-                f"{within}, is passed already: {self.path} has a run without privacy, or one with noise of floats that nobody has "
-                "acknowledged (`taciturn ledger show FOLDER` shows them)"
+                f"{within}, is passed already: {self.path} has a run without privacy (`taciturn ledger show FOLDER` shows it)"
             )
         raise LedgerError(
             f"{within}, could be passed: take more noise or fewer rounds, or give back what runs that will not go on have reserved: "
@@ -237,13 +226,8 @@ class Ledger(ChainedFile):
 
     def _most(self, run: str) -> int:
         """How many releases of a run count: those it made once it is closed, and before that all that it may make."""
-        rows = self.run_rows(run)
-        if self.is_closed(run):
-            return self._charges(run)
-        release, reserved = event_from_json(rows[0]["release"]), rows[0].get("reserved")
-        if reserved is None:  # as runs of before reservations could go on
-            reserved = most_releases(release, 2 * rows[0]["rounds"] + 100)
-        return max(reserved, self._charges(run))
+        charges = self._charges(run)
+        return charges if self.is_closed(run) else max(self.run_rows(run)[0].get("reserved", 1), charges)
 
     def close(self, run: str) -> None:
         """A run that has ended, or will not go on, gives back what it reserved and did not spend."""
@@ -257,15 +241,6 @@ class Ledger(ChainedFile):
 
     def is_closed(self, run: str) -> bool:
         return any(row["kind"] == "close" and row["closed"] == run for row in self.rows)
-
-    def acknowledge(self, run: str) -> None:
-        """Count a run with noise of floats as what it states."""
-
-        def check(rows: list[Row]) -> None:
-            if self._opened(run)[0].get("noise") == INTEGERS:
-                raise LedgerError(f"the noise of run {run!r} is made of integers: there is nothing to acknowledge")
-
-        self.append({"kind": "acknowledge", "acknowledged": run}, check)
 
     def _opened(self, run: str) -> list[Row]:
         rows = self.run_rows(run)

@@ -68,25 +68,22 @@ def server_optimizer(name: ServerOptimizer, learning_rate: float, momentum: floa
 
 def participation(recipe: Recipe) -> Participation:
     section = recipe.participation
-    if section.kind == "poisson":
-        return PoissonSampling(section.probability)
-    if section.kind in ("min-separation", "cyclic-poisson"):
-        return min_separation_or_cyclic(recipe)
-    return FixedSize(int(section.cohort), section.users)
-
-
-def min_separation_or_cyclic(recipe: Recipe) -> MinSeparation | CyclicPoisson:
-    section, rounds = recipe.participation, recipe.run.rounds
-    if section.kind == "cyclic-poisson":
-        cycle = recipe.privacy.bands
-        return CyclicPoisson(section.cohort * cycle / section.users, cycle, rounds)
-    separation, often = section.min_separation or 0, recipe.max_participations
-    return MinSeparation(int(section.cohort), separation, often, rounds, recipe.over_selection)
+    match section.kind:
+        case "poisson":
+            return PoissonSampling(section.probability)
+        case "fixed":
+            return FixedSize(int(section.cohort), section.users)
+        case "cyclic-poisson":
+            cycle = recipe.privacy.bands
+            return CyclicPoisson(section.cohort * cycle / section.users, cycle, recipe.run.rounds)
+        case "min-separation":
+            separation, often = section.min_separation or 0, recipe.max_participations
+            return MinSeparation(int(section.cohort), separation, often, recipe.run.rounds, recipe.over_selection)
 
 
 def noise(recipe: Recipe, multiplier: float) -> Noise:
     lengths = segments(rows(recipe), recipe.restart_rounds)
-    coefficients = {name: _split_coefficients(values, len(lengths)) for name, values in (recipe.privacy.strategy or {}).items()}
+    coefficients = {name: np.reshape(values, (len(lengths), -1)).tolist() for name, values in (recipe.privacy.strategy or {}).items()}
     match recipe.noise:
         case "independent":
             return gaussian(multiplier)
@@ -96,11 +93,6 @@ def noise(recipe: Recipe, multiplier: float) -> Noise:
             return banded(multiplier, *map(Bands, lengths, coefficients["bands"]))
         case "blt":
             return blt(multiplier, *map(Buffers, lengths, coefficients["decay"], coefficients["scale"]))
-
-
-def _split_coefficients(values: list[float], parts: int) -> list[tuple[float, ...]]:
-    size = len(values) // parts
-    return [tuple(values[start : start + size]) for start in range(0, len(values), size)]
 
 
 def budget(recipe: Recipe) -> Budget:
@@ -151,7 +143,7 @@ def _algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
     if recipe.algorithm == "dp-ftrl":
         clip = _adaptive(recipe) if recipe.privacy.clipping == "adaptive" else bound
         update, goal = _user_update(recipe, model, local), recipe.participation.cohort
-        return dp_ftrl(update, clip, goal, drawn, min_separation_or_cyclic(recipe), server, n_max)
+        return dp_ftrl(update, clip, goal, drawn, participation(recipe), server, n_max)
     parts = (bound, estimator, drawn, participation(recipe), server, n_max)
     if recipe.algorithm == "dp-fedsgd":
         return dp_fedsgd(partial(cross_entropy, model, power=recipe.local.loss_power), local, upload(recipe), *parts)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,16 +41,6 @@ COUNTS, NUMBERS, LEFT_OUT = "counts.json", "numbers.json", "left-out.json"
 WAIT = 2.0  # seconds between two calls for devices
 
 
-class Patience(Protocol):
-    """How long the server waits for devices."""
-
-    @property
-    def deadline(self) -> float: ...  # seconds for a report
-
-    @property
-    def patience(self) -> float: ...  # seconds until so many are there
-
-
 class Connected(NamedTuple):
     """The devices of a server, connected or not."""
 
@@ -68,19 +58,21 @@ class DeviceFleet:
         connected: Connected,
         agreement: Terms,
         asked: int,
-        patience: Patience,
+        deadline: float,
+        patience: float,
         folder: Path,
         run: Callable[[], str],
         row: Callable[[], int] = lambda: 0,
         apart: int = 0,
     ) -> None:
-        """`folder` keeps who was asked for a report last, and when. `run` is a name that no other run has, `row` that of the noise
-        which the next round takes, `apart` for how many rounds a device rests after one (MinS)."""
+        """`deadline` is in seconds for a report, `patience` until so many are there. `folder` keeps who was asked for a report last,
+        and when. `run` is a name that no other run has, `row` that of the noise which the next round takes, `apart` for how many rounds a
+        device rests after one (MinS)."""
         self._row, self._apart = row, apart
         self._link, self._enrolled, self._authority = connected.link, connected.enrolled, connected.authority
         self._agreement, self._watch = agreement, connected.watch
-        self._asked, self._patience, self._folder, self._run = asked, patience, folder, run
-        self._round_seconds = min(SHORT, patience.deadline)  # how long the last one took
+        self._asked, self._deadline, self._patience, self._folder, self._run = asked, deadline, patience, folder, run
+        self._round_seconds = min(SHORT, deadline)  # how long the last one took
         self._waiting_since: float | None = None  # for the next sum
         self._failed = 0  # rounds in a row
         self._summed: UserIds | None = None  # the cohort since which nobody was sent away
@@ -126,7 +118,7 @@ class DeviceFleet:
             time.sleep(WAIT)
 
     def _raise_if_waited_too_long(self, waited: float, ready: int) -> None:
-        if waited > self._patience.patience:
+        if waited > self._patience:
             self._renumber()  # whoever goes on may ask again whom it asked before, and whom another run asked meanwhile
             failed = f", and {self._failed} rounds have failed" if self._failed else ""
             if left_out := len(self._left_out()):
@@ -160,7 +152,7 @@ class DeviceFleet:
     def _checked_in(self) -> UserIds:
         numbers = self._numbers(self._row())
         content = fields.pack_fields(self._agreement.fingerprint, str(numbers.number).encode())
-        answers = self._link.ask(fields.CHECK_IN, dict.fromkeys(sorted(self._present()), content), min(SHORT, self._patience.deadline))
+        answers = self._link.ask(fields.CHECK_IN, dict.fromkeys(sorted(self._present()), content), min(SHORT, self._deadline))
         ready = {one for one, answer in answers.items() if answer == fields.READY}
         if lost := ready & numbers.resting(self._apart):  # they say that their reports have not left
             asked = {device: number for device, number in numbers.asked.items() if device not in lost}
@@ -171,20 +163,16 @@ class DeviceFleet:
         del program  # devices have it from their own recipe
         key_bytes = np.asarray(jax.random.key_data(key)).astype("<u4").tobytes()
         self._check_list()  # a cohort that was drawn before a crash is asked by its numbers, without looking who is there
-        values = self._round(int(message.public.round), fields.arrays_to_bytes(message), cohort, key_bytes)
-        self._summed = cohort
-        return Report(jnp.asarray(values.astype(np.uint32).view(np.int32)), jnp.int32(0))
-
-    def _round(self, row: int, model: bytes, cohort: UserIds, key: bytes) -> np.ndarray:
         began = time.monotonic()
         try:
-            values = self._secure_sum(row, model, cohort, key)
+            values = self._secure_sum(int(message.public.round), fields.arrays_to_bytes(message), cohort, key_bytes)
         except FailedRound as reason:
             self._failed += 1
             LOG.warning("the round has failed, nothing is released, and it is tried again: %s", reason)
             raise
         self._waiting_since, self._failed, self._round_seconds = None, 0, time.monotonic() - began
-        return values
+        self._summed = cohort
+        return Report(jnp.asarray(values.astype(np.uint32).view(np.int32)), jnp.int32(0))
 
     def _numbers(self, row: int) -> "_Numbers":
         path = self._folder / NUMBERS
@@ -211,7 +199,7 @@ class DeviceFleet:
         sent_away = {device: fields.seconds_to_bytes(random.uniform(0, pace)) for device in random.sample(waiting, too_many)}
         if sent_away:
             LOG.info("%d devices more are here than can take part, and are told to come back later", too_many)
-            self._link.ask(fields.COME_BACK, sent_away, min(SHORT, self._patience.deadline))
+            self._link.ask(fields.COME_BACK, sent_away, min(SHORT, self._deadline))
 
     def _secure_sum(self, row: int, model: bytes, cohort: UserIds, key: bytes) -> np.ndarray:
         numbers = self._numbers(row)
@@ -244,8 +232,7 @@ class DeviceFleet:
 
     def _stage(self, server: ServerRound, kind: str, questions: Mapping[int, bytes], shared: bytes = b"") -> None:
         """Ask, and let the server take what comes."""
-        deadline = self._patience.deadline
-        seconds = deadline if kind == fields.REPORT else min(SHORT, deadline)
+        seconds = self._deadline if kind == fields.REPORT else min(SHORT, self._deadline)
         answers = self._link.ask(kind, questions, seconds, progress=lambda done, all: self._watch(kind, done, all), shared=shared)
         refused = server.take(answers)
         if refused:

@@ -9,14 +9,12 @@ DEBUG.
 """
 
 import logging
-import time
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from taciturn.errors import TaciturnError
-from taciturn.progress import Progress
+from taciturn.progress import Progress, unwatched
 
 LOG = logging.getLogger("taciturn.fleet")
 
@@ -48,10 +46,8 @@ class Link(Protocol):
         class Echo:
             def devices(self):
                 return [7]
-            def ask(self, kind, contents, seconds, enough=None, progress=lambda done, all: None, shared=b""):
+            def ask(self, kind, contents, seconds, progress=lambda done, all: None, shared=b""):
                 return {7: contents[7] + shared} if 7 in contents else {}
-            def close(self):
-                pass
     """
 
     def devices(self) -> list[int]:
@@ -59,24 +55,13 @@ class Link(Protocol):
         ...
 
     def ask(
-        self,
-        kind: str,
-        contents: Mapping[int, bytes],
-        seconds: float,
-        enough: int | None = None,
-        progress: Progress = lambda done, all: None,
-        shared: bytes = b"",
+        self, kind: str, contents: Mapping[int, bytes], seconds: float, progress: Progress = unwatched, shared: bytes = b""
     ) -> dict[int, bytes]:
-        """Send each device its content, wait until all (or `enough`) have answered or `seconds` are over; the answers that came.
+        """Send each device its content, wait until all have answered or `seconds` are over; the answers that came.
 
         What is `shared` follows everybody's content, and travels as one file for all.
 
-        A device that failed, is gone or late is not in it; late answers are discarded for good. Where several come at once there may be
-        more than `enough`. One call at a time."""
-        ...
-
-    def close(self) -> None:
-        """No more questions; whoever still works on one works in vain."""
+        A device that failed, is gone or late is not in it; late answers are discarded for good. One call at a time."""
         ...
 
 
@@ -96,46 +81,12 @@ def answer_of(handler: Handler, kind: str, content: bytes) -> bytes | None:
         return None
 
 
-class Question(ABC):
-    """What was asked, and what has come of it so far. Links say how they `wait`."""
-
-    def __init__(self, kind: str, contents: Mapping[int, bytes]) -> None:
-        self.kind, self.contents = kind, dict(contents)
-        self.answers: dict[int, bytes] = {}
-        self.missing: dict[int, str] = {}  # and why
-
-    @property
-    def settled(self) -> int:
-        return len(self.answers) + len(self.missing)
-
-    def settle(self, number: int, outcome: bytes | str) -> None:
-        if number not in self.answers and number not in self.missing:
-            if isinstance(outcome, bytes):
-                self.answers[number] = outcome
-            else:
-                self.missing[number] = outcome
-
-    @abstractmethod
-    def wait(self, until: float) -> None:
-        """For a while, or for something to come; never longer than until then."""
-
-    def wait_for_all(self, until: float, enough: int | None, progress: Progress) -> None:
-        """Until all (or `enough`) have answered, or it is too late."""
-        goal, shown = len(self.contents) if enough is None else enough, 0
-        while True:
-            if len(self.answers) > shown:
-                shown = len(self.answers)
-                progress(shown, len(self.contents))
-            if shown >= goal or self.settled == len(self.contents) or time.monotonic() >= until:
-                return
-            self.wait(until)
-
-    def result(self, why: str) -> dict[int, bytes]:
-        """The answers in the order of the questions; `why` is what others are missing for. One line is logged for all that are, by the
-        reason; which devices they were is for DEBUG alone."""
-        missing = {one: self.missing.get(one, why) for one in self.contents if one not in self.answers}
-        if missing:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(Counter(missing.values()).items()))
-            LOG.warning("“%s”: no answer from %d of %d devices (%s)", self.kind, len(missing), len(self.contents), reasons)
-            LOG.debug("“%s”: without an answer: %s", self.kind, missing)
-        return {one: self.answers[one] for one in self.contents if one in self.answers}
+def answered(kind: str, contents: Mapping[int, bytes], outcomes: Mapping[int, bytes | str]) -> dict[int, bytes]:
+    """On the server: the answers among what has come of a question, in its order. One line is logged for all that are missing, by the
+    reason; which devices they were is for DEBUG alone."""
+    came = {number: outcomes.get(number, LATE) for number in contents}
+    if missing := {number: why for number, why in came.items() if isinstance(why, str)}:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(Counter(missing.values()).items()))
+        LOG.warning("“%s”: no answer from %d of %d devices (%s)", kind, len(missing), len(contents), reasons)
+        LOG.debug("“%s”: without an answer: %s", kind, missing)
+    return {number: answer for number, answer in came.items() if isinstance(answer, bytes)}

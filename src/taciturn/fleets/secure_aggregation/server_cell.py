@@ -156,15 +156,16 @@ class ServerCell:
         self._spoilt.clear()
         seeds = {device: answer.seeds for device, answer in self._answers.items()}
         mask_keys = {device: answer.mask_keys for device, answer in self._answers.items()}
-        own = self._secrets(self._reported, seeds, _is_seed)
-        pairs = self._secrets(self._shared - self._reported, mask_keys, _is_mask_key)
+        own = self._secrets(self._reported, seeds, lambda seed, advert: protocol.commitment(seed) == advert.commitment)
+        gone = self._shared - self._reported
+        pairs = self._secrets(gone, mask_keys, lambda key, advert: masks.public_key(key) == advert.mask_key)
         minus = [protocol.own_mask_key(seed, self._name) for seed in own.values()]
         plus = []
-        for gone, secret in pairs.items():
+        for lost, secret in pairs.items():
             for survivor in sorted(self._reported):
                 # The survivor's report has this mask with its own sign, and nothing is there to cancel it.
-                undo = minus if survivor < gone else plus
-                undo.append(protocol.pair_mask_key(secret, self.adverts[survivor], gone, self._name))
+                undo = minus if survivor < lost else plus
+                undo.append(protocol.pair_mask_key(secret, self.adverts[survivor], lost, self._name))
         masks.add_masks(self._sum, plus, minus)
         self._stage = protocol.DONE
         return Total(protocol.residue(self._sum, self._terms), sorted(self._reported))
@@ -218,13 +219,8 @@ class ServerCell:
 
     def _check_first(self, stage: str, device: int, heard: Collection[int], cell: bytes) -> None:
         protocol.expect(self._stage, stage)
-        before = {
-            protocol.SHARE: self.adverts,
-            protocol.MASK: self._shared,
-            protocol.SIGN: self._reported,
-            protocol.UNMASK: self._signatures,
-        }
-        if device not in before[stage]:
+        before = self.adverts, self._shared, self._reported, self._signatures
+        if device not in before[protocol.STAGES.index(stage) - 1]:
             raise Refused(f"device {device} is not in this round, or has dropped out of it")
         if device in heard:
             raise Refused(f"device {device} was heard already")
@@ -241,11 +237,3 @@ _STAGES = {
     protocol.SIGN: (bytes, ServerCell.take_signature, ServerCell.requests),
     protocol.UNMASK: (Unmasking.from_bytes, ServerCell.take_answer, ServerCell.total),
 }
-
-
-def _is_seed(secret: Secret, advert: Advert) -> bool:
-    return protocol.commitment(secret) == advert.commitment
-
-
-def _is_mask_key(secret: Secret, advert: Advert) -> bool:
-    return masks.public_key(secret) == advert.mask_key

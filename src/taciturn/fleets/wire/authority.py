@@ -141,17 +141,9 @@ def _alternative(name: str) -> x509.GeneralName:
 
 
 def _usage(signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    not_at_all = ["content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"]
+    uses = dict.fromkeys(not_at_all, False) | dict.fromkeys(("key_cert_sign", "crl_sign"), signs_certificates)
+    return x509.KeyUsage(digital_signature=not signs_certificates, **uses)
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:

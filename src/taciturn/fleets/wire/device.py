@@ -33,7 +33,7 @@ REQUEST_SECONDS = 30.0  # for anything else
 LEAVE_SECONDS = 3.0  # for saying that one leaves
 LEAST_SECONDS = 0.5  # between two looks for a question, where the server does not wait for one
 WORD = re.compile(r"[A-Za-z0-9_-]{1,128}")
-RETRY_SECONDS = 1.0, 30.0  # first and longest wait for a server that is not there
+AGAIN_SECONDS = 1.0  # before a request that a moment without a network should not lose
 GONE_ERRORS = (OSError, http.client.HTTPException)
 
 
@@ -51,47 +51,55 @@ def run_device(
     """Answer the questions of the server at `host:port` until `stop` is set or SIGTERM comes, through whatever happens to it meanwhile.
 
     The folder holds the device's key (`authority.device_request`). `stop` waits for the end of the question at work; SIGTERM does not."""
-    device = _Device(server, load_key(folder / DEVICE_KEY), _context(server, root_certificate, insecure))
+    device = DeviceEnd(server, load_key(folder / DEVICE_KEY), handler, trusting(server, root_certificate, insecure))
     stop = stop or threading.Event()
     threading.Thread(target=lambda: stop.wait() and device.hang_up(), daemon=True).start()
-    with ends_on_sigterm(), device:
-        wait, told = RETRY_SECONDS[0], ""
-        while not stop.is_set():
-            try:
-                device.sign_in()
-                while not stop.is_set():
-                    device.serve(handler)
-                    wait, told = RETRY_SECONDS[0], ""
-            except ComeBackLater as later:
-                LOG.info("not needed for now: %s", later)
-                device.sign_out()
-                stop.wait(later.seconds)
-            except (*GONE_ERRORS, RefusedByServer, SignedOut) as error:
-                if stop.is_set():
-                    return
-                reason = _reason(error)
-                if reason != told:
-                    LOG.warning("%s; trying again", reason)
-                told = reason
-                stop.wait(wait * random.uniform(0.5, 1))  # or all would come back in the same moment
-                wait = min(2 * wait, RETRY_SECONDS[1])
+    with ends_on_sigterm():
+        device.run(stop)
 
 
-class _Device:
-    def __init__(self, server: str, key: Ed25519PrivateKey, context: ssl.SSLContext | None) -> None:
-        self._server, self._key, self._context = server, key, context
+class DeviceEnd:
+    retry_seconds = 1.0, 30.0  # first and longest wait for a server that is not there
+
+    def __init__(self, server: str, key: Ed25519PrivateKey, handler: Handler, context: ssl.SSLContext | None) -> None:
+        self._server, self._key, self._handler, self._context = server, key, handler, context
         self._connection = self._connect()
         self._token: str | None = None
         self._last = ("", b"", None, None)  # question, answer, why there is none, when to come back: it may be asked for again
         self._file = ("", b"")
-        self._hung_up, self._polling = False, False
+        self._hung_up, self._polling, self._told = False, False, ""
 
-    def __enter__(self) -> "_Device":
-        return self
+    def run(self, stop: threading.Event) -> None:
+        try:
+            wait = self.retry_seconds[0]
+            while not stop.is_set():
+                try:
+                    self.sign_in()
+                    while not stop.is_set():
+                        self.serve()
+                        wait, self._told = self.retry_seconds[0], ""
+                except ComeBackLater as later:
+                    LOG.info("not needed for now: %s", later)
+                    self.sign_out()
+                    stop.wait(later.seconds)
+                except (*GONE_ERRORS, RefusedByServer, SignedOut) as error:
+                    if stop.is_set():
+                        return
+                    self.lost(error)
+                    stop.wait(wait * random.uniform(0.5, 1))  # or all would come back in the same moment
+                    wait = min(2 * wait, self.retry_seconds[1])
+        finally:
+            self.sign_out()
+            self._connection.close()
 
-    def __exit__(self, *_: object) -> None:
-        self.sign_out()
-        self._connection.close()
+    def lost(self, error: Exception) -> None:
+        if (reason := _reason(error)) != self._told:
+            LOG.warning("%s; trying again", reason)
+        self._told = reason
+
+    def answered(self, name: str, kind: str, failed: str | None, late: bool) -> None:
+        if late:
+            LOG.info("the answer to “%s” came too late", kind)
 
     def hang_up(self) -> None:
         """Whatever is waited for: it is not wanted any more."""
@@ -112,7 +120,7 @@ class _Device:
                 self._request("DELETE", "/v1/session", {204}, seconds=LEAVE_SECONDS, tries=1)
         self._token = None
 
-    def serve(self, handler: Handler) -> None:
+    def serve(self) -> None:
         """Wait for a question, and answer it if one comes."""
         began = time.monotonic()
         self._polling = True
@@ -132,12 +140,12 @@ class _Device:
                 if shared is None:
                     time.sleep(LEAST_SECONDS)
                     return
-                self._last = (name, *_outcome(handler, kind, content + shared))
+                self._last = (name, *_outcome(self._handler, kind, content + shared))
             _, answer, failed, away = self._last
             try:
                 headers = {"failed": failed} if failed else {}
-                if self._request("PUT", f"/v1/answer/{name}", {204, 410}, answer, headers, 4 * REQUEST_SECONDS, 5)[0].status == 410:
-                    LOG.info("the answer to “%s” came too late", kind)
+                status = self._request("PUT", f"/v1/answer/{name}", {204, 410}, answer, headers, 4 * REQUEST_SECONDS, 5)[0].status
+                self.answered(name, kind, failed, late=status == 410)
             finally:
                 if away:
                     raise away
@@ -172,7 +180,7 @@ class _Device:
                 self._connection.close()
                 if attempt == tries:
                     raise
-                time.sleep(0.0 if attempt == 1 else RETRY_SECONDS[0])
+                time.sleep(0.0 if attempt == 1 else AGAIN_SECONDS)
         raise AssertionError
 
     def _once(
@@ -258,7 +266,7 @@ def _word(given: str) -> str:
     return given
 
 
-def _context(server: str, root_certificate: Path | None, insecure: bool) -> ssl.SSLContext | None:
+def trusting(server: str, root_certificate: Path | None, insecure: bool = False) -> ssl.SSLContext | None:
     """Trusts the authority of the fleet and no other: not those that the system trusts either."""
     if insecure:
         if server.rpartition(":")[0].strip("[]") not in LOOPBACK:

@@ -23,7 +23,7 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from taciturn.fleets.devices.transport import FAILED, LARGE, LOG
+from taciturn.fleets.devices.transport import FAILED, LARGE, LOG, MOST_BYTES
 from taciturn.fleets.wire.metrics import COUNTS
 from taciturn.fleets.wire.store import CLOCKS_APART, Store, StoreGone
 
@@ -31,6 +31,7 @@ Scope = dict[str, Any]
 Receive = Callable[[], Any]
 Send = Callable[[dict[str, Any]], Any]
 Headers = dict[bytes, bytes]
+NumberOf = Callable[[bytes], int | str]  # of a device by its public key, or what is wrong with it
 
 SMALL = 4096  # bytes of a request that is no answer
 BODY_SECONDS = 120.0  # for an answer to arrive
@@ -73,10 +74,12 @@ def sign_in_statement(key: bytes, seconds: int, nonce: bytes) -> bytes:
 
 
 class FrontEnd:
-    """An ASGI application. `number_of` knows devices by their public keys, or says what is wrong with one."""
+    """An ASGI application."""
 
-    def __init__(self, store: Store, number_of: Callable[[bytes], int | str], most_bytes: int, refusals: Refusals) -> None:
-        self._store, self._number_of, self._most_bytes, self._refusals = store, number_of, most_bytes, refusals
+    most_bytes = MOST_BYTES  # of an answer
+
+    def __init__(self, store: Store, number_of: NumberOf, refusals: Refusals) -> None:
+        self._store, self._number_of, self._refusals = store, number_of, refusals
         self._in_flight = 0  # bytes of answers that are being read
         self._room = asyncio.Condition()
 
@@ -182,14 +185,14 @@ class FrontEnd:
         if asked is None or asked.name != name:  # before anything of it is read
             await _respond(send, 410, b"", CLOSE)
             return
-        size = int(headers.get(b"content-length", self._most_bytes))
-        if size > self._most_bytes:
+        size = int(headers.get(b"content-length", self.most_bytes))
+        if size > self.most_bytes:
             raise NoEntry(413, "more bytes than an answer may have")
         async with self._room:
             await self._room.wait_for(lambda: self._in_flight == 0 or self._in_flight + size <= MOST_IN_FLIGHT)
             self._in_flight += size
         try:
-            body = await _body(headers, receive, self._most_bytes, BODY_SECONDS)
+            body = await _body(headers, receive, self.most_bytes, BODY_SECONDS)
         finally:
             async with self._room:
                 self._in_flight -= size

@@ -107,7 +107,7 @@ return 1
 
 
 class RedisStore:
-    """For a server, or for a front end. `fleet` tells fleets on one Redis apart."""
+    """For a server, or for a front end; store.py says what each method does. `fleet` tells fleets on one Redis apart."""
 
     def __init__(self, url: str, fleet: str) -> None:
         try:

@@ -13,15 +13,15 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from taciturn.files import locked
-from taciturn.fleets.devices.transport import LOOPBACK, MOST_BYTES, LinkError
+from taciturn.fleets.devices.transport import LOOPBACK, LinkError
 from taciturn.fleets.wire.authority import SERVER_CERTIFICATE, SERVER_KEY, private_folder
 from taciturn.fleets.wire.door import Door, tls
-from taciturn.fleets.wire.front_end import FrontEnd, Refusals
+from taciturn.fleets.wire.front_end import FrontEnd, NumberOf, Refusals
 from taciturn.fleets.wire.link import WireLink
 from taciturn.fleets.wire.metrics import COUNTS
 from taciturn.fleets.wire.store import MemoryStore, Store
@@ -30,14 +30,12 @@ FREE_SECONDS = 5  # an earlier server that was killed may hold the port for a mo
 
 
 @contextmanager
-def wire_server(
-    folder: Path, host: str, port: int, number_of: Callable[[bytes], int | str], insecure: bool = False, most_bytes: int = MOST_BYTES
-) -> Iterator["WireServer"]:
+def wire_server(folder: Path, host: str, port: int, number_of: NumberOf, insecure: bool = False) -> Iterator["WireServer"]:
     """Everything that devices need to connect to `host:port` (0: a free one), in this process.
 
     Without TLS (`insecure`) on this machine alone; devices need an enrolled key even then."""
     store = MemoryStore()
-    with _only_server(folder), front_end(folder, host, port, store, number_of, insecure, most_bytes) as opened:
+    with _only_server(folder), front_end(folder, host, port, store, number_of, insecure) as opened:
         yield WireServer(store, opened)
 
 
@@ -49,21 +47,13 @@ def shared_server(folder: Path, store: Store) -> Iterator["WireServer"]:
 
 
 @contextmanager
-def front_end(
-    folder: Path,
-    host: str,
-    port: int,
-    store: Store,
-    number_of: Callable[[bytes], int | str],
-    insecure: bool = False,
-    most_bytes: int = MOST_BYTES,
-) -> Iterator["RunningFrontEnd"]:
-    """Devices may connect to `host:port` until the end of the block. `number_of` knows them by their keys, or says what is wrong."""
+def front_end(folder: Path, host: str, port: int, store: Store, number_of: NumberOf, insecure: bool = False) -> Iterator["RunningFrontEnd"]:
+    """Devices may connect to `host:port` until the end of the block."""
     if insecure and host not in LOOPBACK:
         raise LinkError(f"without TLS a server may listen on this machine alone, and {host} is more than that")
     if not insecure and not ((folder / SERVER_KEY).exists() and (folder / SERVER_CERTIFICATE).exists()):
         raise LinkError(f"{folder} holds no certificate for the server: make one first")
-    running = RunningFrontEnd(None if insecure else folder, host, port, store, number_of, most_bytes)
+    running = RunningFrontEnd(None if insecure else folder, host, port, store, number_of)
     try:
         yield running
     finally:
@@ -93,14 +83,12 @@ class WireServer:
 class RunningFrontEnd:
     """In a thread of its own, with an event loop."""
 
-    def __init__(
-        self, certificate: Path | None, host: str, port: int, store: Store, number_of: Callable[[bytes], int | str], most_bytes: int
-    ) -> None:
+    def __init__(self, certificate: Path | None, host: str, port: int, store: Store, number_of: NumberOf) -> None:
         context = tls(certificate) if certificate else None
         _allow_many_files()
         self._listener, self._store, refusals = _listen(host, port), store, Refusals()
         self.address = f"{host}:{self._listener.getsockname()[1]}"
-        self.door = Door(FrontEnd(store, number_of, most_bytes, refusals), self._listener, context, refusals)
+        self.door = Door(FrontEnd(store, number_of, refusals), self._listener, context, refusals)
         COUNTS.show("taciturn_connections", self.door.connections)
         self._loop = asyncio.new_event_loop()
         self._serving = self._loop.create_task(self.door.serve())

@@ -14,9 +14,12 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Union
 
 from taciturn.fleets.devices.transport import LinkError
+
+if TYPE_CHECKING:
+    from taciturn.fleets.wire.redis_store import RedisStore
 
 
 class Asked(NamedTuple):
@@ -31,55 +34,6 @@ class Asked(NamedTuple):
 
 class StoreGone(LinkError):
     """Who is there and what was asked cannot be known. A front end sends devices away for a moment; for the server nobody is there."""
-
-
-class Store(Protocol):
-    """The first five are the server's; the others are front ends', in an event loop. One question is open at a time. All of them may raise
-    `StoreGone`."""
-
-    def present(self) -> list[int]:
-        """Devices that gave a sign of life not long ago, sorted."""
-        ...
-
-    def share(self, name: str, content: bytes) -> None:
-        """A file for whoever asks for it by name, until another takes its place."""
-        ...
-
-    def post(self, name: str, kind: str, contents: Mapping[int, bytes], shared: str, seconds: float) -> None: ...
-
-    def collect(self, name: str, seconds: float) -> list[tuple[int, bytes | str]]:
-        """The answers since the last time, or why there is none; waits for the first of them."""
-        ...
-
-    def withdraw(self, name: str) -> None:
-        """Nobody can see or answer it any more."""
-        ...
-
-    async def first_time(self, sign_in: bytes) -> bool:
-        """Whether nobody came with this one in the last `NONCE_SECONDS`, at any front end."""
-        ...
-
-    async def sign_in(self, token: str, number: int) -> None: ...
-
-    async def sign_out(self, token: str) -> None: ...
-
-    async def who(self, token: str) -> int | None:
-        """The device that signed in with this token; asking is its sign of life."""
-        ...
-
-    async def asked(self, number: int, seconds: float) -> Asked | None:
-        """What the device is asked and has not answered; waits for it."""
-        ...
-
-    async def answer(self, number: int, name: str, outcome: bytes | str) -> bool:
-        """Whether it was in time, and the first."""
-        ...
-
-    async def shared(self, name: str) -> bytes | None: ...
-
-    async def close(self) -> None:
-        """The front end ends."""
-        ...
 
 
 ALIVE_SECONDS = 45.0  # for which a sign of life counts, of a device that does not wait for a question
@@ -100,7 +54,10 @@ class _Question:
 
 
 class MemoryStore:
-    """For a server and its front end in one process."""
+    """For a server and its front end in one process.
+
+    The first five methods are the server's; the others are front ends', in an event loop. One question is open at a time. Of a store
+    that is elsewhere all of them may raise `StoreGone`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -115,11 +72,13 @@ class MemoryStore:
         self._nonces_since = 0.0
 
     def present(self) -> list[int]:
+        """Devices that gave a sign of life not long ago, sorted."""
         with self._lock:
             now = time.monotonic()
             return sorted(number for number, until in self._here.items() if until > now)
 
     def share(self, name: str, content: bytes) -> None:
+        """A file for whoever asks for it by name, until another takes its place."""
         with self._lock:
             self._file = (name, content)
 
@@ -132,6 +91,7 @@ class MemoryStore:
                         loop.call_soon_threadsafe(event.set)
 
     def collect(self, name: str, seconds: float) -> list[tuple[int, bytes | str]]:
+        """The answers since the last time, or why there is none; waits for the first of them."""
         with self._came:
             question = self._open(name)
             if question is None:
@@ -141,6 +101,7 @@ class MemoryStore:
             return found
 
     def withdraw(self, name: str) -> None:
+        """Nobody can see or answer it any more."""
         with self._lock:
             if self._open(name):
                 self._question = None
@@ -149,6 +110,7 @@ class MemoryStore:
         return self._question if self._question and self._question.name == name else None
 
     async def first_time(self, sign_in: bytes) -> bool:
+        """Whether nobody came with this one in the last `NONCE_SECONDS`, at any front end."""
         with self._lock:
             now = time.monotonic()
             if now - self._nonces_since > NONCE_SECONDS:
@@ -173,6 +135,7 @@ class MemoryStore:
                 self._here.pop(number, None)
 
     async def who(self, token: str) -> int | None:
+        """The device that signed in with this token; asking is its sign of life."""
         with self._lock:
             number, until = self._tokens.get(token, (None, 0.0))
             if number is None or until < time.monotonic():
@@ -181,6 +144,7 @@ class MemoryStore:
             return number
 
     async def asked(self, number: int, seconds: float) -> Asked | None:
+        """What the device is asked and has not answered; waits for it."""
         news = (asyncio.get_running_loop(), asyncio.Event())
         with self._lock:
             found = self._for(number)
@@ -211,6 +175,7 @@ class MemoryStore:
         return Asked(question.name, question.kind, question.contents[number], question.shared, question.until - now)
 
     async def answer(self, number: int, name: str, outcome: bytes | str) -> bool:
+        """Whether it was in time, and the first."""
         with self._came:
             question = self._open(name)
             if question is None or number not in question.contents or question.until <= time.monotonic():
@@ -225,4 +190,7 @@ class MemoryStore:
             return self._file[1] if self._file[0] == name else None
 
     async def close(self) -> None:
-        """Nothing of it is open elsewhere."""
+        """The front end ends. Nothing of this store is open elsewhere."""
+
+
+Store = Union[MemoryStore, "RedisStore"]
