@@ -15,6 +15,17 @@ from typing import Any, BinaryIO
 
 from taciturn.errors import TaciturnError
 
+HOLDS = {  # what a folder is, by a file in it
+    "manifest.json": "a population",
+    "about.json": "a public corpus",
+    "enrolled.txt": "a fleet",
+    "device.key": "a device's folder",
+    "counted_on.json": "a folder of counted n-grams",
+    "recipe.toml": "a run",
+    "guarantee.json": "an export",
+    "model.safetensors": "a model",
+}
+
 
 class FolderExists(TaciturnError):
     """There is something where a new folder is to be."""
@@ -37,6 +48,14 @@ def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)
+
+
+def not_a(wanted: str, path: Path) -> str:
+    """Say what is at a path instead of what is wanted: «runs/first is a run, not a population»."""
+    if not path.exists():
+        return f"{path} does not exist"
+    other = "a file" if path.is_file() else "a folder of something else" if any(path.iterdir()) else "an empty folder"
+    return f"{path} is {next((kind for name, kind in HOLDS.items() if (path / name).exists()), other)}, not {wanted}"
 
 
 def check_new_folder(folder: Path, hint: str) -> None:

@@ -205,7 +205,7 @@ def test_files_of_other_tools_are_read(tmp_path):
         ("-1.5 never", "-1.5 never 0 0", 16, "number 6 of 6"),
         ("-1.5 never", "-1.5 maybe", 16, "second time"),
         ("-1.5 never", "", 17, "number 6 of 6"),
-        ("-1.5 never", "-1.5 never\n-1.5 ever", 17, "here should be \\\\2-grams:"),
+        ("-1.5 never", "-1.5 never\n-1.5 ever", 17, "expected \\\\2-grams:"),
         ("-0.4\tyes no", "-0.4\tyes nein", 18, "'nein' is not among the 1-grams"),
         ("-0.9\t<s>\tno", "-0.9\tyes\tno", 21, "second time"),
         ("-0.2\t<s> yes no", "-0.2\tmaybe yes no", 26, "all these words but the last"),

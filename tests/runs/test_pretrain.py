@@ -242,8 +242,8 @@ def test_it_goes_on_only_as_it_began(corpus, cut_off, changed, sentence):
 
 def test_what_cannot_be_trained_is_refused_in_a_sentence(corpus, uninterrupted, tmp_path):
     for resume, error, said in (
-        (False, FolderExists, "exists already: .* or name another --out"),
-        (True, RecipeError, "holds a model already; name another --out"),
+        (False, FolderExists, "exists already: choose another --out"),
+        (True, RecipeError, "holds a finished model: choose another --out"),
     ):
         with pytest.raises(error, match=said):
             pretrained(corpus, MODEL, SCHEDULE, uninterrupted, quietly, resume)

@@ -215,7 +215,8 @@ def _torch(python: str, users: int, rounds: int) -> float:
     command = [python or sys.executable, str(program), str(users), str(rounds)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise BenchError(f"{command[0]} could not run the PyTorch program: {done.stderr.strip().splitlines()[-1:]}")
+        said = "".join(done.stderr.strip().splitlines()[-1:])
+        raise BenchError(f"{command[0]} could not run the PyTorch program ({said}): name a Python that has PyTorch with --torch-python")
     return float(done.stdout.split()[-1])
 
 

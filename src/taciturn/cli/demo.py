@@ -46,6 +46,7 @@ def demo(out: Annotated[Path, Option(help="folder for all that it makes")] = Pat
     from taciturn.runs.pretrain import pretrained
 
     folder = next_folder(out)  # a new one: a population's ledger is never thrown away
+    out.mkdir(parents=True, exist_ok=True)
     console.print("Taciturn: a keyboard model that learns from everyone and repeats no one.\n", style="bold")
     with console.status("reading State of the Union speeches"):
         words = public_vocabulary(WORDS)

@@ -111,7 +111,7 @@ def _print(paths: Sequence[Path], tried: "TypingResults", history: bool) -> None
     from taciturn.keyboard.typing_simulation import PICKED_RATE
 
     console.print(
-        f"{tried.people:,} people (no guarantee for them), {tried.words:,} words and signs; "
+        f"{tried.people:,} people (no guarantee for them), {tried.words:,} words and punctuation marks; "
         + (
             "whom an ARPA file was counted on, or a personal model trained on, is not known here, so they may be among them"
             if tried.trained_on is None

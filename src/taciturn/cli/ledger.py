@@ -39,7 +39,7 @@ def show(
     from taciturn.privacy.ledger import LedgerError
 
     if delta is not None and not 0 < delta < 1:
-        raise LedgerError(f"δ lies between 0 and 1; {delta:g} does not")
+        raise LedgerError(f"--delta must lie between 0 and 1, not {delta:g}")
     book = _opened(population)
     _print_runs(book, f"{population}: what was released about these users", delta)
     console.print("\n".join(_notes(book, population)))
@@ -120,7 +120,7 @@ def budget(
 
     book = _opened(population)
     known = [book.budget.delta] if book.budget else [book.run_rows(run)[0]["delta"] for run in book.runs()]
-    fixed = PopulationBudget(epsilon, delta or min(known, default=1e-10))
+    fixed = PopulationBudget(epsilon, min(known, default=1e-10) if delta is None else delta)
     book.set_budget(fixed)
     console.print(f"All runs together: at most ε = {epsilon_text(fixed.epsilon)} at δ = {delta_text(fixed.delta)}, from now on.")
 
@@ -181,7 +181,7 @@ def anchor(
     from taciturn.privacy.ledger import LedgerError
 
     if (file is None) == (command is None):
-        raise LedgerError("name one anchor: --file PATH, or --command COMMAND")
+        raise LedgerError("name one anchor: --file PATH or --command COMMAND, not both")
     book = _opened(population)
     if file and file.resolve().is_relative_to(book.path.parent):
         raise LedgerError(f"{file} lies in the population's folder, and would be put back with it: name a file elsewhere")

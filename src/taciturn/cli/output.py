@@ -36,6 +36,13 @@ def group(name: str, help: str, example: str) -> typer.Typer:
     return typer.Typer(name=name, help=f"{help}\n\nExample: {example}", no_args_is_help=True)
 
 
+def finite(value: float | None) -> float | None:
+    """Refuse «nan» and «inf», which pass for numbers within any range."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a number that can be used here; give one such as 0.5")
+    return value
+
+
 def table(*columns: str, title: str | None = None, left: Sequence[str] = ()) -> Table:
     """An empty table for figures; what is words stands in a column without a name, or in one of `left`."""
     made = Table(title=title, title_justify="left")

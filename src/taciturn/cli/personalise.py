@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from taciturn.cli.output import bar, change_text, console, say, table
+from taciturn.cli.output import bar, change_text, console, finite, say, table
 
 if TYPE_CHECKING:
     from taciturn.keyboard.personal_model import Personal
@@ -18,7 +18,7 @@ def personalise(
     text: Annotated[Path, Argument(help="file of one person's messages: .txt, one a line, or a table as for `data build`")],
     out: Annotated[Path, Option(help="new folder for the personal model")],
     epochs: Annotated[int, Option(min=1, help="how often the text is read")] = 2,
-    learning_rate: Annotated[float, Option(min=0.0)] = 0.25,
+    learning_rate: Annotated[float, Option(min=0.0, callback=finite)] = 0.25,
     general: Annotated[Path | None, Option(help="public text (`data public`) to rehearse, so that general language is kept")] = None,
     user_share: Annotated[float, Option(min=0.05, max=1.0, help="λ, with --general: the person's share of what is learned from")] = 0.5,
     delete_text: Annotated[bool, Option("--delete-text", help="delete the text once the personal model is on disk")] = False,
@@ -47,11 +47,11 @@ def personalise(
 
 
 def _print_change(done: "Personal") -> None:
-    console.print(f"{done.messages:,} messages, {done.words:,} words and signs")
+    console.print(f"{done.messages:,} messages, {done.words:,} words and punctuation marks")
     for reason, count in done.left_out.items():
         console.print(f"Left out: {reason}: {count:,}")
     if done.unknown > MANY_UNKNOWN * done.words:
-        console.print(f"{done.unknown / done.words:.0%} of the words are unknown to the model: is it of this language?", style="yellow")
+        console.print(f"{done.unknown / done.words:.0%} of the words are unknown to the model: is it for this language?", style="yellow")
     title = f"On the last {done.held_out:,} messages, which were not trained on"
     shown = table("", "before", "after", "change ± 95 %", title=title)
     for metric, name, spec in (("perplexity", "perplexity", ".1f"), ("accuracy_top1", "AccuracyTop1", ".2%")):

@@ -69,9 +69,14 @@ class Rules:
 
     def __post_init__(self) -> None:
         if not 0 <= self.held_out_share <= 0.9:
-            raise DataError(f"a share of users to hold out lies between 0 and 0.9; {self.held_out_share} does not")
+            raise DataError(
+                f"the share of users to hold out must lie between 0 and 0.9, not {self.held_out_share}: set --held-out to 0.06, for example"
+            )
         if self.most_tokens < self.least_tokens:
-            raise DataError(f"users are cut at {self.most_tokens} tokens and left out below {self.least_tokens}: nobody would be left")
+            raise DataError(
+                f"users are cut at {self.most_tokens} tokens and left out below {self.least_tokens}, so nobody would be left: lower "
+                "--least-tokens, or raise --most-tokens"
+            )
 
 
 def ingest(

@@ -70,7 +70,7 @@ def dismiss(folder: Path, fleet: Path, devices: Collection[int]) -> int:
     with _open(folder, fleet) as log:
         certificates, before = log.enrolled
         if unknown := sorted(set(devices) - {one.device for one in certificates}):
-            raise LinkError(f"there is no device {unknown[0]} in this fleet, which has {len(certificates)}: nobody was dismissed")
+            raise LinkError(f"this fleet has {len(certificates)} devices, and no device {unknown[0]}: name another. Nobody was dismissed")
         if not before.devices.issuperset(devices):
             log.add("dismissed", [log.issuer.dismiss(before.number + 1, before.devices.union(devices))])
         return log.enrolled.dismissed.number
@@ -144,7 +144,7 @@ class EnrolledNow:
 def _open(folder: Path, fleet: Path) -> Iterator["_Log"]:
     """For this process alone; what is signed in the block is given to the fleet's server after it."""
     if not (folder / LOG_NAME).exists():
-        raise LinkError(f"{folder} is no enrolment authority's folder, or its {LOG_NAME} is gone: name the folder with --authority")
+        raise LinkError(f"{folder} is not the folder of an enrolment authority, or lost its {LOG_NAME}: name the folder with --authority")
     with locked(folder / LOG_NAME) as file:
         file.seek(0)
         content = file.read()

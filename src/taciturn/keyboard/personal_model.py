@@ -185,7 +185,7 @@ def messages_of(path: Path, vocabulary: Vocabulary) -> tuple[list[list[int]], di
         encoded = map(vocabulary.encode, batch.column("text").to_pylist())
         messages += [[*words, END] for words in encoded if words]
     if len(people) > 1:
-        raise DataError(f"{path} holds the text of {len(people):,} people, where it has to be one person's alone")
+        raise DataError(f"{path} holds the text of {len(people):,} people: name a file with the text of one person")
     return messages, source.left_out.counts
 
 

@@ -268,5 +268,6 @@ def load_blocklist(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read as a list of words, one a line ({error})") from None
+        why = (error.strerror or "").lower() if isinstance(error, OSError) else "not UTF-8"
+        raise DataError(f"{path} cannot be read ({why}): name a file in UTF-8 with one word on each line") from None
     return [word for line in lines if (word := line.split("#")[0].strip())]

@@ -57,7 +57,7 @@ class Anchor:
         try:
             write_atomically(self.file, heads[-1].encode())
         except OSError as error:
-            raise AnchorUnreachable(f"the anchor {self} cannot be written: {error.strerror}") from None
+            raise AnchorUnreachable(f"the anchor {self} cannot be written ({error.strerror}): choose a place that can") from None
 
     def agree(self, previous: str, new: str) -> None:
         """Pass if the anchor remembers one of the two heads, and make it remember `new`."""
@@ -80,16 +80,22 @@ class Anchor:
             try:
                 write_atomically(self.file, new.encode())
             except OSError as error:
-                raise AnchorUnreachable(f"the anchor {self} cannot be written: {error.strerror}") from None
+                raise AnchorUnreachable(
+                    f"the anchor {self} cannot be written ({error.strerror}), so nothing is released: make room, or bring it back"
+                ) from None
 
     def _ask(self, previous: str, new: str) -> None:
         command = [*shlex.split(self.command or ""), previous, new]
         try:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise AnchorUnreachable(f"the anchor {self} cannot be asked ({error}), so nothing is released") from None
+            why = (error.strerror or str(error)).lower() if isinstance(error, OSError) else f"no answer within {SECONDS} seconds"
+            raise AnchorUnreachable(f"the anchor {self} cannot be asked ({why}), so nothing is released: mend the command") from None
         if done.returncode:
             said = ""
             with contextlib.suppress(IndexError):
                 said = f": {done.stderr.strip().splitlines()[-1]}"
-            raise AnchorError(f"the anchor {self} did not agree (exit status {done.returncode}){said}. Nothing released.")
+            raise AnchorError(
+                f"the anchor {self} did not agree (exit status {done.returncode}){said}. Nothing was released. Use the newest copy of "
+                "this ledger, or mend the command"
+            )

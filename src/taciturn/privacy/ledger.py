@@ -197,7 +197,7 @@ class Ledger(ChainedFile):
     def set_budget(self, budget: PopulationBudget) -> None:
         """Fix it, or lower it; refused where the runs there are could pass it."""
         if not (0 < budget.epsilon < 700 and 0 < budget.delta < 1):
-            raise LedgerError("a budget has an ε above 0, and below 700, and a δ between 0 and 1")
+            raise LedgerError("the ε of a budget must lie between 0 and 700, and its δ between 0 and 1: choose others")
 
         def check(rows: list[Row]) -> None:
             known = self.budget

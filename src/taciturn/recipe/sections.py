@@ -211,4 +211,4 @@ class RunSection(Section):
     rounds: PositiveInt = Field(description="T")
     evaluate_every: PositiveInt = setting(20, "rounds between two measurements on held-out users")
     save_every: PositiveInt = setting(10, "rounds between two states that the run can be resumed from")
-    seed: int | None = setting(None, "makes the run repeatable and a *simulation*: its noise is no secret any more")
+    seed: int | None = setting(None, "makes the run repeatable and a *simulation*: its noise is no secret any more", ge=0)

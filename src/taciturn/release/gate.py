@@ -17,7 +17,7 @@ class ExportRefused(TaciturnError):
 def check_not_personal(card: ModelCard, what: Path | str) -> None:
     """Asked at every way out: the card goes where the file goes, whatever it is called and wherever it lies."""
     if card.personal:
-        raise ExportRefused(f"{what} is a personal model of one person's own text: it stays on this device")
+        raise ExportRefused(f"{what} is a personal model of one person's own text, which stays on this device: name a run")
 
 
 def verified_guarantee(params: Params, card: ModelCard, ledger: Ledger) -> Guarantee:

@@ -170,7 +170,7 @@ class FinishedRun:
         rebuilt = ledger.run_rows(guarantee.run)[0]["population"] != own.id
         population = Population(Path(on)) if on else own
         if population.vocabulary.words != card.vocabulary:
-            raise RunError(f"{population.folder} was built with other words than {self.folder}; build it with --vocabulary {self.folder}")
+            raise RunError(f"{population.folder} has another vocabulary than {self.folder}; build it with --vocabulary {self.folder}")
         if not population.folder.samefile(own.folder):
             check_strangers(population.folder, folder_known_to(load_word_model(self.folder)))
         people = HeldOutUsers(population.folder)
@@ -197,9 +197,10 @@ class FinishedRun:
     def audit(self, references: int = REFERENCES, progress: Progress = unwatched) -> AuditReport:
         """All that can be said about the run from outside; a RunError if it was trained with nothing to audit it by."""
         if not any((self.folder / one.FILE_NAME).exists() for one in (audit_users, planting)):
+            recipe_of(self.folder)
             raise RunError(
-                f"nothing was put into {self.folder} to audit it by: train with --audit 1000 (users of random directions), or with "
-                "[canaries] text = a folder of public text (shared secrets), and look then"
+                f"{self.folder} has neither audit users nor canaries: train with --audit 1000 (users of random directions), or with "
+                "[canaries] text = a folder of public text (shared secrets), and audit that run"
             )
         own, releases = self.evaluate(), self.guarantee.releases
         typed = self.model

@@ -62,7 +62,8 @@ def metrics_page(address: str | None) -> Iterator[None]:
     try:
         page = ThreadingHTTPServer((host or "127.0.0.1", int(port)), _Page)
     except (OSError, ValueError, OverflowError) as error:
-        raise LinkError(f"figures cannot be shown at {address} ({error}): name a free port, as in --metrics 9464") from None
+        why = (error.strerror or "").lower() if isinstance(error, OSError) else "not a port"
+        raise LinkError(f"figures cannot be shown at {address} ({why}): name a free port, as in --metrics 9464") from None
     threading.Thread(target=page.serve_forever, daemon=True).start()
     try:
         yield
