@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, which read what the first one compiled
 
-.PHONY: demo test test-slow mutations papers papers-check setup clean
+.PHONY: demo test test-slow mutations peers papers papers-check setup clean
 demo: setup  ## the whole road in under five minutes
 	@$(BIN)/taciturn demo
 
@@ -20,6 +20,13 @@ test-slow: setup  ## everything killed again and again, and the real wire on thi
 
 mutations: setup  ## tests of the tests: break the mechanism on purpose, and see which test notices
 	$(BIN)/python tests/mutations/run.py
+
+peers:  ## environments of other frameworks, for `taciturn bench --against torch,pfl,fedjax`
+	$(PYTHON) -m venv local/peers/torch
+	local/peers/torch/bin/pip install -qq --disable-pip-version-check torch==2.13.0 numpy==2.4.6
+	local/peers/torch/bin/pip install -qq --disable-pip-version-check pfl==0.6.0
+	$(PYTHON) -m venv local/peers/fedjax
+	local/peers/fedjax/bin/pip install -qq --disable-pip-version-check jax==0.10.2 jaxlib==0.10.2 dm-haiku==0.0.17 fedjax==0.0.17
 
 papers: setup  ## every table and figure of the papers beside ours, out of the committed results: experiments/README.md
 	$(BIN)/python experiments/page.py

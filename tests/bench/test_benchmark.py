@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from taciturn import randomness
-from taciturn.bench import round_speed
+from taciturn.bench import against, round_speed
 from taciturn.cli import app
 from taciturn.models.cifg import cifg
 from taciturn.models.lstm import lstm
@@ -30,7 +30,7 @@ def test_the_command_prints_a_table_and_json_with_the_paper_round_first(small):
     assert next(iter(speeds)) == "users_per_s"
     assert speeds["users_per_s"] == speeds["paper_round"]["users_per_s"] > 0
     assert speeds["paper_round"]["tokens_per_s"] == pytest.approx(160 * speeds["users_per_s"])
-    assert speeds["torch_users_per_s"] is None
+    assert speeds["in_turns"] == {}
 
 
 def test_a_user_of_the_paper_round_costs_thirteen_gigaflop():
@@ -43,9 +43,70 @@ def test_an_embedding_that_is_only_looked_up_counts_for_nothing():
     assert round_speed._operations(params) == 6 * 30 * round_speed.TOKENS
 
 
-def test_a_python_without_pytorch_is_said_in_a_sentence(tmp_path):
-    fake = tmp_path / "python"
-    fake.write_text("#!/bin/sh\necho no torch here >&2\nexit 1\n")
-    fake.chmod(0o755)
-    with pytest.raises(round_speed.BenchError, match="no torch here"):
-        round_speed._torch(str(fake), 2, 1)
+PAGE = "Before.\n\n<!-- in turns, cpu -->\nwhat was measured before\n<!-- end -->\n\nAfter.\n"
+
+
+@pytest.fixture
+def clone(tmp_path, monkeypatch):
+    """A repository's benchmarks/, and environments in which another program says what it is told to."""
+    (tmp_path / "README.md").write_text(PAGE)
+    monkeypatch.setattr(against, "_benchmarks", lambda: tmp_path)
+
+    def answer(environment: str, script: str) -> None:
+        python = tmp_path / "peers" / environment / "bin" / "python"
+        python.parent.mkdir(parents=True, exist_ok=True)
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+
+    answer("torch", "echo warming up; echo $(( $2 / 2 ))")  # of 8 users, 4 a second
+    answer("fedjax", "echo 2")
+    return answer
+
+
+def in_turns(tmp_path, *peers):
+    ours = iter([8.0, 9.0, 10.0])
+    return against.in_turns(lambda: next(ours), peers, tmp_path / "peers", 8, 1, lambda step: None)
+
+
+def test_others_are_run_in_turns_with_ours(clone, tmp_path):
+    speeds = in_turns(tmp_path, "pfl", "fedjax")
+    assert speeds == {"taciturn": [8.0, 9.0, 10.0], "pfl": [4.0] * 3, "fedjax": [2.0] * 3}
+    assert against.Ratio.of(speeds["taciturn"], speeds["pfl"]) == (2.0, 2.25, 2.5)
+
+
+def test_the_comparison_takes_the_place_of_the_one_before(clone, tmp_path):
+    against.write_table(in_turns(tmp_path, "pfl", "fedjax"), "Two cores, today", "cpu")
+    page = (tmp_path / "README.md").read_text()
+    assert page.startswith("Before.")
+    assert page.endswith("<!-- end -->\n\nAfter.\n")
+    assert "| pfl-research under torchrun | 4, 4, 4 | 2.25 × (2.00 to 2.50) |" in page
+    assert "what was measured before" not in page
+    with pytest.raises(against.BenchError, match="no place for this table"):
+        against.write_table({"taciturn": [1.0]}, "", "another machine")
+    assert (tmp_path / "README.md").read_text() == page
+
+
+@pytest.mark.parametrize(
+    ("script", "sentence"),
+    [
+        ("echo ImportError: no torch here >&2; exit 1", "status 1 and no figure: ImportError: no torch here"),
+        ("true", "status 0 and no figure: it printed nothing"),
+        ("echo nonsense", "no figure"),
+    ],
+)
+def test_a_program_that_does_not_run_is_said_in_a_sentence(clone, tmp_path, script, sentence):
+    clone("torch", script)
+    with pytest.raises(against.BenchError, match=sentence):
+        in_turns(tmp_path, "torch")
+
+
+def test_an_environment_that_is_not_there_is_said_before_anything_is_measured(clone, tmp_path):
+    (tmp_path / "peers" / "fedjax" / "bin" / "python").unlink()
+    with pytest.raises(against.BenchError, match="make peers"):
+        against.in_turns(lambda: pytest.fail("measured"), ["torch", "fedjax"], tmp_path / "peers", 8, 1, lambda step: None)
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), [(["--against", "flower"], "not 'flower'"), (["--write"], "say with whom")])
+def test_wrong_wishes_are_said_before_anything_is_measured(arguments, sentence):
+    with pytest.raises(against.BenchError, match=sentence):
+        CliRunner().invoke(app, ["bench", *arguments], catch_exceptions=False)

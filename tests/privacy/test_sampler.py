@@ -1,5 +1,6 @@
 """White noise in whole numbers: its bits are ChaCha20's, its tables are right, its distance from the rounded normal is what is charged."""
 
+import itertools
 import math
 from fractions import Fraction
 
@@ -47,15 +48,61 @@ def test_blocks_are_those_of_another_implementation_and_coins_use_them():
     key = bytes(range(100, 132))
     theirs = Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor().update(bytes(64 * 40))
     assert keystream(chacha20.key_words(key), np.arange(40), np.zeros(3, np.uint32)) == theirs
-    words = np.frombuffer(theirs, "<u8")
-    assert np.array_equal(chacha20.Coins(key).happens(0.25, 300), words[:300] < 2**62)
+    drawn = int.from_bytes(theirs[:48], "little")  # of a fair coin, one in two comes up for the upper half
+    assert len(chacha20.Coins(key).sampled(np.arange(1), 0.5)) == drawn >> 383
+    words = np.frombuffer(theirs, "<u8")[:3].tolist()
+    places = sorted(index + word % (2**20 - index) for index, word in enumerate(words))
+    assert chacha20.Coins(key).chosen(np.arange(2**20), 3).tolist() == places
+
+
+def binomial(times: int, below: int) -> dict[int, Fraction]:
+    """Of how many coins fall, each with a chance of below · 2⁻⁶⁴, by its definition."""
+    chance = Fraction(below, 2**64)
+    return {number: math.comb(times, number) * chance**number * (1 - chance) ** (times - number) for number in range(times + 1)}
+
+
+@pytest.mark.parametrize("chance", [0.3, 0.5, 0.999, 1e-3, 2.0**-64, 2.0**-30, 1 - 2.0**-53])
+@pytest.mark.parametrize("times", [0, 1, 2, 7, 40])
+def test_how_many_coins_fall_is_binomial_to_the_hundredth_bit(times, chance):
+    below = math.floor(chance * 2**64)
+    first, sums = chacha20._binomial_sums(times, below)
+    drawn = {first + index: Fraction(after - before, sums[-1]) for index, (before, after) in enumerate(itertools.pairwise([0, *sums]))}
+    exact = binomial(times, below)
+
+    def variation(one, other):
+        return sum(abs(one.get(number, 0) - other.get(number, 0)) for number in range(times + 2)) / 2
+
+    assert variation(drawn, exact) + Fraction(sums[-1], 2**384) < Fraction(1, 2**100)
+    # The twins that must fail: one coin more, or a chance that is larger by one part in 2⁶⁴.
+    if times and chance < 1 - 2.0**-53:
+        assert variation(drawn, binomial(times + 1, below)) > Fraction(1, 2**65)
+        assert variation(drawn, binomial(times, below + 1)) > Fraction(1, 2**66)
+
+
+def test_to_draw_a_few_of_many_takes_as_long_as_there_are_few():
+    used = []
+    for users in (10**4, 10**7):
+        coins = chacha20.Coins(bytes(32))
+        assert 60 < len(coins.sampled(np.arange(users), 100 / users)) < 140
+        used.append(coins._next)
+    assert max(used) < 20  # blocks of eight words; a coin for each would take 1,250 and 1,250,000
+
+
+def test_of_many_coins_few_weights_matter():
+    first, sums = chacha20._binomial_sums(10**7, math.floor(1e-4 * 2**64))
+    weights = np.diff(np.array([0, *sums], object)) / sums[-1]
+    assert len(weights) < 1500
+    np.testing.assert_allclose(weights.astype(float), stats.binom.pmf(first + np.arange(len(weights)), 10**7, 1e-4), rtol=1e-6, atol=1e-12)
 
 
 def test_coins_fall_as_often_as_they_should_and_choices_are_uniform():
-    coins = chacha20.Coins(bytes(32))
-    assert stats.binomtest(int(coins.happens(0.1, 20_000).sum()), 20_000, 0.1).pvalue > 1e-4
-    assert coins.happens(1.0, 5).all()
-    assert not coins.happens(2.0**-65, 5).any()  # never more likely than asked
+    coins, users = chacha20.Coins(bytes(32)), np.arange(100, 120)
+    met = np.array([np.isin(users, coins.sampled(users, 0.1)) for _ in range(5000)])
+    together = met.T.astype(int) @ met  # how often two came at once, and on the diagonal how often each came
+    for one, other in itertools.combinations_with_replacement(range(len(users)), 2):
+        assert stats.binomtest(int(together[one, other]), 5000, 0.1 if one == other else 0.01).pvalue > 1e-6
+    assert np.array_equal(coins.sampled(users, 1.0), users)
+    assert not len(coins.sampled(users, 2.0**-65))  # never more likely than asked
     counts = np.zeros(10)
     for _ in range(2000):
         counts[coins.chosen(np.arange(10), 3)] += 1

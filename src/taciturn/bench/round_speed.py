@@ -7,12 +7,10 @@ compiles; ceilings are measured in the same run.
 
 import json
 import resource
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -21,10 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from taciturn import randomness, trees
+from taciturn.bench.against import in_turns
 from taciturn.core import Message, Params, Report, UserData
 from taciturn.data.population import HeldOutUsers, Population, write_population
 from taciturn.data.vocabulary import SPECIAL, Vocabulary
-from taciturn.errors import TaciturnError
 from taciturn.evaluation.accuracy import evaluate
 from taciturn.fleets import assemble
 from taciturn.models.cifg import cifg
@@ -41,6 +39,7 @@ from taciturn.runs.speed import best_time, round_seconds
 
 WORDS, TOKENS = 10_000, 1600
 HELD_OUT = 8
+MOST_OF_OTHERS = 128  # users a round, who take them one after another
 
 
 @dataclass(frozen=True)
@@ -68,27 +67,30 @@ class Speeds:
     evaluation_tokens_per_s: float
     copy_gb_per_s: float
     matrix_gflop_per_s: float
-    torch_users_per_s: float | None = None
+    in_turns: dict[str, list[float]] = field(default_factory=dict)  # with others, users/s of each turn
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
 
-def measure(users: int, rounds: int, precision: str, torch_python: str | None, progress: Callable[[str], None]) -> Speeds:
+def measure(
+    users: int, rounds: int, precision: str, progress: Callable[[str], None], against: Sequence[str] = (), peers: Path = Path()
+) -> Speeds:
+    """`against` are names of others' programs, `peers` the folder with their environments."""
     progress("ceilings: copies and matrix products")
     copies, products = _copy_rate(), _product_rate(precision)
     with tempfile.TemporaryDirectory() as folder:
         progress(f"{users} users of {TOKENS} random words")
         population = _made_up(Path(folder) / "users", users)
         progress("paper round: LSTM 1.35M")
-        paper, _ = _round(population, _recipe(population, users, "lstm", precision), rounds, products)
-        against = None
-        if torch_python is not None:
-            progress("the plain PyTorch program")
-            against = _torch(torch_python, min(users, 64), rounds)
-            progress("paper round again")
-            again, _ = _round(population, _recipe(population, users, "lstm", precision), rounds, products)
-            paper = max(paper, again, key=lambda one: one.users_per_s)
+        recipe = _recipe(population, users, "lstm", precision)
+        paper, params = _round(population, recipe, rounds, products)
+        fleet = assemble.fleet(recipe, population, population.folder)
+
+        def ours() -> float:
+            return users / round_seconds(recipe, fleet, params, WORDS, rounds)
+
+        turns = in_turns(ours, against, peers, min(users, MOST_OF_OTHERS), rounds, progress) if against else {}
         progress("Gboard's round: CIFG 2.4M")
         gboard, params = _round(population, _recipe(population, users, "cifg", precision), rounds, products)
         progress("noise, accounting, evaluation")
@@ -104,7 +106,7 @@ def measure(users: int, rounds: int, precision: str, torch_python: str | None, p
             evaluation_tokens_per_s=_evaluation(population, params),
             copy_gb_per_s=copies / 1e9,
             matrix_gflop_per_s=products / 1e9,
-            torch_users_per_s=against,
+            in_turns=turns,
         )
 
 
@@ -205,20 +207,3 @@ def _on_cpu() -> bool:
 def _peak() -> float:
     stats = jax.devices()[0].memory_stats() or {}
     return stats.get("peak_bytes_in_use", 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-
-
-def _torch(python: str, users: int, rounds: int) -> float:
-    """users/s of the plain PyTorch program, in a process of its own."""
-    program = Path(__file__).parents[3] / "benchmarks" / "torch_round.py"  # no part of the package
-    if not program.exists():
-        raise BenchError("the PyTorch program is in benchmarks/ of the repository: run taciturn from a clone of it")
-    command = [python or sys.executable, str(program), str(users), str(rounds)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = "".join(done.stderr.strip().splitlines()[-1:])
-        raise BenchError(f"{command[0]} could not run the PyTorch program ({said}): name a Python that has PyTorch with --torch-python")
-    return float(done.stdout.split()[-1])
-
-
-class BenchError(TaciturnError):
-    """What was asked for cannot be measured here."""

@@ -1,6 +1,8 @@
 """`taciturn bench`: how fast this machine trains."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -15,28 +17,33 @@ def bench(
     users: Annotated[int | None, Option(min=2, help="a round (default: 20 on a CPU, 1,000 on an accelerator)")] = None,
     rounds: Annotated[int, Option(min=1, help="of each kind, of which the best counts")] = 3,
     precision: Annotated[Precision | None, Option(help="(default: float32 on a CPU, mixed on an accelerator)")] = None,
-    against: Annotated[Literal["torch"] | None, Option(help="also run a plain PyTorch program, for a ratio from the same run")] = None,
-    torch_python: Annotated[str, Option(help="a Python that has PyTorch (default: this one)")] = "",
+    against: Annotated[str, Option(help="others to run in turns with ours: torch,pfl,fedjax or some of them")] = "",
+    peers: Annotated[Path, Option(help="where `make peers` put their environments")] = Path("local/peers"),
+    write: Annotated[bool, Option("--write", help="put the comparison into benchmarks/README.md")] = False,
     json_: Annotated[bool, Option("--json", help="print JSON; users_per_s is the paper round's")] = False,
 ) -> None:
     """Measure how fast this machine trains: the paper round (LSTM 1.35M, 1,600 tokens a user), Gboard's CIFG 2.4M, noise, accounting.
 
     Users are made of random words; nothing of yours is touched. Ceilings (copies, matrix products) are measured in the same run.
 
-    Example: taciturn bench --users 100 --against torch --torch-python ../torch/bin/python
+    Example: make peers && taciturn bench --against torch,pfl,fedjax
     """
-    import shutil
-
     import jax
 
-    from taciturn.bench.round_speed import BenchError, measure
+    from taciturn.bench.against import PEERS, BenchError, write_table
+    from taciturn.bench.round_speed import measure
 
-    if torch_python and not shutil.which(torch_python):
-        raise BenchError(f"--torch-python {torch_python} is not a program that can be run: name a Python that has PyTorch")
+    others = [name.strip() for name in against.split(",") if name.strip()]
+    if unknown := [name for name in others if name not in PEERS]:
+        raise BenchError(f"--against takes {', '.join(PEERS)}, not {unknown[0]!r}: name some of them")
+    if write and not others:
+        raise BenchError("--write needs a comparison to write: say with whom, for example --against torch,pfl,fedjax")
     usual_users, usual_precision = (20, "float32") if jax.devices()[0].platform == "cpu" else (1000, "mixed")
     with console.status("") as status:
-        torch = torch_python if against else None
-        speeds = measure(users or usual_users, rounds, precision or usual_precision, torch, status.update)
+        speeds = measure(users or usual_users, rounds, precision or usual_precision, status.update, others, peers)
+    if write:
+        title = f"{speeds.device}, {date.today()}, {speeds.users:,} users a round ({speeds.precision}); the best of {rounds} in each turn"
+        write_table(speeds.in_turns, title, "cpu" if usual_users == 20 else speeds.device)
     if json_:
         print(speeds.to_json())
     else:
@@ -57,6 +64,16 @@ def _print(speeds: "Speeds") -> None:
         f"{speeds.evaluation_tokens_per_s:,.0f} tokens/s; copies {speeds.copy_gb_per_s:,.0f} GB/s, products "
         f"{speeds.matrix_gflop_per_s:,.0f} GFLOP/s."
     )
-    if speeds.torch_users_per_s is not None:
-        ratio = speeds.users_per_s / speeds.torch_users_per_s
-        console.print(f"Plain PyTorch: {speeds.torch_users_per_s:.1f} users/s; ours is {ratio:.2f} times as fast.")
+    if speeds.in_turns:
+        _print_turns(speeds.in_turns)
+
+
+def _print_turns(turns: dict[str, list[float]]) -> None:
+    from taciturn.bench.against import PEERS, Ratio
+
+    shown = table("users/s of the paper round, turn by turn", *(f"{turn + 1}" for turn in range(len(turns["taciturn"]))), "ours is")
+    for name, speeds in turns.items():
+        least, middle, most = Ratio.of(turns["taciturn"], speeds)
+        ratio = "" if name == "taciturn" else f"{middle:.2f} × ({least:.2f} to {most:.2f})"
+        shown.add_row("taciturn" if name == "taciturn" else PEERS[name][2], *(f"{one:,.1f}" for one in speeds), ratio)
+    console.print(shown)

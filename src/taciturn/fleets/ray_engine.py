@@ -45,6 +45,8 @@ class RayError(TaciturnError):
 def join(address: str | None) -> None:
     """Meet the cluster at `address`, or start one on this machine."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if address is not None and _has_token():  # clusters then ask for it; Ray itself shows it to those alone that it started
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
         import ray
     except ImportError:
@@ -52,10 +54,21 @@ def join(address: str | None) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is not None:
         _check_reachable(address)
-        ray.init(address, **quiet)
+        try:
+            ray.init(address, **quiet)
+        except ConnectionError as error:
+            raise RayError(
+                f"the Ray cluster at {address} turned this machine away ({error}). If it asks for a token, copy ~/.ray/auth_token from its "
+                "head; its Ray has to be of the same version as this one"
+            ) from None
         return
     own: dict[str, Any] = {"include_dashboard": False, "_system_config": {"automatic_object_spilling_enabled": False}}
     ray.init(num_cpus=len(os.sched_getaffinity(0)), **own, **quiet)
+
+
+def _has_token() -> bool:
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
+    return "RAY_AUTH_TOKEN" in os.environ or path.exists()
 
 
 def _check_reachable(address: str) -> None:

@@ -8,7 +8,11 @@ and setting of JAX, on a CPU and on a GPU; the RFC's test vectors fix them.
 **Assumes:** ChaCha20 is a pseudo-random function, and no (key, nonce, counter) is used twice.
 """
 
+import functools
+import itertools
 import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -40,20 +44,27 @@ class Coins:
         self._key, self._nonce = key_words(secret), np.zeros(3, np.uint32)
         self._next = 0  # block
 
-    def happens(self, probability: float, times: int) -> np.ndarray:
-        """`times` independent coins, each true with this probability, or with up to 2⁻⁶⁴ less."""
+    def sampled(self, items: np.ndarray, probability: float) -> np.ndarray:
+        """Each item independently with this probability, or with up to 2⁻⁶⁴ less. How many they are is drawn first, and then which: that
+        takes time in proportion to those, and not to all there are."""
         below = math.floor(probability * 2**64)
-        return np.ones(times, bool) if below >= 2**64 else self._words(times) < np.uint64(below)
+        return items if below >= 2**64 else self.chosen(items, self._binomial(len(items), below))
+
+    def _binomial(self, times: int, below: int) -> int:
+        """How many of so many coins fall, each with a chance of below · 2⁻⁶⁴; within 2⁻¹⁰⁰ of that in total variation."""
+        first, sums = _binomial_sums(times, below)
+        drawn = int.from_bytes(self._words(6).tobytes(), "little")  # of 384 bits
+        return first + bisect_right(sums, drawn * sums[-1] >> 384)
 
     def chosen(self, items: np.ndarray, size: int) -> np.ndarray:
         """So many of the items, in the order they came in; every set of that size is as likely as any other."""
         if not 0 <= size <= len(items):
             raise ValueError(f"{size} of {len(items)} cannot be chosen")
-        places = np.arange(len(items))
+        chosen, moved = np.empty(size, int), {}  # where swaps have put others than were there
         for index, word in enumerate(self._words(size).tolist()):  # Fisher and Yates
             other = index + self._below(len(items) - index, word)
-            places[index], places[other] = places[other], places[index]
-        return items[np.sort(places[:size])]
+            chosen[index], moved[other] = moved.get(other, other), moved.get(index, index)
+        return items[np.sort(chosen)]
 
     def _below(self, limit: int, word: int) -> int:
         """A number below the limit: drawn again if it fell into the incomplete last stretch, so that none is more likely."""
@@ -69,6 +80,30 @@ class Coins:
         self._next += len(counters)
         drawn = _blocks(self._key, counters.astype(np.uint32), self._nonce, _rounds_in_numpy, np)
         return np.stack(drawn, axis=-1).astype("<u4").reshape(-1).view("<u8")[:count]
+
+
+@functools.lru_cache(maxsize=4)
+def _binomial_sums(times: int, below: int) -> tuple[int, list[int]]:
+    """The smallest number of coins with any weight, and the sums of weights up to each number from there.
+
+    Weights are in proportion to the binomial probabilities, in whole numbers, from 2²⁵⁶ at the most likely number down to 0 on both sides:
+    each is that of its neighbour times the ratio of the two, rounded down, so none is off by more than there are of them.
+    """
+    above = 2**64 - below
+    likely = (times + 1) * below >> 64
+
+    def upwards(weight: int, number: int) -> int:
+        return weight * (times - number) * below // ((number + 1) * above)
+
+    def downwards(weight: int, number: int) -> int:
+        return weight * number * above // ((times - number + 1) * below)
+
+    def positive(step: Callable[[int, int], int], numbers: Iterable[int]) -> list[int]:
+        return list(itertools.takewhile(bool, itertools.accumulate(numbers, step, initial=2**256)))[1:]
+
+    fewer = positive(downwards, range(likely, 0, -1))
+    weights = [*reversed(fewer), 2**256, *positive(upwards, range(likely, times))]
+    return likely - len(fewer), list(itertools.accumulate(weights))
 
 
 def _blocks(key, counters, nonce, rounds, xp) -> list:

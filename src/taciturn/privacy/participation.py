@@ -34,7 +34,7 @@ class PoissonSampling:
             raise ValueError(f"a sampling probability lies in (0, 1]; {self.probability} does not")
 
     def select(self, available: UserIds, row: int, coins: Coins) -> UserIds:
-        return available[coins.happens(self.probability, len(available))]
+        return coins.sampled(available, self.probability)
 
     def event(self, noise_multiplier: float, strategy: Strategy = INDEPENDENT) -> DpEvent:
         _check_independent(strategy)
@@ -168,7 +168,7 @@ class CyclicPoisson:
 
     def select(self, available: UserIds, row: int, coins: Coins) -> UserIds:
         turn = available[available % self.cycle == row % self.cycle]
-        return turn[coins.happens(self.probability, len(turn))]
+        return coins.sampled(turn, self.probability)
 
     def event(self, noise_multiplier: float, strategy: Strategy) -> DpEvent:
         if strategy.bands is None or strategy.bands > self.cycle:

@@ -51,12 +51,13 @@ class SimulatedFleet:
     def __init__(self, population: Written, layout: Layout, weight_cap: float | None = None, cohort: float = 100) -> None:
         """`weight_cap` is ŵ (`Layout.user_data`). `cohort` is how many are to be expected, for which chunks are made to fit."""
         self._texts, self._layout, self._weight_cap, self._cohort = population.texts, layout, weight_cap, cohort
+        self._everyone = np.arange(len(self._texts))  # made once: of ten millions it takes longer than to draw a cohort
         self._devices = jax.local_devices()
         self._on_cpu = self._devices[0].platform == "cpu"
         self._program: Program | None = None
 
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
-        return eligible(np.arange(len(self._texts)))
+        return eligible(self._everyone)
 
     def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
         self._compile(program, message, key)
