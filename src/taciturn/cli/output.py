@@ -5,7 +5,10 @@ import json
 import logging
 import math
 import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 console = Console(highlight=False)
 say = functools.partial(console.print, soft_wrap=True)  # one line, however wide the terminal
 BLOCKS = " ▏▎▍▌▋▊▉█"
+LINE_SECONDS = 10.0
 SPECS = {"loss": ".2f", "perplexity": ".2f", "words_per_minute": ".1f"}  # all other metrics are shares
 
 
@@ -107,9 +111,33 @@ def leave_interrupted(words: str) -> NoReturn:
     os._exit(130)
 
 
+def begin(words: str) -> None:
+    """Print a first line at once where there is no terminal; the imports before a progress bar take seconds."""
+    if not console.is_terminal:
+        say(f"{words} …", markup=False)
+
+
+def _lines(title: str, unit: str) -> Callable[[int, int | None, str], None]:
+    """Print progress as lines, for pipes and logs: the first at once, then one every ten seconds, and the last."""
+    printed = -math.inf
+
+    def show(done: int, all: int | None, note: str) -> None:
+        nonlocal printed
+        if time.monotonic() - printed > LINE_SECONDS or done == all:
+            printed = time.monotonic()
+            say(f"{title}: {f'{done:,} of {all:,} {unit}  ' if all else ''}{note}", markup=False)
+
+    return show
+
+
 @contextmanager
 def bar(title: str, unit: str) -> Iterator[Any]:
-    """A progress bar; yields show(done, all, note)."""
+    """Show a progress bar, or lines where there is no terminal; yields show(done, all, note)."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is ended says how to resume it, as after Ctrl-C
+    if not console.is_terminal:
+        yield _lines(title, unit)
+        return
     begin = (SpinnerColumn(), TextColumn(f"{title:<14}"), BarColumn(bar_width=30), MofNCompleteColumn())
     end = (TextColumn(unit), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
     with Progress(*begin, *end, console=console, transient=False) as progress:

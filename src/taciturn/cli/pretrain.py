@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from taciturn.cli.output import bar, console, finite, leave_interrupted, say, table
+from taciturn.cli.output import bar, begin, console, finite, leave_interrupted, say, table
 from taciturn.names import Precision
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def pretrain(
 
     Example: taciturn pretrain speeches --out pretrained --set kind=cifg
     """
+    begin(f"reading {corpus}")
     from taciturn.algorithms.pretraining import Schedule
     from taciturn.recipe.text import model_settings
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from taciturn.cli.output import console, finite, leave_interrupted, print_finished, say, training_bar
+from taciturn.cli.output import begin, console, finite, leave_interrupted, print_finished, say, training_bar
 from taciturn.privacy.figures import delta_text, epsilon_text
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def train(
 
     On many machines: taciturn train recipe.toml --engine ray:HEAD:6379, after `ray start` on each of them.
     """
+    begin(f"reading {what or run or 'the recipe'}")
     if engine is not None:
         _join(engine)
     from taciturn.files import next_folder, not_a
