@@ -112,7 +112,7 @@ class Participation(Protocol):
         ...
 
     def select(self, available: UserIds, row: int, coins: Coins) -> UserIds:
-        """The cohort of a row of the noise: the releases before it, whatever crashes there were."""
+        """Select the cohort of noise row `row`: the number of releases so far, interrupted attempts included."""
         ...
 
     def event(self, noise_multiplier: float, strategy: Strategy) -> DpEvent:

@@ -83,7 +83,7 @@ class Question:
 
     @property
     def bands(self) -> int:
-        """Of banded noise: no more than the rounds between two turns of a user."""
+        """Return the bands of banded noise: at most the rounds between two turns of a user."""
         return min(BANDS, self.rounds, self.separation + 1)
 
     @property

@@ -219,7 +219,7 @@ def cut_off(cut_off_once, tmp_path) -> Path:
 
 
 def test_what_was_cut_off_is_not_begun_again_by_mistake(corpus, cut_off):
-    with pytest.raises(FolderExists, match="repeat its command with --resume, or name another --out"):
+    with pytest.raises(FolderExists, match="choose another --out; or repeat the command with --resume"):
         pretrained(corpus, MODEL, SCHEDULE, cut_off, quietly)
 
 
@@ -292,7 +292,7 @@ def test_an_interrupted_command_says_how_to_go_on(corpus, tmp_path, monkeypatch)
     corpus.save(tmp_path / "corpus")
     monkeypatch.setattr("os._exit", lambda code: (_ for _ in ()).throw(SystemExit(code)))
     save_state = pretrain.save_state
-    for place, words in (("before", "No epoch was done yet"), ("after", "The epochs that are done are kept")):
+    for place, words in (("before", "No epoch was finished"), ("after", "All finished epochs are kept")):
         with monkeypatch.context() as patch:
 
             def interrupted(*arguments, place=place):
@@ -304,11 +304,11 @@ def test_an_interrupted_command_says_how_to_go_on(corpus, tmp_path, monkeypatch)
             stopped = run_cli(tmp_path / "corpus", tmp_path / "out")
         assert stopped.exit_code == 130
         assert words in " ".join(stopped.output.split())
-        assert "go on with the same command and --resume" in " ".join(stopped.output.split())
+        assert "continue with the same command and --resume" in " ".join(stopped.output.split())
     assert run_cli(tmp_path / "corpus", tmp_path / "out", "--resume").exit_code == 0
     assert (tmp_path / "out" / "model.safetensors").exists()
     afresh = run_cli(tmp_path / "corpus", tmp_path / "new", "--resume")
-    assert "this begins with the first" in " ".join(afresh.output.split())
+    assert "starting with the first" in " ".join(afresh.output.split())
     assert same(params_of(tmp_path / "out"), params_of(tmp_path / "new"))
 
 

@@ -202,7 +202,7 @@ def test_a_run_that_could_not_release_anything_is_refused_before_it_starts(popul
     from taciturn.privacy.account import BudgetExhausted
 
     recipe = tiny_recipe(population, privacy={"epsilon": 0.01})
-    with pytest.raises(BudgetExhausted, match="not one release"):
+    with pytest.raises(BudgetExhausted, match="not allow a single release"):
         train_run(recipe, tmp_path / "run", quietly)
     assert not (tmp_path / "run").exists()
     assert Ledger(population.folder / "ledger.jsonl").runs() == []

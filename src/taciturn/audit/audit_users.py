@@ -160,7 +160,7 @@ class Directions:
         return jax.tree.unflatten(self._structure, shaped)
 
     def products(self, estimate: PyTree) -> np.ndarray:
-        """With every direction."""
+        """Return the inner product of an estimate with every direction."""
         folded = np.asarray(self._fold(self.vectors, estimate), np.float64)
         return walsh(folded)[: len(self.vectors.own)] * np.asarray(self.vectors.own)
 
@@ -217,7 +217,7 @@ def _patterns(rounds: int, apart: int, turns: int) -> list[list[int]]:
 
 
 def _lengths(recipe: Recipe, params: Params) -> list[float] | None:
-    """Of each layer, where each is bounded for itself, so that the bound leaves a direction what it is."""
+    """Return the length in each layer where layers are clipped separately, so that the clip does not change a direction."""
     given = recipe.privacy.layer_clip_norms
     if recipe.privacy.clipping != "per-layer":
         return None

@@ -115,7 +115,7 @@ def expected_sightings(users: Iterable[SyntheticUser], rate: float, rounds: int,
 
 
 def copies_read(user: SyntheticUser, layout: Layout | None = None) -> int:
-    """Of the canary, each time that the device goes through the text."""
+    """Count the copies of the canary that a device reads in one pass over its text."""
     read = user.tokens
     if layout is not None:
         targets = layout.cut.pieces(user.tokens, layout.steps * layout.batch_size)[:, 1:]

@@ -51,7 +51,7 @@ class MembershipResults:
     included: np.ndarray
 
     def epsilon(self, times: float = 1.0) -> float:
-        """Of the user with the most turns, if noise were so many times smaller than is claimed."""
+        """Return ε of the user with the most turns, were the noise `times` times smaller than claimed."""
         return gaussian_epsilon(times * self.audit.mu, self.delta) if times > 0 else 0.0
 
 

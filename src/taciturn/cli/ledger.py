@@ -70,7 +70,7 @@ def _notes(book: "Ledger", population: Path) -> list[str]:
         "ρ does not count the sampling of users, ε does. Several runs are added up in RDP, which stays valid when later runs are "
         "chosen after seeing earlier ones; under the adjacency of the last row all runs add up, whatever they state themselves.",
         f"Each of the {len(book.rows)} rows fits the one before it; the last is {book.head[:16]}…"
-        + (f" {torn} were cut off half-written by a crash, before anything was released." if torn else ""),
+        + (f" {torn} were left incomplete by a crash, before anything was released." if torn else ""),
     ]
     floats = book.runs_of_floats()
     if floats:
@@ -127,7 +127,7 @@ def budget(
 
 @ledger_app.command()
 def close(population: Folder, run: RunName) -> None:
-    """Say that an interrupted run will not be resumed. What it reserved of the budget and did not spend is given back.
+    """Close an interrupted run for good. What it reserved of the budget and did not spend is given back.
 
     Example: taciturn ledger close people first
     """
@@ -152,7 +152,7 @@ def adopt(
     population: Folder,
     same_people_as: Annotated[Path | None, Option(help="where the folder of the same people is now, whose ledger this one shares")] = None,
 ) -> None:
-    """Say that this folder goes on, after it was copied, restored from a backup or moved to another disk.
+    """Adopt a folder as the one to use, after it was copied, restored from a backup or moved to another disk.
 
     Its ledger must have every row that is known. An original that is still where it was is retired, and refused from then on.
 
@@ -162,7 +162,7 @@ def adopt(
 
     book, retired = adopt_ledger(population, same_people_as)
     there = f"{retired} is retired" if retired else "no other copy was found; if there is one, delete it"
-    say(f"{book.path} goes on, with {len(book.rows)} rows and {len(book.runs())} runs; {there}.")
+    say(f"{book.path} is adopted, with {len(book.rows)} rows and {len(book.runs())} runs; {there}.")
 
 
 @ledger_app.command()

@@ -70,7 +70,7 @@ def train(
         _check_people(what)
         raise RunError(f"{what} is a population: say what its people are promised, for example --epsilon 4")
     if not what.is_dir() and for_people:
-        raise RunError(f"{not_a('a population', what)}; {', '.join(for_people)} need a population, and a recipe has its own settings")
+        raise RunError(f"{not_a('a population', what)}; {for_people[0]} needs a population, and a recipe has its own settings")
     if dry_run and (set or audit):
         raise RunError("--dry-run writes a recipe to read and change: leave out --set and --audit until you train with it")
     recipe = what if epsilon is None else _chosen(what, epsilon, users, public, minutes or 30.0, folder)

@@ -226,7 +226,7 @@ def writing_population(
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Text that no manifest names: of a build that was cut off, or from before the last one."""
+    """Remove text that no manifest names: of an interrupted build, or from before the last one."""
     current = manifest_before(folder).get("text")
     if current is None and (folder / "manifest.json").exists():
         return  # damaged, or of another version: nobody knows what it means

@@ -38,7 +38,7 @@ def beside(fleet: Path) -> Path:
 
 
 def new_authority(folder: Path, fleet: Path) -> Issuer:
-    """Of a fleet without devices."""
+    """Make the authority of a fleet that has no devices yet."""
     issuer = Issuer(secrets.token_bytes(FLEET_BYTES), Ed25519PrivateKey.generate())
     save_key(folder / ENROLMENT_KEY, issuer.key)
     with locked(folder / LOG_NAME) as file:
@@ -114,7 +114,7 @@ class EnrolledNow:
         return self._newest()[0]
 
     def number_of(self, key: bytes) -> int | str:
-        """Of the device that signs in with this key; or what is wrong with it."""
+        """Return the number of the device with this key, or say what is wrong with it."""
         (certificates, dismissed), numbers = self._newest()
         number = numbers.get(key)
         if number is None:
@@ -165,7 +165,7 @@ def _open(folder: Path, fleet: Path) -> Iterator["_Log"]:
 
 
 def _check_follows(known: Enrolled, given: Enrolled, folder: Path, fleet: Path) -> None:
-    """Or two devices would get one number, or lists of one number would differ."""
+    """Refuse a log that lacks rows: two devices could get one number, or two lists of one number could differ."""
     if given.dismissed.fleet != known.dismissed.fleet:
         raise LinkError(f"{folder} is the authority of another fleet than {fleet}: name the right one with --authority")
     if not _follows(known, given):
@@ -175,7 +175,7 @@ def _check_follows(known: Enrolled, given: Enrolled, folder: Path, fleet: Path) 
 
 
 def _follows(newer: Enrolled, older: Enrolled) -> bool:
-    """Or is the same: numbers have kept their keys, a list of one number is one list, and nobody has come back."""
+    """Whether `newer` is `older` or continues it: numbers keep their keys, lists their content, and no dismissed device is back."""
     rises = newer.dismissed.number > older.dismissed.number and newer.dismissed.devices >= older.dismissed.devices
     kept = list(newer.keys())[: len(older.certificates)] == list(older.keys())
     return kept and newer.dismissed.fleet == older.dismissed.fleet and (rises or newer.dismissed == older.dismissed)

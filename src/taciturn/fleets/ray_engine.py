@@ -192,7 +192,9 @@ class RayFleet:
         done, _ = self._ray.wait(asked, timeout=PATIENCE) if asked else ([], [])
         if not done:
             lost = f" {len(self._refused)} give other bits than the first and were refused." if self._refused else ""
-            raise RayError(f"no worker of the Ray cluster answers.{lost} Nothing is lost; mend it, and go on with --resume (ray status)")
+            raise RayError(
+                f"no worker of the Ray cluster answers.{lost} Nothing is lost; mend the cluster (ray status), and continue with --resume"
+            )
         return done
 
     def _got(self, answer: Any, worker: Any) -> PyTree:

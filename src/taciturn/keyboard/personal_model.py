@@ -206,7 +206,7 @@ def _read(path: Path, vocabulary: Vocabulary) -> Text:
 
 
 def _personal(card: ModelCard, learning: Learning) -> ModelCard:
-    """Where it came from is still said; what was promised there is not."""
+    """Keep where the model came from, and drop its guarantee."""
     rehearsed = (learning.general.source,) if learning.general else ()
     return replace(card, personal=True, public_sources=tuple(dict.fromkeys((*card.public_sources, *rehearsed))))
 

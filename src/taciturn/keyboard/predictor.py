@@ -229,7 +229,7 @@ class _Alphabet:
         return self.places[slice(*self._range(prefix))]
 
     def after(self, prefix: str) -> np.ndarray:
-        """Of those that go on after it."""
+        """Return the indices of the words that start with this prefix."""
         start, end = self._range(prefix)
         return self.places[start + (start < end and self._spellings[start] == prefix) : end]
 
@@ -247,7 +247,7 @@ def _wants_space(done: str) -> bool:
 
 
 def _from_a_gap(text: str) -> str:
-    """Without the word that was cut off at its beginning, if there are gaps in it at all."""
+    """Drop the incomplete first word, where the text has spaces."""
     gap = regex.search(r"\s", text)
     return text[gap.end() :] if gap else text
 

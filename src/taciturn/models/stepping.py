@@ -47,7 +47,7 @@ State = tuple[jax.Array, jax.Array]  # what is fed back, and the carry
 
 
 def step_weights(model: LanguageModel, params: Params) -> StepWeights:
-    """Of an LSTM, a CIFG or a GRU."""
+    """Return the weights of one step of an LSTM, a CIFG or a GRU."""
     words, bias = (np.asarray(part, np.float32) for part in model.words(params))
     tied = model.word_embedding == model.embedding
     return StepWeights(

@@ -85,7 +85,7 @@ class Account:
         return bytes.fromhex(next(row["fresh"] for row in reversed(self._opened_rows) if "fresh" in row))
 
     def reopen(self, head: str | None) -> None:
-        """Go on with a run that was cut off. `head` is the row its state was saved at."""
+        """Resume a run that was interrupted. `head` is the row its state was saved at."""
         rows, terms = self.ledger.run_rows(self.terms.name), self.terms
         if not rows:
             raise LedgerError(f"{self.ledger.path} has no run {terms.name!r}: this run folder belongs to another population")
@@ -101,12 +101,14 @@ class Account:
             if was != now:
                 raise LedgerError(f"the {named} of run {terms.name!r} is not the one it was opened with; start a new run instead")
         if head is not None and all(row["hash"] != head for row in rows):
-            raise LedgerError(f"{self.ledger.path} lacks the row at which this run was saved: rows were cut off. Nothing released.")
+            raise LedgerError(
+                f"{self.ledger.path} lacks the row at which this run was saved: restore its newest copy. Nothing was released"
+            )
         self._rows = rows
         self._append({"kind": "resume", "run": terms.name, "fresh": self._fresh()})
 
     def cost(self, releases: int) -> DpEvent:
-        """Of the run's first releases, without its lineage."""
+        """Return the cost of the run's first `releases`, without its lineage."""
         return repeated(self.release, releases)
 
     def _costs(self) -> Row:
@@ -157,7 +159,7 @@ class Account:
                 )
             budget = f"the budget of {wanted} at δ = {delta_text(limits.delta)}"
             if self.allowed == 0:
-                raise BudgetExhausted(f"{budget} allows not one release at this noise; take more noise, or a larger budget")
+                raise BudgetExhausted(f"{budget} does not allow a single release at this noise level; increase the noise or the budget")
             raise BudgetExhausted(f"{budget} allows {self.allowed} releases; all are spent")
 
     def charge(self, round: int, record: str, log: str = "") -> None:

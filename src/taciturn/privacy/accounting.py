@@ -105,7 +105,7 @@ def epsilon(event: DpEvent, delta: float, accountant: AccountantName = "pld", gr
 
 
 def _bound(event: DpEvent, delta: float, accountant: AccountantName, grid: float) -> float:
-    """Of normal noise. Several bounds hold at once, and the smallest is the one to state."""
+    """Return the smallest of several valid bounds on ε for normal noise."""
     if accountant == "moments":
         return classic_epsilon(event, delta)
     mu = _mu(event)
@@ -222,7 +222,7 @@ def allowed_releases(cost: Callable[[int], DpEvent], budget: Budget, accountant:
 
 
 def _last_allowed(allows: Callable[[int], bool], low: int, high: int) -> int:
-    """Between `low`, which is allowed, and `high`, which is not."""
+    """Find the last allowed number between `low`, which is allowed, and `high`, which is not."""
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if allows(middle) else (low, middle)

@@ -152,7 +152,7 @@ class Ledger(ChainedFile):
         return self.run_rows(run)[0].get("noise") == INTEGERS
 
     def distance(self, run: str) -> float:
-        """Of the samplers from their ideal, in all releases of a run and of those it started from."""
+        """Return the distance of the samplers from their ideal, over all releases of a run and of those it started from."""
         opened = self.run_rows(run)[0]
         return opened.get("distance", 0.0) + opened.get("lineage_distance", 0.0)
 

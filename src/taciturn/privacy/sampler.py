@@ -46,7 +46,7 @@ class Spread(NamedTuple):
 
     @property
     def distance(self) -> float:
-        """Of one coordinate from the rounded normal, in total variation."""
+        """Return the distance of one coordinate from the rounded normal, in total variation."""
         rounding = 0.0203 / self.deviation**2  # between a discrete Gaussian and a rounded normal
         return len(self.factors) * (TABLE_ERROR + ADDITION_ERROR) + rounding
 

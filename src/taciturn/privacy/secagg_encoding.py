@@ -72,7 +72,7 @@ class Encoding(NamedTuple):
 
     @property
     def upload_bytes(self) -> int:
-        """Of a report whose residues are packed without gaps (fleets/secure_aggregation/bit_packing.py)."""
+        """Return the size of a report whose residues are packed without gaps (fleets/secure_aggregation/bit_packing.py)."""
         return math.ceil(self.padded * self.bits / 8)
 
     def scale(self, clip_norm: float) -> float:

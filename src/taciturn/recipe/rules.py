@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Pairing(NamedTuple):
-    """With which values of one setting the values of another go. A value that is not named goes with all of them."""
+    """Which values of one setting go with which of another. A value that is not named goes with all of them."""
 
     setting: str  # `section.name`; `noise` is the recipe's, worked out
     other: str

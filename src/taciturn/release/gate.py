@@ -30,7 +30,7 @@ def verified_guarantee(params: Params, card: ModelCard, ledger: Ledger) -> Guara
     if row is None:
         raise ExportRefused(
             f"{ledger.path} does not know these parameters as run {card.run}'s at row {card.ledger_head[:12]}…: the model was "
-            "changed, belongs to another population, or rows were cut off"
+            "changed, belongs to another population, or rows are missing"
         )
     if row.get("card", card_digest(card)) != card_digest(card):  # rows of old have none
         raise ExportRefused(f"{ledger.path} knows these parameters with other words or another description: the model file was changed")

@@ -126,7 +126,7 @@ def _public_start(start: Path, words: tuple[str, ...], settings: ModelSection) -
     if differing:
         raise RecipeError(f"{start} is another model: {differing}; set the same with --set")
     if card.run is not None or card.personal:
-        raise RecipeError(f"{start} learned from people; what goes on from public text alone starts from public text alone")
+        raise RecipeError(f"{start} learned from people; pretraining must start from a model of public text: name another")
     if card.vocabulary != words:
         raise RecipeError(f"{start} knows other words than the public text; make both with the same --vocabulary")
     return jax.tree.map(jnp.asarray, params), card

@@ -35,7 +35,7 @@ class NotEligible(Exception):
 
 
 class Wishes(NamedTuple):
-    """Of the device's owner."""
+    """What the device's owner has chosen."""
 
     why_not_now: Callable[[], str | None] = lambda: None
     reported: Callable[[], None] = lambda: None  # once a report is on record as used

@@ -239,7 +239,7 @@ class DeviceFleet:
         stage(fields.UNMASK, server.questions())
         self._leave_out(fields.UNMASK, server.broke)
         if failed := server.failed_cells:
-            LOG.warning("%d cells have failed, and the round goes on without their devices: %s", len(failed), failed[0])
+            LOG.warning("%d cells failed, and the round continues without their devices: %s", len(failed), failed[0])
         return server.total().values
 
     def _stage(self, server: ServerRound, kind: str, questions: Mapping[int, bytes], shared: bytes = b"") -> None:

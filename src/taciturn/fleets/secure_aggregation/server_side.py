@@ -86,7 +86,7 @@ class ServerRound:
         return refusals(answers, check)
 
     def questions(self) -> dict[int, bytes]:
-        """Of the next stage, by device; `shared` follows each of them. A FailedRound if too few devices are left."""
+        """Return the next stage's question to each device; `shared` follows each. Raises FailedRound if too few devices are left."""
         if self._stage == ADVERTISE:
             parts = {device: roster.parts() for device, roster in self.rosters().items()}
             self.shared = next(iter(parts.values()))[1]
@@ -96,7 +96,7 @@ class ServerRound:
         return {device: question for one in self._ended for device, question in one.questions.items() if not one.failed}
 
     def total(self) -> Total:
-        """Of all cells that have come to their ends."""
+        """Add up the totals of all cells that are finished."""
         expect(self._stage, DONE)
         self._check_enough()
         totals = [one.total for one in self._ended if one.total is not None]

@@ -121,7 +121,7 @@ class SimulatedFleet:
                     )
 
     def _made_up_sum(self, seats: np.ndarray, message: Message, key: Key, device: Any) -> Report:
-        """Of one chunk, in whose seats these made-up users are; −1 is nobody."""
+        """Sum the reports of one chunk, in whose seats these simulated users are; −1 is an empty seat."""
         users = self._made_up()
         texts = [users[number] if number >= 0 else np.zeros(0, np.int32) for number in seats]
         arguments = trees.zeros_like(self._shape), message, key, *self._loaded(texts, seats)
