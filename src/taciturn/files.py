@@ -68,8 +68,7 @@ def check_new_folder(folder: Path, hint: str) -> None:
 
 @contextmanager
 def new_folder(folder: Path, hint: str, mode: int = 0o777) -> Iterator[Path]:
-    """Write into a folder beside it, which then takes its place, and is on disk: an interrupted start leaves nothing there, and of two
-    that begin at once one is told."""
+    """Write into a temporary folder beside it, then rename: an interrupted start leaves nothing, and a concurrent one is refused."""
     check_new_folder(folder, hint)
     new = [one for one in (folder, *folder.parents) if not one.exists()]
     folder.parent.mkdir(parents=True, exist_ok=True)

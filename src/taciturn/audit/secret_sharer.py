@@ -119,8 +119,7 @@ def scorer(model: WordModel, continuations: np.ndarray, memory: int | None = Non
 
 
 def _recurrent_scorer(model: Recurrent, continuations: np.ndarray, memory: int) -> Scorer:
-    """One program for all of a prefix, block by block, which never waits for Python. Besides `memory` it takes the states after every
-    first word, and the continuations with their scores."""
+    """Score a prefix in one program, block by block, without waiting for Python; needs room for all states besides `memory`."""
     weights: StepWeights = jax.device_put(model.weights)
     size = block_rows(2 * model.vocabulary + 4 * len(weights.gate_bias), memory)
     rows = min(size, len(continuations))

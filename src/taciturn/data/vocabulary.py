@@ -168,8 +168,7 @@ class Vocabulary:
 
 
 def public_vocabulary(size: int, language: str = "en", unit: Unit = "word") -> Vocabulary:
-    """The most frequent words of a language by wordfreq, after special signs and punctuation, at most `size` in all; or the characters
-    those words are written with."""
+    """Return the most frequent words of a language (wordfreq), or its characters, after punctuation: `size` entries at most."""
     import wordfreq  # only needed to make a vocabulary, not to use one
 
     try:

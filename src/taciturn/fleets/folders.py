@@ -46,8 +46,7 @@ LOCAL_NAMES = ("localhost", "127.0.0.1")
 
 
 def new_fleet(folder: Path, recipe: Recipe, names: tuple[str, ...] = ()) -> None:
-    """A server's folder. The recipe's population lends its words and held-out users; the people are others, with a ledger of their own.
-    `names` are those that devices know the server by."""
+    """Make a server's folder, with the words and held-out users of the recipe's population; devices know the server by `names`."""
     source = build.population(recipe)
     hint = "a fleet's authority and ledger are never replaced; choose another folder"
     with new_folder(enrolment.beside(folder), hint, mode=0o700) as authority, new_folder(folder, hint) as made:
@@ -59,8 +58,7 @@ def new_fleet(folder: Path, recipe: Recipe, names: tuple[str, ...] = ()) -> None
 
 
 def try_out(folder: Path, recipe: Recipe, count: int, run: str) -> list[Path]:
-    """A server's folder, and enrolled devices with the first users of the recipe's population. What is released about them is charged to
-    its ledger, under the name `run`."""
+    """Make a server's folder and devices with the first users of the recipe's population; its ledger is charged, as `run`."""
     population = build.population(recipe)
     if len(population) < count:
         raise LinkError(f"{population.folder} has fewer than {count} users: start fewer devices, or name another population")

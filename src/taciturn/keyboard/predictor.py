@@ -167,8 +167,7 @@ class Predictor:
     def rescore(
         self, text: str, readings: Sequence[tuple[str, float]], weight: float = 1.0, private: bool = False
     ) -> list[tuple[str, float]]:
-        """Rank readings of what was tapped, (word, log-likelihood of the taps), by what the model expects after the text. Of a private
-        field nothing is kept: there the taps alone count."""
+        """Rank readings (word, log-likelihood of the taps) by what the model expects next; in a private field by the taps alone."""
         if private:
             return sorted(readings, key=lambda one: -one[1])
         scores = self.model.scores(self._state(text))

@@ -102,8 +102,7 @@ class Recurrent(Carrying):
     """A `core.WordModel` of an LSTM, a CIFG or a GRU."""
 
     def __init__(self, cell: Cell, weights: StepWeights, restarts: tuple[int, ...] = ()) -> None:
-        """`restarts` are the words after which the model expects a new beginning: those that end a sentence, where it was trained on
-        single sentences."""
+        """`restarts` are the words after which the model begins anew: sentence ends, where it was trained on single sentences."""
         self.cell, self.weights, self.restarts = cell, weights, frozenset(restarts)
         self.vocabulary = len(weights.word_bias)
         self._step = partial(step, cell, jax.device_put(weights))

@@ -175,8 +175,7 @@ class Account:
         self._append(row | ({"log": log} if log else {}))
 
     def record_model(self, round: int, digest: str, card: str = "") -> str:
-        """Put the parameters that a run publishes on the record, and what is said of them (the digest of their card), and return the
-        row that names their history."""
+        """Record the parameters that a run publishes and the digest of their card; return the row that names their history."""
         model = {"kind": "model", "run": self.terms.name, "round": round, "params": digest}
         model |= {"card": card} if card else {}
         if any(self._rows[-1].get(name) != value for name, value in model.items()):

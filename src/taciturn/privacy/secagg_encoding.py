@@ -238,8 +238,7 @@ def _signs(encoded: Encoding, rotation: Rotation) -> jax.Array:
 
 
 def _coins(encoded: Encoding, rotation: Rotation) -> jax.Array:
-    """Of ξ, 1 for a minus: the same for all devices and the server, whatever they run on, and others in every round. No secret, so under
-    a key of zeros."""
+    """Return the signs ξ (1 for minus) of a round: the same on all devices and the server; not secret, so under a key of zeros."""
     blocks = jnp.arange(math.ceil(encoded.padded / (32 * chacha20.WORDS)), dtype=jnp.uint32)
     nonce = jax.lax.bitcast_convert_type(rotation.round, jnp.uint32), jnp.uint32(0), jnp.uint32(0)
     words = jnp.concatenate(chacha20.blocks(np.zeros(8, np.uint32), blocks, nonce))

@@ -54,8 +54,7 @@ def _named(name: str, restarts: tuple[int, ...]) -> str:
 
 
 def toeplitz(name: str, *columns: np.ndarray) -> Strategy:
-    """C with coefficients down its first column, and the same on every diagonal; one column for each segment between restarts.
-    Coefficients must fall and not be negative."""
+    """Build C from its first column, constant on diagonals, one column for each segment; coefficients must fall to no less than 0."""
     for column in columns:
         falling = np.all(np.diff(column) <= 1e-12) and np.all(np.asarray(column) >= 0)
         if not (len(column) and column[0] == 1 and falling):

@@ -74,8 +74,7 @@ def learned_from(loaded: LoadedModel) -> str | None:
 
 
 def folder_known_to(loaded: LoadedModel) -> Path:
-    """The population that has all whom this model was trained on, and those that it started from. Refused where that cannot be told any
-    more."""
+    """Return the population of all whom this model and its starts were trained on; refused where that is unknown."""
     population = population_of(loaded.path)
     ledger, opened = open_ledger(population), opened_row(loaded)
     while True:

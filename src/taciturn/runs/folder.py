@@ -25,8 +25,7 @@ def check_new_run(folder: Path) -> None:
 
 
 def alone_in(folder: Path) -> AbstractContextManager[BinaryIO]:
-    """One process at a run: a second would overwrite what the first is charged for. Its recipe is what both would lock, since it is never
-    replaced, and stays when the secrets go."""
+    """Lock a run for one process: a second would overwrite what the first is charged for. The recipe is locked, as it stays."""
     busy = RunError(f"another process is at work in {folder}: wait until it ends, or stop it; then add --resume")
     return locked(folder / "recipe.toml", busy)
 

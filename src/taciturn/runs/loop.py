@@ -155,8 +155,7 @@ def _train_loop(run: Run, state: TrainState, progress: Progress) -> TrainedRun:
 
 
 def _row(run: Run, state: TrainState, scores: Scores, seconds: float) -> Row:
-    """Of metrics.csv. Where the claim rests on who was drawn, how many reported is a secret, and fleets say nothing of it: there it is
-    what to expect."""
+    """Make a row of metrics.csv. Where the claim rests on who was drawn, the number of reports is secret: the expected one is given."""
     guarantee, stats, params = run.account.guarantee(), run.fleet.stats(), state.server.params
     uploads = stats.get("uploads", round(guarantee.releases * run.recipe.participation.cohort))
     sent = {"uploads": uploads, "upload_bytes": uploads * build.upload_size(run.recipe, params)}

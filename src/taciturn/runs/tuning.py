@@ -54,8 +54,7 @@ def combinations(tries: list[str]) -> list[tuple[str, ...]]:
 
 
 def tuned(recipe: Path, corpus: PublicCorpus, out: Path, tries: list[str], progress: Callable[[int, int, int, int], None]) -> list[Trial]:
-    """Train every combination on made-up users, as many as the recipe has; the best come first. `progress` gets the trials done and all
-    of them, and the rounds done and all of them."""
+    """Train every combination on simulated users, best first. `progress` gets trials done, all trials, rounds done, all rounds."""
     wanted, text = combinations(tries), corpus.digest
     recipes = [load_recipe(recipe, list(settings)) for settings in wanted]  # all are checked before the first is trained
     trials = []

@@ -81,8 +81,7 @@ class Link(Protocol):
 
 
 def answer_of(handler: Handler, kind: str, content: bytes) -> bytes | None:
-    """On the device. What went wrong stays in its own log: the words of an exception may be those of its user. `ComeBackLater` passes
-    through."""
+    """Answer on the device. Errors stay in its own log, as their words may be the user's; `ComeBackLater` passes through."""
     try:
         answer = handler(kind, content)
         if not isinstance(answer, bytes):
@@ -131,8 +130,7 @@ class Question(ABC):
             self.wait(until)
 
     def result(self, why: str) -> dict[int, bytes]:
-        """The answers in the order of the questions; `why` is what others are missing for. One line is logged for all that are, by the
-        reason; which devices they were is for DEBUG alone."""
+        """Return answers in the order of questions; log the missing ones in one line, by `why` (their devices at DEBUG only)."""
         missing = {one: self.missing.get(one, why) for one in self.contents if one not in self.answers}
         if missing:
             reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(Counter(missing.values()).items()))

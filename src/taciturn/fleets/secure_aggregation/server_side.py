@@ -15,8 +15,7 @@ from taciturn.fleets.secure_aggregation.workers import for_each
 
 
 class ServerRound:
-    """The server in one round, in bytes: stage by stage it asks `questions` and is to `take` the answers. A cell that fails loses its
-    devices; with too few left the round fails."""
+    """The server in one round, in bytes: `questions` to devices, then `take` their answers. A failed cell loses its devices."""
 
     def __init__(self, terms: Terms, trust: Trust) -> None:
         terms.check()

@@ -154,8 +154,7 @@ class SimulatedFleet:
 
 
 def _chunk_size(params: Params, device: Any, cohort: float) -> int:
-    """The size that wastes least on a cohort of about so many, among those that half of the device's memory holds; of those that waste
-    about as little, the largest."""
+    """Choose the chunk that wastes least on such a cohort and fits half of the memory; among near-equals, the largest."""
     memory = (device.memory_stats() or {}).get("bytes_limit", 8 * 2**30) / 2
     most = memory / (COPIES * 4 * trees.size(params))
     least = ACCELERATOR_CHUNKS[-1]

@@ -53,8 +53,7 @@ COUNTS = Counts()
 
 @contextmanager
 def metrics_page(address: str | None) -> Iterator[None]:
-    """At http://address/metrics, and to look at at http://address/, until the end of the block; a port alone is one of this machine's own,
-    None is nowhere."""
+    """Serve figures at http://address/metrics and a page at http://address/ within the block; a port alone is on this machine."""
     if address is None:
         yield
         return
