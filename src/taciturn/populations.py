@@ -93,9 +93,7 @@ def vocabulary_of(words: int | str | Path, language: str = "en", characters: boo
     if (folder / "model.safetensors").exists():
         card = load_model(folder)[1]
         return Vocabulary.of(card.vocabulary, card.text)
-    raise DataError(
-        f"--vocabulary must be a number of words, or a public corpus, population or run whose words to take; {words} is neither"
-    )
+    raise DataError(f"--vocabulary must be a number of words, or the folder of a corpus, population or run; {words} is neither")
 
 
 def open_ledger(population: Population) -> Ledger:
@@ -126,9 +124,7 @@ def adopt_ledger(folder: Path, same_people_as: Path | None = None) -> tuple[Ledg
     if same_people_as:
         named, own = Population(same_people_as).ledger, population.ledger
         if own is None or named is None or own.id != named.id:
-            raise LedgerError(
-                f"{folder} does not share the ledger of {same_people_as}; nothing was changed. Name the folder that it shares"
-            )
+            raise LedgerError(f"{folder} does not share the ledger of {same_people_as}: name the folder that it shares")
         theirs = open_ledger(Population(same_people_as))
         population.pin_ledger(NamedLedger(own.id, os.path.relpath(theirs.path.parent, folder.resolve())))
         return theirs, None

@@ -29,9 +29,7 @@ fleet_app = group("fleet", "Train on real devices: make a fleet, enrol devices, 
 END_SECONDS, LOOK_SECONDS = 20, 1.0
 LAST_SECONDS = 5.0  # from the first to the last answer that ends the last round of a load
 TACITURN, NO_REST = (sys.executable, "-c", "from taciturn.cli import main; main()"), 1e-6  # hours
-Store = typer.Option(
-    envvar="TACITURN_STORE", help="the Redis that server and front ends share: redis://host:port, or rediss:// on another machine"
-)
+Store = typer.Option(envvar="TACITURN_STORE", help="the Redis of server and front ends: redis://host:port, or rediss:// elsewhere")
 Metrics = typer.Option(help="show counts for Prometheus at /metrics on this port of this machine, or on host:port")
 JsonLog = typer.Option("--json-log", help="log lines as JSON, on standard error")
 Fleet = typer.Argument(help="the server's folder; if the server is elsewhere, any folder for enrolled.txt, to be copied there")
@@ -113,7 +111,7 @@ def renew(fleet: Annotated[Path, Fleet], authority: Annotated[Path | None, Autho
 
     count = enrolment.renew(authority or enrolment.beside(fleet), fleet, days)
     console.print(
-        f"{count} certificates renewed" + (f"; if the server is elsewhere, copy {fleet / enrolment.ENROLLED} there" if count else "")
+        f"{count} certificates renewed" + (f"; where the server is elsewhere, copy {fleet / enrolment.ENROLLED} there" if count else "")
     )
 
 
@@ -186,9 +184,7 @@ def device(
     folder: Annotated[Path, typer.Argument(help="the device's own folder, with a copy of the fleet's for-devices/ as fleet/")],
     new: Annotated[bool, typer.Option("--new", help="make a key that stays here, and print a request for `taciturn fleet enrol`")] = False,
     server: Annotated[str | None, typer.Option(help="host:port of `taciturn fleet serve`")] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="its user's messages: .txt, one on each line, or a table of one person; kept in the folder")
-    ] = None,
+    data: Annotated[Path | None, typer.Option(help="its user's messages: .txt, one on each line, or a table; kept in the folder")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="without TLS; on this machine alone")] = False,
     opt_out: Annotated[bool, typer.Option("--opt-out", help="never take part again, and delete the text")] = False,
     while_: Annotated[str, typer.Option("--while", help="take part only while charging,unmetered,idle (or some of them)")] = "",
@@ -265,8 +261,7 @@ def load(
     count: Annotated[int, typer.Argument(min=3, help="devices, all in one process")],
     out: Annotated[Path, typer.Option(help="folder for the fleet of these devices; made if it is not there")] = Path("load"),
     server: Annotated[
-        list[str] | None,
-        typer.Option(help="host:port of a deployment that serves OUT/server; several share the devices (default: one here)"),
+        list[str] | None, typer.Option(help="host:port that serves OUT/server; several share the devices (default: one here)")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="of the training")] = 3,
     seconds: Annotated[float, typer.Option(min=1, help="end after this long at the latest")] = 600.0,

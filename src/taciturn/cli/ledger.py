@@ -27,9 +27,7 @@ def _opened(folder: Path) -> "Ledger":
 
 
 @ledger_app.command()
-def show(
-    population: Folder, delta: Annotated[float | None, Option(help="δ of the totals (default: the smallest of the runs)")] = None
-) -> None:
+def show(population: Folder, delta: Annotated[float | None, Option(help="δ of the totals (default: the runs' smallest)")] = None) -> None:
     """Show what was ever released about a population's users.
 
     Runs, releases, ε, ρ, and the total of all of them.

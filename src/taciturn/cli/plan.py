@@ -27,9 +27,7 @@ def plan(
     max_participations: Annotated[int | None, Option(min=1, help="MaxP (default: all that T and MinS allow)")] = None,
     mechanism: Annotated[Literal[MechanismName, "all"], Option(help="noise and sampling")] = "all",
     accountant: AccountantName = "pld",
-    grow_to_rho: Annotated[
-        float | None, Option(help="raise goal and noise of a trial together until ρ falls to this, and choose a timer")
-    ] = None,
+    grow_to_rho: Annotated[float | None, Option(help="raise goal and noise of a trial until ρ falls to this, and choose a timer")] = None,
     largest_goal: Annotated[int, Option(min=1, help="with --grow-to-rho: the most reports a round that your servers can handle")] = 20_000,
     json_: Annotated[bool, Option("--json", help="print JSON")] = False,
 ) -> None:

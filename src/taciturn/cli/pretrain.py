@@ -17,16 +17,12 @@ if TYPE_CHECKING:
 def pretrain(
     corpus: Annotated[Path, Argument(help="folder made by `taciturn data public`")],
     out: Annotated[Path, Option(help="folder for model.safetensors and pretraining.json")],
-    epochs: Annotated[
-        int | None, Option(min=1, help="at most; the rate falls over all of them (default: 3 to 10, more for less text)")
-    ] = None,
+    epochs: Annotated[int | None, Option(min=1, help="at most; the rate falls over them (default: 3 to 10, more for less text)")] = None,
     set: Annotated[list[str] | None, Option(help="model setting as in the recipe to follow: kind=cifg, width=64")] = None,
     start: Annotated[Path | None, Option(help="a model of public text to start from; taciturn:english comes with the package")] = None,
     batch_size: Annotated[int | None, Option(min=1, help="pieces of text a step (default: 32 to 1024, by the text's size)")] = None,
     unroll: Annotated[int, Option(min=1, help="tokens predicted in a row: the length of a piece")] = 20,
-    learning_rate: Annotated[
-        float | None, Option(min=1e-9, callback=finite, help="Adam's, at its highest (default: 0.003 to 0.012 by kind and batch)")
-    ] = None,
+    learning_rate: Annotated[float | None, Option(min=1e-9, callback=finite, help="Adam's highest (default: 0.003 to 0.012)")] = None,
     precision: Annotated[Precision, Option(help="of matrix products; mixed takes them in bfloat16")] = "float32",
     held_out: Annotated[float, Option(min=0.0, max=0.5, help="share of documents to measure with after each epoch; at least one")] = 0.02,
     patience: Annotated[int, Option(min=1, help="stop after this many epochs in a row without a better one; the best is written")] = 2,

@@ -20,14 +20,10 @@ Settings = Annotated[list[str] | None, Option(help="section.key=value, wins over
 def train(
     what: Annotated[Path | None, Argument(metavar="[RECIPE|PEOPLE]", help="a recipe in TOML, or a folder of people and --epsilon")] = None,
     run: Annotated[Path | None, Option(help="folder of the run (default: runs/NAME-N)")] = None,
-    epsilon: Annotated[
-        float | None, Option(min=0.01, max=100.0, callback=finite, help="with PEOPLE: the ε to promise each of them")
-    ] = None,
+    epsilon: Annotated[float | None, Option(min=0.01, max=100.0, callback=finite, help="with PEOPLE: the ε to promise them")] = None,
     users: Annotated[int | None, Option(min=20, help="with PEOPLE: how many, as publicly stated (default: counted, rounded down)")] = None,
     public: Annotated[Path | None, Option(help="with PEOPLE: public text to learn first (`data public`), or a model (`pretrain`)")] = None,
-    minutes: Annotated[
-        float | None, Option(min=1, max=100_000, callback=finite, help="with PEOPLE: time allowed, --public not counted (default: 30)")
-    ] = None,
+    minutes: Annotated[float | None, Option(min=1, max=100_000, callback=finite, help="with PEOPLE: time allowed (default: 30)")] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="with PEOPLE: write the recipe and stop")] = False,
     set: Settings = None,
     audit: Annotated[int | None, Option(help="add N made-up users, with whom `taciturn audit run` tests the claim (audit.users)")] = None,
@@ -165,9 +161,7 @@ def _started(people: Path, public: Path, out: Path) -> Path:
         return public
     corpus, (_, shipped) = PublicCorpus.load(public), load_model(Path(SHIPPED))
     if corpus.vocabulary.words != Population(people).vocabulary.words:
-        raise StartError(
-            f"{public} and {people} have different vocabularies: make {public} with taciturn data public … --vocabulary {people}"
-        )
+        raise StartError(f"{public} and {people} have different vocabularies: make it with taciturn data public … --vocabulary {people}")
     begun = (out / CHECKPOINT).exists()
     if begun or not (out / "model.safetensors").exists():
         same = corpus.vocabulary.words == shipped.vocabulary

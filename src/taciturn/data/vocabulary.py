@@ -201,9 +201,7 @@ def _vocabulary(words: Iterable[str], size: int, source: str, language: str, uni
     if unit == "character":
         fixed = tuple(sign for sign in fixed if sign in SPECIAL or len(sign) == 1)
     if size <= len(fixed):
-        raise DataError(
-            f"a vocabulary of {size} has no room for words, as {len(fixed)} entries are punctuation and special tokens: take more"
-        )
+        raise DataError(f"a vocabulary of {size} has no room for words, as {len(fixed)} entries are punctuation: take more")
     chosen = (word for word in words if word not in fixed)
     return Vocabulary((*fixed, *(word for word, _ in zip(chosen, range(size - len(fixed))))), source, language, unit)  # noqa: B905
 

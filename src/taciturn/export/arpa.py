@@ -154,8 +154,7 @@ def _entries(lines: _Lines, n: int, size: int) -> Iterator[tuple[list[bytes], fl
             probability = weight = math.nan
         if not n + 1 <= len(fields) <= n + 2 or not probability <= 0 or not weight < math.inf:
             raise lines.error(
-                f"expected number {read:,} of {size:,} n-grams of length {n} (a logarithm, not above 0; words; perhaps a "
-                f"weight), found {_shown(line)}"
+                f"expected number {read:,} of {size:,} n-grams of length {n} (a logarithm, words, perhaps a weight), found {_shown(line)}"
             )
         yield fields[1 : n + 1], probability, weight
     if read < size:

@@ -93,13 +93,11 @@ def read_enrolled(fleet: Path) -> Enrolled:
         first, *others = (base64.b64decode(line, validate=True) for line in path.read_bytes().split())
         enrolled = Enrolled([Certificate.from_bytes(one) for one in others], Dismissed.from_bytes(first))
     except FileNotFoundError:
-        raise LinkError(
-            f"{path} is missing: copy it from where the enrolment authority is, or make a fleet with `taciturn fleet new`"
-        ) from None
+        raise LinkError(f"{path} is missing: copy it from the enrolment authority, or make a fleet with `taciturn fleet new`") from None
     except (ValueError, OSError) as error:
-        raise LinkError(f"{path} cannot be read or is damaged ({error}): copy it again from where the enrolment authority is") from None
+        raise LinkError(f"{path} cannot be read or is damaged ({error}): copy it again from the enrolment authority") from None
     if [one.device for one in enrolled.certificates] != list(range(len(enrolled.certificates))):
-        raise LinkError(f"{path} lacks devices, or has them in another order: copy it again from where the enrolment authority is")
+        raise LinkError(f"{path} lacks devices, or has them in another order: copy it again from the enrolment authority")
     return enrolled
 
 
@@ -155,9 +153,7 @@ def _open(folder: Path, fleet: Path) -> Iterator["_Log"]:
             log = _Log(load_key(folder / ENROLMENT_KEY), file, lines)
             known = log.enrolled
         except (ValueError, KeyError, TypeError) as error:
-            raise LinkError(
-                f"{folder / LOG_NAME} was changed or is damaged ({error}): restore it from a copy; nothing was signed"
-            ) from None
+            raise LinkError(f"{folder / LOG_NAME} is damaged ({error}): restore it from a copy; nothing was signed") from None
         if (fleet / ENROLLED).exists():
             _check_follows(known, read_enrolled(fleet), folder, fleet)
         yield log
@@ -169,9 +165,7 @@ def _check_follows(known: Enrolled, given: Enrolled, folder: Path, fleet: Path) 
     if given.dismissed.fleet != known.dismissed.fleet:
         raise LinkError(f"{folder} is the authority of another fleet than {fleet}: name the right one with --authority")
     if not _follows(known, given):
-        raise LinkError(
-            f"{folder / LOG_NAME} lacks what was signed before (see {fleet / ENROLLED}): restore its newest copy; nothing was signed"
-        )
+        raise LinkError(f"{folder / LOG_NAME} lacks what was signed before ({fleet / ENROLLED}): restore its newest copy")
 
 
 def _follows(newer: Enrolled, older: Enrolled) -> bool:

@@ -192,9 +192,7 @@ class RayFleet:
         done, _ = self._ray.wait(asked, timeout=PATIENCE) if asked else ([], [])
         if not done:
             lost = f" {len(self._refused)} give other bits than the first and were refused." if self._refused else ""
-            raise RayError(
-                f"no worker of the Ray cluster answers.{lost} Nothing is lost; mend the cluster (ray status), and continue with --resume"
-            )
+            raise RayError(f"no worker of the Ray cluster answers.{lost} Nothing is lost; mend it (ray status), then --resume")
         return done
 
     def _got(self, answer: Any, worker: Any) -> PyTree:

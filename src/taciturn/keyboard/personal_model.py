@@ -98,9 +98,7 @@ def personalise(
     own = _read(text, vocabulary)
     if delete_text and own.left_out:
         reasons = "; ".join(f"{reason}: {count:,}" for reason, count in own.left_out.items())
-        raise PersonalError(
-            f"not all of {text} could be used ({reasons}), and what was not learned from is not deleted: mend it, or drop --delete-text"
-        )
+        raise PersonalError(f"not all of {text} could be used ({reasons}), so it is not deleted: mend it, or drop --delete-text")
     settings = ModelSection(**card.architecture)
     network = build.language_model(settings, len(vocabulary))
     # Text as the model was trained to read it.

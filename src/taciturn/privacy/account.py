@@ -101,9 +101,7 @@ class Account:
             if was != now:
                 raise LedgerError(f"the {named} of run {terms.name!r} is not the one it was opened with; start a new run instead")
         if head is not None and all(row["hash"] != head for row in rows):
-            raise LedgerError(
-                f"{self.ledger.path} lacks the row at which this run was saved: restore its newest copy. Nothing was released"
-            )
+            raise LedgerError(f"{self.ledger.path} lacks the row at which this run was saved: restore its newest copy")
         self._rows = rows
         self._append({"kind": "resume", "run": terms.name, "fresh": self._fresh()})
 
@@ -155,7 +153,7 @@ class Account:
             wanted = " and ".join(f"{name} = {value:g}" for name, value in pairs if value)
             if not wanted:
                 raise BudgetExhausted(
-                    f"the run has made the {len(self.charges)} releases that it reserved for its {self.terms.rounds} rounds, and to spare"
+                    f"the run has made the {len(self.charges)} releases that it reserved for its {self.terms.rounds} rounds"
                 )
             budget = f"the budget of {wanted} at δ = {delta_text(limits.delta)}"
             if self.allowed == 0:

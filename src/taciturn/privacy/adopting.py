@@ -56,8 +56,7 @@ class _Claimed(Ledger):
                 return False  # other people's by now
             if rows != newer.rows[: len(rows)]:
                 raise LedgerError(
-                    f"{self.path} has rows that {newer.path} lacks: what was spent there would be forgotten. Go on with that one, or copy "
-                    "it here first."
+                    f"{self.path} has rows that {newer.path} lacks, so spending would be forgotten. Use that one, or copy it here first."
                 )
             self.decided = True
             if not is_retired:

@@ -80,9 +80,7 @@ class Anchor:
             try:
                 write_atomically(self.file, new.encode())
             except OSError as error:
-                raise AnchorUnreachable(
-                    f"the anchor {self} cannot be written ({error.strerror}), so nothing is released: make room, or bring it back"
-                ) from None
+                raise AnchorUnreachable(f"the anchor {self} cannot be written ({error.strerror}): make room. Nothing is released") from None
 
     def _ask(self, previous: str, new: str) -> None:
         command = [*shlex.split(self.command or ""), previous, new]

@@ -99,9 +99,7 @@ def encoding(size: int, most_reports: int, bits: int | None = None) -> Encoding:
         return next((one for one in made if one.inflation <= INFLATION), made[-1])
     enough = next((one.bits for one in made if one.inflation <= MOST_INFLATION), MOST_BITS)
     if not enough <= bits <= MOST_BITS:
-        raise ValueError(
-            f"a secure sum of {most_reports} reports of {size} parameters takes {enough} to {MOST_BITS} bits a parameter, not {bits}"
-        )
+        raise ValueError(f"a secure sum of {most_reports} reports of {size} parameters takes {enough} to {MOST_BITS} bits each, not {bits}")
     return made[bits - least]
 
 

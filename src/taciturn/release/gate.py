@@ -42,6 +42,6 @@ def check_may_leave(guarantee: Guarantee, non_private: bool) -> None:
         raise ExportRefused(f"run {guarantee.run} has no privacy (ε = ∞); if it may leave all the same, say --non-private")
     if guarantee.epsilon == math.inf and not non_private:
         raise ExportRefused(
-            f"the noise of run {guarantee.run} promises nothing at δ = {delta_text(guarantee.delta)} (ε = ∞); if it may leave "
-            "all the same, say --non-private"
+            f"the noise of run {guarantee.run} promises nothing at δ = {delta_text(guarantee.delta)} (ε = ∞); to let it "
+            "leave, add --non-private"
         )

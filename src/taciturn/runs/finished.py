@@ -79,17 +79,13 @@ def folder_known_to(loaded: LoadedModel) -> Path:
     ledger, opened = open_ledger(population), opened_row(loaded)
     while True:
         if opened["population"] != population.id:
-            raise RunError(
-                f"{population.folder} was built again since {opened['run']} was trained on it: who was trained on is not known any more"
-            )
+            raise RunError(f"{population.folder} was built again since {opened['run']} was trained on it, so its users are no longer known")
         if not opened["lineage"]:
             return population.folder
         earlier = ledger.rows[: ledger.rows.index(opened)]  # a run records what it started from as its own round 0, too
         before = next((row for row in earlier if row.get("params") == opened["start"]), None)
         if before is None:
-            raise RunError(
-                f"{opened['run']} started from a model of other users than {population.folder}'s: who they were is not known here"
-            )
+            raise RunError(f"{opened['run']} started from a model of other users than {population.folder}'s, who are not known here")
         opened = ledger.run_rows(before["run"])[0]
 
 
@@ -187,10 +183,7 @@ class FinishedRun:
         on = on or self.recipe.data.population
         ours, theirs = self.evaluate(on), other.evaluate(on)
         if not np.array_equal(ours.scores.tokens, theirs.scores.tokens):
-            raise RunError(
-                f"{self.folder} and {other.folder} read text in other pieces (their [data] layout differs), so not on the same words: they "
-                "cannot be compared"
-            )
+            raise RunError(f"{self.folder} and {other.folder} read text in other pieces ([data] layout), so they cannot be compared")
         return ours, theirs
 
     def audit(self, references: int = REFERENCES, progress: Progress = unwatched) -> AuditReport:

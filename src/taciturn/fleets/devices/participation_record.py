@@ -119,7 +119,7 @@ class ParticipationRecord:
             }
         except (ValueError, KeyError, TypeError):
             raise ParticipationRecordDamaged(
-                f"{path} is damaged: this device cannot know when it took part, and takes part no more"
+                f"{path} is damaged: this device cannot know when it took part, so it no longer does"
             ) from None
 
     def _write(self, content: dict) -> None:
