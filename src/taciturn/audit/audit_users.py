@@ -1,4 +1,4 @@
-"""Made-up users by whom a training is audited: each sends a random direction (Andrew et al. 2023, "One-shot empirical privacy estimation
+"""Simulated users by whom a training is audited: each sends a random direction (Andrew et al. 2023, "One-shot empirical privacy estimation
 for federated learning"; one training tells of all of them, as in Steinke, Nasr and Jagielski 2023).
 
 docs/audit.md says how it goes. What is written down is how far each released estimate went in the direction of each user, whether it took

@@ -1,4 +1,4 @@
-"""Canaries: made-up secrets, and made-up users who share them (Ramaswamy et al. 2020, §IV-A; the idea is Carlini et al.'s, 2019).
+"""Canaries: made-up secrets, and simulated users who share them (Ramaswamy et al. 2020, §IV-A; the idea is Carlini et al.'s, 2019).
 
 A canary is five words drawn at random, so that nobody writes it by chance. Of each, n_u synthetic users have n_e copies among their 200
 sentences; their other sentences are public. They are trained on like anyone else, and audit/secret_sharer.py then asks the model

@@ -49,7 +49,7 @@ class RoundSpeed:
     users_per_s: float
     tokens_per_s: float
     round_s: float
-    privacy_share: float  # of the round: what clipping, whole numbers, noise, record and charge cost
+    privacy_share: float  # of the round: what clipping, integers, noise, record and charge cost
     peak_gib: float
     matrix_share: float  # of the measured rate of matrix products
 

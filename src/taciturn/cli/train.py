@@ -26,7 +26,7 @@ def train(
     minutes: Annotated[float | None, Option(min=1, max=100_000, callback=finite, help="with PEOPLE: time allowed (default: 30)")] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="with PEOPLE: write the recipe and stop")] = False,
     set: Settings = None,
-    audit: Annotated[int | None, Option(help="add N made-up users, with whom `taciturn audit run` tests the claim (audit.users)")] = None,
+    audit: Annotated[int | None, Option(help="add N synthetic users, with whom `taciturn audit run` tests the claim (audit.users)")] = None,
     resume: Annotated[bool, Option("--resume", help="resume a run that was interrupted")] = False,
     non_private: Annotated[bool, Option("--non-private", help="train without privacy; the ledger records ε = ∞")] = False,
     engine: Annotated[str | None, Option(help="ray, to train on a Ray cluster of this machine's own; or ray:ADDRESS, on another")] = None,

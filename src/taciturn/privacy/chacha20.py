@@ -86,7 +86,7 @@ class Coins:
 def _binomial_sums(times: int, below: int) -> tuple[int, list[int]]:
     """The smallest number of coins with any weight, and the sums of weights up to each number from there.
 
-    Weights are in proportion to the binomial probabilities, in whole numbers, from 2²⁵⁶ at the most likely number down to 0 on both sides:
+    Weights are in proportion to the binomial probabilities, in integers, from 2²⁵⁶ at the most likely number down to 0 on both sides:
     each is that of its neighbour times the ratio of the two, rounded down, so none is off by more than there are of them.
     """
     above = 2**64 - below

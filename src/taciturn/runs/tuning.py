@@ -1,4 +1,4 @@
-"""Settings tried on public text that is dealt to made-up users: a sweep that costs nobody anything.
+"""Settings tried on public text that is dealt to simulated users: a sweep that costs nobody anything.
 
 OUT/made-up-users-… is the population of these users; each trial is a run of its own beside it. Both are named by all that they depend on,
 so that an interrupted sweep goes on, and another one begins anew.
@@ -22,7 +22,7 @@ from taciturn.release.model_file import load_model, params_digest
 from taciturn.runs.loop import resume_run, train_run
 
 HELD_OUT = 1 / 16  # share of the text, as of people
-LEAST_TOKENS = 50  # of a made-up user
+LEAST_TOKENS = 50  # of a simulated user
 
 
 class TuningError(TaciturnError):

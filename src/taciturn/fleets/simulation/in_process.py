@@ -98,7 +98,7 @@ class SimulatedFleet:
         """Before the first sum: on this very device, with this program and these shapes, the sum with a user less the sum without is that
         user's own report, to the bit, in whatever seat and company; and a sum comes out the same twice. Privacy rests on it.
 
-        Tried on made-up users. Sums of floats, which have no privacy, are not additive and are not tried.
+        Tried on simulated users. Sums of floats, which have no privacy, are not additive and are not tried.
         """
         if not all(jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in jax.tree.leaves(self._shape)):
             return
