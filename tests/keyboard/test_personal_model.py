@@ -308,7 +308,7 @@ def test_its_address_is_not_shown_to_others_as_an_argument_of_a_browser(made, mo
     opened: list[str] = []
     monkeypatch.setattr(KeyboardServer, "serve_forever", ended)
     monkeypatch.setattr("webbrowser.open", opened.append)
-    assert "open this address yourself" in run_cli("keyboard", "open", made / "mine", "--port", 0).output
+    assert "open the address yourself" in run_cli("keyboard", "open", made / "mine", "--port", 0).output
     assert opened == []
     run_cli("keyboard", "open", made / "private", "--port", 0)
     assert len(opened) == 1

@@ -17,7 +17,7 @@ Folder = Annotated[Path, Argument(help="folder of a population")]
 RunName = Annotated[str, Argument(help="name of a run, as `taciturn ledger show FOLDER` lists it")]
 NEIGHBOURS = {"add or remove one user": "one user more", "replace one user by another": "one user replaced"}
 
-ledger_app = group("ledger", "What was ever released about a population, and what may be.", "taciturn ledger show people")
+ledger_app = group("ledger", "Show and limit what is released about a population.", "taciturn ledger show people")
 
 
 def _opened(folder: Path) -> "Ledger":
@@ -103,13 +103,15 @@ def export(population: Folder, file: Annotated[Path, Argument(help="JSON file to
 @ledger_app.command()
 def budget(
     population: Folder,
-    epsilon: Annotated[float, Option(help="that all runs together may cost, whatever they release and in which order")],
-    delta: Annotated[float | None, Option(help="at which (default: the budget's before, or the runs' smallest, or 1e-10)")] = None,
+    epsilon: Annotated[float, Option(help="what all runs together may cost, in whatever order")],
+    delta: Annotated[
+        float | None, Option(help="δ of the budget (default: that of the last budget, or the runs' smallest, or 1e-10)")
+    ] = None,
 ) -> None:
-    """Fix a budget for all runs on these people together. It is only ever lowered.
+    """Set a budget for all runs on these people together. It can only be lowered later.
 
-    Fix it before the first run. A run then reserves what it may cost at most (all its rounds and some to spare, correlated noise in full)
-    and does not start if all runs together could pass the budget; when it ends, it gives back what it did not spend. Runs without privacy
+    Set it before the first run. Each run then reserves the most that it may cost (all its rounds and some more, correlated noise in full),
+    and does not start if all runs together could exceed the budget; when it ends, it returns what it did not spend. Runs without privacy
     do not start.
 
     Example: taciturn ledger budget people --epsilon 4 --delta 1e-10
@@ -120,7 +122,7 @@ def budget(
     known = [book.budget.delta] if book.budget else [book.run_rows(run)[0]["delta"] for run in book.runs()]
     fixed = PopulationBudget(epsilon, min(known, default=1e-10) if delta is None else delta)
     book.set_budget(fixed)
-    console.print(f"All runs together: at most ε = {epsilon_text(fixed.epsilon)} at δ = {delta_text(fixed.delta)}, from now on.")
+    console.print(f"From now on all runs together may cost at most ε = {epsilon_text(fixed.epsilon)} at δ = {delta_text(fixed.delta)}.")
 
 
 @ledger_app.command()
@@ -152,7 +154,7 @@ def adopt(
 ) -> None:
     """Adopt a folder as the one to use, after it was copied, restored from a backup or moved to another disk.
 
-    Its ledger must have every row that is known. An original that is still where it was is retired, and refused from then on.
+    Its ledger must have every known row. If the original is still in its place, it is retired, and refused from then on.
 
     Example: taciturn ledger adopt restored/people
     """
@@ -166,12 +168,12 @@ def adopt(
 @ledger_app.command()
 def anchor(
     population: Folder,
-    file: Annotated[Path | None, Option(help="a file on another disk, which is made and kept")] = None,
-    command: Annotated[str | None, Option(help="a command: gets the last head and the new one, and agrees by ending with status 0")] = None,
+    file: Annotated[Path | None, Option(help="a file on another disk, which is created and updated")] = None,
+    command: Annotated[str | None, Option(help="a command that gets the last head and the new one, and agrees with exit status 0")] = None,
 ) -> None:
-    """Keep the ledger's newest head outside of its folder too, out of reach of anyone who restores an older copy.
+    """Keep the ledger's newest head outside of its folder too, so that an older copy that was restored is noticed.
 
-    It is compared before every release. If it cannot be reached, or knows of another head, nothing is released.
+    It is compared before every release. If the anchor cannot be reached, or knows another head, nothing is released.
 
     Example: taciturn ledger anchor people --file /mnt/other/people.head
     """

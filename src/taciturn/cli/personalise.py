@@ -1,4 +1,4 @@
-"""`taciturn personalise`: a model of one's own, which stays on this device."""
+"""`taciturn personalise`: a personal model, which stays on this device."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,9 +15,9 @@ MANY_UNKNOWN = 0.3  # of all words: then it may be another language
 
 def personalise(
     model: Annotated[Path, Argument(help="a run, an export, a pretrained or a personal model")],
-    text: Annotated[Path, Argument(help="file of one person's messages: .txt, one a line, or a table as for `data build`")],
+    text: Annotated[Path, Argument(help="file of one person's messages: .txt, one on each line, or a table as for `data build`")],
     out: Annotated[Path, Option(help="new folder for the personal model")],
-    epochs: Annotated[int, Option(min=1, help="how often the text is read")] = 2,
+    epochs: Annotated[int, Option(min=1, help="passes over the text")] = 2,
     learning_rate: Annotated[float, Option(min=0.0, callback=finite)] = 0.25,
     general: Annotated[Path | None, Option(help="public text (`data public`) to rehearse, so that general language is kept")] = None,
     user_share: Annotated[float, Option(min=0.05, max=1.0, help="λ, with --general: the person's share of what is learned from")] = 0.5,
@@ -25,8 +25,8 @@ def personalise(
 ) -> None:
     """Train a model on one person's own text, for that person alone.
 
-    The result has no guarantee and stays on this device: type with it (`taciturn keyboard open`), but no export takes it. The last
-    tenth of the messages is not trained on: it shows whether the model got better. One that did not is not kept.
+    The result has no guarantee and stays on this device: type with it (`taciturn keyboard open`); it cannot be exported. The last tenth
+    of the messages is held out to measure with. A model that did not improve on it is not kept.
 
     Example: taciturn personalise runs/private sent.txt --out mine --general wiki --delete-text
     """
