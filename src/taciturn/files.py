@@ -97,8 +97,7 @@ def next_folder(parent: Path, prefix: str = "") -> Path:
 
 @contextmanager
 def locked(path: Path, busy: TaciturnError | None = None, mode: int = 0o600) -> Iterator[BinaryIO]:
-    """The file, made if need be, for this process alone: waits for whoever has it, or raises `busy`. The lock goes with the process,
-    however that ends, and is not handed on to programs that it starts."""
+    """Open (and create) a file for this process alone: wait for the lock, or raise `busy`. The lock ends with the process."""
     with open(path, "a+b", opener=partial(os.open, mode=mode)) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))

@@ -98,8 +98,7 @@ class AuditUsers:
         self._seen[before.round] = np.append(row, products / (self._unit * clip_norm))
 
     def save(self, folder: Path, mode: int) -> None:
-        """`mode` is the model's: where that is for its owner alone, so is what was read from estimates on the way. A round that is done
-        again after a crash is written again, in its place."""
+        """`mode` is that of the model's file, as readings are as private. A round repeated after a crash overwrites its row."""
         path = folder / FILE_NAME
         if not path.exists():
             coins = {"included": self.included.astype(int).tolist(), "rounds": self.patterns}

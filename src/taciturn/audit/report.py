@@ -1,5 +1,4 @@
-"""What a finished run gives away: whether its audit users are told apart better than is claimed, and secrets that were planted in it,
-looked for in its model. The ledger's word stands beside both."""
+"""What a finished run reveals: how well audit users can be told apart, beside the claim, and what its model knows of planted secrets."""
 
 import math
 from dataclasses import dataclass

@@ -146,8 +146,7 @@ def _chosen(people: Path, epsilon: float, users: int | None, public: Path | None
 
 
 def _started(people: Path, public: Path, out: Path) -> Path:
-    """Pretrain on this public text, from the start that comes with taciturn where both have the same words; or take the model that is
-    there. If it is interrupted, the same command resumes it."""
+    """Pretrain on this public text, from the shipped start where the words are the same; resume or reuse a model that is there."""
     from taciturn.algorithms.pretraining import Schedule
     from taciturn.cli.pretrain import watched
     from taciturn.data.population import Population

@@ -328,8 +328,7 @@ def _has_pld(event: DpEvent) -> bool:
 
 
 def _renyi_costs(event: DpEvent, orders: tuple[int, ...] | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """(orders, what an event costs at each). Costs at an order add up, whichever adjacency each was worked out under: all of them hold
-    where one user's reports become zero."""
+    """(orders, cost of an event at each). Costs at an order add up under any adjacency, as all of them hold under zero-out."""
     match event:
         case ComposedDpEvent():
             parts = [_renyi_costs(part, orders) for part in event.events]

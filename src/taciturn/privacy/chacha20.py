@@ -45,8 +45,7 @@ class Coins:
         self._next = 0  # block
 
     def sampled(self, items: np.ndarray, probability: float) -> np.ndarray:
-        """Each item independently with this probability, or with up to 2⁻⁶⁴ less. How many they are is drawn first, and then which: that
-        takes time in proportion to those, and not to all there are."""
+        """Draw each item with this probability, or up to 2⁻⁶⁴ less: first how many, then which, in time proportional to the draws."""
         below = math.floor(probability * 2**64)
         return items if below >= 2**64 else self.chosen(items, self._binomial(len(items), below))
 

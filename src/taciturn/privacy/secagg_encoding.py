@@ -198,8 +198,7 @@ def _halves(numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def centred(encoded: Encoding, total: jax.Array) -> jax.Array:
-    """The number next to zero that leaves this residue mod M: the sum itself, of up to n_max reports. Whoever added may have done so in
-    integers of any kind of at least so many bits."""
+    """Return the number next to zero with this residue mod M: the sum of up to n_max reports, added in integers of enough bits."""
     spare = 32 - encoded.bits
     return jax.lax.bitcast_convert_type(jnp.asarray(total).astype(jnp.uint32) << spare, jnp.int32) >> spare
 

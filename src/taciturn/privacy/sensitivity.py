@@ -144,8 +144,7 @@ def tree(*lengths: int, honaker: bool) -> Strategy:
 
 
 def completed_weights(rows: int, honaker: bool) -> list[float]:
-    """What `tree_weights` says, for the nodes over the last row of a tree that ends there, from the level that row completes to the
-    root: half of such a node may be empty, and what is empty has no noise."""
+    """What `tree_weights` says, for the nodes over the last row of a tree that ends there; the empty part of a node has no noise."""
     level = (rows & -rows).bit_length() - 1
     weights = [float(tree_weights(level + 1)[-1]) if honaker else 1.0]
     whole = tree_weights(rows.bit_length() + 1)

@@ -183,8 +183,7 @@ def _diverged(rows: list[Row]) -> str | None:
 
 
 def _save(run: Run, state: TrainState) -> None:
-    """State first: it decides where a resumed run goes on; all else is made again from it. But for what observers saw, which is there
-    before it, since the estimates it was read from are gone."""
+    """Save the state first, as it decides where a run resumes; what observers saw goes before it, as the estimates are gone afterwards."""
     costs = (*run.account.terms.lineage, run.account.release)
     mode = 0o600 if any(isinstance(cost, NonPrivateDpEvent) for cost in costs) else 0o644
     for observer in run.observers:

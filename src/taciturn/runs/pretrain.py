@@ -78,8 +78,7 @@ def pretrained(
     resume: bool = False,
     start: Path | None = None,
 ) -> Pretrained:
-    """Train on public text and write the best epoch's model.safetensors to `out`. If it is interrupted, `resume` continues it, to
-    the same result. `start` is a model of other public text to start from."""
+    """Train on public text, from `start` if given, and write the best epoch's model to `out`; `resume` continues to the same result."""
     if not resume:
         check_new_folder(out, "choose another --out" + ("; or repeat the command with --resume" if (out / CHECKPOINT).exists() else ""))
     elif (out / "model.safetensors").exists() and not (out / CHECKPOINT).exists():
