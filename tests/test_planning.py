@@ -71,10 +71,10 @@ def test_the_best_blt_is_found_kept_and_far_better_than_a_tree(tmp_path, monkeyp
 def test_what_cannot_be_is_said():
     for wrong, sentence in (
         ({"report_goal": 2000}, "cannot be met"),
-        ({"min_separation": 10}, "9 are possible"),
+        ({"min_separation": 10}, "lower --min-separation to 9"),
         ({"delta": 0.1}, "below one over"),
-        ({"noise_multiplier": None}, "say one of"),
-        ({"epsilon": 1.0}, "say one of"),
+        ({"noise_multiplier": None}, "give exactly one of"),
+        ({"epsilon": 1.0}, "give exactly one of"),
         ({"noise_multiplier": math.nan}, "positive"),
         ({"rounds": 0}, "at least one round"),
     ):
@@ -185,9 +185,9 @@ def test_where_the_largest_goal_does_not_do_there_is_more_noise_and_it_is_said(m
 
 def test_what_cannot_grow_is_said():
     trial = Question(10_000, 100, 500, noise_multiplier=0.5)
-    with pytest.raises(PlanError, match="say what was tried"):
+    with pytest.raises(PlanError, match="give the trial"):
         grown(Question(10_000, 100, 500, epsilon=1.0), 1.0, 1000, "tree", lambda _: None)
-    with pytest.raises(PlanError, match="half of the users; 9,000"):
+    with pytest.raises(PlanError, match="half of the users, not 9,000"):
         grown(trial, 1.0, 9_000, "tree", lambda _: None)
     out = CliRunner().invoke(app, ["plan", "--population", "10000", "--rounds", "10", "--report-goal", "50", "--noise-multiplier", "1",
                                    "--grow-to-rho", "1", "--mechanism", "poisson"])  # fmt: skip

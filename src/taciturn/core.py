@@ -55,8 +55,8 @@ class Message(NamedTuple):
 class Report(NamedTuple):
     """What leaves a device. Reports are added, and nothing else is ever done with one. Their sum is a `total`."""
 
-    update: PyTree  # w_k · clip(Δ_k), as whole numbers wherever there is privacy (privacy/clipping.py says why)
-    weight: jax.Array  # w_k, as a whole number
+    update: PyTree  # w_k · clip(Δ_k), as integers wherever there is privacy (privacy/clipping.py says why)
+    weight: jax.Array  # w_k, as an integer
 
 
 Program = Callable[[Message, UserData, Key], Report]
@@ -112,7 +112,7 @@ class Participation(Protocol):
         ...
 
     def select(self, available: UserIds, row: int, coins: Coins) -> UserIds:
-        """The cohort of a row of the noise: the releases before it, whatever crashes there were."""
+        """Select the cohort of noise row `row`: the number of releases so far, interrupted attempts included."""
         ...
 
     def event(self, noise_multiplier: float, strategy: Strategy) -> DpEvent:
@@ -141,7 +141,7 @@ class Mechanism(NamedTuple):
     distance: Callable[[int, int], float]
     most_reports: int  # how many may be in a total
     correlated: bool  # whether its noise is, over rounds
-    modulus: int | None = None  # M, where totals are known mod M only: whole numbers of 32 bits, of which any multiple of M may be missing
+    modulus: int | None = None  # M, where totals are known mod M only: integers of 32 bits, of which any multiple of M may be missing
 
 
 class ServerState(NamedTuple):

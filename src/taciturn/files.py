@@ -15,6 +15,17 @@ from typing import Any, BinaryIO
 
 from taciturn.errors import TaciturnError
 
+HOLDS = {  # what a folder is, by a file in it
+    "manifest.json": "a population",
+    "about.json": "a public corpus",
+    "enrolled.txt": "a fleet",
+    "device.key": "a device's folder",
+    "counted_on.json": "a folder of counted n-grams",
+    "recipe.toml": "a run",
+    "guarantee.json": "an export",
+    "model.safetensors": "a model",
+}
+
 
 class FolderExists(TaciturnError):
     """There is something where a new folder is to be."""
@@ -39,6 +50,14 @@ def sync_folder(folder: Path) -> None:
     os.close(descriptor)
 
 
+def not_a(wanted: str, path: Path) -> str:
+    """Say what is at a path instead of what is wanted: «runs/first is a run, not a population»."""
+    if not path.exists():
+        return f"{path} does not exist"
+    other = "a file" if path.is_file() else "a folder of something else" if any(path.iterdir()) else "an empty folder"
+    return f"{path} is {next((kind for name, kind in HOLDS.items() if (path / name).exists()), other)}, not {wanted}"
+
+
 def check_new_folder(folder: Path, hint: str) -> None:
     """An empty folder is as good as none. `hint` is what to do where it is not new."""
     if not folder.name:
@@ -49,8 +68,7 @@ def check_new_folder(folder: Path, hint: str) -> None:
 
 @contextmanager
 def new_folder(folder: Path, hint: str, mode: int = 0o777) -> Iterator[Path]:
-    """Write into a folder beside it, which then takes its place, and is on disk: an interrupted start leaves nothing there, and of two
-    that begin at once one is told."""
+    """Write into a temporary folder beside it, then rename: an interrupted start leaves nothing, and a concurrent one is refused."""
     check_new_folder(folder, hint)
     new = [one for one in (folder, *folder.parents) if not one.exists()]
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -79,8 +97,7 @@ def next_folder(parent: Path, prefix: str = "") -> Path:
 
 @contextmanager
 def locked(path: Path, busy: TaciturnError | None = None, mode: int = 0o600) -> Iterator[BinaryIO]:
-    """The file, made if need be, for this process alone: waits for whoever has it, or raises `busy`. The lock goes with the process,
-    however that ends, and is not handed on to programs that it starts."""
+    """Open (and create) a file for this process alone: wait for the lock, or raise `busy`. The lock ends with the process."""
     with open(path, "a+b", opener=partial(os.open, mode=mode)) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))

@@ -52,20 +52,20 @@ class Question:
                 f"{1 / max(self.population, 1):.2g}. Plan for {LEAST_POPULATION} or more"
             )
         if not 0 < self.report_goal <= self.population:
-            raise PlanError(f"a report goal of {self.report_goal} cannot be met by {self.population} users")
+            raise PlanError(f"a report goal of {self.report_goal} cannot be met by {self.population} users: lower --report-goal")
         if self.rounds < 1:
             raise PlanError("a run has at least one round")
         if sum(one is not None for one in (self.noise_multiplier, self.epsilon, self.rho)) != 1:
-            raise PlanError("say one of --noise-multiplier, --epsilon and --rho; the others follow from it")
+            raise PlanError("give exactly one of --noise-multiplier, --epsilon and --rho; the others follow from it")
         given = self.noise_multiplier or self.epsilon or self.rho
         if given is None or not 0 < given < math.inf:
-            raise PlanError("a noise multiplier, ε or ρ is a positive number")
+            raise PlanError("--noise-multiplier, --epsilon and --rho must be positive and finite: give another number")
         if self.delta is not None and not 0 < self.delta < 1 / self.population:
-            raise PlanError(f"δ must be below one over the number of users, {1 / self.population:.1g}; {self.delta:g} is not")
+            raise PlanError(f"--delta must be below one over the number of users, {1 / self.population:.1g}, not {self.delta:g}: lower it")
         if self.min_separation is not None and not 0 <= self.min_separation <= self.possible_separation:
             raise PlanError(
-                f"with {self.population:,} users and {self.report_goal:,} a round nobody can rest for {self.min_separation} rounds; "
-                f"{self.possible_separation} are possible"
+                f"with {self.population:,} users and {self.report_goal:,} a round, nobody can rest {self.min_separation} rounds: lower "
+                f"--min-separation to {self.possible_separation}"
             )
 
     @property
@@ -83,7 +83,7 @@ class Question:
 
     @property
     def bands(self) -> int:
-        """Of banded noise: no more than the rounds between two turns of a user."""
+        """Return the bands of banded noise: at most the rounds between two turns of a user."""
         return min(BANDS, self.rounds, self.separation + 1)
 
     @property
@@ -160,14 +160,14 @@ def _strategy(question: Question, mechanism: MechanismName) -> Strategy:
 def simulated_timer(population: int, rounds: int, report_goal: int, timer_hours: float) -> Rounds:
     """What a timer on every device comes to, by a fleet of fewer devices with the same share of them in a round."""
     if not timer_hours > 0:
-        raise PlanError("a timer runs for more than 0 hours")
+        raise PlanError("--timer-hours must be more than 0: give another number")
     scale = min(1.0, max(SIMULATED_DEVICES / population, LEAST_GOAL / report_goal))
     devices = Devices(max(int(population * scale), 1), Habits())
     came = simulate_rounds(devices, rounds, max(int(report_goal * scale), 1), timer_hours)
     if came.succeeded < rounds:
         raise PlanError(
             f"with a timer of {timer_hours:g} hours only {came.succeeded} of {rounds} rounds came about in {came.hours / 24:.0f} days: "
-            "there are too few users for it"
+            "there are too few users for it. Lower --timer-hours or --report-goal"
         )
     # in the whole population; and nothing speaks against it where no device came twice
     possible = population // report_goal - 1
@@ -191,9 +191,9 @@ def grown(trial: Question, target: float, largest_goal: int, mechanism: Mechanis
     devices; where the largest goal does not do, noise alone grows on."""
     tried = trial.noise_multiplier
     if tried is None or not 0 < target < math.inf:
-        raise PlanError("say what was tried (--report-goal and --noise-multiplier), and a positive ρ to reach (--grow-to-rho)")
+        raise PlanError("give the trial (--report-goal and --noise-multiplier), and a positive ρ to reach (--grow-to-rho)")
     if not trial.report_goal <= largest_goal <= trial.population // 2:
-        raise PlanError(f"the largest report goal lies between the one that was tried and half of the users; {largest_goal:,} does not")
+        raise PlanError(f"--largest-goal must lie between --report-goal and half of the users, not {largest_goal:,}")
     steps = math.ceil(math.log(largest_goal / trial.report_goal, 1.25)) if largest_goal > trial.report_goal else 0
     goals = [min(int(trial.report_goal * 1.25**step), largest_goal) for step in range(steps + 1)]
 

@@ -75,7 +75,7 @@ def check_population_folder(folder: Path, replace: bool) -> None:
             f"--out; for other text of the same people too, with --same-people-as {folder}, so that what both cost them is added up"
         )
     if folder.exists() and not folder.is_dir():
-        raise DataError(f"{folder} is a file; --out names a folder")
+        raise DataError(f"{folder} is a file: name a new folder with --out")
 
 
 def vocabulary_of(words: int | str | Path, language: str = "en", characters: bool = False) -> Vocabulary:
@@ -84,7 +84,7 @@ def vocabulary_of(words: int | str | Path, language: str = "en", characters: boo
     if number.isdecimal():
         return public_vocabulary(int(number), language.lower(), "character" if characters else "word")
     if characters or language != "en":
-        raise DataError("--vocabulary FOLDER takes its words as they are; leave --language and --characters out")
+        raise DataError("--vocabulary FOLDER takes its words as they are: leave out --language and --characters")
     folder = Path(str(words))
     if (folder / "about.json").exists():
         return PublicCorpus.load(folder).vocabulary
@@ -93,7 +93,7 @@ def vocabulary_of(words: int | str | Path, language: str = "en", characters: boo
     if (folder / "model.safetensors").exists():
         card = load_model(folder)[1]
         return Vocabulary.of(card.vocabulary, card.text)
-    raise DataError(f"--vocabulary is a number of words, or a folder that has some; {words} is neither")
+    raise DataError(f"--vocabulary must be a number of words, or the folder of a corpus, population or run; {words} is neither")
 
 
 def open_ledger(population: Population) -> Ledger:
@@ -122,9 +122,10 @@ def adopt_ledger(folder: Path, same_people_as: Path | None = None) -> tuple[Ledg
     retired for it. With another folder of the same people, which was moved: the ledger that is there."""
     population = Population(folder)
     if same_people_as:
-        theirs, own = open_ledger(Population(same_people_as)), population.ledger
-        if own is None or own.id != theirs.id:
-            raise LedgerError(f"{folder} does not share the ledger of {same_people_as}: nothing is changed")
+        named, own = Population(same_people_as).ledger, population.ledger
+        if own is None or named is None or own.id != named.id:
+            raise LedgerError(f"{folder} does not share the ledger of {same_people_as}: name the folder that it shares")
+        theirs = open_ledger(Population(same_people_as))
         population.pin_ledger(NamedLedger(own.id, os.path.relpath(theirs.path.parent, folder.resolve())))
         return theirs, None
     named = population.ledger

@@ -161,7 +161,7 @@ def test_general_text_of_other_words_is_refused_before_anything_is_spent(populat
         ({"algorithm": "transfer-learning"}, "has no privacy"),
         ({"transfer": {"rows": 40}}, "belongs to"),
         ({"algorithm": "transfer-learning", "privacy": {"noise_multiplier": None}}, "sums predictions"),
-        ({"transfer": {"rows": 33}}, "whole number of batches"),
+        ({"transfer": {"rows": 33}}, "must be a multiple of batch_size"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(population, sections, match):

@@ -152,5 +152,5 @@ def test_an_untrained_model_remembers_nothing(population, text, tmp_path, capsys
 
 
 def test_a_run_without_canaries_says_how_to_plant_some(runs):
-    with pytest.raises(RunError, match="nothing was put into"):
+    with pytest.raises(RunError, match="has neither audit users nor canaries"):
         audit(runs("plain dp-fedavg").folder)

@@ -142,12 +142,12 @@ def test_what_looks_wrong_is_said(tmp_path, table):
     assert "of the words are unknown: is the language ru" in out
     assert "only 60 users" in out
     assert "nobody is held out" in out
-    assert "1 on record, 0 of them met in this text" in out
-    assert "not one of those who opted out was met" in out
+    assert "1 on record, 0 of them found in this text" in out
+    assert "none of the users who opted out appears" in out
     (tmp_path / "table.csv").write_text("user_id,reason\nuser3,left\n")
     with pytest.raises(DataError, match="line 1, looks like a table"):
         run("data", "build", table, "--out", tmp_path / "q", "--exclude", tmp_path / "table.csv")
-    with pytest.raises(DataError, match="leave --language and --characters out"):
+    with pytest.raises(DataError, match="leave out --language and --characters"):
         run("data", "build", table, "--out", tmp_path / "q", "--vocabulary", tmp_path / "p", "--characters")
     with pytest.raises(DataError, match="nobody would be left"):
         run("data", "build", table, "--out", tmp_path / "q", "--least-tokens", 50, "--most-tokens", 20)

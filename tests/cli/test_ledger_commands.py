@@ -73,7 +73,7 @@ def test_a_copy_is_adopted_and_the_original_retired(population, tmp_path):
     with pytest.raises(LedgerError, match="taciturn ledger adopt"):
         run_cli("ledger", "show", tmp_path / "copy")
     said = run_cli("ledger", "adopt", tmp_path / "copy")
-    assert "goes on, with 4 rows and 1 runs" in said
+    assert "is adopted, with 4 rows and 1 runs" in said
     assert "is retired" in said
     run_cli("ledger", "show", tmp_path / "copy")
     with pytest.raises(LedgerError, match="retired"):

@@ -323,5 +323,5 @@ def test_private_counts_of_a_population_are_not_for_everyone_to_read(finished_ru
 
 
 def test_users_text_is_not_taken_for_general_text(population):
-    with pytest.raises(Exception, match="no public corpus"):
+    with pytest.raises(Exception, match="is a population, not a public corpus"):
         PublicCorpus.load(population.folder)

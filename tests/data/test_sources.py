@@ -83,7 +83,7 @@ def test_columns_may_have_any_name_and_usual_ones_are_found(tmp_path):
     (tmp_path / "odd.csv").write_bytes(as_csv(header="wer,was,wann"))
     assert read(tmp_path / "odd.csv", columns=Columns("wer", "was", "wann"))[0] == ROWS
     assert read(tmp_path / "odd.csv", columns=Columns("wer", "was"))[0] == [(u, t, None) for u, t, _ in ROWS]
-    with pytest.raises(SourceError, match=r"odd.csv has no column user_id; nor any usual name.*--user-column"):
+    with pytest.raises(SourceError, match=r"odd.csv has no column user_id; its . columns have none of the usual names.*--user-column"):
         read(tmp_path / "odd.csv")
     with pytest.raises(SourceError, match=r"no column user_id; its columns are wer, text, wann.*--user-column"):
         read(write(tmp_path / "half.csv", as_csv(header="wer,text,wann")))
@@ -271,20 +271,20 @@ def test_rows_flagged_sensitive_are_left_out_and_other_columns_are_never_read(tm
     ("name", "content", "sentence"),
     [
         ("a.csv", b"", "is empty"),
-        ("a.jsonl", b"", "is empty"),
-        ("a.jsonl", b"\n\nnot json\n", "is empty"),
+        ("a.jsonl", b"", "has no line with a JSON object"),
+        ("a.jsonl", b"\n\nnot json\n", "has no line with a JSON object"),
         ("a.jsonl", b'[{"user_id": "a"}]', "one JSON list"),
         ("a.parquet", b"", "not a Parquet file"),
         ("a.parquet", as_parquet()[:-20], "not a Parquet file"),
         ("a.csv", "user_id,text\n".encode("utf-16"), "UTF-16"),
         ("a.csv", b'user_id,text\nbob,"never closed\nann,x\nann,y\n', "line 2: a quote is opened and not closed"),
-        ("a.csv.gz", gzip.compress(as_csv() * 500)[:-30], "damaged or cut off"),
-        ("a.csv.gz", b"no gzip", "damaged or cut off"),
-        ("a.csv.xz", lzma.compress(as_csv())[:30], "damaged or cut off"),
+        ("a.csv.gz", gzip.compress(as_csv() * 500)[:-30], "damaged or incomplete"),
+        ("a.csv.gz", b"no gzip", "damaged or incomplete"),
+        ("a.csv.xz", lzma.compress(as_csv())[:30], "damaged or incomplete"),
         ("a.csv.bz2", b"no bzip2", "cannot be read"),
         ("a.csv.zst", zstd(as_csv() * 500)[:50], "a.csv.zst"),
-        ("a.doc", b"?", "no kind that can be read"),
-        ("README", b"?", "no kind that can be read"),
+        ("a.doc", b"?", "not of a kind that can be read"),
+        ("README", b"?", "not of a kind that can be read"),
     ],
 )
 def test_a_file_that_cannot_be_read_stops_with_a_sentence_that_names_it(tmp_path, name, content, sentence):
@@ -296,15 +296,15 @@ def test_a_file_that_cannot_be_read_stops_with_a_sentence_that_names_it(tmp_path
 
 
 def test_places_that_are_no_source_are_said_to_be_none(tmp_path):
-    with pytest.raises(SourceError, match="there is no file or folder"):
+    with pytest.raises(SourceError, match="does not exist: name a file or folder"):
         read(tmp_path / "nowhere.csv")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SourceError, match="a folder without anything to read"):
+    with pytest.raises(SourceError, match="a folder without text; put files into it"):
         read(tmp_path / "empty")
     (tmp_path / "both").mkdir()
     (tmp_path / "both" / "a.txt").write_text("x")
     (tmp_path / "both" / "a.csv").write_bytes(as_csv())
-    with pytest.raises(SourceError, match="name one kind"):
+    with pytest.raises(SourceError, match="name files of one kind"):
         read(tmp_path / "both")
     parquet.write_table(pa.table({"user_id": ["a"], "text": [["a", "list"]]}), tmp_path / "list.parquet")
     with pytest.raises(SourceError, match=r"list.parquet.*holds list"):

@@ -78,7 +78,7 @@ def test_all_wishes_have_to_be_met_and_each_time_anew(tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_known_is_said_before_anything_is_done(tmp_path, monkeypatch):
-    with pytest.raises(LinkError, match="--while knows charging, unmetered, idle, and not 'plugged'"):
+    with pytest.raises(LinkError, match="--while takes charging, unmetered, idle, not 'plugged'"):
         why_not_now(["idle", "plugged"], None)
     with pytest.raises(LinkError, match="no-such-command cannot be asked"):
         why_not_now([], "no-such-command --at all")
@@ -192,5 +192,5 @@ def test_a_machine_that_does_not_say_whether_it_charges_is_not_taken_for_one_tha
 
 
 def test_a_wrong_word_on_the_command_line_is_told_the_right_ones(phone):
-    with pytest.raises(LinkError, match="--while knows charging, unmetered, idle"):
+    with pytest.raises(LinkError, match="--while takes charging, unmetered, idle"):
         device_command(phone, server="localhost:1", while_="charging,sunny")

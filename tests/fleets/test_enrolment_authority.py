@@ -62,7 +62,7 @@ def test_who_asks_again_keeps_its_number_and_signs_nothing_new(tmp_path, authori
 
 def test_a_request_that_is_none_enrols_nobody(tmp_path, authority):
     folder, fleet, _ = authority
-    with pytest.raises(LinkError, match="no request of a device"):
+    with pytest.raises(LinkError, match="is not one that a device made"):
         enrolment.enrol(folder, fleet, [*asking(tmp_path), "nonsense"])
     assert len(rows(folder)) == 1
     assert not read_enrolled(fleet).certificates
@@ -81,7 +81,7 @@ def test_lists_have_rising_numbers_and_a_dismissed_key_does_not_come_back(tmp_pa
     assert [bool(trust.why_not(one)) for one in certificates] == [False, True, True]
     with pytest.raises(LinkError, match="device 1 was dismissed, and its key with it; nobody was enrolled"):
         enrolment.enrol(folder, fleet, [device_request(tmp_path / "new"), requests[1]])
-    with pytest.raises(LinkError, match="no device 3 in this fleet"):
+    with pytest.raises(LinkError, match="3 devices, and no device 3"):
         enrolment.dismiss(folder, fleet, [0, 3])
     assert read_enrolled(fleet).dismissed == dismissed
     enrolment.enrol(folder, fleet, [device_request(tmp_path / "new")])
@@ -152,8 +152,10 @@ def test_with_a_log_that_is_not_its_own_the_authority_signs_nothing(tmp_path, au
         log.unlink()
         if damage != "gone":
             log.write_bytes(b"".join(changed.get(damage, lines[:2])))
-        sentences = dict.fromkeys(["older", "forked"], "lacks what was signed before") | {"gone": "no enrolment authority's folder"}
-        with pytest.raises(LinkError, match=sentences.get(damage, "was changed or is damaged")):
+        sentences = dict.fromkeys(["older", "forked"], "lacks what was signed before") | {
+            "gone": "not the folder of an enrolment authority"
+        }
+        with pytest.raises(LinkError, match=sentences.get(damage, "is damaged")):
             enrolment.enrol(folder, fleet, requests)
     assert read_enrolled(fleet) == kept
 
@@ -164,7 +166,7 @@ def test_a_damaged_list_is_said_to_be_one(tmp_path, authority, damage):
     enrolment.enrol(folder, fleet, asking(tmp_path))
     first, *others = (fleet / "enrolled.txt").read_bytes().splitlines(keepends=True)
     (fleet / "enrolled.txt").write_bytes(b"".join([first, *others[::-1]]) if damage == "swapped" else damage)
-    with pytest.raises(LinkError, match="copy it again from where the enrolment authority is"):
+    with pytest.raises(LinkError, match="copy it again from the enrolment authority"):
         read_enrolled(fleet)
 
 
@@ -282,8 +284,8 @@ def test_the_commands_from_a_key_to_a_dismissal(tmp_path):
     status, said = run("enrol", fleet, tmp_path / "other" / "request.txt", *where)
     assert status == 0
     assert "2 devices are enrolled" in said
-    assert "0 certificates are renewed" in run("renew", fleet, *where)[1]
-    assert "1 devices are dismissed, by list 1" in run("dismiss", fleet, 0, *where)[1]
+    assert "0 certificates renewed" in run("renew", fleet, *where)[1]
+    assert "1 devices are dismissed (list 1)" in run("dismiss", fleet, 0, *where)[1]
     assert read_enrolled(fleet).dismissed.devices == {0}
     assert run("dismiss", fleet, 0)[0] != 0  # beside the fleet there is no authority
 

@@ -96,7 +96,7 @@ def test_enrolled_again_a_device_keeps_its_number_and_a_stranger_is_told(tmp_pat
     assert [one.key for one in read_enrolled(fleet).certificates] == [device_key(device) for device in devices]
     stranger = tmp_path / "stranger"
     folders.save_text(stranger, np.arange(5))
-    with pytest.raises(LinkError, match="belongs to no fleet yet"):
+    with pytest.raises(LinkError, match="does not belong to a fleet yet"):
         folders.open_device(stranger)
     (devices[0] / "device.key").unlink()
     with pytest.raises(LinkError, match="has no key"):

@@ -283,7 +283,7 @@ def test_a_redis_that_is_killed_is_nobody_there_and_devices_come_back(caplog):
         ("redis://fleet.example:6379", "without TLS a Redis may be on this machine alone"),
         ("redis://:secret@10.0.0.1", "without TLS a Redis may be on this machine alone, and 10.0.0.1:6379 may"),
         ("redis://:secret@127.0.0.1:1", r"no Redis answers at 127\.0\.0\.1:1 "),
-        ("http://127.0.0.1", "names no Redis"),
+        ("http://127.0.0.1", "is not the address of a Redis"),
     ],
 )
 def test_where_there_is_no_redis_it_is_said_without_its_password(url, reason):

@@ -51,7 +51,7 @@ def test_people_who_were_trained_on_do_not_type_after_the_population_is_built_ag
     rest = made_up_users(12, seed=1), lettered_words(), {}
     run = trained(write_population(tmp_path / "people", made_up_users(50), *rest), tmp_path / "run")
     write_population(tmp_path / "people", made_up_users(50, seed=2), *rest)
-    with pytest.raises(REFUSED, match="who was trained on is not known any more"):
+    with pytest.raises(REFUSED, match="so its users are no longer known"):
         simulate_typing([run], texts_of(tmp_path / "chats.csv", "user 0 1", "user 0 2"), False, 10, 50)
 
 
@@ -60,7 +60,7 @@ def test_people_whom_the_first_of_two_runs_was_trained_on_do_not_type_with_the_s
     others = write_population(tmp_path / "others", *people, lettered_words(), {}, same_people_as=finished_runs / "people")
     run = trained(others, tmp_path / "second", model={"warm_start": str(finished_runs / "private")})
     assert Ledger(finished_runs / "people" / FILE_NAME).guarantee("second").continued
-    with pytest.raises(REFUSED, match="who was trained on is not known any more"):
+    with pytest.raises(REFUSED, match="so its users are no longer known"):
         simulate_typing([run], texts_of(tmp_path / "chats.csv", "user 0 1", "user 0 2"), False, 10, 50)
 
 

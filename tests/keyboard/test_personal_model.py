@@ -230,7 +230,7 @@ def test_a_personal_model_leaves_by_no_way_wherever_it_lies_and_whatever_it_is_c
     (tmp_path / "named").mkdir()
     renamed = shutil.copy(made / "mine" / "model.safetensors", tmp_path / "named" / "private.safetensors")
     for folder in (made / "mine", in_its_place, renamed):
-        with pytest.raises(ExportRefused, match="is a personal model of one person's own text: it stays on this device"):
+        with pytest.raises(ExportRefused, match="is a personal model of one person's own text, which stays on this device"):
             EXITS[way](folder, made, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert EXITS[way](made / "private", made, tmp_path / "out")  # the twin: the model it started from
@@ -308,7 +308,7 @@ def test_its_address_is_not_shown_to_others_as_an_argument_of_a_browser(made, mo
     opened: list[str] = []
     monkeypatch.setattr(KeyboardServer, "serve_forever", ended)
     monkeypatch.setattr("webbrowser.open", opened.append)
-    assert "open this address yourself" in run_cli("keyboard", "open", made / "mine", "--port", 0).output
+    assert "open the address yourself" in run_cli("keyboard", "open", made / "mine", "--port", 0).output
     assert opened == []
     run_cli("keyboard", "open", made / "private", "--port", 0)
     assert len(opened) == 1
@@ -433,12 +433,12 @@ def test_what_cannot_be_used_is_said_in_a_sentence_and_nothing_is_written(made, 
         (made / "private", tmp_path / "one.txt", out): "holds one message, and two messages at least are needed",
         (made / "private", tmp_path / "strange.txt", out): "knows not one word of the first 18 messages",
         (made / "private", tmp_path / "late.txt", out): "knows not one word of the last 2 messages",
-        (made / "private", tmp_path / "none.txt", out): "there is no file or folder",
+        (made / "private", tmp_path / "none.txt", out): "none.txt does not exist",
         (made / "private", tmp_path / "there", out): "is a folder; name one file",
         (made / "private", tmp_path / "two.csv", out): "holds the text of 2 people",
         (tmp_path / "counted", text, out): "holds n-grams, which are counted and not trained",
         (tmp_path / "model.arpa", text, out): "holds n-grams, which are counted and not trained",
-        (tmp_path / "nothing", text, out): "there is no model at",
+        (tmp_path / "nothing", text, out): "nothing does not exist; name a folder with a model.safetensors",
         (text, text, out): "is not a model file",
         (made / "private", text, tmp_path / "there"): "exists already: name a new folder",
     }

@@ -47,7 +47,7 @@ def test_a_run_cannot_be_opened_twice(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("harm", "why"), [("cheaper", "row 2, does not fit"), ("removed", "row 3, does not fit"), ("shorter", "rows were cut off")]
+    ("harm", "why"), [("cheaper", "row 2, does not fit"), ("removed", "row 3, does not fit"), ("shorter", "rows were removed")]
 )
 def test_a_ledger_changed_by_hand_releases_nothing(tmp_path, harm, why):
     path = tmp_path / FILE_NAME

@@ -141,7 +141,7 @@ def test_a_budget_is_only_ever_lowered_and_never_below_what_is_reserved(path):
     Ledger(path).set_budget(PopulationBudget(1.01 * ONE_RUN, DELTA))
     assert Ledger(path).budget == PopulationBudget(1.01 * ONE_RUN, DELTA)
     for senseless in (PopulationBudget(0.0, DELTA), PopulationBudget(math.inf, DELTA), PopulationBudget(1.0, 1.0)):
-        with pytest.raises(LedgerError, match="a budget has an ε above 0"):
+        with pytest.raises(LedgerError, match="the ε of a budget must lie between"):
             Ledger(path).set_budget(senseless)
 
 

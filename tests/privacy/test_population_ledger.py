@@ -207,7 +207,7 @@ def test_a_copied_population_is_refused_until_it_is_said_which_goes_on(people, t
     assert (book.runs(), retired) == (["first", "second", "third"], (people / FILE_NAME).resolve())
     spend(tmp_path / "newer", "fourth")
     for attempt in (lambda: spend(people, "fourth"), lambda: adopt_ledger(people)):
-        with pytest.raises(LedgerError, match=r"retired: the one at .*newer"):
+        with pytest.raises(LedgerError, match=r"retired, as the one at .*newer"):
             attempt()
 
 

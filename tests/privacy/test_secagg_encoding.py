@@ -413,7 +413,7 @@ def test_every_encoding_has_room_for_its_reports_and_none_to_spare(size, most_re
 
 @pytest.mark.parametrize("bits", [5, 17, 31])
 def test_bits_that_do_not_fit_are_refused_with_those_that_do(bits):
-    with pytest.raises(ValueError, match=f"takes 18 to 30 bits a parameter, not {bits}"):
+    with pytest.raises(ValueError, match=f"takes 18 to 30 bits each, not {bits}"):
         encoding(GBOARD, 6500, bits)
 
 
@@ -614,7 +614,7 @@ def test_what_does_not_go_with_residues_is_refused_in_a_sentence(population, sec
 
 def test_too_few_bits_for_a_model_are_refused_in_a_sentence(population, tmp_path):
     recipe = tiny_recipe(population, **with_privacy(FTRL, encoding="modular", encoding_bits=9))
-    with pytest.raises(RecipeError, match="bits a parameter, not 9"):
+    with pytest.raises(RecipeError, match="bits each, not 9"):
         train_run(recipe, tmp_path / "run", quietly)
 
 

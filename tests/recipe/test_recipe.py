@@ -19,17 +19,17 @@ ROOT = Path(__file__).parents[2]
     [
         ({"privacy": {"clip_nrom": 1.0}}, r"\[privacy\] clip_nrom is not a setting; did you mean clip_norm\?"),
         ({"privcy": {"clip_norm": 1.0}}, "privcy is not a setting; did you mean privacy?"),
-        ({"run": {"rounds": 0}}, r"\[run\] rounds: input should be greater than 0 \(it is 0\)"),
-        ({"run": {"rounds": "many"}}, r"\[run\] rounds: input should be a valid integer"),
+        ({"run": {"rounds": 0}}, r"\[run\] rounds must be greater than 0, not 0"),
+        ({"run": {"rounds": "many"}}, r"\[run\] rounds must be an integer, not 'many'"),
         ({"privacy": {"noise_multiplier": float("inf")}}, "finite"),
         ({"privacy": {"noise_multiplier": None}}, "needs a noise_multiplier, or an epsilon or rho"),
         ({"privacy": {"clip_norm": [[0, 1.0], [5, 2.0]]}}, "may only fall"),
         ({"privacy": {"clip_norm": -1.0}}, "clip norm lies between"),
-        ({"privacy": {"delta": 0.01}}, "more than one over the number of users"),
+        ({"privacy": {"delta": 0.01}}, "at least one over the number of users"),
         ({"privacy": {"estimator": "clipped"}}, "least_weight go together"),
         ({"privacy": {"layer_clip_norms": {"a": 1.0}}}, "per-layer"),
-        ({"participation": {"cohort": 2000}}, "more than the 1000 users"),
-        ({"participation": {"kind": "fixed", "cohort": 10.5}}, "whole number"),
+        ({"participation": {"cohort": 2000}}, "is more than users = 1000"),
+        ({"participation": {"kind": "fixed", "cohort": 10.5}}, "cohort must be an integer"),
         ({"algorithm": "fedavg"}, "has no privacy"),
         ({"algorithm": "dp-fedsgd", "privacy": {"greedy": True}}, "several local steps"),
         ({"model": {"kind": "lstmm"}}, r"\[model\] kind"),
@@ -43,7 +43,7 @@ def test_what_is_wrong_is_said_in_a_sentence(sections, sentence):
 def test_a_missing_setting_is_named_with_what_it_means():
     content = changed()
     del content["participation"]["users"]
-    with pytest.raises(RecipeError, match=r"\[participation\] users is missing \(K, the number of users"):
+    with pytest.raises(RecipeError, match=r"\[participation\] users is missing; add it \(K, the number of users"):
         parse_recipe(content)
 
 
@@ -75,9 +75,9 @@ def test_a_setting_of_another_form_is_refused(tmp_path, setting):
 @pytest.mark.parametrize("content", [b"rounds = = 3", b"\xff\xfe", b"[run"])
 def test_a_file_that_is_no_toml_is_said_to_be_none(tmp_path, content):
     (tmp_path / "recipe.toml").write_bytes(content)
-    with pytest.raises(RecipeError, match="not TOML"):
+    with pytest.raises(RecipeError, match=r"not TOML|not text in UTF-8"):
         load_recipe(tmp_path / "recipe.toml")
-    with pytest.raises(RecipeError, match="no recipe"):
+    with pytest.raises(RecipeError, match=r"missing\.toml does not exist"):
         load_recipe(tmp_path / "missing.toml")
 
 
@@ -122,7 +122,7 @@ def test_model_settings_alone_are_checked_too():
             },
             "a sum holds 65535",
         ),
-        ({**FTRL, "fleet": {"time_zones": [[0, 0.0]]}}, "positive share"),
+        ({**FTRL, "fleet": {"time_zones": [[0, 0.0]]}}, "every share must be positive"),
         ({"fleet": {"kind": "check-in"}}, "no sampling can be claimed"),
         ({"algorithm": "dp-ftrl", "participation": {"kind": "cyclic-poisson"}}, "privacy.bands to 5"),
         ({"algorithm": "dp-ftrl", "participation": {"kind": "cyclic-poisson"}, "privacy": {"noise": "blt"}}, 'goes with noise = "banded"'),

@@ -131,24 +131,24 @@ def test_a_dry_run_writes_a_recipe_and_never_over_another(people, start, timed, 
     for _ in range(2):
         assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["people-1.toml", "people-2.toml"]
-    with pytest.raises(TaciturnError, match=r"people-1.toml is there already: train as it says"):
+    with pytest.raises(TaciturnError, match=r"people-1.toml exists already: train with it"):
         CliRunner().invoke(app, [*arguments, "--run", "runs/people-1"], catch_exceptions=False)
 
 
 @pytest.mark.parametrize(
     ("arguments", "answer"),
     [
-        (["people"], "people is a folder: say what its people are promised, for example --epsilon 4"),
-        (["recipe.toml", "--epsilon", "4"], "--epsilon: for a folder of people, and recipe.toml is none"),
+        (["people"], "people is a population: say what its people are promised, for example --epsilon 4"),
+        (["recipe.toml", "--epsilon", "4"], "recipe.toml does not exist; --epsilon needs a population"),
         ([], "name a recipe, or people and an ε"),
-        (["--resume", "--run", "runs/1", "--epsilon", "4"], "--resume takes the run's own recipe"),
-        (["--resume", "--run", "runs/1", "--dry-run"], "--resume takes the run's own recipe"),
-        (["recipe.toml", "--minutes", "5"], "--minutes: for a folder of people"),
-        (["people", "--epsilon", "4", "--dry-run", "--set", "run.rounds=3"], "leave --set and --audit out"),
+        (["--resume", "--run", "runs/1", "--epsilon", "4"], "--resume uses the run's own recipe"),
+        (["--resume", "--run", "runs/1", "--dry-run"], "--resume uses the run's own recipe"),
+        (["recipe.toml", "--minutes", "5"], "recipe.toml does not exist; --minutes needs a population"),
+        (["people", "--epsilon", "4", "--dry-run", "--set", "run.rounds=3"], "leave out --set and --audit"),
         (["people", "--epsilon", "4", "--run", "."], "has no name, which a new folder needs"),
         (["people", "--epsilon", "4", "--run", "people"], "people exists already"),
         (["people", "--epsilon", "4", "--public", "ngram"], "is no neural model"),
-        (["people", "--epsilon", "4", "--public", "elsewhere"], "has other words than people: make it with"),
+        (["people", "--epsilon", "4", "--public", "elsewhere"], "have different vocabularies: make"),
     ],
 )
 def test_what_does_not_go_together_is_said(people, finished_runs, tmp_path, monkeypatch, arguments, answer):
@@ -222,7 +222,7 @@ def test_learning_public_text_first_goes_on_where_it_was_interrupted(people, pub
     (out / CHECKPOINT).unlink()
     params, card = load_model(Path(SHIPPED))
     save_model(out / "model.safetensors", {"word_bias": params["word_bias"]}, card)
-    with pytest.raises(StartError, match="is a start of other text than"):
+    with pytest.raises(StartError, match="was pretrained on other text than"):
         _started(people, public, out)
     save_model(out / "model.safetensors", {"word_bias": params["word_bias"]}, replace(card, public_sources=("made-up text",)))
     assert _started(people, public, out) == out

@@ -219,7 +219,7 @@ def cut_off(cut_off_once, tmp_path) -> Path:
 
 
 def test_what_was_cut_off_is_not_begun_again_by_mistake(corpus, cut_off):
-    with pytest.raises(FolderExists, match="repeat its command with --resume, or name another --out"):
+    with pytest.raises(FolderExists, match="choose another --out; or repeat the command with --resume"):
         pretrained(corpus, MODEL, SCHEDULE, cut_off, quietly)
 
 
@@ -242,14 +242,14 @@ def test_it_goes_on_only_as_it_began(corpus, cut_off, changed, sentence):
 
 def test_what_cannot_be_trained_is_refused_in_a_sentence(corpus, uninterrupted, tmp_path):
     for resume, error, said in (
-        (False, FolderExists, "exists already: .* or name another --out"),
-        (True, RecipeError, "holds a model already; name another --out"),
+        (False, FolderExists, "exists already: choose another --out"),
+        (True, RecipeError, "holds a finished model: choose another --out"),
     ):
         with pytest.raises(error, match=said):
             pretrained(corpus, MODEL, SCHEDULE, uninterrupted, quietly, resume)
     with pytest.raises(RecipeError, match=r"too short: .* do not fill a batch of 4000"):
         pretrained(corpus, MODEL, replace(SCHEDULE, batch_size=4000), tmp_path / "out", quietly)
-    with pytest.raises(RecipeError, match=r"diverges\. Lower the --learning-rate"):
+    with pytest.raises(RecipeError, match=r"not a number\. Lower the --learning-rate"):
         pretrained(corpus, MODEL, replace(SCHEDULE, learning_rate=1e30), tmp_path / "out", quietly)
     assert not (tmp_path / "out" / CHECKPOINT).exists()  # nothing to go on from
     (tmp_path / "out" / CHECKPOINT).write_bytes(b"damaged")
@@ -292,7 +292,7 @@ def test_an_interrupted_command_says_how_to_go_on(corpus, tmp_path, monkeypatch)
     corpus.save(tmp_path / "corpus")
     monkeypatch.setattr("os._exit", lambda code: (_ for _ in ()).throw(SystemExit(code)))
     save_state = pretrain.save_state
-    for place, words in (("before", "No epoch was done yet"), ("after", "The epochs that are done are kept")):
+    for place, words in (("before", "No epoch was finished"), ("after", "All finished epochs are kept")):
         with monkeypatch.context() as patch:
 
             def interrupted(*arguments, place=place):
@@ -304,11 +304,11 @@ def test_an_interrupted_command_says_how_to_go_on(corpus, tmp_path, monkeypatch)
             stopped = run_cli(tmp_path / "corpus", tmp_path / "out")
         assert stopped.exit_code == 130
         assert words in " ".join(stopped.output.split())
-        assert "go on with the same command and --resume" in " ".join(stopped.output.split())
+        assert "continue with the same command and --resume" in " ".join(stopped.output.split())
     assert run_cli(tmp_path / "corpus", tmp_path / "out", "--resume").exit_code == 0
     assert (tmp_path / "out" / "model.safetensors").exists()
     afresh = run_cli(tmp_path / "corpus", tmp_path / "new", "--resume")
-    assert "this begins with the first" in " ".join(afresh.output.split())
+    assert "starting with the first" in " ".join(afresh.output.split())
     assert same(params_of(tmp_path / "out"), params_of(tmp_path / "new"))
 
 

@@ -41,7 +41,7 @@ def test_a_refused_run_cannot_be_resumed_from_a_non_private_model(copied_runs, t
     from_plain = short_recipe(people, model={"warm_start": str(copied_runs / "plain")})
     with pytest.raises(LedgerError, match="already has a run"):
         loop.train_run(from_plain, tmp_path / "private", cut_at(0))
-    with pytest.raises(RunError, match="holds no run"):
+    with pytest.raises(RunError, match="not a run; name a folder"):
         loop.resume_run(tmp_path / "private", cut_at(0))
 
 

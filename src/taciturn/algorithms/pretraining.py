@@ -103,7 +103,7 @@ def pretraining(loss: Loss, text: PublicCorpus, schedule: Schedule) -> Pretraini
     steps = len(pieces) // size
     if steps == 0:
         raise ValueError(
-            f"the public text is too short: {len(pieces)} pieces of {schedule.unroll} tokens do not fill a batch of {schedule.batch_size}"
+            f"the text is too short: {len(pieces)} pieces of {schedule.unroll} tokens do not fill a batch of {schedule.batch_size}"
         )
     rows, lengths = jnp.asarray(pieces), np.count_nonzero(pieces[:, 1:] != PADDING, axis=1)
     whole = max(2, schedule.epochs * steps)  # a single step leaves a cosine no room

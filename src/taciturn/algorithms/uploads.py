@@ -53,7 +53,7 @@ def rounded(layer: jax.Array, bits: int, key: Key) -> jax.Array:
 
 
 def upload_bytes(update: PyTree, upload: Upload) -> int:
-    """Of one report about an update of this shape. Whole numbers, as reports with privacy have them, take 32 bits as floats do."""
+    """Return the size of a report about an update of this shape. Integers, in reports with privacy, take 32 bits as floats do."""
     total = WEIGHT_BYTES
     for layer in jax.tree.leaves(update):
         values = upload.values(layer)

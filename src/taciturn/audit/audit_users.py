@@ -1,4 +1,4 @@
-"""Made-up users by whom a training is audited: each sends a random direction (Andrew et al. 2023, "One-shot empirical privacy estimation
+"""Simulated users by whom a training is audited: each sends a random direction (Andrew et al. 2023, "One-shot empirical privacy estimation
 for federated learning"; one training tells of all of them, as in Steinke, Nasr and Jagielski 2023).
 
 docs/audit.md says how it goes. What is written down is how far each released estimate went in the direction of each user, whether it took
@@ -98,8 +98,7 @@ class AuditUsers:
         self._seen[before.round] = np.append(row, products / (self._unit * clip_norm))
 
     def save(self, folder: Path, mode: int) -> None:
-        """`mode` is the model's: where that is for its owner alone, so is what was read from estimates on the way. A round that is done
-        again after a crash is written again, in its place."""
+        """`mode` is that of the model's file, as readings are as private. A round repeated after a crash overwrites its row."""
         path = folder / FILE_NAME
         if not path.exists():
             coins = {"included": self.included.astype(int).tolist(), "rounds": self.patterns}
@@ -160,7 +159,7 @@ class Directions:
         return jax.tree.unflatten(self._structure, shaped)
 
     def products(self, estimate: PyTree) -> np.ndarray:
-        """With every direction."""
+        """Return the inner product of an estimate with every direction."""
         folded = np.asarray(self._fold(self.vectors, estimate), np.float64)
         return walsh(folded)[: len(self.vectors.own)] * np.asarray(self.vectors.own)
 
@@ -217,7 +216,7 @@ def _patterns(rounds: int, apart: int, turns: int) -> list[list[int]]:
 
 
 def _lengths(recipe: Recipe, params: Params) -> list[float] | None:
-    """Of each layer, where each is bounded for itself, so that the bound leaves a direction what it is."""
+    """Return the length in each layer where layers are clipped separately, so that the clip does not change a direction."""
     given = recipe.privacy.layer_clip_norms
     if recipe.privacy.clipping != "per-layer":
         return None

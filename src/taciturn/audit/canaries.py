@@ -1,4 +1,4 @@
-"""Canaries: made-up secrets, and made-up users who share them (Ramaswamy et al. 2020, §IV-A; the idea is Carlini et al.'s, 2019).
+"""Canaries: made-up secrets, and simulated users who share them (Ramaswamy et al. 2020, §IV-A; the idea is Carlini et al.'s, 2019).
 
 A canary is five words drawn at random, so that nobody writes it by chance. Of each, n_u synthetic users have n_e copies among their 200
 sentences; their other sentences are public. They are trained on like anyone else, and audit/secret_sharer.py then asks the model
@@ -105,9 +105,8 @@ def _public_sentences(corpus: PublicCorpus, count: int, generator: np.random.Gen
 
 
 def expected_sightings(users: Iterable[SyntheticUser], rate: float, rounds: int, layout: Layout | None = None) -> dict[Canary, float]:
-    """How often a training of so many rounds meets each canary, where a user takes part in a share `rate` of them (Table 3): rate ×
-    rounds × n_u × n_e, where texts are read whole. A device reads no more of a text than its `layout` has room for, and of the copies
-    only those count that are in what it reads."""
+    """Return how often a training meets each canary if a user joins a share `rate` of the rounds (Table 3): rate × rounds × n_u × n_e where
+    texts are read whole. A device reads what its `layout` has room for; only copies in that part count."""
     copies: Counter[Canary] = Counter()
     for user in users:
         copies[user.canary] += copies_read(user, layout)
@@ -115,7 +114,7 @@ def expected_sightings(users: Iterable[SyntheticUser], rate: float, rounds: int,
 
 
 def copies_read(user: SyntheticUser, layout: Layout | None = None) -> int:
-    """Of the canary, each time that the device goes through the text."""
+    """Count the copies of the canary that a device reads in one pass over its text."""
     read = user.tokens
     if layout is not None:
         targets = layout.cut.pieces(user.tokens, layout.steps * layout.batch_size)[:, 1:]
@@ -127,8 +126,7 @@ def copies_read(user: SyntheticUser, layout: Layout | None = None) -> int:
 
 
 def save_canaries(path: Path, seen: Mapping[Canary, float], vocabulary: Vocabulary) -> None:
-    """With their words spelled out, so that a person can read them, and a model with another list of words is not asked for others; and
-    how often each is seen in a round (`expected_sightings`)."""
+    """Save canaries with their words spelled out, for people and other vocabularies, and how often each is seen (`expected_sightings`)."""
     rows = [
         {"words": [vocabulary.words[word] for word in canary.words], "users": canary.users, "copies": canary.copies, "seen": often}
         for canary, often in seen.items()

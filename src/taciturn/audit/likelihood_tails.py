@@ -58,7 +58,7 @@ def log_ratios(model: LanguageModel, params: Params, other: Params, count: int, 
 
 
 def _log_probability(model: LanguageModel, params: Params, texts: jax.Array) -> jax.Array:
-    """Of each row after its <bos>, among texts without padding and further beginnings, which are never said."""
+    """Return the log probability of each row after its <bos>, where padding and further beginnings have probability zero."""
     silent = np.array([PADDING, BEGIN])
     scores = jax.nn.log_softmax(losses.logits(model, params, texts[:, :-1]).at[..., silent].set(-jnp.inf))
     return jnp.sum(jnp.take_along_axis(scores, texts[:, 1:, None], axis=-1)[..., 0], axis=1)
@@ -92,7 +92,7 @@ def lilliefors(values: np.ndarray) -> float:
 
 @lru_cache
 def critical_value(count: int, significance: float = SIGNIFICANCE, tries: int = 4000) -> float:
-    """Of the Lilliefors test for so many values, by simulation."""
+    """Simulate the critical value of the Lilliefors test for `count` values."""
     generator = np.random.default_rng(1969)
     return float(np.quantile([lilliefors(generator.exponential(size=count)) for _ in range(tries)], 1 - significance))
 

@@ -1,5 +1,4 @@
-"""What a finished run gives away: whether its audit users are told apart better than is claimed, and secrets that were planted in it,
-looked for in its model. The ledger's word stands beside both."""
+"""What a finished run reveals: how well audit users can be told apart, beside the claim, and what its model knows of planted secrets."""
 
 import math
 from dataclasses import dataclass
@@ -51,7 +50,7 @@ class MembershipResults:
     included: np.ndarray
 
     def epsilon(self, times: float = 1.0) -> float:
-        """Of the user with the most turns, if noise were so many times smaller than is claimed."""
+        """Return ε of the user with the most turns, were the noise `times` times smaller than claimed."""
         return gaussian_epsilon(times * self.audit.mu, self.delta) if times > 0 else 0.0
 
 

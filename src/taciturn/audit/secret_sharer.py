@@ -102,7 +102,7 @@ def beam_search(
 
 
 def scorer(model: WordModel, continuations: np.ndarray, memory: int | None = None) -> Scorer:
-    """Of continuations int [count, 3], in the fastest way that there is for the model."""
+    """Return the fastest scorer there is for this model, of continuations int [count, 3]."""
     memory = memory or (CPU_MEMORY if jax.default_backend() == "cpu" else ACCELERATOR_MEMORY)
     order = np.lexsort(continuations.T[::-1])  # those that begin alike stand together, and are read together
     if isinstance(model, Recurrent):
@@ -119,8 +119,7 @@ def scorer(model: WordModel, continuations: np.ndarray, memory: int | None = Non
 
 
 def _recurrent_scorer(model: Recurrent, continuations: np.ndarray, memory: int) -> Scorer:
-    """One program for all of a prefix, block by block, which never waits for Python. Besides `memory` it takes the states after every
-    first word, and the continuations with their scores."""
+    """Score a prefix in one program, block by block, without waiting for Python; needs room for all states besides `memory`."""
     weights: StepWeights = jax.device_put(model.weights)
     size = block_rows(2 * model.vocabulary + 4 * len(weights.gate_bias), memory)
     rows = min(size, len(continuations))
@@ -168,7 +167,7 @@ def _context(weights: StepWeights, state: State) -> jax.Array:
 
 
 def _score(weights: StepWeights, state: State, word: jax.Array) -> jax.Array:
-    """Of one word after each state, before it is normalised."""
+    """Score one word after each state, before normalisation."""
     return jnp.sum(_context(weights, state) * weights.words[word], axis=-1) + weights.word_bias[word]
 
 
@@ -178,7 +177,7 @@ def _normaliser(weights: StepWeights, state: State) -> jax.Array:
 
 
 def _general_scorer(model: WordModel, continuations: np.ndarray, memory: int) -> Scorer:
-    """Of sorted continuations: by the scores of all words after each distinct beginning of one."""
+    """Score sorted continuations by the scores of all words after each distinct beginning."""
     beginnings = [_distinct(continuations[:, :known]) for known in range(CONTINUATION)]
     size = min(block_rows(3 * model.vocabulary, memory), len(continuations))
 
@@ -196,7 +195,7 @@ def _general_scorer(model: WordModel, continuations: np.ndarray, memory: int) ->
 
 
 def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of sorted rows: each once, and which of them every row is."""
+    """Return the distinct rows of sorted ones, and the index of each row among them."""
     is_new = np.ones(len(rows), bool)
     is_new[1:] = np.any(rows[1:] != rows[:-1], axis=1)
     return rows[is_new], np.cumsum(is_new) - 1

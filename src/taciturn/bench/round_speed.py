@@ -49,7 +49,7 @@ class RoundSpeed:
     users_per_s: float
     tokens_per_s: float
     round_s: float
-    privacy_share: float  # of the round: what clipping, whole numbers, noise, record and charge cost
+    privacy_share: float  # of the round: what clipping, integers, noise, record and charge cost
     peak_gib: float
     matrix_share: float  # of the measured rate of matrix products
 
@@ -157,8 +157,7 @@ def _round(population: Population, recipe: Recipe, times: int, products: float) 
 
 
 def _operations(params: Params) -> float:
-    """Multiplications and additions of one user's training: a matrix entry costs two forwards and four backwards for each token; an
-    embedding that is only looked up costs none."""
+    """Count the operations of one user's training: two for each matrix entry and token forwards, four backwards; look-ups are free."""
     looked_up = params["embedding"].size if "word_embedding" in params else 0
     return 6 * (trees.size(params) - looked_up) * TOKENS
 

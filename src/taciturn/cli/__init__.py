@@ -4,17 +4,26 @@ import sys
 from importlib import metadata
 from typing import Annotated
 
+import click
 import typer
 from rich.console import Console
 from typer import Option, core
 
 from taciturn.cli import audit, bench, data, demo, evaluate, export, fleet, keyboard, ledger, personalise, plan, pretrain, train, tune
 from taciturn.cli.output import console
-from taciturn.errors import TaciturnError
+from taciturn.errors import TaciturnError, in_words
 
 core.HAS_RICH = False  # or help in plain text has its brackets escaped, for a renderer that it does not use
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings={"max_content_width": 100})
+click.IntRange.name, click.FloatRange.name = "integer", "number"  # or errors speak of a «valid integer range»
+
+app = typer.Typer(
+    no_args_is_help=True,
+    suggest_commands=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"max_content_width": 100},
+)
 for command in (
     demo.demo,
     plan.plan,
@@ -54,5 +63,6 @@ def main() -> None:
     try:
         app()
     except (TaciturnError, OSError) as error:
-        Console(stderr=True).print(f"taciturn: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        words = in_words(error) if isinstance(error, OSError) else error
+        Console(stderr=True).print(f"taciturn: {words}", style="red", highlight=False, markup=False, soft_wrap=True)
         sys.exit(2)

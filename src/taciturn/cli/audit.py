@@ -1,4 +1,4 @@
-"""`taciturn audit`: what a run gives away, seen from outside, and whether that is more than it claims."""
+"""`taciturn audit`: what a run reveals, seen from outside, and whether that is more than it claims."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from taciturn.audit.likelihood_tails import Tail
     from taciturn.audit.report import AuditReport, CanaryResults, MembershipResults
 
-audit_app = group("audit", "Look from outside whether models give away more than is claimed.", "taciturn audit run runs/watched")
+audit_app = group("audit", "Test from outside whether models reveal more than is claimed.", "taciturn audit run runs/watched")
 
 
 @audit_app.command("run")
@@ -26,11 +26,11 @@ def audit(
     references: Annotated[int, Option(min=100, help="random continuations to compare each canary with")] = 2_000_000,
     json_: Annotated[bool, Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Look at a run from outside: whether it is as private as it claims, and planted secrets. Writes RUN/audit.png and RUN/audit.json.
+    """Audit a run from outside: is it as private as claimed, and did it memorise planted secrets? Writes RUN/audit.png and RUN/audit.json.
 
-    Audit users (train --audit N) sent random directions, if a fair coin fell so. How well that can be told from all that was released
-    bounds how much smaller the noise is than claimed. Where it must be smaller, the exit status is 1: to a mechanism that keeps its word,
-    once in a thousand audits. docs/audit.md says what an audit cannot see.
+    Audit users (train --audit N) each sent a random direction, or not, by a fair coin. How well the releases show which of them did
+    bounds how much smaller the noise is than claimed. If it must be smaller, the exit status is 1; a correct mechanism is accused once
+    in a thousand audits. docs/audit.md says what an audit cannot see.
 
     A canary is five random words that synthetic users shared (Ramaswamy et al. 2020, Table 4). Rank: how many random continuations of its
     first two words the model finds as likely as the real one, or likelier. Beam search: how many canaries are among its five best.
@@ -61,8 +61,8 @@ def audit(
 def _print(run: Path, found: "AuditReport") -> None:
     claimed = f"ε = {epsilon_text(found.guarantee.epsilon)} at δ = {delta_text(found.guarantee.delta)}"
     console.print(
-        f"{run}: claimed for every person {claimed}. AccuracyTop1 {found.scores['accuracy_top1']:.2%}: a model that has learned nothing "
-        "remembers nothing.\n"
+        f"{run}: claimed for every person {claimed}. AccuracyTop1 {found.scores['accuracy_top1']:.2%}: a model that learned nothing "
+        "reveals nothing.\n"
     )
     if found.membership:
         _print_membership(run, found.membership)
@@ -98,7 +98,7 @@ def _print_membership(run: Path, membership: "MembershipResults") -> None:
 
 
 def _power(membership: "MembershipResults") -> str:
-    """What this audit could have seen."""
+    """Say what this audit could have noticed."""
     from taciturn.audit.one_run import LIKELY
 
     caught = [
@@ -118,7 +118,7 @@ def _power(membership: "MembershipResults") -> str:
 
 
 def _two_digits(value: float, rounded: Callable[[float], int]) -> str:
-    """To the side that flatters nobody."""
+    """Round to two digits, towards the less favourable side."""
     return f"{rounded(100 * value) / 100:.2f}"
 
 
@@ -166,17 +166,18 @@ def tails(
     figure: Annotated[Path | None, Option(help="a picture of the tail of the last pair")] = None,
     seed: Annotated[int, Option(min=0)] = 0,
 ) -> None:
-    """Estimate how much one user moves a model: an estimate, never a guarantee (Popov et al. 2018, §3).
+    """Estimate how much one user changes a model: an estimate, never a guarantee (Popov et al. 2018, §3).
 
-    Texts are sampled from the first model; the ratio of their probabilities under both has a tail, and from it follows an ε for a δ.
-    It holds for the pairs that were tried and for texts sampled at random, and says nothing of anyone who looks for more. What is
-    guaranteed is in a run's guarantee.txt.
+    Samples texts from the first model, and fits the tail of their probability ratios under both, which gives an ε for a δ. It holds for
+    the pairs that were tried and for texts sampled at random, not against an attacker. A run's guarantee is in its guarantee.txt.
 
     Example: taciturn audit tails runs/all runs/without-anna --figure tail.png
     """
     from taciturn.release.plots import plot_tail
     from taciturn.runs.finished import compare_tails
 
+    if not all(0 < one < 1 for one in delta or []):
+        raise typer.BadParameter("δ must lie between 0 and 1", param_hint="--delta")
     with console.status("sampling"):
         found = compare_tails(model, other, samples, seed)
     title = f"Texts of ten words from {model}: probability ratios to the other"

@@ -35,9 +35,9 @@ def bench(
 
     others = [name.strip() for name in against.split(",") if name.strip()]
     if unknown := [name for name in others if name not in PEERS]:
-        raise BenchError(f"--against knows {', '.join(PEERS)}, and not {unknown[0]!r}")
+        raise BenchError(f"--against takes {', '.join(PEERS)}, not {unknown[0]!r}: name some of them")
     if write and not others:
-        raise BenchError("--write puts a comparison into benchmarks/README.md: say with whom, for example --against torch,pfl,fedjax")
+        raise BenchError("--write needs a comparison to write: say with whom, for example --against torch,pfl,fedjax")
     usual_users, usual_precision = (20, "float32") if jax.devices()[0].platform == "cpu" else (1000, "mixed")
     with console.status("") as status:
         speeds = measure(users or usual_users, rounds, precision or usual_precision, status.update, others, peers)

@@ -16,11 +16,11 @@ from taciturn.data.texts import SHARD_TOKENS
 from taciturn.data.vocabulary import UNKNOWN, DataError
 from taciturn.files import check_new_folder, new_folder
 
-data_app = group("data", "Make populations (private) and corpora (public) out of text.", "taciturn data build chats.csv --out people")
+data_app = group("data", "Build populations (private) and public corpora from text.", "taciturn data build chats.csv --out people")
 
 READABLE = "files (.parquet .csv .tsv .jsonl, packed or not), folders of them, or of .txt files; or sotu, the demonstration's speeches"
 Sources = Annotated[list[str], Argument(help=READABLE)]
-Words = Annotated[str, Option(help="words from the public wordfreq list; or a corpus, population or run whose words to take")]
+Words = Annotated[str, Option(help="number of words from the public wordfreq list; or a corpus, population or run whose words to take")]
 Language = Annotated[str, Option(help="of the word list: en, es, de, ru, hi … (wordfreq has 42)")]
 
 
@@ -28,27 +28,31 @@ Language = Annotated[str, Option(help="of the word list: en, es, de, ru, hi … 
 def build(
     sources: Sources,
     out: Annotated[Path, Option(help="folder of the population")],
-    user_column: Annotated[str | None, Option(help="who wrote it (default: user_id, user, author …)")] = None,
-    text_column: Annotated[str | None, Option(help="what they wrote (default: text, body, message …)")] = None,
-    time_column: Annotated[str | None, Option(help="when; oldest first (default: ts, time, created_utc … where there is one)")] = None,
-    sensitive_column: Annotated[list[str] | None, Option(help="leave out rows with anything in it but 0, no, false; repeatable")] = None,
+    user_column: Annotated[str | None, Option(help="column with the author (default: user_id, user, author …)")] = None,
+    text_column: Annotated[str | None, Option(help="column with the text (default: text, body, message …)")] = None,
+    time_column: Annotated[
+        str | None, Option(help="column with the time, to sort by (default: ts, time, created_utc … if present)")
+    ] = None,
+    sensitive_column: Annotated[
+        list[str] | None, Option(help="leave out rows where this column is set (not 0, no or false); repeatable")
+    ] = None,
     vocabulary: Words = "10000",
     language: Language = "en",
     characters: Annotated[bool, Option("--characters", help="characters in place of words")] = False,
-    least_tokens: Annotated[int, Option(min=1, help="do not train on users with fewer")] = 50,
-    most_tokens: Annotated[int, Option(min=1, help="cut longer users there")] = 1600,
-    held_out: Annotated[float, Option(min=0.0, max=0.9, help="share of users to measure with")] = 1 / 16,
-    exclude: Annotated[Path | None, Option(help="file of users who opted out, an id a line, in any case; kept for later builds")] = None,
-    scrub: Annotated[bool, Option("--scrub", help="take out e-mail and web addresses, phone and card numbers")] = False,
-    replace: Annotated[bool, Option("--replace", help="new text for an existing population, whose ledger and opt-outs stay")] = False,
+    least_tokens: Annotated[int, Option(min=1, help="leave out users with fewer")] = 50,
+    most_tokens: Annotated[int, Option(min=1, help="cut longer texts here")] = 1600,
+    held_out: Annotated[float, Option(min=0.0, max=0.9, help="share of users held out to measure with")] = 1 / 16,
+    exclude: Annotated[Path | None, Option(help="file of users who opted out, one id on each line; remembered for later builds")] = None,
+    scrub: Annotated[bool, Option("--scrub", help="remove e-mail and web addresses, phone and card numbers")] = False,
+    replace: Annotated[bool, Option("--replace", help="replace the text of an existing population; its ledger and opt-outs stay")] = False,
     same_people_as: Annotated[Path | None, Option(help="population of the same people: both share its ledger and opt-outs")] = None,
     shard_tokens: Annotated[int, Option(min=1, help="size of a shard on disk")] = SHARD_TOKENS,
 ) -> None:
     """Build a population of users from their text.
 
-    Rows are grouped by user (out of core), cleaned, cut into words of a public list, and split into users to train on and users to
-    measure with by a hash of their id. Columns that are not named are never read. What is left out is counted, and shown. In a folder of
-    .txt files a line is a message, and a user is a file, or a folder directly below the one named.
+    Groups rows by user (out of core), cleans them, splits them into words of a public list, and holds out users by a hash of their id.
+    Reads only the named columns, and shows what was left out and why. In a folder of .txt files a line is a message, and a user is a
+    file, or a folder directly below the one named.
 
     Example: taciturn data build chats.csv --out people --user-column sender --language de --scrub --exclude left.txt
 
@@ -80,28 +84,28 @@ def build(
 
 def _check_speeches(sources: list[str], of_same_people: bool, protected: bool) -> None:
     if len(sources) > 1:
-        raise DataError("the word sotu stands alone, without other sources")
+        raise DataError("sotu cannot be mixed with other sources: name it alone, or leave it out")
     if of_same_people:
-        raise DataError("the speakers of sotu are nobody else's people; leave --same-people-as out")
+        raise DataError("the speakers of sotu are not the people of another population: leave out --same-people-as")
     if protected:
-        raise DataError("the speeches of sotu are public: there is nothing to exclude, scrub or leave out")
+        raise DataError("the speeches of sotu are public: leave out --exclude, --scrub and --sensitive-column")
 
 
 @data_app.command()
 def public(
     sources: Sources,
     out: Annotated[Path, Option(help="new folder for the corpus")],
-    name: Annotated[str | None, Option(help="what it is, for the privacy statements (default: the files' names)")] = None,
+    name: Annotated[str | None, Option(help="its name in privacy statements (default: the files' names)")] = None,
     text_column: Annotated[str | None, Option(help="(default: text, body, message …)")] = None,
     vocabulary: Words = "10000",
     language: Language = "en",
     characters: Annotated[bool, Option("--characters", help="characters in place of words")] = False,
     count_words: Annotated[bool, Option("--count-words", help="take the --vocabulary most frequent words of this text itself")] = False,
 ) -> None:
-    """Prepare public text: to pre-train on, to take words from.
+    """Prepare public text, to pretrain on or to take words from.
 
-    Nothing protects it; use text that anyone may read. In a .txt file a paragraph (up to an empty line) is a document. To train on users
-    after it, both must have the same words.
+    It has no protection: use text that anyone may read. In a .txt file a paragraph (up to an empty line) is a document. To train on users
+    afterwards, both must have the same words.
 
     Example: taciturn data public book.txt --out book; taciturn data build chats.csv --out people --vocabulary book
     """
@@ -112,7 +116,7 @@ def public(
 
     check_new_folder(out, "name a new --out")
     if count_words and (characters or not vocabulary.isdecimal()):
-        raise DataError("--count-words takes a number of words as --vocabulary, and no --characters")
+        raise DataError("--count-words needs a number as --vocabulary, for example 10000, and does not go with --characters")
     words = int(vocabulary) if count_words else vocabulary_of(vocabulary, language, characters)
     if sources == ["sotu"]:
         public_speeches(words if not isinstance(words, int) else vocabulary_of(vocabulary, language, False)).save(out)
@@ -130,7 +134,7 @@ def show(
     folder: Annotated[Path, Argument(help="a population, or a public corpus")],
     json_: Annotated[bool, Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Show what is in a population or a public corpus. Of users' text it shows counts alone, and those are private too.
+    """Show what is in a population or a public corpus. For a population it shows only counts, and those are private too.
 
     Example: taciturn data show people
     """
@@ -150,9 +154,9 @@ def synthetic(
     tokens: Annotated[int, Option(min=1, help="words of each user")] = 400,
     message: Annotated[int, Option(min=1, help="words of a message, which is a row")] = 20,
     topics: Annotated[int, Option(min=1)] = 50,
-    seed: int = 0,
+    seed: Annotated[int, Option(min=0)] = 0,
 ) -> None:
-    """Make up users: Zipf's words, topics, a little grammar. For benchmarks, and for trying things out; any number of them.
+    """Generate synthetic users (Zipf's words, topics, a little grammar), for benchmarks and for trying things out.
 
     Example: taciturn data synthetic --users 100000 --out raw; taciturn data build raw --out people
     """
@@ -190,7 +194,7 @@ def _show_population(folder: Path) -> None:
             lines.append(f"{title}: {reason}: {count:,}{place}")
     if about.get("opt_outs"):
         found = counts["left_out"].get("users who opted out", 0)
-        lines.append(f"Opt-outs: {about['opt_outs']:,} on record, {found:,} of them met in this text")
+        lines.append(f"Opt-outs: {about['opt_outs']:,} on record, {found:,} of them found in this text")
     say("\n".join(lines), markup=False)
     for line in _doubts(population.manifest):
         say(line, style="yellow", markup=False)
@@ -203,17 +207,18 @@ def _doubts(manifest: dict[str, Any]) -> Iterator[str]:
     unknown = counts.get("unknown", {}).get("train", 0) / counts["train_tokens"]
     if unknown > 0.3:
         language = manifest["vocabulary"]["language"]
-        yield f"{unknown:.0%} of the words are unknown: is the language {language}, and is it the text?"
+        yield f"{unknown:.0%} of the words are unknown: is the language {language}, and is this the column of the text?"
     lost = sum(count for reason, count in left_out.items() if reason.startswith(("rows", "malformed", "lines")))
     rows = counts.get("rows", 0) + lost
     if lost > 0.2 * rows:
         yield f"{lost / rows:.0%} of the rows could not be used; the first places are named above"
     if counts["train_users"] < 100:
-        yield f"only {counts['train_users']:,} users: no privacy worth having comes from so few. Is the user column right?"
+        number = f"only {count} users" if (count := counts["train_users"]) > 1 else "only one user"
+        yield f"{number}: that is too few for a useful guarantee. Is the user column right?"
     if not counts["held_out_users"]:
-        yield "nobody is held out: training measures itself on held-out users, so it will refuse this population"
+        yield "nobody is held out: training measures the model on held-out users, so it will refuse this population"
     if not left_out.get("users who opted out") and manifest["about"].get("opt_outs"):
-        yield "not one of those who opted out was met in this text: are the ids spelled as in the user column?"
+        yield "none of the users who opted out appears in this text: are the ids spelled as in the user column?"
 
 
 def _show_lengths(lengths: np.ndarray) -> None:

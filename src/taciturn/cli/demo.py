@@ -30,7 +30,7 @@ SETTINGS = {
 TWIN = {"algorithm": "fedavg", "privacy": {}, "participation": {"users": USERS, "cohort": 430 / 4}}
 
 
-def demo(out: Annotated[Path, Option(help="folder for all that it makes")] = Path("demo")) -> None:
+def demo(out: Annotated[Path, Option(help="folder for everything it makes")] = Path("demo")) -> None:
     """See everything in a few minutes: a public warm start, private training, a non-private twin, and what it all cost.
 
     Users are simulated: pieces of State of the Union speeches. Each demonstration has a folder of its own below --out.
@@ -46,6 +46,7 @@ def demo(out: Annotated[Path, Option(help="folder for all that it makes")] = Pat
     from taciturn.runs.pretrain import pretrained
 
     folder = next_folder(out)  # a new one: a population's ledger is never thrown away
+    out.mkdir(parents=True, exist_ok=True)
     console.print("Taciturn: a keyboard model that learns from everyone and repeats no one.\n", style="bold")
     with console.status("reading State of the Union speeches"):
         words = public_vocabulary(WORDS)
@@ -105,7 +106,7 @@ def _print_promise(private: "TrainedRun", twin: "TrainedRun") -> None:
 
 
 def _print_next(folder: Path) -> None:
-    """With commands that work as printed, however the reader started us."""
+    """Print commands that work as printed, however this one was started."""
     started = Path(sys.argv[0])
     taciturn = started.relative_to(Path.cwd()) if started.is_relative_to(Path.cwd()) else started
     say(

@@ -22,13 +22,15 @@ NAMES = {
     "loss": "loss",
     "perplexity": "perplexity",
 }
-HeldOutOf = Annotated[Path | None, Option("--data", help="on held-out users of another population, built with --same-people-as the run's")]
+HeldOutOf = Annotated[
+    Path | None, Option("--data", help="measure on the held-out users of another population, built with --same-people-as the run's")
+]
 
 
 def evaluate(
     run: Annotated[Path, Argument(help="a run folder")],
     data: HeldOutOf = None,
-    head: Annotated[bool, Option("--head-words", help="also count predictions of the most frequent words: noise may push there")] = False,
+    head: Annotated[bool, Option("--head-words", help="also count predictions of the most frequent words, which noise may favour")] = False,
     json_: Annotated[bool, Option("--json", help="print JSON")] = False,
 ) -> None:
     """Measure a run's model on held-out users, who have no guarantee.
@@ -66,7 +68,9 @@ def _print_measured(measured: "Evaluation") -> None:
     shown.add_row("ρ", rho_text(guarantee.rho))
     console.print(shown)
     if measured.rebuilt:
-        console.print("The population's text was replaced since this run; these are other texts than it was measured on.", style="yellow")
+        console.print(
+            "The population's text was replaced since this run, so these are not the texts that it was measured on.", style="yellow"
+        )
 
 
 def _print_head_words(heads: "np.ndarray") -> None:
@@ -81,7 +85,7 @@ def _print_head_words(heads: "np.ndarray") -> None:
 
 def compare(
     first: Annotated[Path, Argument(help="a run folder")],
-    second: Annotated[Path, Argument(help="another one")],
+    second: Annotated[Path, Argument(help="another run folder")],
     data: HeldOutOf = None,
     json_: Annotated[bool, Option("--json", help="print JSON")] = False,
 ) -> None:

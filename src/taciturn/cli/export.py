@@ -9,7 +9,7 @@ from taciturn.cli.output import console, say, stages
 from taciturn.names import ExportFormat
 from taciturn.privacy.figures import delta_text, epsilon_text
 
-Blocklist = Annotated[Path | None, Option(help="file of words never to suggest, one a line; what follows a # is a comment")]
+Blocklist = Annotated[Path | None, Option(help="file of words never to suggest, one on each line; # begins a comment")]
 
 
 def export(
@@ -22,14 +22,14 @@ def export(
             "HeliBoard and other AOSP keyboards; one script for pages and Keyman"
         ),
     ] = "model",
-    non_private: Annotated[bool, Option("--non-private", help="let a model without any guarantee leave")] = False,
+    non_private: Annotated[bool, Option("--non-private", help="export a model without any guarantee")] = False,
     blocklist: Blocklist = None,
-    samples: Annotated[int, Option(min=1000, help="arpa, combined: words that the model makes up to be counted")] = 2_000_000,
-    entries: Annotated[int, Option(min=0, help="arpa, combined: n-grams to keep beside single words")] = 300_000,
+    samples: Annotated[int, Option(min=1000, help="arpa, combined: words that the model generates, to be counted")] = 2_000_000,
+    entries: Annotated[int, Option(min=0, help="arpa, combined: n-grams to keep besides single words")] = 300_000,
 ) -> None:
     """Write a run's model as a file that keyboards load, with its guarantee inside and beside it.
 
-    Refused where the ledger and the model do not belong together, or where the file does not say what the model says.
+    Refuses a model that the ledger does not know, and a file that does not predict what the model predicts.
 
     Example: taciturn export runs/first --to onnx --out exported
     """
@@ -45,7 +45,7 @@ def export(
     check, guarantee = exported.check, exported.guarantee
     if check is not None:
         console.print(
-            f"Against the model it was made from, on {check.positions:,} places of text: the same best word at "
-            f"{check.agreement:.2%}, probabilities differ by {check.difference:.2g} at most" + (f" ({check.note})" if check.note else "")
+            f"Compared with the model on {check.positions:,} positions of text: the same best word at {check.agreement:.2%}, "
+            f"probabilities differ by {check.difference:.2g} at most" + (f" ({check.note})" if check.note else "")
         )
     console.print(f"ε = {epsilon_text(guarantee.epsilon)}, δ = {delta_text(guarantee.delta)}; ledger row {guarantee.head[:16]}…")

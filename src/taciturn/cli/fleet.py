@@ -15,6 +15,7 @@ import typer
 
 from taciturn.cli.output import console, fleet_view, group, logged_lines, print_finished, print_load
 from taciturn.cli.train import Settings
+from taciturn.files import not_a
 
 if TYPE_CHECKING:
     from taciturn.fleets.enrolment import EnrolledNow
@@ -22,21 +23,17 @@ if TYPE_CHECKING:
     from taciturn.fleets.wire.redis_store import RedisStore
     from taciturn.fleets.wire.server import WireServer
 
-fleet_app = group("fleet", "Train over real devices: make a fleet, enrol, serve, or try it here.", "taciturn fleet up 5 recipe.toml")
-END_SECONDS = 20
-LOOK_SECONDS = 1.0
-LAST_SECONDS = 5.0  # from the first answer that ends the last round of a load to the others'
-TACITURN = (sys.executable, "-c", "from taciturn.cli import main; main()")
-NO_REST = 1e-6  # hours
-Store = typer.Option(
-    envvar="TACITURN_STORE", help="a Redis that server and front ends share: redis://host:port, or rediss:// where it is on another machine"
-)
+fleet_app = group("fleet", "Train on real devices: make a fleet, enrol devices, serve, or try it here.", "taciturn fleet up 5 recipe.toml")
+END_SECONDS, LOOK_SECONDS = 20, 1.0
+LAST_SECONDS = 5.0  # from the first to the last answer that ends the last round of a load
+TACITURN, NO_REST = (sys.executable, "-c", "from taciturn.cli import main; main()"), 1e-6  # hours
+Store = typer.Option(envvar="TACITURN_STORE", help="the Redis of server and front ends: redis://host:port, or rediss:// elsewhere")
 Metrics = typer.Option(help="show counts for Prometheus at /metrics on this port of this machine, or on host:port")
 JsonLog = typer.Option("--json-log", help="log lines as JSON, on standard error")
-Fleet = typer.Argument(help="the server's folder; if it is elsewhere, any for the file enrolled.txt, which goes there")
+Fleet = typer.Argument(help="the server's folder; if the server is elsewhere, any folder for enrolled.txt, to be copied there")
 Authority = typer.Option(help="folder of the fleet's authority (default: FLEET-authority, beside it)")
-Days = typer.Option(min=1, help="for which certificates are good")
-OVER_DEVICES = ("fleet.kind=devices", "privacy.encoding=modular")  # what makes a recipe one for devices
+Days = typer.Option(min=1, help="how long certificates are valid")
+OVER_DEVICES = ("fleet.kind=devices", "privacy.encoding=modular")  # turns a recipe into one for devices
 
 
 @fleet_app.command()
@@ -44,14 +41,12 @@ def new(
     fleet: Annotated[Path, typer.Argument(help="new folder for the server's side")],
     recipe: Annotated[Path, typer.Argument(help='a recipe with algorithm = "dp-ftrl" and min-separation')],
     set: Settings = None,
-    name: Annotated[
-        list[str] | None, typer.Option(help="name or address by which devices know the server; localhost always is one")
-    ] = None,
+    name: Annotated[list[str] | None, typer.Option(help="name or address by which devices know the server, besides localhost")] = None,
 ) -> None:
     """Make a fleet: its authority, a certificate for the server, and the recipe with its noise worked out.
 
-    Of the recipe's population the words and the held-out users are taken, and no one's text: that is on devices. Beside FLEET lies
-    FLEET-authority: move it to where the server cannot read it. With its keys anyone can pretend to be the server, or make up devices.
+    The recipe's population lends its words and held-out users; the text to train on is on devices. Move FLEET-authority, beside FLEET,
+    to where the server cannot read it: with its keys anyone can pretend to be the server, or make up devices.
 
     Example: taciturn fleet new keyboard-fleet recipe.toml --name fleet.example.org
     """
@@ -60,21 +55,21 @@ def new(
     from taciturn.recipe.text import load_recipe
 
     new_fleet(fleet, load_recipe(recipe, [*(set or ()), *OVER_DEVICES]), tuple(name or ()))
-    console.print(f"{fleet} is ready. Keep {beside(fleet)} elsewhere than the server: with its keys anyone can make up devices.")
+    console.print(f"{fleet} is ready. Keep {beside(fleet)} away from the server: with its keys anyone can make up devices.")
     console.print(f"Enrol devices: taciturn fleet enrol {fleet} REQUEST …; then: taciturn fleet serve {fleet}")
 
 
 @fleet_app.command()
 def enrol(
     fleet: Annotated[Path, Fleet],
-    requests: Annotated[list[str], typer.Argument(help="what `taciturn fleet device FOLDER --new` has printed, or files of it")],
+    requests: Annotated[list[str], typer.Argument(help="what `taciturn fleet device FOLDER --new` printed, or files with it")],
     authority: Annotated[Path | None, Authority] = None,
     days: Annotated[int, Days] = 365,
 ) -> None:
-    """Sign certificates for keys that devices have made, which lets them take part. The authority does this, wherever its folder is.
+    """Enrol devices: the authority signs certificates for their keys.
 
-    Into FLEET it writes enrolled.txt. If the server is elsewhere, copy that there; a server or front end that is running reads it anew.
-    A device needs besides its key the folder for-devices/ of the fleet, as DEVICE/fleet. Its certificate it gets from the server.
+    Writes FLEET/enrolled.txt. If the server is elsewhere, copy that file there; a running server or front end reads it again. Besides
+    its key, a device needs a copy of the fleet's folder for-devices/ as DEVICE/fleet; it gets its certificate from the server.
 
     Example: taciturn fleet enrol keyboard-fleet phone-1/request.txt phone-2/request.txt
     """
@@ -89,24 +84,24 @@ def enrol(
 @fleet_app.command()
 def dismiss(
     fleet: Annotated[Path, Fleet],
-    devices: Annotated[list[int], typer.Argument(help="their numbers, which `taciturn fleet enrol` says", min=0)],
+    devices: Annotated[list[int], typer.Argument(help="their numbers, as `taciturn fleet enrol` printed them", min=0)],
     authority: Annotated[Path | None, Authority] = None,
 ) -> None:
-    """Let devices take part no more: the authority signs the next list of those who do not. There is no way back for their keys.
+    """Dismiss devices for good: the authority signs a new list of dismissed devices, whose keys are never accepted again.
 
-    A server that has the list refuses them, and so does every device that has seen it. If the server is elsewhere, copy enrolled.txt there.
+    A server with that list refuses them, and so does every device that has seen it. If the server is elsewhere, copy enrolled.txt there.
 
     Example: taciturn fleet dismiss keyboard-fleet 17
     """
     from taciturn.fleets import enrolment
 
     number = enrolment.dismiss(authority or enrolment.beside(fleet), fleet, devices)
-    console.print(f"{len(enrolment.read_enrolled(fleet).dismissed.devices)} devices are dismissed, by list {number}")
+    console.print(f"{len(enrolment.read_enrolled(fleet).dismissed.devices)} devices are dismissed (list {number})")
 
 
 @fleet_app.command()
 def renew(fleet: Annotated[Path, Fleet], authority: Annotated[Path | None, Authority] = None, days: Annotated[int, Days] = 365) -> None:
-    """Sign anew the certificates that end within three months; devices keep their keys, and get the new ones from the server.
+    """Renew the certificates that expire within three months; devices keep their keys, and get the certificates from the server.
 
     Example: taciturn fleet renew keyboard-fleet
     """
@@ -114,7 +109,7 @@ def renew(fleet: Annotated[Path, Fleet], authority: Annotated[Path | None, Autho
 
     count = enrolment.renew(authority or enrolment.beside(fleet), fleet, days)
     console.print(
-        f"{count} certificates are renewed" + (f"; if the server is elsewhere, copy {fleet / enrolment.ENROLLED} there" if count else "")
+        f"{count} certificates renewed" + (f"; where the server is elsewhere, copy {fleet / enrolment.ENROLLED} there" if count else "")
     )
 
 
@@ -122,7 +117,7 @@ def renew(fleet: Annotated[Path, Fleet], authority: Annotated[Path | None, Autho
 def serve(
     fleet: Annotated[Path, typer.Argument(help="the server's folder, made by `taciturn fleet new`")],
     run: Annotated[Path | None, typer.Option(help="folder of the run (default: FLEET/run)")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on with a run that was interrupted, if there is one")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="resume the run if it was interrupted")] = False,
     host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 for every network of this machine")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 8443,
     insecure: Annotated[bool, typer.Option("--insecure", help="without TLS; on this machine alone")] = False,
@@ -130,12 +125,11 @@ def serve(
     metrics: Annotated[str | None, Metrics] = None,
     json_log: Annotated[bool, JsonLog] = False,
 ) -> None:
-    """Train over devices: each trains on its own text, and only a securely aggregated sum reaches the server.
+    """Train on devices: each trains on its own text, and only a securely aggregated sum reaches the server.
 
-    Waits for devices (`taciturn fleet device`), asks more than it needs, goes on without those that drop out, and repeats a round that
-    got too few reports. Killed at any moment, it goes on with --resume, which begins where there is nothing yet: no round is released
-    without being charged, and none is charged twice. With --store it listens nowhere itself: devices come through front ends
-    (`taciturn fleet front-end`).
+    The server waits for devices (`taciturn fleet device`), asks more of them than it needs, continues without those that drop out, and
+    repeats a round with too few reports. If it is interrupted, continue with --resume (which also starts a first run): every released
+    round is charged, exactly once. With --store it does not listen itself: devices come through front ends (`taciturn fleet front-end`).
 
     Example: taciturn fleet serve keyboard-fleet --host 0.0.0.0 --port 8443
     """
@@ -164,10 +158,10 @@ def front_end(
     metrics: Annotated[str | None, Metrics] = None,
     json_log: Annotated[bool, JsonLog] = False,
 ) -> None:
-    """Be one of several doors for devices, with the server's certificate; the server is elsewhere, at the same --store.
+    """Serve devices as one of several front ends, with the server's certificate; the server is elsewhere, at the same --store.
 
-    It keeps nothing: kill it, or start another, whenever you like. Devices that were connected find another one by the name they know.
-    After `taciturn fleet enrol`, `dismiss` or `renew` copy enrolled.txt again: it is read anew.
+    A front end keeps no state: stop it or start another at any time, and devices reconnect by the name they know. After `taciturn fleet
+    enrol`, `dismiss` or `renew` copy enrolled.txt again; it is read while running.
 
     Example: taciturn fleet front-end keyboard-fleet --store rediss://redis.example.org:6379 --host 0.0.0.0 --port 8443
     """
@@ -188,19 +182,17 @@ def device(
     folder: Annotated[Path, typer.Argument(help="the device's own folder, with a copy of the fleet's for-devices/ as fleet/")],
     new: Annotated[bool, typer.Option("--new", help="make a key that stays here, and print a request for `taciturn fleet enrol`")] = False,
     server: Annotated[str | None, typer.Option(help="host:port of `taciturn fleet serve`")] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="its user's messages: .txt, one a line, or a table of one person; kept in the folder")
-    ] = None,
+    data: Annotated[Path | None, typer.Option(help="its user's messages: .txt, one on each line, or a table; kept in the folder")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="without TLS; on this machine alone")] = False,
-    opt_out: Annotated[bool, typer.Option("--opt-out", help="take part in nothing any more, and delete the text")] = False,
+    opt_out: Annotated[bool, typer.Option("--opt-out", help="never take part again, and delete the text")] = False,
     while_: Annotated[str, typer.Option("--while", help="take part only while charging,unmetered,idle (or some of them)")] = "",
     while_command: Annotated[str | None, typer.Option(help="take part only while this command exits with status 0")] = None,
     least_tokens: Annotated[int, typer.Option(min=1, help="take part only with at least this much text")] = 1,
-    delete_used: Annotated[bool, typer.Option("--delete-used", help="delete text once a report was made of it")] = False,
+    delete_used: Annotated[bool, typer.Option("--delete-used", help="delete text once it was used for a report")] = False,
 ) -> None:
-    """Be a device: keep a person's text, and train on it when the server asks, as often as the recipe allows and no more.
+    """Run a device: keep a person's text, and train on it when the server asks, at most as often as the recipe allows.
 
-    When it took part stands in FOLDER/participation.json, and outlives restarts of both sides. Ctrl-C stops it; started again, it goes on.
+    FOLDER/participation.json records when it took part, and survives restarts of both sides. Stop it with Ctrl-C; start it again any time.
 
     Example: taciturn fleet device phone-1 --server fleet.example.org:8443 --data messages.txt --while charging,unmetered
     """
@@ -212,9 +204,11 @@ def device(
 
     if new:
         print(device_request(folder))  # one line, as it is: for a pipe
-        console.print(f"The same line is in {folder / DEVICE_REQUEST}. It is no secret: give it to the fleet's authority.")
+        console.print(f"The same line is in {folder / DEVICE_REQUEST}. It is not secret: give it to the fleet's authority.")
         return
     if opt_out:
+        if not any((folder / one).exists() for one in (DEVICE_REQUEST, "fleet", folders.TOKENS)):
+            raise LinkError(f"{not_a('the folder of a device', folder)}: name the one that `taciturn fleet device FOLDER --new` has made")
         folders.opt_out(folder)
         console.print(f"{folder} has opted out; its text is deleted.")
         return
@@ -237,10 +231,10 @@ def up(
     set: Settings = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 0,
 ) -> None:
-    """Try a fleet out on this machine: a server and N devices, with the first N users of the recipe's population, over TLS.
+    """Try a fleet on this machine: a server and N devices, with the first N users of the recipe's population, over TLS.
 
-    What it releases is charged to that population's ledger. Unless the recipe has a fleet.timer_hours, devices rest for rounds alone and
-    not for a day. Each is a process of its own, which compiles the model once: the first round takes a while.
+    What it releases is charged to that population's ledger. Unless the recipe sets fleet.timer_hours, devices rest between rounds only,
+    not for a day. Each device is a process, which compiles the model first: the first round takes a while.
 
     Example: taciturn fleet up 5 recipe.toml --out try --set participation.cohort=3 --set participation.min_separation=0
     """
@@ -265,26 +259,28 @@ def load(
     count: Annotated[int, typer.Argument(min=3, help="devices, all in one process")],
     out: Annotated[Path, typer.Option(help="folder for the fleet of these devices; made if it is not there")] = Path("load"),
     server: Annotated[
-        list[str] | None,
-        typer.Option(help="host:port of a deployment that serves OUT/server; several share the devices (default: one here)"),
+        list[str] | None, typer.Option(help="host:port that serves OUT/server; several share the devices (default: one here)")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="of the training")] = 3,
-    seconds: Annotated[float, typer.Option(min=1, help="after which it ends at the latest")] = 600.0,
+    seconds: Annotated[float, typer.Option(min=1, help="end after this long at the latest")] = 600.0,
 ) -> None:
-    """Test a deployment with many devices, whose model is tiny and whose protocol is complete, and see what it carries.
+    """Test a deployment under load: many devices, with a tiny model and the complete protocol.
 
-    Without --server, everything is on this machine: it starts `taciturn fleet serve OUT/server` itself. With it, this command is devices
-    alone, which wait for a server: copy OUT/server to where it is to be served. It ends after the rounds, or the seconds.
+    Without --server, everything runs on this machine, `taciturn fleet serve OUT/server` too. With it, this command runs only devices, which
+    wait for a server: copy OUT/server to where it is to be served. It ends after --rounds, or after --seconds.
 
     Example: taciturn fleet load 200 --out load --rounds 3
     """
+    from taciturn.fleets.devices.transport import LinkError
     from taciturn.fleets.load import new_load, open_load
 
+    if out.exists() and not (out / "server").is_dir():
+        raise LinkError(f"{not_a('a fleet made by this command', out)}: choose another --out")
     if not out.exists():
         new_load(out, count, rounds, seconds, tuple(one.rpartition(":")[0] for one in server or ()))
     with _load_server(out, server) as (addresses, is_over):
         devices, figures = open_load(out, count, addresses)
-        console.print(f"{count} devices for {', '.join(addresses)}, which has to serve {out / 'server'}")
+        console.print(f"{count} devices for {', '.join(addresses)}, which must serve {out / 'server'}")
         _watch_load(devices, figures, lambda: len(figures.rounds) >= rounds or is_over(), time.monotonic() + seconds)
     print_load(figures)
     if len(figures.rounds) < rounds:
@@ -295,7 +291,7 @@ def load(
 
 @contextmanager
 def _load_server(out: Path, servers: list[str] | None) -> Iterator[tuple[list[str], Callable[[], bool]]]:
-    """Those that were named, or one of our own, and whether it has ended."""
+    """Yield the servers that were named, or one that is started here, and whether it has ended."""
     if servers:
         yield servers, lambda: False
         return
@@ -329,8 +325,8 @@ def _watch_load(devices: "list[LoadDevice]", load: "Load", is_over: Callable[[],
 
 
 def _request(given: str) -> str:
-    """A line, or the file it is in."""
-    return path.read_text() if len(given) < 256 and (path := Path(given)).is_file() else given
+    """Read a request from a file, or take it as it is."""
+    return path.read_text(errors="replace") if len(given) < 256 and (path := Path(given)).is_file() else given
 
 
 def _redis(url: str, enrolled: "EnrolledNow") -> "RedisStore":
@@ -374,7 +370,7 @@ def _take_text(folder: Path, data: Path) -> None:
 
 @contextmanager
 def _devices(folders: list[Path], address: str) -> Iterator[None]:
-    """Processes of their own, which end with this one."""
+    """Start each device as a process; all of them end with this one."""
     running = []
     try:
         for folder in folders:
@@ -385,7 +381,6 @@ def _devices(folders: list[Path], address: str) -> Iterator[None]:
         for process in running:
             process.terminate()
         for process in running:
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(END_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            process.kill()  # which does nothing to one that has ended

@@ -1,4 +1,4 @@
-"""`taciturn keyboard`: type with a model, count what it spares people, and the n-grams that keyboards have today."""
+"""`taciturn keyboard`: type with a model, simulate people typing, and count n-grams as keyboards use today."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,14 +32,14 @@ NAMES = {
 @keyboard_app.command("open")
 def open_keyboard(
     run: Annotated[Path, Argument(help="a run folder, a personal model, or a folder of counted n-grams")],
-    beside: Annotated[Path | None, Option(help="a second model to type with at the same time; an .arpa file too")] = None,
-    port: Annotated[int, Option(min=0, max=65535, help="of the page on this machine; 0 takes any")] = 8765,
+    beside: Annotated[Path | None, Option(help="a second model beside it, or an .arpa file")] = None,
+    port: Annotated[int, Option(min=0, max=65535, help="port of the page on this machine; 0 takes a free one")] = 8765,
     blocklist: Blocklist = None,
     browser: Annotated[bool, Option("--browser/--no-browser", help="open it in a browser")] = True,
 ) -> None:
     """Type with a model: a keyboard as a page on this machine.
 
-    The model runs in the browser, and what is typed does not leave the page. Nothing is reached over the network but this machine.
+    The model runs in the browser, and what is typed does not leave the page. The page connects to this machine only.
 
     Example: taciturn keyboard open runs/first --beside baselines/kneser-ney
     """
@@ -53,7 +53,7 @@ def open_keyboard(
         server = keyboard_server([run] if beside is None else [run, beside], blocked, port)
     say(f"{server.url}  (Ctrl-C ends it)")
     if server.secret:  # others on this machine see with what programs are started
-        console.print("A personal model: open this address yourself, it is a secret.")
+        console.print("This is a personal model: open the address yourself, and keep it secret.")
     elif browser:
         webbrowser.open(server.url)
     try:
@@ -69,17 +69,17 @@ def evaluate(
     model: Annotated[Path, Argument(help="a run, a pretrained or personal model, counted n-grams (folders), or an .arpa file")],
     text: Annotated[list[Path], Option(help="files of (user, text), as for `data build`; may be repeated; or sotu (speeches)")],
     other: Annotated[Path | None, Argument(help="a second one, to compare with the first")] = None,
-    history: Annotated[bool, Option("--history", help="let the (second) model also learn from what each person typed before")] = False,
-    people: Annotated[int, Option(min=1, help="how many, chosen by a hash of their ids")] = 1000,
-    words: Annotated[int, Option(min=1, help="that each of them types at most")] = 400,
+    history: Annotated[bool, Option("--history", help="let the (second) model also learn from what each person has typed")] = False,
+    people: Annotated[int, Option(min=1, help="number of people, chosen by a hash of their ids")] = 1000,
+    words: Annotated[int, Option(min=1, help="most words that each of them types")] = 400,
     user_column: Annotated[str | None, Option(help="who wrote it")] = None,
     text_column: Annotated[str | None, Option(help="what they wrote")] = None,
     json_: Annotated[bool, Option("--json", help="print JSON")] = False,
 ) -> None:
     """Simulate people typing: keystroke savings, accepted suggestions, corrections, words per minute.
 
-    The people are simulated, their text is real: of those in the files, all whom the model's population trains on are left out.
-    Intervals are 95 % jackknife intervals over people. With two models: what changes from the first to the second, paired.
+    The typing is simulated, the text is real. People on whom the model was trained are left out. Intervals are 95 % jackknife intervals
+    over people. With two models, it shows the change from the first to the second, paired.
 
     Example: taciturn keyboard evaluate runs/first baselines/kneser-ney --text blogs.parquet
     """
@@ -111,11 +111,11 @@ def _print(paths: Sequence[Path], tried: "TypingResults", history: bool) -> None
     from taciturn.keyboard.typing_simulation import PICKED_RATE
 
     console.print(
-        f"{tried.people:,} people (no guarantee for them), {tried.words:,} words and signs; "
+        f"{tried.people:,} people (no guarantee for them), {tried.words:,} words and punctuation marks; "
         + (
-            "whom an ARPA file was counted on, or a personal model trained on, is not known here, so they may be among them"
+            "people on whom an ARPA file or a personal model was trained cannot be known, so they may be among them"
             if tried.trained_on is None
-            else f"{tried.trained_on:,} whom a model was trained on, or who opted out, were left out"
+            else f"left out: {tried.trained_on:,} on whom a model was trained, or who opted out"
         )
     )
     for number, path in enumerate(paths):
@@ -137,11 +137,11 @@ def ngram(
     out: Annotated[Path, Option(help="new folder for the model")],
     smoothing: Annotated[Smoothing, Option(help="modified Kneser–Ney or Katz")] = "kneser-ney",
     order: Annotated[int, Option(min=1, max=5, help="words of the longest n-gram")] = 4,
-    non_private: Annotated[bool, Option("--non-private", help="count users' text, with no guarantee at all (the ledger is told)")] = False,
+    non_private: Annotated[bool, Option("--non-private", help="count users' text without any guarantee; the ledger records ε = ∞")] = False,
 ) -> None:
-    """Count n-grams: the baseline that keyboards have today.
+    """Count n-grams: the baseline that keyboards use today.
 
-    On a population they have no guarantee. For n-grams with one, export a private model: taciturn export RUN --to arpa --out DIR
+    N-grams of a population have no guarantee. For n-grams with one, export a private model: taciturn export RUN --to arpa --out DIR
 
     Example: taciturn keyboard ngram wiki --out baselines/kneser-ney
     """

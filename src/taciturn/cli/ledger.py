@@ -17,7 +17,7 @@ Folder = Annotated[Path, Argument(help="folder of a population")]
 RunName = Annotated[str, Argument(help="name of a run, as `taciturn ledger show FOLDER` lists it")]
 NEIGHBOURS = {"add or remove one user": "one user more", "replace one user by another": "one user replaced"}
 
-ledger_app = group("ledger", "What was ever released about a population, and what may be.", "taciturn ledger show people")
+ledger_app = group("ledger", "Show and limit what is released about a population.", "taciturn ledger show people")
 
 
 def _opened(folder: Path) -> "Ledger":
@@ -27,9 +27,7 @@ def _opened(folder: Path) -> "Ledger":
 
 
 @ledger_app.command()
-def show(
-    population: Folder, delta: Annotated[float | None, Option(help="δ of the totals (default: the smallest of the runs)")] = None
-) -> None:
+def show(population: Folder, delta: Annotated[float | None, Option(help="δ of the totals (default: the runs' smallest)")] = None) -> None:
     """Show what was ever released about a population's users.
 
     Runs, releases, ε, ρ, and the total of all of them.
@@ -39,7 +37,7 @@ def show(
     from taciturn.privacy.ledger import LedgerError
 
     if delta is not None and not 0 < delta < 1:
-        raise LedgerError(f"δ lies between 0 and 1; {delta:g} does not")
+        raise LedgerError(f"--delta must lie between 0 and 1, not {delta:g}")
     book = _opened(population)
     _print_runs(book, f"{population}: what was released about these users", delta)
     console.print("\n".join(_notes(book)))
@@ -70,7 +68,7 @@ def _notes(book: "Ledger") -> list[str]:
         "ρ does not count the sampling of users, ε does. Several runs are added up in RDP, which stays valid when later runs are "
         "chosen after seeing earlier ones; under the adjacency of the last row all runs add up, whatever they state themselves.",
         f"Each of the {len(book.rows)} rows fits the one before it; the last is {book.head[:16]}…"
-        + (f" {torn} were cut off half-written by a crash, before anything was released." if torn else ""),
+        + (f" {torn} were left incomplete by a crash, before anything was released." if torn else ""),
     ]
     if book.budget:
         waiting = [run for run in book.runs() if not book.is_closed(run)]
@@ -99,13 +97,15 @@ def export(population: Folder, file: Annotated[Path, Argument(help="JSON file to
 @ledger_app.command()
 def budget(
     population: Folder,
-    epsilon: Annotated[float, Option(help="that all runs together may cost, whatever they release and in which order")],
-    delta: Annotated[float | None, Option(help="at which (default: the budget's before, or the runs' smallest, or 1e-10)")] = None,
+    epsilon: Annotated[float, Option(help="what all runs together may cost, in whatever order")],
+    delta: Annotated[
+        float | None, Option(help="δ of the budget (default: that of the last budget, or the runs' smallest, or 1e-10)")
+    ] = None,
 ) -> None:
-    """Fix a budget for all runs on these people together. It is only ever lowered.
+    """Set a budget for all runs on these people together. It can only be lowered later.
 
-    Fix it before the first run. A run then reserves what it may cost at most (all its rounds and some to spare, correlated noise in full)
-    and does not start if all runs together could pass the budget; when it ends, it gives back what it did not spend. Runs without privacy
+    Set it before the first run. Each run then reserves the most that it may cost (all its rounds and some more, correlated noise in full),
+    and does not start if all runs together could exceed the budget; when it ends, it returns what it did not spend. Runs without privacy
     do not start.
 
     Example: taciturn ledger budget people --epsilon 4 --delta 1e-10
@@ -114,14 +114,14 @@ def budget(
 
     book = _opened(population)
     known = [book.budget.delta] if book.budget else [book.run_rows(run)[0]["delta"] for run in book.runs()]
-    fixed = PopulationBudget(epsilon, delta or min(known, default=1e-10))
+    fixed = PopulationBudget(epsilon, min(known, default=1e-10) if delta is None else delta)
     book.set_budget(fixed)
-    console.print(f"All runs together: at most ε = {epsilon_text(fixed.epsilon)} at δ = {delta_text(fixed.delta)}, from now on.")
+    console.print(f"From now on all runs together may cost at most ε = {epsilon_text(fixed.epsilon)} at δ = {delta_text(fixed.delta)}.")
 
 
 @ledger_app.command()
 def close(population: Folder, run: RunName) -> None:
-    """Say that an interrupted run will not be resumed. What it reserved of the budget and did not spend is given back.
+    """Close an interrupted run for good. What it reserved of the budget and did not spend is given back.
 
     Example: taciturn ledger close people first
     """
@@ -134,9 +134,9 @@ def adopt(
     population: Folder,
     same_people_as: Annotated[Path | None, Option(help="where the folder of the same people is now, whose ledger this one shares")] = None,
 ) -> None:
-    """Say that this folder goes on, after it was copied, restored from a backup or moved to another disk.
+    """Adopt a folder as the one to use, after it was copied, restored from a backup or moved to another disk.
 
-    Its ledger must have every row that is known. An original that is still where it was is retired, and refused from then on.
+    Its ledger must have every known row. If the original is still in its place, it is retired, and refused from then on.
 
     Example: taciturn ledger adopt restored/people
     """
@@ -144,18 +144,18 @@ def adopt(
 
     book, retired = adopt_ledger(population, same_people_as)
     there = f"{retired} is retired" if retired else "no other copy was found; if there is one, delete it"
-    say(f"{book.path} goes on, with {len(book.rows)} rows and {len(book.runs())} runs; {there}.")
+    say(f"{book.path} is adopted, with {len(book.rows)} rows and {len(book.runs())} runs; {there}.")
 
 
 @ledger_app.command()
 def anchor(
     population: Folder,
-    file: Annotated[Path | None, Option(help="a file on another disk, which is made and kept")] = None,
-    command: Annotated[str | None, Option(help="a command: gets the last head and the new one, and agrees by ending with status 0")] = None,
+    file: Annotated[Path | None, Option(help="a file on another disk, which is created and updated")] = None,
+    command: Annotated[str | None, Option(help="a command that gets the last head and the new one, and agrees with exit status 0")] = None,
 ) -> None:
-    """Keep the ledger's newest head outside of its folder too, out of reach of anyone who restores an older copy.
+    """Keep the ledger's newest head outside of its folder too, so that an older copy that was restored is noticed.
 
-    It is compared before every release. If it cannot be reached, or knows of another head, nothing is released.
+    It is compared before every release. If the anchor cannot be reached, or knows another head, nothing is released.
 
     Example: taciturn ledger anchor people --file /mnt/other/people.head
     """
@@ -163,7 +163,7 @@ def anchor(
     from taciturn.privacy.ledger import LedgerError
 
     if (file is None) == (command is None):
-        raise LedgerError("name one anchor: --file PATH, or --command COMMAND")
+        raise LedgerError("name one anchor: --file PATH or --command COMMAND, not both")
     book = _opened(population)
     if file and file.resolve().is_relative_to(book.path.parent):
         raise LedgerError(f"{file} lies in the population's folder, and would be put back with it: name a file elsewhere")

@@ -5,7 +5,10 @@ import json
 import logging
 import math
 import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -28,16 +31,24 @@ if TYPE_CHECKING:
 console = Console(highlight=False)
 say = functools.partial(console.print, soft_wrap=True)  # one line, however wide the terminal
 BLOCKS = " ▏▎▍▌▋▊▉█"
+LINE_SECONDS = 10.0
 SPECS = {"loss": ".2f", "perplexity": ".2f", "words_per_minute": ".1f"}  # all other metrics are shares
 
 
 def group(name: str, help: str, example: str) -> typer.Typer:
-    """A group of commands, which prints its help when it is called alone."""
+    """Make a group of commands, which prints its help when it is called alone."""
     return typer.Typer(name=name, help=f"{help}\n\nExample: {example}", no_args_is_help=True)
 
 
+def finite(value: float | None) -> float | None:
+    """Refuse «nan» and «inf», which pass for numbers within any range."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a number that can be used here; give one such as 0.5")
+    return value
+
+
 def table(*columns: str, title: str | None = None, left: Sequence[str] = ()) -> Table:
-    """An empty table for figures; what is words stands in a column without a name, or in one of `left`."""
+    """Make an empty table for figures; words go into columns without a name, or those of `left`."""
     made = Table(title=title, title_justify="left")
     for name in columns:
         made.add_column(name, justify="left" if not name or name in left else "right", no_wrap=not name)
@@ -45,7 +56,7 @@ def table(*columns: str, title: str | None = None, left: Sequence[str] = ()) -> 
 
 
 def comparison(names: Mapping[str, str], measured: "Sequence[Sums]") -> Table:
-    """One model's metrics with their intervals, or those of two and the relative change, bold where the interval excludes no change."""
+    """Tabulate the metrics of one model, or of two with the relative change, in bold where its interval excludes zero."""
     made = table("", *(["value ± 95 %"] if len(measured) == 1 else ["A ± 95 %", "B ± 95 %", "B over A, relative"]))
     for metric, name in names.items():
         cells, style = [f"{one[metric]:{SPECS.get(metric, '.2%')}}" for one in measured], None
@@ -63,7 +74,7 @@ def change_text(change: "Interval") -> str:
 
 
 def print_finished(finished: "TrainedRun") -> None:
-    """What a training came to: why it stopped early, its guarantee, and how good the model is."""
+    """Print why a run stopped early, its guarantee, and how good its model is."""
     if finished.stopped:
         console.print(f"Stopped: {finished.stopped}.\n", style="yellow")
     say((finished.folder / "guarantee.txt").read_text())
@@ -71,7 +82,7 @@ def print_finished(finished: "TrainedRun") -> None:
         console.print(f"Noise multiplier {finished.recipe.privacy.noise_multiplier:g}")
     if finished.clip_estimate is not None:
         console.print(
-            f"The clip norm went to {finished.clip_estimate:.3g}. To spend nothing on looking for it next time: "
+            f"The clip norm ended at {finished.clip_estimate:.3g}. To spend nothing on finding it next time: "
             f"--set privacy.clipping=flat --set privacy.clip_norm={finished.clip_estimate:.3g}"
         )
     accuracy, perplexity = finished.scores["accuracy_top1"], finished.scores["perplexity"]
@@ -79,14 +90,14 @@ def print_finished(finished: "TrainedRun") -> None:
 
 
 def print_load(load: "Load") -> None:
-    """What devices saw of a deployment under load."""
+    """Print what devices saw of a deployment under load."""
     shown = table("", "")
-    shown.add_row("devices connected, at most", f"{load.most_connected:,}")
+    shown.add_row("most devices connected at once", f"{load.most_connected:,}")
     shown.add_row("questions answered", f"{load.answered.total():,}")
     shown.add_row("questions a second, in the best second", f"{load.most_a_second:,.0f}")
     shown.add_row("rounds done", f"{len(load.rounds)}")
     for share in (0.5, 0.95, 0.99):
-        shown.add_row(f"a request took, {share:.0%} of them at most", f"{1000 * load.quantile(share):,.0f} ms")
+        shown.add_row(f"{share:.0%} of requests took at most", f"{1000 * load.quantile(share):,.0f} ms")
     for reason, times in load.failures.most_common():
         shown.add_row(reason, f"{times:,}")
     shown.add_row("failures", f"{load.failures.total():,}")
@@ -100,9 +111,33 @@ def leave_interrupted(words: str) -> NoReturn:
     os._exit(130)
 
 
+def begin(words: str) -> None:
+    """Print a first line at once where there is no terminal; the imports before a progress bar take seconds."""
+    if not console.is_terminal:
+        say(f"{words} …", markup=False)
+
+
+def _lines(title: str, unit: str) -> Callable[[int, int | None, str], None]:
+    """Print progress as lines, for pipes and logs: the first at once, then one every ten seconds, and the last."""
+    printed = -math.inf
+
+    def show(done: int, all: int | None, note: str) -> None:
+        nonlocal printed
+        if time.monotonic() - printed > LINE_SECONDS or done == all:
+            printed = time.monotonic()
+            say(f"{title}: {f'{done:,} of {all:,} {unit}  ' if all else ''}{note}", markup=False)
+
+    return show
+
+
 @contextmanager
 def bar(title: str, unit: str) -> Iterator[Any]:
-    """A progress bar; yields show(done, all, note)."""
+    """Show a progress bar, or lines where there is no terminal; yields show(done, all, note)."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is ended says how to resume it, as after Ctrl-C
+    if not console.is_terminal:
+        yield _lines(title, unit)
+        return
     begin = (SpinnerColumn(), TextColumn(f"{title:<14}"), BarColumn(bar_width=30), MofNCompleteColumn())
     end = (TextColumn(unit), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
     with Progress(*begin, *end, console=console, transient=False) as progress:
@@ -174,7 +209,7 @@ def histogram_line(share: float, width: int = 40) -> str:
 
 @contextmanager
 def logged_lines(as_json: bool = False) -> Iterator[None]:
-    """What happens to the fleet, in lines. None of them names a device: what does is at DEBUG, and not shown."""
+    """Print the fleet's log. No line names a device: those that do are at DEBUG, and not shown."""
     log, handler = logging.getLogger("taciturn.fleet"), RichHandler(console=console, show_path=False)
     if as_json:
         handler = logging.StreamHandler()

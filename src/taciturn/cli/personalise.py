@@ -1,11 +1,11 @@
-"""`taciturn personalise`: a model of one's own, which stays on this device."""
+"""`taciturn personalise`: a personal model, which stays on this device."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from taciturn.cli.output import bar, change_text, console, say, table
+from taciturn.cli.output import bar, change_text, console, finite, say, table
 
 if TYPE_CHECKING:
     from taciturn.keyboard.personal_model import Personal
@@ -15,18 +15,18 @@ MANY_UNKNOWN = 0.3  # of all words: then it may be another language
 
 def personalise(
     model: Annotated[Path, Argument(help="a run, an export, a pretrained or a personal model")],
-    text: Annotated[Path, Argument(help="file of one person's messages: .txt, one a line, or a table as for `data build`")],
+    text: Annotated[Path, Argument(help="file of one person's messages: .txt, one on each line, or a table as for `data build`")],
     out: Annotated[Path, Option(help="new folder for the personal model")],
-    epochs: Annotated[int, Option(min=1, help="how often the text is read")] = 2,
-    learning_rate: Annotated[float, Option(min=0.0)] = 0.25,
+    epochs: Annotated[int, Option(min=1, help="passes over the text")] = 2,
+    learning_rate: Annotated[float, Option(min=0.0, callback=finite)] = 0.25,
     general: Annotated[Path | None, Option(help="public text (`data public`) to rehearse, so that general language is kept")] = None,
     user_share: Annotated[float, Option(min=0.05, max=1.0, help="λ, with --general: the person's share of what is learned from")] = 0.5,
     delete_text: Annotated[bool, Option("--delete-text", help="delete the text once the personal model is on disk")] = False,
 ) -> None:
     """Train a model on one person's own text, for that person alone.
 
-    The result has no guarantee and stays on this device: type with it (`taciturn keyboard open`), but no export takes it. The last
-    tenth of the messages is not trained on: it shows whether the model got better. One that did not is not kept.
+    The result has no guarantee and stays on this device: type with it (`taciturn keyboard open`); it cannot be exported. The last tenth
+    of the messages is held out to measure with. A model that did not improve on it is not kept.
 
     Example: taciturn personalise runs/private sent.txt --out mine --general wiki --delete-text
     """
@@ -47,11 +47,11 @@ def personalise(
 
 
 def _print_change(done: "Personal") -> None:
-    console.print(f"{done.messages:,} messages, {done.words:,} words and signs")
+    console.print(f"{done.messages:,} messages, {done.words:,} words and punctuation marks")
     for reason, count in done.left_out.items():
         console.print(f"Left out: {reason}: {count:,}")
     if done.unknown > MANY_UNKNOWN * done.words:
-        console.print(f"{done.unknown / done.words:.0%} of the words are unknown to the model: is it of this language?", style="yellow")
+        console.print(f"{done.unknown / done.words:.0%} of the words are unknown to the model: is it for this language?", style="yellow")
     title = f"On the last {done.held_out:,} messages, which were not trained on"
     shown = table("", "before", "after", "change ± 95 %", title=title)
     for metric, name, spec in (("perplexity", "perplexity", ".1f"), ("accuracy_top1", "AccuracyTop1", ".2%")):

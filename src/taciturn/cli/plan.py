@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def plan(
-    population: Annotated[int, Option(min=1, help="N: users there are, as publicly known")],
+    population: Annotated[int, Option(min=1, help="N: number of users, as publicly known")],
     rounds: Annotated[int, Option(min=1, help="T")],
     report_goal: Annotated[int, Option(min=1, help="m: users a round")],
     delta: Annotated[float | None, Option(help="(default: 1/N², at least 1e-15)")] = None,
-    noise_multiplier: Annotated[float | None, Option(help="z; or ask for one of the next two")] = None,
+    noise_multiplier: Annotated[float | None, Option(help="z; or give one of the next two")] = None,
     epsilon: Annotated[float | None, Option(help="target")] = None,
     rho: Annotated[float | None, Option(help="target, of zCDP")] = None,
     min_separation: Annotated[int | None, Option(min=0, help="MinS: rounds between a user's turns (default: all that N, m allow)")] = None,
@@ -27,17 +27,15 @@ def plan(
     max_participations: Annotated[int | None, Option(min=1, help="MaxP (default: all that T and MinS allow)")] = None,
     mechanism: Annotated[Literal[MechanismName, "all"], Option(help="noise and sampling")] = "all",
     accountant: AccountantName = "pld",
-    grow_to_rho: Annotated[
-        float | None, Option(help="raise goal and noise of a trial together until ρ falls to this; choose a timer")
-    ] = None,
+    grow_to_rho: Annotated[float | None, Option(help="raise goal and noise of a trial until ρ falls to this, and choose a timer")] = None,
     largest_goal: Annotated[int, Option(min=1, help="with --grow-to-rho: the most reports a round that your servers can handle")] = 20_000,
     json_: Annotated[bool, Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Work out what a guarantee would take: noise, separation, ρ and ε, for every mechanism. Nothing is trained, no text is touched.
+    """Work out what a guarantee would take: noise, separation, ρ and ε, for every mechanism. Nothing is trained, no text is read.
 
-    `poisson` and `cyclic-poisson` (banded noise, users who take turns) need a curator that draws every cohort itself; all others
-    claim only that users take turns (min separation), which a fleet of devices can keep.
-    The error is that of the noise on the model; smaller is better.
+    `poisson` is dp-fedavg; all others are dp-ftrl. `poisson` and `cyclic-poisson` (banded noise, users who take turns) need a curator that
+    draws every cohort; the others claim only that users take turns (min separation), which a fleet of devices can keep. The error is
+    that of the noise on the model: compare it with that of a run that you have tried; smaller is better.
 
     Example: taciturn plan --population 3000000 --rounds 1000 --report-goal 6500 --noise-multiplier 7
 
@@ -48,7 +46,7 @@ def plan(
 
     if timer_hours is not None:
         if min_separation is not None:
-            raise planning.PlanError("say --min-separation or --timer-hours, not both")
+            raise planning.PlanError("give --min-separation or --timer-hours, not both")
         min_separation = _separation_by_timer(population, rounds, report_goal, timer_hours, quiet=json_)
     chosen = planning.MECHANISMS if mechanism == "all" else (mechanism,)
     noise, turns = (delta, noise_multiplier, epsilon, rho), (min_separation, max_participations)
@@ -57,7 +55,7 @@ def plan(
         _print_grown(question, grow_to_rho, largest_goal, "blt" if mechanism == "all" else mechanism, json_)
         return
     with console.status("") as status:
-        wait = "(the best correlated noise takes a minute the first time)"
+        wait = "(finding the best correlated noise takes a minute the first time)"
         answers = planning.plan(question, chosen, lambda name: status.update(f"{name} {wait}"))
     if json_:
         print(to_json({**_claim(question), "answers": [asdict(one) for one in answers]}))
@@ -87,15 +85,16 @@ def _print_answers(question: "Question", answers: "list[Answer]") -> None:
     population, goal, rounds = question.population, question.report_goal, question.rounds
     console.print(
         f"{population:,} users, {goal:,} a round, {rounds:,} rounds: {rounds * goal:,} user updates. "
-        f"{question.possible_separation} rounds of rest are possible; claimed are {question.separation}, and at most "
+        f"{question.possible_separation} rounds of rest are possible; the claim is {question.separation}, and at most "
         f"{question.participations} participations. δ = {delta_text(question.at_delta)}"
     )
     base = next((one.error for one in answers if one.mechanism == "independent"), None)
-    shown = table("", "noise multiplier", "ρ", "ε", "error", "of independent")
+    shown = table("", "noise multiplier", "ρ", "ε", "error", "÷ independent")
     for one in answers:
         relative = f"{one.error / base:.2f}" if base else ""
         cost = f"{one.noise_multiplier:.3g}", rho_text(one.rho), epsilon_text(one.epsilon)
-        shown.add_row(one.mechanism, *cost, f"{one.error:.3g}", relative)
+        algorithm = " (dp-fedavg)" if one.mechanism == "poisson" else ""
+        shown.add_row(one.mechanism + algorithm, *cost, f"{one.error:.3g}", relative)
     console.print(shown)
 
 
@@ -103,7 +102,7 @@ def _print_grown(trial: "Question", target: float, largest_goal: int, mechanism:
     from taciturn.planning import PlanError, grown
 
     if mechanism in ("poisson", "cyclic-poisson"):
-        raise PlanError(f"{mechanism} needs a curator that draws cohorts, where a fleet's devices come by a timer: choose another")
+        raise PlanError(f"{mechanism} needs a curator that draws cohorts, and devices with a timer come on their own: choose another")
     with console.status("") as status:
         found = grown(trial, target, largest_goal, mechanism, status.update)
     question, answer, came = found.question, found.answer, found.came

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from taciturn.cli.output import bar, console, leave_interrupted, say, table
+from taciturn.cli.output import bar, begin, console, finite, leave_interrupted, say, table
 from taciturn.names import Precision
 
 if TYPE_CHECKING:
@@ -17,28 +17,25 @@ if TYPE_CHECKING:
 def pretrain(
     corpus: Annotated[Path, Argument(help="folder made by `taciturn data public`")],
     out: Annotated[Path, Option(help="folder for model.safetensors and pretraining.json")],
-    epochs: Annotated[
-        int | None, Option(min=1, help="at most; the rate falls over all of them (default: 3 to 10, more for less text)")
-    ] = None,
+    epochs: Annotated[int | None, Option(min=1, help="at most; the rate falls over them (default: 3 to 10, more for less text)")] = None,
     set: Annotated[list[str] | None, Option(help="model setting as in the recipe to follow: kind=cifg, width=64")] = None,
-    start: Annotated[Path | None, Option(help="a model of public text to go on from; taciturn:english comes with the package")] = None,
+    start: Annotated[Path | None, Option(help="a model of public text to start from; taciturn:english comes with the package")] = None,
     batch_size: Annotated[int | None, Option(min=1, help="pieces of text a step (default: 32 to 1024, by the text's size)")] = None,
     unroll: Annotated[int, Option(min=1, help="tokens predicted in a row: the length of a piece")] = 20,
-    learning_rate: Annotated[
-        float | None, Option(min=1e-9, help="Adam's, at its highest (default: 0.003 to 0.012 by kind and batch)")
-    ] = None,
+    learning_rate: Annotated[float | None, Option(min=1e-9, callback=finite, help="Adam's highest (default: 0.003 to 0.012)")] = None,
     precision: Annotated[Precision, Option(help="of matrix products; mixed takes them in bfloat16")] = "float32",
     held_out: Annotated[float, Option(min=0.0, max=0.5, help="share of documents to measure with after each epoch; at least one")] = 0.02,
-    patience: Annotated[int, Option(min=1, help="stop after so many epochs in a row without a better one; the best is written")] = 2,
+    patience: Annotated[int, Option(min=1, help="stop after this many epochs in a row without a better one; the best is written")] = 2,
     seed: Annotated[int, Option(min=0, help="the same seed gives the same model, on machines of one kind")] = 0,
-    resume: Annotated[bool, Option("--resume", help="go on with what was interrupted; all else as in the command that began it")] = False,
+    resume: Annotated[bool, Option("--resume", help="resume a training that was interrupted, with the options that began it")] = False,
 ) -> None:
     """Train a model on public text, to start private training from. Costs no privacy.
 
-    After each epoch the model is measured on documents that it never trains on, and saved. Killed at any moment, it goes on with --resume.
+    After each epoch the model is measured on documents that it never trains on, and saved. If it is interrupted, continue with --resume.
 
     Example: taciturn pretrain speeches --out pretrained --set kind=cifg
     """
+    begin(f"reading {corpus}")
     from taciturn.algorithms.pretraining import Schedule
     from taciturn.recipe.text import model_settings
 
@@ -57,13 +54,13 @@ def watched(
     start: Path | None = None,
     again: str = "the same command and --resume",
 ) -> "Pretrained":
-    """Pretrain under a progress bar; Ctrl-C says how to go on."""
+    """Pretrain under a progress bar; after Ctrl-C, say how to resume."""
     from taciturn.data.public import PublicCorpus
     from taciturn.runs.pretrain import CHECKPOINT, pretrained
 
     public = PublicCorpus.load(corpus)
     if resume and not (out / CHECKPOINT).exists():
-        say(f"No epoch is saved in {out}: this begins with the first")
+        say(f"No epoch is saved in {out}: starting with the first")
     try:
         with bar("pretraining", "steps") as show:
 
@@ -75,12 +72,12 @@ def watched(
             return pretrained(public, settings, schedule, out, progress, resume, start)
     except KeyboardInterrupt:
         saved = (out / CHECKPOINT).exists()
-        kept = "The epochs that are done are kept" if saved else "No epoch was done yet, so nothing is kept"
-        leave_interrupted(f"{kept}; go on with {again}")
+        kept = "All finished epochs are kept" if saved else "No epoch was finished, so nothing is kept"
+        leave_interrupted(f"{kept}; continue with {again}")
 
 
 def _print_epochs(finished: "Pretrained") -> None:
-    """All epochs; bold the one whose model was written."""
+    """Print all epochs, with the one whose model was written in bold."""
     title = f"Measured on {finished.held_out}"
     shown = table("epoch", "training loss", "held-out loss", "perplexity", "Top1", "tokens/s", title=title)
     for one in finished.epochs:
@@ -91,4 +88,4 @@ def _print_epochs(finished: "Pretrained") -> None:
     if finished.stopped:
         say(f"Stopped early, {finished.stopped}.", style="yellow")
     if finished.best != finished.epochs[-1]:
-        console.print(f"The best was epoch {finished.best.epoch}, and it is what was written.")
+        console.print(f"Epoch {finished.best.epoch} was the best; its model was written.")

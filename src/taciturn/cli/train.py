@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from taciturn.cli.output import console, leave_interrupted, print_finished, say, training_bar
+from taciturn.cli.output import begin, console, finite, leave_interrupted, print_finished, say, training_bar
 from taciturn.privacy.figures import delta_text, epsilon_text
 
 if TYPE_CHECKING:
+    from taciturn.recipe.recipe import Recipe
     from taciturn.runs.loop import TrainedRun
 
 Settings = Annotated[list[str] | None, Option(help="section.key=value, wins over the recipe; may be repeated")]
@@ -19,16 +20,15 @@ Settings = Annotated[list[str] | None, Option(help="section.key=value, wins over
 def train(
     what: Annotated[Path | None, Argument(metavar="[RECIPE|PEOPLE]", help="a recipe in TOML, or a folder of people and --epsilon")] = None,
     run: Annotated[Path | None, Option(help="folder of the run (default: runs/NAME-N)")] = None,
-    epsilon: Annotated[float | None, Option(min=0.01, max=100.0, help="with PEOPLE: the ε to promise each of them")] = None,
+    epsilon: Annotated[float | None, Option(min=0.01, max=100.0, callback=finite, help="with PEOPLE: the ε to promise them")] = None,
     users: Annotated[int | None, Option(min=20, help="with PEOPLE: how many, as publicly stated (default: counted, rounded down)")] = None,
     public: Annotated[Path | None, Option(help="with PEOPLE: public text to learn first (`data public`), or a model (`pretrain`)")] = None,
-    minutes: Annotated[
-        float | None, Option(min=1, max=100_000, help="with PEOPLE: time allowed, --public not counted (default: 30)")
-    ] = None,
+    minutes: Annotated[float | None, Option(min=1, max=100_000, callback=finite, help="with PEOPLE: time allowed (default: 30)")] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="with PEOPLE: write the recipe and stop")] = False,
     set: Settings = None,
-    audit: Annotated[int | None, Option(help="add N made-up users, by whom `taciturn audit run` tests the claim (audit.users)")] = None,
-    resume: Annotated[bool, Option("--resume", help="go on with a run that was interrupted")] = False,
+    audit: Annotated[int | None, Option(help="add N synthetic users, with whom `taciturn audit run` tests the claim (audit.users)")] = None,
+    resume: Annotated[bool, Option("--resume", help="resume a run that was interrupted")] = False,
+    non_private: Annotated[bool, Option("--non-private", help="train without privacy; the ledger records ε = ∞")] = False,
     engine: Annotated[str | None, Option(help="ray, to train on a Ray cluster of this machine's own; or ray:ADDRESS, on another")] = None,
 ) -> None:
     """Train a model from a recipe. Or name a folder of people and an ε, and Taciturn chooses the settings.
@@ -42,9 +42,10 @@ def train(
 
     On many machines: taciturn train recipe.toml --engine ray:HEAD:6379, after `ray start` on each of them.
     """
+    begin(f"reading {what or run or 'the recipe'}")
     if engine is not None:
         _join(engine)
-    from taciturn.files import next_folder
+    from taciturn.files import next_folder, not_a
     from taciturn.recipe.text import load_recipe
     from taciturn.runs.folder import RunError
     from taciturn.runs.loop import resume_run, train_run
@@ -53,24 +54,26 @@ def train(
     for_people = [name for name, value in given.items() if value]
     if resume:
         if run is None:
-            raise RunError("name the run to go on with: taciturn train --resume --run DIR")
+            raise RunError("name the run to resume: taciturn train --resume --run FOLDER")
         if set or what or audit or for_people:
-            raise RunError("--resume takes the run's own recipe: leave the recipe, --set, --audit and all that is for PEOPLE out")
+            raise RunError("--resume uses the run's own recipe: leave out the recipe, --set, --audit and every option for PEOPLE")
         print_finished(_watched(run, partial(resume_run, run)))
         return
     if what is None:
         raise RunError("name a recipe, or people and an ε: taciturn train RECIPE.toml, or taciturn train PEOPLE --epsilon 4")
     folder = run or next_folder(Path("runs"), f"{what.stem}-")
     if what.is_dir() and epsilon is None:
-        raise RunError(f"{what} is a folder: say what its people are promised, for example --epsilon 4")
+        _check_people(what)
+        raise RunError(f"{what} is a population: say what its people are promised, for example --epsilon 4")
     if not what.is_dir() and for_people:
-        raise RunError(f"{', '.join(for_people)}: for a folder of people, and {what} is none. A recipe has its own settings")
+        raise RunError(f"{not_a('a population', what)}; {for_people[0]} needs a population, and a recipe has its own settings")
     if dry_run and (set or audit):
-        raise RunError("--dry-run writes a recipe to look at and change: leave --set and --audit out, and say them when you train")
+        raise RunError("--dry-run writes a recipe to read and change: leave out --set and --audit until you train with it")
     recipe = what if epsilon is None else _chosen(what, epsilon, users, public, minutes or 30.0, folder)
     if dry_run:
         return
     loaded = load_recipe(recipe, [*(set or ()), *([] if audit is None else [f"audit.users={audit}"])])
+    _check_privacy(loaded, non_private)
     finished = _watched(folder, partial(train_run, loaded, folder))
     print_finished(finished)
     gain = finished.scores.gain_over(finished.before)
@@ -80,18 +83,52 @@ def train(
     )
 
 
+def _check_people(folder: Path) -> None:
+    """Refuse a folder that is not a population; a run is the one most often named by mistake."""
+    from taciturn.data.population import Population
+    from taciturn.runs.folder import RunError
+
+    if (folder / "recipe.toml").exists() and (folder / "vocabulary.txt").exists():
+        raise RunError(
+            f"{folder} is a run, not a population or a recipe; resume it with: taciturn train --resume --run {folder}, or train as it "
+            f"was trained: taciturn train {folder / 'recipe.toml'}"
+        )
+    Population(folder)
+
+
+def _check_privacy(recipe: "Recipe", non_private: bool) -> None:
+    """Ask before people's total becomes ε = ∞, and point out a number of users that the population does not have."""
+    from taciturn.recipe.build import population
+    from taciturn.runs.folder import RunError
+
+    people = population(recipe)
+    if not recipe.is_private and not non_private and not people.manifest["about"].get("simulated"):
+        raise RunError(
+            f'algorithm = "{recipe.algorithm}" has no privacy, and would set the total of {people.folder} to ε = ∞ for good. If you mean '
+            'that, add --non-private; if not, choose algorithm = "dp-fedavg" and an epsilon'
+        )
+    stated, cohort = recipe.participation.users, recipe.participation.cohort
+    if recipe.participation.kind == "poisson" and len(people) < stated / 2:
+        say(
+            f"The recipe states {stated:,} users, and {people.folder} has {len(people):,}: a round will have about "
+            f"{cohort * len(people) / stated:,.0f} of them, not {cohort:,.0f}.",
+            style="yellow",
+        )
+
+
 def _chosen(people: Path, epsilon: float, users: int | None, public: Path | None, minutes: float, folder: Path) -> Path:
-    """A recipe for these people, written beside the folder of the run."""
-    from taciturn.files import check_new_folder, write_atomically
+    """Work out a recipe for these people, and write it beside the folder of the run."""
+    from taciturn.files import write_atomically
     from taciturn.recipe.choose import commented_toml
     from taciturn.release.model_file import SHIPPED
     from taciturn.runs.chosen import chosen_recipe
-    from taciturn.runs.folder import NOT_NEW, RunError
+    from taciturn.runs.folder import RunError, check_new_run
 
-    check_new_folder(folder, NOT_NEW)
+    check_new_run(folder)
+    _check_people(people)
     path = folder.with_name(f"{folder.name}.toml")
     if path.exists():
-        raise RunError(f"{path} is there already: train as it says (taciturn train {path}), or name another --run")
+        raise RunError(f"{path} exists already: train with it (taciturn train {path}), or choose another --run")
     start = SHIPPED if public is None else str(_started(people, public, folder.with_name(f"{folder.name}-start")))
     with console.status("timing a round of held-out users, and working out a recipe"):
         chosen = chosen_recipe(people, epsilon, start, minutes, users)
@@ -109,8 +146,7 @@ def _chosen(people: Path, epsilon: float, users: int | None, public: Path | None
 
 
 def _started(people: Path, public: Path, out: Path) -> Path:
-    """A model of this public text, and of that which comes with taciturn where both have the same words; or the model that is there.
-    Interrupted, it goes on with the same command."""
+    """Pretrain on this public text, from the shipped start where the words are the same; resume or reuse a model that is there."""
     from taciturn.algorithms.pretraining import Schedule
     from taciturn.cli.pretrain import watched
     from taciturn.data.population import Population
@@ -124,13 +160,13 @@ def _started(people: Path, public: Path, out: Path) -> Path:
         return public
     corpus, (_, shipped) = PublicCorpus.load(public), load_model(Path(SHIPPED))
     if corpus.vocabulary.words != Population(people).vocabulary.words:
-        raise StartError(f"{public} has other words than {people}: make it with taciturn data public … --vocabulary {people}")
+        raise StartError(f"{public} and {people} have different vocabularies: make it with taciturn data public … --vocabulary {people}")
     begun = (out / CHECKPOINT).exists()
     if begun or not (out / "model.safetensors").exists():
         same = corpus.vocabulary.words == shipped.vocabulary
         watched(public, ModelSection(kind="cifg"), Schedule(), out, begun, Path(SHIPPED) if same else None, "the same command")
     elif corpus.source not in load_model(out)[1].public_sources:
-        raise StartError(f"{out} is a start of other text than {public}: delete it, or name another --run")
+        raise StartError(f"{out} was pretrained on other text than {public}: delete it, or choose another --run")
     return out
 
 
@@ -139,14 +175,19 @@ def _join(engine: str) -> None:
 
     name, _, address = engine.partition(":")
     if name != "ray":
-        raise RayError(f"--engine takes ray, or ray:ADDRESS of a cluster, and not {engine}; leave it out to train in this process")
+        raise RayError(f"--engine must be ray, or ray:ADDRESS of a cluster, not {engine}; leave it out to train in this process")
     join(address or None)
 
 
 def _watched(folder: Path, work: "Callable[[Any], TrainedRun]") -> "TrainedRun":
-    """Train under a progress bar; Ctrl-C says how to go on."""
+    """Train under a progress bar; after Ctrl-C, say how to resume."""
     try:
         with training_bar(folder.name) as show:
             return work(show)
     except KeyboardInterrupt:
-        leave_interrupted(f"Nothing is lost; go on with: taciturn train --resume --run {folder}")
+        begun = (folder / "recipe.toml").exists()
+        leave_interrupted(
+            f"Nothing is lost; resume with: taciturn train --resume --run {folder}"
+            if begun
+            else "Nothing was trained or charged yet; run the same command again"
+        )

@@ -1,24 +1,25 @@
-"""`taciturn tune`: settings tried where it costs nobody anything."""
+"""`taciturn tune`: try settings on public text, at no cost in privacy."""
 
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
-from taciturn.cli.output import bar, console, leave_interrupted, say, table
+from taciturn.cli.output import bar, begin, console, leave_interrupted, say, table
 from taciturn.privacy.figures import epsilon_text
 
 
 def tune(
     recipe: Annotated[Path, Argument(help="a recipe in TOML")],
     on: Annotated[Path, Option(help="public text, a folder made by `taciturn data public`")],
-    try_: Annotated[list[str], Option("--try", help="section.key=value,value,…; may be repeated: every value with every other")],
-    out: Annotated[Path, Option(help="folder for the made-up users and the runs; the same again goes on with a sweep")] = Path("tuning"),
+    try_: Annotated[list[str], Option("--try", help="section.key=value,value,…; may be repeated, which tries all combinations")],
+    out: Annotated[Path, Option(help="folder for the simulated users and the runs; name it again to continue a sweep")] = Path("tuning"),
 ) -> None:
-    """Try out settings on made-up users who are given public text. It costs no privacy: choose settings here, then train on people.
+    """Try settings on simulated users with public text. It costs no privacy: choose settings here, then train on people.
 
     Example: taciturn tune recipe.toml --on speeches --try server.learning_rate=0.25,0.5,1 --try run.rounds=50,100
     """
+    begin(f"reading {on}")
     from taciturn.data.public import PublicCorpus
     from taciturn.runs.tuning import tuned
 
@@ -28,11 +29,11 @@ def tune(
             trials = tuned(recipe, corpus, out, try_, lambda done, all, rounds, of: show(done, all, f"round {rounds} of {of}"))
             show(len(trials), len(trials), "")
     except KeyboardInterrupt:
-        leave_interrupted("Nothing is lost; go on with the same command")
-    shown = table("", "AccuracyTop1", "AccuracyTop3", "ε", title=f"On made-up users, pieces of {corpus.source}")
+        leave_interrupted("Nothing is lost; continue with the same command")
+    shown = table("", "AccuracyTop1", "AccuracyTop3", "ε", title=f"On simulated users, pieces of {corpus.source}")
     for number, one in enumerate(trials):
         figures = f"{one.top1:.2%}", f"{one.top3:.2%}", epsilon_text(one.epsilon)
         shown.add_row("\n".join(one.settings), *figures, style="bold" if number == 0 else None)
     console.print(shown)
     settings = " ".join(f"--set {setting}" for setting in trials[0].settings)
-    say(f"With the best of them on people: taciturn train {recipe} {settings}")
+    say(f"To train on people with the best of them: taciturn train {recipe} {settings}")

@@ -41,16 +41,16 @@ class Columns:
                 continue
             chosen = named or (present[0] if present else None)
             if chosen and names.count(chosen) > 1:
-                raise SourceError(f"{path} has two columns named {chosen}; rename one")
+                raise SourceError(f"{path} has two columns named {chosen}; rename one of them")
             if named not in names and (named or not present):
                 # Without a line of names, what stands in their place is somebody's text: it is not repeated.
                 known = any(name in names for all in USUAL.values() for name in all) or any(getattr(self, one) in names for one in USUAL)
-                listed = f"its columns are {', '.join(names)}" if known else f"nor any usual name among its {len(names)} columns"
-                raise SourceError(f"{path} has no column {named or usual[0]}; {listed}: say which holds the {role} with --{role}-column")
+                listed = f"its columns are {', '.join(names)}" if known else f"its {len(names)} columns have none of the usual names"
+                raise SourceError(f"{path} has no column {named or usual[0]}; {listed}: name the one with the {role} by --{role}-column")
             found[role] = named or present[0]
         missing = [name for name in self.sensitive if name not in names]
         if missing:
-            raise SourceError(f"{path} has no column {missing[0]} (--sensitive-column); its columns are {', '.join(names)}")
+            raise SourceError(f"{path} has no column {missing[0]}; its columns are {', '.join(names)}: name one by --sensitive-column")
         return Columns(**found, sensitive=self.sensitive)
 
     @property

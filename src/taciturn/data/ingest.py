@@ -69,9 +69,12 @@ class Rules:
 
     def __post_init__(self) -> None:
         if not 0 <= self.held_out_share <= 0.9:
-            raise DataError(f"a share of users to hold out lies between 0 and 0.9; {self.held_out_share} does not")
+            raise DataError(f"--held-out must lie between 0 and 0.9, not {self.held_out_share}: leave it out for 1/16")
         if self.most_tokens < self.least_tokens:
-            raise DataError(f"users are cut at {self.most_tokens} tokens and left out below {self.least_tokens}: nobody would be left")
+            raise DataError(
+                f"users are cut at {self.most_tokens} tokens and left out below {self.least_tokens}, so nobody would be left: lower "
+                "--least-tokens, or raise --most-tokens"
+            )
 
 
 def ingest(
@@ -285,7 +288,5 @@ def _full_disk_in_words(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise PopulationError(
-                f"the disk of {folder} is full; a build needs about twice the size of the text while it sorts. Nothing was changed."
-            ) from None
+            raise PopulationError(f"the disk of {folder} is full; a build needs twice the size of the text. Nothing was changed.") from None
         raise

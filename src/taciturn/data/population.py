@@ -30,7 +30,7 @@ import numpy as np
 from taciturn.data.texts import SHARD_TOKENS, Texts, TextWriter
 from taciturn.data.users import position
 from taciturn.data.vocabulary import DataError, Vocabulary
-from taciturn.files import locked, sync_folder, write_atomically
+from taciturn.files import locked, not_a, sync_folder, write_atomically
 
 FORMAT = 2
 NAMES = {"train": "users.txt", "held_out": "held_out_users.txt"}  # files of hashed ids
@@ -166,7 +166,9 @@ class PopulationWriter:
         written = {split: writer.close() for split, writer in self._writers.items()}
         if not written["train"]["shards"] and not about.get("on_devices"):  # there the users' text is, and stays
             left_out = "; ".join(f"{reason}: {count:,}" for reason, count in counts.get("left_out", {}).items())
-            raise PopulationError(f"no user is left to train on ({left_out or 'there is no text at all'})")
+            utf8 = "; save the text as UTF-8 (iconv -f latin1 -t utf-8)" if "not UTF-8" in left_out else ""
+            hint = utf8 or (", or lower --least-tokens" if "tokens:" in left_out else "")
+            raise PopulationError(f"no user is left to train on ({left_out or 'there is no text at all'}): name other text{hint}")
         sync_folder(self.text)
         digest = hmac.new(self.salt, "\n".join(self.vocabulary.words).encode(), hashlib.sha256)
         for split in self._digests.values():
@@ -200,7 +202,7 @@ def writing_population(
     if not created and not (folder / "manifest.json").exists():
         foreign = [path.name for path in folder.iterdir() if path.name not in STAYS and not _is_text(path)]
         if foreign:
-            raise PopulationError(f"{folder} holds other things already ({foreign[0]}); name a new --out")
+            raise PopulationError(f"{folder} holds other things already ({foreign[0]}); choose a new --out")
     private = folder / "private"
     private.mkdir(parents=True, exist_ok=True)
     private.chmod(0o700)
@@ -224,7 +226,7 @@ def writing_population(
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Text that no manifest names: of a build that was cut off, or from before the last one."""
+    """Remove text that no manifest names: of an interrupted build, or from before the last one."""
     current = manifest_before(folder).get("text")
     if current is None and (folder / "manifest.json").exists():
         return  # damaged, or of another version: nobody knows what it means
@@ -329,8 +331,7 @@ def manifest_before(folder: Path) -> dict[str, Any]:
 
 def _manifest(folder: Path) -> dict[str, Any]:
     if not (folder / "manifest.json").exists():
-        what = "is not a population (it has no manifest.json)" if folder.is_dir() else "is no folder"
-        raise PopulationError(f"{folder} {what}; build a population with: taciturn data build --help")
+        raise PopulationError(f"{not_a('a population', folder)}; build a population with: taciturn data build TEXT --out FOLDER")
     manifest = manifest_before(folder)
     if manifest.get("format") != FORMAT or COUNTS not in manifest:
         raise PopulationError(f"{folder} was written by another version of taciturn, or is damaged; build it again, its ledger stays")

@@ -14,7 +14,7 @@ from taciturn.core import END
 from taciturn.data.sources import Source
 from taciturn.data.texts import Texts, TextWriter
 from taciturn.data.vocabulary import DataError, Vocabulary, counted_vocabulary
-from taciturn.files import new_folder, write_atomically
+from taciturn.files import new_folder, not_a, write_atomically
 
 FORMAT = 2
 
@@ -35,7 +35,7 @@ class PublicCorpus:
 
     @property
     def digest(self) -> str:
-        """Names the words of it, in their order."""
+        """Identify the vocabulary and the documents, in their order."""
         found = hashlib.sha256("\n".join(self.vocabulary.words).encode())
         for document in self.documents:
             found.update(len(document).to_bytes(8, "little") + document.astype("<i4").tobytes())
@@ -51,10 +51,13 @@ class PublicCorpus:
     @classmethod
     def load(cls, folder: Path) -> "PublicCorpus":
         if not (folder / "about.json").exists():
-            raise DataError(f"{folder} is no public corpus (it has no about.json); make one with: taciturn data public --help")
-        about = json.loads((folder / "about.json").read_text())
+            raise DataError(f"{not_a('a public corpus', folder)}; make a public corpus with: taciturn data public TEXT --out FOLDER")
+        try:
+            about = json.loads((folder / "about.json").read_text())
+        except ValueError:
+            about = {}
         if about.get("format") != FORMAT:
-            raise DataError(f"{folder} was written by another version of taciturn; make it again")
+            raise DataError(f"{folder} is damaged, or was written by another version of taciturn; make it again")
         vocabulary = Vocabulary.load(folder / "vocabulary.txt", about["vocabulary"])
         return cls(Texts.load(folder, "documents", about["documents"]), vocabulary, about["source"])
 
@@ -83,7 +86,7 @@ def write_documents(folder: Path, documents: Iterable, vocabulary: Vocabulary, s
             writer.add(document)
         written = writer.close()
         if not written["shards"]:
-            raise DataError(f"there is no text in {source}")
+            raise DataError(f"there is no text in {source}, or none in UTF-8; name other files, or save them as UTF-8 (iconv -t utf-8)")
         vocabulary.save(made / "vocabulary.txt")
         about = {"format": FORMAT, "source": source, "vocabulary": vocabulary.about, "documents": written}
         write_atomically(made / "about.json", json.dumps(about).encode())

@@ -28,7 +28,7 @@ def read_parquet(path: Path, choose: Choose, left_out: LeftOut) -> Iterator[tupl
     try:
         file = parquet.ParquetFile(path, pre_buffer=False)
     except pa.ArrowInvalid:
-        raise SourceError(f"{path} is not a Parquet file, or was cut off; write it again") from None
+        raise SourceError(f"{path} is not a Parquet file, or is incomplete; write it again") from None
     columns = choose(file.schema_arrow.names)
     all_rows, row = max(file.metadata.num_rows, 1), 0
     for table in file.iter_batches(BATCH_ROWS, columns=columns.wanted):
@@ -78,13 +78,13 @@ def read_csv(path: Path, choose: Choose, left_out: LeftOut, noted: LeftOut) -> I
         lines = _Lines(stream, path, left_out)
         first = next(lines, "")
         if not first.strip():
-            raise SourceError(f"{path} is empty: its first line should name the columns")
+            raise SourceError(f"{path} is empty: its first line must name the columns, for example user,text")
         # Tab-separated text is not quoted: a quote in it is somebody's, and opens nothing.
         style: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if is_tsv else {"delimiter": max(",;\t|", key=first.count)}
         try:
             names = [name.strip() for name in next(csv.reader([first], **style))]
         except csv.Error as error:
-            raise SourceError(f"{path}, line 1: these are no names of columns ({error})") from None
+            raise SourceError(f"{path}, line 1, does not name columns ({error}): make it a line such as user,text") from None
         columns = choose(names)
         wanted = [names.index(name) for name in columns.wanted]
         rows = _Rows(columns, position)
@@ -135,7 +135,7 @@ def read_json(path: Path, choose: Choose, left_out: LeftOut) -> Iterator[tuple[f
             if len(head) == 500 or size > BATCH_BYTES:
                 break
         if not head:
-            raise SourceError(f"{path} is empty: not one line of it is a JSON object")
+            raise SourceError(f"{path} has no line with a JSON object; write one on each line: " + '{"user": "ann", "text": "…"}')
         names = dict.fromkeys(chain.from_iterable(content for _, content in head))
         columns = choose(list(names))
         late = [name for usual in USUAL.values() for name in usual if name not in names]
@@ -251,6 +251,8 @@ class _Lines:
             if self.number == 1:
                 if line.startswith((b"\xff\xfe", b"\xfe\xff")):
                     raise SourceError(f"{self._path} is UTF-16; save it as UTF-8 (iconv -f utf-16 -t utf-8)")
+                if b"\0" in line:
+                    raise SourceError(f"{self._path} is not text, as it has null bytes in it; name a file of text in UTF-8")
                 line = line.removeprefix(b"\xef\xbb\xbf")
             if len(line) > LONGEST:
                 self.skipped += 1

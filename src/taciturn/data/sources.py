@@ -21,6 +21,7 @@ import pyarrow.compute
 
 from taciturn.data.columns import LONGEST, Batch, Columns, LeftOut, SourceError
 from taciturn.data.readers import read_csv, read_json, read_messages, read_paragraphs, read_parquet
+from taciturn.files import HOLDS
 from taciturn.progress import Progress, unwatched
 
 pc: Any = pyarrow.compute  # its functions are made at run time, so no type checker knows them
@@ -64,7 +65,7 @@ class Source:
                     yield usable
             except DAMAGE as error:
                 reason = (str(error) or type(error).__name__).split("\n")[0].rstrip(".")
-                raise SourceError(f"{path} is damaged or cut off ({reason}); get it again, or leave it out") from None
+                raise SourceError(f"{path} is damaged or incomplete ({reason}); get it again, or leave it out") from None
             except OSError as error:
                 hint = "; unpack it first: zstd -d --long=31" if path.suffix == ".zst" else ""
                 raise SourceError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}{hint}") from None
@@ -119,19 +120,22 @@ def _files(path: Path, noted: LeftOut) -> list[tuple[Path | None, Path]]:
     """(folder it was found in, file), by name, so that the order of reading is no accident."""
     if path.is_file():
         if _kind(path) is None:
-            raise SourceError(f"{path} is of no kind that can be read: {' '.join(TABLES)} .txt (and .gz .bz2 .xz .zst of all but Parquet)")
+            kinds = f"{' '.join(TABLES)} .txt (and .gz .bz2 .xz .zst of all but Parquet)"
+            raise SourceError(f"{path} is not of a kind that can be read; save it as one of {kinds}")
         return [(None, path)]
     if not path.is_dir():
-        raise SourceError(f"there is no file or folder {path}")
+        raise SourceError(f"{path} does not exist: name a file or folder of text")
+    if kind := next((HOLDS[name] for name in ("manifest.json", "about.json", "recipe.toml") if (path / name).exists()), None):
+        raise SourceError(f"{path} is {kind}, not text: name the files or the folder that people's text is in")
     hidden = (".", "_")  # such as Spark's _SUCCESS
     found = (one for one in path.rglob("*") if not any(part.startswith(hidden) for part in one.relative_to(path).parts))
     inside = sorted(one for one in found if one.is_file())
     tables = [one for one in inside if _kind(one) in TABLES]
     texts = [one for one in inside if _kind(one) == ".txt"]
     if tables and texts:
-        raise SourceError(f"{path} holds tables ({tables[0].name}) and text files ({texts[0].name}); name one kind")
+        raise SourceError(f"{path} holds tables ({tables[0].name}) and text files ({texts[0].name}); name files of one kind")
     if not tables and not texts:
-        raise SourceError(f"{path} is a folder without anything to read: no {' '.join(TABLES)} and no .txt in it")
+        raise SourceError(f"{path} is a folder without text; put files into it ({' '.join(TABLES)} or .txt), or name another")
     others = [one for one in inside if _kind(one) is None]
     noted.add("files of other kinds, not read", len(others), others[0].name if others else "")
     return [(path, one) for one in tables or texts]

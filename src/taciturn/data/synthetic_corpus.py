@@ -1,4 +1,4 @@
-"""Made-up users for tests and benchmarks: Zipf's words, topics, and a little grammar, any number of users, streamed.
+"""Simulated users for tests and benchmarks: Zipf's words, topics, and a little grammar, any number of users, streamed.
 
 A word is drawn by Zipf's law: from the whole list, or, one time in five, from the order of words that the user's topic prefers. One time
 in four it is instead the word that always follows the one before it, so that there is something to learn. Users come in blocks that are

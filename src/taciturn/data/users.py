@@ -45,10 +45,12 @@ def listed_users(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except FileNotFoundError:
-        raise DataError(f"there is no file {path} (--exclude)") from None
+        raise DataError(f"{path} (--exclude) does not exist: check the path") from None
+    except IsADirectoryError:
+        raise DataError(f"{path} (--exclude) is a folder: name a file with one id on each line") from None
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} (--exclude) is not UTF-8: byte {error.start} of it") from None
+        raise DataError(f"{path} (--exclude) is not UTF-8 (byte {error.start}): save it as UTF-8, with one id on each line") from None
     table = [number for number, line in enumerate(lines, 1) if any(sign in line for sign in ',\t"')]
     if table:
-        raise DataError(f"{path} (--exclude), line {table[0]}, looks like a table; write one id a line, and nothing else")
+        raise DataError(f"{path} (--exclude), line {table[0]}, looks like a table; write one id on each line, and nothing else")
     return [line for line in lines if line.strip()]

@@ -160,19 +160,22 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: Path, about: dict[str, Any]) -> "Vocabulary":
-        return cls.of(path.read_text(encoding="utf-8").removesuffix("\n").split("\n"), about)
+        try:
+            words = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        except (OSError, UnicodeDecodeError):
+            raise DataError(f"{path} is missing or damaged; restore it from a copy, or make {path.parent} again") from None
+        return cls.of(words, about)
 
 
 def public_vocabulary(size: int, language: str = "en", unit: Unit = "word") -> Vocabulary:
-    """The most frequent words of a language by wordfreq, after special signs and punctuation, at most `size` in all; or the characters
-    those words are written with."""
+    """Return the most frequent words of a language (wordfreq), or its characters, after punctuation: `size` entries at most."""
     import wordfreq  # only needed to make a vocabulary, not to use one
 
     try:
         frequent = wordfreq.top_n_list(language, max(size + size // 20, 1000))
     except (LookupError, ValueError):
         known = ", ".join(sorted(wordfreq.available_languages()))
-        raise DataError(f"wordfreq has no list for the language {language!r}; it has: {known}") from None
+        raise DataError(f"wordfreq has no list for the language {language!r}; choose one of: {known}") from None
     if unit == "character":
         letters = Counter(chain.from_iterable(frequent))
         signs = (" ", *"0123456789", "@", "/")
@@ -180,7 +183,10 @@ def public_vocabulary(size: int, language: str = "en", unit: Unit = "word") -> V
         return _vocabulary((*signs, *found), size, f"characters of wordfreq {language}", language, unit)
     # Some listed words («3d», «e.g») are several tokens here, and would never be met.
     whole = (word for word in frequent if tokenize(word, language) == [word])
-    return _vocabulary(whole, size, f"wordfreq {language}", language, unit)
+    chosen = _vocabulary(whole, size, f"wordfreq {language}", language, unit)
+    if size > 10_000 and len(chosen) < size:  # the default is not refused for a language with fewer
+        raise DataError(f"wordfreq lists {len(chosen):,} words for the language {language!r}: ask for at most that many, not {size:,}")
+    return chosen
 
 
 def counted_vocabulary(texts: Iterable[str], size: int, source: str, language: str = "en") -> Vocabulary:
@@ -195,7 +201,7 @@ def _vocabulary(words: Iterable[str], size: int, source: str, language: str, uni
     if unit == "character":
         fixed = tuple(sign for sign in fixed if sign in SPECIAL or len(sign) == 1)
     if size <= len(fixed):
-        raise DataError(f"a vocabulary of {size} words has no room for words: {len(fixed)} are special signs and punctuation")
+        raise DataError(f"a vocabulary of {size} has no room for words, as {len(fixed)} entries are punctuation: take more")
     chosen = (word for word in words if word not in fixed)
     return Vocabulary((*fixed, *(word for word, _ in zip(chosen, range(size - len(fixed))))), source, language, unit)  # noqa: B905
 

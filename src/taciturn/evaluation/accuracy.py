@@ -29,7 +29,7 @@ HEADS, PREDICTIONS, MOST_TOKENS = (10, 50, 100), 10, 75_122  # most frequent wor
 
 @dataclass(frozen=True)
 class Scores(Sums):
-    """Of a model that read everything."""
+    """Scores of a model on every text that it read."""
 
     known: np.ndarray  # tokens that are in the vocabulary
     top1: np.ndarray

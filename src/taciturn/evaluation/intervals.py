@@ -1,6 +1,4 @@
-"""Figures with 95 % jackknife intervals over buckets of users (Ramaswamy et al. 2020, Table 2), so that words of one user do not pass for
-independent.
-"""
+"""Figures with 95 % jackknife intervals over buckets of users (Ramaswamy et al. 2020, Table 2): words of one user are not independent."""
 
 import math
 from collections.abc import Callable

@@ -118,7 +118,7 @@ class _Lines:
     def expect(self, wanted: str) -> None:
         line = next(iter(self), None)
         if line != wanted.encode():
-            raise self.error(f"here should be {wanted}, and not {_shown(line)}")
+            raise self.error(f"expected {wanted}, found {_shown(line)}")
 
     def error(self, reason: str, number: int | None = None) -> ArpaError:
         return ArpaError(f"{self.path}, line {number or self.number}: {reason}")
@@ -138,7 +138,7 @@ def _sizes(lines: _Lines) -> list[int]:
             return sizes
         found = re.fullmatch(rb"ngram\s+(\d+)\s*=\s*(\d+)", line)
         if not found or int(found[1]) != len(sizes) + 1:
-            raise lines.error(f"here should be 'ngram {len(sizes) + 1}=' with a number, or \\1-grams:, and not {_shown(line)}")
+            raise lines.error(f"expected 'ngram {len(sizes) + 1}=' with a number, or \\1-grams:, found {_shown(line)}")
         sizes.append(int(found[2]))
     raise lines.error("the file ends before its n-grams begin")
 
@@ -154,8 +154,7 @@ def _entries(lines: _Lines, n: int, size: int) -> Iterator[tuple[list[bytes], fl
             probability = weight = math.nan
         if not n + 1 <= len(fields) <= n + 2 or not probability <= 0 or not weight < math.inf:
             raise lines.error(
-                f"here should be number {read:,} of {size:,} n-grams of length {n} (a logarithm, not above 0; words; perhaps a "
-                f"weight), and not {_shown(line)}"
+                f"expected number {read:,} of {size:,} n-grams of length {n} (a logarithm, words, perhaps a weight), found {_shown(line)}"
             )
         yield fields[1 : n + 1], probability, weight
     if read < size:

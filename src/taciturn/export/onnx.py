@@ -51,8 +51,7 @@ def libraries() -> tuple[Any, Any]:
 def onnx_model(
     cell: Cell, weights: Weights, never: Iterable[int], restarts: Iterable[int] = (), about: dict[str, str] | None = None
 ) -> "onnx.ModelProto":
-    """`never` are the words that must not be among the best, `restarts` those after which the model starts afresh. `about` is what
-    else the file says of itself: its guarantee, its language."""
+    """`never` are words not to suggest, `restarts` those after which the model starts afresh, `about` what else the file states."""
     onnx, _ = libraries()
     graph = _Graph(onnx)
     matrices = _Matrices(graph, weights)
@@ -180,8 +179,7 @@ def _inputs(matrix: np.ndarray | Int8 | None) -> int:
 
 
 def onnx_scores(content: bytes, words: np.ndarray) -> np.ndarray:
-    """The log-probabilities at the start and after each word, by onnxruntime and by what the file says of itself; refused where its
-    best words are not the best, or are words that it must never say."""
+    """Return the log-probabilities that onnxruntime computes after each word; refuse a file whose best words are wrong or blocked."""
     _, onnxruntime = libraries()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     said = session.get_modelmeta().custom_metadata_map

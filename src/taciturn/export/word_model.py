@@ -45,7 +45,7 @@ class LoadedModel:
 
     @property
     def kind(self) -> ModelKind | None:
-        """Of neural models; n-grams have none."""
+        """Return the kind of a neural model; None for n-grams."""
         if self.card is None or self.card.architecture["kind"] == "ngram":
             return None
         try:

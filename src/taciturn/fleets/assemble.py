@@ -90,7 +90,7 @@ def device_fleet(recipe: Recipe, vocabulary: Vocabulary, folder: Path, connected
 
 
 def check_enough(recipe: Recipe, devices: int) -> None:
-    """Or a server would wait in vain, for as long as it is patient."""
+    """Refuse if too few devices are enrolled for the recipe's cohort and separation."""
     participation = _min_separation(recipe)
     asked, apart = participation.asked, participation.min_separation
     often = min(participation.max_participations, _lifetime(recipe))

@@ -38,7 +38,7 @@ def beside(fleet: Path) -> Path:
 
 
 def new_authority(folder: Path, fleet: Path) -> Issuer:
-    """Of a fleet without devices."""
+    """Make the authority of a fleet that has no devices yet."""
     issuer = Issuer(secrets.token_bytes(FLEET_BYTES), Ed25519PrivateKey.generate())
     save_key(folder / ENROLMENT_KEY, issuer.key)
     with locked(folder / LOG_NAME) as file:
@@ -70,7 +70,7 @@ def dismiss(folder: Path, fleet: Path, devices: Collection[int]) -> int:
     with _open(folder, fleet) as log:
         certificates, before = log.enrolled
         if unknown := sorted(set(devices) - {one.device for one in certificates}):
-            raise LinkError(f"there is no device {unknown[0]} in this fleet, which has {len(certificates)}: nobody was dismissed")
+            raise LinkError(f"this fleet has {len(certificates)} devices, and no device {unknown[0]}: name another. Nobody was dismissed")
         if not before.devices.issuperset(devices):
             log.add("dismissed", [log.issuer.dismiss(before.number + 1, before.devices.union(devices))])
         return log.enrolled.dismissed.number
@@ -93,13 +93,11 @@ def read_enrolled(fleet: Path) -> Enrolled:
         first, *others = (base64.b64decode(line, validate=True) for line in path.read_bytes().split())
         enrolled = Enrolled([Certificate.from_bytes(one) for one in others], Dismissed.from_bytes(first))
     except FileNotFoundError:
-        raise LinkError(
-            f"{path} is missing: copy it from where the enrolment authority is, or make a fleet with `taciturn fleet new`"
-        ) from None
+        raise LinkError(f"{path} is missing: copy it from the enrolment authority, or make a fleet with `taciturn fleet new`") from None
     except (ValueError, OSError) as error:
-        raise LinkError(f"{path} cannot be read or is damaged ({error}): copy it again from where the enrolment authority is") from None
+        raise LinkError(f"{path} cannot be read or is damaged ({error}): copy it again from the enrolment authority") from None
     if [one.device for one in enrolled.certificates] != list(range(len(enrolled.certificates))):
-        raise LinkError(f"{path} lacks devices, or has them in another order: copy it again from where the enrolment authority is")
+        raise LinkError(f"{path} lacks devices, or has them in another order: copy it again from the enrolment authority")
     return enrolled
 
 
@@ -114,7 +112,7 @@ class EnrolledNow:
         return self._newest()[0]
 
     def number_of(self, key: bytes) -> int | str:
-        """Of the device that signs in with this key; or what is wrong with it."""
+        """Return the number of the device with this key, or say what is wrong with it."""
         (certificates, dismissed), numbers = self._newest()
         number = numbers.get(key)
         if number is None:
@@ -144,7 +142,7 @@ class EnrolledNow:
 def _open(folder: Path, fleet: Path) -> Iterator["_Log"]:
     """For this process alone; what is signed in the block is given to the fleet's server after it."""
     if not (folder / LOG_NAME).exists():
-        raise LinkError(f"{folder} is no enrolment authority's folder, or its {LOG_NAME} is gone: name the folder with --authority")
+        raise LinkError(f"{folder} is not the folder of an enrolment authority, or lost its {LOG_NAME}: name the folder with --authority")
     with locked(folder / LOG_NAME) as file:
         file.seek(0)
         content = file.read()
@@ -155,9 +153,7 @@ def _open(folder: Path, fleet: Path) -> Iterator["_Log"]:
             log = _Log(load_key(folder / ENROLMENT_KEY), file, lines)
             known = log.enrolled
         except (ValueError, KeyError, TypeError) as error:
-            raise LinkError(
-                f"{folder / LOG_NAME} was changed or is damaged ({error}): restore it from a copy; nothing was signed"
-            ) from None
+            raise LinkError(f"{folder / LOG_NAME} is damaged ({error}): restore it from a copy; nothing was signed") from None
         if (fleet / ENROLLED).exists():
             _check_follows(known, read_enrolled(fleet), folder, fleet)
         yield log
@@ -165,17 +161,15 @@ def _open(folder: Path, fleet: Path) -> Iterator["_Log"]:
 
 
 def _check_follows(known: Enrolled, given: Enrolled, folder: Path, fleet: Path) -> None:
-    """Or two devices would get one number, or lists of one number would differ."""
+    """Refuse a log that lacks rows: two devices could get one number, or two lists of one number could differ."""
     if given.dismissed.fleet != known.dismissed.fleet:
         raise LinkError(f"{folder} is the authority of another fleet than {fleet}: name the right one with --authority")
     if not _follows(known, given):
-        raise LinkError(
-            f"{folder / LOG_NAME} lacks what was signed before (see {fleet / ENROLLED}): restore its newest copy; nothing was signed"
-        )
+        raise LinkError(f"{folder / LOG_NAME} lacks what was signed before ({fleet / ENROLLED}): restore its newest copy")
 
 
 def _follows(newer: Enrolled, older: Enrolled) -> bool:
-    """Or is the same: numbers have kept their keys, a list of one number is one list, and nobody has come back."""
+    """Whether `newer` is `older` or continues it: numbers keep their keys, lists their content, and no dismissed device is back."""
     rises = newer.dismissed.number > older.dismissed.number and newer.dismissed.devices >= older.dismissed.devices
     kept = list(newer.keys())[: len(older.certificates)] == list(older.keys())
     return kept and newer.dismissed.fleet == older.dismissed.fleet and (rises or newer.dismissed == older.dismissed)

@@ -28,7 +28,7 @@ import numpy as np
 
 from taciturn.data.population import HeldOutUsers, Population, hashed_id, writing_population
 from taciturn.data.vocabulary import Vocabulary
-from taciturn.files import new_folder, write_atomically
+from taciturn.files import new_folder, not_a, write_atomically
 from taciturn.fleets import assemble, enrolment
 from taciturn.fleets.devices import participation_record
 from taciturn.fleets.devices.device import Device, Wishes
@@ -46,8 +46,7 @@ LOCAL_NAMES = ("localhost", "127.0.0.1")
 
 
 def new_fleet(folder: Path, recipe: Recipe, names: tuple[str, ...] = ()) -> None:
-    """A server's folder. The recipe's population lends its words and held-out users; the people are others, with a ledger of their own.
-    `names` are those that devices know the server by."""
+    """Make a server's folder, with the words and held-out users of the recipe's population; devices know the server by `names`."""
     source = build.population(recipe)
     hint = "a fleet's authority and ledger are never replaced; choose another folder"
     with new_folder(enrolment.beside(folder), hint, mode=0o700) as authority, new_folder(folder, hint) as made:
@@ -59,11 +58,10 @@ def new_fleet(folder: Path, recipe: Recipe, names: tuple[str, ...] = ()) -> None
 
 
 def try_out(folder: Path, recipe: Recipe, count: int, run: str) -> list[Path]:
-    """A server's folder, and enrolled devices with the first users of the recipe's population. What is released about them is charged to
-    its ledger, under the name `run`."""
+    """Make a server's folder and devices with the first users of the recipe's population; its ledger is charged, as `run`."""
     population = build.population(recipe)
     if len(population) < count:
-        raise LinkError(f"{population.folder} has fewer than {count} users")
+        raise LinkError(f"{population.folder} has fewer than {count} users: start fewer devices, or name another population")
     with new_folder(folder, "choose another --out") as made:
         if run in open_ledger(population).runs():
             raise LinkError(f"the ledger of {population.folder} has a run {run!r} already: choose another --out")
@@ -114,7 +112,7 @@ def fleet_authority(given: Path) -> Authority:
 
 def fleet_recipe(folder: Path) -> Recipe:
     if not (folder / RECIPE).exists():
-        raise LinkError(f"{folder} is no fleet: there is no recipe in it; `taciturn fleet new` makes one")
+        raise LinkError(f"{not_a('a fleet', folder)}: make one with `taciturn fleet new`")
     recipe, population = load_recipe(folder / RECIPE), folder / "population"
     return recipe.with_settings("data", population=str(population)) if population.exists() else recipe
 
@@ -129,7 +127,7 @@ def save_text(device: Path, tokens: np.ndarray) -> None:
 def vocabulary_of(device: Path) -> Vocabulary:
     given = device / "fleet"
     if not (given / "vocabulary.json").exists():
-        raise LinkError(f"{device} belongs to no fleet yet: copy the fleet's folder for-devices/ to {given}")
+        raise LinkError(f"{device} does not belong to a fleet yet: copy the fleet's folder for-devices/ to {given}")
     return Vocabulary.load(given / "vocabulary.txt", json.loads((given / "vocabulary.json").read_text()))
 
 

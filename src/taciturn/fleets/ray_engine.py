@@ -1,7 +1,7 @@
 """The simulated fleet on a Ray cluster: any number of workers, which may come, go and die, and always the same bits.
 
 A worker holds one device (a GPU, or a CPU core), the recipe and a view of the users' text. For each round it is sent the message, the
-users' key and pieces of the cohort, and returns a piece's sum. Sums are whole numbers and a user's report has the same bits in any seat
+users' key and pieces of the cohort, and returns a piece's sum. Sums are integers and a user's report has the same bits in any seat
 and company, so it does not matter who added up what, in which order, or how often a piece was begun: one that was lost with its worker
 is given to another. The curator, with the root, the ledger and the noise, stays where the run was started.
 
@@ -85,7 +85,7 @@ def is_joined() -> bool:
 
 
 class SelfTest(NamedTuple):
-    """What a worker is, and what it makes of made-up users."""
+    """What a worker is, and what it makes of simulated users."""
 
     bits: str  # of their sum
     about: str  # device, JAX, Taciturn
@@ -192,7 +192,7 @@ class RayFleet:
         done, _ = self._ray.wait(asked, timeout=PATIENCE) if asked else ([], [])
         if not done:
             lost = f" {len(self._refused)} give other bits than the first and were refused." if self._refused else ""
-            raise RayError(f"no worker of the Ray cluster answers.{lost} Nothing is lost; mend it, and go on with --resume (ray status)")
+            raise RayError(f"no worker of the Ray cluster answers.{lost} Nothing is lost; mend it (ray status), then --resume")
         return done
 
     def _got(self, answer: Any, worker: Any) -> PyTree:

@@ -98,9 +98,7 @@ def personalise(
     own = _read(text, vocabulary)
     if delete_text and own.left_out:
         reasons = "; ".join(f"{reason}: {count:,}" for reason, count in own.left_out.items())
-        raise PersonalError(
-            f"not all of {text} could be used ({reasons}), and what was not learned from is not deleted: mend it, or drop --delete-text"
-        )
+        raise PersonalError(f"not all of {text} could be used ({reasons}), so it is not deleted: mend it, or drop --delete-text")
     settings = ModelSection(**card.architecture)
     network = build.language_model(settings, len(vocabulary))
     # Text as the model was trained to read it.
@@ -185,7 +183,7 @@ def messages_of(path: Path, vocabulary: Vocabulary) -> tuple[list[list[int]], di
         encoded = map(vocabulary.encode, batch.column("text").to_pylist())
         messages += [[*words, END] for words in encoded if words]
     if len(people) > 1:
-        raise DataError(f"{path} holds the text of {len(people):,} people, where it has to be one person's alone")
+        raise DataError(f"{path} holds the text of {len(people):,} people: name a file with the text of one person")
     return messages, source.left_out.counts
 
 
@@ -206,7 +204,7 @@ def _read(path: Path, vocabulary: Vocabulary) -> Text:
 
 
 def _personal(card: ModelCard, learning: Learning) -> ModelCard:
-    """Where it came from is still said; what was promised there is not."""
+    """Keep where the model came from, and drop its guarantee."""
     rehearsed = (learning.general.source,) if learning.general else ()
     return replace(card, personal=True, public_sources=tuple(dict.fromkeys((*card.public_sources, *rehearsed))))
 

@@ -167,8 +167,7 @@ class Predictor:
     def rescore(
         self, text: str, readings: Sequence[tuple[str, float]], weight: float = 1.0, private: bool = False
     ) -> list[tuple[str, float]]:
-        """Rank readings of what was tapped, (word, log-likelihood of the taps), by what the model expects after the text. Of a private
-        field nothing is kept: there the taps alone count."""
+        """Rank readings (word, log-likelihood of the taps) by what the model expects next; in a private field by the taps alone."""
         if private:
             return sorted(readings, key=lambda one: -one[1])
         scores = self.model.scores(self._state(text))
@@ -230,7 +229,7 @@ class _Alphabet:
         return self.places[slice(*self._range(prefix))]
 
     def after(self, prefix: str) -> np.ndarray:
-        """Of those that go on after it."""
+        """Return the indices of the words that start with this prefix."""
         start, end = self._range(prefix)
         return self.places[start + (start < end and self._spellings[start] == prefix) : end]
 
@@ -263,5 +262,6 @@ def load_blocklist(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read as a list of words, one a line ({error})") from None
+        why = (error.strerror or "").lower() if isinstance(error, OSError) else "not UTF-8"
+        raise DataError(f"{path} cannot be read ({why}): name a file in UTF-8 with one word on each line") from None
     return [word for line in lines if (word := line.split("#")[0].strip())]

@@ -54,8 +54,7 @@ class WithHistory:
         return self._mixed(self.base.scores(state.base), state.recent)
 
     def learn(self, state: State, word: int) -> None:
-        """In that state the user typed that word. Signs are no words, and when a message ends, or an unknown word comes, is left to the
-        model below."""
+        """Learn that the user typed this word in this state; punctuation, ends and unknown words are left to the model below."""
         if word in NOT_LEARNT:
             return
         self._typed.append((state.recent, word))

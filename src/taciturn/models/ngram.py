@@ -197,7 +197,7 @@ def pruned(model: NGram, entries: int) -> NGram:
 
 
 def _worth(model: NGram) -> list[np.ndarray]:
-    """Of the n-grams of each level above the first."""
+    """Return what each n-gram above the first level is worth."""
     frequency = model.levels[0].probability.copy()  # log, of n-grams in text
     frequency[BEGIN] = frequency[END]  # as many messages begin as end
     worth, parts, states = [], [], [np.arange(model.vocabulary)]

@@ -84,8 +84,7 @@ def _windowed_streams(model: Windowed, key: Key) -> Iterator[np.ndarray]:
 
 
 def beginnings(model: LanguageModel, params: Params, rows: int, length: int, key: Key) -> jax.Array:
-    """The first words of texts, each after <bos>: int [rows, length + 1]. Pure, for any model, and for short texts: every word takes a
-    look at the whole."""
+    """Sample the first words of texts after <bos>: int [rows, length + 1]. For short texts: every word reads the whole text."""
     uniforms = jax.random.uniform(key, (length, rows))
     matrix, bias = model.words(params)
 

@@ -20,8 +20,7 @@ Step = Callable[[Params, jax.Array, Key | None, float], Params]  # params, batch
 
 
 def sgd_step(model: LanguageModel, product: DTypeLike = jnp.float32, power: float = 0.0) -> Step:
-    """`product` is the type in which matrix products are taken; sums, parameters and all else stay float32. `power` is that of the loss
-    (losses.bounded)."""
+    """`product` is the type of matrix products; all else stays float32. `power` is that of the loss (losses.bounded)."""
 
     def step(params: Params, batch: jax.Array, key: Key | None, rate: float) -> Params:
         inputs, targets = batch[:, :-1], batch[:, 1:].reshape(-1)

@@ -226,7 +226,7 @@ def _step(
 
 
 def _places(shape: _Shape, group):
-    """Of a group's tokens, tile by tile."""
+    """Return the places of a group's tokens, tile by tile."""
     return [pallas.ds(group * shape.group + start, size) for start, size in _parts(shape.group)]
 
 

@@ -47,7 +47,7 @@ State = tuple[jax.Array, jax.Array]  # what is fed back, and the carry
 
 
 def step_weights(model: LanguageModel, params: Params) -> StepWeights:
-    """Of an LSTM, a CIFG or a GRU."""
+    """Return the weights of one step of an LSTM, a CIFG or a GRU."""
     words, bias = (np.asarray(part, np.float32) for part in model.words(params))
     tied = model.word_embedding == model.embedding
     return StepWeights(
@@ -102,8 +102,7 @@ class Recurrent(Carrying):
     """A `core.WordModel` of an LSTM, a CIFG or a GRU."""
 
     def __init__(self, cell: Cell, weights: StepWeights, restarts: tuple[int, ...] = ()) -> None:
-        """`restarts` are the words after which the model expects a new beginning: those that end a sentence, where it was trained on
-        single sentences."""
+        """`restarts` are the words after which the model begins anew: sentence ends, where it was trained on single sentences."""
         self.cell, self.weights, self.restarts = cell, weights, frozenset(restarts)
         self.vocabulary = len(weights.word_bias)
         self._step = partial(step, cell, jax.device_put(weights))

@@ -85,7 +85,7 @@ class Account:
         return bytes.fromhex(next(row["fresh"] for row in reversed(self._opened_rows) if "fresh" in row))
 
     def reopen(self, head: str | None) -> None:
-        """Go on with a run that was cut off. `head` is the row its state was saved at."""
+        """Resume a run that was interrupted. `head` is the row its state was saved at."""
         rows, terms = self.ledger.run_rows(self.terms.name), self.terms
         if not rows:
             raise LedgerError(f"{self.ledger.path} has no run {terms.name!r}: this run folder belongs to another population")
@@ -101,12 +101,12 @@ class Account:
             if was != now:
                 raise LedgerError(f"the {named} of run {terms.name!r} is not the one it was opened with; start a new run instead")
         if head is not None and all(row["hash"] != head for row in rows):
-            raise LedgerError(f"{self.ledger.path} lacks the row at which this run was saved: rows were cut off. Nothing released.")
+            raise LedgerError(f"{self.ledger.path} lacks the row at which this run was saved: restore its newest copy")
         self._rows = rows
         self._append({"kind": "resume", "run": terms.name, "fresh": self._fresh()})
 
     def cost(self, releases: int) -> DpEvent:
-        """Of the run's first releases, without its lineage."""
+        """Return the cost of the run's first `releases`, without its lineage."""
         return repeated(self.release, releases)
 
     def _costs(self) -> Row:
@@ -153,11 +153,11 @@ class Account:
             wanted = " and ".join(f"{name} = {value:g}" for name, value in pairs if value)
             if not wanted:
                 raise BudgetExhausted(
-                    f"the run has made the {len(self.charges)} releases that it reserved for its {self.terms.rounds} rounds, and to spare"
+                    f"the run has made the {len(self.charges)} releases that it reserved for its {self.terms.rounds} rounds"
                 )
             budget = f"the budget of {wanted} at δ = {delta_text(limits.delta)}"
             if self.allowed == 0:
-                raise BudgetExhausted(f"{budget} allows not one release at this noise; take more noise, or a larger budget")
+                raise BudgetExhausted(f"{budget} does not allow a single release at this noise level; increase the noise or the budget")
             raise BudgetExhausted(f"{budget} allows {self.allowed} releases; all are spent")
 
     def charge(self, round: int, record: str, log: str = "") -> None:
@@ -173,8 +173,7 @@ class Account:
         self._append(row | ({"log": log} if log else {}))
 
     def record_model(self, round: int, digest: str, card: str = "") -> str:
-        """Put the parameters that a run publishes on the record, and what is said of them (the digest of their card), and return the
-        row that names their history."""
+        """Record the parameters that a run publishes and the digest of their card; return the row that names their history."""
         model = {"kind": "model", "run": self.terms.name, "round": round, "params": digest}
         model |= {"card": card} if card else {}
         if any(self._rows[-1].get(name) != value for name, value in model.items()):

@@ -105,7 +105,7 @@ def epsilon(event: DpEvent, delta: float, accountant: AccountantName = "pld", gr
 
 
 def _bound(event: DpEvent, delta: float, accountant: AccountantName, grid: float) -> float:
-    """Of normal noise. Several bounds hold at once, and the smallest is the one to state."""
+    """Return the smallest of several valid bounds on ε for normal noise."""
     if accountant == "moments":
         return classic_epsilon(event, delta)
     mu = _mu(event)
@@ -222,7 +222,7 @@ def allowed_releases(cost: Callable[[int], DpEvent], budget: Budget, accountant:
 
 
 def _last_allowed(allows: Callable[[int], bool], low: int, high: int) -> int:
-    """Between `low`, which is allowed, and `high`, which is not."""
+    """Find the last allowed number between `low`, which is allowed, and `high`, which is not."""
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if allows(middle) else (low, middle)
@@ -324,8 +324,7 @@ def _has_pld(event: DpEvent) -> bool:
 
 
 def _renyi_costs(event: DpEvent, orders: tuple[int, ...] | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """(orders, what an event costs at each). Costs at an order add up, whichever adjacency each was worked out under: all of them hold
-    where one user's reports become zero."""
+    """(orders, cost of an event at each). Costs at an order add up under any adjacency, as all of them hold under zero-out."""
     match event:
         case ComposedDpEvent():
             parts = [_renyi_costs(part, orders) for part in event.events]

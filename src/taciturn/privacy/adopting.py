@@ -19,7 +19,7 @@ def adopt(path: Path, known: str | None = None) -> tuple[Ledger, Path | None]:
     claimed = _Claimed(path, known)
     retired = next((row for row in claimed.rows if row["kind"] == "retired"), None)
     if retired is not None:
-        raise LedgerError(f"{claimed.path} is retired: the one at {retired['by']} goes on. Name that one.")
+        raise LedgerError(f"{claimed.path} is retired, as the one at {retired['by']} replaced it. Name that one.")
     original = _retire_original(claimed)
     claimed.decided = True
     claimed.append({"kind": "adopt"})
@@ -56,8 +56,7 @@ class _Claimed(Ledger):
                 return False  # other people's by now
             if rows != newer.rows[: len(rows)]:
                 raise LedgerError(
-                    f"{self.path} has rows that {newer.path} lacks: what was spent there would be forgotten. Go on with that one, or copy "
-                    "it here first."
+                    f"{self.path} has rows that {newer.path} lacks, so spending would be forgotten. Use that one, or copy it here first."
                 )
             self.decided = True
             if not is_retired:

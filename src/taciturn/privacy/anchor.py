@@ -79,14 +79,18 @@ class Anchor:
         try:
             write_atomically(file, head.encode())
         except OSError as error:
-            raise AnchorUnreachable(f"the anchor {self} cannot be written: {error.strerror}") from None
+            raise AnchorUnreachable(f"the anchor {self} cannot be written ({error.strerror}): make room, or choose another place") from None
 
     def _ask(self, previous: str, new: str) -> None:
         command = [*shlex.split(self.command or ""), previous, new]
         try:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise AnchorUnreachable(f"the anchor {self} cannot be asked ({error}), so nothing is released") from None
+            why = (error.strerror or str(error)).lower() if isinstance(error, OSError) else f"no answer within {SECONDS} seconds"
+            raise AnchorUnreachable(f"the anchor {self} cannot be asked ({why}), so nothing is released: mend the command") from None
         if done.returncode:
             said = f": {done.stderr.strip().splitlines()[-1]}" if done.stderr.strip() else ""
-            raise AnchorError(f"the anchor {self} did not agree (exit status {done.returncode}){said}. Nothing released.")
+            raise AnchorError(
+                f"the anchor {self} did not agree (exit status {done.returncode}){said}. Nothing was released. Use the newest copy of "
+                "this ledger, or mend the command"
+            )

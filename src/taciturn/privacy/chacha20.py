@@ -45,9 +45,9 @@ class Coins:
         self._next = 0  # block
 
     def sampled(self, items: np.ndarray, probability: float) -> np.ndarray:
-        """Each item independently with this probability, or with up to 2⁻⁶⁴ less; as a whole within 2⁻²⁰⁰ of that in total variation, which
-        is less than the last bit of the distance that noise is charged with. How many they are is drawn first, and then which: that
-        takes time in proportion to those, and not to all there are."""
+        """Draw each item independently with this probability, or up to 2⁻⁶⁴ less; as a whole within 2⁻²⁰⁰ of that in total variation, which
+        is less than the last bit of the distance that noise is charged with. How many is drawn first, then which, so that it takes time
+        in proportion to the draws."""
         below = math.floor(probability * 2**64)
         return items if below >= 2**64 else self.chosen(items, self._binomial(len(items), below))
 
@@ -87,7 +87,7 @@ class Coins:
 def _binomial_sums(times: int, below: int) -> tuple[int, tuple[int, ...]]:
     """The smallest number of coins with any weight, and the sums of weights up to each number from there.
 
-    Weights are in proportion to the binomial probabilities, in whole numbers, from 2²⁵⁶ at the most likely number down to 0 on both sides:
+    Weights are in proportion to the binomial probabilities, in integers, from 2²⁵⁶ at the most likely number down to 0 on both sides:
     each is that of its neighbour times the ratio of the two, which is at most 1, rounded down. So none is off by more than there are of
     them, of which 10⁸ coins have 2¹⁸: in total variation the square of that, less than 2⁻²⁰⁰.
     """

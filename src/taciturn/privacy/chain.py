@@ -124,7 +124,7 @@ class ChainedFile:
         if known and (known.rows > len(self.rows) or self.rows[known.rows - 1]["hash"] != known.head):
             raise LedgerError(
                 f"{self.path} has {len(self.rows)} rows and lacks row {known.rows} as {self._head_path.name} beside it names it: rows were "
-                "cut off, or an older copy was put back. Nothing will be released. Restore the newest ledger from a copy; without one, "
+                "removed, or an older copy was put back. Nothing will be released. Restore the newest ledger from a copy; without one, "
                 "treat these users' text as used up."
             )
 
@@ -133,7 +133,7 @@ class ChainedFile:
         if known is None or len(self.rows) - known.rows + torn > 1:
             what = "is gone" if known is None else f"is older than {self.path.name}"
             raise LedgerError(
-                f"{self._head_path} {what}, so nobody knows if rows were cut off. Restore it from a copy; or look at the "
+                f"{self._head_path} {what}, so missing rows could not be noticed. Restore it from a copy; or look at the "
                 f"rows, and if all runs are there say so: taciturn ledger adopt {self.path.parent}"
             )
         # else a crash came before the head
@@ -142,11 +142,11 @@ class ChainedFile:
         if found.st_ino != known.file or (at_rest and found.st_ctime_ns > (known.changed or 0) + SLACK):
             raise LedgerError(
                 f"{self.path} was copied or put back (it was at {known.place}). Two copies would spend these people's budget twice over. "
-                f"If this is the one that goes on, say so: taciturn ledger adopt {self.path.parent}"
+                f"To use this one from now on: taciturn ledger adopt {self.path.parent}"
             )
         retired = next((row for row in self.rows if row.get("kind") == "retired"), None)
         if retired is not None:
-            raise LedgerError(f"{self.path} is retired: the one at {retired['by']} goes on. Name that one.")
+            raise LedgerError(f"{self.path} is retired, as the one at {retired['by']} replaced it. Name that one.")
 
     def _mend(self, file: BinaryIO, tail: bytes) -> None:
         """A last line without its end: a process died while writing it, before it could release anything.

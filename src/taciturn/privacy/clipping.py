@@ -1,4 +1,4 @@
-"""Bounding what one user can do: step B) of McMahan et al. 2018 (FlatClip, PerLayerClip), then weights, then whole numbers.
+"""Bounding what one user can do: step B) of McMahan et al. 2018 (FlatClip, PerLayerClip), then weights, then integers.
 
 **Guarantee:** for every update and weight, NaN, infinity and empty text included, the report stands for an update of ℓ2 norm at most
 weight × clip norm with weight in [0, 1], and up to 65,535 reports add up exactly. An update that is not finite, or of a norm above
@@ -8,7 +8,7 @@ weight × clip norm with weight in [0, 1], and up to 65,535 reports add up exact
 Clip, then weight: ‖w Δ‖ ≤ S alone, as the paper's Lemma 1 states it, is not enough for the estimator with a clipped
 denominator (tests/privacy/test_estimators.py keeps the counterexample).
 
-Whole numbers: a float32 sum rounds, and how it rounds for everyone else depends on each user, who can thereby move a sum of
+Integers: a float32 sum rounds, and how it rounds for everyone else depends on each user, who can thereby move a sum of
 thousands by almost twice the clip norm (tests/privacy/test_clipping.py does). Integers add exactly, in any order. (Residues, for sums
 that are secure, are in secagg_encoding.py.)
 
@@ -95,7 +95,7 @@ REACH = STEPS**2
 
 
 def pack(norm: jax.Array, update: Update, key: Key | None = None) -> PyTree:
-    """Whole numbers of S · 2⁻³⁰, rounded towards zero, so that no norm grows."""
+    """Integers of S · 2⁻³⁰, rounded towards zero, so that no norm grows."""
     del key
 
     def layer(values: jax.Array) -> Whole:

@@ -6,8 +6,8 @@ step is plain optax. z is white noise; C is the strategy of privacy/sensitivity.
 All of them can be *restarted*: given several segments, noise starts anew after each, and what is in the sum by then stays there. Only
 then may a clip norm change (privacy/mechanism.py); otherwise a restart only costs.
 
-Everything is whole numbers. Trees are exact: what is rounded there is a function of noised sums alone. Toeplitz strategies feed back the
-whole numbers that were added, times coefficients that are multiples of 2⁻²⁴, rounded; by how much that is off is bounded and counts
+Everything is integers. Trees are exact: what is rounded there is a function of noised sums alone. Toeplitz strategies feed back the
+integers that were added, times coefficients that are multiples of 2⁻²⁴, rounded; by how much that is off is bounded and counts
 as sensitivity (docs/proofs.md).
 
 **Guarantee:** after t rounds the noise given out is the first t rows of C⁻¹ z, where each entry of z is drawn once; but for

@@ -214,9 +214,7 @@ class Curator:
 
     def _total(self, params: Params, state: MechanismState, cohort: UserIds, round: int, attempt: int) -> Report:
         if len(cohort) > self._mechanism.most_reports:
-            raise WrongNumberOfUsers(
-                "a cohort came out far larger than expected: there are more users than participation.users says. Raise that number"
-            )
+            raise WrongNumberOfUsers("a cohort is far larger than expected: there are more than participation.users. Raise that number")
         message = Message(params, self._mechanism.public(state))  # θᵗ, clip norm
         user_key = randomness.jax_keys(randomness.derive(self._now, "users", round, attempt), 1)[0]
         return self._fleet.sum_reports(self._program, message, cohort, user_key)

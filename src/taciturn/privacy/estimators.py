@@ -1,7 +1,7 @@
 """The average update as a function of bounded sensitivity: step C) and Lemma 1 of McMahan et al. 2018.
 
 **Guarantee:** adding or removing one user, whose report is w·Δ with ‖Δ‖ ≤ S and 0 ≤ w ≤ 1, moves what `steps` gives by at most
-`sensitivity` × S, whatever the other users report, and also if there are none. Both are computed in whole numbers, exactly: noise is
+`sensitivity` × S, whatever the other users report, and also if there are none. Both are computed in integers, exactly: noise is
 added to those, and what is divided afterwards is noised already.
 """
 
@@ -46,7 +46,7 @@ def clipped_denominator(least_weight: float) -> Estimator:
     """f̃_c = Σ w_k Δ_k / max(qW_min, Σ w_k), rounded down to a step.
 
     The true Σ w_k is a secret, and a noised sum divided by it would lie on a lattice that tells it. So the ratio is taken first, in
-    whole numbers, on a lattice that does not depend on it, and noised then; rounding moves each coordinate by up to a step more.
+    integers, on a lattice that does not depend on it, and noised then; rounding moves each coordinate by up to a step more.
     """
     _check(least_weight)
     least = math.floor(least_weight * STEPS)

@@ -142,7 +142,7 @@ class Ledger(ChainedFile):
         return [repeated(event_from_json(opened["release"]), releases) if holds else NonPrivateDpEvent()]
 
     def distance(self, run: str) -> float:
-        """Of the samplers from their ideal, in all releases of a run and of those it started from."""
+        """Return the distance of the samplers from their ideal, over all releases of a run and of those it started from."""
         opened = self.run_rows(run)[0]
         return opened.get("distance", 0.0) + opened.get("lineage_distance", 0.0)
 
@@ -187,7 +187,7 @@ class Ledger(ChainedFile):
     def set_budget(self, budget: PopulationBudget) -> None:
         """Fix it, or lower it; refused where the runs there are could pass it."""
         if not (0 < budget.epsilon < 700 and 0 < budget.delta < 1):
-            raise LedgerError("a budget has an ε above 0, and below 700, and a δ between 0 and 1")
+            raise LedgerError("the ε of a budget must lie between 0 and 700, and its δ between 0 and 1: choose others")
 
         def check(rows: list[Row]) -> None:
             known = self.budget

@@ -51,7 +51,7 @@ def epsilon_by_loss_distributions(event: DpEvent, delta: float, grid: float) -> 
 
 
 def _more_rounding(halvings: int) -> float:
-    """Of δ, kept free for rounding, beyond what is kept free where it is twice as large."""
+    """Return the share of δ kept for rounding, beyond what is kept where δ is twice as large."""
     return 1e-5 if halvings < 40 else 1e-3
 
 
@@ -103,7 +103,7 @@ NOTHING_KNOWN = _Tail(np.array([math.inf]), np.zeros(1), np.zeros(1), 0.0, 0.0, 
 
 @functools.lru_cache(maxsize=64)
 def _tails(release: DpEvent, count: int, grid: float, halvings: int) -> list[_Tail]:
-    """Of the two directions in which neighbours may differ: with the user against without, and the other way round."""
+    """Return the tails for both directions in which neighbours may differ: with the user against without, and the reverse."""
     return [_tail(*one, count=count, grid=grid, halvings=halvings) for one in _one_release(release, grid)]
 
 

@@ -1,6 +1,6 @@
 """Gaussian noise over the rows (rounds) of a run: step D) of McMahan et al. 2018. White noise is drawn in privacy/sampler.py alone.
 
-Noise is whole numbers, on a grid that holds the reports' own, and is added before anything is a float (privacy/mechanism.py).
+Noise is integers, on a grid that holds the reports' own, and is added before anything is a float (privacy/mechanism.py).
 
 **Guarantee:** `gaussian` gives every coordinate of every row a draw of its own.
 

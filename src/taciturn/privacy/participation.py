@@ -82,9 +82,7 @@ class FixedSize:
 
 def _check_independent(strategy: Strategy) -> None:
     if strategy.name != "independent":
-        raise ValueError(
-            f"{strategy.name} noise is correlated over rounds, where sampling proves nothing: use a min-separation participation"
-        )
+        raise ValueError(f"{strategy.name} noise is correlated over rounds, where sampling proves nothing: use min-separation")
 
 
 @dataclass(frozen=True)

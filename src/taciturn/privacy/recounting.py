@@ -18,7 +18,7 @@ REPLACE_ONE = "replace one user by another"
 
 
 def events_for_others(ledger: Ledger) -> list[dict[str, Any]]:
-    """Of every run that released something: its cost, with that of what it started from, and what is needed to recompute its ε."""
+    """List every run that released something: its cost, with that of its start, and what is needed to recompute its ε."""
     rows = []
     for run in ledger.runs():
         costs, guarantee = ledger.cost(run), ledger.guarantee(run)

@@ -1,11 +1,11 @@
-"""White noise in whole numbers: the rounded normal, drawn from tables of a small discrete Gaussian.
+"""White noise in integers: the rounded normal, drawn from tables of a small discrete Gaussian.
 
-The ideal is ⌊y + ½⌋ for y ~ N(0, σ²): for a whole number x, x + ⌊y + ½⌋ = ⌊x + y + ½⌋, so that whoever sees a noised whole number sees a
+The ideal is ⌊y + ½⌋ for y ~ N(0, σ²): for an integer x, x + ⌊y + ½⌋ = ⌊x + y + ½⌋, so that whoever sees a noised whole number sees a
 rounding of the Gaussian mechanism, and nothing else. Floating-point noise has no such ideal: it reaches some numbers and not others, and
 which it reaches tells what is beneath.
 
 How: X = Σ c_i X_i, where each X_i is a discrete Gaussian of standard deviation `BASE`, looked up in a table of cumulative probabilities by
-comparing 127 random bits in whole, and c_i are whole numbers small enough that each addition stays a discrete Gaussian (Micciancio and
+comparing 127 random bits in whole, and c_i are integers small enough that each addition stays a discrete Gaussian (Micciancio and
 Walter 2017, "Gaussian sampling over the integers"). σ is so large that a discrete Gaussian and a rounded normal are the same to
 2⁻⁹⁰ or better. All of it is integers; the bits are ChaCha20's.
 
@@ -46,7 +46,7 @@ class Spread(NamedTuple):
 
     @property
     def distance(self) -> float:
-        """Of one coordinate from the rounded normal, in total variation."""
+        """Return the distance of one coordinate from the rounded normal, in total variation."""
         rounding = 0.0203 / self.deviation**2  # between a discrete Gaussian and a rounded normal
         return len(self.factors) * (TABLE_ERROR + ADDITION_ERROR) + rounding
 

@@ -1,8 +1,8 @@
-"""Reports for a secure sum: whole numbers mod M (Xu et al. 2023, §2.4 and Algorithm 2: the device's lines, and "unshift, unscale, and
+"""Reports for a secure sum: integers mod M (Xu et al. 2023, §2.4 and Algorithm 2: the device's lines, and "unshift, unscale, and
 unrotate"; conditional rounding is from Kairouz, Liu and Steinke 2021, "The distributed discrete Gaussian mechanism").
 
-**Guarantee:** for every update, weight, round and coin, a report is a vector of whole numbers, each at most C_∞ in size, of ℓ2 norm at
-most s · C_inflated. Both are checked on the whole numbers, in whole numbers, so that no rounding of floats before can break them. One
+**Guarantee:** for every update, weight, round and coin, a report is a vector of integers, each at most C_∞ in size, of ℓ2 norm at
+most s · C_inflated. Both are checked on the integers, in integers, so that no rounding of floats before can break them. One
 report moves a sum by up to C_inflated, not by the clip norm C, and `reach` says so: rounding makes a report longer. Up to n_max
 reports add up exactly: their sum mod M, or mod anything that M divides, gives the sum itself, whoever dropped out.
 
@@ -37,7 +37,7 @@ TRIES = 64  # which all fail once in 10¹⁴
 CLIPPED = 1e-6  # how often an update with all its length in one block loses anything to C_∞
 MOST_INFLATION = 2.0
 INFLATION = 1.001  # C_inflated/C at most, where nobody says how many bits there are; the paper's settings give 1.0005
-LARGEST_BLOCK = 2**16  # of whole numbers below 2¹⁵ this many add up in 32 bits
+LARGEST_BLOCK = 2**16  # of integers below 2¹⁵ this many add up in 32 bits
 LARGEST_COORDINATE = 2**15 - 1
 LARGEST_SIZE = 2**31
 MOST_BITS = 30
@@ -72,7 +72,7 @@ class Encoding(NamedTuple):
 
     @property
     def upload_bytes(self) -> int:
-        """Of a report whose residues are packed without gaps (fleets/secure_aggregation/bit_packing.py)."""
+        """Return the size of a report whose residues are packed without gaps (fleets/secure_aggregation/bit_packing.py)."""
         return math.ceil(self.padded * self.bits / 8)
 
     def scale(self, clip_norm: float) -> float:
@@ -99,9 +99,7 @@ def encoding(size: int, most_reports: int, bits: int | None = None) -> Encoding:
         return next((one for one in made if one.inflation <= INFLATION), made[-1])
     enough = next((one.bits for one in made if one.inflation <= MOST_INFLATION), MOST_BITS)
     if not enough <= bits <= MOST_BITS:
-        raise ValueError(
-            f"a secure sum of {most_reports} reports of {size} parameters takes {enough} to {MOST_BITS} bits a parameter, not {bits}"
-        )
+        raise ValueError(f"a secure sum of {most_reports} reports of {size} parameters takes {enough} to {MOST_BITS} bits each, not {bits}")
     return made[bits - least]
 
 
@@ -184,7 +182,7 @@ def conditionally_rounded(encoded: Encoding, values: jax.Array, key: Key) -> jax
 
 
 def within(whole: jax.Array, limit: int) -> jax.Array:
-    """Whether the squares of whole numbers below 2¹⁵, in at most 2¹⁵ columns of at most 2¹⁶, add up to no more than the limit: exactly, in
+    """Whether the squares of integers below 2¹⁵, in at most 2¹⁵ columns of at most 2¹⁶, add up to no more than the limit: exactly, in
     halves of 16 bits, so that no sum runs over."""
     squares = jnp.square(whole).astype(jnp.uint32)
     low, high = (jnp.sum(half, axis=0, dtype=jnp.uint32) for half in _halves(squares))
@@ -200,8 +198,7 @@ def _halves(numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def centred(encoded: Encoding, total: jax.Array) -> jax.Array:
-    """The number next to zero that leaves this residue mod M: the sum itself, of up to n_max reports. Whoever added may have done so in
-    whole numbers of any kind of at least so many bits."""
+    """Return the number next to zero with this residue mod M: the sum of up to n_max reports, added in integers of enough bits."""
     spare = 32 - encoded.bits
     return jax.lax.bitcast_convert_type(jnp.asarray(total).astype(jnp.uint32) << spare, jnp.int32) >> spare
 
@@ -211,7 +208,7 @@ def _residues(encoded: Encoding, whole: jax.Array) -> jax.Array:
 
 
 def hadamard(columns: jax.Array) -> jax.Array:
-    """H · x for every column x, over the last axis but one: in whole numbers exact, its own inverse up to a factor of its size."""
+    """H · x for every column x, over the last axis but one: in integers exact, its own inverse up to a factor of its size."""
     *_, size, width = columns.shape
     turned, step = columns, 1
     while step < size:
@@ -222,7 +219,7 @@ def hadamard(columns: jax.Array) -> jax.Array:
 
 
 def _exactly_turned(whole: jax.Array) -> Wide:
-    """H · x of whole numbers below 2²⁹, exactly. Through roundings one user could move a total by more than noise is made for."""
+    """H · x of integers below 2²⁹, exactly. Through roundings one user could move a total by more than noise is made for."""
     high, low = hadamard(jnp.stack([whole >> DIGIT, whole & (2**DIGIT - 1)]))
     return wide.add(wide.shifted(wide.of(high), DIGIT), wide.of(low))
 
@@ -238,8 +235,7 @@ def _signs(encoded: Encoding, rotation: Rotation) -> jax.Array:
 
 
 def _coins(encoded: Encoding, rotation: Rotation) -> jax.Array:
-    """Of ξ, 1 for a minus: the same for all devices and the server, whatever they run on, and others in every round. No secret, so under
-    a key of zeros."""
+    """Return the signs ξ (1 for minus) of a round: the same on all devices and the server; not secret, so under a key of zeros."""
     blocks = jnp.arange(math.ceil(encoded.padded / (32 * chacha20.WORDS)), dtype=jnp.uint32)
     nonce = jax.lax.bitcast_convert_type(rotation.round, jnp.uint32), jnp.uint32(0), jnp.uint32(0)
     words = jnp.concatenate(chacha20.blocks(np.zeros(8, np.uint32), blocks, nonce))

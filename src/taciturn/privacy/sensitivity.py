@@ -54,8 +54,7 @@ def _named(name: str, restarts: tuple[int, ...]) -> str:
 
 
 def toeplitz(name: str, *columns: np.ndarray) -> Strategy:
-    """C with coefficients down its first column, and the same on every diagonal; one column for each segment between restarts.
-    Coefficients must fall and not be negative."""
+    """Build C from its first column, constant on diagonals, one column for each segment; coefficients must fall to no less than 0."""
     for column in columns:
         falling = np.all(np.diff(column) <= 1e-12) and np.all(np.asarray(column) >= 0)
         if not (len(column) and column[0] == 1 and falling):
@@ -145,8 +144,7 @@ def tree(*lengths: int, honaker: bool) -> Strategy:
 
 
 def completed_weights(rows: int, honaker: bool) -> list[float]:
-    """What `tree_weights` says, for the nodes over the last row of a tree that ends there, from the level that row completes to the
-    root: half of such a node may be empty, and what is empty has no noise."""
+    """What `tree_weights` says, for the nodes over the last row of a tree that ends there; the empty part of a node has no noise."""
     level = (rows & -rows).bit_length() - 1
     weights = [float(tree_weights(level + 1)[-1]) if honaker else 1.0]
     whole = tree_weights(rows.bit_length() + 1)

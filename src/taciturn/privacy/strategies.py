@@ -32,9 +32,7 @@ def optimal_blt(rounds: int, min_separation: int, max_participations: int, buffe
             except RuntimeError:
                 continue
             return {"decay": [float(one) for one in found.buf_decay], "scale": [float(one) for one in found.output_scale]}
-        raise ValueError(
-            f'no BLT was found for {rounds} rounds, {min_separation} of them between two turns of a user: take noise = "banded"'
-        )
+        raise ValueError(f'no BLT was found for {rounds} rounds, {min_separation} of them between two turns: take noise = "banded"')
 
     return _kept(f"blt-{rounds}-{min_separation}-{max_participations}-{buffers}", optimize)
 

@@ -1,4 +1,4 @@
-"""Whole numbers of 64 bits in two words of 32, so that noise and totals are exact whatever JAX is set to.
+"""Integers of 64 bits in two words of 32, so that noise and totals are exact whatever JAX is set to.
 
 JAX has 64-bit integers only where a process switched them on for everything, and cuts numbers to 32 bits without a word where it did
 not. These are two's complement: the number is high · 2³² + low, modulo 2⁶⁴. Every operation is exact modulo 2⁶⁴.
@@ -31,7 +31,7 @@ def is_wide(node: object) -> bool:
 def of(numbers: jax.Array) -> Wide:
     """From int32. Of wider ones it would make numbers of other shapes."""
     if numbers.dtype != jnp.int32:
-        raise TypeError(f"whole numbers of 64 bits are made of int32, not of {numbers.dtype}")
+        raise TypeError(f"integers of 64 bits are made of int32, not of {numbers.dtype}")
     return Wide(numbers >> 31, jax.lax.bitcast_convert_type(numbers, jnp.uint32))
 
 

@@ -105,8 +105,7 @@ def rows(recipe: Recipe) -> int:
 
 
 def algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
-    """What a recipe runs. Recipes that differ in their people or seed alone, or in when they are saved and measured, share it, and are
-    compiled once in a process."""
+    """Build what a recipe runs; recipes that differ only in people, seed, saving or measuring share it, compiled once."""
     if recipe.uses_general_text:  # a text that may change on disk
         return _algorithm(recipe, vocabulary)
     shared = recipe.with_settings("data", population="").with_settings("run", seed=None, evaluate_every=1, save_every=1)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Pairing(NamedTuple):
-    """With which values of one setting the values of another go. A value that is not named goes with all of them."""
+    """Which values of one setting go with which of another. A value that is not named goes with all of them."""
 
     setting: str  # `section.name`; `noise` is the recipe's, worked out
     other: str
@@ -101,9 +101,9 @@ COMPATIBLE = (
 RULES = (
     # one section
     Rule(lambda r: r.participation.cohort > r.participation.users,
-         "[participation] a cohort of {participation.cohort:g} is more than the {participation.users} users there are"),
+         "[participation] cohort = {participation.cohort:g} is more than users = {participation.users}: lower the cohort, or raise users"),
     Rule(lambda r: r.participation.kind in ("fixed", "min-separation") and r.participation.cohort % 1 != 0,
-         '[participation] kind = "{participation.kind}" has cohorts of one size: cohort is a whole number of users'),
+         '[participation] kind = "{participation.kind}" has cohorts of one size: cohort must be an integer'),
     Rule(lambda r: (r.participation.kind == "min-separation") != (r.participation.min_separation is not None),
          '[participation] kind = "min-separation" goes with min_separation: set both, or neither'),
     Rule(lambda r: r.participation.max_participations is not None and r.participation.kind != "min-separation",
@@ -116,18 +116,19 @@ RULES = (
          '[privacy] encoding_bits belong to encoding = "modular"'),
     Rule(lambda r: sorted(set(r.privacy.restart_rounds or [])) != (r.privacy.restart_rounds or []),
          "[privacy] restart_rounds must be strictly increasing"),
-    Rule(lambda r: any(share <= 0 for _, share in r.fleet.time_zones), "[fleet] every time zone has a positive share of the users"),
-    Rule(lambda r: 0 < r.audit.users < 16, "[audit] fewer than 16 users tell nothing; take a thousand"),
+    Rule(lambda r: any(share <= 0 for _, share in r.fleet.time_zones), "[fleet] time_zones: every share must be positive"),
+    Rule(lambda r: 0 < r.audit.users < 16, "[audit] users = {audit.users} are too few to show anything: take a thousand, or 16 at least"),
     Rule(lambda r: r.transfer.rows % r.transfer.batch_size != 0,
-         "[transfer] {transfer.rows} rows are no whole number of batches of {transfer.batch_size}"),
+         "[transfer] rows = {transfer.rows} must be a multiple of batch_size = {transfer.batch_size}"),
     Rule(lambda r: max(r.canaries.copies) > r.canaries.sentences,
-         "[canaries] copies = {canaries.copies} do not fit into {canaries.sentences} sentences"),
+         "[canaries] copies = {canaries.copies} do not fit into {canaries.sentences} sentences: raise sentences, or lower copies"),
     # privacy
     Rule(lambda r: not r.is_private and bool(_limits(r)),
          'algorithm = "{algorithm}" has no privacy: leave noise_multiplier, epsilon and rho out, or choose "dp-fedavg"'),
     Rule(lambda r: r.is_private and not _limits(r), "[privacy] needs a noise_multiplier, or an epsilon or rho to work it out from"),
     Rule(lambda r: r.delta * r.participation.users >= 1,
-         "δ = {recipe.delta:.2g} is more than one over the number of users: it would allow giving one user away whole"),
+         "δ = {recipe.delta:.2g} is at least one over the number of users, which would allow publishing one user's text: leave out "
+         "[privacy] delta (it is then 1/users²), or lower it"),
     Rule(lambda r: bool(r.audit.users) and not r.is_private,
          '[audit] users test what a run claims, and algorithm = "{algorithm}" claims nothing'),
     Rule(lambda r: r.audit.users > r.most_audit_users,
@@ -140,7 +141,7 @@ RULES = (
     Rule(lambda r: r.privacy.strategy is not None and r.privacy.strategy.keys() != COEFFICIENTS.get(r.noise, set()),
          '[privacy] strategy has other coefficients than noise = "{recipe.noise}": bands for "banded", decay and scale for "blt"'),
     Rule(lambda r: any(not one or len(one) % r.noise_segments for one in (r.privacy.strategy or {}).values()),
-         "[privacy] strategy has as many coefficients for each of the {recipe.noise_segments} segments of the noise"),
+         "[privacy] strategy must have equally many coefficients for each of the {recipe.noise_segments} segments of the noise"),
     Rule(lambda r: r.participation.kind == "cyclic-poisson" and r.privacy.bands * r.participation.cohort > r.participation.users,
          "{participation.users} users who take turns every {privacy.bands} rounds do not fill cohorts of {participation.cohort:g}: "
          "lower the cohort, or privacy.bands to {recipe.turns}"),

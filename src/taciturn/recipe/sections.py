@@ -200,7 +200,7 @@ class CanarySection(Section):
 class AuditSection(Section):
     users: int = setting(
         0,
-        "made-up users who send random directions, if a fair coin falls so, by whom `taciturn audit run` tests what is "
+        "synthetic users who send random directions, if a fair coin falls so, with whom `taciturn audit run` tests what is "
         "claimed; the same as `train --audit N`. With 1,000 the audit sees noise that is 1.3 times too small, with 10,000 noise 1.1 times "
         "too small, where people do not drown it",
         ge=0,
@@ -211,4 +211,4 @@ class RunSection(Section):
     rounds: PositiveInt = Field(description="T")
     evaluate_every: PositiveInt = setting(20, "rounds between two measurements on held-out users")
     save_every: PositiveInt = setting(10, "rounds between two states that the run can be resumed from")
-    seed: int | None = setting(None, "makes the run repeatable and a *simulation*: its noise is no secret any more")
+    seed: int | None = setting(None, "makes the run repeatable and a *simulation*: its noise is no secret any more", ge=0)

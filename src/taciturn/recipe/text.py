@@ -10,10 +10,19 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from taciturn.errors import TaciturnError
-from taciturn.files import write_atomically
+from taciturn.files import not_a, write_atomically
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.sections import ModelSection
 
+MUST_BE: dict[str, str] = {  # by pydantic's kinds of errors
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float", "int_parsing_size"), "an integer"),
+    **dict.fromkeys(("float_parsing", "float_type"), "a number"),
+    "bool_parsing": "true or false",
+    "list_type": "a list",
+    "string_type": "a word in quotes",
+    "greater_than_equal": "{ge:g} or more",
+    "less_than_equal": "{le:g} or less",
+}
 BARE = re.compile(r"[A-Za-z0-9_-]+")  # TOML's keys without quotes
 
 
@@ -40,10 +49,12 @@ def load_recipe(path: str | Path, settings: list[str] | None = None) -> Recipe:
     """
     try:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RecipeError(f"there is no recipe {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path} is not TOML: {error}") from None
+    except (FileNotFoundError, IsADirectoryError):
+        raise RecipeError(f"{not_a('a recipe', Path(path))}; name a file in TOML (docs/recipe.md)") from None
+    except UnicodeDecodeError:
+        raise RecipeError(f"{path} is not text in UTF-8, so it is not a recipe; name a file in TOML (docs/recipe.md)") from None
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"{path} is not TOML: {error}; mend that line, or name a recipe (docs/recipe.md)") from None
     for setting in settings or []:
         _set(content, setting)
     return parse_recipe(content, str(path))
@@ -53,7 +64,7 @@ def parse_recipe(content: dict[str, Any], where: str = "recipe") -> Recipe:
     try:
         return Recipe(**content)
     except ValidationError as error:
-        raise RecipeError("\n".join(f"{where}: {_sentence(one)}" for one in error.errors())) from None
+        raise RecipeError("\n".join(dict.fromkeys(f"{where}: {_sentence(one)}" for one in error.errors()))) from None
 
 
 def model_settings(settings: list[str]) -> ModelSection:
@@ -64,14 +75,14 @@ def model_settings(settings: list[str]) -> ModelSection:
     try:
         return ModelSection(**content)
     except ValidationError as error:
-        raise RecipeError("\n".join(_sentence(one, ModelSection) for one in error.errors())) from None
+        raise RecipeError("\n".join(dict.fromkeys(_sentence(one, ModelSection) for one in error.errors()))) from None
 
 
 def _set(content: dict[str, Any], setting: str) -> None:
     path, equals, value = setting.partition("=")
     *sections, key = path.strip().split(".")
     if not equals or not key:
-        raise RecipeError(f"--set takes section.key=value; {setting!r} is not that")
+        raise RecipeError(f"--set takes section.key=value, for example run.rounds=500; {setting!r} is not that")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
@@ -80,7 +91,7 @@ def _set(content: dict[str, Any], setting: str) -> None:
     for section in sections:
         target = target.setdefault(section, {})
         if not isinstance(target, dict):
-            raise RecipeError(f"--set {setting}: {section} is a value, not a section")
+            raise RecipeError(f"--set {setting}: {section} is a value, not a section; leave out what follows {section}")
     target[key] = parsed
 
 
@@ -97,12 +108,16 @@ def _sentence(error: Any, section: type[BaseModel] = Recipe) -> str:
         return f"{name} is not a setting; {hint}"
     if error["type"] == "missing":
         about = section.model_fields[place[-1]].description
-        return f"{name} is missing" + (f" ({about})" if about else "")
+        return f"{name} is missing; add it" + (f" ({about})" if about else "")
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "value_error":
         return f"{name}: {message}" if name else message
     given = error["input"] if not isinstance(error["input"], dict) else "a section"
-    return f"{name}: {message[0].lower()}{message[1:]} (it is {given!r})"
+    if error["type"] == "model_type":
+        inside: Any = section.model_fields[name].annotation
+        return f"{name} is a section, not a value: set one of {', '.join(inside.model_fields)} in it"
+    wanted = (MUST_BE.get(error["type"]) or message.removeprefix("Input should be ")).format(**error.get("ctx", {}))
+    return f"{name} must be {'a number, or a schedule [[0, 0.8], [500, 0.4]]' if place[-1] == 'clip_norm' else wanted}, not {given!r}"
 
 
 def _toml(content: dict[str, Any], section: str = "") -> str:

@@ -17,7 +17,7 @@ class ExportRefused(TaciturnError):
 def check_not_personal(card: ModelCard, what: Path | str) -> None:
     """Asked at every way out: the card goes where the file goes, whatever it is called and wherever it lies."""
     if card.personal:
-        raise ExportRefused(f"{what} is a personal model of one person's own text: it stays on this device")
+        raise ExportRefused(f"{what} is a personal model of one person's own text, which stays on this device: name a run")
 
 
 def verified_guarantee(params: Params, card: ModelCard, ledger: Ledger) -> Guarantee:
@@ -30,7 +30,7 @@ def verified_guarantee(params: Params, card: ModelCard, ledger: Ledger) -> Guara
     if row is None:
         raise ExportRefused(
             f"{ledger.path} does not know these parameters as run {card.run}'s at row {card.ledger_head[:12]}…: the model was "
-            "changed, belongs to another population, or rows were cut off"
+            "changed, belongs to another population, or rows are missing"
         )
     if row.get("card", card_digest(card)) != card_digest(card):  # rows of old have none
         raise ExportRefused(f"{ledger.path} knows these parameters with other words or another description: the model file was changed")
@@ -42,6 +42,6 @@ def check_may_leave(guarantee: Guarantee, non_private: bool) -> None:
         raise ExportRefused(f"run {guarantee.run} has no privacy (ε = ∞); if it may leave all the same, say --non-private")
     if guarantee.epsilon == math.inf and not non_private:
         raise ExportRefused(
-            f"the noise of run {guarantee.run} promises nothing at δ = {delta_text(guarantee.delta)} (ε = ∞); if it may leave "
-            "all the same, say --non-private"
+            f"the noise of run {guarantee.run} promises nothing at δ = {delta_text(guarantee.delta)} (ε = ∞); to let it "
+            "leave, add --non-private"
         )

@@ -15,7 +15,7 @@ import safetensors.numpy
 
 from taciturn.core import Params, PyTree
 from taciturn.errors import TaciturnError
-from taciturn.files import write_atomically
+from taciturn.files import not_a, write_atomically
 
 SHIPPED = "taciturn:english"  # names the start of public text that comes with the package
 BFLOAT16 = np.dtype(jax.numpy.bfloat16)  # how it is shipped
@@ -56,18 +56,20 @@ def load_model(path: Path) -> tuple[Params, ModelCard]:
     """Parameters as a nested dict, and the card. `path` is a model file, a folder that holds model.safetensors, or `SHIPPED`."""
     if str(path) == SHIPPED:
         path = _STARTS / "english.safetensors"
-    path = path / "model.safetensors" if path.is_dir() else path
+    where, path = path, path / "model.safetensors" if path.is_dir() else path
     try:
         with safetensors.safe_open(path, "numpy") as file:
             metadata = file.metadata() or {}
             named = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
             named = {name: value.astype(np.float32) if value.dtype == BFLOAT16 else value for name, value in named.items()}
     except FileNotFoundError:
-        raise ModelFileError(f"there is no model at {path}") from None
-    except safetensors.SafetensorError as error:
-        raise ModelFileError(f"{path} is not a model file: {error}") from None
+        if (where / "recipe.toml").exists() and not (where / "enrolled.txt").exists():
+            raise ModelFileError(f"{where} has no model yet: resume it with taciturn train --resume --run {where}") from None
+        raise ModelFileError(f"{not_a('a run or a model', where)}; name a folder with a model.safetensors, or such a file") from None
+    except (safetensors.SafetensorError, OSError) as error:
+        raise ModelFileError(f"{path} is not a model file, or is damaged; name a run's folder, or restore the file from a copy") from error
     if "taciturn" not in metadata:
-        raise ModelFileError(f"{path} says nothing of where it comes from; only models written by taciturn can be used")
+        raise ModelFileError(f"{path} was not written by taciturn, so nothing is known about its privacy; name a model that was")
     for array in named.values():
         array.flags.writeable = False  # what the ledger knows is what is used
     card = json.loads(metadata["taciturn"])

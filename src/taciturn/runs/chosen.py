@@ -65,9 +65,7 @@ def chosen_recipe(folder: Path, epsilon: float, start: str, minutes: float, user
     _check_start(start, card, folder, population.vocabulary.words)
     held_out.check_enough()
     if not len(population):
-        raise StartError(
-            f"the people of {folder} have their text on devices of their own: write a recipe, and train with taciturn fleet serve"
-        )
+        raise StartError(f"the people of {folder} have their text on devices: write a recipe, and train with taciturn fleet serve")
     users = users or publicly(len(population))
     on_cpu = jax.default_backend() == "cpu"
     task = Task(users, epsilon, float(f"{users**-1.1:.2g}"), trees.size(params), 60 * minutes, 1.0)

@@ -74,23 +74,18 @@ def learned_from(loaded: LoadedModel) -> str | None:
 
 
 def folder_known_to(loaded: LoadedModel) -> Path:
-    """The population that has all whom this model was trained on, and those that it started from. Refused where that cannot be told any
-    more."""
+    """Return the population of all whom this model and its starts were trained on; refused where that is unknown."""
     population = population_of(loaded.path)
     ledger, opened = open_ledger(population), opened_row(loaded)
     while True:
         if opened["population"] != population.id:
-            raise RunError(
-                f"{population.folder} was built again since {opened['run']} was trained on it: who was trained on is not known any more"
-            )
+            raise RunError(f"{population.folder} was built again since {opened['run']} was trained on it, so its users are no longer known")
         if not opened["lineage"]:
             return population.folder
         earlier = ledger.rows[: ledger.rows.index(opened)]  # a run records what it started from as its own round 0, too
         before = next((row for row in earlier if row.get("params") == opened["start"]), None)
         if before is None:
-            raise RunError(
-                f"{opened['run']} started from a model of other users than {population.folder}'s: who they were is not known here"
-            )
+            raise RunError(f"{opened['run']} started from a model of other users than {population.folder}'s, who are not known here")
         opened = ledger.run_rows(before["run"])[0]
 
 
@@ -170,7 +165,7 @@ class FinishedRun:
         rebuilt = ledger.run_rows(guarantee.run)[0]["population"] != own.id
         population = Population(Path(on)) if on else own
         if population.vocabulary.words != card.vocabulary:
-            raise RunError(f"{population.folder} was built with other words than {self.folder}; build it with --vocabulary {self.folder}")
+            raise RunError(f"{population.folder} has another vocabulary than {self.folder}; build it with --vocabulary {self.folder}")
         if not population.folder.samefile(own.folder):
             check_strangers(population.folder, folder_known_to(load_word_model(self.folder)))
         people = HeldOutUsers(population.folder)
@@ -188,18 +183,16 @@ class FinishedRun:
         on = on or self.recipe.data.population
         ours, theirs = self.evaluate(on), other.evaluate(on)
         if not np.array_equal(ours.scores.tokens, theirs.scores.tokens):
-            raise RunError(
-                f"{self.folder} and {other.folder} read text in other pieces (their [data] layout differs), so not on the same words: they "
-                "cannot be compared"
-            )
+            raise RunError(f"{self.folder} and {other.folder} read text in other pieces ([data] layout), so they cannot be compared")
         return ours, theirs
 
     def audit(self, references: int = REFERENCES, progress: Progress = unwatched) -> AuditReport:
         """All that can be said about the run from outside; a RunError if it was trained with nothing to audit it by."""
         if not any((self.folder / one.FILE_NAME).exists() for one in (audit_users, planting)):
+            recipe_of(self.folder)
             raise RunError(
-                f"nothing was put into {self.folder} to audit it by: train with --audit 1000 (users of random directions), or with "
-                "[canaries] text = a folder of public text (shared secrets), and look then"
+                f"{self.folder} has neither audit users nor canaries: train with --audit 1000 (users of random directions), or with "
+                "[canaries] text = a folder of public text (shared secrets), and audit that run"
             )
         own, releases = self.evaluate(), self.guarantee.releases
         typed = self.model

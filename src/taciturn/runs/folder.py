@@ -7,11 +7,10 @@ from typing import BinaryIO
 
 from taciturn import randomness
 from taciturn.errors import TaciturnError
-from taciturn.files import locked, sync_folder, write_atomically
+from taciturn.files import check_new_folder, locked, not_a, sync_folder, write_atomically
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import load_recipe
 
-NOT_NEW = "add --resume to go on with it, or choose another --run"
 FROM_ENTROPY, FROM_SEED = b"entropy\n", b"seeded:\n"  # what a root file begins with
 
 
@@ -19,9 +18,14 @@ class RunError(TaciturnError):
     """The run folder cannot be used as asked."""
 
 
+def check_new_run(folder: Path) -> None:
+    """Refuse a folder that is not new, and say whether the run in it can be resumed."""
+    interrupted = (folder / "private" / "root").exists()
+    check_new_folder(folder, "resume it with --resume, or choose another --run" if interrupted else "choose another --run")
+
+
 def alone_in(folder: Path) -> AbstractContextManager[BinaryIO]:
-    """One process at a run: a second would overwrite what the first is charged for. Its recipe is what both would lock, since it is never
-    replaced, and stays when the secrets go."""
+    """Lock a run for one process: a second would overwrite what the first is charged for. The recipe is locked, as it stays."""
     busy = RunError(f"another process is at work in {folder}: wait until it ends, or stop it; then add --resume")
     return locked(folder / "recipe.toml", busy)
 
@@ -38,10 +42,10 @@ def load_root(folder: Path) -> tuple[bytes, bool]:
     path = folder / "private" / "root"
     if not path.exists():
         delete_secrets(folder)  # if a crash left some of them
-        raise RunError(f"{folder} is finished, and its secrets are deleted; to train on, start a new run with model.warm_start={folder}")
+        raise RunError(f"{folder} is finished, and its secrets are deleted; to train further, start a run with model.warm_start={folder}")
     kind, root = path.read_bytes()[: len(FROM_SEED)], path.read_bytes()[len(FROM_SEED) :]
     if kind not in (FROM_ENTROPY, FROM_SEED) or len(root) != randomness.ROOT_BYTES:
-        raise RunError(f"{path} is damaged: this run cannot go on; what it released stays charged")
+        raise RunError(f"{path} is damaged, so this run cannot be resumed: start another one. What it released stays charged")
     return root, kind == FROM_SEED
 
 
@@ -56,5 +60,5 @@ def delete_secrets(folder: Path) -> None:
 def recipe_of(folder: Path) -> Recipe:
     if not (folder / "recipe.toml").exists():
         hint = "; a pretrained model is measured as round 0 of a run that starts from it" if (folder / "model.safetensors").exists() else ""
-        raise RunError(f"{folder} holds no run: there is no recipe.toml in it{hint}")
+        raise RunError(f"{not_a('a run', folder)}; name a folder that `taciturn train` has made{hint}")
     return load_recipe(folder / "recipe.toml")

@@ -1,4 +1,4 @@
-"""A run from its first round to its last: started by `train_run`, cut off at any moment, resumed by `resume_run`."""
+"""A run from its first round to its last: started by `train_run`, interrupted at any moment, resumed by `resume_run`."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from dp_accounting import NonPrivateDpEvent
 
 from taciturn import randomness
 from taciturn.evaluation.accuracy import Scores
-from taciturn.files import check_new_folder, new_folder, write_atomically
+from taciturn.files import new_folder, write_atomically
 from taciturn.fleets.devices.fleet import Connected
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.simulation.availability import TooFewDevices
@@ -26,7 +26,7 @@ from taciturn.release.model_file import card_digest, load_state, params_digest, 
 from taciturn.release.plots import plot_run
 from taciturn.release.privacy_statement import statement, statement_json
 from taciturn.runs.finished import FinishedRun
-from taciturn.runs.folder import NOT_NEW, alone_in, delete_secrets, load_root, recipe_of, save_root
+from taciturn.runs.folder import alone_in, check_new_run, delete_secrets, load_root, recipe_of, save_root
 from taciturn.runs.metrics import Metrics, Row, norms, observed_participation, row
 from taciturn.runs.run import Run
 from taciturn.train import TrainState, rounds, start
@@ -64,12 +64,12 @@ def train_run(
         assert run.guarantee.is_private
     """
     recipe, folder = recipe if isinstance(recipe, Recipe) else load_recipe(Path(recipe)), Path(folder)
-    check_new_folder(folder, NOT_NEW)
+    check_new_run(folder)
     seed = recipe.run.seed
     root = randomness.root_from_entropy() if seed is None else randomness.root_from_seed(seed)
     run = Run(folder, recipe, root, connected=connected)
     run.account.check_budget()
-    with new_folder(folder, NOT_NEW) as made:
+    with new_folder(folder, "choose another --run") as made:
         save_root(made, root, seed is not None)
         write_atomically(made / "vocabulary.txt", "".join(f"{word}\n" for word in run.vocabulary.words).encode())
         save_recipe(run.recipe, made / "recipe.toml")
@@ -111,7 +111,7 @@ def resume_run(folder: str | Path, progress: Progress = unwatched, connected: Co
             return _train_loop(run, state, progress)
         if run.account.ledger.run_rows(folder.name):
             run.account.reopen(None)
-        else:  # cut off before it was declared
+        else:  # interrupted before it was declared
             run.account.open()
         return _train_loop(run, run.fresh_state(), progress)
 
@@ -155,8 +155,7 @@ def _train_loop(run: Run, state: TrainState, progress: Progress) -> TrainedRun:
 
 
 def _row(run: Run, state: TrainState, scores: Scores, seconds: float) -> Row:
-    """Of metrics.csv. Where the claim rests on who was drawn, how many reported is a secret, and fleets say nothing of it: there it is
-    what to expect."""
+    """Make a row of metrics.csv. Where the claim rests on who was drawn, the number of reports is secret: the expected one is given."""
     guarantee, stats, params = run.account.guarantee(), run.fleet.stats(), state.server.params
     uploads = stats.get("uploads", round(guarantee.releases * run.recipe.participation.cohort))
     sent = {"uploads": uploads, "upload_bytes": uploads * build.upload_size(run.recipe, params)}
@@ -184,8 +183,7 @@ def _diverged(rows: list[Row]) -> str | None:
 
 
 def _save(run: Run, state: TrainState) -> None:
-    """State first: it decides where a resumed run goes on; all else is made again from it. But for what observers saw, which is there
-    before it, since the estimates it was read from are gone."""
+    """Save the state first, as it decides where a run resumes; what observers saw goes before it, as the estimates are gone afterwards."""
     costs = (*run.account.terms.lineage, run.account.release)
     mode = 0o600 if any(isinstance(cost, NonPrivateDpEvent) for cost in costs) else 0o644
     for observer in run.observers:

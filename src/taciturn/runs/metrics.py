@@ -63,8 +63,7 @@ def norms(public: PyTree) -> dict[str, float]:
 
 
 def observed_participation(log: ParticipationLog | None, participation: Participation, stats: Figures) -> str:
-    """What the log says really happened; printed beside the claim, as Xu et al. 2023 do. Not where who took part is a secret that the
-    claim rests on."""
+    """Report the participation that was logged, beside the claim (Xu et al. 2023); not where who took part is secret."""
     if log is None or participation.sampled_by_curator:
         return ""
     separation, times = log.observed

@@ -78,12 +78,11 @@ def pretrained(
     resume: bool = False,
     start: Path | None = None,
 ) -> Pretrained:
-    """Train on public text and write the best epoch's model.safetensors to `out`. Cut off at any moment, it goes on with `resume`, and
-    comes to the same. `start` is a model of other public text to go on from."""
+    """Train on public text, from `start` if given, and write the best epoch's model to `out`; `resume` continues to the same result."""
     if not resume:
-        check_new_folder(out, "if it was cut off, repeat its command with --resume, or name another --out")
+        check_new_folder(out, "choose another --out" + ("; or repeat the command with --resume" if (out / CHECKPOINT).exists() else ""))
     elif (out / "model.safetensors").exists() and not (out / CHECKPOINT).exists():
-        raise RecipeError(f"{out} holds a model already; name another --out")
+        raise RecipeError(f"{out} holds a finished model: choose another --out")
     text, held_out = split(corpus, schedule.held_out, schedule.seed)
     try:
         model = build.language_model(settings, len(corpus.vocabulary))
@@ -124,9 +123,9 @@ def _public_start(start: Path, words: tuple[str, ...], settings: ModelSection) -
     params, card = load_model(start)
     differing = differences(settings, card)
     if differing:
-        raise RecipeError(f"{start} is another model: {differing}; say what it is with --set")
+        raise RecipeError(f"{start} is another model: {differing}; set the same with --set")
     if card.run is not None or card.personal:
-        raise RecipeError(f"{start} learned from people; what goes on from public text alone starts from public text alone")
+        raise RecipeError(f"{start} learned from people; pretraining must start from a model of public text: name another")
     if card.vocabulary != words:
         raise RecipeError(f"{start} knows other words than the public text; make both with the same --vocabulary")
     return jax.tree.map(jnp.asarray, params), card
@@ -167,7 +166,7 @@ def _next_epoch(
     loss, perplexity, top1 = (scores[name].value for name in ("loss", "perplexity", "accuracy_top1"))
     epoch = Epoch(number + 1, lost / steps, loss, perplexity, top1, seconds, tokens / seconds)
     if not course.epochs and not math.isfinite(epoch.loss):
-        raise RecipeError("after one epoch the loss is no number: the training diverges. Lower the --learning-rate")
+        raise RecipeError("training diverges: after one epoch the loss is not a number. Lower the --learning-rate")
     is_best = not course.epochs or epoch.loss < _best(course.epochs).loss
     return Course(training, training.params if is_best else course.best, (*course.epochs, epoch))
 

@@ -28,8 +28,7 @@ def best_time(work: Callable[[], object], times: int) -> float:
 
 
 def round_seconds(recipe: Recipe, fleet: FleetWithStats, params: Params, words: int, times: int) -> float:
-    """Of a whole round, from selection to release, for users whom no guarantee covers: made-up or held-out ones. It is charged in a
-    ledger of its own, which goes with the models that came of it."""
+    """Time whole rounds, from selection to release, on users without a guarantee (synthetic, held-out), charged in a throw-away ledger."""
     algorithm = build.algorithm(recipe, words)
     adjacency, event = algorithm.participation.adjacency, algorithm.mechanism.event(algorithm.participation)
     terms = RunTerms("speed", recipe.fingerprint, "nobody", adjacency, "seeded simulation", "rdp", build.budget(recipe), 1000)

@@ -1,4 +1,4 @@
-"""Settings tried on public text that is dealt to made-up users: a sweep that costs nobody anything.
+"""Settings tried on public text that is dealt to simulated users: a sweep that costs nobody anything.
 
 OUT/made-up-users-… is the population of these users; each trial is a run of its own beside it. Both are named by all that they depend on,
 so that an interrupted sweep goes on, and another one begins anew.
@@ -22,7 +22,7 @@ from taciturn.release.model_file import load_model, params_digest
 from taciturn.runs.loop import resume_run, train_run
 
 HELD_OUT = 1 / 16  # share of the text, as of people
-LEAST_TOKENS = 50  # of a made-up user
+LEAST_TOKENS = 50  # of a simulated user
 
 
 class TuningError(TaciturnError):
@@ -54,8 +54,7 @@ def combinations(tries: list[str]) -> list[tuple[str, ...]]:
 
 
 def tuned(recipe: Path, corpus: PublicCorpus, out: Path, tries: list[str], progress: Callable[[int, int, int, int], None]) -> list[Trial]:
-    """Train every combination on made-up users, as many as the recipe has; the best come first. `progress` gets the trials done and all
-    of them, and the rounds done and all of them."""
+    """Train every combination on simulated users, best first. `progress` gets trials done, all trials, rounds done, all rounds."""
     wanted, text = combinations(tries), corpus.digest
     recipes = [load_recipe(recipe, list(settings)) for settings in wanted]  # all are checked before the first is trained
     trials = []

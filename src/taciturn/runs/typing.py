@@ -32,8 +32,7 @@ class TypingResults(NamedTuple):
 def simulate_typing(
     paths: Sequence[Path], source: Source | None, history: bool, most_people: int, most_words: int, progress: StageProgress = unwatched
 ) -> TypingResults:
-    """Each model under the same people's fingers; with `history` the last one also learns from each person. Without a source the
-    people are the held-out ones of the demonstration."""
+    """Simulate the same people typing with each model; with `history` the last also learns from each. No source: the demo's users."""
     loaded = [load_word_model(path) for path in paths]
     vocabulary = loaded[0].vocabulary
     if any(set(one.vocabulary.words) != set(vocabulary.words) for one in loaded):
@@ -58,8 +57,7 @@ def simulate_typing(
 
 
 def keyboard_server(paths: Sequence[Path], blocked: Sequence[str], port: int) -> KeyboardServer:
-    """The page with one model, or two side by side, each with its guarantee. One with a personal model is for its owner alone, and not
-    for others on the same machine."""
+    """Serve the page with one model or two, each with its guarantee; a personal model is shown to its owner only."""
     scripts, names, personal = [], [path.resolve().name for path in paths], False
     if len(set(names)) < len(names):
         names = [f"{name} {letter}" for name, letter in zip(names, "AB", strict=False)]

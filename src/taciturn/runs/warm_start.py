@@ -36,7 +36,7 @@ def load_warm_start(recipe: Recipe, vocabulary: Vocabulary, ledger: Ledger) -> W
     check_not_personal(card, path)
     differing = differences(recipe.model, card)
     if differing:
-        raise RecipeError(f"[model] warm_start is another model: {differing}")
+        raise RecipeError(f"[model] warm_start is another model: {differing}. Set [model] as it is, or start from another model")
     if card.vocabulary != vocabulary.words:
         raise RecipeError("[model] warm_start knows other words than the population; build both with the same vocabulary")
     start = _with_history(path, WarmStart(params, card, ()), ledger)
@@ -49,9 +49,11 @@ def load_warm_start(recipe: Recipe, vocabulary: Vocabulary, ledger: Ledger) -> W
 
 
 def differences(model: ModelSection, card: ModelCard) -> str:
-    """Between the model that is asked for and the one that is there, in words; none where it can go on."""
+    """Say how the model that is there differs from the one that is asked for; empty where it does not."""
     ours, theirs = model.model_dump(mode="json", exclude={"warm_start", "dropout", "variational"}), card.architecture
-    return "; ".join(f"its {name} is {theirs.get(name)}, not {value}" for name, value in ours.items() if theirs.get(name) != value)
+    differing = {name: (theirs.get(name), value) for name, value in ours.items() if theirs.get(name) != value}
+    shown = {name: ["the default" if one is None else one for one in both] for name, both in differing.items()}
+    return "; ".join(f"its {name} is {there}, not {wanted}" for name, (there, wanted) in shown.items())
 
 
 def _with_history(path: Path, start: WarmStart, ledger: Ledger) -> WarmStart:

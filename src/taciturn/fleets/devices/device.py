@@ -35,7 +35,7 @@ class NotEligible(Exception):
 
 
 class Wishes(NamedTuple):
-    """Of the device's owner."""
+    """What the device's owner has chosen."""
 
     why_not_now: Callable[[], str | None] = lambda: None
     reported: Callable[[], None] = lambda: None  # once a report is on record as used
@@ -60,8 +60,7 @@ class Device:
         record: ParticipationRecord,
         wishes: Wishes = WISHES,
     ) -> None:
-        """`message` has the shapes of what a round sends, `public` is the recipe's public part of it by the row of the noise. `key` is the
-        device's own."""
+        """`message` has the shapes of what a round sends, `public` gives its public part by noise row, `key` is the device's own."""
         self._key, self._authority, self._agreement, self._record, self._wishes = key, authority, agreement, record, wishes
         self._like, self._public, self._user = message, public, user
         self._program = jax.jit(program)

@@ -46,7 +46,7 @@ CONDITIONS = {"charging": charging, "unmetered": unmetered, "idle": idle}
 def why_not_now(words: Sequence[str], command: str | None) -> Callable[[], str | None]:
     """A question that may be asked again and again. What cannot be answered here is said at once."""
     if unknown := [word for word in words if word not in CONDITIONS]:
-        raise LinkError(f"--while knows {', '.join(CONDITIONS)}, and not {unknown[0]!r}; for anything else there is --while-command")
+        raise LinkError(f"--while takes {', '.join(CONDITIONS)}, not {unknown[0]!r}; for anything else use --while-command")
     asked = shlex.split(command or "")
     if command is not None and not asked:  # of a variable that is not set: not a wish to take part at all times
         raise LinkError("--while-command is empty: give it a command, or leave it out")

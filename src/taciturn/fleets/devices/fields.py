@@ -37,12 +37,12 @@ def unpack_fields(content: bytes, count: int) -> list[bytes]:
         parts.append(content[start : start + length])
         start += length
     if start != len(content):
-        raise ValueError("a message goes on after its end")
+        raise ValueError("a message continues after its end")
     return parts
 
 
 def new_name() -> bytes:
-    """Of an attempt at a round: none ever has it again, and later ones have higher ones."""
+    """Name an attempt at a round: names are never used twice, and rise."""
     return struct.pack(">Q", _microseconds()) + os.urandom(NAME_BYTES - 8)
 
 
@@ -61,7 +61,7 @@ def _microseconds() -> int:
 
 
 def message_hash(run: bytes, round: bytes, model: bytes, key: bytes) -> bytes:
-    """Of all that a device is given to train on: `model` is parameters and public part (clip norm), `key` that of the local training."""
+    """Hash all that a device is given to train on: `model` is parameters and public part (clip norm), `key` that of local training."""
     return hashlib.sha256(b"taciturn fleet: message\0" + pack_fields(run, round, model, key)).digest()
 
 

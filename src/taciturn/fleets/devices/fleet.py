@@ -191,8 +191,7 @@ class DeviceFleet:
         self._keep(numbers._replace(number=max(numbers.number + self._apart + 1, fields.first_round())))
 
     def _steer(self, cohort: UserIds) -> None:
-        """Pace steering: of those who waited in vain as many stay as a round asks; the others are told when to come back, so that about
-        a round's worth of them comes in the time of a round."""
+        """Steer the pace: keep as many waiting devices as a round asks, and tell the others when to return, a round's worth at a time."""
         waiting = sorted(set(self._link.devices()) - set(cohort.tolist()))
         too_many = max(0, len(waiting) - self._asked)
         pace = self._round_seconds * too_many / self._asked
@@ -227,7 +226,7 @@ class DeviceFleet:
         stage(fields.UNMASK, server.questions())
         self._leave_out(fields.UNMASK, server.broke)
         if failed := server.failed_cells:
-            LOG.warning("%d cells have failed, and the round goes on without their devices: %s", len(failed), failed[0])
+            LOG.warning("%d cells failed, and the round continues without their devices: %s", len(failed), failed[0])
         return server.total().values
 
     def _stage(self, server: ServerRound, kind: str, questions: Mapping[int, bytes], shared: bytes = b"") -> None:

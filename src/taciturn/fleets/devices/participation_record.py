@@ -119,7 +119,7 @@ class ParticipationRecord:
             }
         except (ValueError, KeyError, TypeError):
             raise ParticipationRecordDamaged(
-                f"{path} is damaged: this device cannot know when it took part, and takes part no more"
+                f"{path} is damaged: this device cannot know when it took part, so it no longer does"
             ) from None
 
     def _write(self, content: dict) -> None:
@@ -127,13 +127,13 @@ class ParticipationRecord:
 
 
 def used_text(folder: Path) -> str | None:
-    """Of which the last report was made."""
+    """Name the text that the last report was made of."""
     uploads = ParticipationRecord(folder, ParticipationLimits(0, 0, 0)).uploads
     return uploads[-1].get("text") if uploads else None
 
 
 def opt_out(folder: Path) -> None:
-    """Whatever the record says, or does not say any more."""
+    """Record the opt-out, even where the record is damaged or lost."""
     with locked(folder / LOCK):
         try:
             content = json.loads((folder / FILE_NAME).read_text())

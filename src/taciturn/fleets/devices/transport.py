@@ -66,8 +66,7 @@ class Link(Protocol):
 
 
 def answer_of(handler: Handler, kind: str, content: bytes) -> bytes | None:
-    """On the device. What went wrong stays in its own log: the words of an exception may be those of its user. `ComeBackLater` passes
-    through."""
+    """Answer on the device. Errors stay in its own log, as their words may be the user's; `ComeBackLater` passes through."""
     try:
         answer = handler(kind, content)
         if not isinstance(answer, bytes):

@@ -1,4 +1,4 @@
-"""Whole numbers of b bits, packed without gaps: a report modulo 2^b travels as b bits a coordinate (Xu et al. 2023, §2.4).
+"""Integers of b bits, packed without gaps: a report modulo 2^b travels as b bits a coordinate (Xu et al. 2023, §2.4).
 
 The first number stands in the lowest bits of the first byte, as in little-endian words.
 

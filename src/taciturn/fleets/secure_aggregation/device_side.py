@@ -37,8 +37,7 @@ class _Peer(NamedTuple):
 
 
 class DeviceRound:
-    """One device in one round. Its secrets live here, in memory, and no longer than the round: after a crash it is in it no more, and
-    signs and unmasks nothing."""
+    """One device in one round. Its secrets are in memory only: after a crash it cannot sign or unmask in this round."""
 
     def __init__(self, terms: Terms, key: Ed25519PrivateKey, certificate: Certificate, trust: Trust) -> None:
         """`key` is the device's own, which never leaves it; its certificate, and the list of the dismissed, may come from anybody."""

@@ -1,6 +1,6 @@
 """What devices and server say to each other in a secure sum, and how it is written in bytes.
 
-Whole numbers are big-endian and of fixed size, lists say how many rows they have, rows stand in ascending order of devices. Whatever is
+Integers are big-endian and of fixed size, lists say how many rows they have, rows stand in ascending order of devices. Whatever is
 not exactly what `to_bytes` would have written is a ValueError with a sentence, before anything is allocated for it.
 """
 

@@ -127,7 +127,7 @@ class ServerCell:
         return Survivors(self._name, frozenset(self._reported))
 
     def take_signature(self, device: int, signature: bytes) -> None:
-        """Of this cell's survivors: whoever knows devices' keys has seen to it."""
+        """Take a survivor's signature; the caller, who knows devices' keys, has verified it."""
         self._check_first(protocol.SIGN, device, self._signatures, self._name)
         self._signatures[device] = signature
 

@@ -15,8 +15,7 @@ from taciturn.fleets.secure_aggregation.workers import for_each
 
 
 class ServerRound:
-    """The server in one round, in bytes: stage by stage it asks `questions` and is to `take` the answers. A cell that fails loses its
-    devices; with too few left the round fails."""
+    """The server in one round, in bytes: `questions` to devices, then `take` their answers. A failed cell loses its devices."""
 
     def __init__(self, terms: Terms, trust: Trust) -> None:
         terms.check()
@@ -86,7 +85,7 @@ class ServerRound:
         return refusals(answers, check)
 
     def questions(self) -> dict[int, bytes]:
-        """Of the next stage, by device; `shared` follows each of them. A FailedRound if too few devices are left."""
+        """Return the next stage's question to each device; `shared` follows each. Raises FailedRound if too few devices are left."""
         if self._stage == ADVERTISE:
             parts = {device: roster.parts() for device, roster in self.rosters().items()}
             self.shared = next(iter(parts.values()))[1]
@@ -96,7 +95,7 @@ class ServerRound:
         return {device: question for one in self._ended for device, question in one.questions.items() if not one.failed}
 
     def total(self) -> Total:
-        """Of all cells that have come to their ends."""
+        """Add up the totals of all cells that are finished."""
         expect(self._stage, DONE)
         self._check_enough()
         totals = [one.total for one in self._ended if one.total is not None]

@@ -112,8 +112,7 @@ class Clock:
         self._steer(len(asked), generator)
 
     def _steer(self, asked: int, generator: np.random.Generator) -> None:
-        """Pace steering: those who waited in vain are told when to come back, spread so that about one round's worth of them
-        comes in the time of a round."""
+        """Tell devices that waited in vain when to return, so that about one round's worth arrives in the time of a round."""
         sent_away = np.flatnonzero(self._waiting)
         pace = self._round_hours * len(sent_away) / asked
         self._away_until[sent_away] = self.hour + generator.uniform(0, pace, len(sent_away))

@@ -43,8 +43,7 @@ class CheckInFleet:
         return self._fleet.sum_reports(program, message, np.sort(reports[: self._most_reports]), key)
 
     def _reports(self, cohort: UserIds, key: Key) -> UserIds:
-        """Who reports follows from the key alone, so that a round that is summed again after a crash has the same total; the devices
-        do not take part in it again."""
+        """Derive who reports from the key alone, so that a round summed again after a crash has the same total."""
         words = np.asarray(jax.random.key_data(key)).ravel().tolist()
         name, generator = words[0] << 32 | words[1], np.random.default_rng(words)
         reports = self._clock.devices.reporting(cohort, generator)

@@ -99,7 +99,7 @@ class SimulatedFleet:
         """Before the first sum: on this very device, with this program and these shapes, the sum with a user less the sum without is that
         user's own report, to the bit, in whatever seat and company; and a sum comes out the same twice. Privacy rests on it.
 
-        Tried on made-up users. Sums of floats, which have no privacy, are not additive and are not tried.
+        Tried on simulated users. Sums of floats, which have no privacy, are not additive and are not tried.
         """
         if not all(jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in jax.tree.leaves(self._shape)):
             return
@@ -122,7 +122,7 @@ class SimulatedFleet:
                     )
 
     def _made_up_sum(self, seats: np.ndarray, message: Message, key: Key, device: Any) -> Report:
-        """Of one chunk, in whose seats these made-up users are; −1 is nobody."""
+        """Sum the reports of one chunk, in whose seats these simulated users are; −1 is an empty seat."""
         users = self._made_up()
         texts = [users[number] if number >= 0 else np.zeros(0, np.int32) for number in seats]
         arguments = trees.zeros_like(self._shape), message, key, *self._loaded(texts, seats)
@@ -155,8 +155,7 @@ class SimulatedFleet:
 
 
 def _chunk_size(params: Params, device: Any, cohort: float) -> int:
-    """The size that wastes least on a cohort of about so many, among those that half of the device's memory holds; of those that waste
-    about as little, the largest."""
+    """Choose the chunk that wastes least on such a cohort and fits half of the memory; among near-equals, the largest."""
     memory = (device.memory_stats() or {}).get("bytes_limit", 8 * 2**30) / 2
     most = memory / (COPIES * 4 * trees.size(params))
     least = ACCELERATOR_CHUNKS[-1]

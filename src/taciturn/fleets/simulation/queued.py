@@ -39,7 +39,7 @@ class QueuedFleet:
 
     @property
     def staleness(self) -> np.ndarray:
-        """Of every report, those of rounds that failed too."""
+        """Return the staleness of every report, those of failed rounds included."""
         return np.array([now - got for now, cohort in self._rounds.values() for got in cohort.values()], np.int64)
 
     def stats(self) -> dict[str, float]:

@@ -19,7 +19,7 @@ from taciturn.privacy.participation import WrongNumberOfUsers
 class WithSyntheticUsers:
     def __init__(self, fleet: Fleet, synthetic: Fleet, chosen: Callable[[Key], UserIds], most_reports: int, key_slot: int = 1) -> None:
         """`synthetic` is a fleet of all of them, and `chosen` says who takes part in a round, by coins of that round. A total holds
-        `most_reports`, theirs and people's together: with more, sums of whole numbers would run over, and one user could move them by any
+        `most_reports`, theirs and people's together: with more, sums of integers would run over, and one user could move them by any
         amount. Where there are two such fleets, each has another `key_slot`, and so other coins."""
         self.everyone_reports = fleet.everyone_reports
         self._fleet, self._synthetic, self._chosen = fleet, synthetic, chosen

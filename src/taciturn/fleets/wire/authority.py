@@ -36,7 +36,7 @@ CLOCKS_APART = timedelta(hours=1)  # a device whose clock is behind would find a
 def make_authority(folder: Path) -> Path:
     """A new authority; its certificate goes to every device. An old one is never replaced: every device would have to be told."""
     if (folder / AUTHORITY_KEY).exists() or (folder / AUTHORITY_CERTIFICATE).exists():
-        raise LinkError(f"{folder} holds an authority already; devices that trust it would trust no other")
+        raise LinkError(f"{folder} holds an authority already, which devices trust: choose another folder")
     key, name = ec.generate_private_key(ec.SECP384R1()), _name("Taciturn fleet authority")
     certificate = (
         _certificate(name, name, key.public_key(), AUTHORITY_DAYS)
@@ -90,7 +90,10 @@ def requested_key(line: str) -> bytes:
     except ValueError:
         content = b""
     if not verified(content[:32], REQUEST.encode() + content[:32], content[32:]):
-        raise LinkError(f"this is no request of a device, or was cut or changed on its way: {line.strip()[:60]!r}")
+        raise LinkError(
+            f"a request of {len(line.strip())} characters is not one that a device made, or was changed on its way: give the line that "
+            "`taciturn fleet device FOLDER --new` prints, or its file request.txt"
+        )
     return content[:32]
 
 
@@ -103,7 +106,7 @@ def load_key(path: Path) -> Ed25519PrivateKey:
     try:
         key = serialization.load_ssh_private_key(_read(path), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise LinkError(f"{path} is no private key in OpenSSH's format: {error}") from None
+        raise LinkError(f"{path} is not a private key in OpenSSH's format ({error}): restore it from a copy") from None
     if not isinstance(key, Ed25519PrivateKey):
         raise LinkError(f"{path} is a key of another kind: an Ed25519 key is needed")
     return key
@@ -154,7 +157,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise LinkError(f"{path} is missing") from None
+        raise LinkError(f"{path} is missing: restore it from a copy, or make a fleet with `taciturn fleet new`") from None
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -53,8 +53,7 @@ COUNTS = Counts()
 
 @contextmanager
 def metrics_page(address: str | None) -> Iterator[None]:
-    """At http://address/metrics, and to look at at http://address/, until the end of the block; a port alone is one of this machine's own,
-    None is nowhere."""
+    """Serve figures at http://address/metrics and a page at http://address/ within the block; a port alone is on this machine."""
     if address is None:
         yield
         return
@@ -62,7 +61,8 @@ def metrics_page(address: str | None) -> Iterator[None]:
     try:
         page = ThreadingHTTPServer((host or "127.0.0.1", int(port)), _Page)
     except (OSError, ValueError, OverflowError) as error:
-        raise LinkError(f"figures cannot be shown at {address} ({error}): name a free port, as in --metrics 9464") from None
+        why = (error.strerror or "").lower() if isinstance(error, OSError) else "not a port"
+        raise LinkError(f"figures cannot be shown at {address} ({why}): name a free port, as in --metrics 9464") from None
     threading.Thread(target=page.serve_forever, daemon=True).start()
     try:
         yield

@@ -116,7 +116,7 @@ class RedisStore:
                 url, max_connections=CONNECTIONS, timeout=SOCKET_SECONDS, socket_timeout=SOCKET_SECONDS
             )
         except ValueError as error:
-            raise LinkError(f"--store names no Redis ({error}): write redis://host:port, rediss://host:port or unix:///path") from None
+            raise LinkError("--store is not the address of a Redis: write redis://host:port, rediss://host:port or unix:///path") from error
         self.address = _address(self._redis.connection_pool.connection_kwargs)
         self._loop_redis: Any = redis.asyncio.Redis(connection_pool=pool)
         self._fleet = f"taciturn:{fleet}:"

@@ -50,9 +50,9 @@ def shared_server(folder: Path, store: Store) -> Iterator["WireServer"]:
 def front_end(folder: Path, host: str, port: int, store: Store, number_of: NumberOf, insecure: bool = False) -> Iterator["RunningFrontEnd"]:
     """Devices may connect to `host:port` until the end of the block."""
     if insecure and host not in LOOPBACK:
-        raise LinkError(f"without TLS a server may listen on this machine alone, and {host} is more than that")
+        raise LinkError(f"without TLS a server may listen on this machine only, not on {host}: leave out --insecure, or --host")
     if not insecure and not ((folder / SERVER_KEY).exists() and (folder / SERVER_CERTIFICATE).exists()):
-        raise LinkError(f"{folder} holds no certificate for the server: make one first")
+        raise LinkError(f"{folder} has no certificate for the server: make a fleet with `taciturn fleet new`")
     running = RunningFrontEnd(None if insecure else folder, host, port, store, number_of)
     try:
         yield running
@@ -122,7 +122,7 @@ def _allow_many_files() -> None:
 
 def _listen(host: str, port: int) -> socket.socket:
     if not 0 <= port < 2**16:  # the system would take the rest of the division
-        raise LinkError(f"port {port} is out of range (0–65535)")
+        raise LinkError(f"port {port} is out of range: choose one from 0 to 65535")
     deadline = time.monotonic() + FREE_SECONDS
     while True:
         try:
@@ -130,5 +130,6 @@ def _listen(host: str, port: int) -> socket.socket:
             return socket.create_server(address[:2], family=family, backlog=4096)
         except OSError as error:
             if time.monotonic() > deadline or isinstance(error, socket.gaierror):
-                raise LinkError(f"the server cannot listen on {host}:{port}: {error}") from None
+                why = (error.strerror or str(error)).split(" (")[0].lower()
+                raise LinkError(f"the server cannot listen on {host}:{port} ({why}): choose another --host or --port") from None
             time.sleep(0.2)
