@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from harness import tiny_recipe
 from taciturn.algorithms.pretraining import Schedule
 from taciturn.cli import app
+from taciturn.data.population import PopulationError
 from taciturn.data.public import PublicCorpus
 from taciturn.data.texts import Texts
 from taciturn.data.vocabulary import public_vocabulary
@@ -31,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```', re.DOTALL | re.MULTILINE)
 WAITS = "taciturn keyboard open"  # for somebody to type
-QUICKER = {"--to combined": "--samples 20000", "--to arpa": "--samples 20000", "keyboard evaluate": "--people 10"}
+QUICKER = {"--to combined": "--samples 1000", "--to arpa": "--samples 1000", "keyboard evaluate": "--people 10"}
 ON_THEIR_OWN = ("walks/in_a_hurry.md", "walks/own_algorithm.md", "walks/word_list.md")
 AFTER_THE_TUTORIAL = ("guarantee.md", "how_to/choose_epsilon.md", "how_to/audit.md", "how_to/export.md", "how_to/fleet.md")
 
@@ -80,7 +81,7 @@ def small(tmp_path, monkeypatch):
     pretrained(PublicCorpus(text, words, "made-up text"), shape, Schedule(epochs=1, batch_size=8), tmp_path / "start", lambda *_: None)
     (tmp_path / "start" / "model.safetensors").rename(tmp_path / "start" / "english.safetensors")
     monkeypatch.setattr(model_file, "_STARTS", tmp_path / "start")
-    monkeypatch.setattr(chosen, "_timed", lambda *_: (2.0, 20.0, 0.0, 1.0))
+    monkeypatch.setattr(chosen, "_timed", lambda *_: (2.0, 0.6, 0.0, 1.0))
     monkeypatch.setattr(chosen, "exactly", lambda task, plan: plan)
     monkeypatch.setattr(choose, "ROUNDS", (12,))
     monkeypatch.chdir(tmp_path)
@@ -96,7 +97,7 @@ def messages(people):
 
 def test_the_tutorial_and_what_goes_on_from_it(small):
     def with_fewer_people(line):
-        return messages(400) if line == "python make_messages.py" else here(line)
+        return messages(240) if line == "python make_messages.py" else here(line)
 
     follow("tutorial.md", with_fewer_people)
     assert "(4.00, " in Path("runs/first/guarantee.txt").read_text()
@@ -109,7 +110,7 @@ def test_the_tutorial_and_what_goes_on_from_it(small):
 
 @pytest.mark.parametrize("page", ON_THEIR_OWN)
 def test_a_walk_leads_where_it_says(page, small):
-    messages(400)
+    messages(240)
     found = follow(page, here)
     made = {"in_a_hurry": "runs/people-1/guarantee.txt", "word_list": "phone/main_en.combined", "own_algorithm": "ledger.jsonl"}
     assert Path(made[Path(page).stem]).exists()
@@ -134,8 +135,10 @@ def test_every_page_with_commands_is_followed():
 
 def test_a_command_that_fails_is_noticed(small):
     """The twin that must fail."""
-    with pytest.raises(AssertionError, match="data show nothing"):
-        assert here("taciturn data show nothing") == "", "data show nothing"
+    with pytest.raises(PopulationError, match="nothing is no folder"):
+        here("taciturn data show nothing")
+    with pytest.raises(AssertionError, match="No such option"):
+        here("taciturn data show --nothing")
 
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md"), *ROOT.glob("experiments/**/*ing.md")]
