@@ -31,8 +31,14 @@ from taciturn.runs.pretrain import pretrained
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```', re.DOTALL | re.MULTILINE)
+WORDS = 300
 WAITS = "taciturn keyboard open"  # for somebody to type
-QUICKER = {"--to combined": "--samples 1000", "--to arpa": "--samples 1000", "keyboard evaluate": "--people 10"}
+QUICKER = {
+    "data build": f"--vocabulary {WORDS}",
+    "--to combined": "--samples 1000",
+    "--to arpa": "--samples 1000",
+    "keyboard evaluate": "--people 10",
+}
 ON_THEIR_OWN = ("walks/in_a_hurry.md", "walks/own_algorithm.md", "walks/word_list.md")
 AFTER_THE_TUTORIAL = ("guarantee.md", "how_to/choose_epsilon.md", "how_to/audit.md", "how_to/export.md", "how_to/fleet.md")
 
@@ -57,7 +63,7 @@ def follow(page, run):
 
 
 def here(line):
-    """In this process, where taciturn is imported and compiled once; with less text made up and typed."""
+    """In this process, where taciturn is imported and compiled once; with fewer words, and less text made up and typed."""
     if not line.startswith("taciturn "):
         return in_a_shell(line)
     more = " ".join(more for part, more in QUICKER.items() if part in line)
@@ -75,7 +81,7 @@ def in_a_shell(line):
 @pytest.fixture
 def small(tmp_path, monkeypatch):
     """A folder to be in; the start that ships is a small one, a machine has one speed, and trainings have few rounds."""
-    words = public_vocabulary(10_000)
+    words = public_vocabulary(WORDS)
     text = Texts.of([np.arange(5, 105)] * 10, len(words))
     shape = ModelSection(kind="cifg", width=8, units=12)
     pretrained(PublicCorpus(text, words, "made-up text"), shape, Schedule(epochs=1, batch_size=8), tmp_path / "start", lambda *_: None)
