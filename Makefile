@@ -19,7 +19,7 @@ test-slow: setup  ## everything killed again and again, and the real wire on thi
 	$(BIN)/python -m pytest -m "" tests/link
 
 docs: setup  ## the guide, as pages that need no network: site/index.html
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 mutations: setup  ## tests of the tests: break the mechanism on purpose, and see which test notices
 	$(BIN)/python tests/mutations/run.py
