@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, which read what the first one compiled
 
-.PHONY: demo test test-slow mutations peers papers papers-check setup clean
+.PHONY: demo test test-slow docs mutations peers papers papers-check setup clean
 demo: setup  ## the whole road in under five minutes
 	@$(BIN)/taciturn demo
 
@@ -17,6 +17,9 @@ test-slow: setup  ## everything killed again and again, and the real wire on thi
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow tests
 	TACITURN_OPTIMISED=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m '' tests/contracts tests/privacy
 	$(BIN)/python -m pytest -m "" tests/link
+
+docs: setup  ## the guide, as pages that need no network: site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 mutations: setup  ## tests of the tests: break the mechanism on purpose, and see which test notices
 	$(BIN)/python tests/mutations/run.py
@@ -44,4 +47,4 @@ $(BIN)/.installed: pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis site

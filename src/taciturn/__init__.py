@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from taciturn.runs.loop import train_run as train
     from taciturn.train import rounds
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Algorithm", "Curator", "FinishedRun", "LanguageModel", "ModelKind", "Recipe", "TaciturnError", "UserData",
     "build_population", "load_recipe", "private_averaging", "register_model", "resume", "rounds", "train",

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from taciturn.cli import app
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("experiments/**/README.md")]
+PAGES = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("experiments/**/README.md")]
 TACITURN = typer.main.get_command(app)
 
 

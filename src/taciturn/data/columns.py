@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pyarrow as pa
 
+from taciturn.data.places import Place
 from taciturn.data.vocabulary import DataError
 
 LONGEST = 2**24  # bytes of a line, a field or a text; what is longer is no message
@@ -30,7 +30,7 @@ class Columns:
     time: str | None = None
     sensitive: tuple[str, ...] = ()  # a row with a true value in one of these is left out
 
-    def among(self, names: list[str], path: Path, with_user: bool) -> "Columns":
+    def among(self, names: list[str], path: Place, with_user: bool) -> "Columns":
         """The same, with every name known to be there."""
         found = {}
         for role, usual in USUAL.items():

@@ -88,7 +88,8 @@ def ingest(
 ) -> Population:
     """Build a population. `opt_outs` are users to leave out, now and in every later build in this folder; `same_people_as` is another
     folder with text of the same people, whose ledger and opt-outs it shares."""
-    inside = [path for path in source.paths if path.resolve().is_relative_to(folder.resolve())]
+    here = (path for path in source.paths if isinstance(path, Path))
+    inside = [path for path in here if path.resolve().is_relative_to(folder.resolve())]
     if inside:
         raise PopulationError(f"{inside[0]} lies inside of --out {folder}; name another --out")
     writing = writing_population(folder, rules.vocabulary, shard_tokens, same_people_as)

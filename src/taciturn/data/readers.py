@@ -6,7 +6,7 @@ import gzip
 import io
 import json
 import lzma
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from taciturn.data.columns import LONGEST, USUAL, Batch, Columns, LeftOut, SourceError
+from taciturn.data.places import Place
 
 BATCH_ROWS, BATCH_BYTES = 1024, 2**22
 MOST_LINES = 1000  # of a paragraph
@@ -24,14 +25,33 @@ csv.field_size_limit(LONGEST)
 Choose = Callable[[list[str]], Columns]  # which of a file's columns to read
 
 
-def read_parquet(path: Path, choose: Choose, left_out: LeftOut) -> Iterator[tuple[float, Batch]]:
+def read_parquet(path: Place, choose: Choose, left_out: LeftOut) -> Iterator[tuple[float, Batch]]:
     try:
-        file = parquet.ParquetFile(path, pre_buffer=False)
+        file = parquet.ParquetFile(path if isinstance(path, Path) else path.random_access(), pre_buffer=False)
     except pa.ArrowInvalid:
         raise SourceError(f"{path} is not a Parquet file, or is incomplete; write it again") from None
-    columns = choose(file.schema_arrow.names)
-    all_rows, row = max(file.metadata.num_rows, 1), 0
-    for table in file.iter_batches(BATCH_ROWS, columns=columns.wanted):
+    columns, rows = choose(file.schema_arrow.names), max(file.metadata.num_rows, 1)
+    batches = file.iter_batches(BATCH_ROWS, columns=columns.wanted)
+    yield from _as_strings(path, columns, batches, lambda row: row / rows, left_out)
+
+
+def read_arrow(path: Place, choose: Choose, left_out: LeftOut) -> Iterator[tuple[float, Batch]]:
+    """A stream of Arrow's, as Hugging Face saves datasets; or a file of Arrow's: eight bytes, a stream, a table of contents."""
+    with _opened(path) as (stream, position):
+        if stream.peek(6).startswith(b"ARROW1"):
+            stream.read(8)
+        reader = pa.ipc.open_stream(stream)
+        columns = choose(reader.schema.names)
+        wanted = (batch.select(columns.wanted) for batch in reader)
+        pieces = (batch.slice(start, BATCH_ROWS) for batch in wanted for start in range(0, len(batch), BATCH_ROWS))
+        yield from _as_strings(path, columns, pieces, lambda _: position(), left_out)
+
+
+def _as_strings(
+    path: Place, columns: Columns, tables: Iterable[pa.RecordBatch], share: Callable[[int], float], left_out: LeftOut
+) -> Iterator[tuple[float, Batch]]:
+    row = 0
+    for table in tables:
         numbers = np.arange(row + 1, row + len(table) + 1)
         row += len(table)
         try:
@@ -43,7 +63,7 @@ def read_parquet(path: Path, choose: Choose, left_out: LeftOut) -> Iterator[tupl
             strings = {name: _strings(table.column(name), name == columns.text) for name in table.schema.names}
         except TypeError as error:
             raise SourceError(f"{path}: {error}") from None
-        yield row / all_rows, Batch.of(columns, strings, lambda index, numbers=numbers: f"row {numbers[index]}")
+        yield share(row), Batch.of(columns, strings, lambda index, numbers=numbers: f"row {numbers[index]}")
 
 
 def _strings(array: Any, is_text: bool) -> pa.Array:
@@ -72,7 +92,7 @@ def _not_broken(table: pa.RecordBatch) -> list[bool]:
     return keep
 
 
-def read_csv(path: Path, choose: Choose, left_out: LeftOut, noted: LeftOut) -> Iterator[tuple[float, Batch]]:
+def read_csv(path: Place, choose: Choose, left_out: LeftOut, noted: LeftOut) -> Iterator[tuple[float, Batch]]:
     is_tsv = ".tsv" in [suffix.lower() for suffix in path.suffixes]
     with _opened(path) as (stream, position):
         lines = _Lines(stream, path, left_out)
@@ -124,7 +144,7 @@ def read_csv(path: Path, choose: Choose, left_out: LeftOut, noted: LeftOut) -> I
         yield from rows.rest()
 
 
-def read_json(path: Path, choose: Choose, left_out: LeftOut) -> Iterator[tuple[float, Batch]]:
+def read_json(path: Place, choose: Choose, left_out: LeftOut) -> Iterator[tuple[float, Batch]]:
     with _opened(path) as (stream, position):
         objects = _objects(path, stream, left_out)
         # An object may lack a key that others have; the first few hundred name the columns.
@@ -155,7 +175,7 @@ def read_json(path: Path, choose: Choose, left_out: LeftOut) -> Iterator[tuple[f
         yield from rows.rest()
 
 
-def _objects(path: Path, stream: IO[bytes], left_out: LeftOut) -> Iterator[tuple[str, dict[str, Any]]]:
+def _objects(path: Place, stream: IO[bytes], left_out: LeftOut) -> Iterator[tuple[str, dict[str, Any]]]:
     lines = _Lines(stream, path, left_out)
     for line in lines:
         place = f"line {lines.number}"
@@ -175,7 +195,7 @@ def _objects(path: Path, stream: IO[bytes], left_out: LeftOut) -> Iterator[tuple
                 left_out.add("malformed rows", 1, f"{path.name}, {place}")
 
 
-def read_messages(path: Path, user: str, name: str, left_out: LeftOut) -> Iterator[tuple[float, Batch]]:
+def read_messages(path: Place, user: str, name: str, left_out: LeftOut) -> Iterator[tuple[float, Batch]]:
     """A text file of one user: a line is a message, and their order is kept."""
     with _opened(path) as (stream, position):
         lines = _Lines(stream, path, left_out)
@@ -189,7 +209,7 @@ def read_messages(path: Path, user: str, name: str, left_out: LeftOut) -> Iterat
         yield from rows.rest()
 
 
-def read_paragraphs(path: Path, left_out: LeftOut) -> Iterator[tuple[float, Batch]]:
+def read_paragraphs(path: Place, left_out: LeftOut) -> Iterator[tuple[float, Batch]]:
     """A public text file: lines belong together up to an empty one."""
     with _opened(path) as (stream, position):
         lines = _Lines(stream, path, left_out)
@@ -234,7 +254,7 @@ class _Rows:
 class _Lines:
     """The lines of a file as strings. One that is too long is left out; `broken` says that some since it was reset were not UTF-8."""
 
-    def __init__(self, stream: IO[bytes], path: Path, left_out: LeftOut) -> None:
+    def __init__(self, stream: IO[bytes], path: Place, left_out: LeftOut) -> None:
         self._stream, self._path, self._left_out = stream, path, left_out
         self.number, self.broken = 0, False
         self.skipped, self.skipped_quotes = 0, 0
@@ -278,7 +298,7 @@ UNPACK: dict[str, Callable[[Any], Any]] = {
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], float]]]:
+def _opened(path: Place) -> Iterator[tuple[Any, Callable[[], float]]]:
     """A file, unpacked on the way, and how far it is read (0 to 1)."""
     size = max(path.stat().st_size, 1)
     with path.open("rb") as file:

@@ -1,7 +1,8 @@
 """Raw text from anywhere as one stream of rows (user, text, time), all strings.
 
-    a table   .parquet  .csv  .tsv  .jsonl  .ndjson, the last four also packed as .gz .bz2 .xz .zst; columns by name
+    a table   .parquet  .arrow  .csv  .tsv  .jsonl  .ndjson, the last four also packed as .gz .bz2 .xz .zst; columns by name
     a folder  of tables (the shards that Spark or BigQuery write), or of .txt files, one per user, one message a line
+    elsewhere all of these at an address: s3://…, gs://…, or any that fsspec knows
 
 A row that cannot be used is left out and counted, with the place where that happened first; what makes the rest of a file unsure stops
 the build. Nothing of a file is held in memory but the rows of one batch.
@@ -10,9 +11,9 @@ the build. Nothing of a file is held in memory but the rows of one batch.
 import gzip
 import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from re import sub
 from typing import Any
 
@@ -20,13 +21,15 @@ import pyarrow as pa
 import pyarrow.compute
 
 from taciturn.data.columns import LONGEST, Batch, Columns, LeftOut, SourceError
-from taciturn.data.readers import read_csv, read_json, read_messages, read_paragraphs, read_parquet
+from taciturn.data.places import Place, place
+from taciturn.data.readers import read_arrow, read_csv, read_json, read_messages, read_paragraphs, read_parquet
 from taciturn.files import HOLDS
 from taciturn.progress import Progress, unwatched
 
 pc: Any = pyarrow.compute  # its functions are made at run time, so no type checker knows them
 ROWS = pa.schema({"user": pa.string(), "text": pa.string(), "time": pa.string()})
-TABLES = (".parquet", ".csv", ".tsv", ".jsonl", ".ndjson", ".json")
+TABLES = (".parquet", ".arrow", ".csv", ".tsv", ".jsonl", ".ndjson", ".json")
+ABOUT = ("dataset_dict.json", "dataset_info.json", "state.json")  # what Hugging Face writes beside its .arrow files
 # What the libraries raise on files that are not what their names say.
 DAMAGE = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, pa.ArrowException, ValueError, OverflowError, MemoryError)
 NOT_FLAGGED = ("", "0", "0.0", "false", "no", "n", "f", "null", "none")
@@ -36,7 +39,7 @@ NOT_FLAGGED = ("", "0", "0.0", "false", "no", "n", "f", "null", "none")
 class Source:
     """Files to read. After reading, `rows` and `left_out` say what was found."""
 
-    paths: list[Path]
+    paths: Sequence[Path | Place]
     columns: Columns = field(default_factory=Columns)
     with_user: bool = True  # public text has none
     rows: int = 0  # that can be used
@@ -45,6 +48,7 @@ class Source:
     read_columns: dict[str, None] = field(default_factory=dict)  # for the record; no others are ever looked at
 
     def __post_init__(self) -> None:
+        self.paths = [place(path) if isinstance(path, Path) else path for path in self.paths]
         self._files = [found for path in self.paths for found in _files(path, self.noted)]
         self._sizes = [file.stat().st_size for _, file in self._files]
 
@@ -72,27 +76,27 @@ class Source:
             done += size
         progress(total, total)
 
-    def _read(self, folder: Path | None, path: Path) -> Iterator[tuple[float, Batch]]:
+    def _read(self, folder: Any, path: Place) -> Iterator[tuple[float, Batch]]:
         kind = _kind(path)
         if kind == ".txt" and not self.with_user:
             return read_paragraphs(path, self.left_out)
         if kind == ".txt":
-            inside = path.relative_to(folder) if folder else Path(path.name)
+            inside = path.relative_to(folder) if folder else PurePath(path.name)
             # The folders below the named one are users, or else its files are: bob/1.txt and bob/2.txt are both Bob's.
             user = inside.parts[0] if len(inside.parts) > 1 else sub(r"(?i)\.txt(\.\w+)?$", "", path.name)
             self.read_columns["the name of the folder" if len(inside.parts) > 1 else "the name of the file"] = None
             return read_messages(path, user, str(inside), self.left_out)
-        reader = {".parquet": read_parquet, ".csv": read_csv, ".tsv": read_csv}.get(kind or "", read_json)
+        reader = {".parquet": read_parquet, ".arrow": read_arrow, ".csv": read_csv, ".tsv": read_csv}.get(kind or "", read_json)
         if reader is read_csv:
             return read_csv(path, lambda names: self._chosen(names, path), self.left_out, self.noted)
         return reader(path, lambda names: self._chosen(names, path), self.left_out)
 
-    def _chosen(self, names: list[str], path: Path) -> Columns:
+    def _chosen(self, names: list[str], path: Place) -> Columns:
         columns = self.columns.among(names, path, self.with_user)
         self.read_columns.update(dict.fromkeys(columns.wanted))
         return columns
 
-    def _usable(self, batch: Batch, path: Path) -> pa.RecordBatch:
+    def _usable(self, batch: Batch, path: Place) -> pa.RecordBatch:
         """Without the rows that cannot be used; those are counted."""
         keep = pa.array([True] * len(batch), pa.bool_())
 
@@ -116,11 +120,11 @@ class Source:
         return table if pc.all(keep).as_py() else table.filter(keep)
 
 
-def _files(path: Path, noted: LeftOut) -> list[tuple[Path | None, Path]]:
+def _files(path: Any, noted: LeftOut) -> list[tuple[Place | None, Place]]:
     """(folder it was found in, file), by name, so that the order of reading is no accident."""
     if path.is_file():
         if _kind(path) is None:
-            kinds = f"{' '.join(TABLES)} .txt (and .gz .bz2 .xz .zst of all but Parquet)"
+            kinds = f"{' '.join(TABLES)} .txt (and .gz .bz2 .xz .zst of all but Parquet and Arrow)"
             raise SourceError(f"{path} is not of a kind that can be read; save it as one of {kinds}")
         return [(None, path)]
     if not path.is_dir():
@@ -130,6 +134,8 @@ def _files(path: Path, noted: LeftOut) -> list[tuple[Path | None, Path]]:
     hidden = (".", "_")  # such as Spark's _SUCCESS
     found = (one for one in path.rglob("*") if not any(part.startswith(hidden) for part in one.relative_to(path).parts))
     inside = sorted(one for one in found if one.is_file())
+    if any(_kind(one) == ".arrow" for one in inside):
+        inside = [one for one in inside if one.name not in ABOUT]
     tables = [one for one in inside if _kind(one) in TABLES]
     texts = [one for one in inside if _kind(one) == ".txt"]
     if tables and texts:
@@ -141,7 +147,7 @@ def _files(path: Path, noted: LeftOut) -> list[tuple[Path | None, Path]]:
     return [(path, one) for one in tables or texts]
 
 
-def _kind(path: Path) -> str | None:
+def _kind(path: Place) -> str | None:
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in (".gz", ".bz2", ".xz", ".zst"):
         suffixes.pop()

@@ -1,0 +1,114 @@
+"""Files that are elsewhere, with as much of `Path` as readers need: s3:// and gs:// by pyarrow's own filesystems, others by fsspec.
+
+No network is asked unless an address is named. Credentials come from the environment, as pyarrow takes them.
+"""
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow.fs as filesystems
+
+from taciturn.data.vocabulary import DataError
+
+ADDRESS = re.compile(r"([a-z][a-z0-9+]+):/+(.+)")  # a Path makes s3:/bucket of s3://bucket
+BUFFER = 2**22  # bytes of a request
+WHY = {  # what a store says, and what that means to whoever asked
+    "resolve host|connect to server|network_connection|timed? ?out|metadata": "it cannot be reached: is there a network?",
+    "not found|no_such_bucket|does not exist|404": "there is no such bucket, or nothing of that name in it",
+    "access_denied|403|401|forbidden|credential|permission": "access is denied; set the credentials in the environment "
+    "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or GOOGLE_APPLICATION_CREDENTIALS)",
+}
+
+
+class StoreError(DataError):
+    """A store cannot be reached or read, and why."""
+
+
+@dataclass(frozen=True)
+class Remote:
+    scheme: str
+    path: PurePosixPath
+    store: Any  # a filesystem of pyarrow's
+    kind: Any  # file, folder, or nothing
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.path}"
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("name", "parts", "suffix", "suffixes"):
+            raise AttributeError(name)
+        return getattr(self.path, name)
+
+    def __lt__(self, other: "Remote") -> bool:
+        return self.path < other.path
+
+    def relative_to(self, folder: Any) -> PurePosixPath:
+        return self.path.relative_to(folder.path)
+
+    def is_file(self) -> bool:
+        return self.kind == filesystems.FileType.File
+
+    def is_dir(self) -> bool:
+        return self.kind == filesystems.FileType.Directory
+
+    def rglob(self, _: str) -> Iterator["Remote"]:
+        with _explained(self):
+            inside = self.store.get_file_info(filesystems.FileSelector(str(self.path), recursive=True))
+        return (Remote(self.scheme, PurePosixPath(one.path), self.store, one.type, one.size or 0) for one in inside)
+
+    def stat(self) -> SimpleNamespace:
+        return SimpleNamespace(st_size=self.size)
+
+    def open(self, _: str = "rb") -> io.BufferedReader:
+        return io.BufferedReader(self.random_access(), BUFFER)
+
+    def random_access(self) -> Any:
+        return self.store.open_input_file(str(self.path))
+
+
+Place = Path | Remote
+
+
+def place(named: Path | str) -> Place:
+    """Where something is: on this machine, or at an address."""
+    address = ADDRESS.fullmatch(str(named))
+    if address is None:
+        return Path(named)
+    scheme, rest = address.groups()
+    if "@" in rest.split("/")[0]:
+        raise StoreError(f"{scheme}://…@{rest.split('@')[-1]}: addresses end up in logs, so put no key into one; set it in the environment")
+    with _explained(f"{scheme}://{rest}"):
+        if scheme in ("s3", "gs", "gcs"):
+            limit = "?retry_limit_seconds=20" if scheme != "s3" and "?" not in rest else ""  # by default a quarter of an hour
+            store, path = filesystems.FileSystem.from_uri(f"{scheme}://{rest}{limit}")
+        else:
+            store, path = _by_fsspec(f"{scheme}://{rest}")
+        found = store.get_file_info(path)
+    return Remote(scheme, PurePosixPath(path), store, found.type, found.size or 0)
+
+
+def _by_fsspec(address: str) -> tuple[Any, str]:
+    try:
+        from fsspec.core import url_to_fs
+
+        store, path = url_to_fs(address)
+    except (ImportError, ValueError) as error:
+        raise StoreError(f"{address} takes fsspec and what it needs for such an address ({error}); pip install them") from None
+    return filesystems.PyFileSystem(filesystems.FSSpecHandler(store)), path
+
+
+@contextmanager
+def _explained(address: Any) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError: an address that is none
+        said = str(error).split("\n")[0]
+        why = next((why for pattern, why in WHY.items() if re.search(pattern, said.lower())), "it cannot be read")
+        raise StoreError(f"{address}: {why} ({said})") from None
