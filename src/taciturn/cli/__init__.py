@@ -8,7 +8,23 @@ import typer
 from rich.console import Console
 from typer import Option, core
 
-from taciturn.cli import audit, bench, data, demo, evaluate, export, fleet, keyboard, ledger, personalise, plan, pretrain, train, tune
+from taciturn.cli import (
+    audit,
+    bench,
+    data,
+    demo,
+    evaluate,
+    export,
+    fleet,
+    keyboard,
+    ledger,
+    personalise,
+    plan,
+    pretrain,
+    report,
+    train,
+    tune,
+)
 from taciturn.cli.output import console
 from taciturn.errors import TaciturnError
 
@@ -23,6 +39,7 @@ for command in (
     train.train,
     evaluate.evaluate,
     evaluate.compare,
+    report.report,
     export.export,
     personalise.personalise,
     bench.bench,
