@@ -31,6 +31,7 @@ from taciturn.runs.report_page import Html, Point, Span, chart, groups, page, se
 FILE_NAME = "report.html"
 OUTSIDE = "Seen from outside"
 FREQUENT = 10  # of the list of words, which is sorted by frequency, one in so many is frequent; all others are rare
+COST = "Noise hides what few people share: who gains less than others here pays more for privacy."
 HELD_OUT = (
     "Measured on held-out people: the model never learned from them, and they have no guarantee. Their figures are averages over at least "
     f"{LEAST_HELD_OUT} of them; intervals are 95 % over people."
@@ -72,7 +73,7 @@ def write_report(
         _promise(guarantee, learned_from, (folder / "guarantee.txt").read_text()),
         _tiles(model, start),
         _curves(rows),
-        _people(held_out, model, start),
+        _people(held_out, model, start, guarantee.is_private),
         _compared(tested),
         _spent(ledger),
         *_audited(folder),
@@ -95,12 +96,11 @@ def groups_of(texts: Texts, vocabulary: Vocabulary) -> list[Group]:
         chosen = figures[writers] <= few if sign < 0 else figures[writers] >= many
         return writers[chosen] if few < many else writers[:0]
 
-    share = f"the third with most words outside the most frequent {len(vocabulary) // FREQUENT:,}"
     found = [
         Group("Everybody", "all held-out people", writers),
         Group("Light writers", "the third who wrote least", third(lengths, -1)),
         Group("Heavy writers", "the third who wrote most", third(lengths, 1)),
-        Group("Many rare words", share, third(rare, 1)),
+        Group("Many rare words", "the third with the rarest words", third(rare, 1)),
     ]
     return [one for one in found if len(one.users) >= LEAST_HELD_OUT]
 
@@ -109,8 +109,12 @@ def _quiet(words: str) -> Html:
     return tag("p", words, class_="quiet")
 
 
-def percent(value: float) -> str:
-    return f"{100 * value:.4g} %"
+def _percent(value: float) -> str:
+    return f"{100 * value:.2f} %"
+
+
+def _mark(value: float) -> str:
+    return f"{100 * value:g} %"
 
 
 def _with_margin(figure: Interval, times: float = 100.0, unit: str = " %") -> str:
@@ -118,9 +122,9 @@ def _with_margin(figure: Interval, times: float = 100.0, unit: str = " %") -> st
     return f"{times * figure.value:.2f}{margin}{unit}"
 
 
-def _gain(model: Scores, start: Scores) -> str:
+def _gain(model: Scores, start: Scores, unit: str = " points") -> str:
     gain = model.gain_over(start)
-    return ("+" if gain.value >= 0 else "") + _with_margin(gain, unit=" points").replace("-", "−")
+    return ("+" if gain.value >= 0 else "") + _with_margin(gain, unit=unit).replace("-", "−")
 
 
 def _start_privacy(guarantee: Guarantee) -> str:
@@ -135,15 +139,16 @@ def _head(name: str, recipe: Recipe, rounds: int) -> Html:
 def _promise(guarantee: Guarantee, learned_from: str, statement: str) -> Html:
     """Green where a person may rely on it; orange where there is no guarantee, a weak one, or a simulation's."""
     relied_on = guarantee.epsilon <= WEAK and not guarantee.is_simulated
-    note = f"at δ = {delta_text(guarantee.delta)}" if guarantee.epsilon < math.inf else "no guarantee"
+    note = f"at δ = {delta_text(guarantee.delta)}" if guarantee.epsilon < math.inf else "nobody is protected"
     figure = tag("div", f"ε\u00a0=\u00a0{epsilon_text(guarantee.epsilon)}".replace("= >", ">"), tag("small", note), class_="figure")
-    words = tag("div", tag("h2", "What is promised" if relied_on else "Not a promise to rely on"), *_sentences(guarantee, learned_from))
+    title = "What is promised" if relied_on else "No guarantee" if guarantee.epsilon == math.inf else "Not a promise to rely on"
+    words = tag("div", tag("h2", title), *_sentences(guarantee, learned_from))
     details = tag("details", tag("summary", "The whole statement"), tag("pre", statement))
     return tag("section", figure, words, details, class_="promise" if relied_on else "promise warning")
 
 
 def _sentences(guarantee: Guarantee, learned_from: str) -> Iterator[Html]:
-    return (tag("p", sentence) for sentence in plain_words(guarantee, learned_from))
+    return (tag("p", sentence.replace(" = ", "\u00a0=\u00a0")) for sentence in plain_words(guarantee, learned_from))
 
 
 def _tiles(model: Scores, start: Scores | None) -> Html:
@@ -154,7 +159,7 @@ def _tiles(model: Scores, start: Scores | None) -> Html:
         tile("perplexity", _with_margin(everyone["perplexity"], 1.0, ""), "smaller is better"),
     ]
     if start is not None:
-        found.insert(1, tile("over its start", _gain(everyone, start.together), "AccuracyTop1, paired"))
+        found.insert(1, tile("over its start", _gain(everyone, start.together, ""), "points of AccuracyTop1"))
     return tag("div", *found, class_="tiles")
 
 
@@ -163,16 +168,16 @@ def _curves(rows: list[dict[str, Any]]) -> Html:
         return [Point(row["round"], row[column], row.get(margin, 0.0)) for row in rows]
 
     drawn = [
-        chart("AccuracyTop1 of held-out people", points("accuracy_top1", "accuracy_top1_margin"), percent),
-        chart("Loss of held-out people", points("loss"), lambda value: f"{value:.3g}"),
-        chart("ε spent", points("epsilon"), lambda value: f"{value:.3g}", from_zero=True, kind="second")
+        chart("AccuracyTop1 of held-out people", points("accuracy_top1", "accuracy_top1_margin"), _percent, _mark),
+        chart("Loss of held-out people", points("loss"), "{:.3g}".format, "{:g}".format),
+        chart("ε spent", points("epsilon"), epsilon_text, "{:g}".format, from_zero=True, kind="second")
         if math.isfinite(rows[-1]["epsilon"])
         else tag("figure", tag("figcaption", "ε spent"), _quiet("∞ from the first round on: there is no privacy.")),
     ]
     return section("Over the rounds", tag("div", *drawn, class_="curves"))
 
 
-def _people(held_out: list[Group], model: Scores, start: Scores | None) -> Html:
+def _people(held_out: list[Group], model: Scores, start: Scores | None, noisy: bool) -> Html:
     spans = []
     for one in held_out:
         now = model.of(one.users)
@@ -184,9 +189,9 @@ def _people(held_out: list[Group], model: Scores, start: Scores | None) -> Html:
     few = [] if len(spans) > 1 else [_quiet(f"Too few people, or too alike, for groups of {LEAST_HELD_OUT} and more.")]
     return section(
         "Who gains, and how much",
-        tag("p", "AccuracyTop1 by groups of people. Noise hides the few before the many: a group that gains less pays more for privacy."),
+        tag("p", "AccuracyTop1 by groups of people." + (" " + COST if noisy else "")),
         tag("p", *legend, class_="quiet"),
-        *([groups(spans, percent)] if spans else []),
+        *([groups(spans, _percent, _mark)] if spans else []),
         *few,
         _quiet(HELD_OUT),
     )
@@ -216,6 +221,8 @@ def _spent(ledger: Ledger) -> Html:
         else f"This is the only run on these people. In all they have spent ε = {epsilon_text(spent)} at δ = {delta_text(delta)}."
     )
     parts = [tag("p", words)]
+    if spent == math.inf:
+        parts.append(tag("p", "At least one of them had no privacy, and may have given away what single people wrote."))
     if budget:
         left = f"Their budget for all runs is ε = {epsilon_text(budget.epsilon)} at δ = {delta_text(budget.delta)}."
         share = min(1.0, spent / budget.epsilon)

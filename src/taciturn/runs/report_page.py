@@ -7,7 +7,7 @@ from importlib.resources import files
 from string import Template
 from typing import NamedTuple
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 320, 170, 40, 34, 12, 22  # of a chart, about a pixel each on a phone
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 320, 170, 44, 50, 12, 22  # of a chart, about a pixel each on a phone
 Write = Callable[[float], str]  # a figure as people read it
 Scale = Callable[[float], float]  # where it is in a chart
 
@@ -58,8 +58,10 @@ def section(title: str, *inside: str) -> Html:
     return tag("section", tag("h2", title), *inside)
 
 
-def tile(title: str, figure: str, note: str = "") -> Html:
-    return tag("div", tag("small", title), tag("b", figure), tag("small", note), class_="tile")
+def tile(title: str, figure: str, note: str) -> Html:
+    """What stands after the figure itself, its margin and unit, is set smaller."""
+    value, _, rest = figure.partition(" ")
+    return tag("div", tag("small", title), tag("b", value, tag("span", f" {rest}")), tag("small", note), class_="tile")
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], bold: int | None = None) -> Html:
@@ -72,8 +74,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], bold: int | Non
     return tag("div", tag("table", head, tag("tbody", *body)), class_="scrolls")
 
 
-def chart(title: str, points: Sequence[Point], write: Write, from_zero: bool = False, kind: str = "") -> Html:
-    """A curve over rounds, with a band of its margins; what is not finite is left out."""
+def chart(title: str, points: Sequence[Point], write: Write, mark: Write, from_zero: bool = False, kind: str = "") -> Html:
+    """A curve over rounds, with a band of its margins; what is not finite is left out. `mark` writes the axis."""
     shown = [one._replace(margin=one.margin if math.isfinite(one.margin) else 0.0) for one in points if math.isfinite(one.value)]
     if not shown:
         return tag("figure", tag("figcaption", title), tag("p", "no finite figures", class_="quiet"))
@@ -86,7 +88,7 @@ def chart(title: str, points: Sequence[Point], write: Write, from_zero: bool = F
     def y(value: float) -> float:
         return TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / (high - low)
 
-    parts = list(_axes(marks, last, x, y, write))
+    parts = list(_axes(marks, last, x, y, mark))
     if any(one.margin for one in shown):
         edges = [(x(one.round), y(one.high)) for one in shown] + [(x(one.round), y(one.low)) for one in shown[::-1]]
         parts.append(tag("polygon", points=_path(edges), class_="band"))
@@ -100,15 +102,15 @@ def chart(title: str, points: Sequence[Point], write: Write, from_zero: bool = F
     return tag("figure", tag("figcaption", title), drawn, class_=kind)
 
 
-def _axes(marks: Sequence[float], last: int, x: Scale, y: Scale, write: Write) -> Iterator[Html]:
-    for mark in marks:
-        yield tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=_n(y(mark)), y2=_n(y(mark)), class_="grid")
-        yield tag("text", write(mark), x=LEFT - 6, y=_n(y(mark) + 4), text_anchor="end")
+def _axes(marks: Sequence[float], last: int, x: Scale, y: Scale, mark: Write) -> Iterator[Html]:
+    for one in marks:
+        yield tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=_n(y(one)), y2=_n(y(one)), class_="grid")
+        yield tag("text", mark(one), x=LEFT - 6, y=_n(y(one) + 4), text_anchor="end")
     for round in {0, last // 2, last}:
         yield tag("text", f"{round:,}", x=_n(x(round)), y=HEIGHT - 5, text_anchor="middle")
 
 
-def groups(spans: Sequence[Span], write: Write) -> Html:
+def groups(spans: Sequence[Span], write: Write, mark: Write) -> Html:
     """A line for each group, all on one scale: from where they were to where they are."""
     marks = ticks(min(min(one.now.low, one.before or 1.0) for one in spans), max(max(one.now.high, one.before or 0.0) for one in spans))
     low, high = marks[0], marks[-1]
@@ -121,7 +123,7 @@ def groups(spans: Sequence[Span], write: Write) -> Html:
 
     rows = []
     for one in spans:
-        drawn = [tag("line", x1=_n(x(mark)), x2=_n(x(mark)), y1=0, y2=26, class_="grid") for mark in marks]
+        drawn = [tag("line", x1=_n(x(place)), x2=_n(x(place)), y1=0, y2=26, class_="grid") for place in marks]
         if one.before is not None:
             drawn += [line("way", one.before, one.now.value), _dot(x(one.before), 13, 4, "before", f"start {write(one.before)}")]
         drawn += [line("whisker", one.now.low, one.now.high), _dot(x(one.now.value), 13, 5, "dot", f"now {write(one.now.value)}")]
@@ -129,7 +131,7 @@ def groups(spans: Sequence[Span], write: Write) -> Html:
         who = tag("div", tag("b", one.name), tag("small", one.note))
         picture = tag("svg", *drawn, viewBox=f"0 0 {WIDTH} 26", aria_hidden="true")
         rows.append(tag("div", who, picture, tag("div", tag("b", one.gain), tag("small", way)), class_="row"))
-    scale = [tag("text", write(mark), x=_n(x(mark)), y=12, text_anchor="middle") for mark in marks]
+    scale = [tag("text", mark(place), x=_n(x(place)), y=12, text_anchor="middle") for place in marks]
     empty, axis = tag("div"), tag("svg", *scale, viewBox=f"0 0 {WIDTH} 16", aria_hidden="true")
     return tag("div", *rows, tag("div", empty, axis, empty, class_="row scale"))
 
