@@ -5,14 +5,13 @@ noise, charge. Users are random words, so that nothing depends on anyone's text.
 compiles; ceilings are measured in the same run.
 """
 
-import json
 import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -69,9 +68,6 @@ class Speeds:
     copy_gb_per_s: float
     matrix_gflop_per_s: float
     torch_users_per_s: float | None = None
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
 
 
 def measure(users: int, rounds: int, precision: str, torch_python: str | None, progress: Callable[[str], None]) -> Speeds:

@@ -13,6 +13,7 @@ from taciturn.cli import (
     bench,
     data,
     demo,
+    doctor,
     evaluate,
     export,
     fleet,
@@ -25,12 +26,12 @@ from taciturn.cli import (
     train,
     tune,
 )
-from taciturn.cli.output import console
+from taciturn.cli.output import Commands, console
 from taciturn.errors import TaciturnError
 
 core.HAS_RICH = False  # or help in plain text has its brackets escaped, for a renderer that it does not use
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings={"max_content_width": 100})
+app = Commands(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings={"max_content_width": 100})
 for command in (
     demo.demo,
     plan.plan,
@@ -43,6 +44,7 @@ for command in (
     export.export,
     personalise.personalise,
     bench.bench,
+    doctor.doctor,
 ):
     app.command()(command)
 for group in (data.data_app, fleet.fleet_app, keyboard.keyboard_app, audit.audit_app, ledger.ledger_app):

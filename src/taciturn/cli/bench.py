@@ -1,10 +1,12 @@
 """`taciturn bench`: how fast this machine trains."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from dataclasses import asdict
+from itertools import count
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
-from taciturn.cli.output import console, table
+from taciturn.cli.output import bar, console, table
 from taciturn.names import Precision
 
 if TYPE_CHECKING:
@@ -17,8 +19,7 @@ def bench(
     precision: Annotated[Precision | None, Option(help="(default: float32 on a CPU, mixed on an accelerator)")] = None,
     against: Annotated[Literal["torch"] | None, Option(help="also run a plain PyTorch program, for a ratio from the same run")] = None,
     torch_python: Annotated[str, Option(help="a Python that has PyTorch (default: this one)")] = "",
-    json_: Annotated[bool, Option("--json", help="print JSON; users_per_s is the paper round's")] = False,
-) -> None:
+) -> dict[str, Any]:
     """Measure how fast this machine trains: the paper round (LSTM 1.35M, 1,600 tokens a user), Gboard's CIFG 2.4M, noise, accounting.
 
     Users are made of random words; nothing of yours is touched. Ceilings (copies, matrix products) are measured in the same run.
@@ -30,13 +31,13 @@ def bench(
     from taciturn.bench.round_speed import measure
 
     usual_users, usual_precision = (20, "float32") if jax.devices()[0].platform == "cpu" else (1000, "mixed")
-    with console.status("") as status:
-        torch = torch_python if against else None
-        speeds = measure(users or usual_users, rounds, precision or usual_precision, torch, status.update)
-    if json_:
-        print(speeds.to_json())
-    else:
-        _print(speeds)
+    torch, seen = torch_python if against else None, count()
+    with bar("benchmark", "parts") as show:
+        parts = 7 if torch is not None else 5
+        speeds = measure(users or usual_users, rounds, precision or usual_precision, torch, lambda name: show(next(seen), parts, name))
+        show(parts, parts, "")
+    _print(speeds)
+    return asdict(speeds)
 
 
 def _print(speeds: "Speeds") -> None:

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from taciturn.fleets.wire.server import WireServer
 
 fleet_app = group("fleet", "Train over real devices: make a fleet, enrol, serve, or try it here.", "taciturn fleet up 5 recipe.toml")
-END_SECONDS = 20
-LOOK_SECONDS = 1.0
+END_SECONDS, LOOK_SECONDS = 20, 1.0
 LAST_SECONDS = 5.0  # from the first answer that ends the last round of a load to the others'
 TACITURN = (sys.executable, "-c", "from taciturn.cli import main; main()")
 NO_REST = 1e-6  # hours
@@ -46,10 +45,8 @@ def new(
     fleet: Annotated[Path, typer.Argument(help="new folder for the server's side")],
     recipe: Annotated[Path, typer.Argument(help='a recipe with algorithm = "dp-ftrl" and min-separation')],
     set: Settings = None,
-    name: Annotated[
-        list[str] | None, typer.Option(help="name or address by which devices know the server; localhost always is one")
-    ] = None,
-) -> None:
+    name: Annotated[list[str] | None, typer.Option(help="name or address by which devices know the server, beside localhost")] = None,
+) -> dict[str, str]:
     """Make a fleet: its authority, a certificate for the server, and the recipe with its noise worked out.
 
     Of the recipe's population the words and the held-out users are taken, and no one's text: that is on devices. Beside FLEET lies
@@ -64,6 +61,7 @@ def new(
     new_fleet(fleet, load_recipe(recipe, [*(set or ()), *OVER_DEVICES]), tuple(name or ()))
     console.print(f"{fleet} is ready. Keep {beside(fleet)} elsewhere than the server: with its keys anyone can make up devices.")
     console.print(f"Enrol devices: taciturn fleet enrol {fleet} REQUEST …; then: taciturn fleet serve {fleet}")
+    return {"fleet": str(fleet), "authority": str(beside(fleet))}
 
 
 @fleet_app.command()
@@ -72,7 +70,7 @@ def enrol(
     requests: Annotated[list[str], typer.Argument(help="what `taciturn fleet device FOLDER --new` has printed, or files of it")],
     authority: Annotated[Path | None, Authority] = None,
     days: Annotated[int, Days] = 365,
-) -> None:
+) -> dict[str, Any]:
     """Sign certificates for keys that devices have made, which lets them take part. The authority does this, wherever its folder is.
 
     Into FLEET it writes enrolled.txt. If the server is elsewhere, copy that there; a server or front end that is running reads it anew.
@@ -86,6 +84,7 @@ def enrol(
     for given, number in zip(requests, numbers, strict=True):
         console.print(f"device {number}: {given if len(given) < 80 else given[:60] + '…'}")
     console.print(f"{len(enrolment.read_enrolled(fleet).certificates)} devices are enrolled in {fleet}")
+    return {"devices": dict(zip(requests, numbers, strict=True))}
 
 
 @fleet_app.command()
@@ -93,7 +92,7 @@ def dismiss(
     fleet: Annotated[Path, Fleet],
     devices: Annotated[list[int], typer.Argument(help="their numbers, which `taciturn fleet enrol` says", min=0)],
     authority: Annotated[Path | None, Authority] = None,
-) -> None:
+) -> dict[str, int]:
     """Let devices take part no more: the authority signs the next list of those who do not. There is no way back for their keys.
 
     A server that has the list refuses them, and so does every device that has seen it. If the server is elsewhere, copy enrolled.txt there.
@@ -104,10 +103,13 @@ def dismiss(
 
     number = enrolment.dismiss(authority or enrolment.beside(fleet), fleet, devices)
     console.print(f"{len(enrolment.read_enrolled(fleet).dismissed.devices)} devices are dismissed, by list {number}")
+    return {"list": number}
 
 
 @fleet_app.command()
-def renew(fleet: Annotated[Path, Fleet], authority: Annotated[Path | None, Authority] = None, days: Annotated[int, Days] = 365) -> None:
+def renew(
+    fleet: Annotated[Path, Fleet], authority: Annotated[Path | None, Authority] = None, days: Annotated[int, Days] = 365
+) -> dict[str, int]:
     """Sign anew the certificates that end within three months; devices keep their keys, and get the new ones from the server.
 
     Example: taciturn fleet renew keyboard-fleet
@@ -118,6 +120,7 @@ def renew(fleet: Annotated[Path, Fleet], authority: Annotated[Path | None, Autho
     console.print(
         f"{count} certificates are renewed" + (f"; if the server is elsewhere, copy {fleet / enrolment.ENROLLED} there" if count else "")
     )
+    return {"renewed": count}
 
 
 @fleet_app.command()
@@ -131,7 +134,7 @@ def serve(
     store: Annotated[str | None, Store] = None,
     metrics: Annotated[str | None, Metrics] = None,
     json_log: Annotated[bool, JsonLog] = False,
-) -> None:
+) -> dict[str, Any]:
     """Train over devices: each trains on its own text, and only a securely aggregated sum reaches the server.
 
     Waits for devices (`taciturn fleet device`), asks more than it needs, goes on without those that drop out, and repeats a round that
@@ -149,14 +152,13 @@ def serve(
     with logged_lines(json_log), metrics_page(metrics):
         if store is None:
             with wire_server(fleet / "wire", host, port, enrolled.number_of, insecure) as server:
-                _serve(server, enrolled, fleet, run or fleet / "run", resume, server.address)
-        else:
-            shared = _redis(store, enrolled)
-            with shared_server(fleet / "wire", shared) as server:
-                _serve(server, enrolled, fleet, run or fleet / "run", resume, f"the Redis at {shared.address}")
+                return _serve(server, enrolled, fleet, run or fleet / "run", resume, server.address)
+        shared = _redis(store, enrolled)
+        with shared_server(fleet / "wire", shared) as server:
+            return _serve(server, enrolled, fleet, run or fleet / "run", resume, f"the Redis at {shared.address}")
 
 
-@fleet_app.command("front-end")
+@fleet_app.command("front-end", endless=True)
 def front_end(
     fleet: Annotated[Path, typer.Argument(help="the server's folder, or one with copies of wire/ and enrolled.txt")],
     store: Annotated[str, Store],
@@ -185,14 +187,12 @@ def front_end(
         opened.wait()
 
 
-@fleet_app.command()
+@fleet_app.command(endless=True)
 def device(
     folder: Annotated[Path, typer.Argument(help="the device's own folder, with a copy of the fleet's for-devices/ as fleet/")],
     new: Annotated[bool, typer.Option("--new", help="make a key that stays here, and print a request for `taciturn fleet enrol`")] = False,
     server: Annotated[str | None, typer.Option(help="host:port of `taciturn fleet serve`")] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="its user's messages: .txt, one a line, or a table of one person; kept in the folder")
-    ] = None,
+    data: Annotated[Path | None, typer.Option(help="its user's messages: .txt, one a line, or one person's table; kept here")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="without TLS; on this machine alone")] = False,
     opt_out: Annotated[bool, typer.Option("--opt-out", help="take part in nothing any more, and delete the text")] = False,
     while_: Annotated[str, typer.Option("--while", help="take part only while charging,unmetered,idle (or some of them)")] = "",
@@ -238,7 +238,7 @@ def up(
     out: Annotated[Path, typer.Option(help="new folder for everything")] = Path("fleet"),
     set: Settings = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 0,
-) -> None:
+) -> dict[str, Any]:
     """Try a fleet out on this machine: a server and N devices, with the first N users of the recipe's population, over TLS.
 
     What it releases is charged to that population's ledger. Unless the recipe has a fleet.timer_hours, devices rest for rounds alone and
@@ -259,7 +259,7 @@ def up(
     fleet, enrolled = out / "server", EnrolledNow(out / "server")
     opening = wire_server(fleet / "wire", "127.0.0.1", port, enrolled.number_of)
     with logged_lines(), opening as server, _devices(devices, server.address):
-        _serve(server, enrolled, fleet, run, False, server.address)
+        return _serve(server, enrolled, fleet, run, False, server.address)
 
 
 @fleet_app.command()
@@ -272,7 +272,7 @@ def load(
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="of the training")] = 3,
     seconds: Annotated[float, typer.Option(min=1, help="after which it ends at the latest")] = 600.0,
-) -> None:
+) -> tuple[dict[str, Any], int]:
     """Test a deployment with many devices, whose model is tiny and whose protocol is complete, and see what it carries.
 
     Without --server, everything is on this machine: it starts `taciturn fleet serve OUT/server` itself. With it, this command is devices
@@ -290,11 +290,11 @@ def load(
         devices, trusted = open_load(out, count, addresses)
         console.print(f"{count} devices for {', '.join(addresses)}, which has to serve {out / 'server'}")
         figures = asyncio.run(_watch_load(devices, trusted, lambda seen: len(seen.rounds) >= rounds or is_over(), seconds))
-    print_load(figures)
-    if len(figures.rounds) < rounds:
+    found, short = print_load(figures), len(figures.rounds) < rounds
+    if short:
         why = "the server's own terminal says why" if server else f"{out / 'server.log'} says why"
         console.print(f"Only {len(figures.rounds)} of {rounds} rounds were done within {seconds:g} seconds: {why}", style="red")
-        raise typer.Exit(1)
+    return found, int(short)
 
 
 @contextmanager
@@ -352,7 +352,7 @@ def _redis(url: str, enrolled: "EnrolledNow") -> "RedisStore":
     return RedisStore(url, enrolled().dismissed.fleet.hex())
 
 
-def _serve(server: "WireServer", enrolled: "EnrolledNow", fleet: Path, run: Path, resume: bool, address: str) -> None:
+def _serve(server: "WireServer", enrolled: "EnrolledNow", fleet: Path, run: Path, resume: bool, address: str) -> dict[str, Any]:
     from taciturn.fleets.devices.fleet import Connected
     from taciturn.fleets.folders import fleet_authority, fleet_recipe
     from taciturn.fleets.wire.metrics import COUNTS
@@ -368,7 +368,7 @@ def _serve(server: "WireServer", enrolled: "EnrolledNow", fleet: Path, run: Path
             progress(done, all, row)
 
         finished = begin(run, counted, connected)
-    print_finished(finished)
+    return print_finished(finished)
 
 
 def _take_text(folder: Path, data: Path) -> None:

@@ -1,7 +1,8 @@
 """`taciturn ledger`: what was ever released about a population's users, and what may be."""
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -29,7 +30,7 @@ def _opened(folder: Path) -> "Ledger":
 @ledger_app.command()
 def show(
     population: Folder, delta: Annotated[float | None, Option(help="δ of the totals (default: the smallest of the runs)")] = None
-) -> None:
+) -> dict[str, Any]:
     """Show what was ever released about a population's users.
 
     Runs, releases, ε, ρ, and the total of all of them.
@@ -41,11 +42,12 @@ def show(
     if delta is not None and not 0 < delta < 1:
         raise LedgerError(f"δ lies between 0 and 1; {delta:g} does not")
     book = _opened(population)
-    _print_runs(book, f"{population}: what was released about these users", delta)
+    found = _print_runs(book, f"{population}: what was released about these users", delta)
     console.print("\n".join(_notes(book, population)))
+    return found
 
 
-def _print_runs(book: "Ledger", title: str, delta: float | None) -> None:
+def _print_runs(book: "Ledger", title: str, delta: float | None) -> dict[str, Any]:
     words = ("run", "neighbours differ by")
     shown = table("run", "releases", "ε", "δ", "ρ", "neighbours differ by", title=title, left=words)
     guarantees = [book.guarantee(run) for run in book.runs()]
@@ -53,14 +55,19 @@ def _print_runs(book: "Ledger", title: str, delta: float | None) -> None:
         name = one.run if one.randomness == "operating system" else f"{one.run} (simulation)"
         figures = (epsilon_text(one.epsilon), delta_text(one.delta), rho_text(one.rho))
         shown.add_row(name, str(one.releases), *figures, NEIGHBOURS.get(one.adjacency, one.adjacency))
+    runs = [{"run": one.run, "releases": one.releases, "epsilon": one.epsilon, "delta": one.delta, "rho": one.rho} for one in guarantees]
+    found: dict[str, Any] = {"runs": runs}
     if guarantees:
         delta = delta or min(one.delta for one in guarantees)
+        all_together = book.total(delta)
+        found["total"] = {"epsilon": all_together[0], "rho": all_together[1], "delta": delta}
         totals = [("together", *total) for total in book.totals(delta)]
-        for name, adjacency, epsilon, rho in [*totals, ("all together", "zero out one user", *book.total(delta))]:
+        for name, adjacency, epsilon, rho in [*totals, ("all together", "zero out one user", *all_together)]:
             shown.add_section()
             figures = (epsilon_text(epsilon), delta_text(delta), rho_text(rho))
             shown.add_row(name, "", *figures, NEIGHBOURS.get(adjacency, adjacency))
     console.print(shown)
+    return found
 
 
 def _notes(book: "Ledger", population: Path) -> list[str]:
@@ -90,7 +97,7 @@ def _notes(book: "Ledger", population: Path) -> list[str]:
 
 
 @ledger_app.command()
-def export(population: Folder, file: Annotated[Path, Argument(help="JSON file to write")]) -> None:
+def export(population: Folder, file: Annotated[Path, Argument(help="JSON file to write")]) -> dict[str, str]:
     """Write what every run cost as events of dp-accounting, for others to recompute ε.
 
     Example: taciturn ledger export people costs.json
@@ -100,6 +107,7 @@ def export(population: Folder, file: Annotated[Path, Argument(help="JSON file to
     events = to_json(events_for_others(_opened(population)), indent=1, ensure_ascii=False)
     file.write_text(events + "\n", encoding="utf-8")
     say(f"{file}: what every run cost, as events of dp-accounting")
+    return {"file": str(file)}
 
 
 @ledger_app.command()
@@ -107,7 +115,7 @@ def budget(
     population: Folder,
     epsilon: Annotated[float, Option(help="that all runs together may cost, whatever they release and in which order")],
     delta: Annotated[float | None, Option(help="at which (default: the budget's before, or the runs' smallest, or 1e-10)")] = None,
-) -> None:
+) -> dict[str, float]:
     """Fix a budget for all runs on these people together. It is only ever lowered.
 
     Fix it before the first run. A run then reserves what it may cost at most (all its rounds and some to spare, correlated noise in full)
@@ -123,20 +131,22 @@ def budget(
     fixed = PopulationBudget(epsilon, delta or min(known, default=1e-10))
     book.set_budget(fixed)
     console.print(f"All runs together: at most ε = {epsilon_text(fixed.epsilon)} at δ = {delta_text(fixed.delta)}, from now on.")
+    return asdict(fixed)
 
 
 @ledger_app.command()
-def close(population: Folder, run: RunName) -> None:
+def close(population: Folder, run: RunName) -> dict[str, str]:
     """Say that an interrupted run will not be resumed. What it reserved of the budget and did not spend is given back.
 
     Example: taciturn ledger close people first
     """
     _opened(population).close(run)
     console.print(f"{run} is closed: it cannot be resumed.")
+    return {"closed": run}
 
 
 @ledger_app.command()
-def acknowledge(population: Folder, run: RunName) -> None:
+def acknowledge(population: Folder, run: RunName) -> dict[str, str]:
     """Count a run of before, whose noise was made of floats, as what it states, and not as ε = ∞.
 
     Its ε holds for real numbers and not for the bits that were released: say this only if you know that, and who got them.
@@ -145,13 +155,14 @@ def acknowledge(population: Folder, run: RunName) -> None:
     """
     _opened(population).acknowledge(run)
     console.print(f"{run} counts as what it states.")
+    return {"acknowledged": run}
 
 
 @ledger_app.command()
 def adopt(
     population: Folder,
     same_people_as: Annotated[Path | None, Option(help="where the folder of the same people is now, whose ledger this one shares")] = None,
-) -> None:
+) -> dict[str, Any]:
     """Say that this folder goes on, after it was copied, restored from a backup or moved to another disk.
 
     Its ledger must have every row that is known. An original that is still where it was is retired, and refused from then on.
@@ -163,6 +174,7 @@ def adopt(
     book, retired = adopt_ledger(population, same_people_as)
     there = f"{retired} is retired" if retired else "no other copy was found; if there is one, delete it"
     say(f"{book.path} goes on, with {len(book.rows)} rows and {len(book.runs())} runs; {there}.")
+    return {"ledger": str(book.path), "rows": len(book.rows), "retired": str(retired) if retired else None}
 
 
 @ledger_app.command()
@@ -170,7 +182,7 @@ def anchor(
     population: Folder,
     file: Annotated[Path | None, Option(help="a file on another disk, which is made and kept")] = None,
     command: Annotated[str | None, Option(help="a command: gets the last head and the new one, and agrees by ending with status 0")] = None,
-) -> None:
+) -> dict[str, str]:
     """Keep the ledger's newest head outside of its folder too, out of reach of anyone who restores an older copy.
 
     It is compared before every release. If it cannot be reached, or knows of another head, nothing is released.
@@ -187,3 +199,4 @@ def anchor(
         raise LedgerError(f"{file} lies in the population's folder, and would be put back with it: name a file elsewhere")
     book.set_anchor(Anchor(file.resolve() if file else None, command))
     say(f"Anchored in {book.anchor}.")
+    return {"anchor": str(book.anchor)}

@@ -12,7 +12,7 @@ def report(
     run: Annotated[Path, Argument(help="a run folder")],
     beside: Annotated[list[Path] | None, Option(help="n-grams to compare with; repeatable (default: those beside RUN)")] = None,
     browser: Annotated[bool, Option("--open/--no-open", help="open it in a browser")] = True,
-) -> None:
+) -> dict[str, str]:
     """Write RUN/report.html and open it: the guarantee, curves, and what the model is worth to which people.
 
     A run writes it when it ends. This writes it again, with n-grams beside it, with an audit that was made since, or for a run of before.
@@ -29,3 +29,4 @@ def report(
     say(f"{page}")
     if browser:
         webbrowser.open(page.resolve().as_uri())
+    return {"report": str(page)}

@@ -1,6 +1,7 @@
 """`taciturn train`: a model trained as a recipe says."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,7 +31,7 @@ def train(
     audit: Annotated[int | None, Option(help="add N made-up users, by whom `taciturn audit run` tests the claim (audit.users)")] = None,
     resume: Annotated[bool, Option("--resume", help="go on with a run that was interrupted")] = False,
     engine: Annotated[str | None, Option(help="ray, to train on a Ray cluster of this machine's own; or ray:ADDRESS, on another")] = None,
-) -> None:
+) -> dict[str, Any]:
     """Train a model from a recipe. Or name a folder of people and an ε, and Taciturn chooses the settings.
 
     Taciturn checks the recipe and works out the noise before it spends anything, and charges every release in the population's ledger
@@ -56,8 +57,7 @@ def train(
             raise RunError("name the run to go on with: taciturn train --resume --run DIR")
         if set or what or audit or for_people:
             raise RunError("--resume takes the run's own recipe: leave the recipe, --set, --audit and all that is for PEOPLE out")
-        print_finished(_watched(run, partial(resume_run, run)))
-        return
+        return print_finished(_watched(run, partial(resume_run, run)))
     if what is None:
         raise RunError("name a recipe, or people and an ε: taciturn train RECIPE.toml, or taciturn train PEOPLE --epsilon 4")
     folder = run or next_folder(Path("runs"), f"{what.stem}-")
@@ -69,15 +69,16 @@ def train(
         raise RunError("--dry-run writes a recipe to look at and change: leave --set and --audit out, and say them when you train")
     recipe = what if epsilon is None else _chosen(what, epsilon, users, public, minutes or 30.0, folder)
     if dry_run:
-        return
+        return {"recipe": str(recipe)}
     loaded = load_recipe(recipe, [*(set or ()), *([] if audit is None else [f"audit.users={audit}"])])
     finished = _watched(folder, partial(train_run, loaded, folder))
-    print_finished(finished)
+    found = print_finished(finished)
     gain = finished.scores.gain_over(finished.before)
     console.print(
         f"{100 * gain.value:+.2f} ± {100 * gain.margin:.2f} points of AccuracyTop1 over where it started, "
         f"{finished.before['accuracy_top1'].value:.2%} (95 % interval over held-out users)"
     )
+    return found | {"gain": asdict(gain)}
 
 
 def _chosen(people: Path, epsilon: float, users: int | None, public: Path | None, minutes: float, folder: Path) -> Path:

@@ -1,7 +1,7 @@
 """`taciturn tune`: settings tried where it costs nobody anything."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -14,7 +14,7 @@ def tune(
     on: Annotated[Path, Option(help="public text, a folder made by `taciturn data public`")],
     try_: Annotated[list[str], Option("--try", help="section.key=value,value,…; may be repeated: every value with every other")],
     out: Annotated[Path, Option(help="folder for the made-up users and the runs; the same again goes on with a sweep")] = Path("tuning"),
-) -> None:
+) -> list[dict[str, Any]]:
     """Try out settings on made-up users who are given public text. It costs no privacy: choose settings here, then train on people.
 
     Example: taciturn tune recipe.toml --on speeches --try server.learning_rate=0.25,0.5,1 --try run.rounds=50,100
@@ -36,3 +36,4 @@ def tune(
     console.print(shown)
     settings = " ".join(f"--set {setting}" for setting in trials[0].settings)
     say(f"With the best of them on people: taciturn train {recipe} {settings}")
+    return [one._asdict() for one in trials]

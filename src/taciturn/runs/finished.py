@@ -171,11 +171,11 @@ class FinishedRun:
         """
         return export_model(self.model, self.guarantee, learned_from(self.model), Path(out), to, non_private, **how)
 
-    def evaluate(self, on: str | Path | None = None, with_head_words: bool = False) -> Evaluation:
+    def evaluate(self, on: str | Path | None = None, with_head_words: bool = False, progress: Progress = unwatched) -> Evaluation:
         """Measure on the held-out users of the run's population, or of another one of the same words (`on`). They have no guarantee."""
         test = self._test(on)
         heads = head_words(test.model, test.params, test.texts, test.vocabulary, test.cut) if with_head_words else None
-        scores = evaluate(test.model, test.params, test.texts, test.cut)
+        scores = evaluate(test.model, test.params, test.texts, test.cut, progress)
         return Evaluation(scores, test.guarantee, heads, test.opened["population"] != test.own.id and on is None)
 
     def report(self, beside: Sequence[str | Path] | None = None, progress: StageProgress = unwatched) -> Path:
@@ -218,12 +218,14 @@ class FinishedRun:
         opened = ledger.run_rows(guarantee.run)[0]
         return _Test(model, params, people.texts, population.vocabulary, cut, guarantee, ledger, own, opened)
 
-    def compare(self, other: "FinishedRun", on: str | Path | None = None) -> tuple[Evaluation, Evaluation]:
+    def compare(
+        self, other: "FinishedRun", on: str | Path | None = None, progress: StageProgress = unwatched
+    ) -> tuple[Evaluation, Evaluation]:
         """Both on the same held-out users: of the population `on`, or else of this run's."""
         if _model_to_measure(self.folder)[1].vocabulary != _model_to_measure(other.folder)[1].vocabulary:
             raise RunError(f"{self.folder} and {other.folder} know different words, so their figures cannot be compared")
         on = on or self.recipe.data.population
-        ours, theirs = self.evaluate(on), other.evaluate(on)
+        ours, theirs = (run.evaluate(on, progress=partial(progress, f"measuring {name}")) for run, name in ((self, "A"), (other, "B")))
         if not np.array_equal(ours.scores.tokens, theirs.scores.tokens):
             raise RunError(
                 f"{self.folder} and {other.folder} read text in other pieces (their [data] layout differs), so not on the same words: they "
@@ -295,7 +297,9 @@ def _model_to_measure(folder: Path) -> tuple[Params, ModelCard]:
     return params, card
 
 
-def compare_tails(model: Path, others: Sequence[Path], samples: int, seed: int) -> list[tuple[np.ndarray, Tail]]:
+def compare_tails(
+    model: Path, others: Sequence[Path], samples: int, seed: int, progress: Progress = unwatched
+) -> list[tuple[np.ndarray, Tail]]:
     """For each of the others: log c(s) of texts made up by the model, and their tail."""
     params, card = _model_to_measure(model)
     network = build.language_model(ModelSection(**card.architecture), len(card.vocabulary))
@@ -304,6 +308,10 @@ def compare_tails(model: Path, others: Sequence[Path], samples: int, seed: int) 
         other, its_card = _model_to_measure(path)
         if its_card.vocabulary != card.vocabulary or jax.tree.map(np.shape, other) != jax.tree.map(np.shape, params):
             raise RunError(f"{path} is another kind of model than {model}, or knows other words: no ratio can be taken")
-        ratios = log_ratios(network, params, other, samples, jax.random.key(seed + number))
+
+        def sampled(done: int, all: int, before: int = number) -> None:
+            progress(before * all + done, len(others) * all)
+
+        ratios = log_ratios(network, params, other, samples, jax.random.key(seed + number), sampled)
         found.append((ratios, tail(ratios)))
     return found
