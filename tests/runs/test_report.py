@@ -119,6 +119,8 @@ def test_a_resumed_run_is_compared_with_where_it_began(population, tmp_path):
     recipe = tiny_recipe(population, run={"rounds": 3, "save_every": 1})
     with pytest.raises(Cut):
         loop.train_run(recipe, tmp_path / "cut", cut_at(2))
+    with pytest.raises(RunError, match="has not ended"):
+        FinishedRun(tmp_path / "cut").report()
     loop.resume_run(tmp_path / "cut", quietly)
     loop.train_run(recipe.with_settings("run", rounds=3), tmp_path / "whole", quietly)
     cut, whole = (text_of(tmp_path / name) for name in ("cut", "whole"))

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 from taciturn.errors import TaciturnError
 
-LEAST_MEMORY, LEAST_DISK = 2.0, 2.0  # GiB: a run of the usual size takes about as much
+LEAST = 2.0  # GiB of memory and of disk: a run of the usual size takes about as much
 FOR = {  # what an extra of the package is for
     "onnx": "taciturn export --to onnx",
     "fleet": "taciturn fleet, over a network",
@@ -35,34 +35,31 @@ class Finding(NamedTuple):
 
 def examined() -> Iterator[Finding]:
     """Everything, one by one: the last of them takes seconds."""
-    yield _python()
     yield from _packages()
-    yield _memory()
-    yield _disk(Path.cwd())
+    yield from _room()
     yield from _programs()
     yield _safely("devices", _devices)
     yield _safely("additivity", _additivity)
 
 
-def _python() -> Finding:
-    good = sys.version_info >= (3, 11)
-    said = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    return Finding("Python", "ok" if good else "broken", said, "" if good else "install Python 3.11 or newer, and taciturn into it")
+def _finding(name: str, good: bool, said: str, to_do: str, worst: Literal["missing", "broken"] = "missing") -> Finding:
+    return Finding(name, "ok" if good else worst, said, "" if good else to_do)
 
 
 def _packages() -> Iterator[Finding]:
     """What must be there, with the versions that pyproject.toml asks for; then every extra as a whole."""
+    python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    yield _finding("Python", sys.version_info >= (3, 11), python, "install Python 3.11 or newer, and taciturn into it", "broken")
     yield Finding("taciturn", "ok", metadata.version("taciturn"))
     wanted = [Requirement(line) for line in metadata.requires("taciturn") or ()]
     needed = [one for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
-    lacking = [_lacking(one) for one in needed if _lacking(one)]
-    others = f"{len(needed)} packages, JAX {_version('jax') or 'none'}"
-    yield Finding("packages", "broken" if lacking else "ok", "; ".join(lacking) or others, "pip install -e ." if lacking else "")
+    lacking = list(filter(None, map(_lacking, needed)))
+    others = f"{len(needed)} packages, JAX {_version('jax')}"
+    yield _finding("packages", not lacking, "; ".join(lacking) or others, "pip install -e .", "broken")
     for extra, use in FOR.items():
         parts = [one for one in wanted if one not in needed and one.marker and one.marker.evaluate({"extra": extra})]
         lacking = [_lacking(one) for one in parts if one.name != "taciturn" and _lacking(one)]
-        to_do = f"pip install 'taciturn[{extra}]'" if lacking else ""
-        yield Finding(extra, "missing" if lacking else "ok", f"for {use}" + (f": {'; '.join(lacking)}" if lacking else ""), to_do)
+        yield _finding(extra, not lacking, "; ".join([f"for {use}", *lacking]), f"pip install 'taciturn[{extra}]'")
 
 
 def _lacking(wanted: Requirement) -> str:
@@ -79,26 +76,20 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _memory() -> Finding:
+def _room() -> Iterator[Finding]:
     page, all, free = (os.sysconf(name) for name in ("SC_PAGE_SIZE", "SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
-    enough, said = page * all / 2**30 >= LEAST_MEMORY, f"{page * free / 2**30:.1f} of {page * all / 2**30:.1f} GiB free"
-    return Finding("memory", "ok" if enough else "missing", said, "" if enough else "take a smaller model, or another machine")
-
-
-def _disk(folder: Path) -> Finding:
-    free = shutil.disk_usage(folder).free / 2**30
-    writable = os.access(folder, os.W_OK)
-    said = f"{free:.1f} GiB free here" + ("" if writable else ", where nothing can be written")
-    good = free >= LEAST_DISK and writable
-    return Finding("disk", "ok" if good else "missing", said, "" if good else "make room, or work in another folder")
+    said = f"{page * free / 2**30:.1f} of {page * all / 2**30:.1f} GiB free"
+    yield _finding("memory", page * all / 2**30 >= LEAST, said, "take a smaller model, or another machine")
+    space, writable = shutil.disk_usage(".").free / 2**30, os.access(".", os.W_OK)
+    said = f"{space:.1f} GiB free here" + ("" if writable else ", where nothing can be written")
+    yield _finding("disk", space >= LEAST and writable, said, "make room, or work in another folder")
 
 
 def _programs() -> Iterator[Finding]:
-    node, browser = shutil.which("node"), _browser()
     to_do = "install Node.js; without it the script is written and not held against the model"
-    yield Finding("Node", "ok" if node else "missing", "for taciturn export --to js, which it checks", "" if node else to_do)
-    to_do = "" if browser else "open the address that they print in any browser"
-    yield Finding("browser", "ok" if browser else "missing", "for taciturn report and taciturn keyboard open", to_do)
+    yield _finding("Node", bool(shutil.which("node")), "for taciturn export --to js, which it checks", to_do)
+    to_do = "open the address that they print in any browser"
+    yield _finding("browser", _browser(), "for taciturn report and taciturn keyboard open", to_do)
 
 
 def _browser() -> bool:
@@ -122,8 +113,7 @@ def _devices() -> Finding:
     memory = (found[0].memory_stats() or {}).get("bytes_limit")
     said = f"{len(found)} × {found[0].device_kind}" + (f", {memory / 2**30:.0f} GiB each" if memory else "")
     unused = found[0].platform == "cpu" and Path("/dev/nvidia0").exists()
-    to_do = "there is an NVIDIA GPU that JAX does not use: pip install 'taciturn[gpu]'"
-    return Finding("devices", "missing" if unused else "ok", said, to_do if unused else "")
+    return _finding("devices", not unused, said, "there is an NVIDIA GPU that JAX does not use: pip install 'taciturn[gpu]'")
 
 
 def _additivity() -> Finding:

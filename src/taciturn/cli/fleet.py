@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from taciturn.cli.output import console, fleet_view, group, logged_lines, print_finished, print_load
+from taciturn.cli.output import bar, console, fleet_view, group, logged_lines, print_finished, print_load
 from taciturn.cli.train import Settings
 
 if TYPE_CHECKING:
@@ -289,7 +289,7 @@ def load(
     with _load_server(out, server) as (addresses, is_over):
         devices, trusted = open_load(out, count, addresses)
         console.print(f"{count} devices for {', '.join(addresses)}, which has to serve {out / 'server'}")
-        figures = asyncio.run(_watch_load(devices, trusted, lambda seen: len(seen.rounds) >= rounds or is_over(), seconds))
+        figures = asyncio.run(_watch_load(devices, trusted, is_over, rounds, seconds))
     found, short = print_load(figures), len(figures.rounds) < rounds
     if short:
         why = "the server's own terminal says why" if server else f"{out / 'server.log'} says why"
@@ -318,18 +318,18 @@ def _load_server(out: Path, servers: list[str] | None) -> Iterator[tuple[list[st
         process.wait()
 
 
-async def _watch_load(devices: "list[LoadDevice]", trusted: "ssl.SSLContext", is_over: "Callable[[Load], bool]", seconds: float) -> "Load":
+async def _watch_load(devices: "list[LoadDevice]", trusted: "ssl.SSLContext", is_over: Callable, rounds: int, seconds: float) -> "Load":
     import asyncio
 
     from taciturn.fleets.wire.many_devices import Load, run_load
 
     load = Load()
     running, deadline = asyncio.create_task(run_load(devices, load, trusted)), time.monotonic() + seconds
-    with console.status("connecting") as status:
-        while not is_over(load) and not running.done() and time.monotonic() < deadline:
+    with bar("load", "rounds") as show:
+        while len(load.rounds) < rounds and not is_over() and not running.done() and time.monotonic() < deadline:
             await asyncio.sleep(LOOK_SECONDS)
             load.look()
-            status.update(f"{load.connected:,} devices connected, {load.answered.total():,} questions answered, {len(load.rounds)} rounds")
+            show(len(load.rounds), rounds, f"{load.connected:,} devices connected, {load.answered.total():,} questions answered")
     await asyncio.sleep(LAST_SECONDS)
     running.cancel()
     with suppress(asyncio.CancelledError):

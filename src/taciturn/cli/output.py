@@ -115,6 +115,7 @@ def print_finished(finished: "TrainedRun") -> dict[str, Any]:
         )
     accuracy, perplexity = finished.scores["accuracy_top1"], finished.scores["perplexity"]
     console.print(f"AccuracyTop1 {accuracy:.2%}, perplexity {perplexity:.1f}; {finished.folder}")
+    say(f"On one page: {finished.folder / 'report.html'}")
     guarantee = finished.guarantee
     cost = {"run": str(finished.folder), "epsilon": guarantee.epsilon, "delta": guarantee.delta, "rho": guarantee.rho}
     return cost | {"accuracy_top1": vars(accuracy), "perplexity": vars(perplexity), "stopped": finished.stopped}
@@ -176,7 +177,7 @@ DOING = {  # what devices do in a stage of a round
 def fleet_view(address: str, enrolled: int) -> Iterator[tuple[StageProgress, Callable[..., None]]]:
     """Rounds above, the stage that devices are in below; yields watch(stage, done, all) and progress(done, all, row)."""
     begin = (SpinnerColumn(), TextColumn("{task.description:<16}"), BarColumn(bar_width=10))
-    end = (MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
+    end = (MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
     console.print(f"{enrolled} devices are enrolled; the server listens on {address}")
     with Progress(*begin, *end, console=console) as view:
         rounds = view.add_task("rounds", total=None, note="measuring the start")

@@ -176,7 +176,7 @@ class FinishedRun:
         test = self._test(on)
         heads = head_words(test.model, test.params, test.texts, test.vocabulary, test.cut) if with_head_words else None
         scores = evaluate(test.model, test.params, test.texts, test.cut, progress)
-        return Evaluation(scores, test.guarantee, heads, test.opened["population"] != test.own.id and on is None)
+        return Evaluation(scores, test.guarantee, heads, test.is_rebuilt and on is None)
 
     def report(self, beside: Sequence[str | Path] | None = None, progress: StageProgress = unwatched) -> Path:
         """Write RUN/report.html: the guarantee, curves, and what the model is worth to which people, beside its start and n-grams.
@@ -198,7 +198,8 @@ class FinishedRun:
         model, start = scores("this model", test.params), _start_of(recipe, test.opened)
         measured = model, None if start is None else scores("its start", start), [tested(one) for one in ngrams]
         people = groups_of(test.texts, test.vocabulary)
-        return write_report(self.folder, test.guarantee, test.ledger, whose_text(recipe, test.opened), people, *measured)
+        learned = whose_text(recipe, test.opened)
+        return write_report(self.folder, test.guarantee, test.ledger, learned, people, *measured, test.is_rebuilt)
 
     def _test(self, on: str | Path | None = None) -> "_Test":
         params, card = _model_to_measure(self.folder)
@@ -258,6 +259,11 @@ class _Test(NamedTuple):
     ledger: Ledger
     own: Population  # whom the run was trained on
     opened: Row  # what the run declared
+
+    @property
+    def is_rebuilt(self) -> bool:
+        """Whether the population's text was replaced since the run."""
+        return self.opened["population"] != self.own.id
 
 
 def _start_of(recipe: Recipe, opened: Row) -> Params | None:

@@ -24,18 +24,19 @@ from taciturn.export.javascript import plain_words
 from taciturn.files import from_json, write_atomically
 from taciturn.privacy.figures import WEAK, delta_text, epsilon_text
 from taciturn.privacy.ledger import Guarantee, Ledger
-from taciturn.recipe.recipe import Recipe
-from taciturn.runs.folder import recipe_of
+from taciturn.runs.folder import RunError, recipe_of
 from taciturn.runs.report_page import Html, Point, Span, chart, groups, page, section, table, tag, tile
 
 FILE_NAME = "report.html"
 OUTSIDE = "Seen from outside"
 FREQUENT = 10  # of the list of words, which is sorted by frequency, one in so many is frequent; all others are rare
 COST = "Noise hides what few people share: who gains less than others here pays more for privacy."
+REBUILT = "The population's text was replaced since this run: only the curves are of the people it was measured on then."
 HELD_OUT = (
     "Measured on held-out people: the model never learned from them, and they have no guarantee. Their figures are averages over at least "
     f"{LEAST_HELD_OUT} of them; intervals are 95 % over people."
 )
+FOOT = f"This page holds nobody's text, and asks for nothing over the network. {HELD_OUT}"
 
 
 class Tested(NamedTuple):
@@ -63,21 +64,27 @@ def write_report(
     model: Scores,
     start: Scores | None,
     beside: Sequence[Tested] = (),
+    rebuilt: bool = False,
 ) -> Path:
-    """The page of a run. `model` and `start` are what came out of it and what went in, on the same people."""
+    """The page of a run. `model` and `start` are what came out of it and what went in, on the same people; `rebuilt` says that their text
+    was replaced since."""
+    if not (folder / "guarantee.txt").exists():
+        raise RunError(f"{folder} has not ended, so there is nothing to report yet; go on with it: taciturn train --resume --run {folder}")
     recipe, rows = recipe_of(folder), [from_json(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     own = Tested(folder.resolve().name, f"ε = {epsilon_text(guarantee.epsilon)}", model)
-    tested = [*([Tested("its start", _start_privacy(guarantee), start)] if start else []), own, *beside]
+    before = [Tested("its start", "counted in ε" if guarantee.continued else "nobody's text", start)] if start else []
+    about = f"{recipe.algorithm}, {recipe.model.kind}, {rows[-1]['round']:,} rounds of about {recipe.participation.cohort:,g} people"
     parts = [
-        _head(own.name, recipe, rows[-1]["round"]),
+        tag("header", tag("h1", own.name), _quiet(about)),
         _promise(guarantee, learned_from, (folder / "guarantee.txt").read_text()),
+        *([tag("p", REBUILT, class_="broken")] if rebuilt else []),
         _tiles(model, start),
         _curves(rows),
         _people(held_out, model, start, guarantee.is_private),
-        _compared(tested),
+        _compared([*before, own, *beside], len(before)),
         _spent(ledger),
         *_audited(folder),
-        _foot(guarantee),
+        tag("footer", tag("p", FOOT), tag("p", f"Taciturn {__version__} · ledger row {guarantee.head[:16]}…")),
     ]
     write_atomically(folder / FILE_NAME, page(own.name, parts).encode())
     return folder / FILE_NAME
@@ -127,28 +134,16 @@ def _gain(model: Scores, start: Scores, unit: str = " points") -> str:
     return ("+" if gain.value >= 0 else "") + _with_margin(gain, unit=unit).replace("-", "−")
 
 
-def _start_privacy(guarantee: Guarantee) -> str:
-    return "counted in ε" if guarantee.continued else "nobody's text"
-
-
-def _head(name: str, recipe: Recipe, rounds: int) -> Html:
-    about = f"{recipe.algorithm}, {recipe.model.kind}, {rounds:,} rounds of about {recipe.participation.cohort:,g} people"
-    return tag("header", tag("h1", name), _quiet(about))
-
-
 def _promise(guarantee: Guarantee, learned_from: str, statement: str) -> Html:
     """Green where a person may rely on it; orange where there is no guarantee, a weak one, or a simulation's."""
     relied_on = guarantee.epsilon <= WEAK and not guarantee.is_simulated
     note = f"at δ = {delta_text(guarantee.delta)}" if guarantee.epsilon < math.inf else "nobody is protected"
     figure = tag("div", f"ε\u00a0=\u00a0{epsilon_text(guarantee.epsilon)}".replace("= >", ">"), tag("small", note), class_="figure")
     title = "What is promised" if relied_on else "No guarantee" if guarantee.epsilon == math.inf else "Not a promise to rely on"
-    words = tag("div", tag("h2", title), *_sentences(guarantee, learned_from))
+    sentences = [sentence.replace(" = ", "\u00a0=\u00a0") for sentence in plain_words(guarantee, learned_from)]
+    words = tag("div", tag("h2", title), *(tag("p", sentence) for sentence in sentences))
     details = tag("details", tag("summary", "The whole statement"), tag("pre", statement))
     return tag("section", figure, words, details, class_="promise" if relied_on else "promise warning")
-
-
-def _sentences(guarantee: Guarantee, learned_from: str) -> Iterator[Html]:
-    return (tag("p", sentence.replace(" = ", "\u00a0=\u00a0")) for sentence in plain_words(guarantee, learned_from))
 
 
 def _tiles(model: Scores, start: Scores | None) -> Html:
@@ -197,14 +192,13 @@ def _people(held_out: list[Group], model: Scores, start: Scores | None, noisy: b
     )
 
 
-def _compared(tested: list[Tested]) -> Html:
+def _compared(tested: list[Tested], own: int) -> Html:
     columns = ("", "privacy", "AccuracyTop1", "AccuracyTop3", "perplexity")
     cells = []
     for one in tested:
         scores = one.scores.together
         shares = [_with_margin(scores[metric]) for metric in ("accuracy_top1", "accuracy_top3")]
         cells.append((one.name, one.privacy, *shares, _with_margin(scores["perplexity"], 1.0, "")))
-    own = next(place for place, one in enumerate(tested) if one.privacy.startswith("ε"))
     hint = "For n-grams beside it: taciturn keyboard ngram, then taciturn report RUN --beside FOLDER."
     more = [] if len(tested) > own + 1 else [_quiet(hint)]
     return section("Beside others, on the same people and words", table(columns, cells, own), *more)
@@ -258,8 +252,3 @@ def _audited(folder: Path) -> Iterator[Html]:
             kinds.append((who, f"{one['seen']:,.0f}", rank, f"{one['exposure']:.1f}", by_beam))
         parts.append(table(("planted secret", "times seen", "rank", "exposure", "by beam search"), kinds))
     yield section(OUTSIDE, *parts)
-
-
-def _foot(guarantee: Guarantee) -> Html:
-    about = f"This page holds nobody's text, and asks for nothing over the network. {HELD_OUT}"
-    return tag("footer", tag("p", about), tag("p", f"Taciturn {__version__} · ledger row {guarantee.head[:16]}…"))
