@@ -6,12 +6,12 @@ averages over held-out people, who have no guarantee, and over no fewer of them 
 
 import math
 from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from taciturn import __version__
 from taciturn.audit import audit_users, planting
 from taciturn.audit.report import rank_text
 from taciturn.core import UNKNOWN
@@ -84,7 +84,7 @@ def write_report(
         _compared([*before, own, *beside], len(before)),
         _spent(ledger),
         *_audited(folder),
-        tag("footer", tag("p", FOOT), tag("p", f"Taciturn {__version__} · ledger row {guarantee.head[:16]}…")),
+        tag("footer", tag("p", FOOT), tag("p", f"Taciturn {metadata.version('taciturn')} · ledger row {guarantee.head[:16]}…")),
     ]
     write_atomically(folder / FILE_NAME, page(own.name, parts).encode())
     return folder / FILE_NAME
