@@ -271,7 +271,7 @@ def test_private_fields_are_recognised_and_open_ones_are_not(page, one_model):
 
 def test_everything_is_reached_with_the_keyboard_alone(page, one_model):
     page.goto(one_model)
-    page.keyboard.press("Tab")
+    page.keyboard.press("Shift+Tab")
     assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
     page.keyboard.press("Tab")
     page.keyboard.type("We could ")
@@ -332,6 +332,37 @@ def test_a_phone_has_keys_that_write_and_no_sideways_scrolling(phone, one_model)
     phone.tap("#toggle")
     assert phone.get_attribute("#message", "inputmode") is None
     assert not phone.is_visible("#keys")
+
+
+def test_the_page_opens_with_the_cursor_in_the_message(page, one_model):
+    page.goto(one_model)
+    assert page.evaluate("document.activeElement.id") == "message"
+    page.keyboard.type("Thank ")
+    assert written(page) == "Thank "
+
+
+def test_two_models_leave_a_phone_room_to_type_with_their_figures_beside_their_names(browser, two_models):
+    context = browser.new_context(viewport={"width": 360, "height": 640}, has_touch=True, is_mobile=True)
+    phone = context.new_page()
+    phone.goto(two_models)
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 360
+    for key in ("w", "e", " "):
+        phone.tap(f'[data-key="{key}"]')
+    phone.tap(".model >> nth=1 >> .strip button >> nth=0")
+    assert written(phone) == "We could "
+    boxes = {one: phone.query_selector(one).bounding_box() for one in ("#message", "#models", "#keys", "#guarantees")}
+    assert boxes["#keys"]["y"] + boxes["#keys"]["height"] <= 640  # in sight together with the message and both strips
+    assert boxes["#guarantees"]["y"] > boxes["#keys"]["y"]
+    assert [one.replace("\xa0", " ") for one in phone.locator(".badge").all_inner_texts()] == ["ε = 8.00", "⚠ ε = ∞"]
+    context.close()
+
+
+def test_two_models_stand_in_columns_where_there_is_room(page, two_models):
+    page.set_viewport_size({"width": 1280, "height": 800})
+    typing(page, two_models, "We could ")
+    first, second = (one.bounding_box() for one in page.query_selector_all(".strip"))
+    assert first["y"] == second["y"]
+    assert first["x"] + first["width"] <= second["x"] + 1
 
 
 def test_keys_on_the_screen_write_into_a_password_and_leave_no_trace(phone, one_model):

@@ -17,6 +17,7 @@ import numpy as np
 from taciturn.core import BEGIN, PADDING, Key, LanguageModel, Params
 from taciturn.models import losses
 from taciturn.models.sampling import beginnings
+from taciturn.progress import Progress, unwatched
 
 LENGTH = 10  # words of a text
 AT_A_TIME = 500  # texts
@@ -44,7 +45,7 @@ class Tail(NamedTuple):
         return max(math.log(self.scale / delta) / self.shape, math.log(self.start))
 
 
-def log_ratios(model: LanguageModel, params: Params, other: Params, count: int, key: Key) -> np.ndarray:
+def log_ratios(model: LanguageModel, params: Params, other: Params, count: int, key: Key, progress: Progress = unwatched) -> np.ndarray:
     """log c(s) of texts that θ made up, each from its beginning; θ′ is `other`."""
 
     @jax.jit
@@ -52,8 +53,10 @@ def log_ratios(model: LanguageModel, params: Params, other: Params, count: int, 
         texts = beginnings(model, params, AT_A_TIME, LENGTH, key)
         return _log_probability(model, params, texts) - _log_probability(model, other, texts)
 
-    blocks = range(0, count, AT_A_TIME)
-    found = [np.asarray(some(params, other, jax.random.fold_in(key, block))) for block in blocks]
+    found = []
+    for block in range(0, count, AT_A_TIME):
+        found.append(np.asarray(some(params, other, jax.random.fold_in(key, block))))
+        progress(min(block + AT_A_TIME, count), count)
     return np.concatenate(found)[:count].astype(np.float64)
 
 

@@ -5,12 +5,11 @@ noise, charge. Users are random words, so that nothing depends on anyone's text.
 compiles; ceilings are measured in the same run.
 """
 
-import json
 import resource
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -68,9 +67,6 @@ class Speeds:
     copy_gb_per_s: float
     matrix_gflop_per_s: float
     in_turns: dict[str, list[float]] = field(default_factory=dict)  # with others, users/s of each turn
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
 
 
 def measure(

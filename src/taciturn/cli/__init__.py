@@ -9,15 +9,32 @@ import typer
 from rich.console import Console
 from typer import Option, core
 
-from taciturn.cli import audit, bench, data, demo, evaluate, export, fleet, keyboard, ledger, personalise, plan, pretrain, train, tune
-from taciturn.cli.output import console
+from taciturn.cli import (
+    audit,
+    bench,
+    data,
+    demo,
+    doctor,
+    evaluate,
+    export,
+    fleet,
+    keyboard,
+    ledger,
+    personalise,
+    plan,
+    pretrain,
+    report,
+    train,
+    tune,
+)
+from taciturn.cli.output import Commands, console
 from taciturn.errors import TaciturnError, in_words
 
 core.HAS_RICH = False  # or help in plain text has its brackets escaped, for a renderer that it does not use
 
 click.IntRange.name, click.FloatRange.name = "integer", "number"  # or errors speak of a «valid integer range»
 
-app = typer.Typer(
+app = Commands(
     no_args_is_help=True,
     suggest_commands=False,
     rich_markup_mode=None,
@@ -32,9 +49,11 @@ for command in (
     train.train,
     evaluate.evaluate,
     evaluate.compare,
+    report.report,
     export.export,
     personalise.personalise,
     bench.bench,
+    doctor.doctor,
 ):
     app.command()(command)
 for group in (data.data_app, fleet.fleet_app, keyboard.keyboard_app, audit.audit_app, ledger.ledger_app):

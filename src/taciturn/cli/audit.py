@@ -6,8 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-from typer import Argument, Option
+from typer import Argument, BadParameter, Option
 
 from taciturn.cli.output import console, group, stages, table
 from taciturn.files import to_json
@@ -24,8 +23,7 @@ audit_app = group("audit", "Test from outside whether models reveal more than is
 def audit(
     run: Annotated[Path, Argument(help="folder of a run that was trained with --audit N, with [canaries], or both")],
     references: Annotated[int, Option(min=100, help="random continuations to compare each canary with")] = 2_000_000,
-    json_: Annotated[bool, Option("--json", help="print JSON")] = False,
-) -> None:
+) -> "tuple[dict[str, Any], int]":
     """Audit a run from outside: is it as private as claimed, and did it memorise planted secrets? Writes RUN/audit.png and RUN/audit.json.
 
     Audit users (train --audit N) each sent a random direction, or not, by a fair coin. How well the releases show which of them did
@@ -44,18 +42,14 @@ def audit(
 
     with stages() as show:
         found = FinishedRun(run).audit(references, lambda done, all: show("looking for canaries", done, all))
-    content = to_json(_json(run, found), indent=1)
-    write_atomically(run / "audit.json", content.encode())
+    content = _json(run, found)
+    write_atomically(run / "audit.json", to_json(content, indent=1).encode())
     if found.membership:
         one = found.membership
         claimed = partial(claimed_curve, mu=one.mu)
         plot_audit(run / "audit.png", one.scores, one.included, curve(one.scores, one.included), claimed, run.name)
-    if json_:
-        print(content)
-    else:
-        _print(run, found)
-    if found.membership and found.membership.audit.refuted:
-        raise typer.Exit(1)
+    _print(run, found)
+    return content, int(bool(found.membership and found.membership.audit.refuted))
 
 
 def _print(run: Path, found: "AuditReport") -> None:
@@ -165,7 +159,7 @@ def tails(
     delta: Annotated[list[float] | None, Option(help="δ (default: 1e-4, 1e-5, 1e-6)")] = None,
     figure: Annotated[Path | None, Option(help="a picture of the tail of the last pair")] = None,
     seed: Annotated[int, Option(min=0)] = 0,
-) -> None:
+) -> list[dict[str, Any]]:
     """Estimate how much one user changes a model: an estimate, never a guarantee (Popov et al. 2018, §3).
 
     Samples texts from the first model, and fits the tail of their probability ratios under both, which gives an ε for a δ. It holds for
@@ -177,15 +171,20 @@ def tails(
     from taciturn.runs.finished import compare_tails
 
     if not all(0 < one < 1 for one in delta or []):
-        raise typer.BadParameter("δ must lie between 0 and 1", param_hint="--delta")
-    with console.status("sampling"):
-        found = compare_tails(model, other, samples, seed)
+        raise BadParameter("δ must lie between 0 and 1", param_hint="--delta")
+    with stages() as show:
+        found = compare_tails(model, other, samples, seed, lambda done, all: show("sampling", done, all))
     title = f"Texts of ten words from {model}: probability ratios to the other"
-    _print_tails(title, [(path, one) for path, (_, one) in zip(other, found, strict=True)], delta or [1e-4, 1e-5, 1e-6])
+    tails, deltas = [(path, one) for path, (_, one) in zip(other, found, strict=True)], delta or [1e-4, 1e-5, 1e-6]
+    _print_tails(title, tails, deltas)
     if figure is not None:
         ratios, one = found[-1]
         plot_tail(figure, ratios, one.shape, one.scale, one.start)
         console.print(f"{figure}")
+    return [
+        {"without": str(path), "epsilon": {str(each): one.epsilon(each) for each in deltas}, "fits": one.fits, "shape": one.shape}
+        for path, one in tails
+    ]
 
 
 def _print_tails(title: str, found: "list[tuple[Path, Tail]]", deltas: list[float]) -> None:

@@ -1,12 +1,14 @@
 """`taciturn bench`: how fast this machine trains."""
 
+from dataclasses import asdict
 from datetime import date
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from taciturn.cli.output import console, table
+from taciturn.cli.output import bar, console, table
 from taciturn.names import Precision
 
 if TYPE_CHECKING:
@@ -20,8 +22,7 @@ def bench(
     against: Annotated[str, Option(help="others to run in turns with ours: torch,pfl,fedjax or some of them")] = "",
     peers: Annotated[Path, Option(help="where `make peers` put their environments")] = Path("local/peers"),
     write: Annotated[bool, Option("--write", help="put the comparison into benchmarks/README.md")] = False,
-    json_: Annotated[bool, Option("--json", help="print JSON; users_per_s is the paper round's")] = False,
-) -> None:
+) -> dict[str, Any]:
     """Measure how fast this machine trains: the paper round (LSTM 1.35M, 1,600 tokens a user), Gboard's CIFG 2.4M, noise, accounting.
 
     Users are made of random words; nothing of yours is touched. Ceilings (copies, matrix products) are measured in the same run.
@@ -30,7 +31,7 @@ def bench(
     """
     import jax
 
-    from taciturn.bench.against import PEERS, BenchError, write_table
+    from taciturn.bench.against import PEERS, TURNS, BenchError, write_table
     from taciturn.bench.round_speed import measure
 
     others = [name.strip() for name in against.split(",") if name.strip()]
@@ -39,15 +40,17 @@ def bench(
     if write and not others:
         raise BenchError("--write needs a comparison to write: say with whom, for example --against torch,pfl,fedjax")
     usual_users, usual_precision = (20, "float32") if jax.devices()[0].platform == "cpu" else (1000, "mixed")
-    with console.status("") as status:
-        speeds = measure(users or usual_users, rounds, precision or usual_precision, status.update, others, peers)
+    seen, parts = count(), 5 + (TURNS * (1 + len(others)) if others else 0)
+    with bar("benchmark", "parts") as show:
+        speeds = measure(
+            users or usual_users, rounds, precision or usual_precision, lambda name: show(next(seen), parts, name), others, peers
+        )
+        show(parts, parts, "")
     if write:
         title = f"{speeds.device}, {date.today()}, {speeds.users:,} users a round ({speeds.precision}); the best of {rounds} in each turn"
         write_table(speeds.in_turns, title, "cpu" if usual_users == 20 else speeds.device)
-    if json_:
-        print(speeds.to_json())
-    else:
-        _print(speeds)
+    _print(speeds)
+    return asdict(speeds)
 
 
 def _print(speeds: "Speeds") -> None:

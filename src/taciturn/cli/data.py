@@ -50,7 +50,7 @@ def build(
     replace: Annotated[bool, Option("--replace", help="replace the text of an existing population; its ledger and opt-outs stay")] = False,
     same_people_as: Annotated[Path | None, Option(help="population of the same people: both share its ledger and opt-outs")] = None,
     shard_tokens: Annotated[int, Option(min=1, help="size of a shard on disk")] = SHARD_TOKENS,
-) -> None:
+) -> dict[str, Any]:
     """Build a population of users from their text.
 
     Groups rows by user (out of core), cleans them, splits them into words of a public list, and holds out users by a hash of their id.
@@ -82,7 +82,7 @@ def build(
         except KeyboardInterrupt:
             console.print("Stopped. Nothing was changed.")
             raise typer.Exit(130) from None
-    _show_population(out)
+    return _show_population(out)
 
 
 def _check_speeches(sources: list[str], of_same_people: bool, protected: bool) -> None:
@@ -104,7 +104,7 @@ def public(
     language: Language = "en",
     characters: Annotated[bool, Option("--characters", help="characters in place of words")] = False,
     count_words: Annotated[bool, Option("--count-words", help="take the --vocabulary most frequent words of this text itself")] = False,
-) -> None:
+) -> dict[str, Any]:
     """Prepare public text, to pretrain on or to take words from.
 
     It has no protection: use text that anyone may read. In a .txt file a paragraph (up to an empty line) is a document. To train on users
@@ -129,25 +129,16 @@ def public(
             ingest_public(source, out, words, name or ", ".join(Path(one).name for one in sources), language, show)
         for reason, count in source.left_out.counts.items():
             console.print(f"Left out: {reason}: {count:,} (first: {source.left_out.first.get(reason)})")
-    _show_public(out)
+    return _show_public(out)
 
 
 @data_app.command()
-def show(
-    folder: Annotated[Path, Argument(help="a population, or a public corpus")],
-    json_: Annotated[bool, Option("--json", help="print JSON")] = False,
-) -> None:
+def show(folder: Annotated[Path, Argument(help="a population, or a public corpus")]) -> dict[str, Any]:
     """Show what is in a population or a public corpus. For a population it shows only counts, and those are private too.
 
     Example: taciturn data show people
     """
-    is_public = (folder / "about.json").exists()
-    if json_:
-        print((folder / "about.json").read_text() if is_public else json.dumps(Population(folder).manifest))
-    elif is_public:
-        _show_public(folder)
-    else:
-        _show_population(folder)
+    return _show_public(folder) if (folder / "about.json").exists() else _show_population(folder)
 
 
 @data_app.command()
@@ -158,7 +149,7 @@ def synthetic(
     message: Annotated[int, Option(min=1, help="words of a message, which is a row")] = 20,
     topics: Annotated[int, Option(min=1)] = 50,
     seed: Annotated[int, Option(min=0)] = 0,
-) -> None:
+) -> dict[str, Any]:
     """Generate synthetic users (Zipf's words, topics, a little grammar), for benchmarks and for trying things out.
 
     Example: taciturn data synthetic --users 100000 --out raw; taciturn data build raw --out people
@@ -172,9 +163,10 @@ def synthetic(
         for done in write_shards(synthetic_messages(words, users, tokens, message, topics, seed), made):
             show("making up", min(done * BLOCK, users), users)
     console.print(f"{out}: {users:,} users; next: taciturn data build {out} --out POPULATION")
+    return {"folder": str(out), "users": users}
 
 
-def _show_population(folder: Path) -> None:
+def _show_population(folder: Path) -> dict[str, Any]:
     population = Population(folder)
     counts, about, words = (population.manifest[name] for name in (COUNTS, "about", "vocabulary"))
     private = f"{folder}: private counts, do not publish"
@@ -202,6 +194,7 @@ def _show_population(folder: Path) -> None:
     for line in _doubts(population.manifest):
         say(line, style="yellow", markup=False)
     _show_lengths(population.lengths)
+    return population.manifest
 
 
 def _doubts(manifest: dict[str, Any]) -> Iterator[str]:
@@ -235,7 +228,7 @@ def _show_lengths(lengths: np.ndarray) -> None:
         console.print(f"  {label:>19}  {line} {counts[power]:,}")
 
 
-def _show_public(folder: Path) -> None:
+def _show_public(folder: Path) -> dict[str, Any]:
     from taciturn.data.public import PublicCorpus
 
     corpus = PublicCorpus.load(folder)
@@ -250,3 +243,4 @@ def _show_public(folder: Path) -> None:
         sample = (words.words[word] for word in documents[index][:30])
         joined = ("" if words.unit == "character" else " ").join(sample)
         console.print(f"  «{joined} …»", markup=False)
+    return json.loads((folder / "about.json").read_text())

@@ -6,7 +6,7 @@ With real users that choice would have to be made on public text, or be charged;
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
@@ -30,7 +30,7 @@ SETTINGS = {
 TWIN = {"algorithm": "fedavg", "privacy": {}, "participation": {"users": USERS, "cohort": 430 / 4}}
 
 
-def demo(out: Annotated[Path, Option(help="folder for everything it makes")] = Path("demo")) -> None:
+def demo(out: Annotated[Path, Option(help="folder for everything it makes")] = Path("demo")) -> dict[str, Any]:
     """See everything in a few minutes: a public warm start, private training, a non-private twin, and what it all cost.
 
     Users are simulated: pieces of State of the Union speeches. Each demonstration has a folder of its own below --out.
@@ -69,6 +69,9 @@ def demo(out: Annotated[Path, Option(help="folder for everything it makes")] = P
     _print_accuracies(private, twin)
     _print_promise(private, twin)
     _print_next(folder)
+    shown = {"start": private.before, "private": private.scores, "non_private_twin": twin.scores}
+    top1 = {name: vars(scores["accuracy_top1"]) for name, scores in shown.items()}
+    return {"folder": str(folder), "epsilon": private.guarantee.epsilon, "accuracy_top1": top1}
 
 
 def _print_accuracies(private: "TrainedRun", twin: "TrainedRun") -> None:
@@ -110,7 +113,7 @@ def _print_next(folder: Path) -> None:
     started = Path(sys.argv[0])
     taciturn = started.relative_to(Path.cwd()) if started.is_relative_to(Path.cwd()) else started
     say(
-        f"Look around: {folder}/private (guarantee.txt, progress.png, metrics.csv, model.safetensors)\n"
+        f"Look around: {folder}/private (report.html, guarantee.txt, progress.png, metrics.csv, model.safetensors)\n"
         f"             {taciturn} ledger show {folder}/population\n"
         f"Type with it: {taciturn} keyboard open {folder}/private --beside {folder}/non-private-twin\n"
         f"Count what it spares people: {taciturn} keyboard evaluate {folder}/warm-start {folder}/private --text sotu --people 150"

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from taciturn.cli.output import comparison, console, table
-from taciturn.files import to_json
+from taciturn.cli.output import comparison, console, stages, table
 from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 
 if TYPE_CHECKING:
@@ -31,23 +30,20 @@ def evaluate(
     run: Annotated[Path, Argument(help="a run folder")],
     data: HeldOutOf = None,
     head: Annotated[bool, Option("--head-words", help="also count predictions of the most frequent words, which noise may favour")] = False,
-    json_: Annotated[bool, Option("--json", help="print JSON")] = False,
-) -> None:
+) -> dict[str, Any]:
     """Measure a run's model on held-out users, who have no guarantee.
 
     Example: taciturn evaluate runs/first --json
     """
     from taciturn.runs.finished import FinishedRun
 
-    with console.status("measuring"):
-        measured = FinishedRun(run).evaluate(data, head)
-    if json_:
-        print(to_json(_json(measured)))
-        return
+    with stages() as show:
+        measured = FinishedRun(run).evaluate(data, head, lambda done, all: show("measuring", done, all))
     console.print(f"{run}, on held-out users{f' of {data}' if data else ''} (who have no guarantee)")
     _print_measured(measured)
     if measured.head_words is not None:
         _print_head_words(measured.head_words)
+    return _json(measured)
 
 
 def _json(measured: "Evaluation") -> dict[str, Any]:
@@ -87,21 +83,18 @@ def compare(
     first: Annotated[Path, Argument(help="a run folder")],
     second: Annotated[Path, Argument(help="another run folder")],
     data: HeldOutOf = None,
-    json_: Annotated[bool, Option("--json", help="print JSON")] = False,
-) -> None:
+) -> dict[str, Any]:
     """Compare two runs' models on the same held-out users, with 95 % intervals over users.
 
     Example: taciturn compare runs/first runs/second
     """
     from taciturn.runs.finished import FinishedRun
 
-    with console.status("measuring"):
-        one, other = FinishedRun(first).compare(FinishedRun(second), data)
-    if json_:
-        changes = {metric: other.scores.change_from(one.scores, metric) for metric in NAMES}
-        print(to_json({name: {"change": one.value, "margin": one.margin} for name, one in changes.items()}))
-        return
+    with stages() as show:
+        one, other = FinishedRun(first).compare(FinishedRun(second), data, show)
     for letter, folder, run in (("A", first, one), ("B", second, other)):
         console.print(f"{letter}: {folder}  (ε {epsilon_text(run.guarantee.epsilon)})")
     console.print(comparison(NAMES, [one.scores, other.scores]))
     console.print("On the same held-out users, paired; bold where the interval excludes no change.")
+    changes = {metric: other.scores.change_from(one.scores, metric) for metric in NAMES}
+    return {name: {"change": one.value, "margin": one.margin} for name, one in changes.items()}

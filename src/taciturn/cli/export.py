@@ -1,7 +1,7 @@
 """`taciturn export`: a run's model as a file that keyboards load."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -26,7 +26,7 @@ def export(
     blocklist: Blocklist = None,
     samples: Annotated[int, Option(min=1000, help="arpa, combined: words that the model generates, to be counted")] = 2_000_000,
     entries: Annotated[int, Option(min=0, help="arpa, combined: n-grams to keep besides single words")] = 300_000,
-) -> None:
+) -> dict[str, Any]:
     """Write a run's model as a file that keyboards load, with its guarantee inside and beside it.
 
     Refuses a model that the ledger does not know, and a file that does not predict what the model predicts.
@@ -49,3 +49,10 @@ def export(
             f"probabilities differ by {check.difference:.2g} at most" + (f" ({check.note})" if check.note else "")
         )
     console.print(f"ε = {epsilon_text(guarantee.epsilon)}, δ = {delta_text(guarantee.delta)}; ledger row {guarantee.head[:16]}…")
+    return {
+        "files": [str(path) for path in exported.files],
+        "epsilon": guarantee.epsilon,
+        "delta": guarantee.delta,
+        "head": guarantee.head,
+        "agreement": None if check is None else check.agreement,
+    }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from taciturn.cli.output import console, fleet_view, group, logged_lines, print_finished, print_load
+from taciturn.cli.output import bar, console, fleet_view, group, logged_lines, print_finished, print_load
 from taciturn.cli.train import Settings
 from taciturn.files import not_a
 
@@ -42,7 +42,7 @@ def new(
     recipe: Annotated[Path, typer.Argument(help='a recipe with algorithm = "dp-ftrl" and min-separation')],
     set: Settings = None,
     name: Annotated[list[str] | None, typer.Option(help="name or address by which devices know the server, besides localhost")] = None,
-) -> None:
+) -> dict[str, str]:
     """Make a fleet: its authority, a certificate for the server, and the recipe with its noise worked out.
 
     The recipe's population lends its words and held-out users; the text to train on is on devices. Move FLEET-authority, beside FLEET,
@@ -57,6 +57,7 @@ def new(
     new_fleet(fleet, load_recipe(recipe, [*(set or ()), *OVER_DEVICES]), tuple(name or ()))
     console.print(f"{fleet} is ready. Keep {beside(fleet)} away from the server: with its keys anyone can make up devices.")
     console.print(f"Enrol devices: taciturn fleet enrol {fleet} REQUEST …; then: taciturn fleet serve {fleet}")
+    return {"fleet": str(fleet), "authority": str(beside(fleet))}
 
 
 @fleet_app.command()
@@ -65,7 +66,7 @@ def enrol(
     requests: Annotated[list[str], typer.Argument(help="what `taciturn fleet device FOLDER --new` printed, or files with it")],
     authority: Annotated[Path | None, Authority] = None,
     days: Annotated[int, Days] = 365,
-) -> None:
+) -> dict[str, Any]:
     """Enrol devices: the authority signs certificates for their keys.
 
     Writes FLEET/enrolled.txt. If the server is elsewhere, copy that file there; a running server or front end reads it again. Besides
@@ -79,6 +80,7 @@ def enrol(
     for given, number in zip(requests, numbers, strict=True):
         console.print(f"device {number}: {given if len(given) < 80 else given[:60] + '…'}")
     console.print(f"{len(enrolment.read_enrolled(fleet).certificates)} devices are enrolled in {fleet}")
+    return {"devices": dict(zip(requests, numbers, strict=True))}
 
 
 @fleet_app.command()
@@ -86,7 +88,7 @@ def dismiss(
     fleet: Annotated[Path, Fleet],
     devices: Annotated[list[int], typer.Argument(help="their numbers, as `taciturn fleet enrol` printed them", min=0)],
     authority: Annotated[Path | None, Authority] = None,
-) -> None:
+) -> dict[str, int]:
     """Dismiss devices for good: the authority signs a new list of dismissed devices, whose keys are never accepted again.
 
     A server with that list refuses them, and so does every device that has seen it. If the server is elsewhere, copy enrolled.txt there.
@@ -97,10 +99,13 @@ def dismiss(
 
     number = enrolment.dismiss(authority or enrolment.beside(fleet), fleet, devices)
     console.print(f"{len(enrolment.read_enrolled(fleet).dismissed.devices)} devices are dismissed (list {number})")
+    return {"list": number}
 
 
 @fleet_app.command()
-def renew(fleet: Annotated[Path, Fleet], authority: Annotated[Path | None, Authority] = None, days: Annotated[int, Days] = 365) -> None:
+def renew(
+    fleet: Annotated[Path, Fleet], authority: Annotated[Path | None, Authority] = None, days: Annotated[int, Days] = 365
+) -> dict[str, int]:
     """Renew the certificates that expire within three months; devices keep their keys, and get the certificates from the server.
 
     Example: taciturn fleet renew keyboard-fleet
@@ -111,6 +116,7 @@ def renew(fleet: Annotated[Path, Fleet], authority: Annotated[Path | None, Autho
     console.print(
         f"{count} certificates renewed" + (f"; where the server is elsewhere, copy {fleet / enrolment.ENROLLED} there" if count else "")
     )
+    return {"renewed": count}
 
 
 @fleet_app.command()
@@ -124,7 +130,7 @@ def serve(
     store: Annotated[str | None, Store] = None,
     metrics: Annotated[str | None, Metrics] = None,
     json_log: Annotated[bool, JsonLog] = False,
-) -> None:
+) -> dict[str, Any]:
     """Train on devices: each trains on its own text, and only a securely aggregated sum reaches the server.
 
     The server waits for devices (`taciturn fleet device`), asks more of them than it needs, continues without those that drop out, and
@@ -141,14 +147,13 @@ def serve(
     with logged_lines(json_log), metrics_page(metrics):
         if store is None:
             with wire_server(fleet / "wire", host, port, enrolled.number_of, insecure) as server:
-                _serve(server, enrolled, fleet, run or fleet / "run", resume, server.address)
-        else:
-            shared = _redis(store, enrolled)
-            with shared_server(fleet / "wire", shared) as server:
-                _serve(server, enrolled, fleet, run or fleet / "run", resume, f"the Redis at {shared.address}")
+                return _serve(server, enrolled, fleet, run or fleet / "run", resume, server.address)
+        shared = _redis(store, enrolled)
+        with shared_server(fleet / "wire", shared) as server:
+            return _serve(server, enrolled, fleet, run or fleet / "run", resume, f"the Redis at {shared.address}")
 
 
-@fleet_app.command("front-end")
+@fleet_app.command("front-end", endless=True)
 def front_end(
     fleet: Annotated[Path, typer.Argument(help="the server's folder, or one with copies of wire/ and enrolled.txt")],
     store: Annotated[str, Store],
@@ -177,7 +182,7 @@ def front_end(
         opened.wait()
 
 
-@fleet_app.command()
+@fleet_app.command(endless=True)
 def device(
     folder: Annotated[Path, typer.Argument(help="the device's own folder, with a copy of the fleet's for-devices/ as fleet/")],
     new: Annotated[bool, typer.Option("--new", help="make a key that stays here, and print a request for `taciturn fleet enrol`")] = False,
@@ -230,7 +235,7 @@ def up(
     out: Annotated[Path, typer.Option(help="new folder for everything")] = Path("fleet"),
     set: Settings = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 0,
-) -> None:
+) -> dict[str, Any]:
     """Try a fleet on this machine: a server and N devices, with the first N users of the recipe's population, over TLS.
 
     What it releases is charged to that population's ledger. Unless the recipe sets fleet.timer_hours, devices rest between rounds only,
@@ -251,7 +256,7 @@ def up(
     fleet, enrolled = out / "server", EnrolledNow(out / "server")
     opening = wire_server(fleet / "wire", "127.0.0.1", port, enrolled.number_of)
     with logged_lines(), opening as server, _devices(devices, server.address):
-        _serve(server, enrolled, fleet, run, False, server.address)
+        return _serve(server, enrolled, fleet, run, False, server.address)
 
 
 @fleet_app.command()
@@ -263,7 +268,7 @@ def load(
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="of the training")] = 3,
     seconds: Annotated[float, typer.Option(min=1, help="end after this long at the latest")] = 600.0,
-) -> None:
+) -> tuple[dict[str, Any], int]:
     """Test a deployment under load: many devices, with a tiny model and the complete protocol.
 
     Without --server, everything runs on this machine, `taciturn fleet serve OUT/server` too. With it, this command runs only devices, which
@@ -281,12 +286,12 @@ def load(
     with _load_server(out, server) as (addresses, is_over):
         devices, figures = open_load(out, count, addresses)
         console.print(f"{count} devices for {', '.join(addresses)}, which must serve {out / 'server'}")
-        _watch_load(devices, figures, lambda: len(figures.rounds) >= rounds or is_over(), time.monotonic() + seconds)
-    print_load(figures)
-    if len(figures.rounds) < rounds:
+        _watch_load(devices, figures, is_over, rounds, time.monotonic() + seconds)
+    found, short = print_load(figures), len(figures.rounds) < rounds
+    if short:
         why = "the server's own terminal says why" if server else f"{out / 'server.log'} says why"
         console.print(f"Only {len(figures.rounds)} of {rounds} rounds were done within {seconds:g} seconds: {why}", style="red")
-        raise typer.Exit(1)
+    return found, int(short)
 
 
 @contextmanager
@@ -310,16 +315,15 @@ def _load_server(out: Path, servers: list[str] | None) -> Iterator[tuple[list[st
         process.wait()
 
 
-def _watch_load(devices: "list[LoadDevice]", load: "Load", is_over: Callable[[], bool], deadline: float) -> None:
+def _watch_load(devices: "list[LoadDevice]", load: "Load", is_over: Callable[[], bool], rounds: int, deadline: float) -> None:
     from taciturn.fleets.wire.many_devices import running
 
     with running(devices):
-        with console.status("connecting") as status:
-            while not is_over() and time.monotonic() < deadline:
+        with bar("load", "rounds") as show:
+            while len(load.rounds) < rounds and not is_over() and time.monotonic() < deadline:
                 time.sleep(LOOK_SECONDS)
                 load.look()
-                done = f"{load.answered.total():,} questions answered, {len(load.rounds)} rounds"
-                status.update(f"{len(load.connected):,} devices connected, {done}")
+                show(len(load.rounds), rounds, f"{len(load.connected):,} devices connected, {load.answered.total():,} questions answered")
         load.over = True
         time.sleep(LAST_SECONDS)
 
@@ -339,7 +343,7 @@ def _redis(url: str, enrolled: "EnrolledNow") -> "RedisStore":
     return RedisStore(url, enrolled().dismissed.fleet.hex())
 
 
-def _serve(server: "WireServer", enrolled: "EnrolledNow", fleet: Path, run: Path, resume: bool, address: str) -> None:
+def _serve(server: "WireServer", enrolled: "EnrolledNow", fleet: Path, run: Path, resume: bool, address: str) -> dict[str, Any]:
     from taciturn.fleets.devices.fleet import Connected
     from taciturn.fleets.folders import fleet_authority, fleet_recipe
     from taciturn.fleets.wire.metrics import COUNTS
@@ -355,7 +359,7 @@ def _serve(server: "WireServer", enrolled: "EnrolledNow", fleet: Path, run: Path
             progress(done, all, row)
 
         finished = begin(run, counted, connected)
-    print_finished(finished)
+    return print_finished(finished)
 
 
 def _take_text(folder: Path, data: Path) -> None:

@@ -9,7 +9,6 @@ from typer import Argument, Option
 from taciturn.cli.export import Blocklist
 from taciturn.cli.output import comparison, console, group, say, stages
 from taciturn.data.columns import Columns
-from taciturn.files import to_json
 from taciturn.names import Smoothing
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ NAMES = {
 }
 
 
-@keyboard_app.command("open")
+@keyboard_app.command("open", endless=True)
 def open_keyboard(
     run: Annotated[Path, Argument(help="a run folder, a personal model, or a folder of counted n-grams")],
     beside: Annotated[Path | None, Option(help="a second model beside it, or an .arpa file")] = None,
@@ -74,8 +73,7 @@ def evaluate(
     words: Annotated[int, Option(min=1, help="most words that each of them types")] = 400,
     user_column: Annotated[str | None, Option(help="who wrote it")] = None,
     text_column: Annotated[str | None, Option(help="what they wrote")] = None,
-    json_: Annotated[bool, Option("--json", help="print JSON")] = False,
-) -> None:
+) -> dict[str, Any]:
     """Simulate people typing: keystroke savings, accepted suggestions, corrections, words per minute.
 
     The typing is simulated, the text is real. People on whom the model was trained are left out. Intervals are 95 % jackknife intervals
@@ -90,10 +88,8 @@ def evaluate(
     paths = [model] if other is None else [model, other]
     with stages() as show:
         tried = simulate_typing(paths, source, history, people, words, show)
-    if json_:
-        print(to_json(_json(paths, tried, history)))
-    else:
-        _print(paths, tried, history)
+    _print(paths, tried, history)
+    return _json(paths, tried, history)
 
 
 def _json(paths: Sequence[Path], tried: "TypingResults", history: bool) -> dict[str, Any]:
@@ -138,7 +134,7 @@ def ngram(
     smoothing: Annotated[Smoothing, Option(help="modified Kneser–Ney or Katz")] = "kneser-ney",
     order: Annotated[int, Option(min=1, max=5, help="words of the longest n-gram")] = 4,
     non_private: Annotated[bool, Option("--non-private", help="count users' text without any guarantee; the ledger records ε = ∞")] = False,
-) -> None:
+) -> dict[str, Any]:
     """Count n-grams: the baseline that keyboards use today.
 
     N-grams of a population have no guarantee. For n-grams with one, export a private model: taciturn export RUN --to arpa --out DIR
@@ -148,10 +144,11 @@ def ngram(
     from taciturn.runs.ngram_baselines import count_population, count_public
 
     is_population = (source / "manifest.json").exists()
-    with console.status("counting"):
+    with stages() as show:
         if is_population:
-            count_population(source, out, smoothing, order, non_private)
+            count_population(source, out, smoothing, order, non_private, lambda done, all: show("counting", done, all))
         else:
-            count_public(source, out, smoothing, order)
+            count_public(source, out, smoothing, order, lambda done, all: show("counting", done, all))
     warning = "; NO privacy guarantee (ε = ∞), and its ledger says so" if is_population else ""
     console.print(f"{out}: {order}-grams, {smoothing}{warning}")
+    return {"model": str(out), "order": order, "smoothing": smoothing, "private": not is_population}

@@ -1,7 +1,8 @@
 """`taciturn ledger`: what was ever released about a population's users, and what may be."""
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -27,7 +28,9 @@ def _opened(folder: Path) -> "Ledger":
 
 
 @ledger_app.command()
-def show(population: Folder, delta: Annotated[float | None, Option(help="δ of the totals (default: the runs' smallest)")] = None) -> None:
+def show(
+    population: Folder, delta: Annotated[float | None, Option(help="δ of the totals (default: the runs' smallest)")] = None
+) -> dict[str, Any]:
     """Show what was ever released about a population's users.
 
     Runs, releases, ε, ρ, and the total of all of them.
@@ -39,11 +42,12 @@ def show(population: Folder, delta: Annotated[float | None, Option(help="δ of t
     if delta is not None and not 0 < delta < 1:
         raise LedgerError(f"--delta must lie between 0 and 1, not {delta:g}")
     book = _opened(population)
-    _print_runs(book, f"{population}: what was released about these users", delta)
+    found = _print_runs(book, f"{population}: what was released about these users", delta)
     console.print("\n".join(_notes(book)))
+    return found
 
 
-def _print_runs(book: "Ledger", title: str, delta: float | None) -> None:
+def _print_runs(book: "Ledger", title: str, delta: float | None) -> dict[str, Any]:
     words = ("run", "neighbours differ by")
     shown = table("run", "releases", "ε", "δ", "ρ", "neighbours differ by", title=title, left=words)
     guarantees = [book.guarantee(run) for run in book.runs()]
@@ -51,14 +55,19 @@ def _print_runs(book: "Ledger", title: str, delta: float | None) -> None:
         name = one.run if one.randomness == "operating system" else f"{one.run} (simulation)"
         figures = (epsilon_text(one.epsilon), delta_text(one.delta), rho_text(one.rho))
         shown.add_row(name, str(one.releases), *figures, NEIGHBOURS.get(one.adjacency, one.adjacency))
+    runs = [{"run": one.run, "releases": one.releases, "epsilon": one.epsilon, "delta": one.delta, "rho": one.rho} for one in guarantees]
+    found: dict[str, Any] = {"runs": runs}
     if guarantees:
         delta = delta or min(one.delta for one in guarantees)
+        all_together = book.total(delta)
+        found["total"] = {"epsilon": all_together[0], "rho": all_together[1], "delta": delta}
         totals = [("together", *total) for total in book.totals(delta)]
-        for name, adjacency, epsilon, rho in [*totals, ("all together", "zero out one user", *book.total(delta))]:
+        for name, adjacency, epsilon, rho in [*totals, ("all together", "zero out one user", *all_together)]:
             shown.add_section()
             figures = (epsilon_text(epsilon), delta_text(delta), rho_text(rho))
             shown.add_row(name, "", *figures, NEIGHBOURS.get(adjacency, adjacency))
     console.print(shown)
+    return found
 
 
 def _notes(book: "Ledger") -> list[str]:
@@ -82,7 +91,7 @@ def _notes(book: "Ledger") -> list[str]:
 
 
 @ledger_app.command()
-def export(population: Folder, file: Annotated[Path, Argument(help="JSON file to write")]) -> None:
+def export(population: Folder, file: Annotated[Path, Argument(help="JSON file to write")]) -> dict[str, str]:
     """Write what every run cost as events of dp-accounting, for others to recompute ε.
 
     Example: taciturn ledger export people costs.json
@@ -92,6 +101,7 @@ def export(population: Folder, file: Annotated[Path, Argument(help="JSON file to
     events = to_json(events_for_others(_opened(population)), indent=1, ensure_ascii=False)
     file.write_text(events + "\n", encoding="utf-8")
     say(f"{file}: what every run cost, as events of dp-accounting")
+    return {"file": str(file)}
 
 
 @ledger_app.command()
@@ -101,7 +111,7 @@ def budget(
     delta: Annotated[
         float | None, Option(help="δ of the budget (default: that of the last budget, or the runs' smallest, or 1e-10)")
     ] = None,
-) -> None:
+) -> dict[str, float]:
     """Set a budget for all runs on these people together. It can only be lowered later.
 
     Set it before the first run. Each run then reserves the most that it may cost (all its rounds and some more, correlated noise in full),
@@ -117,23 +127,25 @@ def budget(
     fixed = PopulationBudget(epsilon, min(known, default=1e-10) if delta is None else delta)
     book.set_budget(fixed)
     console.print(f"From now on all runs together may cost at most ε = {epsilon_text(fixed.epsilon)} at δ = {delta_text(fixed.delta)}.")
+    return asdict(fixed)
 
 
 @ledger_app.command()
-def close(population: Folder, run: RunName) -> None:
+def close(population: Folder, run: RunName) -> dict[str, str]:
     """Close an interrupted run for good. What it reserved of the budget and did not spend is given back.
 
     Example: taciturn ledger close people first
     """
     _opened(population).close(run)
     console.print(f"{run} is closed: it cannot be resumed.")
+    return {"closed": run}
 
 
 @ledger_app.command()
 def adopt(
     population: Folder,
     same_people_as: Annotated[Path | None, Option(help="where the folder of the same people is now, whose ledger this one shares")] = None,
-) -> None:
+) -> dict[str, Any]:
     """Adopt a folder as the one to use, after it was copied, restored from a backup or moved to another disk.
 
     Its ledger must have every known row. If the original is still in its place, it is retired, and refused from then on.
@@ -145,6 +157,7 @@ def adopt(
     book, retired = adopt_ledger(population, same_people_as)
     there = f"{retired} is retired" if retired else "no other copy was found; if there is one, delete it"
     say(f"{book.path} is adopted, with {len(book.rows)} rows and {len(book.runs())} runs; {there}.")
+    return {"ledger": str(book.path), "rows": len(book.rows), "retired": str(retired) if retired else None}
 
 
 @ledger_app.command()
@@ -152,7 +165,7 @@ def anchor(
     population: Folder,
     file: Annotated[Path | None, Option(help="a file on another disk, which is created and updated")] = None,
     command: Annotated[str | None, Option(help="a command that gets the last head and the new one, and agrees with exit status 0")] = None,
-) -> None:
+) -> dict[str, str]:
     """Keep the ledger's newest head outside of its folder too, so that an older copy that was restored is noticed.
 
     It is compared before every release. If the anchor cannot be reached, or knows another head, nothing is released.
@@ -169,3 +182,4 @@ def anchor(
         raise LedgerError(f"{file} lies in the population's folder, and would be put back with it: name a file elsewhere")
     book.set_anchor(Anchor(file.resolve() if file else None, command))
     say(f"Anchored in {book.anchor}.")
+    return {"anchor": str(book.anchor)}

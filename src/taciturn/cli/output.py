@@ -1,6 +1,7 @@
 """What the commands print with: one console, progress bars, tables, and figures in words."""
 
 import functools
+import inspect
 import json
 import logging
 import math
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -20,6 +21,7 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from taciturn.files import to_json
 from taciturn.privacy.figures import epsilon_text
 from taciturn.progress import StageProgress
 
@@ -30,14 +32,51 @@ if TYPE_CHECKING:
 
 console = Console(highlight=False)
 say = functools.partial(console.print, soft_wrap=True)  # one line, however wide the terminal
+QUIET = Annotated[bool, typer.Option("--quiet", help="print nothing but errors, and what --json prints")]
+JSON = Annotated[bool, typer.Option("--json", help="print what was found as JSON, and nothing else")]
 BLOCKS = " ▏▎▍▌▋▊▉█"
 LINE_SECONDS = 10.0
 SPECS = {"loss": ".2f", "perplexity": ".2f", "words_per_minute": ".1f"}  # all other metrics are shares
 
 
-def group(name: str, help: str, example: str) -> typer.Typer:
+class Commands(typer.Typer):
+    """Commands that all take --quiet and --json. Each says what it does to the console, and returns what it found, for JSON; with an exit
+    status beside it where that is not 0. One that runs until it is stopped finds nothing, and takes --quiet alone."""
+
+    def command(self, name: str | None = None, *, endless: bool = False, **settings: Any) -> Callable[[Callable], Callable]:
+        def register(command: Callable) -> Callable:
+            super(Commands, self).command(name or command.__name__.replace("_", "-"), **settings)(_telling(command, endless))
+            return command
+
+        return register
+
+
+def _telling(command: Callable, endless: bool) -> Callable:
+    @functools.wraps(command)
+    def told(*, quiet: bool = False, json_: bool = False, **given: Any) -> None:
+        before, console.quiet = console.quiet, quiet or json_
+        try:
+            found = command(**given)
+        finally:
+            console.quiet = before
+        content, status = found if isinstance(found, tuple) else (found, 0)
+        if json_:
+            print(to_json(content, ensure_ascii=False))
+        if status:
+            raise typer.Exit(status)
+
+    added = {"quiet": QUIET} if endless else {"quiet": QUIET, "json_": JSON}
+    known, keyword = inspect.signature(command), inspect.Parameter.KEYWORD_ONLY
+    parameters = [one.replace(kind=keyword) for one in known.parameters.values()]
+    parameters += [inspect.Parameter(one, keyword, default=False, annotation=kind) for one, kind in added.items()]
+    told.__signature__ = known.replace(parameters=parameters, return_annotation=None)  # pyright: ignore
+    told.__annotations__ = {one.name: one.annotation for one in parameters}
+    return told
+
+
+def group(name: str, help: str, example: str) -> Commands:
     """Make a group of commands, which prints its help when it is called alone."""
-    return typer.Typer(name=name, help=f"{help}\n\nExample: {example}", no_args_is_help=True)
+    return Commands(name=name, help=f"{help}\n\nExample: {example}", no_args_is_help=True)
 
 
 def finite(value: float | None) -> float | None:
@@ -73,7 +112,7 @@ def change_text(change: "Interval") -> str:
     return f"{100 * change.value:+.2f} %{margin}" if math.isfinite(change.value) else ""
 
 
-def print_finished(finished: "TrainedRun") -> None:
+def print_finished(finished: "TrainedRun") -> dict[str, Any]:
     """Print why a run stopped early, its guarantee, and how good its model is."""
     if finished.stopped:
         console.print(f"Stopped: {finished.stopped}.\n", style="yellow")
@@ -87,9 +126,13 @@ def print_finished(finished: "TrainedRun") -> None:
         )
     accuracy, perplexity = finished.scores["accuracy_top1"], finished.scores["perplexity"]
     console.print(f"AccuracyTop1 {accuracy:.2%}, perplexity {perplexity:.1f}; {finished.folder}")
+    say(f"On one page: {finished.folder / 'report.html'}")
+    guarantee = finished.guarantee
+    cost = {"run": str(finished.folder), "epsilon": guarantee.epsilon, "delta": guarantee.delta, "rho": guarantee.rho}
+    return cost | {"accuracy_top1": vars(accuracy), "perplexity": vars(perplexity), "stopped": finished.stopped}
 
 
-def print_load(load: "Load") -> None:
+def print_load(load: "Load") -> dict[str, Any]:
     """Print what devices saw of a deployment under load."""
     shown = table("", "")
     shown.add_row("most devices connected at once", f"{load.most_connected:,}")
@@ -102,6 +145,8 @@ def print_load(load: "Load") -> None:
         shown.add_row(reason, f"{times:,}")
     shown.add_row("failures", f"{load.failures.total():,}")
     console.print(shown)
+    counts = {"connected": load.most_connected, "answered": load.answered.total(), "rounds": len(load.rounds)}
+    return counts | {"most_a_second": load.most_a_second, "failures": dict(load.failures)}
 
 
 def leave_interrupted(words: str) -> NoReturn:
@@ -167,7 +212,7 @@ DOING = {  # what devices do in a stage of a round
 def fleet_view(address: str, enrolled: int) -> Iterator[tuple[StageProgress, Callable[..., None]]]:
     """Rounds above, the stage that devices are in below; yields watch(stage, done, all) and progress(done, all, row)."""
     begin = (SpinnerColumn(), TextColumn("{task.description:<16}"), BarColumn(bar_width=10))
-    end = (MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
+    end = (MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
     console.print(f"{enrolled} devices are enrolled; the server listens on {address}")
     with Progress(*begin, *end, console=console) as view:
         rounds = view.add_task("rounds", total=None, note="measuring the start")

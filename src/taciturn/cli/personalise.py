@@ -1,7 +1,7 @@
 """`taciturn personalise`: a personal model, which stays on this device."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -22,7 +22,7 @@ def personalise(
     general: Annotated[Path | None, Option(help="public text (`data public`) to rehearse, so that general language is kept")] = None,
     user_share: Annotated[float, Option(min=0.05, max=1.0, help="λ, with --general: the person's share of what is learned from")] = 0.5,
     delete_text: Annotated[bool, Option("--delete-text", help="delete the text once the personal model is on disk")] = False,
-) -> None:
+) -> dict[str, Any]:
     """Train a model on one person's own text, for that person alone.
 
     The result has no guarantee and stays on this device: type with it (`taciturn keyboard open`); it cannot be exported. The last tenth
@@ -44,6 +44,8 @@ def personalise(
     )
     if delete_text:
         say(f"{text} is deleted.")
+    found = {metric: {"before": done.before[metric].value, "after": done.after[metric].value} for metric in ("perplexity", "accuracy_top1")}
+    return {"model": str(out), "messages": done.messages, **found}
 
 
 def _print_change(done: "Personal") -> None:

@@ -1,12 +1,11 @@
 """`taciturn plan`: what a guarantee would take."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
-from taciturn.cli.output import console, say, table
-from taciturn.files import to_json
+from taciturn.cli.output import bar, console, say, table
 from taciturn.names import AccountantName, MechanismName
 from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 
@@ -29,8 +28,7 @@ def plan(
     accountant: AccountantName = "pld",
     grow_to_rho: Annotated[float | None, Option(help="raise goal and noise of a trial until ρ falls to this, and choose a timer")] = None,
     largest_goal: Annotated[int, Option(min=1, help="with --grow-to-rho: the most reports a round that your servers can handle")] = 20_000,
-    json_: Annotated[bool, Option("--json", help="print JSON")] = False,
-) -> None:
+) -> dict[str, Any]:
     """Work out what a guarantee would take: noise, separation, ρ and ε, for every mechanism. Nothing is trained, no text is read.
 
     `poisson` is dp-fedavg; all others are dp-ftrl. `poisson` and `cyclic-poisson` (banded noise, users who take turns) need a curator that
@@ -47,33 +45,30 @@ def plan(
     if timer_hours is not None:
         if min_separation is not None:
             raise planning.PlanError("give --min-separation or --timer-hours, not both")
-        min_separation = _separation_by_timer(population, rounds, report_goal, timer_hours, quiet=json_)
+        min_separation = _separation_by_timer(population, rounds, report_goal, timer_hours)
     chosen = planning.MECHANISMS if mechanism == "all" else (mechanism,)
     noise, turns = (delta, noise_multiplier, epsilon, rho), (min_separation, max_participations)
     question = planning.Question(population, rounds, report_goal, *noise, *turns, accountant)
     if grow_to_rho is not None:
-        _print_grown(question, grow_to_rho, largest_goal, "blt" if mechanism == "all" else mechanism, json_)
-        return
-    with console.status("") as status:
+        return _grown(question, grow_to_rho, largest_goal, "blt" if mechanism == "all" else mechanism)
+    with bar("planning", "kinds of noise") as show:
         wait = "(finding the best correlated noise takes a minute the first time)"
-        answers = planning.plan(question, chosen, lambda name: status.update(f"{name} {wait}"))
-    if json_:
-        print(to_json({**_claim(question), "answers": [asdict(one) for one in answers]}))
-    else:
-        _print_answers(question, answers)
+        answers = planning.plan(question, chosen, lambda name: show(chosen.index(name), len(chosen), f"{name} {wait}"))
+        show(len(chosen), len(chosen), "")
+    _print_answers(question, answers)
+    return {**_claim(question), "answers": [asdict(one) for one in answers]}
 
 
-def _separation_by_timer(population: int, rounds: int, report_goal: int, timer_hours: float, quiet: bool) -> int | None:
+def _separation_by_timer(population: int, rounds: int, report_goal: int, timer_hours: float) -> int | None:
     from taciturn.planning import simulated_timer
 
     with console.status("simulating a fleet with this timer"):
         came = simulated_timer(population, rounds, report_goal, timer_hours)
-    if not quiet:
-        console.print(
-            f"A timer of {timer_hours:g} hours, on a simulated fleet that charges at night: {rounds:,} rounds in "
-            f"{came.hours / 24:.1f} days, at least {came.min_separation} rounds between two turns of a device, at most "
-            f"{came.max_participations} turns."
-        )
+    console.print(
+        f"A timer of {timer_hours:g} hours, on a simulated fleet that charges at night: {rounds:,} rounds in "
+        f"{came.hours / 24:.1f} days, at least {came.min_separation} rounds between two turns of a device, at most "
+        f"{came.max_participations} turns."
+    )
     return came.min_separation
 
 
@@ -98,7 +93,7 @@ def _print_answers(question: "Question", answers: "list[Answer]") -> None:
     console.print(shown)
 
 
-def _print_grown(trial: "Question", target: float, largest_goal: int, mechanism: MechanismName, as_json: bool) -> None:
+def _grown(trial: "Question", target: float, largest_goal: int, mechanism: MechanismName) -> dict[str, Any]:
     from taciturn.planning import PlanError, grown
 
     if mechanism in ("poisson", "cyclic-poisson"):
@@ -106,10 +101,6 @@ def _print_grown(trial: "Question", target: float, largest_goal: int, mechanism:
     with console.status("") as status:
         found = grown(trial, target, largest_goal, mechanism, status.update)
     question, answer, came = found.question, found.answer, found.came
-    if as_json:
-        goal = {"report_goal": question.report_goal, "timer_hours": found.timer_hours, "days": came.hours / 24}
-        print(to_json({**_claim(question), **goal, "more_noise": found.more_noise, "answer": asdict(answer)}))
-        return
     say(
         f"{question.report_goal:,} reports a round with a noise multiplier of {answer.noise_multiplier:.3g} ({mechanism}), and a timer of "
         f"{found.timer_hours} hours on every device.\n"
@@ -124,3 +115,5 @@ def _print_grown(trial: "Question", target: float, largest_goal: int, mechanism:
             "rest do not come to that ρ: expect a worse model, or allow more reports (--largest-goal), fewer rounds or a larger ρ.",
             style="yellow",
         )
+    goal = {"report_goal": question.report_goal, "timer_hours": found.timer_hours, "days": came.hours / 24}
+    return {**_claim(question), **goal, "more_noise": found.more_noise, "answer": asdict(answer)}

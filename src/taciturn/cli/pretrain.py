@@ -1,7 +1,7 @@
 """`taciturn pretrain`: a model of public text, to start private training from."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -28,7 +28,7 @@ def pretrain(
     patience: Annotated[int, Option(min=1, help="stop after this many epochs in a row without a better one; the best is written")] = 2,
     seed: Annotated[int, Option(min=0, help="the same seed gives the same model, on machines of one kind")] = 0,
     resume: Annotated[bool, Option("--resume", help="resume a training that was interrupted, with the options that began it")] = False,
-) -> None:
+) -> dict[str, Any]:
     """Train a model on public text, to start private training from. Costs no privacy.
 
     After each epoch the model is measured on documents that it never trains on, and saved. If it is interrupted, continue with --resume.
@@ -41,8 +41,10 @@ def pretrain(
 
     settings = model_settings(set or [])
     schedule = Schedule(epochs or 0, batch_size or 0, unroll, learning_rate or 0.0, precision, held_out, patience, seed)
-    _print_epochs(watched(corpus, settings, schedule, out, resume, start))
+    finished = watched(corpus, settings, schedule, out, resume, start)
+    _print_epochs(finished)
     say(f"{out / 'model.safetensors'}: {settings.kind}, width {settings.width}; start from it with --set model.warm_start={out}")
+    return {"model": str(out), "best": finished.best._asdict(), "epochs": [one._asdict() for one in finished.epochs]}
 
 
 def watched(

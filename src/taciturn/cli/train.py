@@ -1,6 +1,7 @@
 """`taciturn train`: a model trained as a recipe says."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,7 +31,7 @@ def train(
     resume: Annotated[bool, Option("--resume", help="resume a run that was interrupted")] = False,
     non_private: Annotated[bool, Option("--non-private", help="train without privacy; the ledger records ε = ∞")] = False,
     engine: Annotated[str | None, Option(help="ray, to train on a Ray cluster of this machine's own; or ray:ADDRESS, on another")] = None,
-) -> None:
+) -> dict[str, Any]:
     """Train a model from a recipe. Or name a folder of people and an ε, and Taciturn chooses the settings.
 
     Taciturn checks the recipe and works out the noise before it spends anything, and charges every release in the population's ledger
@@ -57,8 +58,7 @@ def train(
             raise RunError("name the run to resume: taciturn train --resume --run FOLDER")
         if set or what or audit or for_people:
             raise RunError("--resume uses the run's own recipe: leave out the recipe, --set, --audit and every option for PEOPLE")
-        print_finished(_watched(run, partial(resume_run, run)))
-        return
+        return print_finished(_watched(run, partial(resume_run, run)))
     if what is None:
         raise RunError("name a recipe, or people and an ε: taciturn train RECIPE.toml, or taciturn train PEOPLE --epsilon 4")
     folder = run or next_folder(Path("runs"), f"{what.stem}-")
@@ -71,16 +71,17 @@ def train(
         raise RunError("--dry-run writes a recipe to read and change: leave out --set and --audit until you train with it")
     recipe = what if epsilon is None else _chosen(what, epsilon, users, public, minutes or 30.0, folder)
     if dry_run:
-        return
+        return {"recipe": str(recipe)}
     loaded = load_recipe(recipe, [*(set or ()), *([] if audit is None else [f"audit.users={audit}"])])
     _check_privacy(loaded, non_private)
     finished = _watched(folder, partial(train_run, loaded, folder))
-    print_finished(finished)
+    found = print_finished(finished)
     gain = finished.scores.gain_over(finished.before)
     console.print(
         f"{100 * gain.value:+.2f} ± {100 * gain.margin:.2f} points of AccuracyTop1 over where it started, "
         f"{finished.before['accuracy_top1'].value:.2%} (95 % interval over held-out users)"
     )
+    return found | {"gain": asdict(gain)}
 
 
 def _check_people(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """`taciturn tune`: try settings on public text, at no cost in privacy."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -14,7 +14,7 @@ def tune(
     on: Annotated[Path, Option(help="public text, a folder made by `taciturn data public`")],
     try_: Annotated[list[str], Option("--try", help="section.key=value,value,…; may be repeated, which tries all combinations")],
     out: Annotated[Path, Option(help="folder for the simulated users and the runs; name it again to continue a sweep")] = Path("tuning"),
-) -> None:
+) -> list[dict[str, Any]]:
     """Try settings on simulated users with public text. It costs no privacy: choose settings here, then train on people.
 
     Example: taciturn tune recipe.toml --on speeches --try server.learning_rate=0.25,0.5,1 --try run.rounds=50,100
@@ -37,3 +37,4 @@ def tune(
     console.print(shown)
     settings = " ".join(f"--set {setting}" for setting in trials[0].settings)
     say(f"To train on people with the best of them: taciturn train {recipe} {settings}")
+    return [one._asdict() for one in trials]

@@ -14,12 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from taciturn.core import BEGIN, PADDING, UNKNOWN, LanguageModel, Params
+from taciturn.core import BEGIN, PADDING, UNKNOWN, LanguageModel, Params, WordModel
 from taciturn.data.layout import Cut, Unrolls
 from taciturn.data.texts import Texts
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.evaluation.intervals import BUCKETS, Figures, Sums, share
 from taciturn.models import losses
+from taciturn.progress import Progress, unwatched
 
 WINDOW = Unrolls(200)  # tokens read in a row
 CPU_TOKENS, ACCELERATOR_TOKENS = 800, 12_800  # scored at a time; more do not stay in a CPU's cache
@@ -39,6 +40,16 @@ class Scores(Sums):
 
     metrics: ClassVar[Figures] = {}
 
+    def of(self, users: np.ndarray) -> "Scores":
+        """From columns of one user each: of these users together, the n-th of them in bucket n mod 100."""
+        buckets = np.arange(len(users)) % BUCKETS
+        return Scores(*(np.bincount(buckets, getattr(self, one.name)[users]) for one in fields(self)))
+
+    @property
+    def together(self) -> "Scores":
+        """Of all of them."""
+        return self.of(np.arange(len(self.tokens)))
+
 
 def _perplexity(scores: Scores, kept: np.ndarray) -> float:
     """A model that diverged has no perplexity worth a number."""
@@ -57,16 +68,40 @@ METRICS: Figures = {
 Scores.metrics = METRICS
 
 
-def evaluate(model: LanguageModel, params: Params, texts: Texts, cut: Cut = WINDOW) -> Scores:
+def evaluate(model: LanguageModel, params: Params, texts: Texts, cut: Cut = WINDOW, progress: Progress = unwatched) -> Scores:
     """Score a model on users' texts; the n-th user goes to bucket n mod 100."""
+    return evaluate_each(model, params, texts, cut, progress).together
+
+
+def evaluate_each(model: LanguageModel, params: Params, texts: Texts, cut: Cut = WINDOW, progress: Progress = unwatched) -> Scores:
+    """The same with a column for each user, of whom groups are made. Its own intervals would take the square of their number."""
     if not texts.tokens:
         raise ValueError("there is no held-out text to measure with")
     score = _scorer(model)
-    sums = np.zeros((len(fields(Scores)), min(BUCKETS, len(texts))))
+    sums = np.zeros((len(fields(Scores)), len(texts)))
     for rows, users in batched_pieces(texts, cut):
         scored = np.asarray(jax.device_get(score(params, rows)), np.float64)[:, : len(users)]
         for column, values in zip(sums, scored, strict=True):
-            np.add.at(column, users % BUCKETS, values)
+            np.add.at(column, users, values)
+        progress(int(users[-1]) + 1, len(texts))
+    return Scores(*sums)
+
+
+def evaluate_steps(model: WordModel, texts: Texts, cut: Cut = WINDOW, progress: Progress = unwatched) -> Scores:
+    """Of a model that reads word by word, as n-grams do: the same rows of text, and what counts as right is the same. A column a user."""
+    sums = np.zeros((len(fields(Scores)), len(texts)))
+    for user, tokens in enumerate(texts):
+        for row in cut.pieces(tokens):
+            state = model.start() if row[0] == BEGIN else model.read(model.start(), int(row[0]))
+            for target in map(int, row[1:][row[1:] != PADDING]):
+                scores = model.scores(state)
+                loss, preferred = -float(scores[target]), scores > scores[target]
+                preferred[:target] |= scores[:target] == scores[target]
+                preferred[NO_ANSWERS] = False
+                known, rank = target > UNKNOWN, int(preferred.sum())
+                sums[:, user] += (1, known, *(known and rank < places for places in (1, 3, 5)), loss)
+                state = model.read(state, target)
+        progress(user + 1, len(texts))
     return Scores(*sums)
 
 

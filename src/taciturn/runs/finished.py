@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from contextlib import suppress
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,23 +14,28 @@ from taciturn.audit import audit_users, planting
 from taciturn.audit.likelihood_tails import Tail, log_ratios, tail
 from taciturn.audit.report import AuditReport, canary_results, membership_results
 from taciturn.audit.secret_sharer import REFERENCES
-from taciturn.core import Params
+from taciturn.core import LanguageModel, Params
+from taciturn.data.layout import Cut
 from taciturn.data.population import HeldOutUsers, Population, check_strangers
-from taciturn.evaluation.accuracy import Scores, evaluate, head_words
+from taciturn.data.texts import Texts
+from taciturn.data.vocabulary import Vocabulary
+from taciturn.errors import TaciturnError
+from taciturn.evaluation.accuracy import Scores, evaluate, evaluate_each, evaluate_steps, head_words
 from taciturn.evaluation.intervals import Interval
 from taciturn.export.formats import Exported, export_model
 from taciturn.export.word_model import COUNTED_ON, LoadedModel, load_word_model
 from taciturn.keyboard.predictor import Predictor
 from taciturn.names import ExportFormat
 from taciturn.populations import open_ledger
-from taciturn.privacy.ledger import Guarantee, Row
-from taciturn.progress import Progress, unwatched
+from taciturn.privacy.ledger import Guarantee, Ledger, Row
+from taciturn.progress import Progress, StageProgress, unwatched
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.sections import ModelSection
 from taciturn.release.gate import ExportRefused, check_not_personal, verified_guarantee
-from taciturn.release.model_file import ModelCard, load_model
+from taciturn.release.model_file import ModelCard, ModelFileError, load_model, params_digest
 from taciturn.runs.folder import RunError, recipe_of
+from taciturn.runs.report import Tested, groups_of, write_report
 
 
 def population_of(folder: Path) -> Population:
@@ -66,11 +72,16 @@ def learned_from(loaded: LoadedModel) -> str | None:
     if not loaded.is_of_users:
         return "public text"
     if (loaded.path / "recipe.toml").exists():
-        recipe, opened = recipe_of(loaded.path), opened_row(loaded)
-        if recipe.fingerprint == opened["recipe"]:  # or else the number is not the one that was declared
-            simulated = opened.get("unit", "").startswith("one simulated")
-            return f"the text of about {recipe.participation.users:,} {'simulated users' if simulated else 'people'}"
+        return whose_text(recipe_of(loaded.path), opened_row(loaded))
     return "people's text"
+
+
+def whose_text(recipe: Recipe, opened: Row) -> str:
+    """Of a run, as its recipe and what it declared have it."""
+    if recipe.fingerprint != opened["recipe"]:  # then the number is not the one that was declared
+        return "people's text"
+    simulated = opened.get("unit", "").startswith("one simulated")
+    return f"the text of about {recipe.participation.users:,} {'simulated users' if simulated else 'people'}"
 
 
 def folder_known_to(loaded: LoadedModel) -> Path:
@@ -155,14 +166,42 @@ class FinishedRun:
         """
         return export_model(self.model, self.guarantee, learned_from(self.model), Path(out), to, non_private, **how)
 
-    def evaluate(self, on: str | Path | None = None, with_head_words: bool = False) -> Evaluation:
+    def evaluate(self, on: str | Path | None = None, with_head_words: bool = False, progress: Progress = unwatched) -> Evaluation:
         """Measure on the held-out users of the run's population, or of another one of the same words (`on`). They have no guarantee."""
+        test = self._test(on)
+        heads = head_words(test.model, test.params, test.texts, test.vocabulary, test.cut) if with_head_words else None
+        scores = evaluate(test.model, test.params, test.texts, test.cut, progress)
+        return Evaluation(scores, test.guarantee, heads, test.is_rebuilt and on is None)
+
+    def report(self, beside: Sequence[str | Path] | None = None, progress: StageProgress = unwatched) -> Path:
+        """Write RUN/report.html: the guarantee, curves, and what the model is worth to which people, beside its start and n-grams.
+
+        Args:
+            beside: folders of n-grams to compare with; by default those that lie beside the run's folder and know the same words.
+            progress: called with what is being measured, how much of it is done, and of how much.
+        """
+        test, recipe = self._test(), self.recipe
+        ngrams = _ngrams_beside(self.folder, test) if beside is None else [_ngrams(Path(one), test) for one in beside]
+
+        def scores(stage: str, params: Params) -> Scores:
+            return evaluate_each(test.model, params, test.texts, test.cut, partial(progress, stage))
+
+        def tested(one: LoadedModel) -> Tested:
+            name, privacy = one.path.resolve().name, "none: ε = ∞" if one.is_of_users else "nobody's text"
+            return Tested(name, privacy, evaluate_steps(one.model, test.texts, test.cut, partial(progress, name)))
+
+        model, start = scores("this model", test.params), _start_of(recipe, test.opened)
+        measured = model, None if start is None else scores("its start", start), [tested(one) for one in ngrams]
+        people = groups_of(test.texts, test.vocabulary)
+        learned = whose_text(recipe, test.opened)
+        return write_report(self.folder, test.guarantee, test.ledger, learned, people, *measured, test.is_rebuilt)
+
+    def _test(self, on: str | Path | None = None) -> "_Test":
         params, card = _model_to_measure(self.folder)
         recipe = self.recipe
         own = build.population(recipe)
         ledger = open_ledger(own)
         guarantee = verified_guarantee(params, card, ledger)
-        rebuilt = ledger.run_rows(guarantee.run)[0]["population"] != own.id
         population = Population(Path(on)) if on else own
         if population.vocabulary.words != card.vocabulary:
             raise RunError(f"{population.folder} has another vocabulary than {self.folder}; build it with --vocabulary {self.folder}")
@@ -170,18 +209,19 @@ class FinishedRun:
             check_strangers(population.folder, folder_known_to(load_word_model(self.folder)))
         people = HeldOutUsers(population.folder)
         people.check_enough()
-        held_out = people.texts
         model = build.language_model(recipe.model, len(card.vocabulary))
         cut = build.evaluation_cut(recipe, population.vocabulary)
-        heads = head_words(model, params, held_out, population.vocabulary, cut) if with_head_words else None
-        return Evaluation(evaluate(model, params, held_out, cut), guarantee, heads, rebuilt and on is None)
+        opened = ledger.run_rows(guarantee.run)[0]
+        return _Test(model, params, people.texts, population.vocabulary, cut, guarantee, ledger, own, opened)
 
-    def compare(self, other: "FinishedRun", on: str | Path | None = None) -> tuple[Evaluation, Evaluation]:
+    def compare(
+        self, other: "FinishedRun", on: str | Path | None = None, progress: StageProgress = unwatched
+    ) -> tuple[Evaluation, Evaluation]:
         """Both on the same held-out users: of the population `on`, or else of this run's."""
         if _model_to_measure(self.folder)[1].vocabulary != _model_to_measure(other.folder)[1].vocabulary:
             raise RunError(f"{self.folder} and {other.folder} know different words, so their figures cannot be compared")
         on = on or self.recipe.data.population
-        ours, theirs = self.evaluate(on), other.evaluate(on)
+        ours, theirs = (run.evaluate(on, progress=partial(progress, f"measuring {name}")) for run, name in ((self, "A"), (other, "B")))
         if not np.array_equal(ours.scores.tokens, theirs.scores.tokens):
             raise RunError(f"{self.folder} and {other.folder} read text in other pieces ([data] layout), so they cannot be compared")
         return ours, theirs
@@ -200,6 +240,55 @@ class FinishedRun:
         return AuditReport(own.guarantee, own.scores, canaries, membership_results(self.folder, self.recipe))
 
 
+class _Test(NamedTuple):
+    """A run's model, and what it is measured on."""
+
+    model: LanguageModel
+    params: Params
+    texts: Texts
+    vocabulary: Vocabulary
+    cut: Cut
+    guarantee: Guarantee
+    ledger: Ledger
+    own: Population  # whom the run was trained on
+    opened: Row  # what the run declared
+
+    @property
+    def is_rebuilt(self) -> bool:
+        """Whether the population's text was replaced since the run."""
+        return self.opened["population"] != self.own.id
+
+
+def _start_of(recipe: Recipe, opened: Row) -> Params | None:
+    """What a run started from, if that is a file that is still there and still the same."""
+    with suppress(ModelFileError):
+        params = load_model(Path(recipe.model.warm_start))[0] if recipe.model.warm_start else None
+        return params if params and params_digest(params) == opened.get("start") else None
+
+
+def _ngrams_beside(folder: Path, test: _Test) -> list[LoadedModel]:
+    """Those in folders beside the run's that can be compared with it."""
+    found = []
+    for path in sorted(folder.resolve().parent.glob("*/model.safetensors")):
+        if not (path.parent / "recipe.toml").exists():  # a run is no n-grams, and large
+            with suppress(TaciturnError):
+                found.append(_ngrams(path.parent, test))
+    return found
+
+
+def _ngrams(path: Path, test: _Test) -> LoadedModel:
+    loaded = load_word_model(path)
+    if loaded.kind is not None:
+        raise RunError(f"{path} is no model of n-grams; two runs are compared with: taciturn compare {path} RUN")
+    if loaded.vocabulary.words != test.vocabulary.words:
+        raise RunError(f"{path} knows other words than the run, so their figures cannot be compared; count it on a text of the same words")
+    if loaded.is_of_users:
+        counted_on = population_of(path).folder
+        if not counted_on.samefile(test.own.folder):
+            check_strangers(test.own.folder, counted_on)
+    return loaded
+
+
 def _model_to_measure(folder: Path) -> tuple[Params, ModelCard]:
     """A run's; figures of a personal model are its owner's, and are shown when it is made."""
     params, card = load_model(folder)
@@ -207,7 +296,9 @@ def _model_to_measure(folder: Path) -> tuple[Params, ModelCard]:
     return params, card
 
 
-def compare_tails(model: Path, others: Sequence[Path], samples: int, seed: int) -> list[tuple[np.ndarray, Tail]]:
+def compare_tails(
+    model: Path, others: Sequence[Path], samples: int, seed: int, progress: Progress = unwatched
+) -> list[tuple[np.ndarray, Tail]]:
     """For each of the others: log c(s) of texts made up by the model, and their tail."""
     params, card = _model_to_measure(model)
     network = build.language_model(ModelSection(**card.architecture), len(card.vocabulary))
@@ -216,6 +307,10 @@ def compare_tails(model: Path, others: Sequence[Path], samples: int, seed: int) 
         other, its_card = _model_to_measure(path)
         if its_card.vocabulary != card.vocabulary or jax.tree.map(np.shape, other) != jax.tree.map(np.shape, params):
             raise RunError(f"{path} is another kind of model than {model}, or knows other words: no ratio can be taken")
-        ratios = log_ratios(network, params, other, samples, jax.random.key(seed + number))
+
+        def sampled(done: int, all: int, before: int = number) -> None:
+            progress(before * all + done, len(others) * all)
+
+        ratios = log_ratios(network, params, other, samples, jax.random.key(seed + number), sampled)
         found.append((ratios, tail(ratios)))
     return found

@@ -25,9 +25,10 @@ from taciturn.recipe.text import load_recipe, save_recipe
 from taciturn.release.model_file import card_digest, load_state, params_digest, save_model, save_state
 from taciturn.release.plots import plot_run
 from taciturn.release.privacy_statement import statement, statement_json
-from taciturn.runs.finished import FinishedRun
+from taciturn.runs.finished import FinishedRun, whose_text
 from taciturn.runs.folder import alone_in, check_new_run, delete_secrets, load_root, recipe_of, save_root
 from taciturn.runs.metrics import Metrics, Row, norms, observed_participation, row
+from taciturn.runs.report import groups_of, write_report
 from taciturn.runs.run import Run
 from taciturn.train import TrainState, rounds, start
 
@@ -119,6 +120,7 @@ def resume_run(folder: str | Path, progress: Progress = unwatched, connected: Co
 def _train_loop(run: Run, state: TrainState, progress: Progress) -> TrainedRun:
     section, metrics = run.recipe.run, Metrics(run.folder, state.round)
     before = scores = run.evaluate(state.server.params)
+    first = before if state.round == 0 else None
     if not metrics.rows:
         _save(run, state)
         metrics.add(_row(run, state, scores, 0.0))
@@ -151,7 +153,7 @@ def _train_loop(run: Run, state: TrainState, progress: Progress) -> TrainedRun:
     if measured_at != state.round:
         scores = run.evaluate(state.server.params)
         metrics.add(_row(run, state, scores, seconds))
-    return _finish(run, state, metrics, before, scores, stopped)
+    return _finish(run, state, metrics, before, scores, stopped, first)
 
 
 def _row(run: Run, state: TrainState, scores: Scores, seconds: float) -> Row:
@@ -160,7 +162,7 @@ def _row(run: Run, state: TrainState, scores: Scores, seconds: float) -> Row:
     uploads = stats.get("uploads", round(guarantee.releases * run.recipe.participation.cohort))
     sent = {"uploads": uploads, "upload_bytes": uploads * build.upload_size(run.recipe, params)}
     more = run.evaluate_general(params) | norms(run.algorithm.mechanism.public(state.mechanism)) | sent
-    return row(state.round, guarantee, scores, more, seconds, stats)
+    return row(state.round, guarantee, scores.together, more, seconds, stats)
 
 
 def _latest_row(run: Run, rows: list[Row]) -> Row:
@@ -202,9 +204,11 @@ def _savable(state: TrainState) -> dict[str, Any]:
     return {"server": state.server, "mechanism": state.mechanism}
 
 
-def _finish(run: Run, state: TrainState, metrics: Metrics, before: Scores, scores: Scores, stopped: str | None) -> TrainedRun:
+def _finish(
+    run: Run, state: TrainState, metrics: Metrics, before: Scores, scores: Scores, stopped: str | None, first: Scores | None
+) -> TrainedRun:
     _save(run, state)
-    guarantee = run.account.guarantee()
+    guarantee, ledger = run.account.guarantee(), run.account.ledger
     card = run.card(state.round, guarantee.head)
     observed = observed_participation(run.log, run.algorithm.participation, run.fleet.stats())
     words = statement(guarantee, card.public_text, observed)
@@ -213,5 +217,8 @@ def _finish(run: Run, state: TrainState, metrics: Metrics, before: Scores, score
     plot_run(run.folder / "progress.png", metrics.rows, f"{run.folder.name} ({run.recipe.algorithm})")
     delete_secrets(run.folder)  # with them goes all that could take the noise off
     run.account.close()  # it cannot go on any more
+    start = first or run.evaluate(run.initial_params())
+    people, learned = groups_of(run.held_out.texts, run.vocabulary), whose_text(run.recipe, ledger.run_rows(guarantee.run)[0])
+    write_report(run.folder, guarantee, ledger, learned, people, scores, start)
     estimate = metrics.rows[-1].get("clip_estimate")
-    return TrainedRun(run.folder, before, scores, stopped, estimate)
+    return TrainedRun(run.folder, before.together, scores.together, stopped, estimate)

@@ -6,7 +6,7 @@ guarantee, distil it from a private model: `taciturn export RUN --to arpa`.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from dp_accounting import NonPrivateDpEvent
 
 from taciturn.data.population import Population
 from taciturn.data.public import PublicCorpus
+from taciturn.data.texts import Texts
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.export.word_model import COUNTED_ON
 from taciturn.files import check_new_folder, new_folder, write_atomically
@@ -24,6 +25,7 @@ from taciturn.populations import open_ledger
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget
 from taciturn.privacy.ledger import Guarantee
+from taciturn.progress import Progress, unwatched
 from taciturn.release.model_file import ModelCard, card_digest, params_digest, save_model
 from taciturn.release.privacy_statement import statement
 from taciturn.runs.folder import RunError
@@ -33,17 +35,19 @@ NOT_NEW = "name a new folder"
 ANY_DELTA = 1e-10  # ε is ∞ at every one
 
 
-def count_public(corpus: Path, out: Path, smoothing: Smoothing, order: int) -> NGram:
+def count_public(corpus: Path, out: Path, smoothing: Smoothing, order: int, progress: Progress = unwatched) -> NGram:
     check_new_folder(out, NOT_NEW)
     public = PublicCorpus.load(corpus)
-    model = _counted(public.documents, public.vocabulary, smoothing, order)
+    model = _counted(public.documents, public.vocabulary, smoothing, order, progress)
     card = ModelCard(_architecture(smoothing, order), public.vocabulary.words, public.vocabulary.about, public_sources=(public.source,))
     with new_folder(out, NOT_NEW) as made:
         save_model(made / "model.safetensors", model.params(), card)
     return model
 
 
-def count_population(folder: Path, out: Path, smoothing: Smoothing, order: int, non_private: bool) -> Guarantee:
+def count_population(
+    folder: Path, out: Path, smoothing: Smoothing, order: int, non_private: bool, progress: Progress = unwatched
+) -> Guarantee:
     """Charged first, then counted."""
     check_new_folder(out, NOT_NEW)
     if not non_private:
@@ -66,7 +70,7 @@ def count_population(folder: Path, out: Path, smoothing: Smoothing, order: int, 
     account = Account(open_ledger(population), terms, NonPrivateDpEvent())
     account.open()
     account.charge(round=0, record="n-grams")
-    model = _counted(population.texts, population.vocabulary, smoothing, order)
+    model = _counted(population.texts, population.vocabulary, smoothing, order, progress)
     vocabulary = population.vocabulary
     card = ModelCard(_architecture(smoothing, order), vocabulary.words, vocabulary.about, terms.name, round=1)
     card = replace(card, ledger_head=account.record_model(1, params_digest(model.params()), card_digest(card)))
@@ -82,6 +86,11 @@ def _architecture(smoothing: Smoothing, order: int) -> dict[str, str | int]:
     return {"kind": "ngram", "smoothing": smoothing, "order": order}
 
 
-def _counted(texts: Iterable[np.ndarray], vocabulary: Vocabulary, smoothing: Smoothing, order: int) -> NGram:
+def _counted(texts: Texts, vocabulary: Vocabulary, smoothing: Smoothing, order: int, progress: Progress) -> NGram:
+    def watched() -> Iterator[np.ndarray]:
+        for number, text in enumerate(texts, 1):
+            yield text
+            progress(number, len(texts))
+
     estimate = katz if smoothing == "katz" else kneser_ney
-    return estimate(texts, len(vocabulary), order)
+    return estimate(watched(), len(vocabulary), order)

@@ -2,7 +2,7 @@
 
 RUN/
   recipe.toml  vocabulary.txt  ledger.jsonl (this run's rows)  canaries.json, audit_users.json and .npy (where there are some)
-  metrics.jsonl  metrics.csv  progress.png
+  metrics.jsonl  metrics.csv  progress.png  report.html
   model.safetensors  guarantee.txt  guarantee.json
   private/   root (of all randomness), state (to resume from), who took part, devices' own state; mode 0700, deleted when the run ends
 """
@@ -17,7 +17,7 @@ from taciturn.audit.observers import run_observers, with_observers
 from taciturn.core import FleetWithStats, Params
 from taciturn.data.population import HeldOutUsers, Population
 from taciturn.data.texts import Texts
-from taciturn.evaluation.accuracy import Scores, evaluate
+from taciturn.evaluation.accuracy import Scores, evaluate_each
 from taciturn.fleets import assemble
 from taciturn.fleets.devices.fleet import Connected
 from taciturn.populations import open_ledger
@@ -137,17 +137,18 @@ class Run:
         return self.model.init(randomness.jax_keys(randomness.derive(self.root, "init", 0), 1)[0])
 
     def evaluate(self, params: Params) -> Scores:
+        """With a column for each held-out user; `together` they are what is shown."""
         return self._scores(params, self.held_out.texts)
 
     def evaluate_general(self, params: Params) -> dict[str, float]:
         """What of the general language is known, where the recipe names a text to see by."""
         if self.general_test is None:
             return {}
-        scores = self._scores(params, self.general_test.documents)
+        scores = self._scores(params, self.general_test.documents).together
         return {f"general_{metric}": scores[metric].value for metric in ("perplexity", "accuracy_top1")}
 
     def _scores(self, params: Params, texts: Texts) -> Scores:
-        return evaluate(self.model, params, texts, build.evaluation_cut(self.recipe, self.vocabulary))
+        return evaluate_each(self.model, params, texts, build.evaluation_cut(self.recipe, self.vocabulary))
 
     def fresh_state(self) -> TrainState:
         return start(self.algorithm, self.initial_params(), self.account.head)

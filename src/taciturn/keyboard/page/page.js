@@ -100,7 +100,8 @@ class Panel {
     this.line = element("button", { type: "button", className: "continuation", lang: this.model.language });
     this.line.addEventListener("click", () => page.accept(this));
     this.sum = element("span", { className: "sum" });
-    this.host.prepend(element("p", { className: "name" }, element("b", {}, this.letter), ` ${this.model.name}`, this.sum));
+    const badge = element("span", { className: this.model.promises ? "badge" : "badge warning" }, inShort(this.model));
+    this.host.prepend(element("p", { className: "name" }, element("b", {}, this.letter), ` ${this.model.name}`, badge, this.sum));
     this.host.append(this.line);
     this.person = new AttentivePerson(this.predictor, (saved) => {
       this.sum.textContent = `would have saved ${saved} (${share(saved, page.charactersSoFar())})`;
@@ -138,10 +139,12 @@ class KeyboardPage {
     this.panels = models.map((model, n) => new Panel(model, letters[n], this));
     byId("models").append(...this.panels.map(({ host }) => host));
     byId("second").hidden = models.length < 2;
+    document.body.classList.toggle("two", models.length > 1);
     byId("guarantees").append(...models.map((model, n) => guaranteeOf(model, letters[n])));
     this.message.lang = this.language;
     this.listen();
     this.addKeys(models[0].vocabulary);
+    this.message.focus({ preventScroll: true });
     this.refresh();
   }
 
@@ -331,6 +334,12 @@ class KeyboardPage {
       if (this.message.dispatchEvent(event)) this.write(text, 0);
     }
   }
+}
+
+/** The figure of a promise, to stand beside the model's name. */
+function inShort({ plain, promises }) {
+  const figure = plain.join(" ").match(/ε (?:= |is )?(?:> )?[\d.,]*[\d∞]/)?.[0].replaceAll(" ", "\u00a0");
+  return `${promises ? "" : "⚠ "}${figure ?? (promises ? "public text" : "no guarantee")}`;
 }
 
 /** All of a warning is in sight; of a promise the figure is, and what it means one click away. */

@@ -1,0 +1,146 @@
+"""Whether this machine can train, and what is missing for which command: asked by `taciturn doctor`."""
+
+import os
+import platform
+import shutil
+import sys
+import webbrowser
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from packaging.requirements import Requirement
+
+from taciturn.errors import TaciturnError
+
+LEAST = 2.0  # GiB of memory and of disk: a run of the usual size takes about as much
+FOR = {  # what an extra of the package is for
+    "onnx": "taciturn export --to onnx",
+    "fleet": "taciturn fleet, over a network",
+    "fleet-redis": "taciturn fleet serve --store",
+    "ray": "taciturn train --engine ray",
+}
+WORDS = 60
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at. What is broken stands in the way of training; what is missing, of some other command."""
+
+    name: str
+    state: Literal["ok", "missing", "broken"]
+    said: str
+    to_do: str = ""
+
+
+def examined() -> Iterator[Finding]:
+    """Everything, one by one: the last of them takes seconds."""
+    yield from _packages()
+    yield from _room()
+    yield from _programs()
+    yield _safely("devices", _devices)
+    yield _safely("additivity", _additivity)
+
+
+def _finding(name: str, good: bool, said: str, to_do: str, worst: Literal["missing", "broken"] = "missing") -> Finding:
+    return Finding(name, "ok" if good else worst, said, "" if good else to_do)
+
+
+def _packages() -> Iterator[Finding]:
+    """What must be there, with the versions that pyproject.toml asks for; then every extra as a whole."""
+    python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    yield _finding("Python", sys.version_info >= (3, 11), python, "install Python 3.11 or newer, and taciturn into it", "broken")
+    yield Finding("taciturn", "ok", metadata.version("taciturn"))
+    wanted = [Requirement(line) for line in metadata.requires("taciturn") or ()]
+    needed = [one for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
+    lacking = list(filter(None, map(_lacking, needed)))
+    others = f"{len(needed)} packages, JAX {_version('jax')}"
+    yield _finding("packages", not lacking, "; ".join(lacking) or others, "pip install -e .", "broken")
+    for extra, use in FOR.items():
+        parts = [one for one in wanted if one not in needed and one.marker and one.marker.evaluate({"extra": extra})]
+        lacking = [_lacking(one) for one in parts if one.name != "taciturn" and _lacking(one)]
+        yield _finding(extra, not lacking, "; ".join([f"for {use}", *lacking]), f"pip install 'taciturn[{extra}]'")
+
+
+def _lacking(wanted: Requirement) -> str:
+    found = _version(wanted.name)
+    if found is None:
+        return f"{wanted.name} is not installed"
+    return "" if wanted.specifier.contains(found, prereleases=True) else f"{wanted.name} is {found}, and {wanted.specifier} is needed"
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _room() -> Iterator[Finding]:
+    page, all, free = (os.sysconf(name) for name in ("SC_PAGE_SIZE", "SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
+    said = f"{page * free / 2**30:.1f} of {page * all / 2**30:.1f} GiB free"
+    yield _finding("memory", page * all / 2**30 >= LEAST, said, "take a smaller model, or another machine")
+    space, writable = shutil.disk_usage(".").free / 2**30, os.access(".", os.W_OK)
+    said = f"{space:.1f} GiB free here" + ("" if writable else ", where nothing can be written")
+    yield _finding("disk", space >= LEAST and writable, said, "make room, or work in another folder")
+
+
+def _programs() -> Iterator[Finding]:
+    to_do = "install Node.js; without it the script is written and not held against the model"
+    yield _finding("Node", bool(shutil.which("node")), "for taciturn export --to js, which it checks", to_do)
+    to_do = "open the address that they print in any browser"
+    yield _finding("browser", _browser(), "for taciturn report and taciturn keyboard open", to_do)
+
+
+def _browser() -> bool:
+    try:
+        return webbrowser.get() is not None
+    except webbrowser.Error:
+        return False
+
+
+def _safely(name: str, look: Callable[[], Finding]) -> Finding:
+    try:
+        return look()
+    except (TaciturnError, ImportError, RuntimeError, OSError) as error:
+        return Finding(name, "broken", str(error), "see docs/scale.md; JAX_PLATFORMS=cpu trains on CPUs")
+
+
+def _devices() -> Finding:
+    import jax
+
+    found = jax.local_devices()
+    memory = (found[0].memory_stats() or {}).get("bytes_limit")
+    said = f"{len(found)} × {found[0].device_kind}" + (f", {memory / 2**30:.0f} GiB each" if memory else "")
+    unused = found[0].platform == "cpu" and Path("/dev/nvidia0").exists()
+    return _finding("devices", not unused, said, "there is an NVIDIA GPU that JAX does not use: pip install 'taciturn[gpu]'")
+
+
+def _additivity() -> Finding:
+    """The test that every run makes before its first sum, on a small model: here it shows whether this machine can train at all."""
+    import jax
+
+    from taciturn.core import Key, Message, Report, UserData
+    from taciturn.data.layout import Layout, Unrolls
+    from taciturn.data.texts import Texts
+    from taciturn.fleets.simulation.in_process import SimulatedFleet
+    from taciturn.models.cifg import cifg
+    from taciturn.models.losses import cross_entropy
+    from taciturn.privacy.clipping import flat_clip
+    from taciturn.privacy.estimators import fixed_denominator
+    from taciturn.privacy.mechanism import mechanism
+    from taciturn.privacy.noise import gaussian
+
+    class Nobody:
+        texts = Texts.of([], WORDS)
+
+    model, private = cifg(WORDS, 16, 24), mechanism(flat_clip(1.0), fixed_denominator(10.0), gaussian(1.0))
+
+    def program(message: Message, user: UserData, key: Key) -> Report:
+        update = jax.grad(lambda params: cross_entropy(model, params, user.batches[0]))(message.params)
+        return private.bound(message.public, update, user.weight, key)
+
+    params = model.init(jax.random.key(0))
+    fleet = SimulatedFleet(Nobody(), Layout.for_pieces(Unrolls(5), batch_size=3, pieces=6), cohort=10)
+    fleet.made_up_total(program, Message(params, private.public(private.init(params))), jax.random.key(0))
+    return Finding("additivity", "ok", "a user's report has the same bits in any company, as privacy needs")

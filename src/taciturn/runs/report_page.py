@@ -1,0 +1,161 @@
+"""A run's page, drawn: one file without scripts, which asks for nothing over the network. What stands on it is gathered by report.py."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import NamedTuple
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 320, 170, 44, 50, 12, 22  # of a chart, about a pixel each on a phone
+Write = Callable[[float], str]  # a figure as people read it
+Scale = Callable[[float], float]  # where it is in a chart
+
+
+class Html(str):
+    """What is markup already. All other text is escaped where it is put into a tag, wherever it comes from."""
+
+
+class Point(NamedTuple):
+    round: int
+    value: float
+    margin: float = 0.0
+
+    @property
+    def low(self) -> float:
+        return self.value - self.margin
+
+    @property
+    def high(self) -> float:
+        return self.value + self.margin
+
+
+class Span(NamedTuple):
+    """What a group of people had before, if that is known, and what they have now."""
+
+    name: str
+    note: str  # who they are
+    before: float | None
+    now: Point
+    gain: str  # in words
+
+
+def page(name: str, parts: Sequence[Html]) -> str:
+    template = Template((files("taciturn.runs") / "report.html").read_text("utf-8"))
+    return template.substitute(name=escape(name), body="\n".join(parts))
+
+
+def tag(kind: str, *inside: str, **attributes: object) -> Html:
+    """
+    >>> tag("p", "1 < 2", tag("b", "yes"), class_="quiet")
+    '<p class="quiet">1 &lt; 2<b>yes</b></p>'
+    """
+    named = "".join(f' {name.rstrip("_").replace("_", "-")}="{escape(str(value))}"' for name, value in attributes.items())
+    return Html(f"<{kind}{named}>{''.join(one if isinstance(one, Html) else escape(one) for one in inside)}</{kind}>")
+
+
+def section(title: str, *inside: str) -> Html:
+    return tag("section", tag("h2", title), *inside)
+
+
+def tile(title: str, figure: str, note: str) -> Html:
+    """What stands after the figure itself, its margin and unit, is set smaller."""
+    value, _, rest = figure.partition(" ")
+    return tag("div", tag("small", title), tag("b", value, tag("span", f" {rest}")), tag("small", note), class_="tile")
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], bold: int | None = None) -> Html:
+    """On a phone each row becomes a card, whose figures are told by the names of their columns."""
+    head = tag("thead", tag("tr", *(tag("th", name) for name in columns)))
+    body = [
+        tag("tr", *(tag("td", cell, data_name=name) for name, cell in zip(columns, row, strict=True)), class_="this" if n == bold else "")
+        for n, row in enumerate(rows)
+    ]
+    return tag("div", tag("table", head, tag("tbody", *body)), class_="scrolls")
+
+
+def chart(title: str, points: Sequence[Point], write: Write, mark: Write, from_zero: bool = False, kind: str = "") -> Html:
+    """A curve over rounds, with a band of its margins; what is not finite is left out. `mark` writes the axis."""
+    shown = [one._replace(margin=one.margin if math.isfinite(one.margin) else 0.0) for one in points if math.isfinite(one.value)]
+    if not shown:
+        return tag("figure", tag("figcaption", title), tag("p", "no finite figures", class_="quiet"))
+    marks = ticks(min(0.0 if from_zero else one.low for one in shown), max(one.high for one in shown))
+    low, high, last = marks[0], marks[-1], max(1, shown[-1].round)
+
+    def x(round: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * round / last
+
+    def y(value: float) -> float:
+        return TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / (high - low)
+
+    parts = list(_axes(marks, last, x, y, mark))
+    if any(one.margin for one in shown):
+        edges = [(x(one.round), y(one.high)) for one in shown] + [(x(one.round), y(one.low)) for one in shown[::-1]]
+        parts.append(tag("polygon", points=_path(edges), class_="band"))
+    parts.append(tag("polyline", points=_path([(x(one.round), y(one.value)) for one in shown]), class_="curve"))
+    for one in shown:
+        said = f"round {one.round:,}: {write(one.value)}" + (f" ± {write(one.margin)}" if one.margin else "")
+        parts.append(_dot(x(one.round), y(one.value), 2.2 if len(shown) < 40 else 1.2, "dot", said))
+    end = shown[-1]
+    parts.append(tag("text", write(end.value), x=_n(x(end.round) + 4), y=_n(y(end.value) + 4), class_="last"))
+    drawn = tag("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=f"{title}, up to {write(end.value)}")
+    return tag("figure", tag("figcaption", title), drawn, class_=kind)
+
+
+def _axes(marks: Sequence[float], last: int, x: Scale, y: Scale, mark: Write) -> Iterator[Html]:
+    for one in marks:
+        yield tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=_n(y(one)), y2=_n(y(one)), class_="grid")
+        yield tag("text", mark(one), x=LEFT - 6, y=_n(y(one) + 4), text_anchor="end")
+    for round in {0, last // 2, last}:
+        yield tag("text", f"{round:,}", x=_n(x(round)), y=HEIGHT - 5, text_anchor="middle")
+
+
+def groups(spans: Sequence[Span], write: Write, mark: Write) -> Html:
+    """A line for each group, all on one scale: from where they were to where they are."""
+    marks = ticks(min(min(one.now.low, one.before or 1.0) for one in spans), max(max(one.now.high, one.before or 0.0) for one in spans))
+    low, high = marks[0], marks[-1]
+
+    def x(value: float) -> float:
+        return 6 + (WIDTH - 12) * (value - low) / (high - low)
+
+    def line(kind: str, one: float, other: float) -> Html:
+        return tag("line", x1=_n(x(one)), x2=_n(x(other)), y1=13, y2=13, class_=kind)
+
+    rows = []
+    for one in spans:
+        drawn = [tag("line", x1=_n(x(place)), x2=_n(x(place)), y1=0, y2=26, class_="grid") for place in marks]
+        if one.before is not None:
+            drawn += [line("way", one.before, one.now.value), _dot(x(one.before), 13, 4, "before", f"start {write(one.before)}")]
+        drawn += [line("whisker", one.now.low, one.now.high), _dot(x(one.now.value), 13, 5, "dot", f"now {write(one.now.value)}")]
+        way = write(one.now.value) if one.before is None else f"{write(one.before)} → {write(one.now.value)}"
+        who = tag("div", tag("b", one.name), tag("small", one.note))
+        picture = tag("svg", *drawn, viewBox=f"0 0 {WIDTH} 26", aria_hidden="true")
+        rows.append(tag("div", who, picture, tag("div", tag("b", one.gain), tag("small", way)), class_="row"))
+    scale = [tag("text", mark(place), x=_n(x(place)), y=12, text_anchor="middle") for place in marks]
+    empty, axis = tag("div"), tag("svg", *scale, viewBox=f"0 0 {WIDTH} 16", aria_hidden="true")
+    return tag("div", *rows, tag("div", empty, axis, empty, class_="row scale"))
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Three to six round numbers around all of it.
+
+    >>> ticks(0.181, 0.204), ticks(0, 4.01)
+    ([0.18, 0.19, 0.2, 0.21], [0.0, 2.0, 4.0, 6.0])
+    """
+    spread = high - low or abs(high) or 1.0
+    power = 10.0 ** math.floor(math.log10(spread / 2))
+    step = next(power * times for times in (1, 2, 5, 10) if spread / (power * times) <= 3)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(number * step, 12) for number in range(first, max(last, first + 1) + 1)]
+
+
+def _dot(x: float, y: float, size: float, kind: str, said: str) -> Html:
+    return tag("circle", tag("title", said), cx=_n(x), cy=_n(y), r=size, class_=kind)
+
+
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{_n(x)},{_n(y)}" for x, y in points)
+
+
+def _n(value: float) -> str:
+    return f"{value:.1f}"
