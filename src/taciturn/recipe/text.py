@@ -14,7 +14,7 @@ from taciturn.files import not_a, write_atomically
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.sections import ModelSection
 
-MUST_BE = {  # by pydantic's kinds of errors
+MUST_BE: dict[str, str] = {  # by pydantic's kinds of errors
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float", "int_parsing_size"), "an integer"),
     **dict.fromkeys(("float_parsing", "float_type"), "a number"),
     "bool_parsing": "true or false",
@@ -114,8 +114,9 @@ def _sentence(error: Any, section: type[BaseModel] = Recipe) -> str:
         return f"{name}: {message}" if name else message
     given = error["input"] if not isinstance(error["input"], dict) else "a section"
     if error["type"] == "model_type":
-        return f"{name} is a section, not a value: set one of {', '.join(section.model_fields[name].annotation.model_fields)} in it"
-    wanted = MUST_BE.get(error["type"], message.removeprefix("Input should be ")).format(**error.get("ctx", {}))
+        inside: Any = section.model_fields[name].annotation
+        return f"{name} is a section, not a value: set one of {', '.join(inside.model_fields)} in it"
+    wanted = (MUST_BE.get(error["type"]) or message.removeprefix("Input should be ")).format(**error.get("ctx", {}))
     return f"{name} must be {'a number, or a schedule [[0, 0.8], [500, 0.4]]' if place[-1] == 'clip_norm' else wanted}, not {given!r}"
 
 
