@@ -27,7 +27,9 @@ def bench(
 
     Users are made of random words; nothing of yours is touched. Ceilings (copies, matrix products) are measured in the same run.
 
-    Example: make peers && taciturn bench --against torch,pfl,fedjax
+    Before --against, install the others' programs: make peers
+
+    Example: taciturn bench --against torch,pfl,fedjax
     """
     import jax
 

@@ -90,10 +90,8 @@ def _check_people(folder: Path) -> None:
     from taciturn.runs.folder import RunError
 
     if (folder / "recipe.toml").exists() and (folder / "vocabulary.txt").exists():
-        raise RunError(
-            f"{folder} is a run, not a population or a recipe; resume it with: taciturn train --resume --run {folder}, or train as it "
-            f"was trained: taciturn train {folder / 'recipe.toml'}"
-        )
+        hint = f"resume it with: taciturn train --resume --run {folder}, or train as it was: taciturn train {folder / 'recipe.toml'}"
+        raise RunError(f"{folder} is a run, not a population or a recipe; {hint}")
     Population(folder)
 
 
@@ -110,11 +108,8 @@ def _check_privacy(recipe: "Recipe", non_private: bool) -> None:
         )
     stated, cohort = recipe.participation.users, recipe.participation.cohort
     if recipe.participation.kind == "poisson" and len(people) < stated / 2:
-        say(
-            f"The recipe states {stated:,} users, and {people.folder} has {len(people):,}: a round will have about "
-            f"{cohort * len(people) / stated:,.0f} of them, not {cohort:,.0f}.",
-            style="yellow",
-        )
+        expected = f"a round will have about {cohort * len(people) / stated:,.0f} of them, not {cohort:,.0f}"
+        say(f"The recipe states {stated:,} users, and {people.folder} has {len(people):,}: {expected}.", style="yellow")
 
 
 def _chosen(people: Path, epsilon: float, users: int | None, public: Path | None, minutes: float, folder: Path) -> Path:
@@ -186,9 +181,6 @@ def _watched(folder: Path, work: "Callable[[Any], TrainedRun]") -> "TrainedRun":
         with training_bar(folder.name) as show:
             return work(show)
     except KeyboardInterrupt:
+        resume = f"Nothing is lost; resume with: taciturn train --resume --run {folder}"
         begun = (folder / "recipe.toml").exists()
-        leave_interrupted(
-            f"Nothing is lost; resume with: taciturn train --resume --run {folder}"
-            if begun
-            else "Nothing was trained or charged yet; run the same command again"
-        )
+        leave_interrupted(resume if begun else "Nothing was trained or charged yet; run the same command again")
