@@ -20,10 +20,11 @@ def adopt(path: Path, known: str | None = None) -> tuple[Ledger, Path | None]:
     retired = next((row for row in claimed.rows if row["kind"] == "retired"), None)
     if retired is not None:
         raise LedgerError(f"{claimed.path} is retired, as the one at {retired['by']} replaced it. Name that one.")
-    original = _retire_original(claimed)
+    original = _Claimed(claimed.original) if claimed.original else None
+    was_retired = original is not None and original.retire(claimed)
     claimed.decided = True
     claimed.append({"kind": "adopt"})
-    return Ledger(path, known), original
+    return Ledger(path, known), original.path if original and was_retired else None
 
 
 class _Claimed(Ledger):
@@ -62,10 +63,3 @@ class _Claimed(Ledger):
             if not is_retired:
                 self._write(file, row)
             return True
-
-
-def _retire_original(claimed: _Claimed) -> Path | None:
-    if claimed.original is None:
-        return None
-    original = _Claimed(claimed.original)
-    return original.path if original.retire(claimed) else None

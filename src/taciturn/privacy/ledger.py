@@ -196,16 +196,15 @@ class Ledger(ChainedFile):
                     f"these people were promised ε = {epsilon_text(known.epsilon)} at δ = {delta_text(known.delta)} in all: a budget is "
                     "only ever lowered"
                 )
-            self._check_room(budget, [], 0.0)
+            self.check_room([], 0.0, budget)
 
         self.append({"kind": "budget", "epsilon": budget.epsilon, "delta": budget.delta}, check)
 
-    def check_room(self, cost: Sequence[DpEvent], distance: float) -> None:
-        """Raise if runs that cost this at most, beside all there are, could pass the budget."""
-        if self.budget:
-            self._check_room(self.budget, cost, distance)
-
-    def _check_room(self, budget: PopulationBudget, cost: Sequence[DpEvent], distance: float) -> None:
+    def check_room(self, cost: Sequence[DpEvent], distance: float, budget: PopulationBudget | None = None) -> None:
+        """Raise if runs that cost this at most, beside all there are, could pass the budget: the one there is, or one to be set."""
+        budget = budget or self.budget
+        if budget is None:
+            return
         counted = [(run, self._own_cost(run, self._most(run))) for run in self.runs()]
         costs = [*cost, *(one for _, own in counted for one in own)]
         distances = distance + sum(self._own_distance(run) for run, own in counted if own)

@@ -151,11 +151,10 @@ _TO_DELETE = (
     "text. A backup or snapshot of either undoes the deletion: leave private/ out of them, or delete it there too. The ledger is kept."
 )
 
-ZERO_OUT = "zero out one user"
 _ADJACENCY = {
     "add or remove one user": "neighbours differ by one user, there in one and absent from the other",
     "replace one user by another": "neighbours differ in who one of the users is",
-    ZERO_OUT: "neighbours differ in one user, whose reports are all zero in one of them",
+    "zero out one user": "neighbours differ in one user, whose reports are all zero in one of them",
 }
 
 
