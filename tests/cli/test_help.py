@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -89,3 +91,10 @@ def test_a_command_of_another_name_would_be_noticed(line):
     """The twin that must fail."""
     with pytest.raises(AssertionError, match="there is no"):
         check(line)
+
+
+def test_help_waits_for_no_library_that_it_does_not_need():
+    """Half a second is what help may take; JAX alone takes longer."""
+    loaded = "import sys, taciturn.cli; print([name for name in ('jax', 'numpy', 'pyarrow', 'dp_accounting') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

