@@ -44,7 +44,6 @@ from harness import (
 from taciturn.data.population import Population, write_population
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
-from taciturn.fleets.simulation import in_process
 from taciturn.privacy import sampler, wide
 from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.recipe.recipe import Recipe
@@ -53,8 +52,6 @@ from taciturn.runs.ngram_baselines import count_population
 
 CHROMIUM = Path("/usr/bin/chromium")
 SWITCHES = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync --no-first-run"
-
-in_process.one_stream_per_core = lambda: None  # for tests that call the command line's main() in this process
 
 
 @pytest.fixture

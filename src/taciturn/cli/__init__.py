@@ -1,5 +1,6 @@
 """The command line: every command and group of `taciturn`, and how it ends."""
 
+import os
 import sys
 from importlib import metadata
 from typing import Annotated
@@ -76,9 +77,8 @@ def about(version: Annotated[bool, Option("--version", help="print the version",
 
 def main() -> None:
     """Errors that a person can act on are a sentence, not a traceback."""
-    from taciturn.fleets.simulation.in_process import one_stream_per_core
-
-    one_stream_per_core()
+    # Every core a device of JAX, which reads this when it is loaded; loading it here would make help wait.
+    os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(len(os.sched_getaffinity(0))))
     try:
         app()
     except (TaciturnError, OSError) as error:

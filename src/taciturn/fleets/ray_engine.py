@@ -34,7 +34,7 @@ from taciturn.recipe.recipe import Recipe
 CPU_PIECE, GPU_PIECE = 8, 128  # users; the same for any number of workers, since products of other shapes round differently
 PATIENCE = 300.0  # seconds in which nobody finishes anything, after which the cluster is given up
 MOST_DEATHS = 100  # of workers in a row: then it is not they who are at fault
-ONE_CORE = {"NPROC": "1", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
+ONE_CORE = {"NPROC": "1", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
 ONE_GPU = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # beside the process that keeps the ledger
 
 
