@@ -1,7 +1,7 @@
 """Canaries in a run: the model meets them, people's claim does not change, and a run that is cut off goes on with the same ones."""
 
 import functools
-import json
+import math
 
 import jax
 import jax.numpy as jnp
@@ -123,19 +123,18 @@ def test_what_cannot_be_planted_is_refused(population, text, tmp_path, vocabular
 
 def test_an_audit_finds_what_many_users_share_and_says_what_the_model_is_worth(runs, capsys):
     run = runs("taught").folder
-    audit(run, references=2000, json_=True)
-    said = json.loads(capsys.readouterr().out)
+    said, status = audit(run, references=2000)
+    assert status == 0
     ranks = {(one["users"], one["copies"]): one for one in said["canaries"]}
     assert ranks[6, 8]["rank"] <= 5
     assert ranks[6, 8]["beam_search"] is not None
-    assert said["epsilon"] == "infinity"
-    audit(run, references=2000)
+    assert said["epsilon"] == math.inf
     shown = " ".join(capsys.readouterr().out.split())
     assert "1 / 1" in shown
     assert "AccuracyTop1" in shown
 
 
-def test_an_untrained_model_remembers_nothing(population, text, tmp_path, capsys):
+def test_an_untrained_model_remembers_nothing(population, text, tmp_path):
     """The twin: the same canaries in a training that teaches next to nothing."""
     recipe = tiny_recipe(
         population,
@@ -146,8 +145,8 @@ def test_an_untrained_model_remembers_nothing(population, text, tmp_path, capsys
         run={"rounds": 1, "evaluate_every": 1},
     )
     train_run(recipe, tmp_path / "run", quietly)
-    audit(tmp_path / "run", references=2000, json_=True)
-    ranks = [one["rank"] for one in json.loads(capsys.readouterr().out)["canaries"]]
+    said, _ = audit(tmp_path / "run", references=2000)
+    ranks = [one["rank"] for one in said["canaries"]]
     assert np.median(ranks) > 200
 
 

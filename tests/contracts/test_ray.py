@@ -159,10 +159,7 @@ def test_a_training_on_a_cluster_makes_the_model_of_one_process(cluster, populat
 
 @pytest.mark.parametrize(
     ("engine", "message"),
-    [
-        ("rye", "--engine takes ray, or ray:ADDRESS of a cluster, and not rye"),
-        ("ray:127.0.0.1:1", "there is no Ray cluster at 127.0.0.1:1"),
-    ],
+    [("rye", "--engine must be ray, or ray:ADDRESS of a cluster, not rye"), ("ray:127.0.0.1:1", "there is no Ray cluster at 127.0.0.1:1")],
 )
 def test_an_engine_that_is_not_there_is_a_sentence(engine, message, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["taciturn", "train", "recipe.toml", "--engine", engine])

@@ -111,7 +111,7 @@ def test_the_warehouse_page_is_followed(store, tmp_path, monkeypatch):
 
 def test_what_is_not_there_is_said(store):
     for address in ("s3://nobodys-bucket/a.csv", "s3://messages/nothing"):
-        with pytest.raises(SourceError, match=f"there is no file or folder {address}"):
+        with pytest.raises(SourceError, match=f"{address} does not exist"):
             read(address)
 
 

@@ -280,8 +280,8 @@ def test_a_redis_that_is_killed_is_nobody_there_and_devices_come_back(caplog):
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("redis://fleet.example:6379", "without TLS a Redis may be on this machine alone"),
-        ("redis://:secret@10.0.0.1", "without TLS a Redis may be on this machine alone, and 10.0.0.1:6379 may"),
+        ("redis://fleet.example:6379", "without TLS a Redis may be on this machine only"),
+        ("redis://:secret@10.0.0.1", "without TLS a Redis may be on this machine only, and 10.0.0.1:6379 may"),
         ("redis://:secret@127.0.0.1:1", r"no Redis answers at 127\.0\.0\.1:1 "),
         ("http://127.0.0.1", "is not the address of a Redis"),
     ],

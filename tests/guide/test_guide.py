@@ -141,7 +141,7 @@ def test_every_page_with_commands_is_followed():
 
 def test_a_command_that_fails_is_noticed(small):
     """The twin that must fail."""
-    with pytest.raises(PopulationError, match="nothing is no folder"):
+    with pytest.raises(PopulationError, match="nothing does not exist"):
         here("taciturn data show nothing")
     with pytest.raises(AssertionError, match="No such option"):
         here("taciturn data show --nothing")

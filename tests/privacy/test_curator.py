@@ -224,7 +224,7 @@ def released(door, params=ZERO, round=0) -> np.ndarray:
 def test_a_cohort_larger_than_a_total_has_room_for_is_not_summed(tmp_path):
     fleet = Loop()
     door = repeatable(tmp_path, noised_by(most_reports=USERS - 1), fleet=fleet)
-    with pytest.raises(WrongNumberOfUsers, match="more users than") as refused:
+    with pytest.raises(WrongNumberOfUsers, match="there are more than participation") as refused:
         released(door)
     assert str(USERS) not in str(refused.value)  # how many were drawn is a secret
     assert fleet.cohorts == door.account.charges == []

@@ -81,7 +81,7 @@ def test_rows_taken_out_of_the_middle_are_noticed(opened, ledger_path, gone):
 def test_rows_cut_off_at_the_end_are_noticed_by_whoever_holds_a_later_head(opened, ledger_path):
     cut_off_rows(ledger_path)
     shortened = account(ledger_path)
-    with pytest.raises(LedgerError, match="cut off"):
+    with pytest.raises(LedgerError, match="lacks the row at which this run was saved"):
         shortened.reopen(opened.head)
     with pytest.raises(LedgerError, match="became shorter"):
         opened.charge(3, "record")

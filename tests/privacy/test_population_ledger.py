@@ -252,7 +252,7 @@ def test_cut_off_between_retiring_one_and_adopting_the_other_it_can_be_said_agai
 
 def test_rows_that_are_known_to_be_missing_are_not_adopted_away(people, tmp_path):
     cut_off_at_a_lines_end(people, None)
-    with pytest.raises(LedgerError, match="cut off"):
+    with pytest.raises(LedgerError, match="rows were removed"):
         adopt_ledger(people)
 
 

@@ -51,5 +51,5 @@ def test_n_grams_whose_counting_was_cut_off_leave_nothing_that_can_be_used(copie
         count_population(copied_runs / "people", tmp_path / "cut-off", "katz", 2, non_private=True)
     assert Ledger(copied_runs / "people" / FILE_NAME).guarantee("cut-off").epsilon == np.inf
     for attempt in (lambda: FinishedRun(tmp_path / "cut-off").export(tmp_path / "out"), lambda: script_on_page(tmp_path / "cut-off")):
-        with pytest.raises(REFUSED, match="is a folder of counted n-grams, not a run or a model"):
+        with pytest.raises(REFUSED, match="does not exist; name a folder with a model"):
             attempt()

@@ -115,7 +115,7 @@ def test_models_are_not_measured_on_other_words_or_compared_on_other_pieces(popu
         FinishedRun(tmp_path / "unrolls").compare(FinishedRun(tmp_path / "sentences"))
     words = Vocabulary((*population.vocabulary.words[:-1], "another"))
     others = write_population(tmp_path / "others", made_up_users(9, 5), made_up_users(3, 6), words, {})
-    with pytest.raises(RunError, match="other words"):
+    with pytest.raises(RunError, match="has another vocabulary than"):
         FinishedRun(tmp_path / "unrolls").evaluate(others.folder)
 
 

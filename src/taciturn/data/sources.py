@@ -129,7 +129,8 @@ def _files(path: Any, noted: LeftOut) -> list[tuple[Place | None, Place]]:
         return [(None, path)]
     if not path.is_dir():
         raise SourceError(f"{path} does not exist: name a file or folder of text")
-    if kind := next((HOLDS[name] for name in ("manifest.json", "about.json", "recipe.toml") if (path / name).exists()), None):
+    names = ("manifest.json", "about.json", "recipe.toml") if isinstance(path, Path) else ()
+    if kind := next((HOLDS[name] for name in names if (path / name).exists()), None):
         raise SourceError(f"{path} is {kind}, not text: name the files or the folder that people's text is in")
     hidden = (".", "_")  # such as Spark's _SUCCESS
     found = (one for one in path.rglob("*") if not any(part.startswith(hidden) for part in one.relative_to(path).parts))

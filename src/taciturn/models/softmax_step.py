@@ -30,7 +30,7 @@ class Tiling(NamedTuple):
 # Found by measuring on an H200.
 EXPECTING, STEPPING = Tiling(64, 4, 1), Tiling(64, 4, 3)
 GROUP = 64  # tokens that a program holds at a time, where there are more than twice as many: their sums have to fit registers
-MOST_TOKENS = 640  # of a step; of one with more, as on public text, plain products do the same faster
+MOST_HELD = 320 * 96 * 2  # bytes of a step's contexts: more were not measured, and many, as on public text, are for plain products
 
 
 class Stepped(NamedTuple):
@@ -123,7 +123,7 @@ def fused(
 
 def fits(contexts: jax.Array, product: DTypeLike) -> bool:
     """Whether the kernels can take them, which work in tiles of 16."""
-    return contexts.shape[1] % 16 == 0 and len(contexts) <= MOST_TOKENS
+    return contexts.shape[1] % 16 == 0 and contexts.size * jnp.dtype(product).itemsize <= MOST_HELD
 
 
 class _Shape(NamedTuple):

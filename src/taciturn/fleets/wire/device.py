@@ -270,7 +270,7 @@ def trusting(server: str, root_certificate: Path | None, insecure: bool = False)
     """Trusts the authority of the fleet and no other: not those that the system trusts either."""
     if insecure:
         if server.rpartition(":")[0].strip("[]") not in LOOPBACK:
-            raise LinkError(f"without TLS a device talks to this machine alone, and {server} may be another")
+            raise LinkError(f"without TLS a device talks to this machine only, not to {server}: leave out --insecure")
         return None
     if root_certificate is None:
         raise LinkError("a device needs the certificate of its server's authority")

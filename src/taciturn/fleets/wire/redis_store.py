@@ -131,7 +131,7 @@ class RedisStore:
     def _check(self, url: str) -> None:
         host = self._redis.connection_pool.connection_kwargs.get("host", "localhost")
         if url.startswith("redis://") and host not in LOOPBACK:
-            raise LinkError(f"without TLS a Redis may be on this machine alone, and {self.address} may be another: write rediss://…")
+            raise LinkError(f"without TLS a Redis may be on this machine only, and {self.address} may be another: write rediss://…")
         try:
             self._redis.ping()
         except RedisError as error:
