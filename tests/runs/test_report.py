@@ -115,6 +115,25 @@ def test_a_run_without_privacy_gets_an_orange_card_and_one_with_it_does_not(made
     assert "NO privacy guarantee" not in text_of(made / "first")
 
 
+def test_a_simulation_is_called_one_wherever_its_ε_stands(population, tmp_path):
+    first = loop.train_run(tiny_recipe(population, run={"rounds": 1, "seed": 3}), tmp_path / "seeded", quietly)
+    assert ", in a simulation" in text_of(first.folder)
+    second = loop.train_run(tiny_recipe(population, run={"rounds": 1, "seed": None}), tmp_path / "real", quietly)
+    assert ", in a simulation" not in text_of(second.folder)
+    assert "1 of 2 drew noise from a seed" in text_of(second.folder)
+
+
+def test_a_page_that_cannot_be_written_does_not_undo_the_run(population, tmp_path, monkeypatch, caplog):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(loop, "write_report", full)
+    run = loop.train_run(tiny_recipe(population, run={"rounds": 1}), tmp_path / "run", quietly)
+    assert run.guarantee.releases == 1
+    assert "only its page could not be written (No space left on device): taciturn report" in caplog.text
+    assert not (run.folder / "report.html").exists()
+
+
 def test_a_resumed_run_is_compared_with_where_it_began(population, tmp_path):
     recipe = tiny_recipe(population, run={"rounds": 3, "save_every": 1})
     with pytest.raises(Cut):
@@ -185,10 +204,13 @@ def test_scores_of_each_user_add_up_and_n_grams_are_scored_as_networks_are(made)
     assert evaluate_steps(counted.model, test.texts, WINDOW).top1.sum() > 0
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.1, 0.1), (0.0, 0.0), (-3.0, 5.0), (0.181, 0.204), (1e-9, 2e-9), (0, 12345)])
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(0.1, 0.1), (0.0, 0.0), (-3.0, 5.0), (0.181, 0.204), (1e-9, 2e-9), (0, 12345), (9.21, 9.21 + 4e-13), (9.21, 9.21 + 2e-15), (0, 3e-14)],
+)
 def test_an_axis_has_few_round_marks_around_everything(low, high):
     marks = ticks(low, high)
-    assert 2 <= len(marks) <= 6
+    assert 2 <= len(set(marks)) <= 6
     assert marks[0] <= low + 1e-12
     assert marks[-1] >= high - 1e-12
 

@@ -126,7 +126,8 @@ def print_finished(finished: "TrainedRun") -> dict[str, Any]:
         )
     accuracy, perplexity = finished.scores["accuracy_top1"], finished.scores["perplexity"]
     console.print(f"AccuracyTop1 {accuracy:.2%}, perplexity {perplexity:.1f}; {finished.folder}")
-    say(f"On one page: {finished.folder / 'report.html'}")
+    if (finished.folder / "report.html").exists():
+        say(f"On one page: {finished.folder / 'report.html'}")
     guarantee = finished.guarantee
     cost = {"run": str(finished.folder), "epsilon": guarantee.epsilon, "delta": guarantee.delta, "rho": guarantee.rho}
     return cost | {"accuracy_top1": vars(accuracy), "perplexity": vars(perplexity), "stopped": finished.stopped}

@@ -98,6 +98,7 @@ def _check_people(folder: Path) -> None:
 def _check_privacy(recipe: "Recipe", non_private: bool) -> None:
     """Ask before people's total becomes ε = ∞, and point out a number of users that the population does not have."""
     from taciturn.recipe.build import population
+    from taciturn.runs.chosen import publicly
     from taciturn.runs.folder import RunError
 
     people = population(recipe)
@@ -108,8 +109,9 @@ def _check_privacy(recipe: "Recipe", non_private: bool) -> None:
         )
     stated, cohort = recipe.participation.users, recipe.participation.cohort
     if recipe.participation.kind == "poisson" and len(people) < stated / 2:
-        expected = f"a round will have about {cohort * len(people) / stated:,.0f} of them, not {cohort:,.0f}"
-        say(f"The recipe states {stated:,} users, and {people.folder} has {len(people):,}: {expected}.", style="yellow")
+        there = publicly(len(people))
+        expected = f"a round will have about {cohort * there / stated:,.0f} of them, not {cohort:,.0f}"
+        say(f"The recipe states {stated:,} users, and {people.folder} has about {there:,}: {expected}.", style="yellow")
 
 
 def _chosen(people: Path, epsilon: float, users: int | None, public: Path | None, minutes: float, folder: Path) -> Path:

@@ -187,7 +187,10 @@ class FinishedRun:
             return evaluate_each(test.model, params, test.texts, test.cut, partial(progress, stage))
 
         def tested(one: LoadedModel) -> Tested:
-            name, privacy = one.path.resolve().name, "none: ε = ∞" if one.is_of_users else "nobody's text"
+            privacy = (
+                "none: ε = ∞" if one.is_of_users else "nobody's text" if one.card else "unknown"
+            )  # an ARPA file says nothing of itself
+            name = one.path.resolve().name
             return Tested(name, privacy, evaluate_steps(one.model, test.texts, test.cut, partial(progress, name)))
 
         model, start = scores("this model", test.params), _start_of(recipe, test.opened)

@@ -1,6 +1,7 @@
 """A run from its first round to its last: started by `train_run`, interrupted at any moment, resumed by `resume_run`."""
 
 import json
+import logging
 import shutil
 import time
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from taciturn.runs.report import groups_of, write_report
 from taciturn.runs.run import Run
 from taciturn.train import TrainState, rounds, start
 
+LOG = logging.getLogger("taciturn")
 Progress = Callable[[int, int, Row], None]  # rounds done, rounds in all, last metrics
 
 
@@ -219,6 +221,9 @@ def _finish(
     run.account.close()  # it cannot go on any more
     start = first or run.evaluate(run.initial_params())
     people, learned = groups_of(run.held_out.texts, run.vocabulary), whose_text(run.recipe, ledger.run_rows(guarantee.run)[0])
-    write_report(run.folder, guarantee, ledger, learned, people, scores, start)
+    try:
+        write_report(run.folder, guarantee, ledger, learned, people, scores, start)
+    except OSError as error:  # the run is finished, and must not look as if it were to be trained again
+        LOG.warning("the run is finished; only its page could not be written (%s): taciturn report %s", error.strerror, run.folder)
     estimate = metrics.rows[-1].get("clip_estimate")
     return TrainedRun(run.folder, before.together, scores.together, stopped, estimate)

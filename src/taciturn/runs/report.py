@@ -6,6 +6,7 @@ averages over held-out people, who have no guarantee, and over no fewer of them 
 
 import math
 from collections.abc import Iterator, Sequence
+from datetime import date
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ HELD_OUT = (
     "Measured on held-out people: the model never learned from them, and they have no guarantee. Their figures are averages over at least "
     f"{LEAST_HELD_OUT} of them; intervals are 95 % over people."
 )
+SIMULATED = ", in a simulation"
 FOOT = f"This page holds nobody's text, and asks for nothing over the network. {HELD_OUT}"
 
 
@@ -71,7 +73,7 @@ def write_report(
     if not (folder / "guarantee.txt").exists():
         raise RunError(f"{folder} has not ended, so there is nothing to report yet; go on with it: taciturn train --resume --run {folder}")
     recipe, rows = recipe_of(folder), [from_json(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    own = Tested(folder.resolve().name, f"ε = {epsilon_text(guarantee.epsilon)}", model)
+    own = Tested(folder.resolve().name, f"ε = {epsilon_text(guarantee.epsilon)}" + (SIMULATED if guarantee.is_simulated else ""), model)
     before = [Tested("its start", "counted in ε" if guarantee.continued else "nobody's text", start)] if start else []
     about = f"{recipe.algorithm}, {recipe.model.kind}, {rows[-1]['round']:,} rounds of about {recipe.participation.cohort:,g} people"
     parts = [
@@ -84,7 +86,11 @@ def write_report(
         _compared([*before, own, *beside], len(before)),
         _spent(ledger),
         *_audited(folder),
-        tag("footer", tag("p", FOOT), tag("p", f"Taciturn {metadata.version('taciturn')} · ledger row {guarantee.head[:16]}…")),
+        tag(
+            "footer",
+            tag("p", FOOT),
+            tag("p", f"Taciturn {metadata.version('taciturn')} · ledger row {guarantee.head[:16]}… · {date.today()}"),
+        ),
     ]
     write_atomically(folder / FILE_NAME, page(own.name, parts).encode())
     return folder / FILE_NAME
@@ -215,6 +221,10 @@ def _spent(ledger: Ledger) -> Html:
         else f"This is the only run on these people. In all they have spent ε = {epsilon_text(spent)} at δ = {delta_text(delta)}."
     )
     parts = [tag("p", words)]
+    if simulated := sum(ledger.run_rows(run)[0]["randomness"] != "operating system" for run in runs):
+        parts.append(
+            tag("p", f"{simulated} of {len(runs)} drew noise from a seed, with which anyone can take it off: their ε is no promise.")
+        )
     if spent == math.inf:
         parts.append(tag("p", "At least one of them had no privacy, and may have given away what single people wrote."))
     if budget:

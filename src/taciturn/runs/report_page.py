@@ -142,11 +142,11 @@ def ticks(low: float, high: float) -> list[float]:
     >>> ticks(0.181, 0.204), ticks(0, 4.01)
     ([0.18, 0.19, 0.2, 0.21], [0.0, 2.0, 4.0, 6.0])
     """
-    spread = high - low or abs(high) or 1.0
+    spread = max(high - low, 1e-9 * max(abs(low), abs(high))) or 1.0  # less than that is how sums happened to be rounded
     power = 10.0 ** math.floor(math.log10(spread / 2))
     step = next(power * times for times in (1, 2, 5, 10) if spread / (power * times) <= 3)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(number * step, 12) for number in range(first, max(last, first + 1) + 1)]
+    return [float(f"{number * step:.12g}") for number in range(first, max(last, first + 1) + 1)]
 
 
 def _dot(x: float, y: float, size: float, kind: str, said: str) -> Html:
