@@ -65,6 +65,7 @@ def test_devices_of_a_load_answer_and_are_counted(asked):
     assert 0 < load.quantile(0.5) <= load.quantile(0.99) < 20
 
 
+@pytest.mark.slow
 def test_a_device_of_a_load_that_works_for_long_is_not_taken_for_gone(asked, monkeypatch):
     """Though the server has closed its connection meanwhile. The twin gives no signs of life."""
     monkeypatch.setattr(store, "ALIVE_SECONDS", 0.6)
