@@ -5,6 +5,7 @@ peak memory is its own too.
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -18,11 +19,12 @@ CASES = [
 
 
 def measure(case: dict) -> dict:
+    import jax
+
     from taciturn import trees
     from taciturn.bench import round_speed
-    from taciturn.fleets.simulation.in_process import one_stream_per_core
 
-    one_stream_per_core()
+    jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))  # one stream of users on each core, as the commands have it
     users, model = case.get("users", 20), case.get("model", "lstm")
     round_speed.WORDS = case.get("words", 10_000)
     with tempfile.TemporaryDirectory() as folder:

@@ -7,10 +7,12 @@ what can be seen from outside; its exit status is 1 where the claim is broken.
 """
 
 import argparse
+import os
 from pathlib import Path
 
+import jax
+
 from taciturn.core import Algorithm
-from taciturn.fleets.simulation.in_process import one_stream_per_core
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import load_recipe
@@ -27,7 +29,7 @@ def main() -> None:
     parser.add_argument("--audit", type=int, default=1000)
     parser.add_argument("--set", action="append", default=[])
     args = parser.parse_args()
-    one_stream_per_core()
+    jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))  # one stream of users on each core, as `taciturn train` has it
     honest = build.algorithm
 
     def broken(recipe: Recipe, vocabulary: int) -> Algorithm:

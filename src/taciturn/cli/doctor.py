@@ -8,7 +8,7 @@ SIGNS = {"ok": ("✓", "green"), "missing": ("–", "yellow"), "broken": ("✗",
 
 
 def doctor() -> tuple[list[dict[str, Any]], int]:
-    """Look whether this machine can train, and what is missing for which command. Takes seconds, and changes nothing.
+    """Check whether this machine can train, and what is missing for which command. Takes seconds, and changes nothing.
 
     Versions, packages, memory, disk and devices; and the test that every run makes before its first sum: whether what a user reports has
     the same bits in any company. If something that training needs is broken, the exit status is 1.
@@ -17,11 +17,9 @@ def doctor() -> tuple[list[dict[str, Any]], int]:
     """
     from taciturn.bench.health import examined
 
-    found = []
     with stages() as show:
         show("looking", 0, 1)
-        for one in examined():
-            found.append(one)
+        found = list(examined())
     for one in found:
         sign, style = SIGNS[one.state]
         say(f"{sign} {one.name:<12} {one.said}", style=None if one.state == "ok" else style, markup=False)

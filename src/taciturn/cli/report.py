@@ -15,8 +15,8 @@ def report(
 ) -> dict[str, str]:
     """Write RUN/report.html and open it: the guarantee, curves, and what the model is worth to which people.
 
-    A run writes it when it ends. This writes it again, with n-grams beside it, with an audit that was made since, or for a run of before.
-    The page is one file that asks for nothing over the network. Measured are held-out people alone, who have no guarantee.
+    A run writes its page when it ends. This command writes it again: with n-grams beside the model, with an audit made since, or for an
+    older run. The page is one file that loads nothing over the network. It measures held-out people only, who have no guarantee.
 
     Example: taciturn report runs/first --beside baselines/kneser-ney
     """

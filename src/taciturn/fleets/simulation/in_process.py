@@ -8,7 +8,6 @@ device at hand (`_check_additive`); that proves nothing for other machines.
 """
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, Protocol
@@ -27,11 +26,6 @@ CPU_CHUNK = 2  # so that no core waits long for the others at the end of a round
 ACCELERATOR_CHUNKS = (256, 128, 104, 64, 32, 16)  # larger ones gain little, and mix users of more different lengths
 MADE_UP_WORDS = 32
 COPIES = 8  # of a model that training a user takes at a time, with what it keeps on the way
-
-
-def one_stream_per_core() -> None:
-    """Make every core a JAX device. To be called before JAX computes anything; without effect on accelerators."""
-    jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
 
 
 class NotAdditive(TaciturnError):
