@@ -58,7 +58,7 @@ def join(address: str | None) -> None:
             ray.init(address, **quiet)
         except ConnectionError as error:
             raise RayError(
-                f"the Ray cluster at {address} did not let this machine in ({error}). If it asks for a token, copy ~/.ray/auth_token from its "
+                f"the Ray cluster at {address} refused this machine ({error}). If it asks for a token, copy ~/.ray/auth_token from its "
                 "head; its Ray has to be of the same version as this one"
             ) from None
         return
