@@ -128,7 +128,7 @@ def _carried_backward(product, saved, gradient):
     def step(state, inputs):
         d_fed_back, d_carry = state
         d_output, total, carry = inputs
-        _, pull_back = jax.vjp(lambda total, carry: cell(total, jnp.zeros(()), carry), total, carry)
+        _, pull_back = jax.vjp(lambda total, carry: cell(total, jnp.zeros_like(total), carry), total, carry)
         d_total, d_carry = pull_back((d_output + d_fed_back, d_carry))
         return (dot(d_total, back, product), d_carry), d_total
 

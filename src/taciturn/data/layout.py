@@ -80,18 +80,23 @@ class Layout:
 
         A batch holds pieces from all over the text, not neighbours: local steps see more of the user at once.
         """
-        pieces = self.cut.pieces(tokens, self.steps * self.batch_size)
-        steps = max(1, math.ceil(len(pieces) / self.batch_size))
-        row = self.cut.length + 1
-        filled = np.zeros((self.steps, self.batch_size, row), np.int32)
+        return self._batches(self.cut.pieces(tokens, self.steps * self.batch_size))
+
+    def _batches(self, pieces: np.ndarray) -> np.ndarray:
+        steps, row = self._filled(pieces), self.cut.length + 1
+        batches = np.zeros((self.steps, self.batch_size, row), np.int32)
         spread = np.zeros((self.batch_size * steps, row), np.int32)
         spread[: len(pieces)] = pieces
-        filled[:steps] = spread.reshape(self.batch_size, steps, row).swapaxes(0, 1)
-        return filled
+        batches[:steps] = spread.reshape(self.batch_size, steps, row).swapaxes(0, 1)
+        return batches
+
+    def _filled(self, pieces: np.ndarray) -> int:
+        """Of a user's batches, those with text in them: the first."""
+        return math.ceil(len(pieces) / self.batch_size)
 
     def user_data(self, tokens: np.ndarray, weight_cap: float | None = None) -> UserData:
         """What the device program gets, on every fleet. A user of n tokens weighs min(n/ŵ, 1), ŵ being the cap; without one, 1 if n > 0."""
-        batches, count = self.batches(tokens), np.float32(len(tokens))
+        pieces, count = self.cut.pieces(tokens, self.steps * self.batch_size), np.float32(len(tokens))
         weight = np.minimum(count / np.float32(weight_cap or 1), np.float32(1))
-        arrays: Any = batches, weight, np.sum(np.any(batches, axis=(1, 2)), dtype=np.int32)
+        arrays: Any = self._batches(pieces), weight, np.int32(self._filled(pieces))
         return UserData(*arrays)

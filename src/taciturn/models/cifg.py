@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from taciturn.core import LanguageModel
-from taciturn.models.recurrence import recurrent_model
+from taciturn.models.recurrence import Gates, apart, recurrent_model
 
 
-def cell(x: jax.Array, r: jax.Array, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
+def cell(x: Gates, r: Gates, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Coupled input and forget gate: what is let in is what is forgotten, i = 1 − f. Three gates instead of four."""
-    forget_gate, candidate, output_gate = jnp.split(x + r, 3, axis=-1)
+    forget_gate, candidate, output_gate = map(jnp.add, apart(x, 3), apart(r, 3))
     forget = jax.nn.sigmoid(forget_gate + 1.0)
     carry = forget * carry + (1.0 - forget) * jnp.tanh(candidate)
     return jax.nn.sigmoid(output_gate) * jnp.tanh(carry), carry

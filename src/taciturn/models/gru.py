@@ -5,13 +5,13 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from taciturn.core import LanguageModel
-from taciturn.models.recurrence import recurrent_model
+from taciturn.models.recurrence import Gates, apart, recurrent_model
 
 
-def cell(x: jax.Array, r: jax.Array, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
+def cell(x: Gates, r: Gates, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The reset gate acts after the recurrent product (as in cuDNN), so that one product serves all three gates."""
-    x_update, x_reset, x_candidate = jnp.split(x, 3, axis=-1)
-    r_update, r_reset, r_candidate = jnp.split(r, 3, axis=-1)
+    x_update, x_reset, x_candidate = apart(x, 3)
+    r_update, r_reset, r_candidate = apart(r, 3)
     update = jax.nn.sigmoid(x_update + r_update)
     candidate = jnp.tanh(x_candidate + jax.nn.sigmoid(x_reset + r_reset) * r_candidate)
     state = (1.0 - update) * candidate + update * carry

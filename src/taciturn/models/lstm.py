@@ -5,12 +5,12 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from taciturn.core import LanguageModel
-from taciturn.models.recurrence import recurrent_model
+from taciturn.models.recurrence import Gates, apart, recurrent_model
 
 
-def cell(x: jax.Array, r: jax.Array, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
+def cell(x: Gates, r: Gates, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Hochreiter and Schmidhuber's cell with forget gates, which start open (+1)."""
-    input_gate, forget_gate, candidate, output_gate = jnp.split(x + r, 4, axis=-1)
+    input_gate, forget_gate, candidate, output_gate = map(jnp.add, apart(x, 4), apart(r, 4))
     carry = jax.nn.sigmoid(forget_gate + 1.0) * carry + jax.nn.sigmoid(input_gate) * jnp.tanh(candidate)
     return jax.nn.sigmoid(output_gate) * jnp.tanh(carry), carry
 

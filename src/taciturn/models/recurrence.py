@@ -6,7 +6,7 @@ sits between the two: fed_back = output @ projection.
 
 The backward pass is written by hand for speed. Differentiating the scan would add up the gradient of the recurrent
 matrix step by step: one more read and write of it at each time step and for every user. Here the gradients of the gates are kept,
-and the matrix gradients are one product over all steps at the end.
+and the matrix gradients are one product over all steps at the end. On a GPU both ways over time are kernels (models/recurrence_kernels.py).
 """
 
 from collections.abc import Callable
@@ -17,9 +17,15 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from taciturn.core import Key, LanguageModel, Params
+from taciturn.models import recurrence_kernels
 from taciturn.models.layers import dense, dot, dropout, embedding, looked_up, transposed, unit_rows
 
-Cell = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+Gates = jax.Array | list[jax.Array]  # side by side in one array, or one by one, as a kernel holds them
+Cell = Callable[[Gates, Gates, jax.Array], tuple[jax.Array, jax.Array]]
+
+
+def apart(gates: Gates, count: int) -> list[jax.Array]:
+    return gates if isinstance(gates, list) else jnp.split(gates, count, axis=-1)
 
 
 def recurrent_model(
@@ -78,7 +84,33 @@ def _run(cell: Cell, units: int, product, x: jax.Array, recurrent: jax.Array, pr
 
 
 def _forward(cell: Cell, units: int, product, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None):
-    given = recurrent, projection
+    run = _on_this_machine(recurrence_kernels.forwards, scan_forwards, cell, units, product, x, recurrent)
+    fed_back, *kept = run(x, recurrent, projection)
+    return fed_back, (x, recurrent, projection, fed_back, *kept)
+
+
+def _backward(cell: Cell, units: int, product, saved, gradient):
+    x, recurrent, projection, fed_back, r, carries, outputs = saved
+    run = _on_this_machine(recurrence_kernels.backwards, scan_backwards, cell, units, product, x, recurrent)
+    d_x, d_r, d_fed_back = run(gradient, x, r, carries, recurrent, projection)
+    # What was fed back at step t meets the recurrent matrix at step t + 1.
+    d_recurrent = dot(_flat(fed_back[:-1]).T, _flat(d_r[1:]), product)
+    d_projection = None if projection is None else dot(_flat(outputs).T, _flat(d_fed_back), product)
+    return d_x, d_recurrent, d_projection
+
+
+_run.defvjp(_forward, _backward)
+
+
+def _on_this_machine(kernel: Callable, scan: Callable, cell: Cell, units: int, product, x: jax.Array, recurrent: jax.Array) -> Callable:
+    kernel, scan = partial(kernel, cell, units, product), partial(scan, cell, units, product)
+    if not recurrence_kernels.fits(x, recurrent, product):
+        return scan
+    return partial(jax.lax.platform_dependent, cuda=kernel, default=scan)
+
+
+def scan_forwards(cell: Cell, units: int, product, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None):
+    """Return what is fed back at each step, and for the way back: r, the carry before each step, and what was projected, if anything is."""
     start = jnp.zeros((x.shape[1], recurrent.shape[0]), x.dtype), jnp.zeros((x.shape[1], units), x.dtype)
     recurrent = recurrent.astype(product)  # once, not at every step
     projection = None if projection is None else projection.astype(product)
@@ -88,14 +120,13 @@ def _forward(cell: Cell, units: int, product, x: jax.Array, recurrent: jax.Array
         r = dot(fed_back, recurrent, product)
         output, next_carry = cell(x_t, r, carry)
         next_fed_back = output if projection is None else dot(output, projection, product)
-        return (next_fed_back, next_carry), (next_fed_back, r, carry, output)
+        return (next_fed_back, next_carry), (next_fed_back, r, carry, None if projection is None else output.astype(product))
 
-    _, (fed_back, r, carries, outputs) = jax.lax.scan(step, start, x)
-    return fed_back, (x, r, carries, outputs, fed_back, *given)
+    return jax.lax.scan(step, start, x)[1]
 
 
-def _backward(cell: Cell, units: int, product, saved, gradient):
-    x, r, carries, outputs, fed_back, recurrent, projection = saved
+def scan_backwards(cell: Cell, units: int, product, gradient, x, r, carries, recurrent, projection):
+    """Return the gradients of x, of r (rounded as products with it are) and of what is fed back."""
     back = transposed(recurrent.astype(product))
     back_projection = None if projection is None else transposed(projection.astype(product))
 
@@ -106,17 +137,10 @@ def _backward(cell: Cell, units: int, product, saved, gradient):
         d_output = d_fed_back if back_projection is None else dot(d_fed_back, back_projection, product)
         _, pull_back = jax.vjp(cell, x_t, r_t, carry)
         d_x, d_r, d_carry = pull_back((d_output, d_carry))
-        return (dot(d_r, back, product), d_carry), (d_x, d_r, d_fed_back)
+        return (dot(d_r, back, product), d_carry), (d_x, d_r.astype(product), d_fed_back)
 
-    start = jnp.zeros_like(fed_back[0]), jnp.zeros_like(carries[0])
-    _, (d_x, d_r, d_fed_back) = jax.lax.scan(step, start, (gradient, x, r, carries), reverse=True)
-    # What was fed back at step t meets the recurrent matrix at step t + 1.
-    d_recurrent = dot(_flat(fed_back[:-1]).T, _flat(d_r[1:]), product)
-    d_projection = None if projection is None else dot(_flat(outputs).T, _flat(d_fed_back), product)
-    return d_x, d_recurrent, d_projection
-
-
-_run.defvjp(_forward, _backward)
+    start = jnp.zeros_like(gradient[0]), jnp.zeros_like(carries[0])
+    return jax.lax.scan(step, start, (gradient, x, r, carries), reverse=True)[1]
 
 
 def _flat(values: jax.Array) -> jax.Array:

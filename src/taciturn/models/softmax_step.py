@@ -89,7 +89,7 @@ def fused(
 
     def call(kernel, tiling: Tiling, grid: tuple[int, ...], **outputs):
         rows = tiling.block * math.ceil(vocabulary / (SPLITS * tiling.block))
-        shape = _Shape(vocabulary, rows, tiling.block, group, len(padded) // group, _parts(width), unit_norm, product)
+        shape = _Shape(vocabulary, rows, tiling.block, group, len(padded) // group, parts(width), unit_norm, product)
         options = triton.CompilerParams(num_warps=tiling.warps, num_stages=tiling.stages)
         return pallas.pallas_call(
             functools.partial(kernel, shape), grid=grid, compiler_params=None if interpret else options, interpret=interpret, **outputs
@@ -137,7 +137,7 @@ class _Shape(NamedTuple):
     product: DTypeLike
 
 
-def _parts(size: int) -> list[tuple[int, int]]:
+def parts(size: int) -> list[tuple[int, int]]:
     """A multiple of 16 as tiles whose sizes are powers of two, which is all that the compiler takes: 96 = 64 + 32."""
     tiles, start = [], 0
     while start < size:
@@ -171,7 +171,7 @@ def _expectations(shape: _Shape, contexts_ref, matrix_ref, bias_ref, largest_ref
 
     start = [
         (jnp.full(n, -1e30, jnp.float32), jnp.zeros(n, jnp.float32), [jnp.zeros((n, m), jnp.float32) for _, m in shape.width])
-        for _, n in _parts(shape.group)
+        for _, n in parts(shape.group)
     ]
     carry = jax.lax.fori_loop(0, _blocks(shape, split), block, start)
     for at, (largest, total, sums) in zip(places, carry, strict=True):
@@ -227,7 +227,7 @@ def _step(
 
 def _places(shape: _Shape, group):
     """Return the places of a group's tokens, tile by tile."""
-    return [pallas.ds(group * shape.group + start, size) for start, size in _parts(shape.group)]
+    return [pallas.ds(group * shape.group + start, size) for start, size in parts(shape.group)]
 
 
 def _tiles(contexts_ref, shape: _Shape, at):

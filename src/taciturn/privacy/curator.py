@@ -68,7 +68,7 @@ class Curator:
         # Bound to what runs: one root under two recipes or two noise levels shares no key between them.
         self._root = randomness.derive(root, f"run {account.terms.recipe} {json.dumps(event_to_json(account.release))}", 0)
         self._records = records or Records(None, self._root)
-        self._release, self._follow = jax.jit(mechanism.release), jax.jit(mechanism.follow)
+        self._release, self._follow, self._public = map(jax.jit, (mechanism.release, mechanism.follow, mechanism.public))
         self._states: dict[int, MechanismState] = {}  # that this round and the next must start from
         self._tries: Counter[int] = Counter()  # at noising a total of that round, in this process
         self._program = device_program(algorithm)
@@ -215,7 +215,7 @@ class Curator:
     def _total(self, params: Params, state: MechanismState, cohort: UserIds, round: int, attempt: int) -> Report:
         if len(cohort) > self._mechanism.most_reports:
             raise WrongNumberOfUsers("a cohort is far larger than expected: there are more than participation.users. Raise that number")
-        message = Message(params, self._mechanism.public(state))  # θᵗ, clip norm
+        message = Message(params, self._public(state))  # θᵗ, clip norm
         user_key = randomness.jax_keys(randomness.derive(self._now, "users", round, attempt), 1)[0]
         return self._fleet.sum_reports(self._program, message, cohort, user_key)
 

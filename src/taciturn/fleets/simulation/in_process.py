@@ -8,7 +8,8 @@ device at hand (`_check_additive`); that proves nothing for other machines.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Any, Protocol
 
@@ -56,12 +57,11 @@ class SimulatedFleet:
 
     def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
         self._compile(program, message, key)
-        totals = [jax.device_put(trees.zeros_like(self._shape), device) for device in self._devices]
+        totals = [jax.device_put(self._nothing(), device) for device in self._devices]
         messages = [jax.device_put((message, key), device) for device in self._devices]
-        for index, chunk in enumerate(self._chunks(cohort)):
-            # The next chunk is read while this one computes: nothing here waits for a device.
+        for index, loaded in enumerate(self._loaded_ahead(self._chunks(cohort))):
             where = index % len(self._devices)
-            users, ids = jax.device_put(self._load(chunk), self._devices[where])
+            users, ids = jax.device_put(loaded, self._devices[where])
             totals[where] = self._add(totals[where], *messages[where], users, ids)
         total = totals[0]
         for other in totals[1:]:
@@ -85,6 +85,7 @@ class SimulatedFleet:
             return
         nobody = self._layout.user_data(np.zeros(0, np.int32))
         self._shape = jax.eval_shape(program, message, nobody, key)
+        self._nothing = jax.jit(partial(trees.zeros_like, self._shape))  # all leaves in one call
         self._program, self._add = program, _adder(program, self._on_cpu)
         self._size = CPU_CHUNK if self._on_cpu else _chunk_size(message.params, self._devices[0], self._cohort)
         self._check_additive(message, key)
@@ -119,7 +120,7 @@ class SimulatedFleet:
         """Sum the reports of one chunk, in whose seats these simulated users are; −1 is an empty seat."""
         users = self._made_up()
         texts = [users[number] if number >= 0 else np.zeros(0, np.int32) for number in seats]
-        arguments = trees.zeros_like(self._shape), message, key, *self._loaded(texts, seats)
+        arguments = self._nothing(), message, key, *self._loaded(texts, seats)
         return self._add(*jax.device_put(arguments, device))
 
     def _made_up(self) -> list[np.ndarray]:
@@ -138,6 +139,16 @@ class SimulatedFleet:
         cohort = self.longest_first(cohort)
         pieces = [cohort[start : start + self._size] for start in range(0, len(cohort), self._size)]
         return [np.pad(piece, (0, self._size - len(piece)), constant_values=-1) for piece in pieces]
+
+    def _loaded_ahead(self, chunks: list[np.ndarray]) -> Iterator[tuple[UserData, np.ndarray]]:
+        """Each chunk, read while the one before it computes: to start a loop on a GPU is to wait for it, so that a second thread reads."""
+        with ThreadPoolExecutor(1) as reader:
+            ahead: list[Future] = []
+            for chunk in chunks:
+                ahead.append(reader.submit(self._load, chunk))
+                if len(ahead) > 1:
+                    yield ahead.pop(0).result()
+            yield from (one.result() for one in ahead)
 
     def _load(self, chunk: np.ndarray) -> tuple[UserData, np.ndarray]:
         return self._loaded([self._texts[user] if user >= 0 else np.zeros(0, np.int32) for user in chunk], chunk)
