@@ -28,7 +28,7 @@ from taciturn.recipe.text import load_recipe
 HERE = Path(__file__).parent
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
 KEYS = {"about", "recipe", "seeds", "settings", "runs", "measures"}
-MEASURES = {"clipped", "head-words", "canaries"}
+MEASURES = {"clipped", "head-words", "canaries", "audit"}
 
 
 class ListError(Exception):

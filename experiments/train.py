@@ -65,6 +65,8 @@ def train(run: ListedRun, *more: str) -> Result:
         result["head_words"] = finished.evaluate(with_head_words=True).head_words.tolist()
     if "canaries" in run.measures:
         result["canaries"] = [list(found) for found in canary_ranks(finished)]
+    if "audit" in run.measures and recipe.audit.users:
+        result["audit"] = audit_users(finished)
     shutil.rmtree(people)
     return result
 
@@ -103,6 +105,17 @@ def canary_ranks(finished: Any) -> list[tuple[int, int, int, int, bool]]:
         (one.canary.users, one.canary.copies, int(results.seen[one.canary]), int(one.rank), one.place is not None)
         for one in results.findings
     ]
+
+
+def audit_users(finished: Any) -> dict[str, float | bool]:
+    """Return what they say of the claim, in multiples of the μ that is claimed, and how small noise would have to be to be noticed."""
+    from taciturn.audit.report import membership_results
+
+    found = membership_results(finished.folder, finished.recipe).audit
+    return {
+        "users": found.included + found.left_out, "mu": found.mu, "times": found.times, "times_at_least": found.times_at_least,
+        "caught_at_80_percent": found.caught[0], "refuted": found.refuted,
+    }  # fmt: skip
 
 
 def commit() -> str:
