@@ -21,7 +21,7 @@ PARAMETER = 1e-10  # of one person's update: it is clipped, made integers and ad
 TOKEN = 1.5e-7  # of one person's text, by a model of 10,000 words in short rows
 LONG_ROW = 160  # tokens, which take twice as long each, as they follow one another
 TOKENS = {"local/steam-show": 400}  # of nearly everybody there, at most
-WORDS = {"local/blogs-1600-20k": 20_000, "local/blogs-1600-30k": 30_000, "local/blogs-1600-characters": 200}
+WORDS = {"local/blogs-1600-20k": 20_000, "local/blogs-1600-30k": 30_000, "local/blogs-characters": 200}
 
 
 class Estimate(NamedTuple):

@@ -37,11 +37,11 @@ def train(run: ListedRun, *more: str) -> Result:
     from taciturn import train as begin
 
     folder = WORK / run.paper / run.id
-    listed = run.loaded(*more)
     people = folder.with_name(f"{run.id}-people")
-    if not people.exists():
-        people.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(listed.data.population, people)
+    if folder.exists() and not (folder / "private").exists():  # trained, and interrupted before all was measured
+        shutil.rmtree(folder)
+        shutil.rmtree(people, ignore_errors=True)
+    copy_people(Path(run.loaded(*more).data.population), people)
     recipe = run.loaded(*more, f"data.population={people}")
     clipped: dict[int, float] = {}
     share_clipped = clipped_share(recipe) if "clipped" in run.measures else None
@@ -71,6 +71,16 @@ def train(run: ListedRun, *more: str) -> Result:
         result["canaries"] = [list(found) for found in canary_ranks(finished)]
     shutil.rmtree(people)
     return result
+
+
+def copy_people(population: Path, copy: Path) -> None:
+    """Copy a population, unless that is done; a copy that was interrupted is made anew."""
+    if copy.exists():
+        return
+    incomplete = copy.with_name(f"{copy.name}-incomplete")
+    shutil.rmtree(incomplete, ignore_errors=True)
+    shutil.copytree(population, incomplete)
+    incomplete.rename(copy)
 
 
 def rows(folder: Path) -> list[dict[str, float]]:
@@ -149,6 +159,13 @@ def run_side_by_side(runs: list[ListedRun], at_once: int, seconds: float) -> int
     return failed
 
 
+def absent_folders(run: ListedRun) -> tuple[str, ...]:
+    """Return the people, start and public text that a run needs and that are not here."""
+    recipe = run.loaded()
+    needed = (recipe.data.population, recipe.model.warm_start, recipe.canaries.text)
+    return tuple(one for one in needed if one and not one.startswith("taciturn:") and not Path(one).exists())
+
+
 def print_list(runs: list[ListedRun], missing: list[ListedRun], at_once: int) -> None:
     """Print every run with its estimated seconds alone on a GPU, and of the missing runs of each group what they take together."""
     from estimate import estimate, together
@@ -184,7 +201,12 @@ def main() -> int:
     if asked.list:
         print_list(runs, missing, asked.side_by_side)
     print(f"{len(runs) - len(missing)} of {len(runs)} runs are done")
-    return 0 if asked.list else run_side_by_side(missing, asked.side_by_side, 60 * asked.minutes)
+    if asked.list:
+        return 0
+    lacking = {run: absent for run in missing if (absent := absent_folders(run))}
+    for absent in dict.fromkeys(lacking.values()):
+        print(f"{sum(one == absent for one in lacking.values())} runs wait for {', '.join(absent)} (experiments/README.md)")
+    return run_side_by_side([run for run in missing if run not in lacking], asked.side_by_side, 60 * asked.minutes)
 
 
 if __name__ == "__main__":

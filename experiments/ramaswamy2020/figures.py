@@ -79,7 +79,7 @@ def table_2() -> Item:
         return replace(item, verdict=Verdict.NOT_RUN, ours=f"{item.ours}; not typed with yet", command=TYPING)
     metrics = ("recall_top1", "recall_top3", "picked_rate")
     verdict = max((typed.verdict(found, HEADLINE[run], metrics) for run in ("production", "gboard")), key=list(Verdict).index)
-    ahead = "; ".join(f"{HEADLINE[run]}: {typed.changes(found, HEADLINE[run], metrics)}" for run in ("production", "gboard"))
+    ahead = "; ".join(f"{HEADLINE[run]} over {typed.changes(found, HEADLINE[run], metrics)}" for run in ("production", "gboard"))
     return replace(item, ours=f"{ahead}; {item.ours}", verdict=verdict, details=f"{item.details}\n\n{typed.tables(found)}")
 
 

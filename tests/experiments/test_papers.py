@@ -13,6 +13,7 @@ import printed
 import results
 import train
 import typed
+from taciturn.planning import Question, plan
 
 RUNS = [one for paper in listed.papers() for one in listed.listed(paper)]
 
@@ -189,6 +190,41 @@ def test_a_run_that_fails_is_counted_and_its_reason_printed(tmp_path, monkeypatc
     lost = listed.ListedRun("mcmahan2018", "noise", "nowhere", 1, "paper.toml", ())
     assert train.run_side_by_side([lost], 2, 600) == 1
     assert "noise-nowhere-1 FAILED" in capfd.readouterr().out
+
+
+def test_people_are_copied_once_and_wholly(tmp_path):
+    (tmp_path / "people").mkdir()
+    (tmp_path / "people" / "text").write_text("first")
+    (tmp_path / "copy-incomplete").mkdir()
+    (tmp_path / "copy-incomplete" / "other").write_text("interrupted")
+    train.copy_people(tmp_path / "people", tmp_path / "copy")
+    (tmp_path / "people" / "text").write_text("second")
+    train.copy_people(tmp_path / "people", tmp_path / "copy")
+    assert [(path.name, path.read_text()) for path in (tmp_path / "copy").iterdir()] == [("text", "first")]
+    assert not (tmp_path / "copy-incomplete").exists()
+
+
+def test_the_noise_of_the_headline_is_that_of_the_papers():
+    """In clip norms per person of a round, root mean square of the noise on the sum so far."""
+    theirs = {
+        "production": plan(Question(4_000_000, 2000, 20_000, noise_multiplier=0.8), ("poisson",), lambda _: None),
+        "gboard": plan(Question(4_210_000, 1900, 6500, noise_multiplier=7.0, min_separation=526), ("honaker",), lambda _: None),
+    }
+    for name, (answer,) in theirs.items():
+        recipe = next(one for one in RUNS if one.id == f"headline-{name}-1").loaded()
+        asked = Question(9100, recipe.run.rounds, int(recipe.participation.cohort), noise_multiplier=recipe.privacy.noise_multiplier)
+        (ours,) = plan(asked, (answer.mechanism,), lambda _: None)
+        assert ours.error == pytest.approx(answer.error, rel=0.05)
+
+
+def test_a_run_waits_for_folders_that_are_not_here(tmp_path, monkeypatch):
+    headline, goals = (next(one for one in RUNS if one.id == id) for id in ("headline-none-1", "goals-100-1"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "local" / "people").mkdir(parents=True)
+    assert train.absent_folders(headline) == ("local/start",)
+    assert train.absent_folders(goals) == ("local/steam-show",)
+    (tmp_path / "local" / "start").mkdir()
+    assert train.absent_folders(headline) == ()
 
 
 def test_no_run_begins_that_would_not_end_in_time(capfd):
