@@ -111,7 +111,7 @@ def test_a_rank_in_the_middle_has_an_interval_of_order_statistics():
     assert figures._median([1, 2, 3]) == "2 (1 to 3)"
 
 
-def test_runs_come_in_turns_and_every_group_gets_its_first_seed_before_any_gets_its_second():
+def test_every_group_of_a_turn_gets_its_first_seed_before_any_gets_its_second():
     runs = listed.chosen([])
     assert {(one.paper, one.id) for one in runs} == {(one.paper, one.id) for one in RUNS}
     assert [one.item for one in runs if one.repeats == 0] == sorted(one.item for one in runs if one.repeats == 0)
