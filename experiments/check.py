@@ -1,13 +1,14 @@
-"""Shrunken runs of the lists, end to end: `make papers-check`.
+"""Shrunken runs of the lists, end to end: `make papers-check`, or `python experiments/check.py PAPER/RUN …` for others.
 
-The first run of a dozen groups trains for two rounds on made-up people, leaves a result, and a page is drawn of all of it, in a folder of
-its own. What it shows is that lists, recipes, measures and drawing work; its figures mean nothing.
+A dozen runs, of which no two are of one kind, train for two rounds on simulated people and leave results, and a page is drawn of all of it,
+in a folder of its own. What it shows is that lists, recipes, measures and drawing work; its figures mean nothing.
 """
 
 import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -17,6 +18,9 @@ import page
 import results
 import train
 from taciturn import build_population
+from taciturn.data.columns import Columns
+from taciturn.data.public import ingest_public
+from taciturn.data.sources import Source
 from taciturn.data.synthetic_corpus import synthetic_messages, write_shards
 from taciturn.populations import vocabulary_of
 from taciturn.recipe import build
@@ -27,7 +31,20 @@ SHRUNK = (
     "model.width=16", "model.units=24", "data.tokens_per_user=80", "local.batch_size=4", "local.unroll=5", "participation.users=50",
     "participation.cohort=10", "run.rounds=2", "run.evaluate_every=1", "run.save_every=1",
 )  # fmt: skip
-MOST = 12
+CHECKED = (
+    "ramaswamy2020/headline-gboard-1",  # DP-FTRL from a public start
+    "mcmahan2018/cohorts-100-1",
+    "ramaswamy2020/server-adam-1e-5-1",
+    "ramaswamy2020/clip-0.1-3",  # counts whom it clips
+    "mcmahan2018/noise-none-1",  # counts common words
+    "mcmahan2018/later-5-1",  # a clip norm that falls
+    "mcmahan2018/estimators-drawn-clipped-1",  # no noise, and an estimator all the same
+    "mcmahan2018/sgd-clip-0.5-1",
+    "ramaswamy2020/canaries-private-1",
+    "xu2023/starts-adaptive-1",
+    "xu2023/sums-modular-1",
+    "keyboard/blogs-4-1",  # a clip norm for each layer
+)
 
 
 def shrunk(one: listed.ListedRun, people: Path, starts: Path) -> tuple[str, ...]:
@@ -35,7 +52,9 @@ def shrunk(one: listed.ListedRun, people: Path, starts: Path) -> tuple[str, ...]
     recipe = one.loaded()
     more = [*SHRUNK, f"data.population={people}"]
     if recipe.model.warm_start:
-        more.append(f"model.warm_start={starts / recipe.model.kind}.safetensors")
+        more.append(f"model.warm_start={starts / recipe.model.kind}{'-tied' if recipe.model.tied else ''}.safetensors")
+    if recipe.canaries.text:
+        more += [f"canaries.text={starts / 'public'}", "canaries.copies=[1]", "canaries.per_cell=1", "canaries.sentences=5"]
     if recipe.participation.kind == "min-separation":
         more += ["participation.min_separation=1", "participation.max_participations=1"]
     if recipe.privacy.noise == "blt":
@@ -44,38 +63,33 @@ def shrunk(one: listed.ListedRun, people: Path, starts: Path) -> tuple[str, ...]
     return tuple(more)
 
 
-def groups() -> list[listed.ListedRun]:
-    """The first run of every group, the papers taking turns."""
-    by_paper = [list({one.group: one for one in reversed(listed.listed(paper))}.values())[::-1] for paper in listed.papers()]
-    turns = [one for turn in range(max(map(len, by_paper))) for runs in by_paper for one in runs[turn : turn + 1]]
-    return turns[:MOST]
-
-
 def made_up(folder: Path) -> tuple[Path, Path]:
-    """People who say what a small grammar says, and starts that have learned nothing yet."""
+    """People and public text that say what a small grammar says, and starts that have learned nothing yet."""
     words = vocabulary_of(300)
     for _ in write_shards(synthetic_messages(words.words[20:], 90, 100), folder / "text"):
         pass
     people = build_population(folder / "text", folder / "people", vocabulary=words, held_out=0.25)
-    for kind in ("lstm", "cifg"):
-        settings = ModelSection(kind=kind, width=16, units=24)
+    source = Source([folder / "text"], Columns(None, None), with_user=False)
+    ingest_public(source, folder / "public", words, "simulated text", "en", lambda *_: None)
+    for kind, tied in (("lstm", False), ("cifg", False), ("cifg", True)):
+        settings = ModelSection(kind=kind, width=16, units=24, tied=tied)
         params = build.language_model(settings, len(people.vocabulary)).init(jax.random.key(0))
         about = settings.model_dump(mode="json", exclude={"warm_start"})
         card = ModelCard(about, people.vocabulary.words, people.vocabulary.about, public_sources=("made up",))
-        save_model(folder / f"{kind}.safetensors", params, card)
+        save_model(folder / f"{kind}{'-tied' if tied else ''}.safetensors", params, card)
     return folder / "people", folder
 
 
-def main() -> int:
+def main(names: Sequence[str] = CHECKED) -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        train.WORK = work / "runs"
+        train.WORK, train.REFERENCES = work / "runs", 1000
         here = work / "experiments"
         shutil.copytree(listed.HERE, here, ignore=shutil.ignore_patterns("*.png", "figures", "__pycache__"))
         listed.HERE = page.HERE = here
         people, starts = made_up(work)
-        for one in groups():
+        for one in [one for paper in listed.papers() for one in listed.listed(paper) if f"{one.paper}/{one.id}" in names]:
             took = time.monotonic()
             results.save(one, train.train(one, *shrunk(one, people, starts)))
             print(f"{one.paper}/{one.id}: {time.monotonic() - took:.1f} s", flush=True)
@@ -85,4 +99,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:] or CHECKED))

@@ -4,13 +4,15 @@ A group of runs shares a recipe and seeds, and each run differs from the others 
 
     [cohorts]
     about = "more people a round at the same σ"
+    item = 2
     recipe = "paper.toml"
     seeds = [1, 2, 3]
     settings = { "privacy.clip_norm" = 15.0 }
     runs.100 = { "participation.cohort" = 100, "privacy.noise_multiplier" = 0.08 }
     runs.1250 = { "participation.cohort" = 1250, "privacy.noise_multiplier" = 1.0 }
 
-A run may name a recipe of its own among its settings.
+A run may name a recipe of its own among its settings. `item` says when a group is run: items 1 to 6 are the papers' main claims, 7 and 8
+what stands beside them, 9 and 10 the rest; within such a turn every group gets its first seed before any gets its second.
 """
 
 import json
@@ -27,7 +29,8 @@ from taciturn.recipe.text import load_recipe
 
 HERE = Path(__file__).parent
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
-KEYS = {"about", "recipe", "seeds", "settings", "runs", "measures"}
+KEYS = {"about", "item", "recipe", "seeds", "settings", "runs", "measures"}
+LAST_OF_TURN = (6, 8, 10)  # items
 MEASURES = {"clipped", "head-words", "canaries", "audit"}
 
 
@@ -44,6 +47,8 @@ class ListedRun:
     recipe: str  # a file beside the list
     settings: tuple[str, ...]  # section.key=value, which win over the recipe's
     measures: tuple[str, ...] = ()  # what is looked at besides accuracy
+    item: int = LAST_OF_TURN[-1]
+    repeats: int = 0  # seeds of its group that come before its own
 
     @property
     def id(self) -> str:
@@ -54,8 +59,9 @@ class ListedRun:
         return HERE / self.paper / "results" / f"{self.id}.json"
 
     @property
-    def command(self) -> str:
-        return f"python experiments/train.py {self.paper}/{self.group}"
+    def turn(self) -> tuple[int, int, int]:
+        """When it is run, as something to sort by."""
+        return next(last for last in LAST_OF_TURN if self.item <= last), self.repeats, self.item
 
     def loaded(self, *more: str) -> Recipe:
         """Its recipe; `more` settings win over all."""
@@ -79,7 +85,7 @@ def listed(paper: str) -> tuple[ListedRun, ...]:
 
 
 def chosen(what: list[str]) -> list[ListedRun]:
-    """The runs of papers, or of groups as PAPER/GROUP; all there are, where nothing is named."""
+    """Return the runs of papers, or of groups as PAPER/GROUP, in the order in which they are run; all there are, where nothing is named."""
     found: list[ListedRun] = []
     for one in what or papers():
         paper, _, group = one.partition("/")
@@ -87,19 +93,22 @@ def chosen(what: list[str]) -> list[ListedRun]:
         if not runs:
             raise ListError(f"{paper} has no group {group}; it has {', '.join(dict.fromkeys(run.group for run in listed(paper)))}")
         found += runs
-    return found
+    return sorted(found, key=lambda run: run.turn)
 
 
 def _group(paper: str, group: str, content: dict[str, Any]) -> Iterator[ListedRun]:
     where = f"{paper}/runs.toml, {group}"
     unknown = set(content) - KEYS or set(content.get("measures", ())) - MEASURES
-    if unknown or not {"about", "recipe", "seeds", "runs"} <= set(content):
-        raise ListError(f"{where}: a group has about, recipe, seeds and runs, may have settings and measures, and has {sorted(content)}")
-    for seed in content["seeds"]:
+    if unknown or not KEYS - {"settings", "measures"} <= set(content) or content["item"] not in range(1, LAST_OF_TURN[-1] + 1):
+        raise ListError(
+            f"{where}: a group has about, an item from 1 to {LAST_OF_TURN[-1]}, recipe, seeds and runs, may have settings and measures, "
+            f"and has {sorted(content)}"
+        )
+    for repeats, seed in enumerate(content["seeds"]):
         for name, settings in content["runs"].items():
             if not NAME.fullmatch(f"{group}-{name}"):
                 raise ListError(f"{where}: {name} names a file, and so is made of small letters, digits, points and dashes")
             both = {"recipe": content["recipe"], **content.get("settings", {}), **settings}
             recipe = both.pop("recipe")
             said = tuple(f"{key}={json.dumps(value)}" for key, value in both.items())
-            yield ListedRun(paper, group, name, seed, recipe, said, tuple(content.get("measures", ())))
+            yield ListedRun(paper, group, name, seed, recipe, said, tuple(content.get("measures", ())), content["item"], repeats)

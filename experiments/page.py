@@ -65,16 +65,18 @@ class Judged(NamedTuple):
     figures: dict[str, str] = {}
 
 
-def judged(paper: str, group: str, name: str, about: str, theirs: str) -> Callable[[Callable[[Group], Judged]], Callable[[], Item]]:
-    """An item that is judged by the results of a group: not run, as long as a run of it has none."""
+def judged(paper: str, groups: str, name: str, about: str, theirs: str) -> Callable[[Callable[..., Judged]], Callable[[], Item]]:
+    """An item that is judged by the results of one or several groups: not run, as long as a run of them has none."""
 
-    def with_results(judge: Callable[[Group], Judged]) -> Callable[[], Item]:
+    def with_results(judge: Callable[..., Judged]) -> Callable[[], Item]:
         def item() -> Item:
-            found = Group(paper, group)
-            if not found.is_whole:
-                return not_run(name, about, theirs, found.command, f"{found.done} of {found.wanted} runs" if found.done else "")
-            ours, verdict, details, figures = judge(found)
-            return Item(name, about, theirs, ours, verdict, found.seeds, found.command, details, figures)
+            found = [Group(paper, group) for group in groups.split()]
+            command = " ".join(["python experiments/train.py", *(f"{paper}/{group.name}" for group in found)])
+            if not all(group.is_whole for group in found):
+                done, wanted = sum(group.done for group in found), sum(group.wanted for group in found)
+                return not_run(name, about, theirs, command, f"{done} of {wanted} runs" if done else "")
+            ours, verdict, details, figures = judge(*found)
+            return Item(name, about, theirs, ours, verdict, min(group.seeds for group in found), command, details, figures)
 
         return item
 

@@ -34,6 +34,22 @@ MCMAHAN_TEXT = {
 # Ramaswamy et al. 2020. Table 5: users → ε at δ = N^−1.1, of 2,000 rounds of 20,000.
 RAMASWAMY_TABLE_5 = {2_000_000: 9.86, 3_000_000: 6.73, 4_000_000: 5.36, 5_000_000: 4.54, 10_000_000: 3.27}
 RAMASWAMY_SIGMA, RAMASWAMY_COHORT, RAMASWAMY_ROUNDS, RAMASWAMY_CLIP_NORM = 3.2e-5, 20_000, 2_000, 0.8
+# Table 3: (n_u, n_e) → how often a canary is met. Table 4: its ranks among 2,000,000, and how many of three a beam search finds.
+RAMASWAMY_TABLE_3 = {
+    (1, 1): 1_150, (1, 14): 16_100, (1, 200): 230_000, (4, 1): 4_600, (4, 14): 64_400, (4, 200): 920_000, (16, 1): 18_400,
+    (16, 14): 257_600, (16, 200): 3_680_000,
+}  # fmt: skip
+RAMASWAMY_TABLE_4 = {
+    (1, 1): ((637_000, 1_550_000, 1_600_000), 0),
+    (1, 14): ((1_600, 41_000, 542_000), 0),
+    (1, 200): ((270_000, 347_000, 894_000), 0),
+    (4, 1): ((281_000, 308_000, 1_370_000), 0),
+    (4, 14): ((1, 16, 762), 1),
+    (4, 200): ((263, 904, 4_900), 0),
+    (16, 1): ((3_700, 112_000, 129_000), 0),
+    (16, 14): ((1, 1, 1), 3),
+    (16, 200): ((1, 1, 1), 3),
+}
 # Tables 6 to 8, Top-1 recall on Stack Overflow: server's optimiser, rate and momentum; client's batch and rate; clip norm.
 RAMASWAMY_TABLE_6 = {
     ("adam", 1e-5, None): 0.0473,

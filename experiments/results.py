@@ -52,7 +52,7 @@ class Group:
 
     def __init__(self, paper: str, group: str) -> None:
         runs = [run for run in listed(paper) if run.group == group]
-        self.name, self.command, self.wanted = group, runs[0].command, len(runs)
+        self.name, self.wanted = group, len(runs)
         self.found: dict[str, list[Result]] = {run.name: [] for run in runs}
         for run in runs:
             if run.result.exists():

@@ -1,22 +1,15 @@
 """A private model worth shipping: what the runs at a real ε came to, and what people are spared who type with them."""
 
-import json
-
-import listed
+import typed
 from drawing import Line, figure
 from page import Item, Judged, Verdict, judged, not_run, table
-from results import Group, Result, computed, percent
+from results import Group, computed, percent
 
 PAPER = "keyboard"
 TITLE = "A real ε on real people"
 ABOUT = "Every ε is real: these people, this training, nothing extrapolated. Settings were fitted on other people."
 EPSILONS = ("1", "2", "4", "8")
 BARS = {"1": 0.6, "4": 1.1, "8": 1.3}  # points of AccuracyTop1 over the start
-TYPED = {
-    "accuracy_top1": "Top1", "accuracy_top3": "Top3", "keystroke_saving": "keystrokes saved", "recall_top1": "Top1 recall",
-    "recall_top3": "Top3 recall", "picked_rate": "picked", "trigger_rate": "triggered", "word_modified_ratio": "words modified",
-    "words_per_minute": "words/min",
-}  # fmt: skip
 SHOWN = "ε = 4"
 PILOT_WITHOUT_PRIVACY = 0.2053  # unclipped, the same start and people; measured on 2026-11-16
 
@@ -55,14 +48,13 @@ def blogs(found: Group) -> Judged:
     margins = [50 * (found.last(run).most - found.last(run).least) for run in EPSILONS]
     across = (points[0][0], points[-1][0])
     level = {"no privacy": found.last("none").value, "the start": found.at("1", 0).value}
-    typed = results_of("typing-blogs")
     lines = [Line("private", points, margins), *(Line(name, [(x, 100 * value) for x in across]) for name, value in level.items())]
     svg = figure("Blogs: AccuracyTop1 of held-out people", "ε, real", "AccuracyTop1, %", lines, log=True)
     behind = 100 * (max(found.last("none").value, PILOT_WITHOUT_PRIVACY) - found.last("8").value)
     reached = all(gain(found, run) >= bar for run, bar in BARS.items()) and behind <= 0.5
     ours = ", ".join(f"{gain(found, run):+.2f} at {run}" for run in EPSILONS) + f"; −{behind:.2f} from the best without privacy at 8"
     details = table(HEAD, rows(found, runs)) + "\n\nδ = 4.4 · 10⁻⁵ = users^−1.1."
-    if typed:
+    if typed.results(PAPER, "typing-blogs"):
         details += " N-grams, measured on the same words as these models, are in the typing table."
     return Judged(ours, Verdict.HOLDS if reached else Verdict.PART, details, {"blogs.svg": svg})
 
@@ -87,32 +79,12 @@ def steam(found: Group) -> Judged:
     return Judged(ours, Verdict.HOLDS if gain(found, "1") > 0.6 else Verdict.PART, table(HEAD, rows(found, runs)))
 
 
-def results_of(name: str) -> Result | None:
-    path = listed.HERE / PAPER / "results" / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
-
-
 def typing(text: str, about: str) -> Item:
     name, command = f"typing, {about}", "python experiments/keyboard/table.py …"
     claim = "a private model beats n-grams with history (papers 2 and 4): Top1, Top3, keystrokes"
-    found = results_of(f"typing-{text}")
+    found = typed.results(PAPER, f"typing-{text}")
     if found is None:
         return not_run(name, f"what people are spared who type {about}", claim, command)
-    shown = [[model, *(_cell(metric, one[metric]) for metric in TYPED)] for model, one in found["models"].items()]
-    changes = found["changes"]
-    compared = list(next(iter(changes.values())))
-    relative = [[model, *(f"{100 * v:+.1f} % ± {100 * m:.1f}" for v, m in one.values())] for model, one in changes.items()]
-    ahead = [changes[SHOWN][metric][0] > 0 for metric in ("accuracy_top1", "accuracy_top3", "keystroke_saving")]
-    ours = "ε = 4 over Kneser–Ney with history: " + ", ".join(
-        f"{TYPED[metric]} {100 * changes[SHOWN][metric][0]:+.1f} %" for metric in ("accuracy_top1", "accuracy_top3", "keystroke_saving")
-    )
-    verdict = Verdict.HOLDS if all(ahead) else Verdict.PART if any(ahead) else Verdict.FAILS
-    details = f"{found['people']:,} people, {found['words']:,} words and signs, 400 each at most; all in %, but for the last column.\n\n"
-    details += table(["model", *TYPED.values()], shown) + f"\n\nRelative changes from {found['from']}, on the same people:\n\n"
-    details += table(["model", *(TYPED[metric] for metric in compared)], relative)
-    return Item(name, f"what people are spared who type {about}", claim, ours, verdict, 1, command, details)
-
-
-def _cell(metric: str, measured: list[float]) -> str:
-    value, margin = measured
-    return f"{value:.1f}" if metric == "words_per_minute" else f"{100 * value:.2f} ± {100 * margin:.2f}"
+    metrics = ("accuracy_top1", "accuracy_top3", "keystroke_saving")
+    ours, verdict = f"ε = 4 over {typed.changes(found, SHOWN, metrics)}", typed.verdict(found, SHOWN, metrics)
+    return Item(name, f"what people are spared who type {about}", claim, ours, verdict, 1, command, typed.tables(found))

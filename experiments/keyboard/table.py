@@ -28,7 +28,7 @@ SHOWN = (
     "accuracy_top1", "accuracy_top3", "keystroke_saving", "recall_top1", "recall_top3", "picked_rate", "trigger_rate",
     "word_modified_ratio", "words_per_minute",
 )  # fmt: skip
-COMPARED = ("accuracy_top1", "accuracy_top3", "keystroke_saving", "picked_rate")
+COMPARED = ("accuracy_top1", "accuracy_top3", "keystroke_saving", "picked_rate", "recall_top1", "recall_top3")
 
 
 def typed(messages: list[list[str]], path: str) -> Typing:

@@ -1,18 +1,23 @@
 """Ramaswamy et al. 2020, table by table and figure by figure."""
 
+import math
+from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import printed
+import typed
 from drawing import Line, figure
-from page import Item, Judged, Verdict, cannot, earlier, judged, not_run, table
+from page import Item, Judged, Verdict, cannot, earlier, judged, table
 from results import Group, computed
+from taciturn.audit.report import rank_text
 
 PAPER = "ramaswamy2020"
 TITLE = "Ramaswamy et al. 2020: training production language models without memorizing user data"
 ABOUT = """
 Their protocol for tuning (CIFG with tied embeddings, 500 users a round, σ = 3.2e-5 on the average, S = 0.8, momentum 0.99) on 9,190
-bloggers with 400 words each, 600 rounds from a random start, where they have Stack Overflow. What they measure on phones (recall and
-clicks of people) has no counterpart but simulated typing.
+bloggers with 400 words each, 300 rounds from a random start, where they have Stack Overflow and do not say how many. What they measure on
+phones (recall and clicks of people) has no counterpart but simulated typing.
 """
 CLOSE = 0.005  # half a point: what one seed and so few rounds leave undecided
 
@@ -25,24 +30,133 @@ def items() -> list[Item]:
             "momentum 0.99, rate 1, S = 0.8",
             "no result: Tables 6 to 8 try them",
         ),
-        not_run("Table 2", "the private model against n-grams with history, in use", "+7.77 % Top-1 recall", ""),
-        earlier(
-            PAPER, "Table 3", "how often a canary is met", "1,150 to 3,680,000 times", "0 to 768,000 times, in 600 rounds", Verdict.PART
-        ),
-        earlier(
-            PAPER,
-            "Table 4",
-            "what is memorised of 27 canaries",
-            "nothing of one user's; all that 16 users say often",
-            "the same, with ranks of 15,000 to 239,000 for one user's most repeated (without privacy 1, 1 and 236)",
-            Verdict.HOLDS,
-        ),
+        table_2(),
+        table_3(),
+        table_4(),
         table_5(),
         table_6(),
         table_7(),
         table_8(),
         figure_1(),
     ]
+
+
+HEADLINE = {"none": "no privacy", "production": "noise of Ramaswamy et al.", "gboard": "noise of Xu et al."}
+TYPING = "python experiments/keyboard/table.py local/people blogs.parquet experiments/ramaswamy2020/results/typing.json …"
+
+
+@judged(
+    PAPER,
+    "headline",
+    "Table 2",
+    "the private model against n-grams with history, in use",
+    "Top1 recall +7.77 %, Top3 +6.40 %, clicks +4.31 %",
+)
+def trained_for_table_2(headline: Group) -> Judged:
+    lost = {run: headline.last("none").value - headline.last(run).value for run in ("production", "gboard")}
+    production = next(row for row in computed(PAPER)["table_5"] if row["users"] == 4_000_000)
+    gboard = next(row for row in computed("xu2023")["models"] if row["model"] == "NWP es-ES")
+    extrapolated = {
+        "none": ["0", "∞"],
+        "production": ["0.0013", f"ε = {production['poisson']:.2f} for 4,000,000 users"],
+        "gboard": ["0.0018", f"ρ = {gboard['rho']:.2f} for 4,210,000 users"],
+    }
+    rows = [[name, *extrapolated[run], headline.last(run), headline.last(run).seeds] for run, name in HEADLINE.items()]
+    head = ["", "noise, clip norms per person", "guarantee in the paper's population, *extrapolated*", "AccuracyTop1", "seeds"]
+    details = (
+        "500 of 9,190 bloggers a round for 150 rounds, from the start of [keyboard](keyboard/README.md), whose ε are real: 1 to 8.\n\n"
+    )
+    ours = f"the noise of the two papers costs {100 * lost['production']:.2f} and {100 * lost['gboard']:.2f} points of AccuracyTop1"
+    return Judged(ours, Verdict.HOLDS if max(lost.values()) < CLOSE else Verdict.PART, details + table(head, rows))
+
+
+def table_2() -> Item:
+    """Judge what people are spared, once it is measured; what noise costs is not the claim."""
+    item, found = trained_for_table_2(), typed.results(PAPER, "typing")
+    if item.verdict is Verdict.NOT_RUN:
+        return item
+    if found is None:
+        return replace(item, verdict=Verdict.NOT_RUN, ours=f"{item.ours}; not typed with yet", command=TYPING)
+    metrics = ("recall_top1", "recall_top3", "picked_rate")
+    verdict = max((typed.verdict(found, HEADLINE[run], metrics) for run in ("production", "gboard")), key=list(Verdict).index)
+    ahead = "; ".join(f"{HEADLINE[run]} over {typed.changes(found, HEADLINE[run], metrics)}" for run in ("production", "gboard"))
+    return replace(item, ours=f"{ahead}; {item.ours}", verdict=verdict, details=f"{item.details}\n\n{typed.tables(found)}")
+
+
+def table_3() -> Item:
+    item = how_often_met()
+    known = "0 to 768,000 times, in 600 rounds"
+    return item if item.verdict is not Verdict.NOT_RUN else earlier(PAPER, item.name, item.about, item.theirs, known, Verdict.PART)
+
+
+@judged(PAPER, "canaries", "Table 3", "how often a canary is met", "1,150 to 3,680,000 times")
+def how_often_met(canaries: Group) -> Judged:
+    seen = {kind: met for kind, (met, _, _) in _memorised(canaries.found["private"]).items()}
+    rows = [[*kind, f"{printed.RAMASWAMY_TABLE_3[kind]:,}", f"{met:,}"] for kind, met in seen.items()]
+    details = "A device reads 400 words of its 200 sentences at a time, so that not every copy is met.\n\n"
+    ours = f"{min(seen.values()):,} to {max(seen.values()):,} times, in 400 rounds at the paper's rate of 0.575"
+    return Judged(ours, Verdict.PART, details + table(["n_u", "n_e", "paper", "ours, expected"], rows))
+
+
+def table_4() -> Item:
+    item = what_is_memorised()
+    known = "the same, with ranks of 15,000 to 239,000 for one user's most repeated (without privacy 1, 1 and 236)"
+    return item if item.verdict is not Verdict.NOT_RUN else earlier(PAPER, item.name, item.about, item.theirs, known, Verdict.HOLDS)
+
+
+@judged(
+    PAPER, "canaries canaries-open", "Table 4", "what is memorised of 27 canaries", "nothing of one user's; all that 16 users say often"
+)
+def what_is_memorised(private: Group, open: Group) -> Judged:
+    ours, beside = _memorised(private.found["private"]), _memorised(open.found["none"])
+    rows = []
+    for kind, (theirs, found) in printed.RAMASWAMY_TABLE_4.items():
+        (_, ranks, share), (_, open_ranks, open_share) = ours[kind], beside[kind]
+        printed_ranks = ", ".join(map(rank_text, theirs))
+        rows.append([*kind, printed_ranks, f"{found} of 3", _median(ranks), share, _median(open_ranks), open_share])
+    head = ["n_u", "n_e", "paper: ranks", "found", "ours: rank in the middle", "found", "no privacy: rank in the middle", "found"]
+    details = (
+        "Ranks among 2,000,000 random continuations, 1 being the likeliest: in the middle of all seeds and canaries, with a 95 % interval "
+    )
+    details += (
+        f"of that middle; found by a beam search of width five. {private.seeds} seeds, without privacy {open.seeds}; 400 rounds of 500.\n\n"
+    )
+    alone = min(rank for (users, _), (_, ranks, _) in ours.items() if users == 1 for rank in ranks)
+    shared = _middle(ours[16, 200][1])
+    one, without = (rank_text(_middle(found[1, 200][1])) for found in (ours, beside))
+    said = f"one user's canaries have ranks of {rank_text(alone)} and more; repeated 200 times {one} in the middle, without privacy "
+    said += f"{without}; "
+    said += f"those of 16 users, repeated 200 times, {rank_text(shared)}"
+    verdict = Verdict.FAILS if alone < 100 else Verdict.HOLDS if shared <= 10 else Verdict.PART
+    return Judged(said, verdict, details + table(head, rows))
+
+
+def _memorised(results: list[dict[str, Any]]) -> dict[tuple[int, int], tuple[int, list[int], str]]:
+    """By (n_u, n_e): how often such a canary is met, the ranks over all seeds, and how many are found."""
+    canaries = sorted(tuple(one) for result in results for one in result["canaries"])
+    made = {}
+    for kind, some in groupby(canaries, lambda one: one[:2]):
+        found = list(some)
+        made[kind] = (max(one[2] for one in found), sorted(one[3] for one in found), f"{sum(one[4] for one in found)} of {len(found)}")
+    return made
+
+
+def _middle(ranks: list[int]) -> int:
+    return ranks[len(ranks) // 2]
+
+
+def _median(ranks: list[int]) -> str:
+    """Show the median of sorted ranks, with a 95 % interval by order statistics.
+
+    >>> _median(list(range(1, 16)))
+    '8 (4 to 12)'
+    """
+    count, least, below = len(ranks), 0, 0.5 ** len(ranks)
+    while below <= 0.025:
+        least += 1
+        below += math.comb(count, least) * 0.5**count
+    low = max(least - 1, 0)
+    return f"{rank_text(_middle(ranks))} ({rank_text(ranks[low])} to {rank_text(ranks[count - 1 - low])})"
 
 
 def table_5() -> Item:
@@ -103,10 +217,17 @@ def figure_1(clip: Group) -> Judged:
     return Judged(ours, Verdict.HOLDS if at_end["0.2"] > 0.95 and at_end[best] > 0.5 else Verdict.PART, "", {"clipped.svg": svg})
 
 
+def _again() -> str:
+    """The settings that were best in the paper are in three groups, with another seed in each."""
+    runs = [Group(PAPER, group).found[run] for group, run in (("server", "momentum-1-0.99"), ("client", "50-0.5"), ("clip", "0.8"))]
+    found = [f"{100 * results[0]['rows'][-1]['accuracy_top1']:.2f}" for results in runs if results]
+    return f"\n\nThe paper's best settings with {len(found)} seeds: {', '.join(found)}." if len(found) > 1 else ""
+
+
 def _best(group: Group) -> str:
     return max(group.found, key=lambda run: group.last(run).value)
 
 
 def _table(group: Group, theirs: dict[Any, float]) -> str:
     rows = [[run, f"{100 * value:.2f}", group.last(run)] for run, value in zip(group.found, theirs.values(), strict=True)]
-    return table(["", "paper, Top-1 recall", "ours, AccuracyTop1"], rows)
+    return table(["", "paper, Top-1 recall", "ours, AccuracyTop1"], rows) + _again()

@@ -246,6 +246,16 @@ def test_every_kind_of_run_runs(population, tmp_path, sections):
     assert finished.guarantee.is_private == (sections.get("algorithm") != "fedavg")
 
 
+@pytest.mark.parametrize("estimator", [{}, {"estimator": "clipped", "least_weight": 8.0}], ids=["fixed", "clipped"])
+def test_a_run_of_either_estimator_without_noise_is_charged_as_one_without_privacy(population, tmp_path, estimator):
+    """Its twin has the least noise that there is, and is charged for that."""
+    for multiplier in (0.0, 1e-3):
+        recipe = tiny_recipe(population, privacy={"noise_multiplier": multiplier, **estimator}, run={"rounds": 1})
+        finished = train_run(recipe, tmp_path / f"run-{multiplier}", quietly)
+        assert finished.guarantee.is_private == recipe.is_private == (multiplier > 0)
+    assert finished.guarantee.epsilon > 1000
+
+
 def test_an_adaptive_run_says_where_its_clip_norm_went(population, tmp_path):
     sections = ftrl("tree", clipping="adaptive", restart_rounds=[2, 4], clipped_count_stddev=1.0, clip_norm=0.01)
     finished = train_run(tiny_recipe(population, **sections, run={"evaluate_every": 1}), tmp_path / "run", quietly)

@@ -32,7 +32,7 @@ from taciturn.privacy.adaptive_clip import AdaptiveClip
 from taciturn.privacy.clipping import MOST_REPORTS, Bound, flat_clip, per_layer_clip, unbounded
 from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt, tree
 from taciturn.privacy.estimators import clipped_denominator, fixed_denominator
-from taciturn.privacy.noise import Noise, gaussian
+from taciturn.privacy.noise import Noise, gaussian, no_noise
 from taciturn.privacy.participation import CyclicPoisson, FixedSize, MinSeparation, PoissonSampling, spare_rounds
 from taciturn.privacy.secagg_encoding import Encoding, encoding, modular
 from taciturn.privacy.sensitivity import segments
@@ -82,6 +82,8 @@ def participation(recipe: Recipe) -> Participation:
 
 
 def noise(recipe: Recipe, multiplier: float) -> Noise:
+    if multiplier == 0:
+        return no_noise()
     lengths = segments(rows(recipe), recipe.restart_rounds)
     coefficients = {name: np.reshape(values, (len(lengths), -1)).tolist() for name, values in (recipe.privacy.strategy or {}).items()}
     match recipe.noise:

@@ -61,7 +61,7 @@ class Recipe(Section):
 
     @property
     def is_private(self) -> bool:
-        return self.algorithm not in ("fedavg", "transfer-learning")
+        return self.algorithm not in ("fedavg", "transfer-learning") and self.privacy.noise_multiplier != 0
 
     @property
     def uses_general_text(self) -> bool:

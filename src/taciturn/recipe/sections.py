@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 from taciturn import names
 from taciturn.models.registry import KINDS, model_kind
 from taciturn.privacy.clipping import clip_schedule
+from taciturn.privacy.noise import check_multiplier
 
 MOST_A_ROUND = 60_000  # users
 AUDITED_AT_ONCE = 1024  # audit users whose turn a round may be, in and out
@@ -129,7 +130,7 @@ class PrivacySection(Section):
     greedy: bool = setting(False, "clip after every local step (McMahan et al. 2018), not only at the end", for_papers=True)
     estimator: Literal["fixed", "clipped"] = setting("fixed", "denominator qW, or max(qW_min, Σ w_k)", for_papers=True)
     least_weight: float | None = setting(None, "W_min of the clipped denominator", gt=0, for_papers=True)
-    noise_multiplier: float | None = setting(None, "z; left out, it is worked out from the budget", ge=1e-3)
+    noise_multiplier: float | None = setting(None, "z; left out, it is worked out from the budget; 0 is no noise and no privacy (ε = ∞)")
     noise: names.NoiseKind | None = setting(
         None,
         "how it is correlated over rounds (default: dp-ftrl blt, with cyclic-poisson banded; all others independent)",
@@ -153,6 +154,13 @@ class PrivacySection(Section):
         "how ε is computed: privacy loss distributions, or Rényi differential privacy",
         for_papers={"moments": "the moments accountant of 2016, as papers of that time print it"},
     )
+
+    @field_validator("noise_multiplier")
+    @classmethod
+    def _positive_or_none(cls, value: float | None) -> float | None:
+        if value:
+            check_multiplier(value)
+        return value
 
     @field_validator("clip_norm")
     @classmethod
