@@ -19,7 +19,7 @@ from taciturn.files import not_a
 
 if TYPE_CHECKING:
     from taciturn.fleets.enrolment import EnrolledNow
-    from taciturn.fleets.wire.many_devices import Load, LoadDevice
+    from taciturn.fleets.load import Load, LoadDevice
     from taciturn.fleets.wire.redis_store import RedisStore
     from taciturn.fleets.wire.server import WireServer
 
@@ -316,7 +316,7 @@ def _load_server(out: Path, servers: list[str] | None) -> Iterator[tuple[list[st
 
 
 def _watch_load(devices: "list[LoadDevice]", load: "Load", is_over: Callable[[], bool], rounds: int, deadline: float) -> None:
-    from taciturn.fleets.wire.many_devices import running
+    from taciturn.fleets.load import running
 
     with running(devices):
         with bar("load", "rounds") as show:
