@@ -21,7 +21,7 @@ DEVICE/                     a device's own: nothing of it is ever sent, but for 
 import io
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -117,7 +117,7 @@ def fleet_recipe(folder: Path) -> Recipe:
     return recipe.with_settings("data", population=str(population)) if population.exists() else recipe
 
 
-def save_text(device: Path, tokens: np.ndarray) -> None:
+def save_text(device: Path, tokens: Sequence[int] | np.ndarray) -> None:
     device.mkdir(parents=True, exist_ok=True, mode=0o700)
     content = io.BytesIO()
     np.save(content, np.asarray(tokens, np.int32), allow_pickle=False)
