@@ -78,7 +78,7 @@ def test_a_server_cannot_choose_who_is_in_a_cell_with_whom(small_cells):
     one = cohort.ids[0]
     roster = cohort.server.rosters()[one]
     strangers = [a for a in cohort.said[ADVERTISE].values() if a not in roster.adverts and a.device != one]
-    colluding = tuple(sorted((strangers[0], *roster.adverts[1:])))
+    colluding = tuple(sorted((strangers[0], *roster.adverts[1:]), key=lambda advert: advert.device))
     with pytest.raises(Refused, match="not the devices of this one's cell"):
         cohort.devices[one].share(roster._replace(adverts=colluding))
     cohort.devices[one].share(roster)

@@ -6,10 +6,10 @@ exactly what `to_bytes` would have written is a ValueError with a sentence, befo
 
 import dataclasses
 import hashlib
-import itertools
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from io import SEEK_END, BytesIO
 from typing import Any, ClassVar, NamedTuple, Self
 
 from taciturn.fleets.secure_aggregation.bit_packing import MOST_BITS
@@ -59,72 +59,54 @@ class Terms(NamedTuple):
         return hashlib.sha256(b"taciturn secure sum: terms\0" + self.to_bytes()).digest()
 
 
-class _Reader:
-    def __init__(self, content: bytes, name: str) -> None:
-        self._content, self._at, self._name = content, 0, name
-
-    @property
-    def left(self) -> int:
-        return len(self._content) - self._at
-
-    def take(self, size: int) -> bytes:
-        if size > self.left:
-            raise ValueError(f"a {self._name} ends too early")
-        self._at += size
-        return bytes(self._content[self._at - size : self._at])
-
-    def number(self, size: int) -> int:
-        return int.from_bytes(self.take(size), "big")
-
-    def count(self, row: int) -> int:
-        """Return how many rows follow, each of at least `row` bytes."""
-        rows = self.number(4)
-        if rows > MOST_DEVICES or rows * row > self.left:
-            raise ValueError(f"a {self._name} cannot have {rows:,} rows")
-        return rows
-
-
 class _Part(NamedTuple):
     """How a field of a message is written, and read again."""
 
     write: Callable[[Any], bytes]
-    read: Callable[[_Reader], Any]
+    read: Callable[[BytesIO], Any]
+
+
+def _take(content: BytesIO, size: int) -> bytes:
+    taken = content.read(size)
+    if len(taken) < size:
+        raise ValueError("a message ends too early")
+    return taken
 
 
 def _fixed(size: int) -> _Part:
-    return _Part(bytes, lambda reader: reader.take(size))
+    return _Part(bytes, lambda content: _take(content, size))
 
 
 def _table(size: int) -> _Part:
     """Rows by device, each of `size` bytes."""
-
-    def read(reader: _Reader) -> dict[int, bytes]:
-        rows = [(reader.number(8), reader.take(size)) for _ in range(reader.count(8 + size))]
-        _check_ascending(device for device, _ in rows)
-        return dict(rows)
-
-    return _Part(_rows, read)
+    return _Part(_rows, lambda content: {_read_number(content, 8): _take(content, size) for _ in range(_count(content, 8 + size))})
 
 
 def _rows(rows: Mapping[int, bytes]) -> bytes:
     return _number(len(rows), 4) + b"".join(_number(device) + rows[device] for device in sorted(rows))
 
 
-def _read_adverts(reader: _Reader) -> "tuple[Advert, ...]":
-    adverts = tuple(Advert.from_bytes(reader.take(reader.number(2))) for _ in range(reader.count(1)))
-    _check_ascending(advert.device for advert in adverts)
-    return adverts
+def _count(content: BytesIO, row: int) -> int:
+    """Return how many rows follow, each of at least `row` bytes."""
+    rows, here = _read_number(content, 4), content.tell()
+    end = content.seek(0, SEEK_END)
+    content.seek(here)
+    if rows > MOST_DEVICES or rows * row > end - here:
+        raise ValueError(f"a message cannot have {rows:,} rows")
+    return rows
 
 
-def _read_report(reader: _Reader) -> bytes:
-    if reader.left > 4 * MOST_LENGTH:
-        raise ValueError(f"a report of {reader.left:,} bytes is longer than any")
-    return reader.take(reader.left)
+def _write_adverts(adverts: "Iterable[Advert]") -> bytes:
+    by_device = {advert.device: advert for advert in adverts}
+    return _number(len(by_device), 4) + b"".join(_block(by_device[device].to_bytes()) for device in sorted(by_device))
 
 
-def _check_ascending(devices: Iterable[int]) -> None:
-    if any(not first < second for first, second in itertools.pairwise(devices)):
-        raise ValueError("a list of devices is not in order, or names one twice")
+def _read_adverts(content: BytesIO) -> "tuple[Advert, ...]":
+    return tuple(Advert.from_bytes(_take(content, _read_number(content, 2))) for _ in range(_count(content, 1)))
+
+
+def _read_number(content: BytesIO, size: int) -> int:
+    return int.from_bytes(_take(content, size), "big")
 
 
 def _number(value: int, size: int = 8) -> bytes:
@@ -140,9 +122,9 @@ def _head(kind: type) -> bytes:
 
 
 _CELL = _fixed(HASH_BYTES)
-_CERTIFICATE = _Part(Certificate.to_bytes, lambda reader: Certificate.from_bytes(reader.take(CERTIFICATE_BYTES)))
-_ADVERTS = _Part(lambda adverts: _number(len(adverts), 4) + b"".join(_block(one.to_bytes()) for one in adverts), _read_adverts)
-_DEVICES = _Part(lambda devices: _rows(dict.fromkeys(devices, b"")), lambda reader: frozenset(_table(0).read(reader)))
+_CERTIFICATE = _Part(Certificate.to_bytes, lambda content: Certificate.from_bytes(_take(content, CERTIFICATE_BYTES)))
+_ADVERTS = _Part(_write_adverts, _read_adverts)
+_DEVICES = _Part(lambda devices: _rows(dict.fromkeys(devices, b"")), lambda content: frozenset(_table(0).read(content)))
 
 
 class _Message:
@@ -155,12 +137,13 @@ class _Message:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
-        reader = _Reader(content, cls.__name__)
-        if reader.take(2) != _head(cls):
-            raise ValueError(f"this is not a {cls.__name__}, or one of another version")
-        message = cls(*(part.read(reader) for part in cls.layout))
-        if reader.left:
-            raise ValueError(f"{reader.left:,} bytes follow after a {cls.__name__}")
+        if len(content) > 2 + HASH_BYTES + 4 * MOST_LENGTH:
+            raise ValueError(f"a {cls.__name__} of {len(content):,} bytes is longer than any")
+        rest = BytesIO(content)  # which does not copy
+        head = rest.read(2)
+        message = cls(*(part.read(rest) for part in cls.layout)) if head == _head(cls) else None
+        if message is None or message.to_bytes() != content:
+            raise ValueError(f"this is not a {cls.__name__}: of another version, with more bytes, or its rows not in order or there twice")
         return message
 
     def _replace(self, **changes: Any) -> Self:
@@ -223,7 +206,7 @@ class SealedShares(_Message):
 class MaskedReport(_Message):
     """3. Device → server: a report behind its masks, b bits a coordinate."""
 
-    layout = _CELL, _Part(bytes, _read_report)
+    layout = _CELL, _Part(bytes, BytesIO.read)
     cell: bytes
     packed: bytes
 
