@@ -7,7 +7,7 @@ exactly what `to_bytes` would have written is a ValueError with a sentence, befo
 import dataclasses
 import hashlib
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import SEEK_END, BytesIO
 from typing import Any, ClassVar, NamedTuple, Self
@@ -96,13 +96,11 @@ def _count(content: BytesIO, row: int) -> int:
     return rows
 
 
-def _write_adverts(adverts: "Iterable[Advert]") -> bytes:
-    by_device = {advert.device: advert for advert in adverts}
-    return _number(len(by_device), 4) + b"".join(_block(by_device[device].to_bytes()) for device in sorted(by_device))
-
-
 def _read_adverts(content: BytesIO) -> "tuple[Advert, ...]":
-    return tuple(Advert.from_bytes(_take(content, _read_number(content, 2))) for _ in range(_count(content, 1)))
+    adverts = tuple(Advert.from_bytes(_take(content, _read_number(content, 2))) for _ in range(_count(content, 1)))
+    if (devices := [advert.device for advert in adverts]) != sorted(set(devices)):
+        raise ValueError("a list of adverts is not in order, or names one twice")
+    return adverts
 
 
 def _read_number(content: BytesIO, size: int) -> int:
@@ -123,7 +121,7 @@ def _head(kind: type) -> bytes:
 
 _CELL = _fixed(HASH_BYTES)
 _CERTIFICATE = _Part(Certificate.to_bytes, lambda content: Certificate.from_bytes(_take(content, CERTIFICATE_BYTES)))
-_ADVERTS = _Part(_write_adverts, _read_adverts)
+_ADVERTS = _Part(lambda adverts: _number(len(adverts), 4) + b"".join(_block(one.to_bytes()) for one in adverts), _read_adverts)
 _DEVICES = _Part(lambda devices: _rows(dict.fromkeys(devices, b"")), lambda content: frozenset(_table(0).read(content)))
 
 
