@@ -186,7 +186,7 @@ class DeviceFleet:
         waiting = sorted(set(self.connected.link.devices()) - set(cohort.tolist()))
         too_many = max(0, len(waiting) - self.asked)
         pace = self._round_seconds * too_many / self.asked
-        sent_away = {device: fields.seconds_to_bytes(random.uniform(0, pace)) for device in random.sample(waiting, too_many)}
+        sent_away = {device: fields.SECONDS.pack(random.uniform(0, pace)) for device in random.sample(waiting, too_many)}
         if sent_away:
             LOG.info("%d devices more are here than can take part, and are told to come back later", too_many)
             self.connected.link.ask(fields.COME_BACK, sent_away, min(SHORT, self.deadline))
