@@ -25,7 +25,7 @@ from taciturn.fleets.devices.participation_record import ParticipationRecord
 from taciturn.fleets.devices.transport import LOG, ComeBackLater
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
 from taciturn.fleets.secure_aggregation.identities import Authority, Certificate, Dismissed, Trust
-from taciturn.fleets.secure_aggregation.messages import SealedShares, Terms
+from taciturn.fleets.secure_aggregation.messages import Roster, SealedShares, Survivors, Terms, UnmaskRequest
 
 
 class NotEligible(Exception):
@@ -73,8 +73,12 @@ class Device:
                 return self._advertise(content)
             case fields.REPORT:
                 return self._report(content)
-            case fields.SHARE | fields.SIGN | fields.UNMASK:
-                return self._in_a_round().answer(kind, content)
+            case fields.SHARE:
+                return self._in_a_round().share(Roster.from_bytes(content)).to_bytes()
+            case fields.SIGN:
+                return self._in_a_round().sign(Survivors.from_bytes(content))
+            case fields.UNMASK:
+                return self._in_a_round().unmask(UnmaskRequest.from_bytes(content)).to_bytes()
             case fields.COME_BACK:
                 raise ComeBackLater(*fields.SECONDS.unpack(content))
             case _:
