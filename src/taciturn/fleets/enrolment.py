@@ -1,4 +1,4 @@
-"""The enrolment authority: it says which keys are devices of a fleet, and which not any more. It need not be where the server is.
+"""The enrolment authority: it says which keys are devices of a fleet, and which are not any more. It need not be where the server is.
 
 AUTHORITY/                  its own folder, whose keys nobody else has
   enrolment.key             signs certificates and lists
