@@ -12,9 +12,9 @@ from taciturn.core import FailedRound
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.secure_aggregation import masks, shamir
-from taciturn.fleets.secure_aggregation.blame import at_fault, few_of
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
 from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, MASK, SHARE, SIGN, UNMASK
+from taciturn.fleets.secure_aggregation.server_cell import at_fault, few_of
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
 from taciturn.runs.loop import resume_run, train_run
 

@@ -24,7 +24,7 @@ from taciturn.core import FailedRound
 from taciturn.fleets.devices import fields
 from taciturn.fleets.secure_aggregation import cells, workers
 from taciturn.fleets.secure_aggregation.cells import MOST, UNLIKELY, colluders, threshold
-from taciturn.fleets.secure_aggregation.messages import SealedShares
+from taciturn.fleets.secure_aggregation.messages import Roster, SealedShares, Survivors, UnmaskRequest
 from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, MASK, SHARE, SIGN, UNMASK
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
 from taciturn.release.privacy_statement import statement
@@ -148,7 +148,11 @@ def said(cohort, stage, one, content):
     device = cohort.devices[one]
     if stage == MASK:
         return device.mask(SealedShares.from_bytes(content), cohort.values[one]).to_bytes()
-    return device.advertise().to_bytes() if stage == "advertise" else device.answer(stage, content)
+    if stage == SIGN:
+        return device.sign(Survivors.from_bytes(content))
+    if stage == UNMASK:
+        return device.unmask(UnmaskRequest.from_bytes(content)).to_bytes()
+    return (device.advertise() if stage == ADVERTISE else device.share(Roster.from_bytes(content))).to_bytes()
 
 
 def cells_of(cohort):

@@ -477,7 +477,7 @@ def test_whoever_is_not_needed_is_told_when_to_come_back(tmp_path, vocabulary, c
         kinds.append(kind)
         if kind == fields.COME_BACK:
             assert '"charge"' in ledger.read_text()
-            told.update({one: fields.seconds_from_bytes(content) for one, content in contents.items()})
+            told.update({one: fields.SECONDS.unpack(content)[0] for one, content in contents.items()})
         if kinds.count(fields.CHECK_IN) == 2:
             raise Cut
         return ask(kind, contents, *args, **settings)

@@ -8,11 +8,10 @@ from typer.testing import CliRunner
 from enrolling import device_key, load_device_key, wire_server
 from taciturn.cli import app
 from taciturn.fleets.devices.transport import LinkError
-from taciturn.fleets.load import new_load, open_load
+from taciturn.fleets.load import Load, LoadDevice, new_load, open_load, running
 from taciturn.fleets.wire import device, door, link, store
 from taciturn.fleets.wire.authority import certify_server, make_authority
 from taciturn.fleets.wire.device import trusting
-from taciturn.fleets.wire.many_devices import Load, LoadDevice, running
 from taciturn.fleets.wire.store import MemoryStore
 
 
@@ -37,7 +36,7 @@ def asked(tmp_path):
                 server.enrol(device_key(tmp_path / f"device-{number}"))
             keys = [load_device_key(tmp_path / f"device-{number}") for number in range(3)]
             load, trusted = Load(), trusting("", certificate)
-            with running([LoadDevice(server.address, key, failing, trusted, load, "last") for key in keys]):
+            with running([LoadDevice(server.address, key, failing, trusted, load) for key in keys]):
                 until(lambda: len(load.connected) == 3)
                 contents = dict.fromkeys(server.link.devices(), b"abc")
                 answers = [server.link.ask(kind, contents, seconds, shared=shared) for kind in questions]
@@ -56,9 +55,9 @@ def until(so):
 
 
 def test_devices_of_a_load_answer_and_are_counted(asked):
-    answers, load = asked("first", "last", "fail", shared=b"model")
+    answers, load = asked("first", "unmask", "fail", shared=b"model")
     assert answers == [dict.fromkeys(range(3), b"ledomcba")] * 2 + [{}]
-    assert dict(load.answered) == {"first": 3, "last": 3}
+    assert dict(load.answered) == {"first": 3, "unmask": 3}
     assert len(load.rounds) == 1
     assert load.most_connected == 3
     assert dict(load.failures) == {"a device that could not answer “fail”": 3}

@@ -103,7 +103,7 @@ def test_a_device_that_is_sent_away_in_mid_round_spoils_no_sum(tmp_path, vocabul
         answers = ask(kind, contents, *args, **settings)
         asked.append(kind)
         if kind == after:
-            assert ask(fields.COME_BACK, {3: fields.seconds_to_bytes(seconds)}, 30) == {3: b""}
+            assert ask(fields.COME_BACK, {3: fields.SECONDS.pack(seconds)}, 30) == {3: b""}
         return answers
 
     monkeypatch.setattr(DeviceFleet, "_secure_sum", noted)

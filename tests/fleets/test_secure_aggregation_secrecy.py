@@ -69,7 +69,8 @@ def roster_of(adverts, one, own=None):
     everyone = Roster((), {advert.device: digest for digest, advert in known.items()} | made_up)
     mine = next(advert.digest() for advert in adverts if advert.device == one)
     cell = next(cell for cell in cells.cells(everyone.cohort(TERMS), everyone.digests.values()) if mine in cell)
-    return everyone._replace(adverts=tuple(sorted(known[digest] for digest in cell if digest in known and digest != mine)))
+    others = (known[digest] for digest in cell if digest in known and digest != mine)
+    return everyone._replace(adverts=tuple(sorted(others, key=lambda advert: advert.device)))
 
 
 def test_a_server_cannot_choose_who_is_in_a_cell_with_whom(small_cells):
@@ -78,7 +79,7 @@ def test_a_server_cannot_choose_who_is_in_a_cell_with_whom(small_cells):
     one = cohort.ids[0]
     roster = cohort.server.rosters()[one]
     strangers = [a for a in cohort.said[ADVERTISE].values() if a not in roster.adverts and a.device != one]
-    colluding = tuple(sorted((strangers[0], *roster.adverts[1:])))
+    colluding = tuple(sorted((strangers[0], *roster.adverts[1:]), key=lambda advert: advert.device))
     with pytest.raises(Refused, match="not the devices of this one's cell"):
         cohort.devices[one].share(roster._replace(adverts=colluding))
     cohort.devices[one].share(roster)

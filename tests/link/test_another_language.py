@@ -141,7 +141,7 @@ def test_a_sum_with_devices_in_another_language_is_right_to_the_bit(fleet, bits)
     with mixed.started() as (rounds, link):
         assert rounds.users(lambda devices: devices).tolist() == [0, 1, 2, 3, 4, 5]
         assert np.array_equal(summed(rounds), mixed.plain(range(6)))
-        link.ask(fields.COME_BACK, {4: fields.seconds_to_bytes(1.0)}, 10)
+        link.ask(fields.COME_BACK, {4: fields.SECONDS.pack(1.0)}, 10)
         until(lambda: 4 not in link.devices(), "that it goes away")
         until(lambda: 4 in link.devices(), "that it comes back")
     (upload,) = mixed.nodes[0].record()["uploads"]

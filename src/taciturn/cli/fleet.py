@@ -16,10 +16,10 @@ import typer
 from taciturn.cli.output import bar, console, fleet_view, group, logged_lines, print_finished, print_load
 from taciturn.cli.train import Settings
 from taciturn.files import not_a
+from taciturn.fleets.devices.transport import LinkError
 
 if TYPE_CHECKING:
     from taciturn.fleets.enrolment import EnrolledNow
-    from taciturn.fleets.wire.many_devices import Load, LoadDevice
     from taciturn.fleets.wire.redis_store import RedisStore
     from taciturn.fleets.wire.server import WireServer
 
@@ -76,7 +76,8 @@ def enrol(
     """
     from taciturn.fleets import enrolment
 
-    numbers = enrolment.enrol(authority or enrolment.beside(fleet), fleet, [_request(one) for one in requests], days)
+    lines = [path.read_text(errors="replace") if len(one) < 256 and (path := Path(one)).is_file() else one for one in requests]
+    numbers = enrolment.enrol(authority or enrolment.beside(fleet), fleet, lines, days)
     for given, number in zip(requests, numbers, strict=True):
         console.print(f"device {number}: {given if len(given) < 80 else given[:60] + '…'}")
     console.print(f"{len(enrolment.read_enrolled(fleet).certificates)} devices are enrolled in {fleet}")
@@ -113,9 +114,8 @@ def renew(
     from taciturn.fleets import enrolment
 
     count = enrolment.renew(authority or enrolment.beside(fleet), fleet, days)
-    console.print(
-        f"{count} certificates renewed" + (f"; where the server is elsewhere, copy {fleet / enrolment.ENROLLED} there" if count else "")
-    )
+    copy = f"; where the server is elsewhere, copy {fleet / enrolment.ENROLLED} there" if count else ""
+    console.print(f"{count} certificates renewed{copy}")
     return {"renewed": count}
 
 
@@ -145,12 +145,12 @@ def serve(
 
     enrolled = EnrolledNow(fleet)
     with logged_lines(json_log), metrics_page(metrics):
-        if store is None:
-            with wire_server(fleet / "wire", host, port, enrolled.number_of, insecure) as server:
-                return _serve(server, enrolled, fleet, run or fleet / "run", resume, server.address)
-        shared = _redis(store, enrolled)
-        with shared_server(fleet / "wire", shared) as server:
-            return _serve(server, enrolled, fleet, run or fleet / "run", resume, f"the Redis at {shared.address}")
+        shared = store and _redis(store, enrolled)
+        here = fleet / "wire"
+        opening = shared_server(here, shared) if shared else wire_server(here, host, port, enrolled.number_of, insecure)
+        with opening as server:
+            address = f"the Redis at {shared.address}" if shared else server.address
+            return _serve(server, enrolled, fleet, run or fleet / "run", resume, address)
 
 
 @fleet_app.command("front-end", endless=True)
@@ -203,9 +203,9 @@ def device(
     """
     from taciturn.fleets import folders
     from taciturn.fleets.devices.eligibility import why_not_now
-    from taciturn.fleets.devices.transport import LinkError
     from taciturn.fleets.wire.authority import AUTHORITY_CERTIFICATE, DEVICE_REQUEST, device_request
     from taciturn.fleets.wire.device import run_device
+    from taciturn.keyboard.personal_model import messages_of
 
     if new:
         print(device_request(folder))  # one line, as it is: for a pipe
@@ -218,12 +218,12 @@ def device(
         console.print(f"{folder} has opted out; its text is deleted.")
         return
     if data is not None:
-        _take_text(folder, data)
+        messages, _ = messages_of(data, folders.vocabulary_of(folder))
+        folders.save_text(folder, [word for message in messages for word in message])
     if server is None:
         raise LinkError("name the server: --server host:port")
-    handler = folders.open_device(
-        folder, why_not_now([word for word in while_.split(",") if word], while_command), least_tokens, delete_used
-    )
+    eligible = why_not_now([word for word in while_.split(",") if word], while_command)
+    handler = folders.open_device(folder, eligible, least_tokens, delete_used)
     with logged_lines():
         run_device(server, folder, handler, None if insecure else folder / "fleet" / AUTHORITY_CERTIFICATE, insecure)
 
@@ -276,8 +276,7 @@ def load(
 
     Example: taciturn fleet load 200 --out load --rounds 3
     """
-    from taciturn.fleets.devices.transport import LinkError
-    from taciturn.fleets.load import new_load, open_load
+    from taciturn.fleets.load import new_load, open_load, running
 
     if out.exists() and not (out / "server").is_dir():
         raise LinkError(f"{not_a('a fleet made by this command', out)}: choose another --out")
@@ -286,7 +285,16 @@ def load(
     with _load_server(out, server) as (addresses, is_over):
         devices, figures = open_load(out, count, addresses)
         console.print(f"{count} devices for {', '.join(addresses)}, which must serve {out / 'server'}")
-        _watch_load(devices, figures, is_over, rounds, time.monotonic() + seconds)
+        deadline = time.monotonic() + seconds
+        with running(devices):
+            with bar("load", "rounds") as show:
+                while len(figures.rounds) < rounds and not is_over() and time.monotonic() < deadline:
+                    time.sleep(LOOK_SECONDS)
+                    figures.look()
+                    note = f"{len(figures.connected):,} devices connected, {figures.answered.total():,} questions answered"
+                    show(len(figures.rounds), rounds, note)
+            figures.over = True
+            time.sleep(LAST_SECONDS)
     found, short = print_load(figures), len(figures.rounds) < rounds
     if short:
         why = "the server's own terminal says why" if server else f"{out / 'server.log'} says why"
@@ -303,9 +311,7 @@ def _load_server(out: Path, servers: list[str] | None) -> Iterator[tuple[list[st
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     run = out / "server" / f"run-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    with open(out / "server.log", "w") as log:
-        arguments = [str(out / "server"), "--port", str(port), "--run", str(run)]
-        process = subprocess.Popen([*TACITURN, "fleet", "serve", *arguments], stdout=log, stderr=log)
+    process = _process(out / "server.log", "serve", out / "server", "--port", port, "--run", run)
     try:
         yield [f"127.0.0.1:{port}"], lambda: process.poll() is not None
         with suppress(subprocess.TimeoutExpired):
@@ -315,27 +321,7 @@ def _load_server(out: Path, servers: list[str] | None) -> Iterator[tuple[list[st
         process.wait()
 
 
-def _watch_load(devices: "list[LoadDevice]", load: "Load", is_over: Callable[[], bool], rounds: int, deadline: float) -> None:
-    from taciturn.fleets.wire.many_devices import running
-
-    with running(devices):
-        with bar("load", "rounds") as show:
-            while len(load.rounds) < rounds and not is_over() and time.monotonic() < deadline:
-                time.sleep(LOOK_SECONDS)
-                load.look()
-                show(len(load.rounds), rounds, f"{len(load.connected):,} devices connected, {load.answered.total():,} questions answered")
-        load.over = True
-        time.sleep(LAST_SECONDS)
-
-
-def _request(given: str) -> str:
-    """Read a request from a file, or take it as it is."""
-    return path.read_text(errors="replace") if len(given) < 256 and (path := Path(given)).is_file() else given
-
-
 def _redis(url: str, enrolled: "EnrolledNow") -> "RedisStore":
-    from taciturn.fleets.devices.transport import LinkError
-
     try:
         from taciturn.fleets.wire.redis_store import RedisStore
     except ModuleNotFoundError:
@@ -362,24 +348,13 @@ def _serve(server: "WireServer", enrolled: "EnrolledNow", fleet: Path, run: Path
     return print_finished(finished)
 
 
-def _take_text(folder: Path, data: Path) -> None:
-    import numpy as np
-
-    from taciturn.fleets.folders import save_text, vocabulary_of
-    from taciturn.keyboard.personal_model import messages_of
-
-    messages, _ = messages_of(data, vocabulary_of(folder))
-    save_text(folder, np.array([word for message in messages for word in message], np.int32))
-
-
 @contextmanager
 def _devices(folders: list[Path], address: str) -> Iterator[None]:
     """Start each device as a process; all of them end with this one."""
     running = []
     try:
         for folder in folders:
-            with open(folder / "log.txt", "w") as log:
-                running.append(subprocess.Popen([*TACITURN, "fleet", "device", str(folder), "--server", address], stdout=log, stderr=log))
+            running.append(_process(folder / "log.txt", "device", folder, "--server", address))
         yield
     finally:
         for process in running:
@@ -388,3 +363,8 @@ def _devices(folders: list[Path], address: str) -> Iterator[None]:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(END_SECONDS)
             process.kill()  # which does nothing to one that has ended
+
+
+def _process(log: Path, *arguments: object) -> subprocess.Popen[bytes]:
+    with open(log, "w") as lines:
+        return subprocess.Popen([*TACITURN, "fleet", *map(str, arguments)], stdout=lines, stderr=lines)

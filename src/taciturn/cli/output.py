@@ -27,7 +27,7 @@ from taciturn.progress import StageProgress
 
 if TYPE_CHECKING:
     from taciturn.evaluation.intervals import Interval, Sums
-    from taciturn.fleets.wire.many_devices import Load
+    from taciturn.fleets.load import Load
     from taciturn.runs.loop import TrainedRun
 
 console = Console(highlight=False)

@@ -36,7 +36,7 @@ RUN_DIGITS = 16  # of the ledger's row that opened a run
 
 
 def agreement(recipe: Recipe, vocabulary: Vocabulary, authority: Authority) -> Terms:
-    """What both sides of a secure sum make of a recipe, its words and the enrolment authority: of no round yet."""
+    """Return the terms that follow from a recipe, its words and the enrolment authority; a round adds its own."""
     params = jax.eval_shape(build.language_model(recipe.model, len(vocabulary)).init, jax.random.key(0))
     encoded, participation, section = build.report_encoding(recipe, params), _min_separation(recipe), recipe.fleet
     most = min(section.most_reports or participation.asked, participation.asked)
@@ -47,7 +47,7 @@ def agreement(recipe: Recipe, vocabulary: Vocabulary, authority: Authority) -> T
 
 
 def in_any_language(recipe: Recipe, vocabulary: Vocabulary, authority: Authority) -> dict[str, Any]:
-    """What devices that have no Python need of the recipe, worked out for them (docs/protocol.md)."""
+    """Work out what devices that have no Python need of the recipe (docs/protocol.md)."""
     terms, mechanism = agreement(recipe, vocabulary, authority), build.algorithm(recipe, len(vocabulary)).mechanism
     like, public_part = _messages(mechanism, build.language_model(recipe.model, len(vocabulary)))
     clip_norm = jax.tree.leaves(jax.device_get(public_part(0).clip_norm))
@@ -73,10 +73,10 @@ def _fingerprint(recipe: str, words: Sequence[str], authority: Authority) -> byt
 
 
 def device_fleet(recipe: Recipe, vocabulary: Vocabulary, folder: Path, connected: Connected | None, account: Account) -> DeviceFleet:
-    """`folder` is the private one of the run, `account` what it charges."""
+    """Make the server's fleet; `folder` is the private one of the run, `account` what it charges."""
     if connected is None:
         raise RecipeError('[fleet] kind = "devices" is trained with `taciturn fleet serve`, to which devices connect')
-    participation = _min_separation(recipe)
+    participation, waits = _min_separation(recipe), (recipe.fleet.deadline, recipe.fleet.patience)
     certificates, dismissed = connected.enrolled()
     check_enough(recipe, len(certificates) - len(dismissed.devices))
     agreed = agreement(recipe, vocabulary, connected.authority)
@@ -84,9 +84,8 @@ def device_fleet(recipe: Recipe, vocabulary: Vocabulary, folder: Path, connected
     def run() -> str:
         return f"{account.terms.name} {account.rows[0]['hash'][:RUN_DIGITS]}"  # a folder's name may come again
 
-    rounds, apart = folder / "rounds", participation.min_separation
-    waits = recipe.fleet.deadline, recipe.fleet.patience
-    return DeviceFleet(connected, agreed, participation.asked, *waits, rounds, run, lambda: len(account.charges), apart)
+    numbers = lambda: len(account.charges), participation.min_separation
+    return DeviceFleet(connected, agreed, participation.asked, *waits, folder / "rounds", run, *numbers)
 
 
 def check_enough(recipe: Recipe, devices: int) -> None:
@@ -106,35 +105,20 @@ def check_enough(recipe: Recipe, devices: int) -> None:
 
 
 def build_device(
-    recipe: Recipe,
-    vocabulary: Vocabulary,
-    tokens: np.ndarray,
-    key: Ed25519PrivateKey,
-    authority: Authority,
-    folder: Path,
-    wishes: Wishes = WISHES,
+    recipe: Recipe, words: Vocabulary, text: np.ndarray, key: Ed25519PrivateKey, authority: Authority, folder: Path, wishes: Wishes = WISHES
 ) -> Device:
-    """The device of one person, whose text is `tokens`; `folder` keeps when it took part. `recipe` is the server's, noise and all."""
-    algorithm = build.algorithm(recipe, len(vocabulary))
-    like, public_part = _messages(algorithm.mechanism, build.language_model(recipe.model, len(vocabulary)))
-    user = build.layout(recipe, vocabulary).user_data(tokens, recipe.participation.weight_cap)
+    """Make the device of one person with this `text`; `folder` keeps when it took part. `recipe` is the server's, noise and all."""
+    algorithm = build.algorithm(recipe, len(words))
+    messages = _messages(algorithm.mechanism, build.language_model(recipe.model, len(words)))
+    user = build.layout(recipe, words).user_data(text, recipe.participation.weight_cap)
     limits = ParticipationLimits(recipe.fleet.timer_hours, _min_separation(recipe).min_separation, _lifetime(recipe))
-    return Device(
-        key,
-        authority,
-        agreement(recipe, vocabulary, authority),
-        device_program(algorithm),
-        like,
-        public_part,
-        user,
-        ParticipationRecord(folder, limits),
-        wishes,
-    )
+    agreed, program = agreement(recipe, words, authority), device_program(algorithm)
+    return Device(key, authority, agreed, program, *messages, user, ParticipationRecord(folder, limits), wishes)
 
 
 @lru_cache(maxsize=8)  # so that devices of one fleet in one process are compiled once
 def _messages(mechanism: Mechanism, model: LanguageModel) -> tuple[Message, Callable[[int], PyTree]]:
-    """The shapes of what a round sends, and its public part by the row of the noise."""
+    """Return the shapes of what a round sends, and its public part by the row of the noise."""
     params = jax.eval_shape(model.init, jax.random.key(0))
 
     @jax.jit  # so that of the mechanism's first state no more is made than its public part
@@ -155,7 +139,7 @@ def _min_separation(recipe: Recipe) -> MinSeparation:
 
 
 def simulated(recipe: Recipe, population: Population) -> SimulatedFleet | RayFleet:
-    """Users trained here, or on the cluster that was joined."""
+    """Train users here, or on the cluster that was joined."""
     if is_joined():
         return RayFleet(recipe, population)
     section = recipe.participation
@@ -165,7 +149,7 @@ def simulated(recipe: Recipe, population: Population) -> SimulatedFleet | RayFle
 
 
 def fleet(recipe: Recipe, population: Population, devices: Path, coins: int = 0) -> FleetWithStats:
-    """`devices` is a folder for the state of devices which have one, `coins` a secret number that says who of them comes when."""
+    """Make a simulated fleet; `devices` is a folder for the state of devices, `coins` a secret number that says who comes when."""
     everyone = simulated(recipe, population)
     section, participation = recipe.fleet, build.participation(recipe)
     if section.kind == "simulated":

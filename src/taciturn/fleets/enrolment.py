@@ -1,4 +1,4 @@
-"""The enrolment authority: it says which keys are devices of a fleet, and which not any more. It need not be where the server is.
+"""The enrolment authority: it says which keys are devices of a fleet, and which are not any more. It need not be where the server is.
 
 AUTHORITY/                  its own folder, whose keys nobody else has
   enrolment.key             signs certificates and lists
@@ -33,7 +33,7 @@ CERTIFICATE_DAYS, RENEWAL_DAYS = 365, 90  # for which one is good; in the last o
 
 
 def beside(fleet: Path) -> Path:
-    """Where an authority's folder is made. It may be moved from there."""
+    """Return where an authority's folder is made. It may be moved from there."""
     return fleet.with_name(f"{fleet.name}-authority")
 
 
@@ -49,7 +49,7 @@ def new_authority(folder: Path, fleet: Path) -> Issuer:
 
 
 def enrol(folder: Path, fleet: Path, requests: Collection[str], days: int = CERTIFICATE_DAYS) -> list[int]:
-    """The numbers of the devices that ask. One that is enrolled already keeps its own."""
+    """Enrol the devices that ask, and return their numbers. One that is enrolled already keeps its own."""
     keys = [requested_key(request) for request in requests]
     with _open(folder, fleet) as log:
         enrolled = log.enrolled
@@ -66,7 +66,7 @@ def enrol(folder: Path, fleet: Path, requests: Collection[str], days: int = CERT
 
 
 def dismiss(folder: Path, fleet: Path, devices: Collection[int]) -> int:
-    """The number of the list that says so."""
+    """Dismiss devices, and return the number of the list that says so."""
     with _open(folder, fleet) as log:
         certificates, before = log.enrolled
         if unknown := sorted(set(devices) - {one.device for one in certificates}):
@@ -77,7 +77,7 @@ def dismiss(folder: Path, fleet: Path, devices: Collection[int]) -> int:
 
 
 def renew(folder: Path, fleet: Path, days: int = CERTIFICATE_DAYS) -> int:
-    """Sign again, for the same keys, what ends soon, has ended or not begun (a clock was wrong); how many. Not for the dismissed."""
+    """Sign again, for the same keys, what ends soon, has ended or not begun (a clock was wrong), but for the dismissed; count them."""
     with _open(folder, fleet) as log:
         (certificates, dismissed), today = log.enrolled, now()
         soon = today + min(RENEWAL_DAYS, days / 2) * DAY
@@ -140,7 +140,7 @@ class EnrolledNow:
 
 @contextmanager
 def _open(folder: Path, fleet: Path) -> Iterator["_Log"]:
-    """For this process alone; what is signed in the block is given to the fleet's server after it."""
+    """Open the log for this process alone; after the block the fleet's server is given what was signed in it."""
     if not (folder / LOG_NAME).exists():
         raise LinkError(f"{folder} is not the folder of an enrolment authority, or lost its {LOG_NAME}: name the folder with --authority")
     with locked(folder / LOG_NAME) as file:
@@ -148,24 +148,19 @@ def _open(folder: Path, fleet: Path) -> Iterator["_Log"]:
         content = file.read()
         *lines, torn = content.split(b"\n")
         if torn:
-            file.truncate(len(content) - len(torn))  # whoever died while writing it has shown nobody what it signed
+            file.truncate(len(content) - len(torn))  # a process that died while writing it has shown nobody what it signed
         try:
             log = _Log(load_key(folder / ENROLMENT_KEY), file, lines)
             known = log.enrolled
         except (ValueError, KeyError, TypeError) as error:
             raise LinkError(f"{folder / LOG_NAME} is damaged ({error}): restore it from a copy; nothing was signed") from None
-        if (fleet / ENROLLED).exists():
-            _check_follows(known, read_enrolled(fleet), folder, fleet)
+        given = read_enrolled(fleet) if (fleet / ENROLLED).exists() else known
+        if given.dismissed.fleet != known.dismissed.fleet:
+            raise LinkError(f"{folder} is the authority of another fleet than {fleet}: name the right one with --authority")
+        if not _follows(known, given):  # two devices could get one number, or two lists of one number differ
+            raise LinkError(f"{folder / LOG_NAME} lacks what was signed before ({fleet / ENROLLED}): restore its newest copy")
         yield log
         log.publish(fleet)
-
-
-def _check_follows(known: Enrolled, given: Enrolled, folder: Path, fleet: Path) -> None:
-    """Refuse a log that lacks rows: two devices could get one number, or two lists of one number could differ."""
-    if given.dismissed.fleet != known.dismissed.fleet:
-        raise LinkError(f"{folder} is the authority of another fleet than {fleet}: name the right one with --authority")
-    if not _follows(known, given):
-        raise LinkError(f"{folder / LOG_NAME} lacks what was signed before ({fleet / ENROLLED}): restore its newest copy")
 
 
 def _follows(newer: Enrolled, older: Enrolled) -> bool:
@@ -198,9 +193,9 @@ class _Log:
 
     def certify(self, keys: Mapping[int, bytes], days: int) -> None:
         if keys:
-            issuer, today, after = self.issuer, int(now()), self.enrolled.dismissed.number
+            today, after = int(now()), self.enrolled.dismissed.number
             dates = today - CLOCKS_APART, today + days * DAY  # or a device whose clock is behind would find it not begun yet
-            self.add("certified", [issuer.certify(number, key, *dates, after) for number, key in keys.items()])
+            self.add("certified", [self.issuer.certify(number, key, *dates, after) for number, key in keys.items()])
 
     def add(self, kind: str, signed: Sequence[Certificate | Dismissed]) -> None:
         row = {"kind": kind, "at": int(now()), "signed": [_text(one) for one in signed], "previous": self._last}

@@ -21,7 +21,7 @@ DEVICE/                     a device's own: nothing of it is ever sent, but for 
 import io
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +33,7 @@ from taciturn.fleets import assemble, enrolment
 from taciturn.fleets.devices import participation_record
 from taciturn.fleets.devices.device import Device, Wishes
 from taciturn.fleets.devices.transport import LinkError
-from taciturn.fleets.secure_aggregation.identities import Authority
+from taciturn.fleets.secure_aggregation.identities import FLEET_BYTES, Authority
 from taciturn.fleets.wire.authority import AUTHORITY_CERTIFICATE, DEVICE_KEY, certify_server, device_request, load_key, make_authority
 from taciturn.populations import open_ledger
 from taciturn.recipe import build
@@ -43,6 +43,7 @@ from taciturn.recipe.text import load_recipe, save_recipe
 
 RECIPE, AGREEMENT, ENROLMENT, TOKENS = "recipe.toml", "agreement.json", "enrolment.pub", "tokens.npy"
 LOCAL_NAMES = ("localhost", "127.0.0.1")
+WhyNot = Callable[[], str | None]
 
 
 def new_fleet(folder: Path, recipe: Recipe, names: tuple[str, ...] = ()) -> None:
@@ -86,8 +87,8 @@ def _server_folder(folder: Path, authority: Path, recipe: Recipe, words_of: Popu
     given.mkdir()
     shutil.copy(certificate, given / AUTHORITY_CERTIFICATE)
     write_atomically(given / ENROLMENT, b"".join(issuer.authority).hex().encode() + b"\n")
-    theirs = recipe.with_settings("run", seed=None)  # of which all noise is made: it is the server's alone
-    theirs = theirs.with_settings("data", population="on devices")
+    # all noise is made from the seed, which is the server's alone
+    theirs = recipe.with_settings("run", seed=None).with_settings("data", population="on devices")
     save_recipe(theirs, given / RECIPE)
     worked_out = assemble.in_any_language(theirs, words_of.vocabulary, issuer.authority)
     write_atomically(given / AGREEMENT, json.dumps(worked_out, indent=1).encode())
@@ -96,16 +97,19 @@ def _server_folder(folder: Path, authority: Path, recipe: Recipe, words_of: Popu
 
 
 def enrol(folder: Path, devices: list[Path]) -> None:
-    """Where devices, server and authority are all on this machine."""
+    """Enrol devices where they, server and authority are all on this machine."""
     enrolment.enrol(enrolment.beside(folder), folder, list(map(device_request, devices)))
     for device in devices:
         shutil.copytree(folder / "for-devices", device / "fleet", dirs_exist_ok=True)
 
 
 def fleet_authority(given: Path) -> Authority:
-    """Whose devices a fleet has; `given` is its folder for-devices/, or a device's copy."""
+    """Read whose devices a fleet has; `given` is its folder for-devices/, or a device's copy."""
     try:
-        return Authority.of(bytes.fromhex((given / ENROLMENT).read_text()))
+        content = bytes.fromhex((given / ENROLMENT).read_text())
+        if len(content) != FLEET_BYTES + 32:
+            raise ValueError(f"fleet and key of an authority have {FLEET_BYTES + 32} bytes, and this has {len(content)}")
+        return Authority(content[:FLEET_BYTES], content[FLEET_BYTES:])
     except (OSError, ValueError) as error:
         raise LinkError(f"the authority of the fleet's devices cannot be read: {error}. Copy the fleet's for-devices/ again") from None
 
@@ -117,7 +121,7 @@ def fleet_recipe(folder: Path) -> Recipe:
     return recipe.with_settings("data", population=str(population)) if population.exists() else recipe
 
 
-def save_text(device: Path, tokens: np.ndarray) -> None:
+def save_text(device: Path, tokens: Sequence[int] | np.ndarray) -> None:
     device.mkdir(parents=True, exist_ok=True, mode=0o700)
     content = io.BytesIO()
     np.save(content, np.asarray(tokens, np.int32), allow_pickle=False)
@@ -131,10 +135,8 @@ def vocabulary_of(device: Path) -> Vocabulary:
     return Vocabulary.load(given / "vocabulary.txt", json.loads((given / "vocabulary.json").read_text()))
 
 
-def open_device(
-    device: Path, why_not_now: Callable[[], str | None] = lambda: None, least_tokens: int = 1, delete_used: bool = False
-) -> Device:
-    """Its owner may wish that it takes part at times only, with text enough, and that text is deleted which a report was made of."""
+def open_device(device: Path, why_not_now: WhyNot = lambda: None, least_tokens: int = 1, delete_used: bool = False) -> Device:
+    """Open it; its owner may let it take part at times only, with text enough, and have text deleted that a report was made of."""
     vocabulary, path = vocabulary_of(device), device / TOKENS
     if not (device / DEVICE_KEY).exists():
         raise LinkError(f"{device} has no key: `taciturn fleet device {device} --new` makes one, and a request for the fleet's authority")
@@ -161,7 +163,7 @@ def open_device(
 
 
 def _which(text: Path) -> str:
-    """What is saved later is another one, whatever clocks say."""
+    """Name a text: what is saved later has another name, whatever clocks say."""
     found = text.stat() if text.exists() else None
     return f"{found.st_ino} {found.st_mtime_ns}" if found else ""
 

@@ -1,22 +1,31 @@
-"""A fleet to try a deployment with: a tiny model, words that mean nothing, and as many devices as one likes in one process.
+"""A fleet to try a deployment with: a tiny model, words that mean nothing, and any number of devices in one process, each a thread.
 
-Everything about it is real but the people: keys, certificates, secure sums, records of participation, a ledger of its own.
+Everything about it is real but the people: keys, certificates, secure sums, records of participation, a ledger of its own. What goes wrong
+is counted.
 """
 
+import ssl
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from taciturn.data.population import write_population
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
 from taciturn.files import new_folder
 from taciturn.fleets import assemble, enrolment
 from taciturn.fleets.devices import fields
-from taciturn.fleets.devices.transport import LinkError
+from taciturn.fleets.devices.transport import Handler, LinkError
 from taciturn.fleets.folders import fleet_authority, fleet_recipe, new_fleet
 from taciturn.fleets.wire.authority import AUTHORITY_CERTIFICATE, DEVICE_KEY, device_request, load_key
-from taciturn.fleets.wire.device import trusting
-from taciturn.fleets.wire.many_devices import Load, LoadDevice
+from taciturn.fleets.wire.device import DeviceEnd, RefusedByServer, SignedOut, trusting
 from taciturn.recipe.text import parse_recipe
 
 FIXED = SPECIAL + PUNCTUATION
@@ -28,10 +37,107 @@ SETTINGS = {
     "local": {"batch_size": 4, "unroll": 8},
     "privacy": {"encoding": "modular", "noise": "tree", "noise_multiplier": 4.0, "clip_norm": 0.1},
 }
+HANDSHAKES = threading.Semaphore(100)  # at a time: a server holds few connections that have not said who they are
+WORKERS = threading.Semaphore(2)
+STACK_BYTES = 512 * 1024  # of a thread, of which there are thousands
+END_SECONDS = 10.0  # for all of them to leave
+
+
+@dataclass
+class Load:
+    """What devices have seen."""
+
+    answered: Counter[str] = field(default_factory=Counter)  # by the kind of question
+    rounds: set[str] = field(default_factory=set)  # names of last questions of a round
+    seconds: list[float] = field(default_factory=list)  # that requests took, but for those that wait
+    failures: Counter[str] = field(default_factory=Counter)
+    connected: set["LoadDevice"] = field(default_factory=set)
+    most_connected: int = 0
+    most_a_second: float = 0.0
+    looked: tuple[float, int] = field(default_factory=lambda: (time.monotonic(), 0))  # when last, and how many answers there were
+    over: bool = False  # whether its server may end
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def count(self, counter: Counter[str], what: str) -> None:
+        with self.lock:
+            counter[what] += 1
+
+    def look(self) -> None:
+        """Keep what was most; to be called every second or so."""
+        (then, before), now, answered = self.looked, time.monotonic(), self.answered.total()
+        self.most_connected = max(self.most_connected, len(self.connected))
+        self.most_a_second = max(self.most_a_second, (answered - before) / (now - then))
+        self.looked = (now, answered)
+
+    def quantile(self, share: float) -> float:
+        return float(np.quantile(self.seconds, share)) if self.seconds else 0.0
+
+
+class LoadDevice(DeviceEnd):
+    retry_seconds = 1.0, 1.0
+
+    def __init__(self, server: str, key: Ed25519PrivateKey, handler: Handler, context: ssl.SSLContext | None, load: Load) -> None:
+        def in_turn(kind: str, content: bytes) -> bytes:
+            with WORKERS:
+                return handler(kind, content)
+
+        super().__init__(server, key, in_turn, context)
+        self._load, self._known = load, False
+
+    def sign_in(self) -> None:
+        with HANDSHAKES:
+            super().sign_in()
+        self._known = True
+        self._load.connected.add(self)
+
+    def sign_out(self) -> None:
+        self._load.connected.discard(self)
+        super().sign_out()
+
+    def lost(self, error: Exception) -> None:
+        self._load.connected.discard(self)
+        if self._known and not self._load.over:  # before, the server may not be there yet, and then not any more
+            named = isinstance(error, RefusedByServer | SignedOut)
+            self._load.count(self._load.failures, str(error) if named else type(error).__name__)
+
+    def answered(self, name: str, kind: str, failed: str | None, late: bool) -> None:
+        if late or failed:
+            why = "an answer that came too late" if late else f"a device that could not answer “{kind}”"
+            self._load.count(self._load.failures, why)
+            return
+        self._load.count(self._load.answered, kind)
+        if kind == fields.UNMASK:
+            self._load.rounds.add(name)
+
+    def _request(self, method: str, path: str, *about: Any, **more: Any) -> Any:
+        began = time.monotonic()
+        answer = super()._request(method, path, *about, **more)
+        if not path.startswith("/v1/question"):
+            self._load.seconds.append(time.monotonic() - began)
+        return answer
+
+
+@contextmanager
+def running(devices: Sequence[LoadDevice]) -> Iterator[None]:
+    """Run the devices until the end of the block."""
+    stop, before = threading.Event(), threading.stack_size(STACK_BYTES)
+    threads = [threading.Thread(target=device.run, args=(stop,), daemon=True) for device in devices]
+    try:
+        for thread in threads:
+            thread.start()
+        yield
+    finally:
+        threading.stack_size(before)
+        stop.set()
+        for device in devices:
+            device.hang_up()
+        deadline = time.monotonic() + END_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def new_load(folder: Path, count: int, rounds: int, seconds: float, names: tuple[str, ...]) -> None:
-    """FOLDER/server, to be served, and keys for so many devices. `names` are those that they know the server by."""
+    """Make FOLDER/server, to be served, and keys for `count` devices, which know the server by `names`."""
     cohort = int(count / OVER_SELECTION)
     held_out = {str(number): _text(number).tolist() for number in range(12)}
     with new_folder(folder, "to use its devices again, leave N as it was; or choose another --out") as made:
@@ -49,7 +155,7 @@ def new_load(folder: Path, count: int, rounds: int, seconds: float, names: tuple
 
 
 def open_load(folder: Path, count: int, servers: list[str]) -> tuple[list[LoadDevice], Load]:
-    """The devices, dealt to the servers in turn, and what will come of them."""
+    """Return the devices, dealt to the servers in turn, and what they will see."""
     given = folder / "server" / "for-devices"
     recipe, authority, enrolled = fleet_recipe(given), fleet_authority(given), len(enrolment.read_enrolled(folder / "server").certificates)
     if enrolled != count:
@@ -58,7 +164,7 @@ def open_load(folder: Path, count: int, servers: list[str]) -> tuple[list[LoadDe
     for number in range(count):
         own = load_key(_device(folder, number) / DEVICE_KEY)
         handler = assemble.build_device(recipe, VOCABULARY, _text(number), own, authority, _device(folder, number))
-        devices.append(LoadDevice(servers[number % len(servers)], own, handler, context, load, fields.UNMASK))
+        devices.append(LoadDevice(servers[number % len(servers)], own, handler, context, load))
     return devices, load
 
 
@@ -67,5 +173,5 @@ def _device(folder: Path, number: int) -> Path:
 
 
 def _text(number: int) -> np.ndarray:
-    """Of a user who counts, from a word of their own on."""
+    """Return the text of a user who counts, from a word of their own on."""
     return (len(FIXED) + (number + np.arange(60)) % (len(VOCABULARY) - len(FIXED))).astype(np.int32)

@@ -1,16 +1,14 @@
 """A device in a fleet: it keeps its text, and answers a server's questions, one stage of a secure sum after the other.
 
 Which terms a round has follows from the device's own recipe; from the server it takes the round's name and number, the model, and what the
-enrolment authority has signed: certificates, its own too, and the list of dismissed devices. What leaves it is its keys, sealed shares, one
-report behind masks, one signature of who else reported, and shares of others' secrets.
+enrolment authority has signed: certificates, its own too, and the list of dismissed devices.
 
 **Guarantee:** it trains on a message whose hash is in the terms that it and all of its cell signed, on which every mask depends, so
 that a sum is of reports about one model, or there is none. It trains on no message that is not finite, nor under another clip norm than its
 recipe's for the round. It reports once to a round, and answers once under a name (participation_record.py).
 
-**Assumes:** recipe, words and the enrolment authority's key came to it from whom it trusts; what secure_aggregation/protocol.py and
-participation_record.py assume. A model that was made
-to bring out one person, and sent to *all* devices, does so in the sum: against that there is the curator's noise, and nothing here.
+**Assumes:** recipe, words and the enrolment authority's key came to it from whom it trusts; what protocol.py and participation_record.py
+assume. A model made to bring out one person, and sent to *all* devices, does so in the sum: only the curator's noise is against that.
 """
 
 from collections.abc import Callable
@@ -27,7 +25,7 @@ from taciturn.fleets.devices.participation_record import ParticipationRecord
 from taciturn.fleets.devices.transport import LOG, ComeBackLater
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
 from taciturn.fleets.secure_aggregation.identities import Authority, Certificate, Dismissed, Trust
-from taciturn.fleets.secure_aggregation.messages import SealedShares, Terms
+from taciturn.fleets.secure_aggregation.messages import Roster, SealedShares, Survivors, Terms, UnmaskRequest
 
 
 class NotEligible(Exception):
@@ -75,12 +73,16 @@ class Device:
                 return self._advertise(content)
             case fields.REPORT:
                 return self._report(content)
-            case fields.SHARE | fields.SIGN | fields.UNMASK:
-                return self._in_a_round().answer(kind, content)
+            case fields.SHARE:
+                return self._in_a_round().share(Roster.from_bytes(content)).to_bytes()
+            case fields.SIGN:
+                return self._in_a_round().sign(Survivors.from_bytes(content))
+            case fields.UNMASK:
+                return self._in_a_round().unmask(UnmaskRequest.from_bytes(content)).to_bytes()
             case fields.COME_BACK:
-                raise ComeBackLater(fields.seconds_from_bytes(content))
+                raise ComeBackLater(*fields.SECONDS.unpack(content))
             case _:
-                raise ValueError(f"“{kind}” is no question for a device")
+                raise ValueError(f"“{kind}” is not a question for a device")
 
     def _check_in(self, content: bytes) -> bytes:
         fingerprint, round = fields.unpack_fields(content, 2)
@@ -94,7 +96,7 @@ class Device:
             return fields.READY
         if rest := self._record.rests_for:
             self._sum = None  # others' shares are no use any more
-            raise ComeBackLater(rest)  # on its own account: nobody is told for how long
+            raise ComeBackLater(rest)  # on its own account: the server is not told for how long
         return fields.NOT_NOW
 
     def _advertise(self, content: bytes) -> bytes:

@@ -1,7 +1,6 @@
-"""When a device's owner lets it take part: while it charges, on a network that costs nothing, while nobody uses it.
+"""When a device's owner lets it take part: while it charges, on an unmetered network, while nobody uses it.
 
-On Linux the kernel says so (power), NetworkManager, and systemd-logind (both through `busctl`, which comes with systemd). Elsewhere a
-command of the owner's does, by its exit status.
+Linux answers (NetworkManager and systemd-logind through `busctl`). Elsewhere a command of the owner's does, by its exit status.
 """
 
 import shlex
@@ -17,7 +16,7 @@ SECONDS = 30  # for a command to answer
 
 
 def charging() -> bool:
-    """At a socket. A machine without batteries is; those of a mouse or a headset do not count."""
+    """Ask the kernel. A machine without batteries charges; those of a mouse or a headset do not count."""
     try:
         supplies = [one for one in sorted(POWER.iterdir()) if _line(one / "scope") != "Device"]
         batteries = [one for one in supplies if _line(one / "type") == "Battery"]
@@ -28,15 +27,13 @@ def charging() -> bool:
 
 
 def unmetered() -> bool:
-    """As NetworkManager says or guesses of the connection to the world (NMMetered: 2 and 4 are no)."""
-    return _property("org.freedesktop.NetworkManager", "/org/freedesktop/NetworkManager", "org.freedesktop.NetworkManager", "Metered") in (
-        "u 2",
-        "u 4",
-    )
+    """Ask NetworkManager, which knows or guesses (NMMetered: 2 and 4 are no)."""
+    manager = "org.freedesktop.NetworkManager"
+    return _property(manager, "/org/freedesktop/NetworkManager", manager, "Metered") in ("u 2", "u 4")
 
 
 def idle() -> bool:
-    """Every session of everybody who is logged in."""
+    """Ask systemd-logind, which looks at every session."""
     return _property("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager", "IdleHint") == "b true"
 
 
@@ -44,7 +41,7 @@ CONDITIONS = {"charging": charging, "unmetered": unmetered, "idle": idle}
 
 
 def why_not_now(words: Sequence[str], command: str | None) -> Callable[[], str | None]:
-    """A question that may be asked again and again. What cannot be answered here is said at once."""
+    """Return a question that may be asked again and again; refuse at once what cannot be answered here."""
     if unknown := [word for word in words if word not in CONDITIONS]:
         raise LinkError(f"--while takes {', '.join(CONDITIONS)}, not {unknown[0]!r}; for anything else use --while-command")
     asked = shlex.split(command or "")

@@ -1,7 +1,6 @@
-"""What a round's questions and answers look like in bytes, besides those of the secure sum (messages.py).
+"""A round's questions and answers in bytes, besides those of the secure sum (messages.py).
 
-Both sides know from the recipe which arrays a message has, so that none is described: what is not exactly as long as it has to be is
-refused before anything is made of it.
+Both sides know from the recipe which arrays a message has, so that none is described: what has another length is refused.
 """
 
 import hashlib
@@ -15,7 +14,8 @@ import numpy as np
 from taciturn.core import PyTree
 
 CHECK_IN, ADVERTISE, SHARE, REPORT, SIGN, UNMASK = "check-in", "advertise", "share", "report", "sign", "unmask"
-COME_BACK = "come back"  # after so many seconds
+COME_BACK = "come back"  # after a number of seconds
+SECONDS = struct.Struct(">d")
 READY, NOT_NOW = b"ready", b"not now"
 NAME_BYTES = 16  # of an attempt at a round
 ROUND_BITS = 16  # of a round's number; above them is when its run began
@@ -28,16 +28,11 @@ def pack_fields(*parts: bytes) -> bytes:
 def unpack_fields(content: bytes, count: int) -> list[bytes]:
     parts, start = [], 0
     for _ in range(count):
-        if len(content) - start < 8:
-            raise ValueError("a message ends before it is whole")
-        (length,) = struct.unpack_from(">Q", content, start)
-        start += 8
-        if length > len(content) - start:
-            raise ValueError("a message ends before it is whole")
-        parts.append(content[start : start + length])
-        start += length
+        end = start + 8 + int.from_bytes(content[start : start + 8], "big")
+        parts.append(content[start + 8 : end])
+        start = end
     if start != len(content):
-        raise ValueError("a message continues after its end")
+        raise ValueError("a message ends before it is whole, or continues after its end")
     return parts
 
 
@@ -47,12 +42,12 @@ def new_name() -> bytes:
 
 
 def first_round() -> int:
-    """The number of a run's first round: above those of all rounds of runs that began before it."""
+    """Number a run's first round, above all rounds of runs that began before it."""
     return _microseconds() << ROUND_BITS
 
 
 def latest(name: bytes, round: int) -> float:
-    """The time, in seconds, that a name or a round's number speaks of, whichever is later."""
+    """Return the later of the times, in seconds, that a name and a round's number speak of."""
     return max(int.from_bytes(name[:8], "big"), round >> ROUND_BITS) / 1e6
 
 
@@ -65,18 +60,8 @@ def message_hash(run: bytes, round: bytes, model: bytes, key: bytes) -> bytes:
     return hashlib.sha256(b"taciturn fleet: message\0" + pack_fields(run, round, model, key)).digest()
 
 
-def seconds_to_bytes(seconds: float) -> bytes:
-    return struct.pack(">d", seconds)
-
-
-def seconds_from_bytes(content: bytes) -> float:
-    if len(content) != 8:
-        raise ValueError("a time has eight bytes")
-    return struct.unpack(">d", content)[0]
-
-
 def arrays_to_bytes(arrays: PyTree) -> bytes:
-    """Leaf after leaf, little-endian."""
+    """Write leaf after leaf, little-endian."""
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(arrays)]
     return b"".join(leaf.astype(leaf.dtype.newbyteorder("<")).tobytes() for leaf in leaves)
 

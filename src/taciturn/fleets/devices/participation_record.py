@@ -1,16 +1,15 @@
 """A device's own record of when it took part, in a file of its own: whatever a server forgets or claims, the device rests.
 
 **Guarantee:** a report is on record, synced, before it leaves, and uses its round up for good: the device reports to no round that is not
-above it, whoever is in it, however often it is tried and whatever crashes there are. Names of attempts rise too, and are on record before
-the device says anything: it answers to none twice. So is the highest list of dismissed devices that it was shown: it takes no lower one,
-and no other of that number. Hours since the last report, rounds between two, and how many reports there were, are
-counted over all runs and servers, whatever they are called.
+above it, however often it is tried and whatever crashes there are. Names of attempts rise too, and are on record before the device says
+anything: it answers to none twice. So is the highest list of dismissed devices that it was shown: it takes no lower one, and no other of
+that number. Hours since the last report, rounds between two, and the number of reports are counted over all runs and servers.
 
-**Assumes:** the folder is not put back to an older copy, and the device's clock goes forward. Rounds are numbered by the server: that so
-many of them lie between two reports is its word. What a device counts for itself are hours and reports.
+**Assumes:** the folder is not put back to an older copy, and the device's clock goes forward. The server numbers rounds: how many of them
+lie between two reports is its word. A device itself counts hours and reports.
 
-Whoever opts out takes part in nothing any more, from that moment on and for good. The file is read each time, under a lock: another
-process on the same folder, or its owner's `--opt-out`, may have written to it.
+Who opts out takes part in nothing any more, for good. The file is read each time, under a lock: another process on the same folder, or its
+owner's `--opt-out`, may have written to it.
 """
 
 import json
@@ -46,23 +45,22 @@ class ParticipationRecord:
 
     @property
     def uploads(self) -> list[dict]:
-        """Round and time of each, and for its owner the run and the row of its noise that the server named."""
+        """Return round and time of each, and for its owner the run and the row of its noise that the server named."""
         return self._read()["uploads"]
 
     def why_not(self, round: int) -> str | None:
-        """Why this device does not take part in a round, if it does not."""
+        """Say why this device does not take part in a round, if it does not."""
         with locked(self._folder / LOCK):
             return self._why_not(self._read(), round)
 
     def enter(self, name: bytes, round: int, number: int, digest: str) -> str | None:
-        """To be called before anything is said in an attempt at a round, which is not done if this says why not. On disk when this
-        returns. The last two are of the list of dismissed devices."""
+        """Record an attempt before anything is said in it, or say why not; `number` and `digest` are the list's of dismissed devices."""
         with locked(self._folder / LOCK):
             content = self._read()
             seen, which = content["list"]
             if number < seen or (number == seen and digest != which):
                 return f"this list of dismissed devices has number {number}, and this device was shown another of number {seen}"
-            if fields.latest(name, round) > _now() + AHEAD:  # it would answer to nobody else until then
+            if fields.latest(name, round) > _now() + AHEAD:  # it would answer to no other server until then
                 why_not = "this attempt is of a time that is not yet: the server's clock is wrong, or this device's"
             elif name.hex() <= content["name"]:
                 why_not = "names of attempts rise, and it was asked under this one or a later one before"
@@ -74,7 +72,7 @@ class ParticipationRecord:
             return why_not
 
     def upload(self, round: int, run: str, row: int, text: str = "") -> str | None:
-        """To be called before a report leaves, which it does not if this says why not. On disk when this returns. `text` says of which."""
+        """Record a report before it leaves, or say why it must not; `text` names what it was made of."""
         with locked(self._folder / LOCK):
             content = self._read()
             why_not = self._why_not(content, round)
@@ -85,7 +83,7 @@ class ParticipationRecord:
 
     @property
     def rests_for(self) -> float:
-        """Seconds until its own timer lets it take part again; none if it does already."""
+        """Return the seconds until its own timer lets it take part again; 0 if it does already."""
         uploads = self.uploads
         return max(0.0, uploads[-1]["at"] + 3600 * self._limits.hours - _now()) if uploads else 0.0
 
@@ -109,18 +107,11 @@ class ParticipationRecord:
             return {**NOTHING, "uploads": []}
         try:
             content = json.loads(path.read_text())
-            number, digest = content["list"]
-            opted_out = bool(content["opted_out"])
-            return {
-                "name": str(content["name"]),
-                "list": [int(number), digest],
-                "uploads": list(content["uploads"]),
-                "opted_out": opted_out,
-            }
+            (number, digest), uploads, opted_out = content["list"], list(content["uploads"]), bool(content["opted_out"])
+            return {"name": str(content["name"]), "list": [int(number), digest], "uploads": uploads, "opted_out": opted_out}
         except (ValueError, KeyError, TypeError):
-            raise ParticipationRecordDamaged(
-                f"{path} is damaged: this device cannot know when it took part, so it no longer does"
-            ) from None
+            sentence = f"{path} is damaged: this device cannot know when it took part, so it no longer does"
+            raise ParticipationRecordDamaged(sentence) from None
 
     def _write(self, content: dict) -> None:
         write_atomically(self._folder / FILE_NAME, json.dumps(content).encode(), 0o600)

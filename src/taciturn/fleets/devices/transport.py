@@ -2,10 +2,7 @@
 
 Three promises hold on every wire, and rounds rely on them. An answer belongs to the question that was asked, and to the device it was asked
 of. What was not there when `ask` returned never comes to light again. And a device that is late, gone, broken or talks too much is missing
-from the answers, never an error: fleets lose devices all the time.
-
-Numbers are those of devices' certificates. Which person has one is known to nobody here, and which of them answered goes to no log but at
-DEBUG.
+from the answers, never an error. Devices have the numbers of their certificates, and which of them answered is logged at DEBUG alone.
 """
 
 import logging
@@ -39,29 +36,19 @@ class ComeBackLater(Exception):
 
 
 class Link(Protocol):
-    """Between a server and its devices: questions go down, answers come up, and nothing else.
-
-    A complete one, with a single device that echoes:
-
-        class Echo:
-            def devices(self):
-                return [7]
-            def ask(self, kind, contents, seconds, progress=lambda done, all: None, shared=b""):
-                return {7: contents[7] + shared} if 7 in contents else {}
-    """
+    """Between a server and its devices; examples/fleet_in_process.py has a small one."""
 
     def devices(self) -> list[int]:
-        """The numbers of those connected now, sorted. A device keeps its number for as long as it keeps its key."""
+        """Return the numbers of those connected now, sorted. A device keeps its number for as long as it keeps its key."""
         ...
 
     def ask(
         self, kind: str, contents: Mapping[int, bytes], seconds: float, progress: Progress = unwatched, shared: bytes = b""
     ) -> dict[int, bytes]:
-        """Send each device its content, wait until all have answered or `seconds` are over; the answers that came.
+        """Send each device its content, wait until all have answered or `seconds` are over, and return the answers that came.
 
-        What is `shared` follows everybody's content, and travels as one file for all.
-
-        A device that failed, is gone or late is not in it; late answers are discarded for good. One call at a time."""
+        `shared` follows everybody's content, and travels as one file for all. A device that failed, is gone or late is not in the
+        answers; late ones are discarded for good. One call at a time."""
         ...
 
 
@@ -81,8 +68,7 @@ def answer_of(handler: Handler, kind: str, content: bytes) -> bytes | None:
 
 
 def answered(kind: str, contents: Mapping[int, bytes], outcomes: Mapping[int, bytes | str]) -> dict[int, bytes]:
-    """On the server: the answers among what has come of a question, in its order. One line is logged for all that are missing, by the
-    reason; which devices they were is for DEBUG alone."""
+    """Return the answers to a question, in its order. Log one line for all that are missing; which devices they are is for DEBUG alone."""
     came = {number: outcomes.get(number, LATE) for number in contents}
     if missing := {number: why for number, why in came.items() if isinstance(why, str)}:
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(Counter(missing.values()).items()))

@@ -17,25 +17,26 @@ BLOCK = 1 << 15  # numbers at a time, so that a block stays in the processor's c
 
 
 def packed_bytes(length: int, bits: int) -> int:
+    if not 1 <= bits <= MOST_BITS:
+        raise ValueError(f"numbers have 1 to {MOST_BITS} bits, not {bits}")
     return (length * bits + 7) // 8
 
 
 def pack(values: np.ndarray, bits: int) -> bytes:
-    """`values` is one-dimensional and uint32; a number that has more than `bits` bits is a mistake, not cut off."""
-    _check(bits)
+    """Pack one-dimensional uint32; a number that has more than `bits` bits is refused, not cut off."""
+    size = packed_bytes(values.size, bits)
     if values.dtype != np.uint32 or values.ndim != 1:
         raise ValueError(f"numbers to pack are a row of uint32, not {values.dtype} of shape {values.shape}")
     if values.size and int(values.max()) >> bits:
         raise ValueError(f"{int(values.max())} does not fit into {bits} bits")
     packed = b"".join(_pack_block(values[start : start + BLOCK], bits) for start in range(0, values.size, BLOCK))
-    return packed[: packed_bytes(values.size, bits)]
+    return packed[:size]
 
 
 def unpack(packed: bytes, length: int, bits: int) -> np.ndarray:
-    """uint32 [length]. The inverse of `pack`, and of nothing else: bits after the last number have to be 0."""
-    _check(bits)
-    if len(packed) != packed_bytes(length, bits):
-        raise ValueError(f"{length:,} numbers of {bits} bits take {packed_bytes(length, bits):,} bytes, not {len(packed):,}")
+    """Return uint32 [length]. The inverse of `pack`, and of nothing else: bits after the last number have to be 0."""
+    if len(packed) != (size := packed_bytes(length, bits)):
+        raise ValueError(f"{length:,} numbers of {bits} bits take {size:,} bytes, not {len(packed):,}")
     if length * bits % 8 and packed[-1] >> length * bits % 8:
         raise ValueError("there is something behind the last packed number")
     values = np.empty(length, np.uint32)
@@ -44,11 +45,6 @@ def unpack(packed: bytes, length: int, bits: int) -> np.ndarray:
         block = packed[start * bits // 8 : (start + BLOCK) * bits // 8]
         values[start : start + BLOCK] = _unpack_block(block, bits)[: length - start]
     return values
-
-
-def _check(bits: int) -> None:
-    if not 1 <= bits <= MOST_BITS:
-        raise ValueError(f"numbers have 1 to {MOST_BITS} bits, not {bits}")
 
 
 def _places(bits: int) -> list[tuple[int, int]]:

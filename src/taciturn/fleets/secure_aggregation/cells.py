@@ -1,18 +1,17 @@
 """Cells: a round is cut into groups of at most 200 devices, each of which has a secure sum of its own, everyone with everyone.
 
-Work and messages grow with the square of a cell and in proportion to a round, and a cell that fails takes its own devices with it and no
-others. The price is that the server sees the sum of each cell. So what protects a report has to hold in every cell: how many devices work
-for the server, and of how many reports a sum is.
+Work and messages grow with the square of a cell and in proportion to a round, and a cell that fails takes no other devices with it. The
+price is that the server sees the sum of each cell: what protects a report has to hold in every cell.
 
-Who is in a cell with whom follows from a hash of all adverts, which nobody can choose without trying. So how many corrupt devices are in a
+Who is in a cell with whom follows from a hash of all adverts, which nobody can choose without trying. So the number of corrupt devices in a
 cell is hypergeometric, and `colluders` bounds it for all cells of a round at once, but for a chance of 2⁻⁸⁰ each time that a server
-tries another list. The threshold t of a cell of n
-devices, c of them corrupt, is the number of shares for a secret, of reports for a sum and of signatures under a list of survivors:
+tries another list. The threshold t of a cell of n devices, c of them corrupt, is the number of shares for a secret, of reports for a sum
+and of signatures under a list of survivors:
 
 1. **one sum of a cell is opened, and no more than one secret of a device**: 2t > n + c (docs/secure_aggregation.md);
 2. **nothing is missing**: t devices are there to the end. As large as drop-outs allow, since it is the size of the smallest sum.
 
-Numbers are whole throughout, so that server and devices come to the same.
+All arithmetic is in integers, so that server and devices agree.
 
 **Assumes:** who is corrupt does not depend on the order of the hashes.
 """
@@ -20,7 +19,7 @@ Numbers are whole throughout, so that server and devices come to the same.
 import functools
 import hashlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 MOST = 200  # devices in a cell
 UNLIKELY = 80  # bits: a list of which a cell has more corrupt devices than is said is found in 2⁸⁰ tries, which are free to a server
@@ -74,14 +73,8 @@ def _share_of(devices: int, share: float) -> int:
 def _at_most(cohort: int, marked: int, cell: int, bits: int) -> int:
     """How many of the marked devices are in a cell at most: that any cell of the round has more has a chance of 2^-bits at most."""
     more, draws = 0, math.comb(cohort, cell)
-    for count, ways in _hypergeometric(cohort, marked, cell):
-        more += ways
+    for count in range(min(marked, cell), -1, -1):
+        more += math.comb(marked, count) * math.comb(cohort - marked, cell - count)  # draws with this many of them (hypergeometric)
         if -(-cohort // cell) * more << bits > draws:
             return count
     return 0
-
-
-def _hypergeometric(cohort: int, marked: int, drawn: int) -> Iterator[tuple[int, int]]:
-    """How many of those drawn are marked, the most first, and in how many of comb(cohort, drawn) draws that is so."""
-    for count in range(min(marked, drawn), -1, -1):
-        yield count, math.comb(marked, count) * math.comb(cohort - marked, drawn - count)

@@ -14,17 +14,8 @@ from taciturn.fleets.secure_aggregation.bit_packing import pack
 from taciturn.fleets.secure_aggregation.cells import cell_name, cells, threshold
 from taciturn.fleets.secure_aggregation.identities import Certificate, Trust, verified
 from taciturn.fleets.secure_aggregation.masks import Secret
-from taciturn.fleets.secure_aggregation.messages import (
-    Advert,
-    MaskedReport,
-    Roster,
-    SealedShares,
-    Survivors,
-    Terms,
-    Unmasking,
-    UnmaskRequest,
-)
-from taciturn.fleets.secure_aggregation.protocol import Refused
+from taciturn.fleets.secure_aggregation.messages import Advert, MaskedReport, Roster, SealedShares, Survivors, Unmasking, UnmaskRequest
+from taciturn.fleets.secure_aggregation.protocol import Refused, Terms
 
 NONCE_BYTES = 12
 
@@ -58,17 +49,6 @@ class DeviceRound:
         self._peers: frozenset[int] = frozenset()  # with which it has masks
         self._survivors = Survivors(b"", frozenset())
 
-    def answer(self, stage: str, content: bytes) -> bytes:
-        """From bytes to bytes, in the stages that need nothing of the device but what it holds here."""
-        match stage:
-            case protocol.SHARE:
-                return self.share(Roster.from_bytes(content)).to_bytes()
-            case protocol.SIGN:
-                return self.sign(Survivors.from_bytes(content))
-            case protocol.UNMASK:
-                return self.unmask(UnmaskRequest.from_bytes(content)).to_bytes()
-        raise ValueError(f"“{stage}” is no such stage")
-
     def advertise(self) -> Advert:
         protocol.expect(self._stage, protocol.ADVERTISE)
         keys = masks.public_key(self._mask_secret), masks.public_key(self._share_secret), protocol.commitment(self._seed)
@@ -97,7 +77,7 @@ class DeviceRound:
         return SealedShares(cell, sealed)
 
     def mask(self, delivery: SealedShares, values: np.ndarray) -> MaskedReport:
-        """The report, uint32 [length], each number below the modulus, behind its masks."""
+        """Put the report behind its masks; it is uint32 [length], each number below the modulus."""
         protocol.expect(self._stage, protocol.MASK)
         protocol.check_cell(self._cell, delivery.cell)
         if strangers := delivery.shares.keys() - self._others.keys():
@@ -123,7 +103,7 @@ class DeviceRound:
         return report
 
     def sign(self, survivors: Survivors) -> bytes:
-        """There is no second signature: of two lists no more than one can have enough of them."""
+        """Sign, once: of two lists no more than one can have enough signatures."""
         protocol.expect(self._stage, protocol.SIGN)
         protocol.check_cell(self._cell, survivors.cell)
         if self._device not in survivors.devices:
@@ -135,7 +115,7 @@ class DeviceRound:
         return self._key.sign(survivors.signed())
 
     def unmask(self, request: UnmaskRequest) -> Unmasking:
-        """Shares of one secret of each device in the cell. There is no second answer."""
+        """Return shares of one secret of each device in the cell, once."""
         protocol.expect(self._stage, protocol.UNMASK)
         protocol.check_cell(self._cell, request.cell)
         agreed = {self._device} | signers(self._survivors, request.signatures, self._keys)
@@ -149,7 +129,7 @@ class DeviceRound:
         )
 
     def _check_roster(self, roster: Roster) -> tuple[bytes, int]:
-        """The others have to be those that follow from all adverts, and be who they say. The name of the cell, and its threshold."""
+        """Refuse others than follow from all adverts, or who are not who they say; return the cell's name and threshold."""
         digests, adverts = list(roster.digests.values()), {advert.digest(): advert for advert in roster.adverts}
         own = self._own.digest()
         if roster.digests.get(self._device) != own:
@@ -169,7 +149,7 @@ class DeviceRound:
             raise Refused(str(impossible)) from None
 
     def _check_members(self, roster: Roster) -> None:
-        """All of the cell are who they say, and each is somebody else."""
+        """Refuse a cell of which one is not who it says, or two are one."""
         for advert in roster.adverts:
             if why_not := self._trust.why_not(advert.certificate):
                 raise Refused(why_not)
@@ -193,12 +173,12 @@ class DeviceRound:
 
 
 def _in_its_row(roster: Roster, advert: Advert) -> bool:
-    """A device has one row, and so one advert in the whole round: with more, the corrupt would be a larger share of it than is said."""
+    """Return whether an advert is its device's only one: with more, the corrupt would be a larger share of a round than is said."""
     return roster.digests.get(advert.device) == advert.digest()
 
 
 def signers(survivors: Survivors, signatures: Mapping[int, bytes], keys: Mapping[int, bytes]) -> set[int]:
-    """The survivors who have signed this list of them. Nobody else counts: whoever is not in the cell may work for the server."""
+    """Return the survivors who have signed this list of them. No one else counts: who is not in the cell may work for the server."""
     signed, known = survivors.signed(), signatures.keys() & survivors.devices & keys.keys()
     return {one for one in known if verified(keys[one], signed, signatures[one])}
 
@@ -216,7 +196,7 @@ def _seal(key: Secret, ends: bytes, shares: Secret) -> bytes:
 
 
 def _open(key: Secret, ends: bytes, content: bytes) -> tuple[Secret, Secret] | None:
-    """None if it was not sealed by this device for that one in this round: the others' shares may do without it."""
+    """Open shares, or return None if that device did not seal them for this one in this round: the others' may be enough."""
     try:
         shares = AESGCM(masks.derived(key, ends)).decrypt(content[:NONCE_BYTES], content[NONCE_BYTES:], ends)
     except (InvalidTag, ValueError):

@@ -1,7 +1,7 @@
 """Who a device is for its peers: a key that was made on it, and what the fleet's enrolment authority has signed about it.
 
 A certificate says that a key is that of a device of a fleet, for a time; a list, whose number rises, which devices were dismissed. A device
-gets both from the server, which can make neither, and those of its cell with their adverts: nobody needs a list of everybody.
+gets both from the server, which can make neither, and those of its cell with their adverts: there is no list of everybody.
 
 **Guarantee:** what `Trust` has nothing against was signed, bit for bit, by the authority, for this fleet and this time, about a device that
 is not on a list which is at least as new as the certificate.
@@ -89,7 +89,7 @@ class Dismissed(NamedTuple):
         devices = struct.unpack(f">{count}Q", content[_LIST.size : end]) if len(content) == end + SIGNATURE_BYTES else ()
         read = cls(fleet, number, frozenset(devices), content[end:])
         if len(content) != end + SIGNATURE_BYTES or read.to_bytes() != content:
-            raise ValueError("this is no list of dismissed devices, or not in order")
+            raise ValueError("this is not a list of dismissed devices, or not in order")
         return read
 
     def digest(self) -> bytes:
@@ -108,16 +108,10 @@ class Enrolled(NamedTuple):
 
 
 class Authority(NamedTuple):
-    """Whom a device believes about other devices of its fleet: it has this from who gave it recipe and words."""
+    """Whom a device believes about other devices of its fleet: this comes to it with recipe and words."""
 
     fleet: bytes
     key: bytes
-
-    @classmethod
-    def of(cls, content: bytes) -> Self:
-        if len(content) != FLEET_BYTES + 32:
-            raise ValueError(f"fleet and key of an authority have {FLEET_BYTES + 32} bytes, and this has {len(content)}")
-        return cls(content[:FLEET_BYTES], content[FLEET_BYTES:])
 
 
 class Trust(NamedTuple):
@@ -133,7 +127,7 @@ class Trust(NamedTuple):
         return None
 
     def why_not(self, certificate: Certificate) -> str | None:
-        """Why a certificate is not taken, if it is not."""
+        """Say why a certificate is refused, if it is."""
         (fleet, key), who, at = self.authority, f"device {certificate.device}", now()
         if certificate.fleet != fleet:
             return f"the certificate of {who} is of another fleet"

@@ -4,7 +4,7 @@ Secrets are X25519 keys and seeds of 32 bytes; HKDF-SHA256 makes keys of them, e
 counter mode under such a key, which is used for nothing else.
 
 **Guarantee:** a mask is indistinguishable from uniform numbers modulo 2^b, for every b up to 32: of a uniform word the lowest bits are
-uniform. (Flower 1.41's masks come from Mersenne Twister with 28 bits of key: an evening on one computer undoes them.)
+uniform.
 
 **Assumes:** AES-256, SHA-256 and X25519 are what they are believed to be; secrets come from the operating system and are used in one round.
 """
@@ -46,7 +46,7 @@ def derived(secret: bytes, purpose: bytes) -> Secret:
 
 
 def agreed(secret: Secret, other_public_key: bytes, purpose: bytes) -> Secret:
-    """The same for the two whose keys they are and for nobody else. A ValueError if the other's key is one that makes it known to all."""
+    """Agree on a key that only the two know. A ValueError if the other's public key is one that makes it known to all."""
     try:
         other = X25519PublicKey.from_public_bytes(other_public_key)
         return derived(X25519PrivateKey.from_private_bytes(secret).exchange(other), purpose)
@@ -55,7 +55,7 @@ def agreed(secret: Secret, other_public_key: bytes, purpose: bytes) -> Secret:
 
 
 def words(bits: int) -> np.dtype:
-    """What sums modulo 2^b are kept in: adding wraps around at 2^16 or 2^32, which 2^b divides."""
+    """Return the type that sums modulo 2^b are kept in: adding wraps around at 2^16 or 2^32, which 2^b divides."""
     return np.dtype(np.uint16 if bits <= 16 else np.uint32)
 
 

@@ -1,14 +1,16 @@
 """What devices and server say to each other in a secure sum, and how it is written in bytes.
 
-Integers are big-endian and of fixed size, lists say how many rows they have, rows stand in ascending order of devices. Whatever is
-not exactly what `to_bytes` would have written is a ValueError with a sentence, before anything is allocated for it.
+Integers are big-endian and of fixed size, lists begin with their number of rows, rows stand in ascending order of devices. What is not
+exactly what `to_bytes` would have written is a ValueError with a sentence, before anything is allocated for it.
 """
 
+import dataclasses
 import hashlib
-import itertools
 import struct
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple, Self, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from io import SEEK_END, BytesIO
+from typing import Any, ClassVar, NamedTuple, Self
 
 from taciturn.fleets.secure_aggregation.bit_packing import MOST_BITS
 from taciturn.fleets.secure_aggregation.identities import CERTIFICATE_BYTES, SIGNATURE_BYTES, Certificate
@@ -57,162 +59,52 @@ class Terms(NamedTuple):
         return hashlib.sha256(b"taciturn secure sum: terms\0" + self.to_bytes()).digest()
 
 
-class Advert(NamedTuple):
-    """1. Device → server → its cell: fresh public keys for one round, signed with the key of the certificate."""
+class _Part(NamedTuple):
+    """How a field of a message is written, and read again."""
 
-    certificate: Certificate
-    mask_key: bytes
-    share_key: bytes
-    commitment: bytes  # to the seed of the device's own mask, so that the server sees whether it was put together right
-    signature: bytes
-
-    @property
-    def device(self) -> int:
-        return self.certificate.device
-
-    def to_bytes(self) -> bytes:
-        keys = self.mask_key + self.share_key + self.commitment
-        return _head(Advert) + self.certificate.to_bytes() + keys + self.signature
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> Self:
-        reader = _Reader(content, Advert)
-        certificate = Certificate.from_bytes(reader.take(CERTIFICATE_BYTES))
-        sizes = KEY_BYTES, KEY_BYTES, HASH_BYTES, SIGNATURE_BYTES
-        return reader.whole(cls(certificate, *map(reader.take, sizes)))
-
-    def signed(self, terms: Terms) -> bytes:
-        """What the signature is of: all but itself, and the terms."""
-        return b"taciturn secure sum: advert\0" + terms.digest() + self._replace(signature=b"").to_bytes()
-
-    def digest(self) -> bytes:
-        return hashlib.sha256(b"taciturn secure sum: advert\0" + self.to_bytes()).digest()
+    write: Callable[[Any], bytes]
+    read: Callable[[BytesIO], Any]
 
 
-class Roster(NamedTuple):
-    """2. Server → device: the adverts of the others in its cell, and the digests of all adverts, of which it follows who they are."""
-
-    adverts: tuple[Advert, ...]  # ascending by device
-    digests: dict[int, bytes]  # one for each device: with several, the corrupt would be more than they are
-
-    def to_bytes(self) -> bytes:
-        return b"".join(self.parts())
-
-    def parts(self) -> tuple[bytes, bytes]:
-        """What is for one device, and what follows it for all of them alike."""
-        adverts = [_block(advert.to_bytes()) for advert in self.adverts]
-        return _head(Roster) + _number(len(adverts), 4) + b"".join(adverts), _table(self.digests)
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> Self:
-        reader = _Reader(content, Roster)
-        adverts = tuple(Advert.from_bytes(reader.block(512)) for _ in range(reader.count(1)))
-        _ascending([advert.device for advert in adverts])
-        return reader.whole(cls(adverts, reader.table(HASH_BYTES)))
-
-    def cohort(self, terms: Terms) -> bytes:
-        """A name for these devices with these keys in this round. Cells follow from it, and have names that do."""
-        return hashlib.sha256(b"taciturn secure sum: cohort\0" + terms.digest() + _table(self.digests)).digest()
+def _take(content: BytesIO, size: int) -> bytes:
+    taken = content.read(size)
+    if len(taken) < size:
+        raise ValueError("a message ends too early")
+    return taken
 
 
-class SealedShares(NamedTuple):
-    """2. Device → server, by receiver; and 3. server → device, by sender: shares that only the two devices can read."""
-
-    cell: bytes
-    shares: dict[int, bytes]
-
-    def to_bytes(self) -> bytes:
-        return _head(SealedShares) + self.cell + _table(self.shares)
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> Self:
-        reader = _Reader(content, SealedShares)
-        return reader.whole(cls(reader.take(HASH_BYTES), reader.table(SEALED_BYTES)))
-
-    def __repr__(self) -> str:
-        return f"<sealed shares of {len(self.shares)} devices>"
+def _fixed(size: int) -> _Part:
+    return _Part(bytes, lambda content: _take(content, size))
 
 
-class MaskedReport(NamedTuple):
-    """3. Device → server: a report behind its masks, b bits a coordinate."""
-
-    cell: bytes
-    packed: bytes
-
-    def to_bytes(self) -> bytes:
-        return _head(MaskedReport) + self.cell + self.packed
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> Self:
-        reader = _Reader(content, MaskedReport)
-        cell = reader.take(HASH_BYTES)
-        if reader.left > 4 * MOST_LENGTH:
-            raise ValueError(f"a report of {reader.left:,} bytes is longer than any")
-        return cls(cell, reader.take(reader.left))
-
-    def __repr__(self) -> str:
-        return f"<masked report, {len(self.packed):,} bytes>"
+def _table(size: int) -> _Part:
+    """Rows by device, each of `size` bytes."""
+    return _Part(_rows, lambda content: {_read_number(content, 8): _take(content, size) for _ in range(_count(content, 8 + size))})
 
 
-class Survivors(NamedTuple):
-    """4. Server → device: all devices of the cell whose reports have come. The answer is a signature of it, and nothing else."""
-
-    cell: bytes
-    devices: frozenset[int]
-
-    def to_bytes(self) -> bytes:
-        return _head(Survivors) + self.cell + _table(dict.fromkeys(self.devices, b""))
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> Self:
-        reader = _Reader(content, Survivors)
-        return reader.whole(cls(reader.take(HASH_BYTES), frozenset(reader.table(0))))
-
-    def signed(self) -> bytes:
-        """What devices sign, once: the cell has a name on which message, terms and all adverts of the round depend."""
-        return b"taciturn secure sum: survivors\0" + self.to_bytes()
+def _rows(rows: Mapping[int, bytes]) -> bytes:
+    return _number(len(rows), 4) + b"".join(_number(device) + rows[device] for device in sorted(rows))
 
 
-class UnmaskRequest(NamedTuple):
-    """5. Server → device: signatures of survivors under the list of them that the device has signed itself."""
-
-    cell: bytes
-    signatures: dict[int, bytes]
-
-    def to_bytes(self) -> bytes:
-        return _head(UnmaskRequest) + self.cell + _table(self.signatures)
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> Self:
-        reader = _Reader(content, UnmaskRequest)
-        return reader.whole(cls(reader.take(HASH_BYTES), reader.table(SIGNATURE_BYTES)))
+def _count(content: BytesIO, row: int) -> int:
+    """Return how many rows follow, each of at least `row` bytes."""
+    rows, here = _read_number(content, 4), content.tell()
+    end = content.seek(0, SEEK_END)
+    content.seek(here)
+    if rows > MOST_DEVICES or rows * row > end - here:
+        raise ValueError(f"a message cannot have {rows:,} rows")
+    return rows
 
 
-class Unmasking(NamedTuple):
-    """5. Device → server: its shares of the seeds of those who reported, and of the mask keys of those who have gone."""
-
-    cell: bytes
-    seeds: dict[int, bytes]
-    mask_keys: dict[int, bytes]
-
-    def to_bytes(self) -> bytes:
-        return _head(Unmasking) + self.cell + _table(self.seeds) + _table(self.mask_keys)
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> Self:
-        reader = _Reader(content, Unmasking)
-        return reader.whole(cls(reader.take(HASH_BYTES), reader.table(SHARE_BYTES), reader.table(SHARE_BYTES)))
-
-    def __repr__(self) -> str:
-        return f"<shares of {len(self.seeds)} seeds and {len(self.mask_keys)} mask keys>"
+def _read_adverts(content: BytesIO) -> "tuple[Advert, ...]":
+    adverts = tuple(Advert.from_bytes(_take(content, _read_number(content, 2))) for _ in range(_count(content, 1)))
+    if (devices := [advert.device for advert in adverts]) != sorted(set(devices)):
+        raise ValueError("a list of adverts is not in order, or names one twice")
+    return adverts
 
 
-_ALL = Terms, Advert, Roster, SealedShares, MaskedReport, Survivors, UnmaskRequest, Unmasking
-KINDS = {kind: number for number, kind in enumerate(_ALL, 1)}
-
-
-def _head(kind: type) -> bytes:
-    return bytes([VERSION, KINDS[kind]])
+def _read_number(content: BytesIO, size: int) -> int:
+    return int.from_bytes(_take(content, size), "big")
 
 
 def _number(value: int, size: int = 8) -> bytes:
@@ -223,57 +115,131 @@ def _block(content: bytes) -> bytes:
     return _number(len(content), 2) + content
 
 
-def _table(rows: Mapping[int, bytes]) -> bytes:
-    return _number(len(rows), 4) + b"".join(_number(device) + rows[device] for device in sorted(rows))
+def _head(kind: type) -> bytes:
+    return bytes([VERSION, KINDS[kind]])
 
 
-def _ascending(names: Iterable) -> None:
-    if any(not first < second for first, second in itertools.pairwise(names)):
-        raise ValueError("a list of devices is not in order, or names one twice")
+_CELL = _fixed(HASH_BYTES)
+_CERTIFICATE = _Part(Certificate.to_bytes, lambda content: Certificate.from_bytes(_take(content, CERTIFICATE_BYTES)))
+_ADVERTS = _Part(lambda adverts: _number(len(adverts), 4) + b"".join(_block(one.to_bytes()) for one in adverts), _read_adverts)
+_DEVICES = _Part(lambda devices: _rows(dict.fromkeys(devices, b"")), lambda content: frozenset(_table(0).read(content)))
 
 
-Message = TypeVar("Message")
+class _Message:
+    """Version, kind, and the fields one after another, each as `layout` says."""
+
+    layout: ClassVar[tuple[_Part, ...]]
+
+    def to_bytes(self) -> bytes:
+        return _head(type(self)) + b"".join(part.write(value) for part, value in zip(self.layout, vars(self).values(), strict=True))
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Self:
+        if len(content) > 2 + HASH_BYTES + 4 * MOST_LENGTH:
+            raise ValueError(f"a {cls.__name__} of {len(content):,} bytes is longer than any")
+        rest = BytesIO(content)  # which does not copy
+        head = rest.read(2)
+        message = cls(*(part.read(rest) for part in cls.layout)) if head == _head(cls) else None
+        if message is None or message.to_bytes() != content:
+            raise ValueError(f"this is not a {cls.__name__}: of another version, with more bytes, or its rows not in order or there twice")
+        return message
+
+    def _replace(self, **changes: Any) -> Self:
+        return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"  # most hold what no log should
 
 
-class _Reader:
-    def __init__(self, content: bytes, kind: type) -> None:
-        self._content, self._at, self._name = content, 0, kind.__name__
-        if self.take(2) != _head(kind):
-            raise ValueError(f"this is no {self._name}, or one of another version")
+@dataclass(frozen=True, repr=False)
+class Advert(_Message):
+    """1. Device → server → its cell: fresh public keys for one round, signed with the key of the certificate."""
+
+    layout = _CERTIFICATE, _fixed(KEY_BYTES), _fixed(KEY_BYTES), _fixed(HASH_BYTES), _fixed(SIGNATURE_BYTES)
+    certificate: Certificate
+    mask_key: bytes
+    share_key: bytes
+    commitment: bytes  # to the seed of the device's own mask, so that the server sees whether it was put together right
+    signature: bytes
 
     @property
-    def left(self) -> int:
-        return len(self._content) - self._at
+    def device(self) -> int:
+        return self.certificate.device
 
-    def take(self, size: int) -> bytes:
-        if size > self.left:
-            raise ValueError(f"a {self._name} ends too early")
-        self._at += size
-        return bytes(self._content[self._at - size : self._at])
+    def signed(self, terms: Terms) -> bytes:
+        """Return what the signature is of: all but itself, and the terms."""
+        return b"taciturn secure sum: advert\0" + terms.digest() + self._replace(signature=b"").to_bytes()
 
-    def number(self, size: int) -> int:
-        return int.from_bytes(self.take(size), "big")
+    def digest(self) -> bytes:
+        return hashlib.sha256(b"taciturn secure sum: advert\0" + self.to_bytes()).digest()
 
-    def block(self, most: int) -> bytes:
-        size = self.number(2)
-        if size > most:
-            raise ValueError(f"a part of a {self._name} is longer than {most} bytes")
-        return self.take(size)
 
-    def count(self, row: int) -> int:
-        """How many rows follow, which take at least so many bytes each."""
-        rows = self.number(4)
-        if rows > MOST_DEVICES or rows * row > self.left:
-            raise ValueError(f"a {self._name} cannot have {rows:,} rows")
-        return rows
+@dataclass(frozen=True, repr=False)
+class Roster(_Message):
+    """2. Server → device: the adverts of the others in its cell, and the digests of all adverts, from which follows who they are."""
 
-    def table(self, size: int) -> dict[int, bytes]:
-        rows = [(self.number(8), self.take(size)) for _ in range(self.count(8 + size))]
-        _ascending([device for device, _ in rows])
-        return dict(rows)
+    layout = _ADVERTS, _table(HASH_BYTES)
+    adverts: tuple[Advert, ...]  # ascending by device
+    digests: dict[int, bytes]  # one for each device: with several, the corrupt would be more than they are
 
-    def whole(self, message: Message) -> Message:
-        """The message, if nothing comes after it."""
-        if self.left:
-            raise ValueError(f"{self.left:,} bytes follow after a {self._name}")
-        return message
+    def parts(self) -> tuple[bytes, bytes]:
+        """Return what is for one device, and what follows it for all of them alike."""
+        return _head(Roster) + _ADVERTS.write(self.adverts), _rows(self.digests)
+
+    def cohort(self, terms: Terms) -> bytes:
+        """Name these devices with these keys in this round. Cells, and their names, follow from it."""
+        return hashlib.sha256(b"taciturn secure sum: cohort\0" + terms.digest() + _rows(self.digests)).digest()
+
+
+@dataclass(frozen=True, repr=False)
+class SealedShares(_Message):
+    """2. Device → server, by receiver; and 3. server → device, by sender: shares that only the two devices can read."""
+
+    layout = _CELL, _table(SEALED_BYTES)
+    cell: bytes
+    shares: dict[int, bytes]
+
+
+@dataclass(frozen=True, repr=False)
+class MaskedReport(_Message):
+    """3. Device → server: a report behind its masks, b bits a coordinate."""
+
+    layout = _CELL, _Part(bytes, BytesIO.read)
+    cell: bytes
+    packed: bytes
+
+
+@dataclass(frozen=True, repr=False)
+class Survivors(_Message):
+    """4. Server → device: all devices of the cell whose reports have come. The answer is a signature of it, and nothing else."""
+
+    layout = _CELL, _DEVICES
+    cell: bytes
+    devices: frozenset[int]
+
+    def signed(self) -> bytes:
+        """Return what devices sign, once: the cell has a name on which message, terms and all adverts of the round depend."""
+        return b"taciturn secure sum: survivors\0" + self.to_bytes()
+
+
+@dataclass(frozen=True, repr=False)
+class UnmaskRequest(_Message):
+    """5. Server → device: signatures of survivors under the list of them that the device has signed itself."""
+
+    layout = _CELL, _table(SIGNATURE_BYTES)
+    cell: bytes
+    signatures: dict[int, bytes]
+
+
+@dataclass(frozen=True, repr=False)
+class Unmasking(_Message):
+    """5. Device → server: its shares of the seeds of those who reported, and of the mask keys of those who have gone."""
+
+    layout = _CELL, _table(SHARE_BYTES), _table(SHARE_BYTES)
+    cell: bytes
+    seeds: dict[int, bytes]
+    mask_keys: dict[int, bytes]
+
+
+_ALL = Terms, Advert, Roster, SealedShares, MaskedReport, Survivors, UnmaskRequest, Unmasking
+KINDS = {kind: number for number, kind in enumerate(_ALL, 1)}

@@ -1,7 +1,6 @@
 """A sum that nobody can look inside: secure aggregation (Bonawitz et al. 2017, Figure 4), in cells of at most 200 devices (cells.py).
 
-Five stages as plain calls without a network: device_side.py is the device's side, server_side.py and server_cell.py the server's,
-messages.py what goes between them. Here is what both have in common.
+Five stages as plain calls without a network; here is what both sides have in common.
 
     1. advertise   fresh keys for the round, signed by the device; cells follow from all adverts
     2. share       the device's two secrets, cut into shares for its cell, each sealed so that only its receiver can read it
@@ -10,18 +9,16 @@ messages.py what goes between them. Here is what both have in common.
     5. unmask      under t signatures of that list: shares of b_v for survivors, of the mask key s_v for those that have gone; once
 
 In the sum the masks of pairs cancel, except those with devices that have gone; these, and the devices' own masks, the server puts together
-from shares and takes off. What is left is Σ x_u of the survivors, exactly, or the cell has failed and the others go on without it.
+from shares and takes off. What is left is Σ x_u of the survivors, exactly, or the cell has failed and the others continue without it.
 
 **Guarantee:** a server, together with as many devices of a cell as cells.py says, learns one sum of the cell, of t reports at least,
-and nothing else about the other devices in it, whoever drops out whenever, whatever lists of survivors it makes up and shows to whom, but
-for a chance of 2⁻⁸⁰ a list that a cell has more of them. A report that arrives after its device was given up stays behind the mask
-of its own. All keys depend on the round's terms, and so on the message that devices train on: those who were told of different ones have
-no sum.
+and nothing else about the other devices in it, whoever drops out, whatever lists of survivors it makes up and shows to whom, but for a
+chance of 2⁻⁸⁰ a list that a cell has more of them. A report that arrives after its device was given up stays behind its own mask. All keys
+depend on the round's terms, and so on the message that devices train on: those who were told of different ones have no sum.
 
 **Assumes:** the enrolment authority is not the server (identities.py), and no more than the share `Terms.corrupt` of a cohort works for
-the server; whoever carries messages between device and server authenticates them (TLS); a device is in a round of one name once
-(devices/participation_record.py sees to it). What a server can do nevertheless is in docs/secure_aggregation.md. A device that lies can
-spoil its cell's sum, as it can with its report: it learns nothing by it.
+the server; TLS authenticates messages between device and server; a device is in a round of one name once (participation_record.py). What
+a server can do nevertheless is in docs/secure_aggregation.md. A device that lies can spoil its cell's sum, and learns nothing by it.
 """
 
 import hashlib
@@ -36,9 +33,7 @@ STAGES = ADVERTISE, SHARE, MASK, SIGN, UNMASK, DONE = "advertise", "share", "mas
 
 
 class Refused(Exception):
-    """One side does not go along with what the other sent. Nothing was given away, and nothing has changed.
-
-    The sentence may name devices: who took part in a round is nobody's business, so it belongs into a private log."""
+    """One side refuses what the other sent; nothing has changed. The sentence may name devices: it belongs into a private log."""
 
 
 class Unneeded(Refused):

@@ -3,6 +3,7 @@ Figure 4). It knows nothing of other cells, and so can be in any process (worker
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
@@ -11,13 +12,13 @@ import numpy as np
 from taciturn.core import FailedRound
 from taciturn.fleets.secure_aggregation import masks, protocol, shamir
 from taciturn.fleets.secure_aggregation.bit_packing import unpack
-from taciturn.fleets.secure_aggregation.blame import at_fault, few_of
 from taciturn.fleets.secure_aggregation.cells import colluders, threshold
 from taciturn.fleets.secure_aggregation.masks import Secret
 from taciturn.fleets.secure_aggregation.messages import Advert, MaskedReport, SealedShares, Survivors, Terms, Unmasking, UnmaskRequest
 from taciturn.fleets.secure_aggregation.protocol import Refused, Unneeded
 
 TRIES = 200  # sets of shares of a secret, at random
+FEW = 1 / 3  # of those whose secrets were needed
 
 _IsRight = Callable[[Secret, Advert], bool]
 
@@ -32,8 +33,28 @@ class Total(NamedTuple):
         return f"<sum of {len(self.devices)} reports>"
 
 
+def at_fault(unfit: Collection[tuple[int, int]], enough: int) -> list[int]:
+    """Blame the devices that have shares which do not fit with `enough` others, the worst first.
+
+    `unfit` are holder and owner of each such share: one of the two is at fault. A device wrongly blamed loses its part in a run; one
+    wrongly spared could cost everybody the run."""
+    left, found = set(unfit), []
+    while left:
+        (worst, count), *_ = Counter(device for pair in left for device in pair).most_common(1)
+        if count < enough:
+            break
+        found.append(worst)
+        left = {pair for pair in left if worst not in pair}
+    return found
+
+
+def few_of(spoilt: Collection[int], all: Collection[int]) -> list[int]:
+    """Blame the owners of secrets that cannot be put together, if they are few: a holder could spoil anybody's."""
+    return sorted(spoilt) if len(spoilt) <= FEW * len(all) else []
+
+
 def refusals(answers: Mapping[int, bytes], take: Callable[[int, bytes], None]) -> dict[int, str]:
-    """Takes what devices have sent. Who sent what could not be taken, and why: it is as if it had not come."""
+    """Take what devices have sent; return who sent what could not be taken, and why: it is as if it had not come."""
     refused = {}
     for device, answer in answers.items():
         try:
@@ -57,8 +78,7 @@ class Ended(NamedTuple):
 
 
 class ServerCell:
-    """The server in one cell. Devices' messages are taken one by one, from whom the network says they come; a stage ends when what it
-    comes to is asked for, and whoever has not been heard by then has dropped out. A message that is `Refused` counts as none."""
+    """The server in one cell. A stage ends when its result is asked for: a device not heard by then has dropped out."""
 
     def __init__(self, terms: Terms, name: bytes, adverts: Mapping[int, Advert], cohort: int) -> None:
         """A ValueError if so many devices, of a cohort of so many, make no secure sum."""
@@ -76,7 +96,7 @@ class ServerCell:
         self._spoilt: set[int] = set()  # owners of secrets that the shares do not give
 
     def end_stage(self, answers: Mapping[int, bytes]) -> Ended:
-        """Takes what devices have sent in a stage, and ends it."""
+        """Take what devices have sent in a stage, and end it."""
         read, take, end = _STAGES[self._stage]
         refused = refusals(answers, lambda device, answer: take(self, device, read(answer)))
         ended = Ended(self, len(self._sealed if self._stage == protocol.SHARE else self._reported), refused)
@@ -95,7 +115,7 @@ class ServerCell:
         self._sealed[device] = sealed.shares
 
     def deliveries(self) -> dict[int, SealedShares]:
-        """Ends the second stage: to each device that shared its secrets, its shares of those of the others."""
+        """End the second stage: return to each device that shared its secrets its shares of those of the others."""
         protocol.expect(self._stage, protocol.SHARE)
         self._check_enough(self._sealed, "shared their secrets")
         sealed, self._sealed, self._stage = self._sealed, {}, protocol.MASK
@@ -106,7 +126,7 @@ class ServerCell:
         }
 
     def take_report(self, device: int, report: MaskedReport) -> None:
-        """Adds it at once: no single report is kept."""
+        """Add it at once: no single report is kept."""
         self._check_first(protocol.MASK, device, self._reported, report.cell)
         try:
             values = unpack(report.packed, self._terms.length, self._terms.modulus_bits)
@@ -116,7 +136,7 @@ class ServerCell:
         self._reported.add(device)
 
     def survivors(self) -> dict[int, Survivors]:
-        """Ends the third stage: whose reports are in the sum."""
+        """End the third stage: return whose reports are in the sum."""
         protocol.expect(self._stage, protocol.MASK)
         self._check_enough(self._reported, "reported")
         self._stage = protocol.SIGN
@@ -132,7 +152,7 @@ class ServerCell:
         self._signatures[device] = signature
 
     def requests(self) -> dict[int, UnmaskRequest]:
-        """Ends the fourth stage: to each that signed, as many signatures as it takes."""
+        """End the fourth stage: return to each that signed as many signatures as it takes."""
         protocol.expect(self._stage, protocol.SIGN)
         self._check_enough(self._signatures, "signed who reported")
         self._stage = protocol.UNMASK
@@ -151,7 +171,7 @@ class ServerCell:
         self._answers[device] = answer
 
     def total(self) -> Total:
-        """Ends the cell: puts secrets together and takes the masks off, all at once, so that no single report is ever without them."""
+        """End the cell: put secrets together and take the masks off, all at once, so that no single report is ever without them."""
         protocol.expect(self._stage, protocol.UNMASK)
         self._spoilt.clear()
         seeds = {device: answer.seeds for device, answer in self._answers.items()}
@@ -172,13 +192,13 @@ class ServerCell:
 
     @property
     def broke(self) -> dict[int, str]:
-        """Devices that broke the protocol, as far as their shares show it, and how: for a private note."""
+        """Return the devices that broke the protocol, as far as their shares show it, and how: for a private note."""
         shares = dict.fromkeys(at_fault(self._unfit, self._suspects), "shares that it cut or held are missing or wrong")
         secrets = dict.fromkeys(few_of(self._spoilt, self._shared), "its shares are not of the secret that it named")
         return shares | secrets
 
     def _secrets(self, owners: Collection[int], answers: Mapping[int, Mapping[int, bytes]], is_right: _IsRight) -> dict[int, Secret]:
-        """From shares by holder and owner. All are tried before it fails, so that it is known whose are wrong."""
+        """Put secrets together from shares by holder and owner. All are tried before it fails, to find out whose are wrong."""
         found, failed = {}, []
         for owner in sorted(owners):
             try:
@@ -190,7 +210,7 @@ class ServerCell:
         return found
 
     def _secret(self, owner: int, answers: Mapping[int, Mapping[int, bytes]], is_right: _IsRight) -> Secret:
-        """Tried with one set of shares after another: if some of them are wrong, others have what it takes."""
+        """Try one set of shares after another: if some of them are wrong, others have what it takes."""
         places, answered = self._places, sorted(answers)
         self._unfit |= {(holder, owner) for holder in answered if owner not in answers[holder]}
         doubted = {holder for holder, _ in self._unfit}

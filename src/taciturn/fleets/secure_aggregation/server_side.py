@@ -42,7 +42,7 @@ class ServerRound:
         self._adverts[device] = advert
 
     def rosters(self) -> dict[int, Roster]:
-        """Ends the first stage: who is in which cell."""
+        """End the first stage: return who is in which cell."""
         expect(self._stage, ADVERTISE)
         if len(self._adverts) < self._terms.least:
             raise FailedRound(f"{len(self._adverts)} devices have advertised, and {self._terms.least} are needed")
@@ -62,7 +62,7 @@ class ServerRound:
         return rosters
 
     def take(self, answers: Mapping[int, bytes]) -> dict[int, str]:
-        """Ends a stage with what devices have sent in it. Who sent what could not be taken, and why."""
+        """End a stage with what devices have sent in it; return who sent what could not be taken, and why."""
         if self._stage == ADVERTISE:
             return refusals(answers, lambda device, answer: self.take_advert(device, Advert.from_bytes(answer)))
         going = [one.cell for one in self._ended if not one.failed]
@@ -75,7 +75,7 @@ class ServerRound:
         return refused | {device: why for one in ended for device, why in one.refused.items()}
 
     def _unsigned(self, going: Sequence[ServerCell], answers: Mapping[int, bytes]) -> dict[int, str]:
-        """Who has not signed the survivors of its cell: with a wrong signature among those that it takes no device of it would unmask."""
+        """Return who has not signed the survivors of its cell: under a wrong signature no device would unmask."""
         signed = {device: cell.list_of_survivors.signed() for cell in going for device in cell.adverts}
 
         def check(device: int, answer: bytes) -> None:
@@ -104,25 +104,23 @@ class ServerRound:
 
     @property
     def reports(self) -> int:
-        """How many have come, and can be added."""
+        """Count those that have come, and can be added."""
         return sum(one.devices for one in self._ended)
 
     @property
     def failed_cells(self) -> list[str]:
-        """Why each of them has."""
+        """Return why each of them has failed."""
         return [one.failed for one in self._ended if one.failed]
 
     @property
     def broke(self) -> dict[int, str]:
-        """Devices that broke the protocol, in all cells."""
+        """Return the devices that broke the protocol, in all cells, and how."""
         return {device: how for one in self._ended for device, how in one.cell.broke.items()}
 
     def _check_enough(self) -> None:
-        heard, least = self.reports, self._terms.least
-        left = sum(one.devices for one in self._ended if not one.failed)
-        if heard < least:
-            raise FailedRound(
-                f"{heard} devices have {'shared their secrets' if self._stage == MASK else 'reported'}, and {least} are needed"
-            )
+        least, left = self._terms.least, sum(one.devices for one in self._ended if not one.failed)
+        if self.reports < least:
+            done = "shared their secrets" if self._stage == MASK else "reported"
+            raise FailedRound(f"{self.reports} devices have {done}, and {least} are needed")
         if left < least:
             raise FailedRound(f"{left} devices are in cells that go on, and {least} are needed: {self.failed_cells[-1]}")

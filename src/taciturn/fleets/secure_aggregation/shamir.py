@@ -15,7 +15,7 @@ PRIME = 2**256 + 297  # the smallest that is larger than every secret; a share m
 
 
 def share(secret: bytes, threshold: int, holders: int) -> list[bytes]:
-    """One share for each of the holders 1, 2, …: the values there of a random polynomial whose value at 0 is the secret."""
+    """Cut one share for each of the holders 1, 2, …: the values there of a random polynomial whose value at 0 is the secret."""
     if len(secret) != SECRET_BYTES:
         raise ValueError(f"a secret has {SECRET_BYTES} bytes, not {len(secret)}")
     if not 1 <= threshold <= holders:
@@ -26,9 +26,8 @@ def share(secret: bytes, threshold: int, holders: int) -> list[bytes]:
 
 
 def reconstruct(shares: Mapping[int, bytes]) -> bytes:
-    """The secret of exactly as many shares as it takes, by holder: the value at 0 of the polynomial through them (Lagrange).
-
-    Shares that belong together give 32 bytes. Others give anything, mostly 32 bytes too, or a ValueError."""
+    """Return the secret of exactly as many shares as it takes, by holder: the value at 0 of the polynomial through them (Lagrange).
+    Shares that do not belong together give other bytes, or a ValueError."""
     if not shares or 0 in shares:
         raise ValueError("holders are numbered from 1, and there is at least one")
     secret = _through(shares, 0)
@@ -38,12 +37,12 @@ def reconstruct(shares: Mapping[int, bytes]) -> bytes:
 
 
 def fits(shares: Mapping[int, bytes], holder: int, value: bytes) -> bool:
-    """Whether a share is of the secret that the others give."""
+    """Return whether a share is of the secret that the others give."""
     return _through(shares, holder) == number(value)
 
 
 def number(share: bytes) -> int:
-    """A share as an element of the field; whatever is none is a ValueError."""
+    """Read a share as an element of the field; anything else is a ValueError."""
     value = int.from_bytes(share, "big")
     if len(share) != SHARE_BYTES or value >= PRIME:
         raise ValueError("this is no share of a secret")
@@ -51,7 +50,7 @@ def number(share: bytes) -> int:
 
 
 def _through(shares: Mapping[int, bytes], place: int) -> int:
-    """The value there of the polynomial through the shares."""
+    """Return the value at a place of the polynomial through the shares."""
     return sum(number(share) * weight for share, weight in zip(shares.values(), _weights(tuple(shares), place), strict=True)) % PRIME
 
 

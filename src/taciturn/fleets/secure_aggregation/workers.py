@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 def for_each(work: Callable[..., Result], *arguments: Sequence[Any]) -> list[Result]:
-    """What `work` makes of the first of each of the arguments, of the second, and so on; here, where there is no more than one."""
+    """Apply `work` to the first of each of the arguments, to the second, and so on; in this process if there is only one."""
     if len(arguments[0]) > 1 and (os.cpu_count() or 1) > 1:
         try:
             return list(_workers().map(work, *arguments))
@@ -28,18 +28,13 @@ def for_each(work: Callable[..., Result], *arguments: Sequence[Any]) -> list[Res
 
 @functools.cache
 def _workers() -> ProcessPoolExecutor:
-    """Started when they are needed first, by which time this process has threads: so they are no forks of it."""
+    """Start workers when they are first needed; this process has threads by then, so they are not forks of it."""
     return ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn"), _begin)
 
 
 def _begin() -> None:
-    """Ctrl-C is for the server, which ends its workers; and a server that is killed leaves none behind."""
+    """Leave Ctrl-C to the server, which ends its workers; end with a server that is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_the_server, daemon=True).start()
-
-
-def _end_with_the_server() -> None:
     server = multiprocessing.parent_process()
     assert server is not None  # a worker has one
-    server.join()
-    os._exit(1)
+    threading.Thread(target=lambda: server.join() or os._exit(1), daemon=True).start()

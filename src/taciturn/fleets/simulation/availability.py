@@ -1,8 +1,7 @@
 """When devices can take part: idle, charging and on an unmetered network, mostly at night (Bonawitz et al. 2019, Xu et al. 2023 §2.2).
 
-A model of a fleet's clock: devices check in when they are available and their own timer is over, the server takes more than it needs and
-sends the others away until later, some drop out, and a round that gets too few reports fails. `fleets/simulation/check_in.py` trains on it;
-`simulate_rounds` runs it without any training and answers what a timer comes to as a separation in rounds.
+A model of a fleet's clock. `fleets/simulation/check_in.py` trains on it; `simulate_rounds` runs it without any training, and answers what
+a timer comes to as a separation in rounds.
 """
 
 import math
@@ -52,7 +51,7 @@ class Devices:
         self._coins: tuple[int, np.ndarray] | None = None
 
     def available(self, hour: float) -> np.ndarray:
-        """Which devices are idle, charging and unmetered at an hour since the start."""
+        """Return which devices are idle, charging and unmetered at an hour since the start."""
         local = hour + self._offset
         at_night = (local - self._bedtime) % 24 < self._night
         day = math.floor((hour - 12) / 24)  # a night is one night before and after midnight
@@ -62,7 +61,7 @@ class Devices:
         return np.where(at_night, self._coins[1] < self.habits.nights_plugged_in, by_day)
 
     def reporting(self, asked: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """Those who do not drop out, in the order in which their reports arrive."""
+        """Return those who do not drop out, in the order in which their reports arrive."""
         return generator.permutation(asked[generator.random(len(asked)) >= self.habits.drop_out])
 
 
@@ -103,18 +102,15 @@ class Clock:
             self.hour += TICK
 
     def upload(self, asked: np.ndarray, reports: np.ndarray, goal: int, generator: np.random.Generator) -> None:
-        """A round takes place. A device starts its timer when it uploads, whatever becomes of the round."""
+        """Let a round take place. A device starts its timer when it uploads, whatever becomes of the round."""
         self.hour += self._round_hours
         if len(reports) >= goal:
             self._last_round = self.hour
         self._waiting[asked] = False
         self._resting_until[reports] = self.hour + self._timer
-        self._steer(len(asked), generator)
-
-    def _steer(self, asked: int, generator: np.random.Generator) -> None:
-        """Tell devices that waited in vain when to return, so that about one round's worth arrives in the time of a round."""
+        # Devices that waited in vain are told when to return, so that about one round's worth arrives in the time of a round.
         sent_away = np.flatnonzero(self._waiting)
-        pace = self._round_hours * len(sent_away) / asked
+        pace = self._round_hours * len(sent_away) / len(asked)
         self._away_until[sent_away] = self.hour + generator.uniform(0, pace, len(sent_away))
         self._waiting[sent_away] = False
 
@@ -124,12 +120,11 @@ class Clock:
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         self.hour, self._last_round = map(float, state["times"])
-        self._resting_until, self._away_until = state["resting"].copy(), state["away"].copy()
-        self._waiting = state["waiting"].copy()
+        self._resting_until, self._away_until, self._waiting = (state[name].copy() for name in ("resting", "away", "waiting"))
 
 
 def simulate_rounds(devices: Devices, rounds: int, report_goal: int, timer_hours: float, round_hours: float = 0.15) -> Rounds:
-    """Rounds one after another, each as soon as enough devices have checked in; given up when that takes too long."""
+    """Simulate rounds one after another, each as soon as enough devices have checked in; give up when that takes too long."""
     clock, draw = Clock(devices, timer_hours, round_hours), np.random.default_rng([0, 4])
     wanted = math.ceil(OVER_SELECTION * report_goal)
     last, times = np.full(devices.count, -1), np.zeros(devices.count, int)

@@ -2,9 +2,8 @@
 and a round closes when K different users have reported.
 
 So a report may be about a model that is some rounds old; how many is its *staleness*. It is charged in the round in which it is summed, and
-bounded like any other: what the model of an older round was is public. That holds for one clip norm for the whole run, and nothing is
-claimed of how a cohort comes about. How long a device takes is drawn here without looking at its text: if it followed the text, who
-reports beside whom would say something of it.
+bounded like any other: models of older rounds are public. That holds for one clip norm for the whole run, and nothing is claimed of how a
+cohort comes about. How long a device takes is drawn without looking at its text: else who reports beside whom would reveal some of it.
 """
 
 import json
@@ -25,17 +24,18 @@ class QueuedFleet:
     everyone_reports = False
 
     def __init__(self, fleet: Fleet, size: int, in_flight: int, folder: Path, coins: int = 0) -> None:
-        """`size` is K. `folder` keeps who trains on which model, and those models, with those that the last round was about: a server
-        that crashes stops no device, and may ask for that round again. `coins` say who is asked and done when, which is nobody's
-        business: they come from the run's root."""
+        """`size` is K. `folder` keeps who trains on which model, those models, and those of the last round: a server that crashes stops
+        no device, and may ask for that round again. `coins` say who is asked and done when; they are secret."""
         self._fleet, self._size, self._in_flight, self._folder = fleet, size, in_flight, folder
         self._generator = np.random.default_rng(coins)
         self._training: dict[int, int] = {}  # user → which model they got
         self._arrived: dict[int, int] = {}  # the same of those whose reports wait to be summed
         self._rounds: dict[str, tuple[int, dict[int, int]]] = {}  # by key: which model was current, and who had which
-        state = folder / "queue.json"
-        if state.exists():
-            self._restore(json.loads(state.read_text()))
+        if (folder / "queue.json").exists():
+            state = json.loads((folder / "queue.json").read_text())
+            self._training, self._arrived = dict(state["training"]), dict(state["arrived"])
+            self._rounds = {name: (now, dict(got)) for name, now, got in state["rounds"]}
+            self._generator.bit_generator.state = state["generator"]
 
     @property
     def staleness(self) -> np.ndarray:
@@ -48,7 +48,7 @@ class QueuedFleet:
         return {"uploads": uploads, "staleness": mean, "largest_staleness": int(stale.max(initial=0))}
 
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
-        """The K users who report next. Whoever is done makes room for another device, which gets the current model."""
+        """Return the K users who report next. A device that is done makes room for another, which gets the current model."""
         allowed = self._fleet.users(eligible)
         for queue in (self._training, self._arrived):  # both are right unless a file was changed
             for user in set(queue) - set(allowed.tolist()):
@@ -108,7 +108,7 @@ class QueuedFleet:
         return jax.tree.unflatten(jax.tree.structure(like), [leaves[f"{index}"] for index in range(len(leaves))])
 
     def _save(self) -> None:
-        """State first, then what nobody needs any more is deleted."""
+        """Write the state, then delete the models that no device needs any more."""
         state = {
             "training": list(self._training.items()),
             "arrived": list(self._arrived.items()),
@@ -121,8 +121,3 @@ class QueuedFleet:
         needed = {*self._training.values(), *self._arrived.values(), *last}
         for path in set(self._folder.glob("model-*")) - set(map(self._path, needed)):
             path.unlink()
-
-    def _restore(self, state: dict) -> None:
-        self._training, self._arrived = dict(state["training"]), dict(state["arrived"])
-        self._rounds = {name: (now, dict(got)) for name, now, got in state["rounds"]}
-        self._generator.bit_generator.state = state["generator"]

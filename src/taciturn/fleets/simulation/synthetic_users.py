@@ -1,9 +1,8 @@
 """A fleet with synthetic users beside its own: nobody's text, put there to see what a model keeps of it (Ramaswamy et al. 2020, §IV-A).
 
-They are outside the population and outside the claim. Who of the real users takes part, how often, and what is charged for it is as
-if they were not there: their reports are bounded like everybody's and added to the sum, by coins of their own, and whatever is added to a
-sum without looking at a user costs that user nothing. How often they come is a setting; the paper's came one or two orders of magnitude
-more often than any real device.
+They are outside the population and outside the claim: their reports are bounded like everybody's and added to the sum, by coins of their
+own, and what is added to a sum without looking at a user costs that user nothing. The paper's came one or two orders of magnitude more
+often than any real device.
 """
 
 from collections.abc import Callable
@@ -42,7 +41,7 @@ class WithSyntheticUsers:
 
 
 def by_coins(users: int, rate: float) -> Callable[[Key], UserIds]:
-    """Each of them takes part in a round with this probability."""
+    """Let each of them take part in a round with this probability."""
 
     def chosen(coins: Key) -> UserIds:
         return np.flatnonzero(np.asarray(jax.random.uniform(coins, (users,))) < rate)

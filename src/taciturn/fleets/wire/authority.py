@@ -1,8 +1,5 @@
-"""Who is who on the wire: a certificate authority of one's own, a certificate for the server, and a key on every device.
-
-Devices trust the authority's certificate, and nobody else's: no authority of the world's can pretend to be the server. The server knows
-each device by the public key that was enrolled (enrolment.py). Private keys never leave the folder they were made in, which nobody else may
-look into.
+"""Who is who on the wire: a certificate authority of one's own, which alone devices trust, a certificate for the server, and a key on
+every device, by which the server knows it (enrolment.py). Private keys never leave the folder they were made in, which is closed to others.
 """
 
 import base64
@@ -34,7 +31,7 @@ CLOCKS_APART = timedelta(hours=1)  # a device whose clock is behind would find a
 
 
 def make_authority(folder: Path) -> Path:
-    """A new authority; its certificate goes to every device. An old one is never replaced: every device would have to be told."""
+    """Make an authority; its certificate goes to every device. An old one is never replaced: every device would have to be told."""
     if (folder / AUTHORITY_KEY).exists() or (folder / AUTHORITY_CERTIFICATE).exists():
         raise LinkError(f"{folder} holds an authority already, which devices trust: choose another folder")
     key, name = ec.generate_private_key(ec.SECP384R1()), _name("Taciturn fleet authority")
@@ -51,7 +48,7 @@ def make_authority(folder: Path) -> Path:
 
 
 def certify_server(authority: Path, folder: Path, names: Sequence[str]) -> None:
-    """A key and a certificate for a server that devices know by these names or addresses. May be done again, for a year more."""
+    """Make a key and a certificate for a server that devices know by these names or addresses; once a year."""
     if not names:
         raise LinkError("a server's certificate needs a name or an address that devices know it by")
     issuer_key = serialization.load_pem_private_key(_read(authority / AUTHORITY_KEY), password=None)
@@ -72,8 +69,7 @@ def certify_server(authority: Path, folder: Path, names: Sequence[str]) -> None:
 
 
 def device_request(folder: Path) -> str:
-    """A line that asks for the device whose folder this is to be enrolled: its public key, and a signature, so that nobody asks with a key
-    of somebody else's. The key is made if there is none yet, and never again."""
+    """Write a line that asks to enrol the device of this folder: its public key, signed with it. The key is made once."""
     if not (folder / DEVICE_KEY).exists():
         save_key(folder / DEVICE_KEY, Ed25519PrivateKey.generate())
     key = load_key(folder / DEVICE_KEY)
@@ -84,7 +80,7 @@ def device_request(folder: Path) -> str:
 
 
 def requested_key(line: str) -> bytes:
-    """The public key that a line asks to enrol."""
+    """Return the public key that a line asks to enrol."""
     try:
         content = base64.b64decode(line.strip().removeprefix(REQUEST), validate=True)
     except ValueError:
@@ -113,7 +109,7 @@ def load_key(path: Path) -> Ed25519PrivateKey:
 
 
 def private_folder(folder: Path) -> Path:
-    """There, and closed to everybody else."""
+    """Make a folder, closed to everybody else."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.chmod(folder, 0o700)
     return folder

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -42,13 +43,13 @@ class SignedOut(Exception):
 
 
 class RefusedByServer(Exception):
-    """With its reason."""
+    """The server refuses this device, and says why, or answers with garbage."""
 
 
 def run_device(
     server: str, folder: Path, handler: Handler, root_certificate: Path | None, insecure: bool = False, stop: threading.Event | None = None
 ) -> None:
-    """Answer the questions of the server at `host:port` until `stop` is set or SIGTERM comes, through whatever happens to it meanwhile.
+    """Answer the questions of the server at `host:port` until `stop` is set or SIGTERM comes, whatever happens to the server meanwhile.
 
     The folder holds the device's key (`authority.device_request`). `stop` waits for the end of the question at work; SIGTERM does not."""
     device = DeviceEnd(server, load_key(folder / DEVICE_KEY), handler, trusting(server, root_certificate, insecure))
@@ -102,7 +103,7 @@ class DeviceEnd:
             LOG.info("the answer to “%s” came too late", kind)
 
     def hang_up(self) -> None:
-        """Whatever is waited for: it is not wanted any more."""
+        """Stop waiting for a question."""
         self._hung_up = True
         if self._polling and (sock := self._connection.sock):
             with suppress(OSError):
@@ -111,7 +112,8 @@ class DeviceEnd:
     def sign_in(self) -> None:
         self._connection.close()
         self._token = None
-        self._token = _word(self._request("POST", "/v1/session", {200}, sign_in_body(self._key))[1].decode("latin-1"))
+        token = self._request("POST", "/v1/session", {200}, body=sign_in_body(self._key))[1].decode("latin-1")
+        self._token = _word(token)
         LOG.info("connected to the server")
 
     def sign_out(self) -> None:
@@ -125,34 +127,33 @@ class DeviceEnd:
         began = time.monotonic()
         self._polling = True
         try:
-            response, content = self._request(
-                "GET", f"/v1/question?wait={WAIT_SECONDS}", {200, 204}, seconds=WAIT_SECONDS + REQUEST_SECONDS
-            )
+            path, seconds = f"/v1/question?wait={WAIT_SECONDS}", WAIT_SECONDS + REQUEST_SECONDS
+            response, content = self._request("GET", path, {200, 204}, seconds=seconds)
         finally:
             self._polling = False
         if response.status == 204:
             time.sleep(LEAST_SECONDS if time.monotonic() - began < LEAST_SECONDS else 0.0)  # a server that does not wait
             return
-        name, kind, file = _word(response.headers.get("question", "")), response.headers.get("kind", ""), response.headers.get("shared", "")
+        name, kind, file = (response.headers.get(header, "") for header in ("question", "kind", "shared"))
         with self._sign_of_life():
-            if name != self._last[0]:
-                shared = self._shared(_word(file)) if file else b""
+            if _word(name) != self._last[0]:
+                shared = self._shared(file) if file else b""
                 if shared is None:
                     time.sleep(LEAST_SECONDS)
                     return
                 self._last = (name, *_outcome(self._handler, kind, content + shared))
             _, answer, failed, away = self._last
             try:
-                headers = {"failed": failed} if failed else {}
-                status = self._request("PUT", f"/v1/answer/{name}", {204, 410}, answer, headers, 4 * REQUEST_SECONDS, 5)[0].status
-                self.answered(name, kind, failed, late=status == 410)
+                about = {"body": answer, "failed": failed, "seconds": 4 * REQUEST_SECONDS}
+                response, _ = self._request("PUT", f"/v1/answer/{name}", {204, 410}, tries=5, **about)
+                self.answered(name, kind, failed, late=response.status == 410)
             finally:
                 if away:
                     raise away
 
     def _shared(self, name: str) -> bytes | None:
-        """The file with this hash; None if it is gone, or another: the question is then not this device's any more."""
-        if self._file[0] != name:
+        """Fetch the file with this hash; None if it is gone, or another: the question is then not this device's any more."""
+        if self._file[0] != _word(name):
             content = self._request("GET", f"/v1/files/{name}", {200, 404}, seconds=4 * REQUEST_SECONDS)[1]
             if hashlib.sha256(content).hexdigest() != name:
                 LOG.info("a question was withdrawn: what goes with it is not there")
@@ -160,22 +161,13 @@ class DeviceEnd:
             self._file = (name, content)
         return self._file[1]
 
-    def _request(
-        self,
-        method: str,
-        path: str,
-        expected: set[int],
-        body: bytes | None = None,
-        headers: dict[str, str] | None = None,
-        seconds: float = REQUEST_SECONDS,
-        tries: int = 2,
-    ) -> tuple[http.client.HTTPResponse, bytes]:
-        """A connection that was closed meanwhile is opened once more; more often where a moment without a network should lose nothing."""
+    def _request(self, method: str, path: str, expected: set[int], tries: int = 2, **about: Any) -> tuple[http.client.HTTPResponse, bytes]:
+        """Open a closed connection once more, or more often where a moment without a network should lose nothing."""
         for attempt in range(1, tries + 1):
             if self._hung_up and self._polling:
                 raise ConnectionAbortedError("nobody waits for a question any more")
             try:
-                return self._once(self._connection, method, path, expected, body, headers or {}, seconds)
+                return self._once(self._connection, method, path, expected, **about)
             except GONE_ERRORS:
                 self._connection.close()
                 if attempt == tries:
@@ -189,12 +181,12 @@ class DeviceEnd:
         method: str,
         path: str,
         expected: set[int],
-        body: bytes | None,
-        headers: dict[str, str],
-        seconds: float,
+        body: bytes | None = None,
+        failed: str | None = None,
+        seconds: float = REQUEST_SECONDS,
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        if self._token:
-            headers = {**headers, "Authorization": f"Bearer {self._token}"}
+        given = {"Authorization": self._token and f"Bearer {self._token}", "failed": failed}
+        headers = {name: value for name, value in given.items() if value}
         connection.timeout = seconds
         if connection.sock:
             connection.sock.settimeout(seconds)
@@ -220,14 +212,14 @@ class DeviceEnd:
 
     @contextmanager
     def _sign_of_life(self) -> Iterator[None]:
-        """Until the end of the block."""
+        """Tell the server that this device is alive, until the end of the block."""
         ended = threading.Event()
 
         def beat() -> None:
             connection = self._connect()
             while not ended.wait(ALIVE_SECONDS):
                 try:
-                    self._once(connection, "POST", "/v1/alive", {204}, None, {}, REQUEST_SECONDS)
+                    self._once(connection, "POST", "/v1/alive", {204})
                 except (*GONE_ERRORS, SignedOut, RefusedByServer):
                     connection.close()  # whoever asks for questions notices
             connection.close()
@@ -247,8 +239,7 @@ def sign_in_body(key: Ed25519PrivateKey) -> bytes:
 
 
 def _outcome(handler: Handler, kind: str, content: bytes) -> tuple[bytes, str | None, ComeBackLater | None]:
-    """Answer, why there is none, and when to come back. Nothing about a failure but that it was one: an exception's words may be the
-    user's."""
+    """Return the answer, why there is none, and when to come back. An exception's words may be the user's: none of them leave."""
     try:
         answer = answer_of(handler, kind, content)
     except ComeBackLater as later:
@@ -260,14 +251,14 @@ def _outcome(handler: Handler, kind: str, content: bytes) -> tuple[bytes, str | 
 
 
 def _word(given: str) -> str:
-    """What goes into a request again: whatever a server sends, it is one word."""
+    """Return what goes into a request again; a server could send anything but one word."""
     if not WORD.fullmatch(given):
         raise RefusedByServer("the server's answer is garbage")
     return given
 
 
 def trusting(server: str, root_certificate: Path | None, insecure: bool = False) -> ssl.SSLContext | None:
-    """Trusts the authority of the fleet and no other: not those that the system trusts either."""
+    """Trust the authority of the fleet and no other: not those that the system trusts either."""
     if insecure:
         if server.rpartition(":")[0].strip("[]") not in LOOPBACK:
             raise LinkError(f"without TLS a device talks to this machine only, not to {server}: leave out --insecure")
@@ -285,7 +276,7 @@ def trusting(server: str, root_certificate: Path | None, insecure: bool = False)
 
 @contextmanager
 def ends_on_sigterm() -> Iterator[None]:
-    """In the middle of whatever it does, but in order. Only the main thread hears signals."""
+    """Let SIGTERM end the block in order, at any moment. Only the main thread hears signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,8 +1,7 @@
 """The only door from outside: uvicorn's HTTP over our own sockets, with limits on all that a stranger can make us hold.
 
-uvicorn with h11 was chosen for its bounded headers: h11 gives up at a limit where httptools, which is faster, reads on (20 MB of headers
-took 480 MB). uvicorn itself has no limit on connections that never finish a request, and so accepting and waiting is done here: so many
-connections in all and of one address, and fewer of those that have not yet sent a whole request.
+uvicorn with h11 was chosen for its bounded headers, which the faster httptools does not have (20 MB of headers took 480 MB). uvicorn has
+no limit on connections that never finish a request, so accepting and waiting is done here.
 """
 
 import asyncio
@@ -38,18 +37,18 @@ QUIET.setLevel(logging.ERROR)
 
 
 class Door:
-    """Accepts connections and hands each to uvicorn's protocol. Runs in one event loop."""
+    """Accept connections and hand each to uvicorn's protocol, in one event loop."""
 
     def __init__(self, app: FrontEnd, listener: socket.socket, context: ssl.SSLContext | None, refusals: Refusals) -> None:
-        self._listener, self._context, self._refusals = listener, context, refusals
+        self._listener, self._context, self.refusals = listener, context, refusals
         quiet = {"proxy_headers": False, "access_log": False, "log_config": None, "server_header": False, "date_header": False}
         limits = {"h11_max_incomplete_event_size": HEAD_BYTES, "timeout_keep_alive": IDLE_SECONDS}
         self._config = uvicorn.Config(app, lifespan="off", ws="none", **quiet, **limits)  # pyright: ignore
         self._config.load()
         self._state = ServerState()
         self._handshakes: set[asyncio.Task[None]] = set()
-        self._open: Counter[str] = Counter()
-        self.strangers: Counter[str] = Counter()
+        self.open: Counter[str] = Counter()  # connections by address
+        self.strangers: Counter[str] = Counter()  # of them, those that have not sent a whole request yet
 
     async def serve(self) -> None:
         loop = asyncio.get_running_loop()
@@ -58,15 +57,15 @@ class Door:
             try:
                 connection, address = await loop.sock_accept(self._listener)
             except OSError as error:  # no file descriptors left, for a moment
-                self._refusals.note(f"a connection, for want of room ({error.strerror})")
+                self.refusals.note(f"a connection, for want of room ({error.strerror})")
                 await asyncio.sleep(0.1)
                 continue
             host = str(address[0])
             if reason := self._too_many(host):
-                self._refusals.note(reason)
+                self.refusals.note(reason)
                 connection.close()
                 continue
-            self._open[host] += 1
+            self.open[host] += 1
             self.strangers[host] += 1
             task = loop.create_task(self._welcome(connection, host))
             self._handshakes.add(task)
@@ -80,11 +79,8 @@ class Door:
         if working := [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]:
             await asyncio.wait(working, timeout=END_SECONDS)
 
-    def connections(self) -> int:
-        return self._open.total()
-
     def _too_many(self, host: str) -> str | None:
-        if self._open[host] >= MOST_OF_ONE_ADDRESS or self.connections() >= MOST_CONNECTIONS:
+        if self.open[host] >= MOST_OF_ONE_ADDRESS or self.open.total() >= MOST_CONNECTIONS:
             return "a connection more than this server holds"
         if self.strangers[host] >= MOST_STRANGERS_OF_ONE_ADDRESS or self.strangers.total() >= MOST_STRANGERS:
             return "a connection, as there are too many that say nothing"
@@ -98,31 +94,22 @@ class Door:
                 lambda: _Connection(self, host, self._config, self._state), connection, ssl=self._context, ssl_handshake_timeout=timeout
             )
         except (OSError, TimeoutError) as error:  # a handshake that failed
-            self._refusals.note(_broken_handshake(error))
+            self.refusals.note(_broken_handshake(error))
             connection.close()
-            self.known(host)
-            self.left(host)
-
-    def known(self, host: str) -> None:
-        _less(self.strangers, host)
-
-    def left(self, host: str) -> None:
-        _less(self._open, host)
-
-    def refuse(self, reason: str) -> None:
-        self._refusals.note(reason)
+            _less(self.strangers, host)
+            _less(self.open, host)
 
 
 class _Connection(H11Protocol):
-    """uvicorn's, which goes away where a request does not come, or comes in drips."""
+    """uvicorn's, which ends where a request does not come, or comes in drips."""
 
     def __init__(self, door: Door, host: str, config: uvicorn.Config, state: ServerState) -> None:
         super().__init__(config, state, {})
         self.app_state = {"known": self._known}  # said by the front end, of whoever has a token
         self.logger = QUIET  # its warnings are one for each request of a stranger's
         self._door, self._host, self._is_known = door, host, False
-        self._head: asyncio.TimerHandle | None = None
-        self._stuck: asyncio.TimerHandle | None = None
+        self._head: asyncio.TimerHandle | None = None  # runs while a request's head is awaited
+        self._stuck: asyncio.TimerHandle | None = None  # runs while the other side reads nothing
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -148,7 +135,7 @@ class _Connection(H11Protocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        self._door.refuse("garbage instead of a request")
+        self._door.refusals.note("garbage instead of a request")
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         else:  # the response is out already
@@ -159,22 +146,22 @@ class _Connection(H11Protocol):
             if timer is not None:
                 timer.cancel()
         self._known()
-        self._door.left(self._host)
+        _less(self._door.open, self._host)
         super().connection_lost(exc)
 
     def _known(self) -> None:
         if not self._is_known:
             self._is_known = True
-            self._door.known(self._host)
+            _less(self._door.strangers, self._host)
 
     def _too_slow(self) -> None:
         self._head = None
-        self._door.refuse("a connection that sends no whole request")
+        self._door.refusals.note("a connection that sends no whole request")
         self.transport.abort()
 
 
 def tls(folder: Path) -> ssl.SSLContext:
-    """TLS 1.3 alone: all who connect here are ours."""
+    """Allow TLS 1.3 alone: all who connect here are ours."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_cert_chain(folder / SERVER_CERTIFICATE, folder / SERVER_KEY)

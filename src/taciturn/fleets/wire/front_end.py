@@ -16,6 +16,7 @@ import json
 import secrets
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -45,23 +46,21 @@ REASONS = {FAILED.encode(): FAILED, LARGE.encode(): LARGE}  # of a device's own,
 
 
 class NoEntry(Exception):
-    def __init__(self, status: int, reason: str) -> None:
-        self.status, self.reason = status, reason
-        super().__init__(reason)
+    """Status and reason of a refusal."""
 
 
 class Refusals:
-    """One line for each reason at a time: anybody may knock a thousand times a second, and no log should fill up with it."""
+    """Log one line for each reason at a time: a stranger may knock a thousand times a second, and must not fill a log."""
 
     def __init__(self) -> None:
-        self._written: dict[str, float] = {}
-        self._kept_back: dict[str, int] = {}
+        self._written: dict[str, float] = {}  # when last, by reason
+        self._kept_back: Counter[str] = Counter()
 
     def note(self, reason: str) -> None:
         COUNTS.add("taciturn_refused_total")
         now = time.monotonic()
         if now - self._written.get(reason, -QUIET_SECONDS) < QUIET_SECONDS:
-            self._kept_back[reason] = self._kept_back.get(reason, 0) + 1
+            self._kept_back[reason] += 1
             return
         more = self._kept_back.pop(reason, 0)
         self._written[reason] = now
@@ -69,7 +68,7 @@ class Refusals:
 
 
 def sign_in_statement(key: bytes, seconds: int, nonce: bytes) -> bytes:
-    """What a device signs to be let in. Nothing else that it ever signs looks like it."""
+    """Return what a device signs to be let in. Nothing else that it ever signs looks like it."""
     return b"taciturn fleet: session\0" + key + struct.pack(">Q", seconds) + nonce
 
 
@@ -89,12 +88,13 @@ class FrontEnd:
         try:
             await self._serve(scope, dict(scope["headers"]), receive, send)
         except NoEntry as refused:
-            self._refusals.note(refused.reason)
-            await _respond(send, refused.status, f"Refused: {refused.reason}.".encode(), CLOSE)
+            status, reason = refused.args
+            self._refusals.note(reason)
+            await _respond(send, status, f"Refused: {reason}.".encode(), CLOSE)
         except StoreGone as gone:
             self._refusals.note(f"everybody, for now: {gone}")
             await _respond(send, 503, b"The server cannot be reached from here for a moment.", CLOSE)
-        except Exception as error:  # whatever a stranger finds: one line, and no more than one connection
+        except Exception as error:  # a stranger's doing costs one line, and no more than one connection
             self._refusals.note(f"a request that was not understood ({type(error).__name__})")
             LOG.debug("a request that was not understood", exc_info=True)
             await _respond(send, 500, b"", CLOSE)
@@ -173,8 +173,7 @@ class FrontEnd:
                 waiting.cancel()
         if waiting.cancelled() or not waiting.done():
             return
-        asked = waiting.result()
-        if asked is None:
+        if (asked := waiting.result()) is None:
             await _respond(send, 204)
             return
         about = {"question": asked.name, "kind": asked.kind, "shared": asked.shared, "seconds": f"{asked.seconds:.3f}"}
@@ -217,7 +216,7 @@ def _wait(query: bytes) -> float:
 
 
 async def _body(headers: Headers, receive: Receive, limit: int, seconds: float) -> bytes:
-    """All of it; refused as soon as it is too much."""
+    """Read a body, and refuse it as soon as it is too much."""
     if int(headers.get(b"content-length", b"0")) > limit:  # a number: the HTTP parser has seen to it
         raise NoEntry(413, "more bytes than an answer may have")
     parts, size = [], 0

@@ -1,9 +1,7 @@
-"""What a server or a front end has done, in numbers, for Prometheus to fetch and for people to watch: how many and how much, never who.
-
-One set of counts for a process, as there is one log.
-"""
+"""What a server or a front end has done, in numbers, for Prometheus to fetch and for people to watch: how many and how much, never who."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,22 +26,22 @@ DESCRIBED = {  # name: kind, and what it is
 class Counts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counted: dict[str, float] = {}
+        self._counted: Counter[str] = Counter()
         self._looked_at: dict[str, Callable[[], float]] = {}
 
-    def add(self, name: str, amount: float = 1) -> None:
+    def add(self, name: str, amount: int = 1) -> None:
         with self._lock:
-            self._counted[name] = self._counted.get(name, 0) + amount
+            self._counted[name] += amount
 
     def show(self, name: str, value: Callable[[], float]) -> None:
-        """What is looked at when somebody asks."""
+        """Look at a value when somebody asks."""
         self._looked_at[name] = value
 
     def text(self) -> str:
-        """In Prometheus's format; of what this process has to do with."""
+        """Write the counts of this process in Prometheus's format."""
         with self._lock:
-            values = dict(self._counted)
-        values |= {name: value() for name, value in self._looked_at.items()}
+            counted = dict(self._counted)
+        values = counted | {name: value() for name, value in self._looked_at.items()}
         about = {name: DESCRIBED[name] for name in sorted(values)}
         return "".join(f"# HELP {name} {what}\n# TYPE {name} {kind}\n{name} {values[name]:.0f}\n" for name, (kind, what) in about.items())
 
@@ -75,12 +73,11 @@ class _Page(BaseHTTPRequestHandler):
     timeout = 10  # seconds, for a request to come
 
     def do_GET(self) -> None:
+        status, kind, body = 404, "text/plain", b"Figures are at /metrics, and a page that shows them at /.\n"
         if self.path == "/metrics":
             status, kind, body = 200, "text/plain; version=0.0.4", COUNTS.text().encode()
         elif self.path == "/":
             status, kind, body = 200, "text/html", LIVE.read_bytes()
-        else:
-            status, kind, body = 404, "text/plain", b"Figures are at /metrics, and a page that shows them at /.\n"
         self.send_response(status)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
@@ -88,4 +85,4 @@ class _Page(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Whoever fetches figures is no news."""
+        """Log nothing: it is not news that figures are fetched."""

@@ -1,14 +1,11 @@
 """A store in Redis, which a server and front ends on several hosts share (`pip install 'taciturn[fleet-redis]'`).
 
 Each operation is one script, so that no two front ends can take a device's answer twice. Times are by Redis's own clock. Everything has a
-time to live, and where Redis keeps nothing on disk (it is asked, at the start) nobody ever finds out from it who took part.
-
-Front ends hear of questions through a channel of Redis's, which says which devices are asked and not what. Whatever is not heard, because
-a connection broke, is found when a device asks again.
+time to live, and a Redis that writes to disk is refused: nobody may find out from it who took part. Front ends hear through a channel
+which devices are asked, and not what; what is not heard, because a connection broke, is found when a device asks again.
 """
 
 import asyncio
-import hashlib
 import json
 import secrets
 import struct
@@ -18,7 +15,7 @@ from typing import Any
 
 import redis
 import redis.asyncio
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import RedisError
 
 from taciturn.fleets.devices.transport import LOG, LOOPBACK, LinkError
 from taciturn.fleets.wire import store
@@ -48,38 +45,32 @@ end
 """
 
 
-class _Script:
-    def __init__(self, text: str) -> None:
-        self.text = BEGIN + text
-        self.sha1 = hashlib.sha1(self.text.encode()).hexdigest()  # by which Redis knows it
-
-
-PRESENT = _Script("""
+PRESENT = """
 redis.call('ZREMRANGEBYSCORE', here, '-inf', now())
 return redis.call('ZRANGE', here, 0, -1)
-""")
-WITHDRAW = _Script("""
+"""
+WITHDRAW = """
 if redis.call('HGET', question, 'name') == ARGV[1] then redis.call('DEL', question) end
 return redis.call('DEL', fleet .. 'outcomes:' .. ARGV[1])
-""")
-SIGN_IN = _Script(f"""
+"""
+SIGN_IN = f"""
 local number, token, alive = ARGV[1], ARGV[2], ARGV[3]
 local old = redis.call('GET', fleet .. 'token-of:' .. number)
 if old then redis.call('DEL', fleet .. 'token:' .. old) end
 redis.call('SET', fleet .. 'token-of:' .. number, token, 'PX', {DAY})
 redis.call('SET', fleet .. 'token:' .. token, number, 'PX', {DAY})
 stays(number, alive)
-""")
-SIGN_OUT = _Script("""
+"""
+SIGN_OUT = """
 local number = redis.call('GETDEL', fleet .. 'token:' .. ARGV[1])
 if number then redis.call('ZREM', here, number) end
-""")
-WHO = _Script("""
+"""
+WHO = """
 local number = redis.call('GET', fleet .. 'token:' .. ARGV[1])
 if number then stays(number, ARGV[2]) end
 return number
-""")
-ASKED = _Script("""
+"""
+ASKED = """
 local number, connection, wait = ARGV[1], ARGV[2], ARGV[3]
 local found = asked(number)
 if not found and connection ~= '' then
@@ -87,23 +78,23 @@ if not found and connection ~= '' then
   stays(number, wait)
 end
 return found
-""")
+"""
 # On the newest connection alone: one that dies does not take a device which waits on another, at whatever front end.
-WAITED = _Script("""
+WAITED = """
 local number, connection, alive = ARGV[1], ARGV[2], ARGV[3]
 if redis.call('GET', fleet .. 'waits:' .. number) == connection then
   redis.call('DEL', fleet .. 'waits:' .. number)
   if redis.call('ZSCORE', here, number) then stays(number, alive) end
 end
 return asked(number)
-""")
-ANSWER = _Script("""
+"""
+ANSWER = """
 local number, name, outcome, outcomes = ARGV[1], ARGV[2], ARGV[3], fleet .. 'outcomes:' .. ARGV[2]
 if redis.call('HGET', question, 'name') ~= name or redis.call('HDEL', question, number) == 0 then return 0 end
 redis.call('RPUSH', outcomes, outcome)
 redis.call('PEXPIRE', outcomes, redis.call('PTTL', question))
 return 1
-""")
+"""
 
 
 class RedisStore:
@@ -117,19 +108,17 @@ class RedisStore:
             )
         except ValueError as error:
             raise LinkError("--store is not the address of a Redis: write redis://host:port, rediss://host:port or unix:///path") from error
-        self.address = _address(self._redis.connection_pool.connection_kwargs)
+        given = self._redis.connection_pool.connection_kwargs
+        host = given.get("host", "localhost")
+        self.address = given.get("path") or f"{host}:{given.get('port', 6379)}"  # without the password that a URL may have
         self._loop_redis: Any = redis.asyncio.Redis(connection_pool=pool)
         self._fleet = f"taciturn:{fleet}:"
         self._waiting: dict[int, set[asyncio.Event]] = {}
         self._listening: asyncio.Task[None] | None = None
-        self._to_say: list[tuple[_Script, tuple[Any, ...], asyncio.Future[Any]]] = []
+        self._to_say: list[tuple[str, tuple[Any, ...], asyncio.Future[Any]]] = []
         self._talking: asyncio.Task[None] | None = None
         self._heard = asyncio.Event()  # set while the channel is listened to
         self._file, self._fetching = ("", b""), asyncio.Lock()
-        self._check(url)
-
-    def _check(self, url: str) -> None:
-        host = self._redis.connection_pool.connection_kwargs.get("host", "localhost")
         if url.startswith("redis://") and host not in LOOPBACK:
             raise LinkError(f"without TLS a Redis may be on this machine only, and {self.address} may be another: write rediss://…")
         try:
@@ -154,16 +143,12 @@ class RedisStore:
         except RedisError as error:
             raise StoreGone(f"the Redis at {self.address} cannot be reached ({type(error).__name__}: {error}); is it running?") from None
 
-    def _now(self, script: "_Script", *arguments: Any) -> Any:
+    def _now(self, script: str, *arguments: Any) -> Any:
         with self._reaching():
-            try:
-                return self._redis.evalsha(script.sha1, 1, self._fleet, *arguments)
-            except NoScriptError:
-                return self._redis.eval(script.text, 1, self._fleet, *arguments)
+            return self._redis.eval(BEGIN + script, 1, self._fleet, *arguments)
 
-    async def _soon(self, script: "_Script", *arguments: Any) -> Any:
-        """In one go with whatever else there is to say by then, in the order in which it was said: alone, each would cost three times as
-        much."""
+    async def _soon(self, script: str, *arguments: Any) -> Any:
+        """Send it together with all else there is to say by then, in order: alone, each would cost three times as much."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._to_say.append((script, arguments, answer))
         if self._talking is None:
@@ -177,25 +162,18 @@ class RedisStore:
             try:
                 together = self._loop_redis.pipeline(transaction=False)
                 for script, arguments, _ in said:
-                    together.evalsha(script.sha1, 1, self._fleet, *arguments)
+                    together.eval(BEGIN + script, 1, self._fleet, *arguments)
                 answers = await together.execute(raise_on_error=False)
             except Exception as error:  # whatever it is, nobody waits for ever
                 answers = [error] * len(said)
-            for (script, arguments, answer), came in zip(said, answers, strict=True):
-                if isinstance(came, NoScriptError):  # a Redis that was started since, which keeps it from now on
-                    with suppress(StoreGone):
-                        came = await self._alone(script, *arguments)
-                if answer.done():  # whoever asked has gone
-                    continue
-                if isinstance(came, Exception):
-                    answer.set_exception(came)
-                else:
-                    answer.set_result(came)
+            for (_, _, answer), came in zip(said, answers, strict=True):
+                if not answer.done():  # or else the one who asked has gone
+                    answer.set_exception(came) if isinstance(came, Exception) else answer.set_result(came)
         self._talking = None
 
-    async def _alone(self, script: "_Script", *arguments: Any) -> Any:
+    async def _alone(self, script: str, *arguments: Any) -> Any:
         with self._reaching():
-            return await self._loop_redis.eval(script.text, 1, self._fleet, *arguments)
+            return await self._loop_redis.eval(BEGIN + script, 1, self._fleet, *arguments)
 
     def present(self) -> list[int]:
         return sorted(map(int, self._now(PRESENT)))
@@ -312,11 +290,6 @@ class RedisStore:
         for number in numbers:
             for news in self._waiting.get(number, ()):
                 news.set()
-
-
-def _address(connection: Mapping[str, Any]) -> str:
-    """Without the password that a URL may have."""
-    return connection.get("path") or f"{connection.get('host', 'localhost')}:{connection.get('port', 6379)}"
 
 
 def _ms(seconds: float) -> int:

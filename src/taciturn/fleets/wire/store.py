@@ -1,8 +1,7 @@
-"""What front ends and the server share: who is there, what each device is asked, and what came of it. Nothing of it is on disk.
+"""What front ends and the server share: who is there, what each device is asked, and its answers. Nothing of it is on disk.
 
-All of it may be lost at any moment, and nothing that does harm is lost with it: devices sign in again, and a round that was under way
-fails. What was used up is on the devices' own records, and who took part in the curator's log. There are two: in this process, and in a
-Redis that front ends on several hosts share (redis_store.py).
+All of it may be lost at any moment: devices sign in again, and a round that was under way fails. There are two stores: in this process,
+and in a Redis that front ends on several hosts share (redis_store.py).
 
 **Guarantee:** an answer is kept if its question is open and was asked of that device, once. When a question is withdrawn, its answers are
 gone, and what comes later is refused.
@@ -33,7 +32,7 @@ class Asked(NamedTuple):
 
 
 class StoreGone(LinkError):
-    """Who is there and what was asked cannot be known. A front end sends devices away for a moment; for the server nobody is there."""
+    """The store cannot be reached. A front end sends devices away for a moment; the server finds no device."""
 
 
 ALIVE_SECONDS = 45.0  # for which a sign of life counts, of a device that does not wait for a question
@@ -54,10 +53,8 @@ class _Question:
 
 
 class MemoryStore:
-    """For a server and its front end in one process.
-
-    The first five methods are the server's; the others are front ends', in an event loop. One question is open at a time. Of a store
-    that is elsewhere all of them may raise `StoreGone`."""
+    """For a server and its front end in one process. The first five methods are the server's; the others are front ends', in an event
+    loop. One question is open at a time. All of them may raise `StoreGone` where a store is elsewhere."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -72,13 +69,13 @@ class MemoryStore:
         self._nonces_since = 0.0
 
     def present(self) -> list[int]:
-        """Devices that gave a sign of life not long ago, sorted."""
+        """Return the devices that gave a sign of life not long ago, sorted."""
         with self._lock:
             now = time.monotonic()
             return sorted(number for number, until in self._here.items() if until > now)
 
     def share(self, name: str, content: bytes) -> None:
-        """A file for whoever asks for it by name, until another takes its place."""
+        """Give out a file by its name, until another takes its place."""
         with self._lock:
             self._file = (name, content)
 
@@ -91,7 +88,7 @@ class MemoryStore:
                         loop.call_soon_threadsafe(event.set)
 
     def collect(self, name: str, seconds: float) -> list[tuple[int, bytes | str]]:
-        """The answers since the last time, or why there is none; waits for the first of them."""
+        """Wait for an answer, and return those since the last time; a device that failed says why."""
         with self._came:
             question = self._open(name)
             if question is None:
@@ -101,7 +98,7 @@ class MemoryStore:
             return found
 
     def withdraw(self, name: str) -> None:
-        """Nobody can see or answer it any more."""
+        """Let no device see or answer a question any more."""
         with self._lock:
             if self._open(name):
                 self._question = None
@@ -110,15 +107,14 @@ class MemoryStore:
         return self._question if self._question and self._question.name == name else None
 
     async def first_time(self, sign_in: bytes) -> bool:
-        """Whether nobody came with this one in the last `NONCE_SECONDS`, at any front end."""
+        """Return whether this sign-in was not used in the last `NONCE_SECONDS`, at any front end."""
         with self._lock:
             now = time.monotonic()
             if now - self._nonces_since > NONCE_SECONDS:
                 self._nonces, self._nonces_since = (set(), self._nonces[0]), now
-            if sign_in in self._nonces[0] or sign_in in self._nonces[1]:
-                return False
+            is_new = not any(sign_in in nonces for nonces in self._nonces)
             self._nonces[0].add(sign_in)
-            return True
+            return is_new
 
     async def sign_in(self, token: str, number: int) -> None:
         with self._lock:
@@ -135,7 +131,7 @@ class MemoryStore:
                 self._here.pop(number, None)
 
     async def who(self, token: str) -> int | None:
-        """The device that signed in with this token; asking is its sign of life."""
+        """Return the device that signed in with this token; asking is its sign of life."""
         with self._lock:
             number, until = self._tokens.get(token, (None, 0.0))
             if number is None or until < time.monotonic():
@@ -144,7 +140,7 @@ class MemoryStore:
             return number
 
     async def asked(self, number: int, seconds: float) -> Asked | None:
-        """What the device is asked and has not answered; waits for it."""
+        """Wait for a question that the device is asked and has not answered."""
         news = (asyncio.get_running_loop(), asyncio.Event())
         with self._lock:
             found = self._for(number)
@@ -175,7 +171,7 @@ class MemoryStore:
         return Asked(question.name, question.kind, question.contents[number], question.shared, question.until - now)
 
     async def answer(self, number: int, name: str, outcome: bytes | str) -> bool:
-        """Whether it was in time, and the first."""
+        """Take an answer, and return whether it was in time, and the first."""
         with self._came:
             question = self._open(name)
             if question is None or number not in question.contents or question.until <= time.monotonic():
@@ -190,7 +186,7 @@ class MemoryStore:
             return self._file[1] if self._file[0] == name else None
 
     async def close(self) -> None:
-        """The front end ends. Nothing of this store is open elsewhere."""
+        """End with the front end. Nothing of this store is open elsewhere."""
 
 
 Store = Union[MemoryStore, "RedisStore"]
