@@ -3,7 +3,7 @@
 import functools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +18,6 @@ from taciturn.export.arpa import arpa_words, read_arpa, write_arpa
 from taciturn.export.combined import STEP, read_combined, write_combined
 from taciturn.export.javascript import Published, check_javascript, javascript_model, javascript_ngram
 from taciturn.export.onnx import onnx_model, onnx_scores
-from taciturn.export.quantised import dequantised, quantised
 from taciturn.export.word_model import LoadedModel
 from taciturn.files import new_folder
 from taciturn.models.ngram import NGram, katz, pruned
@@ -32,7 +31,7 @@ from taciturn.release.gate import ExportRefused, check_may_leave
 from taciturn.release.model_file import ModelCard, save_model
 from taciturn.release.privacy_statement import statement, statement_json
 
-CHECKED_TEXTS, AT_ONCE = 32, 8  # of 64 words; in one Node
+CHECKED_TEXTS = 32  # of 64 words
 DISTILLED_ORDER = 3
 NEWER_THAN_THEIRS = 18  # the version from which keyboards take a word list for newer than their own
 PAGE_ENTRIES = 200_000  # n-grams that a page can hold
@@ -49,7 +48,6 @@ class Check(NamedTuple):
     positions: int
     agreement: float  # share of positions at which both like the same word best
     difference: float  # the largest between two probabilities
-    note: str = ""
 
 
 class Exported(NamedTuple):
@@ -122,10 +120,9 @@ class _Export:
         (out / "guarantee.json").write_text(self.json, encoding="utf-8")
         match to:
             case "model":
-                save_model(out / "model.safetensors", self.loaded.params, self.card)  # what was verified, not the file
-                return None
+                return save_model(out / "model.safetensors", self.loaded.params, self.card)  # what was verified, not the file
             case "onnx" | "onnx-int8":
-                return self._onnx(out / ("model.onnx" if to == "onnx" else "model.int8.onnx"), to == "onnx-int8")
+                return self._onnx(out / ("model.onnx" if to == "onnx" else "model.int8.onnx"), to)
             case "js":
                 return self._javascript(out / "model.js")
             case "arpa":
@@ -133,42 +130,23 @@ class _Export:
             case "combined":
                 return self._combined(out / f"main_{self.loaded.vocabulary.language}.combined")
 
-    def _onnx(self, path: Path, as_bytes: bool) -> Check:
+    def _onnx(self, path: Path, to: ExportFormat) -> Check:
         model = self.model
         if not isinstance(model, Recurrent):
             raise _no_cell("ONNX", self.loaded)
         never = {PADDING, UNKNOWN, BEGIN, END, *self._ids(self.blocked)}
         about = {"guarantee": self.json, "text": json.dumps(self.card.text)}
-        weights = quantised(model.weights) if as_bytes else model.weights
-        content = onnx_model(model.cell, weights, never, model.restarts, about).SerializeToString()
+        content = onnx_model(model.cell, model.weights, never, model.restarts, about, to == "onnx-int8").SerializeToString()
         check = self._compare(lambda text: onnx_scores(content, text))
         path.write_bytes(content)
-        return _refuse_disagreement(check, "onnx-int8" if as_bytes else "onnx")
+        return _refuse_disagreement(check, to)
 
     def _javascript(self, path: Path) -> Check:
         script = page_script(self.loaded, self.guarantee, self.learned_from, self.statement, self.card.run or "", self.blocked)
-        if check_javascript(script, [END]) is not None:
-            said = self._said_by(script)
-            check = self._compare(lambda text: next(said))
-        else:
-            check = self._compare(self._quantised_scores)._replace(note="Node.js is missing: weights were checked, the script was not run")
+        scores = iter(check_javascript(script, self._compared_texts, self.card.vocabulary))
+        check = self._compare(lambda _: next(scores))
         path.write_text(script, encoding="utf-8")
         return _refuse_disagreement(check, "js")
-
-    def _said_by(self, script: str) -> Iterator[np.ndarray]:
-        """The scores of one compared text after another. Node starts once for some of them: all would be too much for one answer."""
-        texts = self._compared_texts
-        for some in (texts[first : first + AT_ONCE] for first in range(0, len(texts), AT_ONCE)):
-            found = check_javascript(script, *(text.tolist() for text in some), listed=self.card.vocabulary)
-            yield from np.split(np.asarray(found), np.cumsum([len(text) + 1 for text in some])[:-1])
-
-    def _quantised_scores(self, text: np.ndarray) -> np.ndarray:
-        """What a script would say, by its weights."""
-        if isinstance(self.model, NGram):
-            return _scores_along(pruned(self.model, PAGE_ENTRIES), text)
-        model = self.model
-        assert isinstance(model, Recurrent)
-        return _scores_along(Recurrent(model.cell, dequantised(quantised(model.weights)), tuple(model.restarts)), text)
 
     def _arpa(self, path: Path) -> Check:
         ngram, listed, how = self._to_ngram(DISTILLED_ORDER)
@@ -177,7 +155,19 @@ class _Export:
         read_back, words = read_arpa(path)
         places = {word: place for place, word in enumerate(words)}
         ours = np.array([places.get(word, UNKNOWN) for word in self.card.vocabulary])
-        return self._compare_ngram(ngram, listed, lambda text: _scores_along(read_back, ours[text])[:, ours], set(words))
+        kept = np.array(self._ids(listed))
+        numbers = self._renumbered(kept)
+
+        def written(text: np.ndarray) -> np.ndarray:
+            return _scores_along(read_back, ours[text])[:, ours]
+
+        def counted(text: np.ndarray) -> np.ndarray:
+            rows = np.full((len(text) + 1, self.model.vocabulary), -np.inf)
+            rows[:, kept] = _scores_along(ngram, numbers[text])
+            return rows
+
+        _refuse_disagreement(self._compare(written, set(words), counted), "arpa")
+        return self._compare(written, set(words))
 
     def _combined(self, path: Path) -> Check:
         ngram, listed, how = self._to_ngram(2)
@@ -192,19 +182,6 @@ class _Export:
         words, followers = read_combined(path)
         _refuse_disagreement(_compare_followers(ngram, listed, followers), "combined")
         return self._compare(lambda text: self._listed_scores(words, followers, text), set(words))
-
-    def _compare_ngram(self, ngram: NGram, listed: Sequence[str], scores: Scoring, held: set[str]) -> Check:
-        """Refuse a file that does not say what the n-grams say; and how near it is to the model."""
-        kept = np.array(self._ids(listed))
-        numbers = self._renumbered(kept)
-
-        def counted(text: np.ndarray) -> np.ndarray:
-            rows = np.full((len(text) + 1, self.model.vocabulary), -np.inf)
-            rows[:, kept] = _scores_along(ngram, numbers[text])
-            return rows
-
-        _refuse_disagreement(self._compare(scores, held, counted), "arpa")
-        return self._compare(scores, held)
 
     def _listed_scores(self, words: dict[str, float], followers: dict[str, dict[str, float]], text: np.ndarray) -> np.ndarray:
         """What a word list says before the first word and after each: words as frequent as they are, and those that follow first."""
@@ -304,7 +281,7 @@ def page_script(
     model, kind = loaded.model, loaded.kind
     if not isinstance(model, Recurrent) or kind is None or kind.javascript_cell is None:
         raise _no_cell("JavaScript", loaded)
-    return javascript_model(quantised(model.weights), kind.javascript_cell, sorted(model.restarts), about)
+    return javascript_model(model.weights, kind.javascript_cell, sorted(model.restarts), about)
 
 
 def _no_cell(what: str, loaded: LoadedModel) -> ExportRefused:
