@@ -131,7 +131,7 @@ def _worth(epsilon: float) -> str:
     )
 
 
-def check_javascript(script: str, texts: Iterable[Sequence[int]], listed: Sequence[str]) -> list[np.ndarray]:
+def check_javascript(script: str, texts: Iterable[Iterable[int]], listed: Sequence[str]) -> list[np.ndarray]:
     """For each text return the scores that a script's model gives in Node before its first word and after each, [1 + words, vocabulary];
     refuse a script whose words are not those `listed`."""
     node, texts = shutil.which("node"), [list(map(int, words)) for words in texts]
