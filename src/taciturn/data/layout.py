@@ -76,10 +76,7 @@ class Layout:
         return cls(cut, batch_size, math.ceil(pieces / batch_size))
 
     def batches(self, tokens: np.ndarray) -> np.ndarray:
-        """int32 [steps, batch, length + 1].
-
-        A batch holds pieces from all over the text, not neighbours: local steps see more of the user at once.
-        """
+        """int32 [steps, batch, length + 1]. A batch holds pieces from all over the text, so that a local step sees more of the user."""
         pieces = self.cut.pieces(tokens, self.steps * self.batch_size)
         steps = max(1, math.ceil(len(pieces) / self.batch_size))
         row = self.cut.length + 1
@@ -90,7 +87,7 @@ class Layout:
         return filled
 
     def user_data(self, tokens: np.ndarray, weight_cap: float | None = None) -> UserData:
-        """What the device program gets, on every fleet. A user of n tokens weighs min(n/ŵ, 1), ŵ being the cap; without one, 1 if n > 0."""
+        """Return what the device program gets. A user of n tokens weighs min(n/ŵ, 1), ŵ being the cap; without one, 1 if n > 0."""
         batches, count = self.batches(tokens), np.float32(len(tokens))
         weight = np.minimum(count / np.float32(weight_cap or 1), np.float32(1))
         arrays: Any = batches, weight, np.sum(np.any(batches, axis=(1, 2)), dtype=np.int32)

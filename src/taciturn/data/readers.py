@@ -79,10 +79,7 @@ def _strings(table: pa.RecordBatch, text: str | None) -> dict[str, pa.Array]:
 
 
 def _holds_bytes(kind: pa.DataType) -> bool:
-    types = pa.types
-    return (
-        types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind) or types.is_null(kind)
-    )
+    return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.null())
 
 
 def _not_broken(table: pa.RecordBatch) -> list[bool]:
