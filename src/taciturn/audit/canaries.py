@@ -15,13 +15,23 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
-from taciturn.core import END, PADDING
+from taciturn import randomness
+from taciturn.core import END, PADDING, Fleet
 from taciturn.data.layout import Layout, sentence_bounds
 from taciturn.data.public import PublicCorpus
+from taciturn.data.texts import Texts
 from taciturn.data.vocabulary import DataError, Vocabulary, is_word
 from taciturn.files import write_atomically
+from taciturn.fleets.simulation.in_process import SimulatedFleet
+from taciturn.fleets.simulation.synthetic_users import WithSyntheticUsers, by_coins
+from taciturn.recipe import build
+from taciturn.recipe.recipe import Recipe
+from taciturn.train import TrainState
+
+FILE_NAME = "canaries.json"
 
 LENGTH, PREFIX = 5, 2  # words of a canary, and those of them that an attacker knows
 USERS = (1, 4, 16)  # n_u
@@ -145,3 +155,36 @@ def load_canaries(path: Path, vocabulary: Vocabulary) -> dict[Canary, float]:
     if foreign:
         raise DataError(f"{path} has canaries of another list of words: {min(foreign)!r} is not in this one")
     return {Canary(tuple(vocabulary.ids[word] for word in words), users, copies): seen for words, users, copies, seen in rows}
+
+
+class PlantedCanaries:
+    """The canaries of a recipe, beside a run's fleet and outside its claim; a `RunObserver`. RUN/canaries.json says what was planted."""
+
+    def __init__(self, recipe: Recipe, vocabulary: Vocabulary, root: bytes) -> None:
+        if jax.process_count() > 1:
+            raise ValueError("[canaries] are for runs on one host")
+        section, self._vocabulary = recipe.canaries, vocabulary
+        assert section.text  # or the recipe plants nothing
+        corpus = PublicCorpus.load(Path(section.text))
+        corpus.check_words(vocabulary, "[canaries] text")
+        seed = int.from_bytes(randomness.derive(root, "canaries", 0)[:8], "big")
+        canaries = make_canaries(vocabulary, seed, section.users, section.copies, section.per_cell)
+        self._users = synthetic_users(canaries, corpus, seed, section.sentences)
+        self.texts = Texts.of([user.tokens for user in self._users], len(vocabulary))
+        self.most_at_once, self._rate = len(self._users), section.rate
+        self._layout, self._weight_cap = build.layout(recipe, vocabulary), recipe.participation.weight_cap
+        self.source = f"what {len(self._users)} synthetic users wrote, who took part beside the people ({corpus.source})"
+
+    def beside(self, fleet: Fleet, most_reports: int) -> Fleet:
+        theirs = SimulatedFleet(self, self._layout, self._weight_cap, self._rate * len(self._users))
+        return WithSyntheticUsers(fleet, theirs, by_coins(len(self._users), self._rate), most_reports)
+
+    def begin(self, round: int) -> None: ...
+
+    def observe(self, before: TrainState, after: TrainState) -> None: ...
+
+    def save(self, folder: Path, mode: int) -> None:
+        """Once: what was planted does not change. It is nobody's secret, whatever the model is."""
+        if not (folder / FILE_NAME).exists():
+            seen = expected_sightings(self._users, self._rate, 1, self._layout)
+            save_canaries(folder / FILE_NAME, seen, self._vocabulary)

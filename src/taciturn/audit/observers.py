@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from taciturn.audit.audit_users import AuditUsers
-from taciturn.audit.planting import PlantedCanaries
+from taciturn.audit.canaries import PlantedCanaries
 from taciturn.core import Algorithm, Fleet, Params
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.recipe.recipe import Recipe

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from taciturn.audit import audit_users, planting
+from taciturn.audit import audit_users, canaries
 from taciturn.audit.audit_users import AuditScores
 from taciturn.audit.canaries import Canary, load_canaries
 from taciturn.audit.matched_filter import as_columns, filters, noise_rows
@@ -64,9 +64,9 @@ def canary_results(
     folder: Path, model: WordModel, vocabulary: Vocabulary, releases: int, references: int, progress: Progress
 ) -> CanaryResults | None:
     """The canaries of a run, if it has any, looked for in its model after so many releases."""
-    if not (folder / planting.FILE_NAME).exists():
+    if not (folder / canaries.FILE_NAME).exists():
         return None
-    seen = load_canaries(folder / planting.FILE_NAME, vocabulary)
+    seen = load_canaries(folder / canaries.FILE_NAME, vocabulary)
     findings = measure(model, vocabulary, list(seen), references, progress=progress)
     return CanaryResults(findings, {canary: often * releases for canary, often in seen.items()})
 

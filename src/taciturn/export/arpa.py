@@ -13,8 +13,7 @@ import numpy as np
 from taciturn.core import BEGIN, END, PADDING, UNKNOWN
 from taciturn.errors import TaciturnError
 from taciturn.files import write_atomically
-from taciturn.models.ngram import NEVER, NONE, Level, NGram, followers
-from taciturn.models.ngram_counts import joined, parted
+from taciturn.models.ngram import NEVER, NONE, Level, NGram, followers, joined, parted
 
 SPECIAL = {UNKNOWN: "<unk>", BEGIN: "<s>", END: "</s>"}
 NAMES = ("<pad>", "<unk>", "<bos>", "<eos>")  # of the special signs in our own lists

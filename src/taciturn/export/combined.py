@@ -17,8 +17,7 @@ import numpy as np
 
 from taciturn.core import BEGIN, END
 from taciturn.files import write_atomically
-from taciturn.models.ngram import NGram
-from taciturn.models.ngram_counts import parted
+from taciturn.models.ngram import NGram, parted
 
 LEAST, MOST, STEP = 1, 255, math.log(1.15)  # 0 means: never suggest
 LONGEST = 47  # letters of a word; dicttool drops longer ones, and fails if they have followers
