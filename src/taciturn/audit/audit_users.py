@@ -184,8 +184,8 @@ def walsh(values: np.ndarray) -> np.ndarray:
 
 
 def patterns(recipe: Recipe) -> list[list[int]]:
-    """Return users' turns: each round belongs to one pattern, or to none, and user i has pattern i modulo their number. As many turns as the
-    claim allows, or, without such a claim, as make μ about 1; fewer, where too many users would come to a round."""
+    """Return users' turns: each round belongs to one pattern, or to none, and user i has pattern i modulo their number. As many turns as
+    the claim allows, or, without such a claim, as make μ about 1; fewer, where too many users would come to a round."""
     rounds, limits, multiplier = recipe.run.rounds, build.participation(recipe).limits, recipe.privacy.noise_multiplier
     assert multiplier  # the recipe is refused otherwise
     at_once = AUDITED_AT_ONCE  # for whom a total has room

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -69,19 +70,9 @@ class LeftOut:
                 self.first.setdefault(reason, where)
 
 
-@dataclass
-class Batch:
-    user: pa.Array
-    text: pa.Array
-    time: pa.Array
-    sensitive: list[pa.Array]
+class Batch(NamedTuple):
+    """Rows of a file."""
+
+    columns: Columns
+    strings: dict[str, pa.Array]  # by the names of columns
     place: Callable[[int], str]  # where a row stands in its file
-
-    def __len__(self) -> int:
-        return len(self.text)
-
-    @classmethod
-    def of(cls, columns: Columns, strings: dict[str, pa.Array], place: Callable[[int], str]) -> "Batch":
-        nothing = pa.nulls(len(strings[columns.text or ""]), pa.string())
-        user, text, time = (strings[name] if name else nothing for name in (columns.user, columns.text, columns.time))
-        return cls(user, text, time, [strings[name] for name in columns.sensitive], place)

@@ -63,7 +63,7 @@ def _as_strings(path: Place, columns: Columns, tables: Iterable[pa.RecordBatch],
             strings = _strings(table.filter(pa.array(keep, pa.bool_())), columns.text)
         except TypeError as error:
             raise SourceError(f"{path}: {error}") from None
-        yield share(row), Batch.of(columns, strings, lambda index, numbers=numbers: f"row {numbers[index]}")
+        yield share(row), Batch(columns, strings, lambda index, numbers=numbers: f"row {numbers[index]}")
 
 
 def _strings(table: pa.RecordBatch, text: str | None) -> dict[str, pa.Array]:
@@ -214,7 +214,7 @@ def _batches(columns: Columns, rows: Iterable[Row], position: Callable[[], float
     for row, place in chain(rows, [(None, "")]):
         if values and (row is None or len(values) >= BATCH_ROWS or size >= BATCH_BYTES):
             found = zip(columns.wanted, zip(*values, strict=True), strict=True)
-            yield position(), Batch.of(columns, {name: pa.array(column, pa.string()) for name, column in found}, places.__getitem__)
+            yield position(), Batch(columns, {name: pa.array(column, pa.string()) for name, column in found}, places.__getitem__)
             values, places, size = [], [], 0
         if row is not None:
             values.append(row)

@@ -97,7 +97,10 @@ class Source:
 
     def _usable(self, batch: Batch, path: Place) -> pa.RecordBatch:
         """Return the rows that can be used; count the others."""
-        keep = pa.array([True] * len(batch), pa.bool_())
+        columns, strings = batch.columns, batch.strings
+        length = len(next(iter(strings.values())))
+        user, text, time = (strings[name] if name else pa.nulls(length, pa.string()) for name in (columns.user, columns.text, columns.time))
+        keep = pa.array([True] * length, pa.bool_())
 
         def drop(reason: str, which: Any) -> None:
             nonlocal keep
@@ -107,15 +110,15 @@ class Source:
                 self.left_out.add(reason, count, f"{path.name}, {batch.place(pc.index(which, True).as_py())}")
                 keep = pc.and_not(keep, which)
 
-        for flag in batch.sensitive:
-            lowered = pc.utf8_lower(pc.utf8_trim_whitespace(pc.fill_null(flag, "")))
+        for flag in columns.sensitive:
+            lowered = pc.utf8_lower(pc.utf8_trim_whitespace(pc.fill_null(strings[flag], "")))
             drop("rows flagged sensitive", pc.invert(pc.is_in(lowered, pa.array(NOT_FLAGGED))))
         if self.with_user:
-            drop("rows without a user", _blank(batch.user))
-        drop("rows without text", _blank(batch.text))
-        too_long = pc.greater(pc.fill_null(pc.binary_length(batch.text), 0), LONGEST)
+            drop("rows without a user", _blank(user))
+        drop("rows without text", _blank(text))
+        too_long = pc.greater(pc.fill_null(pc.binary_length(text), 0), LONGEST)
         drop(f"texts longer than {LONGEST // 2**20} MB", too_long)
-        table = pa.record_batch([batch.user, batch.text, batch.time], schema=ROWS)
+        table = pa.record_batch([user, text, time], schema=ROWS)
         return table if pc.all(keep).as_py() else table.filter(keep)
 
 

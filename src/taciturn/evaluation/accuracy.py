@@ -1,7 +1,6 @@
 """Accuracy, loss and perplexity on text outside the training, with intervals over users.
 
-As in McMahan et al. 2018, Appendix B: a target outside the vocabulary is always a mistake, and the model may not answer with a special
-sign.
+As in McMahan et al. 2018, Appendix B: a target outside the vocabulary is always a mistake, and a special token is not an answer.
 """
 
 import math
@@ -74,7 +73,7 @@ def evaluate(model: LanguageModel, params: Params, texts: Texts, cut: Cut = WIND
 
 
 def evaluate_each(model: LanguageModel, params: Params, texts: Texts, cut: Cut = WINDOW, progress: Progress = unwatched) -> Scores:
-    """The same with a column for each user, of whom groups are made. Its own intervals would take the square of their number."""
+    """Score with a column for each user, of whom groups are made. Its own intervals would take the square of their number."""
     if not texts.tokens:
         raise ValueError("there is no held-out text to measure with")
     score = _scorer(model)
@@ -88,25 +87,30 @@ def evaluate_each(model: LanguageModel, params: Params, texts: Texts, cut: Cut =
 
 
 def evaluate_steps(model: WordModel, texts: Texts, cut: Cut = WINDOW, progress: Progress = unwatched) -> Scores:
-    """Of a model that reads word by word, as n-grams do: the same rows of text, and what counts as right is the same. A column a user."""
+    """Score a model that reads word by word, as n-grams do, on the same rows of text and by the same rules. A column a user."""
     sums = np.zeros((len(fields(Scores)), len(texts)))
     for user, tokens in enumerate(texts):
         for row in cut.pieces(tokens):
             state = model.start() if row[0] == BEGIN else model.read(model.start(), int(row[0]))
             for target in map(int, row[1:][row[1:] != PADDING]):
-                scores = model.scores(state)
-                loss, preferred = -float(scores[target]), scores > scores[target]
-                preferred[:target] |= scores[:target] == scores[target]
-                preferred[NO_ANSWERS] = False
-                known, rank = target > UNKNOWN, int(preferred.sum())
-                sums[:, user] += (1, known, *(known and rank < places for places in (1, 3, 5)), loss)
+                scores, known = model.scores(state), target > UNKNOWN
+                rank = rank_among_answers(scores, target)
+                sums[:, user] += (1, known, *(known and rank < places for places in (1, 3, 5)), -float(scores[target]))
                 state = model.read(state, target)
         progress(user + 1, len(texts))
     return Scores(*sums)
 
 
+def rank_among_answers(scores: np.ndarray, target: int) -> int:
+    """Return how many words a model prefers to the target; of equal ones it prefers the first."""
+    preferred = scores > scores[target]
+    preferred[:target] |= scores[:target] == scores[target]
+    preferred[NO_ANSWERS] = False
+    return int(np.count_nonzero(preferred))
+
+
 def batched_pieces(texts: Texts, cut: Cut) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Pieces of all texts in batches of one size, and whose they are; the last batch is filled up with padding."""
+    """Yield pieces of all texts in batches of one size, and whose they are; the last batch is filled up with padding."""
     on_cpu = jax.default_backend() == "cpu"
     size = max(1, (CPU_TOKENS if on_cpu else ACCELERATOR_TOKENS) // cut.length)
     rows, users = np.zeros((0, cut.length + 1), np.int32), np.zeros(0, np.int64)
