@@ -1,7 +1,7 @@
 """Rows of any order, grouped by user, in bounded memory however much there is.
 
-Rows are dealt into files by the first bits of a hash of the user, files that grew too large are dealt again by the next bits, and each is
-then small enough to be put in order in memory. (A sort of whole texts in one database query ran out of memory on texts of 10 kB.)
+Rows are dealt into files by the first bits of a hash of the user, files that grew too large again by the next bits, until each can be
+sorted in memory. (A sort of whole texts in one database query ran out of memory on texts of 10 kB.)
 """
 
 from collections import Counter

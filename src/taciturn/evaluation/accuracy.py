@@ -6,7 +6,7 @@ As in McMahan et al. 2018, Appendix B: a target outside the vocabulary is always
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import partial
 from typing import ClassVar
 
 import jax
@@ -76,10 +76,9 @@ def evaluate_each(model: LanguageModel, params: Params, texts: Texts, cut: Cut =
     """Score with a column for each user, of whom groups are made. Its own intervals would take the square of their number."""
     if not texts.tokens:
         raise ValueError("there is no held-out text to measure with")
-    score = _scorer(model)
     sums = np.zeros((len(fields(Scores)), len(texts)))
     for rows, users in batched_pieces(texts, cut):
-        scored = np.asarray(jax.device_get(score(params, rows)), np.float64)[:, : len(users)]
+        scored = np.asarray(jax.device_get(_scored(model, params, rows)), np.float64)[:, : len(users)]
         for column, values in zip(sums, scored, strict=True):
             np.add.at(column, users, values)
         progress(int(users[-1]) + 1, len(texts))
@@ -125,50 +124,41 @@ def batched_pieces(texts: Texts, cut: Cut) -> Iterator[tuple[np.ndarray, np.ndar
         yield np.pad(rows, ((0, size - len(rows)), (0, 0)), constant_values=PADDING), users
 
 
-@lru_cache(maxsize=8)
-def _scorer(model: LanguageModel):
-    @jax.jit
-    def score(params: Params, rows: jax.Array) -> jax.Array:
-        targets = rows[:, 1:]
-        scores = losses.logits(model, params, rows[:, :-1])
-        target_scores = jnp.take_along_axis(scores, targets[..., None], axis=-1)
-        loss = jax.nn.logsumexp(scores, axis=-1) - target_scores[..., 0]
-        # How many words the model prefers, without the special signs, which are no answers. Of equal ones the first is preferred, so
-        # that a model that likes all words alike is not always right; one that is broken (NaN) never is.
-        words = jnp.arange(scores.shape[-1])
-        preferred = (scores > target_scores) | ((scores == target_scores) & (words < targets[..., None]))
-        rank = jnp.sum(preferred.at[..., NO_ANSWERS].set(False), axis=-1)
-        rank = jnp.where(jnp.isfinite(loss), rank, scores.shape[-1])
-        present, known = targets != PADDING, targets > UNKNOWN
-        hits = [(rank < places) & known for places in (1, 3, 5)]
-        columns = (present, known, *hits, jnp.where(present, loss, 0.0))
-        return jnp.stack([jnp.sum(column, axis=1, dtype=jnp.float32) for column in columns])
-
-    return score
+@partial(jax.jit, static_argnums=0)
+def _scored(model: LanguageModel, params: Params, rows: jax.Array) -> jax.Array:
+    targets = rows[:, 1:]
+    scores = losses.logits(model, params, rows[:, :-1])
+    target_scores = jnp.take_along_axis(scores, targets[..., None], axis=-1)
+    loss = jax.nn.logsumexp(scores, axis=-1) - target_scores[..., 0]
+    # How many words the model prefers, without the special signs, which are no answers. Of equal ones the first is preferred, so
+    # that a model that likes all words alike is not always right; one that is broken (NaN) never is.
+    words = jnp.arange(scores.shape[-1])
+    preferred = (scores > target_scores) | ((scores == target_scores) & (words < targets[..., None]))
+    rank = jnp.sum(preferred.at[..., NO_ANSWERS].set(False), axis=-1)
+    rank = jnp.where(jnp.isfinite(loss), rank, scores.shape[-1])
+    present, known = targets != PADDING, targets > UNKNOWN
+    hits = [(rank < places) & known for places in (1, 3, 5)]
+    columns = (present, known, *hits, jnp.where(present, loss, 0.0))
+    return jnp.stack([jnp.sum(column, axis=1, dtype=jnp.float32) for column in columns])
 
 
 def head_words(model: LanguageModel, params: Params, texts: Texts, vocabulary: Vocabulary, cut: Cut = WINDOW) -> np.ndarray:
     """Does noise push a model towards the most common words (McMahan et al. 2018, Table 3)? float [HEADS, PREDICTIONS + 1]: the share of
     positions at which so many of the ten best predictions are among the n most frequent words of the list."""
-    count = _counter(model, vocabulary.fixed)
     histogram, seen = np.zeros((len(HEADS), PREDICTIONS + 1)), 0
     for rows, _ in batched_pieces(texts, cut):
-        histogram += jax.device_get(count(params, rows))
+        histogram += jax.device_get(_counted(model, vocabulary.fixed, params, rows))
         seen += int(np.count_nonzero(rows[:, 1:]))
         if seen >= MOST_TOKENS:
             break
     return histogram / max(seen, 1)
 
 
-@lru_cache(maxsize=8)
-def _counter(model: LanguageModel, first_word: int):
-    @jax.jit
-    def count(params: Params, rows: jax.Array) -> jax.Array:
-        scores = losses.logits(model, params, rows[:, :-1]).at[..., NO_ANSWERS].set(-jnp.inf)
-        best = jax.lax.top_k(scores, PREDICTIONS)[1] - first_word
-        present = rows[:, 1:] != PADDING
-        heads = [jnp.sum((best >= 0) & (best < head), axis=-1) for head in HEADS]
-        counted = [jax.nn.one_hot(head, PREDICTIONS + 1) * present[..., None] for head in heads]
-        return jnp.stack([jnp.sum(one, axis=(0, 1), dtype=jnp.float32) for one in counted])
-
-    return count
+@partial(jax.jit, static_argnums=(0, 1))
+def _counted(model: LanguageModel, first_word: int, params: Params, rows: jax.Array) -> jax.Array:
+    scores = losses.logits(model, params, rows[:, :-1]).at[..., NO_ANSWERS].set(-jnp.inf)
+    best = jax.lax.top_k(scores, PREDICTIONS)[1] - first_word
+    present = rows[:, 1:] != PADDING
+    heads = [jnp.sum((best >= 0) & (best < head), axis=-1) for head in HEADS]
+    counted = [jax.nn.one_hot(head, PREDICTIONS + 1) * present[..., None] for head in heads]
+    return jnp.stack([jnp.sum(one, axis=(0, 1), dtype=jnp.float32) for one in counted])

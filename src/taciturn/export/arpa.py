@@ -11,12 +11,12 @@ from typing import IO
 import numpy as np
 
 from taciturn.core import BEGIN, END, PADDING, UNKNOWN
+from taciturn.data.vocabulary import SPECIAL as NAMES
 from taciturn.errors import TaciturnError
 from taciturn.files import write_atomically
 from taciturn.models.ngram import NEVER, NONE, Level, NGram, followers, joined, parted
 
 SPECIAL = {UNKNOWN: "<unk>", BEGIN: "<s>", END: "</s>"}
-NAMES = ("<pad>", "<unk>", "<bos>", "<eos>")  # of the special signs in our own lists
 IDS = {b"<UNK>": UNKNOWN, b"<s>": BEGIN, b"</s>": END} | {name.encode(): place for place, name in enumerate(NAMES)}
 IMPOSSIBLE = -99.0  # what ARPA files write for the logarithm of 0
 BLOCK = 100_000  # n-grams in memory at a time
@@ -28,7 +28,7 @@ class ArpaError(TaciturnError):
 
 
 def write_arpa(path: Path, model: NGram, words: Sequence[str], comments: Sequence[str]) -> None:
-    """The file is whole or not there. Comments go to its top."""
+    """Write a file that is whole or not there, with comments at its top."""
     names = _written_names(words, model.vocabulary)
     write_atomically(path, (part.encode() for part in _parts(model, names, comments)))
 
@@ -46,7 +46,7 @@ def _parts(model: NGram, names: np.ndarray, comments: Sequence[str]) -> Iterator
 
 
 def arpa_words(words: Sequence[str]) -> list[str]:
-    """A list of words as the file spells them, which has its own names for the special signs, and none for PADDING."""
+    """Spell a list of words as the file does, which has its own names for the special tokens, and none for PADDING."""
     return [SPECIAL.get(place, word) for place, word in enumerate(words) if place != PADDING]
 
 
@@ -80,10 +80,9 @@ def _block(levels: Sequence[Level], start: int, names: np.ndarray, vocabulary: i
 
 
 def read_arpa(path: Path) -> tuple[NGram, list[str]]:
-    """A model from any ARPA file, and its words: the special signs first, then the likeliest.
+    """Read a model from any ARPA file, and its words: the special tokens first, then the likeliest.
 
-    Without <unk> or </s> in the file, the model takes unknown words, or ends, to be impossible. N-grams that run over the end of a
-    message, as some tools write them, are left out: nothing reaches them here.
+    Without <unk> or </s> in the file, unknown words, or ends, are impossible. N-grams that run over the end of a message are left out.
     """
     with path.open("rb") as file:
         lines = _Lines(path, file)
@@ -130,7 +129,7 @@ def _shown(line: bytes | None) -> str:
 def _sizes(lines: _Lines) -> list[int]:
     """How many n-grams of each length the file says that it has."""
     if not any(line == b"\\data\\" for line in lines):
-        raise lines.error("there is no \\data\\ in this file: it is no ARPA file")
+        raise lines.error("there is no \\data\\ in this file: it is not an ARPA file")
     sizes = []
     for line in lines:
         if line == b"\\1-grams:":

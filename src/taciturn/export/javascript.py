@@ -93,7 +93,7 @@ PERSONAL = [
 
 
 def plain_words(guarantee: Guarantee | None, learned_from: str | None) -> list[str]:
-    """The guarantee for whoever types, a sentence each. A warning comes first."""
+    """Say the guarantee to the person who types, a sentence each. A warning comes first."""
     if learned_from is None:
         return ["Nothing is known of what this model learned from, so nothing can be said of its privacy."]
     if guarantee is None:
@@ -110,13 +110,8 @@ def plain_words(guarantee: Guarantee | None, learned_from: str | None) -> list[s
         f"{guarantee.unit.replace('one user', 'each person')}, with everything they wrote.",
         _worth(guarantee.epsilon),
     ]
-    if guarantee.is_simulated:
-        sentences.insert(
-            0,
-            "A simulation: the noise came from a known seed and can be taken off again, so the figures describe the method and not "
-            "this model.",
-        )
-    return sentences
+    known = "A simulation: the noise came from a known seed and can be taken off again; the figures describe the method, not this model."
+    return [known, *sentences] if guarantee.is_simulated else sentences
 
 
 def _worth(epsilon: float) -> str:
@@ -125,10 +120,8 @@ def _worth(epsilon: float) -> str:
     if epsilon > WEAK:
         return "That is a weak promise: noise was added, and a determined expert might still tell whether somebody took part."
     strength = "a strong" if epsilon <= STRONG else "a moderate"
-    return (
-        f"That is {strength} promise: the model would be much the same without any one of them, so it can hardly repeat what only one "
-        "person wrote."
-    )
+    same = "without any one of them the model would be much the same, and it can hardly repeat what only one person wrote"
+    return f"That is {strength} promise: {same}."
 
 
 def check_javascript(script: str, texts: Iterable[Iterable[int]], listed: Sequence[str]) -> list[np.ndarray]:

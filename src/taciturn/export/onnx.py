@@ -1,12 +1,11 @@
 """A recurrent model as ONNX: one word and the state in, the ten best next words, all logits and the new state out.
 
-Built from primitives. ONNX has an LSTM operator, but it carries forget-gate weights that a CIFG does not have, knows no projection
-and keeps a tied embedding twice. With bytes for weights they are stored once and widened when the file is loaded; activations are
-never rounded, so that what was checked here holds on every processor.
+Built from primitives: ONNX's LSTM operator knows no CIFG, no projection and no tied embedding. Weights in bytes are widened when the file
+is loaded; activations are never rounded, so that what was checked here holds on every processor.
 
     word              int64 [batch]                 <bos> first
     fed_back, carry   float32 [batch, …]            zeros first, and after a word of the metadata's `restarts`
-    top_words         int64 [batch, 10]             never a special sign, nor a blocked word
+    top_words         int64 [batch, 10]             never a special token, nor a blocked word
     top_log_probabilities, logits, next_fed_back, next_carry
 """
 

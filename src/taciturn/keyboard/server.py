@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
+from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
 from taciturn.data.vocabulary import DataError
@@ -27,12 +28,8 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",  # or any other site could load the model as a script of its own
 }
 LOCAL = {"localhost", "127.0.0.1", "::1"}
-PAGE = {
-    "index.html": "text/html; charset=utf-8",
-    "style.css": "text/css; charset=utf-8",
-    "keys.js": "text/javascript; charset=utf-8",
-    "page.js": "text/javascript; charset=utf-8",
-}
+KINDS = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
+PAGE = ("index.html", "style.css", "keys.js", "page.js")
 MODELS_HERE = "<!-- models -->"  # in index.html
 
 
@@ -41,12 +38,11 @@ def page_files(scripts: Sequence[str]) -> Files:
     if len(scripts) not in (1, 2):
         raise DataError(f"the page shows one model, or two side by side, and not {len(scripts)}")
     folder = files("taciturn.keyboard") / "page"
-    found = {f"/{name}": (kind, (folder / name).read_bytes()) for name, kind in PAGE.items()}
+    found = {f"/{name}": (folder / name).read_bytes() for name in PAGE}
     models = {f"/model-{number}.js": script.encode() for number, script in enumerate(scripts, 1)}
     tags = "\n".join(f'<script src="{path[1:]}" data-model defer></script>' for path in models)
-    kind, page = found["/index.html"]
-    found["/index.html"] = kind, page.replace(MODELS_HERE.encode(), tags.encode())
-    return found | {path: (PAGE["page.js"], script) for path, script in models.items()}
+    found["/index.html"] = found["/index.html"].replace(MODELS_HERE.encode(), tags.encode())
+    return {path: (KINDS[PurePosixPath(path).suffix], content) for path, content in (found | models).items()}
 
 
 class KeyboardServer:

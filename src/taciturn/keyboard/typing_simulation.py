@@ -1,10 +1,9 @@
 """A person at a keyboard, simulated: what a model spares them, on text that people wrote and the model was not trained on.
 
-Keystroke saving rate (Popov et al. 2018, §2.4): the share of the non-space characters of a text that need not be typed, if each word
-is picked as soon as a strip of three shows it. Recall and picked rate over the strips that are shown before a word (Ramaswamy et al.
-2020, Table 2; Xu et al. 2023, §3). Smart compose: how often a continuation is shown, at the threshold at which a fixed share of those
-shown is taken. Re-scoring: how many words come out wrong from noisy taps, and words a minute, under the noise of keyboard/taps.py and
-the times below.
+Keystroke saving rate (Popov et al. 2018, §2.4): the share of the non-space characters that need not be typed, if each word is picked as
+soon as a strip of three shows it. Recall and picked rate over the strips shown before a word (Ramaswamy et al. 2020, Table 2; Xu et al.
+2023, §3). Smart compose: how often a continuation is shown, at the threshold at which a fixed share of those is taken. Re-scoring: how many
+words come out wrong from noisy taps (keyboard/taps.py), and words a minute, under the times below.
 """
 
 from collections.abc import Iterable, Sequence

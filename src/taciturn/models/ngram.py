@@ -87,12 +87,12 @@ class NGram:
 
 
 def katz(texts: Iterable[np.ndarray], vocabulary: int, order: int = 4) -> NGram:
-    """From texts of one user each: messages that END closes, the last one perhaps not."""
+    """Count texts of one user each: messages that END closes, the last one perhaps not."""
     return _estimated(counted(texts, vocabulary, order), vocabulary, _katz)
 
 
 def kneser_ney(texts: Iterable[np.ndarray], vocabulary: int, order: int = 4) -> NGram:
-    """From texts of one user each: messages that END closes, the last one perhaps not."""
+    """Count texts as `katz` does."""
     return _estimated(continuations(counted(texts, vocabulary, order)), vocabulary, _kneser_ney)
 
 
@@ -137,11 +137,8 @@ def _katz(counts: np.ndarray, contexts: np.ndarray, size: int, lower: np.ndarray
 
 
 def _good_turing(counts: np.ndarray) -> np.ndarray:
-    """What is left of counts when something is put aside for n-grams not seen.
-
-    Katz's k is 5, or the largest number below it for which all his discounts lie between 0 and 1, which they may not in little text.
-    Where there is no such number, every count gives up a half.
-    """
+    """Return what is left of counts when something is put aside for n-grams not seen. Katz's k is 5, or the largest number below it for
+    which all his discounts lie between 0 and 1. In so little text that there is none, every count gives up a half."""
     n = np.bincount(np.minimum(counts, GOOD_TURING + 2), minlength=GOOD_TURING + 3).astype(np.float64)
     for k in range(GOOD_TURING, 1, -1):
         r = np.arange(1, k + 1)
@@ -194,13 +191,11 @@ def counted(texts: Iterable[np.ndarray], vocabulary: int, order: int) -> list[Co
         keys = joined(places[ends - 1], words[ends], vocabulary)
         by_key = np.argsort(keys)
         keys, ends = keys[by_key], ends[by_key]
-        del by_key
-        is_first = np.ones(len(keys), bool)
-        is_first[1:] = keys[1:] != keys[:-1]
+        is_first = np.append(True, keys[1:] != keys[:-1])[: len(keys)]
         first = np.flatnonzero(is_first)
         counts = np.diff(first, append=len(keys)).astype(np.int32)
         levels.append(Counts(keys[first], counts, places[ends[first]]))
-        del keys, first
+        del by_key, keys, first  # for the memory
         places = np.full(len(words), -1, np.int32)
         places[ends] = np.cumsum(is_first, dtype=np.int32) - 1
     return levels
@@ -246,12 +241,11 @@ def _messages(texts: Iterable[np.ndarray], vocabulary: int) -> np.ndarray:
 
 
 def pruned(model: NGram, entries: int) -> NGram:
-    """All unigrams, the `entries` n-grams above them that matter most, and weights that fit.
+    """Keep all unigrams and the `entries` n-grams above them that matter most, with weights that fit.
 
-    An n-gram matters by the relative entropy between the model with it and without it (Stolcke 1998), and at least as much as one
-    that it is the beginning or the end of. Departs from Stolcke: a number of n-grams is given and not a threshold, since a keyboard has
-    room for so many; and the end of an n-gram stays as its beginning does, which KenLM asks for. Katz's models lose less by it (Chelba et
-    al. 2010)."""
+    An n-gram matters by the relative entropy between the model with it and without it (Stolcke 1998), and at least as much as one that it
+    is the beginning or the end of. Departs from Stolcke: a number of n-grams is given and not a threshold, as keyboards have limited room;
+    and the end of an n-gram stays as its beginning does, which KenLM asks for. Katz's models lose less by it (Chelba et al. 2010)."""
     if entries >= sum(len(level.keys) for level in model.levels[1:]):
         return model
     worth = _worth(model)
@@ -295,10 +289,8 @@ def _worth(model: NGram) -> list[np.ndarray]:
 def _backed_off(
     levels: Sequence[Level], states: list[np.ndarray], contexts: np.ndarray, words: np.ndarray, vocabulary: int
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """log p(w | h') for many n-grams h w at once, and the states after them: the arithmetic of `scores` and `read`.
-
-    The h are places of the last level, and `states` are the states after all of that level's n-grams, an array for each length.
-    """
+    """log p(w | h') for many n-grams h w at once, and the states after them: the arithmetic of `scores` and `read`. The h are places of the
+    last level, and `states` are the states after all of that level's n-grams, an array for each length."""
     scores, after = levels[0].probability[words], [words]
     for level, longer, state in zip(levels, levels[1:], states, strict=False):
         places = state[contexts]
