@@ -82,11 +82,3 @@ def filters(noise: np.ndarray, turns: np.ndarray, multiplier: float, bystanders:
     best = np.linalg.solve(found, white)
     best /= np.maximum(np.linalg.norm(best, axis=0), 1e-30)
     return np.linalg.solve(root.T, best), np.sum(best * white, axis=0)
-
-
-def as_columns(rounds: int, patterns: Sequence[Sequence[int]]) -> np.ndarray:
-    """[rounds, patterns]: 1 in the rounds of each pattern."""
-    turns = np.zeros((rounds, len(patterns)))
-    for column, pattern in enumerate(patterns):
-        turns[[round for round in pattern if round < rounds], column] = 1.0
-    return turns

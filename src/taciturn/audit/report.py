@@ -10,7 +10,7 @@ import numpy as np
 from taciturn.audit import audit_users, canaries
 from taciturn.audit.audit_users import AuditScores
 from taciturn.audit.canaries import Canary, load_canaries
-from taciturn.audit.matched_filter import as_columns, filters, noise_rows
+from taciturn.audit.matched_filter import filters, noise_rows
 from taciturn.audit.one_run import Audit, audited
 from taciturn.audit.secret_sharer import Finding, measure
 from taciturn.core import WordModel
@@ -76,7 +76,7 @@ def membership_results(folder: Path, recipe: Recipe) -> MembershipResults | None
         return None
     seen, multiplier = AuditScores(folder), recipe.privacy.noise_multiplier
     assert multiplier  # worked out before the run began
-    turns = as_columns(recipe.run.rounds, seen.patterns)[seen.rounds]
+    turns = np.stack([np.isin(seen.rounds, pattern) for pattern in seen.patterns], axis=1).astype(float)
     by_pattern, apart = filters(rows_of_noise(recipe)[seen.rows], turns, multiplier, seen.bystanders)
     pattern = np.arange(len(seen.included)) % len(seen.patterns)
     scores = np.einsum("ri,ri->i", by_pattern[:, pattern], seen.products)

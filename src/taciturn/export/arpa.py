@@ -127,7 +127,7 @@ def _shown(line: bytes | None) -> str:
 
 
 def _sizes(lines: _Lines) -> list[int]:
-    """How many n-grams of each length the file says that it has."""
+    """Return how many n-grams of each length the file says that it has."""
     if not any(line == b"\\data\\" for line in lines):
         raise lines.error("there is no \\data\\ in this file: it is not an ARPA file")
     sizes = []
@@ -151,16 +151,15 @@ def _entries(lines: _Lines, n: int, size: int) -> Iterator[tuple[list[bytes], fl
         except ValueError:
             probability = weight = math.nan
         if not n + 1 <= len(fields) <= n + 2 or not probability <= 0 or not weight < math.inf:
-            raise lines.error(
-                f"expected number {read:,} of {size:,} n-grams of length {n} (a logarithm, words, perhaps a weight), found {_shown(line)}"
-            )
+            wanted = f"number {read:,} of {size:,} n-grams of length {n} (a logarithm, words, perhaps a weight)"
+            raise lines.error(f"expected {wanted}, found {_shown(line)}")
         yield fields[1 : n + 1], probability, weight
     if read < size:
         raise lines.error(f"the file ends after {read:,} of {size:,} n-grams of length {n}")
 
 
 def _unigrams(lines: _Lines, size: int) -> tuple[Level, list[str]]:
-    """All of them, in our order, and their names."""
+    """Return all of them, in our order, and their names."""
     found: dict[int | str, tuple[float, float]] = {}
     for (word,), probability, weight in _entries(lines, 1, size):
         try:
@@ -179,15 +178,14 @@ def _unigrams(lines: _Lines, size: int) -> tuple[Level, list[str]]:
 
 
 def _longer(lines: _Lines, n: int, size: int, ids: dict[bytes, int], levels: Sequence[Level]) -> Level:
-    """The n-grams of one length above the first, sorted."""
-    words, probability, backoff, numbers = array("i"), array("f"), array("f"), array("q")
-    for names, *values in _entries(lines, n, size):
+    """Return the n-grams of one length above the first, sorted."""
+    words, values, numbers = array("i"), array("f"), array("q")
+    for names, *logarithms in _entries(lines, n, size):
         try:
             words.extend([ids[name] for name in names])
         except KeyError as error:
             raise lines.error(f"the word {_shown(error.args[0])} is not among the 1-grams") from None
-        probability.append(values[0] * LN10)
-        backoff.append(values[1] * LN10)
+        values.extend(one * LN10 for one in logarithms)
         numbers.append(lines.number)
     table = np.array(words, np.int32).reshape(-1, n)
     starts_late, ends_early = np.isin(table[:, 1:], NEVER).any(1), (table[:, :-1] == END).any(1)
@@ -205,4 +203,4 @@ def _longer(lines: _Lines, n: int, size: int, ids: dict[bytes, int], levels: Seq
     if np.any(keys[1:] == keys[:-1]):
         where = numbers[reached[1:][np.argmax(keys[1:] == keys[:-1])]]
         raise lines.error("this n-gram stands here for the second time", where)
-    return Level(keys, np.array(probability, np.float32)[reached], np.array(backoff, np.float32)[reached])
+    return Level(keys, *np.array(values, np.float32).reshape(-1, 2)[reached].T.copy())
