@@ -135,10 +135,12 @@ class Vocabulary:
         return max(map(len, self.words[len(SPECIAL) :]), default=1)
 
     def _segments(self, word: str) -> Iterable[str]:
-        while word:
-            length = next((n for n in range(min(len(word), self._longest), 1, -1) if word[:n] in self.ids), 1)
-            yield word[:length]
-            word = word[length:]
+        start = 0
+        while start < len(word):
+            longest = min(len(word) - start, self._longest)
+            end = start + next((n for n in range(longest, 1, -1) if word[start : start + n] in self.ids), 1)
+            yield word[start:end]
+            start = end
 
     @property
     def about(self) -> dict[str, str]:

@@ -55,7 +55,7 @@ class KeyboardServer:
             self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(files))
         except (OSError, OverflowError) as error:
             in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-            other = f"the page cannot be served on port {port}: {error}"
+            other = f"the page cannot be served on port {port}, which must be a number from 0 to 65535: {error}"
             used = f"port {port} is in use by another program; choose another one, or 0 for any that is free"
             raise DataError(used if in_use else other) from None
         self.url = f"http://127.0.0.1:{self._server.server_port}{home}/"
