@@ -39,12 +39,13 @@ class Deal:
 
     def __init__(self, folder: Path, level: int = 0) -> None:
         self._folder, self._shift = folder, np.uint64(64 - SPREAD * (level + 1))
-        self._waiting: list[pa.RecordBatch] = []
+        self._waiting, self._bytes = list[pa.RecordBatch](), 0
         self._files: dict[Path, pa.ipc.RecordBatchStreamWriter] = {}
 
     def add(self, rows: pa.RecordBatch) -> None:
         self._waiting.append(rows)
-        if sum(one.nbytes for one in self._waiting) > BUFFER_BYTES:
+        self._bytes += rows.nbytes
+        if self._bytes > BUFFER_BYTES:
             self._flush()
 
     def close(self) -> list[Path]:
@@ -64,7 +65,7 @@ class Deal:
             if path not in self._files:
                 self._files[path] = pa.ipc.new_stream(str(path), DEALT)
             self._files[path].write_table(dealt.slice(bounds[place], bounds[place + 1] - bounds[place]))
-        self._waiting = []
+        self._waiting, self._bytes = [], 0
 
 
 def groups(file: Path, tally: Counter[str], level: int = 0) -> Iterator[Path]:
