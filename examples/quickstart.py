@@ -42,7 +42,7 @@ def main(folder: Path) -> tt.FinishedRun:
     print(f"\nε = {run.guarantee.epsilon:.2f} at δ = {run.guarantee.delta:.1e}, for each user and all they wrote")
     print(f"the next word is right {run.evaluate().accuracy_top1:.1%} of the time, for people it never met")
     print(f"after «see you »: {run.predictor().suggest('see you ').words}")
-    print("files for keyboards:", *(path.name for path in run.export(folder / "model", to="js").files))
+    print("files to pass on:", *(path.name for path in run.export(folder / "model").files))
     return run
 
 

@@ -18,7 +18,6 @@ from taciturn import randomness, trees
 from taciturn.core import Algorithm, Mechanism, Params, Report
 from taciturn.data.population import Population, write_population
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
-from taciturn.evaluation import accuracy
 from taciturn.fleets import assemble
 from taciturn.fleets.simulation import in_process
 from taciturn.fleets.simulation.in_process import SimulatedFleet
@@ -55,7 +54,7 @@ def compile_with(options) -> None:
 
 def forget_programs() -> None:
     """All that was traced or compiled in this process."""
-    for kept in (build._shared_model, build._shared_algorithm, device_program, in_process._adder, accuracy._scorer, assemble._messages):
+    for kept in (build._shared_model, build._shared_algorithm, device_program, in_process._adder, assemble._messages):
         getattr(kept, "cache_clear", lambda: None)()  # a test may have put something else there
     jax.clear_caches()
 

@@ -12,7 +12,9 @@ import numpy as np
 from taciturn.core import END
 from taciturn.data.vocabulary import DataError, Vocabulary
 from taciturn.export.javascript import Published
+from taciturn.export.quantised import int8
 from taciturn.models.ngram import katz
+from taciturn.models.stepping import StepWeights
 from taciturn.privacy.ledger import LedgerError
 from taciturn.release.gate import ExportRefused
 from taciturn.release.model_file import ModelFileError, load_model, save_model
@@ -50,3 +52,16 @@ def published(vocabulary: Vocabulary, name: str = "one", blocked: tuple[str, ...
 def counted(vocabulary: Vocabulary, *sentences: str, order: int = 3):
     ids = [[vocabulary.ids[word] for word in one.split()] for one in sentences]
     return katz([np.array([*one, END] * 4) for one in ids], len(vocabulary), order)
+
+
+def in_bytes(weights: StepWeights) -> StepWeights:
+    """What bytes say of the weights that were rounded to them."""
+
+    def rounded(matrix: np.ndarray) -> np.ndarray:
+        values, scales = int8(matrix)
+        return values.astype(np.float32) * scales[:, None]
+
+    named = {name: getattr(weights, name) for name in ("input", "recurrent", "projection", "to_context")}
+    turned = {name: rounded(matrix.T).T for name, matrix in named.items() if matrix is not None}
+    words, tied = rounded(weights.words), weights.embedding is weights.words
+    return weights._replace(**turned, words=words, embedding=words if tied else rounded(weights.embedding))

@@ -253,7 +253,7 @@ def test_the_claim_about_people_is_what_it_is_without_them(population, tmp_path,
     assert with_them.epsilon == plain.epsilon
     assert with_them.releases == plain.releases
     said = " ".join((watched / "guarantee.txt").read_text().split())
-    assert "random directions of 48 made-up users" in said
+    assert "random directions of 48 synthetic users" in said
     assert not (tmp_path / "plain" / "audit_users.json").exists()
 
 

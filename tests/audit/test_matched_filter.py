@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from harness import tiny_recipe
-from taciturn.audit.matched_filter import as_columns, filters
+from taciturn.audit.matched_filter import filters
 from taciturn.audit.report import rows_of_noise
 from taciturn.recipe import build
 from taciturn.recipe.solve import with_noise
@@ -23,6 +23,11 @@ NOISES = {
     "banded, restarted": {"noise": "banded", "bands": 3, "restart_rounds": [4]},
 }
 NOBODY = np.zeros((12, 0))
+
+
+def as_columns(rounds: int, patterns: list[list[int]]) -> np.ndarray:
+    """[rounds, patterns]: 1 in the rounds of each pattern."""
+    return np.stack([np.isin(np.arange(rounds), pattern) for pattern in patterns], axis=1).astype(float)
 
 
 def recipe_of(population, noise):

@@ -35,6 +35,7 @@ from taciturn.models.ngram import kneser_ney
 from taciturn.models.registry import model_kind
 from taciturn.models.stepping import Recurrent
 from taciturn.models.transformer import transformer
+from taciturn.recipe.sections import CanarySection
 
 VOCABULARY = Vocabulary((*SPECIAL, ".", "!", *(f"word{index}" for index in range(24))))
 SIZE, WORDS = len(VOCABULARY), canary_words(VOCABULARY)
@@ -119,8 +120,8 @@ def test_references_are_not_the_canaries_over_again():
 def test_each_sharer_has_the_copies_among_two_hundred_sentences():
     cut = Sentences(9, VOCABULARY.sentence_ends)
     public = {tuple(row[:8]) for document in corpus().documents for row in cut.pieces(document)}
-    users = synthetic_users(make_canaries(VOCABULARY, seed=1, users=(1, 3), each=1), corpus(), seed=1)
-    assert len(users) == len({user.id for user in users}) == 3 * (1 + 3)
+    users = synthetic_users(make_canaries(VOCABULARY, 1, CanarySection(users=[1, 3], per_cell=1)), corpus(), seed=1)
+    assert len(users) == 3 * (1 + 3)
     for user in users:
         sentences = cut.pieces(user.tokens)
         is_canary = np.all(sentences == [BEGIN, *user.canary.words, END, 0, 0, 0], axis=1)
@@ -249,7 +250,7 @@ def distance_from_uniform(ranks: list[int], references: int) -> float:
 
 def test_an_untrained_model_ranks_canaries_anywhere():
     model, references = untrained_model("cifg"), draw_references(WORDS, 2_000, seed=3)
-    canaries = make_canaries(VOCABULARY, seed=1, users=(1,), copies=(1,), each=120)
+    canaries = make_canaries(VOCABULARY, 1, CanarySection(users=[1], copies=[1], per_cell=120))
     assert distance_from_uniform(random_sampling(model, canaries, references), 2_000) < 1.36  # 5 %
     # The twin that must fail: canaries that the model would have come up with itself.
     likely = [Canary((*one.prefix, *beam_search(model, one.prefix, WORDS)[4]), 1, 1) for one in canaries]
@@ -296,7 +297,7 @@ def trained(name: str, sentence: tuple[int, ...]):
 @pytest.mark.parametrize("name", ["cifg", "transformer"])
 def test_a_model_that_was_taught_a_canary_gives_it_away_and_no_other(name):
     model = stepping(name, trained(name, SECRET.words), restarts=VOCABULARY.sentence_ends)
-    others = make_canaries(VOCABULARY, seed=4, users=(1,), copies=(1,), each=6)
+    others = make_canaries(VOCABULARY, 4, CanarySection(users=[1], copies=[1], per_cell=6))
     found, *not_found = measure(model, VOCABULARY, [SECRET, *others], references=4_000)
     assert found == Finding(SECRET, rank=1, references=4_000, place=1)
     assert found.exposure == pytest.approx(math.log2(4_001))

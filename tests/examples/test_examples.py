@@ -37,7 +37,7 @@ def test_quickstart(example, tmp_path):
     run = example("quickstart").main(tmp_path)
     assert 7.5 < run.guarantee.epsilon <= 8.0
     assert run.scores["accuracy_top1"].value > run.before["accuracy_top1"].value + 0.05  # its noise is no seeded one
-    assert "model.js" in {path.name for path in (tmp_path / "model").iterdir()}
+    assert "model.safetensors" in {path.name for path in (tmp_path / "model").iterdir()}
 
 
 def test_own_algorithm(example, tmp_path):

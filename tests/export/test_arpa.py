@@ -195,7 +195,7 @@ def test_files_of_other_tools_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "line", "reason"),
     [
-        ("\\data\\", "", 29, "no ARPA file"),
+        ("\\data\\", "", 29, "not an ARPA file"),
         ("ngram  2=         5", "ngram  3=  5", 5, "ngram 2="),
         ("ngram  1=         6", "ngram  1= many", 4, "ngram 1="),
         ("-1.2\tno", "minus\tno", 13, "number 3 of 6"),

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 import pytest
 
+from pages import in_bytes
 from taciturn.core import BEGIN, UNKNOWN
 from taciturn.data.vocabulary import MORE_PUNCTUATION, PUNCTUATION, SPECIAL, Vocabulary, normalize
 from taciturn.export import javascript
 from taciturn.export.javascript import Published, check_javascript, javascript_model, javascript_ngram, plain_words
-from taciturn.export.quantised import dequantised, quantised
 from taciturn.keyboard.predictor import Predictor
 from taciturn.models.cifg import cell as cifg_cell
 from taciturn.models.cifg import cifg
@@ -142,18 +142,17 @@ def predicted(predictor: Predictor, texts: list[str]) -> list:
 )
 def test_a_recurrent_model_scores_in_javascript_as_in_python(cell, model):
     params = jax.tree.map(lambda leaf: np.asarray(leaf) * 3 + 0.1, model.init(jax.random.key(1)))
-    weights = quantised(step_weights(model, params))
+    weights = step_weights(model, params)
     vocabulary = Vocabulary((*SPECIAL, *(f"word{n}" for n in range(33))))
     words, restarts = [5, 6, 36, 1, 7, 3, 9, 9], (3, 7)
     script = javascript_model(weights, cell, restarts, about(vocabulary))
-    plain, of = dequantised(weights), {"lstm": lstm_cell, "cifg": cifg_cell, "gru": gru_cell}[cell]
+    plain, of = in_bytes(weights), {"lstm": lstm_cell, "cifg": cifg_cell, "gru": gru_cell}[cell]
     start = step(of, plain, zero_state(plain), np.int32(BEGIN))
     expected, state = [start[1]], start
     for word in words:
         state = start if word in restarts else step(of, plain, state[0], np.int32(word))
         expected.append(state[1])
-    found = check_javascript(script, words)
-    assert found is not None
+    (found,) = check_javascript(script, [words], vocabulary.words)
     assert np.abs(found - np.array(expected)).max() < 1e-4
     assert np.abs(np.diff(found, axis=0)).max() > 0.1  # words matter, or the comparison would say nothing
 
@@ -163,8 +162,8 @@ def test_a_recurrent_model_scores_in_javascript_as_in_python(cell, model):
 def test_an_ngram_model_scores_in_javascript_as_in_python(order):
     model = ngram(60, order)
     words = np.random.default_rng(0).integers(1, 60, 80).tolist()
-    found = check_javascript(javascript_ngram(model, about(Vocabulary((*SPECIAL, *map(str, range(56)))))), words)
-    assert found is not None
+    vocabulary = Vocabulary((*SPECIAL, *map(str, range(56))))
+    (found,) = check_javascript(javascript_ngram(model, about(vocabulary)), [words], vocabulary.words)
     state, expected = model.start(), [model.scores(model.start())]
     for word in words:
         state = model.read(state, word)
@@ -325,9 +324,10 @@ def test_a_model_of_characters_is_refused():
 @needs_node
 def test_a_script_that_fails_says_why():
     with pytest.raises(ExportRefused, match="does not run in Node: SyntaxError"):
-        check_javascript("this is no script", [UNKNOWN])
+        check_javascript("this is no script", [[UNKNOWN]], [])
 
 
-def test_without_node_nothing_is_checked(monkeypatch):
+def test_without_node_a_script_cannot_be_checked_and_is_not_written(monkeypatch):
     monkeypatch.setattr(javascript.shutil, "which", lambda name: None)
-    assert check_javascript("", [UNKNOWN]) is None
+    with pytest.raises(ExportRefused, match="install Node"):
+        check_javascript("", [[UNKNOWN]], [])

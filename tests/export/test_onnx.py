@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pages import in_bytes
 from taciturn.core import BEGIN, END
 from taciturn.export.onnx import onnx_model, onnx_scores
-from taciturn.export.quantised import dequantised, quantised
 from taciturn.models.cifg import cell as cifg_cell
 from taciturn.models.cifg import cifg
 from taciturn.models.gru import cell as gru_cell
@@ -25,8 +25,8 @@ TEXT = np.random.default_rng(0).integers(1, 40, 25)
 CELLS = {"lstm": lstm_cell, "cifg": cifg_cell, "gru": gru_cell}
 
 
-def content_of(kind: str, *model) -> bytes:
-    return onnx_model(CELLS[kind], *model).SerializeToString()
+def content_of(kind: str, *model, as_bytes: bool = False) -> bytes:
+    return onnx_model(CELLS[kind], *model, as_bytes=as_bytes).SerializeToString()
 
 
 def weights_of(name: str):
@@ -54,9 +54,9 @@ def test_the_graph_says_what_the_model_says(name, restarts):
 @pytest.mark.parametrize("name", MODELS)
 def test_the_graph_of_bytes_says_what_the_bytes_stand_for(name):
     cell, weights = name.split()[0], weights_of(name)
-    content = content_of(cell, quantised(weights), [BEGIN])
+    content = content_of(cell, weights, [BEGIN], as_bytes=True)
     scores = onnx_scores(content, TEXT)
-    np.testing.assert_allclose(scores, said(cell, dequantised(quantised(weights))), atol=1e-4)
+    np.testing.assert_allclose(scores, said(cell, in_bytes(weights)), atol=1e-4)
     assert not np.allclose(scores, said(cell, weights), atol=1e-4)  # the twin: they are other numbers
 
 
@@ -73,13 +73,13 @@ def test_a_cell_of_what_onnx_has_no_node_for_is_refused():
 
 def test_bytes_are_near_the_numbers_they_stand_for():
     weights = weights_of("cifg")
-    for one, other in zip(weights, dequantised(quantised(weights)), strict=True):
+    for one, other in zip(weights, in_bytes(weights), strict=True):
         if one is not None:
             assert np.abs(one - other).max() <= np.abs(one).max() / 254 * 1.01
 
 
 def test_a_tied_embedding_is_stored_once():
-    tied, free = (len(content_of("cifg", quantised(weights_of(name)), [])) for name in ("cifg tied", "cifg"))
+    tied, free = (len(content_of("cifg", weights_of(name), [], as_bytes=True)) for name in ("cifg tied", "cifg"))
     assert free - tied > 40 * 8 * 0.9
 
 
@@ -87,7 +87,7 @@ def test_a_tied_embedding_is_stored_once():
 def test_gboard_s_models_fit_into_so_many_megabytes(tied, megabytes):
     model = cifg(10_000, tied=tied)
     weights = step_weights(model, model.init(jax.random.key(0)))
-    assert len(content_of("cifg", quantised(weights), range(4))) < megabytes * 1e6
+    assert len(content_of("cifg", weights, range(4), as_bytes=True)) < megabytes * 1e6
 
 
 def test_special_signs_and_blocked_words_are_never_among_the_best():

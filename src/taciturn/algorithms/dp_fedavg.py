@@ -1,4 +1,4 @@
-"""DP-FedAvg, DP-FedSGD (McMahan et al. 2018, Algorithm 1) and FedAvg without privacy: one road, other mechanisms."""
+"""DP-FedAvg and DP-FedSGD (McMahan et al. 2018, Algorithm 1), DP-FTRL (Xu et al. 2023) and FedAvg without privacy."""
 
 from typing import Any
 
@@ -9,9 +9,10 @@ from taciturn import trees
 from taciturn.algorithms.local_training import LocalTraining, Loss, UserUpdate, fedsgd_update
 from taciturn.algorithms.uploads import Upload, compressed
 from taciturn.core import Algorithm, Estimate, Mechanism, Params, Participation, ServerState
+from taciturn.privacy.adaptive_clip import AdaptiveClip
 from taciturn.privacy.clipping import MOST_REPORTS, Bound, flat_clip
 from taciturn.privacy.estimators import Estimator, fixed_denominator, mean
-from taciturn.privacy.mechanism import mechanism
+from taciturn.privacy.mechanism import adaptive_mechanism, mechanism
 from taciturn.privacy.noise import Noise, gaussian, no_noise
 from taciturn.privacy.participation import PoissonSampling
 
@@ -34,6 +35,27 @@ def dp_fedavg(
 def dp_fedsgd(loss: Loss, local: LocalTraining, upload: Upload, *others: Any) -> Algorithm:
     """Each user sends one clipped gradient; more rounds, and each of them costs. `others` are those of `dp_fedavg`."""
     return dp_fedavg(compressed(fedsgd_update(loss, local), upload), *others)
+
+
+def dp_ftrl(
+    user_update: UserUpdate,
+    bound: Bound | AdaptiveClip,
+    report_goal: float,
+    noise: Noise,
+    participation: Participation,
+    server: Server,
+    most_reports: int,
+) -> Algorithm:
+    """DP-FTRL (Xu et al. 2023, Algorithm 1): Δ̃ᵗ = (1/m) PrivateSum(T_θ, Σ Δ_i), m being the report goal, whoever came beyond it.
+
+    It differs from DP-FedAvg in two words: noise that is correlated over rounds, and participation that claims no sampling. The noise
+    comes in residual form, so that every server optimiser works as it is.
+    """
+    if isinstance(bound, AdaptiveClip):
+        private = adaptive_mechanism(bound, report_goal, noise, most_reports)
+    else:
+        private = mechanism(bound, fixed_denominator(report_goal), noise, most_reports)
+    return federated(user_update, private, participation, server)
 
 
 def fedavg(user_update: UserUpdate, bound: Bound, participation: Participation, server: Server) -> Algorithm:

@@ -45,12 +45,16 @@ def unforgetting_update(model: LanguageModel, local: LocalTraining, user_share: 
 def soft_label_loss(
     model: LanguageModel, general: Params, user_share: float, params: Params, tokens: jax.Array, key: Key | None
 ) -> jax.Array:
-    """−Σ_w y*_w log p(w | θ_u) with y*_w = λ·1{w is what was written} + (1 − λ)·p(w | θ_g), formulas (1) and (2); a mean over words."""
-    targets = tokens[:, 1:]
+    """The loss (1) with y*_w = λ·1{w is what was written} + (1 − λ)·p(w | θ_g), formula (2)."""
+    expected = jax.lax.stop_gradient(jax.nn.softmax(losses.logits(model, general, tokens[:, :-1])))
+    labels = user_share * jax.nn.one_hot(tokens[:, 1:], expected.shape[-1]) + (1 - user_share) * expected
+    return cross_entropy_with(labels, model, params, tokens, key)
+
+
+def cross_entropy_with(labels: jax.Array, model: LanguageModel, params: Params, tokens: jax.Array, key: Key | None = None) -> jax.Array:
+    """−Σ_w y*_w log p(w | θ), formula (1), for labels y* [..., vocabulary]; a mean over words."""
     matrix, bias = model.words(params)
     scores = jax.nn.log_softmax(model.contexts(params, tokens[:, :-1], key) @ matrix.T + bias)
-    expected = jax.lax.stop_gradient(jax.nn.softmax(losses.logits(model, general, tokens[:, :-1])))
-    written = jnp.take_along_axis(scores, targets[..., None], axis=-1)[..., 0]
-    each = -user_share * written - (1 - user_share) * jnp.sum(expected * scores, axis=-1)
-    present = targets != PADDING
+    present = tokens[:, 1:] != PADDING
+    each = -jnp.sum(labels * scores, axis=-1)
     return jnp.sum(jnp.where(present, each, 0.0)) / jnp.maximum(jnp.sum(present), 1)

@@ -1,7 +1,7 @@
 """A warm start: ordinary training on public text (McMahan et al. 2018, Appendix B, "likely the best approach for practical applications").
 
 It takes a `PublicCorpus` and nothing else, so that no user's text can come this way. An epoch depends on its number and on where the
-one before it ended, and on nothing else that changes: a training cut off between two of them goes on as if it had not been.
+one before it ended alone, so that an interrupted training resumes between two of them as if nothing had happened.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,13 +16,13 @@ import numpy as np
 import optax
 
 from taciturn import trees
+from taciturn.algorithms.local_training import Loss
 from taciturn.core import PADDING, Key, Params
 from taciturn.data.layout import Unrolls
 from taciturn.data.public import PublicCorpus
 from taciturn.data.texts import Texts
 from taciturn.names import Precision
 
-Loss = Callable[[Params, jax.Array, Key | None], jax.Array]
 FAST, SLOW = 1.2e-2, 3e-3  # Adam's rate: words of unit length bear the first, at which others' weights run away
 SMALLEST, LARGEST = 32, 1024  # batches; of the last an H200 reads 3.8M tokens a second
 STEPS, ENOUGH = 2500, 60_000_000  # steps of an epoch and tokens of a training, about
@@ -102,9 +102,7 @@ def pretraining(loss: Loss, text: PublicCorpus, schedule: Schedule) -> Pretraini
     pieces = np.concatenate([Unrolls(schedule.unroll).pieces(document) for document in text.documents])
     steps = len(pieces) // size
     if steps == 0:
-        raise ValueError(
-            f"the text is too short: {len(pieces)} pieces of {schedule.unroll} tokens do not fill a batch of {schedule.batch_size}"
-        )
+        raise ValueError(f"the text is too short: {len(pieces)} pieces of {schedule.unroll} tokens do not fill a batch of {size}")
     rows, lengths = jnp.asarray(pieces), np.count_nonzero(pieces[:, 1:] != PADDING, axis=1)
     whole = max(2, schedule.epochs * steps)  # a single step leaves a cosine no room
     rate = optax.warmup_cosine_decay_schedule(0.0, peak_rate, whole // 20 + 1, whole, peak_rate / 20)
@@ -123,9 +121,6 @@ def pretraining(loss: Loss, text: PublicCorpus, schedule: Schedule) -> Pretraini
         training, total = jax.lax.fori_loop(first, last, step, (training, jnp.float32(0)))
         return training, total / (last - first)
 
-    def init(params: Params) -> Training:
-        return Training(params, optimizer.init(params))
-
     def epoch(training: Training, number: int) -> Iterator[Block]:
         shuffled = np.random.default_rng((schedule.seed, number)).permutation(len(pieces))
         order = shuffled[: steps * size].reshape(steps, -1).astype(np.int32)
@@ -140,4 +135,4 @@ def pretraining(loss: Loss, text: PublicCorpus, schedule: Schedule) -> Pretraini
         assert before  # there is at least one step
         yield Block(*before[:3], float(before[3]))
 
-    return Pretraining(steps, init, epoch)
+    return Pretraining(steps, lambda params: Training(params, optimizer.init(params)), epoch)

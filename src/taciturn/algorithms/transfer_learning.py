@@ -1,8 +1,6 @@
 """Learning from the average prediction (Popov et al. 2018, §2.3; Shin et al. 2016): devices say what they would have written next in a
-text that everybody has, and the server learns that.
-
-The text is public, or made up by the model that is sent, so that a device can make it up again. Predictions are summed like updates: a
-fleet still only adds. A round is one cycle.
+text that everybody has, and the server learns that. The text is public, or sampled from the model that is sent, so that a device can
+sample it again. Predictions are summed like updates: a fleet still only adds. A round is one cycle.
 
 Departs from Popov et al.: in each cycle devices train the model they were just sent, so nobody keeps a model of theirs between two.
 """
@@ -13,8 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from taciturn import trees
+from taciturn.algorithms.fine_tuning import cross_entropy_with
 from taciturn.algorithms.local_training import UserUpdate
-from taciturn.core import PADDING, Algorithm, Estimate, Key, LanguageModel, Message, Params, Participation, ServerState, Update, UserData
+from taciturn.core import Algorithm, Estimate, Key, LanguageModel, Message, Params, Participation, ServerState, Update, UserData
 from taciturn.models import losses
 from taciturn.privacy.clipping import unbounded
 from taciturn.privacy.estimators import mean
@@ -47,7 +46,7 @@ def transfer_learning(
             start = (index % batches) * batch_size
             batch = jax.lax.dynamic_slice_in_dim(rows, start, batch_size)
             labels = jax.lax.dynamic_slice_in_dim(expected, start, batch_size)
-            gradient = jax.grad(lambda params: _loss(model, params, batch, labels))(params)
+            gradient = jax.grad(lambda params: cross_entropy_with(labels, model, params, batch))(params)
             return jax.tree.map(lambda p, g: p - learning_rate * g, params, gradient), None
 
         params, _ = jax.lax.scan(step, state.params, jnp.arange(epochs * batches))
@@ -55,10 +54,3 @@ def transfer_learning(
 
     private = mechanism(unbounded(), mean(), no_noise())
     return Algorithm(lambda params: ServerState(params, ()), predictions, server_update, private, participation)
-
-
-def _loss(model: LanguageModel, params: Params, rows: jax.Array, expected: jax.Array) -> jax.Array:
-    scores = jax.nn.log_softmax(losses.logits(model, params, rows[:, :-1]))
-    present = rows[:, 1:] != PADDING
-    each = -jnp.sum(expected * scores, axis=-1)
-    return jnp.sum(jnp.where(present, each, 0.0)) / jnp.maximum(jnp.sum(present), 1)

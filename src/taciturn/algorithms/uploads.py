@@ -1,9 +1,8 @@
 """Sending less (Konečný et al. 2016; Popov et al. 2018, §2.6): only the largest values of an update, or values of few bits; and what an
 upload weighs, to the byte.
 
-Both happen to the update, *before* it is bounded. The clip comes last and holds for whatever it gets, so that nothing here can break it;
-the other way around, rounding could carry a clipped update out of its ball (tests/algorithms/test_uploads.py does it). A clip scales
-all values of an update alike, so what was few values of few levels still is, and travels as that.
+Both happen to the update, *before* it is bounded: the clip holds for whatever it gets, and rounding could carry a clipped update out of
+its ball (tests/algorithms/test_uploads.py does it). A clip scales all values of an update alike, so few values of few levels stay so.
 """
 
 import math

@@ -1,10 +1,10 @@
 """Simulated users by whom a training is audited: each sends a random direction (Andrew et al. 2023, "One-shot empirical privacy estimation
 for federated learning"; one training tells of all of them, as in Steinke, Nasr and Jagielski 2023).
 
-docs/audit.md says how it goes. What is written down is how far each released estimate went in the direction of each user, whether it took
-part or not, and in some that nobody sends (`FILE_NAME`), and who took part (`COINS`): released estimates, and coins that have nothing to do
-with people or with noise. Directions are Walsh functions of the shuffled parameters, times random signs that all users share: orthogonal
-(exactly, where one clip norm is for all layers), and an estimate's products with 10,000 of them are one fast transform.
+docs/audit.md says how it goes. A run records how far each released estimate went in the direction of each user, whether it took part or
+not, and in some that nobody sends (`FILE_NAME`), and who took part (`COINS`). Directions are Walsh functions of the shuffled parameters,
+times random signs that all users share: orthogonal (exactly, where one clip norm is for all layers), and an estimate's products with
+10,000 of them are one fast transform.
 """
 
 import io
@@ -46,7 +46,7 @@ class AuditUsers:
             raise ValueError("[audit] is for runs on one host")
         self.count, self._rounds = recipe.audit.users, recipe.run.rounds
         self.most_at_once = min(self.count, AUDITED_AT_ONCE)
-        self.source = f"random directions of {self.count} made-up users, who audit the run"
+        self.source = f"random directions of {self.count} synthetic users, who audit the run"
         generator = np.random.default_rng(int.from_bytes(randomness.derive(root, "audit users", 0), "big"))
         self.included = generator.random(self.count) < 0.5
         self.patterns = patterns(recipe)
@@ -65,7 +65,7 @@ class AuditUsers:
         self._round = round
 
     def chosen(self, coins: Key) -> UserIds:
-        """Who of them takes part now: those whose turn it is and on whom the coin fell, however often the round is summed."""
+        """Return who takes part now: those whose turn it is and on whom the coin fell, however often the round is summed."""
         del coins
         everyone = np.arange(self.count)
         turn = everyone % len(self.patterns) == self._pattern_of.get(self._round, -1)
@@ -75,7 +75,7 @@ class AuditUsers:
         return eligible(np.arange(self.count))
 
     def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
-        """They train nothing, so that the devices' program is not asked."""
+        """Sum their directions; they train nothing, so the devices' program is not used."""
         del program
         ids = np.zeros(self._at_once, np.uint32)
         ids[: len(cohort)] = cohort
@@ -90,7 +90,7 @@ class AuditUsers:
         return jax.lax.fori_loop(0, count, lambda place, total: trees.add(total, report(place)), nothing)
 
     def observe(self, before: TrainState, after: TrainState) -> None:
-        """How far the estimate of a round that is over went in everyone's direction, where a report of full length goes 1."""
+        """Record how far the estimate of a round went in everyone's direction, where a report of full length goes 1."""
         public = self._mechanism.public(before.mechanism)
         clip_norm = float(getattr(public, "clip_norm", public))
         products = self._directions.products(after.estimate)
@@ -184,13 +184,13 @@ def walsh(values: np.ndarray) -> np.ndarray:
 
 
 def patterns(recipe: Recipe) -> list[list[int]]:
-    """The turns that users have: each round belongs to one pattern, or to none, and user i has pattern i modulo their number. As many turns
-    as the claim allows; where there is no such claim, as many as make μ about 1. Fewer, where too many users would come to a round."""
-    rounds, limits = recipe.run.rounds, build.participation(recipe).limits
-    multiplier, counted = recipe.privacy.noise_multiplier, _people_are_counted(recipe)
+    """Return users' turns: each round belongs to one pattern, or to none, and user i has pattern i modulo their number. As many turns as
+    the claim allows, or, without such a claim, as make μ about 1; fewer, where too many users would come to a round."""
+    rounds, limits, multiplier = recipe.run.rounds, build.participation(recipe).limits, recipe.privacy.noise_multiplier
     assert multiplier  # the recipe is refused otherwise
-    few = max(1, int(MOST_BESIDE * recipe.participation.cohort))
-    at_once = min(few, AUDITED_AT_ONCE) if counted else AUDITED_AT_ONCE  # for whom a total has room
+    at_once = AUDITED_AT_ONCE  # for whom a total has room
+    if _people_are_counted(recipe):
+        at_once = min(at_once, max(1, int(MOST_BESIDE * recipe.participation.cohort)))
     most = limits[1] if limits else math.ceil(multiplier**2)
     apart = limits[0] + 1 if limits else max(1, rounds // most)
     for turns in range(min(most, -(-rounds // apart)), 0, -1):
@@ -204,12 +204,12 @@ def patterns(recipe: Recipe) -> list[list[int]]:
 
 
 def _people_are_counted(recipe: Recipe) -> bool:
-    """Not only added: as those whose updates are long, or in a denominator. Audit users, all of whom are long, are counted with them."""
+    """Whether they are not only added: as those whose updates are long, or in a denominator. Audit users are counted with them."""
     return recipe.privacy.clipping == "adaptive" or recipe.privacy.least_weight is not None
 
 
 def _patterns(rounds: int, apart: int, turns: int) -> list[list[int]]:
-    """Those with less than half of the turns would tell little."""
+    """Leave out patterns with less than half of the turns, which would tell little."""
     each = [list(range(first, rounds, apart)) for first in range(min(apart, rounds))]
     found = [one[start : start + turns] for one in each for start in range(0, len(one), turns)]
     return [one for one in found if 2 * len(one) >= turns]
@@ -217,16 +217,15 @@ def _patterns(rounds: int, apart: int, turns: int) -> list[list[int]]:
 
 def _lengths(recipe: Recipe, params: Params) -> list[float] | None:
     """Return the length in each layer where layers are clipped separately, so that the clip does not change a direction."""
-    given = recipe.privacy.layer_clip_norms
     if recipe.privacy.clipping != "per-layer":
         return None
-    norms = [given[name] if given else 1.0 for name in layer_names(params)]
-    whole = math.sqrt(sum(norm**2 for norm in norms))
-    return [norm / whole for norm in norms]
+    given = recipe.privacy.layer_clip_norms
+    norms = np.array([given[name] if given else 1.0 for name in layer_names(params)])
+    return (norms / np.linalg.norm(norms)).tolist()
 
 
 def _unit(recipe: Recipe) -> float:
-    """How far noise is made to hide a report of the clip norm 1 in an estimate."""
+    """Return how far a report of the clip norm 1 can move an estimate, which the noise is made to hide."""
     if recipe.privacy.least_weight is not None:
         return 2 / (recipe.participation.probability * recipe.privacy.least_weight)
     goal = recipe.participation.cohort if recipe.algorithm == "dp-ftrl" else recipe.participation.expected_weight
@@ -234,7 +233,7 @@ def _unit(recipe: Recipe) -> float:
 
 
 class AuditScores:
-    """What a run wrote down of its audit users."""
+    """What a run recorded of its audit users."""
 
     def __init__(self, folder: Path) -> None:
         try:

@@ -1,10 +1,9 @@
 """Canaries: made-up secrets, and simulated users who share them (Ramaswamy et al. 2020, §IV-A; the idea is Carlini et al.'s, 2019).
 
-A canary is five words drawn at random, so that nobody writes it by chance. Of each, n_u synthetic users have n_e copies among their 200
-sentences; their other sentences are public. They are trained on like anyone else, and audit/secret_sharer.py then asks the model
-what it remembers.
+A canary is five words drawn at random. Of each, n_u synthetic users have n_e copies among their 200 sentences; their other sentences are
+public. A run trains on them like on anyone else, and audit/secret_sharer.py then asks the model what it remembers.
 
-Departs from the paper: a canary is drawn from words alone. A sign that ends a sentence would make two of it.
+Departs from the paper: a canary is drawn from words alone. Punctuation that ends a sentence would make two of it.
 """
 
 import json
@@ -15,19 +14,25 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
-from taciturn.core import END, PADDING
+from taciturn import randomness
+from taciturn.core import END, PADDING, Fleet
 from taciturn.data.layout import Layout, sentence_bounds
 from taciturn.data.public import PublicCorpus
+from taciturn.data.texts import Texts
 from taciturn.data.vocabulary import DataError, Vocabulary, is_word
 from taciturn.files import write_atomically
+from taciturn.fleets.simulation.in_process import SimulatedFleet
+from taciturn.fleets.simulation.synthetic_users import WithSyntheticUsers, by_coins
+from taciturn.recipe import build
+from taciturn.recipe.recipe import Recipe
+from taciturn.recipe.sections import CanarySection
+from taciturn.train import TrainState
 
+FILE_NAME = "canaries.json"
 LENGTH, PREFIX = 5, 2  # words of a canary, and those of them that an attacker knows
-USERS = (1, 4, 16)  # n_u
-COPIES = (1, 14, 200)  # n_e
-EACH = 3  # canaries of each (n_u, n_e)
-SENTENCES = 200  # of a synthetic user
 DRAWING_CANARIES, DRAWING_TEXTS = 0, 1  # what a seed is used for: never the same random numbers twice
 
 
@@ -48,47 +53,43 @@ class Canary:
 
 
 class SyntheticUser(NamedTuple):
-    id: str
     canary: Canary
     tokens: np.ndarray  # int32: messages that END closes, as a population's users have them
 
 
 def canary_words(vocabulary: Vocabulary) -> np.ndarray:
-    """The ids that canaries, and whatever they are compared with, are made of: no special sign, and no punctuation."""
+    """Return the ids that canaries and their references are made of: no special tokens, and no punctuation."""
     words = np.array([place for place, word in enumerate(vocabulary.words) if is_word(word)], np.int32)
     if not len(words):
         raise DataError("there is no word in this vocabulary to make a canary of")
     return words
 
 
-def make_canaries(
-    vocabulary: Vocabulary, seed: int, users: Sequence[int] = USERS, copies: Sequence[int] = COPIES, each: int = EACH
-) -> list[Canary]:
-    """`each` canaries of every n_u with every n_e: 27, with 189 users, as the paper has them."""
-    kinds = [kind for kind in product(users, copies) for _ in range(each)]
-    drawn = np.random.default_rng([seed, DRAWING_CANARIES]).choice(canary_words(vocabulary), (len(kinds), LENGTH))
-    return [Canary(tuple(words), *kind) for words, kind in zip(drawn.tolist(), kinds, strict=True)]
+def make_canaries(vocabulary: Vocabulary, seed: int, kinds: CanarySection = CanarySection()) -> list[Canary]:
+    """Draw canaries of every n_u with every n_e: 27, with 189 users, as the paper has them."""
+    cells = [cell for cell in product(kinds.users, kinds.copies) for _ in range(kinds.per_cell)]
+    drawn = np.random.default_rng([seed, DRAWING_CANARIES]).choice(canary_words(vocabulary), (len(cells), LENGTH))
+    return [Canary(tuple(words), *cell) for words, cell in zip(drawn.tolist(), cells, strict=True)]
 
 
-def synthetic_users(canaries: Sequence[Canary], corpus: PublicCorpus, seed: int, sentences: int = SENTENCES) -> list[SyntheticUser]:
-    """Those who share the canaries. Every sentence is a message of its own, and a user's are in random order."""
+def synthetic_users(canaries: Sequence[Canary], corpus: PublicCorpus, seed: int, sentences: int = 200) -> list[SyntheticUser]:
+    """Make the users who share the canaries. Every sentence is a message of its own, and a user's are in random order."""
     if any(canary.copies > sentences for canary in canaries):
         raise ValueError(f"a user of {sentences} sentences has no room for more copies of a canary than that")
     generator = np.random.default_rng([seed, DRAWING_TEXTS])
     needed = sum(canary.users * (sentences - canary.copies) for canary in canaries)
     public = iter(_public_sentences(corpus, needed, generator))
     users = []
-    for number, canary in enumerate(canaries, 1):
+    for canary in canaries:
         secret = np.array([*canary.words, END], np.int32)
-        for sharer in range(1, canary.users + 1):
+        for _ in range(canary.users):
             said = [secret] * canary.copies + [next(public) for _ in range(sentences - canary.copies)]
-            tokens = np.concatenate([said[place] for place in generator.permutation(sentences)])
-            users.append(SyntheticUser(f"canary-{number}-user-{sharer}", canary, tokens))
+            users.append(SyntheticUser(canary, np.concatenate([said[place] for place in generator.permutation(sentences)])))
     return users
 
 
 def _public_sentences(corpus: PublicCorpus, count: int, generator: np.random.Generator) -> list[np.ndarray]:
-    """Drawn from all sentences of the corpus alike, any of them perhaps more than once; each closed by END."""
+    """Draw from all sentences of the corpus alike, any of them perhaps more than once; each is closed by END."""
     ends = corpus.vocabulary.sentence_ends
     counts = [len(sentence_bounds(document, ends)) for document in corpus.documents]
     if not sum(counts):
@@ -135,13 +136,45 @@ def save_canaries(path: Path, seen: Mapping[Canary, float], vocabulary: Vocabula
 
 
 def load_canaries(path: Path, vocabulary: Vocabulary) -> dict[Canary, float]:
-    """Each, and how often it is seen in a round."""
+    """Return each canary, and how often it is seen in a round."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         rows = [(row["words"], row["users"], row["copies"], row["seen"]) for row in content]
     except (ValueError, KeyError, TypeError):
-        raise DataError(f"{path} is no list of canaries, or damaged") from None
+        raise DataError(f"{path} is not a list of canaries, or damaged") from None
     foreign = {word for words, *_ in rows for word in words} - set(vocabulary.ids)
     if foreign:
         raise DataError(f"{path} has canaries of another list of words: {min(foreign)!r} is not in this one")
     return {Canary(tuple(vocabulary.ids[word] for word in words), users, copies): seen for words, users, copies, seen in rows}
+
+
+class PlantedCanaries:
+    """The canaries of a recipe, beside a run's fleet and outside its claim; a `RunObserver`. RUN/canaries.json says what was planted."""
+
+    def __init__(self, recipe: Recipe, vocabulary: Vocabulary, root: bytes) -> None:
+        if jax.process_count() > 1:
+            raise ValueError("[canaries] are for runs on one host")
+        section, self._vocabulary = recipe.canaries, vocabulary
+        assert section.text  # or the recipe plants nothing
+        corpus = PublicCorpus.load(Path(section.text))
+        corpus.check_words(vocabulary, "[canaries] text")
+        seed = int.from_bytes(randomness.derive(root, "canaries", 0)[:8], "big")
+        self._users = synthetic_users(make_canaries(vocabulary, seed, section), corpus, seed, section.sentences)
+        self.texts = Texts.of([user.tokens for user in self._users], len(vocabulary))
+        self.most_at_once, self._rate = len(self._users), section.rate
+        self._layout, self._weight_cap = build.layout(recipe, vocabulary), recipe.participation.weight_cap
+        self.source = f"what {len(self._users)} synthetic users wrote, who took part beside the people ({corpus.source})"
+
+    def beside(self, fleet: Fleet, most_reports: int) -> Fleet:
+        theirs = SimulatedFleet(self, self._layout, self._weight_cap, self._rate * len(self._users))
+        return WithSyntheticUsers(fleet, theirs, by_coins(len(self._users), self._rate), most_reports)
+
+    def begin(self, round: int) -> None: ...
+
+    def observe(self, before: TrainState, after: TrainState) -> None: ...
+
+    def save(self, folder: Path, mode: int) -> None:
+        """Save what was planted, once: it does not change, and is not a secret."""
+        if not (folder / FILE_NAME).exists():
+            seen = expected_sightings(self._users, self._rate, 1, self._layout)
+            save_canaries(folder / FILE_NAME, seen, self._vocabulary)

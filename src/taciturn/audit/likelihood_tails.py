@@ -1,8 +1,8 @@
 """How much does one user move a model? Empirical privacy by the tails of likelihood ratios (Popov et al. 2018, §3 and Appendix A).
 
-Two models of user sets that differ by one user; texts of ten words sampled from the first. The ratio c(s) = P(s | θ) / P(s | θ′) has
-a tail like Pareto's, P(c > x) = C · x^−α, from which follows the ε at a δ. **An estimate, not a guarantee**: it holds for the pairs of
-sets that were tried, and for texts sampled at random, and says nothing of anyone who looks for more. The guarantee is the ledger's.
+Of texts of ten words that a model θ says, the ratio c(s) = P(s | θ) / P(s | θ′) to a model trained without one user has a tail like
+Pareto's, P(c > x) = C · x^−α, from which follows the ε at a δ. **An estimate, not a guarantee**: it holds for the pairs of user sets that
+were tried, and for texts sampled at random.
 """
 
 import math
@@ -85,21 +85,18 @@ def tail(log_ratios: np.ndarray) -> Tail:
 
 def lilliefors(values: np.ndarray) -> float:
     """√k times the largest distance between the empirical distribution and the exponential one of the same mean."""
-    ordered = np.sort(values) / values.mean()
-    count = len(ordered)
-    expected = -np.expm1(-ordered)
-    above = np.arange(1, count + 1) / count - expected
-    below = expected - np.arange(count) / count
-    return math.sqrt(count) * float(max(above.max(), below.max()))
+    count, expected = len(values), -np.expm1(-np.sort(values) / values.mean())
+    steps = np.arange(count + 1) / count
+    return math.sqrt(count) * float(max(np.max(steps[1:] - expected), np.max(expected - steps[:-1])))
 
 
 @lru_cache
-def critical_value(count: int, significance: float = SIGNIFICANCE, tries: int = 4000) -> float:
+def critical_value(count: int) -> float:
     """Simulate the critical value of the Lilliefors test for `count` values."""
     generator = np.random.default_rng(1969)
-    return float(np.quantile([lilliefors(generator.exponential(size=count)) for _ in range(tries)], 1 - significance))
+    return float(np.quantile([lilliefors(generator.exponential(size=count)) for _ in range(4000)], 1 - SIGNIFICANCE))
 
 
 def largest_epsilon(tails: Iterable[Tail], delta: float) -> float:
-    """Over all pairs, as the paper reports it; no number if one of them is none."""
+    """Return the largest over all pairs, as the paper reports it; NaN if one of them is."""
     return float(np.max([one.epsilon(delta) for one in tails]))

@@ -1,17 +1,15 @@
 """The best guess from all rows of a run, who was in: for noise that is correlated over rounds, as the recipe says it is.
 
 Row t of a run is x_t + n_t, and the noise n has the covariance Σ over rows. For a user with the turns p (1 in their rounds, else 0) the
-best statistic is ⟨Σ⁻¹ p, rows⟩: with n = C⁻¹ z that is ⟨C p, C rows⟩. It parts the two cases by μ = √(pᵀ Σ⁻¹ p) / z, all that the rows
-together give away about these turns. Σ is worked out here from the definitions in the papers and not from the code that draws the noise,
-so that the two can be compared.
+best statistic is ⟨Σ⁻¹ p, rows⟩. It parts the two cases by μ = √(pᵀ Σ⁻¹ p) / z, all that the rows together give away about these turns. Σ
+is worked out here from the definitions in the papers and not from the code that draws the noise, so that the two can be compared.
 
-People pull much the same way in all rounds, and under noise that mostly cancels in a sum of rows that hides a user. What they do in
-directions that nobody sends says which sequences of rows to trust less. These directions are orthogonal to everybody's, so that their
-noise is independent of the users' and a filter that was chosen by them is fair.
+People pull much the same way in all rounds. What they do in directions that nobody sends says which sequences of rows to trust less; these
+directions are orthogonal to the users', so that a filter that was chosen by them is fair.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from scipy.linalg import block_diag, toeplitz
@@ -26,7 +24,7 @@ def noise_rows(kind: str, lengths: Sequence[int], strategy: Mapping[str, list[fl
         return np.eye(sum(lengths))
     if kind in ("tree", "honaker"):
         last = len(lengths) - 1
-        return _blocks(_tree(length, kind == "honaker", part < last) for part, length in enumerate(lengths))
+        return np.asarray(block_diag(*(_tree(length, kind == "honaker", part < last) for part, length in enumerate(lengths))))
     found = {name: np.reshape(values, (len(lengths), -1)) for name, values in (strategy or {}).items()}
     if kind == "banded":
         columns = [np.append(bands, np.zeros(length))[:length] for bands, length in zip(found["bands"], lengths, strict=True)]
@@ -34,11 +32,7 @@ def noise_rows(kind: str, lengths: Sequence[int], strategy: Mapping[str, list[fl
         pairs = zip(found["decay"], found["scale"], lengths, strict=True)
         columns = [blt_coefficients(decay.tolist(), scale.tolist(), length) for decay, scale, length in pairs]
     inverses = [toeplitz_inverse(column, len(column)) for column in columns]
-    return _blocks(toeplitz(one, np.zeros(len(one))) for one in inverses)
-
-
-def _blocks(parts: Iterable[np.ndarray]) -> np.ndarray:
-    return np.asarray(block_diag(*parts))
+    return np.asarray(block_diag(*(toeplitz(one, np.zeros(len(one))) for one in inverses)))
 
 
 def _tree(rows: int, honaker: bool, completed: bool) -> np.ndarray:
@@ -88,11 +82,3 @@ def filters(noise: np.ndarray, turns: np.ndarray, multiplier: float, bystanders:
     best = np.linalg.solve(found, white)
     best /= np.maximum(np.linalg.norm(best, axis=0), 1e-30)
     return np.linalg.solve(root.T, best), np.sum(best * white, axis=0)
-
-
-def as_columns(rounds: int, patterns: Sequence[Sequence[int]]) -> np.ndarray:
-    """[rounds, patterns]: 1 in the rounds of each pattern."""
-    turns = np.zeros((rounds, len(patterns)))
-    for column, pattern in enumerate(patterns):
-        turns[[round for round in pattern if round < rounds], column] = 1.0
-    return turns

@@ -1,11 +1,11 @@
-"""Who looks on while a run trains, to say afterwards what it gave away: its canaries and its audit users, if the recipe has any."""
+"""What observes a run, to say afterwards what it gave away: its canaries and its audit users, if the recipe has any."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from taciturn.audit.audit_users import AuditUsers
-from taciturn.audit.planting import PlantedCanaries
+from taciturn.audit.canaries import PlantedCanaries
 from taciturn.core import Algorithm, Fleet, Params
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.recipe.recipe import Recipe
@@ -13,7 +13,7 @@ from taciturn.train import TrainState
 
 
 class RunObserver(Protocol):
-    """Users who were made up, beside a run's own and outside its claim, and what is written down of them."""
+    """Synthetic users beside a run's own and outside its claim, and what is recorded of them."""
 
     source: str  # what they bring into the model, for its card
     most_at_once: int  # of them report in a round
@@ -28,7 +28,7 @@ class RunObserver(Protocol):
 
 
 def run_observers(recipe: Recipe, vocabulary: Vocabulary, algorithm: Algorithm, params: Params, root: bytes) -> list[RunObserver]:
-    """Those of a recipe whose noise is worked out. `params` may be any of the model's shape."""
+    """Return those of a recipe whose noise is worked out. `params` may be any of the model's shape."""
     found: list[RunObserver] = []
     if recipe.canaries.text is not None:
         found.append(PlantedCanaries(recipe, vocabulary, root))
@@ -38,7 +38,7 @@ def run_observers(recipe: Recipe, vocabulary: Vocabulary, algorithm: Algorithm, 
 
 
 def with_observers(fleet: Fleet, observers: Sequence[RunObserver], most_reports: int) -> Fleet:
-    """That fleet with all of them added; room in a total is kept free for those who are added later."""
+    """Add them all to a fleet; room in a total is kept free for those who are added later."""
     for place, one in enumerate(observers):
         later = sum(other.most_at_once for other in observers[place + 1 :])
         fleet = one.beside(fleet, most_reports - later)

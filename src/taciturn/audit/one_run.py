@@ -50,7 +50,7 @@ class Audit(NamedTuple):
 def audited(scores: np.ndarray, mu: np.ndarray, included: np.ndarray) -> Audit:
     """`scores` are in standard deviations of the noise that is claimed, `mu` says how far being in moves each, `included` who was."""
     if not np.all(np.isfinite(scores)):
-        raise ValueError("a score is no number: the model that was audited has diverged")
+        raise ValueError("a score is not a number: the model that was audited has diverged")
     if not np.any(included) or np.all(included):
         raise ValueError("all coins fell on one side: audit with more users")
     power = math.sqrt(float(np.sum(mu[included] ** 2)))
@@ -79,11 +79,8 @@ def audited(scores: np.ndarray, mu: np.ndarray, included: np.ndarray) -> Audit:
 def _least_times(statistic: float, freedom: int, power: float) -> float:
     """The smallest r for which the means are not surprisingly far apart, `statistic` being r · `power` but for chance: a non-central t, by
     Johnson and Welch's approximation, which for the probabilities that are asked of it here is on the safe side."""
-    return max(0.0, (statistic * _shrunk(freedom) - SURPRISE * _wide(statistic, freedom)) / power)
-
-
-def _shrunk(freedom: int) -> float:
-    return 1 - 1 / (4 * freedom)
+    shrunk = 1 - 1 / (4 * freedom)
+    return max(0.0, (statistic * shrunk - SURPRISE * _wide(statistic, freedom)) / power)
 
 
 def _wide(statistic: float, freedom: int) -> float:
@@ -91,10 +88,8 @@ def _wide(statistic: float, freedom: int) -> float:
 
 
 def _least_times_at(threshold: float, scores: np.ndarray, mu: np.ndarray, included: np.ndarray) -> float:
-    """The smallest r whose trade-off curve has the point that one threshold shows, as far as can be told from so many users.
-
-    Users of unequal μ are found independently, but not equally likely: their number varies less than that of equal ones with the same mean
-    (Hoeffding 1956), so that bounds for equal ones hold."""
+    """The smallest r whose trade-off curve has the point that one threshold shows, as far as can be told from so many users. Where their μ
+    are unequal, the number who are found varies less than with equal ones of the same mean (Hoeffding 1956), whose bounds then hold."""
     guessed = scores > threshold + float(np.mean(mu)) / 2
     share = LEVEL / 2 / len(THRESHOLDS) / 2
     true = _at_least(int(guessed[included].sum()), int(included.sum()), share)
@@ -109,14 +104,14 @@ def _least_times_at(threshold: float, scores: np.ndarray, mu: np.ndarray, includ
 
 
 def _at_least(hits: int, of: int, share: float) -> float:
-    """Clopper and Pearson's lower bound on a probability."""
+    """Return Clopper and Pearson's lower bound on a probability."""
     return float(beta.ppf(share, hits, of - hits + 1)) if hits else 0.0
 
 
 def least_caught(power: float, freedom: int, signal: float, people: float, likely: float) -> float:
     """The smallest factor f such that noise f times too small is caught so likely; infinite where even missing noise is not. `power` is the
     root of Σ μ² of those who were in. The curve's thresholds could only catch more."""
-    shrunk, square = _shrunk(freedom), SURPRISE**2 / (2 * freedom)
+    shrunk, square = 1 - 1 / (4 * freedom), SURPRISE**2 / (2 * freedom)
     # Where the bound of `_least_times` is 1: the larger root of (shrunk · t − power)² = SURPRISE² · (1 + t²/(2 · freedom)).
     inside = shrunk**2 * SURPRISE**2 + square * (power**2 - SURPRISE**2)
     enough = (shrunk * power + math.sqrt(inside)) / (shrunk**2 - square)

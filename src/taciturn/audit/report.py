@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from taciturn.audit import audit_users, planting
+from taciturn.audit import audit_users, canaries
 from taciturn.audit.audit_users import AuditScores
 from taciturn.audit.canaries import Canary, load_canaries
-from taciturn.audit.matched_filter import as_columns, filters, noise_rows
+from taciturn.audit.matched_filter import filters, noise_rows
 from taciturn.audit.one_run import Audit, audited
 from taciturn.audit.secret_sharer import Finding, measure
 from taciturn.core import WordModel
@@ -55,29 +55,28 @@ class MembershipResults:
 
 
 def rows_of_noise(recipe: Recipe) -> np.ndarray:
-    """As its definition has them (audit/matched_filter.py), and not the code that draws it."""
-    lengths = segments(build.rows(recipe), recipe.restart_rounds)
-    return noise_rows(recipe.noise, lengths, recipe.privacy.strategy)
+    """Work them out by definition (audit/matched_filter.py), and not by the code that draws the noise."""
+    return noise_rows(recipe.noise, segments(build.rows(recipe), recipe.restart_rounds), recipe.privacy.strategy)
 
 
 def canary_results(
     folder: Path, model: WordModel, vocabulary: Vocabulary, releases: int, references: int, progress: Progress
 ) -> CanaryResults | None:
-    """The canaries of a run, if it has any, looked for in its model after so many releases."""
-    if not (folder / planting.FILE_NAME).exists():
+    """Look for the canaries of a run, if it has any, in its model after so many releases."""
+    if not (path := folder / canaries.FILE_NAME).exists():
         return None
-    seen = load_canaries(folder / planting.FILE_NAME, vocabulary)
+    seen = load_canaries(path, vocabulary)
     findings = measure(model, vocabulary, list(seen), references, progress=progress)
     return CanaryResults(findings, {canary: often * releases for canary, often in seen.items()})
 
 
 def membership_results(folder: Path, recipe: Recipe) -> MembershipResults | None:
-    """The scores of a run's audit users, if it has any, by the best attack on all that it released."""
+    """Score a run's audit users, if it has any, by the best attack on all that it released."""
     if not (folder / audit_users.FILE_NAME).exists():
         return None
     seen, multiplier = AuditScores(folder), recipe.privacy.noise_multiplier
     assert multiplier  # worked out before the run began
-    turns = as_columns(recipe.run.rounds, seen.patterns)[seen.rounds]
+    turns = np.stack([np.isin(seen.rounds, pattern) for pattern in seen.patterns], axis=1).astype(float)
     by_pattern, apart = filters(rows_of_noise(recipe)[seen.rows], turns, multiplier, seen.bystanders)
     pattern = np.arange(len(seen.included)) % len(seen.patterns)
     scores = np.einsum("ri,ri->i", by_pattern[:, pattern], seen.products)
@@ -105,13 +104,11 @@ class AuditReport:
 
 
 def rank_text(rank: int) -> str:
-    """As the paper prints it.
+    """Print a rank as the paper does.
 
     >>> [rank_text(rank) for rank in (1, 762, 1_640, 41_200, 1_551_000)]
     ['1', '762', '1.6k', '41k', '1.55M']
     """
-    if rank < 1000:
-        return str(rank)
     if rank < 1_000_000:
-        return f"{rank / 1000:.{1 if rank < 10_000 else 0}f}k"
+        return str(rank) if rank < 1000 else f"{rank / 1000:.{1 if rank < 10_000 else 0}f}k"
     return f"{rank / 1e6:.{2 if math.floor(rank / 1e4) % 100 else 1}f}M"

@@ -1,11 +1,10 @@
 """Does a model know a secret by heart? The Secret Sharer framework (Carlini et al. 2019) as Ramaswamy et al. 2020, §IV-A use it.
 
-Whoever asks knows the first two words of a canary (audit/canaries.py), and has the model. Random sampling: among continuations drawn at
+The attacker knows the first two words of a canary (audit/canaries.py), and has the model. Random sampling: among continuations drawn at
 random, how many does it find as likely as the secret one, or likelier? Beam search: is the secret one among the best five that it comes up
-with itself? What they do not find, another attack still may: this is no guarantee.
+with itself? What they do not find, another attack still may.
 
-The last word of each of two million references takes a softmax over all words. The first two do not: after a prefix there are no more
-first words than words, so the states after them are computed once for a prefix, and kept.
+Only the last word of each of two million references takes a softmax over all words: the states after the first are computed once a prefix.
 """
 
 import math
@@ -69,8 +68,8 @@ def draw_references(words: np.ndarray, count: int, seed: int) -> np.ndarray:
 
 
 def random_sampling(model: WordModel, canaries: Sequence[Canary], references: np.ndarray, progress: Progress = unwatched) -> list[int]:
-    """The rank of each canary's continuation among the references, the same for all, by log-perplexity after its prefix. One that is as
-    likely comes before it, one that is the same is not counted. A broken model (NaN) knows nothing, and the rank is the last."""
+    """Rank each canary's continuation among the references by log-perplexity after its prefix. A reference that is as likely comes before
+    it, one that is the same is not counted. A broken model (NaN) knows nothing, and the rank is the last."""
     secrets = np.array([canary.continuation for canary in canaries], np.int32).reshape(-1, CONTINUATION)
     # All together, so that the secrets are scored by the same arithmetic as the references.
     score = scorer(model, np.concatenate([references, secrets]))
@@ -121,7 +120,7 @@ def scorer(model: WordModel, continuations: np.ndarray, memory: int | None = Non
 def _recurrent_scorer(model: Recurrent, continuations: np.ndarray, memory: int) -> Scorer:
     """Score a prefix in one program, block by block, without waiting for Python; needs room for all states besides `memory`."""
     weights: StepWeights = jax.device_put(model.weights)
-    size = block_rows(2 * model.vocabulary + 4 * len(weights.gate_bias), memory)
+    size = max(1, memory // (8 * model.vocabulary + 16 * len(weights.gate_bias)))  # rows that fit, of float32
     rows = min(size, len(continuations))
     padded = np.pad(continuations, ((0, -len(continuations) % rows), (0, 0)))
     blocks = jax.device_put(padded.reshape(-1, rows, CONTINUATION))
@@ -179,7 +178,7 @@ def _normaliser(weights: StepWeights, state: State) -> jax.Array:
 def _general_scorer(model: WordModel, continuations: np.ndarray, memory: int) -> Scorer:
     """Score sorted continuations by the scores of all words after each distinct beginning."""
     beginnings = [_distinct(continuations[:, :known]) for known in range(CONTINUATION)]
-    size = min(block_rows(3 * model.vocabulary, memory), len(continuations))
+    size = min(max(1, memory // (12 * model.vocabulary)), len(continuations))
 
     def score(prefix: Sequence[int]) -> np.ndarray:
         scores_after = _scores_after(model, prefix, size)
@@ -216,8 +215,3 @@ def _scores_after(model: WordModel, prefix: Sequence[int], size: int) -> Callabl
 
     state = reduce(model.read, prefix, model.start())
     return lambda texts: np.stack([model.scores(reduce(model.read, text, state)) for text in texts.tolist()])
-
-
-def block_rows(floats: int, memory: int) -> int:
-    """How many rows fit into so many bytes, if each takes so many floats."""
-    return max(1, memory // (4 * floats))

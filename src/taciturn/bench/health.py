@@ -86,7 +86,7 @@ def _room() -> Iterator[Finding]:
 
 
 def _programs() -> Iterator[Finding]:
-    to_do = "install Node.js; without it the script is written and not held against the model"
+    to_do = "install Node.js"
     yield _finding("Node", bool(shutil.which("node")), "for taciturn export --to js, which it checks", to_do)
     to_do = "open the address that they print in any browser"
     yield _finding("browser", _browser(), "for taciturn report and taciturn keyboard open", to_do)

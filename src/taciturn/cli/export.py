@@ -46,7 +46,7 @@ def export(
     if check is not None:
         console.print(
             f"Compared with the model on {check.positions:,} positions of text: the same best word at {check.agreement:.2%}, "
-            f"probabilities differ by {check.difference:.2g} at most" + (f" ({check.note})" if check.note else "")
+            f"probabilities differ by {check.difference:.2g} at most"
         )
     console.print(f"ε = {epsilon_text(guarantee.epsilon)}, δ = {delta_text(guarantee.delta)}; ledger row {guarantee.head[:16]}…")
     return {

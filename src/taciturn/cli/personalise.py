@@ -35,8 +35,8 @@ def personalise(
 
     corpus = PublicCorpus.load(general) if general else None
     learning = Learning(epochs, learning_rate, corpus, user_share)
-    with bar("personalising", "steps") as show:
-        done = personalise(model, text, out, learning, delete_text, lambda steps, all: show(steps, all, ""))
+    with bar("personalising", "epochs") as show:
+        done = personalise(model, text, out, learning, delete_text, lambda epochs, all: show(epochs, all, ""))
     _print_change(done)
     say(
         f"{out / 'model.safetensors'}: personal, learned from {done.messages - done.held_out:,} messages; it may repeat them, so it stays "

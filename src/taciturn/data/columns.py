@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -31,26 +32,22 @@ class Columns:
     sensitive: tuple[str, ...] = ()  # a row with a true value in one of these is left out
 
     def among(self, names: list[str], path: Place, with_user: bool) -> "Columns":
-        """The same, with every name known to be there."""
+        """Return them with every name known to be there."""
         found = {}
         for role, usual in USUAL.items():
             named = getattr(self, role)
-            present = [name for name in usual if name in names]
-            if named is None and ((role == "user" and not with_user) or (role == "time" and not present)):
+            found[role] = chosen = named or next((name for name in usual if name in names), None)
+            if named is None and ((role == "user" and not with_user) or (role == "time" and chosen is None)):
                 found[role] = None
-                continue
-            chosen = named or (present[0] if present else None)
-            if chosen and names.count(chosen) > 1:
+            elif chosen and names.count(chosen) > 1:
                 raise SourceError(f"{path} has two columns named {chosen}; rename one of them")
-            if named not in names and (named or not present):
+            elif chosen not in names:
                 # Without a line of names, what stands in their place is somebody's text: it is not repeated.
                 known = any(name in names for all in USUAL.values() for name in all) or any(getattr(self, one) in names for one in USUAL)
                 listed = f"its columns are {', '.join(names)}" if known else f"its {len(names)} columns have none of the usual names"
                 raise SourceError(f"{path} has no column {named or usual[0]}; {listed}: name the one with the {role} by --{role}-column")
-            found[role] = named or present[0]
-        missing = [name for name in self.sensitive if name not in names]
-        if missing:
-            raise SourceError(f"{path} has no column {missing[0]}; its columns are {', '.join(names)}: name one by --sensitive-column")
+        if missing := next((name for name in self.sensitive if name not in names), None):
+            raise SourceError(f"{path} has no column {missing}; its columns are {', '.join(names)}: name one by --sensitive-column")
         return Columns(**found, sensitive=self.sensitive)
 
     @property
@@ -73,19 +70,9 @@ class LeftOut:
                 self.first.setdefault(reason, where)
 
 
-@dataclass
-class Batch:
-    user: pa.Array
-    text: pa.Array
-    time: pa.Array
-    sensitive: list[pa.Array]
+class Batch(NamedTuple):
+    """Rows of a file."""
+
+    columns: Columns
+    strings: dict[str, pa.Array]  # by the names of columns
     place: Callable[[int], str]  # where a row stands in its file
-
-    def __len__(self) -> int:
-        return len(self.text)
-
-    @classmethod
-    def of(cls, columns: Columns, strings: dict[str, pa.Array], place: Callable[[int], str]) -> "Batch":
-        nothing = pa.nulls(len(strings[columns.text or ""]), pa.string())
-        user, text, time = (strings[name] if name else nothing for name in (columns.user, columns.text, columns.time))
-        return cls(user, text, time, [strings[name] for name in columns.sensitive], place)

@@ -1,7 +1,7 @@
 """Rows of any order, grouped by user, in bounded memory however much there is.
 
-Rows are dealt into files by the first bits of a hash of the user, files that grew too large are dealt again by the next bits, and each is
-then small enough to be put in order in memory. (A sort of whole texts in one database query ran out of memory on texts of 10 kB.)
+Rows are dealt into files by the first bits of a hash of the user, files that grew too large again by the next bits, until each can be
+sorted in memory. (A sort of whole texts in one database query ran out of memory on texts of 10 kB.)
 """
 
 from collections import Counter
@@ -19,15 +19,14 @@ from taciturn.data.users import position, user_id
 pc: Any = pyarrow.compute
 SPREAD = 6  # bits, and so 64 files at each level
 FILE_BYTES = 2**26  # what one may hold before it is dealt again
-BUFFER_BYTES = 2**19
+BUFFER_BYTES = 2**25  # that wait to be dealt together
 MOST_OF_ONE_USER = 2**25  # bytes of text; no person writes more, and whoever does is left out whole
 DEALT = pa.schema({"position": pa.uint64(), "id": pa.string(), "user": pa.string(), "text": pa.string(), "time": pa.string()})
 
 
 def placed(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
-    """Rows with the id and position of their users, and how many had none after all."""
-    spellings = rows.column("user").to_pylist()
-    ids = [user_id(spelling) for spelling in spellings]
+    """Return rows with the id and position of their users, and how many had none after all."""
+    ids = [user_id(spelling) for spelling in rows.column("user").to_pylist()]
     positions = np.fromiter((position(id) for id in ids), np.uint64, len(ids))
     columns = [pa.array(positions), pa.array(ids, pa.string()), *(rows.column(name) for name in ("user", "text", "time"))]
     table = pa.record_batch(columns, schema=DEALT)
@@ -39,47 +38,38 @@ class Deal:
     """Files by `SPREAD` bits of the position, those at `level`."""
 
     def __init__(self, folder: Path, level: int = 0) -> None:
-        self._folder, self._level = folder, level
-        self._waiting: dict[int, list[pa.RecordBatch]] = {}
-        self._waiting_bytes: Counter[int] = Counter()
-        self._files: dict[int, pa.ipc.RecordBatchStreamWriter] = {}
+        self._folder, self._shift = folder, np.uint64(64 - SPREAD * (level + 1))
+        self._waiting, self._bytes = list[pa.RecordBatch](), 0
+        self._files: dict[Path, pa.ipc.RecordBatchStreamWriter] = {}
 
     def add(self, rows: pa.RecordBatch) -> None:
-        if not len(rows):
-            return
-        shift = 64 - SPREAD * (self._level + 1)
-        places = (rows.column("position").to_numpy() >> np.uint64(shift)) & np.uint64(2**SPREAD - 1)
-        order = np.argsort(places, kind="stable")
-        dealt, sorted_places = rows.take(pa.array(order)), places[order]
-        starts = np.flatnonzero(np.diff(sorted_places, prepend=np.uint64(2**SPREAD)))
-        for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
-            place = int(sorted_places[start])
-            part = dealt.slice(start, end - start)
-            self._waiting.setdefault(place, []).append(part)
-            self._waiting_bytes[place] += part.nbytes
-            if self._waiting_bytes[place] > BUFFER_BYTES:
-                self._flush(place)
+        self._waiting.append(rows)
+        self._bytes += rows.nbytes
+        if self._bytes > BUFFER_BYTES:
+            self._flush()
 
     def close(self) -> list[Path]:
-        """The files, in order of position."""
-        for place in list(self._waiting):
-            self._flush(place)
+        """Return the files, in order of position."""
+        self._flush()
         for file in self._files.values():
             file.close()
-        return [self._path(place) for place in sorted(self._files)]
+        return sorted(self._files)
 
-    def _flush(self, place: int) -> None:
-        if place not in self._files:
-            self._files[place] = pa.ipc.new_stream(str(self._path(place)), DEALT)
-        self._files[place].write_table(pa.Table.from_batches(self._waiting.pop(place)).combine_chunks())
-        del self._waiting_bytes[place]
+    def _flush(self) -> None:
+        rows = pa.Table.from_batches(self._waiting, DEALT).combine_chunks()
+        places = (rows["position"].to_numpy() >> self._shift) & np.uint64(2**SPREAD - 1)
+        order = np.argsort(places, kind="stable")
+        dealt, bounds = rows.take(pa.array(order)), np.searchsorted(places[order], np.arange(2**SPREAD + 1))
+        for place in np.flatnonzero(np.diff(bounds)).tolist():
+            path = self._folder / f"{place:02}.arrow"
+            if path not in self._files:
+                self._files[path] = pa.ipc.new_stream(str(path), DEALT)
+            self._files[path].write_table(dealt.slice(bounds[place], bounds[place + 1] - bounds[place]))
+        self._waiting, self._bytes = [], 0
 
-    def _path(self, place: int) -> Path:
-        return self._folder / f"{place:02}.arrow"
 
-
-def groups(file: Path, left_out: Counter[str], level: int = 0) -> Iterator[Path]:
-    """The file itself if it is small enough, or else the files that it is dealt into, without users who have far too much text."""
+def groups(file: Path, tally: Counter[str], level: int = 0) -> Iterator[Path]:
+    """Yield the file itself if it is small enough, or else the files that it is dealt into, without users who have far too much text."""
     if file.stat().st_size <= FILE_BYTES or SPREAD * (level + 2) > 64:
         yield file
         return
@@ -89,7 +79,7 @@ def groups(file: Path, left_out: Counter[str], level: int = 0) -> Iterator[Path]
         for id, length in zip(batch.column("id").to_pylist(), lengths, strict=True):
             amounts[id] += length
     giants = {id for id, amount in amounts.items() if amount > MOST_OF_ONE_USER}
-    left_out[too_much()] += len(giants)
+    tally[f"left out: {too_much()}"] += len(giants)
     folder = file.with_suffix("")
     folder.mkdir()
     deal = Deal(folder, level + 1)
@@ -97,11 +87,11 @@ def groups(file: Path, left_out: Counter[str], level: int = 0) -> Iterator[Path]
         deal.add(batch.filter(pa.array([id not in giants for id in batch.column("id").to_pylist()])) if giants else batch)
     file.unlink()
     for part in deal.close():
-        yield from groups(part, left_out, level + 1)
+        yield from groups(part, tally, level + 1)
 
 
 def packed(files: Iterable[Path]) -> Iterator[list[Path]]:
-    """Small files that follow each other, together."""
+    """Put small files that follow each other together."""
     pack: list[Path] = []
     for file in files:
         if pack and sum(one.stat().st_size for one in pack) + file.stat().st_size > FILE_BYTES / 4:

@@ -1,9 +1,7 @@
 """From rows of (user, text) to a population: grouped by user out of core, tokenised on every core, written as it comes.
 
-The same text gives the same population, byte for byte, whatever the files, their order or the number of cores: a user's messages are
-taken in the order of their times, or, without times, of a hash of their text; users in the order of a hash of their ids. Everything done
-to a user's text depends on that user alone (repeats are looked for *within* a user, never across), so that nobody can change what another
-one contributes.
+The same text gives the same population, byte for byte, whatever the files, their order or the number of cores. What is done to a user's
+text depends on that user alone (repeats are looked for *within* a user), so that no user can change what another one contributes.
 """
 
 import errno
@@ -32,7 +30,6 @@ from taciturn.data.grouping import Deal, groups, packed, placed, read_batches
 from taciturn.data.population import (
     Population,
     PopulationError,
-    PopulationWriter,
     hashed_id,
     manifest_before,
     named_ledger,
@@ -48,7 +45,6 @@ from taciturn.progress import StageProgress, unwatched
 
 SMALL = 2**23  # bytes of sources for which other processes are not worth starting
 LONGEST_WORD = 100  # characters for each token that a user may have: no more of a message is looked at
-
 
 # Only the order is asked for: texts do not go through the database.
 _ORDER = """
@@ -86,35 +82,31 @@ def ingest(
     shard_tokens: int = SHARD_TOKENS,
     same_people_as: Path | None = None,
 ) -> Population:
-    """Build a population. `opt_outs` are users to leave out, now and in every later build in this folder; `same_people_as` is another
-    folder with text of the same people, whose ledger and opt-outs it shares."""
-    here = (path for path in source.paths if isinstance(path, Path))
-    inside = [path for path in here if path.resolve().is_relative_to(folder.resolve())]
-    if inside:
-        raise PopulationError(f"{inside[0]} lies inside of --out {folder}; name another --out")
+    """Build a population (`populations.build_population` says of what)."""
+    for path in source.paths:
+        if isinstance(path, Path) and path.resolve().is_relative_to(folder.resolve()):
+            raise PopulationError(f"{path} lies inside of --out {folder}; name another --out")
     writing = writing_population(folder, rules.vocabulary, shard_tokens, same_people_as)
     with _full_disk_in_words(folder), writing as writer:
-        check_protections(folder, source, rules)
-        check_held_out(same_people_as or folder, rules)
+        _check_protections(folder, source, rules)
+        _check_held_out(same_people_as or folder, rules)
         opted_out = remembered_opt_outs(folder, writer.salt, filter(None, map(user_id, opt_outs)))
         tokenizer = _Tokenizer(rules, writer.salt, opted_out)
         tally: Counter[str] = Counter()
         with tempfile.TemporaryDirectory(dir=writer.text) as scratch:
             files = _dealt(source, Path(scratch), progress)
-            too_long: Counter[str] = Counter()
-            parts = packed(part for file in files for part in groups(file, too_long))
-            done = 0
-            for users in _mapped(tokenizer, parts, source.bytes):
-                tally += users.tally
-                done += users.rows
-                _write(writer, users)
+            parts, done = packed(part for file in files for part in groups(file, tally)), 0
+            for piece in _mapped(tokenizer, parts, source.bytes):
+                tally += piece.tally
+                done += piece.rows
+                for user in piece.users:
+                    writer.add(*user)
                 progress("tokenising", done, max(source.rows, 1))
-            tally.update({f"left out: {reason}": count for reason, count in too_long.items()})
-        return writer.finish(_about(source, rules, len(opted_out)), _counts(source, tally))
+        return writer.finish(*_record(source, rules, len(opted_out), tally))
 
 
 def _dealt(source: Source, scratch: Path, progress: StageProgress) -> list[Path]:
-    """All rows on disk, in files of users whose positions are near each other."""
+    """Write all rows to disk, in files of users whose positions are near each other."""
     deal = Deal(scratch)
     for batch in source.batches(lambda done, all: progress("reading", done, all)):
         rows, nobody = placed(batch)
@@ -124,8 +116,8 @@ def _dealt(source: Source, scratch: Path, progress: StageProgress) -> list[Path]
     return deal.close()
 
 
-def check_protections(folder: Path, source: Source, rules: Rules) -> None:
-    """A population that is built again is protected no less than before."""
+def _check_protections(folder: Path, source: Source, rules: Rules) -> None:
+    """Refuse to protect a population that is built again less than before."""
     about = manifest_before(folder).get("about", {})
     if about.get("scrubbed") and not rules.scrub:
         raise PopulationError(f"{folder} was built with --scrub: say it again, or build a new folder")
@@ -134,8 +126,8 @@ def check_protections(folder: Path, source: Source, rules: Rules) -> None:
         raise PopulationError(f"{folder} was built with --sensitive-column {min(dropped)}: say it again, or build a new folder")
 
 
-def check_held_out(folder: Path, rules: Rules) -> None:
-    """Whom a run of these people trained on is nobody's held-out user."""
+def _check_held_out(folder: Path, rules: Rules) -> None:
+    """Refuse to hold out people whom a run has trained on."""
     about = manifest_before(folder).get("about", {})
     if named_ledger(folder) is not None and about.get("held_out_share", rules.held_out_share) != rules.held_out_share:
         raise PopulationError(
@@ -144,14 +136,9 @@ def check_held_out(folder: Path, rules: Rules) -> None:
         )
 
 
-class _Users(NamedTuple):
-    """Users of one piece, tokenised."""
-
+class _Tokenized(NamedTuple):
     rows: int
-    splits: list[str]
-    ids: list[str]
-    ends: np.ndarray
-    tokens: np.ndarray
+    users: list[tuple[str, str, np.ndarray]]  # split, hashed id and tokens of each
     tally: Counter[str]
 
 
@@ -161,10 +148,10 @@ class _Tokenizer:
     def __init__(self, rules: Rules, salt: bytes, opted_out: frozenset[str]) -> None:
         self.rules, self._salt, self._opted_out = rules, salt, opted_out
 
-    def __call__(self, files: list[Path]) -> _Users:
+    def __call__(self, files: list[Path]) -> _Tokenized:
         piece = _in_order(files)
         tally: Counter[str] = Counter()
-        splits, ids, texts = [], [], []
+        users: list[tuple[str, str, np.ndarray]] = []
         columns = (piece.column(name).to_pylist() for name in ("id", "position", "user", "text"))
         for (user, position), rows in groupby(zip(*columns, strict=True), key=lambda row: row[:2]):
             spelled, messages = zip(*((row[2].strip(), row[3]) for row in rows), strict=True)
@@ -183,15 +170,12 @@ class _Tokenizer:
                 continue
             tally["changed: users spelled in several ways, taken as one"] += len(set(spelled)) > 1
             split = "held_out" if held_out else "train"
-            texts.append(np.array(tokens, token_type(len(self.rules.vocabulary))))
-            tally[f"{split}_unknown"] += int(np.count_nonzero(texts[-1] == UNKNOWN))
-            splits.append(split)
-            ids.append(hashed)
-        ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
-        return _Users(len(piece), splits, ids, ends, np.concatenate([np.zeros(0, np.uint16), *texts]), tally)
+            tally[f"{split}_unknown"] += tokens.count(UNKNOWN)
+            users.append((split, hashed, np.array(tokens, token_type(len(self.rules.vocabulary)))))
+        return _Tokenized(len(piece), users, tally)
 
     def _tokens(self, messages: Iterable[str], tally: Counter[str]) -> list[int]:
-        """One user's messages, each ended with <eos>, without repeats, cut at the maximum."""
+        """Return one user's messages, each ended with <eos>, without repeats, cut at the maximum."""
         tokens: list[int] = []
         seen: set[str] = set()
         for message in messages:
@@ -216,7 +200,7 @@ class _Tokenizer:
 
 
 def _in_order(files: list[Path]) -> pa.Table:
-    """The rows of some files, users by position, messages by time or else by a hash of their text."""
+    """Return the rows of some files, users by position, messages by time or else by a hash of their text."""
     rows = pa.Table.from_batches(read_batches(*files), grouping.DEALT)
     for file in files:
         file.unlink()  # a disk holds the text once while it is sorted
@@ -227,7 +211,7 @@ def _in_order(files: list[Path]) -> pa.Table:
     return rows.take(pa.array(order))
 
 
-def _mapped(tokenizer: _Tokenizer, packs: Iterable[list[Path]], size: int) -> Iterator[_Users]:
+def _mapped(tokenizer: _Tokenizer, packs: Iterable[list[Path]], size: int) -> Iterator[_Tokenized]:
     """Tokenise on every core, in order, a few packs of files ahead."""
     processes = len(os.sched_getaffinity(0))
     if size < SMALL or processes == 1:
@@ -235,7 +219,7 @@ def _mapped(tokenizer: _Tokenizer, packs: Iterable[list[Path]], size: int) -> It
         return
     without_ctrl_c = signal.signal, (signal.SIGINT, signal.SIG_IGN)  # the first process ends the others
     with ProcessPoolExecutor(processes, get_context("spawn"), *without_ctrl_c) as pool:
-        ahead: deque[Future[_Users]] = deque()
+        ahead: deque[Future[_Tokenized]] = deque()
         try:
             for pack in packs:
                 ahead.append(pool.submit(tokenizer, pack))
@@ -247,15 +231,13 @@ def _mapped(tokenizer: _Tokenizer, packs: Iterable[list[Path]], size: int) -> It
             raise DataError("a tokenising process was killed, most likely for want of memory; nothing was changed") from None
 
 
-def _write(writer: PopulationWriter, users: _Users) -> None:
-    starts = [0, *users.ends[:-1]]
-    for split, hashed, start, end in zip(users.splits, users.ids, starts, users.ends, strict=False):
-        writer.add(split, hashed, users.tokens[start:end])
+def _record(source: Source, rules: Rules, opted_out: int, tally: Counter[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what was done and what was counted, for those who must answer for it later."""
 
+    def under(prefix: str) -> dict[str, int]:
+        return {name.removeprefix(prefix): count for name, count in sorted(tally.items()) if count and name.startswith(prefix)}
 
-def _about(source: Source, rules: Rules, opted_out: int) -> dict[str, Any]:
-    """What was done, for whoever must answer for it later."""
-    return {
+    about = {
         "source": ", ".join(path.name for path in source.paths),
         "columns": list(source.read_columns),
         "least_tokens": rules.least_tokens,
@@ -266,13 +248,7 @@ def _about(source: Source, rules: Rules, opted_out: int) -> dict[str, Any]:
         "opt_outs": opted_out,
         "unicode": unicodedata.unidata_version,
     }
-
-
-def _counts(source: Source, tally: Counter[str]) -> dict[str, Any]:
-    def under(prefix: str) -> dict[str, int]:
-        return {name.removeprefix(prefix): count for name, count in sorted(tally.items()) if count and name.startswith(prefix)}
-
-    return {
+    counts = {
         "rows": source.rows,
         "left_out": source.left_out.counts | under("left out: "),
         "first_left_out": source.left_out.first,
@@ -281,6 +257,7 @@ def _counts(source: Source, tally: Counter[str]) -> dict[str, Any]:
         "scrubbed": under("scrubbed: "),
         "unknown": {split: tally[f"{split}_unknown"] for split in ("train", "held_out")},
     }
+    return about, counts
 
 
 @contextmanager

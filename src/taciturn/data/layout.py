@@ -76,27 +76,22 @@ class Layout:
         return cls(cut, batch_size, math.ceil(pieces / batch_size))
 
     def batches(self, tokens: np.ndarray) -> np.ndarray:
-        """int32 [steps, batch, length + 1].
+        """int32 [steps, batch, length + 1]. A batch holds pieces from all over the text, so that a local step sees more of the user."""
+        return self._batches(tokens)[0]
 
-        A batch holds pieces from all over the text, not neighbours: local steps see more of the user at once.
-        """
-        return self._batches(self.cut.pieces(tokens, self.steps * self.batch_size))
+    def user_data(self, tokens: np.ndarray, weight_cap: float | None = None) -> UserData:
+        """Return what the device program gets. A user of n tokens weighs min(n/ŵ, 1), ŵ being the cap; without one, 1 if n > 0."""
+        batches, steps = self._batches(tokens)
+        weight = np.minimum(np.float32(len(tokens)) / np.float32(weight_cap or 1), np.float32(1))
+        arrays: Any = batches, weight, np.int32(steps)
+        return UserData(*arrays)
 
-    def _batches(self, pieces: np.ndarray) -> np.ndarray:
-        steps, row = self._filled(pieces), self.cut.length + 1
+    def _batches(self, tokens: np.ndarray) -> tuple[np.ndarray, int]:
+        """Return the batches, and how many of them have text, which come first."""
+        pieces, row = self.cut.pieces(tokens, self.steps * self.batch_size), self.cut.length + 1
+        steps = math.ceil(len(pieces) / self.batch_size)
         batches = np.zeros((self.steps, self.batch_size, row), np.int32)
         spread = np.zeros((self.batch_size * steps, row), np.int32)
         spread[: len(pieces)] = pieces
         batches[:steps] = spread.reshape(self.batch_size, steps, row).swapaxes(0, 1)
-        return batches
-
-    def _filled(self, pieces: np.ndarray) -> int:
-        """Of a user's batches, those with text in them: the first."""
-        return math.ceil(len(pieces) / self.batch_size)
-
-    def user_data(self, tokens: np.ndarray, weight_cap: float | None = None) -> UserData:
-        """What the device program gets, on every fleet. A user of n tokens weighs min(n/ŵ, 1), ŵ being the cap; without one, 1 if n > 0."""
-        pieces, count = self.cut.pieces(tokens, self.steps * self.batch_size), np.float32(len(tokens))
-        weight = np.minimum(count / np.float32(weight_cap or 1), np.float32(1))
-        arrays: Any = self._batches(pieces), weight, np.int32(self._filled(pieces))
-        return UserData(*arrays)
+        return batches, steps

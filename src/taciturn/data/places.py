@@ -1,6 +1,6 @@
 """Files that are elsewhere, with as much of `Path` as readers need: s3:// and gs:// by pyarrow's own filesystems, others by fsspec.
 
-No network is asked unless an address is named. Credentials come from the environment, as pyarrow takes them.
+Nothing is reached over a network unless an address is named. Credentials come from the environment, as pyarrow takes them.
 """
 
 import io

@@ -8,8 +8,7 @@
       private/          salt with which user ids are hashed, hashed ids of those who opted out, which ledger these users have
 
 A build writes a new text folder and then replaces the manifest in one step, so a population is whole or not there. Building again
-into the same folder keeps the ledger: the users are the same people, whatever became of their text. Another folder of the same people
-has no ledger of its own, but names theirs, and hashes their ids with the same salt.
+into the same folder keeps the ledger. Another folder of the same people names their ledger, and hashes their ids with the same salt.
 """
 
 import hashlib
@@ -20,10 +19,9 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from re import fullmatch
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,8 +44,7 @@ class PopulationError(DataError):
     """The folder is not a population that can be used."""
 
 
-@dataclass(frozen=True)
-class NamedLedger:
+class NamedLedger(NamedTuple):
     """Which ledger these users have: its id, and the folder it is in, seen from theirs."""
 
     id: str
@@ -72,38 +69,40 @@ class Population:
 
     @property
     def lengths(self) -> np.ndarray:
-        """How many tokens each user has; private, like every count."""
-        numbers = range(len(self.texts.shards))
-        return np.concatenate([np.diff(self.texts.shard(number).offsets) for number in numbers])
+        """Return how many tokens each user has; private, like every count."""
+        return np.concatenate([np.diff(self.texts.shard(number).offsets) for number in range(len(self.texts.shards))])
 
     @property
     def ledger(self) -> NamedLedger | None:
-        """The one that these users have, once there is one. Refused where `private/` is lost: who opted out is not known any more."""
+        """Return the ledger these users have, once there is one; refuse a folder without `private/`: it does not know who opted out."""
         _salt(self.folder)
         return named_ledger(self.folder)
 
     def pin_ledger(self, ledger: NamedLedger) -> None:
-        """Remember it, so that a ledger that was lost is not taken for one that never was: in the manifest, and where it outlives it."""
-        write_atomically(self.folder / "private" / LEDGER, json.dumps(asdict(ledger)).encode(), 0o600)
+        """Remember it, in the manifest and where it outlives it, so that a lost ledger is not taken for one that never was."""
+        write_atomically(self.folder / "private" / LEDGER, json.dumps(ledger._asdict()).encode(), 0o600)
         with locked(self.folder / "private" / MANIFEST_LOCK):
-            _save_manifest(self.folder, {**_manifest(self.folder), "ledger": asdict(ledger)})
+            _save_manifest(self.folder, {**_manifest(self.folder), "ledger": ledger._asdict()})
 
 
 def trained_on(folder: Path) -> Callable[[str], bool]:
-    """Whether a user, by id, is among those that a population trains on, or among those who opted out of everything."""
-    salt = _salt(folder)
-    users = _hashed_ids(folder, "train") | remembered_opt_outs(folder, salt)
+    """Tell by id whether a user is among those that a population trains on, or among those who opted out of everything."""
+    salt, users = _salt(folder), _trained_or_opted_out(folder)
     return lambda id: hashed_id(salt, id) in users
+
+
+def _trained_or_opted_out(folder: Path) -> set[str]:
+    return _hashed_ids(folder, "train") | remembered_opt_outs(folder, _salt(folder))
 
 
 def check_strangers(measured: Path, protected: Path) -> None:
     """Refuse to measure held-out users of one folder with a model of another, unless none of them was trained on there or opted out."""
     if _manifest(measured)["salt"] != _manifest(protected)["salt"]:
         raise PopulationError(
-            f"whether held-out users of {measured} are people whom {protected} trains on cannot be told: the two know people by different "
-            f"hashes. Build {measured} again, with --same-people-as {protected}"
+            f"{measured} and {protected} know people by different hashes, so whether held-out users of the one were trained on in the "
+            f"other cannot be told. Build {measured} again, with --same-people-as {protected}"
         )
-    known = _hashed_ids(protected, "train") | remembered_opt_outs(protected, _salt(protected))
+    known = _trained_or_opted_out(protected)
     if known & _hashed_ids(measured, "held_out"):
         raise PopulationError(
             f"among the held-out users of {measured} are people whom {protected} trains on, or who opted out: they were promised more than "
@@ -132,7 +131,7 @@ class HeldOutUsers:
         return len(self.texts)
 
     def check_enough(self) -> None:
-        """Figures are averages over these users, and are printed, kept and published: of a few, each tells what one of them wrote."""
+        """Refuse to publish averages over a few users: they tell what each of them wrote."""
         if sum(len(text) > 0 for text in self.texts) < LEAST_HELD_OUT:
             raise PopulationError(
                 f"{self.folder} has fewer than {LEAST_HELD_OUT} held-out users, and figures of so few tell of each; build it from more "
@@ -170,14 +169,10 @@ class PopulationWriter:
             hint = utf8 or (", or lower --least-tokens" if "tokens:" in left_out else "")
             raise PopulationError(f"no user is left to train on ({left_out or 'there is no text at all'}): name other text{hint}")
         sync_folder(self.text)
-        digest = hmac.new(self.salt, "\n".join(self.vocabulary.words).encode(), hashlib.sha256)
-        for split in self._digests.values():
-            digest.update(split.digest())
-        sums = {
-            f"{split}_{unit}": sum(shard[index] for shard in one["shards"])
-            for split, one in written.items()
-            for index, unit in enumerate(("users", "tokens"))
-        }
+        parts = ["\n".join(self.vocabulary.words).encode(), *(split.digest() for split in self._digests.values())]
+        digest = hmac.new(self.salt, b"".join(parts), hashlib.sha256)
+        units = [(split, index, unit) for split in written for index, unit in enumerate(("users", "tokens"))]
+        sums = {f"{split}_{unit}": sum(shard[index] for shard in written[split]["shards"]) for split, index, unit in units}
         manifest = {
             "format": FORMAT,
             "id": digest.hexdigest()[:16],
@@ -189,7 +184,7 @@ class PopulationWriter:
         }
         with locked(self.folder / "private" / MANIFEST_LOCK):
             ledger = named_ledger(self.folder)
-            _save_manifest(self.folder, manifest | ({"ledger": asdict(ledger)} if ledger else {}))
+            _save_manifest(self.folder, manifest | ({"ledger": ledger._asdict()} if ledger else {}))
         return Population(self.folder)
 
 
@@ -197,7 +192,7 @@ class PopulationWriter:
 def writing_population(
     folder: Path, vocabulary: Vocabulary, shard_tokens: int = SHARD_TOKENS, same_people_as: Path | None = None
 ) -> Iterator[PopulationWriter]:
-    """A writer; whatever does not come to `finish` leaves nothing behind."""
+    """Give a writer; a build that does not come to `finish` leaves nothing behind."""
     created = not folder.exists()
     if not created and not (folder / "manifest.json").exists():
         foreign = [path.name for path in folder.iterdir() if path.name not in STAYS and not _is_text(path)]
@@ -249,7 +244,7 @@ def write_population(
     shard_tokens: int = SHARD_TOKENS,
     same_people_as: Path | None = None,
 ) -> Population:
-    """A population of users who are in memory: user id → word ids."""
+    """Write a population of users who are in memory: user id → word ids."""
     with writing_population(folder, vocabulary, shard_tokens, same_people_as) as writer:
         for split, users in (("train", train), ("held_out", held_out)):
             for user in sorted(users, key=lambda user: (position(user), user)):
@@ -262,16 +257,15 @@ def hashed_id(salt: bytes, user: str) -> str:
 
 
 def remembered_opt_outs(folder: Path, salt: bytes, users: Iterable[str] = ()) -> frozenset[str]:
-    """The hashed ids of all who ever opted out of this population, the `users` among them from now on."""
+    """Return the hashed ids of all who ever opted out of this population, the `users` among them from now on."""
     path = folder / "private" / OPTED_OUT
     known = set(path.read_text().split()) if path.exists() else set()
     if len(known) < manifest_before(folder).get("about", {}).get("opt_outs", 0):
         raise PopulationError(f"{path} lacks some of those who opted out; restore it from a copy, or build a new folder")
     new = {hashed_id(salt, user) for user in users} - known
-    known |= new
     if new:
-        write_atomically(path, "".join(f"{one}\n" for one in sorted(known)).encode(), 0o600)
-    return frozenset(known)
+        write_atomically(path, "".join(f"{one}\n" for one in sorted(known | new)).encode(), 0o600)
+    return frozenset(known | new)
 
 
 def _save_manifest(folder: Path, manifest: dict[str, Any]) -> None:
@@ -279,7 +273,7 @@ def _save_manifest(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def _salt(folder: Path) -> bytes:
-    """Made once. With another one, nobody would be known again: not who opted out, not who was trained on."""
+    """Return the salt, made once: with another one it would not be known who opted out, nor who was trained on."""
     path, expected = folder / "private" / "salt", manifest_before(folder).get("salt")
     if not path.exists() and expected is None and not path.with_name(OPTED_OUT).exists():
         write_atomically(path, secrets.token_bytes(32), 0o600)
@@ -290,7 +284,7 @@ def _salt(folder: Path) -> bytes:
 
 
 def named_ledger(folder: Path) -> NamedLedger | None:
-    """The ledger that a folder's manifest names, and its private folder too: one is enough to know that there was one."""
+    """Return the ledger that a folder's manifest or its private folder names: one is enough to know that there was one."""
     path = folder / "private" / LEDGER
     try:
         named = [manifest_before(folder).get("ledger"), json.loads(path.read_text()) if path.exists() else None]
@@ -317,11 +311,11 @@ def _share_ledger(folder: Path, other: Path) -> None:
     write_atomically(private / "salt", salt, 0o600)
     opted_out = remembered_opt_outs(other, salt) | remembered_opt_outs(folder, salt)
     write_atomically(private / OPTED_OUT, "".join(f"{one}\n" for one in sorted(opted_out)).encode(), 0o600)
-    write_atomically(private / LEDGER, json.dumps(asdict(shared)).encode(), 0o600)
+    write_atomically(private / LEDGER, json.dumps(shared._asdict()).encode(), 0o600)
 
 
 def manifest_before(folder: Path) -> dict[str, Any]:
-    """The manifest as it is, or nothing where there is none that can be read."""
+    """Return the manifest as it is, or nothing where there is none that can be read."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
     except (FileNotFoundError, ValueError):

@@ -46,7 +46,7 @@ class PublicCorpus:
             raise ValueError(f"{setting} has other words than the population; make it with --vocabulary POPULATION")
 
     def save(self, folder: Path) -> None:
-        write_documents(folder, self.documents, self.vocabulary, self.source)
+        _write_documents(folder, self.documents, self.vocabulary, self.source)
 
     @classmethod
     def load(cls, folder: Path) -> "PublicCorpus":
@@ -65,7 +65,7 @@ class PublicCorpus:
 def ingest_public(
     source: Source, folder: Path, vocabulary: Vocabulary | int, name: str, language: str, progress: Callable[..., None]
 ) -> PublicCorpus:
-    """Public text from files: a row, or a paragraph of a text file, is a document. A number of words means the most frequent ones here."""
+    """Read public text: a row, or a paragraph of a text file, is a document. A number of words means the most frequent ones here."""
 
     def texts(what: str) -> Iterator[str]:
         for batch in source.batches(lambda done, all: progress(what, done, all)):
@@ -73,13 +73,12 @@ def ingest_public(
 
     if isinstance(vocabulary, int):
         vocabulary = counted_vocabulary(texts("counting words"), vocabulary, f"words of {name}", language)
-    encode = vocabulary.encode
-    encoded = ([*words, END] for words in map(encode, texts("tokenising")) if words)
-    write_documents(folder, encoded, vocabulary, name)
+    encoded = ([*words, END] for words in map(vocabulary.encode, texts("tokenising")) if words)
+    _write_documents(folder, encoded, vocabulary, name)
     return PublicCorpus.load(folder)
 
 
-def write_documents(folder: Path, documents: Iterable, vocabulary: Vocabulary, source: str) -> None:
+def _write_documents(folder: Path, documents: Iterable, vocabulary: Vocabulary, source: str) -> None:
     with new_folder(folder, "name a new --out") as made:
         writer = TextWriter(made, "documents", len(vocabulary))
         for document in documents:

@@ -6,7 +6,7 @@ import gzip
 import io
 import json
 import lzma
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -23,9 +23,11 @@ BATCH_ROWS, BATCH_BYTES = 1024, 2**22
 MOST_LINES = 1000  # of a paragraph
 csv.field_size_limit(LONGEST)
 Choose = Callable[[list[str]], Columns]  # which of a file's columns to read
+Read = Iterator[tuple[float, Batch]]
+Row = tuple[Sequence[str | None], str]  # values of the wanted columns, and where they stand
 
 
-def read_parquet(path: Place, choose: Choose, left_out: LeftOut) -> Iterator[tuple[float, Batch]]:
+def read_parquet(path: Place, choose: Choose, left_out: LeftOut) -> Read:
     try:
         file = parquet.ParquetFile(path if isinstance(path, Path) else path.random_access(), pre_buffer=False)
     except pa.ArrowInvalid:
@@ -35,7 +37,7 @@ def read_parquet(path: Place, choose: Choose, left_out: LeftOut) -> Iterator[tup
     yield from _as_strings(path, columns, batches, lambda row: row / rows, left_out)
 
 
-def read_arrow(path: Place, choose: Choose, left_out: LeftOut) -> Iterator[tuple[float, Batch]]:
+def read_arrow(path: Place, choose: Choose, left_out: LeftOut) -> Read:
     """A stream of Arrow's, as Hugging Face saves datasets; or a file of Arrow's: eight bytes, a stream, a table of contents."""
     with _opened(path) as (stream, position):
         if stream.peek(6).startswith(b"ARROW1"):
@@ -47,52 +49,46 @@ def read_arrow(path: Place, choose: Choose, left_out: LeftOut) -> Iterator[tuple
         yield from _as_strings(path, columns, pieces, lambda _: position(), left_out)
 
 
-def _as_strings(
-    path: Place, columns: Columns, tables: Iterable[pa.RecordBatch], share: Callable[[int], float], left_out: LeftOut
-) -> Iterator[tuple[float, Batch]]:
+def _as_strings(path: Place, columns: Columns, tables: Iterable[pa.RecordBatch], share: Callable[[int], float], left_out: LeftOut) -> Read:
     row = 0
     for table in tables:
         numbers = np.arange(row + 1, row + len(table) + 1)
         row += len(table)
         try:
-            strings = {name: _strings(table.column(name), name == columns.text) for name in table.schema.names}
+            strings = _strings(table, columns.text)
         except pa.ArrowInvalid:
             keep = _not_broken(table)
             left_out.add("rows that are not UTF-8", keep.count(False), f"{path.name}, row {numbers[keep.index(False)]}")
-            numbers, table = numbers[keep], table.filter(pa.array(keep, pa.bool_()))
-            strings = {name: _strings(table.column(name), name == columns.text) for name in table.schema.names}
+            numbers = numbers[keep]
+            strings = _strings(table.filter(pa.array(keep, pa.bool_())), columns.text)
         except TypeError as error:
             raise SourceError(f"{path}: {error}") from None
-        yield share(row), Batch.of(columns, strings, lambda index, numbers=numbers: f"row {numbers[index]}")
+        yield share(row), Batch(columns, strings, lambda index, numbers=numbers: f"row {numbers[index]}")
 
 
-def _strings(array: Any, is_text: bool) -> pa.Array:
-    """Any column as strings; ArrowInvalid if one is not UTF-8, TypeError if they cannot be strings."""
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if pa.types.is_nested(array.type) or (is_text and not _holds_bytes(array.type)):
-        raise TypeError(f"the column {'of the text ' if is_text else ''}holds {array.type}; name another")
-    strings = array.cast(pa.string())
-    strings.validate(full=True)
-    return strings
+def _strings(table: pa.RecordBatch, text: str | None) -> dict[str, pa.Array]:
+    """Return all columns as strings; ArrowInvalid if one is not UTF-8, TypeError if they cannot be strings."""
+    found = {}
+    for name, array in zip(table.schema.names, table.columns, strict=True):
+        plain: Any = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+        if pa.types.is_nested(plain.type) or (name == text and not _holds_bytes(plain.type)):
+            raise TypeError(f"the column {'of the text ' if name == text else ''}holds {plain.type}; name another")
+        found[name] = plain.cast(pa.string())
+        found[name].validate(full=True)
+    return found
 
 
 def _holds_bytes(kind: pa.DataType) -> bool:
-    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary, pa.types.is_null)
-    return any(test(kind) for test in tests)
+    return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.null())
 
 
 def _not_broken(table: pa.RecordBatch) -> list[bool]:
-    """Which rows are UTF-8 throughout."""
-    keep = [True] * len(table)
-    for column in table.columns:
-        if _holds_bytes(column.type):
-            for row, value in enumerate(column.cast(pa.large_binary()).to_pylist()):
-                keep[row] = keep[row] and (value is None or _is_utf8(value))
-    return keep
+    """Say which rows are UTF-8 throughout."""
+    columns = [column.cast(pa.large_binary()).to_pylist() for column in table.columns if _holds_bytes(column.type)]
+    return [all(value is None or _is_utf8(value) for value in row) for row in zip(*columns, strict=True)]
 
 
-def read_csv(path: Place, choose: Choose, left_out: LeftOut, noted: LeftOut) -> Iterator[tuple[float, Batch]]:
+def read_csv(path: Place, choose: Choose, left_out: LeftOut, noted: LeftOut) -> Read:
     is_tsv = ".tsv" in [suffix.lower() for suffix in path.suffixes]
     with _opened(path) as (stream, position):
         lines = _Lines(stream, path, left_out)
@@ -107,148 +103,123 @@ def read_csv(path: Place, choose: Choose, left_out: LeftOut, noted: LeftOut) -> 
             raise SourceError(f"{path}, line 1, does not name columns ({error}): make it a line such as user,text") from None
         columns = choose(names)
         wanted = [names.index(name) for name in columns.wanted]
-        rows = _Rows(columns, position)
-        reader = csv.reader(lines, strict=True, **style)
-        while True:
-            at, skipped = lines.number + 1, lines.skipped
-            lines.broken = False
-            row, problem = None, ""
-            try:
-                row = next(reader)
-            except StopIteration:
-                break
-            except csv.Error as error:
-                problem = "malformed rows"
-                if "unexpected end" in str(error) or "field larger" in str(error):
-                    raise SourceError(
-                        f"{path}, line {at}: a quote is opened and not closed (or a field is longer than "
-                        f"{LONGEST // 2**20} MB), so everything after it is unsure; mend that line"
-                    ) from None
-            at += lines.skipped - skipped
-            place = f"line {at}"
-            if lines.broken:
-                problem = "rows that are not UTF-8"
-            elif row and len(row) != len(names):
-                problem = "malformed rows"
-            if (lines.number > at and (problem or lines.skipped > skipped)) or lines.skipped_quotes % 2:
-                raise SourceError(
-                    f"{path}, line {at}: a quote opened there takes in other lines, and the row does not come out right, so everything "
-                    "after it is unsure; mend that line"
-                )
-            if lines.number > at:
-                noted.add("rows that go over several lines", 1, f"{path.name}, {place}")
-            if problem:
-                left_out.add(problem, 1, f"{path.name}, {place}")
-            elif row:
-                yield from rows.add([row[column] for column in wanted], place)
-        yield from rows.rest()
+        rows = _csv_rows(path, lines, csv.reader(lines, strict=True, **style), len(names), left_out, noted)
+        yield from _batches(columns, (([row[column] for column in wanted], place) for row, place in rows), position)
 
 
-def read_json(path: Place, choose: Choose, left_out: LeftOut) -> Iterator[tuple[float, Batch]]:
+def _csv_rows(path: Place, lines: "_Lines", reader: Any, width: int, left_out: LeftOut, noted: LeftOut) -> Iterator[tuple[list[str], str]]:
+    while True:
+        at, skipped, lines.broken = lines.number + 1, lines.skipped, False
+        row, problem, unsure = [], "", ""
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            problem = "malformed rows"
+            if "unexpected end" in str(error) or "field larger" in str(error):
+                unsure = f"a quote is opened and not closed (or a field is longer than {LONGEST // 2**20} MB)"
+        at += lines.skipped - skipped
+        if lines.broken:
+            problem = "rows that are not UTF-8"
+        elif row and len(row) != width:
+            problem = "malformed rows"
+        if (lines.number > at and (problem or lines.skipped > skipped)) or lines.skipped_quotes % 2:
+            unsure = unsure or "a quote opened there takes in other lines, and the row does not come out right"
+        if unsure:
+            raise SourceError(f"{path}, line {at}: {unsure}, so everything after it is unsure; mend that line")
+        if lines.number > at:
+            noted.add("rows that go over several lines", 1, f"{path.name}, line {at}")
+        if problem:
+            left_out.add(problem, 1, f"{path.name}, line {at}")
+        elif row:
+            yield row, f"line {at}"
+
+
+def read_json(path: Place, choose: Choose, left_out: LeftOut) -> Read:
     with _opened(path) as (stream, position):
         objects = _objects(path, stream, left_out)
         # An object may lack a key that others have; the first few hundred name the columns.
         head, size = [], 0
-        for place, content in objects:
-            head.append((place, content))
+        for content, place in objects:
+            head.append((content, place))
             size += sum(len(value) for value in content.values() if isinstance(value, str))
             if len(head) == 500 or size > BATCH_BYTES:
                 break
         if not head:
             raise SourceError(f"{path} has no line with a JSON object; write one on each line: " + '{"user": "ann", "text": "…"}')
-        names = dict.fromkeys(chain.from_iterable(content for _, content in head))
+        names = dict.fromkeys(chain.from_iterable(content for content, _ in head))
         columns = choose(list(names))
-        late = [name for usual in USUAL.values() for name in usual if name not in names]
-        rows = _Rows(columns, position)
-        for place, content in chain(head, objects):
-            if columns.time is None and any(name in content for name in late):
-                raise SourceError(f"{path}, {place}: a column that may be the time appears only here; name it with --time-column")
-            found = (content.get(name) for name in columns.wanted)
-            values = [one if one is None or isinstance(one, str) else json.dumps(one) for one in found]
-            text = content.get(columns.text or "")
-            if text is not None and not isinstance(text, str):
-                left_out.add("malformed rows", 1, f"{path.name}, {place}")
-            elif all(value is None or _is_utf8(value.encode("utf-8", "surrogatepass")) for value in values):
-                yield from rows.add(values, place)
-            else:
-                left_out.add("rows that are not UTF-8", 1, f"{path.name}, {place}")
-        yield from rows.rest()
+        late = [name for usual in USUAL.values() for name in usual if name not in names and columns.time is None]
+        yield from _batches(columns, _json_rows(path, columns, late, chain(head, objects), left_out), position)
 
 
-def _objects(path: Place, stream: IO[bytes], left_out: LeftOut) -> Iterator[tuple[str, dict[str, Any]]]:
-    lines = _Lines(stream, path, left_out)
-    for line in lines:
-        place = f"line {lines.number}"
-        broken, lines.broken = lines.broken, False
-        if lines.number == 1 and line.lstrip().startswith("["):
-            raise SourceError(f"{path} is one JSON list; write it as JSON lines, one object a line (jq -c '.[]')")
-        if broken:
+def _json_rows(path: Place, columns: Columns, late: list[str], objects: Iterable, left_out: LeftOut) -> Iterator[Row]:
+    """`late` are names of columns that must not appear any more."""
+    for content, place in objects:
+        if any(name in content for name in late):
+            raise SourceError(f"{path}, {place}: a column that may be the time appears only here; name it with --time-column")
+        found = (content.get(name) for name in columns.wanted)
+        values = [one if one is None or isinstance(one, str) else json.dumps(one) for one in found]
+        if not isinstance(content.get(columns.text or ""), str | None):
+            left_out.add("malformed rows", 1, f"{path.name}, {place}")
+        elif all(value is None or _is_utf8(value.encode("utf-8", "surrogatepass")) for value in values):
+            yield values, place
+        else:
             left_out.add("rows that are not UTF-8", 1, f"{path.name}, {place}")
-        elif line.strip():
+
+
+def _objects(path: Place, stream: IO[bytes], left_out: LeftOut) -> Iterator[tuple[dict[str, Any], str]]:
+    for number, line in _Lines(stream, path, left_out).sound():
+        if number == 1 and line.lstrip().startswith("["):
+            raise SourceError(f"{path} is one JSON list; write it as JSON lines, one object a line (jq -c '.[]')")
+        if line.strip():
             try:
                 content = json.loads(line)
             except (ValueError, RecursionError):
                 content = None
             if isinstance(content, dict):
-                yield place, content
+                yield content, f"line {number}"
             else:
-                left_out.add("malformed rows", 1, f"{path.name}, {place}")
+                left_out.add("malformed rows", 1, f"{path.name}, line {number}")
 
 
-def read_messages(path: Place, user: str, name: str, left_out: LeftOut) -> Iterator[tuple[float, Batch]]:
+def read_messages(path: Place, user: str, name: str, left_out: LeftOut) -> Read:
     """A text file of one user: a line is a message, and their order is kept."""
     with _opened(path) as (stream, position):
-        lines = _Lines(stream, path, left_out)
-        rows = _Rows(Columns("user", "text", "time"), position)
-        for line in lines:
-            broken, lines.broken = lines.broken, False
-            if broken:
-                left_out.add("rows that are not UTF-8", 1, f"{name}, line {lines.number}")
-            elif line.strip():
-                yield from rows.add([user, line, f"{name} {lines.number:012}"], f"line {lines.number}")
-        yield from rows.rest()
+        lines = _Lines(stream, path, left_out).sound("rows", name)
+        rows = (([user, line, f"{name} {number:012}"], f"line {number}") for number, line in lines if line.strip())
+        yield from _batches(Columns("user", "text", "time"), rows, position)
 
 
-def read_paragraphs(path: Place, left_out: LeftOut) -> Iterator[tuple[float, Batch]]:
+def read_paragraphs(path: Place, left_out: LeftOut) -> Read:
     """A public text file: lines belong together up to an empty one."""
-    with _opened(path) as (stream, position):
-        lines = _Lines(stream, path, left_out)
-        rows = _Rows(Columns(text="text"), position)
-        paragraph: list[str] = []
-        for line in chain(lines, [""]):
-            broken, lines.broken = lines.broken, False
-            if broken:
-                left_out.add("lines that are not UTF-8", 1, f"{path.name}, line {lines.number}")
-            elif line.strip():
+
+    def paragraphs(stream: IO[bytes]) -> Iterator[Row]:
+        lines, paragraph = _Lines(stream, path, left_out), list[str]()
+        for _, line in chain(lines.sound("lines"), [(0, "")]):
+            if line.strip():
                 paragraph.append(line)
             if paragraph and (not line.strip() or len(paragraph) >= MOST_LINES):
-                yield from rows.add([" ".join(paragraph)], f"line {lines.number}")
+                yield [" ".join(paragraph)], f"line {lines.number}"
                 paragraph = []
-        yield from rows.rest()
+
+    with _opened(path) as (stream, position):
+        yield from _batches(Columns(text="text"), paragraphs(stream), position)
 
 
-class _Rows:
-    """Collects rows of a text file into batches."""
-
-    def __init__(self, columns: Columns, position: Callable[[], float]) -> None:
-        self._columns, self._position = columns, position
-        self._values: list[list[str | None]] = []
-        self._places: list[str] = []
-        self._bytes = 0
-
-    def add(self, values: list[str | None], place: str) -> Iterator[tuple[float, Batch]]:
-        self._values.append(values)
-        self._places.append(place)
-        self._bytes += sum(map(len, filter(None, values)))
-        if len(self._values) >= BATCH_ROWS or self._bytes >= BATCH_BYTES:
-            yield from self.rest()
-
-    def rest(self) -> Iterator[tuple[float, Batch]]:
-        if self._values:
-            names = self._columns.wanted
-            strings = {name: pa.array(column, pa.string()) for name, column in zip(names, zip(*self._values, strict=True), strict=True)}
-            yield self._position(), Batch.of(self._columns, strings, self._places.__getitem__)
-            self._values, self._places, self._bytes = [], [], 0
+def _batches(columns: Columns, rows: Iterable[Row], position: Callable[[], float]) -> Read:
+    """Collect the rows of a text file into batches."""
+    values, places, size = [], [], 0
+    for row, place in chain(rows, [(None, "")]):
+        if values and (row is None or len(values) >= BATCH_ROWS or size >= BATCH_BYTES):
+            found = zip(columns.wanted, zip(*values, strict=True), strict=True)
+            yield position(), Batch(columns, {name: pa.array(column, pa.string()) for name, column in found}, places.__getitem__)
+            values, places, size = [], [], 0
+        if row is not None:
+            values.append(row)
+            places.append(place)
+            size += sum(map(len, filter(None, row)))
 
 
 class _Lines:
@@ -258,6 +229,15 @@ class _Lines:
         self._stream, self._path, self._left_out = stream, path, left_out
         self.number, self.broken = 0, False
         self.skipped, self.skipped_quotes = 0, 0
+
+    def sound(self, what: str = "rows", name: str = "") -> Iterator[tuple[int, str]]:
+        """Yield the numbers and the lines that are UTF-8; count the others."""
+        for line in self:
+            broken, self.broken = self.broken, False
+            if not broken:
+                yield self.number, line
+            else:
+                self._left_out.add(f"{what} that are not UTF-8", 1, f"{name or self._path.name}, line {self.number}")
 
     def __iter__(self) -> "_Lines":
         return self

@@ -1,7 +1,7 @@
-"""Taking out what identifies people in the plain: e-mail addresses, web addresses, card and phone numbers.
+"""Removing what plainly identifies people: e-mail addresses, web addresses, card and phone numbers.
 
-It is no anonymisation: names and stories stay, and the guarantee does not rest on it. What is removed leaves one unknown word behind, so
-that the sentence around it keeps its shape. Every step is linear in the length of the text, whatever is in it.
+It is not anonymisation: names and stories stay, and the guarantee does not rest on it. What is removed leaves one unknown word behind.
+Every step is linear in the length of the text, whatever is in it.
 
 >>> scrub("write to ann@example.org or call +1 (555) 010-9999")[0].replace(SCRUBBED, "_")
 'write to _ or call _'

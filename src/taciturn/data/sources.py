@@ -4,8 +4,7 @@
     a folder  of tables (the shards that Spark or BigQuery write), or of .txt files, one per user, one message a line
     elsewhere all of these at an address: s3://…, gs://…, or any that fsspec knows
 
-A row that cannot be used is left out and counted, with the place where that happened first; what makes the rest of a file unsure stops
-the build. Nothing of a file is held in memory but the rows of one batch.
+A row that cannot be used is left out and counted, with the first place; what makes the rest of a file unsure stops the build.
 """
 
 import gzip
@@ -86,19 +85,22 @@ class Source:
             user = inside.parts[0] if len(inside.parts) > 1 else sub(r"(?i)\.txt(\.\w+)?$", "", path.name)
             self.read_columns["the name of the folder" if len(inside.parts) > 1 else "the name of the file"] = None
             return read_messages(path, user, str(inside), self.left_out)
-        reader = {".parquet": read_parquet, ".arrow": read_arrow, ".csv": read_csv, ".tsv": read_csv}.get(kind or "", read_json)
-        if reader is read_csv:
-            return read_csv(path, lambda names: self._chosen(names, path), self.left_out, self.noted)
-        return reader(path, lambda names: self._chosen(names, path), self.left_out)
 
-    def _chosen(self, names: list[str], path: Place) -> Columns:
-        columns = self.columns.among(names, path, self.with_user)
-        self.read_columns.update(dict.fromkeys(columns.wanted))
-        return columns
+        def choose(names: list[str]) -> Columns:
+            columns = self.columns.among(names, path, self.with_user)
+            self.read_columns.update(dict.fromkeys(columns.wanted))
+            return columns
+
+        if kind in (".csv", ".tsv"):
+            return read_csv(path, choose, self.left_out, self.noted)
+        return {".parquet": read_parquet, ".arrow": read_arrow}.get(kind or "", read_json)(path, choose, self.left_out)
 
     def _usable(self, batch: Batch, path: Place) -> pa.RecordBatch:
-        """Without the rows that cannot be used; those are counted."""
-        keep = pa.array([True] * len(batch), pa.bool_())
+        """Return the rows that can be used; count the others."""
+        columns, strings = batch.columns, batch.strings
+        length = len(next(iter(strings.values())))
+        user, text, time = (strings[name] if name else pa.nulls(length, pa.string()) for name in (columns.user, columns.text, columns.time))
+        keep = pa.array([True] * length, pa.bool_())
 
         def drop(reason: str, which: Any) -> None:
             nonlocal keep
@@ -108,15 +110,15 @@ class Source:
                 self.left_out.add(reason, count, f"{path.name}, {batch.place(pc.index(which, True).as_py())}")
                 keep = pc.and_not(keep, which)
 
-        for flag in batch.sensitive:
-            lowered = pc.utf8_lower(pc.utf8_trim_whitespace(pc.fill_null(flag, "")))
+        for flag in columns.sensitive:
+            lowered = pc.utf8_lower(pc.utf8_trim_whitespace(pc.fill_null(strings[flag], "")))
             drop("rows flagged sensitive", pc.invert(pc.is_in(lowered, pa.array(NOT_FLAGGED))))
         if self.with_user:
-            drop("rows without a user", _blank(batch.user))
-        drop("rows without text", _blank(batch.text))
-        too_long = pc.greater(pc.fill_null(pc.binary_length(batch.text), 0), LONGEST)
+            drop("rows without a user", _blank(user))
+        drop("rows without text", _blank(text))
+        too_long = pc.greater(pc.fill_null(pc.binary_length(text), 0), LONGEST)
         drop(f"texts longer than {LONGEST // 2**20} MB", too_long)
-        table = pa.record_batch([batch.user, batch.text, batch.time], schema=ROWS)
+        table = pa.record_batch([user, text, time], schema=ROWS)
         return table if pc.all(keep).as_py() else table.filter(keep)
 
 
@@ -137,8 +139,7 @@ def _files(path: Any, noted: LeftOut) -> list[tuple[Place | None, Place]]:
     inside = sorted(one for one in found if one.is_file())
     if any(_kind(one) == ".arrow" for one in inside):
         inside = [one for one in inside if one.name not in ABOUT]
-    tables = [one for one in inside if _kind(one) in TABLES]
-    texts = [one for one in inside if _kind(one) == ".txt"]
+    tables, texts = ([one for one in inside if _kind(one) in kinds] for kinds in (TABLES, (".txt",)))
     if tables and texts:
         raise SourceError(f"{path} holds tables ({tables[0].name}) and text files ({texts[0].name}); name files of one kind")
     if not tables and not texts:

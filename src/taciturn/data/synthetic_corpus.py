@@ -1,8 +1,7 @@
 """Simulated users for tests and benchmarks: Zipf's words, topics, and a little grammar, any number of users, streamed.
 
 A word is drawn by Zipf's law: from the whole list, or, one time in five, from the order of words that the user's topic prefers. One time
-in four it is instead the word that always follows the one before it, so that there is something to learn. Users come in blocks that are
-generated apart, so user 900,000 costs no more than user 1 and the same seed gives the same users whatever else is asked for.
+in four it is instead the word that always follows the one before it. Users come in blocks that are generated apart.
 """
 
 from collections.abc import Iterator, Sequence

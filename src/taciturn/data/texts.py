@@ -3,8 +3,7 @@
     NAME-00000.tokens    ids end to end, uint16 (uint32 for more than 65,536 words)
     NAME-00000.offsets   where each sequence starts, int64, and where the last one ends
 
-A shard is opened when it is first read, so a host needs only the files of its own users, and nothing is copied into memory. Where one
-shard ends and the next begins follows from the sequences alone, and nothing else about them depends on it.
+A shard is opened when it is first read, so a host needs only the files of its own users, and nothing is copied into memory.
 """
 
 import os
@@ -91,38 +90,35 @@ class TextWriter:
 
     def add(self, sequence: Sequence[int] | np.ndarray) -> None:
         if self._file is None:
-            path = self._folder / f"{self._name}-{len(self._shards):05}.tokens"
-            self._file, self._ends = path.open("xb"), [0]
+            self._file, self._ends = self._path.with_suffix(".tokens").open("xb"), [0]
         self._file.write(np.asarray(sequence, self._dtype).tobytes())
         self._ends.append(self._ends[-1] + len(sequence))
         if self._ends[-1] >= self._limit:
             self._close_shard()
 
     def close(self) -> dict[str, Any]:
-        """What `Texts.load` must be told: the sizes by which a file that is not whole is noticed."""
+        """Return what `Texts.load` needs: the sizes by which it notices an incomplete file."""
         if self._file:
             self._close_shard()
         return {"dtype": np.dtype(self._dtype).name, "shards": self._shards}
 
+    @property
+    def _path(self) -> Path:
+        return self._folder / f"{self._name}-{len(self._shards):05}"
+
     def _close_shard(self) -> None:
         assert self._file is not None
-        _sync(self._file)
-        path = self._folder / f"{self._name}-{len(self._shards):05}.offsets"
-        with path.open("xb") as offsets:
+        with self._file, self._path.with_suffix(".offsets").open("xb") as offsets:
             offsets.write(np.array(self._ends, np.int64).tobytes())
-            _sync(offsets)
-        self._file.close()
+            for file in (self._file, offsets):
+                file.flush()
+                os.fsync(file.fileno())
         self._shards.append((len(self._ends) - 1, self._ends[-1]))
         self._file = None
 
 
 def token_type(words: int) -> type[np.unsignedinteger]:
     return np.uint16 if words <= 2**16 else np.uint32
-
-
-def _sync(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _mapped(path: Path, dtype: np.dtype, count: int) -> np.ndarray:

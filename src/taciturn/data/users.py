@@ -1,7 +1,7 @@
 """Who wrote a row. One person may be spelled in several ways, and must still be one user.
 
-Two people taken for one are both protected; one person taken for two would not be. So spellings are compared greedily: without case,
-white space, invisible characters, width and other forms of the same letters.
+Two people taken for one are both protected; one person taken for two would not be. So case, white space, invisible characters, width and
+other forms of the same letters make no difference.
 
 >>> user_id(" Ann\\u00a0LEE ") == user_id("ann lee")
 True
@@ -24,7 +24,7 @@ _NUMBER = regex.compile(r"(\d+)\.0")  # tables that once had a gap in a column o
 
 @functools.lru_cache(maxsize=2**18)
 def user_id(spelling: str) -> str:
-    """The one id that all spellings of a user stand for; empty for nobody."""
+    """Return the one id that all spellings of a user stand for; empty where there is no user."""
     if len(spelling) > LONGEST_ID:
         return ""
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", spelling).casefold())
@@ -36,12 +36,12 @@ def user_id(spelling: str) -> str:
 
 @functools.lru_cache(maxsize=2**18)
 def position(id: str) -> int:
-    """64 bits of a hash: users are stored in its order and split by it. It says nothing of them, and is the same everywhere."""
+    """Return 64 bits of a hash: users are stored in its order and split by it."""
     return int.from_bytes(hashlib.sha256(id.encode()).digest()[:8], "big")
 
 
 def listed_users(path: Path) -> list[str]:
-    """A file of users who opted out, one id a line (`data build --exclude`)."""
+    """Read a file of users who opted out, one id a line (`data build --exclude`)."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except FileNotFoundError:

@@ -60,12 +60,12 @@ class DataError(TaciturnError):
 
 
 def without_long_runs(text: str) -> str:
-    """Nobody puts thirty signs on one letter; composing thousands takes time that grows with their square."""
+    """Keep thirty marks on a letter at most: composing thousands takes time that grows with their square."""
     return text if text.isascii() else _LONG_RUN.sub(lambda found: found[0][:30], text)
 
 
 def normalize(text: str, language: str = "en") -> str:
-    """One spelling for what looks the same: composed letters, lower case, plain quotes and dashes."""
+    """Return one spelling for what looks the same: composed letters, lower case, plain quotes and dashes."""
     text = text if text.isascii() else unicodedata.normalize("NFC", without_long_runs(text))
     text = text.translate(_SIGNS) if not text.isascii() or "`" in text else text
     if language in _UNPOINTED:
@@ -82,11 +82,7 @@ def tokenize(text: str, language: str = "en") -> list[str]:
 
 
 def is_word(token: str) -> bool:
-    """A word, a number or an emoji, and not punctuation or a special sign.
-
-    >>> [is_word(token) for token in ("don't", "7", "...", "<eos>")]
-    [True, True, False, False]
-    """
+    """Tell a word, a number or an emoji («don't», «7») from punctuation and special tokens («...», «<eos>»)."""
     return token not in SPECIAL and _MEANS_SOMETHING.search(token) is not None
 
 
@@ -190,7 +186,7 @@ def public_vocabulary(size: int, language: str = "en", unit: Unit = "word") -> V
 
 
 def counted_vocabulary(texts: Iterable[str], size: int, source: str, language: str = "en") -> Vocabulary:
-    """The most frequent words of public text. Never to be called on users' text: which words people use is what privacy is about."""
+    """Return the most frequent words of public text. Never call it on users' text: which words people use is private."""
     counts = Counter(chain.from_iterable(tokenize(text, language) for text in texts))
     by_count = sorted(counts, key=lambda word: (-counts[word], word))
     return _vocabulary(by_count, size, source, language, "word")

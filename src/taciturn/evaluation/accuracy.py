@@ -1,13 +1,12 @@
 """Accuracy, loss and perplexity on text outside the training, with intervals over users.
 
-As in McMahan et al. 2018, Appendix B: a target outside the vocabulary is always a mistake, and the model may not answer with a special
-sign.
+As in McMahan et al. 2018, Appendix B: a target outside the vocabulary is always a mistake, and a special token is not an answer.
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import partial
 from typing import ClassVar
 
 import jax
@@ -74,13 +73,12 @@ def evaluate(model: LanguageModel, params: Params, texts: Texts, cut: Cut = WIND
 
 
 def evaluate_each(model: LanguageModel, params: Params, texts: Texts, cut: Cut = WINDOW, progress: Progress = unwatched) -> Scores:
-    """The same with a column for each user, of whom groups are made. Its own intervals would take the square of their number."""
+    """Score with a column for each user, of whom groups are made. Its own intervals would take the square of their number."""
     if not texts.tokens:
         raise ValueError("there is no held-out text to measure with")
-    score = _scorer(model)
     sums = np.zeros((len(fields(Scores)), len(texts)))
     for rows, users in batched_pieces(texts, cut):
-        scored = np.asarray(jax.device_get(score(params, rows)), np.float64)[:, : len(users)]
+        scored = np.asarray(jax.device_get(_scored(model, params, rows)), np.float64)[:, : len(users)]
         for column, values in zip(sums, scored, strict=True):
             np.add.at(column, users, values)
         progress(int(users[-1]) + 1, len(texts))
@@ -88,25 +86,30 @@ def evaluate_each(model: LanguageModel, params: Params, texts: Texts, cut: Cut =
 
 
 def evaluate_steps(model: WordModel, texts: Texts, cut: Cut = WINDOW, progress: Progress = unwatched) -> Scores:
-    """Of a model that reads word by word, as n-grams do: the same rows of text, and what counts as right is the same. A column a user."""
+    """Score a model that reads word by word, as n-grams do, on the same rows of text and by the same rules. A column a user."""
     sums = np.zeros((len(fields(Scores)), len(texts)))
     for user, tokens in enumerate(texts):
         for row in cut.pieces(tokens):
             state = model.start() if row[0] == BEGIN else model.read(model.start(), int(row[0]))
             for target in map(int, row[1:][row[1:] != PADDING]):
-                scores = model.scores(state)
-                loss, preferred = -float(scores[target]), scores > scores[target]
-                preferred[:target] |= scores[:target] == scores[target]
-                preferred[NO_ANSWERS] = False
-                known, rank = target > UNKNOWN, int(preferred.sum())
-                sums[:, user] += (1, known, *(known and rank < places for places in (1, 3, 5)), loss)
+                scores, known = model.scores(state), target > UNKNOWN
+                rank = rank_among_answers(scores, target)
+                sums[:, user] += (1, known, *(known and rank < places for places in (1, 3, 5)), -float(scores[target]))
                 state = model.read(state, target)
         progress(user + 1, len(texts))
     return Scores(*sums)
 
 
+def rank_among_answers(scores: np.ndarray, target: int) -> int:
+    """Return how many words a model prefers to the target; of equal ones it prefers the first."""
+    preferred = scores > scores[target]
+    preferred[:target] |= scores[:target] == scores[target]
+    preferred[NO_ANSWERS] = False
+    return int(np.count_nonzero(preferred))
+
+
 def batched_pieces(texts: Texts, cut: Cut) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Pieces of all texts in batches of one size, and whose they are; the last batch is filled up with padding."""
+    """Yield pieces of all texts in batches of one size, and whose they are; the last batch is filled up with padding."""
     on_cpu = jax.default_backend() == "cpu"
     size = max(1, (CPU_TOKENS if on_cpu else ACCELERATOR_TOKENS) // cut.length)
     rows, users = np.zeros((0, cut.length + 1), np.int32), np.zeros(0, np.int64)
@@ -121,50 +124,41 @@ def batched_pieces(texts: Texts, cut: Cut) -> Iterator[tuple[np.ndarray, np.ndar
         yield np.pad(rows, ((0, size - len(rows)), (0, 0)), constant_values=PADDING), users
 
 
-@lru_cache(maxsize=8)
-def _scorer(model: LanguageModel):
-    @jax.jit
-    def score(params: Params, rows: jax.Array) -> jax.Array:
-        targets = rows[:, 1:]
-        scores = losses.logits(model, params, rows[:, :-1])
-        target_scores = jnp.take_along_axis(scores, targets[..., None], axis=-1)
-        loss = jax.nn.logsumexp(scores, axis=-1) - target_scores[..., 0]
-        # How many words the model prefers, without the special signs, which are no answers. Of equal ones the first is preferred, so
-        # that a model that likes all words alike is not always right; one that is broken (NaN) never is.
-        words = jnp.arange(scores.shape[-1])
-        preferred = (scores > target_scores) | ((scores == target_scores) & (words < targets[..., None]))
-        rank = jnp.sum(preferred.at[..., NO_ANSWERS].set(False), axis=-1)
-        rank = jnp.where(jnp.isfinite(loss), rank, scores.shape[-1])
-        present, known = targets != PADDING, targets > UNKNOWN
-        hits = [(rank < places) & known for places in (1, 3, 5)]
-        columns = (present, known, *hits, jnp.where(present, loss, 0.0))
-        return jnp.stack([jnp.sum(column, axis=1, dtype=jnp.float32) for column in columns])
-
-    return score
+@partial(jax.jit, static_argnums=0)
+def _scored(model: LanguageModel, params: Params, rows: jax.Array) -> jax.Array:
+    targets = rows[:, 1:]
+    scores = losses.logits(model, params, rows[:, :-1])
+    target_scores = jnp.take_along_axis(scores, targets[..., None], axis=-1)
+    loss = jax.nn.logsumexp(scores, axis=-1) - target_scores[..., 0]
+    # How many words the model prefers, without the special signs, which are no answers. Of equal ones the first is preferred, so
+    # that a model that likes all words alike is not always right; one that is broken (NaN) never is.
+    words = jnp.arange(scores.shape[-1])
+    preferred = (scores > target_scores) | ((scores == target_scores) & (words < targets[..., None]))
+    rank = jnp.sum(preferred.at[..., NO_ANSWERS].set(False), axis=-1)
+    rank = jnp.where(jnp.isfinite(loss), rank, scores.shape[-1])
+    present, known = targets != PADDING, targets > UNKNOWN
+    hits = [(rank < places) & known for places in (1, 3, 5)]
+    columns = (present, known, *hits, jnp.where(present, loss, 0.0))
+    return jnp.stack([jnp.sum(column, axis=1, dtype=jnp.float32) for column in columns])
 
 
 def head_words(model: LanguageModel, params: Params, texts: Texts, vocabulary: Vocabulary, cut: Cut = WINDOW) -> np.ndarray:
     """Does noise push a model towards the most common words (McMahan et al. 2018, Table 3)? float [HEADS, PREDICTIONS + 1]: the share of
     positions at which so many of the ten best predictions are among the n most frequent words of the list."""
-    count = _counter(model, vocabulary.fixed)
     histogram, seen = np.zeros((len(HEADS), PREDICTIONS + 1)), 0
     for rows, _ in batched_pieces(texts, cut):
-        histogram += jax.device_get(count(params, rows))
+        histogram += jax.device_get(_counted(model, vocabulary.fixed, params, rows))
         seen += int(np.count_nonzero(rows[:, 1:]))
         if seen >= MOST_TOKENS:
             break
     return histogram / max(seen, 1)
 
 
-@lru_cache(maxsize=8)
-def _counter(model: LanguageModel, first_word: int):
-    @jax.jit
-    def count(params: Params, rows: jax.Array) -> jax.Array:
-        scores = losses.logits(model, params, rows[:, :-1]).at[..., NO_ANSWERS].set(-jnp.inf)
-        best = jax.lax.top_k(scores, PREDICTIONS)[1] - first_word
-        present = rows[:, 1:] != PADDING
-        heads = [jnp.sum((best >= 0) & (best < head), axis=-1) for head in HEADS]
-        counted = [jax.nn.one_hot(head, PREDICTIONS + 1) * present[..., None] for head in heads]
-        return jnp.stack([jnp.sum(one, axis=(0, 1), dtype=jnp.float32) for one in counted])
-
-    return count
+@partial(jax.jit, static_argnums=(0, 1))
+def _counted(model: LanguageModel, first_word: int, params: Params, rows: jax.Array) -> jax.Array:
+    scores = losses.logits(model, params, rows[:, :-1]).at[..., NO_ANSWERS].set(-jnp.inf)
+    best = jax.lax.top_k(scores, PREDICTIONS)[1] - first_word
+    present = rows[:, 1:] != PADDING
+    heads = [jnp.sum((best >= 0) & (best < head), axis=-1) for head in HEADS]
+    counted = [jax.nn.one_hot(head, PREDICTIONS + 1) * present[..., None] for head in heads]
+    return jnp.stack([jnp.sum(one, axis=(0, 1), dtype=jnp.float32) for one in counted])

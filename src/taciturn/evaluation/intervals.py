@@ -36,17 +36,15 @@ class Sums:
     def gain_over(self, other: Self, metric: str = "accuracy_top1") -> Interval:
         """The difference on the same users, paired: much narrower than two intervals apart."""
         self._check_same_text(other)
-        figure = self.metrics[metric]
-        return jackknife(lambda kept: figure(self, kept) - figure(other, kept), len(self.tokens))
+        return jackknife(lambda kept: self.metrics[metric](self, kept) - self.metrics[metric](other, kept), len(self.tokens))
 
     def change_from(self, other: Self, metric: str) -> Interval:
         """The relative change on the same users, as A/B tables have it: 0.01 is one per cent more."""
         self._check_same_text(other)
-        figure = self.metrics[metric]
 
         def change(kept: np.ndarray) -> float:
-            before = figure(other, kept)
-            return figure(self, kept) / before - 1 if before else math.nan
+            before = self.metrics[metric](other, kept)
+            return self.metrics[metric](self, kept) / before - 1 if before else math.nan
 
         return jackknife(change, len(self.tokens))
 

@@ -11,13 +11,12 @@ from typing import IO
 import numpy as np
 
 from taciturn.core import BEGIN, END, PADDING, UNKNOWN
+from taciturn.data.vocabulary import SPECIAL as NAMES
 from taciturn.errors import TaciturnError
 from taciturn.files import write_atomically
-from taciturn.models.ngram import NEVER, NONE, Level, NGram, followers
-from taciturn.models.ngram_counts import joined, parted
+from taciturn.models.ngram import NEVER, NONE, Level, NGram, followers, joined, parted
 
 SPECIAL = {UNKNOWN: "<unk>", BEGIN: "<s>", END: "</s>"}
-NAMES = ("<pad>", "<unk>", "<bos>", "<eos>")  # of the special signs in our own lists
 IDS = {b"<UNK>": UNKNOWN, b"<s>": BEGIN, b"</s>": END} | {name.encode(): place for place, name in enumerate(NAMES)}
 IMPOSSIBLE = -99.0  # what ARPA files write for the logarithm of 0
 BLOCK = 100_000  # n-grams in memory at a time
@@ -29,7 +28,7 @@ class ArpaError(TaciturnError):
 
 
 def write_arpa(path: Path, model: NGram, words: Sequence[str], comments: Sequence[str]) -> None:
-    """The file is whole or not there. Comments go to its top."""
+    """Write a file that is whole or not there, with comments at its top."""
     names = _written_names(words, model.vocabulary)
     write_atomically(path, (part.encode() for part in _parts(model, names, comments)))
 
@@ -47,7 +46,7 @@ def _parts(model: NGram, names: np.ndarray, comments: Sequence[str]) -> Iterator
 
 
 def arpa_words(words: Sequence[str]) -> list[str]:
-    """A list of words as the file spells them, which has its own names for the special signs, and none for PADDING."""
+    """Spell a list of words as the file does, which has its own names for the special tokens, and none for PADDING."""
     return [SPECIAL.get(place, word) for place, word in enumerate(words) if place != PADDING]
 
 
@@ -81,10 +80,9 @@ def _block(levels: Sequence[Level], start: int, names: np.ndarray, vocabulary: i
 
 
 def read_arpa(path: Path) -> tuple[NGram, list[str]]:
-    """A model from any ARPA file, and its words: the special signs first, then the likeliest.
+    """Read a model from any ARPA file, and its words: the special tokens first, then the likeliest.
 
-    Without <unk> or </s> in the file, the model takes unknown words, or ends, to be impossible. N-grams that run over the end of a
-    message, as some tools write them, are left out: nothing reaches them here.
+    Without <unk> or </s> in the file, unknown words, or ends, are impossible. N-grams that run over the end of a message are left out.
     """
     with path.open("rb") as file:
         lines = _Lines(path, file)
@@ -129,9 +127,9 @@ def _shown(line: bytes | None) -> str:
 
 
 def _sizes(lines: _Lines) -> list[int]:
-    """How many n-grams of each length the file says that it has."""
+    """Return how many n-grams of each length the file says that it has."""
     if not any(line == b"\\data\\" for line in lines):
-        raise lines.error("there is no \\data\\ in this file: it is no ARPA file")
+        raise lines.error("there is no \\data\\ in this file: it is not an ARPA file")
     sizes = []
     for line in lines:
         if line == b"\\1-grams:":
@@ -153,16 +151,15 @@ def _entries(lines: _Lines, n: int, size: int) -> Iterator[tuple[list[bytes], fl
         except ValueError:
             probability = weight = math.nan
         if not n + 1 <= len(fields) <= n + 2 or not probability <= 0 or not weight < math.inf:
-            raise lines.error(
-                f"expected number {read:,} of {size:,} n-grams of length {n} (a logarithm, words, perhaps a weight), found {_shown(line)}"
-            )
+            wanted = f"number {read:,} of {size:,} n-grams of length {n} (a logarithm, words, perhaps a weight)"
+            raise lines.error(f"expected {wanted}, found {_shown(line)}")
         yield fields[1 : n + 1], probability, weight
     if read < size:
         raise lines.error(f"the file ends after {read:,} of {size:,} n-grams of length {n}")
 
 
 def _unigrams(lines: _Lines, size: int) -> tuple[Level, list[str]]:
-    """All of them, in our order, and their names."""
+    """Return all of them, in our order, and their names."""
     found: dict[int | str, tuple[float, float]] = {}
     for (word,), probability, weight in _entries(lines, 1, size):
         try:
@@ -181,15 +178,14 @@ def _unigrams(lines: _Lines, size: int) -> tuple[Level, list[str]]:
 
 
 def _longer(lines: _Lines, n: int, size: int, ids: dict[bytes, int], levels: Sequence[Level]) -> Level:
-    """The n-grams of one length above the first, sorted."""
-    words, probability, backoff, numbers = array("i"), array("f"), array("f"), array("q")
-    for names, *values in _entries(lines, n, size):
+    """Return the n-grams of one length above the first, sorted."""
+    words, values, numbers = array("i"), array("f"), array("q")
+    for names, *logarithms in _entries(lines, n, size):
         try:
             words.extend([ids[name] for name in names])
         except KeyError as error:
             raise lines.error(f"the word {_shown(error.args[0])} is not among the 1-grams") from None
-        probability.append(values[0] * LN10)
-        backoff.append(values[1] * LN10)
+        values.extend(one * LN10 for one in logarithms)
         numbers.append(lines.number)
     table = np.array(words, np.int32).reshape(-1, n)
     starts_late, ends_early = np.isin(table[:, 1:], NEVER).any(1), (table[:, :-1] == END).any(1)
@@ -207,4 +203,4 @@ def _longer(lines: _Lines, n: int, size: int, ids: dict[bytes, int], levels: Seq
     if np.any(keys[1:] == keys[:-1]):
         where = numbers[reached[1:][np.argmax(keys[1:] == keys[:-1])]]
         raise lines.error("this n-gram stands here for the second time", where)
-    return Level(keys, np.array(probability, np.float32)[reached], np.array(backoff, np.float32)[reached])
+    return Level(keys, *np.array(values, np.float32).reshape(-1, 2)[reached].T.copy())

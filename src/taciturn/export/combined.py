@@ -4,8 +4,7 @@
      word=the,f=232
       bigram=same,f=233
 
-f is a logarithm of a probability: 255 for certainty, and one less for each factor of 1.15. Words and their strongest followers are all
-that such a keyboard can hold, so longer n-grams are left behind.
+f is a logarithm of a probability: 255 for certainty, and one less for each factor of 1.15. Such a keyboard holds no longer n-grams.
 """
 
 import math
@@ -17,8 +16,7 @@ import numpy as np
 
 from taciturn.core import BEGIN, END
 from taciturn.files import write_atomically
-from taciturn.models.ngram import NGram
-from taciturn.models.ngram_counts import parted
+from taciturn.models.ngram import NGram, parted
 
 LEAST, MOST, STEP = 1, 255, math.log(1.15)  # 0 means: never suggest
 LONGEST = 47  # letters of a word; dicttool drops longer ones, and fails if they have followers
@@ -33,7 +31,7 @@ def write_combined(
         raise ValueError(f"the model has {model.vocabulary} words and the list {len(words)}: they do not belong together")
     locale = language.replace("-", "_")
     if not re.fullmatch(r"[A-Za-z]{2,8}(_[A-Za-z0-9]{1,8})*", locale):
-        raise ValueError(f"{language!r} is no name of a language, such as en or pt-BR")
+        raise ValueError(f"{language!r} is not the name of a language, such as en or pt-BR")
     # A header has no way to write these signs, nor an empty description.
     plain = re.sub(r"[\s,=:]+", " ", description).strip() or "-"
     lines = [f"dictionary=main:{locale.lower()},locale={locale},description={plain},date={date},version={version}"]
@@ -66,10 +64,7 @@ def _is_listed(word: str) -> bool:
 
 
 def _frequencies(model: NGram) -> np.ndarray:
-    """How often each word comes in long text by the words and pairs of the model.
-
-    Not the probabilities of words alone: in a model of Kneser and Ney's they say in how many contexts a word was seen.
-    """
+    """Return how often each word comes in long text (Kneser and Ney's unigrams say in how many contexts it was seen)."""
     unigrams = np.exp(model.levels[0].probability, dtype=np.float64)
     if model.order == 1:
         return unigrams

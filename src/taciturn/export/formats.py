@@ -3,7 +3,7 @@
 import functools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +18,6 @@ from taciturn.export.arpa import arpa_words, read_arpa, write_arpa
 from taciturn.export.combined import STEP, read_combined, write_combined
 from taciturn.export.javascript import Published, check_javascript, javascript_model, javascript_ngram
 from taciturn.export.onnx import onnx_model, onnx_scores
-from taciturn.export.quantised import dequantised, quantised
 from taciturn.export.word_model import LoadedModel
 from taciturn.files import new_folder
 from taciturn.models.ngram import NGram, katz, pruned
@@ -32,12 +31,11 @@ from taciturn.release.gate import ExportRefused, check_may_leave
 from taciturn.release.model_file import ModelCard, save_model
 from taciturn.release.privacy_statement import statement, statement_json
 
-CHECKED_TEXTS, AT_ONCE = 32, 8  # of 64 words; in one Node
+CHECKED_TEXTS = 32  # of 64 words
 DISTILLED_ORDER = 3
 NEWER_THAN_THEIRS = 18  # the version from which keyboards take a word list for newer than their own
 PAGE_ENTRIES = 200_000  # n-grams that a page can hold
-# Below, something is broken. N-grams are held against those that were counted, from which files may differ by rounding alone; how near
-# they are to the model is printed, and is what the format can do.
+# Below, something is broken. N-grams are compared with those that were counted, from which files may differ by rounding alone.
 LEAST_AGREEMENT = {"onnx": 0.999, "onnx-int8": 0.9, "js": 0.9, "arpa": 0.99, "combined": 0.99}
 
 Scoring = Callable[[np.ndarray], np.ndarray]  # a text → the log-probabilities at its start and after each word
@@ -49,7 +47,6 @@ class Check(NamedTuple):
     positions: int
     agreement: float  # share of positions at which both like the same word best
     difference: float  # the largest between two probabilities
-    note: str = ""
 
 
 class Exported(NamedTuple):
@@ -76,21 +73,15 @@ def export_model(
     distilling: Distilling = Distilling(),
     progress: StageProgress = unwatched,
 ) -> Exported:
-    """Nothing is written before the file says what the model says. The guarantee is the ledger's, of exactly this model."""
+    """Write a model once its file says what the model says. The guarantee is the ledger's, of exactly this model."""
     assert loaded.card is not None  # or there were no guarantee
     check_may_leave(guarantee, non_private)
     with new_folder(out, "name a new folder") as made:
-        blocked = _blocked(loaded, blocklist, to)
-        export = _Export(loaded, loaded.card, guarantee, learned_from, blocked, distilling, progress)
-        check = export.write(made, to)
+        blocked = [normalize(word, loaded.vocabulary.language).strip() for word in blocklist]
+        if blocked and (to == "model" or (to in ("arpa", "combined") and isinstance(loaded.model, NGram))):
+            raise ExportRefused(f"a blocklist cannot be kept in such a file (--to {to}): leave it out, or block the words on the device")
+        check = _Export(loaded, loaded.card, guarantee, learned_from, blocked, distilling, progress).write(made, to)
     return Exported(guarantee, sorted(out.iterdir()), check)
-
-
-def _blocked(loaded: LoadedModel, blocklist: Iterable[str], to: ExportFormat) -> list[str]:
-    blocked = [normalize(word, loaded.vocabulary.language).strip() for word in blocklist]
-    if blocked and (to == "model" or (to in ("arpa", "combined") and isinstance(loaded.model, NGram))):
-        raise ExportRefused(f"a blocklist cannot be kept in such a file (--to {to}): leave it out, or block the words on the device")
-    return blocked
 
 
 def _refuse_disagreement(check: Check, to: ExportFormat) -> Check:
@@ -117,15 +108,14 @@ class _Export:
     def write(self, out: Path, to: ExportFormat) -> Check | None:
         self.model = self.loaded.model
         self.statement, self.json = (words(self.guarantee, self.card.public_text) for words in (statement, statement_json))
-        _write_words(out / "vocabulary.txt", self.card.vocabulary)
+        self.loaded.vocabulary.save(out / "vocabulary.txt")
         (out / "guarantee.txt").write_text(self.statement, encoding="utf-8")
         (out / "guarantee.json").write_text(self.json, encoding="utf-8")
         match to:
             case "model":
-                save_model(out / "model.safetensors", self.loaded.params, self.card)  # what was verified, not the file
-                return None
+                return save_model(out / "model.safetensors", self.loaded.params, self.card)  # what was verified, not the file
             case "onnx" | "onnx-int8":
-                return self._onnx(out / ("model.onnx" if to == "onnx" else "model.int8.onnx"), to == "onnx-int8")
+                return self._onnx(out / ("model.onnx" if to == "onnx" else "model.int8.onnx"), to)
             case "js":
                 return self._javascript(out / "model.js")
             case "arpa":
@@ -133,51 +123,44 @@ class _Export:
             case "combined":
                 return self._combined(out / f"main_{self.loaded.vocabulary.language}.combined")
 
-    def _onnx(self, path: Path, as_bytes: bool) -> Check:
+    def _onnx(self, path: Path, to: ExportFormat) -> Check:
         model = self.model
         if not isinstance(model, Recurrent):
             raise _no_cell("ONNX", self.loaded)
         never = {PADDING, UNKNOWN, BEGIN, END, *self._ids(self.blocked)}
         about = {"guarantee": self.json, "text": json.dumps(self.card.text)}
-        weights = quantised(model.weights) if as_bytes else model.weights
-        content = onnx_model(model.cell, weights, never, model.restarts, about).SerializeToString()
+        content = onnx_model(model.cell, model.weights, never, model.restarts, about, to == "onnx-int8").SerializeToString()
         check = self._compare(lambda text: onnx_scores(content, text))
         path.write_bytes(content)
-        return _refuse_disagreement(check, "onnx-int8" if as_bytes else "onnx")
+        return _refuse_disagreement(check, to)
 
     def _javascript(self, path: Path) -> Check:
         script = page_script(self.loaded, self.guarantee, self.learned_from, self.statement, self.card.run or "", self.blocked)
-        if check_javascript(script, [END]) is not None:
-            said = self._said_by(script)
-            check = self._compare(lambda text: next(said))
-        else:
-            check = self._compare(self._quantised_scores)._replace(note="Node.js is missing: weights were checked, the script was not run")
+        scores = iter(check_javascript(script, self._compared_texts, self.card.vocabulary))
+        check = self._compare(lambda _: next(scores))
         path.write_text(script, encoding="utf-8")
         return _refuse_disagreement(check, "js")
-
-    def _said_by(self, script: str) -> Iterator[np.ndarray]:
-        """The scores of one compared text after another. Node starts once for some of them: all would be too much for one answer."""
-        texts = self._compared_texts
-        for some in (texts[first : first + AT_ONCE] for first in range(0, len(texts), AT_ONCE)):
-            found = check_javascript(script, *(text.tolist() for text in some), listed=self.card.vocabulary)
-            yield from np.split(np.asarray(found), np.cumsum([len(text) + 1 for text in some])[:-1])
-
-    def _quantised_scores(self, text: np.ndarray) -> np.ndarray:
-        """What a script would say, by its weights."""
-        if isinstance(self.model, NGram):
-            return _scores_along(pruned(self.model, PAGE_ENTRIES), text)
-        model = self.model
-        assert isinstance(model, Recurrent)
-        return _scores_along(Recurrent(model.cell, dequantised(quantised(model.weights)), tuple(model.restarts)), text)
 
     def _arpa(self, path: Path) -> Check:
         ngram, listed, how = self._to_ngram(DISTILLED_ORDER)
         write_arpa(path, ngram, listed, [self.statement, how])
-        _write_words(path.with_name("vocabulary.txt"), arpa_words(listed))
+        path.with_name("vocabulary.txt").write_text("".join(f"{word}\n" for word in arpa_words(listed)), encoding="utf-8")
         read_back, words = read_arpa(path)
         places = {word: place for place, word in enumerate(words)}
         ours = np.array([places.get(word, UNKNOWN) for word in self.card.vocabulary])
-        return self._compare_ngram(ngram, listed, lambda text: _scores_along(read_back, ours[text])[:, ours], set(words))
+        kept = np.array(self._ids(listed))
+        numbers = self._renumbered(kept)
+
+        def written(text: np.ndarray) -> np.ndarray:
+            return _scores_along(read_back, ours[text])[:, ours]
+
+        def counted(text: np.ndarray) -> np.ndarray:
+            rows = np.full((len(text) + 1, self.model.vocabulary), -np.inf)
+            rows[:, kept] = _scores_along(ngram, numbers[text])
+            return rows
+
+        _refuse_disagreement(self._compare(written, set(words), counted), "arpa")
+        return self._compare(written, set(words))
 
     def _combined(self, path: Path) -> Check:
         ngram, listed, how = self._to_ngram(2)
@@ -185,29 +168,16 @@ class _Export:
         worth = "noise without a promise" if guarantee.is_private else "NO privacy"
         worth = "differentially private" if guarantee.epsilon < math.inf else worth
         worth = "a SIMULATION" if guarantee.is_simulated else worth
-        promise = f"{worth}; epsilon {epsilon_text(guarantee.epsilon)} at delta {delta_text(guarantee.delta)}"
-        about = f"Taciturn {self.card.run}; {promise}; ledger row {guarantee.head}; {how}"
+        figures = f"epsilon {epsilon_text(guarantee.epsilon)} at delta {delta_text(guarantee.delta)}; ledger row {guarantee.head}"
+        about = f"Taciturn {self.card.run}; {worth}; {figures}; {how}"
         version, now = max(NEWER_THAN_THEIRS, self.card.round), int(datetime.now(UTC).timestamp())
         write_combined(path, ngram, listed, language, about, version, now)
         words, followers = read_combined(path)
         _refuse_disagreement(_compare_followers(ngram, listed, followers), "combined")
         return self._compare(lambda text: self._listed_scores(words, followers, text), set(words))
 
-    def _compare_ngram(self, ngram: NGram, listed: Sequence[str], scores: Scoring, held: set[str]) -> Check:
-        """Refuse a file that does not say what the n-grams say; and how near it is to the model."""
-        kept = np.array(self._ids(listed))
-        numbers = self._renumbered(kept)
-
-        def counted(text: np.ndarray) -> np.ndarray:
-            rows = np.full((len(text) + 1, self.model.vocabulary), -np.inf)
-            rows[:, kept] = _scores_along(ngram, numbers[text])
-            return rows
-
-        _refuse_disagreement(self._compare(scores, held, counted), "arpa")
-        return self._compare(scores, held)
-
     def _listed_scores(self, words: dict[str, float], followers: dict[str, dict[str, float]], text: np.ndarray) -> np.ndarray:
-        """What a word list says before the first word and after each: words as frequent as they are, and those that follow first."""
+        """Return what a word list says before the first word and after each: words by frequency, and those that follow first."""
         ids, spelled = self.loaded.vocabulary.ids, self.card.vocabulary
         alone = np.zeros(len(spelled))
         alone[[ids[word] for word in words]] = list(words.values())
@@ -235,7 +205,7 @@ class _Export:
         return pruned(counted, entries), tuple(self.card.vocabulary[place] for place in kept), how
 
     def _renumbered(self, kept: np.ndarray) -> np.ndarray:
-        """What the model's words are called in a list that keeps some of them."""
+        """Return the places of the model's words in a list that keeps some of them."""
         numbers = np.full(self.model.vocabulary, UNKNOWN)
         numbers[kept] = np.arange(len(kept))
         return numbers
@@ -251,9 +221,8 @@ class _Export:
         if listed is not None:
             silent += [place for place, word in enumerate(self.card.vocabulary) if place >= END and word not in listed]
         for text in self._compared_texts:
-            ours, theirs = (np.array(reference(text) if reference else _scores_along(self.model, text)), np.array(scores(text)))
-            for one in (ours, theirs):
-                one[:, silent] = -np.inf
+            ours, theirs = np.array(reference(text) if reference else _scores_along(self.model, text)), np.array(scores(text))
+            ours[:, silent] = theirs[:, silent] = -np.inf
             positions += len(ours)
             same += int(np.count_nonzero(np.argmax(ours, axis=1) == np.argmax(theirs, axis=1)))
             difference = max(difference, float(np.abs(np.exp(ours) - np.exp(theirs)).max()))
@@ -269,18 +238,14 @@ class _Export:
 
 
 def _compare_followers(ngram: NGram, listed: Sequence[str], followers: dict[str, dict[str, float]]) -> Check:
-    """How many of the words that follow others in a word list have there the probability that the n-grams give them."""
+    """Count the words that follow others in a word list with the probability that the n-grams give them."""
     ids = {word: place for place, word in enumerate(listed)}
     off = []
     for word, others in followers.items():
-        scores = ngram.scores((ids[word],)) if others else None  # after this word alone: a list knows no more
-        off += [abs(math.log(said) - scores[ids[other]]) for other, said in others.items() if scores is not None]
+        scores = ngram.scores((ids[word],))  # after this word alone: a list knows no more
+        off += [abs(math.log(said) - scores[ids[other]]) for other, said in others.items()]
     right = sum(one <= STEP for one in off)
     return Check(len(off), right / len(off) if off else 1.0, math.expm1(max(off, default=0.0)))
-
-
-def _write_words(path: Path, words: Iterable[str]) -> None:
-    path.write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
 
 
 def _scores_along(model: WordModel, text: np.ndarray) -> np.ndarray:
@@ -304,7 +269,7 @@ def page_script(
     model, kind = loaded.model, loaded.kind
     if not isinstance(model, Recurrent) or kind is None or kind.javascript_cell is None:
         raise _no_cell("JavaScript", loaded)
-    return javascript_model(quantised(model.weights), kind.javascript_cell, sorted(model.restarts), about)
+    return javascript_model(model.weights, kind.javascript_cell, sorted(model.restarts), about)
 
 
 def _no_cell(what: str, loaded: LoadedModel) -> ExportRefused:

@@ -11,14 +11,15 @@ import re
 import shutil
 import subprocess
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from taciturn.export.quantised import Int8, QuantisedWeights
+from taciturn.export.quantised import int8
 from taciturn.models.ngram import NGram
+from taciturn.models.stepping import StepWeights
 from taciturn.privacy.figures import MEANINGLESS, WEAK, delta_text, epsilon_text
 from taciturn.privacy.ledger import Guarantee
 from taciturn.release.gate import ExportRefused
@@ -31,10 +32,13 @@ const { script, texts } = JSON.parse(require("fs").readFileSync(0, "utf8"));
 require("vm").runInThisContext(script);
 const [{ model, vocabulary, predictor }] = Object.values(taciturn.models);
 predictor().predict("");
-const along = (state, words) => [model.scores(state), ...words.map((word) => model.scores((state = model.read(state, word))))];
-const rows = texts.flatMap((words) => along(model.start(), words));
-const bytes = Buffer.concat(rows.map((row) => Buffer.from(row.buffer)));
-console.log(JSON.stringify({ scores: bytes.toString("base64"), rows: rows.length, listed: vocabulary.words }));
+console.log(JSON.stringify(vocabulary.words));
+const say = (state) => process.stdout.write(Buffer.from(model.scores(state).buffer));
+for (const words of texts) {
+  let state = model.start();
+  say(state);
+  for (const word of words) say((state = model.read(state, word)));
+}
 """
 
 
@@ -52,11 +56,15 @@ class Published(NamedTuple):
     personal: bool = False  # whether it is its owner's, and no one else's
 
 
-def javascript_model(weights: QuantisedWeights, cell: str, restarts: Sequence[int], about: Published) -> str:
+def javascript_model(weights: StepWeights, cell: str, restarts: Sequence[int], about: Published) -> str:
     """The script of an LSTM, a CIFG or a GRU; `restarts` are the words after which it starts afresh (models/stepping.py)."""
-    tied = weights.embedding is weights.words
-    named = {name: value for name, value in weights._asdict().items() if value is not None}
-    packed = {name: _packed(value) for name, value in named.items() if not (tied and name == "embedding")}
+    turned = {name: getattr(weights, name) for name in ("input", "recurrent", "projection", "to_context")}
+    rows = {name: matrix.T for name, matrix in turned.items() if matrix is not None} | {"words": weights.words}
+    if weights.embedding is not weights.words:
+        rows["embedding"] = weights.embedding
+    small = {name: int8(matrix) for name, matrix in rows.items()}
+    packed: dict[str, Any] = {name: {"values": _base64(values), "scales": _base64(scales)} for name, (values, scales) in small.items()}
+    packed |= {name: _base64(getattr(weights, name)) for name in ("word_bias", "gate_bias")}
     return _script("recurrent", {"cell": cell, "weights": packed, "restarts": list(restarts)}, about)
 
 
@@ -69,10 +77,10 @@ def javascript_ngram(model: NGram, about: Published) -> str:
         before = len(model.levels[n - 1].keys) if n else 0
         levels.append(
             {
-                "probability": _base64(level.probability.astype("<f4")),
-                "backoff": _base64(level.backoff.astype("<f4")),
-                "words": _base64(words.astype("<u2" if short else "<u4")) if n else "",
-                "starts": _base64(np.searchsorted(contexts, np.arange(before + 1)).astype("<u4")) if n else "",
+                "probability": _base64(level.probability),
+                "backoff": _base64(level.backoff),
+                "words": _base64(words.astype(np.uint16 if short else np.uint32)) if n else "",
+                "starts": _base64(np.searchsorted(contexts, np.arange(before + 1)).astype(np.uint32)) if n else "",
             }
         )
     return _script("ngram", {"levels": levels, "short": short}, about)
@@ -85,7 +93,7 @@ PERSONAL = [
 
 
 def plain_words(guarantee: Guarantee | None, learned_from: str | None) -> list[str]:
-    """The guarantee for whoever types, a sentence each. A warning comes first."""
+    """Say the guarantee to the person who types, a sentence each. A warning comes first."""
     if learned_from is None:
         return ["Nothing is known of what this model learned from, so nothing can be said of its privacy."]
     if guarantee is None:
@@ -102,13 +110,8 @@ def plain_words(guarantee: Guarantee | None, learned_from: str | None) -> list[s
         f"{guarantee.unit.replace('one user', 'each person')}, with everything they wrote.",
         _worth(guarantee.epsilon),
     ]
-    if guarantee.is_simulated:
-        sentences.insert(
-            0,
-            "A simulation: the noise came from a known seed and can be taken off again, so the figures describe the method and not "
-            "this model.",
-        )
-    return sentences
+    known = "A simulation: the noise came from a known seed and can be taken off again; the figures describe the method, not this model."
+    return [known, *sentences] if guarantee.is_simulated else sentences
 
 
 def _worth(epsilon: float) -> str:
@@ -117,20 +120,18 @@ def _worth(epsilon: float) -> str:
     if epsilon > WEAK:
         return "That is a weak promise: noise was added, and a determined expert might still tell whether somebody took part."
     strength = "a strong" if epsilon <= STRONG else "a moderate"
-    return (
-        f"That is {strength} promise: the model would be much the same without any one of them, so it can hardly repeat what only one "
-        "person wrote."
-    )
+    same = "without any one of them the model would be much the same, and it can hardly repeat what only one person wrote"
+    return f"That is {strength} promise: {same}."
 
 
-def check_javascript(script: str, *texts: Sequence[int], listed: Sequence[str] = ()) -> np.ndarray | None:
-    """The scores that a script's model gives before the first word of each text and after each of them, [Σ (1 + words), vocabulary], as
-    Node computes them; None where there is no Node. Refused where the script's words are not those `listed`."""
-    node = shutil.which("node")
+def check_javascript(script: str, texts: Iterable[Iterable[int]], listed: Sequence[str]) -> list[np.ndarray]:
+    """For each text return the scores that a script's model gives in Node before its first word and after each, [1 + words, vocabulary];
+    refuse a script whose words are not those `listed`."""
+    node, texts = shutil.which("node"), [list(map(int, words)) for words in texts]
     if node is None:
-        return None
-    asked = json.dumps({"script": script, "texts": [list(map(int, words)) for words in texts]}).encode()
+        raise ExportRefused("a script is checked before it is written, which needs Node.js: install Node.js, or export to another format")
     try:
+        asked = json.dumps({"script": script, "texts": texts}).encode()
         done = subprocess.run([node, "-e", _PIPED], input=asked, capture_output=True, timeout=PATIENCE, check=True)
     except subprocess.TimeoutExpired:
         raise ExportRefused(f"the script was not done with {sum(map(len, texts))} words after {PATIENCE} seconds in Node") from None
@@ -138,10 +139,11 @@ def check_javascript(script: str, *texts: Sequence[int], listed: Sequence[str] =
         said = error.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {error.returncode}"]
         reason = next((line for line in said if "Error" in line), said[-1])
         raise ExportRefused(f"the script does not run in Node: {reason}") from None
-    answer = json.loads(done.stdout)
-    if listed and answer["listed"] != list(listed):
+    words, _, scores = done.stdout.partition(b"\n")
+    if json.loads(words) != list(listed):
         raise ExportRefused("the script has other words than the model: nothing was written")
-    return np.frombuffer(base64.b64decode(answer["scores"]), "<f4").reshape(answer["rows"], -1)
+    rows = np.frombuffer(scores, "<f4").reshape(-1, len(listed))
+    return np.split(rows, np.cumsum([1 + len(text) for text in texts])[:-1])
 
 
 def _script(kind: str, model: dict[str, Any], about: Published) -> str:
@@ -176,11 +178,6 @@ def _header(about: Published, plain: list[str]) -> str:
     return f"/*\n{comment}\n */\n"
 
 
-def _packed(weight: Int8 | np.ndarray) -> Any:
-    if isinstance(weight, Int8):
-        return {"values": _base64(weight.values), "scales": _base64(weight.scales.astype("<f4"))}
-    return _base64(np.asarray(weight).astype("<f4"))
-
-
 def _base64(array: np.ndarray) -> str:
-    return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    return base64.b64encode(little.tobytes()).decode()

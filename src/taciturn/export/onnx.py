@@ -1,12 +1,11 @@
 """A recurrent model as ONNX: one word and the state in, the ten best next words, all logits and the new state out.
 
-Built from primitives. ONNX has an LSTM operator, but it carries forget-gate weights that a CIFG does not have, knows no projection
-and keeps a tied embedding twice. With bytes for weights they are stored once and widened when the file is loaded; activations are
-never rounded, so that what was checked here holds on every processor.
+Built from primitives: ONNX's LSTM operator knows no CIFG, no projection and no tied embedding. Weights in bytes are widened when the file
+is loaded; activations are never rounded, so that what was checked here holds on every processor.
 
     word              int64 [batch]                 <bos> first
     fed_back, carry   float32 [batch, …]            zeros first, and after a word of the metadata's `restarts`
-    top_words         int64 [batch, 10]             never a special sign, nor a blocked word
+    top_words         int64 [batch, 10]             never a special token, nor a blocked word
     top_log_probabilities, logits, next_fed_back, next_carry
 """
 
@@ -21,7 +20,7 @@ from scipy.special import log_softmax
 
 from taciturn.core import BEGIN
 from taciturn.errors import TaciturnError
-from taciturn.export.quantised import Int8, QuantisedWeights
+from taciturn.export.quantised import int8
 from taciturn.models.recurrence import Cell
 from taciturn.models.stepping import StepWeights
 from taciturn.release.gate import ExportRefused
@@ -29,7 +28,6 @@ from taciturn.release.gate import ExportRefused
 if TYPE_CHECKING:
     import onnx
 
-Weights = StepWeights | QuantisedWeights
 OPSET, IR_VERSION = 17, 8  # of 2022: what is on phones
 BEST = 10
 OPERATORS = {"add": "Add", "sub": "Sub", "mul": "Mul", "tanh": "Tanh", "logistic": "Sigmoid"}  # of JAX, of ONNX
@@ -49,19 +47,25 @@ def libraries() -> tuple[Any, Any]:
 
 
 def onnx_model(
-    cell: Cell, weights: Weights, never: Iterable[int], restarts: Iterable[int] = (), about: dict[str, str] | None = None
+    cell: Cell,
+    weights: StepWeights,
+    never: Iterable[int],
+    restarts: Iterable[int] = (),
+    about: dict[str, str] | None = None,
+    as_bytes: bool = False,
 ) -> "onnx.ModelProto":
     """`never` are words not to suggest, `restarts` those after which the model starts afresh, `about` what else the file states."""
     onnx, _ = libraries()
-    graph = _Graph(onnx)
-    matrices = _Matrices(graph, weights)
-    gates = graph("Add", graph("MatMul", matrices.embedded("word"), matrices.input), graph.constant(weights.gate_bias))
-    recurrent = graph("MatMul", "fed_back", matrices.recurrent)
-    shapes = [jax.ShapeDtypeStruct((1, size), np.float32) for size in (len(weights.gate_bias),) * 2 + (matrices.units,)]
+    graph = _Graph(onnx, as_bytes)
+    words = graph.stored(weights.words.T)
+    embedding = words if weights.embedding is weights.words else graph.stored(weights.embedding.T)
+    gates = graph("Add", graph.product(graph.column(embedding, "word"), weights.input), graph.constant(weights.gate_bias))
+    recurrent = graph.product("fed_back", weights.recurrent)
+    shapes = [jax.ShapeDtypeStruct((1, size), np.float32) for size in (*weights.gate_bias.shape * 2, weights.units)]
     output, carry = graph.traced(jax.make_jaxpr(cell)(*shapes).jaxpr, [gates, recurrent, "carry"])
-    fed_back = output if matrices.projection is None else graph("MatMul", output, matrices.projection)
-    context = fed_back if matrices.to_context is None else graph("MatMul", fed_back, matrices.to_context)
-    logits = graph("Add", graph("MatMul", context, matrices.words), graph.constant(weights.word_bias))
+    fed_back = graph.product(output, weights.projection)
+    context = graph.product(fed_back, weights.to_context)
+    logits = graph("Add", graph("MatMul", context, graph.widened(*words)), graph.constant(weights.word_bias))
     never = sorted(never)
     allowed = np.zeros(len(weights.word_bias), np.float32)
     allowed[never] = -np.inf
@@ -70,16 +74,16 @@ def onnx_model(
     graph("TopK", ranked, graph.constant(np.array([best], np.int64)), out=("top_log_probabilities", "top_words"))
     for name, value in (("logits", logits), ("next_fed_back", fed_back), ("next_carry", carry)):
         graph("Identity", value, out=(name,))
-    sizes = {"fed_back": matrices.fed_back, "carry": matrices.units}
+    sizes = {"fed_back": len(weights.recurrent), "carry": weights.units}
     metadata = {"never": json.dumps(never), "restarts": json.dumps(sorted(restarts)), **(about or {})}
     return graph.finished(sizes, len(weights.word_bias), best, metadata)
 
 
 class _Graph:
-    """Nodes in the order they are called, with names for what they make."""
+    """Nodes in the order they are called, with names for what they make. Matrices are stored once, as float32 or as bytes."""
 
-    def __init__(self, onnx: Any) -> None:
-        self.onnx, self.nodes, self.constants = onnx, [], []
+    def __init__(self, onnx: Any, as_bytes: bool) -> None:
+        self.onnx, self.nodes, self.constants, self.as_bytes = onnx, [], [], as_bytes
 
     def __call__(self, operator: str, *inputs: str, out: tuple[str, ...] = (), **attributes: Any) -> Any:
         names = out or (f"{operator.lower()}_{len(self.nodes)}",)
@@ -90,6 +94,27 @@ class _Graph:
         name = f"constant_{len(self.constants)}"
         self.constants.append(self.onnx.numpy_helper.from_array(np.ascontiguousarray(value), name))
         return name
+
+    def stored(self, matrix: np.ndarray) -> tuple[str, str | None]:
+        """Store a matrix [inputs, outputs]; return the names of its values and, for bytes, of its scales."""
+        if not self.as_bytes:
+            return self.constant(matrix), None
+        values, scales = int8(matrix.T)
+        return self.constant(values.T), self.constant(scales)
+
+    def widened(self, values: str, scales: str | None) -> str:
+        return values if scales is None else self("Mul", self("Cast", values, to=self.onnx.TensorProto.FLOAT), scales)
+
+    def product(self, value: str, matrix: np.ndarray | None) -> str:
+        return value if matrix is None else self("MatMul", value, self.widened(*self.stored(matrix)))
+
+    def column(self, stored: tuple[str, str | None], place: str) -> str:
+        """Return one output's column of a stored matrix, as a row."""
+        values, scales = stored
+        rows = self("Transpose", self("Gather", values, place, axis=1), perm=[1, 0])
+        if scales is None:
+            return rows
+        return self.widened(rows, self("Unsqueeze", self("Gather", scales, place), self.constant(np.array([1], np.int64))))
 
     def traced(self, program: Jaxpr, inputs: list[str]) -> list[str]:
         """The nodes of a cell as JAX has it, so that there is one definition of it."""
@@ -129,53 +154,6 @@ class _Graph:
         self.onnx.helper.set_model_props(model, metadata)
         self.onnx.checker.check_model(model)
         return model
-
-
-class _Matrices:
-    """The weights as constants of the graph, float32 or bytes; each is stored once."""
-
-    def __init__(self, graph: _Graph, weights: Weights) -> None:
-        self.graph = graph
-        inside = weights.input, weights.recurrent, weights.projection, weights.to_context
-        self.input, self.recurrent, self.projection, self.to_context = map(self._factor, inside)
-        self.fed_back = _inputs(weights.recurrent)
-        self.units = _inputs(weights.to_context if weights.projection is None else weights.projection)
-        # Words as columns: what a product needs, and a lookup can live with, where the two are the same matrix.
-        self._tied, words = weights.embedding is weights.words, self._stored(_turned(weights.words))
-        self.words = self._widened(*words)
-        self._embedding = words if self._tied else self._stored(weights.embedding)
-
-    def embedded(self, word: str) -> str:
-        values, scales = self._embedding
-        rows = self.graph("Gather", values, word, axis=1 if self._tied else 0)
-        rows = self.graph("Transpose", rows, perm=[1, 0]) if self._tied else rows
-        if scales is None:
-            return rows
-        scale = self.graph("Unsqueeze", self.graph("Gather", scales, word), self.graph.constant(np.array([1], np.int64)))
-        return self._widened(rows, scale)
-
-    def _factor(self, matrix: Any) -> Any:
-        """[inputs, outputs], ready for a product."""
-        return None if matrix is None else self._widened(*self._stored(_turned(matrix) if isinstance(matrix, Int8) else matrix))
-
-    def _stored(self, matrix: np.ndarray | Int8) -> tuple[str, str | None]:
-        parts = matrix if isinstance(matrix, Int8) else (matrix,)
-        values, *scales = map(self.graph.constant, parts)
-        return values, scales[0] if scales else None
-
-    def _widened(self, values: str, scales: str | None) -> str:
-        if scales is None:
-            return values
-        return self.graph("Mul", self.graph("Cast", values, to=self.graph.onnx.TensorProto.FLOAT), scales)
-
-
-def _turned(matrix: np.ndarray | Int8) -> np.ndarray | Int8:
-    return Int8(matrix.values.T, matrix.scales) if isinstance(matrix, Int8) else matrix.T
-
-
-def _inputs(matrix: np.ndarray | Int8 | None) -> int:
-    assert matrix is not None
-    return matrix.values.shape[1] if isinstance(matrix, Int8) else matrix.shape[0]
 
 
 def onnx_scores(content: bytes, words: np.ndarray) -> np.ndarray:

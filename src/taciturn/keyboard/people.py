@@ -1,7 +1,6 @@
-"""People's own words as they wrote them, to try a keyboard on: of people whom a model was not trained on.
+"""People's own words, to try a keyboard on: of people whom a model was not trained on.
 
-A population keeps the numbers of words and forgets how unknown ones are spelled; typing needs every letter. So the text is read again from
-its files, and whoever a population trains on is left out.
+A population does not know how unknown words are spelled, and typing needs every letter. So the text is read again from its files.
 """
 
 from collections.abc import Callable
@@ -21,7 +20,7 @@ class People(NamedTuple):
 
 
 def read_people(source: Source, trained_on: Callable[[str], bool], most: int, progress: Progress = unwatched) -> People:
-    """At most so many; which ones follows from a hash of their ids."""
+    """Read at most so many people; which ones follows from a hash of their ids."""
     found: dict[str, list[str]] = {}
     room: dict[str, int] = {}
     left_out: set[str] = set()

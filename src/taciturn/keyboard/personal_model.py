@@ -1,11 +1,8 @@
-"""A model of one's own: a private model, trained on one person's text, on that person's device, for that person alone.
+"""A personal model: a private model, trained further on one person's text, on that person's device, for that person alone.
 
 **Guarantee:** none. Such a model may repeat what its owner wrote, so it stays on the device: its card says that it is personal, and every
-way out (exports, warm starts, guarantees) refuses it for that. Whoever the private model was trained on loses nothing, as nobody is told
-what is learned here.
-
-What trains is what a device does in a round (algorithms/local_training.py), and nothing else. The text is needed once, and may be deleted
-then (Popov et al. 2018, §2.6).
+way out (exports, warm starts, guarantees) refuses it. The people whom the private model was trained on lose nothing. A device trains it
+as in a round (algorithms/local_training.py); the text is needed once, and may be deleted then (Popov et al. 2018, §2.6).
 """
 
 import os
@@ -16,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from taciturn import trees
@@ -37,14 +33,12 @@ from taciturn.models.sgd import sgd_step
 from taciturn.progress import Progress, unwatched
 from taciturn.recipe import build
 from taciturn.recipe.sections import ModelSection
-from taciturn.release.model_file import ModelCard, ModelFileError, save_model
+from taciturn.release.model_file import ModelFileError, save_model
 
 HELD_OUT = 10  # one message in so many, the last ones, is measured with and never trained on
 BATCH_SIZE = 10  # Popov et al. 2018, §2.5, like the next
 UNROLL = 20
 SENTENCE_LENGTH = 20  # as recipes have it by default; a card does not say at which length sentences were cut
-STEPS_AT_ONCE = 16  # between two looks at the progress
-
 NOT_NEW = "name a new folder"
 
 Messages = Sequence[Sequence[int]]  # word ids, each message with its end
@@ -70,17 +64,9 @@ class Personal(NamedTuple):
     after: Scores
     messages: int
     held_out: int  # of them
-    words: int  # and signs, of all messages
+    words: int  # and punctuation, of all messages
     unknown: int  # of them
     left_out: dict[str, int]  # what of the file could not be used, and how often
-
-
-class Text(NamedTuple):
-    """One person's, as the model reads it."""
-
-    learned: Messages
-    held_out: Messages
-    left_out: dict[str, int]
 
 
 def personalise(
@@ -91,42 +77,40 @@ def personalise(
     Whatever goes wrong leaves no folder, and leaves the text: it is deleted last, and only where that is asked for.
     """
     check_new_folder(out, NOT_NEW)
-    params, card, vocabulary = _neural(model)
-    if learning.general is not None and learning.general.vocabulary.words != vocabulary.words:
+    loaded = load_word_model(model)
+    card, vocabulary, general = loaded.card, loaded.vocabulary, learning.general
+    if card is None or loaded.kind is None:
+        raise ModelFileError(f"{model} holds n-grams, which are counted and not trained; name a run or a pretrained model")
+    if general is not None and general.vocabulary.words != vocabulary.words:
         raise DataError(f"the general text has other words than the model; make it with --vocabulary {model}")
     found = _deletable(text) if delete_text else None
-    own = _read(text, vocabulary)
-    if delete_text and own.left_out:
-        reasons = "; ".join(f"{reason}: {count:,}" for reason, count in own.left_out.items())
+    learned, held_out, left_out = _read(text, vocabulary)
+    if delete_text and left_out:
+        reasons = "; ".join(f"{reason}: {count:,}" for reason, count in left_out.items())
         raise PersonalError(f"not all of {text} could be used ({reasons}), so it is not deleted: mend it, or drop --delete-text")
     settings = ModelSection(**card.architecture)
     network = build.language_model(settings, len(vocabulary))
     # Text as the model was trained to read it.
     cut = Sentences(SENTENCE_LENGTH, vocabulary.sentence_ends) if card.sentences else Unrolls(UNROLL)
-    measured = Texts.of(map(list, own.held_out), len(vocabulary)), cut if card.sentences else WINDOW
-    before = evaluate(network, params, *measured)
-    params = trained(network, params, own.learned, cut, learning, settings.dropout > 0, progress)
+    measured = Texts.of(map(list, held_out), len(vocabulary)), cut if card.sentences else WINDOW
+    before = evaluate(network, loaded.params, *measured)
+    params = trained(network, loaded.params, learned, cut, learning, settings.dropout > 0, progress)
     after = evaluate(network, params, *measured)
-    if not after["loss"].value < before["loss"].value:  # nor where it is no number
+    if not after["loss"].value < before["loss"].value:  # nor where it is not a number
         raise PersonalError(
-            f"the model did not get better: on the last {len(own.held_out)} messages of {text} its perplexity went from "
+            f"the model did not get better: on the last {len(held_out)} messages of {text} its perplexity went from "
             f"{before['perplexity'].value:.1f} to {after['perplexity'].value:.1f}. It was not kept, and the text stays where it is; try a "
             "lower --learning-rate, fewer --epochs, or more text"
         )
+    sources = (*card.public_sources, *([general.source] if general else ()))
+    personal = replace(card, personal=True, public_sources=tuple(dict.fromkeys(sources)))
     with new_folder(out, NOT_NEW, mode=0o700) as made:  # for its owner's eyes alone
-        save_model(made / "model.safetensors", params, _personal(card, learning), mode=0o600)
+        save_model(made / "model.safetensors", params, personal, mode=0o600)
     if found is not None:
         _delete(text, found, out)
-    everything = [word for message in (*own.learned, *own.held_out) for word in message if word != END]
-    return Personal(
-        before,
-        after,
-        messages=len(own.learned) + len(own.held_out),
-        held_out=len(own.held_out),
-        words=len(everything),
-        unknown=everything.count(UNKNOWN),
-        left_out=own.left_out,
-    )
+    words = [word for message in (*learned, *held_out) for word in message if word != END]
+    messages = len(learned) + len(held_out)
+    return Personal(before, after, messages, len(held_out), len(words), words.count(UNKNOWN), left_out)
 
 
 def trained(
@@ -138,42 +122,27 @@ def trained(
     dropout: bool = False,
     progress: Progress = unwatched,
 ) -> Params:
-    """A device's local training, a few batches at a time, so that it can be watched: between two steps SGD carries nothing but θ."""
+    """Train as a device does in a round, an epoch at a time, so that it can be watched: SGD carries nothing but θ between two."""
     step = sgd_step(network)
     if learning.general is not None:
         step = rehearsing(step, build.general_rows(learning.general, cut), learning.user_share)
-    keyed = dropout or learning.general is not None
-    update = fedavg_update(step, LocalTraining(learning.learning_rate, keyed=keyed))
+    update = fedavg_update(step, LocalTraining(learning.learning_rate, keyed=dropout or learning.general is not None))
+    text = np.concatenate([np.asarray(message, np.int32) for message in messages])
+    owner = Layout.for_pieces(cut, BATCH_SIZE, len(cut.pieces(text))).user_data(text)
 
     @jax.jit
     def after(params: Params, owner: UserData, key: Key) -> Params:
         return trees.add(params, update(Message(params, ()), owner, key))
 
-    text = np.concatenate([np.asarray(message, np.int32) for message in messages])
-    owner = Layout.for_pieces(cut, BATCH_SIZE, len(cut.pieces(text))).user_data(text)
-    done, all = 0, learning.epochs * len(owner.batches)
-    progress(done, all)
-    for _ in range(learning.epochs):
-        for start in range(0, len(owner.batches), STEPS_AT_ONCE):
-            part = owner.batches[start : start + STEPS_AT_ONCE]
-            filled = np.pad(part, ((0, STEPS_AT_ONCE - len(part)), (0, 0), (0, 0)))
-            key = jax.random.fold_in(jax.random.key(0), done)
-            now = owner._replace(batches=filled, steps=np.int32(len(part)))
-            params = jax.block_until_ready(after(params, now, key))
-            done += len(part)
-            progress(done, all)
+    progress(0, learning.epochs)
+    for epoch in range(learning.epochs):
+        params = jax.block_until_ready(after(params, owner, jax.random.fold_in(jax.random.key(0), epoch)))
+        progress(epoch + 1, learning.epochs)
     return params
 
 
-def _neural(path: Path) -> tuple[Params, ModelCard, Vocabulary]:
-    loaded = load_word_model(path)
-    if loaded.card is None or loaded.kind is None:
-        raise ModelFileError(f"{path} holds n-grams, which are counted and not trained; name a run or a pretrained model")
-    return jax.tree.map(jnp.asarray, loaded.params), loaded.card, loaded.vocabulary
-
-
 def messages_of(path: Path, vocabulary: Vocabulary) -> tuple[list[list[int]], dict[str, int]]:
-    """One person's messages that have words in them, each closed by END, and what of the file was left out, by reason."""
+    """Return one person's messages that have words in them, each closed by END, and what of the file was left out, by reason."""
     if path.is_dir():
         raise DataError(f"{path} is a folder; name one file, of one person's text")
     source, people = Source([path]), set()
@@ -187,8 +156,8 @@ def messages_of(path: Path, vocabulary: Vocabulary) -> tuple[list[list[int]], di
     return messages, source.left_out.counts
 
 
-def _read(path: Path, vocabulary: Vocabulary) -> Text:
-    """The last messages apart."""
+def _read(path: Path, vocabulary: Vocabulary) -> tuple[Messages, Messages, dict[str, int]]:
+    """Return the messages to learn from, the last ones to measure with, and what was left out."""
     messages, left_out = messages_of(path, vocabulary)
     if len(messages) < 2:
         raise DataError(
@@ -196,33 +165,25 @@ def _read(path: Path, vocabulary: Vocabulary) -> Text:
             "one): the last is held out to measure with"
         )
     last = max(1, round(len(messages) / HELD_OUT))
-    text = Text(messages[:-last], messages[-last:], left_out)
-    for which, part in (("first", text.learned), ("last", text.held_out)):
+    learned, held_out = messages[:-last], messages[-last:]
+    for which, part in (("first", learned), ("last", held_out)):
         if all(word < vocabulary.fixed for message in part for word in message):
             raise DataError(f"{path}: the model knows not one word of the {which} {len(part):,} messages: is it in {vocabulary.language}?")
-    return text
-
-
-def _personal(card: ModelCard, learning: Learning) -> ModelCard:
-    """Keep where the model came from, and drop its guarantee."""
-    rehearsed = (learning.general.source,) if learning.general else ()
-    return replace(card, personal=True, public_sources=tuple(dict.fromkeys((*card.public_sources, *rehearsed))))
+    return learned, held_out, left_out
 
 
 def _deletable(path: Path) -> os.stat_result:
-    """The file as it is now; refused where deleting it would not delete the text, or is not the owner's to do."""
+    """Return the file as it is now; refuse one that is not the owner's to delete, or whose text would stay."""
     if not path.exists():
         raise DataError(f"there is no file {path}")
     found = path.lstat()
-    refused = (
-        (not stat.S_ISREG(found.st_mode), "is no file of its own, but a link or a folder"),
-        (found.st_uid != os.geteuid(), "belongs to somebody else"),
-        (found.st_nlink > 1, "has another name (a hard link), under which the text would stay"),
-        (not os.access(path.parent, os.W_OK | os.X_OK), "lies in a folder that you may not change"),
-    )
-    for is_so, reason in refused:
-        if is_so:
-            raise PersonalError(f"{path} {reason}, so it cannot be deleted; leave --delete-text out")
+    refused = {
+        "is not a file of its own, but a link or a folder": not stat.S_ISREG(found.st_mode),
+        "belongs to somebody else": found.st_uid != os.geteuid(),
+        "has another name (a hard link), under which the text would stay": found.st_nlink > 1,
+    }
+    if reason := next((reason for reason, is_so in refused.items() if is_so), None):
+        raise PersonalError(f"{path} {reason}, so it cannot be deleted; leave out --delete-text")
     return found
 
 
@@ -230,8 +191,7 @@ def _delete(path: Path, found: os.stat_result, out: Path) -> None:
     """Delete the text if it is still the one that was learned from: a keyboard may have written to it meanwhile."""
     try:
         now = path.lstat()
-        same = all(getattr(now, name) == getattr(found, name) for name in ("st_dev", "st_ino", "st_size", "st_mtime_ns"))
-        if not same:
+        if any(getattr(now, name) != getattr(found, name) for name in ("st_dev", "st_ino", "st_size", "st_mtime_ns")):
             raise PersonalError(f"{out} holds the personal model; {path} was changed meanwhile, so it was not deleted")
         path.unlink()
         sync_folder(path.parent)

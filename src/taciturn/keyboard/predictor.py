@@ -1,8 +1,7 @@
 """What a keyboard asks at every keystroke: the next word, the rest of this one, the rest of the sentence, the best of several readings.
 
 Next word, smart compose and on-the-fly re-scoring are those of Xu et al. 2023, Figure 1. One call serves one keystroke and takes the
-text before the caret; what the model knew after each of the last words is kept, so that a keystroke reads one new word at most.
-`export/runtime/predictor.js` is the same in the browser, and a test holds the two together.
+text before the caret. `export/runtime/predictor.js` is the same in the browser, and a test holds the two together.
 """
 
 import math
@@ -74,9 +73,8 @@ class Predictor:
         scores = self.model.scores(state)
         prefix = normalize(typed, self.vocabulary.language)
         capital = typed[:1].isupper() if typed else _begins_sentence(done)
-        words = (self._spelled(place) for place in self.candidates(scores, prefix))
-        cased = (self._shouted(word, typed) for word in words)
-        strip = tuple(self._capital(word) if capital else word for word in cased)
+        words = (self._shouted(self._spelled(place), typed) for place in self.candidates(scores, prefix))
+        strip = tuple(self._capital(word) if capital else word for word in words)
         composed = self.compose(scores, prefix, state, self.threshold, done)
         return Suggestions(strip, self._continuation(composed, done, typed, prefix), len(typed))
 
@@ -86,8 +84,8 @@ class Predictor:
         self._rests.clear()
 
     def candidates(self, scores: np.ndarray, prefix: str = "", count: int = PLACES) -> list[int]:
-        """The likeliest words that begin with the prefix and go on after it."""
-        places = self._alphabet.after(prefix)
+        """Return the likeliest words that begin with the prefix and are longer."""
+        places = self._alphabet.beginning_with(prefix, longer=True)
         if len(places) > count:
             last = np.partition(scores[places], -count)[-count]
             places = places[scores[places] >= last]  # with all that are as likely as the last
@@ -95,15 +93,15 @@ class Predictor:
         return [place for place in ranked[:count] if scores[place] > -math.inf]
 
     def rank(self, scores: np.ndarray, place: int, prefix: str = "") -> int | None:
-        """The place that a word has among all of its beginning, 0 for the first `candidate`; None where it is never suggested."""
+        """Return a word's place among all with this prefix, 0 for the first `candidate`; None where it is never suggested."""
         if not self.may_be_suggested[place]:
             return None
-        places = self._alphabet.after(prefix)
+        places = self._alphabet.beginning_with(prefix, longer=True)
         others, own = scores[places], scores[place]
         return int(np.count_nonzero((others > own) | ((others == own) & (places < place))))
 
     def compose(self, scores: np.ndarray, prefix: str, state: Any, threshold: float, key: str | None = None) -> Composed:
-        """The likeliest way to go on, word by word, as long as its probability is at least the threshold."""
+        """Return the likeliest continuation, word by word, as long as its probability is at least the threshold."""
         first, probability = self._first_word(scores, prefix)
         if probability < threshold:
             return Composed((), ())
@@ -112,7 +110,7 @@ class Predictor:
         return Composed(rest.words[: len(kept)], tuple(kept))
 
     def _first_word(self, scores: np.ndarray, prefix: str) -> tuple[int, float]:
-        """The likeliest word with this beginning (which may be all of it), and how likely it is once the beginning is typed."""
+        """Return the likeliest word with this prefix (which may be all of it), and how likely it is once the prefix is typed."""
         places = self._alphabet.beginning_with(prefix)
         if not len(places):
             return UNKNOWN, 0.0
@@ -127,7 +125,7 @@ class Predictor:
         return best, probability / whole if whole > 0 else 0.0
 
     def _rest(self, state: Any, first: int, threshold: float, key: str | None) -> Composed:
-        """The words after the first, kept while it is being typed."""
+        """Return the words from the first on, kept while it is being typed."""
         known = (key, first) if key is not None else None
         if known in self._rests:
             return self._rests[known]
@@ -184,7 +182,7 @@ class Predictor:
         return (text[: found.start()], found[0]) if found else (text, "")
 
     def _state(self, done: str) -> Any:
-        """What the model knows after a text; of the texts before it, the longest that is known is read on from."""
+        """Return the model's state after a text, read on from the longest known text before it."""
         if done not in self._states:
             # A word may go on after any sign but a space («...»), so only there a text may be read in two parts.
             before = (text for text in self._states if done.startswith(text) and text[-1:].isspace())
@@ -224,19 +222,12 @@ class _Alphabet:
         self._spellings = [word for word, _ in ordered]
         self.places = np.array([place for _, place in ordered], np.int64)
 
-    def beginning_with(self, prefix: str) -> np.ndarray:
-        """The places in the list of the words with this beginning."""
-        return self.places[slice(*self._range(prefix))]
-
-    def after(self, prefix: str) -> np.ndarray:
-        """Return the indices of the words that start with this prefix."""
-        start, end = self._range(prefix)
-        return self.places[start + (start < end and self._spellings[start] == prefix) : end]
-
-    def _range(self, prefix: str) -> tuple[int, int]:
+    def beginning_with(self, prefix: str, longer: bool = False) -> np.ndarray:
+        """Return the places in the list of the words with this prefix; with `longer` without the prefix itself."""
         if not prefix:
-            return 0, len(self._spellings)
-        return bisect_left(self._spellings, prefix), bisect_left(self._spellings, f"{prefix}\U0010ffff")
+            return self.places
+        start, end = bisect_left(self._spellings, prefix), bisect_left(self._spellings, f"{prefix}\U0010ffff")
+        return self.places[start + (longer and start < end and self._spellings[start] == prefix) : end]
 
 
 def _wants_space(done: str) -> bool:

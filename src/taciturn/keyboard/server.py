@@ -1,6 +1,6 @@
 """The keyboard's page on this machine: known files to local readers, and nothing else.
 
-The page may load its own scripts and styles, and its policy forbids it everything else, so that what is typed there has no way out.
+The page's policy forbids it everything but its own scripts and styles, so that what is typed there has no way out.
 """
 
 import errno
@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
+from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
 from taciturn.data.vocabulary import DataError
@@ -27,12 +28,8 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",  # or any other site could load the model as a script of its own
 }
 LOCAL = {"localhost", "127.0.0.1", "::1"}
-PAGE = {
-    "index.html": "text/html; charset=utf-8",
-    "style.css": "text/css; charset=utf-8",
-    "keys.js": "text/javascript; charset=utf-8",
-    "page.js": "text/javascript; charset=utf-8",
-}
+KINDS = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
+PAGE = ("index.html", "style.css", "keys.js", "page.js")
 MODELS_HERE = "<!-- models -->"  # in index.html
 
 
@@ -41,19 +38,15 @@ def page_files(scripts: Sequence[str]) -> Files:
     if len(scripts) not in (1, 2):
         raise DataError(f"the page shows one model, or two side by side, and not {len(scripts)}")
     folder = files("taciturn.keyboard") / "page"
-    found = {f"/{name}": (kind, (folder / name).read_bytes()) for name, kind in PAGE.items()}
+    found = {f"/{name}": (folder / name).read_bytes() for name in PAGE}
     models = {f"/model-{number}.js": script.encode() for number, script in enumerate(scripts, 1)}
     tags = "\n".join(f'<script src="{path[1:]}" data-model defer></script>' for path in models)
-    kind, page = found["/index.html"]
-    found["/index.html"] = kind, page.replace(MODELS_HERE.encode(), tags.encode())
-    return found | {path: (PAGE["page.js"], script) for path, script in models.items()}
+    found["/index.html"] = found["/index.html"].replace(MODELS_HERE.encode(), tags.encode())
+    return {path: (KINDS[PurePosixPath(path).suffix], content) for path, content in (found | models).items()}
 
 
 class KeyboardServer:
-    """The files at `url`, on 127.0.0.1 alone. Port 0 is a free one.
-
-    Others who use this machine can ask that address, too. With `secret` they would have to guess a part of the path.
-    """
+    """The files at `url`, on 127.0.0.1 alone. Port 0 is a free one. With `secret` others on this machine cannot guess the path."""
 
     def __init__(self, files: Files, port: int = 0, secret: bool = False) -> None:
         self.secret, home = secret, f"/{secrets.token_urlsafe(16)}" if secret else ""
@@ -61,7 +54,10 @@ class KeyboardServer:
         try:
             self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(files))
         except (OSError, OverflowError) as error:
-            raise DataError(_refused(error, port)) from None
+            in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+            other = f"the page cannot be served on port {port}, which must be a number from 0 to 65535: {error}"
+            used = f"port {port} is in use by another program; choose another one, or 0 for any that is free"
+            raise DataError(used if in_use else other) from None
         self.url = f"http://127.0.0.1:{self._server.server_port}{home}/"
         self._serving = False
 
@@ -81,25 +77,21 @@ def _handler(files: Files) -> type[BaseHTTPRequestHandler]:
         timeout = 10  # seconds that a silent reader is waited for
 
         def do_GET(self) -> None:
-            content = self._answer()
-            if content is not None:
-                self.wfile.write(content)
+            self.wfile.write(self.do_HEAD())
 
-        def do_HEAD(self) -> None:
-            self._answer()
-
-        def _answer(self) -> bytes | None:
+        def do_HEAD(self) -> bytes:
+            """Answer with headers; return what belongs below them."""
             # A name that somebody points at this machine (DNS rebinding) would make their page a neighbour of this one.
             # And no other site's page has any business here: a browser says who asks.
             asked_by = self.headers.get("Sec-Fetch-Site", "none")
             if not _is_local(self.headers.get("Host", "")) or asked_by not in ("none", "same-origin"):
                 self.send_error(403, "Only for this machine")
-                return None
+                return b""
             path = self.path.partition("?")[0]
             known = files.get(f"{path}index.html" if path.endswith("/") else path)
             if known is None:
                 self.send_error(404, "Not here")
-                return None
+                return b""
             kind, content = known
             self.send_response(200)
             self.send_header("Content-Type", kind)
@@ -116,7 +108,7 @@ def _handler(files: Files) -> type[BaseHTTPRequestHandler]:
             return "taciturn"
 
         def log_message(self, format: str, *args: object) -> None:
-            """Who looks at the page is nobody's business."""
+            """Log nothing: who looks at the page is private."""
 
     return Handler
 
@@ -126,11 +118,3 @@ def _is_local(host: str) -> bool:
         return urlsplit(f"//{host}").hostname in LOCAL
     except ValueError:
         return False
-
-
-def _refused(error: Exception, port: int) -> str:
-    if isinstance(error, OverflowError):
-        return f"a port is a number from 0 to 65535, and not {port}"
-    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-        return f"port {port} is in use by another program; choose another one, or 0 for any that is free"
-    return f"the page cannot be served on port {port}: {error}"

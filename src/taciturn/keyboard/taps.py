@@ -1,8 +1,8 @@
 """Fingers on glass: where taps land, and which words they may have meant.
 
 A stated model, so that figures can be compared: a QWERTY of keys one wide and 1.4 high, taps normal around the middle of the key that
-was meant. The decoder knows the same: it proposes those words of the list, as long as what was tapped, under which the taps are
-likeliest, and what the taps spell. Which of them was meant is for a language model to say (on-the-fly re-scoring, Xu et al. 2023).
+was meant. The decoder proposes the words of the list, as long as what was tapped, under which the taps are likeliest, and what the taps
+spell; a language model then ranks them (on-the-fly re-scoring, Xu et al. 2023).
 """
 
 import unicodedata
@@ -23,7 +23,7 @@ _CENTRES = np.array([_PLACES[letter] for letter in _LETTERS])
 
 
 def keys_of(word: str) -> np.ndarray | None:
-    """The keys a word is typed with, as numbers; accents are left to the keyboard. None where a sign is on no key."""
+    """Return the keys a word is typed with, as numbers; accents are left to the keyboard. None where a character is on no key."""
     letters = "".join(letter for letter in unicodedata.normalize("NFD", word) if not unicodedata.combining(letter))
     places = [_LETTERS.find(letter) for letter in letters]
     return np.array(places) if places and min(places) >= 0 else None
@@ -51,7 +51,7 @@ class TapDecoder:
         return {length: (np.array([place for place, _ in words]), np.stack([keys for _, keys in words])) for length, words in found.items()}
 
     def readings(self, taps: np.ndarray) -> list[tuple[str, float]]:
-        """The likeliest words, best first, and last what the taps spell if that is none of them."""
+        """Return the likeliest words, best first, and last what the taps spell if that is not among them."""
         # [taps, keys]: how likely each tap is for each key.
         distances = np.sum((taps[:, None] - _CENTRES) ** 2, axis=2)
         likelihoods = -distances / (2 * SPREAD**2)

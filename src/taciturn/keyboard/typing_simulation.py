@@ -1,10 +1,9 @@
 """A person at a keyboard, simulated: what a model spares them, on text that people wrote and the model was not trained on.
 
-Keystroke saving rate (Popov et al. 2018, §2.4): the share of the non-space characters of a text that need not be typed, if each word
-is picked as soon as a strip of three shows it. Recall and picked rate over the strips that are shown before a word (Ramaswamy et al.
-2020, Table 2; Xu et al. 2023, §3). Smart compose: how often a continuation is shown, at the threshold at which a fixed share of those
-shown is taken. Re-scoring: how many words come out wrong from noisy taps, and words a minute, under the noise of keyboard/taps.py and
-the times below.
+Keystroke saving rate (Popov et al. 2018, §2.4): the share of the non-space characters that need not be typed, if each word is picked as
+soon as a strip of three shows it. Recall and picked rate over the strips shown before a word (Ramaswamy et al. 2020, Table 2; Xu et al.
+2023, §3). Smart compose: how often a continuation is shown, at the threshold at which a fixed share of those is taken. Re-scoring: how many
+words come out wrong from noisy taps (keyboard/taps.py), and words a minute, under the times below.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,8 +12,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from taciturn.core import BEGIN, END, PADDING, UNKNOWN, WordModel
+from taciturn.core import END, UNKNOWN, WordModel
 from taciturn.data.vocabulary import Vocabulary, is_word
+from taciturn.evaluation.accuracy import rank_among_answers
 from taciturn.evaluation.intervals import BUCKETS, Figures, Sums, share
 from taciturn.keyboard.predictor import LEAST_COMPOSED, PLACES, Composed, Predictor
 from taciturn.keyboard.taps import TapDecoder, keys_of, tapped
@@ -53,7 +53,7 @@ class Typing(Sums):
 
 
 def _trigger_rate(sums: Typing, kept: np.ndarray) -> float:
-    """Words with a continuation shown, of all words, at the lowest threshold at which the share taken is `PICKED_RATE`."""
+    """Return the share of words with a continuation shown, at the lowest threshold at which the share taken is `PICKED_RATE`."""
     triggered, composed = sums.triggered[:, kept].sum(1), sums.composed[:, kept].sum(1)
     words = max(sums.words[kept].sum(), 1.0)
     rates = composed / np.maximum(triggered, 1.0)
@@ -140,27 +140,21 @@ class _Typist:
 
     def _count_token(self, scores: np.ndarray, place: int) -> None:
         self.counts["tokens"] += 1
-        if place == UNKNOWN:
-            return
-        better = (scores > scores[place]) | ((scores == scores[place]) & (np.arange(len(scores)) < place))
-        better[[PADDING, UNKNOWN, BEGIN]] = False
-        rank = np.count_nonzero(better)
-        self.counts["top1"] += rank < 1
-        self.counts["top3"] += rank < 3
+        if place != UNKNOWN:
+            rank = rank_among_answers(scores, place)
+            self.counts["top1"] += rank < 1
+            self.counts["top3"] += rank < 3
 
     def _pick(self, scores: np.ndarray, word: str, place: int) -> None:
         """Type letter by letter until the word is on the strip."""
         self.counts["words"] += 1
-        typed = next((n for n in range(len(word)) if self._on_strip(scores, place, word[:n])), len(word))
+        ranks = (self.predictor.rank(scores, place, word[:n]) for n in range(len(word)))
+        typed = next((n for n, rank in enumerate(ranks) if rank is not None and rank < PLACES), len(word))
         self.counts["typed"] += typed
         if typed == 0:
             self.counts["offered"] += 1
             self.counts["first"] += self.predictor.rank(scores, place) == 0
             self.counts["picked"] += len(word) >= WORTH_PICKING
-
-    def _on_strip(self, scores: np.ndarray, place: int, prefix: str) -> bool:
-        rank = self.predictor.rank(scores, place, prefix)
-        return rank is not None and rank < PLACES
 
     def _compose(self, scores: np.ndarray, word: str, places: list[int], index: int, free_from: np.ndarray) -> None:
         """At each threshold: the first continuation that is shown while the word is typed, taken if it says what comes."""
@@ -199,7 +193,7 @@ class _Typist:
 
 
 def enough_words(messages: Iterable[str], vocabulary: Vocabulary, words: int) -> list[str]:
-    """As many messages as have so many words; the last is cut off there."""
+    """Return as many messages as have so many words; the last is cut there."""
     kept: list[str] = []
     for message in messages:
         parts = vocabulary.split(message)[:words]

@@ -50,9 +50,6 @@ class WithHistory:
     def read(self, state: State, word: int) -> State:
         return State(self.base.read(state.base, word), self._after(state.recent, word))
 
-    def scores(self, state: State) -> np.ndarray:
-        return self._mixed(self.base.scores(state.base), state.recent)
-
     def learn(self, state: State, word: int) -> None:
         """Learn that the user typed this word in this state; punctuation, ends and unknown words are left to the model below."""
         if word in NOT_LEARNT:
@@ -76,12 +73,11 @@ class WithHistory:
             if not followers:
                 del self._followers[context]
 
-    def _mixed(self, scores: np.ndarray, recent: tuple[int, ...]) -> np.ndarray:
+    def scores(self, state: State) -> np.ndarray:
         first, *longer = self.strengths
-        probability = (self._once + first * np.exp(scores)) / (len(self._typed) + first)
-        for strength, context in zip(longer, _contexts(recent), strict=False):
-            followers = self._followers.get(context)
-            if followers:
+        probability = (self._once + first * np.exp(self.base.scores(state.base))) / (len(self._typed) + first)
+        for strength, context in zip(longer, _contexts(state.recent), strict=False):
+            if followers := self._followers.get(context):
                 total = followers.total() + strength
                 probability *= strength / total
                 probability[list(followers)] += np.array(list(followers.values()), np.float32) / total

@@ -5,7 +5,8 @@ Both are stored as back-off models. With h' for the context h without its first 
     p(w | h) = what is stored, if the n-gram h w is in the model
                weight(h) · p(w | h') otherwise, where a context that is not in the model has weight 1
 
-and for every context the probabilities of all words but PADDING and BEGIN, which nobody types, sum to 1.
+and for every context the probabilities of all words but PADDING and BEGIN, which are never typed, sum to 1. An n-gram is known by its
+place among those of its length, which are sorted by context and then by word, so that its context is a place one length below.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from typing import NamedTuple
 import numpy as np
 
 from taciturn.core import BEGIN, END, PADDING, Params
-from taciturn.models.ngram_counts import Counts, continuations, counted, joined, parted
 
 NEVER = np.array([PADDING, BEGIN])  # no model predicts them
 GOOD_TURING = 5  # larger counts are trusted as they are
@@ -87,12 +87,12 @@ class NGram:
 
 
 def katz(texts: Iterable[np.ndarray], vocabulary: int, order: int = 4) -> NGram:
-    """From texts of one user each: messages that END closes, the last one perhaps not."""
+    """Count texts of one user each: messages that END closes, the last one perhaps not."""
     return _estimated(counted(texts, vocabulary, order), vocabulary, _katz)
 
 
 def kneser_ney(texts: Iterable[np.ndarray], vocabulary: int, order: int = 4) -> NGram:
-    """From texts of one user each: messages that END closes, the last one perhaps not."""
+    """Count texts as `katz` does."""
     return _estimated(continuations(counted(texts, vocabulary, order)), vocabulary, _kneser_ney)
 
 
@@ -137,11 +137,8 @@ def _katz(counts: np.ndarray, contexts: np.ndarray, size: int, lower: np.ndarray
 
 
 def _good_turing(counts: np.ndarray) -> np.ndarray:
-    """What is left of counts when something is put aside for n-grams not seen.
-
-    Katz's k is 5, or the largest number below it for which all his discounts lie between 0 and 1, which they may not in little text.
-    Where there is no such number, every count gives up a half.
-    """
+    """Return what is left of counts when something is put aside for n-grams not seen. Katz's k is 5, or the largest number below it for
+    which all his discounts lie between 0 and 1. In so little text that there is none, every count gives up a half."""
     n = np.bincount(np.minimum(counts, GOOD_TURING + 2), minlength=GOOD_TURING + 3).astype(np.float64)
     for k in range(GOOD_TURING, 1, -1):
         r = np.arange(1, k + 1)
@@ -172,13 +169,83 @@ def _discounts(counts: np.ndarray) -> np.ndarray:
     return np.array([0.0, 0.5, 1.0, 1.5])
 
 
-def pruned(model: NGram, entries: int) -> NGram:
-    """All unigrams, the `entries` n-grams above them that matter most, and weights that fit.
+class Counts(NamedTuple):
+    """How often the n-grams of one length occur."""
 
-    An n-gram matters by the relative entropy between the model with it and without it (Stolcke 1998), and at least as much as one
-    that it is the beginning or the end of. Departs from Stolcke: a number of n-grams is given and not a threshold, since a keyboard has
-    room for so many; and the end of an n-gram stays as its beginning does, which KenLM asks for. Katz's models lose less by it (Chelba et
-    al. 2010)."""
+    keys: np.ndarray  # uint64, sorted: the place of the context one length below × vocabulary + the word
+    counts: np.ndarray
+    shorter: np.ndarray  # int32: the place, one length below, of the n-gram without its first word
+
+
+def counted(texts: Iterable[np.ndarray], vocabulary: int, order: int) -> list[Counts]:
+    """The n-grams of all lengths up to `order`. None crosses the end of a message, and none ends in BEGIN."""
+    if not 1 <= order <= 5:
+        raise ValueError(f"an n-gram model has an order from 1 to 5, and not {order}")
+    words = _messages(texts, vocabulary)
+    unigrams = np.bincount(words, minlength=vocabulary)
+    unigrams[BEGIN] = 0
+    levels = [Counts(np.arange(vocabulary, dtype=np.uint64), unigrams, np.zeros(vocabulary, np.int32))]
+    places = words  # of the n-gram that ends at each position; −1 where a message is not that long yet
+    for _ in range(1, order):
+        ends = (np.flatnonzero((places[:-1] >= 0) & (words[1:] != BEGIN)) + 1).astype(np.int32)
+        keys = joined(places[ends - 1], words[ends], vocabulary)
+        by_key = np.argsort(keys)
+        keys, ends = keys[by_key], ends[by_key]
+        is_first = np.append(True, keys[1:] != keys[:-1])[: len(keys)]
+        first = np.flatnonzero(is_first)
+        counts = np.diff(first, append=len(keys)).astype(np.int32)
+        levels.append(Counts(keys[first], counts, places[ends[first]]))
+        del by_key, keys, first  # for the memory
+        places = np.full(len(words), -1, np.int32)
+        places[ends] = np.cumsum(is_first, dtype=np.int32) - 1
+    return levels
+
+
+def joined(contexts: np.ndarray, words: np.ndarray, vocabulary: int) -> np.ndarray:
+    """The keys of n-grams: the places of their contexts and their words."""
+    keys = contexts.astype(np.uint64)
+    keys *= np.uint64(vocabulary)
+    keys += words.astype(np.uint64)
+    return keys
+
+
+def parted(keys: np.ndarray, vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
+    """The contexts' places and the words of keys, int32."""
+    contexts = keys // np.uint64(vocabulary)
+    return contexts.astype(np.int32), (keys - contexts * np.uint64(vocabulary)).astype(np.int32)
+
+
+def continuations(levels: list[Counts]) -> list[Counts]:
+    """Kneser and Ney's counts: below the highest order, an n-gram counts once for each word that was seen before it. Nothing is ever
+    before BEGIN, so n-grams that start there keep their own."""
+    below = []
+    for level, longer in pairwise(levels):
+        seen_before = np.bincount(longer.shorter, minlength=len(level.counts))
+        below.append(level._replace(counts=np.where(seen_before > 0, seen_before, level.counts)))
+    return [*below, levels[-1]]
+
+
+def _messages(texts: Iterable[np.ndarray], vocabulary: int) -> np.ndarray:
+    """All texts end to end as int32, with BEGIN before every message."""
+    parts = [np.asarray(text, np.int32) for text in texts if len(text)]
+    words = np.concatenate([*parts, np.zeros(0, np.int32)])
+    if not len(words):
+        return words
+    if words.min() < 0 or words.max() >= vocabulary:
+        raise ValueError(f"a text holds the word {words.max()}, and there are {vocabulary} words: it is of another list")
+    if np.any((words == PADDING) | (words == BEGIN)):
+        raise ValueError("a text to count holds padding or <bos>; give the words alone, each message closed by <eos>")
+    starts_text = np.cumsum([0, *map(len, parts)])[:-1]
+    starts = np.union1d(starts_text, 1 + np.flatnonzero(words[:-1] == END))
+    return np.insert(words, starts, BEGIN)
+
+
+def pruned(model: NGram, entries: int) -> NGram:
+    """Keep all unigrams and the `entries` n-grams above them that matter most, with weights that fit.
+
+    An n-gram matters by the relative entropy between the model with it and without it (Stolcke 1998), and at least as much as one that it
+    is the beginning or the end of. Departs from Stolcke: a number of n-grams is given and not a threshold, as keyboards have limited room;
+    and the end of an n-gram stays as its beginning does, which KenLM asks for. Katz's models lose less by it (Chelba et al. 2010)."""
     if entries >= sum(len(level.keys) for level in model.levels[1:]):
         return model
     worth = _worth(model)
@@ -222,10 +289,8 @@ def _worth(model: NGram) -> list[np.ndarray]:
 def _backed_off(
     levels: Sequence[Level], states: list[np.ndarray], contexts: np.ndarray, words: np.ndarray, vocabulary: int
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """log p(w | h') for many n-grams h w at once, and the states after them: the arithmetic of `scores` and `read`.
-
-    The h are places of the last level, and `states` are the states after all of that level's n-grams, an array for each length.
-    """
+    """log p(w | h') for many n-grams h w at once, and the states after them: the arithmetic of `scores` and `read`. The h are places of the
+    last level, and `states` are the states after all of that level's n-grams, an array for each length."""
     scores, after = levels[0].probability[words], [words]
     for level, longer, state in zip(levels, levels[1:], states, strict=False):
         places = state[contexts]

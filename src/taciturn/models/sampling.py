@@ -1,8 +1,4 @@
-"""Text that a model makes up. What a private model says is as private as the model, so samples may be kept, counted and published.
-
-One uniform number chooses a word: first a block of the vocabulary, then a word of it, so that a step costs two short sums in place of a
-random number for every word.
-"""
+"""Text sampled from a model. What a private model says is as private as the model, so samples may be kept, counted and published."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -21,7 +17,8 @@ LENGTH = 64  # words of a text between two looks at the clock
 
 @jax.jit
 def chosen(scores: jax.Array, uniform: jax.Array) -> jax.Array:
-    """A word for each row of log-probabilities, by its uniform number in [0, 1). Padding and <bos> are never said."""
+    """Choose a word for each row of log-probabilities, by its uniform number in [0, 1): first a block of the vocabulary, then a word of it,
+    so that a step costs two short sums in place of a random number for every word. Padding and <bos> are never said."""
     probabilities = jnp.exp(scores).at[:, np.array([PADDING, BEGIN])].set(0.0)
     block = int(np.ceil(np.sqrt(scores.shape[1])))
     padded = jnp.pad(probabilities, ((0, 0), (0, block * block - scores.shape[1]))).reshape(-1, block, block)
@@ -32,13 +29,13 @@ def chosen(scores: jax.Array, uniform: jax.Array) -> jax.Array:
     before = jnp.take_along_axis(up_to_block, which[:, None], axis=1)[:, 0] - jnp.sum(inside, axis=1)
     up_to_word = before[:, None] + jnp.cumsum(inside, axis=1)
     # Rounding may leave the number past the last word of its block: then the likeliest of it is taken.
-    found = up_to_word > wanted
-    place = jnp.where(jnp.any(found & (inside > 0), axis=1), jnp.argmax(found & (inside > 0), axis=1), jnp.argmax(inside, axis=1))
+    found = (up_to_word > wanted) & (inside > 0)
+    place = jnp.where(jnp.any(found, axis=1), jnp.argmax(found, axis=1), jnp.argmax(inside, axis=1))
     return which * block + place
 
 
 def samples(model: Neural, words: int, key: Key, progress: Progress = unwatched) -> Iterator[np.ndarray]:
-    """Texts with so many words in all, or a few more."""
+    """Sample texts with so many words in all, or a few more."""
     streams = _recurrent_streams(model, key) if isinstance(model, Recurrent) else _windowed_streams(model, key)
     made = 0
     for texts in streams:
@@ -50,7 +47,7 @@ def samples(model: Neural, words: int, key: Key, progress: Progress = unwatched)
 
 
 def _recurrent_streams(model: Recurrent, key: Key) -> Iterator[np.ndarray]:
-    """Each text goes on where it was cut off before, from the state it had."""
+    """Continue each text where it was cut before, from the state it had."""
     state, word = zero_state(model.weights, SIDE_BY_SIDE), jnp.full(SIDE_BY_SIDE, BEGIN)
     restarts = jnp.isin(jnp.arange(model.vocabulary), np.array(sorted(model.restarts), int))
     while True:

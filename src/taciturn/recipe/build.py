@@ -10,8 +10,7 @@ import numpy as np
 import optax
 from jax.typing import DTypeLike
 
-from taciturn.algorithms.dp_fedavg import dp_fedavg, dp_fedsgd, fedavg
-from taciturn.algorithms.dp_ftrl import dp_ftrl
+from taciturn.algorithms.dp_fedavg import dp_fedavg, dp_fedsgd, dp_ftrl, fedavg
 from taciturn.algorithms.fine_tuning import rehearsing, unforgetting_update
 from taciturn.algorithms.local_training import LocalTraining, Project, UserUpdate, fedavg_update
 from taciturn.algorithms.transfer_learning import Text, transfer_learning

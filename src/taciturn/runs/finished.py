@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from taciturn.audit import audit_users, planting
+from taciturn.audit import audit_users, canaries
 from taciturn.audit.likelihood_tails import Tail, log_ratios, tail
 from taciturn.audit.report import AuditReport, canary_results, membership_results
 from taciturn.audit.secret_sharer import REFERENCES
@@ -231,7 +231,7 @@ class FinishedRun:
 
     def audit(self, references: int = REFERENCES, progress: Progress = unwatched) -> AuditReport:
         """All that can be said about the run from outside; a RunError if it was trained with nothing to audit it by."""
-        if not any((self.folder / one.FILE_NAME).exists() for one in (audit_users, planting)):
+        if not any((self.folder / one.FILE_NAME).exists() for one in (audit_users, canaries)):
             recipe_of(self.folder)
             raise RunError(
                 f"{self.folder} has neither audit users nor canaries: train with --audit 1000 (users of random directions), or with "
@@ -239,8 +239,8 @@ class FinishedRun:
             )
         own, releases = self.evaluate(), self.guarantee.releases
         typed = self.model
-        canaries = canary_results(self.folder, typed.model, typed.vocabulary, releases, references, progress)
-        return AuditReport(own.guarantee, own.scores, canaries, membership_results(self.folder, self.recipe))
+        found = canary_results(self.folder, typed.model, typed.vocabulary, releases, references, progress)
+        return AuditReport(own.guarantee, own.scores, found, membership_results(self.folder, self.recipe))
 
 
 class _Test(NamedTuple):

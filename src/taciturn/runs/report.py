@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from taciturn.audit import audit_users, planting
+from taciturn.audit import audit_users, canaries
 from taciturn.audit.report import rank_text
 from taciturn.core import UNKNOWN
 from taciturn.data.population import LEAST_HELD_OUT
@@ -237,7 +237,7 @@ def _spent(ledger: Ledger) -> Html:
 
 def _audited(folder: Path) -> Iterator[Html]:
     if not (folder / "audit.json").exists():
-        if any((folder / one.FILE_NAME).exists() for one in (audit_users, planting)):
+        if any((folder / one.FILE_NAME).exists() for one in (audit_users, canaries)):
             yield section(OUTSIDE, tag("p", "There is something to audit this run by, and nobody has looked: taciturn audit run RUN."))
         return
     found = from_json((folder / "audit.json").read_text())

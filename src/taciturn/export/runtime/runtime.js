@@ -12,7 +12,7 @@ function unpacked(base64, Numbers) {
   return new Numbers(bytes.buffer);
 }
 
-/** A matrix in bytes, with a scale for each output (release/quantised.py). */
+/** A matrix in bytes, with a scale for each output (export/quantised.py). */
 class Int8Matrix {
   constructor({ values, scales }) {
     this.values = unpacked(values, Int8Array);
