@@ -34,6 +34,9 @@ class Ratio(NamedTuple):
         each = [one / other for one, other in zip(ours, theirs, strict=True)]
         return cls(min(each), median(each), max(each))
 
+    def __str__(self) -> str:
+        return f"{self.median:.2f} × ({self.least:.2f} to {self.most:.2f})"
+
 
 def in_turns(
     ours: Callable[[], float], peers: Sequence[str], folder: Path, users: int, rounds: int, progress: Callable[[str], None]
@@ -77,8 +80,7 @@ def write_table(speeds: dict[str, list[float]], title: str, machine: str) -> Pat
     rows = [f"| **taciturn**, whole rounds | **{_listed(speeds['taciturn'])}** | |"]
     for name, theirs in speeds.items():
         if name != "taciturn":
-            least, middle, most = Ratio.of(speeds["taciturn"], theirs)
-            rows.append(f"| {PEERS[name][2]} | {_listed(theirs)} | {middle:.2f} × ({least:.2f} to {most:.2f}) |")
+            rows.append(f"| {PEERS[name][2]} | {_listed(theirs)} | {Ratio.of(speeds['taciturn'], theirs)} |")
     content = "\n".join([begin, title, "", "| | users/s | ours is |", "|---|---|---|", *rows, end])
     page.write_text(before + content + rest.partition(end)[2])
     return page

@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from taciturn.cli.output import bar, console, table
+from taciturn.cli.output import bar, console, print_table
 from taciturn.names import Precision
 
 if TYPE_CHECKING:
     from taciturn.bench.round_speed import Speeds
+
+SHOWN = {  # of a round, in the order of the table's columns
+    "users_per_s": "{:,.1f}", "tokens_per_s": "{:,.0f}", "round_s": "{:.2f} s", "privacy_share": "{:.1%}", "matrix_share": "{:.0%}",
+    "peak_gib": "{:.1f} GiB",
+}  # fmt: skip
 
 
 def bench(
@@ -57,12 +62,9 @@ def bench(
 
 def _print(speeds: "Speeds") -> None:
     title = f"{speeds.device}, {speeds.users:,} users a round, {speeds.precision}"
-    shown = table("", "users/s", "tokens/s", "round", "privacy", "matrix rate", "memory", title=title)
-    for name, one in (("LSTM 1.35M", speeds.paper_round), ("CIFG 2.4M", speeds.gboard_round)):
-        rates = (f"{one.users_per_s:,.1f}", f"{one.tokens_per_s:,.0f}", f"{one.round_s:.2f} s")
-        shares = (f"{one.privacy_share:.1%}", f"{one.matrix_share:.0%}")
-        shown.add_row(name, *rates, *shares, f"{one.peak_gib:.1f} GiB")
-    console.print(shown)
+    measured = ("LSTM 1.35M", speeds.paper_round), ("CIFG 2.4M", speeds.gboard_round)
+    rows = [(name, *(spec.format(getattr(one, column)) for column, spec in SHOWN.items())) for name, one in measured]
+    print_table(("", "users/s", "tokens/s", "round", "privacy", "matrix rate", "memory"), rows, title)
     console.print(
         "LSTM 1.35M is the paper round. privacy: its share of a round; matrix rate: share of what products alone reach here.\n"
         f"BLT noise for 2.4M parameters {speeds.blt_release_ms:.2f} ms; ε of 5,000 rounds {speeds.accounting_ms:.0f} ms; evaluation "
@@ -76,9 +78,8 @@ def _print(speeds: "Speeds") -> None:
 def _print_turns(turns: dict[str, list[float]]) -> None:
     from taciturn.bench.against import PEERS, Ratio
 
-    shown = table("users/s of the paper round, turn by turn", *(f"{turn + 1}" for turn in range(len(turns["taciturn"]))), "ours is")
+    rows = []
     for name, speeds in turns.items():
-        least, middle, most = Ratio.of(turns["taciturn"], speeds)
-        ratio = "" if name == "taciturn" else f"{middle:.2f} × ({least:.2f} to {most:.2f})"
-        shown.add_row("taciturn" if name == "taciturn" else PEERS[name][2], *(f"{one:,.1f}" for one in speeds), ratio)
-    console.print(shown)
+        words = ("taciturn", "") if name == "taciturn" else (PEERS[name][2], str(Ratio.of(turns["taciturn"], speeds)))
+        rows.append((words[0], *(f"{one:,.1f}" for one in speeds), words[1]))
+    print_table(("users/s of the paper round, turn by turn", *map(str, range(1, len(turns["taciturn"]) + 1)), "ours is"), rows)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from taciturn.cli.output import console, group, histogram_line, say, stages, table
+from taciturn.cli.output import console, group, histogram_line, print_table, say, stages
 from taciturn.files import check_new_folder, new_folder
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ def build(
     if "sotu" in sources:
         check_population_folder(out, replace)
         _check_speeches(sources, bool(same_people_as), bool(exclude or scrub or sensitive_column))
-        with console.status("reading State of the Union speeches"):
-            simulated_users(out, words)
+        with stages() as show:
+            simulated_users(out, words, lambda done, all: show("reading speeches", done, all))
     else:
         columns = Columns(user_column, text_column, time_column, tuple(sensitive_column or ()))
         kept = {"least_tokens": least_tokens, "most_tokens": most_tokens, "held_out": held_out, "scrub": scrub}
@@ -174,14 +174,13 @@ def _show_population(folder: Path) -> dict[str, Any]:
 
     population = Population(folder)
     counts, about, words = (population.manifest[name] for name in (COUNTS, "about", "vocabulary"))
-    private = f"{folder}: private counts, do not publish"
-    shown = table("", "users", "tokens", "unknown", "shards", title=private)
+    rows = []
     for name, split in (("to train on", "train"), ("held out (no guarantee)", "held_out")):
         users, tokens = counts[f"{split}_users"], counts[f"{split}_tokens"]
         unknown = counts.get("unknown", {}).get(split)
         share = "" if unknown is None else f"{unknown / max(tokens, 1):.1%}"
-        shown.add_row(name, f"{users:,}", f"{tokens:,}", share, str(len(counts[split]["shards"])))
-    console.print(shown)
+        rows.append((name, f"{users:,}", f"{tokens:,}", share, str(len(counts[split]["shards"]))))
+    print_table(("", "users", "tokens", "unknown", "shards"), rows, f"{folder}: private counts, do not publish")
     lines = [f"From {about['source']}" + (f": {', '.join(about['columns'])}" if about.get("columns") else "")]
     if about.get("simulated"):
         lines.append(f"Simulated: {about['simulated']}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from taciturn.cli.output import bar, console, say, table, training_bar
+from taciturn.cli.output import bar, console, print_table, say, stages, training_bar
 from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 
 if TYPE_CHECKING:
@@ -48,9 +48,10 @@ def demo(out: Annotated[Path, Option(help="folder for everything it makes")] = P
     folder = next_folder(out)  # a new one: a population's ledger is never thrown away
     out.mkdir(parents=True, exist_ok=True)
     console.print("Taciturn: a keyboard model that learns from everyone and repeats no one.\n", style="bold")
-    with console.status("reading State of the Union speeches"):
-        words = public_vocabulary(WORDS)
-        population, corpus = simulated_users(folder / "population", words), public_speeches(words)
+    words = public_vocabulary(WORDS)
+    with stages() as show:
+        population = simulated_users(folder / "population", words, lambda done, all: show("reading speeches", done, all))
+    corpus = public_speeches(words)
     console.print(
         f"Users:       about {USERS:,} [bold]simulated[/bold] ones, {TOKENS_PER_USER} tokens each (speeches since 1900)\n"
         f"Public text: {corpus.source}\n"
@@ -76,17 +77,22 @@ def demo(out: Annotated[Path, Option(help="folder for everything it makes")] = P
 
 def _print_accuracies(private: "TrainedRun", twin: "TrainedRun") -> None:
     title = f"\nOn held-out speeches; ε at δ = {delta_text(private.guarantee.delta)}"
-    shown = table("", "AccuracyTop1", "AccuracyTop3", "perplexity", "ε", "ρ", title=title)
     cost = (epsilon_text(private.guarantee.epsilon), rho_text(private.guarantee.rho))
-    for name, scores, spent in (
-        ("public warm start", private.before, ("0", "0")),
-        ("private", private.scores, cost),
-        ("non-private twin", twin.scores, ("∞", "∞")),
-    ):
-        figures = (f"{scores[metric].value:.2%}" for metric in ("accuracy_top1", "accuracy_top3"))
-        perplexity = f"{scores['perplexity'].value:.1f}"
-        shown.add_row(name, *figures, perplexity, *spent, style="bold" if name == "private" else None)
-    console.print(shown)
+    measured = {
+        "public warm start": (private.before, "0", "0"),
+        "private": (private.scores, *cost),
+        "non-private twin": (twin.scores, "∞", "∞"),
+    }
+    rows = [
+        (
+            name,
+            *(f"{scores[metric].value:.2%}" for metric in ("accuracy_top1", "accuracy_top3")),
+            f"{scores['perplexity'].value:.1f}",
+            *spent,
+        )
+        for name, (scores, *spent) in measured.items()
+    ]
+    print_table(("", "AccuracyTop1", "AccuracyTop3", "perplexity", "ε", "ρ"), rows, title, styles=["", "bold"])
 
 
 def _print_promise(private: "TrainedRun", twin: "TrainedRun") -> None:

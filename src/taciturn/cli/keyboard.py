@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from taciturn.cli.export import Blocklist
-from taciturn.cli.output import comparison, console, group, say, stages
+from taciturn.cli.output import console, group, print_metrics, say, stages
 from taciturn.names import Smoothing
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _print(paths: Sequence[Path], tried: "TypingResults", history: bool) -> None
         letter = f"{'AB'[number]}: " if len(paths) > 1 else ""
         with_history = ", with each person's own history" if history and number == len(paths) - 1 else ""
         say(f"{letter}{path}{with_history}")
-    console.print(comparison(NAMES, tried.typings))
+    print_metrics(NAMES, tried.typings)
     console.print(
         f"Keystrokes: of non-space characters, strip of three, every offered word is picked. Picked rate: per candidate shown, if two "
         f"letters are spared. Smart compose: share of words with a continuation, where {PICKED_RATE:.0%} of those shown are taken. "

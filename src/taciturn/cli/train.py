@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from taciturn.cli.output import begin, console, finite, leave_interrupted, print_finished, say, training_bar
+from taciturn.cli.output import begin, console, finite, leave_interrupted, print_finished, say, stages, training_bar
 from taciturn.privacy.figures import delta_text, epsilon_text
 
 if TYPE_CHECKING:
@@ -128,8 +128,9 @@ def _chosen(people: Path, epsilon: float, users: int | None, public: Path | None
     if path.exists():
         raise RunError(f"{path} exists already: train with it (taciturn train {path}), or choose another --run")
     start = SHIPPED if public is None else str(_started(people, public, folder.with_name(f"{folder.name}-start")))
-    with console.status("timing a round of held-out users, and working out a recipe"):
-        chosen = chosen_recipe(people, epsilon, start, minutes, users)
+    with stages() as show:
+        timing = partial(show, "timing a round of held-out users, and working out a recipe")
+        chosen = chosen_recipe(people, epsilon, start, minutes, users, timing)
     task, plan = chosen.task, chosen.plan
     title = f"Worked out for {people} at ε = {epsilon_text(epsilon)}, in {minutes:g} minutes; docs/choosing.md says what its rules rest on"
     path.parent.mkdir(parents=True, exist_ok=True)
