@@ -59,7 +59,7 @@ def test_train_evaluate_ledger_and_export_from_the_command_line(population, reci
     assert trained.exit_code == 0
     assert "differential privacy" in trained.output
     assert {path.name for path in run.iterdir()} == {
-        "recipe.toml", "vocabulary.txt", "ledger.jsonl", "metrics.jsonl", "metrics.csv", "progress.png",
+        "recipe.toml", "vocabulary.txt", "ledger.jsonl", "metrics.jsonl", "metrics.csv",
         "model.safetensors", "guarantee.txt", "guarantee.json", "report.html",
     }  # fmt: skip
     with open(run / "metrics.csv") as file:

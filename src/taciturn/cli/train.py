@@ -151,21 +151,21 @@ def _started(people: Path, public: Path, out: Path) -> Path:
     from taciturn.data.population import Population
     from taciturn.data.public import PublicCorpus
     from taciturn.recipe.sections import ModelSection
+    from taciturn.recipe.text import RecipeError
     from taciturn.release.model_file import SHIPPED, load_model
-    from taciturn.runs.chosen import StartError
     from taciturn.runs.pretrain import CHECKPOINT
 
     if (public / "model.safetensors").exists():
         return public
     corpus, (_, shipped) = PublicCorpus.load(public), load_model(Path(SHIPPED))
     if corpus.vocabulary.words != Population(people).vocabulary.words:
-        raise StartError(f"{public} and {people} have different vocabularies: make it with taciturn data public … --vocabulary {people}")
+        raise RecipeError(f"{public} and {people} have different vocabularies: make it with taciturn data public … --vocabulary {people}")
     begun = (out / CHECKPOINT).exists()
     if begun or not (out / "model.safetensors").exists():
         same = corpus.vocabulary.words == shipped.vocabulary
         watched(public, ModelSection(kind="cifg"), Schedule(), out, begun, Path(SHIPPED) if same else None, "the same command")
     elif corpus.source not in load_model(out)[1].public_sources:
-        raise StartError(f"{out} was pretrained on other text than {public}: delete it, or choose another --run")
+        raise RecipeError(f"{out} was pretrained on other text than {public}: delete it, or choose another --run")
     return out
 
 

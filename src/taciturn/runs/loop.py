@@ -12,7 +12,7 @@ import jax
 from dp_accounting import NonPrivateDpEvent
 
 from taciturn import randomness
-from taciturn.evaluation.accuracy import Scores
+from taciturn.evaluation.accuracy import METRICS, Scores
 from taciturn.files import new_folder, write_atomically
 from taciturn.fleets.devices.fleet import Connected
 from taciturn.fleets.devices.transport import LinkError
@@ -24,11 +24,10 @@ from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import load_recipe, save_recipe
 from taciturn.release.model_file import card_digest, load_state, params_digest, save_model, save_state
-from taciturn.release.plots import plot_run
 from taciturn.release.privacy_statement import statement, statement_json
 from taciturn.runs.finished import FinishedRun, whose_text
 from taciturn.runs.folder import alone_in, check_new_run, delete_secrets, load_root, recipe_of, save_root
-from taciturn.runs.metrics import Metrics, Row, norms, observed_participation, row
+from taciturn.runs.metrics import Metrics, Row, norms, observed_participation
 from taciturn.runs.report import groups_of, write_report
 from taciturn.runs.run import Run
 from taciturn.train import TrainState, rounds, start
@@ -162,13 +161,16 @@ def _row(run: Run, state: TrainState, scores: Scores, seconds: float) -> Row:
     """Make a row of metrics.csv. Where the claim rests on who was drawn, the number of reports is secret: the expected one is given."""
     guarantee, stats, params = run.account.guarantee(), run.fleet.stats(), state.server.params
     uploads = stats.get("uploads", round(guarantee.releases * run.recipe.participation.cohort))
-    sent = {"uploads": uploads, "upload_bytes": uploads * build.upload_size(run.recipe, params)}
-    more = run.evaluate_general(params) | norms(run.algorithm.mechanism.public(state.mechanism)) | sent
-    return row(state.round, guarantee, scores.together, more, seconds, stats)
+    found = {"round": state.round, "releases": guarantee.releases, "epsilon": guarantee.epsilon, "rho": guarantee.rho}
+    found |= {metric: scores.together[metric].value for metric in METRICS}
+    found |= {"accuracy_top1_margin": scores.together["accuracy_top1"].margin} | run.evaluate_general(params)
+    found |= norms(run.algorithm.mechanism.public(state.mechanism))
+    found |= {"uploads": uploads, "upload_bytes": uploads * build.upload_size(run.recipe, params), "seconds": round(seconds, 3)}
+    return found | ({"staleness": round(stats["staleness"], 3)} if "staleness" in stats else {})
 
 
 def _latest_row(run: Run, rows: list[Row]) -> Row:
-    """The last evaluation, for whoever watches; of real devices also what has been spent and sent since, which takes no time to tell."""
+    """Return the last evaluation; of real devices also what has been spent and sent since, which takes no time to tell."""
     if run.recipe.fleet.kind != "devices":
         return rows[-1]
     failed = run.log.failed if run.log else 0
@@ -176,7 +178,7 @@ def _latest_row(run: Run, rows: list[Row]) -> Row:
 
 
 def _diverged(rows: list[Row]) -> str | None:
-    """A run that only gets worse should not spend the rest of its budget. Judged on held-out users, who are not protected."""
+    """Say why a run that only gets worse, on held-out users, should not spend the rest of its budget."""
     first, last = rows[0]["loss"], rows[-1]["loss"]
     if last < 1.5 * first:
         return None
@@ -216,7 +218,6 @@ def _finish(
     words = statement(guarantee, card.public_text, observed)
     write_atomically(run.folder / "guarantee.txt", words.encode())
     write_atomically(run.folder / "guarantee.json", statement_json(guarantee, card.public_text).encode())
-    plot_run(run.folder / "progress.png", metrics.rows, f"{run.folder.name} ({run.recipe.algorithm})")
     delete_secrets(run.folder)  # with them goes all that could take the noise off
     run.account.close()  # it cannot go on any more
     start = first or run.evaluate(run.initial_params())

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from taciturn.core import Participation, PyTree
-from taciturn.evaluation.accuracy import METRICS, Scores
 from taciturn.files import from_json, to_json, write_atomically
 from taciturn.privacy.adaptive_clip import Norms
-from taciturn.privacy.ledger import Guarantee
 from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.privacy.secagg_encoding import Rotation
 
@@ -20,7 +18,7 @@ SMOOTHED_OVER = 5  # evaluations (McMahan et al. 2018, §3)
 
 
 class Metrics:
-    """metrics.jsonl and metrics.csv; rows of rounds that a crash undid are dropped when the run goes on."""
+    """metrics.jsonl and metrics.csv; rows of rounds that a crash undid are dropped when the run is resumed."""
 
     def __init__(self, folder: Path, round: int) -> None:
         self.folder = folder
@@ -40,23 +38,8 @@ class Metrics:
         write_atomically(self.folder / "metrics.csv", table.getvalue().encode())
 
 
-def row(rounds: int, guarantee: Guarantee, scores: Scores, more: Figures, seconds: float, stats: Figures) -> Row:
-    """After so many rounds; with `more` columns, and of the fleet's `stats` how stale its reports are."""
-    found = {
-        "round": rounds,
-        "releases": guarantee.releases,
-        "epsilon": guarantee.epsilon,
-        "rho": guarantee.rho,
-        **{metric: scores[metric].value for metric in METRICS},
-        "accuracy_top1_margin": scores["accuracy_top1"].margin,
-        **more,
-        "seconds": round(seconds, 3),
-    }
-    return found | {name: round(value, 3) for name, value in stats.items() if name == "staleness"}
-
-
 def norms(public: PyTree) -> dict[str, float]:
-    """The clip norm in force, and the estimate that is followed where it adapts; both are public."""
+    """Return the clip norm in force, and the estimate that is followed where it adapts; both are public."""
     if isinstance(public, Norms):
         return {"clip_norm": float(public.clip_norm), "clip_estimate": float(public.estimate)}
     return {"clip_norm": float(public.clip_norm if isinstance(public, Rotation) else public)}

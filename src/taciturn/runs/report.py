@@ -37,6 +37,11 @@ HELD_OUT = (
     "Measured on held-out people: the model never learned from them, and they have no guarantee. Their figures are averages over at least "
     f"{LEAST_HELD_OUT} of them; intervals are 95 % over people."
 )
+CURVES = {
+    "loss": "Loss of held-out people",
+    "general_perplexity": "Perplexity of the general text",
+    "clip_estimate": "Clip norm: the estimate it follows",
+}
 SIMULATED = ", in a simulation"
 FOOT = f"This page holds nobody's text, and asks for nothing over the network. {HELD_OUT}"
 
@@ -170,7 +175,7 @@ def _curves(rows: list[dict[str, Any]]) -> Html:
 
     drawn = [
         chart("AccuracyTop1 of held-out people", points("accuracy_top1", "accuracy_top1_margin"), _percent, _mark),
-        chart("Loss of held-out people", points("loss"), "{:.3g}".format, "{:g}".format),
+        *(chart(title, points(column), "{:.3g}".format, "{:g}".format) for column, title in CURVES.items() if column in rows[-1]),
         chart("ε spent", points("epsilon"), epsilon_text, "{:g}".format, from_zero=True, kind="second")
         if math.isfinite(rows[-1]["epsilon"])
         else tag("figure", tag("figcaption", "ε spent"), _quiet("∞ from the first round on: there is no privacy.")),

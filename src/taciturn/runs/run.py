@@ -2,7 +2,7 @@
 
 RUN/
   recipe.toml  vocabulary.txt  ledger.jsonl (this run's rows)  canaries.json, audit_users.json and .npy (where there are some)
-  metrics.jsonl  metrics.csv  progress.png  report.html
+  metrics.jsonl  metrics.csv  report.html
   model.safetensors  guarantee.txt  guarantee.json
   private/   root (of all randomness), state (to resume from), who took part, devices' own state; mode 0700, deleted when the run ends
 """
