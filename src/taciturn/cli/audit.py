@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, BadParameter, Option
 
+import taciturn as tt
 from taciturn.cli.output import console, group, print_table, stages
 from taciturn.files import to_json
 from taciturn.privacy.figures import delta_text, epsilon_text
@@ -37,10 +38,9 @@ def audit(
     from taciturn.audit.one_run import claimed_curve, curve
     from taciturn.files import write_atomically
     from taciturn.release.plots import plot_audit
-    from taciturn.runs.finished import FinishedRun
 
     with stages() as show:
-        found = FinishedRun(run).audit(references, lambda done, all: show("looking for canaries", done, all))
+        found = tt.FinishedRun(run).audit(references, lambda done, all: show("looking for canaries", done, all))
     content = _json(run, found)
     write_atomically(run / "audit.json", to_json(content, indent=1).encode())
     if found.membership:

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+import taciturn as tt
 from taciturn.cli.output import console, print_metrics, print_table, say, stages
 from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 
@@ -32,10 +33,9 @@ def evaluate(
     Example: taciturn evaluate runs/first --json
     """
     from taciturn.evaluation.accuracy import HEADS
-    from taciturn.runs.finished import FinishedRun
 
     with stages() as show:
-        scores, guarantee, heads, is_rebuilt = FinishedRun(run).evaluate(data, head, lambda done, all: show("measuring", done, all))
+        scores, guarantee, heads, is_rebuilt = tt.FinishedRun(run).evaluate(data, head, lambda done, all: show("measuring", done, all))
     console.print(f"{run}, on held-out users{f' of {data}' if data else ''} (who have no guarantee)")
     epsilon = f"ε at δ = {delta_text(guarantee.delta)}", epsilon_text(guarantee.epsilon)
     print_metrics(NAMES, [scores], epsilon, ("ρ", rho_text(guarantee.rho)))
@@ -56,10 +56,8 @@ def compare(first: Run, second: Annotated[Path, Argument(help="another run folde
 
     Example: taciturn compare runs/first runs/second
     """
-    from taciturn.runs.finished import FinishedRun
-
     with stages() as show:
-        one, other = FinishedRun(first).compare(FinishedRun(second), data, show)
+        one, other = tt.FinishedRun(first).compare(tt.FinishedRun(second), data, show)
     for letter, folder, run in (("A", first, one), ("B", second, other)):
         console.print(f"{letter}: {folder}  (ε {epsilon_text(run.guarantee.epsilon)})")
     print_metrics(NAMES, [one.scores, other.scores])
@@ -82,10 +80,8 @@ def report(
     """
     import webbrowser
 
-    from taciturn.runs.finished import FinishedRun
-
     with stages() as show:
-        page = FinishedRun(run).report(beside, show)
+        page = tt.FinishedRun(run).report(beside, show)
     say(f"{page}")
     if browser:
         webbrowser.open(page.resolve().as_uri())

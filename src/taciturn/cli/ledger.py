@@ -43,7 +43,7 @@ def show(
     book = _opened(population)
     guarantees = [book.guarantee(run) for run in book.runs()]
     found: dict[str, Any] = {"runs": [{name: getattr(one, name) for name in FIGURES} for one in guarantees]}
-    rows = []
+    rows: list[tuple[str, str, float, float, float, str]] = []
     for one in guarantees:
         name = one.run if one.randomness == "operating system" else f"{one.run} (simulation)"
         rows.append((name, str(one.releases), one.epsilon, one.delta, one.rho, one.adjacency))
