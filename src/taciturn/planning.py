@@ -114,15 +114,13 @@ def plan(question: Question, mechanisms: tuple[MechanismName, ...], progress: Ca
 
 
 def _answer(question: Question, mechanism: MechanismName) -> Answer:
-    strategy, participation = _strategy(question, mechanism), _participation(question, mechanism)
+    strategy, participation = _noise_and_turns(question, mechanism)
     multiplier = question.noise_multiplier or _noise(question, strategy, participation)
     cost = repeated(participation.event(multiplier, strategy), question.rounds)
     error = multiplier * math.sqrt(float(np.mean(strategy.prefix_variance(question.rounds)))) / question.report_goal
-    squared = 1.0
-    if mechanism not in ("poisson", "cyclic-poisson"):
-        squared = strategy.sensitivity_squared(question.rounds, question.separation, question.participations)
-    bound = epsilon(cost, question.at_delta, question.accountant)
-    return Answer(mechanism, multiplier, rho(cost), bound, error, squared)
+    limits = question.rounds, question.separation, question.participations
+    squared = 1.0 if participation.sampled_by_curator else strategy.sensitivity_squared(*limits)
+    return Answer(mechanism, multiplier, rho(cost), epsilon(cost, question.at_delta, question.accountant), error, squared)
 
 
 def _noise(question: Question, strategy: Strategy, participation: Participation) -> float:
@@ -135,29 +133,23 @@ def _noise(question: Question, strategy: Strategy, participation: Participation)
         raise PlanError(str(error)) from None
 
 
-def _participation(question: Question, mechanism: MechanismName) -> Participation:
-    if mechanism == "poisson":
-        return PoissonSampling(question.report_goal / question.population)
-    if mechanism == "cyclic-poisson":
-        bands = question.bands
-        return CyclicPoisson(question.report_goal * bands / question.population, bands, question.rounds)
-    return MinSeparation(question.report_goal, question.separation, question.participations, question.rounds)
-
-
-def _strategy(question: Question, mechanism: MechanismName) -> Strategy:
-    rounds = question.rounds
+def _noise_and_turns(question: Question, mechanism: MechanismName) -> tuple[Strategy, Participation]:
+    rounds, bands, share = question.rounds, question.bands, question.report_goal / question.population
+    turns = MinSeparation(question.report_goal, question.separation, question.participations, rounds)
     match mechanism:
-        case "poisson" | "independent":
-            return independent(rounds)
+        case "poisson":
+            return independent(rounds), PoissonSampling(share)
+        case "independent":
+            return independent(rounds), turns
         case "tree" | "honaker":
-            return tree(rounds, honaker=mechanism == "honaker")
+            return tree(rounds, honaker=mechanism == "honaker"), turns
         case "banded" | "cyclic-poisson":
-            coefficients = np.zeros(rounds)
-            coefficients[: question.bands] = optimal_bands(rounds, question.bands)["bands"]
-            return toeplitz(f"{question.bands}-banded Toeplitz", coefficients)
+            coefficients = np.pad(optimal_bands(rounds, bands)["bands"], (0, rounds - bands))
+            drawn = turns if mechanism == "banded" else CyclicPoisson(share * bands, bands, rounds)
+            return toeplitz(f"{bands}-banded Toeplitz", coefficients), drawn
         case "blt":
             found = optimal_blt(rounds, question.separation, question.participations)
-            return toeplitz("BLT", blt_coefficients(tuple(found["decay"]), tuple(found["scale"]), rounds))
+            return toeplitz("BLT", blt_coefficients(tuple(found["decay"]), tuple(found["scale"]), rounds)), turns
 
 
 def simulated_timer(population: int, rounds: int, report_goal: int, timer_hours: float, progress: Progress = unwatched) -> Rounds:

@@ -13,7 +13,7 @@ from taciturn.privacy.accounting import repeated, rho
 from taciturn.privacy.clipping import flat_clip
 from taciturn.privacy.secagg_encoding import centred, encoding, modular
 from taciturn.recipe import build
-from taciturn.recipe.solve import with_noise
+from taciturn.recipe.build import with_noise
 
 GARBAGE = {
     "no number": lambda size: np.full(size, np.nan),

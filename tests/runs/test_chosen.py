@@ -221,7 +221,7 @@ def test_learning_public_text_first_goes_on_where_it_was_interrupted(people, pub
     (out / CHECKPOINT).unlink()
     params, card = load_model(Path(SHIPPED))
     save_model(out / "model.safetensors", {"word_bias": params["word_bias"]}, card)
-    with pytest.raises(RecipeError, match="was pretrained on other text than"):
+    with pytest.raises(TaciturnError, match="was pretrained on other text than"):
         _started(people, public, out)
     save_model(out / "model.safetensors", {"word_bias": params["word_bias"]}, replace(card, public_sources=("made-up text",)))
     assert _started(people, public, out) == out

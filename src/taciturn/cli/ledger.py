@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from taciturn.cli.output import console, group, print_table, say
+from taciturn.errors import TaciturnError
 from taciturn.files import to_json
 from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 
@@ -36,10 +37,8 @@ def show(
 
     Example: taciturn ledger show people --delta 1e-10
     """
-    from taciturn.privacy.ledger import LedgerError
-
     if delta is not None and not 0 < delta < 1:
-        raise LedgerError(f"--delta must lie between 0 and 1, not {delta:g}")
+        raise TaciturnError(f"--delta must lie between 0 and 1, not {delta:g}")
     book = _opened(population)
     guarantees = [book.guarantee(run) for run in book.runs()]
     found: dict[str, Any] = {"runs": [{name: getattr(one, name) for name in FIGURES} for one in guarantees]}
@@ -166,13 +165,12 @@ def anchor(
     Example: taciturn ledger anchor people --file /mnt/other/people.head
     """
     from taciturn.privacy.anchor import Anchor
-    from taciturn.privacy.ledger import LedgerError
 
     if (file is None) == (command is None):
-        raise LedgerError("name one anchor: --file PATH or --command COMMAND, not both")
+        raise TaciturnError("name one anchor: --file PATH or --command COMMAND, not both")
     book = _opened(population)
     if file and file.resolve().is_relative_to(book.path.parent):
-        raise LedgerError(f"{file} lies in the population's folder, and would be put back with it: name a file elsewhere")
+        raise TaciturnError(f"{file} lies in the population's folder, and would be put back with it: name a file elsewhere")
     book.set_anchor(Anchor(file.resolve() if file else None, command))
     say(f"Anchored in {book.anchor}.")
     return {"anchor": str(book.anchor)}

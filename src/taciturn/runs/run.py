@@ -28,7 +28,6 @@ from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.privacy.records import Records
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
-from taciturn.recipe.solve import with_noise
 from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import ModelCard, params_digest
 from taciturn.runs.warm_start import load_warm_start
@@ -51,7 +50,7 @@ class Run:
         try:
             self.recipe = self._with_noise(recipe)
             self.model = build.language_model(recipe.model, len(self.vocabulary))
-            self.general, self.general_test = build.general_text(recipe), build.general_test(recipe)
+            self.general, self.general_test = build.general_text(recipe), build.general_text(recipe, to_test=True)
             for name, corpus in (("general", self.general), ("general_test", self.general_test)):
                 if corpus:
                     corpus.check_words(self.vocabulary, f"[data] {name}")
@@ -74,7 +73,7 @@ class Run:
         if has_budget and any(isinstance(cost, NonPrivateDpEvent) for cost in self.lineage):
             raise RecipeError("[model] warm_start has no privacy (ε = ∞), so nothing that starts from it can meet a budget")
         recipe = build.with_general_text(recipe)
-        return with_noise(recipe, self.lineage, self.lineage_distance, len(self.vocabulary))
+        return build.with_noise(recipe, self.lineage, self.lineage_distance, len(self.vocabulary))
 
     def _check(self, first: Params, people: int) -> None:
         """What only shows once recipe, users and model are seen together."""

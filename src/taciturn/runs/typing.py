@@ -72,7 +72,7 @@ def keyboard_server(paths: Sequence[Path], blocked: Sequence[str], port: int, pr
 
 def _statement(card: ModelCard | None, guarantee: Guarantee | None) -> str:
     if card is None:
-        return "Nothing is known of where this model comes from."
+        return "It is unknown where this model comes from."
     if card.personal:
         return personal_statement(card.run, card.ledger_head)
     if guarantee is None:
