@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 from taciturn.cli import app
 from taciturn.data.population import Population
+from taciturn.errors import TaciturnError
 from taciturn.populations import open_ledger
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget
-from taciturn.errors import TaciturnError
 from taciturn.privacy.ledger import LedgerError
 from taciturn.privacy.recounting import events_for_others
 

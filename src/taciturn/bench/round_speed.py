@@ -8,7 +8,7 @@ compiles; ceilings are measured in the same run.
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from taciturn import trees
-from taciturn.bench.against import in_turns
 from taciturn.core import Message, Params, Report, UserData
 from taciturn.data.population import HeldOutUsers, Population, write_population
 from taciturn.data.vocabulary import SPECIAL, Vocabulary
@@ -38,7 +37,7 @@ from taciturn.runs.speed import best_time, round_seconds
 
 WORDS, TOKENS = 10_000, 1600
 HELD_OUT = 8
-MOST_OF_OTHERS = 128  # users a round, who take them one after another
+Turns = dict[str, list[float]]  # users/s of the paper round in each turn, by name
 
 
 @dataclass(frozen=True)
@@ -66,13 +65,13 @@ class Speeds:
     evaluation_tokens_per_s: float
     copy_gb_per_s: float
     matrix_gflop_per_s: float
-    in_turns: dict[str, list[float]] = field(default_factory=dict)  # with others, users/s of each turn
+    in_turns: Turns = field(default_factory=dict)  # with others, users/s of each turn
 
 
 def measure(
-    users: int, rounds: int, precision: str, progress: Callable[[str], None], against: Sequence[str] = (), peers: Path = Path()
+    users: int, rounds: int, precision: str, progress: Callable[[str], None], compare: Callable[[Callable[[], float]], Turns] | None = None
 ) -> Speeds:
-    """`against` are names of others' programs, `peers` the folder with their environments."""
+    """Measure everything. `compare` gets what measures users/s of our paper round, to run it in turns with others."""
     progress("ceilings: copies and matrix products")
     copies, products = _copy_rate(), _product_rate(precision)
     with tempfile.TemporaryDirectory() as folder:
@@ -86,7 +85,7 @@ def measure(
         def ours() -> float:
             return users / round_seconds(recipe, fleet, params, WORDS, rounds)
 
-        turns = in_turns(ours, against, peers, min(users, MOST_OF_OTHERS), rounds, progress) if against else {}
+        turns = compare(ours) if compare else {}
         progress("Gboard's round: CIFG 2.4M")
         gboard, params = _round(population, paper_recipe(population, users, "cifg", precision), rounds, products)
         progress("noise, accounting, evaluation")

@@ -1,7 +1,9 @@
 """`taciturn bench`: how fast this machine trains."""
 
+import runpy
 from dataclasses import asdict
 from datetime import date
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +17,7 @@ from taciturn.names import Precision
 if TYPE_CHECKING:
     from taciturn.bench.round_speed import Speeds
 
+PEERS, MOST_OF_OTHERS = ("torch", "pfl", "fedjax"), 128  # users a round, who take them one after another
 SHOWN = {  # of a round, in the order of the table's columns
     "users_per_s": "{:,.1f}", "tokens_per_s": "{:,.0f}", "round_s": "{:.2f} s", "privacy_share": "{:.1%}", "matrix_share": "{:.0%}",
     "peak_gib": "{:.1f} GiB",
@@ -39,7 +42,6 @@ def bench(
     """
     import jax
 
-    from taciturn.bench.against import PEERS, TURNS, write_table
     from taciturn.bench.round_speed import measure
 
     others = [name.strip() for name in against.split(",") if name.strip()]
@@ -47,18 +49,31 @@ def bench(
         raise TaciturnError(f"--against takes {', '.join(PEERS)}, not {unknown[0]!r}: name some of them")
     if write and not others:
         raise TaciturnError("--write needs a comparison to write: say with whom, for example --against torch,pfl,fedjax")
+    program = _program_of_turns() if others else {}
     usual_users, usual_precision = (20, "float32") if jax.devices()[0].platform == "cpu" else (1000, "mixed")
-    seen, parts = count(), 5 + (TURNS * (1 + len(others)) if others else 0)
+    seen, parts = count(), 5 + (program["TURNS"] * (1 + len(others)) if others else 0)
     with bar("benchmark", "parts") as show:
-        speeds = measure(
-            users or usual_users, rounds, precision or usual_precision, lambda name: show(next(seen), parts, name), others, peers
-        )
+        asked, progress = users or usual_users, lambda name: show(next(seen), parts, name)
+        given = {"peers": others, "folder": peers, "users": min(asked, MOST_OF_OTHERS), "rounds": rounds, "progress": progress}
+        compare = partial(program["in_turns"], **given) if others else None
+        speeds = measure(asked, rounds, precision or usual_precision, progress, compare)
         show(parts, parts, "")
     if write:
         title = f"{speeds.device}, {date.today()}, {speeds.users:,} users a round ({speeds.precision}); the best of {rounds} in each turn"
-        write_table(speeds.in_turns, title, "cpu" if usual_users == 20 else speeds.device)
+        program["write_table"](speeds.in_turns, title, "cpu" if usual_users == 20 else speeds.device)
     _print(speeds)
+    if others:
+        rows = [(name, *(f"{one:,.1f}" for one in each), ratio) for name, each, ratio in program["compared"](speeds.in_turns)]
+        print_table(("users/s of the paper round, turn by turn", *map(str, range(1, program["TURNS"] + 1)), "ours is"), rows)
     return asdict(speeds)
+
+
+def _program_of_turns() -> dict[str, Any]:
+    """Load the program that runs others' in turns with ours: like theirs, it is part of the repository and not of the package."""
+    program = Path(__file__).parents[3] / "benchmarks" / "in_turns.py"
+    if not program.exists():
+        raise TaciturnError("others' programs are in benchmarks/ of the repository: run taciturn from a clone of it")
+    return runpy.run_path(str(program))
 
 
 def _print(speeds: "Speeds") -> None:
@@ -72,15 +87,3 @@ def _print(speeds: "Speeds") -> None:
         f"{speeds.evaluation_tokens_per_s:,.0f} tokens/s; copies {speeds.copy_gb_per_s:,.0f} GB/s, products "
         f"{speeds.matrix_gflop_per_s:,.0f} GFLOP/s."
     )
-    if speeds.in_turns:
-        _print_turns(speeds.in_turns)
-
-
-def _print_turns(turns: dict[str, list[float]]) -> None:
-    from taciturn.bench.against import PEERS, Ratio
-
-    rows = []
-    for name, speeds in turns.items():
-        words = ("taciturn", "") if name == "taciturn" else (PEERS[name][2], str(Ratio.of(turns["taciturn"], speeds)))
-        rows.append((words[0], *(f"{one:,.1f}" for one in speeds), words[1]))
-    print_table(("users/s of the paper round, turn by turn", *map(str, range(1, len(turns["taciturn"]) + 1)), "ours is"), rows)

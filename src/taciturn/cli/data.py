@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.bar import Bar
+from rich.table import Table
 from typer import Argument, Option
 
 import taciturn as tt
-from taciturn.cli.output import console, group, histogram_line, print_table, say, stages
+from taciturn.cli.output import console, group, print_table, say, stages
 from taciturn.errors import TaciturnError
 from taciturn.files import check_new_folder, new_folder
 
@@ -218,11 +220,10 @@ def _show_lengths(lengths: "np.ndarray") -> None:
     import numpy as np
 
     powers = np.floor(np.log2(np.maximum(lengths, 1))).astype(int)
-    counts = np.bincount(powers)
-    console.print("Tokens per user to train on:")
+    counts, shown = np.bincount(powers), Table.grid(padding=(0, 2))
     for power in range(powers.min(), len(counts)):
-        label = f"{2**power:,} … {2 ** (power + 1) - 1:,}"
-        console.print(f"  {label:>19}  {histogram_line(counts[power] / counts.max())} {counts[power]:,}")
+        shown.add_row(f"{2**power:,} … {2 ** (power + 1) - 1:,}", Bar(counts.max(), 0, counts[power], width=40), f"{counts[power]:,}")
+    console.print("Tokens per user to train on:", shown, sep="\n")
 
 
 def _show_public(folder: Path) -> dict[str, Any]:

@@ -35,7 +35,6 @@ console = Console(highlight=False)
 say = functools.partial(console.print, soft_wrap=True)  # one line, however wide the terminal
 QUIET = Annotated[bool, typer.Option("--quiet", help="print nothing but errors, and what --json prints")]
 JSON = Annotated[bool, typer.Option("--json", help="print what was found as JSON, and nothing else")]
-BLOCKS = " ▏▎▍▌▋▊▉█"
 LINE_SECONDS = 10.0
 SPECS = {"loss": ".2f", "perplexity": ".2f", "words_per_minute": ".1f"}  # all other metrics are shares
 
@@ -248,16 +247,6 @@ def fleet_view(address: str, enrolled: int) -> Iterator[tuple[StageProgress, Cal
             show("rounds", done, all, f"{note}  Top1 {row['accuracy_top1']:.2%}")
 
         yield watch, progress
-
-
-def histogram_line(share: float, width: int = 40) -> str:
-    """A bar of `share` of the width, to an eighth of a character.
-
-    >>> histogram_line(0.5, 3)
-    '█▌'
-    """
-    eighths = round(share * width * 8)
-    return "█" * (eighths // 8) + BLOCKS[eighths % 8].strip()
 
 
 @contextmanager

@@ -119,11 +119,9 @@ def load_state(path: Path, like: PyTree) -> tuple[PyTree, dict[str, str]]:
     return jax.tree.unflatten(jax.tree.structure(like), leaves), about
 
 
-def _named(params: Params, prefix: str = "") -> dict[str, np.ndarray]:
-    if not isinstance(params, dict):
-        return {prefix: np.asarray(jax.device_get(params))}
-    parts = [_named(value, f"{prefix}/{name}" if prefix else name) for name, value in params.items()]
-    return {name: value for part in parts for name, value in part.items()}
+def _named(params: Params) -> dict[str, np.ndarray]:
+    leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(params))
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
 
 
 def _nested(named: dict[str, np.ndarray]) -> Params:
