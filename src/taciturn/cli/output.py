@@ -177,7 +177,8 @@ def _lines(unit: str, wait: float) -> Callable[..., None]:
         if now >= due or (done == all and not wait):
             due = now + LINE_SECONDS
             left = timedelta(seconds=round((now - since) * (all - done) / (done - before))) if all and all > done > before else None
-            say(f"{stage}: {f'{done:,} of {all:,} {unit}  ' if all else ''}{f'{left} left  ' if left else ''}{note}", markup=False)
+            parts = f"{done:,} of {all:,} {unit}".strip() if all else "", f"{left} left" if left else "", note
+            say(f"{stage}: {'  '.join(filter(None, parts))}", markup=False)
 
     return show
 

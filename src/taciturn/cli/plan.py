@@ -46,7 +46,13 @@ def plan(
     if timer_hours is not None:
         if min_separation is not None:
             raise planning.PlanError("give --min-separation or --timer-hours, not both")
-        min_separation = _separation_by_timer(population, rounds, report_goal, timer_hours)
+        with stages() as show:
+            came = planning.simulated_timer(population, rounds, report_goal, timer_hours, partial(show, "simulating"))
+        console.print(
+            f"A timer of {timer_hours:g} hours, on a simulated fleet that charges at night: {rounds:,} rounds in {came.hours / 24:.1f} "
+            f"days, at least {came.min_separation} rounds between two turns of a device, at most {came.max_participations} turns."
+        )
+        min_separation = came.min_separation
     chosen = planning.MECHANISMS if mechanism == "all" else (mechanism,)
     noise, turns = (delta, noise_multiplier, epsilon, rho), (min_separation, max_participations)
     question = planning.Question(population, rounds, report_goal, *noise, *turns, accountant)
@@ -58,19 +64,6 @@ def plan(
         show(len(chosen), len(chosen), "")
     _print_answers(question, answers)
     return {**_claim(question), "answers": [asdict(one) for one in answers]}
-
-
-def _separation_by_timer(population: int, rounds: int, report_goal: int, timer_hours: float) -> int | None:
-    from taciturn.planning import simulated_timer
-
-    with stages() as show:
-        came = simulated_timer(population, rounds, report_goal, timer_hours, partial(show, "simulating"))
-    console.print(
-        f"A timer of {timer_hours:g} hours, on a simulated fleet that charges at night: {rounds:,} rounds in "
-        f"{came.hours / 24:.1f} days, at least {came.min_separation} rounds between two turns of a device, at most "
-        f"{came.max_participations} turns."
-    )
-    return came.min_separation
 
 
 def _claim(question: "Question") -> dict[str, float]:

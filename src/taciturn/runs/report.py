@@ -73,10 +73,10 @@ def write_report(
     beside: Sequence[Tested] = (),
     rebuilt: bool = False,
 ) -> Path:
-    """The page of a run. `model` and `start` are what came out of it and what went in, on the same people; `rebuilt` says that their text
-    was replaced since."""
+    """Write the page of a run. `model` and `start` are what came out of it and what went in, on the same people; `rebuilt` says that their
+    text was replaced since."""
     if not (folder / "guarantee.txt").exists():
-        raise RunError(f"{folder} has not ended, so there is nothing to report yet; go on with it: taciturn train --resume --run {folder}")
+        raise RunError(f"{folder} has not ended, so there is nothing to report yet; resume it: taciturn train --resume --run {folder}")
     recipe, rows = recipe_of(folder), [from_json(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     own = Tested(folder.resolve().name, f"ε = {epsilon_text(guarantee.epsilon)}" + (SIMULATED if guarantee.is_simulated else ""), model)
     before = [Tested("its start", "counted in ε" if guarantee.continued else "nobody's text", start)] if start else []
@@ -102,8 +102,8 @@ def write_report(
 
 
 def groups_of(texts: Texts, vocabulary: Vocabulary) -> list[Group]:
-    """Everybody; thirds by how much people wrote and by how rare their words are. A third that is too small to tell of is left out, and so
-    is one that differs from nobody."""
+    """Group everybody, and thirds by how much people wrote and by how rare their words are. A third that is too small to report, or that
+    differs from nobody, is left out."""
     lengths = np.array([len(text) for text in texts])
     frequent = vocabulary.fixed + (len(vocabulary) - vocabulary.fixed) // FREQUENT
     rare = np.array([np.mean((text >= frequent) | (text == UNKNOWN)) if len(text) else 0.0 for text in texts])
@@ -216,7 +216,7 @@ def _compared(tested: list[Tested], own: int) -> Html:
 
 
 def _spent(ledger: Ledger) -> Html:
-    """What all runs on these people cost together, which is what a person should ask for."""
+    """Say what all runs on these people cost together, which is what a person should ask for."""
     runs, budget = ledger.runs(), ledger.budget
     delta = min(ledger.run_rows(run)[0]["delta"] for run in runs)
     spent = ledger.total(delta)[0]
