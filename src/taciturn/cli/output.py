@@ -166,7 +166,7 @@ def begin(words: str) -> None:
 
 
 def _lines(unit: str, wait: float) -> Callable[..., None]:
-    """Print progress as lines, for pipes and logs: the first after `wait` seconds, then one every ten, each with the time left."""
+    """Print progress as lines, for pipes: the first after `wait` seconds, then one every ten, with the time left; and a bar's last."""
     began: dict[str, tuple[float, int]] = {}
     due = time.monotonic() + wait
 
@@ -174,7 +174,7 @@ def _lines(unit: str, wait: float) -> Callable[..., None]:
         nonlocal due
         now = time.monotonic()
         since, before = began.setdefault(stage, (now, done))
-        if now >= due or (done == all and not wait):
+        if now >= due or (done == all and unit):
             due = now + LINE_SECONDS
             left = timedelta(seconds=round((now - since) * (all - done) / (done - before))) if all and all > done > before else None
             parts = f"{done:,} of {all:,} {unit}".strip() if all else "", f"{left} left" if left else "", note
