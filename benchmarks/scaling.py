@@ -28,8 +28,8 @@ def measure(case: dict) -> dict:
     users, model = case.get("users", 20), case.get("model", "lstm")
     round_speed.WORDS = case.get("words", 10_000)
     with tempfile.TemporaryDirectory() as folder:
-        population = round_speed._made_up(Path(folder) / "users", users)
-        recipe = round_speed._recipe(population, users, model, "float32")
+        population = round_speed.random_users(Path(folder) / "users", users)
+        recipe = round_speed.paper_recipe(population, users, model, "float32")
         speed, params = round_speed._round(population, recipe, 2, 1.0)
     return {
         **case,

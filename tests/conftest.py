@@ -47,7 +47,6 @@ from taciturn.fleets.secure_aggregation.server_side import ServerRound
 from taciturn.privacy import sampler, wide
 from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.recipe.recipe import Recipe
-from taciturn.runs import loop
 from taciturn.runs.ngram_baselines import count_population
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -67,13 +66,6 @@ def programs_of_this_module(request) -> None:
     sums and noise say `pytestmark = pytest.mark.optimised`: they get the arithmetic that users get."""
     everything = os.environ.get("TACITURN_OPTIMISED")  # `make test-slow`
     compile_with(optimised if everything or request.node.get_closest_marker("optimised") else quickly)
-
-
-@pytest.fixture(autouse=True)
-def undrawn(request, monkeypatch) -> None:
-    """The picture at the end of a run takes longer than the run: it is drawn where a test says `pytest.mark.drawn`."""
-    if not request.node.get_closest_marker("drawn"):
-        monkeypatch.setattr(loop, "plot_run", lambda path, rows, title: path.touch())
 
 
 @pytest.fixture(scope="session")

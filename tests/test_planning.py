@@ -121,7 +121,7 @@ def test_a_timer_comes_to_a_separation_that_grows_with_it():
 
 
 def test_the_command_takes_a_timer_in_place_of_a_separation(monkeypatch):
-    monkeypatch.setattr(planning, "simulated_timer", simulated_timer)
+    monkeypatch.setattr(planning, "simulated_timer", lambda *given: simulated_timer(*given[:4]))
     common = [
         "plan",
         "--population",
@@ -144,7 +144,7 @@ def test_the_command_takes_a_timer_in_place_of_a_separation(monkeypatch):
 def rests(monkeypatch):
     """A fleet whose devices rest for 60 rounds a day of timer, up to what is possible; a week is too long for it."""
 
-    def simulated(population, rounds, goal, hours):
+    def simulated(population, rounds, goal, hours, _):
         if hours > 120:
             raise PlanError("too few users")
         rest = min(int(60 * hours / 24), population // goal - 1)
@@ -156,7 +156,7 @@ def rests(monkeypatch):
 def test_a_small_trial_grows_until_rho_is_met_and_its_noise_on_the_average_stays(monkeypatch):
     rests(monkeypatch)
     trial = Question(4_200_000, 1900, 500, noise_multiplier=0.54)
-    found = grown(trial, 1.0, 20_000, "honaker", lambda _: None)
+    found = grown(trial, 1.0, 20_000, "honaker", lambda *_: None)
     assert found.answer.rho <= 1.0
     assert found.more_noise == 1.0
     assert found.question.noise_multiplier / found.question.report_goal == pytest.approx(0.54 / 500)
@@ -169,7 +169,7 @@ def test_a_small_trial_grows_until_rho_is_met_and_its_noise_on_the_average_stays
 
 def test_where_the_largest_goal_does_not_do_there_is_more_noise_and_it_is_said(monkeypatch):
     rests(monkeypatch)
-    found = grown(Question(830_000, 530, 500, noise_multiplier=0.54), 0.5, 2000, "honaker", lambda _: None)
+    found = grown(Question(830_000, 530, 500, noise_multiplier=0.54), 0.5, 2000, "honaker", lambda *_: None)
     assert found.question.report_goal == 2000
     assert found.answer.rho == pytest.approx(0.5)
     assert found.more_noise > 1
@@ -186,9 +186,9 @@ def test_where_the_largest_goal_does_not_do_there_is_more_noise_and_it_is_said(m
 def test_what_cannot_grow_is_said():
     trial = Question(10_000, 100, 500, noise_multiplier=0.5)
     with pytest.raises(PlanError, match="give the trial"):
-        grown(Question(10_000, 100, 500, epsilon=1.0), 1.0, 1000, "tree", lambda _: None)
+        grown(Question(10_000, 100, 500, epsilon=1.0), 1.0, 1000, "tree", lambda *_: None)
     with pytest.raises(PlanError, match="half of the users, not 9,000"):
-        grown(trial, 1.0, 9_000, "tree", lambda _: None)
+        grown(trial, 1.0, 9_000, "tree", lambda *_: None)
     out = CliRunner().invoke(app, ["plan", "--population", "10000", "--rounds", "10", "--report-goal", "50", "--noise-multiplier", "1",
                                    "--grow-to-rho", "1", "--mechanism", "poisson"])  # fmt: skip
     assert out.exit_code == 1

@@ -35,22 +35,13 @@ __all__ = [
     "build_population", "load_recipe", "private_averaging", "register_model", "resume", "rounds", "train",
 ]  # fmt: skip
 _ROOMS = {
-    "Algorithm": "core.Algorithm",
-    "Curator": "privacy.curator.Curator",
-    "FinishedRun": "runs.finished.FinishedRun",
-    "LanguageModel": "core.LanguageModel",
-    "ModelKind": "models.registry.ModelKind",
-    "Recipe": "recipe.recipe.Recipe",
-    "TaciturnError": "errors.TaciturnError",
-    "UserData": "core.UserData",
-    "build_population": "populations.build_population",
-    "load_recipe": "recipe.text.load_recipe",
-    "private_averaging": "algorithms.dp_fedavg.private_averaging",
-    "register_model": "models.registry.register_model",
-    "resume": "runs.loop.resume_run",
-    "rounds": "train.rounds",
+    "Algorithm": "core.Algorithm", "Curator": "privacy.curator.Curator", "FinishedRun": "runs.finished.FinishedRun",
+    "LanguageModel": "core.LanguageModel", "ModelKind": "models.registry.ModelKind", "Recipe": "recipe.recipe.Recipe",
+    "TaciturnError": "errors.TaciturnError", "UserData": "core.UserData", "build_population": "populations.build_population",
+    "load_recipe": "recipe.text.load_recipe", "private_averaging": "algorithms.dp_fedavg.private_averaging",
+    "register_model": "models.registry.register_model", "resume": "runs.loop.resume_run", "rounds": "train.rounds",
     "train": "runs.loop.train_run",
-}
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -63,7 +54,7 @@ def __getattr__(name: str) -> Any:
 
 class _Door(ModuleType):
     def __setattr__(self, name: str, value: Any) -> None:
-        """Keeps `taciturn.train` the function, although there is a module of that name, which the import system would put there."""
+        """Keep `taciturn.train` the function, although there is a module of that name, which the import system would put there."""
         if not (name in _ROOMS and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 

@@ -32,7 +32,7 @@ class FolderExists(TaciturnError):
 
 
 def write_atomically(path: Path, content: bytes | Iterable[bytes | memoryview], mode: int = 0o644) -> None:
-    """The old file or the new one, on disk when this returns, whatever happens in between. Content may come in parts."""
+    """Replace a file as a whole: the old or the new one is on disk, whatever happens meanwhile. Content may come in parts."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")  # two processes may write the same file
     partial.unlink(missing_ok=True)
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
@@ -59,7 +59,7 @@ def not_a(wanted: str, path: Path) -> str:
 
 
 def check_new_folder(folder: Path, hint: str) -> None:
-    """An empty folder is as good as none. `hint` is what to do where it is not new."""
+    """Refuse a folder that is not new; an empty one is as good as none. `hint` says what to do."""
     if not folder.name:
         raise FolderExists(f"{folder} has no name, which a new folder needs: {hint}")
     if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
@@ -90,7 +90,7 @@ def new_folder(folder: Path, hint: str, mode: int = 0o777) -> Iterator[Path]:
 
 
 def next_folder(parent: Path, prefix: str = "") -> Path:
-    """The first one that is not there yet, nor a recipe of its name: PARENT/PREFIX1, PARENT/PREFIX2, …"""
+    """Return the first that does not exist yet, nor a recipe of its name: PARENT/PREFIX1, PARENT/PREFIX2, …"""
     numbered = (f"{prefix}{number}" for number in itertools.count(1))
     return next(parent / name for name in numbered if not (parent / name).exists() and not (parent / f"{name}.toml").exists())
 
@@ -107,7 +107,7 @@ def locked(path: Path, busy: TaciturnError | None = None, mode: int = 0o600) -> 
 
 
 def to_json(content: Any, **layout: Any) -> str:
-    """JSON has no word for numbers that are not finite: infinity is written as "infinity", and NaN as null."""
+    """Write JSON, which has no word for numbers that are not finite: infinity becomes "infinity", and NaN null."""
 
     def written(value: Any) -> Any:
         if not isinstance(value, float) or math.isfinite(value):
@@ -118,7 +118,7 @@ def to_json(content: Any, **layout: Any) -> str:
 
 
 def from_json(text: str) -> Any:
-    """What `to_json` wrote of numbers; null is NaN."""
+    """Read what `to_json` wrote; null is NaN."""
     numbers = {"infinity": math.inf, "-infinity": -math.inf, None: math.nan}
     return _each(lambda value: numbers.get(value, value), json.loads(text))
 

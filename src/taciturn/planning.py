@@ -8,6 +8,8 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
 from typing import get_args
 
 import numpy as np
@@ -20,6 +22,7 @@ from taciturn.privacy.accounting import Budget, epsilon, noise_for_budget, repea
 from taciturn.privacy.participation import CyclicPoisson, MinSeparation, PoissonSampling, default_delta
 from taciturn.privacy.sensitivity import blt_coefficients, independent, most_participations, toeplitz, tree
 from taciturn.privacy.strategies import optimal_bands, optimal_blt
+from taciturn.progress import Progress, StageProgress, unwatched
 
 MECHANISMS: tuple[MechanismName, ...] = get_args(MechanismName)
 BANDS = 32
@@ -111,15 +114,13 @@ def plan(question: Question, mechanisms: tuple[MechanismName, ...], progress: Ca
 
 
 def _answer(question: Question, mechanism: MechanismName) -> Answer:
-    strategy, participation = _strategy(question, mechanism), _participation(question, mechanism)
+    strategy, participation = _noise_and_turns(question, mechanism)
     multiplier = question.noise_multiplier or _noise(question, strategy, participation)
     cost = repeated(participation.event(multiplier, strategy), question.rounds)
     error = multiplier * math.sqrt(float(np.mean(strategy.prefix_variance(question.rounds)))) / question.report_goal
-    squared = 1.0
-    if mechanism not in ("poisson", "cyclic-poisson"):
-        squared = strategy.sensitivity_squared(question.rounds, question.separation, question.participations)
-    bound = epsilon(cost, question.at_delta, question.accountant)
-    return Answer(mechanism, multiplier, rho(cost), bound, error, squared)
+    limits = question.rounds, question.separation, question.participations
+    squared = 1.0 if participation.sampled_by_curator else strategy.sensitivity_squared(*limits)
+    return Answer(mechanism, multiplier, rho(cost), epsilon(cost, question.at_delta, question.accountant), error, squared)
 
 
 def _noise(question: Question, strategy: Strategy, participation: Participation) -> float:
@@ -132,38 +133,32 @@ def _noise(question: Question, strategy: Strategy, participation: Participation)
         raise PlanError(str(error)) from None
 
 
-def _participation(question: Question, mechanism: MechanismName) -> Participation:
-    if mechanism == "poisson":
-        return PoissonSampling(question.report_goal / question.population)
-    if mechanism == "cyclic-poisson":
-        bands = question.bands
-        return CyclicPoisson(question.report_goal * bands / question.population, bands, question.rounds)
-    return MinSeparation(question.report_goal, question.separation, question.participations, question.rounds)
-
-
-def _strategy(question: Question, mechanism: MechanismName) -> Strategy:
-    rounds = question.rounds
+def _noise_and_turns(question: Question, mechanism: MechanismName) -> tuple[Strategy, Participation]:
+    rounds, bands, share = question.rounds, question.bands, question.report_goal / question.population
+    turns = MinSeparation(question.report_goal, question.separation, question.participations, rounds)
     match mechanism:
-        case "poisson" | "independent":
-            return independent(rounds)
+        case "poisson":
+            return independent(rounds), PoissonSampling(share)
+        case "independent":
+            return independent(rounds), turns
         case "tree" | "honaker":
-            return tree(rounds, honaker=mechanism == "honaker")
+            return tree(rounds, honaker=mechanism == "honaker"), turns
         case "banded" | "cyclic-poisson":
-            coefficients = np.zeros(rounds)
-            coefficients[: question.bands] = optimal_bands(rounds, question.bands)["bands"]
-            return toeplitz(f"{question.bands}-banded Toeplitz", coefficients)
+            coefficients = np.pad(optimal_bands(rounds, bands)["bands"], (0, rounds - bands))
+            drawn = turns if mechanism == "banded" else CyclicPoisson(share * bands, bands, rounds)
+            return toeplitz(f"{bands}-banded Toeplitz", coefficients), drawn
         case "blt":
             found = optimal_blt(rounds, question.separation, question.participations)
-            return toeplitz("BLT", blt_coefficients(tuple(found["decay"]), tuple(found["scale"]), rounds))
+            return toeplitz("BLT", blt_coefficients(tuple(found["decay"]), tuple(found["scale"]), rounds)), turns
 
 
-def simulated_timer(population: int, rounds: int, report_goal: int, timer_hours: float) -> Rounds:
-    """What a timer on every device comes to, by a fleet of fewer devices with the same share of them in a round."""
+def simulated_timer(population: int, rounds: int, report_goal: int, timer_hours: float, progress: Progress = unwatched) -> Rounds:
+    """Return what a timer on every device comes to, by a fleet of fewer devices with the same share of them in a round."""
     if not timer_hours > 0:
         raise PlanError("--timer-hours must be more than 0: give another number")
     scale = min(1.0, max(SIMULATED_DEVICES / population, LEAST_GOAL / report_goal))
     devices = Devices(max(int(population * scale), 1), Habits())
-    came = simulate_rounds(devices, rounds, max(int(report_goal * scale), 1), timer_hours)
+    came = simulate_rounds(devices, rounds, max(int(report_goal * scale), 1), timer_hours, progress=progress)
     if came.succeeded < rounds:
         raise PlanError(
             f"with a timer of {timer_hours:g} hours only {came.succeeded} of {rounds} rounds came about in {came.hours / 24:.0f} days: "
@@ -186,22 +181,22 @@ class Grown:
     more_noise: float  # times what was tried; above 1 the model will be worse than in the trial
 
 
-def grown(trial: Question, target: float, largest_goal: int, mechanism: MechanismName, progress: Callable[[str], None]) -> Grown:
-    """Report goal and noise grow together, so that accuracy stays, until ρ is `target` with the rest that a timer of whole days gives
-    devices; where the largest goal does not do, noise alone grows on."""
+def grown(trial: Question, target: float, largest_goal: int, mechanism: MechanismName, progress: StageProgress) -> Grown:
+    """Raise report goal and noise together, so that accuracy stays, until ρ is `target` with the rest that a timer of whole days gives
+    devices; where the largest goal is not enough, raise the noise alone."""
     tried = trial.noise_multiplier
     if tried is None or not 0 < target < math.inf:
         raise PlanError("give the trial (--report-goal and --noise-multiplier), and a positive ρ to reach (--grow-to-rho)")
     if not trial.report_goal <= largest_goal <= trial.population // 2:
         raise PlanError(f"--largest-goal must lie between --report-goal and half of the users, not {largest_goal:,}")
     steps = math.ceil(math.log(largest_goal / trial.report_goal, 1.25)) if largest_goal > trial.report_goal else 0
-    goals = [min(int(trial.report_goal * 1.25**step), largest_goal) for step in range(steps + 1)]
+    goals, tried_goals = [min(int(trial.report_goal * 1.25**step), largest_goal) for step in range(steps + 1)], count()
 
     def with_goal(goal: int) -> Question:
         return replace(trial, report_goal=goal, noise_multiplier=tried * goal / trial.report_goal)
 
     def is_enough(goal: int) -> bool:
-        progress(f"{goal:,} reports a round")
+        progress("report goals", next(tried_goals), len(goals).bit_length())
         return _answer(with_goal(goal), mechanism).rho <= target
 
     def rested(goal: int, hours: int) -> Grown:
@@ -222,13 +217,13 @@ def grown(trial: Question, target: float, largest_goal: int, mechanism: Mechanis
     return replace(found, question=question, answer=_answer(question, mechanism), more_noise=louder)
 
 
-def _longest_rest(question: Question, hours: int, progress: Callable[[str], None]) -> tuple[int, Rounds]:
-    """Timers of whole days, from `hours` on, as long as they lengthen the least rest."""
+def _longest_rest(question: Question, hours: int, progress: StageProgress) -> tuple[int, Rounds]:
+    """Try timers of whole days, from `hours` on, as long as they lengthen the least rest."""
     timed: dict[int, Rounds] = {}
     while True:
-        progress(f"{question.report_goal:,} reports a round, a timer of {hours} hours: a simulated fleet")
+        shown = partial(progress, f"{question.report_goal:,} reports, {hours} h")
         try:
-            timed[hours] = simulated_timer(question.population, question.rounds, question.report_goal, float(hours))
+            timed[hours] = simulated_timer(question.population, question.rounds, question.report_goal, float(hours), shown)
         except PlanError:  # so long that too few devices are there
             if not timed:
                 raise

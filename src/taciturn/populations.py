@@ -79,7 +79,7 @@ def check_population_folder(folder: Path, replace: bool) -> None:
 
 
 def vocabulary_of(words: int | str | Path, language: str = "en", characters: bool = False) -> Vocabulary:
-    """A number of words of the public list, or the words of a folder."""
+    """Return a number of words of the public list, or the words of a folder."""
     number = str(words).replace("_", "")
     if number.isdecimal():
         return public_vocabulary(int(number), language.lower(), "character" if characters else "word")
@@ -97,7 +97,7 @@ def vocabulary_of(words: int | str | Path, language: str = "en", characters: boo
 
 
 def open_ledger(population: Population) -> Ledger:
-    """The ledger of these users. One that was lost is not made anew: nobody knows any more what was spent."""
+    """Open the ledger of these users. One that was lost is not made anew: it is unknown then what was spent."""
     path, named = ledger_path(population), population.ledger
     if named is None:
         ledger = Ledger(path)
@@ -112,14 +112,14 @@ def open_ledger(population: Population) -> Ledger:
 
 
 def ledger_path(population: Population) -> Path:
-    """Where it is, in this folder or in that of the same people."""
+    """Return where it is, in this folder or in that of the same people."""
     named = population.ledger
     return (population.folder / named.folder if named else population.folder).resolve() / FILE_NAME
 
 
 def adopt_ledger(folder: Path, same_people_as: Path | None = None) -> tuple[Ledger, Path | None]:
-    """The ledger of a folder that goes on, by a person's word, though it was copied, restored or moved; and the original that was
-    retired for it. With another folder of the same people, which was moved: the ledger that is there."""
+    """Adopt, by a person's word, the ledger of a folder that was copied, restored or moved; return it, and the original that was retired
+    for it. With another folder of the same people, which was moved: the ledger that is there."""
     population = Population(folder)
     if same_people_as:
         named, own = Population(same_people_as).ledger, population.ledger

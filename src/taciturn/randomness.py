@@ -25,24 +25,24 @@ ROOT_BYTES = 32
 
 
 def root_from_entropy() -> bytes:
-    """A root that nobody can guess or repeat."""
+    """Return a root that nobody can guess or repeat."""
     return os.urandom(ROOT_BYTES)
 
 
 def root_from_seed(seed: int) -> bytes:
-    """A root that anyone can repeat: for simulations only."""
+    """Return a root that anyone can repeat: for simulations only."""
     return hashlib.sha256(f"taciturn simulation seed {seed}".encode()).digest()
 
 
 def derive(root: bytes, purpose: str, round: int, attempt: int = 0) -> bytes:
-    """32 bytes for one purpose in one attempt at one round."""
+    """Derive 32 bytes for one purpose in one attempt at one round."""
     if len(root) != ROOT_BYTES:
         raise ValueError(f"a run's root has {ROOT_BYTES} bytes, this one has {len(root)}")
     return hmac.digest(root, f"{purpose}\0{round}\0{attempt}".encode(), "sha256")
 
 
 def jax_keys(secret: bytes, count: int) -> jax.Array:
-    """`count` independent JAX keys of 64 bits each."""
+    """Return `count` independent JAX keys of 64 bits each."""
     words = b"".join(hmac.digest(secret, f"jax {index}".encode(), "sha256")[:8] for index in range(count))
     bits = jnp.asarray(np.frombuffer(words, np.uint32).reshape(count, 2))
     return jax.random.wrap_key_data(bits, impl="threefry2x32")

@@ -27,22 +27,17 @@ def scale(tree: PyTree, factor: float | jax.Array) -> PyTree:
     return jax.tree.map(lambda leaf: leaf * factor, tree)
 
 
-def dot(left: PyTree, right: PyTree) -> jax.Array:
-    """⟨left, right⟩, over all leaves."""
-    return sum((jnp.vdot(*pair) for pair in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)), jnp.float32(0))
-
-
 def zeros_like(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree)
 
 
 def size(tree: PyTree) -> int:
-    """Number of parameters."""
+    """Count the parameters."""
     return sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(tree))
 
 
 def norm_upper_bound(tree: PyTree) -> jax.Array:
-    """The ℓ2 norm of all leaves together, rounded so that it is never below the true norm.
+    """Return the ℓ2 norm of all leaves together, rounded so that it is never below the true norm.
 
     A plain float32 sum of a million squares may come out too small by a part in a thousand, overflow, or underflow; a
     clip that divides by it would then let too much through. Here values are scaled by a power of two so that the

@@ -72,7 +72,7 @@ LAYERS = {
     "fleets.folders": BASE | FLEETS | {"data", "recipe", "populations", "fleets.assemble", "fleets.enrolment"},
     "fleets.load": BASE | FLEETS | {"data", "recipe", "fleets.assemble", "fleets.enrolment", "fleets.folders"},
     "audit": BASE | {"privacy", "data", "models", "evaluation", "recipe", "train", "fleets.simulation"},
-    "planning": {"errors", "names", "core", "privacy", "release", "fleets.simulation"},
+    "planning": {"errors", "names", "progress", "core", "privacy", "fleets.simulation"},
 }
 LAYERS["runs"] = set(LAYERS)  # what a person does with all of these, in a folder
 LAYERS["bench"] = set(LAYERS)

@@ -2,13 +2,16 @@
 
 import json
 
+import in_turns as against
 import jax.numpy as jnp
 import pytest
 from typer.testing import CliRunner
 
 from taciturn import randomness
-from taciturn.bench import against, round_speed
+from taciturn.bench import round_speed
 from taciturn.cli import app
+from taciturn.cli.bench import PEERS
+from taciturn.errors import TaciturnError
 from taciturn.models.cifg import cifg
 from taciturn.models.lstm import lstm
 
@@ -50,7 +53,7 @@ PAGE = "Before.\n\n<!-- in turns, cpu -->\nwhat was measured before\n<!-- end --
 def clone(tmp_path, monkeypatch):
     """A repository's benchmarks/, and environments in which another program says what it is told to."""
     (tmp_path / "README.md").write_text(PAGE)
-    monkeypatch.setattr(against, "_benchmarks", lambda: tmp_path)
+    monkeypatch.setattr(against, "HERE", tmp_path)
 
     def answer(environment: str, script: str) -> None:
         python = tmp_path / "peers" / environment / "bin" / "python"
@@ -81,7 +84,7 @@ def test_the_comparison_takes_the_place_of_the_one_before(clone, tmp_path):
     assert page.endswith("<!-- end -->\n\nAfter.\n")
     assert "| pfl-research under torchrun | 4, 4, 4 | 2.25 × (2.00 to 2.50) |" in page
     assert "what was measured before" not in page
-    with pytest.raises(against.BenchError, match="no place for this table"):
+    with pytest.raises(TaciturnError, match="no place for this table"):
         against.write_table({"taciturn": [1.0]}, "", "another machine")
     assert (tmp_path / "README.md").read_text() == page
 
@@ -96,17 +99,18 @@ def test_the_comparison_takes_the_place_of_the_one_before(clone, tmp_path):
 )
 def test_a_program_that_does_not_run_is_said_in_a_sentence(clone, tmp_path, script, sentence):
     clone("torch", script)
-    with pytest.raises(against.BenchError, match=sentence):
+    with pytest.raises(TaciturnError, match=sentence):
         in_turns(tmp_path, "torch")
 
 
 def test_an_environment_that_is_not_there_is_said_before_anything_is_measured(clone, tmp_path):
     (tmp_path / "peers" / "fedjax" / "bin" / "python").unlink()
-    with pytest.raises(against.BenchError, match="make peers"):
+    with pytest.raises(TaciturnError, match="make peers"):
         against.in_turns(lambda: pytest.fail("measured"), ["torch", "fedjax"], tmp_path / "peers", 8, 1, lambda step: None)
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), [(["--against", "flower"], "not 'flower'"), (["--write"], "say with whom")])
 def test_wrong_wishes_are_said_before_anything_is_measured(arguments, sentence):
-    with pytest.raises(against.BenchError, match=sentence):
+    assert set(PEERS) == set(against.PEERS)
+    with pytest.raises(TaciturnError, match=sentence):
         CliRunner().invoke(app, ["bench", *arguments], catch_exceptions=False)

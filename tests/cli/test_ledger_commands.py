@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from taciturn.cli import app
 from taciturn.data.population import Population
+from taciturn.errors import TaciturnError
 from taciturn.populations import open_ledger
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget
@@ -39,7 +40,7 @@ def test_what_was_spent_is_shown_by_adjacency_and_for_all_runs_together(populati
     assert shown.count("together") == 3  # two adjacencies, and all runs
     assert "fits the one before it" in shown
     assert run_cli("ledger", "show", "--delta", "1e-7", population.folder) != shown
-    with pytest.raises(LedgerError, match="between 0 and 1"):
+    with pytest.raises(TaciturnError, match="between 0 and 1"):
         run_cli("ledger", "show", population.folder, "--delta", 2)
 
 
@@ -82,9 +83,9 @@ def test_a_copy_is_adopted_and_the_original_retired(population, tmp_path):
 
 def test_an_anchor_is_kept_outside_of_the_folder(population, tmp_path):
     for wrong in ((), ("--file", tmp_path / "a", "--command", "true")):
-        with pytest.raises(LedgerError, match="name one anchor"):
+        with pytest.raises(TaciturnError, match="name one anchor"):
             run_cli("ledger", "anchor", population.folder, *wrong)
-    with pytest.raises(LedgerError, match="put back with it"):
+    with pytest.raises(TaciturnError, match="put back with it"):
         run_cli("ledger", "anchor", population.folder, "--file", population.folder / "anchor")
     run_cli("ledger", "anchor", population.folder, "--file", tmp_path / "people.head")
     account = spend(population.folder, "first")

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from harness import short_recipe
 from taciturn.bench import health
-from taciturn.cli import app
-from taciturn.cli.output import Commands, console
+from taciturn.cli import app, output
+from taciturn.cli.output import Commands, console, stages
 from taciturn.data.population import Population
 from taciturn.fleets.simulation.in_process import NotAdditive, SimulatedFleet
 from taciturn.recipe.text import save_recipe
@@ -81,6 +81,16 @@ def test_a_status_comes_after_the_json_and_an_error_ends_the_quiet():
     assert CliRunner().invoke(commands, []).output == "words\n"
     assert CliRunner().invoke(commands, ["--quiet", "--wrong"]).exit_code == 1
     assert not console.quiet
+
+
+def test_progress_in_a_pipe_is_lines_with_the_time_left(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(output.time, "monotonic", lambda: now[0])
+    with stages() as show:
+        for done in range(31):
+            now[0] = float(done)
+            show("measuring", done, 40)
+    assert capsys.readouterr().out.splitlines() == [f"measuring: {done} of 40  0:00:{40 - done} left" for done in (2, 12, 22)]
 
 
 def test_the_doctor_finds_a_machine_that_can_train():

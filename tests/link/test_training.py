@@ -25,7 +25,7 @@ assert sum(KILLS["server"].values()) == 20
 # Seconds from there to the kill, at most.
 PAUSE = {"start": 3.0, "door": 3.0, "report": 0.6, "sum": 0.2, "charge": 0.3, "save": 0.3}
 LOOK = 0.005  # seconds between two looks whether it has happened
-FILES = {"recipe.toml", "vocabulary.txt", "ledger.jsonl", "metrics.jsonl", "metrics.csv", "progress.png"}
+FILES = {"recipe.toml", "vocabulary.txt", "ledger.jsonl", "metrics.jsonl", "metrics.csv"}
 FILES |= {"model.safetensors", "guarantee.txt", "guarantee.json", "report.html"}
 
 

@@ -13,7 +13,7 @@ from taciturn.privacy.accounting import repeated, rho
 from taciturn.privacy.clipping import flat_clip
 from taciturn.privacy.secagg_encoding import centred, encoding, modular
 from taciturn.recipe import build
-from taciturn.recipe.solve import with_noise
+from taciturn.recipe.build import with_noise
 
 GARBAGE = {
     "no number": lambda size: np.full(size, np.nan),
@@ -68,7 +68,7 @@ def test_noise_is_for_the_longest_report_also_where_it_is_worked_out_from_a_budg
         shape = jax.eval_shape(mechanism.bound, mechanism.public(state), params, 1.0, jax.random.key(0))
         release, _ = jax.jit(mechanism.release)(state, trees.zeros_like(shape), noise_key(3))
         drawn = release.estimate
-        stddevs.append(math.sqrt(float(trees.dot(drawn, drawn)) / trees.size(drawn)))
+        stddevs.append(math.sqrt(sum(float(jnp.vdot(leaf, leaf)) for leaf in jax.tree.leaves(drawn)) / trees.size(drawn)))
     inflation = encoding(trees.size(params), build.most_reports(coded), 11).inflation
     assert inflation > 1.01
     assert stddevs[1] / stddevs[0] == pytest.approx(inflation, rel=1e-4)

@@ -14,7 +14,6 @@ from taciturn.recipe.choose import (
     ENOUGH,
     LOUDEST,
     MOMENTUM,
-    NoPlan,
     Plan,
     Task,
     _about,
@@ -26,7 +25,7 @@ from taciturn.recipe.choose import (
     exactly,
     expected_gain,
 )
-from taciturn.recipe.text import parse_recipe
+from taciturn.recipe.text import RecipeError, parse_recipe
 
 CIFG = {"kind": "cifg", "width": 96}
 
@@ -92,7 +91,7 @@ def test_plans_are_compared_by_noise_that_is_nearly_right(users, cohort, rounds,
 
 
 def test_few_people_are_told_so():
-    with pytest.raises(NoPlan, match="30 people are too few"):
+    with pytest.raises(RecipeError, match="30 people are too few"):
         best_plan(task(users=30))
 
 
@@ -110,7 +109,9 @@ def test_what_a_round_takes_besides_is_counted():
 
 
 def test_a_machine_that_is_too_slow_is_told_how_long_it_would_take():
-    with pytest.raises(NoPlan, match=r"25 rounds of 10, takes 41.7 minutes on this machine without compiling and measuring. Allow more"):
+    with pytest.raises(
+        RecipeError, match=r"25 rounds of 10, takes 41.7 minutes on this machine without compiling and measuring. Allow more"
+    ):
         best_plan(task(seconds=60.0, users_per_second=0.1))
 
 

@@ -19,12 +19,11 @@ from taciturn.data.texts import Texts
 from taciturn.data.vocabulary import DataError, public_vocabulary
 from taciturn.errors import TaciturnError
 from taciturn.recipe import choose
-from taciturn.recipe.choose import NoPlan
 from taciturn.recipe.sections import ModelSection
 from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import SHIPPED, load_model, save_model
 from taciturn.runs import chosen
-from taciturn.runs.chosen import StartError, chosen_recipe
+from taciturn.runs.chosen import chosen_recipe
 from taciturn.runs.pretrain import CHECKPOINT, pretrained
 
 SMALL = ModelSection(kind="cifg", width=8, units=12)
@@ -88,17 +87,17 @@ def test_time_for_compiling_and_measuring_is_set_aside(people, start, timed):
     worked_out = chosen_recipe(people, 4.0, start, minutes=10)
     assert 400 < worked_out.task.seconds < 540
     assert worked_out.plan.user_trainings <= 20 * worked_out.task.seconds
-    with pytest.raises(NoPlan, match=r"alone take .* minutes on this machine: allow more --minutes"):
+    with pytest.raises(RecipeError, match=r"alone take .* minutes on this machine: allow more --minutes"):
         chosen_recipe(people, 4.0, start, minutes=0.01)
 
 
 def test_a_start_with_other_words_is_refused(people, timed):
-    with pytest.raises(StartError, match=r"taciturn:english knows other words than .*people. Build the people with its words"):
+    with pytest.raises(RecipeError, match=r"taciturn:english knows other words than .*people. Build the people with its words"):
         chosen_recipe(people, 4.0, SHIPPED, minutes=10)
 
 
 def test_a_start_that_learned_from_people_is_refused(people, finished_runs, timed):
-    with pytest.raises(StartError, match="learned from people"):
+    with pytest.raises(RecipeError, match="learned from people"):
         chosen_recipe(people, 4.0, str(finished_runs / "private"), minutes=10)
 
 
@@ -222,7 +221,7 @@ def test_learning_public_text_first_goes_on_where_it_was_interrupted(people, pub
     (out / CHECKPOINT).unlink()
     params, card = load_model(Path(SHIPPED))
     save_model(out / "model.safetensors", {"word_bias": params["word_bias"]}, card)
-    with pytest.raises(StartError, match="was pretrained on other text than"):
+    with pytest.raises(TaciturnError, match="was pretrained on other text than"):
         _started(people, public, out)
     save_model(out / "model.safetensors", {"word_bias": params["word_bias"]}, replace(card, public_sources=("made-up text",)))
     assert _started(people, public, out) == out

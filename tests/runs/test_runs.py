@@ -59,7 +59,7 @@ def test_train_evaluate_ledger_and_export_from_the_command_line(population, reci
     assert trained.exit_code == 0
     assert "differential privacy" in trained.output
     assert {path.name for path in run.iterdir()} == {
-        "recipe.toml", "vocabulary.txt", "ledger.jsonl", "metrics.jsonl", "metrics.csv", "progress.png",
+        "recipe.toml", "vocabulary.txt", "ledger.jsonl", "metrics.jsonl", "metrics.csv",
         "model.safetensors", "guarantee.txt", "guarantee.json", "report.html",
     }  # fmt: skip
     with open(run / "metrics.csv") as file:
@@ -266,6 +266,7 @@ def test_an_adaptive_run_says_where_its_clip_norm_went(population, tmp_path):
     assert norms[2] == norms[3] != norms[4] == norms[5]
     assert [float(rows[n]["clip_estimate"]) for n in (2, 4)] == [norms[2], norms[4]]
     assert "how many updates were within the clip norm" in finished.guarantee.claim
+    assert "Clip norm: the estimate it follows" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_a_fleet_that_comes_and_goes_trains_and_says_what_happened(population, tmp_path):

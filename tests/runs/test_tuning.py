@@ -11,9 +11,9 @@ from taciturn.data.population import HeldOutUsers, Population
 from taciturn.data.public import PublicCorpus
 from taciturn.data.texts import Texts
 from taciturn.errors import TaciturnError
-from taciturn.recipe.text import save_recipe
+from taciturn.recipe.text import RecipeError, save_recipe
 from taciturn.runs import tuning
-from taciturn.runs.tuning import TuningError, _size, combinations, deal
+from taciturn.runs.tuning import _size, combinations, deal
 
 
 @pytest.fixture
@@ -40,13 +40,13 @@ def test_public_text_is_dealt_to_as_many_users_as_the_recipe_has_and_to_no_two_o
 
 
 def test_too_little_text_for_so_many_users_is_said(public, population, tmp_path):
-    with pytest.raises(TuningError, match=r"of 5,000 users each would get 1, and 50 are the least. Take more public text"):
+    with pytest.raises(RecipeError, match=r"of 5,000 users each would get 1, and 50 are the least. Take more public text"):
         _size(PublicCorpus.load(public), tiny_recipe(population, participation={"users": 5_000}))
 
 
 @pytest.mark.parametrize("wrong", ["server.learning_rate", "server.learning_rate=", "server.learning_rate=1,,2"])
 def test_what_is_no_list_of_values_is_refused(wrong):
-    with pytest.raises(TuningError, match=r"--try takes section.key=value,value"):
+    with pytest.raises(RecipeError, match=r"--try takes section.key=value,value"):
         combinations([wrong])
 
 
@@ -95,7 +95,7 @@ def test_what_was_tried_under_other_terms_is_not_taken_for_it(public, population
 
 
 def test_whose_text_it_is_cannot_be_tried():
-    with pytest.raises(TuningError, match="public text stands in for it"):
+    with pytest.raises(RecipeError, match="public text stands in for it"):
         combinations(["data.population=a,b"])
 
 

@@ -4,8 +4,10 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
 import webbrowser
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -13,6 +15,7 @@ from typing import Literal, NamedTuple
 from packaging.requirements import Requirement
 
 from taciturn.errors import TaciturnError
+from taciturn.progress import Progress, unwatched
 
 LEAST = 2.0  # GiB of memory and of disk: a run of the usual size takes about as much
 FOR = {  # what an extra of the package is for
@@ -21,11 +24,10 @@ FOR = {  # what an extra of the package is for
     "fleet-redis": "taciturn fleet serve --store",
     "ray": "taciturn train --engine ray",
 }
-WORDS = 60
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at. What is broken stands in the way of training; what is missing, of some other command."""
+    """One thing that was examined. What is broken prevents training; what is missing, some other command."""
 
     name: str
     state: Literal["ok", "missing", "broken"]
@@ -33,13 +35,13 @@ class Finding(NamedTuple):
     to_do: str = ""
 
 
-def examined() -> Iterator[Finding]:
-    """Everything, one by one: the last of them takes seconds."""
-    yield from _packages()
-    yield from _room()
-    yield from _programs()
-    yield _safely("devices", _devices)
-    yield _safely("additivity", _additivity)
+def examined(progress: Progress = unwatched) -> list[Finding]:
+    """Examine everything, one part after another: the last of them takes seconds."""
+    found, parts = [], (_packages, _room, _programs, partial(_safely, "devices", _devices), partial(_safely, "additivity", _additivity))
+    for number, part in enumerate(parts):
+        progress(number, len(parts))
+        found += part()
+    return found
 
 
 def _finding(name: str, good: bool, said: str, to_do: str, worst: Literal["missing", "broken"] = "missing") -> Finding:
@@ -99,11 +101,11 @@ def _browser() -> bool:
         return False
 
 
-def _safely(name: str, look: Callable[[], Finding]) -> Finding:
+def _safely(name: str, look: Callable[[], Finding]) -> Iterator[Finding]:
     try:
-        return look()
+        yield look()
     except (TaciturnError, ImportError, RuntimeError, OSError) as error:
-        return Finding(name, "broken", str(error), "see docs/scale.md; JAX_PLATFORMS=cpu trains on CPUs")
+        yield Finding(name, "broken", str(error), "see docs/scale.md; JAX_PLATFORMS=cpu trains on CPUs")
 
 
 def _devices() -> Finding:
@@ -117,30 +119,17 @@ def _devices() -> Finding:
 
 
 def _additivity() -> Finding:
-    """The test that every run makes before its first sum, on a small model: here it shows whether this machine can train at all."""
+    """Do a round of a small model: as every run does, it tests first whether what a user reports has the same bits in any company."""
     import jax
 
-    from taciturn.core import Key, Message, Report, UserData
-    from taciturn.data.layout import Layout, Unrolls
-    from taciturn.data.texts import Texts
-    from taciturn.fleets.simulation.in_process import SimulatedFleet
-    from taciturn.models.cifg import cifg
-    from taciturn.models.losses import cross_entropy
-    from taciturn.privacy.clipping import flat_clip
-    from taciturn.privacy.estimators import fixed_denominator
-    from taciturn.privacy.mechanism import mechanism
-    from taciturn.privacy.noise import gaussian
+    from taciturn.bench.round_speed import WORDS, paper_recipe, random_users
+    from taciturn.fleets import assemble
+    from taciturn.recipe import build
+    from taciturn.runs.speed import round_seconds
 
-    class Nobody:
-        texts = Texts.of([], WORDS)
-
-    model, private = cifg(WORDS, 16, 24), mechanism(flat_clip(1.0), fixed_denominator(10.0), gaussian(1.0))
-
-    def program(message: Message, user: UserData, key: Key) -> Report:
-        update = jax.grad(lambda params: cross_entropy(model, params, user.batches[0]))(message.params)
-        return private.bound(message.public, update, user.weight, key)
-
-    params = model.init(jax.random.key(0))
-    fleet = SimulatedFleet(Nobody(), Layout.for_pieces(Unrolls(5), batch_size=3, pieces=6), cohort=10)
-    fleet.made_up_total(program, Message(params, private.public(private.init(params))), jax.random.key(0))
+    with tempfile.TemporaryDirectory() as folder:
+        users = random_users(Path(folder) / "users", 2)
+        recipe = paper_recipe(users, 2, "cifg", "float32").with_settings("model", width=8, units=12)
+        params = build.language_model(recipe.model, WORDS).init(jax.random.key(0))
+        round_seconds(recipe, assemble.fleet(recipe, users, users.folder), params, WORDS, 1)
     return Finding("additivity", "ok", "a user's report has the same bits in any company, as privacy needs")

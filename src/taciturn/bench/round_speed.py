@@ -8,7 +8,7 @@ compiles; ceilings are measured in the same run.
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from taciturn import randomness, trees
-from taciturn.bench.against import in_turns
+from taciturn import trees
 from taciturn.core import Message, Params, Report, UserData
 from taciturn.data.population import HeldOutUsers, Population, write_population
 from taciturn.data.vocabulary import SPECIAL, Vocabulary
@@ -38,7 +37,7 @@ from taciturn.runs.speed import best_time, round_seconds
 
 WORDS, TOKENS = 10_000, 1600
 HELD_OUT = 8
-MOST_OF_OTHERS = 128  # users a round, who take them one after another
+Turns = dict[str, list[float]]  # users/s of the paper round in each turn, by name
 
 
 @dataclass(frozen=True)
@@ -66,29 +65,29 @@ class Speeds:
     evaluation_tokens_per_s: float
     copy_gb_per_s: float
     matrix_gflop_per_s: float
-    in_turns: dict[str, list[float]] = field(default_factory=dict)  # with others, users/s of each turn
+    in_turns: Turns = field(default_factory=dict)  # with others, users/s of each turn
 
 
 def measure(
-    users: int, rounds: int, precision: str, progress: Callable[[str], None], against: Sequence[str] = (), peers: Path = Path()
+    users: int, rounds: int, precision: str, progress: Callable[[str], None], compare: Callable[[Callable[[], float]], Turns] | None = None
 ) -> Speeds:
-    """`against` are names of others' programs, `peers` the folder with their environments."""
+    """Measure everything. `compare` gets what measures users/s of our paper round, to run it in turns with others."""
     progress("ceilings: copies and matrix products")
     copies, products = _copy_rate(), _product_rate(precision)
     with tempfile.TemporaryDirectory() as folder:
         progress(f"{users} users of {TOKENS} random words")
-        population = _made_up(Path(folder) / "users", users)
+        population = random_users(Path(folder) / "users", users)
         progress("paper round: LSTM 1.35M")
-        recipe = _recipe(population, users, "lstm", precision)
+        recipe = paper_recipe(population, users, "lstm", precision)
         paper, params = _round(population, recipe, rounds, products)
         fleet = assemble.fleet(recipe, population, population.folder)
 
         def ours() -> float:
             return users / round_seconds(recipe, fleet, params, WORDS, rounds)
 
-        turns = in_turns(ours, against, peers, min(users, MOST_OF_OTHERS), rounds, progress) if against else {}
+        turns = compare(ours) if compare else {}
         progress("Gboard's round: CIFG 2.4M")
-        gboard, params = _round(population, _recipe(population, users, "cifg", precision), rounds, products)
+        gboard, params = _round(population, paper_recipe(population, users, "cifg", precision), rounds, products)
         progress("noise, accounting, evaluation")
         return Speeds(
             users_per_s=paper.users_per_s,
@@ -106,7 +105,7 @@ def measure(
         )
 
 
-def _made_up(folder: Path, users: int) -> Population:
+def random_users(folder: Path, users: int) -> Population:
     vocabulary = Vocabulary(SPECIAL + tuple(f"w{index}" for index in range(WORDS - len(SPECIAL))))
     generator = np.random.default_rng(0)
     train = {f"user {k}": generator.integers(len(SPECIAL), WORDS, TOKENS).tolist() for k in range(users)}
@@ -114,7 +113,7 @@ def _made_up(folder: Path, users: int) -> Population:
     return write_population(folder, train, held_out, vocabulary, {"simulated": "random words"})
 
 
-def _recipe(population: Population, users: int, model: str, precision: str) -> Recipe:
+def paper_recipe(population: Population, users: int, model: str, precision: str) -> Recipe:
     content = {
         "data": {"population": str(population.folder), "tokens_per_user": TOKENS},
         "model": {"kind": model},
@@ -129,18 +128,16 @@ def _recipe(population: Population, users: int, model: str, precision: str) -> R
 
 def _round(population: Population, recipe: Recipe, times: int, products: float) -> tuple[RoundSpeed, Params]:
     """A whole round, from selection to release, and the same work without any privacy."""
-    algorithm = build.algorithm(recipe, WORDS)
-    params = build.language_model(recipe.model, WORDS).init(randomness.jax_keys(bytes(32), 1)[0])
+    algorithm, users, key = build.algorithm(recipe, WORDS), len(population), jax.random.key(0)
+    params = build.language_model(recipe.model, WORDS).init(key)
     fleet = assemble.fleet(recipe, population, population.folder)
     whole = round_seconds(recipe, fleet, params, WORDS, times)
-    users = len(population)
-    everyone, message = np.arange(users), Message(params, algorithm.mechanism.public(algorithm.mechanism.init(params)))
+    message = Message(params, algorithm.mechanism.public(algorithm.mechanism.init(params)))
 
     def unbounded(message: Message, user: UserData, key: jax.Array) -> Report:
         return Report(algorithm.user_update(message, user, key), user.weight)
 
-    key = randomness.jax_keys(bytes(32), 1)[0]
-    plain = best_time(lambda: fleet.sum_reports(unbounded, message, everyone, key), times)
+    plain = best_time(lambda: fleet.sum_reports(unbounded, message, np.arange(users), key), times)
     speed, stats = users / whole, jax.devices()[0].memory_stats() or {}
     return RoundSpeed(
         users_per_s=speed,
@@ -162,7 +159,7 @@ def _blt_release(params: Params) -> float:
     noise = blt(1.0, Buffers(2000, (0.97, 0.9, 0.4), (0.16, 0.16, 0.2)))
     private = mechanism(flat_clip(1.0), fixed_denominator(1000.0), noise, most_reports=2000)
     state, key = private.init(params), key_words(bytes(32))
-    nobody = trees.zeros_like(jax.eval_shape(private.bound, jnp.float32(1), params, jnp.float32(0), randomness.jax_keys(bytes(32), 1)[0]))
+    nobody = trees.zeros_like(jax.eval_shape(private.bound, jnp.float32(1), params, jnp.float32(0), jax.random.key(0)))
     step = jax.jit(private.release)
     return best_time(lambda: step(state, nobody, key), 5)
 
@@ -175,10 +172,7 @@ def _accounting() -> float:
 
 def _evaluation(population: Population, params: Params) -> float:
     model, texts = cifg(WORDS), HeldOutUsers(population.folder).texts
-    evaluate(model, params, texts)
-    began = time.perf_counter()
-    evaluate(model, params, texts)
-    return texts.tokens / (time.perf_counter() - began)
+    return texts.tokens / best_time(lambda: evaluate(model, params, texts), 1)
 
 
 def _copy_rate() -> float:
@@ -190,8 +184,7 @@ def _copy_rate() -> float:
 
 def _product_rate(precision: str) -> float:
     size = 2048 if _on_cpu() else 8192
-    left = jax.random.uniform(randomness.jax_keys(bytes(32), 1)[0], (size, size))
-    left = left.astype(jnp.bfloat16 if precision == "mixed" else jnp.float32)
+    left = jax.random.uniform(jax.random.key(0), (size, size), jnp.bfloat16 if precision == "mixed" else jnp.float32)
     return 2.0 * size**3 / best_time(partial(jax.jit(lambda left: left @ left), left), 3)
 
 

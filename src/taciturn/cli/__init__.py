@@ -24,7 +24,6 @@ from taciturn.cli import (
     personalise,
     plan,
     pretrain,
-    report,
     train,
     tune,
 )
@@ -43,19 +42,9 @@ app = Commands(
     context_settings={"max_content_width": 100},
 )
 for command in (
-    demo.demo,
-    plan.plan,
-    tune.tune,
-    pretrain.pretrain,
-    train.train,
-    evaluate.evaluate,
-    evaluate.compare,
-    report.report,
-    export.export,
-    personalise.personalise,
-    bench.bench,
-    doctor.doctor,
-):
+    demo.demo, plan.plan, tune.tune, pretrain.pretrain, train.train, evaluate.evaluate, evaluate.compare, evaluate.report, export.export,
+    personalise.personalise, bench.bench, doctor.doctor,
+):  # fmt: skip
     app.command()(command)
 for group in (data.data_app, fleet.fleet_app, keyboard.keyboard_app, audit.audit_app, ledger.ledger_app):
     app.add_typer(group)

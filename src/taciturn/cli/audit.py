@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, BadParameter, Option
 
-from taciturn.cli.output import console, group, stages, table
+import taciturn as tt
+from taciturn.cli.output import console, group, print_table, stages
 from taciturn.files import to_json
 from taciturn.privacy.figures import delta_text, epsilon_text
 
 if TYPE_CHECKING:
-    from taciturn.audit.likelihood_tails import Tail
     from taciturn.audit.report import AuditReport, CanaryResults, MembershipResults
 
 audit_app = group("audit", "Test from outside whether models reveal more than is claimed.", "taciturn audit run runs/watched")
@@ -38,55 +38,45 @@ def audit(
     from taciturn.audit.one_run import claimed_curve, curve
     from taciturn.files import write_atomically
     from taciturn.release.plots import plot_audit
-    from taciturn.runs.finished import FinishedRun
 
     with stages() as show:
-        found = FinishedRun(run).audit(references, lambda done, all: show("looking for canaries", done, all))
+        found = tt.FinishedRun(run).audit(references, lambda done, all: show("looking for canaries", done, all))
     content = _json(run, found)
     write_atomically(run / "audit.json", to_json(content, indent=1).encode())
     if found.membership:
         one = found.membership
         claimed = partial(claimed_curve, mu=one.mu)
         plot_audit(run / "audit.png", one.scores, one.included, curve(one.scores, one.included), claimed, run.name)
-    _print(run, found)
-    return content, int(bool(found.membership and found.membership.audit.refuted))
-
-
-def _print(run: Path, found: "AuditReport") -> None:
-    claimed = f"ε = {epsilon_text(found.guarantee.epsilon)} at δ = {delta_text(found.guarantee.delta)}"
     console.print(
-        f"{run}: claimed for every person {claimed}. AccuracyTop1 {found.scores['accuracy_top1']:.2%}: a model that learned nothing "
-        "reveals nothing.\n"
+        f"{run}: claimed for every person ε = {epsilon_text(found.guarantee.epsilon)} at δ = {delta_text(found.guarantee.delta)}. "
+        f"AccuracyTop1 {found.scores['accuracy_top1']:.2%}: a model that learned nothing reveals nothing.\n"
     )
     if found.membership:
         _print_membership(run, found.membership)
     if found.canaries:
         _print_canaries(found.canaries)
+    return content, int(bool(found.membership and found.membership.audit.refuted))
 
 
 def _print_membership(run: Path, membership: "MembershipResults") -> None:
     audit = membership.audit
     turns = "one turn" if membership.turns == 1 else f"up to {membership.turns} turns"
     title = f"Audit users: {audit.included} in, {audit.left_out} out, {turns} each, at δ = {delta_text(membership.delta)}"
-    shown = table("of these turns", "μ", "ε", title=title, left=("of these turns",))
-    figures = {
-        "claimed": (1.0, math.ceil),
-        "found": (audit.times, round),
-        "found, at least (99.9 % confidence)": (audit.times_at_least, math.floor),
-    }
-    for name, (times, rounded) in figures.items():
-        shown.add_row(name, _two_digits(times * audit.mu, rounded), _two_digits(membership.epsilon(times), rounded))
-    console.print(shown)
+    least = "found, at least (99.9 % confidence)"
+    figures = ("claimed", 1.0, math.ceil), ("found", audit.times, round), (least, audit.times_at_least, math.floor)
+    rows = (
+        (name, _two_digits(times * audit.mu, rounded), _two_digits(membership.epsilon(times), rounded)) for name, times, rounded in figures
+    )
+    print_table(("of these turns", "μ", "ε"), rows, title, left=("of these turns",))
     if audit.refuted:
-        least = _two_digits(audit.times_at_least, math.floor)
-        words = (
-            f"BROKEN: there is at least {least} times less noise than is claimed, or reports are as much longer. Found: noise "
-            f"{audit.spread:.2f} and reports {audit.signal:.2f} times what is claimed. Trust no model of this run."
+        console.print(
+            f"BROKEN: there is at least {_two_digits(audit.times_at_least, math.floor)} times less noise than is claimed, or reports are "
+            f"as much longer. Found: noise {audit.spread:.2f} and reports {audit.signal:.2f} times what is claimed. Trust no model of this "
+            "run.",
+            style="bold red",
         )
-        style = "bold red"
     else:
-        words, style = "Nothing contradicts the claim. That proves nothing of what an audit cannot see.", "green"
-    console.print(words, style=style)
+        console.print("Nothing contradicts the claim. That proves nothing of what an audit cannot see.", style="green")
     console.print(_power(membership))
     console.print(f"The curves behind it: {run / 'audit.png'}\n")
 
@@ -119,15 +109,14 @@ def _two_digits(value: float, rounded: Callable[[float], int]) -> str:
 def _print_canaries(canaries: "CanaryResults") -> None:
     from taciturn.audit.report import rank_text
 
-    references = canaries.findings[0].references
-    title, rank = "Canaries: what the model knows of shared secrets", f"rank among {rank_text(references)}"
-    shown = table("users", "copies", "times seen", rank, "by beam search", title=title)
+    rows = []
     for users, copies, findings in canaries.kinds():
         ranks = ", ".join(rank_text(one.rank) for one in findings)
         by_beam = f"{sum(one.place is not None for one in findings)} / {len(findings)}"
         seen = sum(canaries.seen[one.canary] for one in findings) / len(findings)
-        shown.add_row(str(users), str(copies), f"{seen:,.0f}", ranks, by_beam)
-    console.print(shown)
+        rows.append((str(users), str(copies), f"{seen:,.0f}", ranks, by_beam))
+    columns = "users", "copies", "times seen", f"rank among {rank_text(canaries.findings[0].references)}", "by beam search"
+    print_table(columns, rows, "Canaries: what the model knows of shared secrets")
     console.print("Synthetic users come more often than people do, and are not covered by the claim. Times seen: to be expected.")
 
 
@@ -167,6 +156,7 @@ def tails(
 
     Example: taciturn audit tails runs/all runs/without-anna --figure tail.png
     """
+    from taciturn.audit.likelihood_tails import largest_epsilon
     from taciturn.release.plots import plot_tail
     from taciturn.runs.finished import compare_tails
 
@@ -174,31 +164,22 @@ def tails(
         raise BadParameter("δ must lie between 0 and 1", param_hint="--delta")
     with stages() as show:
         found = compare_tails(model, other, samples, seed, lambda done, all: show("sampling", done, all))
-    title = f"Texts of ten words from {model}: probability ratios to the other"
-    tails, deltas = [(path, one) for path, (_, one) in zip(other, found, strict=True)], delta or [1e-4, 1e-5, 1e-6]
-    _print_tails(title, tails, deltas)
+    tails, deltas = [tail for _, tail in found], delta or [1e-4, 1e-5, 1e-6]
+    rows = []
+    for path, one in zip(other, tails, strict=True):
+        figures = f"{one.shape:.1f}", f"{one.scale:.2f}", f"{one.start:.2f}", f"{one.statistic:.2f}", "yes" if one.fits else "no"
+        rows.append((str(path), *figures, *(f"{one.epsilon(each):.2f}" for each in deltas)))
+    if len(tails) > 1:
+        all_fit = "yes" if all(one.fits for one in tails) else "not all"
+        rows.append(("the largest", "", "", "", "", all_fit, *(f"{largest_epsilon(tails, each):.2f}" for each in deltas)))
+    columns = "without", "α", "C", "from", "KS", "Pareto?", *(f"ε at δ = {one:g}" for one in deltas)
+    print_table(columns, rows, f"Texts of ten words from {model}: probability ratios to the other", left=("without",))
+    console.print("An estimate, not a guarantee: other pairs of users, or texts not sampled at random, may show more.")
     if figure is not None:
         ratios, one = found[-1]
         plot_tail(figure, ratios, one.shape, one.scale, one.start)
         console.print(f"{figure}")
     return [
         {"without": str(path), "epsilon": {str(each): one.epsilon(each) for each in deltas}, "fits": one.fits, "shape": one.shape}
-        for path, one in tails
+        for path, one in zip(other, tails, strict=True)
     ]
-
-
-def _print_tails(title: str, found: "list[tuple[Path, Tail]]", deltas: list[float]) -> None:
-    from taciturn.audit.likelihood_tails import largest_epsilon
-
-    epsilons = (f"ε at δ = {one:g}" for one in deltas)
-    shown = table("without", "α", "C", "from", "KS", "Pareto?", *epsilons, title=title, left=("without",))
-    for path, one in found:
-        figures = (f"{one.shape:.1f}", f"{one.scale:.2f}", f"{one.start:.2f}", f"{one.statistic:.2f}")
-        fits = "yes" if one.fits else "no"
-        shown.add_row(str(path), *figures, fits, *(f"{one.epsilon(each):.2f}" for each in deltas))
-    if len(found) > 1:
-        largest = (f"{largest_epsilon([one for _, one in found], each):.2f}" for each in deltas)
-        all_fit = "yes" if all(one.fits for _, one in found) else "not all"
-        shown.add_row("the largest", "", "", "", "", all_fit, *largest, style="bold")
-    console.print(shown)
-    console.print("An estimate, not a guarantee: other pairs of users, or texts not sampled at random, may show more.")

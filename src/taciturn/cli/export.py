@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+import taciturn as tt
 from taciturn.cli.output import console, say, stages
 from taciturn.names import ExportFormat
 from taciturn.privacy.figures import delta_text, epsilon_text
@@ -35,11 +36,10 @@ def export(
     """
     from taciturn.export.formats import Distilling
     from taciturn.keyboard.predictor import load_blocklist
-    from taciturn.runs.finished import FinishedRun
 
     blocked, distilling = load_blocklist(blocklist) if blocklist else [], Distilling(samples, entries)
     with stages() as show:
-        exported = FinishedRun(run).export(out, to, non_private, blocklist=blocked, distilling=distilling, progress=show)
+        exported = tt.FinishedRun(run).export(out, to, non_private, blocklist=blocked, distilling=distilling, progress=show)
     for path in exported.files:
         say(f"{path}  {path.stat().st_size / 1e3:,.0f} kB")
     check, guarantee = exported.check, exported.guarantee

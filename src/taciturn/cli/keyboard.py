@@ -1,13 +1,14 @@
 """`taciturn keyboard`: type with a model, simulate people typing, and count n-grams as keyboards use today."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from taciturn.cli.export import Blocklist
-from taciturn.cli.output import comparison, console, group, say, stages
+from taciturn.cli.output import console, group, print_metrics, say, stages
 from taciturn.names import Smoothing
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ def open_keyboard(
     from taciturn.runs.typing import keyboard_server
 
     blocked = load_blocklist(blocklist) if blocklist else []
-    with console.status("preparing the page"):
-        server = keyboard_server([run] if beside is None else [run, beside], blocked, port)
+    with stages() as show:
+        server = keyboard_server([run] if beside is None else [run, beside], blocked, port, partial(show, "preparing"))
     say(f"{server.url}  (Ctrl-C ends it)")
     if server.secret:  # others on this machine see with what programs are started
         console.print("This is a personal model: open the address yourself, and keep it secret.")
@@ -89,14 +90,9 @@ def evaluate(
     with stages() as show:
         tried = simulate_typing(paths, source, history, people, words, show)
     _print(paths, tried, history)
-    return _json(paths, tried, history)
-
-
-def _json(paths: Sequence[Path], tried: "TypingResults", history: bool) -> dict[str, Any]:
     found = zip(paths, tried.typings, strict=True)
     listed = [{"model": str(path)} | {metric: vars(typed[metric]) for metric in NAMES} for path, typed in found]
-    content: dict[str, Any] = {"people": tried.people, "words": tried.words, "left_out": tried.trained_on}
-    content |= {"history": history, "models": listed}
+    content = {"people": tried.people, "words": tried.words, "left_out": tried.trained_on, "history": history, "models": listed}
     if len(listed) > 1:
         first, second = tried.typings
         content["change"] = {metric: vars(second.change_from(first, metric)) for metric in NAMES}
@@ -118,7 +114,7 @@ def _print(paths: Sequence[Path], tried: "TypingResults", history: bool) -> None
         letter = f"{'AB'[number]}: " if len(paths) > 1 else ""
         with_history = ", with each person's own history" if history and number == len(paths) - 1 else ""
         say(f"{letter}{path}{with_history}")
-    console.print(comparison(NAMES, tried.typings))
+    print_metrics(NAMES, tried.typings)
     console.print(
         f"Keystrokes: of non-space characters, strip of three, every offered word is picked. Picked rate: per candidate shown, if two "
         f"letters are spared. Smart compose: share of words with a continuation, where {PICKED_RATE:.0%} of those shown are taken. "
@@ -145,10 +141,8 @@ def ngram(
 
     is_population = (source / "manifest.json").exists()
     with stages() as show:
-        if is_population:
-            count_population(source, out, smoothing, order, non_private, lambda done, all: show("counting", done, all))
-        else:
-            count_public(source, out, smoothing, order, lambda done, all: show("counting", done, all))
+        count = partial(count_population, non_private=non_private) if is_population else count_public
+        count(source, out, smoothing, order, progress=partial(show, "counting"))
     warning = "; NO privacy guarantee (ε = ∞), and its ledger says so" if is_population else ""
     console.print(f"{out}: {order}-grams, {smoothing}{warning}")
     return {"model": str(out), "order": order, "smoothing": smoothing, "private": not is_population}

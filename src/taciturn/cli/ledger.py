@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from taciturn.cli.output import console, group, say, table
+from taciturn.cli.output import console, group, print_table, say
+from taciturn.errors import TaciturnError
 from taciturn.files import to_json
 from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 Folder = Annotated[Path, Argument(help="folder of a population")]
 RunName = Annotated[str, Argument(help="name of a run, as `taciturn ledger show FOLDER` lists it")]
+FIGURES = ("run", "releases", "epsilon", "delta", "rho")
 NEIGHBOURS = {"add or remove one user": "one user more", "replace one user by another": "one user replaced"}
 
 ledger_app = group("ledger", "Show and limit what is released about a population.", "taciturn ledger show people")
@@ -31,42 +33,32 @@ def _opened(folder: Path) -> "Ledger":
 def show(
     population: Folder, delta: Annotated[float | None, Option(help="δ of the totals (default: the runs' smallest)")] = None
 ) -> dict[str, Any]:
-    """Show what was ever released about a population's users.
-
-    Runs, releases, ε, ρ, and the total of all of them.
+    """Show what was ever released about a population's users: runs, releases, ε, ρ, and the total of all of them.
 
     Example: taciturn ledger show people --delta 1e-10
     """
-    from taciturn.privacy.ledger import LedgerError
-
     if delta is not None and not 0 < delta < 1:
-        raise LedgerError(f"--delta must lie between 0 and 1, not {delta:g}")
+        raise TaciturnError(f"--delta must lie between 0 and 1, not {delta:g}")
     book = _opened(population)
-    found = _print_runs(book, f"{population}: what was released about these users", delta)
-    console.print("\n".join(_notes(book)))
-    return found
-
-
-def _print_runs(book: "Ledger", title: str, delta: float | None) -> dict[str, Any]:
-    words = ("run", "neighbours differ by")
-    shown = table("run", "releases", "ε", "δ", "ρ", "neighbours differ by", title=title, left=words)
     guarantees = [book.guarantee(run) for run in book.runs()]
+    found: dict[str, Any] = {"runs": [{name: getattr(one, name) for name in FIGURES} for one in guarantees]}
+    rows: list[tuple[str, str, float, float, float, str]] = []
     for one in guarantees:
         name = one.run if one.randomness == "operating system" else f"{one.run} (simulation)"
-        figures = (epsilon_text(one.epsilon), delta_text(one.delta), rho_text(one.rho))
-        shown.add_row(name, str(one.releases), *figures, NEIGHBOURS.get(one.adjacency, one.adjacency))
-    runs = [{"run": one.run, "releases": one.releases, "epsilon": one.epsilon, "delta": one.delta, "rho": one.rho} for one in guarantees]
-    found: dict[str, Any] = {"runs": runs}
+        rows.append((name, str(one.releases), one.epsilon, one.delta, one.rho, one.adjacency))
     if guarantees:
         delta = delta or min(one.delta for one in guarantees)
-        all_together = book.total(delta)
-        found["total"] = {"epsilon": all_together[0], "rho": all_together[1], "delta": delta}
-        totals = [("together", *total) for total in book.totals(delta)]
-        for name, adjacency, epsilon, rho in [*totals, ("all together", "zero out one user", *all_together)]:
-            shown.add_section()
-            figures = (epsilon_text(epsilon), delta_text(delta), rho_text(rho))
-            shown.add_row(name, "", *figures, NEIGHBOURS.get(adjacency, adjacency))
-    console.print(shown)
+        epsilon, rho = book.total(delta)
+        found["total"] = {"epsilon": epsilon, "rho": rho, "delta": delta}
+        rows += [("together", "", total[1], delta, total[2], total[0]) for total in book.totals(delta)]
+        rows.append(("all together", "", epsilon, delta, rho, "zero out one user"))
+    columns = "run", "releases", "ε", "δ", "ρ", "neighbours differ by"
+    shown = [
+        (name, releases, epsilon_text(epsilon), delta_text(at), rho_text(rho), NEIGHBOURS.get(adjacency, adjacency))
+        for name, releases, epsilon, at, rho, adjacency in rows
+    ]
+    print_table(columns, shown, f"{population}: what was released about these users", left=("run", "neighbours differ by"))
+    console.print("\n".join(_notes(book)))
     return found
 
 
@@ -173,13 +165,12 @@ def anchor(
     Example: taciturn ledger anchor people --file /mnt/other/people.head
     """
     from taciturn.privacy.anchor import Anchor
-    from taciturn.privacy.ledger import LedgerError
 
     if (file is None) == (command is None):
-        raise LedgerError("name one anchor: --file PATH or --command COMMAND, not both")
+        raise TaciturnError("name one anchor: --file PATH or --command COMMAND, not both")
     book = _opened(population)
     if file and file.resolve().is_relative_to(book.path.parent):
-        raise LedgerError(f"{file} lies in the population's folder, and would be put back with it: name a file elsewhere")
+        raise TaciturnError(f"{file} lies in the population's folder, and would be put back with it: name a file elsewhere")
     book.set_anchor(Anchor(file.resolve() if file else None, command))
     say(f"Anchored in {book.anchor}.")
     return {"anchor": str(book.anchor)}

@@ -10,9 +10,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -34,7 +35,6 @@ console = Console(highlight=False)
 say = functools.partial(console.print, soft_wrap=True)  # one line, however wide the terminal
 QUIET = Annotated[bool, typer.Option("--quiet", help="print nothing but errors, and what --json prints")]
 JSON = Annotated[bool, typer.Option("--json", help="print what was found as JSON, and nothing else")]
-BLOCKS = " ▏▎▍▌▋▊▉█"
 LINE_SECONDS = 10.0
 SPECS = {"loss": ".2f", "perplexity": ".2f", "words_per_minute": ".1f"}  # all other metrics are shares
 
@@ -86,25 +86,28 @@ def finite(value: float | None) -> float | None:
     return value
 
 
-def table(*columns: str, title: str | None = None, left: Sequence[str] = ()) -> Table:
-    """Make an empty table for figures; words go into columns without a name, or those of `left`."""
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, left: Sequence[str] = (), styles: Sequence[str] = ()
+) -> None:
+    """Print figures; words go into columns without a name, or those of `left`. `styles` are those of the rows."""
     made = Table(title=title, title_justify="left")
     for name in columns:
         made.add_column(name, justify="left" if not name or name in left else "right", no_wrap=not name)
-    return made
+    for row, style in zip_longest(rows, styles):
+        made.add_row(*row, style=style)
+    console.print(made)
 
 
-def comparison(names: Mapping[str, str], measured: "Sequence[Sums]") -> Table:
-    """Tabulate the metrics of one model, or of two with the relative change, in bold where its interval excludes zero."""
-    made = table("", *(["value ± 95 %"] if len(measured) == 1 else ["A ± 95 %", "B ± 95 %", "B over A, relative"]))
-    for metric, name in names.items():
-        cells, style = [f"{one[metric]:{SPECS.get(metric, '.2%')}}" for one in measured], None
-        if len(measured) == 2:
-            change = measured[1].change_from(measured[0], metric)
-            cells.append(change_text(change))
-            style = "bold" if abs(change.value) > change.margin else "dim"
-        made.add_row(name, *cells, style=style)
-    return made
+def print_metrics(names: Mapping[str, str], measured: "Sequence[Sums]", *more: Sequence[str]) -> None:
+    """Print the metrics of one model, or of two with the relative change, in bold where its interval excludes zero; then `more` rows."""
+    columns, styles = ["", "value ± 95 %"], []
+    rows = [[name, *(f"{one[metric]:{SPECS.get(metric, '.2%')}}" for one in measured)] for metric, name in names.items()]
+    if len(measured) == 2:
+        columns = ["", "A ± 95 %", "B ± 95 %", "B over A, relative"]
+        changes = [measured[1].change_from(measured[0], metric) for metric in names]
+        rows = [[*row, change_text(change)] for row, change in zip(rows, changes, strict=True)]
+        styles = ["bold" if abs(change.value) > change.margin else "dim" for change in changes]
+    print_table(columns, [*rows, *more], styles=styles)
 
 
 def change_text(change: "Interval") -> str:
@@ -135,17 +138,16 @@ def print_finished(finished: "TrainedRun") -> dict[str, Any]:
 
 def print_load(load: "Load") -> dict[str, Any]:
     """Print what devices saw of a deployment under load."""
-    shown = table("", "")
-    shown.add_row("most devices connected at once", f"{load.most_connected:,}")
-    shown.add_row("questions answered", f"{load.answered.total():,}")
-    shown.add_row("questions a second, in the best second", f"{load.most_a_second:,.0f}")
-    shown.add_row("rounds done", f"{len(load.rounds)}")
-    for share in (0.5, 0.95, 0.99):
-        shown.add_row(f"{share:.0%} of requests took at most", f"{1000 * load.quantile(share):,.0f} ms")
-    for reason, times in load.failures.most_common():
-        shown.add_row(reason, f"{times:,}")
-    shown.add_row("failures", f"{load.failures.total():,}")
-    console.print(shown)
+    shown = {
+        "most devices connected at once": f"{load.most_connected:,}",
+        "questions answered": f"{load.answered.total():,}",
+        "questions a second, in the best second": f"{load.most_a_second:,.0f}",
+        "rounds done": f"{len(load.rounds)}",
+        **{f"{share:.0%} of requests took at most": f"{1000 * load.quantile(share):,.0f} ms" for share in (0.5, 0.95, 0.99)},
+        **{reason: f"{times:,}" for reason, times in load.failures.most_common()},
+        "failures": f"{load.failures.total():,}",
+    }
+    print_table(("", ""), shown.items())
     counts = {"connected": load.most_connected, "answered": load.answered.total(), "rounds": len(load.rounds)}
     return counts | {"most_a_second": load.most_a_second, "failures": dict(load.failures)}
 
@@ -163,40 +165,57 @@ def begin(words: str) -> None:
         say(f"{words} …", markup=False)
 
 
-def _lines(title: str, unit: str) -> Callable[[int, int | None, str], None]:
-    """Print progress as lines, for pipes and logs: the first at once, then one every ten seconds, and the last."""
-    printed = -math.inf
+def _lines(unit: str, wait: float) -> Callable[..., None]:
+    """Print progress as lines, for pipes: the first after `wait` seconds, then one every ten, with the time left; and a bar's last."""
+    began: dict[str, tuple[float, int]] = {}
+    due = time.monotonic() + wait
 
-    def show(done: int, all: int | None, note: str) -> None:
-        nonlocal printed
-        if time.monotonic() - printed > LINE_SECONDS or done == all:
-            printed = time.monotonic()
-            say(f"{title}: {f'{done:,} of {all:,} {unit}  ' if all else ''}{note}", markup=False)
+    def show(stage: str, done: int, all: int | None, note: str = "") -> None:
+        nonlocal due
+        now = time.monotonic()
+        since, before = began.setdefault(stage, (now, done))
+        if now >= due or (done == all and unit):
+            due = now + LINE_SECONDS
+            left = timedelta(seconds=round((now - since) * (all - done) / (done - before))) if all and all > done > before else None
+            parts = f"{done:,} of {all:,} {unit}".strip() if all else "", f"{left} left" if left else "", note
+            say(f"{stage}: {'  '.join(filter(None, parts))}", markup=False)
 
     return show
 
 
 @contextmanager
-def bar(title: str, unit: str) -> Iterator[Any]:
-    """Show a progress bar, or lines where there is no terminal; yields show(done, all, note)."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is ended says how to resume it, as after Ctrl-C
+def stages(unit: str = "", stay: bool = False) -> Iterator[Callable[..., None]]:
+    """Show a bar with the time left for each stage of a job, or lines where there is no terminal; yields show(stage, done, all, note)."""
     if not console.is_terminal:
-        yield _lines(title, unit)
+        yield _lines(unit, 0 if stay else 2)
         return
-    begin = (SpinnerColumn(), TextColumn(f"{title:<14}"), BarColumn(bar_width=30), MofNCompleteColumn())
-    end = (TextColumn(unit), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
-    with Progress(*begin, *end, console=console, transient=False) as progress:
-        task = progress.add_task(title, total=None, note="")
+    begin = (SpinnerColumn(), TextColumn("{task.description:<14}"), BarColumn(bar_width=30))
+    end = (
+        MofNCompleteColumn() if unit else TaskProgressColumn(),
+        TextColumn(unit),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*begin, *end, console=console, transient=not stay) as view:
+        task = functools.cache(functools.partial(view.add_task, total=None, note=""))
         try:
-            yield lambda done, all, note: progress.update(task, completed=done, total=all, note=note)
+            yield lambda stage, done, all, note="": view.update(task(stage), completed=done, total=all, note=note)
         except BaseException:
-            progress.live.transient = True  # what was refused leaves no dead bar behind
+            view.live.transient = True  # what was refused leaves no dead bar behind
             raise
 
 
 @contextmanager
-def training_bar(title: str) -> Iterator[Any]:
+def bar(title: str, unit: str) -> Iterator[Callable[..., None]]:
+    """Show one bar, which stays; yields show(done, all, note)."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is ended says how to resume it, as after Ctrl-C
+    with stages(unit, stay=True) as show:
+        yield functools.partial(show, title)
+
+
+@contextmanager
+def training_bar(title: str) -> Iterator[Callable[..., None]]:
     with bar(title, "rounds") as show:
         show(0, None, "working out the noise, compiling")
         yield lambda done, all, row: show(
@@ -211,46 +230,24 @@ DOING = {  # what devices do in a stage of a round
 
 @contextmanager
 def fleet_view(address: str, enrolled: int) -> Iterator[tuple[StageProgress, Callable[..., None]]]:
-    """Rounds above, the stage that devices are in below; yields watch(stage, done, all) and progress(done, all, row)."""
-    begin = (SpinnerColumn(), TextColumn("{task.description:<16}"), BarColumn(bar_width=10))
-    end = (MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+    """Show the rounds, and each stage that devices are in; yields watch(stage, done, all) and progress(done, all, row)."""
     console.print(f"{enrolled} devices are enrolled; the server listens on {address}")
-    with Progress(*begin, *end, console=console) as view:
-        rounds = view.add_task("rounds", total=None, note="measuring the start")
-        devices = view.add_task("waiting", total=None, note="")
+    with stages(stay=True) as show:
+        show("rounds", 0, None, "measuring the start")
+        finished = 0
 
         def watch(stage: str, done: int, all: int) -> None:
-            compiles = stage == "report" and not view.tasks[rounds].completed
-            note = "devices; each compiles the model first" if compiles else "devices"
-            view.update(devices, description=DOING.get(stage, stage), completed=done, total=all, note=note)
+            compiles = stage == "report" and not finished
+            show(DOING.get(stage, stage), done, all, "devices; each compiles the model first" if compiles else "devices")
 
         def progress(done: int, all: int, row: dict[str, Any]) -> None:
+            nonlocal finished
+            finished = done
             note = f"ε {epsilon_text(row['epsilon'])}  {row['uploads']:,} reports, {row['dropped_out']:,} lost"
             note += f", {row['failed_rounds']} failed" if row["failed_rounds"] else ""
-            note += f"  Top1 {row['accuracy_top1']:.2%}"
-            view.update(rounds, completed=done, total=all, note=note)
+            show("rounds", done, all, f"{note}  Top1 {row['accuracy_top1']:.2%}")
 
         yield watch, progress
-
-
-@contextmanager
-def stages() -> Iterator[StageProgress]:
-    """A bar for each stage of a job; yields show(stage, done, all)."""
-    begin = (SpinnerColumn(), TextColumn("{task.description:<14}"), BarColumn(bar_width=30))
-    end, hidden = (TaskProgressColumn(), TimeRemainingColumn()), not console.is_terminal
-    with Progress(*begin, *end, console=console, transient=True, disable=hidden) as progress:
-        task = functools.cache(progress.add_task)
-        yield lambda stage, done, all: progress.update(task(stage), completed=done, total=all)
-
-
-def histogram_line(share: float, width: int = 40) -> str:
-    """A bar of `share` of the width, to an eighth of a character.
-
-    >>> histogram_line(0.5, 3)
-    '█▌'
-    """
-    eighths = round(share * width * 8)
-    return "█" * (eighths // 8) + BLOCKS[eighths % 8].strip()
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from taciturn.cli.output import bar, change_text, console, finite, say, table
+from taciturn.cli.output import bar, change_text, console, finite, print_table, say
 
 if TYPE_CHECKING:
     from taciturn.keyboard.personal_model import Personal
@@ -55,8 +55,8 @@ def _print_change(done: "Personal") -> None:
     if done.unknown > MANY_UNKNOWN * done.words:
         console.print(f"{done.unknown / done.words:.0%} of the words are unknown to the model: is it for this language?", style="yellow")
     title = f"On the last {done.held_out:,} messages, which were not trained on"
-    shown = table("", "before", "after", "change ± 95 %", title=title)
+    rows = []
     for metric, name, spec in (("perplexity", "perplexity", ".1f"), ("accuracy_top1", "AccuracyTop1", ".2%")):
         figures = (f"{scores[metric].value:{spec}}" for scores in (done.before, done.after))
-        shown.add_row(name, *figures, change_text(done.after.change_from(done.before, metric)))
-    console.print(shown)
+        rows.append((name, *figures, change_text(done.after.change_from(done.before, metric))))
+    print_table(("", "before", "after", "change ± 95 %"), rows, title)

@@ -1,11 +1,12 @@
 """`taciturn plan`: what a guarantee would take."""
 
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
-from taciturn.cli.output import bar, console, say, table
+from taciturn.cli.output import bar, console, print_table, say, stages
 from taciturn.names import AccountantName, MechanismName
 from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 
@@ -45,7 +46,13 @@ def plan(
     if timer_hours is not None:
         if min_separation is not None:
             raise planning.PlanError("give --min-separation or --timer-hours, not both")
-        min_separation = _separation_by_timer(population, rounds, report_goal, timer_hours)
+        with stages() as show:
+            came = planning.simulated_timer(population, rounds, report_goal, timer_hours, partial(show, "simulating"))
+        console.print(
+            f"A timer of {timer_hours:g} hours, on a simulated fleet that charges at night: {rounds:,} rounds in {came.hours / 24:.1f} "
+            f"days, at least {came.min_separation} rounds between two turns of a device, at most {came.max_participations} turns."
+        )
+        min_separation = came.min_separation
     chosen = planning.MECHANISMS if mechanism == "all" else (mechanism,)
     noise, turns = (delta, noise_multiplier, epsilon, rho), (min_separation, max_participations)
     question = planning.Question(population, rounds, report_goal, *noise, *turns, accountant)
@@ -57,19 +64,6 @@ def plan(
         show(len(chosen), len(chosen), "")
     _print_answers(question, answers)
     return {**_claim(question), "answers": [asdict(one) for one in answers]}
-
-
-def _separation_by_timer(population: int, rounds: int, report_goal: int, timer_hours: float) -> int | None:
-    from taciturn.planning import simulated_timer
-
-    with console.status("simulating a fleet with this timer"):
-        came = simulated_timer(population, rounds, report_goal, timer_hours)
-    console.print(
-        f"A timer of {timer_hours:g} hours, on a simulated fleet that charges at night: {rounds:,} rounds in "
-        f"{came.hours / 24:.1f} days, at least {came.min_separation} rounds between two turns of a device, at most "
-        f"{came.max_participations} turns."
-    )
-    return came.min_separation
 
 
 def _claim(question: "Question") -> dict[str, float]:
@@ -84,13 +78,12 @@ def _print_answers(question: "Question", answers: "list[Answer]") -> None:
         f"{question.participations} participations. δ = {delta_text(question.at_delta)}"
     )
     base = next((one.error for one in answers if one.mechanism == "independent"), None)
-    shown = table("", "noise multiplier", "ρ", "ε", "error", "÷ independent")
+    rows = []
     for one in answers:
-        relative = f"{one.error / base:.2f}" if base else ""
+        name = "poisson (dp-fedavg)" if one.mechanism == "poisson" else one.mechanism
         cost = f"{one.noise_multiplier:.3g}", rho_text(one.rho), epsilon_text(one.epsilon)
-        algorithm = " (dp-fedavg)" if one.mechanism == "poisson" else ""
-        shown.add_row(one.mechanism + algorithm, *cost, f"{one.error:.3g}", relative)
-    console.print(shown)
+        rows.append((name, *cost, f"{one.error:.3g}", f"{one.error / base:.2f}" if base else ""))
+    print_table(("", "noise multiplier", "ρ", "ε", "error", "÷ independent"), rows)
 
 
 def _grown(trial: "Question", target: float, largest_goal: int, mechanism: MechanismName) -> dict[str, Any]:
@@ -98,8 +91,8 @@ def _grown(trial: "Question", target: float, largest_goal: int, mechanism: Mecha
 
     if mechanism in ("poisson", "cyclic-poisson"):
         raise PlanError(f"{mechanism} needs a curator that draws cohorts, and devices with a timer come on their own: choose another")
-    with console.status("") as status:
-        found = grown(trial, target, largest_goal, mechanism, status.update)
+    with stages() as show:
+        found = grown(trial, target, largest_goal, mechanism, show)
     question, answer, came = found.question, found.answer, found.came
     say(
         f"{question.report_goal:,} reports a round with a noise multiplier of {answer.noise_multiplier:.3g} ({mechanism}), and a timer of "

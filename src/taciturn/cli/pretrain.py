@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from taciturn.cli.output import bar, begin, console, finite, leave_interrupted, say, table
+from taciturn.cli.output import bar, begin, console, finite, leave_interrupted, print_table, say
 from taciturn.names import Precision
 
 if TYPE_CHECKING:
@@ -81,12 +81,10 @@ def watched(
 def _print_epochs(finished: "Pretrained") -> None:
     """Print all epochs, with the one whose model was written in bold."""
     title = f"Measured on {finished.held_out}"
-    shown = table("epoch", "training loss", "held-out loss", "perplexity", "Top1", "tokens/s", title=title)
-    for one in finished.epochs:
-        measured = (f"{one.training_loss:.3f}", f"{one.loss:.3f}", f"{one.perplexity:.1f}", f"{one.accuracy_top1:.2%}")
-        style = "bold" if one == finished.best else None
-        shown.add_row(str(one.epoch), *measured, f"{one.tokens_per_second:,.0f}", style=style)
-    console.print(shown)
+    specs = {"epoch": "d", "training_loss": ".3f", "loss": ".3f", "perplexity": ".1f", "accuracy_top1": ".2%", "tokens_per_second": ",.0f"}
+    rows = [[format(getattr(one, name), spec) for name, spec in specs.items()] for one in finished.epochs]
+    styles = ["bold" if one == finished.best else "" for one in finished.epochs]
+    print_table(("epoch", "training loss", "held-out loss", "perplexity", "Top1", "tokens/s"), rows, title, styles=styles)
     if finished.stopped:
         say(f"Stopped early, {finished.stopped}.", style="yellow")
     if finished.best != finished.epochs[-1]:

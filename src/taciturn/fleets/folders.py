@@ -38,7 +38,6 @@ from taciturn.fleets.wire.authority import AUTHORITY_CERTIFICATE, DEVICE_KEY, ce
 from taciturn.populations import open_ledger
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
-from taciturn.recipe.solve import with_noise
 from taciturn.recipe.text import load_recipe, save_recipe
 
 RECIPE, AGREEMENT, ENROLMENT, TOKENS = "recipe.toml", "agreement.json", "enrolment.pub", "tokens.npy"
@@ -78,7 +77,7 @@ def try_out(folder: Path, recipe: Recipe, count: int, run: str) -> list[Path]:
 
 
 def _server_folder(folder: Path, authority: Path, recipe: Recipe, words_of: Population, names: tuple[str, ...]) -> None:
-    recipe = with_noise(recipe, vocabulary=len(words_of.vocabulary))
+    recipe = build.with_noise(recipe, vocabulary=len(words_of.vocabulary))
     certificate = make_authority(authority)
     certify_server(authority, folder / "wire", [*LOCAL_NAMES, *names])
     issuer = enrolment.new_authority(authority, folder)

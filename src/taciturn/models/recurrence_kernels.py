@@ -24,6 +24,9 @@ ROWS = 16  # of a batch, at most: the least that a product on tensor cores takes
 MOST_WIDE = 256  # of what is fed back: more does not fit registers, and was not measured
 
 
+Columns = tuple[Any, int, Any]  # where they begin, how many, and which of them there are
+
+
 class Tiling(NamedTuple):
     units: int  # that a program holds at a time
     warps: int
@@ -158,8 +161,9 @@ def _backwards(cell: Any, shape: _Shape, gradient_ref, x_ref, r_ref, carries_ref
 
 def _shape(x, recurrent, projection, units: int, product, interpret: bool) -> tuple[_Shape, Tiling]:
     tiling = UNPROJECTED if projection is None else PROJECTED
-    sizes = *x.shape[:2], units, recurrent.shape[0], x.shape[-1] // units
-    return _Shape(*sizes, tiling.units, product, projection is not None, interpret), tiling
+    (length, batch, all_gates), width = x.shape, recurrent.shape[0]
+    sizes = length, batch, units, width, all_gates // units, tiling.units
+    return _Shape(*sizes, product, projection is not None, interpret), tiling
 
 
 def _call(kernel: Callable[..., None], cell: Any, shape: _Shape, tiling: Tiling, out_shape: list[jax.ShapeDtypeStruct]):
@@ -201,12 +205,12 @@ def _projection(shape: _Shape, matrices: tuple, index) -> list[jax.Array]:
     return [matrices[1][pallas.ds(index * shape.tile, shape.tile), pallas.ds(k, m)] for k, m in parts(shape.width)]
 
 
-def _units(shape: _Shape, index) -> tuple:
-    """The columns of a tile: where they begin, how many, and which of them there are."""
+def _units(shape: _Shape, index) -> Columns:
+    """The columns of a tile."""
     return index * shape.tile, shape.tile, index * shape.tile + jnp.arange(shape.tile) < shape.units
 
 
-def _gates(shape: _Shape, index) -> list[tuple]:
+def _gates(shape: _Shape, index) -> list[Columns]:
     """The same for each gate, which follow each other."""
     start, columns, inside = _units(shape, index)
     return [(gate * shape.units + start, columns, inside) for gate in range(shape.gates)]

@@ -1,6 +1,8 @@
-"""From a recipe to objects: the only place where a name in a file becomes a constructor."""
+"""From a recipe to objects: the only place where a name in a file becomes a constructor. What a recipe leaves open, the noise of a budget
+and the coefficients of correlated noise, is worked out here before anything is spent."""
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from dp_accounting import DpEvent
 from jax.typing import DTypeLike
 
 from taciturn.algorithms.dp_fedavg import dp_fedavg, dp_fedsgd, dp_ftrl, fedavg
@@ -26,35 +29,39 @@ from taciturn.models.registry import ModelKind, model_kind
 from taciturn.models.sampling import beginnings
 from taciturn.models.sgd import sgd_step
 from taciturn.names import ServerOptimizer
-from taciturn.privacy.accounting import Budget
+from taciturn.privacy.accounting import Budget, composed, noise_for_budget, repeated
 from taciturn.privacy.adaptive_clip import AdaptiveClip
 from taciturn.privacy.clipping import MOST_REPORTS, Bound, flat_clip, per_layer_clip, unbounded
 from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt, tree
 from taciturn.privacy.estimators import clipped_denominator, fixed_denominator
+from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import Noise, gaussian, no_noise
 from taciturn.privacy.participation import CyclicPoisson, FixedSize, MinSeparation, PoissonSampling, spare_rounds
 from taciturn.privacy.secagg_encoding import Encoding, encoding, modular
-from taciturn.privacy.sensitivity import segments
+from taciturn.privacy.sensitivity import most_participations, segments
+from taciturn.privacy.strategies import optimal_bands, optimal_blt
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.sections import AUDITED_AT_ONCE, DEFAULT_CLIP_NORM, ModelSection
 from taciturn.trees import size
 
+LARGEST_VOCABULARY = 30_000  # of the papers' models
+
 
 def language_model(model: ModelSection, vocabulary: int, product: DTypeLike = jnp.float32) -> LanguageModel:
-    """`product` is the type in which its matrix products are taken."""
+    """Build the model; `product` is the type in which its matrix products are taken."""
     return _shared_model(model_kind(model.kind), model.model_dump_json(exclude={"warm_start"}), vocabulary, product)
 
 
 @lru_cache(maxsize=8)
 def _shared_model(kind: ModelKind, section: str, vocabulary: int, product: DTypeLike) -> LanguageModel:
-    """One object for one architecture, so that programs which are compiled for it are compiled once in a process."""
+    """Build one object for one architecture, so that programs which are compiled for it are compiled once in a process."""
     model = ModelSection.model_validate_json(section)
     given = model.model_dump() | {"dropout_rate": model.dropout, "product": product}
     return kind.build(vocabulary, given)
 
 
 def server_optimizer(name: ServerOptimizer, learning_rate: float, momentum: float) -> optax.GradientTransformation:
-    """The server's step, on the estimate as if it were a gradient descent direction."""
+    """Return the server's step, on the estimate as if it were a gradient descent direction."""
     match name:
         case "sgd":
             return optax.sgd(learning_rate)
@@ -101,7 +108,7 @@ def budget(recipe: Recipe) -> Budget:
 
 
 def rows(recipe: Recipe) -> int:
-    """How many releases a run may make, those to spare included."""
+    """Return how many releases a run may make, those to spare included."""
     return recipe.run.rounds + spare_rounds(recipe.run.rounds)
 
 
@@ -152,7 +159,7 @@ def _algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
 
 
 def most_reports(recipe: Recipe) -> int:
-    """n_max, that may be in a total."""
+    """Return n_max: how many reports may be in a total."""
     chosen, cohort = participation(recipe), recipe.participation.cohort
     most = math.ceil(cohort + 10 * math.sqrt(cohort) + 100)  # never passed by chance
     asked = chosen.asked if isinstance(chosen, MinSeparation) else 0
@@ -167,7 +174,7 @@ def most_reports(recipe: Recipe) -> int:
 
 
 def _user_update(recipe: Recipe, model: LanguageModel, local: LocalTraining, project: Project | None = None) -> UserUpdate:
-    """What a device computes; `model` takes its products as the recipe says."""
+    """Build what a device computes; `model` takes its products as the recipe says."""
     step = sgd_step(model, jnp.bfloat16 if recipe.local.precision == "mixed" else jnp.float32, recipe.local.loss_power)
     match recipe.local.forgetting:
         case "none":
@@ -187,7 +194,7 @@ def upload(recipe: Recipe) -> Upload:
 
 
 def upload_size(recipe: Recipe, params: Params) -> int:
-    """Bytes of what one device sends in a round."""
+    """Return the bytes that one device sends in a round."""
     if recipe.privacy.encoding == "modular":
         return report_encoding(recipe, params).upload_bytes
     if recipe.algorithm != "transfer-learning":
@@ -196,17 +203,14 @@ def upload_size(recipe: Recipe, params: Params) -> int:
     return upload_bytes(jax.ShapeDtypeStruct((settings.rows, settings.length, words), jnp.float32), Upload())
 
 
-def general_text(recipe: Recipe) -> PublicCorpus | None:
-    """What devices rehearse, or their predictions are about, if there is such a text."""
-    return PublicCorpus.load(Path(recipe.data.general)) if recipe.data.general else None
-
-
-def general_test(recipe: Recipe) -> PublicCorpus | None:
-    return PublicCorpus.load(Path(recipe.data.general_test)) if recipe.data.general_test else None
+def general_text(recipe: Recipe, to_test: bool = False) -> PublicCorpus | None:
+    """Load what devices rehearse, or their predictions are about, or what is measured beside users, if there is such a text."""
+    folder = recipe.data.general_test if to_test else recipe.data.general
+    return PublicCorpus.load(Path(folder)) if folder else None
 
 
 def with_general_text(recipe: Recipe) -> Recipe:
-    """The recipe with a name for its general text, so that a run which goes on does so with the same."""
+    """Return the recipe with a name for its general text, so that a run is resumed with the same."""
     corpus = general_text(recipe)
     if corpus is None:
         return recipe
@@ -228,7 +232,7 @@ def _predicted_text(recipe: Recipe, model: LanguageModel) -> Text:
 
 
 def general_rows(corpus: PublicCorpus, cut: Cut) -> jax.Array:
-    """All of a public corpus, to draw from."""
+    """Return all rows of a public corpus, to draw from."""
     rows = np.concatenate([cut.pieces(document) for document in corpus.documents])
     return jnp.asarray(rows[np.any(rows[:, 1:] != PADDING, axis=1)])
 
@@ -243,7 +247,7 @@ def layout(recipe: Recipe, vocabulary: Vocabulary) -> Layout:
 
 
 def evaluation_cut(recipe: Recipe, vocabulary: Vocabulary) -> Cut:
-    """Text as the model was trained to read it: sentence by sentence, or in long windows."""
+    """Cut text as the model was trained to read it: sentence by sentence, or in long windows."""
     return layout(recipe, vocabulary).cut if recipe.data.layout == "sentences" else WINDOW
 
 
@@ -262,7 +266,7 @@ def bound_of(recipe: Recipe) -> Bound:
 
 
 def _encoded(recipe: Recipe, model: LanguageModel) -> Bound:
-    """The same clip, with reports in the form that the recipe says."""
+    """Return the same clip, with reports in the form that the recipe says."""
     if recipe.privacy.encoding == "integer":
         return bound_of(recipe)
     params = jax.eval_shape(model.init, jax.random.key(0))
@@ -278,3 +282,47 @@ def _adaptive(recipe: Recipe) -> AdaptiveClip:
     stddev = privacy.clipped_count_stddev or recipe.participation.cohort / 20
     norm = float(start) if isinstance(start, float | int) else DEFAULT_CLIP_NORM
     return AdaptiveClip(norm, stddev, privacy.target_quantile, privacy.clip_learning_rate)
+
+
+def with_strategy(recipe: Recipe) -> Recipe:
+    """Return the recipe with the coefficients of its noise worked out, where it names none."""
+    kind, rounds = recipe.noise, recipe.run.rounds
+    if kind not in ("banded", "blt") or recipe.privacy.strategy is not None:
+        return recipe
+    found: dict[str, list[float]] = {}
+    for length in segments(rounds, recipe.restart_rounds):
+        for name, values in _optimal_coefficients(recipe, length).items():
+            found.setdefault(name, []).extend(values)
+    return recipe.with_settings("privacy", strategy=found)
+
+
+def _optimal_coefficients(recipe: Recipe, length: int) -> dict[str, list[float]]:
+    """Work out the coefficients for one segment of the noise."""
+    privacy = recipe.privacy
+    if recipe.noise == "banded":
+        bands = optimal_bands(length, min(privacy.bands, length))["bands"]
+        return {"bands": bands + [0.0] * (privacy.bands - len(bands))}
+    separation = recipe.participation.min_separation or 0
+    participations = min(recipe.max_participations, most_participations(length, separation))
+    return optimal_blt(length, separation, participations, privacy.buffers)
+
+
+def with_noise(
+    recipe: Recipe, lineage: Sequence[DpEvent] = (), lineage_distance: float = 0.0, vocabulary: int = LARGEST_VOCABULARY
+) -> Recipe:
+    """Return the recipe with its noise worked out: the strategy, and the multiplier from the budget, where it names none. What its start
+    has cost already, and how far that was from the ideal, is counted in."""
+    recipe = with_strategy(recipe)
+    if not recipe.is_private or recipe.privacy.noise_multiplier is not None:
+        return recipe
+
+    def cost(noise_multiplier: float) -> DpEvent:
+        private = mechanism(bound_of(recipe), fixed_denominator(1.0), noise(recipe, noise_multiplier))
+        return composed(lineage, repeated(private.event(participation(recipe)), recipe.run.rounds))
+
+    # Wider noise is nearer to the ideal, so that of little is an upper bound.
+    little = mechanism(bound_of(recipe), fixed_denominator(1.0), noise(recipe, 0.1), most_reports(recipe))
+    shapes = jax.eval_shape(language_model(recipe.model, vocabulary).init, jax.random.key(0))
+    distance = lineage_distance + little.distance(size(shapes), rows(recipe))
+    noise_multiplier = noise_for_budget(cost, budget(recipe), recipe.privacy.accountant, distance)
+    return recipe.with_settings("privacy", noise_multiplier=round(noise_multiplier + 5e-7, 6))

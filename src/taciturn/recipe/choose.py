@@ -5,7 +5,6 @@ lengths decide what a training is worth: how far the model could go if all pulle
 49 measurements, ε from 0.5 to 8, agree with `expected_gain` to 0.06 points (root mean square; experiments/keyboard/fitting).
 """
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,10 +12,10 @@ from typing import Any, NamedTuple
 
 from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 
-from taciturn.errors import TaciturnError
 from taciturn.privacy.accounting import Budget, noise_for_budget, repeated
 from taciturn.privacy.conversions import gaussian_epsilon
 from taciturn.recipe.sections import MOST_A_ROUND, ModelSection
+from taciturn.recipe.text import RecipeError, to_toml
 
 CLIP_NORM, MOMENTUM, UNROLL = 0.25, 0.9, 80
 LOSS_POWER = 0.05
@@ -30,10 +29,6 @@ ROUNDS = (25, 50, 100, 200, 400)
 SHARES = (0.03, 0.1, 0.3)  # of the people in a cohort; more gains nothing that more rounds would not
 ENOUGH = 0.03  # points of AccuracyTop1 that are not worth a longer training
 LEAST_COHORT = 10
-
-
-class NoPlan(TaciturnError):
-    """Not even a short training is possible: too few people, or too little time."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +62,7 @@ class Plan(NamedTuple):
 
 
 def expected_gain(way: float, noise: float) -> float:
-    """Points of AccuracyTop1 over a good start, of a model that could go `way` and that noise takes `noise` far.
+    """Return the points of AccuracyTop1 over a good start of a model that could go `way` and that noise takes `noise` far.
 
     >>> round(expected_gain(250.0, 50.0), 2)  # 100 rounds at rate 1
     2.12
@@ -76,20 +71,19 @@ def expected_gain(way: float, noise: float) -> float:
 
 
 def best_plan(task: Task) -> Plan:
-    """The shortest of the plans that fit the time and come within `ENOUGH` of the best of them. Its noise is about right; `exactly`
-    works it out.
+    """Return the shortest plan that fits the time and comes within `ENOUGH` of the best. `exactly` works out its noise.
 
     >>> plan = best_plan(Task(9_000, 4.0, 9_000**-1.1, 2_400_000, seconds=300, users_per_second=2_000))
     >>> plan.rounds, plan.cohort
     (100, 2700)
     """
     if SHARES[-1] * task.users < LEAST_COHORT:
-        raise NoPlan(f"{task.users} people are too few for this: there is no cohort of {LEAST_COHORT} to hide in")
+        raise RecipeError(f"{task.users} people are too few for this: there is no cohort of {LEAST_COHORT} to hide in")
     mu = _mu(task)
     plans = [_plan(task, rounds, cohort, _about(mu, cohort / task.users, rounds)) for rounds, cohort in _sizes(task)]
     if not plans:
         minutes = task.duration(ROUNDS[0], LEAST_COHORT) / 60
-        raise NoPlan(
+        raise RecipeError(
             f"the shortest training, {ROUNDS[0]} rounds of {LEAST_COHORT}, takes {minutes:.1f} minutes on this machine without compiling "
             "and measuring. Allow more --minutes"
         )
@@ -98,7 +92,7 @@ def best_plan(task: Task) -> Plan:
 
 
 def exactly(task: Task, plan: Plan) -> Plan:
-    """The plan with the noise that its rounds need, and the server rate that goes with it."""
+    """Return the plan with the noise that its rounds need, and the server rate that goes with it."""
 
     def cost(noise_multiplier: float) -> DpEvent:
         return repeated(PoissonSampledDpEvent(plan.cohort / task.users, GaussianDpEvent(noise_multiplier)), plan.rounds)
@@ -107,7 +101,7 @@ def exactly(task: Task, plan: Plan) -> Plan:
 
 
 def _sizes(task: Task) -> Iterator[tuple[int, int]]:
-    """Rounds and cohorts that fit the time, the largest possible cohorts among them."""
+    """Yield rounds and cohorts that fit the time, the largest possible cohorts among them."""
     for rounds in ROUNDS:
         fit = (task.seconds / rounds - task.round_seconds) * task.users_per_second
         most = int(min(fit, SHARES[-1] * task.users, MOST_A_ROUND))
@@ -116,7 +110,7 @@ def _sizes(task: Task) -> Iterator[tuple[int, int]]:
 
 
 def _mu(task: Task) -> float:
-    """The μ of Gaussian differential privacy whose ε is the one asked for."""
+    """Return the μ of Gaussian differential privacy whose ε is the one asked for."""
     low, high = 1e-6, 1e3
     while high > 1.001 * low:
         middle = math.sqrt(low * high)
@@ -125,7 +119,7 @@ def _mu(task: Task) -> float:
 
 
 def _about(mu: float, share: float, rounds: int) -> float:
-    """The noise multiplier in the limit of many rounds (Bu et al. 2019), off by a third at worst: to compare plans by, no more."""
+    """Return the noise multiplier in the limit of many rounds (Bu et al. 2019), off by a third at worst: only to compare plans by."""
     return 1 / math.sqrt(math.log1p((mu / share) ** 2 / rounds))
 
 
@@ -151,7 +145,7 @@ class Choice(NamedTuple):
 def choices(
     task: Task, plan: Plan, population: str, start: str, architecture: dict[str, Any], on_cpu: bool, measured: int = 0
 ) -> list[Choice]:
-    """The whole recipe. `architecture` is that of the start; the model is `measured` so often between its start and its end."""
+    """List the whole recipe. `architecture` is that of the start; the model is `measured` so often between its start and its end."""
     defaults = ModelSection().model_dump(mode="json")
     built = {name: value for name, value in architecture.items() if value != defaults[name]}
     minutes = task.duration(plan.rounds, plan.cohort) / 60
@@ -195,7 +189,7 @@ def _clipping(architecture: dict[str, Any]) -> list[Choice]:
 
 
 def content_of(choices: list[Choice]) -> dict[str, Any]:
-    """As `parse_recipe` takes it."""
+    """Return the content that `parse_recipe` takes."""
     content: dict[str, Any] = {}
     for one in choices:
         section = content
@@ -206,7 +200,7 @@ def content_of(choices: list[Choice]) -> dict[str, Any]:
 
 
 def commented_toml(choices: list[Choice], title: str) -> str:
-    """The recipe as a file, with a reason behind every setting.
+    """Write the recipe as a file, with a reason behind every setting.
 
     >>> print(commented_toml([Choice("", "algorithm", "dp-fedavg", "why"), Choice("run", "rounds", 50, "why not")], "Chosen"))
     # Chosen
@@ -216,10 +210,4 @@ def commented_toml(choices: list[Choice], title: str) -> str:
     rounds = 50  # why not
     <BLANKLINE>
     """
-    lines, section = [f"# {title}"], ""
-    for one in choices:
-        if one.section != section:
-            section = one.section
-            lines += ["", f"[{section}]"]
-        lines.append(f"{one.key} = {json.dumps(one.value, ensure_ascii=False)}  # {one.why}")
-    return "\n".join(lines) + "\n"
+    return f"# {title}\n" + to_toml(content_of(choices), {(one.section, one.key): one.why for one in choices})

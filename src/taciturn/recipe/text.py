@@ -4,8 +4,9 @@ import difflib
 import json
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -23,15 +24,16 @@ MUST_BE: dict[str, str] = {  # by pydantic's kinds of errors
     "greater_than_equal": "{ge:g} or more",
     "less_than_equal": "{le:g} or less",
 }
+Checked = TypeVar("Checked", bound=BaseModel)
 BARE = re.compile(r"[A-Za-z0-9_-]+")  # TOML's keys without quotes
 
 
 class RecipeError(TaciturnError):
-    """What is wrong with a recipe, in a sentence for whoever wrote it."""
+    """What is wrong with a recipe, or with what one is made for, in a sentence for its author."""
 
 
 def save_recipe(recipe: Recipe, path: Path) -> None:
-    write_atomically(path, _toml(recipe.model_dump(mode="json", exclude_none=True)).encode())
+    write_atomically(path, to_toml(recipe.model_dump(mode="json", exclude_none=True)).encode())
 
 
 def load_recipe(path: str | Path, settings: list[str] | None = None) -> Recipe:
@@ -61,21 +63,22 @@ def load_recipe(path: str | Path, settings: list[str] | None = None) -> Recipe:
 
 
 def parse_recipe(content: dict[str, Any], where: str = "recipe") -> Recipe:
+    return _checked(Recipe, content, f"{where}: ")
+
+
+def _checked(section: type[Checked], content: dict[str, Any], where: str) -> Checked:
     try:
-        return Recipe(**content)
+        return section(**content)
     except ValidationError as error:
-        raise RecipeError("\n".join(dict.fromkeys(f"{where}: {_sentence(one)}" for one in error.errors()))) from None
+        raise RecipeError("\n".join(dict.fromkeys(f"{where}{_sentence(one, section)}" for one in error.errors()))) from None
 
 
 def model_settings(settings: list[str]) -> ModelSection:
-    """The [model] section from `key=value` alone."""
+    """Read the [model] section from `key=value` alone."""
     content: dict[str, Any] = {}
     for setting in settings:
         _set(content, setting)
-    try:
-        return ModelSection(**content)
-    except ValidationError as error:
-        raise RecipeError("\n".join(dict.fromkeys(_sentence(one, ModelSection) for one in error.errors()))) from None
+    return _checked(ModelSection, content, "")
 
 
 def _set(content: dict[str, Any], setting: str) -> None:
@@ -95,7 +98,7 @@ def _set(content: dict[str, Any], setting: str) -> None:
     target[key] = parsed
 
 
-def _sentence(error: Any, section: type[BaseModel] = Recipe) -> str:
+def _sentence(error: Any, section: type[BaseModel]) -> str:
     place = [str(part) for part in error["loc"] if part not in ("float", "list[tuple[int, float]]")]
     for part in place[:-1]:
         annotation = section.model_fields[part].annotation if part in section.model_fields else None
@@ -120,12 +123,15 @@ def _sentence(error: Any, section: type[BaseModel] = Recipe) -> str:
     return f"{name} must be {'a number, or a schedule [[0, 0.8], [500, 0.4]]' if place[-1] == 'clip_norm' else wanted}, not {given!r}"
 
 
-def _toml(content: dict[str, Any], section: str = "") -> str:
-    values = {key: value for key, value in content.items() if not isinstance(value, dict)}
-    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
-    text = (f"[{section}]\n" if section and lines else "") + "".join(f"{line}\n" for line in lines)
+def to_toml(content: dict[str, Any], comments: Mapping[tuple[str, str], str] = {}, section: str = "") -> str:
+    """Write settings as TOML, each with the comment that `comments` has for its section and key, if any."""
+    text = ""
+    for key, value in content.items():
+        if not isinstance(value, dict):
+            name, comment = key if BARE.fullmatch(key) else json.dumps(key), comments.get((section, key))
+            text += f"{name} = {json.dumps(value, ensure_ascii=False)}{f'  # {comment}' if comment else ''}\n"
+    text = f"[{section}]\n{text}" if section and text else text
     for key, value in content.items():
         if isinstance(value, dict):
-            inner = f"{section}.{key}" if section else key
-            text += ("\n" if text else "") + _toml({k if BARE.fullmatch(k) else json.dumps(k): v for k, v in value.items()}, inner)
+            text += ("\n" if text else "") + to_toml(value, comments, f"{section}.{key}" if section else key)
     return text

@@ -15,13 +15,13 @@ class ExportRefused(TaciturnError):
 
 
 def check_not_personal(card: ModelCard, what: Path | str) -> None:
-    """Asked at every way out: the card goes where the file goes, whatever it is called and wherever it lies."""
+    """Refuse a personal model at every way out: its card goes where the file goes."""
     if card.personal:
         raise ExportRefused(f"{what} is a personal model of one person's own text, which stays on this device: name a run")
 
 
 def verified_guarantee(params: Params, card: ModelCard, ledger: Ledger) -> Guarantee:
-    """What the ledger says of exactly these parameters; refused where the two do not belong together."""
+    """Return what the ledger says of exactly these parameters; refuse where the two do not belong together."""
     check_not_personal(card, "this")
     if card.run is None or card.ledger_head is None:
         raise ExportRefused("this model was not trained on users: there is no guarantee to export it with")

@@ -47,13 +47,13 @@ class ModelCard:
 
 
 def save_model(path: Path, params: Params, card: ModelCard, mode: int = 0o644) -> None:
-    """A model without privacy may hold what people wrote: give it a mode that keeps it to its owner."""
+    """Write a model. One without privacy may hold what people wrote: give it a mode that keeps it to its owner."""
     content = safetensors.numpy.save(_named(params), {"taciturn": json.dumps(_said(card), sort_keys=True)})
     write_atomically(path, content, mode)
 
 
 def load_model(path: Path) -> tuple[Params, ModelCard]:
-    """Parameters as a nested dict, and the card. `path` is a model file, a folder that holds model.safetensors, or `SHIPPED`."""
+    """Load parameters as a nested dict, and the card. `path` is a model file, a folder that holds model.safetensors, or `SHIPPED`."""
     if str(path) == SHIPPED:
         path = _STARTS / "english.safetensors"
     where, path = path, path / "model.safetensors" if path.is_dir() else path
@@ -79,7 +79,7 @@ def load_model(path: Path) -> tuple[Params, ModelCard]:
 
 
 def params_digest(params: Params) -> str:
-    """Names parameters exactly; the ledger records which ones a run published."""
+    """Name parameters exactly; the ledger records which ones a run published."""
     digest = hashlib.sha256()
     for name, value in sorted(_named(params).items()):
         digest.update(f"{name} {value.dtype} {value.shape}\n".encode())
@@ -88,7 +88,7 @@ def params_digest(params: Params) -> str:
 
 
 def card_digest(card: ModelCard) -> str:
-    """Names what a card says of a model, apart from its place in the ledger, which records this."""
+    """Name what a card says of a model, apart from its place in the ledger, which records this."""
     said = _said(card)
     for place in ("run", "ledger_head", "round"):
         del said[place]
@@ -96,7 +96,7 @@ def card_digest(card: ModelCard) -> str:
 
 
 def _said(card: ModelCard) -> dict[str, Any]:
-    """A card that is not personal says so by its silence, as those in files and ledgers of old do."""
+    """Return what a card says; one that is not personal says so by its silence, as older files and ledgers do."""
     said = dict(vars(card))  # and not asdict, which copies ten thousand words one by one
     if not card.personal:
         del said["personal"]
@@ -109,7 +109,7 @@ def save_state(path: Path, state: PyTree, about: dict[str, str]) -> None:
 
 
 def load_state(path: Path, like: PyTree) -> tuple[PyTree, dict[str, str]]:
-    """The state saved at `path`, in the structure of `like`."""
+    """Load the state saved at `path`, in the structure of `like`."""
     with safetensors.safe_open(path, "numpy") as file:
         leaves = [file.get_tensor(name) for name in sorted(file.keys())]
         about = file.metadata() or {}
@@ -119,11 +119,9 @@ def load_state(path: Path, like: PyTree) -> tuple[PyTree, dict[str, str]]:
     return jax.tree.unflatten(jax.tree.structure(like), leaves), about
 
 
-def _named(params: Params, prefix: str = "") -> dict[str, np.ndarray]:
-    if not isinstance(params, dict):
-        return {prefix: np.asarray(jax.device_get(params))}
-    parts = [_named(value, f"{prefix}/{name}" if prefix else name) for name, value in params.items()]
-    return {name: value for part in parts for name, value in part.items()}
+def _named(params: Params) -> dict[str, np.ndarray]:
+    leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(params))
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
 
 
 def _nested(named: dict[str, np.ndarray]) -> Params:

@@ -1,10 +1,9 @@
-"""The plots of a run: accuracy, ε and a clip norm that adapts, against rounds; and of what one user moves."""
+"""Pictures of audits: what one user moves, and how well audit users can be told apart."""
 
 import io
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -12,7 +11,6 @@ import numpy as np
 matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from taciturn.files import write_atomically
 
@@ -20,50 +18,9 @@ Curve = Callable[[np.ndarray], np.ndarray]
 INK, ACCENT, SECOND = "#222222", "#1b6ca8", "#c05621"
 
 
-def plot_run(path: Path, rows: list[dict[str, Any]], title: str) -> None:
-    rounds = [row["round"] for row in rows]
-    adapts, forgets = "clip_estimate" in rows[-1], "general_perplexity" in rows[-1]
-    more = adapts + forgets
-    figure, axes = pyplot.subplots(2 + more, 1, sharex=True, figsize=(7, 5.5 + 2 * more), layout="constrained")
-    above, below = axes[:2]
-    margins = [100 * row["accuracy_top1_margin"] for row in rows]
-    accuracy = [100 * row["accuracy_top1"] for row in rows]
-    above.fill_between(
-        rounds, *zip(*[(a - m, a + m) for a, m in zip(accuracy, margins, strict=True)], strict=True), color=ACCENT, alpha=0.15, lw=0
-    )
-    above.plot(rounds, accuracy, color=ACCENT, marker="o", ms=3, lw=0.8)
-    if len(rows) > 5:
-        smoothed = [100 * row["accuracy_top1_smoothed"] for row in rows]
-        above.plot(rounds, smoothed, color=INK, lw=1.2, label="mean of the last 5")
-        above.legend(frameon=False, loc="lower right")
-    above.set_ylabel("AccuracyTop1 on held-out users, %")
-    above.set_title(title, loc="left", fontsize=11, color=INK)
-    epsilons = [(round, row["epsilon"]) for round, row in zip(rounds, rows, strict=True) if math.isfinite(row["epsilon"])]
-    if epsilons:
-        below.plot(*zip(*epsilons, strict=True), color=SECOND, marker="o", ms=3)
-        below.set_ylim(bottom=0)
-    else:
-        below.text(0.5, 0.5, "no privacy: ε = ∞", ha="center", va="center", transform=below.transAxes, color=SECOND)
-        below.set_yticks([])
-    below.set_ylabel("ε spent")
-    if forgets:
-        for text, column, color in (("users", "perplexity", ACCENT), ("general text", "general_perplexity", SECOND)):
-            axes[2].plot(rounds, [row[column] for row in rows], color=color, marker="o", ms=3, lw=1.2, label=text)
-        axes[2].set_ylabel("perplexity")
-        axes[2].legend(frameon=False)
-    if adapts:
-        axes[-1].plot(rounds, [row["clip_estimate"] for row in rows], color=ACCENT, lw=1.2, label="estimate")
-        axes[-1].step(rounds, [row["clip_norm"] for row in rows], where="post", color=INK, lw=1.2, label="in force")
-        axes[-1].set_ylabel("clip norm")
-        axes[-1].legend(frameon=False)
-    axes[-1].set_xlabel("round")
-    below.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _write(path, figure)
-
-
 def plot_tail(path: Path, log_ratios: np.ndarray, shape: float, scale: float, start: float) -> None:
-    """Likelihood ratios of texts under two models beside Pareto's law, as in Popov et al. 2018, Figure 3: their tail P(c > x), and by how
-    many samples the two differ there, with the standard error of such a count."""
+    """Draw likelihood ratios of texts under two models beside Pareto's law, as in Popov et al. 2018, Figure 3: their tail P(c > x), and by
+    how many samples the two differ there, with the standard error of that count."""
     figure, (tails, difference) = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     ordered = np.sort(log_ratios)
     above = len(ordered) - np.arange(len(ordered))  # how many are at least as large
@@ -86,8 +43,8 @@ def plot_tail(path: Path, log_ratios: np.ndarray, shape: float, scale: float, st
 def plot_audit(
     path: Path, scores: np.ndarray, included: np.ndarray, found: tuple[np.ndarray, np.ndarray], claimed: Curve, title: str
 ) -> None:
-    """Of audit users: how well their scores tell who was in, as false and true positives, beside the most that is claimed; and the scores
-    themselves."""
+    """Draw how well the scores of audit users tell who was in, as false and true positives, beside the most that is claimed; and the
+    scores themselves."""
     figure, (roc, both) = pyplot.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
     false, true = found
     least = 1 / len(scores)

@@ -1,7 +1,7 @@
 """A recipe worked out for people, an ε and this machine; recipe/choose.py has the rules.
 
-Of the people who will be protected nothing is read, but how many they are, roughly, unless that is said. How long they write, and so how
-fast a round is, is seen on held-out users, who have no guarantee.
+Nothing is read of the people who will be protected but roughly how many they are, unless the caller states it. How much they write, and so
+how fast a round is, is measured on held-out users, who have no guarantee.
 """
 
 import time
@@ -16,24 +16,21 @@ from taciturn import trees
 from taciturn.core import Params
 from taciturn.data.population import HeldOutUsers, Population
 from taciturn.data.texts import Texts
-from taciturn.errors import TaciturnError
 from taciturn.evaluation.accuracy import evaluate
 from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.models.registry import KINDS
+from taciturn.progress import Progress, unwatched
 from taciturn.recipe import build
-from taciturn.recipe.choose import Choice, NoPlan, Plan, Task, best_plan, choices, content_of, exactly
+from taciturn.recipe.choose import Choice, Plan, Task, best_plan, choices, content_of, exactly
 from taciturn.recipe.recipe import Recipe
-from taciturn.recipe.text import parse_recipe
+from taciturn.recipe.text import RecipeError, parse_recipe
 from taciturn.release.model_file import ModelCard, load_model
 from taciturn.runs.speed import best_time, round_seconds
 
 CPU_SAMPLE, ACCELERATOR_SAMPLE = 48, 1000  # held-out users of a round that is timed
 MORE_MEASUREMENTS = 4  # on all held-out users between the first and the last, where they take a tenth of the time at most
+PARTS = 4  # of working it out: a round is timed, one of fewer users, a measurement; then the noise
 UNFORESEEN = 0.1  # share of the time that is left free
-
-
-class StartError(TaciturnError):
-    """The start does not go with the people."""
 
 
 class Chosen(NamedTuple):
@@ -46,8 +43,8 @@ class Chosen(NamedTuple):
 
 
 def publicly(users: int) -> int:
-    """Roughly, as a number that may be said: rounded down, the more coarsely the fewer they are. Not by more than a percent where there
-    are many, or cohorts would be larger than is provided for.
+    """Round down to a number that may be published: the fewer users, the coarser; by a percent at most where they are many, or cohorts
+    would be larger than planned.
 
     >>> publicly(37), publicly(9_364), publicly(1_098_765)
     (30, 9300, 1090000)
@@ -57,43 +54,46 @@ def publicly(users: int) -> int:
     return users // digits * digits
 
 
-def chosen_recipe(folder: Path, epsilon: float, start: str, minutes: float, users: int | None = None) -> Chosen:
-    """For the people in `folder`, and the model of public text that `start` names. Compiles, and times a few rounds."""
+def chosen_recipe(
+    folder: Path, epsilon: float, start: str, minutes: float, users: int | None = None, progress: Progress = unwatched
+) -> Chosen:
+    """Choose for the people in `folder`, and the model of public text that `start` names. Compiles, and times a few rounds."""
     began = time.perf_counter()
     population, held_out = Population(folder), HeldOutUsers(folder)
     params, card = load_model(Path(start))
     _check_start(start, card, folder, population.vocabulary.words)
     held_out.check_enough()
     if not len(population):
-        raise StartError(f"the people of {folder} have their text on devices: write a recipe, and train with taciturn fleet serve")
+        raise RecipeError(f"the people of {folder} have their text on devices: write a recipe, and train with taciturn fleet serve")
     users = users or publicly(len(population))
     on_cpu = jax.default_backend() == "cpu"
     task = Task(users, epsilon, float(f"{users**-1.1:.2g}"), trees.size(params), 60 * minutes, 1.0)
     draft = parse_recipe(content_of(choices(task, Plan(25, 10, 1.0, 1.0, 0.0), str(folder), start, card.architecture, on_cpu)))
     sample = _sample(held_out, population.manifest["about"].get("least_tokens", 0), CPU_SAMPLE if on_cpu else ACCELERATOR_SAMPLE)
-    compiling, speed, a_round, measuring = _timed(draft, sample, params, len(population.vocabulary))
+    compiling, speed, a_round, measuring = _timed(draft, sample, params, len(population.vocabulary), progress)
     measuring *= held_out.texts.tokens / sample.texts.tokens
     more = int(min(MORE_MEASUREMENTS, 6 * minutes / measuring))
     aside = time.perf_counter() - began + compiling + (2 + more) * measuring
     seconds = (1 - UNFORESEEN) * 60 * minutes - aside
     if seconds < 0:
-        raise NoPlan(f"compiling and measuring alone take {aside / 60:.1f} minutes on this machine: allow more --minutes")
+        raise RecipeError(f"compiling and measuring alone take {aside / 60:.1f} minutes on this machine: allow more --minutes")
+    progress(3, PARTS)
     task = replace(task, seconds=seconds, users_per_second=speed, round_seconds=a_round)
     try:
         plan = exactly(task, best_plan(task))
     except ValueError as error:  # an ε that no noise, or almost none, comes to
-        raise NoPlan(str(error)) from None
+        raise RecipeError(str(error)) from None
     made = choices(task, plan, str(folder), start, card.architecture, on_cpu, more)
     return Chosen(task, plan, made, parse_recipe(content_of(made)))
 
 
 def _check_start(start: str, card: ModelCard, folder: Path, words: tuple[str, ...]) -> None:
     if card.run is not None or card.personal:
-        raise StartError(f"{start} learned from people, and a recipe is worked out for starts of public text alone; write one of your own")
+        raise RecipeError(f"{start} learned from people, and a recipe is worked out for starts of public text alone; write one of your own")
     if card.architecture.get("kind") not in KINDS:
-        raise StartError(f"{start} is no neural model, which private training starts from")
+        raise RecipeError(f"{start} is no neural model, which private training starts from")
     if card.vocabulary != words:
-        raise StartError(
+        raise RecipeError(
             f"{start} knows other words than {folder}. Build the people with its words (taciturn data build --vocabulary …; without it "
             "they are those of the start that comes with taciturn), or name public text with the words of the people: --public FOLDER"
         )
@@ -104,7 +104,7 @@ class Sample(NamedTuple):
 
 
 def _sample(held_out: HeldOutUsers, least_tokens: int, most: int) -> Sample:
-    """Held-out users as long as those who will be trained on."""
+    """Draw held-out users who wrote as much as those who will be trained on."""
     texts = held_out.texts
     written = [position for position in range(len(texts)) if len(texts[position])]
     long = [position for position in written if len(texts[position]) >= least_tokens]
@@ -112,8 +112,8 @@ def _sample(held_out: HeldOutUsers, least_tokens: int, most: int) -> Sample:
     return Sample(Texts.of([texts[position] for position in some], 2**31))
 
 
-def _timed(draft: Recipe, sample: Sample, params: Params, words: int) -> tuple[float, float, float, float]:
-    """Seconds to compile; users a second; seconds of a round besides; seconds to measure a model on the sample."""
+def _timed(draft: Recipe, sample: Sample, params: Params, words: int, progress: Progress) -> tuple[float, float, float, float]:
+    """Return seconds to compile; users a second; seconds of a round besides; seconds to measure a model on the sample."""
     users = len(sample.texts)
     timed = draft.with_settings("privacy", epsilon=None, noise_multiplier=1.0, delta=1e-9)
     timed = timed.with_settings("participation", users=users, cohort=users)
@@ -122,10 +122,13 @@ def _timed(draft: Recipe, sample: Sample, params: Params, words: int) -> tuple[f
     def seconds(people: Sample) -> float:
         return round_seconds(timed, SimulatedFleet(people, layout, cohort=users), params, words, 2)
 
+    progress(0, PARTS)
     began = time.perf_counter()
     all = seconds(sample)
     compiling = max(time.perf_counter() - began - 3 * all, 0.0)
+    progress(1, PARTS)
     few = Sample(Texts.of([sample.texts[user] for user in range(max(1, users // 4))], 2**31))
     each = max(all - seconds(few), 0.1 * all) / (users - len(few.texts))
+    progress(2, PARTS)
     model = build.language_model(timed.model, words)
     return compiling, 1 / each, max(all - users * each, 0.0), best_time(lambda: evaluate(model, params, sample.texts), 1)

@@ -39,7 +39,7 @@ from taciturn.runs.report import Tested, groups_of, write_report
 
 
 def population_of(folder: Path) -> Population:
-    """The users that a run, or counted n-grams, came from."""
+    """Return the users that a run, or counted n-grams, came from."""
     if (folder / COUNTED_ON).exists():
         return Population(Path(json.loads((folder / COUNTED_ON).read_text())["population"]))
     if (folder / "guarantee.json").exists() and not (folder / "recipe.toml").exists():
@@ -48,7 +48,7 @@ def population_of(folder: Path) -> Population:
 
 
 def guarantee_of(loaded: LoadedModel) -> Guarantee:
-    """What the ledger of its users says of exactly this model; refused where there is none."""
+    """Return what the ledger of its users says of exactly this model; refuse one of which it knows nothing."""
     if loaded.card is None:
         raise ExportRefused(f"{loaded.path} does not say where it comes from: nothing is known of its privacy")
     check_not_personal(loaded.card, loaded.path)
@@ -58,13 +58,13 @@ def guarantee_of(loaded: LoadedModel) -> Guarantee:
 
 
 def opened_row(loaded: LoadedModel) -> Row:
-    """What its run declared before the first round."""
+    """Return what its run declared before the first round."""
     run = guarantee_of(loaded).run
     return open_ledger(population_of(loaded.path)).run_rows(run)[0]
 
 
 def learned_from(loaded: LoadedModel) -> str | None:
-    """Whose text, in words that go on after «learned from»; None where nothing is known."""
+    """Say whose text it learned from; None where that is unknown."""
     if loaded.card is None:
         return None
     if loaded.is_personal:
@@ -77,7 +77,7 @@ def learned_from(loaded: LoadedModel) -> str | None:
 
 
 def whose_text(recipe: Recipe, opened: Row) -> str:
-    """Of a run, as its recipe and what it declared have it."""
+    """Say whose text a run learned from, as its recipe and what it declared have it."""
     if recipe.fingerprint != opened["recipe"]:  # then the number is not the one that was declared
         return "people's text"
     simulated = opened.get("unit", "").startswith("one simulated")
@@ -149,7 +149,7 @@ class FinishedRun:
         return guarantee_of(self.model)
 
     def predictor(self, blocklist: Iterable[str] = ()) -> Predictor:
-        """A keyboard's questions to the model: `suggest("see you ")` gives the next words; those of `blocklist` are never among them."""
+        """Answer a keyboard's questions: `suggest("see you ")` gives the next words; those of `blocklist` are never among them."""
         return Predictor(self.model.model, self.model.vocabulary, blocklist)
 
     def export(self, out: str | Path, to: ExportFormat = "model", non_private: bool = False, **how: Any) -> Exported:
@@ -220,7 +220,7 @@ class FinishedRun:
     def compare(
         self, other: "FinishedRun", on: str | Path | None = None, progress: StageProgress = unwatched
     ) -> tuple[Evaluation, Evaluation]:
-        """Both on the same held-out users: of the population `on`, or else of this run's."""
+        """Measure both on the same held-out users: of the population `on`, or else of this run's."""
         if _model_to_measure(self.folder)[1].vocabulary != _model_to_measure(other.folder)[1].vocabulary:
             raise RunError(f"{self.folder} and {other.folder} know different words, so their figures cannot be compared")
         on = on or self.recipe.data.population
@@ -230,7 +230,7 @@ class FinishedRun:
         return ours, theirs
 
     def audit(self, references: int = REFERENCES, progress: Progress = unwatched) -> AuditReport:
-        """All that can be said about the run from outside; a RunError if it was trained with nothing to audit it by."""
+        """Audit the run from outside; refuse one that was trained with nothing to audit it by."""
         if not any((self.folder / one.FILE_NAME).exists() for one in (audit_users, canaries)):
             recipe_of(self.folder)
             raise RunError(
@@ -263,14 +263,14 @@ class _Test(NamedTuple):
 
 
 def _start_of(recipe: Recipe, opened: Row) -> Params | None:
-    """What a run started from, if that is a file that is still there and still the same."""
+    """Return what a run started from, if that is a file that is still there and still the same."""
     with suppress(ModelFileError):
         params = load_model(Path(recipe.model.warm_start))[0] if recipe.model.warm_start else None
         return params if params and params_digest(params) == opened.get("start") else None
 
 
 def _ngrams_beside(folder: Path, test: _Test) -> list[LoadedModel]:
-    """Those in folders beside the run's that can be compared with it."""
+    """Load those in folders beside the run's that can be compared with it."""
     found = []
     for path in sorted(folder.resolve().parent.glob("*/model.safetensors")):
         if not (path.parent / "recipe.toml").exists():  # a run is no n-grams, and large
@@ -293,7 +293,7 @@ def _ngrams(path: Path, test: _Test) -> LoadedModel:
 
 
 def _model_to_measure(folder: Path) -> tuple[Params, ModelCard]:
-    """A run's; figures of a personal model are its owner's, and are shown when it is made."""
+    """Load a run's model; refuse a personal one, whose figures are its owner's."""
     params, card = load_model(folder)
     check_not_personal(card, folder)
     return params, card
@@ -302,7 +302,7 @@ def _model_to_measure(folder: Path) -> tuple[Params, ModelCard]:
 def compare_tails(
     model: Path, others: Sequence[Path], samples: int, seed: int, progress: Progress = unwatched
 ) -> list[tuple[np.ndarray, Tail]]:
-    """For each of the others: log c(s) of texts made up by the model, and their tail."""
+    """Return for each of the others log c(s) of texts sampled from the model, and their tail."""
     params, card = _model_to_measure(model)
     network = build.language_model(ModelSection(**card.architecture), len(card.vocabulary))
     found = []

@@ -38,7 +38,7 @@ def save_root(folder: Path, root: bytes, seeded: bool) -> None:
 
 
 def load_root(folder: Path) -> tuple[bytes, bool]:
-    """The root of all randomness of a run that has not ended, and whether it comes from a seed."""
+    """Load the root of all randomness of a run that has not ended, and whether it comes from a seed."""
     path = folder / "private" / "root"
     if not path.exists():
         delete_secrets(folder)  # if a crash left some of them
@@ -50,7 +50,7 @@ def load_root(folder: Path) -> tuple[bytes, bool]:
 
 
 def delete_secrets(folder: Path) -> None:
-    """The root first: a crash half-way leaves a run that is finished, never one that could go on from an older state."""
+    """Delete the root first: a crash meanwhile leaves a run that is finished, never one that could resume from an older state."""
     if (folder / "private").exists():
         (folder / "private" / "root").unlink(missing_ok=True)
         sync_folder(folder / "private")

@@ -1,10 +1,12 @@
 """A run from its first round to its last: started by `train_run`, interrupted at any moment, resumed by `resume_run`."""
 
+import csv
+import io
 import json
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +14,54 @@ import jax
 from dp_accounting import NonPrivateDpEvent
 
 from taciturn import randomness
-from taciturn.evaluation.accuracy import Scores
-from taciturn.files import new_folder, write_atomically
+from taciturn.core import Participation, PyTree
+from taciturn.evaluation.accuracy import METRICS, Scores
+from taciturn.files import from_json, new_folder, to_json, write_atomically
 from taciturn.fleets.devices.fleet import Connected
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.simulation.availability import TooFewDevices
 from taciturn.privacy.account import BudgetExhausted
+from taciturn.privacy.adaptive_clip import Norms
 from taciturn.privacy.ledger import FILE_NAME, LedgerError
+from taciturn.privacy.participation_log import ParticipationLog
+from taciturn.privacy.secagg_encoding import Rotation
 from taciturn.progress import unwatched
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import load_recipe, save_recipe
 from taciturn.release.model_file import card_digest, load_state, params_digest, save_model, save_state
-from taciturn.release.plots import plot_run
 from taciturn.release.privacy_statement import statement, statement_json
 from taciturn.runs.finished import FinishedRun, whose_text
 from taciturn.runs.folder import alone_in, check_new_run, delete_secrets, load_root, recipe_of, save_root
-from taciturn.runs.metrics import Metrics, Row, norms, observed_participation, row
 from taciturn.runs.report import groups_of, write_report
 from taciturn.runs.run import Run
 from taciturn.train import TrainState, rounds, start
 
 LOG = logging.getLogger("taciturn")
+SMOOTHED_OVER = 5  # evaluations (McMahan et al. 2018, §3)
+Row = dict[str, Any]  # column → value
 Progress = Callable[[int, int, Row], None]  # rounds done, rounds in all, last metrics
+
+
+class Metrics:
+    """metrics.jsonl and metrics.csv; rows of rounds that a crash undid are dropped when the run is resumed."""
+
+    def __init__(self, folder: Path, round: int) -> None:
+        self.folder = folder
+        path = folder / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        self.rows = [row for row in map(from_json, lines) if row["round"] <= round]
+
+    def add(self, row: Row) -> None:
+        recent = [one["accuracy_top1"] for one in (*self.rows, row)[-SMOOTHED_OVER:]]
+        row = row | {"accuracy_top1_smoothed": sum(recent) / len(recent)}
+        self.rows.append(row)
+        write_atomically(self.folder / "metrics.jsonl", "".join(f"{to_json(one)}\n" for one in self.rows).encode())
+        table = io.StringIO()
+        writer = csv.DictWriter(table, list(row))
+        writer.writeheader()
+        writer.writerows(self.rows)
+        write_atomically(self.folder / "metrics.csv", table.getvalue().encode())
 
 
 class TrainedRun(FinishedRun):
@@ -162,13 +189,16 @@ def _row(run: Run, state: TrainState, scores: Scores, seconds: float) -> Row:
     """Make a row of metrics.csv. Where the claim rests on who was drawn, the number of reports is secret: the expected one is given."""
     guarantee, stats, params = run.account.guarantee(), run.fleet.stats(), state.server.params
     uploads = stats.get("uploads", round(guarantee.releases * run.recipe.participation.cohort))
-    sent = {"uploads": uploads, "upload_bytes": uploads * build.upload_size(run.recipe, params)}
-    more = run.evaluate_general(params) | norms(run.algorithm.mechanism.public(state.mechanism)) | sent
-    return row(state.round, guarantee, scores.together, more, seconds, stats)
+    found = {"round": state.round, "releases": guarantee.releases, "epsilon": guarantee.epsilon, "rho": guarantee.rho}
+    found |= {metric: scores.together[metric].value for metric in METRICS}
+    found |= {"accuracy_top1_margin": scores.together["accuracy_top1"].margin} | run.evaluate_general(params)
+    found |= _norms(run.algorithm.mechanism.public(state.mechanism))
+    found |= {"uploads": uploads, "upload_bytes": uploads * build.upload_size(run.recipe, params), "seconds": round(seconds, 3)}
+    return found | ({"staleness": round(stats["staleness"], 3)} if "staleness" in stats else {})
 
 
 def _latest_row(run: Run, rows: list[Row]) -> Row:
-    """The last evaluation, for whoever watches; of real devices also what has been spent and sent since, which takes no time to tell."""
+    """Return the last evaluation; of real devices also what has been spent and sent since, which takes no time to tell."""
     if run.recipe.fleet.kind != "devices":
         return rows[-1]
     failed = run.log.failed if run.log else 0
@@ -176,7 +206,7 @@ def _latest_row(run: Run, rows: list[Row]) -> Row:
 
 
 def _diverged(rows: list[Row]) -> str | None:
-    """A run that only gets worse should not spend the rest of its budget. Judged on held-out users, who are not protected."""
+    """Say why a run that only gets worse, on held-out users, should not spend the rest of its budget."""
     first, last = rows[0]["loss"], rows[-1]["loss"]
     if last < 1.5 * first:
         return None
@@ -212,11 +242,10 @@ def _finish(
     _save(run, state)
     guarantee, ledger = run.account.guarantee(), run.account.ledger
     card = run.card(state.round, guarantee.head)
-    observed = observed_participation(run.log, run.algorithm.participation, run.fleet.stats())
+    observed = _observed_participation(run.log, run.algorithm.participation, run.fleet.stats())
     words = statement(guarantee, card.public_text, observed)
     write_atomically(run.folder / "guarantee.txt", words.encode())
     write_atomically(run.folder / "guarantee.json", statement_json(guarantee, card.public_text).encode())
-    plot_run(run.folder / "progress.png", metrics.rows, f"{run.folder.name} ({run.recipe.algorithm})")
     delete_secrets(run.folder)  # with them goes all that could take the noise off
     run.account.close()  # it cannot go on any more
     start = first or run.evaluate(run.initial_params())
@@ -227,3 +256,24 @@ def _finish(
         LOG.warning("the run is finished; only its page could not be written (%s): taciturn report %s", error.strerror, run.folder)
     estimate = metrics.rows[-1].get("clip_estimate")
     return TrainedRun(run.folder, before.together, scores.together, stopped, estimate)
+
+
+def _norms(public: PyTree) -> dict[str, float]:
+    """Return the clip norm in force, and the estimate that is followed where it adapts; both are public."""
+    if isinstance(public, Norms):
+        return {"clip_norm": float(public.clip_norm), "clip_estimate": float(public.estimate)}
+    return {"clip_norm": float(public.clip_norm if isinstance(public, Rotation) else public)}
+
+
+def _observed_participation(log: ParticipationLog | None, participation: Participation, stats: Mapping[str, float]) -> str:
+    """Report the participation that was logged, beside the claim (Xu et al. 2023); not where who took part is secret."""
+    if log is None or participation.sampled_by_curator:
+        return ""
+    separation, times = log.observed
+    rest = "nobody took part twice" if separation is None else f"at least {separation} rounds between two participations"
+    came = f"{rest}, at most {times} participations of a user"
+    if "days" in stats:
+        came += f", counting all who were asked; {stats['days']:.1f} simulated days, {log.failed} failed rounds"
+    if "staleness" in stats and times:
+        came += f"; reports were about models {stats['staleness']:.1f} rounds old, at most {stats['largest_staleness']}"
+    return came

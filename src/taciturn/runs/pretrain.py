@@ -1,6 +1,6 @@
 """A model trained on public text, from which private training starts.
 
-While it trains, its folder holds pretraining.safetensors, from which it goes on after a crash. In the end there are model.safetensors and
+While it trains, its folder holds pretraining.safetensors, from which it resumes. In the end there are model.safetensors and
 pretraining.json: what was measured, epoch by epoch, on public text that was held out.
 """
 
@@ -33,7 +33,7 @@ CHECKPOINT = "pretraining.safetensors"
 
 
 class Pace(NamedTuple):
-    """How a training on public text comes along, for whoever watches."""
+    """How far a training on public text is."""
 
     loss: float  # of the last steps
     tokens_per_second: float
@@ -41,7 +41,7 @@ class Pace(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """What one reading of the public text came to."""
+    """What was measured of one epoch over the public text."""
 
     epoch: int  # from 1
     training_loss: float
@@ -61,7 +61,7 @@ class Course(NamedTuple):
 
 
 class Pretrained(NamedTuple):
-    """What a training on public text came to."""
+    """A finished training on public text."""
 
     epochs: tuple[Epoch, ...]
     best: Epoch  # whose parameters were written
@@ -107,16 +107,18 @@ def pretrained(
         course = _next_epoch(course, trainer, schedule.epochs, partial(evaluate, model, texts=held_out.documents), progress)
         about = {"terms": json.dumps(terms), "epochs": json.dumps(course.epochs)}
         save_state(out / CHECKPOINT, (course.training, course.best), about)
-    stopped = _stopped(course.epochs, schedule)
-    finished = Pretrained(course.epochs, _best(course.epochs), _measured_on(corpus, held_out), stopped)
-    rows = [epoch._asdict() for epoch in finished.epochs]
-    about = {"held_out": finished.held_out, "best_epoch": finished.best.epoch, "stopped": stopped, "epochs": rows}
+    part, whole = len(held_out.documents), len(corpus.documents)
+    measured_on = (
+        f"{'the end' if whole == 1 else f'{part:,} of {whole:,} documents'} of {corpus.source} ({held_out.documents.tokens:,} tokens)"
+    )
+    best, stopped = _best(course.epochs), _stopped(course.epochs, schedule)
+    about = {"held_out": measured_on, "best_epoch": best.epoch, "stopped": stopped, "epochs": [one._asdict() for one in course.epochs]}
     write_atomically(out / "pretraining.json", to_json(about, indent=2).encode())
     card = ModelCard(architecture, corpus.vocabulary.words, corpus.vocabulary.about, public_sources=sources)
     save_model(out / "model.safetensors", course.best, card)
-    (out / CHECKPOINT).unlink()  # last: killed before this, it goes on from the checkpoint, and comes to the same
+    (out / CHECKPOINT).unlink()  # last: killed before this, it resumes from the checkpoint, and comes to the same
     sync_folder(out)
-    return finished
+    return Pretrained(course.epochs, best, measured_on, stopped)
 
 
 def _public_start(start: Path, words: tuple[str, ...], settings: ModelSection) -> tuple[Params, ModelCard]:
@@ -132,7 +134,7 @@ def _public_start(start: Path, words: tuple[str, ...], settings: ModelSection) -
 
 
 def _saved_course(path: Path, fresh: Course, terms: dict[str, Any]) -> Course:
-    """The course saved at `path`, if it is one of the same text, model and schedule."""
+    """Load the course saved at `path`, if it is one of the same text, model and schedule."""
     try:
         with safetensors.safe_open(path, "numpy") as file:
             saved = json.loads((file.metadata() or {}).get("terms", "{}"))
@@ -176,7 +178,7 @@ def _best(epochs: tuple[Epoch, ...]) -> Epoch:
 
 
 def _stopped(epochs: tuple[Epoch, ...], schedule: Schedule) -> str | None:
-    """Why a training ends before its last epoch, if it does."""
+    """Say why a training ends before its last epoch, if it does."""
     if not epochs or len(epochs) == schedule.epochs:
         return None
     best, last = _best(epochs), epochs[-1]
@@ -186,9 +188,3 @@ def _stopped(epochs: tuple[Epoch, ...], schedule: Schedule) -> str | None:
         f"after {last.epoch} of {schedule.epochs} epochs: the loss on held-out text was {best.loss:.3f} after epoch {best.epoch}, and is "
         f"{last.loss:.3f} now"
     )
-
-
-def _measured_on(corpus: PublicCorpus, held_out: PublicCorpus) -> str:
-    part, whole = len(held_out.documents), len(corpus.documents)
-    share = "the end" if whole == 1 else f"{part:,} of {whole:,} documents"
-    return f"{share} of {corpus.source} ({held_out.documents.tokens:,} tokens)"

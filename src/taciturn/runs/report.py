@@ -37,6 +37,11 @@ HELD_OUT = (
     "Measured on held-out people: the model never learned from them, and they have no guarantee. Their figures are averages over at least "
     f"{LEAST_HELD_OUT} of them; intervals are 95 % over people."
 )
+CURVES = {
+    "loss": "Loss of held-out people",
+    "general_perplexity": "Perplexity of the general text",
+    "clip_estimate": "Clip norm: the estimate it follows",
+}
 SIMULATED = ", in a simulation"
 FOOT = f"This page holds nobody's text, and asks for nothing over the network. {HELD_OUT}"
 
@@ -68,10 +73,10 @@ def write_report(
     beside: Sequence[Tested] = (),
     rebuilt: bool = False,
 ) -> Path:
-    """The page of a run. `model` and `start` are what came out of it and what went in, on the same people; `rebuilt` says that their text
-    was replaced since."""
+    """Write the page of a run. `model` and `start` are what came out of it and what went in, on the same people; `rebuilt` says that their
+    text was replaced since."""
     if not (folder / "guarantee.txt").exists():
-        raise RunError(f"{folder} has not ended, so there is nothing to report yet; go on with it: taciturn train --resume --run {folder}")
+        raise RunError(f"{folder} has not ended, so there is nothing to report yet; resume it: taciturn train --resume --run {folder}")
     recipe, rows = recipe_of(folder), [from_json(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     own = Tested(folder.resolve().name, f"ε = {epsilon_text(guarantee.epsilon)}" + (SIMULATED if guarantee.is_simulated else ""), model)
     before = [Tested("its start", "counted in ε" if guarantee.continued else "nobody's text", start)] if start else []
@@ -97,8 +102,8 @@ def write_report(
 
 
 def groups_of(texts: Texts, vocabulary: Vocabulary) -> list[Group]:
-    """Everybody; thirds by how much people wrote and by how rare their words are. A third that is too small to tell of is left out, and so
-    is one that differs from nobody."""
+    """Group everybody, and thirds by how much people wrote and by how rare their words are. A third that is too small to report, or that
+    differs from nobody, is left out."""
     lengths = np.array([len(text) for text in texts])
     frequent = vocabulary.fixed + (len(vocabulary) - vocabulary.fixed) // FREQUENT
     rare = np.array([np.mean((text >= frequent) | (text == UNKNOWN)) if len(text) else 0.0 for text in texts])
@@ -170,7 +175,7 @@ def _curves(rows: list[dict[str, Any]]) -> Html:
 
     drawn = [
         chart("AccuracyTop1 of held-out people", points("accuracy_top1", "accuracy_top1_margin"), _percent, _mark),
-        chart("Loss of held-out people", points("loss"), "{:.3g}".format, "{:g}".format),
+        *(chart(title, points(column), "{:.3g}".format, "{:g}".format) for column, title in CURVES.items() if column in rows[-1]),
         chart("ε spent", points("epsilon"), epsilon_text, "{:g}".format, from_zero=True, kind="second")
         if math.isfinite(rows[-1]["epsilon"])
         else tag("figure", tag("figcaption", "ε spent"), _quiet("∞ from the first round on: there is no privacy.")),
@@ -211,7 +216,7 @@ def _compared(tested: list[Tested], own: int) -> Html:
 
 
 def _spent(ledger: Ledger) -> Html:
-    """What all runs on these people cost together, which is what a person should ask for."""
+    """Say what all runs on these people cost together, which is what a person should ask for."""
     runs, budget = ledger.runs(), ledger.budget
     delta = min(ledger.run_rows(run)[0]["delta"] for run in runs)
     spent = ledger.total(delta)[0]

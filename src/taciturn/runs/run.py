@@ -2,7 +2,7 @@
 
 RUN/
   recipe.toml  vocabulary.txt  ledger.jsonl (this run's rows)  canaries.json, audit_users.json and .npy (where there are some)
-  metrics.jsonl  metrics.csv  progress.png  report.html
+  metrics.jsonl  metrics.csv  report.html
   model.safetensors  guarantee.txt  guarantee.json
   private/   root (of all randomness), state (to resume from), who took part, devices' own state; mode 0700, deleted when the run ends
 """
@@ -28,7 +28,6 @@ from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.privacy.records import Records
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
-from taciturn.recipe.solve import with_noise
 from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import ModelCard, params_digest
 from taciturn.runs.warm_start import load_warm_start
@@ -51,7 +50,7 @@ class Run:
         try:
             self.recipe = self._with_noise(recipe)
             self.model = build.language_model(recipe.model, len(self.vocabulary))
-            self.general, self.general_test = build.general_text(recipe), build.general_test(recipe)
+            self.general, self.general_test = build.general_text(recipe), build.general_text(recipe, to_test=True)
             for name, corpus in (("general", self.general), ("general_test", self.general_test)):
                 if corpus:
                     corpus.check_words(self.vocabulary, f"[data] {name}")
@@ -74,10 +73,10 @@ class Run:
         if has_budget and any(isinstance(cost, NonPrivateDpEvent) for cost in self.lineage):
             raise RecipeError("[model] warm_start has no privacy (ε = ∞), so nothing that starts from it can meet a budget")
         recipe = build.with_general_text(recipe)
-        return with_noise(recipe, self.lineage, self.lineage_distance, len(self.vocabulary))
+        return build.with_noise(recipe, self.lineage, self.lineage_distance, len(self.vocabulary))
 
     def _check(self, first: Params, people: int) -> None:
-        """What only shows once recipe, users and model are seen together."""
+        """Refuse what only shows once recipe, users and model are seen together."""
         users, adjacency = self.recipe.participation.users, self.algorithm.participation.adjacency
         if self.recipe.participation.kind == "fixed" and len(self.population) < users:
             raise RecipeError(
@@ -101,7 +100,7 @@ class Run:
             raise RecipeError(f"[privacy] layer_clip_norms: {error}") from None
 
     def _terms(self, first: Params, seeded: bool) -> RunTerms:
-        """What the ledger is told when the run is opened."""
+        """Return what the ledger records when the run is opened."""
         recipe = self.recipe
         simulated = recipe.run.seed is not None or seeded or bool(self.warm_start and self.warm_start.seeded)
         return RunTerms(
@@ -121,7 +120,7 @@ class Run:
         )
 
     def _participation_log(self) -> ParticipationLog | None:
-        """Where the claim is about how often users take part."""
+        """Open the log where the claim is about how often users take part."""
         limits, key = self.algorithm.participation.limits, randomness.derive(self.root, "participation log", 0)
         return ParticipationLog(self._private / "participation.log", *limits, key) if limits else None
 
@@ -137,11 +136,11 @@ class Run:
         return self.model.init(randomness.jax_keys(randomness.derive(self.root, "init", 0), 1)[0])
 
     def evaluate(self, params: Params) -> Scores:
-        """With a column for each held-out user; `together` they are what is shown."""
+        """Measure with a column for each held-out user; `together` they are what is shown."""
         return self._scores(params, self.held_out.texts)
 
     def evaluate_general(self, params: Params) -> dict[str, float]:
-        """What of the general language is known, where the recipe names a text to see by."""
+        """Measure what the model knows of the general language, where the recipe names a text for it."""
         if self.general_test is None:
             return {}
         scores = self._scores(params, self.general_test.documents).together
@@ -170,6 +169,6 @@ class Run:
 
 
 def unit_of(population: Population, person: str = "one user") -> str:
-    """Whom the guarantee protects, in words."""
+    """Say whom the guarantee protects."""
     simulated = population.manifest["about"].get("simulated")
     return f"one simulated user ({simulated})" if simulated else person

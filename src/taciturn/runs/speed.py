@@ -17,7 +17,7 @@ from taciturn.train import rounds
 
 
 def best_time(work: Callable[[], object], times: int) -> float:
-    """Seconds of the fastest of a few, after one that compiles."""
+    """Return the seconds of the fastest of a few, after one that compiles."""
     jax.block_until_ready(work())
     seconds = []
     for _ in range(times):

@@ -1,7 +1,7 @@
-"""Settings tried on public text that is dealt to simulated users: a sweep that costs nobody anything.
+"""Settings tried on public text that is dealt to simulated users: a sweep that costs no privacy.
 
 OUT/made-up-users-… is the population of these users; each trial is a run of its own beside it. Both are named by all that they depend on,
-so that an interrupted sweep goes on, and another one begins anew.
+so that an interrupted sweep can be continued, and another one begins anew.
 """
 
 import hashlib
@@ -14,19 +14,14 @@ import numpy as np
 
 from taciturn.data.population import LEAST_HELD_OUT, Population, write_population
 from taciturn.data.public import PublicCorpus
-from taciturn.errors import TaciturnError
 from taciturn.files import from_json
 from taciturn.recipe.recipe import Recipe
-from taciturn.recipe.text import load_recipe
+from taciturn.recipe.text import RecipeError, load_recipe
 from taciturn.release.model_file import load_model, params_digest
 from taciturn.runs.loop import resume_run, train_run
 
 HELD_OUT = 1 / 16  # share of the text, as of people
 LEAST_TOKENS = 50  # of a simulated user
-
-
-class TuningError(TaciturnError):
-    """What is to be tried cannot be."""
 
 
 class Trial(NamedTuple):
@@ -37,7 +32,7 @@ class Trial(NamedTuple):
 
 
 def combinations(tries: list[str]) -> list[tuple[str, ...]]:
-    """Every setting with every other.
+    """Combine every setting with every other.
 
     >>> combinations(["server.learning_rate=0.5,1", "run.rounds=50"])
     [('server.learning_rate=0.5', 'run.rounds=50'), ('server.learning_rate=1', 'run.rounds=50')]
@@ -46,9 +41,9 @@ def combinations(tries: list[str]) -> list[tuple[str, ...]]:
     for one in tries:
         name, equals, values = one.partition("=")
         if not equals or not all(values.split(",")):
-            raise TuningError(f"--try takes section.key=value,value,…; {one!r} is not that")
+            raise RecipeError(f"--try takes section.key=value,value,…; {one!r} is not that")
         if name.strip() == "data.population":
-            raise TuningError("--try data.population: whose text it is does not matter here, since public text stands in for it")
+            raise RecipeError("--try data.population: whose text it is does not matter here, since public text stands in for it")
         each.append([f"{name.strip()}={value.strip()}" for value in values.split(",")])
     return list(itertools.product(*each))
 
@@ -84,11 +79,11 @@ def _name(*parts: object) -> str:
 
 
 def _size(corpus: PublicCorpus, recipe: Recipe) -> tuple[int, int]:
-    """As many users as the recipe has, and the tokens that each gets: as much as a user is cut to, or an equal share of the text."""
+    """Return the recipe's number of users, and the tokens that each gets: as much as a user is cut to, or an equal share of the text."""
     users, tokens = recipe.participation.users, corpus.documents.tokens
     share = min(recipe.data.tokens_per_user, int(tokens / (users + _held_out(users))))
     if share < LEAST_TOKENS:
-        raise TuningError(
+        raise RecipeError(
             f"{corpus.source} has {tokens:,} tokens: of {users:,} users each would get {share}, and {LEAST_TOKENS} are the least. Take "
             "more public text, or lower participation.users, and the cohort with it"
         )
@@ -100,7 +95,7 @@ def _held_out(users: int) -> int:
 
 
 def deal(corpus: PublicCorpus, folder: Path, users: int, share: int) -> Population:
-    """Each user gets the next `share` tokens; those after them are held out."""
+    """Give each user the next `share` tokens; those after them are held out."""
     words = np.concatenate(list(corpus.documents))[: (users + _held_out(users)) * share]
     pieces = [words[start : start + share].tolist() for start in range(0, len(words), share)]
     about = {"source": corpus.source, "simulated": f"pieces of public text of {share} tokens play the users"}

@@ -1,4 +1,4 @@
-"""Models tried at a keyboard: by simulated people, and by whoever opens the page."""
+"""Models tried at a keyboard: by simulated people, and by those who open the page."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -15,7 +15,7 @@ from taciturn.keyboard.server import KeyboardServer, page_files
 from taciturn.keyboard.typing_simulation import Typing, enough_words, simulate
 from taciturn.keyboard.user_history import WithHistory
 from taciturn.privacy.ledger import Guarantee
-from taciturn.progress import StageProgress, unwatched
+from taciturn.progress import Progress, StageProgress, unwatched
 from taciturn.release.model_file import ModelCard
 from taciturn.release.privacy_statement import personal_statement, statement
 from taciturn.runs.finished import folder_known_to, guarantee_of, learned_from
@@ -25,8 +25,8 @@ from taciturn.runs.folder import RunError
 class TypingResults(NamedTuple):
     typings: list[Typing]
     people: int
-    words: int  # and signs, that they typed
-    trained_on: int | None  # people in the files who were left out; None where nobody knows whom a model was trained on
+    words: int  # and punctuation marks, that they typed
+    trained_on: int | None  # people in the files who were left out; None where it is unknown whom a model was trained on
 
 
 def simulate_typing(
@@ -56,12 +56,13 @@ def simulate_typing(
     return TypingResults(typings, len(messages), int(typings[0].tokens.sum()), found.trained_on if is_known else None)
 
 
-def keyboard_server(paths: Sequence[Path], blocked: Sequence[str], port: int) -> KeyboardServer:
+def keyboard_server(paths: Sequence[Path], blocked: Sequence[str], port: int, progress: Progress = unwatched) -> KeyboardServer:
     """Serve the page with one model or two, each with its guarantee; a personal model is shown to its owner only."""
     scripts, names, personal = [], [path.resolve().name for path in paths], False
     if len(set(names)) < len(names):
         names = [f"{name} {letter}" for name, letter in zip(names, "AB", strict=False)]
     for path, name in zip(paths, names, strict=True):
+        progress(len(scripts), len(paths))
         loaded = load_word_model(path)
         personal |= loaded.is_personal
         guarantee = guarantee_of(loaded) if loaded.is_of_users and not loaded.is_personal else None
@@ -71,7 +72,7 @@ def keyboard_server(paths: Sequence[Path], blocked: Sequence[str], port: int) ->
 
 def _statement(card: ModelCard | None, guarantee: Guarantee | None) -> str:
     if card is None:
-        return "Nothing is known of where this model comes from."
+        return "It is unknown where this model comes from."
     if card.personal:
         return personal_statement(card.run, card.ledger_head)
     if guarantee is None:

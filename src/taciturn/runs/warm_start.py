@@ -28,7 +28,7 @@ class WarmStart(NamedTuple):
 
 
 def load_warm_start(recipe: Recipe, vocabulary: Vocabulary, ledger: Ledger) -> WarmStart | None:
-    """The model a recipe starts from, if it names one; refused where it does not fit or its history is unknown."""
+    """Load the model a recipe starts from, if it names one; refuse one that does not fit or whose history is unknown."""
     if recipe.model.warm_start is None:
         return None
     path = Path(recipe.model.warm_start)
@@ -57,7 +57,7 @@ def differences(model: ModelSection, card: ModelCard) -> str:
 
 
 def _with_history(path: Path, start: WarmStart, ledger: Ledger) -> WarmStart:
-    """What these parameters cost, and under which terms. The ledgers are asked by the parameters themselves, never by what the file
+    """Look up what these parameters cost, and under which terms. Ledgers are asked by the parameters themselves, never by what the file
     says of itself; a file that says it is made of public text, and that no ledger knows, is believed."""
     books = [ledger]
     if (path / "recipe.toml").exists():

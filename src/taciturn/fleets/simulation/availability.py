@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from taciturn.progress import Progress, unwatched
+
 TICK = 5 / 60  # hours
 OVER_SELECTION, MOST_HOURS = 1.3, 150 * 24  # of a fleet that is only simulated
 
@@ -123,13 +125,16 @@ class Clock:
         self._resting_until, self._away_until, self._waiting = (state[name].copy() for name in ("resting", "away", "waiting"))
 
 
-def simulate_rounds(devices: Devices, rounds: int, report_goal: int, timer_hours: float, round_hours: float = 0.15) -> Rounds:
-    """Simulate rounds one after another, each as soon as enough devices have checked in; give up when that takes too long."""
+def simulate_rounds(
+    devices: Devices, rounds: int, report_goal: int, timer_hours: float, round_hours: float = 0.15, progress: Progress = unwatched
+) -> Rounds:
+    """Simulate rounds one after another, each as soon as enough devices have checked in; stop when that takes too long."""
     clock, draw = Clock(devices, timer_hours, round_hours), np.random.default_rng([0, 4])
     wanted = math.ceil(OVER_SELECTION * report_goal)
     last, times = np.full(devices.count, -1), np.zeros(devices.count, int)
     row, failed, reported, closest = 0, 0, 0, None
     while row < rounds and clock.hour < MOST_HOURS:
+        progress(row, rounds)
         try:
             asked = draw.choice(clock.gather(wanted), wanted, replace=False)
         except TooFewDevices:

@@ -1,4 +1,7 @@
-"""Other people's programs beside ours, in turns: these machines are shared, and a ratio means something only within the same minutes."""
+"""Other people's programs beside ours, in turns: machines are shared, and a ratio means something only within the same minutes.
+
+`taciturn bench --against torch,pfl,fedjax` runs this; `make peers` makes the environments that the others need.
+"""
 
 import subprocess
 from collections.abc import Callable, Sequence
@@ -8,18 +11,15 @@ from typing import NamedTuple
 
 from taciturn.errors import TaciturnError
 
-# Name → the environment under --peers that has what it needs, its program in benchmarks/, and what readers know it by.
+# Name → the environment under --peers that has what it needs, its program in this folder, and what readers know it by.
 PEERS = {
     "torch": ("torch", "torch_round.py", "plain PyTorch, a process for each core"),
     "pfl": ("torch", "pfl_round.py", "pfl-research under torchrun"),
     "fedjax": ("fedjax", "fedjax_round.py", "FedJAX, static unroll"),
 }
 TURNS = 3
+HERE = Path(__file__).parent
 MARKS = "<!-- in turns, {} -->", "<!-- end -->"
-
-
-class BenchError(TaciturnError):
-    """What was asked for cannot be measured here."""
 
 
 class Ratio(NamedTuple):
@@ -33,6 +33,9 @@ class Ratio(NamedTuple):
     def of(cls, ours: Sequence[float], theirs: Sequence[float]) -> "Ratio":
         each = [one / other for one, other in zip(ours, theirs, strict=True)]
         return cls(min(each), median(each), max(each))
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} × ({self.least:.2f} to {self.most:.2f})"
 
 
 def in_turns(
@@ -52,9 +55,9 @@ def in_turns(
 
 def _command(name: str, folder: Path, users: int, rounds: int) -> list[str]:
     environment, program, _ = PEERS[name]
-    python, path = folder / environment / "bin" / "python", _benchmarks() / program
+    python, path = folder / environment / "bin" / "python", HERE / program
     if not python.exists():
-        raise BenchError(f"{name} needs an environment of its own, and {python} is not there: run `make peers`, or name --peers FOLDER")
+        raise TaciturnError(f"{name} needs an environment of its own, and {python} is not there: run `make peers`, or name --peers FOLDER")
     return [str(python.absolute()), str(path), str(users), str(rounds)]
 
 
@@ -64,33 +67,28 @@ def _speed(command: list[str]) -> float:
         return float(done.stdout.split()[-1])
     except (IndexError, ValueError):
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        raise BenchError(f"{Path(command[1]).name} ended with status {done.returncode} and no figure: {last}") from None
+        raise TaciturnError(f"{Path(command[1]).name} ended with status {done.returncode} and no figure: {last}") from None
 
 
 def write_table(speeds: dict[str, list[float]], title: str, machine: str) -> Path:
     """Into benchmarks/README.md, in place of the table that was measured on this kind of machine before."""
-    page, (begin, end) = _benchmarks() / "README.md", MARKS
+    page, (begin, end) = HERE / "README.md", MARKS
     begin = begin.format(machine)
     before, found, rest = page.read_text().partition(begin)
     if not found or end not in rest:
-        raise BenchError(f"{page} has no place for this table: it is kept between “{begin}” and “{end}”")
-    rows = [f"| **taciturn**, whole rounds | **{_listed(speeds['taciturn'])}** | |"]
-    for name, theirs in speeds.items():
-        if name != "taciturn":
-            least, middle, most = Ratio.of(speeds["taciturn"], theirs)
-            rows.append(f"| {PEERS[name][2]} | {_listed(theirs)} | {middle:.2f} × ({least:.2f} to {most:.2f}) |")
+        raise TaciturnError(f"{page} has no place for this table: it is kept between “{begin}” and “{end}”")
+    listed = [(name, ", ".join(f"{one:,.4g}" for one in each), ratio) for name, each, ratio in compared(speeds)]
+    rows = [
+        f"| **taciturn**, whole rounds | **{listed[0][1]}** | |",
+        *(f"| {name} | {each} | {ratio} |" for name, each, ratio in listed[1:]),
+    ]
     content = "\n".join([begin, title, "", "| | users/s | ours is |", "|---|---|---|", *rows, end])
     page.write_text(before + content + rest.partition(end)[2])
     return page
 
 
-def _listed(speeds: Sequence[float]) -> str:
-    return ", ".join(f"{one:,.4g}" for one in speeds)
-
-
-def _benchmarks() -> Path:
-    """Programs and page are no part of the package."""
-    folder = Path(__file__).parents[3] / "benchmarks"
-    if not (folder / "README.md").exists():
-        raise BenchError("others' programs are in benchmarks/ of the repository: run taciturn from a clone of it")
-    return folder
+def compared(speeds: dict[str, list[float]]) -> list[tuple[str, list[float], str]]:
+    """Return for each its name, its speeds, and how many times as fast ours was."""
+    ours = speeds["taciturn"]
+    others = [(PEERS[name][2], each, str(Ratio.of(ours, each))) for name, each in speeds.items() if name != "taciturn"]
+    return [("taciturn", ours, ""), *others]
