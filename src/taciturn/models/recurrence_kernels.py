@@ -100,7 +100,7 @@ def _forwards(cell: Any, shape: _Shape, x_ref, *refs) -> None:
 
         def tile(index, sums):
             units, gates = _units(shape, index), _gates(shape, index)
-            r = [sum(map(triton.dot, before, _recurrent(shape, matrices, index, gate))) for gate in range(shape.gates)]
+            r: list[Any] = [sum(map(triton.dot, before, _recurrent(shape, matrices, index, gate))) for gate in range(shape.gates)]
             x = [_read(shape, x_ref, t, *gate) for gate in gates]
             output, carry = cell(x, r, _read(shape, carries_ref, t, *units, t > 0))
             for gate, part in zip(gates, r, strict=True):
