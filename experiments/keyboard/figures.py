@@ -2,8 +2,10 @@
 
 import typed
 from drawing import Line, figure
+from memorised import memorised
 from page import Item, Judged, Verdict, judged, not_run, table
 from results import Group, computed, percent
+from taciturn.audit.report import rank_text
 
 PAPER = "keyboard"
 TITLE = "A real ε on real people"
@@ -15,7 +17,7 @@ PILOT_WITHOUT_PRIVACY = 0.2053  # unclipped, the same start and people; measured
 
 
 def items() -> list[Item]:
-    return [blogs(), shipped(), steam(), typing("blogs", "blogs"), typing("sms", "phone messages")]
+    return [blogs(), shipped(), steam(), watched(), typing("blogs", "blogs"), typing("sms", "phone messages")]
 
 
 def rows(found: Group, runs: tuple[str, ...]) -> list[list[object]]:
@@ -77,6 +79,33 @@ def steam(found: Group) -> Judged:
     runs = ("0.5", "1", "2", "4")
     ours = ", ".join(f"{gain(found, run):+.2f} at {run}" for run in runs)
     return Judged(ours, Verdict.HOLDS if gain(found, "1") > 0.6 else Verdict.PART, table(HEAD, rows(found, runs)))
+
+
+@judged(
+    PAPER,
+    "watched",
+    "audit and canaries",
+    "27 canaries of 189 synthetic users, 1,000 audit users, ε = 4",
+    "nothing contradicts the claim, and nothing of one user's is memorised",
+)
+def watched(found: Group) -> Judged:
+    (private,), audit = found.found["4"], found.found["4"][0]["audit"]
+    ours, beside = (memorised(found.found[run]) for run in ("4", "none"))
+    cells = [
+        [*kind, ", ".join(map(rank_text, ranks)), share, ", ".join(map(rank_text, beside[kind][1])), beside[kind][2]]
+        for kind, (_, ranks, share) in ours.items()
+    ]
+    alone = min(rank for (users, _), (_, ranks, _) in ours.items() if users == 1 for rank in ranks)
+    said = (
+        f"claimed μ {audit['mu']:.2f}, found {audit['times'] * audit['mu']:.2f}, at least {audit['times_at_least'] * audit['mu']:.2f} "
+        f"(99.9 %); noise {audit['caught_at_80_percent']:.2f} times too small would have been caught in 80 of 100 cases. Ranks of one "
+        f"user's canaries: {rank_text(alone)} and more"
+    )
+    head = ["n_u", "n_e", "ε = 4: ranks", "found", "no privacy: ranks", "found"]
+    details = (
+        f"AccuracyTop1 of this run: {100 * private['rows'][-1]['accuracy_top1']:.2f} %. Ranks among 2,000,000 random continuations.\n\n"
+    )
+    return Judged(said, Verdict.FAILS if audit["refuted"] or alone < 100 else Verdict.HOLDS, details + table(head, cells))
 
 
 def typing(text: str, about: str) -> Item:

@@ -1,13 +1,12 @@
 """Ramaswamy et al. 2020, table by table and figure by figure."""
 
-import math
 from dataclasses import replace
-from itertools import groupby
 from typing import Any
 
 import printed
 import typed
 from drawing import Line, figure
+from memorised import median, memorised, middle
 from page import Item, Judged, Verdict, cannot, earlier, judged, table
 from results import Group, computed
 from taciturn.audit.report import rank_text
@@ -91,7 +90,7 @@ def table_3() -> Item:
 
 @judged(PAPER, "canaries", "Table 3", "how often a canary is met", "1,150 to 3,680,000 times")
 def how_often_met(canaries: Group) -> Judged:
-    seen = {kind: met for kind, (met, _, _) in _memorised(canaries.found["private"]).items()}
+    seen = {kind: met for kind, (met, _, _) in memorised(canaries.found["private"]).items()}
     rows = [[*kind, f"{printed.RAMASWAMY_TABLE_3[kind]:,}", f"{met:,}"] for kind, met in seen.items()]
     details = "A device reads 400 words of its 200 sentences at a time, so that not every copy is met.\n\n"
     ours = f"{min(seen.values()):,} to {max(seen.values()):,} times, in 400 rounds at the paper's rate of 0.575"
@@ -99,7 +98,7 @@ def how_often_met(canaries: Group) -> Judged:
 
 
 def table_4() -> Item:
-    item = what_is_memorised()
+    item = what_ismemorised()
     known = "the same, with ranks of 15,000 to 239,000 for one user's most repeated (without privacy 1, 1 and 236)"
     return item if item.verdict is not Verdict.NOT_RUN else earlier(PAPER, item.name, item.about, item.theirs, known, Verdict.HOLDS)
 
@@ -107,13 +106,13 @@ def table_4() -> Item:
 @judged(
     PAPER, "canaries canaries-open", "Table 4", "what is memorised of 27 canaries", "nothing of one user's; all that 16 users say often"
 )
-def what_is_memorised(private: Group, open: Group) -> Judged:
-    ours, beside = _memorised(private.found["private"]), _memorised(open.found["none"])
+def what_ismemorised(private: Group, open: Group) -> Judged:
+    ours, beside = memorised(private.found["private"]), memorised(open.found["none"])
     rows = []
     for kind, (theirs, found) in printed.RAMASWAMY_TABLE_4.items():
         (_, ranks, share), (_, open_ranks, open_share) = ours[kind], beside[kind]
         printed_ranks = ", ".join(map(rank_text, theirs))
-        rows.append([*kind, printed_ranks, f"{found} of 3", _median(ranks), share, _median(open_ranks), open_share])
+        rows.append([*kind, printed_ranks, f"{found} of 3", median(ranks), share, median(open_ranks), open_share])
     head = ["n_u", "n_e", "paper: ranks", "found", "ours: rank in the middle", "found", "no privacy: rank in the middle", "found"]
     details = (
         "Ranks among 2,000,000 random continuations, 1 being the likeliest: in the middle of all seeds and canaries, with a 95 % interval "
@@ -122,41 +121,13 @@ def what_is_memorised(private: Group, open: Group) -> Judged:
         f"of that middle; found by a beam search of width five. {private.seeds} seeds, without privacy {open.seeds}; 400 rounds of 500.\n\n"
     )
     alone = min(rank for (users, _), (_, ranks, _) in ours.items() if users == 1 for rank in ranks)
-    shared = _middle(ours[16, 200][1])
-    one, without = (rank_text(_middle(found[1, 200][1])) for found in (ours, beside))
+    shared = middle(ours[16, 200][1])
+    one, without = (rank_text(middle(found[1, 200][1])) for found in (ours, beside))
     said = f"one user's canaries have ranks of {rank_text(alone)} and more; repeated 200 times {one} in the middle, without privacy "
     said += f"{without}; "
     said += f"those of 16 users, repeated 200 times, {rank_text(shared)}"
     verdict = Verdict.FAILS if alone < 100 else Verdict.HOLDS if shared <= 10 else Verdict.PART
     return Judged(said, verdict, details + table(head, rows))
-
-
-def _memorised(results: list[dict[str, Any]]) -> dict[tuple[int, int], tuple[int, list[int], str]]:
-    """By (n_u, n_e): how often such a canary is met, the ranks over all seeds, and how many are found."""
-    canaries = sorted(tuple(one) for result in results for one in result["canaries"])
-    made = {}
-    for kind, some in groupby(canaries, lambda one: one[:2]):
-        found = list(some)
-        made[kind] = (max(one[2] for one in found), sorted(one[3] for one in found), f"{sum(one[4] for one in found)} of {len(found)}")
-    return made
-
-
-def _middle(ranks: list[int]) -> int:
-    return ranks[len(ranks) // 2]
-
-
-def _median(ranks: list[int]) -> str:
-    """Show the median of sorted ranks, with a 95 % interval by order statistics.
-
-    >>> _median(list(range(1, 16)))
-    '8 (4 to 12)'
-    """
-    count, least, below = len(ranks), 0, 0.5 ** len(ranks)
-    while below <= 0.025:
-        least += 1
-        below += math.comb(count, least) * 0.5**count
-    low = max(least - 1, 0)
-    return f"{rank_text(_middle(ranks))} ({rank_text(ranks[low])} to {rank_text(ranks[count - 1 - low])})"
 
 
 def table_5() -> Item:

@@ -19,7 +19,7 @@ from taciturn.data.population import (
     remembered_opt_outs,
     write_population,
 )
-from taciturn.data.vocabulary import DataError
+from taciturn.errors import TaciturnError
 from taciturn.populations import adopt_ledger, build_population, open_ledger
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget
@@ -153,7 +153,7 @@ def test_two_ledgers_are_never_made_one(months):
         build_june(months, "--replace")
     with pytest.raises(LedgerError, match="does not share"):
         adopt_ledger(months / "june", months / "may")
-    with pytest.raises(DataError, match="sotu"):
+    with pytest.raises(TaciturnError, match="sotu"):
         run_cli("data", "build", "sotu", "--out", months / "speeches", "--same-people-as", months / "may")
 
 

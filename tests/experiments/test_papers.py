@@ -8,6 +8,7 @@ import pytest
 
 import estimate
 import listed
+import memorised
 import page
 import printed
 import results
@@ -40,9 +41,10 @@ def made_up(one: listed.ListedRun, top1: float) -> results.Result:
         for round in range(0, run.rounds + 1, run.evaluate_every)
     ]
     canaries = [[users, copies, 230 * copies, rank, False] for users, copies in printed.RAMASWAMY_TABLE_4 for rank in (1_000, 2_000, 3_000)]
+    audit = {"users": 1000, "mu": 0.5, "times": 1.0, "times_at_least": 0.8, "caught_at_80_percent": 1.3, "refuted": False}
     return {
         "paper": one.paper, "group": one.group, "name": one.name, "seed": one.seed, "rows": rows, "rounds": run.rounds,
-        "clipped": {"100": 0.9, "200": 0.8}, "head_words": [[1 / 11] * 11] * 3, "canaries": canaries,
+        "clipped": {"100": 0.9, "200": 0.8}, "head_words": [[1 / 11] * 11] * 3, "canaries": canaries, "audit": audit,
     }  # fmt: skip
 
 
@@ -106,9 +108,8 @@ def test_what_was_trained_and_not_typed_with_is_not_judged(elsewhere):
 
 
 def test_a_rank_in_the_middle_has_an_interval_of_order_statistics():
-    figures = page.figures_of("ramaswamy2020")
-    assert figures._median(list(range(1, 16))) == "8 (4 to 12)"  # which holds it with a chance of 96.5 %
-    assert figures._median([1, 2, 3]) == "2 (1 to 3)"
+    assert memorised.median(list(range(1, 16))) == "8 (4 to 12)"  # which holds it with a chance of 96.5 %
+    assert memorised.median([1, 2, 3]) == "2 (1 to 3)"
 
 
 def test_every_group_of_a_turn_gets_its_first_seed_before_any_gets_its_second():
