@@ -20,7 +20,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 
@@ -201,6 +200,8 @@ class _Tokenizer:
 
 def _in_order(files: list[Path]) -> pa.Table:
     """Return the rows of some files, users by position, messages by time or else by a hash of their text."""
+    import duckdb  # a machine that only trains need not have it
+
     rows = pa.Table.from_batches(read_batches(*files), grouping.DEALT)
     for file in files:
         file.unlink()  # a disk holds the text once while it is sorted
