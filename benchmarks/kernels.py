@@ -1,0 +1,80 @@
+"""Which GPU kernels a round of training spends its time in: `python benchmarks/kernels.py lstm,1000,8,10 cifg,768,4,80`.
+
+Each argument is a kind of model, users a round, rows of a local batch and words of a row. Users are random words. Prints users a second,
+of whole rounds and of training and summing alone, and µs of a user and local step for each kernel, out of JAX's own trace.
+"""
+
+import glob
+import gzip
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from taciturn import randomness
+from taciturn.bench import round_speed
+from taciturn.core import Message
+from taciturn.fleets import assemble
+from taciturn.privacy.curator import device_program
+from taciturn.recipe import build
+from taciturn.runs.speed import best_time, round_seconds
+
+SHOWN = 20  # kernels, the longest first
+ROUNDS = 4
+
+
+def main() -> None:
+    for kind, *sizes in (argument.split(",") for argument in sys.argv[1:]):
+        users, rows, words = map(int, sizes)
+        with tempfile.TemporaryDirectory() as folder:
+            measure(Path(folder), kind, users, rows, words)
+
+
+def measure(folder: Path, kind: str, users: int, rows: int, words: int) -> None:
+    population = round_speed.random_users(folder / "users", users)
+    recipe = round_speed.paper_recipe(population, users, kind, "mixed")
+    recipe = recipe.model_copy(update={"local": recipe.local.model_copy(update={"batch_size": rows, "unroll": words})})
+    algorithm, key = build.algorithm(recipe, round_speed.WORDS), randomness.jax_keys(bytes(32), 1)[0]
+    params = build.language_model(recipe.model, round_speed.WORDS).init(key)
+    fleet = assemble.fleet(recipe, population, population.folder)
+    message = Message(params, algorithm.mechanism.public(algorithm.mechanism.init(params)))
+
+    def train() -> object:
+        return jax.block_until_ready(fleet.sum_reports(device_program(algorithm), message, np.arange(users), key))
+
+    alone, whole = best_time(train, ROUNDS), round_seconds(recipe, fleet, params, round_speed.WORDS, ROUNDS)
+    steps = users * round_speed.TOKENS // (rows * words)
+    print(f"{kind}, {users} users, rows of {words} × {rows}: {users / whole:.0f} users/s, training and summing alone {users / alone:.0f}")
+    by_kernel = traced(train)
+    print(f"{by_kernel.total() / steps:8.2f} µs of a user and step in kernels, {1e6 * alone / steps:.2f} with the host")
+    for name, microseconds in by_kernel.most_common(SHOWN):
+        print(f"{microseconds / steps:8.3f} {name[:100]}")
+
+
+def traced(work: Callable[[], object]) -> Counter[str]:
+    """Return the µs that each kernel took on the device's streams."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            work()
+        events = [event for path in glob.glob(f"{folder}/**/*.trace.json.gz", recursive=True) for event in _events(path)]
+    processes = {event["pid"]: event["args"]["name"] for event in events if event.get("name") == "process_name"}
+    threads = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event.get("name") == "thread_name"}
+    spent: Counter[str] = Counter()
+    for event in events:
+        on_device = event.get("ph") == "X" and "GPU" in processes.get(event["pid"], "")
+        if on_device and "Stream" in threads.get((event["pid"], event["tid"]), ""):
+            spent[event["name"]] += event["dur"]
+    return spent
+
+
+def _events(path: str) -> list[dict]:
+    return json.loads(gzip.decompress(Path(path).read_bytes()))["traceEvents"]
+
+
+if __name__ == "__main__":
+    main()
