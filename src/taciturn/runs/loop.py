@@ -248,12 +248,13 @@ def _finish(
     write_atomically(run.folder / "guarantee.json", statement_json(guarantee, card.public_text).encode())
     delete_secrets(run.folder)  # with them goes all that could take the noise off
     run.account.close()  # it cannot go on any more
-    start = first or run.evaluate(run.initial_params())
-    people, learned = groups_of(run.held_out.texts, run.vocabulary), whose_text(run.recipe, ledger.run_rows(guarantee.run)[0])
     try:
+        start = first or run.evaluate(run.initial_params())
+        people, learned = groups_of(run.held_out.texts, run.vocabulary), whose_text(run.recipe, ledger.run_rows(guarantee.run)[0])
         write_report(run.folder, guarantee, ledger, learned, people, scores, start)
-    except OSError as error:  # the run is finished, and must not look as if it were to be trained again
-        LOG.warning("the run is finished; only its page could not be written (%s): taciturn report %s", error.strerror, run.folder)
+    except Exception as error:  # whatever it is: the run is finished, and must not look as if it were to be trained again
+        why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        LOG.warning("the run is finished; only its page could not be written (%s): taciturn report %s", why, run.folder)
     estimate = metrics.rows[-1].get("clip_estimate")
     return TrainedRun(run.folder, before.together, scores.together, stopped, estimate)
 
