@@ -162,7 +162,7 @@ def test_what_a_finished_run_promises_is_never_left_out_for_its_page(population,
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "statement", failing)
-        with pytest.raises(PackageNotFoundError):
+        with pytest.raises(PackageNotFoundError, match="No package metadata"):
             loop.train_run(tiny_recipe(population, run={"rounds": 1}), tmp_path / "run", quietly)
     assert (tmp_path / "run" / "private" / "root").exists()
     assert loop.resume_run(tmp_path / "run", quietly).guarantee.releases == 1

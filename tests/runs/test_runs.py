@@ -280,7 +280,7 @@ def test_a_run_without_noise_says_so_wherever_it_is_looked_at_also_if_it_was_int
     if multiplier:
         finished.export(tmp_path / "exported")
     else:
-        with pytest.raises(ExportRefused):
+        with pytest.raises(ExportRefused, match="--non-private"):
             finished.export(tmp_path / "exported")
         budgeted = {"privacy": {"noise_multiplier": None, "epsilon": 8.0}, "model": {"warm_start": str(finished.folder)}}
         with pytest.raises(RecipeError, match="no privacy"):
