@@ -1,5 +1,9 @@
 """The sum with a user less the sum without is that user's own report, to the bit; where it is not, nothing is trained."""
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -140,3 +144,59 @@ def test_no_device_program_adds_rows_one_after_another():
     for one in allowed:
         texts = {name: text.replace(one, "") for name, text in texts.items()}
     assert not [name for name, text in texts.items() if "].add(" in text]
+
+
+class Reading(SimulatedFleet):
+    """Of forty chunks, which only says which one was read: by whom, and how many lay about."""
+
+    def __init__(self, bad: int = -1) -> None:
+        self.bad, self.lying, self.most, self.began = bad, 0, 0, []
+
+    def _load(self, chunk):
+        self.began.append(chunk)
+        if chunk == self.bad:
+            raise OSError("this shard is gone")
+        self.lying += 1
+        self.most = max(self.most, self.lying)
+        return chunk
+
+    def read(self, failing_at: int = -1) -> list[int]:
+        seen = []
+        for one in self._loaded_ahead(list(range(40))):
+            if one == failing_at:
+                raise FloatingPointError("not a number")
+            time.sleep(0.001)  # for the reader to go as far as it would
+            self.lying -= 1
+            seen.append(one)
+        return seen
+
+
+def test_chunks_come_in_order_and_two_at_most_are_in_memory_besides_the_one_that_computes():
+    reading = Reading()
+    assert reading.read() == list(range(40))
+    assert reading.most <= 3
+
+
+@pytest.mark.parametrize(("bad", "failing_at", "error"), [(20, -1, "this shard is gone"), (-1, 20, "not a number")])
+def test_an_error_of_the_reader_or_of_the_program_ends_both(bad, failing_at, error):
+    before, reading = threading.active_count(), Reading(bad)
+    with pytest.raises((OSError, FloatingPointError), match=error) as raised:
+        reading.read(failing_at)
+    assert raised.tb is not None  # which still holds the frames
+    assert threading.active_count() == before
+    assert max(reading.began) <= 22
+
+
+def test_a_reader_that_is_not_waited_for_would_be_noticed(monkeypatch):
+    """The twin: all chunks are asked for at once, and nobody waits for them in the end."""
+
+    def all_at_once(self, chunks):
+        reader = ThreadPoolExecutor(1)
+        yield from (one.result() for one in [reader.submit(self._load, chunk) for chunk in chunks])
+
+    monkeypatch.setattr(Reading, "_loaded_ahead", all_at_once)
+    before, reading = threading.active_count(), Reading()
+    with pytest.raises(FloatingPointError, match="not a number"):
+        reading.read(20)
+    assert threading.active_count() > before
+    assert reading.most > 3

@@ -9,6 +9,7 @@ import pytest
 
 from redis_server import needs_redis, redis_server
 from taciturn.fleets.devices.transport import LinkError
+from taciturn.fleets.wire import link as link_module
 from taciturn.fleets.wire import store as store_module
 from taciturn.fleets.wire.link import WireLink
 from taciturn.fleets.wire.redis_store import RedisStore
@@ -290,3 +291,32 @@ def test_where_there_is_no_redis_it_is_said_without_its_password(url, reason):
     with pytest.raises(LinkError, match=reason) as said:
         RedisStore(url, "fleet")
     assert "secret" not in str(said.value)
+
+
+class Failing(MemoryStore):
+    """Hands out answers, which it then has no more; when it is asked who is there a second time, it is gone."""
+
+    def __init__(self, answers, slow: bool) -> None:
+        super().__init__()
+        self.answers, self.slow, self.asked_who = answers, slow, 0
+
+    def present(self):
+        self.asked_who += 1
+        if self.asked_who > 1:
+            raise StoreGone("the store is gone")
+        return [1, 2]
+
+    def collect(self, name, seconds):
+        time.sleep(0.02 if self.slow else 0.0)
+        answers, self.answers = self.answers, []
+        return answers
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_answers_that_came_before_the_store_was_gone_are_kept(monkeypatch, slow):
+    monkeypatch.setattr(link_module, "LOOK_SECONDS", 0.01)
+    asked = {1: b"", 2: b""}
+    assert WireLink(Failing([(1, b"first")], slow)).ask("x", asked, 2.0) == {1: b"first"}
+    assert WireLink(Failing([(1, b"first"), (1, b"again"), (2, "failed")], slow)).ask("x", asked, 2.0) == {1: b"first"}
+    assert WireLink(Failing([], slow)).ask("x", asked, 2.0) == {}
+    assert WireLink(Failing([(3, b"of a device that was not asked")], slow)).ask("x", asked, 2.0) == {}

@@ -81,3 +81,140 @@ def test_what_the_kernels_cannot_take_goes_through_the_scan():
     assert not fits(17, 96, jnp.bfloat16)  # public text comes in large batches
     assert not fits(4, 650, jnp.bfloat16)  # no tiles of 16
     assert not fits(4, 96, jnp.float32)
+
+
+class Unordered(AssertionError):
+    """Two threads may meet at one number, and none waits for the other."""
+
+
+class Memory:
+    """An array of one user's, as a kernel without an interpreter sees it, which notes what is read and written between two barriers."""
+
+    def __init__(self, machine: "Machine", values: np.ndarray, written: bool) -> None:
+        self.machine, self.values, self.written = machine, values, np.full(values.shape, written)
+        self.read_at, self.written_at = np.full(values.shape, -1), np.full(values.shape, -1)
+
+    @property
+    def at(self) -> "Memory":
+        return self
+
+    def __getitem__(self, slices):
+        starts = [
+            (0, size) if one == slice(None) else (int(one.start), one.size) for one, size in zip(slices, self.values.shape, strict=True)
+        ]
+        rows, columns = (first + np.arange(size) for first, size in starts)
+        if self.values.dtype == jnp.bfloat16:  # matrices, which are read without a mask
+            return jnp.asarray(self.values[np.ix_(rows, columns)])
+        return self, rows[:, None], columns[None, :]
+
+
+class Machine:
+    """Runs a kernel step by step: every thread does what it wants between two barriers, in any order."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.barriers = 0
+        triton = recurrence_kernels.triton
+        monkeypatch.setattr(triton, "load", self.load)
+        monkeypatch.setattr(triton, "store", self.store)
+        monkeypatch.setattr(triton, "debug_barrier", self.wait)
+        monkeypatch.setattr(
+            triton, "dot", lambda a, b, trans_b=False: jnp.dot(a, b.T if trans_b else b, preferred_element_type=jnp.float32)
+        )
+        monkeypatch.setattr(jax.lax, "fori_loop", self.loop)
+
+    @staticmethod
+    def loop(first, last, body, state):
+        for index in range(first, last):
+            state = body(index, state)
+        return state
+
+    def wait(self) -> None:
+        self.barriers += 1
+
+    @staticmethod
+    def inside(rows, columns, mask):
+        rows, columns = np.broadcast_arrays(rows, columns)
+        mask = np.broadcast_to(np.asarray(mask), rows.shape)
+        return (rows[mask], columns[mask]), mask  # numpy refuses one that is not there
+
+    def load(self, place, mask, other):
+        memory, rows, columns = place
+        where, mask = self.inside(rows, columns, mask)
+        if not memory.written[where].all():
+            raise Unordered("what is read was never written")
+        if (memory.written_at[where] == self.barriers).any():
+            raise Unordered("what is read was written since the last barrier")
+        memory.read_at[where] = self.barriers
+        found = np.full(mask.shape, other, memory.values.dtype)
+        found[mask] = memory.values[where]
+        return jnp.asarray(found)
+
+    def store(self, place, values, mask):
+        memory, rows, columns = place
+        where, mask = self.inside(rows, columns, mask)
+        if ((memory.read_at[where] == self.barriers) | (memory.written_at[where] == self.barriers)).any():
+            raise Unordered("what is written was read or written since the last barrier")
+        memory.written_at[where], memory.written[where] = self.barriers, True
+        memory.values[where] = np.asarray(values)[mask]
+
+
+def by_hand(monkeypatch, shape):
+    """Both ways over time of the first user, in such memory: what is read back of it."""
+    machine, (cell, _, _, units, *_) = Machine(monkeypatch), shape
+
+    def called(kernel, cell, shape, tiling, out):
+        def run(*given):
+            ins = [Memory(machine, np.array(one), True) for one in given]
+            outs = [Memory(machine, np.full(one.shape, 7.0, np.float32), False) for one in out]
+            with jax.disable_jit():
+                kernel(cell, shape._replace(interpret=False), *ins, *outs)
+            for one in outs:
+                first = shape.batch if one is outs[2] and kernel is recurrence_kernels._forwards else 0  # of the carries
+                last = 2 * shape.batch if kernel is recurrence_kernels._backwards and one is outs[3] else len(one.values)
+                assert one.written[first:last].all()
+                assert not one.written[last:].any()
+            return [jnp.asarray(one.values, like.dtype) for one, like in zip(outs, out, strict=True)]
+
+        return run
+
+    monkeypatch.setattr(recurrence_kernels, "_call", called)
+    x, recurrent, projection, gradient = (None if one is None else one[0] for one in layer(*shape[1:]))
+    forwards = recurrence_kernels.forwards(cell, units, jnp.bfloat16, x, recurrent, projection)
+    backwards = recurrence_kernels.backwards(cell, units, jnp.bfloat16, gradient, x, *forwards[1:3], recurrent, projection)
+    return forwards, backwards
+
+
+@pytest.mark.parametrize("shape", LAYERS)
+def test_no_thread_reads_what_another_may_be_writing_nor_what_nobody_wrote(monkeypatch, shape):
+    cell, _, _, units, *_ = shape
+    x, recurrent, projection, gradient = (None if one is None else one[0] for one in layer(*shape[1:]))
+    wanted = scan_forwards(cell, units, jnp.bfloat16, x, recurrent, projection)
+    back = scan_backwards(cell, units, jnp.bfloat16, gradient, x, *wanted[1:3], recurrent, projection)
+    forwards, backwards = by_hand(monkeypatch, shape)
+    assert distance(wanted[0], forwards[0]) < 1e-2
+    assert max(map(distance, back, backwards)) < 2e-2
+
+
+@pytest.mark.parametrize("shape", LAYERS)
+@pytest.mark.parametrize("lacking", ["barriers", "turns", "zeros"])
+def test_a_kernel_without_barriers_turns_or_zeros_at_the_start_is_noticed(monkeypatch, shape, lacking):
+    read = recurrence_kernels._read
+    if lacking == "barriers":
+        monkeypatch.setattr(recurrence_kernels, "_wait", lambda shape: None)
+    elif lacking == "turns":  # one place for a carry's gradient, and not two in turns
+        monkeypatch.setattr(jax.lax, "rem", lambda t, n: 0)
+    else:
+        monkeypatch.setattr(
+            recurrence_kernels, "_read", lambda shape, ref, t, start, m, inside=True, when=True: read(shape, ref, t, start, m, inside)
+        )
+    with pytest.raises(Unordered, match=r"what is (read|written) was"):
+        by_hand(monkeypatch, shape)
+
+
+def test_a_mask_that_is_too_wide_is_noticed(monkeypatch):
+    place = recurrence_kernels._place
+    monkeypatch.setattr(
+        recurrence_kernels, "_place", lambda shape, ref, t, start, m, inside, when: place(shape, ref, t, start, m, True, when)
+    )
+    with pytest.raises((Unordered, IndexError), match=r"what is|out of bounds"):
+        by_hand(monkeypatch, LAYERS[0])

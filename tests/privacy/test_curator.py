@@ -335,3 +335,15 @@ def test_sampling_is_not_claimed_where_devices_may_drop_out(tmp_path):
     repeatable(tmp_path / "twin", fleet=Loop(everyone_reports=True))
     assert not CheckInFleet.everyone_reports
     assert not QueuedFleet.everyone_reports
+
+
+@pytest.mark.parametrize("schedule", [0.3, [(0, 0.8), (2, 0.37), (5, 0.1)]])
+def test_devices_get_the_clip_norm_of_their_round_to_the_bit(schedule):
+    """Compiled, as the curator sends it, and as it is defined. The twin: one that is compiled with the round it was first asked for."""
+    clipped = mechanism(flat_clip(schedule), fixed_denominator(1.0), gaussian(1.0))
+    sent, state = jax.jit(clipped.public), clipped.init(ZERO)
+    rounds = [state._replace(round=jnp.int32(round)) for round in range(8)]
+    right = [np.asarray(clipped.public(one)).tobytes() for one in rounds]
+    assert [np.asarray(sent(one)).tobytes() for one in rounds] == right
+    stale = jax.jit(lambda _: clipped.public(state))
+    assert ([np.asarray(stale(one)).tobytes() for one in rounds] == right) == isinstance(schedule, float)

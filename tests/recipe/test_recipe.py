@@ -9,7 +9,7 @@ from recipes import FTRL, GOOD, changed
 from reference import reference
 
 from harness import tiny_recipe
-from taciturn.recipe.text import RecipeError, load_recipe, model_settings, parse_recipe, save_recipe
+from taciturn.recipe.text import RecipeError, load_recipe, model_settings, parse_recipe, save_recipe, to_toml
 
 ROOT = Path(__file__).parents[2]
 
@@ -154,3 +154,10 @@ def test_recipes_in_the_documentation_are_recipes(page):
         algorithm = content.get("algorithm", "dp-ftrl" if "fleet" in content else "dp-fedavg")
         rest = FTRL if algorithm == "dp-ftrl" else {} if algorithm == "dp-fedavg" else {"privacy": {"noise_multiplier": None}}
         assert parse_recipe(changed(**(rest | content))).algorithm == algorithm
+
+
+def test_what_is_written_as_toml_is_read_again_whatever_names_it_has():
+    odd = {"a.b": 1, "": {"x y": [1.5, 2]}, "sec.tion": {"ü": "ö # no comment", 'in "quotes"': {"😀": True}}}
+    odd |= {"bare": {"inner": {"k": 0.1}}}
+    assert tomllib.loads(to_toml(odd)) == odd
+    assert tomllib.loads(to_toml(odd, {("", "a.b"): "why", ("bare.inner", "k"): "why not"})) == odd

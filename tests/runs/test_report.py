@@ -4,15 +4,19 @@ import json
 import re
 import shutil
 from html import unescape
+from importlib import metadata
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import taciturn
 from harness import Cut, cut_at, made_up_users, quietly, tiny_recipe
 from taciturn.audit import audit_users
 from taciturn.cli import app
+from taciturn.cli import train as cli_train
 from taciturn.data.population import Population, write_population
 from taciturn.data.texts import Texts
 from taciturn.evaluation.accuracy import WINDOW, evaluate, evaluate_each, evaluate_steps
@@ -21,6 +25,7 @@ from taciturn.populations import open_ledger
 from taciturn.privacy.figures import epsilon_text
 from taciturn.privacy.population_budget import PopulationBudget
 from taciturn.recipe import build
+from taciturn.recipe.text import save_recipe
 from taciturn.release.model_file import load_model
 from taciturn.runs import loop
 from taciturn.runs.finished import FinishedRun
@@ -123,15 +128,76 @@ def test_a_simulation_is_called_one_wherever_its_ε_stands(population, tmp_path)
     assert "1 of 2 drew noise from a seed" in text_of(second.folder)
 
 
-def test_a_page_that_cannot_be_written_does_not_undo_the_run(population, tmp_path, monkeypatch, caplog):
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
+@pytest.mark.parametrize(
+    ("fails", "error", "why"),
+    [
+        ("write_report", OSError(28, "No space left on device"), "No space left on device"),
+        ("write_report", PackageNotFoundError("taciturn"), "PackageNotFoundError"),
+        ("groups_of", MemoryError("rows"), "MemoryError: rows"),
+    ],
+)
+def test_a_page_that_cannot_be_written_does_not_undo_the_run(population, tmp_path, monkeypatch, caplog, fails, error, why):
+    def failing(*_, **__):
+        raise error
 
-    monkeypatch.setattr(loop, "write_report", full)
+    monkeypatch.setattr(loop, fails, failing)
     run = loop.train_run(tiny_recipe(population, run={"rounds": 1}), tmp_path / "run", quietly)
     assert run.guarantee.releases == 1
-    assert "only its page could not be written (No space left on device): taciturn report" in caplog.text
+    assert f"only its page could not be written ({why}" in caplog.text
+    assert f"taciturn report {run.folder}" in caplog.text
+    assert {"guarantee.txt", "guarantee.json", "model.safetensors", "ledger.jsonl"} <= {one.name for one in run.folder.iterdir()}
+    assert not (run.folder / "private").exists()
+    assert open_ledger(population).is_closed("run")
     assert not (run.folder / "report.html").exists()
+    monkeypatch.undo()
+    FinishedRun(run.folder).report()  # what failed can be done again
+    assert (run.folder / "report.html").exists()
+
+
+def test_what_a_finished_run_promises_is_never_left_out_for_its_page(population, tmp_path, monkeypatch):
+    """The twin: where the statement itself cannot be written, the run is not finished, and keeps what it resumes from."""
+
+    def failing(*_, **__):
+        raise PackageNotFoundError("taciturn")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "statement", failing)
+        with pytest.raises(PackageNotFoundError, match="No package metadata"):
+            loop.train_run(tiny_recipe(population, run={"rounds": 1}), tmp_path / "run", quietly)
+    assert (tmp_path / "run" / "private" / "root").exists()
+    assert loop.resume_run(tmp_path / "run", quietly).guarantee.releases == 1
+
+
+def test_the_page_is_drawn_where_the_package_was_never_installed(population, tmp_path, monkeypatch):
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    run = loop.train_run(tiny_recipe(population, run={"rounds": 1}), tmp_path / "run", quietly)
+    assert f"Taciturn {taciturn.__version__} · ledger row" in text_of(run.folder)
+
+
+@pytest.mark.parametrize(("where", "words"), [("write_report", "finished; only its page"), ("statement", "Nothing is lost; resume with")])
+def test_after_ctrl_c_a_run_is_to_be_resumed_unless_it_is_finished(population, tmp_path, monkeypatch, where, words):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    said = []
+
+    def leave(words):
+        said.append(words)
+        raise SystemExit(130)
+
+    monkeypatch.setattr(loop, where, interrupted)
+    monkeypatch.setattr(cli_train, "leave_interrupted", leave)
+    save_recipe(tiny_recipe(population, run={"rounds": 1}), tmp_path / "recipe.toml")
+    done = CliRunner().invoke(app, ["train", str(tmp_path / "recipe.toml"), "--run", str(tmp_path / "run")])
+    assert done.exit_code == 130
+    assert words in said[0]
+    monkeypatch.undo()
+    again = CliRunner().invoke(app, ["train", "--resume", "--run", str(tmp_path / "run")])
+    assert ("Its page is missing: taciturn report" in str(again.exception)) == (where == "write_report")
+    assert (tmp_path / "run" / "guarantee.json").exists()
 
 
 def test_a_resumed_run_is_compared_with_where_it_began(population, tmp_path):

@@ -10,10 +10,13 @@ import pytest
 from harness import Cut, cut_at, cut_off_rows, quietly, short_recipe, tiny_recipe, trained, true_norm
 from taciturn import randomness
 from taciturn.data.population import Population
+from taciturn.files import from_json
+from taciturn.populations import open_ledger
 from taciturn.privacy.ledger import FILE_NAME, Ledger, LedgerError
 from taciturn.recipe.text import RecipeError, save_recipe
 from taciturn.release.model_file import load_model
 from taciturn.runs import loop, run
+from taciturn.runs.finished import FinishedRun
 from taciturn.runs.folder import RunError
 from taciturn.runs.ngram_baselines import count_population
 
@@ -110,3 +113,52 @@ def test_two_runs_with_one_root_never_share_noise(population, tmp_path):
     )
     left = jax.tree.map(lambda a, b: 2 * a - b, one, two)  # the total alone, if the noise is the same but for its size
     assert true_norm(left) > true_norm(one)
+
+
+AFTER_THE_LAST_ROUND = {  # where a process may die, and whether the run is finished then
+    "taciturn.runs.loop.statement": False,
+    "taciturn.runs.loop.statement_json": False,
+    "taciturn.runs.loop.delete_secrets": False,
+    "taciturn.runs.folder.shutil.rmtree": True,
+    "taciturn.privacy.account.Account.close": True,
+    "taciturn.runs.loop.groups_of": True,
+    "taciturn.runs.loop.write_report": True,
+}
+
+
+@pytest.mark.parametrize(("where", "finished"), AFTER_THE_LAST_ROUND.items())
+def test_a_run_that_dies_after_its_last_round_is_resumed_or_has_all_that_it_promises(population, tmp_path, where, finished):
+    def dies(*_, **__):
+        raise Cut
+
+    folder = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(where, dies)
+        with pytest.raises(Cut):
+            loop.train_run(tiny_recipe(population, run={"rounds": 2, "seed": None}), folder, quietly)
+    assert (folder / "private" / "root").exists() == (not finished)
+    told = where.startswith("taciturn.runs.loop") and finished
+    assert open_ledger(population).is_closed("run") == told  # or else what it reserved counts as spent
+    if finished:
+        with pytest.raises(RunError, match=r"finished.*Its page is missing: taciturn report"):
+            loop.resume_run(folder, quietly)
+    else:
+        loop.resume_run(folder, quietly)
+    assert not (folder / "private").exists()
+    done, whole = FinishedRun(folder), loop.train_run(tiny_recipe(population, run={"rounds": 2}), tmp_path / "whole", quietly)
+    done.report()
+    assert {one.name for one in folder.iterdir()} == {one.name for one in whole.folder.iterdir()}
+    assert done.guarantee.releases == 2
+    assert from_json((folder / "guarantee.json").read_text())["epsilon"] == done.guarantee.epsilon
+    assert open_ledger(population).is_closed("run")
+
+
+def test_a_run_that_may_still_be_trained_is_not_closed_by_a_copy_without_secrets(population, tmp_path):
+    recipe = tiny_recipe(population, run={"rounds": 2, "save_every": 1, "seed": None})
+    with pytest.raises(Cut):
+        loop.train_run(recipe, tmp_path / "run", cut_at(1))
+    shutil.copytree(tmp_path / "run", tmp_path / "elsewhere" / "run", ignore=shutil.ignore_patterns("private"))
+    with pytest.raises(RunError, match="finished"):
+        loop.resume_run(tmp_path / "elsewhere" / "run", quietly)
+    assert not open_ledger(population).is_closed("run")
+    assert loop.resume_run(tmp_path / "run", quietly).guarantee.releases == 2

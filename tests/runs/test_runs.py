@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shutil
+import stat
 from pathlib import Path
 
 import jax
@@ -12,24 +13,25 @@ import pytest
 from dp_accounting import GaussianDpEvent
 from typer.testing import CliRunner
 
-from harness import Cut, made_up_users, mostly_slow, quietly, tiny_recipe
+from harness import Cut, cut_at, made_up_users, mostly_slow, quietly, tiny_recipe
 from taciturn.algorithms.pretraining import Schedule
 from taciturn.cli import app
 from taciturn.data.population import HeldOutUsers, PopulationError, write_population
 from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import Vocabulary
-from taciturn.files import FolderExists
+from taciturn.files import FolderExists, from_json
 from taciturn.populations import open_ledger
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget
 from taciturn.privacy.ledger import Ledger
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
-from taciturn.recipe.text import RecipeError, save_recipe
+from taciturn.recipe.text import RecipeError, load_recipe, save_recipe
+from taciturn.release.gate import ExportRefused
 from taciturn.release.model_file import ModelCard, params_digest, save_model
 from taciturn.runs.finished import FinishedRun
 from taciturn.runs.folder import RunError
-from taciturn.runs.loop import train_run
+from taciturn.runs.loop import resume_run, train_run
 from taciturn.runs.pretrain import pretrained
 from taciturn.runs.warm_start import load_warm_start
 
@@ -254,6 +256,35 @@ def test_a_run_of_either_estimator_without_noise_is_charged_as_one_without_priva
         finished = train_run(recipe, tmp_path / f"run-{multiplier}", quietly)
         assert finished.guarantee.is_private == recipe.is_private == (multiplier > 0)
     assert finished.guarantee.epsilon > 1000
+
+
+@pytest.mark.parametrize("multiplier", [0.0, -0.0, 1.0])
+def test_a_run_without_noise_says_so_wherever_it_is_looked_at_also_if_it_was_interrupted(population, tmp_path, multiplier):
+    """Its twin has noise, and a finite ε in all of these places."""
+    recipe = tiny_recipe(population, privacy={"noise_multiplier": multiplier}, run={"rounds": 3, "save_every": 1, "seed": None})
+    with pytest.raises(Cut):
+        train_run(recipe, tmp_path / "run", cut_at(2))
+    save_recipe(recipe.with_settings("run", rounds=3), tmp_path / "again.toml")
+    assert load_recipe(tmp_path / "again.toml").is_private == (multiplier > 0)
+    shown = []
+    finished = resume_run(tmp_path / "run", lambda done, all, row: shown.append((done, row["epsilon"])))
+    stated = from_json((finished.folder / "guarantee.json").read_text())
+    rows = [from_json(line) for line in (finished.folder / "metrics.jsonl").read_text().splitlines()]
+    figures = [finished.guarantee.epsilon, stated["epsilon"], open_ledger(population).total(1e-6)[0]]
+    figures += [row["epsilon"] for row in rows if row["releases"]] + [epsilon for done, epsilon in shown if done > 2]
+    assert all(math.isfinite(one) == (multiplier > 0) for one in figures)
+    assert ("NO privacy guarantee (ε = ∞)" in (finished.folder / "guarantee.txt").read_text()) == (not multiplier)
+    assert ("no privacy" in (finished.folder / "report.html").read_text()) == (not multiplier)
+    assert stated["private"] == (multiplier > 0)
+    assert stat.S_IMODE((finished.folder / "model.safetensors").stat().st_mode) == (0o644 if multiplier else 0o600)
+    if multiplier:
+        finished.export(tmp_path / "exported")
+    else:
+        with pytest.raises(ExportRefused, match="--non-private"):
+            finished.export(tmp_path / "exported")
+        budgeted = {"privacy": {"noise_multiplier": None, "epsilon": 8.0}, "model": {"warm_start": str(finished.folder)}}
+        with pytest.raises(RecipeError, match="no privacy"):
+            train_run(tiny_recipe(population, **budgeted), tmp_path / "next", quietly)
 
 
 def test_an_adaptive_run_says_where_its_clip_norm_went(population, tmp_path):

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from importlib import metadata
 from typing import Annotated
 
 import click
@@ -10,6 +9,7 @@ import typer
 from rich.console import Console
 from typer import Option, core
 
+import taciturn as tt
 from taciturn.cli import (
     audit,
     bench,
@@ -52,7 +52,7 @@ for group in (data.data_app, fleet.fleet_app, keyboard.keyboard_app, audit.audit
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        console.print(metadata.version("taciturn"))
+        console.print(tt.__version__)
         raise typer.Exit
 
 

@@ -182,6 +182,8 @@ def _watched(folder: Path, work: "Callable[[Any], TrainedRun]") -> "TrainedRun":
         with training_bar(folder.name) as show:
             return work(show)
     except KeyboardInterrupt:
-        resume = f"Nothing is lost; resume with: taciturn train --resume --run {folder}"
-        begun = (folder / "recipe.toml").exists()
-        leave_interrupted(resume if begun else "Nothing was trained or charged yet; run the same command again")
+        if not (folder / "recipe.toml").exists():
+            leave_interrupted("Nothing was trained or charged yet; run the same command again")
+        if not (folder / "private" / "root").exists():
+            leave_interrupted(f"The run is finished; only its page is missing: taciturn report {folder}")
+        leave_interrupted(f"Nothing is lost; resume with: taciturn train --resume --run {folder}")

@@ -136,7 +136,7 @@ RULES = (
          "δ = {recipe.delta:.2g} is at least one over the number of users, which would allow publishing one user's text: leave out "
          "[privacy] delta (it is then 1/users²), or lower it"),
     Rule(lambda r: bool(r.audit.users) and not r.is_private,
-         '[audit] users test what a run claims, and algorithm = "{algorithm}" claims nothing'),
+         '[audit] users test what a run claims, and one without privacy (noise_multiplier = 0, or algorithm = "fedavg") claims nothing'),
     Rule(lambda r: r.audit.users > r.most_audit_users,
          "[audit] {audit.users} users are too many for {run.rounds} rounds: take at most {recipe.most_audit_users}"),
     # noise that is correlated over rounds

@@ -125,13 +125,14 @@ def _sentence(error: Any, section: type[BaseModel]) -> str:
 
 def to_toml(content: dict[str, Any], comments: Mapping[tuple[str, str], str] = {}, section: str = "") -> str:
     """Write settings as TOML, each with the comment that `comments` has for its section and key, if any."""
+    names = {key: key if BARE.fullmatch(key) else json.dumps(key, ensure_ascii=False) for key in content}
     text = ""
     for key, value in content.items():
         if not isinstance(value, dict):
-            name, comment = key if BARE.fullmatch(key) else json.dumps(key), comments.get((section, key))
-            text += f"{name} = {json.dumps(value, ensure_ascii=False)}{f'  # {comment}' if comment else ''}\n"
+            comment = comments.get((section, key))
+            text += f"{names[key]} = {json.dumps(value, ensure_ascii=False)}{f'  # {comment}' if comment else ''}\n"
     text = f"[{section}]\n{text}" if section and text else text
     for key, value in content.items():
         if isinstance(value, dict):
-            text += ("\n" if text else "") + to_toml(value, comments, f"{section}.{key}" if section else key)
+            text += ("\n" if text else "") + to_toml(value, comments, f"{section}.{names[key]}" if section else names[key])
     return text

@@ -42,7 +42,9 @@ def load_root(folder: Path) -> tuple[bytes, bool]:
     path = folder / "private" / "root"
     if not path.exists():
         delete_secrets(folder)  # if a crash left some of them
-        raise RunError(f"{folder} is finished, and its secrets are deleted; to train further, start a run with model.warm_start={folder}")
+        page = "" if (folder / "report.html").exists() else f". Its page is missing: taciturn report {folder}"
+        further = f"to train further, start a run with model.warm_start={folder}"
+        raise RunError(f"{folder} is finished, and its secrets are deleted; {further}{page}")
     kind, root = path.read_bytes()[: len(FROM_SEED)], path.read_bytes()[len(FROM_SEED) :]
     if kind not in (FROM_ENTROPY, FROM_SEED) or len(root) != randomness.ROOT_BYTES:
         raise RunError(f"{path} is damaged, so this run cannot be resumed: start another one. What it released stays charged")

@@ -7,6 +7,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from dp_accounting import NonPrivateDpEvent
 
 from taciturn import randomness
 from taciturn.core import Participation, PyTree
+from taciturn.errors import TaciturnError
 from taciturn.evaluation.accuracy import METRICS, Scores
 from taciturn.files import from_json, new_folder, to_json, write_atomically
 from taciturn.fleets.devices.fleet import Connected
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.simulation.availability import TooFewDevices
+from taciturn.populations import open_ledger
 from taciturn.privacy.account import BudgetExhausted
 from taciturn.privacy.adaptive_clip import Norms
 from taciturn.privacy.ledger import FILE_NAME, LedgerError
@@ -132,6 +135,7 @@ def resume_run(folder: str | Path, progress: Progress = unwatched, connected: Co
     folder = Path(folder)
     recipe, state_file = recipe_of(folder), folder / "private" / "state.safetensors"
     with alone_in(folder):
+        _close_if_finished(folder, recipe)
         root, seeded = load_root(folder)
         run = Run(folder, recipe, root, seeded, connected)
         if state_file.exists():
@@ -144,6 +148,16 @@ def resume_run(folder: str | Path, progress: Progress = unwatched, connected: Co
         else:  # interrupted before it was declared
             run.account.open()
         return _train_loop(run, run.fresh_state(), progress)
+
+
+def _close_if_finished(folder: Path, recipe: Recipe) -> None:
+    """Close a run that died after its secrets were deleted and before its ledger was told: nothing else can do so any more."""
+    if (folder / "private" / "root").exists() or not (folder / "guarantee.json").exists():
+        return
+    with suppress(TaciturnError):  # where the ledger is gone, there is nothing to close
+        ledger, name = open_ledger(build.population(recipe)), from_json((folder / "guarantee.json").read_text())["run"]
+        if ledger.run_rows(name) and not ledger.is_closed(name):
+            ledger.close(name)
 
 
 def _train_loop(run: Run, state: TrainState, progress: Progress) -> TrainedRun:
@@ -248,12 +262,13 @@ def _finish(
     write_atomically(run.folder / "guarantee.json", statement_json(guarantee, card.public_text).encode())
     delete_secrets(run.folder)  # with them goes all that could take the noise off
     run.account.close()  # it cannot go on any more
-    start = first or run.evaluate(run.initial_params())
-    people, learned = groups_of(run.held_out.texts, run.vocabulary), whose_text(run.recipe, ledger.run_rows(guarantee.run)[0])
     try:
+        start = first or run.evaluate(run.initial_params())
+        people, learned = groups_of(run.held_out.texts, run.vocabulary), whose_text(run.recipe, ledger.run_rows(guarantee.run)[0])
         write_report(run.folder, guarantee, ledger, learned, people, scores, start)
-    except OSError as error:  # the run is finished, and must not look as if it were to be trained again
-        LOG.warning("the run is finished; only its page could not be written (%s): taciturn report %s", error.strerror, run.folder)
+    except Exception as error:  # whatever it is: the run is finished, and must not look as if it were to be trained again
+        why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        LOG.warning("the run is finished; only its page could not be written (%s): taciturn report %s", why, run.folder)
     estimate = metrics.rows[-1].get("clip_estimate")
     return TrainedRun(run.folder, before.together, scores.together, stopped, estimate)
 

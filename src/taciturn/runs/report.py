@@ -7,12 +7,12 @@ averages over held-out people, who have no guarantee, and over no fewer of them 
 import math
 from collections.abc import Iterator, Sequence
 from datetime import date
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+import taciturn as tt
 from taciturn.audit import audit_users, canaries
 from taciturn.audit.report import rank_text
 from taciturn.core import UNKNOWN
@@ -91,11 +91,7 @@ def write_report(
         _compared([*before, own, *beside], len(before)),
         _spent(ledger),
         *_audited(folder),
-        tag(
-            "footer",
-            tag("p", FOOT),
-            tag("p", f"Taciturn {metadata.version('taciturn')} · ledger row {guarantee.head[:16]}… · {date.today()}"),
-        ),
+        tag("footer", tag("p", FOOT), tag("p", f"Taciturn {tt.__version__} · ledger row {guarantee.head[:16]}… · {date.today()}")),
     ]
     write_atomically(folder / FILE_NAME, page(own.name, parts).encode())
     return folder / FILE_NAME

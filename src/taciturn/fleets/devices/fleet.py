@@ -49,7 +49,7 @@ class Connected(NamedTuple):
     watch: StageProgress = lambda stage, done, all: None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)  # it knows who took part, which no log may say
 class DeviceFleet:
     connected: Connected
     agreement: Terms

@@ -60,13 +60,16 @@ class WireLink:
     ) -> None:
         looked, shown = time.monotonic(), 0
         while len(outcomes) < len(contents) and (left := deadline - time.monotonic()) > 0:
-            came = self._store.collect(name, min(LOOK_SECONDS, left))
+            self._collect(name, min(LOOK_SECONDS, left), outcomes)
             if time.monotonic() - looked > LOOK_SECONDS:
                 looked, gone = time.monotonic(), contents.keys() - set(self._store.present())
-                came += self._store.collect(name, 0)  # of those too who answered and left
-                came += [(number, GONE) for number in gone]
-            for number, outcome in came:
-                outcomes.setdefault(number, outcome)
+                self._collect(name, 0, outcomes)  # of those too who answered and left
+                outcomes |= dict.fromkeys(gone - outcomes.keys(), GONE)
             if (answers := sum(isinstance(one, bytes) for one in outcomes.values())) > shown:
                 shown = answers
                 progress(shown, len(contents))
+
+    def _collect(self, name: str, seconds: float, outcomes: dict[int, bytes | str]) -> None:
+        """Keep answers at once: the store has them no more, and may be gone at the next call."""
+        for number, outcome in self._store.collect(name, seconds):
+            outcomes.setdefault(number, outcome)
