@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cryptography.exceptions import UnsupportedAlgorithm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -54,6 +55,27 @@ def test_blocks_are_those_of_another_implementation_and_coins_use_them():
     words = np.frombuffer(theirs, "<u8")[:3].tolist()
     places = sorted(index + word % (2**20 - index) for index, word in enumerate(words))
     assert chacha20.Coins(key).chosen(np.arange(2**20), 3).tolist() == places
+
+
+def test_coins_go_on_with_the_next_block(monkeypatch):
+    def drawn() -> list[int]:
+        coins = chacha20.Coins(bytes(range(32)))
+        return [*coins._words(8), *coins._words(9), *coins._words(1)]
+
+    ours = np.frombuffer(keystream(KEY, np.arange(4), np.zeros(3, np.uint32)), "<u8").tolist()
+    assert drawn() == [*ours[:17], ours[24]]  # what is left of a block is not drawn from again
+    made = chacha20._on_host
+    monkeypatch.setattr(chacha20, "_on_host", lambda key, nonce, first, count: made(key, nonce, 0, count))
+    assert drawn() != [*ours[:17], ours[24]]  # the twin
+
+
+def test_where_openssl_has_no_chacha20_no_coin_falls_and_the_error_says_why(monkeypatch):
+    def lacking(*_, **__):
+        raise UnsupportedAlgorithm("cipher ChaCha20 in None mode is not supported by this backend")
+
+    monkeypatch.setattr(chacha20, "Cipher", lacking)
+    with pytest.raises(chacha20.CipherMissing, match="FIPS mode"):
+        chacha20.Coins(bytes(32)).chosen(np.arange(9), 3)
 
 
 def binomial(times: int, below: int) -> dict[int, Fraction]:

@@ -1,7 +1,7 @@
 """ChaCha20 (RFC 8439), the source of every random bit that protects people: noise, and the coins that draw a cohort.
 
-Written here, in 32-bit additions, exclusive ors and rotations, so that a key gives the same bits on every machine, with every version
-and setting of JAX, on a CPU and on a GPU; the RFC's test vectors fix them.
+For noise it is written here, in 32-bit additions, exclusive ors and rotations, so that a key gives the same bits on every machine, with
+every version and setting of JAX, on a CPU and on a GPU; the RFC's test vectors fix them. Coins, which fall on the host, are OpenSSL's.
 
 **Guarantee:** `blocks` is the block function of RFC 8439, §2.3, for arrays of block counters.
 
@@ -17,12 +17,21 @@ from collections.abc import Callable, Iterable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+from taciturn.errors import TaciturnError
 
 CONSTANTS = tuple(int(word) for word in np.frombuffer(b"expand 32-byte k", "<u4"))
 WORDS = 16  # of a block
 COLUMNS = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))
 DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
 DOUBLE_ROUNDS = 10
+MOST_BLOCKS = 2**32  # of a nonce: the counter has 32 bits, and OpenSSL carries into the nonce
+
+
+class CipherMissing(TaciturnError):
+    """OpenSSL is of a kind, or in a mode, without ChaCha20."""
 
 
 def key_words(secret: bytes) -> np.ndarray:
@@ -32,9 +41,12 @@ def key_words(secret: bytes) -> np.ndarray:
     return np.frombuffer(secret, "<u4").astype(np.uint32)
 
 
-def blocks(key, counters, nonce) -> list:
+def blocks(key, counters, nonce) -> list[jax.Array]:
     """Sixteen arrays in the shape of `counters`: the words of those blocks, for a key of eight words and a nonce of three."""
-    return _blocks(key, counters, nonce, _rounds_in_jax, jnp)
+    words = [*CONSTANTS, *(key[index] for index in range(8)), counters, *(nonce[index] for index in range(3))]
+    start = [jnp.broadcast_to(jnp.asarray(word, jnp.uint32), jnp.shape(counters)) for word in words]
+    made = jax.lax.fori_loop(0, DOUBLE_ROUNDS, lambda _, words: _double_round(words), start)
+    return [word + first for word, first in zip(made, start, strict=True)]
 
 
 class Coins:
@@ -75,12 +87,11 @@ class Coins:
 
     def _words(self, count: int) -> np.ndarray:
         """uint64."""
-        counters = np.arange(self._next, self._next + -(-count // 8), dtype=np.uint64)
-        if self._next + len(counters) > 2**32:
+        first, blocks = self._next, -(-count // 8)
+        if first + blocks > MOST_BLOCKS:
             raise ValueError("a stream of coins has 2³² blocks, and no more")
-        self._next += len(counters)
-        drawn = _blocks(self._key, counters.astype(np.uint32), self._nonce, _rounds_in_numpy, np)
-        return np.stack(drawn, axis=-1).astype("<u4").reshape(-1).view("<u8")[:count]
+        self._next += blocks
+        return _on_host(self._key, self._nonce, first, blocks).view("<u8")[:count]
 
 
 @functools.lru_cache(maxsize=4)
@@ -108,23 +119,17 @@ def _binomial_sums(times: int, below: int) -> tuple[int, tuple[int, ...]]:
     return likely - len(fewer), tuple(itertools.accumulate(weights))
 
 
-def _blocks(key, counters, nonce, rounds, xp) -> list:
-    shape = xp.shape(counters)
-    fixed = [xp.full(shape, np.uint32(word), xp.uint32) for word in CONSTANTS]
-    keyed = [xp.broadcast_to(xp.asarray(key[index], xp.uint32), shape) for index in range(8)]
-    named = [xp.broadcast_to(xp.asarray(nonce[index], xp.uint32), shape) for index in range(3)]
-    start = [*fixed, *keyed, xp.asarray(counters, xp.uint32), *named]
-    return [word + first for word, first in zip(rounds(start), start, strict=True)]
-
-
-def _rounds_in_numpy(words: list) -> list:
-    for _ in range(DOUBLE_ROUNDS):
-        words = _double_round(words)
-    return words
-
-
-def _rounds_in_jax(words: list) -> list:
-    return jax.lax.fori_loop(0, DOUBLE_ROUNDS, lambda _, words: _double_round(words), words)
+def _on_host(key: np.ndarray, nonce: np.ndarray, first: int, count: int) -> np.ndarray:
+    """Return the bytes of `count` blocks from block `first` on."""
+    named = np.array([first, *nonce], "<u4").tobytes()
+    try:
+        cipher = Cipher(algorithms.ChaCha20(key.astype("<u4").tobytes(), named), mode=None).encryptor()
+    except UnsupportedAlgorithm as error:
+        raise CipherMissing(
+            "OpenSSL on this machine has no ChaCha20, perhaps because of its FIPS mode, and cohorts are drawn with it: leave that mode, "
+            "or run on another machine"
+        ) from error
+    return np.frombuffer(cipher.update(bytes(4 * WORDS * count)), np.uint8)  # zeros, encrypted, are the key stream
 
 
 def _double_round(words: list) -> list:
