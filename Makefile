@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, which read what the first one compiled
 
 .PHONY: demo test test-slow docs mutations peers papers papers-check setup clean
-demo: setup  ## the whole road in under five minutes
+demo: setup  ## the whole road in three minutes
 	@$(BIN)/taciturn demo
 
 test: setup  ## linter, types, tests and doctests
