@@ -62,6 +62,7 @@ def fits(x: jax.Array, recurrent: jax.Array, product: DTypeLike) -> bool:
 def forwards(
     cell: Any, units: int, product: DTypeLike, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None, interpret: bool = False
 ):
+    """Return what `recurrence.scan_forwards` returns, but for the carry before the first step, which is not written."""
     shape, tiling = _shape(x, recurrent, projection, units, product, interpret)
     rows = shape.length * shape.batch
     out = [_array(rows, shape.width), _array(rows, x.shape[-1]), _array(rows, units)]
@@ -83,6 +84,7 @@ def backwards(
     projection: jax.Array | None,
     interpret: bool = False,
 ):
+    """Return what `recurrence.scan_backwards` returns."""
     shape, tiling = _shape(x, recurrent, projection, units, product, interpret)
     rows = shape.length * shape.batch
     out = [_array(rows, x.shape[-1]), _array(rows, x.shape[-1], product), _array(rows, shape.width), _array(2 * ROWS, units)]
