@@ -12,14 +12,13 @@ from taciturn.trees import size
 
 jax.config.update("jax_platforms", "cpu")  # only shapes are computed here: the GPU is the runs'
 
-# Seconds, as measured in earlier runs, with which the estimates agree within a factor of two; most runs were faster.
-START = 40.0  # a process starts, copies its people and compiles
+# Seconds, as measured in earlier runs, with which the estimates agree within a factor of two.
+START = 30.0  # a process starts, copies its people and compiles
 ROUND = 0.05  # what a round takes however few take part
 EVALUATION = 1.0  # 900,000 tokens of held-out people
 CANARIES = 20.0  # 27 of them among 2,000,000 references
-PARAMETER = 1e-10  # of one person's update: it is clipped, made integers and added
-TOKEN = 1.5e-7  # of one person's text, by a model of 10,000 words in short rows
-LONG_ROW = 160  # tokens, which take twice as long each, as they follow one another
+PARAMETER = 6e-11  # of one person's update: it is clipped, made integers and added
+TOKEN = 1.3e-7  # of one person's text, by a model of 10,000 words
 TOKENS = {"local/steam-show": 400}  # of nearly everybody there, at most
 WORDS = {"local/blogs-1600-20k": 20_000, "local/blogs-1600-30k": 30_000, "local/blogs-characters": 200}
 
@@ -38,7 +37,7 @@ def estimate(run: ListedRun) -> Estimate:
     words = WORDS.get(recipe.data.population, 10_000)
     tokens = min(recipe.data.tokens_per_user, TOKENS.get(recipe.data.population, recipe.data.tokens_per_user))
     people = recipe.run.rounds * (recipe.participation.cohort + recipe.canaries.rate * recipe.canaries.synthetic_users)
-    token = TOKEN * words / 10_000 * (1 + recipe.local.unroll / LONG_ROW)
+    token = TOKEN * words / 10_000
     parameter = PARAMETER * (2 if recipe.privacy.encoding == "modular" else 1)
     person = parameter * _parameters(recipe.model, words) + token * tokens * recipe.local.epochs
     measuring = EVALUATION * (1 + recipe.run.rounds / recipe.run.evaluate_every) + CANARIES * ("canaries" in run.measures)
