@@ -29,7 +29,7 @@ class Estimate(NamedTuple):
 
     def beside(self, others: int) -> float:
         """Return its seconds from start to end where so many others of its kind share the GPU."""
-        return self.alone + others * self.gpu
+        return self.alone + others * self.gpu / 3
 
 
 def estimate(run: ListedRun) -> Estimate:
