@@ -12,14 +12,15 @@ from taciturn.trees import size
 
 jax.config.update("jax_platforms", "cpu")  # only shapes are computed here: the GPU is the runs'
 
-# Seconds, as measured in earlier runs, with which the estimates agree within a factor of two.
-START = 30.0  # a process starts, copies its people and compiles
-ROUND = 0.05  # what a round takes however few take part
-EVALUATION = 1.0  # 900,000 tokens of held-out people
+# Seconds, as measured in earlier runs, with which the estimates agree within a factor of three.
+START = 15.0  # a process starts, copies its people and compiles, or finds what another one compiled
+ROUND = 0.03  # what a round takes however few take part
+EVALUATION = 0.5  # 900,000 tokens of held-out people
 CANARIES = 20.0  # 27 of them among 2,000,000 references
 PARAMETER = 6e-11  # of one person's update: it is clipped, made integers and added
 TOKEN = 1.3e-7  # of one person's text, by a model of 10,000 words
 TOKENS = {"local/steam-show": 400}  # of nearly everybody there, at most
+SHARED = 0.6  # of the time that runs would take one after another: side by side they fill each other's gaps
 WORDS = {"local/blogs-1600-20k": 20_000, "local/blogs-1600-30k": 30_000, "local/blogs-characters": 200}
 
 
@@ -29,7 +30,7 @@ class Estimate(NamedTuple):
 
     def beside(self, others: int) -> float:
         """Return its seconds from start to end where so many others of its kind share the GPU."""
-        return self.alone + others * self.gpu / 3
+        return self.alone + others * SHARED * self.gpu
 
 
 def estimate(run: ListedRun) -> Estimate:
@@ -47,7 +48,7 @@ def estimate(run: ListedRun) -> Estimate:
 
 def together(estimates: list[Estimate], at_once: int) -> float:
     """Return the seconds that runs take, so many at a time: until the GPU has done all of it, or the last process its waiting."""
-    return max(sum(one.gpu for one in estimates), sum(one.alone for one in estimates) / at_once)
+    return max(SHARED * sum(one.gpu for one in estimates), sum(one.alone for one in estimates) / at_once)
 
 
 @cache

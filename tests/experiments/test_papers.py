@@ -130,11 +130,11 @@ def test_what_is_asked_for_fits_the_time_that_gpus_are_lent_for():
 
 
 def test_an_estimate_is_near_what_was_measured():
-    """Runs had two others beside them, most of the time."""
-    measured = {one: results.load(one)["seconds"] for one in RUNS if one.paper == "keyboard" and one.result.exists()}
-    assert sum(map(bool, measured.values())) >= 5
+    """Runs had five others beside them, most of the time; those of the keyboard were run before the kernels were as fast."""
+    measured = {one: results.load(one)["seconds"] for one in RUNS if one.paper != "keyboard" and one.result.exists()}
+    assert sum(map(bool, measured.values())) >= 30
     for one, took in measured.items():
-        assert took is None or 0.5 < estimate.estimate(one).beside(2) / took < 2, one.id
+        assert took is None or 1 / 3 < estimate.estimate(one).beside(5) / took < 3, one.id
 
 
 def test_what_has_no_result_is_not_run_and_its_command_names_a_list(elsewhere):
