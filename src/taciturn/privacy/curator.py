@@ -218,7 +218,7 @@ class Curator:
         if len(cohort) > self._mechanism.most_reports:
             raise WrongNumberOfUsers("a cohort is far larger than expected: there are more than participation.users. Raise that number")
         message = Message(params, self._public(state))  # θᵗ, clip norm
-        user_key = randomness.jax_keys(randomness.derive(self._now, "users", round, attempt), 1)[0]
+        user_key = randomness.jax_key(randomness.derive(self._now, "users", round, attempt))
         return self._fleet.sum_reports(self._program, message, cohort, user_key)
 
     @property
