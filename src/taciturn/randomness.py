@@ -41,8 +41,7 @@ def derive(root: bytes, purpose: str, round: int, attempt: int = 0) -> bytes:
     return hmac.digest(root, f"{purpose}\0{round}\0{attempt}".encode(), "sha256")
 
 
-def jax_keys(secret: bytes, count: int) -> jax.Array:
-    """Return `count` independent JAX keys of 64 bits each."""
-    words = b"".join(hmac.digest(secret, f"jax {index}".encode(), "sha256")[:8] for index in range(count))
-    bits = jnp.asarray(np.frombuffer(words, np.uint32).reshape(count, 2))
-    return jax.random.wrap_key_data(bits, impl="threefry2x32")
+def jax_key(secret: bytes) -> jax.Array:
+    """Return a JAX key of 64 bits."""
+    words = np.frombuffer(hmac.digest(secret, b"jax 0", "sha256")[:8], np.uint32)
+    return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")

@@ -14,6 +14,7 @@ from harness import Cut, tiny_recipe
 from taciturn import trees
 from taciturn.algorithms.dp_fedavg import federated
 from taciturn.core import Release, UserData
+from taciturn.privacy import records
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget
 from taciturn.privacy.clipping import flat_clip
@@ -25,7 +26,7 @@ from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import gaussian
 from taciturn.privacy.participation import MinSeparation, PoissonSampling
 from taciturn.privacy.participation_log import ParticipationLog
-from taciturn.privacy.records import RecordError, Records
+from taciturn.privacy.records import PIECE, RecordError, Records
 from taciturn.recipe.build import server_optimizer
 from taciturn.runs.loop import train_run
 
@@ -179,26 +180,98 @@ def test_records_are_their_owners_alone_and_go_when_the_state_is_saved(tmp_path)
 
 
 def test_a_share_of_clipped_users_is_kept_too(tmp_path):
-    records = Records(tmp_path, ROOT)
+    folder = Records(tmp_path, ROOT)
     release = Release({"a": jnp.arange(3.0), "b": {"c": jnp.ones((2, 2))}}, jnp.float32(0.375))
-    checksum = records.write(7, release, "aa-1")
-    kept, drawn = records.read(7, checksum, release.estimate)
+    checksum = folder.write(7, release, "aa-1")
+    kept, drawn = folder.read(7, checksum, release.estimate)
     assert same(kept, release)
     assert drawn == "aa-1"
     assert float(kept.share) == 0.375
 
 
+MANY = Release({"a": jnp.arange(PIECE + 3.0), "b": jnp.arange(PIECE * 1.5)})  # three pieces, the last not whole, and no layer a piece
+BYTES = 4 * PIECE
+
+
+def swapped(numbers: bytes) -> bytes:
+    return numbers[BYTES : 2 * BYTES] + numbers[:BYTES] + numbers[2 * BYTES :]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(lambda numbers, at=at: numbers[:at] + b"!" + numbers[at + 1 :] for at in (0, BYTES - 1, BYTES, 2 * BYTES, 2 * BYTES + 7)),
+        *(lambda numbers, end=end: numbers[:end] for end in (0, BYTES, 2 * BYTES, -4)),
+        lambda numbers: numbers + numbers[-4:],
+        lambda numbers: numbers[BYTES:],
+        swapped,
+    ],
+)
+def test_every_piece_of_a_record_is_checked_and_their_order_and_number(tmp_path, damage):
+    kept_in = Records(tmp_path, ROOT)
+    checksum = kept_in.write(0, MANY, "-0")
+    path = tmp_path / "release-0"
+    whole = path.read_bytes()
+    about, end, numbers = whole.partition(b"\n")
+    assert same(kept_in.read(0, checksum, MANY.estimate)[0], MANY)
+    path.write_bytes(about + end + damage(numbers))
+    assert path.read_bytes() != whole
+    with pytest.raises(RecordError, match="not the one that was charged"):
+        kept_in.read(0, checksum, MANY.estimate)
+    path.write_bytes(whole.replace(b'"-0"', b'"-1"'))  # under another name its noise would be another
+    with pytest.raises(RecordError, match="not the one that was charged"):
+        kept_in.read(0, checksum, MANY.estimate)
+
+
+@pytest.mark.parametrize("kept_on_disk", [True, False])
+def test_a_record_has_every_bit_of_a_release_whatever_becomes_of_it(tmp_path, kept_on_disk):
+    """Numbers that arithmetic would change: NaNs with something in them, the smallest there are, a zero below zero."""
+    bits = np.array([0x7FC12345, 0xFF800001, 1, 0x80000001, 0x80000000, 0x7F800000], np.uint32)
+    kept_in = Records(tmp_path if kept_on_disk else None, ROOT)
+    release = Release({"w": jnp.asarray(bits.view(np.float32))})
+    checksum = kept_in.write(0, release, "-0")
+    jax.jit(lambda values: values + 1, donate_argnums=0)(release.estimate["w"])  # a step that takes its memory over
+    kept, _ = kept_in.read(0, checksum, PARAMS)
+    assert np.asarray(kept.estimate["w"]).view(np.uint32).tolist() == bits.tolist()
+
+
+def test_a_release_of_which_a_piece_cannot_be_hashed_is_neither_charged_nor_given_out(tmp_path, monkeypatch):
+    """Hashes are made in other threads, and what happens there must not be lost."""
+    first, made = door(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "_hash", lambda piece: (_ for _ in ()).throw(Cut()))
+        with pytest.raises(Cut):
+            first.private_mean(PARAMS, made.init(PARAMS), 0)
+    assert len(first.account.charges) == 0
+    written = (tmp_path / "releases" / "release-0").read_bytes()
+    estimate, _ = first.private_mean(PARAMS, made.init(PARAMS), 0)
+    lost = np.frombuffer(written.partition(b"\n")[2], np.float32)
+    assert np.std(lost - np.asarray(estimate["w"])) > 0.05  # other noise: the first has never left
+    assert len(first.account.charges) == 1
+
+
+def test_the_twin_that_does_not_wait_for_its_hashes_is_noticed(tmp_path, monkeypatch):
+    first, made = door(tmp_path)
+    monkeypatch.setattr(first._records._beside, "map", lambda hash, copies: ())
+    first.private_mean(PARAMS, made.init(PARAMS), 0)
+    assert len(first.account.charges) == 1  # for a record that does not verify
+    with pytest.raises(RecordError, match="not the one that was charged"):
+        door(tmp_path, reopened=True)[0].private_mean(PARAMS, made.init(PARAMS), 0)
+
+
 @functools.cache
 def noise_under(**flags: str) -> str:
-    """A hash of noise that another process draws."""
+    """A hash of noise that another process draws, and of what the kernel of a GPU does."""
     program = (
-        "import hashlib, numpy as np\n"
+        "import hashlib, jax.numpy as jnp, numpy as np\n"
         "from taciturn.privacy import sampler, wide\n"
-        "drawn = sampler.white(sampler.spread(2.0**46), np.arange(8, dtype=np.uint32), 3, 1001)\n"
-        "print(hashlib.sha256(wide.to_numpy(drawn).tobytes()).hexdigest())"
+        "given = sampler.spread(2.0**46), np.arange(8, dtype=np.uint32)\n"
+        "for drawn in (sampler.white(*given, 3, 1001), sampler.in_one_kernel(*given, jnp.uint32(3), 1001, interpret=True)):\n"
+        "    print(hashlib.sha256(wide.to_numpy(drawn).tobytes()).hexdigest())"
     )
     done = subprocess.run([sys.executable, "-c", program], env=os.environ | flags, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+    [hashed] = set(done.stdout.split())
+    return hashed
 
 
 @pytest.mark.parametrize("flags", [{"JAX_THREEFRY_PARTITIONABLE": "0"}, {"JAX_ENABLE_X64": "1"}])

@@ -1,9 +1,11 @@
 """White noise in whole numbers: its bits are ChaCha20's, its tables are right, its distance from the rounded normal is what is charged."""
 
+import hashlib
 import itertools
 import math
 from collections import Counter
 from fractions import Fraction
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+import curators
 from taciturn.privacy import chacha20, sampler, wide
 from taciturn.privacy.clipping import MOST_REPORTS, flat_clip
 from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt, tree
@@ -244,17 +247,22 @@ def test_tables_hold_the_cumulative_probabilities_of_the_discrete_gaussian():
         assert beyond < mpf(2) ** -180
 
 
-def test_look_ups_compare_all_127_bits():
+@pytest.mark.parametrize("decisive", [1, 2])
+def test_look_ups_compare_all_127_bits(decisive):
     """Numbers at an entry of the table and one below it, whose first 64 bits are the same."""
+
+    def found(bits: list[np.ndarray]) -> list[int]:
+        return np.asarray(sampler.discrete(table, [jnp.asarray(word) for word in bits], decisive)).tolist()
+
     table = tuple(map(jnp.asarray, sampler.cumulative()))
     places = np.array([0, 1, 2, 500, 2048, 9000, 20_000, 24_000])
     at = [np.asarray(column)[places] for column in sampler.cumulative()]
     exact = [at[0] << 1, *at[1:]]
-    assert np.asarray(sampler.discrete(table, [jnp.asarray(word) for word in exact])).tolist() == (places + 1).tolist()
+    assert found(exact) == (places + 1).tolist()
     below = [at[0] << 1, at[1], at[2] - (at[3] == 0), at[3] - 1]
-    assert np.asarray(sampler.discrete(table, [jnp.asarray(word) for word in below])).tolist() == places.tolist()
+    assert found(below) == places.tolist()
     negative = [exact[0] | 1, *exact[1:]]
-    assert np.asarray(sampler.discrete(table, [jnp.asarray(word) for word in negative])).tolist() == (-places - 1).tolist()
+    assert found(negative) == (-places - 1).tolist()
 
 
 @pytest.mark.parametrize("deviation", [2048.0, 5000.0, 1e6, 2.0**30, 1.7 * 2**44, 2.0**50, 2.0**57])
@@ -304,6 +312,49 @@ def test_a_discrete_gaussian_is_as_far_from_a_rounded_normal_as_is_counted():
 def drawn(deviation: float, size: int = 200_000, stream: int = 0) -> np.ndarray:
     made = sampler.spread(deviation)
     return wide.to_numpy(jax.jit(lambda: sampler.white(made, KEY, stream, size))())
+
+
+def by(draw, deviation: float, size: int, stream: int = 1) -> np.ndarray:
+    made, key = sampler.spread(deviation), np.arange(8, dtype=np.uint32)
+    return wide.to_numpy(jax.jit(lambda key, stream: draw(made, key, stream, size))(key, np.uint32(stream)))
+
+
+interpreted = partial(sampler.in_one_kernel, interpret=True)  # on a GPU it is compiled
+
+
+@pytest.mark.parametrize(("deviation", "size"), [(2048.0, 1), (3000.0, 511), (2.0**46, 513), (2.0**57, 1030)])
+def test_the_kernel_draws_the_same_bits(deviation, size):
+    """Of one program and of several, whole ones and not, and of streams whose number has 32 bits."""
+    for stream in (0, 2**32 - 1):
+        assert np.array_equal(by(interpreted, deviation, size, stream), by(sampler.plain, deviation, size, stream))
+
+
+def test_the_bits_are_those_that_every_machine_is_tried_by(monkeypatch):
+    """And among them are a few for which one word of the number does not decide: the twin that stops there is noticed."""
+    right, found = (by(draw, 2.0**57, 10**5) for draw in (sampler.plain, interpreted))
+    assert np.array_equal(right, found)
+    assert hashlib.sha256(right.tobytes()).hexdigest() == sampler.KNOWN
+    monkeypatch.setattr(jax.lax, "cond", lambda condition, yes, no: no())
+    assert 0 < np.count_nonzero(by(interpreted, 2.0**57, 10**5) != right) < 10
+
+
+def test_a_device_whose_noise_has_other_bits_is_refused_before_anything_is_released(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    white = sampler.white
+    sampler.check_bits.__wrapped__()
+    monkeypatch.setattr(sampler, "white", lambda spread, key, stream, size: white(spread, key, stream + 1, size))
+    sampler.check_bits.cache_clear()
+    with pytest.raises(sampler.OtherBits, match="Nothing was released"):
+        curators.opened(curators.averaging(), curators.Loop(), tmp_path / "ledger.jsonl")
+    sampler.check_bits.cache_clear()
+
+
+def test_the_kernel_is_one_that_a_gpu_can_be_given():
+    """As far as that can be seen without one."""
+    asked = jax.ShapeDtypeStruct((8,), jnp.uint32), jax.ShapeDtypeStruct((), jnp.uint32)
+    traced = jax.jit(lambda key, stream: sampler.white(sampler.spread(2.0**57), key, stream, 2_400_000)).trace(*asked)
+    assert "triton" in traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "triton" not in traced.lower(lowering_platforms=("cpu",)).as_text()
 
 
 @pytest.mark.parametrize("deviation", [3000.0, 1.3 * 2**46])

@@ -199,7 +199,7 @@ class Account:
         self._opened_rows.append(self.ledger.append(row, self._check_rows))
 
     def _check_rows(self, rows: list[Row]) -> None:
-        if sum(row.get("run") == self.terms.name for row in rows) != len(self._opened_rows):
+        if len(self.ledger.run_rows(self.terms.name)) != len(self._opened_rows):
             raise LedgerError(f"another process is at work on run {self.terms.name!r}: stop one of the two")
         if self.ledger.is_closed(self.terms.name):
             raise LedgerError(f"run {self.terms.name!r} is closed, and has given back what it reserved: start a new run")

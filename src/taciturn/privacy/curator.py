@@ -26,6 +26,7 @@ import numpy as np
 from taciturn import randomness
 from taciturn.core import Algorithm, Estimate, FailedRound, Fleet, Key, MechanismState, Message, Params, Program, Report, UserData, UserIds
 from taciturn.fleets.in_memory import UsersInMemory
+from taciturn.privacy import sampler
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget, event_to_json
 from taciturn.privacy.chacha20 import Coins, key_words
@@ -63,6 +64,7 @@ class Curator:
             raise ValueError("noise that is correlated over rounds needs a claim about how often users take part")
         if account.terms.adjacency != participation.adjacency:
             raise ValueError(f"the account states the adjacency «{account.terms.adjacency}», not «{participation.adjacency}»")
+        sampler.check_bits()
         self.account = account
         self._mechanism, self._participation, self._fleet, self._log = mechanism, participation, fleet, log
         # Bound to what runs: one root under two recipes or two noise levels shares no key between them.
@@ -216,7 +218,7 @@ class Curator:
         if len(cohort) > self._mechanism.most_reports:
             raise WrongNumberOfUsers("a cohort is far larger than expected: there are more than participation.users. Raise that number")
         message = Message(params, self._public(state))  # θᵗ, clip norm
-        user_key = randomness.jax_keys(randomness.derive(self._now, "users", round, attempt), 1)[0]
+        user_key = randomness.jax_key(randomness.derive(self._now, "users", round, attempt))
         return self._fleet.sum_reports(self._program, message, cohort, user_key)
 
     @property

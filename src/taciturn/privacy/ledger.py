@@ -75,7 +75,8 @@ class Ledger(ChainedFile):
         self._sorted = 0  # rows that are there
         super().__init__(path, known)
 
-    def run_rows(self, run: str) -> list[Row]:
+    def run_rows(self, run: str | None) -> list[Row]:
+        """Those that are a run's, or, of None, nobody's."""
         for row in self.rows[self._sorted :]:
             self._by_run.setdefault(row.get("run"), []).append(row)
         self._sorted = len(self.rows)
@@ -239,7 +240,7 @@ class Ledger(ChainedFile):
         self.append({"kind": "close", "closed": run}, check)
 
     def is_closed(self, run: str) -> bool:
-        return any(row["kind"] == "close" and row["closed"] == run for row in self.rows)
+        return any(row["kind"] == "close" and row["closed"] == run for row in self.run_rows(None))
 
     def _opened(self, run: str) -> list[Row]:
         rows = self.run_rows(run)
@@ -251,7 +252,7 @@ class Ledger(ChainedFile):
 
     @property
     def anchor(self) -> Anchor | None:
-        row = next((row for row in reversed(self.rows) if row["kind"] == "anchor"), None)
+        row = next((row for row in reversed(self.run_rows(None)) if row["kind"] == "anchor"), None)
         return Anchor.of(row) if row else None
 
     def set_anchor(self, anchor: Anchor) -> None:

@@ -6,26 +6,30 @@ and the next one takes its place. The mechanism's next state is not in it: it fo
 numbers that are the same on every machine (`Mechanism.follow`).
 
 **Guarantee:** a release is on disk (fsync) when `write` returns. `read` gives what was written, or raises: a charge carries the keyed
-checksum of its release. A plain hash would let anyone confirm a guess at what is beneath the noise.
+checksum of its release. A plain hash would let anyone confirm a guess at what is beneath the noise. The release is hashed in pieces, side
+by side, and the checksum is of their hashes: whoever changes a piece, or their order or number, would have to find a collision.
 
 Records are kept in a run's private folder until its state is saved, and deleted with it.
 """
 
+import hashlib
 import hmac
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from taciturn.core import Params, Release
 from taciturn.errors import TaciturnError
 from taciturn.files import write_atomically
 
-Parts = Sequence[bytes | memoryview]
+PIECE = 2**18  # numbers
+Content = tuple[bytes, list[memoryview]]  # what it is, in a line, and its numbers in pieces
 
 
 class RecordError(TaciturnError):
@@ -36,21 +40,23 @@ class Records:
     def __init__(self, folder: Path | None, key: bytes) -> None:
         """`key` is the run's own secret. Without a folder records last as long as the process, and no run goes on after it."""
         self._folder, self._key = folder, key
-        self._in_memory: dict[int, bytes] = {}
+        self._in_memory: dict[int, Content] = {}
+        self._beside = ThreadPoolExecutor()
 
     def write(self, row: int, release: Release, drawn: str) -> str:
         """Keeps a release, and under which name its noise was drawn; returns the checksum for its charge."""
-        leaves = [np.asarray(leaf, "<f4", order="C") for leaf in jax.device_get(jax.tree.leaves(release))]
-        about = json.dumps({"row": row, "drawn": drawn, "shapes": [leaf.shape for leaf in leaves]}).encode()
-        parts = [about + b"\n", *(leaf.reshape(-1).view(np.uint8).data for leaf in leaves)]
-        with ThreadPoolExecutor(1) as beside:  # a model is hashed about as fast as it is written
-            checksum = beside.submit(self._checksum, parts)
-            if self._folder is None:
-                self._in_memory[row] = b"".join(parts)
-            else:
-                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                write_atomically(self._path(self._folder, row), parts, 0o600)
-            return checksum.result()
+        leaves = jax.tree.leaves(release)
+        about = json.dumps({"row": row, "drawn": drawn, "shapes": [np.shape(leaf) for leaf in leaves]}).encode() + b"\n"
+        copies = _pieces(leaves)
+        for copy in copies:
+            copy.copy_to_host_async()
+        hashes = self._beside.map(_hash, copies)  # from now on; Python lets go of its lock meanwhile
+        if self._folder is None:
+            self._in_memory[row] = about, [*map(_bytes, copies)]
+        else:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomically(self._path(self._folder, row), [about, *map(_bytes, copies)], 0o600)
+        return self._checksum(about, hashes)
 
     def read(self, row: int, checksum: str, like: Params) -> tuple[Release, str]:
         """The release that a charge was made for, and under which name its noise was drawn; `like` has the parameters' structure."""
@@ -60,19 +66,19 @@ class Records:
                 f"the release of round {row} is charged, and its record is gone: to make it again would give away more than was charged, "
                 "so this run cannot go on. Restore its private folder from a copy, or start a new run with model.warm_start"
             )
-        if not hmac.compare_digest(self._checksum([content]), checksum):
+        about, pieces = content
+        if not hmac.compare_digest(self._checksum(about, map(_hash, pieces)), checksum):
             raise RecordError(
                 f"the record of round {row} is not the one that was charged: it was damaged, or belongs to another run. Restore the run's "
                 "private folder from a copy, or start a new run with model.warm_start"
             )
-        header, _, numbers = content.partition(b"\n")
-        about, values, leaves = json.loads(header), np.frombuffer(numbers, "<f4"), []
-        for shape in about["shapes"]:
-            leaves.append(jax.numpy.asarray(values[: math.prod(shape)].reshape(shape)))
+        said, values, leaves = json.loads(about), np.frombuffer(b"".join(pieces), "<f4"), []
+        for shape in said["shapes"]:
+            leaves.append(jnp.asarray(values[: math.prod(shape)].reshape(shape)))
             values = values[math.prod(shape) :]
         size, structure = len(jax.tree.leaves(like)), jax.tree.structure(like)
         share = leaves[size] if len(leaves) > size else None
-        return Release(jax.tree.unflatten(structure, leaves[:size]), share), about["drawn"]
+        return Release(jax.tree.unflatten(structure, leaves[:size]), share), said["drawn"]
 
     def forget(self, before: int) -> None:
         """Those of rows before that one, whose effect is saved in the run's state."""
@@ -81,18 +87,35 @@ class Records:
             if int(path.name.removeprefix("release-")) < before:
                 path.unlink()
 
-    def _content(self, row: int) -> bytes | None:
+    def _content(self, row: int) -> Content | None:
         if self._folder is None:
             return self._in_memory.get(row)
         path = self._path(self._folder, row)
-        return path.read_bytes() if path.exists() else None
+        if not path.exists():
+            return None
+        about, end, numbers = path.read_bytes().partition(b"\n")
+        view, length = memoryview(numbers), 4 * PIECE
+        return about + end, [view[start : start + length] for start in range(0, len(view), length)]
 
     @staticmethod
     def _path(folder: Path, row: int) -> Path:
         return folder / f"release-{row}"
 
-    def _checksum(self, parts: Parts) -> str:
-        made = hmac.new(self._key, digestmod="sha256")
-        for part in parts:
-            made.update(part)
-        return made.hexdigest()
+    def _checksum(self, about: bytes, hashes: Iterable[bytes]) -> str:
+        return hmac.new(self._key, about + b"".join(hashes), "sha256").hexdigest()
+
+
+@jax.jit
+def _pieces(leaves: list[jax.Array]) -> list[jax.Array]:
+    """As words, so that nothing is rounded on the way."""
+    words = [jax.lax.bitcast_convert_type(jnp.ravel(leaf).astype(jnp.float32), jnp.uint32) for leaf in leaves]
+    row = jnp.concatenate(words)
+    return [row[start : start + PIECE] for start in range(0, row.size, PIECE)]
+
+
+def _bytes(piece: jax.Array | memoryview) -> memoryview:
+    return np.asarray(piece).view(np.uint8).data
+
+
+def _hash(piece: jax.Array | memoryview) -> bytes:
+    return hashlib.sha256(_bytes(piece)).digest()

@@ -7,7 +7,7 @@ which it reaches tells what is beneath.
 How: X = Σ c_i X_i, where each X_i is a discrete Gaussian of standard deviation `BASE`, looked up in a table of cumulative probabilities by
 comparing 127 random bits in whole, and c_i are integers small enough that each addition stays a discrete Gaussian (Micciancio and
 Walter 2017, "Gaussian sampling over the integers"). σ is so large that a discrete Gaussian and a rounded normal are the same to
-2⁻⁹⁰ or better. All of it is integers; the bits are ChaCha20's.
+2⁻⁹⁰ or better. All of it is integers; the bits are ChaCha20's, and the same whether a GPU's own kernel draws them or any other machine.
 
 **Guarantee:** a draw of `white` is within `distance` of independent rounded normals of standard deviation `deviation`, in total variation,
 for uniform bits. docs/proofs.md has the proof.
@@ -16,7 +16,9 @@ for uniform bits. docs/proofs.md has the proof.
 """
 
 import functools
+import hashlib
 import math
+import operator
 from decimal import Context, Decimal
 from fractions import Fraction
 from typing import NamedTuple
@@ -24,7 +26,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import pallas
+from jax.experimental.pallas import triton
 
+from taciturn.errors import TaciturnError
 from taciturn.privacy import chacha20, wide
 from taciturn.privacy.wide import Wide
 
@@ -32,10 +37,17 @@ BASE = 2048  # standard deviation of a table's discrete Gaussian
 BITS = 127  # of a cumulative probability
 LARGEST = 2**15 - 1  # of what a table gives; 16 standard deviations
 WORDS = 4  # of 32 bits, for each draw of each coordinate: 127 bits and a sign
+HELD = 128  # blocks that one program of a GPU draws from
 # A lattice of spacing c meets a Gaussian of standard deviation ≥ 2c: its sums over the lattice differ by 2 exp(−8π²), less than 2⁻¹¹².
 SMOOTHING = Fraction(1, 4) - Fraction(1, BASE**2)
 ADDITION_ERROR = 2.0**-111  # of one addition, in total variation
 TABLE_ERROR = (LARGEST + 1) * 2.0 ** -(BITS + 1) + 2.0**-180  # of one look-up: rounded probabilities, and the tail that is cut off
+# The hash of 10⁵ draws at a standard deviation of 2⁵⁷ steps, key 0 … 7, stream 1: so many that one word does not decide for all.
+KNOWN = "7ea1bf83c53e4ac00d42608054f0c5752e0d2356cba313ad4d978b313c1b69f9"
+
+
+class OtherBits(TaciturnError):
+    """Noise is not on this machine what it is on others."""
 
 
 class Spread(NamedTuple):
@@ -68,26 +80,81 @@ def spread(deviation: float) -> Spread:
 
 def white(spread: Spread, key: jax.Array, stream: jax.Array | int, size: int) -> Wide:
     """`size` independent draws. Streams of one key share no bits."""
-    counters = jnp.arange(-(-size // WORDS), dtype=jnp.uint32)
-    table = tuple(map(jnp.asarray, cumulative()))
-    names = jnp.arange(len(spread.factors), dtype=jnp.uint32)
-    lower = jnp.asarray([factor & 0x7FFFFFFF for factor in spread.factors], jnp.uint32)
-    upper = jnp.asarray([factor >> 31 for factor in spread.factors], jnp.uint32)
+    given = spread, jnp.asarray(key, jnp.uint32), jnp.asarray(stream, jnp.uint32), size
+    return jax.lax.platform_dependent(cuda=lambda: in_one_kernel(*given), default=lambda: plain(*given))
 
-    def add(sum: Wide, one: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[Wide, None]:
-        name, low, high = one
-        words = chacha20.blocks(key, counters, (name, jnp.asarray(stream, jnp.uint32), jnp.uint32(0)))
+
+def plain(spread: Spread, key: jax.Array, stream: jax.Array, size: int) -> Wide:
+    """The definition."""
+    counters = jnp.arange(-(-size // WORDS), dtype=jnp.uint32)
+    table, names = tuple(map(jnp.asarray, cumulative())), jnp.arange(len(spread.factors), dtype=jnp.uint32)
+
+    def add(sum: Wide, one: tuple[jax.Array, ...]) -> tuple[Wide, None]:
+        name, *factor = one
+        words = chacha20.blocks(key, counters, (name, stream, jnp.uint32(0)))
         # A block serves four coordinates, a quarter of them all apart.
         bits = [jnp.concatenate(words[place::WORDS])[:size] for place in range(WORDS)]
-        drawn = wide.of(discrete(table, bits))
-        scaled = wide.add(wide.times(drawn, low), wide.shifted(wide.times(drawn, high), 31))
-        return wide.add(sum, scaled), None
+        # Two words decide, but for once in 2⁴⁸ draws.
+        return wide.add(sum, _times(discrete(table, bits, 2), *factor)), None
 
-    return jax.lax.scan(add, wide.zeros((size,)), (names, lower, upper))[0]
+    return jax.lax.scan(add, wide.zeros((size,)), (names, *_halves(spread)))[0]
 
 
-def discrete(table: tuple[jax.Array, ...], bits: list[jax.Array]) -> jax.Array:
-    """A discrete Gaussian for each four words: one bit is the sign, 127 are looked up."""
+def in_one_kernel(spread: Spread, key: jax.Array, stream: jax.Array, size: int, interpret: bool = False) -> Wide:
+    """The same bits on a GPU (Pallas): a program draws from `HELD` blocks and keeps them in registers. XLA would write all words of all
+    blocks to memory after every double round, and where every search stands after every step."""
+    blocks = -(-size // WORDS)
+    programs = -(-blocks // HELD)  # the last may draw more than is asked for
+    out = jax.ShapeDtypeStruct((WORDS, programs * HELD), jnp.int32), jax.ShapeDtypeStruct((WORDS, programs * HELD), jnp.uint32)
+    kernel, options = functools.partial(_kernel, len(spread.factors)), None if interpret else triton.CompilerParams(num_warps=4)
+    call = pallas.pallas_call(kernel, grid=(programs,), out_shape=out, compiler_params=options, interpret=interpret)
+    drawn = call(key, stream[None], *_halves(spread), *map(jnp.asarray, cumulative()))
+    return Wide(*(words[:, :blocks].reshape(-1)[:size] for words in drawn))
+
+
+def _kernel(factors: int, key_ref, stream_ref, lower_ref, upper_ref, *refs) -> None:
+    table, drawn_refs = refs[:WORDS], refs[WORDS:]
+    first = pallas.program_id(0) * HELD
+    counters = (first + jnp.arange(HELD)).astype(jnp.uint32)
+
+    def add(name: jax.Array, sums: list[Wide]) -> list[Wide]:
+        words = chacha20.blocks(key_ref, counters, (name.astype(jnp.uint32), stream_ref[0], jnp.uint32(0)))
+        # One word decides for most programs: it does not for one draw in 2¹⁷.
+        drawn = [discrete(table, words[WORDS * quarter :][:WORDS], 1) for quarter in range(WORDS)]
+        return [wide.add(sum, _times(one, lower_ref[name], upper_ref[name])) for sum, one in zip(sums, drawn, strict=True)]
+
+    for quarter, sum in enumerate(jax.lax.fori_loop(0, factors, add, [wide.zeros((HELD,))] * WORDS)):
+        for ref, words in zip(drawn_refs, sum, strict=True):
+            ref[quarter, pallas.ds(first, HELD)] = words
+
+
+@functools.cache
+def check_bits() -> None:
+    """Raise unless noise has the bits here that it has everywhere. On a CPU tests have seen it; GPUs are tried once in each process."""
+    if jax.default_backend() == "cpu":
+        return
+    drawn = jax.jit(lambda key: white(spread(2.0**57), key, 1, 10**5))(np.arange(8, dtype=np.uint32))
+    if hashlib.sha256(wide.to_numpy(drawn).tobytes()).hexdigest() != KNOWN:
+        raise OtherBits(
+            f"on {jax.local_devices()[0].device_kind} noise has other bits than elsewhere, so nothing is known of it. Nothing was "
+            "released. Update JAX and the driver, or train on CPUs (JAX_PLATFORMS=cpu)"
+        )
+
+
+def _halves(spread: Spread) -> tuple[jax.Array, jax.Array]:
+    """The factors' lower 31 bits, and those above."""
+    lower, upper = zip(*((factor & 0x7FFFFFFF, factor >> 31) for factor in spread.factors), strict=True)
+    return jnp.asarray(lower, jnp.uint32), jnp.asarray(upper, jnp.uint32)
+
+
+def _times(drawn: jax.Array, lower: jax.Array, upper: jax.Array) -> Wide:
+    number = wide.of(drawn)
+    return wide.add(wide.times(number, lower), wide.shifted(wide.times(number, upper), 31))
+
+
+def discrete(table: tuple[jax.Array, ...], bits: list[jax.Array], decisive: int) -> jax.Array:
+    """A discrete Gaussian for each four words: one bit is the sign, 127 are looked up. Only so many words are compared where they decide
+    for all of them, and all four otherwise."""
     first, second, third, fourth = bits
     number = first >> 1, second, third, fourth
 
@@ -105,9 +172,9 @@ def discrete(table: tuple[jax.Array, ...], bits: list[jax.Array]) -> jax.Array:
 
         return jax.lax.fori_loop(0, 15, halve, jnp.zeros(first.shape, jnp.int32))
 
-    # Two words decide, but for once in 2⁴⁸ draws; where they do not, all four are compared.
-    found = search(2)
-    undecided = jnp.any((table[0][found] == number[0]) & (table[1][found] == number[1]))
+    found = search(decisive)
+    same = functools.reduce(operator.and_, [entry[found] == word for entry, word in zip(table[:decisive], number, strict=False)])
+    undecided = jnp.max(same.astype(jnp.int32)) > 0
     found = jax.lax.cond(undecided, lambda: search(WORDS), lambda: found)
     return jnp.where(first & 1 == 1, -found, found)
 

@@ -133,7 +133,7 @@ class Run:
     def initial_params(self) -> Params:
         if self.warm_start:
             return jax.tree.map(jax.numpy.asarray, self.warm_start.params)
-        return self.model.init(randomness.jax_keys(randomness.derive(self.root, "init", 0), 1)[0])
+        return self.model.init(randomness.jax_key(randomness.derive(self.root, "init", 0)))
 
     def evaluate(self, params: Params) -> Scores:
         """Measure with a column for each held-out user; `together` they are what is shown."""
