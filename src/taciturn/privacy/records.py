@@ -52,7 +52,7 @@ class Records:
             copy.copy_to_host_async()
         hashes = self._beside.map(_hash, copies)  # from now on; Python lets go of its lock meanwhile
         if self._folder is None:
-            self._in_memory[row] = about, [*map(_bytes, copies)]
+            self._in_memory = {row: (about, [*map(_bytes, copies)])}  # the ones before cannot be needed: nothing that lives goes back to them
         else:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomically(self._path(self._folder, row), [about, *map(_bytes, copies)], 0o600)
