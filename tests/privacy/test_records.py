@@ -189,21 +189,22 @@ def test_a_share_of_clipped_users_is_kept_too(tmp_path):
     assert float(kept.share) == 0.375
 
 
-MANY = Release({"a": jnp.arange(PIECE + 3.0), "b": jnp.arange(PIECE * 1.5)})  # three pieces, the last not whole, and no layer a piece
-BYTES = 4 * PIECE
+MANY = Release(
+    {"a": jnp.arange(PIECE // 4 + 3.0), "b": jnp.arange(PIECE // 4 * 1.5)}
+)  # three pieces, the last not whole, and no layer a piece
 
 
 def swapped(numbers: bytes) -> bytes:
-    return numbers[BYTES : 2 * BYTES] + numbers[:BYTES] + numbers[2 * BYTES :]
+    return numbers[PIECE : 2 * PIECE] + numbers[:PIECE] + numbers[2 * PIECE :]
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        *(lambda numbers, at=at: numbers[:at] + b"!" + numbers[at + 1 :] for at in (0, BYTES - 1, BYTES, 2 * BYTES, 2 * BYTES + 7)),
-        *(lambda numbers, end=end: numbers[:end] for end in (0, BYTES, 2 * BYTES, -4)),
+        *(lambda numbers, at=at: numbers[:at] + b"!" + numbers[at + 1 :] for at in (0, PIECE - 1, PIECE, 2 * PIECE, 2 * PIECE + 7)),
+        *(lambda numbers, end=end: numbers[:end] for end in (0, PIECE, 2 * PIECE, -4)),
         lambda numbers: numbers + numbers[-4:],
-        lambda numbers: numbers[BYTES:],
+        lambda numbers: numbers[PIECE:],
         swapped,
     ],
 )
@@ -233,6 +234,15 @@ def test_a_record_has_every_bit_of_a_release_whatever_becomes_of_it(tmp_path, ke
     jax.jit(lambda values: values + 1, donate_argnums=0)(release.estimate["w"])  # a step that takes its memory over
     kept, _ = kept_in.read(0, checksum, PARAMS)
     assert np.asarray(kept.estimate["w"]).view(np.uint32).tolist() == bits.tolist()
+
+
+def test_without_a_folder_the_last_release_alone_is_kept():
+    """Else a long loop of one's own would fill the memory."""
+    kept_in = Records(None, ROOT)
+    checksums = [kept_in.write(row, Release({"w": jnp.full(3, float(row))}), "-0") for row in (0, 1)]
+    assert np.asarray(kept_in.read(1, checksums[1], PARAMS)[0].estimate["w"]).tolist() == [1.0] * 3
+    with pytest.raises(RecordError, match="begin anew with a new curator"):
+        kept_in.read(0, checksums[0], PARAMS)
 
 
 def test_a_release_of_which_a_piece_cannot_be_hashed_is_neither_charged_nor_given_out(tmp_path, monkeypatch):

@@ -48,18 +48,14 @@ def with_short_steps(take_step: Step, gradient_norm: float) -> Step:
     return step
 
 
-def fedavg_update(
-    take_step: Step, local: LocalTraining, project: Project | None = None, begin: Callable[[Params], Params] | None = None
-) -> UserUpdate:
-    """E passes of SGD over the user's batches, Δ = θ − θ⁰. `begin` may put beside the parameters what steps keep for one another.
+def fedavg_update(take_step: Step, local: LocalTraining, project: Project | None = None) -> UserUpdate:
+    """E passes of SGD over the user's batches, Δ = θ − θ⁰.
 
     With `project`, clipping is *greedy*: after every local step the update is put back into the ball (paper 1). Without, the mechanism
     clips once at the end (Ramaswamy et al. 2020).
     """
     if local.gradient_norm is not None:
         take_step = with_short_steps(take_step, local.gradient_norm)
-    if project is not None or local.update_penalty or local.gradient_norm is not None:
-        begin = None  # these change parameters after a step, and know of nothing beside them
 
     def user_update(message: Message, user: UserData, key: Key) -> Update:
         start, pull = message.params, local.learning_rate * local.update_penalty  # θ⁰
@@ -84,9 +80,8 @@ def fedavg_update(
         def train_epoch(epoch: jax.Array | int, params: Params) -> Params:
             return jax.lax.fori_loop(0, user.steps, partial(step, epoch), params)
 
-        params = begin(start) if begin else start
-        params = train_epoch(0, params) if local.epochs == 1 else jax.lax.fori_loop(0, local.epochs, train_epoch, params)
-        return trees.subtract({name: params[name] for name in start} if begin else params, start)  # Δ_k = θ − θ⁰
+        params = train_epoch(0, start) if local.epochs == 1 else jax.lax.fori_loop(0, local.epochs, train_epoch, start)
+        return trees.subtract(params, start)  # Δ_k = θ − θ⁰
 
     return user_update
 

@@ -17,14 +17,6 @@ from taciturn.models import softmax_step
 from taciturn.models.layers import add_rows
 
 Step = Callable[[Params, jax.Array, Key | None, float], Params]  # params, batch of token rows, dropout key, rate
-ROUNDED = "rounded words"  # beside the parameters: a copy of the output layer's matrix as products take it
-
-
-def with_copy(model: LanguageModel, product: DTypeLike) -> Callable[[Params], Params]:
-    """Return what a device begins its steps with: the parameters, and for products in 16 bits a copy, which every step keeps up to date."""
-    if jnp.dtype(product) == jnp.float32:
-        return lambda params: params
-    return lambda params: {**params, ROUNDED: params[model.word_embedding].astype(product)}
 
 
 def sgd_step(model: LanguageModel, product: DTypeLike = jnp.float32, power: float = 0.0) -> Step:
@@ -35,7 +27,7 @@ def sgd_step(model: LanguageModel, product: DTypeLike = jnp.float32, power: floa
         # The words in use as an embedding of their own, in which each has the number of its place.
         rows = params[model.embedding][inputs.reshape(-1)]
         places = jnp.arange(inputs.size).reshape(inputs.shape)
-        large = {model.embedding, model.word_embedding, "word_bias", ROUNDED}
+        large = {model.embedding, model.word_embedding, "word_bias"}
         rest = {name: leaf for name, leaf in params.items() if name not in large}
 
         def contexts_of(rest: Params, rows: jax.Array) -> jax.Array:
@@ -46,18 +38,16 @@ def sgd_step(model: LanguageModel, product: DTypeLike = jnp.float32, power: floa
         present = targets != PADDING
         weights = jnp.where(present, 1.0 / jnp.maximum(jnp.sum(present), 1), 0.0)
         matrix, bias = params[model.word_embedding], params["word_bias"]
-        given = (contexts, matrix, bias, targets, weights, rate, model.unit_norm, product, power, params.get(ROUNDED))
+        given = (contexts, matrix, bias, targets, weights, rate, model.unit_norm, product, power)
         if softmax_step.fits(contexts, product):
             stepped = jax.lax.platform_dependent(cuda=lambda: softmax_step.fused(*given), default=lambda: softmax_step.plain(*given))
         else:
             stepped = softmax_step.plain(*given)
         d_rest, d_rows = pull_back(stepped.d_contexts)
         after = jax.tree.map(lambda p, g: p - rate * g, rest, d_rest)
-        after |= {model.word_embedding: stepped.matrix, "word_bias": stepped.bias, ROUNDED: stepped.rounded}
-        embedding, places = after.get(model.embedding, params[model.embedding]), inputs.reshape(-1)
-        after[model.embedding] = add_rows(embedding, places, -rate * d_rows)
-        if ROUNDED in params and model.embedding == model.word_embedding:
-            after[ROUNDED] = stepped.rounded.at[places].set(after[model.embedding][places].astype(product))
+        after |= {model.word_embedding: stepped.matrix, "word_bias": stepped.bias}
+        embedding = after.get(model.embedding, params[model.embedding])
+        after[model.embedding] = add_rows(embedding, inputs.reshape(-1), -rate * d_rows)
         return {name: after[name] for name in params}
 
     return step

@@ -3,7 +3,7 @@
 `plain` is the definition. `fused` is the same in two GPU kernels (Pallas) that never store the scores of 10,000 words: the
 first reads the word matrix and finds each token's normaliser and expected row; the second reads it again, makes the scores anew block by
 block and writes the stepped matrix in its place. Three passes over the matrix where automatic differentiation makes about ten, and none
-over scores. The first needs no more of the matrix than it multiplies with: a copy in 16 bits, which the second keeps up to date.
+over scores.
 """
 
 import functools
@@ -28,7 +28,7 @@ class Tiling(NamedTuple):
 
 
 # Found by measuring on an H200.
-EXPECTING, STEPPING = Tiling(64, 4, 3), Tiling(64, 4, 3)
+EXPECTING, STEPPING = Tiling(64, 4, 1), Tiling(64, 4, 3)
 GROUP = 64  # tokens that a program holds at a time, where there are more than twice as many: their sums have to fit registers
 MOST_HELD = 320 * 96 * 2  # bytes of a step's contexts: more were not measured, and many, as on public text, are for plain products
 
@@ -37,7 +37,6 @@ class Stepped(NamedTuple):
     matrix: jax.Array
     bias: jax.Array
     d_contexts: jax.Array  # gradient with respect to the contexts, for the layers below
-    rounded: jax.Array | None = None  # the matrix as products take it, where such a copy was given
 
 
 def plain(
@@ -50,13 +49,11 @@ def plain(
     unit_norm: bool,
     product: DTypeLike = jnp.float32,
     power: float = 0.0,
-    rounded: jax.Array | None = None,
 ) -> Stepped:
     """θ ← θ − η ∇ Σ_t weight_t · ℓ(p_t), p_t = softmax(s_t)[target_t], s_t = (context_t · row_v [/ ‖row_v‖] + bias_v)_v, and ℓ as
     `losses.bounded` has it: −log p, or with a power q (1 − p^q) / q, whose gradient is that of −log p times p^q."""
-    multiplied = matrix if rounded is None else rounded
-    inverse = _inverse_norms(multiplied, product) if unit_norm else jnp.ones(len(matrix), matrix.dtype)
-    scores = dot(contexts, multiplied.T, product) * inverse + bias
+    inverse = _inverse_norms(matrix) if unit_norm else jnp.ones(len(matrix), matrix.dtype)
+    scores = dot(contexts, matrix.T, product) * inverse + bias
     exponentials = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
     normaliser = jnp.sum(exponentials, axis=-1)
     if power:
@@ -66,11 +63,10 @@ def plain(
     scaled, wanted = exponentials * inverse, (weights * inverse[targets])[:, None]
     d_rows = add_rows(dot(scaled.T, factors[:, None] * contexts, product), targets, -wanted * contexts)
     d_bias = add_rows((factors @ exponentials)[:, None], targets, -weights[:, None])[:, 0]
-    d_contexts = factors[:, None] * dot(scaled, multiplied, product) - wanted * matrix[targets]
+    d_contexts = factors[:, None] * dot(scaled, matrix, product) - wanted * matrix[targets]
     if unit_norm:  # only what is at right angles to a row moves it: its length does not matter
         d_rows = d_rows - matrix * (jnp.sum(matrix * d_rows, axis=-1) * jnp.square(inverse))[:, None]
-    stepped = matrix - rate * d_rows
-    return Stepped(stepped, bias - rate * d_bias, d_contexts, None if rounded is None else stepped.astype(product))
+    return Stepped(matrix - rate * d_rows, bias - rate * d_bias, d_contexts)
 
 
 def fused(
@@ -83,7 +79,6 @@ def fused(
     unit_norm: bool,
     product: DTypeLike = jnp.float32,
     power: float = 0.0,
-    rounded: jax.Array | None = None,
     interpret: bool = False,
 ) -> Stepped:
     (vocabulary, width), tokens = matrix.shape, len(contexts)
@@ -100,31 +95,30 @@ def fused(
             functools.partial(kernel, shape), grid=grid, compiler_params=None if interpret else options, interpret=interpret, **outputs
         )
 
-    padded = padded.astype(product)
+    rounded = padded.astype(product)
     share = jax.ShapeDtypeStruct((SPLITS, len(padded)), jnp.float32)
     means = jax.ShapeDtypeStruct((SPLITS, *padded.shape), jnp.float32)
     largest, sums, drawn = call(_expectations, EXPECTING, (SPLITS, len(padded) // group), out_shape=(share, share, means))(
-        padded, matrix if rounded is None else rounded, bias
+        rounded, matrix, bias
     )
     top = jnp.max(largest, axis=0)
     scales = jnp.exp(largest - top)
     total = jnp.sum(sums * scales, axis=0)
     expected = jnp.sum(drawn * scales[..., None], axis=0) / total[:, None]  # Σ_v p_v row_v
-    wanted = matrix[targets] * (_inverse_norms(matrix[targets], product)[:, None] if unit_norm else 1.0)
+    wanted = matrix[targets] * (_inverse_norms(matrix[targets])[:, None] if unit_norm else 1.0)
     normaliser = top + jnp.log(total)  # log Σ_v exp(s_v)
     if power:
         scores = jnp.sum(contexts * wanted, axis=-1) + bias[targets]
         weights = weights * jnp.exp(power * jnp.minimum(scores - normaliser[:tokens], 0.0))  # rounded otherwise, it may be above 0
     d_contexts = weights[:, None] * (expected[:tokens] - wanted)
-    written = [matrix, bias] if rounded is None else [matrix, bias, rounded]  # each in its own place
-    stepped, stepped_bias, *copy = call(
+    stepped, stepped_bias = call(
         functools.partial(_step, rate),
         STEPPING,
         (SPLITS,),
-        out_shape=[jax.ShapeDtypeStruct(one.shape, one.dtype) for one in written],
-        input_output_aliases={4 + place: place for place in range(len(written))},
-    )(padded, jnp.pad(targets, (0, padding), constant_values=-1), jnp.pad(weights, (0, padding)), normaliser, *written)
-    return Stepped(stepped, stepped_bias, d_contexts, *copy)
+        out_shape=(jax.ShapeDtypeStruct(matrix.shape, jnp.float32), jax.ShapeDtypeStruct(bias.shape, jnp.float32)),
+        input_output_aliases={1: 0, 2: 1},
+    )(rounded, matrix, bias, jnp.pad(targets, (0, padding), constant_values=-1), jnp.pad(weights, (0, padding)), normaliser)
+    return Stepped(stepped, stepped_bias, d_contexts)
 
 
 def fits(contexts: jax.Array, product: DTypeLike) -> bool:
@@ -162,8 +156,8 @@ def _expectations(shape: _Shape, contexts_ref, matrix_ref, bias_ref, largest_ref
 
     def block(index, carry):
         first = split * shape.rows + index * shape.block
-        inside, _, rounded, inverse, bias = _block(shape, matrix_ref, bias_ref, first)
-        after = []
+        inside, rows, inverse, bias = _block(shape, matrix_ref, bias_ref, first)
+        rounded, after = [row.astype(shape.product) for row in rows], []
         for tiles, (largest, total, sums) in zip(contexts, carry, strict=True):
             score = sum(triton.dot(tile, row, trans_b=True) for tile, row in zip(tiles, rounded, strict=True))
             score = jnp.where(inside[None, :], score * inverse[None, :] + bias[None, :], -1e30)
@@ -187,10 +181,11 @@ def _expectations(shape: _Shape, contexts_ref, matrix_ref, bias_ref, largest_ref
             drawn_ref[split, at, pallas.ds(w, m)] = drawn
 
 
-def _step(rate: float, shape: _Shape, contexts_ref, targets_ref, weights_ref, normaliser_ref, *refs) -> None:
+def _step(
+    rate: float, shape: _Shape, contexts_ref, matrix_ref, bias_ref, targets_ref, weights_ref, normaliser_ref, stepped_ref, stepped_bias_ref
+) -> None:
     """Each block of rows, stepped along its gradient. Words go down and tokens across: what one product gives, the next one takes."""
-    split, (matrix_ref, bias_ref) = pallas.program_id(0), refs[:2]
-    stepped_ref, stepped_bias_ref, *copy_ref = refs[len(refs) // 2 :]
+    split = pallas.program_id(0)
 
     def loaded(group):
         return [(_tiles(contexts_ref, shape, at), targets_ref[at], weights_ref[at], normaliser_ref[at]) for at in _places(shape, group)]
@@ -200,7 +195,8 @@ def _step(rate: float, shape: _Shape, contexts_ref, targets_ref, weights_ref, no
     def block(index, carry):
         first = split * shape.rows + index * shape.block
         words = first + jnp.arange(shape.block)
-        inside, rows, rounded, inverse, bias = _block(shape, matrix_ref, bias_ref, first)
+        inside, rows, inverse, bias = _block(shape, matrix_ref, bias_ref, first)
+        rounded = [row.astype(shape.product) for row in rows]
 
         def add(group, sums):
             d_rows, d_bias = sums
@@ -221,9 +217,8 @@ def _step(rate: float, shape: _Shape, contexts_ref, targets_ref, weights_ref, no
             along = (along * inverse * inverse)[:, None]
             d_rows = [d - row * along for row, d in zip(rows, d_rows, strict=True)]
         for (w, m), row, d in zip(shape.width, rows, d_rows, strict=True):
-            for ref in (stepped_ref, *copy_ref):
-                place = ref.at[pallas.ds(first, shape.block), pallas.ds(w, m)]
-                triton.store(place, (row - rate * d).astype(ref.dtype), mask=jnp.broadcast_to(inside[:, None], row.shape))
+            place = stepped_ref.at[pallas.ds(first, shape.block), pallas.ds(w, m)]
+            triton.store(place, row - rate * d, mask=jnp.broadcast_to(inside[:, None], row.shape))
         triton.store(stepped_bias_ref.at[pallas.ds(first, shape.block)], bias - rate * d_bias, mask=inside)
         return carry
 
@@ -240,7 +235,7 @@ def _tiles(contexts_ref, shape: _Shape, at):
 
 
 def _block(shape: _Shape, matrix_ref, bias_ref, first):
-    """A block of words: which of them there are, their rows, the same as products take them, one over their norms, their biases."""
+    """A block of words: which of them there are, their rows, one over the rows' norms, their biases."""
     inside = first + jnp.arange(shape.block) < shape.vocabulary
     rows = [
         triton.load(
@@ -251,10 +246,10 @@ def _block(shape: _Shape, matrix_ref, bias_ref, first):
         for w, m in shape.width
     ]
     bias = triton.load(bias_ref.at[pallas.ds(first, shape.block)], mask=inside, other=0.0)
-    rounded, inverse = [row.astype(shape.product) for row in rows], jnp.ones(shape.block, jnp.float32)
+    inverse = jnp.ones(shape.block, jnp.float32)
     if shape.unit_norm:
-        inverse = jax.lax.rsqrt(sum(jnp.sum(jnp.square(row.astype(jnp.float32)), axis=1) for row in rounded) + 1e-12)
-    return inside, rows, rounded, inverse, bias
+        inverse = jax.lax.rsqrt(sum(jnp.sum(row * row, axis=1) for row in rows) + 1e-12)
+    return inside, rows, inverse, bias
 
 
 def _blocks(shape: _Shape, split):
@@ -263,6 +258,5 @@ def _blocks(shape: _Shape, split):
     return jnp.clip((left + shape.block - 1) // shape.block, 0, shape.rows // shape.block)
 
 
-def _inverse_norms(matrix: jax.Array, product: DTypeLike) -> jax.Array:
-    """Of the rows as products take them, so that all who make scores make the same."""
-    return jax.lax.rsqrt(jnp.sum(jnp.square(matrix.astype(product).astype(jnp.float32)), axis=-1) + 1e-12)
+def _inverse_norms(matrix: jax.Array) -> jax.Array:
+    return jax.lax.rsqrt(jnp.sum(jnp.square(matrix), axis=-1) + 1e-12)

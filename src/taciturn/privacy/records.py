@@ -12,24 +12,26 @@ by side, and the checksum is of their hashes: whoever changes a piece, or their 
 Records are kept in a run's private folder until its state is saved, and deleted with it.
 """
 
+import functools
 import hashlib
 import hmac
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 from taciturn.core import Params, Release
 from taciturn.errors import TaciturnError
 from taciturn.files import write_atomically
 
-PIECE = 2**18  # numbers
-Content = tuple[bytes, list[memoryview]]  # what it is, in a line, and its numbers in pieces
+PIECE = 2**20  # bytes
+Content = tuple[bytes, memoryview]  # what it is, in a line, and its numbers
 
 
 class RecordError(TaciturnError):
@@ -38,7 +40,7 @@ class RecordError(TaciturnError):
 
 class Records:
     def __init__(self, folder: Path | None, key: bytes) -> None:
-        """`key` is the run's own secret. Without a folder records last as long as the process, and no run goes on after it."""
+        """`key` is the run's own secret. Without a folder the last record is kept, in memory, and no run goes on after its process."""
         self._folder, self._key = folder, key
         self._in_memory: dict[int, Content] = {}
         self._beside = ThreadPoolExecutor()
@@ -47,32 +49,35 @@ class Records:
         """Keeps a release, and under which name its noise was drawn; returns the checksum for its charge."""
         leaves = jax.tree.leaves(release)
         about = json.dumps({"row": row, "drawn": drawn, "shapes": [np.shape(leaf) for leaf in leaves]}).encode() + b"\n"
-        copies = _pieces(leaves)
-        for copy in copies:
-            copy.copy_to_host_async()
-        hashes = self._beside.map(_hash, copies)  # from now on; Python lets go of its lock meanwhile
+        numbers = _on_host(leaves)
+        hashes = self._beside.map(_hash, _pieces(numbers))  # from now on; Python lets go of its lock meanwhile
         if self._folder is None:
-            self._in_memory = {row: (about, [*map(_bytes, copies)])}  # the ones before cannot be needed: nothing that lives goes back to them
+            self._in_memory = {row: (about, numbers)}
         else:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_atomically(self._path(self._folder, row), [about, *map(_bytes, copies)], 0o600)
+            write_atomically(self._path(self._folder, row), [about, numbers], 0o600)
         return self._checksum(about, hashes)
 
     def read(self, row: int, checksum: str, like: Params) -> tuple[Release, str]:
         """The release that a charge was made for, and under which name its noise was drawn; `like` has the parameters' structure."""
         content = self._content(row)
+        if content is None and self._folder is None:
+            raise RecordError(
+                f"the release of round {row} is charged, and without a folder only the last one is kept: begin anew with a new curator, "
+                "whose releases are charged beside those of this one"
+            )
         if content is None:
             raise RecordError(
                 f"the release of round {row} is charged, and its record is gone: to make it again would give away more than was charged, "
                 "so this run cannot go on. Restore its private folder from a copy, or start a new run with model.warm_start"
             )
-        about, pieces = content
-        if not hmac.compare_digest(self._checksum(about, map(_hash, pieces)), checksum):
+        about, numbers = content
+        if not hmac.compare_digest(self._checksum(about, map(_hash, _pieces(numbers))), checksum):
             raise RecordError(
                 f"the record of round {row} is not the one that was charged: it was damaged, or belongs to another run. Restore the run's "
                 "private folder from a copy, or start a new run with model.warm_start"
             )
-        said, values, leaves = json.loads(about), np.frombuffer(b"".join(pieces), "<f4"), []
+        said, values, leaves = json.loads(about), np.frombuffer(numbers, "<f4"), []
         for shape in said["shapes"]:
             leaves.append(jnp.asarray(values[: math.prod(shape)].reshape(shape)))
             values = values[math.prod(shape) :]
@@ -94,8 +99,7 @@ class Records:
         if not path.exists():
             return None
         about, end, numbers = path.read_bytes().partition(b"\n")
-        view, length = memoryview(numbers), 4 * PIECE
-        return about + end, [view[start : start + length] for start in range(0, len(view), length)]
+        return about + end, memoryview(numbers)
 
     @staticmethod
     def _path(folder: Path, row: int) -> Path:
@@ -105,17 +109,26 @@ class Records:
         return hmac.new(self._key, about + b"".join(hashes), "sha256").hexdigest()
 
 
-@jax.jit
-def _pieces(leaves: list[jax.Array]) -> list[jax.Array]:
-    """As words, so that nothing is rounded on the way."""
-    words = [jax.lax.bitcast_convert_type(jnp.ravel(leaf).astype(jnp.float32), jnp.uint32) for leaf in leaves]
-    row = jnp.concatenate(words)
-    return [row[start : start + PIECE] for start in range(0, row.size, PIECE)]
+def _on_host(leaves: list[jax.Array]) -> memoryview:
+    """All numbers, one leaf after another."""
+    devices = leaves[0].devices() if isinstance(leaves[0], jax.Array) else {jax.local_devices()[0]}
+    return np.asarray(_words(*devices)(leaves)).view(np.uint8).data
 
 
-def _bytes(piece: jax.Array | memoryview) -> memoryview:
-    return np.asarray(piece).view(np.uint8).data
+@functools.cache
+def _words(device: jax.Device) -> Callable[[list[jax.Array]], jax.Array]:
+    """As words, so that nothing is rounded on the way, and in memory that a GPU writes to by itself: touching new pages takes longer."""
+    kinds = {memory.kind for memory in device.addressable_memories()}
+    place = SingleDeviceSharding(device, memory_kind="pinned_host" if "pinned_host" in kinds else None)
+    return jax.jit(
+        lambda leaves: jnp.concatenate([jax.lax.bitcast_convert_type(jnp.ravel(leaf).astype(jnp.float32), jnp.uint32) for leaf in leaves]),
+        out_shardings=place,
+    )
 
 
-def _hash(piece: jax.Array | memoryview) -> bytes:
-    return hashlib.sha256(_bytes(piece)).digest()
+def _pieces(numbers: memoryview) -> list[memoryview]:
+    return [numbers[start : start + PIECE] for start in range(0, len(numbers), PIECE)]
+
+
+def _hash(piece: memoryview) -> bytes:
+    return hashlib.sha256(piece).digest()

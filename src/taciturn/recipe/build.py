@@ -27,7 +27,7 @@ from taciturn.evaluation.accuracy import WINDOW
 from taciturn.models.losses import cross_entropy
 from taciturn.models.registry import ModelKind, model_kind
 from taciturn.models.sampling import beginnings
-from taciturn.models.sgd import sgd_step, with_copy
+from taciturn.models.sgd import sgd_step
 from taciturn.names import ServerOptimizer
 from taciturn.privacy.accounting import Budget, composed, noise_for_budget, repeated
 from taciturn.privacy.adaptive_clip import AdaptiveClip
@@ -175,16 +175,15 @@ def most_reports(recipe: Recipe) -> int:
 
 def _user_update(recipe: Recipe, model: LanguageModel, local: LocalTraining, project: Project | None = None) -> UserUpdate:
     """Build what a device computes; `model` takes its products as the recipe says."""
-    product = jnp.bfloat16 if recipe.local.precision == "mixed" else jnp.float32
-    step, begin = sgd_step(model, product, recipe.local.loss_power), with_copy(model, product)
+    step = sgd_step(model, jnp.bfloat16 if recipe.local.precision == "mixed" else jnp.float32, recipe.local.loss_power)
     match recipe.local.forgetting:
         case "none":
-            update = fedavg_update(step, local, project, begin)
+            update = fedavg_update(step, local, project)
         case "rehearsal":
             corpus = general_text(recipe)
             assert corpus is not None  # the recipe is refused otherwise
             rows = general_rows(corpus, layout(recipe, corpus.vocabulary).cut)
-            update = fedavg_update(rehearsing(step, rows, recipe.local.user_share), local, project, begin)
+            update = fedavg_update(rehearsing(step, rows, recipe.local.user_share), local, project)
         case "distillation":
             update = unforgetting_update(model, local, recipe.local.user_share, project)
     return compressed(update, upload(recipe))
