@@ -162,8 +162,7 @@ def tree(multiplier: float, *lengths: int, honaker: bool = True) -> Noise:
 
     def ending(rows: int) -> Next:
         """A tree that is completed after so many rows."""
-        first, *above = sensitivity.completed_weights(rows, honaker)
-        del first
+        _, *above = sensitivity.completed_weights(rows, honaker)
         level = (rows & -rows).bit_length() - 1
 
         def complete(nodes: Wide, draw: Draw) -> Wide:
