@@ -16,7 +16,7 @@ from taciturn.core import BEGIN, Message, UserData
 from taciturn.data.public import PublicCorpus
 from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.models import losses
-from taciturn.models.cifg import cifg
+from taciturn.models.cells import cifg
 from taciturn.models.sampling import beginnings
 from taciturn.privacy.ledger import FILE_NAME, Ledger
 from taciturn.privacy.participation import PoissonSampling

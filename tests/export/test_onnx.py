@@ -10,12 +10,7 @@ import pytest
 from pages import in_bytes
 from taciturn.core import BEGIN, END
 from taciturn.export.onnx import onnx_model, onnx_scores
-from taciturn.models.cifg import cell as cifg_cell
-from taciturn.models.cifg import cifg
-from taciturn.models.gru import cell as gru_cell
-from taciturn.models.gru import gru
-from taciturn.models.lstm import cell as lstm_cell
-from taciturn.models.lstm import lstm
+from taciturn.models.cells import cifg, cifg_cell, gru, gru_cell, lstm, lstm_cell
 from taciturn.models.stepping import Recurrent, step_weights
 from taciturn.release.gate import ExportRefused
 
