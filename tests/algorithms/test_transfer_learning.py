@@ -11,7 +11,7 @@ from dp_accounting import NonPrivateDpEvent
 
 from harness import quietly, tiny_recipe
 from taciturn import trees
-from taciturn.algorithms.transfer_learning import transfer_learning
+from taciturn.algorithms.fine_tuning import transfer_learning
 from taciturn.core import BEGIN, Message, UserData
 from taciturn.data.public import PublicCorpus
 from taciturn.fleets.simulation.in_process import SimulatedFleet

@@ -45,7 +45,7 @@ def noise_of(asked: Task, plan: Plan) -> float:
 def test_a_plan_fits_the_time_and_its_noise_is_bearable(users, promised, seconds):
     asked = task(users, promised, seconds)
     plan = best_plan(asked)
-    assert plan.user_trainings <= seconds * asked.users_per_second
+    assert plan.rounds * plan.cohort <= seconds * asked.users_per_second
     assert noise_of(asked, plan) < 1.05 * LOUDEST
 
 
@@ -67,7 +67,7 @@ def test_more_people_a_larger_epsilon_and_more_time_are_worth_more():
 
 def test_time_that_gains_nothing_is_not_spent():
     plan, hurried = best_plan(task(promised=1.0, seconds=1e6)), best_plan(task(promised=1.0, seconds=600.0))
-    assert plan.user_trainings < 600_000
+    assert plan.rounds * plan.cohort < 600_000
     assert plan.gain < hurried.gain + ENOUGH
 
 

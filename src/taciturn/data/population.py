@@ -236,16 +236,10 @@ def _is_text(path: Path) -> bool:
 
 
 def write_population(
-    folder: Path,
-    train: dict[str, list[int]],
-    held_out: dict[str, list[int]],
-    vocabulary: Vocabulary,
-    about: dict[str, Any],
-    shard_tokens: int = SHARD_TOKENS,
-    same_people_as: Path | None = None,
+    folder: Path, train: dict[str, list[int]], held_out: dict[str, list[int]], vocabulary: Vocabulary, about: dict[str, Any], **how: Any
 ) -> Population:
-    """Write a population of users who are in memory: user id → word ids."""
-    with writing_population(folder, vocabulary, shard_tokens, same_people_as) as writer:
+    """Write a population of users who are in memory: user id → word ids; `how` as `writing_population` takes it."""
+    with writing_population(folder, vocabulary, **how) as writer:
         for split, users in (("train", train), ("held_out", held_out)):
             for user in sorted(users, key=lambda user: (position(user), user)):
                 writer.add(split, hashed_id(writer.salt, user), users[user])

@@ -14,9 +14,8 @@ from dp_accounting import DpEvent
 from jax.typing import DTypeLike
 
 from taciturn.algorithms.dp_fedavg import dp_fedavg, dp_fedsgd, dp_ftrl, fedavg
-from taciturn.algorithms.fine_tuning import rehearsing, unforgetting_update
+from taciturn.algorithms.fine_tuning import Text, rehearsing, transfer_learning, unforgetting_update
 from taciturn.algorithms.local_training import LocalTraining, Project, UserUpdate, fedavg_update
-from taciturn.algorithms.transfer_learning import Text, transfer_learning
 from taciturn.algorithms.uploads import Upload, compressed, upload_bytes
 from taciturn.core import PADDING, Algorithm, LanguageModel, Params, Participation
 from taciturn.data.layout import Cut, Layout, Sentences, Unrolls
