@@ -70,13 +70,7 @@ def cross_entropy_with(labels: jax.Array, model: LanguageModel, params: Params, 
 
 
 def transfer_learning(
-    model: LanguageModel,
-    user_update: UserUpdate,
-    text: Text,
-    participation: Participation,
-    learning_rate: float,
-    epochs: int,
-    batch_size: int,
+    model: LanguageModel, user_update: UserUpdate, text: Text, participation: Participation, rate: float, epochs: int, batch_size: int
 ) -> Algorithm:
     """Learning from the average prediction (Popov et al. 2018, §2.3; Shin et al. 2016): devices say what they would have written next in a
     text that everybody has, and the server learns that. The text is public, or sampled from the model that is sent, so that a device can
@@ -99,7 +93,7 @@ def transfer_learning(
             batch = jax.lax.dynamic_slice_in_dim(rows, start, batch_size)
             labels = jax.lax.dynamic_slice_in_dim(expected, start, batch_size)
             gradient = jax.grad(lambda params: cross_entropy_with(labels, model, params, batch))(params)
-            return jax.tree.map(lambda p, g: p - learning_rate * g, params, gradient), None
+            return jax.tree.map(lambda p, g: p - rate * g, params, gradient), None
 
         params, _ = jax.lax.scan(step, state.params, jnp.arange(epochs * batches))
         return ServerState(params, state.optimizer)

@@ -54,22 +54,15 @@ class Account:
 
     def open(self) -> None:
         """Declare the run. Refused where the ledger already has one of that name."""
-        terms, reserved = self.terms, self.allowed
+        terms, budget, reserved = self.terms, self.terms.budget, self.allowed
 
         def check(rows: list[Row]) -> None:
             if any(row.get("run") == terms.name for row in rows):
                 raise LedgerError(f"{self.ledger.path} already has a run {terms.name!r}: choose another --run, or --resume it")
             self.ledger.check_room([self.cost(reserved)] if reserved else [], terms.distance)
 
-        declared = {"adjacency": terms.adjacency, "randomness": terms.randomness, "accountant": terms.accountant}
-        declared["noise"] = INTEGERS
-        limits = {
-            "delta": terms.budget.delta,
-            "epsilon": terms.budget.epsilon,
-            "rho": terms.budget.rho,
-            "rounds": terms.rounds,
-            "reserved": reserved,
-        }
+        declared = {"adjacency": terms.adjacency, "randomness": terms.randomness, "accountant": terms.accountant, "noise": INTEGERS}
+        limits = {"delta": budget.delta, "epsilon": budget.epsilon, "rho": budget.rho, "rounds": terms.rounds, "reserved": reserved}
         identity = {"kind": "open", "run": terms.name, "recipe": terms.recipe, "population": terms.population}
         identity |= {"unit": terms.unit, "fresh": self._fresh()}
         costs = {**self._costs(), "start": terms.start}

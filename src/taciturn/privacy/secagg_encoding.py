@@ -75,10 +75,6 @@ class Encoding(NamedTuple):
         """Return the size of a report whose residues are packed without gaps (fleets/secure_aggregation/bit_packing.py)."""
         return math.ceil(self.padded * self.bits / 8)
 
-    def scale(self, clip_norm: float) -> float:
-        """s."""
-        return self.radius / clip_norm
-
 
 class Rotation(NamedTuple):
     """What devices must know of a round."""

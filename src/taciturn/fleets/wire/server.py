@@ -99,7 +99,6 @@ class OpenFrontEnd(NamedTuple):
     address: str
     door: Door
     wait: Callable[[], None]  # until it ends, which by itself it does not
-    close: Callable[[], None]
 
 
 @dataclass
@@ -154,17 +153,14 @@ def front_end(folder: Path, host: str, port: int, store: Store, number_of: Numbe
             loop.run_until_complete(store.close())
             loop.close()
 
-    def close() -> None:
-        with suppress(RuntimeError):  # it has ended already
-            loop.call_soon_threadsafe(serving.cancel)
-        thread.join(5)
-
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     try:
-        yield OpenFrontEnd(f"{host}:{listener.getsockname()[1]}", door, thread.join, close)
+        yield OpenFrontEnd(f"{host}:{listener.getsockname()[1]}", door, thread.join)
     finally:
-        close()
+        with suppress(RuntimeError):  # it has ended already
+            loop.call_soon_threadsafe(serving.cancel)
+        thread.join(5)
 
 
 def _listen(host: str, port: int) -> socket.socket:
