@@ -59,7 +59,7 @@ class Account:
         def check(rows: list[Row]) -> None:
             if any(row.get("run") == terms.name for row in rows):
                 raise LedgerError(f"{self.ledger.path} already has a run {terms.name!r}: choose another --run, or --resume it")
-            self.ledger.check_room([self.cost(reserved)] if reserved else [], terms.distance)
+            self.ledger.check_room([repeated(self.release, reserved)] if reserved else [], terms.distance)
 
         declared = {"adjacency": terms.adjacency, "randomness": terms.randomness, "accountant": terms.accountant, "noise": INTEGERS}
         limits = {"delta": budget.delta, "epsilon": budget.epsilon, "rho": budget.rho, "rounds": terms.rounds, "reserved": reserved}
@@ -98,10 +98,6 @@ class Account:
         self.rows = rows
         self._append({"kind": "resume", "run": terms.name, "fresh": self._fresh()})
 
-    def cost(self, releases: int) -> DpEvent:
-        """Return the cost of the run's first `releases`, without its lineage."""
-        return repeated(self.release, releases)
-
     def _costs(self) -> Row:
         return {
             "lineage": [event_to_json(event) for event in self.terms.lineage],
@@ -125,7 +121,7 @@ class Account:
         if self._allowed is None:
             most = most_releases(self.release, self.terms.rounds + spare_rounds(self.terms.rounds))
             self._allowed = allowed_releases(
-                lambda releases: composed(self.terms.lineage, self.cost(releases)),
+                lambda releases: composed(self.terms.lineage, repeated(self.release, releases)),
                 self.terms.budget,
                 self.terms.accountant,
                 most,
