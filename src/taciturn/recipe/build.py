@@ -43,8 +43,6 @@ from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.sections import AUDITED_AT_ONCE, DEFAULT_CLIP_NORM, ModelSection
 from taciturn.trees import size
 
-LARGEST_VOCABULARY = 30_000  # of the papers' models
-
 
 def language_model(model: ModelSection, vocabulary: int, product: DTypeLike = jnp.float32) -> LanguageModel:
     """Build the model; `product` is the type in which its matrix products are taken."""
@@ -306,9 +304,7 @@ def _optimal_coefficients(recipe: Recipe, length: int) -> dict[str, list[float]]
     return optimal_blt(length, separation, participations, privacy.buffers)
 
 
-def with_noise(
-    recipe: Recipe, lineage: Sequence[DpEvent] = (), lineage_distance: float = 0.0, vocabulary: int = LARGEST_VOCABULARY
-) -> Recipe:
+def with_noise(recipe: Recipe, vocabulary: int, lineage: Sequence[DpEvent] = (), lineage_distance: float = 0.0) -> Recipe:
     """Return the recipe with its noise worked out: the strategy, and the multiplier from the budget, where it names none. What its start
     has cost already, and how far that was from the ideal, is counted in."""
     recipe = with_strategy(recipe)

@@ -75,7 +75,7 @@ class Run:
         if has_budget and any(isinstance(cost, NonPrivateDpEvent) for cost in self.lineage):
             raise RecipeError("[model] warm_start has no privacy (ε = ∞), so nothing that starts from it can meet a budget")
         recipe = build.with_general_text(recipe)
-        return build.with_noise(recipe, self.lineage, self.lineage_distance, len(self.vocabulary))
+        return build.with_noise(recipe, len(self.vocabulary), self.lineage, self.lineage_distance)
 
     def _check(self, first: Params, people: int) -> None:
         """Refuse what only shows once recipe, users and model are seen together."""
