@@ -157,7 +157,7 @@ def _started(people: Path, public: Path, out: Path) -> Path:
     begun = (out / CHECKPOINT).exists()
     if begun or not (out / "model.safetensors").exists():
         same = corpus.vocabulary.words == shipped.vocabulary
-        watched(public, ModelSection(kind="cifg"), Schedule(), out, begun, Path(SHIPPED) if same else None, again="")
+        watched(public, ModelSection(kind="cifg"), Schedule(), out, begun, Path(SHIPPED) if same else None, "")
     elif corpus.source not in load_model(out)[1].public_sources:
         raise TaciturnError(f"{out} was pretrained on other text than {public}: delete it, or choose another --run")
     return out

@@ -139,9 +139,7 @@ class Choice(NamedTuple):
     why: str
 
 
-def choices(
-    task: Task, plan: Plan, population: str, start: str, architecture: dict[str, Any], on_cpu: bool, measured: int = 0
-) -> list[Choice]:
+def choices(task: Task, plan: Plan, population: str, start: str, architecture: dict[str, Any], on_cpu: bool, measured: int) -> list[Choice]:
     """List the whole recipe. `architecture` is that of the start; the model is `measured` so often between its start and its end."""
     defaults = ModelSection().model_dump(mode="json")
     built = {name: value for name, value in architecture.items() if value != defaults[name]}
