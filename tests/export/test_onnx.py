@@ -20,8 +20,8 @@ TEXT = np.random.default_rng(0).integers(1, 40, 25)
 CELLS = {"lstm": lstm_cell, "cifg": cifg_cell, "gru": gru_cell}
 
 
-def content_of(kind: str, *model, as_bytes: bool = False) -> bytes:
-    return onnx_model(CELLS[kind], *model, as_bytes=as_bytes).SerializeToString()
+def content_of(kind: str, weights, never, restarts=(), about=None, as_bytes: bool = False) -> bytes:
+    return onnx_model(CELLS[kind], weights, never, restarts, about or {}, as_bytes).SerializeToString()
 
 
 def weights_of(name: str):
@@ -63,7 +63,7 @@ def test_a_gate_left_out_would_be_noticed():
 
 def test_a_cell_of_what_onnx_has_no_node_for_is_refused():
     with pytest.raises(ExportRefused, match="not of cos"):
-        onnx_model(lambda x, r, carry: (jnp.cos(carry), carry), weights_of("gru"), [])
+        onnx_model(lambda x, r, carry: (jnp.cos(carry), carry), weights_of("gru"), [], [], {}, False)
 
 
 def test_bytes_are_near_the_numbers_they_stand_for():
