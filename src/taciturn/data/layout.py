@@ -27,12 +27,9 @@ class Unrolls:
         """int32 [pieces, length + 1], at most `most` of them, padded with zeros at the end."""
         tokens = tokens if most is None else tokens[: most * self.length]
         count = math.ceil(len(tokens) / self.length)
-        text = np.zeros(count * self.length, np.int32)
-        text[: len(tokens)] = tokens
-        rows = np.empty((count, self.length + 1), np.int32)
-        rows[:, 1:] = text.reshape(count, self.length)
-        rows[:1, 0], rows[1:, 0] = BEGIN, rows[:-1, -1]
-        return rows
+        text = np.zeros(1 + count * self.length, np.int32)
+        text[0], text[1 : 1 + len(tokens)] = BEGIN, tokens
+        return text[self.length * np.arange(count)[:, None] + np.arange(self.length + 1)]
 
 
 @dataclass(frozen=True)
