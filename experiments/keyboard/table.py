@@ -19,9 +19,9 @@ from taciturn.data.population import trained_on
 from taciturn.data.sources import Source
 from taciturn.evaluation.intervals import Interval
 from taciturn.export.word_model import load_word_model
-from taciturn.keyboard.people import read_people
 from taciturn.keyboard.typing_simulation import Typing, enough_words, simulate
 from taciturn.keyboard.user_history import WithHistory
+from taciturn.runs.typing import read_people
 
 PEOPLE, WORDS = 1000, 400
 SHOWN = (

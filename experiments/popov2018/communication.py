@@ -33,9 +33,9 @@ import numpy as np
 from gradient_compression import Memory, clip_locally, compress, empty_memory, entries_sent, share_sent, upload_bytes
 from taciturn import trees
 from taciturn.core import Key, Params, PyTree
+from taciturn.models.cells import lstm_cell
 from taciturn.models.deep_lstm import deep_lstm
 from taciturn.models.layers import dot, dropout, transposed
-from taciturn.models.lstm import cell
 
 END_OF_SENTENCE, NOTHING = "<eos>", -1
 LAYERS, UNROLL = 2, 5
@@ -114,7 +114,7 @@ def _carried_forward(product, gates, recurrent, start):
     def step(state, x):
         fed_back, carry = state
         r = dot(fed_back, matrix, product)
-        output, next_carry = cell(x, r, carry)
+        output, next_carry = lstm_cell(x, r, carry)
         return (output, next_carry), (output, x + r, carry)
 
     end, (outputs, totals, carries) = jax.lax.scan(step, start, gates, unroll=UNROLL)
@@ -128,7 +128,7 @@ def _carried_backward(product, saved, gradient):
     def step(state, inputs):
         d_fed_back, d_carry = state
         d_output, total, carry = inputs
-        _, pull_back = jax.vjp(lambda total, carry: cell(total, jnp.zeros_like(total), carry), total, carry)
+        _, pull_back = jax.vjp(lambda total, carry: lstm_cell(total, jnp.zeros_like(total), carry), total, carry)
         d_total, d_carry = pull_back((d_output + d_fed_back, d_carry))
         return (dot(d_total, back, product), d_carry), d_total
 

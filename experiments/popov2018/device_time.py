@@ -14,7 +14,7 @@ import numpy as np
 from taciturn.algorithms.local_training import LocalTraining, fedavg_update
 from taciturn.core import LanguageModel, Message
 from taciturn.data.layout import Layout, Unrolls
-from taciturn.models.cifg import cifg
+from taciturn.models.cells import cifg
 from taciturn.models.deep_lstm import deep_lstm
 from taciturn.models.sgd import sgd_step
 

@@ -3,7 +3,6 @@
 from typing import Literal
 
 AlgorithmName = Literal["dp-fedavg", "dp-fedsgd", "dp-ftrl", "fedavg", "transfer-learning"]
-ModelKind = Literal["lstm", "cifg", "gru", "transformer", "deep-lstm"]
 ParticipationKind = Literal["poisson", "fixed", "min-separation", "cyclic-poisson"]
 FleetKind = Literal["simulated", "check-in", "queue", "devices"]
 NoiseKind = Literal["independent", "tree", "honaker", "banded", "blt"]  # how it is correlated over rounds

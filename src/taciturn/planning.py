@@ -85,11 +85,6 @@ class Question:
         return self.possible_separation if self.min_separation is None else self.min_separation
 
     @property
-    def bands(self) -> int:
-        """Return the bands of banded noise: at most the rounds between two turns of a user."""
-        return min(BANDS, self.rounds, self.separation + 1)
-
-    @property
     def participations(self) -> int:
         possible = most_participations(self.rounds, self.separation)
         return possible if self.max_participations is None else min(possible, self.max_participations)
@@ -134,7 +129,8 @@ def _noise(question: Question, strategy: Strategy, participation: Participation)
 
 
 def _noise_and_turns(question: Question, mechanism: MechanismName) -> tuple[Strategy, Participation]:
-    rounds, bands, share = question.rounds, question.bands, question.report_goal / question.population
+    rounds, share = question.rounds, question.report_goal / question.population
+    bands = min(BANDS, rounds, question.separation + 1)  # at most the rounds between two turns of a user
     turns = MinSeparation(question.report_goal, question.separation, question.participations, rounds)
     match mechanism:
         case "poisson":

@@ -6,6 +6,9 @@ True
 """
 
 import math
+from collections.abc import Mapping
+from functools import reduce
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +37,20 @@ def zeros_like(tree: PyTree) -> PyTree:
 def size(tree: PyTree) -> int:
     """Count the parameters."""
     return sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(tree))
+
+
+def layer_names(tree: PyTree) -> list[str]:
+    """Name the leaves in order, such as `blocks/0/feed_in`."""
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def nested(leaves: Mapping[str, Any]) -> PyTree:
+    """Put leaves of such names into nested dicts again."""
+    tree: dict[str, Any] = {}
+    for name, leaf in leaves.items():
+        *path, last = name.split("/")
+        reduce(lambda inside, part: inside.setdefault(part, {}), path, tree)[last] = leaf
+    return tree
 
 
 def norm_upper_bound(tree: PyTree) -> jax.Array:

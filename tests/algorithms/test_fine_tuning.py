@@ -16,7 +16,7 @@ from taciturn.algorithms.local_training import LocalTraining, fedavg_update, gra
 from taciturn.core import Message, UserData
 from taciturn.data.public import PublicCorpus
 from taciturn.models import losses
-from taciturn.models.cifg import cifg
+from taciturn.models.cells import cifg
 from taciturn.recipe.text import RecipeError
 from taciturn.runs.loop import resume_run, train_run
 

@@ -11,12 +11,12 @@ from dp_accounting import NonPrivateDpEvent
 
 from harness import quietly, tiny_recipe
 from taciturn import trees
-from taciturn.algorithms.transfer_learning import transfer_learning
+from taciturn.algorithms.fine_tuning import transfer_learning
 from taciturn.core import BEGIN, Message, UserData
 from taciturn.data.public import PublicCorpus
 from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.models import losses
-from taciturn.models.cifg import cifg
+from taciturn.models.cells import cifg
 from taciturn.models.sampling import beginnings
 from taciturn.privacy.ledger import FILE_NAME, Ledger
 from taciturn.privacy.participation import PoissonSampling

@@ -153,13 +153,13 @@ def test_the_command_leaves_with_1_where_noise_is_missing(wide, tmp_path, capsys
 
 
 def test_users_have_all_turns_that_the_claim_allows_and_no_more(wide):
-    recipe = with_noise(watched(wide, **FTRL))
+    recipe = with_noise(watched(wide, **FTRL), 30_000)
     turns = audit_users.patterns(recipe)
     assert max(map(len, turns)) == 4 == recipe.max_participations  # of 16 rounds with four between two turns
     assert all(np.diff(one).min() >= 5 for one in turns)
     assert sorted(round for one in turns for round in one) == list(range(16))  # each round is somebody's, and of one pattern
     rare = FTRL | {"participation": FTRL["participation"] | {"max_participations": 3}}
-    assert max(map(len, audit_users.patterns(with_noise(watched(wide, **rare))))) == 3
+    assert max(map(len, audit_users.patterns(with_noise(watched(wide, **rare), 30_000)))) == 3
 
 
 def test_the_whole_cost_of_a_run_is_tested_and_not_that_of_one_row(honest):

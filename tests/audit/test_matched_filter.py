@@ -31,7 +31,7 @@ def as_columns(rounds: int, patterns: list[list[int]]) -> np.ndarray:
 
 
 def recipe_of(population, noise):
-    return with_noise(tiny_recipe(population, **FTRL, privacy=NOISES[noise], run={"rounds": 12}))
+    return with_noise(tiny_recipe(population, **FTRL, privacy=NOISES[noise], run={"rounds": 12}), 30_000)
 
 
 @pytest.mark.parametrize("noise", NOISES)

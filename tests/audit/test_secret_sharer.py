@@ -27,10 +27,8 @@ from taciturn.data.layout import Layout, Sentences, Unrolls
 from taciturn.data.public import PublicCorpus
 from taciturn.data.vocabulary import SPECIAL, DataError, Vocabulary
 from taciturn.models import losses
-from taciturn.models.cifg import cifg
+from taciturn.models.cells import cifg, gru, lstm
 from taciturn.models.deep_lstm import deep_lstm
-from taciturn.models.gru import gru
-from taciturn.models.lstm import lstm
 from taciturn.models.ngram import kneser_ney
 from taciturn.models.registry import model_kind
 from taciturn.models.stepping import Recurrent

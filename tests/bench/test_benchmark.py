@@ -12,8 +12,7 @@ from taciturn.bench import round_speed
 from taciturn.cli import app
 from taciturn.cli.bench import PEERS
 from taciturn.errors import TaciturnError
-from taciturn.models.cifg import cifg
-from taciturn.models.lstm import lstm
+from taciturn.models.cells import cifg, lstm
 
 
 @pytest.fixture

@@ -46,11 +46,11 @@ class PlainLoop:
     def sum_reports(self, program, message, cohort, key):
         def one(user):
             weight = min(len(self.texts[user]) / self.weight_cap, 1.0) if self.weight_cap else 1.0
-            batches = jnp.asarray(self.layout.batches(self.texts[user]))
+            batches = jnp.asarray(self.layout.user_data(self.texts[user]).batches)
             data = UserData(batches, jnp.float32(weight), jnp.int32(len(batches)))
             return compiled(program)(message, data, jax.random.fold_in(key, np.uint32(user)))
 
-        user = UserData(jnp.asarray(self.layout.batches(self.texts[0])), jnp.float32(1), jnp.int32(1))
+        user = UserData(jnp.asarray(self.layout.user_data(self.texts[0]).batches), jnp.float32(1), jnp.int32(1))
         return functools.reduce(trees.add, map(one, cohort), trees.zeros_like(jax.eval_shape(program, message, user, key)))
 
 
@@ -180,7 +180,7 @@ def test_totals_do_not_depend_on_who_comes_first(population):
 def test_a_batch_layout_keeps_every_token_as_a_target_once():
     for length in (0, 1, 4, 14, 15, 16, 44, 60, 99):
         tokens = np.arange(4, 4 + length)
-        batches = LAYOUT.batches(tokens)
+        batches = LAYOUT.user_data(tokens).batches
         targets = batches[:, :, 1:]
         assert sorted(targets[targets != 0]) == list(tokens[:60])
         inputs = batches[:, :, :-1]

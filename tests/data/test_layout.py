@@ -33,7 +33,7 @@ def test_sentences_hold_each_sentence_from_its_beginning(tokens, length):
 @given(TOKENS, st.integers(1, 4), st.integers(1, 5), st.sampled_from([Unrolls(4), Sentences(4, (3,))]))
 def test_batches_hold_the_first_pieces_each_once(tokens, batch_size, steps, cut):
     layout = Layout(cut, batch_size, steps)
-    batches = layout.batches(tokens)
+    batches = layout.user_data(tokens).batches
     assert batches.shape == (steps, batch_size, 5)
     assert batches.dtype == np.int32
     rows = [tuple(row) for row in batches.reshape(-1, 5) if row.any()]
@@ -42,4 +42,4 @@ def test_batches_hold_the_first_pieces_each_once(tokens, batch_size, steps, cut)
 
 @pytest.mark.parametrize("cut", [Unrolls(5), Sentences(5, (3,))])
 def test_a_user_without_text_is_all_padding(cut):
-    assert not Layout(cut, 2, 3).batches(np.zeros(0, np.uint16)).any()
+    assert not np.asarray(Layout(cut, 2, 3).user_data(np.zeros(0, np.uint16)).batches).any()

@@ -78,7 +78,7 @@ def test_the_same_users_have_the_same_bytes_and_name_whatever_the_size_of_a_shar
     users, held_out = made_up_users(60), made_up_users(9, seed=1)
     names = set()
     for shard_tokens in (1, 100, 10**6):
-        population = write_population(tmp_path / "p", users, held_out, vocabulary, {}, shard_tokens)
+        population = write_population(tmp_path / "p", users, held_out, vocabulary, {}, shard_tokens=shard_tokens)
         text = population.folder / population.manifest["text"]
         names.add((population.id, b"".join(path.read_bytes() for path in sorted(text.glob("train-*.tokens")))))
     assert len(names) == 1

@@ -67,7 +67,7 @@ def test_where_fewer_than_ten_words_are_allowed_the_graph_offers_none_that_is_no
     assert isinstance(model, Recurrent)
     allowed = range(len(lettered_words()) - 5, len(lettered_words()))
     never = [word for word in range(len(lettered_words())) if word not in allowed]
-    session = runtime.InferenceSession(onnx_model(model.cell, model.weights, never, {}).SerializeToString())
+    session = runtime.InferenceSession(onnx_model(model.cell, model.weights, never, (), {}, False).SerializeToString())
     state = {one.name: np.zeros((1, one.shape[1]), np.float32) for one in session.get_inputs() if one.name != "word"}
     best = session.run(["top_words"], {"word": np.array([2]), **state})[0]
     assert set(best.ravel().tolist()) <= set(allowed)

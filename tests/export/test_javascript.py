@@ -15,12 +15,7 @@ from taciturn.data.vocabulary import MORE_PUNCTUATION, PUNCTUATION, SPECIAL, Voc
 from taciturn.export import javascript
 from taciturn.export.javascript import Published, check_javascript, javascript_model, javascript_ngram, plain_words
 from taciturn.keyboard.predictor import Predictor
-from taciturn.models.cifg import cell as cifg_cell
-from taciturn.models.cifg import cifg
-from taciturn.models.gru import cell as gru_cell
-from taciturn.models.gru import gru
-from taciturn.models.lstm import cell as lstm_cell
-from taciturn.models.lstm import lstm
+from taciturn.models.cells import cifg, cifg_cell, gru, gru_cell, lstm, lstm_cell
 from taciturn.models.ngram import Level, NGram
 from taciturn.models.stepping import step, step_weights, zero_state
 from taciturn.privacy.ledger import Guarantee

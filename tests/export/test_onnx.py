@@ -10,12 +10,7 @@ import pytest
 from pages import in_bytes
 from taciturn.core import BEGIN, END
 from taciturn.export.onnx import onnx_model, onnx_scores
-from taciturn.models.cifg import cell as cifg_cell
-from taciturn.models.cifg import cifg
-from taciturn.models.gru import cell as gru_cell
-from taciturn.models.gru import gru
-from taciturn.models.lstm import cell as lstm_cell
-from taciturn.models.lstm import lstm
+from taciturn.models.cells import cifg, cifg_cell, gru, gru_cell, lstm, lstm_cell
 from taciturn.models.stepping import Recurrent, step_weights
 from taciturn.release.gate import ExportRefused
 
@@ -25,8 +20,8 @@ TEXT = np.random.default_rng(0).integers(1, 40, 25)
 CELLS = {"lstm": lstm_cell, "cifg": cifg_cell, "gru": gru_cell}
 
 
-def content_of(kind: str, *model, as_bytes: bool = False) -> bytes:
-    return onnx_model(CELLS[kind], *model, as_bytes=as_bytes).SerializeToString()
+def content_of(kind: str, weights, never, restarts=(), about=None, as_bytes: bool = False) -> bytes:
+    return onnx_model(CELLS[kind], weights, never, restarts, about or {}, as_bytes).SerializeToString()
 
 
 def weights_of(name: str):
@@ -68,7 +63,7 @@ def test_a_gate_left_out_would_be_noticed():
 
 def test_a_cell_of_what_onnx_has_no_node_for_is_refused():
     with pytest.raises(ExportRefused, match="not of cos"):
-        onnx_model(lambda x, r, carry: (jnp.cos(carry), carry), weights_of("gru"), [])
+        onnx_model(lambda x, r, carry: (jnp.cos(carry), carry), weights_of("gru"), [], [], {}, False)
 
 
 def test_bytes_are_near_the_numbers_they_stand_for():

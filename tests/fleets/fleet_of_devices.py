@@ -41,7 +41,7 @@ class FleetOfDevices:
         self.population = write_population(
             folder / "server", {}, made_up_users(12, seed=1), vocabulary, {"source": "made up", "on_devices": True}
         )
-        self.recipe = with_noise(fleet_recipe(self.population, **sections))
+        self.recipe = with_noise(fleet_recipe(self.population, **sections), 30_000)
         self.keys = [Ed25519PrivateKey.generate() for _ in range(count)]
         self.enrolled = enrolled(self.keys)
         self.reports: dict[int, list[np.ndarray]] = {}  # what each device masked, before it did

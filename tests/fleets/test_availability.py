@@ -32,7 +32,7 @@ def test_a_device_keeps_its_plug_through_the_night():
 
 @pytest.mark.parametrize("timer", [1.0, 30.0, 60.0])
 def test_nobody_comes_back_before_the_timer_is_over(timer):
-    came = simulate_rounds(Devices(3000, Habits()), 200, 20, timer, round_hours=0.1)
+    came = simulate_rounds(Devices(3000, Habits()), 200, 20, timer)
     assert came.succeeded == 200
     assert came.reports >= 20
     if came.min_separation is not None:

@@ -9,7 +9,8 @@ from enrolling import device_key, load_device_key, wire_server
 from taciturn.cli import app
 from taciturn.fleets.devices.transport import LinkError
 from taciturn.fleets.load import Load, LoadDevice, new_load, open_load, running
-from taciturn.fleets.wire import device, door, link, store
+from taciturn.fleets.wire import device, door, store
+from taciturn.fleets.wire import server as server_module
 from taciturn.fleets.wire.authority import certify_server, make_authority
 from taciturn.fleets.wire.device import trusting
 from taciturn.fleets.wire.store import MemoryStore
@@ -68,7 +69,7 @@ def test_devices_of_a_load_answer_and_are_counted(asked):
 def test_a_device_of_a_load_that_works_for_long_is_not_taken_for_gone(asked, monkeypatch):
     """Though the server has closed its connection meanwhile. The twin gives no signs of life."""
     monkeypatch.setattr(store, "ALIVE_SECONDS", 0.6)
-    monkeypatch.setattr(link, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(server_module, "LOOK_SECONDS", 0.1)
     monkeypatch.setattr(door, "IDLE_SECONDS", 1)
     monkeypatch.setattr(device, "ALIVE_SECONDS", 0.2)
     answers, load = asked("sleep")

@@ -12,8 +12,8 @@ from test_front_end import ALICE, Wire, bearer
 from taciturn.cli.output import logged_lines
 from taciturn.fleets.devices.transport import LOG, LinkError
 from taciturn.fleets.wire import metrics
-from taciturn.fleets.wire.link import WireLink
 from taciturn.fleets.wire.metrics import Counts, metrics_page
+from taciturn.fleets.wire.server import WireLink
 
 LINE = re.compile(r"# HELP [a-z_]+ .+|# TYPE [a-z_]+ (counter|gauge)|[a-z_]+ [0-9]+")
 
@@ -22,7 +22,7 @@ LINE = re.compile(r"# HELP [a-z_]+ .+|# TYPE [a-z_]+ (counter|gauge)|[a-z_]+ [0-
 def counts(monkeypatch):
     """Of a process that has just begun."""
     fresh = Counts()
-    for module in ("metrics", "front_end", "link"):
+    for module in ("metrics", "front_end", "server"):
         monkeypatch.setattr(f"taciturn.fleets.wire.{module}.COUNTS", fresh)
     return fresh
 

@@ -9,10 +9,10 @@ import pytest
 
 from redis_server import needs_redis, redis_server
 from taciturn.fleets.devices.transport import LinkError
-from taciturn.fleets.wire import link as link_module
+from taciturn.fleets.wire import server as link_module
 from taciturn.fleets.wire import store as store_module
-from taciturn.fleets.wire.link import WireLink
 from taciturn.fleets.wire.redis_store import RedisStore
+from taciturn.fleets.wire.server import WireLink
 from taciturn.fleets.wire.store import MemoryStore, StoreGone
 
 LOOP = asyncio.new_event_loop()  # of the front end: a connection to Redis belongs to one

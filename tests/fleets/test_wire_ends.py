@@ -109,7 +109,7 @@ def test_one_that_gives_none_is_taken_for_gone(fleet, monkeypatch, caplog):
     """The twin."""
     monkeypatch.setattr(device_end, "ALIVE_SECONDS", 60)
     monkeypatch.setattr(store, "ALIVE_SECONDS", 0.4)
-    monkeypatch.setattr("taciturn.fleets.wire.link.LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("taciturn.fleets.wire.server.LOOK_SECONDS", 0.1)
     with fleet.server(devices=1) as server:
         assert server.link.ask("sleep", {0: b"1.5"}, ALL) == {}
         assert "1 not connected" in caplog.text

@@ -13,10 +13,9 @@ from taciturn.cli import app
 from taciturn.data.population import Population, PopulationError, hashed_id, remembered_opt_outs, trained_on, write_population
 from taciturn.data.sources import Source
 from taciturn.export.word_model import COUNTED_ON
-from taciturn.keyboard.people import read_people
 from taciturn.privacy.ledger import FILE_NAME, Ledger
 from taciturn.runs.finished import FinishedRun
-from taciturn.runs.typing import simulate_typing
+from taciturn.runs.typing import read_people, simulate_typing
 
 
 def texts_of(path: Path, *users: str) -> Source:

@@ -141,8 +141,8 @@ def test_rehearsal_keeps_the_general_language():
     model = build.language_model(ModelSection(**CIFG), len(vocabulary))
     encoded = [[*vocabulary.encode(phrase), 3] for phrase in PHRASES] * 20
     cut = Unrolls(personal_model.UNROLL)
-    start = personal_model.trained(model, model.init(jax.random.key(0)), list(map(list, general.documents)), cut, QUICK)
-    own, rehearsed = (personal_model.trained(model, start, encoded, cut, QUICK._replace(general=text)) for text in (None, general))
+    start = personal_model.trained(model, model.init(jax.random.key(0)), list(map(list, general.documents)), cut, QUICK, False)
+    own, rehearsed = (personal_model.trained(model, start, encoded, cut, QUICK._replace(general=text), False) for text in (None, general))
     forgotten, kept = (evaluate(model, params, general.documents)["loss"].value for params in (own, rehearsed))
     assert kept < 0.5 * forgotten
 

@@ -9,7 +9,7 @@ import pytest
 from taciturn.core import END, UNKNOWN
 from taciturn.data.vocabulary import SPECIAL, DataError, Vocabulary, public_vocabulary
 from taciturn.keyboard.predictor import FAR_BACK, KEPT, NOTHING, Predictor, _wants_space, load_blocklist
-from taciturn.models.cifg import cifg
+from taciturn.models.cells import cifg
 from taciturn.models.ngram import kneser_ney
 from taciturn.models.registry import model_kind
 

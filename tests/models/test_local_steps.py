@@ -9,10 +9,8 @@ import pytest
 
 from harness import mostly_slow
 from taciturn.models import losses, softmax_step
-from taciturn.models.cifg import cifg
+from taciturn.models.cells import cifg, gru, lstm
 from taciturn.models.deep_lstm import deep_lstm
-from taciturn.models.gru import gru
-from taciturn.models.lstm import lstm
 from taciturn.models.sgd import sgd_step
 from taciturn.models.transformer import transformer
 

@@ -7,14 +7,9 @@ import pytest
 
 from taciturn import trees
 from taciturn.models import losses
-from taciturn.models.cifg import cell as cifg_cell
-from taciturn.models.cifg import cifg
+from taciturn.models.cells import cifg, cifg_cell, gru, gru_cell, lstm, lstm_cell
 from taciturn.models.deep_lstm import deep_lstm
-from taciturn.models.gru import cell as gru_cell
-from taciturn.models.gru import gru
 from taciturn.models.layers import dropout
-from taciturn.models.lstm import cell as lstm_cell
-from taciturn.models.lstm import lstm
 from taciturn.models.recurrence import recurrence
 from taciturn.models.transformer import transformer
 

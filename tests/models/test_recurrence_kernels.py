@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from taciturn.models import recurrence_kernels
-from taciturn.models.cifg import cell as cifg_cell
-from taciturn.models.gru import cell as gru_cell
-from taciturn.models.lstm import cell as lstm_cell
+from taciturn.models.cells import cifg_cell, gru_cell, lstm_cell
 from taciturn.models.recurrence import scan_backwards, scan_forwards
 
 # cell, gates, whether it is projected, units, width of what is fed back, length, batch; units that fill no tile, batches that fill no rows

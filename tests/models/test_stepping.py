@@ -10,10 +10,8 @@ import pytest
 from harness import mostly_slow
 from taciturn.core import BEGIN, END, PADDING
 from taciturn.models import losses
-from taciturn.models.cifg import cifg
+from taciturn.models.cells import cifg, gru, lstm
 from taciturn.models.deep_lstm import deep_lstm
-from taciturn.models.gru import gru
-from taciturn.models.lstm import lstm
 from taciturn.models.registry import model_kind
 from taciturn.models.sampling import chosen, samples
 from taciturn.models.stepping import WINDOW

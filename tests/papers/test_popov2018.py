@@ -9,7 +9,7 @@ import pytest
 from harness import quietly, tiny_recipe
 from taciturn.audit.likelihood_tails import Tail, critical_value, largest_epsilon, lilliefors, log_ratios, tail
 from taciturn.cli.audit import tails
-from taciturn.models.cifg import cifg
+from taciturn.models.cells import cifg
 from taciturn.runs.folder import RunError
 from taciturn.runs.loop import train_run
 

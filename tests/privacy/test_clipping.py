@@ -20,7 +20,7 @@ from taciturn.data.population import write_population
 from taciturn.data.users import position
 from taciturn.fleets.simulation.in_process import CPU_CHUNK, SimulatedFleet
 from taciturn.privacy import wide
-from taciturn.privacy.clipping import MOST_REPORTS, Whole, clip_schedule, decode, encode, flat_clip, layer_names, per_layer_clip, unbounded
+from taciturn.privacy.clipping import MOST_REPORTS, Whole, clip_schedule, decode, encode, flat_clip, per_layer_clip, unbounded
 from taciturn.privacy.estimators import fixed_denominator
 from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import gaussian, no_noise
@@ -112,7 +112,7 @@ def test_a_clip_that_forgets_its_bound_is_noticed():
 
 def test_layers_are_clipped_to_equal_shares_or_to_the_given_norms():
     update = {"a": jnp.full(4, 10.0), "b": {"c": jnp.full(9, 10.0)}}
-    assert layer_names(update) == ["a", "b/c"]
+    assert trees.layer_names(update) == ["a", "b/c"]
     equal = per_layer_clip(2.0).project(jnp.float32(2.0), update)
     assert true_norm(equal["a"]) == pytest.approx(2**0.5, rel=1e-4) == pytest.approx(true_norm(equal["b"]), rel=1e-4)
     given_norms = per_layer_clip(layers={"a": 3.0, "b/c": 4.0})

@@ -57,7 +57,7 @@ def test_as_many_reports_as_a_sum_holds_add_up_and_more_wrap_around(sign):
 def test_noise_is_for_the_longest_report_also_where_it_is_worked_out_from_a_budget(population):
     budget = {"noise_multiplier": None, "rho": 2.0}
     residues = {"encoding": "modular", "encoding_bits": 11}
-    coded = with_noise(tiny_recipe(population, privacy=budget | residues))
+    coded = with_noise(tiny_recipe(population, privacy=budget | residues), 30_000)
     plain = coded.with_settings("privacy", encoding="integer", encoding_bits=None)
     stddevs = []
     for recipe in (plain, coded):

@@ -86,7 +86,7 @@ def test_held_out_users_as_long_as_the_others_are_timed(people):
 def test_time_for_compiling_and_measuring_is_set_aside(people, start, timed):
     worked_out = chosen_recipe(people, 4.0, start, minutes=10)
     assert 400 < worked_out.task.seconds < 540
-    assert worked_out.plan.user_trainings <= 20 * worked_out.task.seconds
+    assert worked_out.plan.rounds * worked_out.plan.cohort <= 20 * worked_out.task.seconds
     with pytest.raises(RecipeError, match=r"alone take .* minutes on this machine: allow more --minutes"):
         chosen_recipe(people, 4.0, start, minutes=0.01)
 

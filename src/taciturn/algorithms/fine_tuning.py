@@ -1,16 +1,25 @@
-"""Learning users' language without forgetting the general one (Popov et al. 2018, §2.1 and §2.2): what a device computes then.
+"""Fine-tuning on devices (Popov et al. 2018): learning users' language without forgetting the general one (§2.1 and §2.2), and from
+predictions in place of updates (§2.3).
 
 λ, the `user_share`, is how much of what a device learns from is its user's own. At 1 both are plain re-training, which forgets.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 
+from taciturn import trees
 from taciturn.algorithms.local_training import LocalTraining, Project, Step, UserUpdate, fedavg_update, gradient_step
-from taciturn.core import PADDING, Key, LanguageModel, Message, Params, Update, UserData
+from taciturn.core import PADDING, Algorithm, Estimate, Key, LanguageModel, Message, Params, Participation, ServerState, Update, UserData
 from taciturn.models import losses
+from taciturn.privacy.clipping import unbounded
+from taciturn.privacy.estimators import mean
+from taciturn.privacy.mechanism import mechanism
+from taciturn.privacy.noise import no_noise
+
+Text = Callable[[Params], jax.Array]  # of the model that is sent: rows of words, int [rows, length + 1]
 
 
 def rehearsing(take_step: Step, general: jax.Array, user_share: float) -> Step:
@@ -58,3 +67,36 @@ def cross_entropy_with(labels: jax.Array, model: LanguageModel, params: Params, 
     present = tokens[:, 1:] != PADDING
     each = -jnp.sum(labels * scores, axis=-1)
     return jnp.sum(jnp.where(present, each, 0.0)) / jnp.maximum(jnp.sum(present), 1)
+
+
+def transfer_learning(
+    model: LanguageModel, user_update: UserUpdate, text: Text, participation: Participation, rate: float, epochs: int, batch_size: int
+) -> Algorithm:
+    """Learning from the average prediction (Popov et al. 2018, §2.3; Shin et al. 2016): devices say what they would have written next in a
+    text that everybody has, and the server learns that. The text is public, or sampled from the model that is sent, so that a device can
+    sample it again. Predictions are summed like updates: a fleet still only adds. A round is one cycle:
+    y*_i = 1/N Σ_k p(w_i | θ_u^k), formula (4); then E epochs of SGD on the cross-entropy (1) between y* and what the model says.
+
+    Departs from Popov et al.: in each cycle devices train the model they were just sent, so nobody keeps a model of theirs between two.
+    """
+
+    def predictions(message: Message, user: UserData, key: Key) -> Update:
+        trained = trees.add(message.params, user_update(message, user, key))
+        return {"predictions": jax.nn.softmax(losses.logits(model, trained, text(message.params)[:, :-1]))}
+
+    def server_update(state: ServerState, estimate: Estimate) -> ServerState:
+        rows, expected = text(state.params), estimate["predictions"]
+        batches = len(rows) // batch_size
+
+        def step(params: Params, index: jax.Array) -> tuple[Params, None]:
+            start = (index % batches) * batch_size
+            batch = jax.lax.dynamic_slice_in_dim(rows, start, batch_size)
+            labels = jax.lax.dynamic_slice_in_dim(expected, start, batch_size)
+            gradient = jax.grad(lambda params: cross_entropy_with(labels, model, params, batch))(params)
+            return jax.tree.map(lambda p, g: p - rate * g, params, gradient), None
+
+        params, _ = jax.lax.scan(step, state.params, jnp.arange(epochs * batches))
+        return ServerState(params, state.optimizer)
+
+    private = mechanism(unbounded(), mean(), no_noise())
+    return Algorithm(lambda params: ServerState(params, ()), predictions, server_update, private, participation)

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from taciturn import randomness, trees
 from taciturn.core import Algorithm, Fleet, Key, Message, Params, Program, PyTree, Report, UserIds
 from taciturn.data.vocabulary import DataError
 from taciturn.files import write_atomically
 from taciturn.fleets.simulation.synthetic_users import WithSyntheticUsers
-from taciturn.privacy.clipping import layer_names
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.sections import AUDITED_AT_ONCE
@@ -127,21 +127,19 @@ class Directions:
 
     def __init__(self, params: Params, lengths: Sequence[float] | None, count: int, generator: np.random.Generator) -> None:
         """`lengths` are those of each layer of a direction of length 1; without, all parameters count alike."""
-        leaves, self._structure = jax.tree.flatten(params)
-        self._shapes = [jnp.shape(leaf) for leaf in leaves]
-        sizes = [math.prod(shape) for shape in self._shapes]
+        sizes, self._shaped = [leaf.size for leaf in jax.tree.leaves(params)], ravel_pytree(params)[1]
         size = sum(sizes)
         self.block = 1 << (count - 1).bit_length()
         if self.block > size:
             most = int((1 << (size.bit_length() - 1)) / (1 + BYSTANDERS))
             raise ValueError(f"[audit] a model of {size} parameters tells at most {most} users apart")
-        self._ends, self._fold = np.cumsum(sizes)[:-1], jax.jit(self._folded)
+        self._fold = jax.jit(self._folded)
         # Shuffled, so that each place has parameters of every layer; those left over would leave directions not quite orthogonal.
         order = generator.permutation(size)[: size - size % self.block]
         signs, places = np.zeros(size), np.zeros(size)
         signs[order] = 1.0 - 2.0 * generator.integers(0, 2, len(order))
         places[order] = np.arange(len(order)) % self.block
-        used = [float(np.linalg.norm(layer)) for layer in np.split(signs, self._ends)]
+        used = [float(np.linalg.norm(layer)) for layer in np.split(signs, np.cumsum(sizes)[:-1])]
         alike = [norm / math.sqrt(len(order)) for norm in used]
         each = np.repeat([length / max(norm, 1.0) for length, norm in zip(lengths or alike, used, strict=True)], sizes)
         self.vectors = Vectors(
@@ -154,9 +152,7 @@ class Directions:
     def update(self, vectors: Vectors, user: jax.Array) -> Params:
         """What a user sends, before it is bounded. (`vectors` are these directions' own, as arguments of a compiled program.)"""
         odd = (jax.lax.population_count(vectors.places & user) & 1).astype(jnp.float32)
-        parts = jnp.split(vectors.signed * (LENGTH * vectors.own[user] * (1 - 2 * odd)), self._ends)
-        shaped = [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
-        return jax.tree.unflatten(self._structure, shaped)
+        return self._shaped(vectors.signed * (LENGTH * vectors.own[user] * (1 - 2 * odd)))
 
     def products(self, estimate: PyTree) -> np.ndarray:
         """Return the inner product of an estimate with every direction."""
@@ -165,8 +161,7 @@ class Directions:
 
     def _folded(self, vectors: Vectors, estimate: PyTree) -> jax.Array:
         """The sum of what has the same place, of which `walsh` makes products."""
-        flat = jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(estimate)])
-        shuffled = (flat * vectors.signed)[vectors.order]
+        shuffled = (ravel_pytree(estimate)[0] * vectors.signed)[vectors.order]
         return jnp.sum(shuffled.reshape(-1, self.block), axis=0)
 
 
@@ -220,7 +215,7 @@ def _lengths(recipe: Recipe, params: Params) -> list[float] | None:
     if recipe.privacy.clipping != "per-layer":
         return None
     given = recipe.privacy.layer_clip_norms
-    norms = np.array([given[name] if given else 1.0 for name in layer_names(params)])
+    norms = np.array([given[name] if given else 1.0 for name in trees.layer_names(params)])
     return (norms / np.linalg.norm(norms)).tolist()
 
 

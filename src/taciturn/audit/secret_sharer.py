@@ -84,12 +84,10 @@ def random_sampling(model: WordModel, canaries: Sequence[Canary], references: np
     return ranks
 
 
-def beam_search(
-    model: WordModel, prefix: Iterable[int], words: np.ndarray, width: int = WIDTH, length: int = CONTINUATION
-) -> list[tuple[int, ...]]:
+def beam_search(model: WordModel, prefix: Iterable[int], words: np.ndarray, width: int = WIDTH) -> list[tuple[int, ...]]:
     """The likeliest continuations of these words that a greedy search finds, best first."""
     beams = [(0.0, (), reduce(model.read, prefix, model.start()))]
-    for _ in range(length):
+    for _ in range(CONTINUATION):
         longer = []
         for total, said, state in beams:
             scores = model.scores(state)[words]

@@ -88,8 +88,7 @@ def _room() -> Iterator[Finding]:
 
 
 def _programs() -> Iterator[Finding]:
-    to_do = "install Node.js"
-    yield _finding("Node", bool(shutil.which("node")), "for taciturn export --to js, which it checks", to_do)
+    yield _finding("Node", bool(shutil.which("node")), "for taciturn export --to js, which it checks", "install Node.js")
     to_do = "open the address that they print in any browser"
     yield _finding("browser", _browser(), "for taciturn report and taciturn keyboard open", to_do)
 

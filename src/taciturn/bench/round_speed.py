@@ -23,7 +23,7 @@ from taciturn.data.population import HeldOutUsers, Population, write_population
 from taciturn.data.vocabulary import SPECIAL, Vocabulary
 from taciturn.evaluation.accuracy import evaluate
 from taciturn.fleets import assemble
-from taciturn.models.cifg import cifg
+from taciturn.models.cells import cifg
 from taciturn.privacy.accounting import epsilon, repeated
 from taciturn.privacy.chacha20 import key_words
 from taciturn.privacy.clipping import flat_clip

@@ -10,23 +10,7 @@ from rich.console import Console
 from typer import Option, core
 
 import taciturn as tt
-from taciturn.cli import (
-    audit,
-    bench,
-    data,
-    demo,
-    doctor,
-    evaluate,
-    export,
-    fleet,
-    keyboard,
-    ledger,
-    personalise,
-    plan,
-    pretrain,
-    train,
-    tune,
-)
+from taciturn.cli import audit, bench, data, demo, evaluate, export, fleet, keyboard, ledger, personalise, plan, pretrain, train, tune
 from taciturn.cli.output import Commands, console
 from taciturn.errors import TaciturnError, in_words
 
@@ -43,7 +27,7 @@ app = Commands(
 )
 for command in (
     demo.demo, plan.plan, tune.tune, pretrain.pretrain, train.train, evaluate.evaluate, evaluate.compare, evaluate.report, export.export,
-    personalise.personalise, bench.bench, doctor.doctor,
+    personalise.personalise, bench.bench, bench.doctor,
 ):  # fmt: skip
     app.command()(command)
 for group in (data.data_app, fleet.fleet_app, keyboard.keyboard_app, audit.audit_app, ledger.ledger_app):

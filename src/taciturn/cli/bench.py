@@ -1,4 +1,4 @@
-"""`taciturn bench`: how fast this machine trains."""
+"""`taciturn bench` and `doctor`: how fast this machine trains, whether it can, and what is missing for what."""
 
 import runpy
 from dataclasses import asdict
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from taciturn.cli.output import bar, console, print_table
+from taciturn.cli.output import bar, console, print_table, say, stages
 from taciturn.errors import TaciturnError
 from taciturn.names import Precision
 
@@ -22,6 +22,7 @@ SHOWN = {  # of a round, in the order of the table's columns
     "users_per_s": "{:,.1f}", "tokens_per_s": "{:,.0f}", "round_s": "{:.2f} s", "privacy_share": "{:.1%}", "matrix_share": "{:.0%}",
     "peak_gib": "{:.1f} GiB",
 }  # fmt: skip
+SIGNS = {"ok": ("✓", "green"), "missing": ("–", "yellow"), "broken": ("✗", "bold red")}
 
 
 def bench(
@@ -87,3 +88,25 @@ def _print(speeds: "Speeds") -> None:
         f"{speeds.evaluation_tokens_per_s:,.0f} tokens/s; copies {speeds.copy_gb_per_s:,.0f} GB/s, products "
         f"{speeds.matrix_gflop_per_s:,.0f} GFLOP/s."
     )
+
+
+def doctor() -> tuple[list[dict[str, Any]], int]:
+    """Check whether this machine can train, and what is missing for which command. Takes seconds, and changes nothing.
+
+    Versions, packages, memory, disk and devices; and the test that every run makes before its first sum: whether what a user reports has
+    the same bits in any company. If something that training needs is broken, the exit status is 1.
+
+    Example: taciturn doctor --json
+    """
+    from taciturn.bench.health import examined
+
+    with stages() as show:
+        found = examined(partial(show, "examining"))
+    for one in found:
+        sign, style = SIGNS[one.state]
+        say(f"{sign} {one.name:<12} {one.said}", style=None if one.state == "ok" else style, markup=False)
+        if one.to_do:
+            say(f"  {'':<12} {one.to_do}", markup=False)
+    broken = [one.name for one in found if one.state == "broken"]
+    say(f"\nBroken: {', '.join(broken)}. Training needs it." if broken else "\nThis machine can train.", style="bold")
+    return [one._asdict() for one in found], int(bool(broken))

@@ -190,12 +190,8 @@ def stages(unit: str = "", stay: bool = False) -> Iterator[Callable[..., None]]:
         yield _lines(unit, 0 if stay else 2)
         return
     begin = (SpinnerColumn(), TextColumn("{task.description:<14}"), BarColumn(bar_width=30))
-    end = (
-        MofNCompleteColumn() if unit else TaskProgressColumn(),
-        TextColumn(unit),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
+    counted = MofNCompleteColumn() if unit else TaskProgressColumn()
+    end = (counted, TextColumn(unit), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
     with Progress(*begin, *end, console=console, transient=not stay) as view:
         task = functools.cache(functools.partial(view.add_task, total=None, note=""))
         try:

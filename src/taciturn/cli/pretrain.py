@@ -48,13 +48,7 @@ def pretrain(
 
 
 def watched(
-    corpus: Path,
-    settings: "ModelSection",
-    schedule: "Schedule",
-    out: Path,
-    resume: bool,
-    start: Path | None = None,
-    again: str = "the same command and --resume",
+    corpus: Path, settings: "ModelSection", schedule: "Schedule", out: Path, resume: bool, start: Path | None, again: str = " and --resume"
 ) -> "Pretrained":
     """Pretrain under a progress bar; after Ctrl-C, say how to resume."""
     from taciturn.data.public import PublicCorpus
@@ -75,7 +69,7 @@ def watched(
     except KeyboardInterrupt:
         saved = (out / CHECKPOINT).exists()
         kept = "All finished epochs are kept" if saved else "No epoch was finished, so nothing is kept"
-        leave_interrupted(f"{kept}; continue with {again}")
+        leave_interrupted(f"{kept}; continue with the same command{again}")
 
 
 def _print_epochs(finished: "Pretrained") -> None:

@@ -91,11 +91,6 @@ def _check_people(folder: Path) -> None:
     Population(folder)
 
 
-def _why_not_private(recipe: "tt.Recipe") -> str:
-    """Name the setting for which a recipe has no privacy."""
-    return "[privacy] noise_multiplier = 0" if recipe.privacy.noise_multiplier == 0 else f'algorithm = "{recipe.algorithm}"'
-
-
 def _check_privacy(recipe: "tt.Recipe", non_private: bool) -> None:
     """Ask before people's total becomes ε = ∞, and point out a number of users that the population does not have."""
     from taciturn.recipe.build import population
@@ -103,8 +98,9 @@ def _check_privacy(recipe: "tt.Recipe", non_private: bool) -> None:
 
     people = population(recipe)
     if not recipe.is_private and not non_private and not people.manifest["about"].get("simulated"):
+        setting = "[privacy] noise_multiplier = 0" if recipe.privacy.noise_multiplier == 0 else f'algorithm = "{recipe.algorithm}"'
         raise TaciturnError(
-            f"{_why_not_private(recipe)} has no privacy, and would set the total of {people.folder} to ε = ∞ for good. If you mean "
+            f"{setting} has no privacy, and would set the total of {people.folder} to ε = ∞ for good. If you mean "
             'that, add --non-private; if not, choose algorithm = "dp-fedavg" and an epsilon'
         )
     stated, cohort = recipe.participation.users, recipe.participation.cohort
@@ -161,7 +157,7 @@ def _started(people: Path, public: Path, out: Path) -> Path:
     begun = (out / CHECKPOINT).exists()
     if begun or not (out / "model.safetensors").exists():
         same = corpus.vocabulary.words == shipped.vocabulary
-        watched(public, ModelSection(kind="cifg"), Schedule(), out, begun, Path(SHIPPED) if same else None, "the same command")
+        watched(public, ModelSection(kind="cifg"), Schedule(), out, begun, Path(SHIPPED) if same else None, "")
     elif corpus.source not in load_model(out)[1].public_sources:
         raise TaciturnError(f"{out} was pretrained on other text than {public}: delete it, or choose another --run")
     return out

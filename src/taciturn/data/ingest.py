@@ -26,15 +26,7 @@ import pyarrow as pa
 from taciturn.core import END, UNKNOWN
 from taciturn.data import grouping
 from taciturn.data.grouping import Deal, groups, packed, placed, read_batches
-from taciturn.data.population import (
-    Population,
-    PopulationError,
-    hashed_id,
-    manifest_before,
-    named_ledger,
-    remembered_opt_outs,
-    writing_population,
-)
+from taciturn.data.population import Population, PopulationError, check_protections, hashed_id, remembered_opt_outs, writing_population
 from taciturn.data.scrub import scrub
 from taciturn.data.sources import Source
 from taciturn.data.texts import SHARD_TOKENS, token_type
@@ -87,8 +79,7 @@ def ingest(
             raise PopulationError(f"{path} lies inside of --out {folder}; name another --out")
     writing = writing_population(folder, rules.vocabulary, shard_tokens, same_people_as)
     with _full_disk_in_words(folder), writing as writer:
-        _check_protections(folder, source, rules)
-        _check_held_out(same_people_as or folder, rules)
+        check_protections(folder, same_people_as or folder, rules.scrub, source.columns.sensitive, rules.held_out_share)
         opted_out = remembered_opt_outs(folder, writer.salt, filter(None, map(user_id, opt_outs)))
         tokenizer = _Tokenizer(rules, writer.salt, opted_out)
         tally: Counter[str] = Counter()
@@ -113,26 +104,6 @@ def _dealt(source: Source, scratch: Path, progress: StageProgress) -> list[Path]
         source.rows -= nobody
         deal.add(rows)
     return deal.close()
-
-
-def _check_protections(folder: Path, source: Source, rules: Rules) -> None:
-    """Refuse to protect a population that is built again less than before."""
-    about = manifest_before(folder).get("about", {})
-    if about.get("scrubbed") and not rules.scrub:
-        raise PopulationError(f"{folder} was built with --scrub: say it again, or build a new folder")
-    dropped = set(about.get("sensitive_columns", ())) - set(source.columns.sensitive)
-    if dropped:
-        raise PopulationError(f"{folder} was built with --sensitive-column {min(dropped)}: say it again, or build a new folder")
-
-
-def _check_held_out(folder: Path, rules: Rules) -> None:
-    """Refuse to hold out people whom a run has trained on."""
-    about = manifest_before(folder).get("about", {})
-    if named_ledger(folder) is not None and about.get("held_out_share", rules.held_out_share) != rules.held_out_share:
-        raise PopulationError(
-            f"{folder} has runs that held out a share of {about['held_out_share']:g}: with --held-out {rules.held_out_share:g} users "
-            "they were trained on would pass for held out"
-        )
 
 
 class _Tokenized(NamedTuple):

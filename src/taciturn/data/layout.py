@@ -4,7 +4,7 @@
 [[2, 4, 5, 6], [6, 7, 8, 9], [9, 10, 0, 0]]
 >>> Sentences(3, ends=(3, 9)).pieces(np.array([5, 6, 9, 7, 3, 5, 5, 5, 5])).tolist()
 [[2, 5, 6, 9], [2, 7, 3, 0], [2, 5, 5, 5]]
->>> Layout(Unrolls(3), batch_size=2, steps=2).batches(np.arange(4, 14)).tolist()
+>>> Layout(Unrolls(3), batch_size=2, steps=2).user_data(np.arange(4, 14)).batches.tolist()
 [[[2, 4, 5, 6], [9, 10, 11, 12]], [[6, 7, 8, 9], [12, 13, 0, 0]]]
 """
 
@@ -27,12 +27,9 @@ class Unrolls:
         """int32 [pieces, length + 1], at most `most` of them, padded with zeros at the end."""
         tokens = tokens if most is None else tokens[: most * self.length]
         count = math.ceil(len(tokens) / self.length)
-        text = np.zeros(count * self.length, np.int32)
-        text[: len(tokens)] = tokens
-        rows = np.empty((count, self.length + 1), np.int32)
-        rows[:, 1:] = text.reshape(count, self.length)
-        rows[:1, 0], rows[1:, 0] = BEGIN, rows[:-1, -1]
-        return rows
+        text = np.zeros(1 + count * self.length, np.int32)
+        text[0], text[1 : 1 + len(tokens)] = BEGIN, tokens
+        return text[self.length * np.arange(count)[:, None] + np.arange(self.length + 1)]
 
 
 @dataclass(frozen=True)
@@ -75,23 +72,15 @@ class Layout:
     def for_pieces(cls, cut: Cut, batch_size: int, pieces: float) -> "Layout":
         return cls(cut, batch_size, math.ceil(pieces / batch_size))
 
-    def batches(self, tokens: np.ndarray) -> np.ndarray:
-        """int32 [steps, batch, length + 1]. A batch holds pieces from all over the text, so that a local step sees more of the user."""
-        return self._batches(tokens)[0]
-
     def user_data(self, tokens: np.ndarray, weight_cap: float | None = None) -> UserData:
-        """Return what the device program gets. A user of n tokens weighs min(n/ŵ, 1), ŵ being the cap; without one, 1 if n > 0."""
-        batches, steps = self._batches(tokens)
-        weight = np.minimum(np.float32(len(tokens)) / np.float32(weight_cap or 1), np.float32(1))
-        arrays: Any = batches, weight, np.int32(steps)
-        return UserData(*arrays)
-
-    def _batches(self, tokens: np.ndarray) -> tuple[np.ndarray, int]:
-        """Return the batches, and how many of them have text, which come first."""
+        """Return what the device program gets. A batch holds pieces from all over the text, so that a local step sees more of the user;
+        those with text come first. A user of n tokens weighs min(n/ŵ, 1), ŵ being the cap; without one, 1 if n > 0."""
         pieces, row = self.cut.pieces(tokens, self.steps * self.batch_size), self.cut.length + 1
         steps = math.ceil(len(pieces) / self.batch_size)
         batches = np.zeros((self.steps, self.batch_size, row), np.int32)
         spread = np.zeros((self.batch_size * steps, row), np.int32)
         spread[: len(pieces)] = pieces
         batches[:steps] = spread.reshape(self.batch_size, steps, row).swapaxes(0, 1)
-        return batches, steps
+        weight = np.minimum(np.float32(len(tokens)) / np.float32(weight_cap or 1), np.float32(1))
+        arrays: Any = batches, weight, np.int32(steps)
+        return UserData(*arrays)

@@ -220,6 +220,21 @@ def writing_population(
                 _remove_leftovers(folder)
 
 
+def check_protections(folder: Path, with_runs: Path, scrub: bool, sensitive: Iterable[str], held_out_share: float) -> None:
+    """Refuse to protect a population that is built again less than before, and to hold out people whom a run has trained on."""
+    about = manifest_before(folder).get("about", {})
+    if about.get("scrubbed") and not scrub:
+        raise PopulationError(f"{folder} was built with --scrub: say it again, or build a new folder")
+    if dropped := set(about.get("sensitive_columns", ())).difference(sensitive):
+        raise PopulationError(f"{folder} was built with --sensitive-column {min(dropped)}: say it again, or build a new folder")
+    before = manifest_before(with_runs).get("about", {}).get("held_out_share", held_out_share)
+    if named_ledger(with_runs) is not None and before != held_out_share:
+        raise PopulationError(
+            f"{with_runs} has runs that held out a share of {before:g}: with --held-out {held_out_share:g} users they were trained on "
+            "would pass for held out"
+        )
+
+
 def _remove_leftovers(folder: Path) -> None:
     """Remove text that no manifest names: of an interrupted build, or from before the last one."""
     current = manifest_before(folder).get("text")
@@ -236,16 +251,10 @@ def _is_text(path: Path) -> bool:
 
 
 def write_population(
-    folder: Path,
-    train: dict[str, list[int]],
-    held_out: dict[str, list[int]],
-    vocabulary: Vocabulary,
-    about: dict[str, Any],
-    shard_tokens: int = SHARD_TOKENS,
-    same_people_as: Path | None = None,
+    folder: Path, train: dict[str, list[int]], held_out: dict[str, list[int]], vocabulary: Vocabulary, about: dict[str, Any], **how: Any
 ) -> Population:
-    """Write a population of users who are in memory: user id → word ids."""
-    with writing_population(folder, vocabulary, shard_tokens, same_people_as) as writer:
+    """Write a population of users who are in memory: user id → word ids; `how` as `writing_population` takes it."""
+    with writing_population(folder, vocabulary, **how) as writer:
         for split, users in (("train", train), ("held_out", held_out)):
             for user in sorted(users, key=lambda user: (position(user), user)):
                 writer.add(split, hashed_id(writer.salt, user), users[user])

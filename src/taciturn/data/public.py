@@ -6,8 +6,9 @@ PUBLIC/
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from taciturn.core import END
@@ -15,6 +16,7 @@ from taciturn.data.sources import Source
 from taciturn.data.texts import Texts, TextWriter
 from taciturn.data.vocabulary import DataError, Vocabulary, counted_vocabulary
 from taciturn.files import new_folder, not_a, write_atomically
+from taciturn.progress import StageProgress
 
 FORMAT = 2
 
@@ -62,20 +64,17 @@ class PublicCorpus:
         return cls(Texts.load(folder, "documents", about["documents"]), vocabulary, about["source"])
 
 
-def ingest_public(
-    source: Source, folder: Path, vocabulary: Vocabulary | int, name: str, language: str, progress: Callable[..., None]
-) -> PublicCorpus:
+def ingest_public(source: Source, folder: Path, vocabulary: Vocabulary | int, name: str, language: str, progress: StageProgress) -> None:
     """Read public text: a row, or a paragraph of a text file, is a document. A number of words means the most frequent ones here."""
 
     def texts(what: str) -> Iterator[str]:
-        for batch in source.batches(lambda done, all: progress(what, done, all)):
+        for batch in source.batches(partial(progress, what)):
             yield from batch.column("text").to_pylist()
 
     if isinstance(vocabulary, int):
         vocabulary = counted_vocabulary(texts("counting words"), vocabulary, f"words of {name}", language)
     encoded = ([*words, END] for words in map(vocabulary.encode, texts("tokenising")) if words)
     _write_documents(folder, encoded, vocabulary, name)
-    return PublicCorpus.load(folder)
 
 
 def _write_documents(folder: Path, documents: Iterable, vocabulary: Vocabulary, source: str) -> None:

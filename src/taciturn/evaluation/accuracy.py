@@ -27,30 +27,7 @@ NO_ANSWERS = np.array([PADDING, UNKNOWN, BEGIN])
 HEADS, PREDICTIONS, MOST_TOKENS = (10, 50, 100), 10, 75_122  # most frequent words, looked for among the best; the paper's sample
 
 
-@dataclass(frozen=True)
-class Scores(Sums):
-    """Scores of a model on every text that it read."""
-
-    known: np.ndarray  # tokens that are in the vocabulary
-    top1: np.ndarray
-    top3: np.ndarray
-    top5: np.ndarray
-    loss: np.ndarray
-
-    metrics: ClassVar[Figures] = {}
-
-    def of(self, users: np.ndarray) -> "Scores":
-        """From columns of one user each: of these users together, the n-th of them in bucket n mod 100."""
-        buckets = np.arange(len(users)) % BUCKETS
-        return Scores(*(np.bincount(buckets, getattr(self, one.name)[users]) for one in fields(self)))
-
-    @property
-    def together(self) -> "Scores":
-        """Of all of them."""
-        return self.of(np.arange(len(self.tokens)))
-
-
-def _perplexity(scores: Scores, kept: np.ndarray) -> float:
+def _perplexity(scores: "Scores", kept: np.ndarray) -> float:
     """A model that diverged has no perplexity worth a number."""
     loss = METRICS["loss"](scores, kept)
     return math.exp(loss) if loss < 700 else math.inf
@@ -64,7 +41,29 @@ METRICS: Figures = {
     "loss": share("loss", "tokens"),
     "perplexity": _perplexity,
 }
-Scores.metrics = METRICS
+
+
+@dataclass(frozen=True)
+class Scores(Sums):
+    """Scores of a model on every text that it read."""
+
+    known: np.ndarray  # tokens that are in the vocabulary
+    top1: np.ndarray
+    top3: np.ndarray
+    top5: np.ndarray
+    loss: np.ndarray
+
+    metrics: ClassVar[Figures] = METRICS
+
+    def of(self, users: np.ndarray) -> "Scores":
+        """From columns of one user each: of these users together, the n-th of them in bucket n mod 100."""
+        buckets = np.arange(len(users)) % BUCKETS
+        return Scores(*(np.bincount(buckets, getattr(self, one.name)[users]) for one in fields(self)))
+
+    @property
+    def together(self) -> "Scores":
+        """Of all of them."""
+        return self.of(np.arange(len(self.tokens)))
 
 
 def evaluate(model: LanguageModel, params: Params, texts: Texts, cut: Cut = WINDOW, progress: Progress = unwatched) -> Scores:

@@ -47,12 +47,7 @@ def libraries() -> tuple[Any, Any]:
 
 
 def onnx_model(
-    cell: Cell,
-    weights: StepWeights,
-    never: Iterable[int],
-    restarts: Iterable[int] = (),
-    about: dict[str, str] | None = None,
-    as_bytes: bool = False,
+    cell: Cell, weights: StepWeights, never: Iterable[int], restarts: Iterable[int], about: dict[str, str], as_bytes: bool
 ) -> "onnx.ModelProto":
     """`never` are words not to suggest, `restarts` those after which the model starts afresh, `about` what else the file states."""
     onnx, _ = libraries()
@@ -75,7 +70,7 @@ def onnx_model(
     for name, value in (("logits", logits), ("next_fed_back", fed_back), ("next_carry", carry)):
         graph("Identity", value, out=(name,))
     sizes = {"fed_back": len(weights.recurrent), "carry": weights.units}
-    metadata = {"never": json.dumps(never), "restarts": json.dumps(sorted(restarts)), **(about or {})}
+    metadata = {"never": json.dumps(never), "restarts": json.dumps(sorted(restarts)), **about}
     return graph.finished(sizes, len(weights.word_bias), best, metadata)
 
 

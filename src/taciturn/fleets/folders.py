@@ -77,7 +77,7 @@ def try_out(folder: Path, recipe: Recipe, count: int, run: str) -> list[Path]:
 
 
 def _server_folder(folder: Path, authority: Path, recipe: Recipe, words_of: Population, names: tuple[str, ...]) -> None:
-    recipe = build.with_noise(recipe, vocabulary=len(words_of.vocabulary))
+    recipe = build.with_noise(recipe, len(words_of.vocabulary))
     certificate = make_authority(authority)
     certify_server(authority, folder / "wire", [*LOCAL_NAMES, *names])
     issuer = enrolment.new_authority(authority, folder)

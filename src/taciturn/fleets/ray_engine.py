@@ -45,7 +45,9 @@ class RayError(TaciturnError):
 def join(address: str | None) -> None:
     """Meet the cluster at `address`, or start one on this machine."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if address is not None and _has_token():  # clusters then ask for it; Ray itself shows it to those alone that it started
+    token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
+    if address is not None and ("RAY_AUTH_TOKEN" in os.environ or token.exists()):
+        # clusters then ask for it; Ray itself shows it to those alone that it started
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
         import ray
@@ -64,11 +66,6 @@ def join(address: str | None) -> None:
         return
     own: dict[str, Any] = {"include_dashboard": False, "_system_config": {"automatic_object_spilling_enabled": False}}
     ray.init(num_cpus=len(os.sched_getaffinity(0)), **own, **quiet)
-
-
-def _has_token() -> bool:
-    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
-    return "RAY_AUTH_TOKEN" in os.environ or path.exists()
 
 
 def _check_reachable(address: str) -> None:

@@ -114,13 +114,7 @@ def personalise(
 
 
 def trained(
-    network: LanguageModel,
-    params: Params,
-    messages: Messages,
-    cut: Cut,
-    learning: Learning,
-    dropout: bool = False,
-    progress: Progress = unwatched,
+    network: LanguageModel, params: Params, messages: Messages, cut: Cut, learning: Learning, dropout: bool, progress: Progress = unwatched
 ) -> Params:
     """Train as a device does in a round, an epoch at a time, so that it can be watched: SGD carries nothing but θ between two."""
     step = sgd_step(network)

@@ -31,6 +31,22 @@ TAP, PICK, RETYPE = 0.2, 1.0, 0.5
 TAP_SEED = 20230521  # of the taps: the same for every model
 
 
+def _trigger_rate(sums: "Typing", kept: np.ndarray) -> float:
+    """Return the share of words with a continuation shown, at the lowest threshold at which the share taken is `PICKED_RATE`."""
+    triggered, composed = sums.triggered[:, kept].sum(1), sums.composed[:, kept].sum(1)
+    words = max(sums.words[kept].sum(), 1.0)
+    rates = composed / np.maximum(triggered, 1.0)
+    enough = np.flatnonzero((rates >= PICKED_RATE) & (triggered > 0))
+    if not len(enough):
+        return 0.0
+    high = int(enough[0])
+    if high == 0:
+        return float(triggered[0] / words)
+    # Between two thresholds: where the line between them passes the rate.
+    along = (PICKED_RATE - rates[high - 1]) / (rates[high] - rates[high - 1])
+    return float((triggered[high - 1] + along * (triggered[high] - triggered[high - 1])) / words)
+
+
 @dataclass(frozen=True)
 class Typing(Sums):
     """Sums over buckets of users; `Sums.tokens` counts all words, signs and ends of messages."""
@@ -49,36 +65,17 @@ class Typing(Sums):
     triggered: np.ndarray  # [thresholds, buckets] words at which a continuation was shown
     composed: np.ndarray  # [thresholds, buckets] continuations that said what was then written
 
-    metrics: ClassVar[Figures] = {}
-
-
-def _trigger_rate(sums: Typing, kept: np.ndarray) -> float:
-    """Return the share of words with a continuation shown, at the lowest threshold at which the share taken is `PICKED_RATE`."""
-    triggered, composed = sums.triggered[:, kept].sum(1), sums.composed[:, kept].sum(1)
-    words = max(sums.words[kept].sum(), 1.0)
-    rates = composed / np.maximum(triggered, 1.0)
-    enough = np.flatnonzero((rates >= PICKED_RATE) & (triggered > 0))
-    if not len(enough):
-        return 0.0
-    high = int(enough[0])
-    if high == 0:
-        return float(triggered[0] / words)
-    # Between two thresholds: where the line between them passes the rate.
-    along = (PICKED_RATE - rates[high - 1]) / (rates[high] - rates[high - 1])
-    return float((triggered[high - 1] + along * (triggered[high] - triggered[high - 1])) / words)
-
-
-Typing.metrics = {
-    "accuracy_top1": share("top1", "tokens"),
-    "accuracy_top3": share("top3", "tokens"),
-    "keystroke_saving": lambda sums, kept: 1 - share("typed", "letters")(sums, kept),
-    "recall_top1": share("first", "words"),
-    "recall_top3": share("offered", "words"),
-    "picked_rate": lambda sums, kept: share("picked", "words")(sums, kept) / PLACES,
-    "trigger_rate": _trigger_rate,
-    "word_modified_ratio": share("modified", "tapped"),
-    "words_per_minute": lambda sums, kept: 60 * share("tapped", "seconds")(sums, kept),
-}
+    metrics: ClassVar[Figures] = {
+        "accuracy_top1": share("top1", "tokens"),
+        "accuracy_top3": share("top3", "tokens"),
+        "keystroke_saving": lambda sums, kept: 1 - share("typed", "letters")(sums, kept),
+        "recall_top1": share("first", "words"),
+        "recall_top3": share("offered", "words"),
+        "picked_rate": lambda sums, kept: share("picked", "words")(sums, kept) / PLACES,
+        "trigger_rate": _trigger_rate,
+        "word_modified_ratio": share("modified", "tapped"),
+        "words_per_minute": lambda sums, kept: 60 * share("tapped", "seconds")(sums, kept),
+    }
 
 
 def simulate(model: WordModel, vocabulary: Vocabulary, people: Sequence[Sequence[str]], progress: Progress = unwatched) -> Typing:
@@ -87,10 +84,7 @@ def simulate(model: WordModel, vocabulary: Vocabulary, people: Sequence[Sequence
         raise ValueError("there is nobody to type")
     predictor, decoder = Predictor(model, vocabulary), TapDecoder(vocabulary)
     buckets = min(BUCKETS, len(people))
-    sums = {
-        field.name: np.zeros((*((len(THRESHOLDS),) if field.name in ("triggered", "composed") else ()), buckets))
-        for field in fields(Typing)
-    }
+    sums = {one.name: np.zeros((len(THRESHOLDS), buckets) if one.name in ("triggered", "composed") else buckets) for one in fields(Typing)}
     for person, messages in enumerate(people):
         if isinstance(model, WithHistory):
             predictor.model = model.fresh()

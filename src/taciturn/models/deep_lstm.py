@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from taciturn.core import BEGIN, Key, LanguageModel, Params
+from taciturn.models.cells import lstm_cell
 from taciturn.models.layers import dense, dot, dropout, embedding, looked_up
-from taciturn.models.lstm import cell
 from taciturn.models.recurrence import recurrence
 from taciturn.models.stepping import Carrying, State, Windowed
 
@@ -53,7 +53,7 @@ def deep_lstm(
         for index in range(layers):
             layer = params["layers"][f"{index}"]
             gates = dot(values, layer["input"], product) + layer["gate_bias"]
-            states = recurrence(cell, gates, layer["recurrent"], None, units, product)
+            states = recurrence(lstm_cell, gates, layer["recurrent"], None, units, product)
             values = dropout(states, dropout_rate, keys[index + 1], variational)
         return jnp.swapaxes(values, 0, 1)
 
@@ -75,7 +75,7 @@ class Stacked(Carrying, Windowed):
             value, after = params["embedding"][word], []
             for layer, (output, carry) in zip(layers, states, strict=True):
                 gates = value @ layer["input"] + layer["gate_bias"]
-                value, carry = cell(gates, output @ layer["recurrent"], carry)
+                value, carry = lstm_cell(gates, output @ layer["recurrent"], carry)
                 after.append((value, carry))
             matrix, bias = model.words(params)
             return tuple(after), jax.nn.log_softmax(matrix @ value + bias)

@@ -43,10 +43,6 @@ def looked_up(matrix: jax.Array, places: jax.Array) -> jax.Array:
     return matrix[places]
 
 
-def _looked_up(matrix: jax.Array, places: jax.Array):
-    return matrix[places], (matrix, places)
-
-
 def _looked_up_backward(saved, gradient: jax.Array):
     matrix, places = saved
     flat, nothing = gradient.reshape(-1, matrix.shape[-1]), jnp.zeros_like(matrix)
@@ -55,7 +51,7 @@ def _looked_up_backward(saved, gradient: jax.Array):
     return add_rows(nothing, places.reshape(-1), flat), None
 
 
-looked_up.defvjp(_looked_up, _looked_up_backward)
+looked_up.defvjp(lambda matrix, places: (matrix[places], (matrix, places)), _looked_up_backward)
 
 
 def add_rows(matrix: jax.Array, places: jax.Array, changes: jax.Array) -> jax.Array:

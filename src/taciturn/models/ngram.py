@@ -56,7 +56,8 @@ class NGram:
         if word == END:
             return self.start()
         longer = zip(self.levels[1:-1], state, strict=False)
-        return (word, *(self._follower(level, place, word) for level, place in longer))[: self.order - 1]
+        found = (followers(level.keys, np.array([place]), np.array([word]), self.vocabulary).item() for level, place in longer)
+        return (word, *found)[: self.order - 1]
 
     def scores(self, state: State) -> np.ndarray:
         scores = self.levels[0].probability.copy()
@@ -79,11 +80,6 @@ class NGram:
     def of(cls, params: Params, vocabulary: int) -> NGram:
         levels = [{"backoff": NONE, **params[str(n)]} for n in range(1, len(params) + 1)]
         return cls(tuple(Level(**level) for level in levels), vocabulary)
-
-    def _follower(self, level: Level, place: int, word: int) -> int:
-        key = np.uint64(max(place, 0) * self.vocabulary + word)
-        found = int(np.searchsorted(level.keys, key))
-        return found if place >= 0 and found < len(level.keys) and level.keys[found] == key else -1
 
 
 def katz(texts: Iterable[np.ndarray], vocabulary: int, order: int = 4) -> NGram:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from taciturn.core import LanguageModel
-from taciturn.models import cifg, deep_lstm, gru, lstm
+from taciturn.models.cells import cifg, cifg_cell, gru, gru_cell, lstm, lstm_cell
+from taciturn.models.deep_lstm import Stacked, deep_lstm
 from taciturn.models.stepping import Stepper, Windowed, recurrent
 from taciturn.models.transformer import transformer
 
@@ -26,13 +27,11 @@ class ModelKind(NamedTuple):
 
 
 KINDS = {
-    "lstm": ModelKind(lstm.lstm, ("width", "units", "dropout_rate", "product"), recurrent(lstm.cell), "lstm"),
-    "cifg": ModelKind(cifg.cifg, ("width", "units", "tied", "dropout_rate", "product"), recurrent(cifg.cell), "cifg"),
-    "gru": ModelKind(gru.gru, ("width", "units", "dropout_rate", "product"), recurrent(gru.cell), "gru"),
+    "lstm": ModelKind(lstm, ("width", "units", "dropout_rate", "product"), recurrent(lstm_cell), "lstm"),
+    "cifg": ModelKind(cifg, ("width", "units", "tied", "dropout_rate", "product"), recurrent(cifg_cell), "cifg"),
+    "gru": ModelKind(gru, ("width", "units", "dropout_rate", "product"), recurrent(gru_cell), "gru"),
     "transformer": ModelKind(transformer, ("width", "layers", "heads", "dropout_rate")),
-    "deep-lstm": ModelKind(
-        deep_lstm.deep_lstm, ("width", "units", "layers", "tied", "dropout_rate", "variational", "product"), deep_lstm.Stacked
-    ),
+    "deep-lstm": ModelKind(deep_lstm, ("width", "units", "layers", "tied", "dropout_rate", "variational", "product"), Stacked),
 }
 
 
@@ -48,7 +47,7 @@ def register_model(kind: str, model: ModelKind) -> None:
         Nothing. Register it in every process that trains, resumes or loads such a model.
 
     Example:
-        from taciturn.models.gru import gru
+        from taciturn.models.cells import gru
 
         tt.register_model("small-gru", tt.ModelKind(gru, settings=("width", "units")))
     """

@@ -49,31 +49,24 @@ class Account:
     ledger: Ledger
     terms: RunTerms
     release: DpEvent  # what one costs
-    _rows: list[Row] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)  # of this run, in the ledger
     _allowed: int | None = None
 
     def open(self) -> None:
         """Declare the run. Refused where the ledger already has one of that name."""
-        terms, reserved = self.terms, self.allowed
+        terms, budget, reserved = self.terms, self.terms.budget, self.allowed
 
         def check(rows: list[Row]) -> None:
             if any(row.get("run") == terms.name for row in rows):
                 raise LedgerError(f"{self.ledger.path} already has a run {terms.name!r}: choose another --run, or --resume it")
-            self.ledger.check_room([self.cost(reserved)] if reserved else [], terms.distance)
+            self.ledger.check_room([repeated(self.release, reserved)] if reserved else [], terms.distance)
 
-        declared = {"adjacency": terms.adjacency, "randomness": terms.randomness, "accountant": terms.accountant}
-        declared["noise"] = INTEGERS
-        limits = {
-            "delta": terms.budget.delta,
-            "epsilon": terms.budget.epsilon,
-            "rho": terms.budget.rho,
-            "rounds": terms.rounds,
-            "reserved": reserved,
-        }
+        declared = {"adjacency": terms.adjacency, "randomness": terms.randomness, "accountant": terms.accountant, "noise": INTEGERS}
+        limits = {"delta": budget.delta, "epsilon": budget.epsilon, "rho": budget.rho, "rounds": terms.rounds, "reserved": reserved}
         identity = {"kind": "open", "run": terms.name, "recipe": terms.recipe, "population": terms.population}
         identity |= {"unit": terms.unit, "fresh": self._fresh()}
         costs = {**self._costs(), "start": terms.start}
-        self._rows = [self.ledger.append({**identity, **declared, **limits, **costs}, check)]
+        self.rows = [self.ledger.append({**identity, **declared, **limits, **costs}, check)]
 
     def _fresh(self) -> str:
         """A simulation is repeated bit for bit, so nothing about it is fresh."""
@@ -102,12 +95,8 @@ class Account:
                 raise LedgerError(f"the {named} of run {terms.name!r} is not the one it was opened with; start a new run instead")
         if head is not None and all(row["hash"] != head for row in rows):
             raise LedgerError(f"{self.ledger.path} lacks the row at which this run was saved: restore its newest copy")
-        self._rows = rows
+        self.rows = rows
         self._append({"kind": "resume", "run": terms.name, "fresh": self._fresh()})
-
-    def cost(self, releases: int) -> DpEvent:
-        """Return the cost of the run's first `releases`, without its lineage."""
-        return repeated(self.release, releases)
 
     def _costs(self) -> Row:
         return {
@@ -118,16 +107,12 @@ class Account:
         }
 
     @property
-    def rows(self) -> list[Row]:
-        return self._rows
-
-    @property
     def head(self) -> str:
-        return self._rows[-1]["hash"]
+        return self.rows[-1]["hash"]
 
     @property
     def charges(self) -> list[Row]:
-        return [row for row in self._rows if row["kind"] == "charge"]
+        return [row for row in self.rows if row["kind"] == "charge"]
 
     @property
     def allowed(self) -> int:
@@ -136,7 +121,7 @@ class Account:
         if self._allowed is None:
             most = most_releases(self.release, self.terms.rounds + spare_rounds(self.terms.rounds))
             self._allowed = allowed_releases(
-                lambda releases: composed(self.terms.lineage, self.cost(releases)),
+                lambda releases: composed(self.terms.lineage, repeated(self.release, releases)),
                 self.terms.budget,
                 self.terms.accountant,
                 most,
@@ -146,7 +131,7 @@ class Account:
 
     def check_budget(self) -> None:
         """Raise if the next release would pass the budget."""
-        reserved = self._rows[0]["reserved"] if self._rows else self.allowed
+        reserved = self.rows[0]["reserved"] if self.rows else self.allowed
         if len(self.charges) >= min(self.allowed, reserved):
             limits = self.terms.budget
             pairs = (("ε", limits.epsilon), ("ρ", limits.rho))
@@ -176,7 +161,7 @@ class Account:
         """Record the parameters that a run publishes and the digest of their card; return the row that names their history."""
         model = {"kind": "model", "run": self.terms.name, "round": round, "params": digest}
         model |= {"card": card} if card else {}
-        if any(self._rows[-1].get(name) != value for name, value in model.items()):
+        if any(self.rows[-1].get(name) != value for name, value in model.items()):
             self._append(model)
         return self.head
 
@@ -186,9 +171,9 @@ class Account:
 
     @property
     def _opened_rows(self) -> list[Row]:
-        if not self._rows:
+        if not self.rows:
             raise LedgerError(f"run {self.terms.name!r} was not declared in {self.ledger.path}: open it first")
-        return self._rows
+        return self.rows
 
     def check_alone(self) -> None:
         """Raise if another process went on with the run: nothing in its folder is this one's to write any more."""

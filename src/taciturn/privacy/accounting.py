@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import UnionType
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,7 @@ def epsilon(event: DpEvent, delta: float, accountant: AccountantName = "pld", gr
     >>> round(epsilon(SelfComposedDpEvent(PoissonSampledDpEvent(5000 / 763430, GaussianDpEvent(1.0)), 5000), 1e-9), 2)
     3.9
     """
-    if _noise_multiplier(event) is None:
+    if _noise_multiplier(event) == 0:
         return math.inf
     return with_distance(lambda at: _bound(event, at, accountant, grid), delta, distance)
 
@@ -111,10 +112,10 @@ def _bound(event: DpEvent, delta: float, accountant: AccountantName, grid: float
     mu = _mu(event)
     if accountant == "pld" and mu is not None:
         return gaussian_epsilon(mu, delta)
-    if accountant == "pld" and _has_pld(event):
+    is_simple = not isinstance(event, ComposedDpEvent) and not _has(event, SampledWithoutReplacementDpEvent)
+    if accountant == "pld" and is_simple and _noise_multiplier(event) >= LEAST_PLD_NOISE:
         # Whole orders are enough beside a loss distribution, and are quick to work out.
-        bounds = _renyi_epsilon(event, delta, WHOLE_ORDERS), epsilon_by_loss_distributions(event, delta, grid)
-        return min(bounds)
+        return min(_renyi_epsilon(event, delta, WHOLE_ORDERS), epsilon_by_loss_distributions(event, delta, grid))
     return _renyi_epsilon(event, delta)
 
 
@@ -153,13 +154,20 @@ def claim_of(release: DpEvent) -> str:
 
 def is_sampled(release: DpEvent) -> bool:
     """Whether its cost rests on cohorts that are drawn, and secret."""
-    match release:
+    return _has(release, PoissonSampledDpEvent | SampledWithoutReplacementDpEvent)
+
+
+def _has(event: DpEvent, kind: type | UnionType) -> bool:
+    """Whether what is repeated or composed in an event is of this kind."""
+    match event:
         case CorrelatedDpEvent():
-            return is_sampled(release.costs[0][1])
+            return _has(event.costs[0][1], kind)
+        case ComposedDpEvent():
+            return any(_has(part, kind) for part in event.events)
         case SelfComposedDpEvent():
-            return is_sampled(release.event)
+            return _has(event.event, kind)
         case _:
-            return isinstance(release, PoissonSampledDpEvent | SampledWithoutReplacementDpEvent)
+            return isinstance(event, kind)
 
 
 def classic_epsilon(event: DpEvent, delta: float, orders: range = CLASSIC_ORDERS) -> float:
@@ -234,24 +242,20 @@ def noise_for_budget(cost: Callable[[float], DpEvent], budget: Budget, accountan
     if budget.epsilon is None and budget.rho is None:
         raise ValueError("a noise multiplier can only be worked out from a budget of ε or ρ")
 
-    def allows(multiplier: float, accountant: AccountantName, grid: float = FINE) -> bool:
+    def allows(multiplier: float, grid: float = COARSE) -> bool:
         return budget.allows(cost(multiplier), accountant, grid, distance)
 
-    # A coarse grid finds the answer, and the accountant itself has the last word.
-    multiplier = _bisect(lambda guess: allows(guess, accountant, COARSE), 1e-2, 1e4)
-    while not allows(multiplier, accountant):
-        multiplier *= 1.0005
-    return multiplier
-
-
-def _bisect(allowed: Callable[[float], bool], low: float, high: float) -> float:
-    if not allowed(high):
+    low, high = 1e-2, 1e4
+    if not allows(high):
         raise ValueError("no noise multiplier up to 10,000 meets this budget: allow more ε, fewer rounds or smaller cohorts")
-    if allowed(low):
+    if allows(low):
         raise ValueError("this budget is met with almost no noise, so it would promise nobody anything: ask for a smaller ε")
+    # A coarse grid comes close, and the fine one has the last word.
     while high > low * 1.0005:
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if allowed(middle) else (middle, high)
+        low, high = (low, middle) if allows(middle) else (middle, high)
+    while not allows(high, FINE):
+        high *= 1.0005
     return high
 
 
@@ -296,31 +300,17 @@ def event_from_json(row: dict[str, Any]) -> DpEvent:
             raise ValueError(f"this is no event that a ledger could hold: {row}")
 
 
-def _noise_multiplier(event: DpEvent) -> float | None:
-    """The smallest noise multiplier inside an event; None where something in it is not private."""
+def _noise_multiplier(event: DpEvent) -> float:
+    """The smallest noise multiplier inside an event; 0 where something in it is not private."""
     match event:
         case GaussianDpEvent():
-            return event.noise_multiplier if event.noise_multiplier > 0 else None
+            return event.noise_multiplier if event.noise_multiplier > 0 else 0.0
         case PoissonSampledDpEvent() | SampledWithoutReplacementDpEvent() | SelfComposedDpEvent():
             return _noise_multiplier(event.event)
         case ComposedDpEvent():
-            parts = [_noise_multiplier(part) for part in event.events]
-            return None if None in parts else min((part for part in parts if part is not None), default=math.inf)
+            return min(map(_noise_multiplier, event.events), default=math.inf)
         case _:
-            return None
-
-
-def _is_fixed_size(event: DpEvent) -> bool:
-    if isinstance(event, ComposedDpEvent):
-        return any(_is_fixed_size(part) for part in event.events)
-    if isinstance(event, SelfComposedDpEvent):
-        return _is_fixed_size(event.event)
-    return isinstance(event, SampledWithoutReplacementDpEvent)
-
-
-def _has_pld(event: DpEvent) -> bool:
-    simple = not _is_fixed_size(event) and not isinstance(event, ComposedDpEvent)
-    return simple and (_noise_multiplier(event) or 0.0) >= LEAST_PLD_NOISE
+            return 0.0
 
 
 def _renyi_costs(event: DpEvent, orders: tuple[int, ...] | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -340,7 +330,8 @@ def _renyi_costs(event: DpEvent, orders: tuple[int, ...] | None = None) -> tuple
 def renyi_costs_of_one(event: DpEvent, orders: tuple[float, ...] | None) -> tuple[np.ndarray, np.ndarray]:
     # Fixed-size events carry half the noise multiplier already (participation.py), because the library's replace-one RDP does
     # not double the sensitivity.
-    relation = NeighboringRelation.REPLACE_ONE if _is_fixed_size(event) else NeighboringRelation.ADD_OR_REMOVE_ONE
+    is_fixed_size = _has(event, SampledWithoutReplacementDpEvent)
+    relation = NeighboringRelation.REPLACE_ONE if is_fixed_size else NeighboringRelation.ADD_OR_REMOVE_ONE
     accountant = RdpAccountant(list(orders) if orders else None, relation)
     accountant.compose(event)
     # The library takes values that come out a hair below zero for no cost at all; NaN stays, and is ∞ in the end.

@@ -17,9 +17,7 @@ from taciturn.privacy.ledger import Ledger
 def adopt(path: Path, known: str | None = None) -> tuple[Ledger, Path | None]:
     """The ledger, which goes on from here, and the original that was retired for it, if one was found."""
     claimed = _Claimed(path, known)
-    retired = next((row for row in claimed.rows if row["kind"] == "retired"), None)
-    if retired is not None:
-        raise LedgerError(f"{claimed.path} is retired, as the one at {retired['by']} replaced it. Name that one.")
+    claimed.check_not_retired()
     original = _Claimed(claimed.original) if claimed.original else None
     was_retired = original is not None and original.retire(claimed)
     claimed.decided = True

@@ -144,9 +144,12 @@ class ChainedFile:
                 f"{self.path} was copied or put back (it was at {known.place}). Two copies would spend these people's budget twice over. "
                 f"To use this one from now on: taciturn ledger adopt {self.path.parent}"
             )
-        retired = next((row for row in self.rows if row.get("kind") == "retired"), None)
-        if retired is not None:
-            raise LedgerError(f"{self.path} is retired, as the one at {retired['by']} replaced it. Name that one.")
+        self.check_not_retired()
+
+    def check_not_retired(self) -> None:
+        for row in self.rows:
+            if row.get("kind") == "retired":
+                raise LedgerError(f"{self.path} is retired, as the one at {row['by']} replaced it. Name that one.")
 
     def _mend(self, file: BinaryIO, tail: bytes) -> None:
         """A last line without its end: a process died while writing it, before it could release anything.

@@ -137,7 +137,7 @@ def per_layer_clip(clip_norm: float | list[tuple[int, float]] | None = None, lay
     schedule = clip_schedule(total if clip_norm is None else clip_norm)
 
     def shares(update: Update) -> PyTree:
-        names = layer_names(update)
+        names = trees.layer_names(update)
         equal = 1.0 / math.sqrt(len(names))
         return jax.tree.unflatten(jax.tree.structure(update), [layers[name] / total if layers else equal for name in names])
 
@@ -146,7 +146,7 @@ def per_layer_clip(clip_norm: float | list[tuple[int, float]] | None = None, lay
         return jax.tree.map(lambda layer, share: _clip(norm * (share * (1 - 1e-6)), layer), update, shares(update))
 
     def check(params: Params) -> None:
-        names = set(layer_names(params))
+        names = set(trees.layer_names(params))
         if layers is not None and set(layers) != names:
             raise ValueError(f"per-layer clip norms are given for {sorted(layers)}, but the model's layers are {sorted(names)}")
 
@@ -183,11 +183,6 @@ def decode(bound: Bound, public: PyTree, total: Report) -> Report:
     if math.isfinite(bound.reach):
         update = jax.tree.map(lambda sum: wide.to_float(sum, bound.step(public)), update, is_leaf=wide.is_wide)
     return Report(update, total.weight / STEPS)
-
-
-def layer_names(params: Params) -> list[str]:
-    """Names of the leaves in order, such as `blocks/0/feed_in`."""
-    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree_util.tree_leaves_with_path(params)]
 
 
 def _clip(norm: jax.Array, update: PyTree) -> PyTree:

@@ -17,6 +17,7 @@ as sensitivity (docs/proofs.md).
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -54,16 +55,13 @@ def blt(multiplier: float, *segments: Buffers) -> Noise:
     def init(size: int) -> PyTree:
         return [wide.zeros((size,)) for _ in range(most)]
 
-    def buffered(decays: list[int], scales: list[int]) -> Next:
-        def next(buffers: PyTree, draw: Draw) -> tuple[Wide, PyTree]:
-            # C y = z row by row: z_t = y_t + Σ_j ω_j b_j, where b_j = Σ_{s < t} θ_j^(t−1−s) y_s.
-            residual = draw(0)
-            for omega, buffer in zip(scales, buffers, strict=False):
-                residual = wide.subtract(residual, _times(buffer, omega))
-            moved = [wide.add(_times(buffer, theta), residual) for theta, buffer in zip(decays, buffers, strict=False)]
-            return residual, moved + buffers[len(moved) :]
-
-        return next
+    def next(decays: list[int], scales: list[int], buffers: PyTree, draw: Draw) -> tuple[Wide, PyTree]:
+        # C y = z row by row: z_t = y_t + Σ_j ω_j b_j, where b_j = Σ_{s < t} θ_j^(t−1−s) y_s.
+        residual = draw(0)
+        for omega, buffer in zip(scales, buffers, strict=False):
+            residual = wide.subtract(residual, _times(buffer, omega))
+        moved = [wide.add(_times(buffer, theta), residual) for theta, buffer in zip(decays, buffers, strict=False)]
+        return residual, moved + buffers[len(moved) :]
 
     columns, gain, rounding = [], 1.0, 0.0
     for rows, decays, scales in exact:
@@ -75,7 +73,7 @@ def blt(multiplier: float, *segments: Buffers) -> Noise:
         # A buffer is off by half a step each time it moves, and forgets as it decays; each product by half a step more.
         rounding = max(rounding, float(np.sum(omega / (2 * (1 - theta))) + len(theta) / 2))
     strategy = sensitivity.toeplitz(f"BLT with {most} buffers", *columns)
-    return _noise(multiplier, init, [buffered(*fixed) for _, *fixed in exact], strategy, gain=gain, rounding=rounding)
+    return _noise(multiplier, init, [partial(next, *fixed) for _, *fixed in exact], strategy, gain=gain, rounding=rounding)
 
 
 class Bands(NamedTuple):
@@ -93,21 +91,17 @@ def banded(multiplier: float, *segments: Bands) -> Noise:
     def init(size: int) -> PyTree:
         return [wide.zeros((size,)) for _ in range(most - 1)]
 
-    def with_bands(bands: list[int]) -> Next:
-        def next(before: PyTree, draw: Draw) -> tuple[Wide, PyTree]:
-            # z_t = y_t + Σ_i c_i y_{t−i}; `before` holds y_{t−1}, y_{t−2}, …
-            residual = draw(0)
-            for coefficient, past in zip(bands[1:], before, strict=True):
-                residual = wide.subtract(residual, _times(past, coefficient))
-            return residual, [residual, *before][: most - 1]
-
-        return next
+    def next(bands: list[int], before: PyTree, draw: Draw) -> tuple[Wide, PyTree]:
+        # z_t = y_t + Σ_i c_i y_{t−i}; `before` holds y_{t−1}, y_{t−2}, …
+        residual = draw(0)
+        for coefficient, past in zip(bands[1:], before, strict=True):
+            residual = wide.subtract(residual, _times(past, coefficient))
+        return residual, [residual, *before][: most - 1]
 
     columns = [np.pad(np.array(bands) / 2**BITS, (0, max(0, rows - most)))[:rows] for (rows, _), bands in zip(segments, exact, strict=True)]
     gain = max(float(np.linalg.norm(sensitivity.toeplitz_inverse(column, len(column)))) for column in columns)
     strategy = sensitivity.toeplitz(f"{most}-banded Toeplitz", *columns)
-    nexts = [with_bands(bands) for bands in exact]
-    return _noise(multiplier, init, nexts, strategy, gain=max(gain, 1.0), rounding=(most - 1) / 2)
+    return _noise(multiplier, init, [partial(next, bands) for bands in exact], strategy, gain=max(gain, 1.0), rounding=(most - 1) / 2)
 
 
 def _fixed(coefficients: Sequence[float]) -> list[int]:
@@ -162,8 +156,7 @@ def tree(multiplier: float, *lengths: int, honaker: bool = True) -> Noise:
 
     def ending(rows: int) -> Next:
         """A tree that is completed after so many rows."""
-        first, *above = sensitivity.completed_weights(rows, honaker)
-        del first
+        _, *above = sensitivity.completed_weights(rows, honaker)
         level = (rows & -rows).bit_length() - 1
 
         def complete(nodes: Wide, draw: Draw) -> Wide:

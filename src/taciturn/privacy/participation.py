@@ -122,8 +122,6 @@ class MinSeparation:
         return coins.chosen(available, self.asked)
 
     def event(self, noise_multiplier: float, strategy: Strategy) -> DpEvent:
-        if self.rounds > strategy.rows:
-            raise ValueError(f"there is noise for {strategy.rows} rounds, and the claim is about {self.rounds}")
         counts = _counts(self.rounds, strategy)
         squares = [strategy.sensitivity_squared(n, self.min_separation, self.max_participations) for n in counts]
         rising = itertools.accumulate(squares, max)  # as it must, but for rounding
@@ -174,8 +172,6 @@ class CyclicPoisson:
                 f"{strategy.name} noise correlates rows further apart than the {self.cycle} rounds between two turns of a user, where "
                 "sampling proves nothing: use banded noise with no more bands than that"
             )
-        if self.rounds > strategy.rows:
-            raise ValueError(f"there is noise for {strategy.rows} rounds, and the claim is about {self.rounds}")
         counts = _counts(self.rounds, strategy)
         turn = GaussianDpEvent(noise_multiplier / math.sqrt(strategy.sensitivity_squared(counts[-1], self.cycle - 1, 1)))
         sampled = turn if self.probability == 1 else PoissonSampledDpEvent(self.probability, turn)
@@ -188,6 +184,8 @@ class CyclicPoisson:
 
 def _counts(rounds: int, strategy: Strategy) -> list[int]:
     """Numbers of releases to state a cost for. All rounds are charged up front: when to stop may depend on what was seen."""
+    if rounds > strategy.rows:
+        raise ValueError(f"there is noise for {strategy.rows} rounds, and the claim is about {rounds}")
     return sorted({rounds, min(strategy.rows, rounds + spare_rounds(rounds))})
 
 

@@ -75,10 +75,6 @@ class Encoding(NamedTuple):
         """Return the size of a report whose residues are packed without gaps (fleets/secure_aggregation/bit_packing.py)."""
         return math.ceil(self.padded * self.bits / 8)
 
-    def scale(self, clip_norm: float) -> float:
-        """s."""
-        return self.radius / clip_norm
-
 
 class Rotation(NamedTuple):
     """What devices must know of a round."""
@@ -137,7 +133,8 @@ def modular(clip: Bound, params: Params, encoded: Encoding) -> Bound:
         flat = jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(update)])
         scaled = jnp.pad(flat * (encoded.radius / rotation.clip_norm), (0, encoded.padded - encoded.size))
         turned = hadamard(_in_blocks(encoded, scaled * _signs(encoded, rotation))) / math.sqrt(encoded.block)
-        return _residues(encoded, conditionally_rounded(encoded, turned, key))
+        whole = conditionally_rounded(encoded, turned, key)
+        return jnp.ravel(jax.lax.bitcast_convert_type(whole, jnp.uint32)) & jnp.uint32(encoded.modulus - 1)
 
     def unpack(rotation: Rotation, total: jax.Array) -> PyTree:
         """H · x: turned back but for the factor 1/√(size of a block), which is in the length of a step."""
@@ -201,10 +198,6 @@ def centred(encoded: Encoding, total: jax.Array) -> jax.Array:
     """Return the number next to zero with this residue mod M: the sum of up to n_max reports, added in integers of enough bits."""
     spare = 32 - encoded.bits
     return jax.lax.bitcast_convert_type(jnp.asarray(total).astype(jnp.uint32) << spare, jnp.int32) >> spare
-
-
-def _residues(encoded: Encoding, whole: jax.Array) -> jax.Array:
-    return jnp.ravel(jax.lax.bitcast_convert_type(whole, jnp.uint32)) & jnp.uint32(encoded.modulus - 1)
 
 
 def hadamard(columns: jax.Array) -> jax.Array:

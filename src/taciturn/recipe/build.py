@@ -14,9 +14,8 @@ from dp_accounting import DpEvent
 from jax.typing import DTypeLike
 
 from taciturn.algorithms.dp_fedavg import dp_fedavg, dp_fedsgd, dp_ftrl, fedavg
-from taciturn.algorithms.fine_tuning import rehearsing, unforgetting_update
+from taciturn.algorithms.fine_tuning import Text, rehearsing, transfer_learning, unforgetting_update
 from taciturn.algorithms.local_training import LocalTraining, Project, UserUpdate, fedavg_update
-from taciturn.algorithms.transfer_learning import Text, transfer_learning
 from taciturn.algorithms.uploads import Upload, compressed, upload_bytes
 from taciturn.core import PADDING, Algorithm, LanguageModel, Params, Participation
 from taciturn.data.layout import Cut, Layout, Sentences, Unrolls
@@ -43,8 +42,6 @@ from taciturn.privacy.strategies import optimal_bands, optimal_blt
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.sections import AUDITED_AT_ONCE, DEFAULT_CLIP_NORM, ModelSection
 from taciturn.trees import size
-
-LARGEST_VOCABULARY = 30_000  # of the papers' models
 
 
 def language_model(model: ModelSection, vocabulary: int, product: DTypeLike = jnp.float32) -> LanguageModel:
@@ -307,9 +304,7 @@ def _optimal_coefficients(recipe: Recipe, length: int) -> dict[str, list[float]]
     return optimal_blt(length, separation, participations, privacy.buffers)
 
 
-def with_noise(
-    recipe: Recipe, lineage: Sequence[DpEvent] = (), lineage_distance: float = 0.0, vocabulary: int = LARGEST_VOCABULARY
-) -> Recipe:
+def with_noise(recipe: Recipe, vocabulary: int, lineage: Sequence[DpEvent] = (), lineage_distance: float = 0.0) -> Recipe:
     """Return the recipe with its noise worked out: the strategy, and the multiplier from the budget, where it names none. What its start
     has cost already, and how far that was from the ideal, is counted in."""
     recipe = with_strategy(recipe)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 
+from taciturn import trees
 from taciturn.privacy.accounting import Budget, noise_for_budget, repeated
 from taciturn.privacy.conversions import gaussian_epsilon
 from taciturn.recipe.sections import MOST_A_ROUND, ModelSection
@@ -55,10 +56,6 @@ class Plan(NamedTuple):
     server_rate: float
     noise_multiplier: float
     gain: float  # points of AccuracyTop1 over the start, by the rule
-
-    @property
-    def user_trainings(self) -> int:
-        return self.rounds * self.cohort
 
 
 def expected_gain(way: float, noise: float) -> float:
@@ -142,14 +139,12 @@ class Choice(NamedTuple):
     why: str
 
 
-def choices(
-    task: Task, plan: Plan, population: str, start: str, architecture: dict[str, Any], on_cpu: bool, measured: int = 0
-) -> list[Choice]:
+def choices(task: Task, plan: Plan, population: str, start: str, architecture: dict[str, Any], on_cpu: bool, measured: int) -> list[Choice]:
     """List the whole recipe. `architecture` is that of the start; the model is `measured` so often between its start and its end."""
     defaults = ModelSection().model_dump(mode="json")
     built = {name: value for name, value in architecture.items() if value != defaults[name]}
     minutes = task.duration(plan.rounds, plan.cohort) / 60
-    fast = f"{plan.user_trainings:,} user trainings, {minutes:.1f} minutes on this machine"
+    fast = f"{plan.rounds * plan.cohort:,} user trainings, {minutes:.1f} minutes on this machine"
     return [
         Choice("", "algorithm", "dp-fedavg", "cohorts that the curator draws, fresh noise; BLT noise came to the same at equal ε"),
         Choice("data", "population", population, "whose text it is"),
@@ -190,13 +185,7 @@ def _clipping(architecture: dict[str, Any]) -> list[Choice]:
 
 def content_of(choices: list[Choice]) -> dict[str, Any]:
     """Return the content that `parse_recipe` takes."""
-    content: dict[str, Any] = {}
-    for one in choices:
-        section = content
-        for name in filter(None, one.section.split(".")):
-            section = section.setdefault(name, {})
-        section[one.key] = one.value
-    return content
+    return trees.nested({"/".join(filter(None, [*one.section.split("."), one.key])): one.value for one in choices})
 
 
 def commented_toml(choices: list[Choice], title: str) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from taciturn import trees
 from taciturn.core import Params, PyTree
 from taciturn.errors import TaciturnError
 from taciturn.files import not_a, write_atomically
@@ -75,7 +76,7 @@ def load_model(path: Path) -> tuple[Params, ModelCard]:
     card = json.loads(metadata["taciturn"])
     for name in ("vocabulary", "public_sources"):
         card[name] = tuple(card[name])
-    return _nested(named), ModelCard(**card)
+    return trees.nested(named), ModelCard(**card)
 
 
 def params_digest(params: Params) -> str:
@@ -120,16 +121,4 @@ def load_state(path: Path, like: PyTree) -> tuple[PyTree, dict[str, str]]:
 
 
 def _named(params: Params) -> dict[str, np.ndarray]:
-    leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(params))
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
-
-
-def _nested(named: dict[str, np.ndarray]) -> Params:
-    params: dict[str, Any] = {}
-    for name, value in named.items():
-        *path, last = name.split("/")
-        target = params
-        for part in path:
-            target = target.setdefault(part, {})
-        target[last] = value
-    return params
+    return dict(zip(trees.layer_names(params), map(np.asarray, jax.tree.leaves(jax.device_get(params))), strict=True))

@@ -68,7 +68,7 @@ def chosen_recipe(
     users = users or publicly(len(population))
     on_cpu = jax.default_backend() == "cpu"
     task = Task(users, epsilon, float(f"{users**-1.1:.2g}"), trees.size(params), 60 * minutes, 1.0)
-    draft = parse_recipe(content_of(choices(task, Plan(25, 10, 1.0, 1.0, 0.0), str(folder), start, card.architecture, on_cpu)))
+    draft = parse_recipe(content_of(choices(task, Plan(25, 10, 1.0, 1.0, 0.0), str(folder), start, card.architecture, on_cpu, 0)))
     sample = _sample(held_out, population.manifest["about"].get("least_tokens", 0), CPU_SAMPLE if on_cpu else ACCELERATOR_SAMPLE)
     compiling, speed, a_round, measuring = _timed(draft, sample, params, len(population.vocabulary), progress)
     measuring *= held_out.texts.tokens / sample.texts.tokens

@@ -196,7 +196,8 @@ def _train_loop(run: Run, state: TrainState, progress: Progress) -> TrainedRun:
     if measured_at != state.round:
         scores = run.evaluate(state.server.params)
         metrics.add(_row(run, state, scores, seconds))
-    return _finish(run, state, metrics, before, scores, stopped, first)
+    _finish(run, state, scores, first)
+    return TrainedRun(run.folder, before.together, scores.together, stopped, metrics.rows[-1].get("clip_estimate"))
 
 
 def _row(run: Run, state: TrainState, scores: Scores, seconds: float) -> Row:
@@ -250,9 +251,8 @@ def _savable(state: TrainState) -> dict[str, Any]:
     return {"server": state.server, "mechanism": state.mechanism}
 
 
-def _finish(
-    run: Run, state: TrainState, metrics: Metrics, before: Scores, scores: Scores, stopped: str | None, first: Scores | None
-) -> TrainedRun:
+def _finish(run: Run, state: TrainState, scores: Scores, first: Scores | None) -> None:
+    """Say what the run promises, delete its secrets, and write its page; `first` are the scores of its start, where they are known."""
     _save(run, state)
     guarantee, ledger = run.account.guarantee(), run.account.ledger
     card = run.card(state.round, guarantee.head)
@@ -269,8 +269,6 @@ def _finish(
     except Exception as error:  # whatever it is: the run is finished, and must not look as if it were to be trained again
         why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         LOG.warning("the run is finished; only its page could not be written (%s): taciturn report %s", why, run.folder)
-    estimate = metrics.rows[-1].get("clip_estimate")
-    return TrainedRun(run.folder, before.together, scores.together, stopped, estimate)
 
 
 def _norms(public: PyTree) -> dict[str, float]:

@@ -24,7 +24,6 @@ from taciturn.names import Smoothing
 from taciturn.populations import open_ledger
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget
-from taciturn.privacy.ledger import Guarantee
 from taciturn.progress import Progress, unwatched
 from taciturn.release.model_file import ModelCard, card_digest, params_digest, save_model
 from taciturn.release.privacy_statement import statement
@@ -35,19 +34,16 @@ NOT_NEW = "name a new folder"
 ANY_DELTA = 1e-10  # ε is ∞ at every one
 
 
-def count_public(corpus: Path, out: Path, smoothing: Smoothing, order: int, progress: Progress = unwatched) -> NGram:
+def count_public(corpus: Path, out: Path, smoothing: Smoothing, order: int, progress: Progress = unwatched) -> None:
     check_new_folder(out, NOT_NEW)
     public = PublicCorpus.load(corpus)
     model = _counted(public.documents, public.vocabulary, smoothing, order, progress)
     card = ModelCard(_architecture(smoothing, order), public.vocabulary.words, public.vocabulary.about, public_sources=(public.source,))
     with new_folder(out, NOT_NEW) as made:
         save_model(made / "model.safetensors", model.params(), card)
-    return model
 
 
-def count_population(
-    folder: Path, out: Path, smoothing: Smoothing, order: int, non_private: bool, progress: Progress = unwatched
-) -> Guarantee:
+def count_population(folder: Path, out: Path, smoothing: Smoothing, order: int, non_private: bool, progress: Progress = unwatched) -> None:
     """Charged first, then counted."""
     check_new_folder(out, NOT_NEW)
     if not non_private:
@@ -74,12 +70,10 @@ def count_population(
     vocabulary = population.vocabulary
     card = ModelCard(_architecture(smoothing, order), vocabulary.words, vocabulary.about, terms.name, round=1)
     card = replace(card, ledger_head=account.record_model(1, params_digest(model.params()), card_digest(card)))
-    guarantee = account.guarantee()
     with new_folder(out, NOT_NEW) as made:
         write_atomically(made / COUNTED_ON, json.dumps({"population": str(folder)}).encode())
         save_model(made / "model.safetensors", model.params(), card, mode=0o600)
-        write_atomically(made / "guarantee.txt", statement(guarantee, card.public_text).encode())
-    return guarantee
+        write_atomically(made / "guarantee.txt", statement(account.guarantee(), card.public_text).encode())
 
 
 def _architecture(smoothing: Smoothing, order: int) -> dict[str, str | int]:

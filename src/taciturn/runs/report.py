@@ -222,10 +222,8 @@ def _spent(ledger: Ledger) -> Html:
         else f"This is the only run on these people. In all they have spent ε = {epsilon_text(spent)} at δ = {delta_text(delta)}."
     )
     parts = [tag("p", words)]
-    if simulated := sum(ledger.run_rows(run)[0]["randomness"] != "operating system" for run in runs):
-        parts.append(
-            tag("p", f"{simulated} of {len(runs)} drew noise from a seed, with which anyone can take it off: their ε is no promise.")
-        )
+    if seeded := sum(ledger.run_rows(run)[0]["randomness"] != "operating system" for run in runs):
+        parts.append(tag("p", f"{seeded} of {len(runs)} drew noise from a seed, with which anyone can take it off: their ε is no promise."))
     if spent == math.inf:
         parts.append(tag("p", "At least one of them had no privacy, and may have given away what single people wrote."))
     if budget:

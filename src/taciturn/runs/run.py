@@ -62,7 +62,9 @@ class Run:
             raise RecipeError(str(error)) from None
         self._check(first, max(len(self.population), len(connected.enrolled().certificates) if connected else 0))
         self.account = Account(ledger, self._terms(first, seeded), release)
-        self.log = self._participation_log()
+        # where the claim is about how often users take part
+        limits, key = self.algorithm.participation.limits, randomness.derive(root, "participation log", 0)
+        self.log = ParticipationLog(self._private / "participation.log", *limits, key) if limits else None
         self.fleet = self._fleet(connected)
         everyone = with_observers(self.fleet, self.observers, self.algorithm.mechanism.most_reports)
         records = Records(self._private / "releases", randomness.derive(root, "records", 0))
@@ -73,7 +75,7 @@ class Run:
         if has_budget and any(isinstance(cost, NonPrivateDpEvent) for cost in self.lineage):
             raise RecipeError("[model] warm_start has no privacy (ε = ∞), so nothing that starts from it can meet a budget")
         recipe = build.with_general_text(recipe)
-        return build.with_noise(recipe, self.lineage, self.lineage_distance, len(self.vocabulary))
+        return build.with_noise(recipe, len(self.vocabulary), self.lineage, self.lineage_distance)
 
     def _check(self, first: Params, people: int) -> None:
         """Refuse what only shows once recipe, users and model are seen together."""
@@ -118,11 +120,6 @@ class Run:
             lineage_distance=self.lineage_distance,
             distance=self.algorithm.mechanism.distance(trees.size(first), build.rows(recipe)),
         )
-
-    def _participation_log(self) -> ParticipationLog | None:
-        """Open the log where the claim is about how often users take part."""
-        limits, key = self.algorithm.participation.limits, randomness.derive(self.root, "participation log", 0)
-        return ParticipationLog(self._private / "participation.log", *limits, key) if limits else None
 
     def _fleet(self, connected: Connected | None) -> FleetWithStats:
         if self.recipe.fleet.kind == "devices":

@@ -1,6 +1,10 @@
-"""Models tried at a keyboard: by simulated people, and by those who open the page."""
+"""Models tried at a keyboard: by simulated people, and by those who open the page.
 
-from collections.abc import Sequence
+Simulated people type what people wrote on whom a model was not trained. A population does not know how unknown words are spelled, and
+typing needs every letter, so their text is read again from its files.
+"""
+
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -8,9 +12,10 @@ from typing import NamedTuple
 from taciturn.data.population import trained_on
 from taciturn.data.sources import Source
 from taciturn.data.state_of_the_union import held_out_messages
+from taciturn.data.users import position, user_id
+from taciturn.data.vocabulary import DataError
 from taciturn.export.formats import page_script
 from taciturn.export.word_model import load_word_model
-from taciturn.keyboard.people import People, read_people
 from taciturn.keyboard.server import KeyboardServer, page_files
 from taciturn.keyboard.typing_simulation import Typing, enough_words, simulate
 from taciturn.keyboard.user_history import WithHistory
@@ -20,6 +25,38 @@ from taciturn.release.model_file import ModelCard
 from taciturn.release.privacy_statement import personal_statement, statement
 from taciturn.runs.finished import folder_known_to, guarantee_of, learned_from
 from taciturn.runs.folder import RunError
+
+MOST_CHARACTERS = 20_000  # of one person: far more than is ever typed in a simulation
+
+
+class People(NamedTuple):
+    messages: list[list[str]]  # of each person, in the order of the file
+    trained_on: int  # people who were met and left out
+
+
+def read_people(source: Source, trained_on: Callable[[str], bool], most: int, progress: Progress = unwatched) -> People:
+    """Read at most so many people; which ones follows from a hash of their ids."""
+    found: dict[str, list[str]] = {}
+    room: dict[str, int] = {}
+    left_out: set[str] = set()
+    for batch in source.batches(progress):
+        for spelling, text in zip(batch.column("user").to_pylist(), batch.column("text").to_pylist(), strict=True):
+            id = user_id(spelling)
+            if not id or id in left_out:
+                continue
+            if id not in found:
+                if trained_on(id):
+                    left_out.add(id)
+                    continue
+                found[id], room[id] = [], MOST_CHARACTERS
+            if room[id] > 0:
+                found[id].append(text[: room[id]])
+                room[id] -= len(text)
+    if not found:
+        met = f"all {len(left_out):,} people in it were trained on" if left_out else "there is no text in it"
+        raise DataError(f"{', '.join(map(str, source.paths))}: nobody to try a keyboard on ({met})")
+    chosen = sorted(found, key=lambda id: (position(id), id))[:most]
+    return People([found[id] for id in chosen], len(left_out))
 
 
 class TypingResults(NamedTuple):

@@ -60,7 +60,7 @@ class Int8Matrix {
 const sigmoid = (x) => 1 / (1 + Math.exp(-x));
 
 // One unit of each kind of cell: from what the word brings to each gate (x), what is fed back to it (r) and the carry, the output and
-// the next carry. Gates come in the order of models/lstm.py, cifg.py and gru.py.
+// the next carry. Gates come in the order of models/cells.py.
 const CELLS = {
   lstm(x, r, units, unit, carry) {
     const gate = (n) => x[n * units + unit] + r[n * units + unit];

@@ -222,9 +222,7 @@ class DeviceFleet:
     def _stage(self, server: ServerRound, kind: str, questions: Mapping[int, bytes], shared: bytes = b"") -> None:
         """Ask, and let the server take the answers."""
         seconds = self.deadline if kind == fields.REPORT else min(SHORT, self.deadline)
-        answers = self.connected.link.ask(
-            kind, questions, seconds, progress=lambda done, all: self.connected.watch(kind, done, all), shared=shared
-        )
+        answers = self.connected.link.ask(kind, questions, seconds, progress=partial(self.connected.watch, kind), shared=shared)
         refused = server.take(answers)
         if refused:
             LOG.warning("stage %s: discarded %d of %d malformed answers", kind, len(refused), len(answers))

@@ -8,12 +8,10 @@ The first number stands in the lowest bits of the first byte, as in little-endia
 array([1, 2, 7], dtype=uint32)
 """
 
-import math
-
 import numpy as np
 
 MOST_BITS = 32
-BLOCK = 1 << 15  # numbers at a time, so that a block stays in the processor's cache
+BLOCK = 1 << 15  # numbers at a time, so that a block stays in the processor's cache; a multiple of 8, so that it begins with a byte
 
 
 def packed_bytes(length: int, bits: int) -> int:
@@ -24,13 +22,16 @@ def packed_bytes(length: int, bits: int) -> int:
 
 def pack(values: np.ndarray, bits: int) -> bytes:
     """Pack one-dimensional uint32; a number that has more than `bits` bits is refused, not cut off."""
-    size = packed_bytes(values.size, bits)
+    packed_bytes(values.size, bits)  # refuses a number of bits that is none
     if values.dtype != np.uint32 or values.ndim != 1:
         raise ValueError(f"numbers to pack are a row of uint32, not {values.dtype} of shape {values.shape}")
     if values.size and int(values.max()) >> bits:
         raise ValueError(f"{int(values.max())} does not fit into {bits} bits")
-    packed = b"".join(_pack_block(values[start : start + BLOCK], bits) for start in range(0, values.size, BLOCK))
-    return packed[:size]
+    packed = []
+    for start in range(0, values.size, BLOCK):
+        some = values[start : start + BLOCK].astype("<u4").view(np.uint8).reshape(-1, 4)
+        packed.append(np.packbits(np.unpackbits(some, axis=1, bitorder="little")[:, :bits], bitorder="little"))
+    return b"".join(packed)
 
 
 def unpack(packed: bytes, length: int, bits: int) -> np.ndarray:
@@ -41,41 +42,9 @@ def unpack(packed: bytes, length: int, bits: int) -> np.ndarray:
         raise ValueError("there is something behind the last packed number")
     values = np.empty(length, np.uint32)
     for start in range(0, length, BLOCK):
-        # BLOCK is a multiple of 8: it begins with a byte
-        block = packed[start * bits // 8 : (start + BLOCK) * bits // 8]
-        values[start : start + BLOCK] = _unpack_block(block, bits)[: length - start]
+        some = min(BLOCK, length - start)
+        block = np.frombuffer(packed, np.uint8, packed_bytes(some, bits), start * bits // 8)
+        numbers = np.zeros((some, MOST_BITS), np.uint8)
+        numbers[:, :bits] = np.unpackbits(block, count=some * bits, bitorder="little").reshape(some, bits)
+        values[start : start + some] = np.packbits(numbers, axis=1, bitorder="little").view("<u4").ravel()
     return values
-
-
-def _places(bits: int) -> list[tuple[int, int]]:
-    """Word and bit of each number of a group: the fewest numbers that fill words of 64 bits to the last bit."""
-    return [divmod(bits * number, 64) for number in range(64 // math.gcd(bits, 64))]
-
-
-def _pack_block(values: np.ndarray, bits: int) -> bytes:
-    places = _places(bits)
-    groups = -(-values.size // len(places))
-    columns = np.zeros((groups, len(places)), np.uint64)
-    columns.reshape(-1)[: values.size] = values
-    columns = np.ascontiguousarray(columns.T)
-    words = np.zeros((len(places) * bits // 64, groups), np.uint64)
-    for column, (word, bit) in zip(columns, places, strict=True):
-        words[word] |= column << np.uint64(bit)
-        if bit + bits > 64:
-            words[word + 1] |= column >> np.uint64(64 - bit)
-    return words.T.astype("<u8").tobytes()
-
-
-def _unpack_block(block: bytes, bits: int) -> np.ndarray:
-    places = _places(bits)
-    width = len(places) * bits // 64
-    groups = -(-len(block) // (8 * width))
-    words = np.frombuffer(block.ljust(groups * width * 8, b"\0"), "<u8").reshape(groups, width)
-    words = np.ascontiguousarray(words.T).astype(np.uint64, copy=False)
-    columns = np.empty((len(places), groups), np.uint32)
-    for column, (word, bit) in zip(columns, places, strict=True):
-        value = words[word] >> np.uint64(bit)
-        if bit + bits > 64:
-            value |= words[word + 1] << np.uint64(64 - bit)
-        column[:] = value & np.uint64((1 << bits) - 1)
-    return np.ascontiguousarray(columns.T).reshape(-1)

@@ -12,7 +12,7 @@ import numpy as np
 
 from taciturn.progress import Progress, unwatched
 
-TICK = 5 / 60  # hours
+TICK, ROUND_HOURS = 5 / 60, 0.15  # hours between two looks at the devices, and of a round
 OVER_SELECTION, MOST_HOURS = 1.3, 150 * 24  # of a fleet that is only simulated
 
 
@@ -74,11 +74,10 @@ class TooFewDevices(Exception):
 class Clock:
     """The hour, and every device's own state: until when its timer runs, whether it waits to be asked, when it was told to come back."""
 
-    def __init__(self, devices: Devices, timer_hours: float, round_hours: float = 0.15, patience: float = 7 * 24) -> None:
+    def __init__(self, devices: Devices, timer_hours: float, patience: float = 7 * 24) -> None:
         """After `patience` hours beyond the timer in which too few devices came together it is given up."""
         self.devices, self.hour = devices, 0.0
-        self._habits, self._round_hours = devices.habits, round_hours
-        self._timer, self._patience, self._last_round = timer_hours, patience, 0.0
+        self._habits, self._timer, self._patience, self._last_round = devices.habits, timer_hours, patience, 0.0
         self._resting_until = np.full(devices.count, -math.inf)
         self._away_until = np.full(devices.count, -math.inf)
         self._waiting = np.zeros(devices.count, bool)
@@ -105,14 +104,14 @@ class Clock:
 
     def upload(self, asked: np.ndarray, reports: np.ndarray, goal: int, generator: np.random.Generator) -> None:
         """Let a round take place. A device starts its timer when it uploads, whatever becomes of the round."""
-        self.hour += self._round_hours
+        self.hour += ROUND_HOURS
         if len(reports) >= goal:
             self._last_round = self.hour
         self._waiting[asked] = False
         self._resting_until[reports] = self.hour + self._timer
         # Devices that waited in vain are told when to return, so that about one round's worth arrives in the time of a round.
         sent_away = np.flatnonzero(self._waiting)
-        pace = self._round_hours * len(sent_away) / len(asked)
+        pace = ROUND_HOURS * len(sent_away) / len(asked)
         self._away_until[sent_away] = self.hour + generator.uniform(0, pace, len(sent_away))
         self._waiting[sent_away] = False
 
@@ -125,11 +124,9 @@ class Clock:
         self._resting_until, self._away_until, self._waiting = (state[name].copy() for name in ("resting", "away", "waiting"))
 
 
-def simulate_rounds(
-    devices: Devices, rounds: int, report_goal: int, timer_hours: float, round_hours: float = 0.15, progress: Progress = unwatched
-) -> Rounds:
+def simulate_rounds(devices: Devices, rounds: int, report_goal: int, timer_hours: float, progress: Progress = unwatched) -> Rounds:
     """Simulate rounds one after another, each as soon as enough devices have checked in; stop when that takes too long."""
-    clock, draw = Clock(devices, timer_hours, round_hours), np.random.default_rng([0, 4])
+    clock, draw = Clock(devices, timer_hours), np.random.default_rng([0, 4])
     wanted = math.ceil(OVER_SELECTION * report_goal)
     last, times = np.full(devices.count, -1), np.zeros(devices.count, int)
     row, failed, reported, closest = 0, 0, 0, None

@@ -125,7 +125,7 @@ class SimulatedFleet:
 
     def _made_up(self) -> list[np.ndarray]:
         """Texts of as many users as a chunk holds, of many lengths up to what a user is cut to; few words, so that many repeat."""
-        generator, most = np.random.default_rng(0), self._layout.batches(np.zeros(0, np.int32)).size
+        generator, most = np.random.default_rng(0), self._layout.user_data(np.zeros(0, np.int32)).batches.size
         lengths = [max(1, most * (place + 1) // self._size) for place in range(self._size)]
         return [generator.integers(END + 1, END + 1 + MADE_UP_WORDS, length, np.int32) for length in lengths]
 

@@ -21,10 +21,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
 from taciturn.fleets.devices.transport import FAILED, LARGE, LOG, MOST_BYTES
+from taciturn.fleets.secure_aggregation.identities import verified
 from taciturn.fleets.wire.metrics import COUNTS
 from taciturn.fleets.wire.store import CLOCKS_APART, Store, StoreGone
 
@@ -143,10 +141,8 @@ class FrontEnd:
         now = datetime.now(UTC).timestamp()
         if abs(now - seconds) > CLOCKS_APART:
             raise NoEntry(403, "a device whose clock is wrong")
-        try:
-            Ed25519PublicKey.from_public_bytes(key).verify(signature, statement)
-        except (InvalidSignature, ValueError):  # first of all: who is enrolled or dismissed is told to nobody else
-            raise NoEntry(403, "a device that has not the key it names") from None
+        if not verified(key, statement, signature):  # first of all: who is enrolled or dismissed is told to nobody else
+            raise NoEntry(403, "a device that has not the key it names")
         number = self._number_of(key)
         if isinstance(number, str):
             raise NoEntry(403, number)

@@ -8,33 +8,97 @@ share a store with the server, which then listens nowhere (`shared_server`).
 """
 
 import asyncio
+import hashlib
 import resource
+import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from taciturn.files import locked
-from taciturn.fleets.devices.transport import LOOPBACK, LinkError
+from taciturn.fleets.devices.transport import GONE, LOG, LOOPBACK, MOST_BYTES, LinkError, answered
 from taciturn.fleets.wire.authority import SERVER_CERTIFICATE, SERVER_KEY, private_folder
 from taciturn.fleets.wire.door import Door, tls
 from taciturn.fleets.wire.front_end import FrontEnd, NumberOf, Refusals
-from taciturn.fleets.wire.link import WireLink
 from taciturn.fleets.wire.metrics import COUNTS
-from taciturn.fleets.wire.store import MemoryStore, Store
+from taciturn.fleets.wire.store import MemoryStore, Store, StoreGone
+from taciturn.progress import Progress, unwatched
 
 FREE_SECONDS = 5  # an earlier server that was killed may hold the port for a moment
+LOOK_SECONDS = 5.0  # between two looks for devices that are gone
+
+
+class WireLink:
+    """A `Link` (devices/transport.py) over a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._asking = store, threading.Lock()
+
+    def devices(self) -> list[int]:
+        try:
+            return self._store.present()
+        except StoreGone as gone:
+            LOG.warning("no device is there: %s", gone)
+            return []
+
+    def ask(
+        self, kind: str, contents: Mapping[int, bytes], seconds: float, progress: Progress = unwatched, shared: bytes = b""
+    ) -> dict[int, bytes]:
+        if not contents or seconds <= 0:
+            return {}
+        if max(len(shared), *map(len, contents.values())) > MOST_BYTES:
+            raise LinkError(f"a question has at most {MOST_BYTES:,} bytes")
+        deadline, name = time.monotonic() + seconds, secrets.token_hex(16)
+        outcomes: dict[int, bytes | str] = {}  # answers, or why there is none; the first counts
+        with self._asking:
+            try:
+                file = hashlib.sha256(shared).hexdigest() if shared else ""
+                if shared:
+                    self._store.share(file, shared)
+                here = set(self._store.present())
+                outcomes |= dict.fromkeys(contents.keys() - here, GONE)
+                present = {number: content for number, content in contents.items() if number in here}
+                self._store.post(name, kind, present, file, deadline - time.monotonic())
+                self._wait_for_all(name, contents, deadline, outcomes, progress)
+            except StoreGone as gone:
+                LOG.warning("“%s” ends here: %s", kind, gone)
+            finally:
+                with suppress(StoreGone):  # its name is forgotten with this call: nothing can answer it any more
+                    self._store.withdraw(name)
+        answers = answered(kind, contents, outcomes)
+        COUNTS.add("taciturn_questions_total", len(contents))
+        COUNTS.add("taciturn_answers_total", len(answers))
+        return answers
+
+    def _wait_for_all(
+        self, name: str, contents: Mapping[int, bytes], deadline: float, outcomes: dict[int, bytes | str], progress: Progress
+    ) -> None:
+        looked, shown = time.monotonic(), 0
+        while len(outcomes) < len(contents) and (left := deadline - time.monotonic()) > 0:
+            self._collect(name, min(LOOK_SECONDS, left), outcomes)
+            if time.monotonic() - looked > LOOK_SECONDS:
+                looked, gone = time.monotonic(), contents.keys() - set(self._store.present())
+                self._collect(name, 0, outcomes)  # of those too who answered and left
+                outcomes |= dict.fromkeys(gone - outcomes.keys(), GONE)
+            if (answers := sum(isinstance(one, bytes) for one in outcomes.values())) > shown:
+                shown = answers
+                progress(shown, len(contents))
+
+    def _collect(self, name: str, seconds: float, outcomes: dict[int, bytes | str]) -> None:
+        """Keep answers at once: the store has them no more, and may be gone at the next call."""
+        for number, outcome in self._store.collect(name, seconds):
+            outcomes.setdefault(number, outcome)
 
 
 class OpenFrontEnd(NamedTuple):
     address: str
     door: Door
     wait: Callable[[], None]  # until it ends, which by itself it does not
-    close: Callable[[], None]
 
 
 @dataclass
@@ -89,17 +153,14 @@ def front_end(folder: Path, host: str, port: int, store: Store, number_of: Numbe
             loop.run_until_complete(store.close())
             loop.close()
 
-    def close() -> None:
-        with suppress(RuntimeError):  # it has ended already
-            loop.call_soon_threadsafe(serving.cancel)
-        thread.join(5)
-
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     try:
-        yield OpenFrontEnd(f"{host}:{listener.getsockname()[1]}", door, thread.join, close)
+        yield OpenFrontEnd(f"{host}:{listener.getsockname()[1]}", door, thread.join)
     finally:
-        close()
+        with suppress(RuntimeError):  # it has ended already
+            loop.call_soon_threadsafe(serving.cancel)
+        thread.join(5)
 
 
 def _listen(host: str, port: int) -> socket.socket:
