@@ -18,11 +18,11 @@ from taciturn.data.vocabulary import DataError
 
 ADDRESS = re.compile(r"([a-z][a-z0-9+]+):/+(.+)")  # a Path makes s3:/bucket of s3://bucket
 BUFFER = 2**22  # bytes of a request
-WHY = {  # what a store says, and what that means to whoever asked
-    "resolve host|connect to server|network_connection|timed? ?out|metadata": "it cannot be reached: is there a network?",
-    "not found|no_such_bucket|does not exist|404": "there is no such bucket, or nothing of that name in it",
-    "access_denied|403|401|forbidden|credential|permission": "access is denied; set the credentials in the environment "
+WHY = {  # what a store reports, and what that means to its user; the first that matches
+    r"access_denied|\b40[13]\b|forbidden|credential|permission|access token": "access is denied; set the credentials in the environment "
     "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or GOOGLE_APPLICATION_CREDENTIALS)",
+    "resolve host|connect to server|network_connection|timed? ?out|unavailable": "it cannot be reached: is there a network?",
+    r"not found|no_such_bucket|does not exist|\b404\b": "there is no such bucket, or nothing of that name in it",
 }
 
 
@@ -109,6 +109,6 @@ def _explained(address: Any) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError: an address that is none
-        said = str(error).split("\n")[0]
+        said = str(error).split("\n")[0].split(" error_info=")[0]  # Google's details repeat it, and name functions
         why = next((why for pattern, why in WHY.items() if re.search(pattern, said.lower())), "it cannot be read")
         raise StoreError(f"{address}: {why} ({said})") from None
