@@ -215,7 +215,7 @@ def test_an_unreachable_store_is_reported(use, scheme):
 
 
 def test_keys_do_not_belong_into_addresses():
-    with pytest.raises(StoreError, match="set it in the environment") as raised:
+    with pytest.raises(StoreError, match="put keys into the environment") as raised:
         read("s3://KEY:SECRET@messages/a.csv")
     assert "SECRET" not in str(raised.value)
 
@@ -225,7 +225,7 @@ def test_other_addresses_go_by_fsspec():
     with fsspec.open("memory://messages/one.csv", "wb") as file:
         file.write(as_csv())
     assert read("memory://messages/one.csv")[0] == READ
-    with pytest.raises(StoreError, match="takes fsspec and what it needs"):
+    with pytest.raises(StoreError, match="needs fsspec and its package"):
         read("nowhere://messages/one.csv")
 
 

@@ -2,7 +2,7 @@
 text that everybody has, and the server learns that. The text is public, or sampled from the model that is sent, so that a device can
 sample it again. Predictions are summed like updates: a fleet still only adds. A round is one cycle.
 
-Departs from Popov et al.: in each cycle devices train the model they were just sent, so nobody keeps a model of theirs between two.
+Departs from Popov et al.: in each cycle devices train the model they were just sent, so no device keeps a model between two.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def transfer_learning(
     epochs: int,
     batch_size: int,
 ) -> Algorithm:
-    """y*_i = 1/N Σ_k p(w_i | θ_u^k), formula (4); then E epochs of SGD on the cross-entropy (1) between y* and what the model says."""
+    """y*_i = 1/N Σ_k p(w_i | θ_u^k), formula (4); then E epochs of SGD on the cross-entropy (1) between y* and the model's predictions."""
 
     def predictions(message: Message, user: UserData, key: Key) -> Update:
         trained = trees.add(message.params, user_update(message, user, key))

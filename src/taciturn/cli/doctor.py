@@ -11,8 +11,8 @@ SIGNS = {"ok": ("✓", "green"), "missing": ("–", "yellow"), "broken": ("✗",
 def doctor() -> tuple[list[dict[str, Any]], int]:
     """Check whether this machine can train, and what is missing for which command. Takes seconds, and changes nothing.
 
-    Versions, packages, memory, disk and devices; and the test that every run makes before its first sum: whether what a user reports has
-    the same bits in any company. If something that training needs is broken, the exit status is 1.
+    Versions, packages, memory, disk and devices; and the test that every run makes before its first sum: whether a user's report has
+    the same bits whoever is trained beside them. If something that training needs is broken, the exit status is 1.
 
     Example: taciturn doctor --json
     """

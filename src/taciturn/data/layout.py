@@ -19,12 +19,12 @@ from taciturn.core import BEGIN, UserData
 
 @dataclass(frozen=True)
 class Unrolls:
-    """The text in one go, cut every `length` tokens. Every token is a target once, the first after <bos>."""
+    """Take the text as one stream, cut every `length` tokens. Every token is a target once, the first after <bos>."""
 
     length: int
 
     def pieces(self, tokens: np.ndarray, most: int | None = None) -> np.ndarray:
-        """int32 [pieces, length + 1], at most `most` of them, padded with zeros at the end."""
+        """Return int32 [pieces, length + 1], at most `most` of them, padded with zeros at the end."""
         tokens = tokens if most is None else tokens[: most * self.length]
         count = math.ceil(len(tokens) / self.length)
         text = np.zeros(count * self.length, np.int32)
@@ -37,10 +37,10 @@ class Unrolls:
 
 @dataclass(frozen=True)
 class Sentences:
-    """Each sentence for itself: <bos>, its words, and what ends it. Longer ones are cut at `length`, shorter ones padded."""
+    """Take each sentence by itself: <bos>, its words, and what ends it. Longer ones are cut at `length`, shorter ones padded."""
 
     length: int
-    ends: tuple[int, ...]  # the words after which a sentence is over
+    ends: tuple[int, ...]  # the words that end a sentence
 
     def pieces(self, tokens: np.ndarray, most: int | None = None) -> np.ndarray:
         bounds = np.concatenate([[0], sentence_bounds(tokens, self.ends)])[: None if most is None else most + 1]
@@ -53,7 +53,7 @@ class Sentences:
 
 
 def sentence_bounds(tokens: np.ndarray, ends: tuple[int, ...]) -> np.ndarray:
-    """The places at which the sentences of a text are over; the last is its length."""
+    """Return the positions at which sentences end; the last is the text's length."""
     is_end = np.isin(tokens, ends)
     is_end[:-1] &= ~is_end[1:]  # of «?!» and <eos> only the last ends a sentence
     is_end[-1:] = True
@@ -76,11 +76,11 @@ class Layout:
         return cls(cut, batch_size, math.ceil(pieces / batch_size))
 
     def batches(self, tokens: np.ndarray) -> np.ndarray:
-        """int32 [steps, batch, length + 1]. A batch holds pieces from all over the text, so that a local step sees more of the user."""
+        """Return int32 [steps, batch, length + 1]. A batch has pieces from all over the text, so a local step sees more of the user."""
         return self._batches(tokens)[0]
 
     def user_data(self, tokens: np.ndarray, weight_cap: float | None = None) -> UserData:
-        """Return what the device program gets. A user of n tokens weighs min(n/ŵ, 1), ŵ being the cap; without one, 1 if n > 0."""
+        """Return what the device program gets. A user of n tokens weighs min(n/ŵ, 1), where ŵ is the cap; without one, 1 if n > 0."""
         batches, steps = self._batches(tokens)
         weight = np.minimum(np.float32(len(tokens)) / np.float32(weight_cap or 1), np.float32(1))
         arrays: Any = batches, weight, np.int32(steps)

@@ -1,6 +1,6 @@
-"""People's own words, to try a keyboard on: of people whom a model was not trained on.
+"""People's own words, to try a keyboard on: only of people on whom a model was not trained.
 
-A population does not know how unknown words are spelled, and typing needs every letter. So the text is read again from its files.
+A population does not keep the spelling of unknown words, and typing needs every letter. So the text is read again from its files.
 """
 
 from collections.abc import Callable
@@ -11,16 +11,16 @@ from taciturn.data.users import position, user_id
 from taciturn.data.vocabulary import DataError
 from taciturn.progress import Progress, unwatched
 
-MOST_CHARACTERS = 20_000  # of one person: far more than is ever typed in a simulation
+MOST_CHARACTERS = 20_000  # of one person: far more than a simulation types
 
 
 class People(NamedTuple):
     messages: list[list[str]]  # of each person, in the order of the file
-    trained_on: int  # people who were met and left out
+    trained_on: int  # people found and left out
 
 
 def read_people(source: Source, trained_on: Callable[[str], bool], most: int, progress: Progress = unwatched) -> People:
-    """Read at most so many people; which ones follows from a hash of their ids."""
+    """Read at most `most` people, chosen by a hash of their ids."""
     found: dict[str, list[str]] = {}
     room: dict[str, int] = {}
     left_out: set[str] = set()
@@ -39,6 +39,6 @@ def read_people(source: Source, trained_on: Callable[[str], bool], most: int, pr
                 room[id] -= len(text)
     if not found:
         met = f"all {len(left_out):,} people in it were trained on" if left_out else "there is no text in it"
-        raise DataError(f"{', '.join(map(str, source.paths))}: nobody to try a keyboard on ({met})")
+        raise DataError(f"{', '.join(map(str, source.paths))}: there is nobody to simulate ({met}); name other text")
     chosen = sorted(found, key=lambda id: (position(id), id))[:most]
     return People([found[id] for id in chosen], len(left_out))

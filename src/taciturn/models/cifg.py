@@ -13,7 +13,7 @@ from taciturn.models.recurrence import Gates, apart, recurrent_model
 
 
 def cell(x: Gates, r: Gates, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Coupled input and forget gate: what is let in is what is forgotten, i = 1 − f. Three gates instead of four."""
+    """Couple input and forget gate: i = 1 − f, so what is let in replaces what is forgotten. Three gates instead of four."""
     forget_gate, candidate, output_gate = map(jnp.add, apart(x, 3), apart(r, 3))
     forget = jax.nn.sigmoid(forget_gate + 1.0)
     carry = forget * carry + (1.0 - forget) * jnp.tanh(candidate)

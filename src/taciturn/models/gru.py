@@ -9,7 +9,7 @@ from taciturn.models.recurrence import Gates, apart, recurrent_model
 
 
 def cell(x: Gates, r: Gates, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The reset gate acts after the recurrent product (as in cuDNN), so that one product serves all three gates."""
+    """Apply the reset gate after the recurrent product (as cuDNN does), so that one product serves all three gates."""
     x_update, x_reset, x_candidate = apart(x, 3)
     r_update, r_reset, r_candidate = apart(r, 3)
     update = jax.nn.sigmoid(x_update + r_update)
