@@ -33,7 +33,7 @@ Update = Params  # Δ_k
 Estimate = Params
 MechanismState = PyTree
 UserIds = np.ndarray  # positions in the population, sorted
-# word ids that are no words: filling, a word outside the list, around a message
+# word ids that are not words: padding, a word outside the list, the two ends of a message
 PADDING, UNKNOWN, BEGIN, END = range(4)
 
 
@@ -67,14 +67,14 @@ class Strategy(NamedTuple):
 
     name: str  # "independent" where it is not
     rows: int  # how many there are
-    sensitivity_squared: Callable[[int, int, int], float]  # of so many rows, with MinS and MaxP
+    sensitivity_squared: Callable[[int, int, int], float]  # of (rows, MinS, MaxP)
     prefix_variance: Callable[[int], np.ndarray]  # of the sum of the first 1, 2, … rows, where white noise has 1
-    restarts: tuple[int, ...] = ()  # rows before which it starts anew, so that those before and after share no noise
-    bands: int | None = None  # rows so far apart, or further, share no noise either; None: all of a segment do
+    restarts: tuple[int, ...] = ()  # rows at which it starts anew, sharing no noise with the rows before
+    bands: int | None = None  # rows at least this far apart share no noise either; None: all rows of a segment do
 
 
 class Coins(Protocol):
-    """Random choices of the curator's, under a key of its own (privacy/chacha20.py)."""
+    """The curator's random choices, under a key of their own (privacy/chacha20.py)."""
 
     def sampled(self, items: np.ndarray, probability: float) -> np.ndarray: ...
 
@@ -84,8 +84,8 @@ class Coins(Protocol):
 class Participation(Protocol):
     """Who takes part in a round, and what may be claimed about it.
 
-    The claim is made by `event`, the selection by `select`, and both read the same fields. A complete one, which
-    asks everybody every time and therefore claims nothing for sampling:
+    The claim is made by `event`, the selection by `select`, and both read the same fields. A complete example, which
+    asks everybody every time and so claims nothing for sampling:
 
         class Everyone:
             adjacency = "add or remove one user"
@@ -108,7 +108,7 @@ class Participation(Protocol):
 
     @property
     def limits(self) -> tuple[int, int] | None:
-        """MinS and MaxP, where the claim is that no user takes part more often; the curator then keeps a log and checks."""
+        """MinS and MaxP, where the claim is that no user takes part more often; the curator then records and checks participation."""
         ...
 
     def select(self, available: UserIds, row: int, coins: Coins) -> UserIds:
@@ -116,32 +116,32 @@ class Participation(Protocol):
         ...
 
     def event(self, noise_multiplier: float, strategy: Strategy) -> DpEvent:
-        """The cost of a round with Gaussian noise of `noise_multiplier` × (the effect of one user), correlated over rounds as the
-        strategy says; or of all rounds, where one alone has no cost of its own. `accounting.repeated` makes that of n releases of it."""
+        """Return the cost of a round with Gaussian noise of `noise_multiplier` × (one user's effect), correlated over rounds as the
+        strategy says; or of all rounds, where a single one has no cost of its own. `accounting.repeated` gives the cost of n releases."""
         ...
 
 
 class Release(NamedTuple):
-    """What a row of noise gives out: private, and on record before it leaves."""
+    """What the curator gives out for a row of noise: private, and charged before it leaves."""
 
     estimate: Estimate
     share: jax.Array | None = None  # of users whose updates were within the clip norm, where that adapts
 
 
 class Mechanism(NamedTuple):
-    """Bound, estimate, noise and cost: what a proof welds together, in one object (built by privacy/mechanism.py)."""
+    """Bound, estimate, noise and cost: what a proof ties together, in one object (built by privacy/mechanism.py)."""
 
     init: Callable[[Params], MechanismState]
     public: Callable[[MechanismState], PyTree]
     bound: Callable[[PyTree, Update, jax.Array, Key], Report]  # on the device; its guarantee holds for any update
     release: Callable[[MechanismState, Report, NoiseKey], tuple[Release, MechanismState]]  # in the curator alone
     follow: Callable[[MechanismState, Release, NoiseKey], MechanismState]  # the state after a release that is on record
-    event: Callable[[Participation], DpEvent]  # its cost; accounting.repeated makes that of n releases of it
-    # of its noise from the ideal, for so many parameters and rows, in total variation
+    event: Callable[[Participation], DpEvent]  # its cost; accounting.repeated gives that of n releases
+    # total variation between its noise and the ideal, for (parameters, rows)
     distance: Callable[[int, int], float]
-    most_reports: int  # how many may be in a total
+    most_reports: int  # at most in one total
     correlated: bool  # whether its noise is, over rounds
-    modulus: int | None = None  # M, where totals are known mod M only: integers of 32 bits, of which any multiple of M may be missing
+    modulus: int | None = None  # M, where totals are known mod M only: 32-bit integers, correct up to a multiple of M
 
 
 class ServerState(NamedTuple):
@@ -177,7 +177,7 @@ class FailedRound(Exception):
 class Fleet(Protocol):
     """Where device programs run. A fleet may only add.
 
-    A complete one (`data` is a list of `UserData`):
+    A complete example (`data` is a list of `UserData`):
 
         class PlainLoop:
             everyone_reports = True
@@ -194,16 +194,16 @@ class Fleet(Protocol):
         ...
 
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
-        """Those who are there and may take part in the next round; a fleet of devices waits until they are enough."""
+        """Return those who are present and may take part in the next round; a fleet of devices waits until there are enough."""
         ...
 
     def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
-        """The same for the same arguments, or `FailedRound`."""
+        """Return the same sum for the same arguments, or raise `FailedRound`."""
         ...
 
 
 class FleetWithStats(Fleet, Protocol):
-    """A fleet as runs have it, for metrics.csv. The curator asks for no figures, so your own fleet needs none."""
+    """A fleet as runs use it, for metrics.csv. The curator asks for no figures, so your own fleet needs none."""
 
     def stats(self) -> dict[str, float]: ...  # so far: `uploads` (of reports), and others; {} where who took part is a secret
 
@@ -220,14 +220,14 @@ class LanguageModel(NamedTuple):
     contexts: Callable[[Params, jax.Array, Key | None], jax.Array]  # int [batch, length] → [batch, length, width]
     words: Callable[[Params], tuple[jax.Array, jax.Array]]  # → [vocabulary, width] and a bias [vocabulary]
     embedding: str = "embedding"
-    word_embedding: str = "embedding"  # the same where they are tied
+    word_embedding: str = "embedding"  # the same leaf where they are tied
     unit_norm: bool = False
 
 
 class WordModel(Protocol):
     """A model of the next word as a keyboard uses it: word by word, with a state in between that is never changed, only replaced.
 
-    A complete one, which finds all words alike:
+    A complete example, which finds all words equally likely:
 
         class Alike:
             vocabulary = 10_000
@@ -243,13 +243,13 @@ class WordModel(Protocol):
     def vocabulary(self) -> int: ...
 
     def start(self) -> Any:
-        """The state at the beginning of a message."""
+        """Return the state at the beginning of a message."""
         ...
 
     def read(self, state: Any, word: int) -> Any:
-        """The state after one more word; END begins a new message."""
+        """Return the state after one more word; END begins a new message."""
         ...
 
     def scores(self, state: Any) -> np.ndarray:
-        """float32 [vocabulary]: the log-probability of each word to come next."""
+        """Return the log-probability of each word to come next, float32 [vocabulary]."""
         ...

@@ -19,6 +19,6 @@ class TaciturnError(Exception):
 
 
 def in_words(error: OSError) -> str:
-    """Say what the operating system refused, where, and what to do; a temporary file goes by the name that it would have got."""
+    """Say what the operating system refused, where, and what to do; a temporary file goes by its final name."""
     where = re.sub(r"\.([^/]+)\.[0-9a-f]+\.partial", r"\1", f"{error.filename}: ") if error.filename else ""
-    return f"{where}{(error.strerror or str(error)).lower()}; {_ADVICE.get(error.errno or 0, 'mend that, and run the command again')}"
+    return f"{where}{(error.strerror or str(error)).lower()}; {_ADVICE.get(error.errno or 0, 'fix that, then run the command again')}"

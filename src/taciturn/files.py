@@ -1,4 +1,4 @@
-"""Files and folders that are whole or not there, that one process has to itself, and JSON with infinities."""
+"""Files and folders that are complete or absent, locks that one process holds, and JSON with infinities."""
 
 import fcntl
 import itertools
@@ -28,11 +28,11 @@ HOLDS = {  # what a folder is, by a file in it
 
 
 class FolderExists(TaciturnError):
-    """There is something where a new folder is to be."""
+    """Something exists where a new folder is to be."""
 
 
 def write_atomically(path: Path, content: bytes | Iterable[bytes | memoryview], mode: int = 0o644) -> None:
-    """Replace a file as a whole: the old or the new one is on disk, whatever happens meanwhile. Content may come in parts."""
+    """Replace a file atomically: the old or the new one is on disk, whatever happens meanwhile. Content may come in parts."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")  # two processes may write the same file
     partial.unlink(missing_ok=True)
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
@@ -59,7 +59,7 @@ def not_a(wanted: str, path: Path) -> str:
 
 
 def check_new_folder(folder: Path, hint: str) -> None:
-    """Refuse a folder that is not new; an empty one is as good as none. `hint` says what to do."""
+    """Refuse a folder that exists, unless it is empty. `hint` says what to do."""
     if not folder.name:
         raise FolderExists(f"{folder} has no name, which a new folder needs: {hint}")
     if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
@@ -79,7 +79,7 @@ def new_folder(folder: Path, hint: str, mode: int = 0o777) -> Iterator[Path]:
         check_new_folder(folder, hint)
         try:
             made = made.rename(folder)
-        except OSError:  # another was faster
+        except OSError:  # another process was faster
             check_new_folder(folder, hint)
             raise
         for one in new or [folder]:
@@ -90,7 +90,7 @@ def new_folder(folder: Path, hint: str, mode: int = 0o777) -> Iterator[Path]:
 
 
 def next_folder(parent: Path, prefix: str = "") -> Path:
-    """Return the first that does not exist yet, nor a recipe of its name: PARENT/PREFIX1, PARENT/PREFIX2, …"""
+    """Return the first of PARENT/PREFIX1, PARENT/PREFIX2, … that does not exist and has no recipe of its name."""
     numbered = (f"{prefix}{number}" for number in itertools.count(1))
     return next(parent / name for name in numbered if not (parent / name).exists() and not (parent / f"{name}.toml").exists())
 
@@ -103,11 +103,11 @@ def locked(path: Path, busy: TaciturnError | None = None, mode: int = 0o600) -> 
             fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
         except BlockingIOError as held:
             raise busy or held from None
-        yield file  # closing the file gives the lock back
+        yield file  # closing the file releases the lock
 
 
 def to_json(content: Any, **layout: Any) -> str:
-    """Write JSON, which has no word for numbers that are not finite: infinity becomes "infinity", and NaN null."""
+    """Write JSON, which has no infinite numbers: infinity becomes "infinity", and NaN null."""
 
     def written(value: Any) -> Any:
         if not isinstance(value, float) or math.isfinite(value):

@@ -1,7 +1,7 @@
 """What a guarantee would take before anything is trained: the questions of Xu et al. 2023, §2.5, answered from the accounting alone.
 
-Nothing here touches users: a plan is made of public constants. Its error is that of the noise on the model's way, Σ of the noise of all
-rounds so far, as a root mean square over the rounds and in units of the clip norm: what a server with learning rate 1 would carry.
+Nothing here touches users: a plan is made of public constants. Its error is that of the noise in the model, the sum of the noise of all
+rounds so far, as a root mean square over rounds and in units of the clip norm, for a server with learning rate 1.
 """
 
 import math
@@ -27,12 +27,12 @@ from taciturn.progress import Progress, StageProgress, unwatched
 MECHANISMS: tuple[MechanismName, ...] = get_args(MechanismName)
 BANDS = 32
 LONGEST_TIMER = 14 * 24  # hours; a fleet whose devices rest for longer takes months
-LEAST_POPULATION = 10  # with fewer no δ makes sense: that it fails for nobody should not be a matter of luck
+LEAST_POPULATION = 10  # with fewer no δ makes sense: even 1/N² is a real chance of failure
 SIMULATED_DEVICES, LEAST_GOAL = 20_000, 20
 
 
 class PlanError(TaciturnError):
-    """What was asked for cannot be, and why."""
+    """A plan that cannot be met, and why."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class Question:
     def __post_init__(self) -> None:
         if self.population < LEAST_POPULATION:
             raise PlanError(
-                f"among {self.population} users nobody can hide: even δ = 1/N² would let the promise fail for somebody with a chance of "
+                f"{self.population} users are too few for a guarantee: even at δ = 1/N² it would fail for someone with a probability of "
                 f"{1 / max(self.population, 1):.2g}. Plan for {LEAST_POPULATION} or more"
             )
         if not 0 < self.report_goal <= self.population:
             raise PlanError(f"a report goal of {self.report_goal} cannot be met by {self.population} users: lower --report-goal")
         if self.rounds < 1:
-            raise PlanError("a run has at least one round")
+            raise PlanError("a run has at least one round: raise --rounds")
         if sum(one is not None for one in (self.noise_multiplier, self.epsilon, self.rho)) != 1:
             raise PlanError("give exactly one of --noise-multiplier, --epsilon and --rho; the others follow from it")
         given = self.noise_multiplier or self.epsilon or self.rho
@@ -67,7 +67,7 @@ class Question:
             raise PlanError(f"--delta must be below one over the number of users, {1 / self.population:.1g}, not {self.delta:g}: lower it")
         if self.min_separation is not None and not 0 <= self.min_separation <= self.possible_separation:
             raise PlanError(
-                f"with {self.population:,} users and {self.report_goal:,} a round, nobody can rest {self.min_separation} rounds: lower "
+                f"with {self.population:,} users and {self.report_goal:,} a round, a user cannot rest {self.min_separation} rounds: lower "
                 f"--min-separation to {self.possible_separation}"
             )
 
@@ -77,7 +77,7 @@ class Question:
 
     @property
     def possible_separation(self) -> int:
-        """⌊N/m⌋ − 1: everyone takes their turn."""
+        """Return ⌊N/m⌋ − 1: the rest of users who all take turns."""
         return self.population // self.report_goal - 1
 
     @property
@@ -97,7 +97,7 @@ class Answer:
     rho: float
     epsilon: float
     error: float  # of the sum of all updates so far, in clip norms
-    sensitivity_squared: float  # of the strategy under the claim; 1 where a curator samples, and each round or turn counts for itself
+    sensitivity_squared: float  # of the strategy under the claim; 1 where a curator samples, and each round or turn counts by itself
 
 
 def plan(question: Question, mechanisms: tuple[MechanismName, ...], progress: Callable[[str], None]) -> list[Answer]:
@@ -149,7 +149,7 @@ def _noise_and_turns(question: Question, mechanism: MechanismName) -> tuple[Stra
 
 
 def simulated_timer(population: int, rounds: int, report_goal: int, timer_hours: float, progress: Progress = unwatched) -> Rounds:
-    """Return what a timer on every device comes to, by a fleet of fewer devices with the same share of them in a round."""
+    """Return what a timer on every device amounts to, simulated on a smaller fleet with the same share of devices in a round."""
     if not timer_hours > 0:
         raise PlanError("--timer-hours must be more than 0: give another number")
     scale = min(1.0, max(SIMULATED_DEVICES / population, LEAST_GOAL / report_goal))
@@ -157,10 +157,10 @@ def simulated_timer(population: int, rounds: int, report_goal: int, timer_hours:
     came = simulate_rounds(devices, rounds, max(int(report_goal * scale), 1), timer_hours, progress=progress)
     if came.succeeded < rounds:
         raise PlanError(
-            f"with a timer of {timer_hours:g} hours only {came.succeeded} of {rounds} rounds came about in {came.hours / 24:.0f} days: "
-            "there are too few users for it. Lower --timer-hours or --report-goal"
+            f"with a timer of {timer_hours:g} hours only {came.succeeded} of {rounds} rounds succeeded in {came.hours / 24:.0f} days: "
+            "there are too few users. Lower --timer-hours or --report-goal"
         )
-    # in the whole population; and nothing speaks against it where no device came twice
+    # in the whole population; where no device came twice, nothing contradicts it
     possible = population // report_goal - 1
     seen = possible if came.min_separation is None else came.min_separation
     return replace(came, min_separation=min(seen, possible))
@@ -168,13 +168,13 @@ def simulated_timer(population: int, rounds: int, report_goal: int, timer_hours:
 
 @dataclass(frozen=True)
 class Grown:
-    """How a small training that was good enough becomes a large private one (Xu et al. 2023, §2.5)."""
+    """How a small trial that was good enough becomes a large private run (Xu et al. 2023, §2.5)."""
 
-    question: Question  # with the report goal, noise and separation to take
+    question: Question  # with the report goal, noise and separation to use
     answer: Answer
     timer_hours: int
-    came: Rounds  # of a simulated fleet with that timer
-    more_noise: float  # times what was tried; above 1 the model will be worse than in the trial
+    came: Rounds  # in a simulated fleet with that timer
+    more_noise: float  # relative to the trial; above 1 the model will be worse than it
 
 
 def grown(trial: Question, target: float, largest_goal: int, mechanism: MechanismName, progress: StageProgress) -> Grown:
@@ -200,12 +200,12 @@ def grown(trial: Question, target: float, largest_goal: int, mechanism: Mechanis
         question = replace(with_goal(goal), min_separation=came.min_separation)
         return Grown(question, _answer(question, mechanism), hours, came, 1.0)
 
-    first = min(bisect_left(goals, True, key=is_enough), steps)  # if everybody rested as long as is possible
+    first = min(bisect_left(goals, True, key=is_enough), steps)  # if everyone rested as long as possible
     found = rested(goals[first], 24)
     for goal in goals[first + 1 :]:
         if found.answer.rho <= target:
             return found
-        found = rested(goal, found.timer_hours)  # rounds take longer, so that a timer is no shorter
+        found = rested(goal, found.timer_hours)  # rounds take longer, so the timer cannot be shorter
     if found.answer.rho <= target:
         return found
     louder = math.sqrt(found.answer.rho / target)
@@ -214,13 +214,13 @@ def grown(trial: Question, target: float, largest_goal: int, mechanism: Mechanis
 
 
 def _longest_rest(question: Question, hours: int, progress: StageProgress) -> tuple[int, Rounds]:
-    """Try timers of whole days, from `hours` on, as long as they lengthen the least rest."""
+    """Try timers of whole days, starting at `hours`, while they lengthen the shortest rest."""
     timed: dict[int, Rounds] = {}
     while True:
         shown = partial(progress, f"{question.report_goal:,} reports, {hours} h")
         try:
             timed[hours] = simulated_timer(question.population, question.rounds, question.report_goal, float(hours), shown)
-        except PlanError:  # so long that too few devices are there
+        except PlanError:  # so long that too few devices are available
             if not timed:
                 raise
             break

@@ -1,4 +1,4 @@
-"""A population and its ledger: built from people's text, opened, never made anew where it was lost, adopted by a folder that was moved."""
+"""A population and its ledger: built from people's text, opened, never recreated once lost, adopted after a folder was moved."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -35,7 +35,7 @@ def build_population(
     shard_tokens: int = SHARD_TOKENS,
     progress: StageProgress = unwatched,
 ) -> Population:
-    """Build a population of users from their text. Everything is released about them by way of its ledger.
+    """Build a population of users from their text. Whatever is released about them is charged to its ledger.
 
     Args:
         sources: files (Parquet, CSV, JSON lines, text) or folders of them.
@@ -43,10 +43,10 @@ def build_population(
         columns: which hold user, text and time (default: those with the usual names), and which mark rows to leave out.
         vocabulary: how many words of the public English list; or a folder (a corpus, a population, a run) whose words to take.
         least_tokens: users with fewer are not trained on.
-        most_tokens: longer users are cut there.
-        held_out: the share of users who are measured with, have no guarantee, and are never trained on.
+        most_tokens: longer texts are truncated.
+        held_out: the share of users to measure with: never trained on, and without a guarantee.
         exclude: ids of users who opted out, or a file of them, now and in all later builds of this folder.
-        scrub: take out e-mail and web addresses, phone and card numbers.
+        scrub: remove e-mail and web addresses, phone and card numbers.
         same_people_as: a population of the same people with other text: both share its ledger.
 
     Returns:
@@ -61,7 +61,7 @@ def build_population(
     words = vocabulary if isinstance(vocabulary, Vocabulary) else vocabulary_of(vocabulary)
     shared = Path(same_people_as) if same_people_as else None
     if shared:
-        open_ledger(Population(shared))  # made now, if there is none
+        open_ledger(Population(shared))  # created now, if there is none
     if isinstance(exclude, str | Path):
         exclude = listed_users(Path(exclude))
     rules = Rules(words, least_tokens, most_tokens, held_out, scrub)
@@ -97,7 +97,7 @@ def vocabulary_of(words: int | str | Path, language: str = "en", characters: boo
 
 
 def open_ledger(population: Population) -> Ledger:
-    """Open the ledger of these users. One that was lost is not made anew: it is unknown then what was spent."""
+    """Open these users' ledger. A lost one is not recreated: what was spent is then unknown."""
     path, named = ledger_path(population), population.ledger
     if named is None:
         ledger = Ledger(path)
@@ -105,21 +105,21 @@ def open_ledger(population: Population) -> Ledger:
         return ledger
     if not path.parent.is_dir():
         raise LedgerError(
-            f"{population.folder} shares the ledger in {path.parent}, which cannot be reached. Bring it back; or, if it was moved, say "
-            f"where to: taciturn ledger adopt {population.folder} --same-people-as FOLDER"
+            f"{population.folder} shares the ledger in {path.parent}, which cannot be reached. Restore it; or, if it was moved, say "
+            f"where it is: taciturn ledger adopt {population.folder} --same-people-as FOLDER"
         )
     return Ledger(path, named.id)
 
 
 def ledger_path(population: Population) -> Path:
-    """Return where it is, in this folder or in that of the same people."""
+    """Return the path of its ledger, in this folder or in that of the same people."""
     named = population.ledger
     return (population.folder / named.folder if named else population.folder).resolve() / FILE_NAME
 
 
 def adopt_ledger(folder: Path, same_people_as: Path | None = None) -> tuple[Ledger, Path | None]:
-    """Adopt, by a person's word, the ledger of a folder that was copied, restored or moved; return it, and the original that was retired
-    for it. With another folder of the same people, which was moved: the ledger that is there."""
+    """Adopt, on a person's word, the ledger of a folder that was copied, restored or moved; return it, and the original that it retires.
+    With another folder of the same people, which was moved: the ledger in that folder."""
     population = Population(folder)
     if same_people_as:
         named, own = Population(same_people_as).ledger, population.ledger

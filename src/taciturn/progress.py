@@ -1,10 +1,10 @@
-"""What a long job calls to say how far it is. Imports nothing of ours, so that processes without JAX may use it."""
+"""What a long job calls to report its progress. Imports nothing of ours, so that processes without JAX may use it."""
 
 from collections.abc import Callable
 
-Progress = Callable[[int, int], None]  # how much is done, of how much
-StageProgress = Callable[[str, int, int], None]  # what is being done, how much of it, of how much
+Progress = Callable[[int, int], None]  # done, of how many
+StageProgress = Callable[[str, int, int], None]  # stage, done, of how many
 
 
 def unwatched(*_: object) -> None:
-    """For a job that nobody watches."""
+    """Ignore progress: for a job without a display."""

@@ -42,7 +42,7 @@ def rounds(algorithm: Algorithm, curator: Curator, start_from: Params | TrainSta
     if not isinstance(state, TrainState):
         state = start(algorithm, start_from, curator.account.head)
     server_update = jax.jit(algorithm.server_update)
-    # To where rounds leave their results; otherwise the second round would compile everything anew.
+    # Put it where rounds leave their results; otherwise the second round would recompile everything.
     server, mechanism = jax.device_put((state.server, state.mechanism), jax.local_devices()[0])
     state = state._replace(server=server, mechanism=mechanism)
     while True:

@@ -77,11 +77,11 @@ def norm_upper_bound(tree: PyTree) -> jax.Array:
 
 
 def _row_length(size: int) -> int:
-    """About √size, and a divisor of it if there is one near, so that nothing has to be padded."""
+    """Return about √size, and a divisor of it if one is near, so that nothing has to be padded."""
     root = max(1, math.isqrt(size))
     return next((row for row in range(root, root // 4, -1) if size % row == 0), root)
 
 
 def _power_of_two(exponent: jax.Array) -> jax.Array:
-    """2^exponent exactly, for −126 ≤ exponent ≤ 126."""
+    """Return 2^exponent exactly, for −126 ≤ exponent ≤ 126."""
     return jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)

@@ -137,7 +137,7 @@ def test_the_command_says_that_nothing_contradicts_the_claim_and_what_it_could_h
     said = " ".join(capsys.readouterr().out.split())
     assert "Nothing contradicts the claim" in said
     assert "It would have caught noise that is 1." in said
-    assert ("Of the μ that is claimed for a person's whole part" in said) == (kind == "blt")
+    assert ("of the μ that is claimed for a person's whole part" in said) == (kind == "blt")
     assert (tmp_path / "run" / "audit.png").stat().st_size > 10_000
 
 
@@ -294,7 +294,7 @@ def test_too_few_too_many_and_those_who_cannot_audit_are_refused(population, tmp
         tiny_recipe(population, audit={"users": 6145})
     with pytest.raises(RecipeError, match="claims nothing"):
         tiny_recipe(population, algorithm="fedavg", audit={"users": 32}, privacy={"noise_multiplier": None, "clip_norm": None})
-    with pytest.raises(RecipeError, match="tells at most 819 users apart"):
+    with pytest.raises(RecipeError, match="can tell at most 819 users apart"):
         train_run(tiny_recipe(population, audit={"users": 1000}), tmp_path / "small", quietly)
     counted = {"participation": {"kind": "min-separation", "cohort": 20, "min_separation": 0}, "privacy": ADAPTIVE}
     with pytest.raises(RecipeError, match=r"who are counted.*at most 12"):

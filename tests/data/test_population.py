@@ -123,7 +123,7 @@ def test_a_file_that_is_not_whole_is_not_accepted(tmp_path, vocabulary):
     population = write_population(tmp_path / "p", made_up_users(20), {}, vocabulary, {})
     tokens = population.folder / population.manifest["text"] / "train-00000.tokens"
     tokens.write_bytes(tokens.read_bytes()[:-2])
-    with pytest.raises(DataError, match="not whole"):
+    with pytest.raises(DataError, match="incomplete"):
         Population(tmp_path / "p").texts[0]
 
 
@@ -274,7 +274,7 @@ def test_damaged_offsets_and_words_are_noticed(tmp_path, vocabulary):
     with pytest.raises(DataError, match="damaged"):
         Population(tmp_path / "p").texts[0]
     (text / "vocabulary.txt").write_text("\n".join(vocabulary.words[:-2]) + "\n")
-    with pytest.raises(PopulationError, match="not whole"):
+    with pytest.raises(PopulationError, match="incomplete"):
         Population(tmp_path / "p")
 
 
@@ -285,9 +285,9 @@ def test_texts_are_read_without_being_copied_into_memory(tmp_path):
     texts = Texts.load(tmp_path, "train", writer.close())
     assert isinstance(texts.shard(0).tokens.base, np.memmap)
     assert np.shares_memory(texts[7], texts.shard(0).tokens)
-    with pytest.raises(IndexError, match="1000 is none of them"):
+    with pytest.raises(IndexError, match="there is no text 1000"):
         texts[1000]
-    with pytest.raises(IndexError, match="-1 is none of them"):
+    with pytest.raises(IndexError, match="there is no text -1"):
         texts[-1]
 
 

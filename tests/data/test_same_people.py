@@ -149,7 +149,7 @@ def test_folders_that_are_moved_together_still_find_each_other(months, tmp_path_
 def test_two_ledgers_are_never_made_one(months):
     run_cli("data", "build", months / "june.csv", "--out", months / "june", "--least-tokens", 5)
     spend(months / "june", "apart")
-    with pytest.raises(PopulationError, match="two cannot be made one"):
+    with pytest.raises(PopulationError, match="two cannot be merged"):
         build_june(months, "--replace")
     with pytest.raises(LedgerError, match="does not share"):
         adopt_ledger(months / "june", months / "may")
@@ -254,7 +254,7 @@ def test_a_list_of_held_out_users_that_is_cut_off_is_noticed(measured):
     population = Population(measured / "protected")
     path = population.folder / population.manifest["text"] / "held_out_users.txt"
     path.write_text("\n".join(path.read_text().split()[:5]))
-    with pytest.raises(PopulationError, match="not whole"):
+    with pytest.raises(PopulationError, match="incomplete"):
         FinishedRun(measured / "run").evaluate(measured / "protected")
 
 

@@ -219,7 +219,7 @@ def test_a_quote_that_takes_in_other_peoples_rows_stops_the_reading(tmp_path, co
 def test_rows_over_several_lines_are_read_and_noted(tmp_path):
     rows, source = read(write(tmp_path / "a.csv", b'user_id,text\nann,"two\nlines"\nbob,hi\n'))
     assert [row[:2] for row in rows] == [("ann", "two\nlines"), ("bob", "hi")]
-    assert source.noted.counts == {"rows that go over several lines": 1}
+    assert source.noted.counts == {"rows that span several lines": 1}
     rows, source = read(write(tmp_path / "a.tsv", b'user_id\ttext\nann\t"hello\nbob\tsecret\ncarl\tfive"\n'))
     assert [row[:2] for row in rows] == [("ann", '"hello'), ("bob", "secret"), ("carl", 'five"')]
 

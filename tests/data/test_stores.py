@@ -1,7 +1,11 @@
-"""Text where people keep it: object stores, tried against a server on this machine, and datasets of Hugging Face on disk."""
+"""Text where people keep it: object stores, tried against servers on this machine, and datasets of Hugging Face on disk."""
 
 import json
+import socket
+import subprocess
+import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -9,6 +13,8 @@ import pyarrow as pa
 import pyarrow.fs as filesystems
 import pyarrow.parquet as parquet
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 from typer.testing import CliRunner
 
 from taciturn.cli import app
@@ -27,21 +33,87 @@ def read(*addresses):
 
 
 @pytest.fixture(scope="module")
-def server():
+def s3_server():
     server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0)
     server.start()
     yield "http://{}:{}".format(*server.get_host_and_port())
     server.stop()
 
 
+@pytest.fixture(scope="module")
+def gs_server():
+    """A process of its own: pyarrow opens a file of this store while it holds the lock of the interpreter."""
+    pytest.importorskip("gcp_storage_emulator")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "gcp_storage_emulator", "start", "--host", "127.0.0.1", "--port", str(port), "--in-memory"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
+        while server.poll() is None and socket.socket().connect_ex(("127.0.0.1", port)):
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}"
+        server.kill()
+
+
+@pytest.fixture(scope="module")
+def account(tmp_path_factory):
+    """The file of a service account, whose key signs its own tokens: no server is asked for one."""
+    key = rsa.generate_private_key(65537, 2048).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    file = tmp_path_factory.mktemp("google") / "account.json"
+    named = {"type": "service_account", "client_email": "reader@messages.example", "token_uri": "http://127.0.0.1:9"}
+    file.write_text(json.dumps(named | {"private_key_id": "1", "private_key": key.decode()}))
+    return file
+
+
 @pytest.fixture
-def store(server, monkeypatch):
+def use_s3(monkeypatch):
+    def use(endpoint):
+        for name, value in {"ACCESS_KEY_ID": "made", "SECRET_ACCESS_KEY": "up", "REGION": "us-east-1", "ENDPOINT_URL": endpoint}.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
+
+    return use
+
+
+@pytest.fixture
+def use_gs(monkeypatch, account):
+    def use(endpoint):
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(account))
+        monkeypatch.setenv("CLOUD_STORAGE_EMULATOR_ENDPOINT", endpoint)
+
+    return use
+
+
+@pytest.fixture
+def s3(s3_server, use_s3):
     """A bucket, and the way to it in the environment."""
-    for name, value in {"ACCESS_KEY_ID": "made", "SECRET_ACCESS_KEY": "up", "REGION": "us-east-1", "ENDPOINT_URL": server}.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-    bucket = filesystems.S3FileSystem(endpoint_override=server, allow_bucket_creation=True)
+    use_s3(s3_server)
+    bucket = filesystems.S3FileSystem(endpoint_override=s3_server, allow_bucket_creation=True)
     bucket.create_dir("messages")
     return bucket
+
+
+@pytest.fixture
+def gs(gs_server, use_gs):
+    use_gs(gs_server)
+    bucket = filesystems.GcsFileSystem(project_id="messages")
+    bucket.create_dir("messages")
+    return bucket
+
+
+@pytest.fixture(params=["s3", "gs"])
+def scheme(request):
+    return request.param
+
+
+@pytest.fixture
+def store(request, scheme):
+    return request.getfixturevalue(scheme)
+
+
+@pytest.fixture
+def use(request, scheme):
+    return request.getfixturevalue(f"use_{scheme}")
 
 
 def put(store, path, content):
@@ -67,7 +139,7 @@ def as_csv():
 
 
 @pytest.mark.parametrize("name", ["one.parquet", "one.arrow", "one.csv", "one.csv.gz", "one.jsonl.zst"])
-def test_a_file_in_a_bucket_is_read_as_one_on_disk(store, name):
+def test_a_file_in_a_bucket_is_read_as_one_on_disk(store, scheme, name):
     lines = "".join(json.dumps({"user_id": user, "text": text}) + "\n" for user, text, _ in READ).encode()
     content = {"parquet": as_parquet(), "arrow": as_arrow(), "jsonl": lines}.get(name.split(".")[1], as_csv())
     codec = {"gz": "gzip", "zst": "zstd"}.get(name.split(".")[-1])
@@ -77,31 +149,31 @@ def test_a_file_in_a_bucket_is_read_as_one_on_disk(store, name):
             file.write(content)
         content = packed.getvalue().to_pybytes()
     put(store, f"messages/files/{name}", content)
-    rows, source = read(f"s3://messages/files/{name}")
+    rows, source = read(f"{scheme}://messages/files/{name}")
     assert rows == READ
     assert list(source.read_columns) == ["user_id", "text"]
     assert source.bytes == len(content)
 
 
-def test_a_folder_in_a_bucket_is_read_shard_by_shard(store):
+def test_a_folder_in_a_bucket_is_read_shard_by_shard(store, scheme):
     for name in ("b.parquet", "a.parquet", "_SUCCESS", "notes.md"):
         put(store, f"messages/shards/{name}", as_parquet() if "parquet" in name else b"")
-    rows, source = read("s3://messages/shards")
+    rows, source = read(f"{scheme}://messages/shards")
     assert rows == 2 * READ
     assert source.noted.first == {"files of other kinds, not read": "notes.md"}
 
 
-def test_text_files_in_a_bucket_are_users(store):
+def test_text_files_in_a_bucket_are_users(store, scheme):
     put(store, "messages/people/bob.txt", b"hello there\nsee you\n")
-    rows, _ = read("s3://messages/people")
+    rows, _ = read(f"{scheme}://messages/people")
     assert [(user, text.strip()) for user, text, _ in rows] == [("bob", "hello there"), ("bob", "see you")]
 
 
-def test_the_warehouse_page_is_followed(store, tmp_path, monkeypatch):
+def test_the_warehouse_page_is_followed(s3, tmp_path, monkeypatch):
     page = (Path(__file__).parents[2] / "docs" / "how_to" / "warehouse.md").read_text()
     (command,) = [line for line in page.splitlines() if line.startswith("taciturn ")]
     people = [(f"person {person}", f"see you at the station at {hour}") for person in range(60) for hour in range(20)]
-    put(store, "messages/2026/06/part-0.parquet", as_parquet({"user_id": [one[0] for one in people], "text": [one[1] for one in people]}))
+    put(s3, "messages/2026/06/part-0.parquet", as_parquet({"user_id": [one[0] for one in people], "text": [one[1] for one in people]}))
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, command.split()[1:], catch_exceptions=False)
     assert done.exit_code == 0
@@ -109,8 +181,8 @@ def test_the_warehouse_page_is_followed(store, tmp_path, monkeypatch):
     assert "s3:" not in str(Population(tmp_path / "june").manifest)  # where it came from is nobody's business later
 
 
-def test_what_is_not_there_is_said(store):
-    for address in ("s3://nobodys-bucket/a.csv", "s3://messages/nothing"):
+def test_an_address_that_does_not_exist_is_refused(store, scheme):
+    for address in (f"{scheme}://no-such-bucket/a.csv", f"{scheme}://messages/nothing"):
         with pytest.raises(SourceError, match=f"{address} does not exist"):
             read(address)
 
@@ -126,28 +198,24 @@ class Refuses(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_store_that_refuses_names_the_credentials(monkeypatch):
+def test_a_store_that_refuses_names_the_credentials(use, scheme):
     server = HTTPServer(("127.0.0.1", 0), Refuses)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wrong")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    use(f"http://127.0.0.1:{server.server_port}")
     with pytest.raises(StoreError, match="access is denied; set the credentials in the environment"):
-        read("s3://messages/a.csv")
+        read(f"{scheme}://messages/a.csv")
     server.shutdown()
 
 
 @pytest.mark.slow
-def test_a_store_that_cannot_be_reached_is_said(monkeypatch):
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
+def test_an_unreachable_store_is_reported(use, scheme):
+    use("http://127.0.0.1:9")
     with pytest.raises(StoreError, match="it cannot be reached: is there a network"):
-        read("s3://messages/a.csv")
+        read(f"{scheme}://messages/a.csv")
 
 
 def test_keys_do_not_belong_into_addresses():
-    with pytest.raises(StoreError, match="set it in the environment") as raised:
+    with pytest.raises(StoreError, match="put keys into the environment") as raised:
         read("s3://KEY:SECRET@messages/a.csv")
     assert "SECRET" not in str(raised.value)
 
@@ -157,7 +225,7 @@ def test_other_addresses_go_by_fsspec():
     with fsspec.open("memory://messages/one.csv", "wb") as file:
         file.write(as_csv())
     assert read("memory://messages/one.csv")[0] == READ
-    with pytest.raises(StoreError, match="takes fsspec and what it needs"):
+    with pytest.raises(StoreError, match="needs fsspec and its package"):
         read("nowhere://messages/one.csv")
 
 

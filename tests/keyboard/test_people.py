@@ -42,7 +42,7 @@ def test_nobody_is_taken_for_a_stranger_because_the_list_of_users_is_cut_off(cop
     population = Population(copied_runs / "people")
     path = population.folder / population.manifest["text"] / "users.txt"
     path.write_text("\n".join(path.read_text().split()[:10]))
-    with pytest.raises(PopulationError, match="is not whole"):
+    with pytest.raises(PopulationError, match="is incomplete"):
         trained_on(copied_runs / "people")
 
 

@@ -170,7 +170,7 @@ def test_whoever_has_a_personal_model_can_go_on_from_it(made, tmp_path):
 
 def test_a_model_that_got_no_better_is_not_kept(made, tmp_path):
     for learning in (Learning(learning_rate=0.0), Learning(learning_rate=1e9)):
-        with pytest.raises(PersonalError, match="did not get better"):
+        with pytest.raises(PersonalError, match="did not improve"):
             personalise(made / "private", messages(tmp_path), tmp_path / "mine", learning)
     assert not (tmp_path / "mine").exists()
 
@@ -356,7 +356,7 @@ def test_the_text_is_there_until_the_model_is_on_disk(made, tmp_path, monkeypatc
 def test_whatever_fails_leaves_the_text_and_no_model(made, tmp_path, monkeypatch):
     text = messages(tmp_path)
     content = text.read_bytes()
-    with pytest.raises(PersonalError, match="did not get better"):
+    with pytest.raises(PersonalError, match="did not improve"):
         personalise(made / "private", text, tmp_path / "mine", Learning(learning_rate=0.0), delete_text=True)
 
     def full(path, *_, **__):
@@ -430,9 +430,9 @@ def test_what_cannot_be_used_is_said_in_a_sentence_and_nothing_is_written(made, 
     (tmp_path / "there" / "letter.txt").write_text("mine")
     asked = {
         (made / "private", tmp_path / "empty.txt", out): "holds no text",
-        (made / "private", tmp_path / "one.txt", out): "holds one message, and two messages at least are needed",
-        (made / "private", tmp_path / "strange.txt", out): "knows not one word of the first 18 messages",
-        (made / "private", tmp_path / "late.txt", out): "knows not one word of the last 2 messages",
+        (made / "private", tmp_path / "one.txt", out): "holds one message, and at least two messages are needed",
+        (made / "private", tmp_path / "strange.txt", out): "knows no word of the first 18 messages",
+        (made / "private", tmp_path / "late.txt", out): "knows no word of the last 2 messages",
         (made / "private", tmp_path / "none.txt", out): "none.txt does not exist",
         (made / "private", tmp_path / "there", out): "is a folder; name one file",
         (made / "private", tmp_path / "two.csv", out): "holds the text of 2 people",

@@ -236,7 +236,7 @@ def test_parameters_are_plain_arrays_that_make_the_model_again(kind):
 
 @pytest.mark.parametrize(
     ("words", "order", "reason"),
-    [([4, 8], 4, "another list"), ([4, -1], 4, "another list"), ([4, PADDING], 4, "padding"), ([4], 6, "from 1 to 5")],
+    [([4, 8], 4, "another vocabulary"), ([4, -1], 4, "another vocabulary"), ([4, PADDING], 4, "padding"), ([4], 6, "from 1 to 5")],
 )
 def test_what_cannot_be_counted_is_refused_with_the_reason(words, order, reason):
     with pytest.raises(ValueError, match=reason):

@@ -78,7 +78,7 @@ def test_a_population_for_which_no_delta_makes_sense_is_refused():
     common = ["plan", "--rounds", "10", "--report-goal", "1", "--noise-multiplier", "1", "--mechanism", "tree"]
     run = CliRunner().invoke(app, [*common, "--population", "1"])
     assert run.exit_code != 0
-    with pytest.raises(PlanError, match="among 1 users nobody can hide"):
+    with pytest.raises(PlanError, match="1 users are too few for a guarantee"):
         Question(1, 10, 1, noise_multiplier=1.0)
     with pytest.raises(PlanError, match="Plan for 10 or more"):
         Question(LEAST_POPULATION - 1, 10, 1, noise_multiplier=1.0)

@@ -104,7 +104,7 @@ def test_model_settings_alone_are_checked_too():
         ({**FTRL, "privacy": {"strategy": {"decay": [0.5]}}}, "strategy has"),
         ({**FTRL, "privacy": {"noise": "tree", "strategy": {"bands": [1.0]}}}, "strategy has"),
         ({**FTRL, "participation": {**FTRL["participation"], "min_separation": 9}}, "4 rounds of rest are possible, not 9"),
-        ({**FTRL, "participation": {**FTRL["participation"], "max_participations": 1}}, "do not fill"),
+        ({**FTRL, "participation": {**FTRL["participation"], "max_participations": 1}}, "cannot fill"),
         ({"privacy": {"clipping": "adaptive"}}, "belong to algorithm"),
         ({"privacy": {"restart_rounds": [2]}}, "belong to algorithm"),
         ({**FTRL, "privacy": {"noise": "independent", "clipping": "adaptive"}}, "nothing to restart"),

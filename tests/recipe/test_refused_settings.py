@@ -29,14 +29,14 @@ REFUSED = {
     "smaller uploads of predictions": ({**TRANSFER, "privacy": BARE, "upload": {"bits": 8}}, "sums predictions, not updates"),
     "a denominator of predictions": (
         {**TRANSFER, "privacy": {**BARE, "estimator": "clipped", "least_weight": 9.0}},
-        "divided by the weight that came",
+        "divided by the actual weight",
     ),
     "a denominator where the average is the true one": (
         {"algorithm": "fedavg", "privacy": {**BARE, "estimator": "clipped", "least_weight": 9.0}},
-        "divided by the weight that came",
+        "divided by the actual weight",
     ),
     "short steps where there is one gradient": ({"algorithm": "dp-fedsgd", "local": {"max_gradient_norm": 1.0}}, "sends one gradient"),
-    "predictions about the texts of several models": ({**TRANSFER, "privacy": BARE, **QUEUE}, "make up different texts"),
+    "predictions about the texts of several models": ({**TRANSFER, "privacy": BARE, **QUEUE}, "generate different texts"),
     "a clip norm that falls while reports wait": (
         {"algorithm": "fedavg", "privacy": {"noise_multiplier": None, "clip_norm": [[0, 1.0], [3, 0.5]]}, **QUEUE},
         "there is one clip norm for the whole run",

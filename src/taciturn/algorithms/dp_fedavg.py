@@ -28,12 +28,12 @@ def dp_fedavg(
     server: Server,
     most_reports: int = MOST_REPORTS,
 ) -> Algorithm:
-    """Each user trains for E epochs; the clipped updates are averaged with noise."""
+    """Train each user for E epochs, and average the clipped updates with noise."""
     return federated(user_update, mechanism(bound, estimator, noise, most_reports), participation, server)
 
 
 def dp_fedsgd(loss: Loss, local: LocalTraining, upload: Upload, *others: Any) -> Algorithm:
-    """Each user sends one clipped gradient; more rounds, and each of them costs. `others` are those of `dp_fedavg`."""
+    """Take one clipped gradient of each user: more rounds, each at a cost. `others` are the arguments of `dp_fedavg`."""
     return dp_fedavg(compressed(fedsgd_update(loss, local), upload), *others)
 
 
@@ -46,10 +46,10 @@ def dp_ftrl(
     server: Server,
     most_reports: int,
 ) -> Algorithm:
-    """DP-FTRL (Xu et al. 2023, Algorithm 1): Δ̃ᵗ = (1/m) PrivateSum(T_θ, Σ Δ_i), m being the report goal, whoever came beyond it.
+    """DP-FTRL (Xu et al. 2023, Algorithm 1): Δ̃ᵗ = (1/m) PrivateSum(T_θ, Σ Δ_i), where m is the report goal, however many reports came.
 
     It differs from DP-FedAvg in two words: noise that is correlated over rounds, and participation that claims no sampling. The noise
-    comes in residual form, so that every server optimiser works as it is.
+    comes in residual form, so every server optimiser works unchanged.
     """
     if isinstance(bound, AdaptiveClip):
         private = adaptive_mechanism(bound, report_goal, noise, most_reports)
@@ -59,20 +59,20 @@ def dp_ftrl(
 
 
 def fedavg(user_update: UserUpdate, bound: Bound, participation: Participation, server: Server) -> Algorithm:
-    """The true average, no noise, no privacy; charged as that (ε = ∞). A bound alone shows what clipping does (Figure 2)."""
+    """Take the true average: no noise, no privacy, and charged so (ε = ∞). A bound alone shows what clipping does (Figure 2)."""
     return federated(user_update, mechanism(bound, mean(), no_noise()), participation, server)
 
 
 def private_averaging(
     user_update: UserUpdate, *, clip_norm: float, noise_multiplier: float, users: int, cohort: float, server: Server | None = None
 ) -> Algorithm:
-    """DP-FedAvg around a `user_update` of one's own.
+    """Build DP-FedAvg around your own `user_update`.
 
     Args:
-        user_update: (message, user, key) → an update of `message.params`, by JAX alone; it may be anything, and is clipped.
-        clip_norm: S, the furthest that one user moves the sum.
+        user_update: (message, user, key) → an update of `message.params`, in JAX; it may be anything, and is clipped.
+        clip_norm: S, the most that one user can move the sum.
         noise_multiplier: z, noise on the sum in units of S.
-        users: how many there are, as publicly said.
+        users: how many there are, as publicly stated.
         cohort: how many of them take part in a round on average; each is drawn independently.
         server: what the server does with the average update (default: adds it).
 
@@ -90,7 +90,7 @@ def private_averaging(
 
 
 def federated(user_update: UserUpdate, private: Mechanism, participation: Participation, server: Server) -> Algorithm:
-    """What all of them share: a server that steps along the estimate."""
+    """Build what all of them share: a server that steps along the estimate."""
 
     def init(params: Params) -> ServerState:
         return ServerState(params, server.init(params))

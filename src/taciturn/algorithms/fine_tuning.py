@@ -1,7 +1,7 @@
 """Fine-tuning on devices (Popov et al. 2018): learning users' language without forgetting the general one (§2.1 and §2.2), and from
 predictions in place of updates (§2.3).
 
-λ, the `user_share`, is how much of what a device learns from is its user's own. At 1 both are plain re-training, which forgets.
+λ, the `user_share`, is the part of a device's training text that is its user's own. At 1 both are plain re-training, which forgets.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ Text = Callable[[Params], jax.Array]  # of the model that is sent: rows of words
 
 
 def rehearsing(take_step: Step, general: jax.Array, user_share: float) -> Step:
-    """Random rehearsal: beside each batch of the user's, rows of general text, so many that a share λ of all rows is the user's.
+    """Rehearse at random: add rows of general text to each batch of the user's, until a share λ of all rows is the user's.
 
     `general` is public text, [rows, length + 1], which goes to every device; each draws its own rows of it.
     """
@@ -34,7 +34,7 @@ def rehearsing(take_step: Step, general: jax.Array, user_share: float) -> Step:
         beside = round(batch.shape[0] * (1 - user_share) / user_share)
         rows = general[jax.random.randint(draw, (beside,), 0, len(general))]
         after = take_step(params, jnp.concatenate([batch, rows]), dropout_key, rate)
-        # A batch of padding is no step, and general text alone would make it one.
+        # A batch of padding is not a step, and general text alone would make it one.
         is_text = jnp.any(batch != PADDING)
         return jax.tree.map(lambda new, old: jnp.where(is_text, new, old), after, params)
 
@@ -42,7 +42,7 @@ def rehearsing(take_step: Step, general: jax.Array, user_share: float) -> Step:
 
 
 def unforgetting_update(model: LanguageModel, local: LocalTraining, user_share: float, project: Project | None = None) -> UserUpdate:
-    """Learning without forgetting: the general model θ_g, as it was sent, says what else could have been written."""
+    """Learn without forgetting: the general model θ_g, as it was sent, gives the probability of what else could have been written."""
 
     def user_update(message: Message, user: UserData, key: Key) -> Update:
         loss = partial(soft_label_loss, model, message.params, user_share)
@@ -54,14 +54,14 @@ def unforgetting_update(model: LanguageModel, local: LocalTraining, user_share: 
 def soft_label_loss(
     model: LanguageModel, general: Params, user_share: float, params: Params, tokens: jax.Array, key: Key | None
 ) -> jax.Array:
-    """The loss (1) with y*_w = λ·1{w is what was written} + (1 − λ)·p(w | θ_g), formula (2)."""
+    """Return the loss (1) with y*_w = λ·1{w is what was written} + (1 − λ)·p(w | θ_g), formula (2)."""
     expected = jax.lax.stop_gradient(jax.nn.softmax(losses.logits(model, general, tokens[:, :-1])))
     labels = user_share * jax.nn.one_hot(tokens[:, 1:], expected.shape[-1]) + (1 - user_share) * expected
     return cross_entropy_with(labels, model, params, tokens, key)
 
 
 def cross_entropy_with(labels: jax.Array, model: LanguageModel, params: Params, tokens: jax.Array, key: Key | None = None) -> jax.Array:
-    """−Σ_w y*_w log p(w | θ), formula (1), for labels y* [..., vocabulary]; a mean over words."""
+    """Return −Σ_w y*_w log p(w | θ), formula (1), for labels y* [..., vocabulary]; a mean over words."""
     matrix, bias = model.words(params)
     scores = jax.nn.log_softmax(model.contexts(params, tokens[:, :-1], key) @ matrix.T + bias)
     present = tokens[:, 1:] != PADDING

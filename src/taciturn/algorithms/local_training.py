@@ -29,7 +29,7 @@ class LocalTraining(NamedTuple):
 
 
 def gradient_step(loss: Loss) -> Step:
-    """A step by automatic differentiation, for any loss."""
+    """Return a step by automatic differentiation, for any loss."""
 
     def step(params: Params, batch: jax.Array, key: Key | None, rate: float) -> Params:
         return jax.tree.map(lambda p, g: p - rate * g, params, jax.grad(loss)(params, batch, key))
@@ -38,7 +38,7 @@ def gradient_step(loss: Loss) -> Step:
 
 
 def with_short_steps(take_step: Step, gradient_norm: float) -> Step:
-    """No step goes further than with a gradient of that norm (Zaremba et al. 2014 clip at 5, of a sum over the words of a row)."""
+    """Limit each step to that of a gradient of this norm (Zaremba et al. 2014 clip at 5, of a sum over the words of a row)."""
 
     def step(params: Params, batch: jax.Array, key: Key | None, rate: float) -> Params:
         change = trees.subtract(take_step(params, batch, key, rate), params)
@@ -49,9 +49,9 @@ def with_short_steps(take_step: Step, gradient_norm: float) -> Step:
 
 
 def fedavg_update(take_step: Step, local: LocalTraining, project: Project | None = None) -> UserUpdate:
-    """E passes of SGD over the user's batches, Δ = θ − θ⁰.
+    """Run E epochs of SGD over the user's batches, Δ = θ − θ⁰.
 
-    With `project`, clipping is *greedy*: after every local step the update is put back into the ball (paper 1). Without, the mechanism
+    With `project`, clipping is *greedy*: after every local step the update is projected back into the ball. Without, the mechanism
     clips once at the end (Ramaswamy et al. 2020).
     """
     if local.gradient_norm is not None:
@@ -62,7 +62,7 @@ def fedavg_update(take_step: Step, local: LocalTraining, project: Project | None
 
         def step(epoch: jax.Array | int, index: jax.Array, params: Params) -> Params:
             batch = user.batches[index]
-            # By place, not one after another: how many batches of padding come between two epochs depends on other users.
+            # By position, not in sequence: how many batches of padding lie between two epochs depends on other users.
             dropout_key = jax.random.fold_in(jax.random.fold_in(key, epoch), index) if local.keyed else None
             before, params = params, take_step(params, batch, dropout_key, local.learning_rate)  # θ ← θ − η∇ℓ(θ; b)
             if pull:
@@ -70,7 +70,7 @@ def fedavg_update(take_step: Step, local: LocalTraining, project: Project | None
             if project is not None:
                 params = trees.add(start, project(message.public, trees.subtract(params, start)))  # θ⁰ + ClipFn(θ − θ⁰)
             if pull or project is not None:
-                # A batch of padding is no step. A gradient of zero sees to that by itself for every update that is reported
+                # A batch of padding is not a step. A zero gradient ensures that by itself for every update that is reported
                 # (privacy/clipping.py leaves out those so large that it might not); these two do not, and how much padding a user has
                 # depends on who is trained beside them.
                 is_text = jnp.any(batch != PADDING)
@@ -87,11 +87,11 @@ def fedavg_update(take_step: Step, local: LocalTraining, project: Project | None
 
 
 def fedsgd_update(loss: Loss, local: LocalTraining) -> UserUpdate:
-    """One gradient on one batch of the user's, drawn at random: Δ = −η∇ℓ(θ; b)."""
+    """Take one gradient on one of the user's batches, drawn at random: Δ = −η∇ℓ(θ; b)."""
 
     def user_update(message: Message, user: UserData, key: Key) -> Update:
         batch_key, dropout_key = jax.random.split(key)
-        # Batches of padding alone come last; draw among those with text.
+        # Batches of padding only come last; draw among those with text.
         filled = jnp.sum(jnp.any(user.batches != 0, axis=(1, 2)))
         batch = user.batches[jax.random.randint(batch_key, (), 0, jnp.maximum(filled, 1))]
         gradient = jax.grad(loss)(message.params, batch, dropout_key if local.keyed else None)

@@ -1,7 +1,7 @@
 """A warm start: ordinary training on public text (McMahan et al. 2018, Appendix B, "likely the best approach for practical applications").
 
-It takes a `PublicCorpus` and nothing else, so that no user's text can come this way. An epoch depends on its number and on where the
-one before it ended alone, so that an interrupted training resumes between two of them as if nothing had happened.
+It takes a `PublicCorpus` and nothing else, so no user's text can enter here. An epoch depends only on its number and on where the
+one before it ended, so an interrupted training resumes between two of them as if nothing had happened.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,11 +23,11 @@ from taciturn.data.public import PublicCorpus
 from taciturn.data.texts import Texts
 from taciturn.names import Precision
 
-FAST, SLOW = 1.2e-2, 3e-3  # Adam's rate: words of unit length bear the first, at which others' weights run away
-SMALLEST, LARGEST = 32, 1024  # batches; of the last an H200 reads 3.8M tokens a second
+FAST, SLOW = 1.2e-2, 3e-3  # Adam's rate: models with unit-norm words tolerate the first, at which others diverge
+SMALLEST, LARGEST = 32, 1024  # batches; at the last an H200 reads 3.8M tokens a second
 STEPS, ENOUGH = 2500, 60_000_000  # steps of an epoch and tokens of a training, about
 BLOCK = 20  # steps in one go: the device never waits for Python, and a progress bar still moves
-# A GPU adds gradients up in any order unless told otherwise; this costs a seventh of its speed (46M parameters on an H200).
+# A GPU adds gradients in any order unless told otherwise; this costs a seventh of its speed (46M parameters on an H200).
 REPEATABLE = {"xla_gpu_deterministic_ops": True}
 
 
@@ -35,19 +35,19 @@ REPEATABLE = {"xla_gpu_deterministic_ops": True}
 class Schedule:
     """How a model is trained on public text, and for how long."""
 
-    epochs: int = 0  # of this, the next and the rate 0 is what suits text and model (`fitted`)
+    epochs: int = 0  # 0, as in the next two, means what suits text and model (`fitted`)
     batch_size: int = 0
     unroll: int = 20  # tokens predicted in a row
     learning_rate: float = 0.0  # Adam's, at its highest
     precision: Precision = "float32"
     held_out: float = 0.02  # share of the documents that is measured on and never trained on
-    patience: int = 2  # epochs in a row without a better one, after which it is over
+    patience: int = 2  # stop after this many epochs in a row without a better one
     seed: int = 0
 
 
 def fitted(schedule: Schedule, tokens: int, unit_norm: bool) -> Schedule:
-    """With a batch, a rate and epochs for so many tokens, where none are given: larger batches for more text, so that a GPU is busy and
-    there are still some thousand steps; at least 60M tokens read in all, up to ten times over.
+    """Fill in batch size, rate and epochs for this many tokens, where none are given: larger batches for more text, so that a GPU is busy
+    and there are still some thousand steps; at least 60M tokens read in all, in at most ten epochs.
 
     >>> fitted(Schedule(), 55_000_000, unit_norm=False)
     Schedule(epochs=3, batch_size=1024, unroll=20, learning_rate=0.0071, precision='float32', held_out=0.02, patience=2, seed=0)
@@ -60,14 +60,14 @@ def fitted(schedule: Schedule, tokens: int, unit_norm: bool) -> Schedule:
 
 
 class Training(NamedTuple):
-    """Where a training stands."""
+    """The state of a training."""
 
     params: Params
     optimizer: optax.OptState
 
 
 class Block(NamedTuple):
-    """What came of some steps."""
+    """The result of some steps."""
 
     training: Training  # after them
     steps: int  # done in this epoch
@@ -82,7 +82,7 @@ class Pretraining(NamedTuple):
 
 
 def split(corpus: PublicCorpus, share: float, seed: int) -> tuple[PublicCorpus, PublicCorpus]:
-    """Text to train on, and documents to measure with: at least one. Where there is only one, its end is held out."""
+    """Split off documents to measure with: at least one. Where there is only one, its end is held out."""
     documents, words = corpus.documents, len(corpus.vocabulary)
     if len(documents) == 1:
         end = len(documents[0]) - max(1, ceil(share * len(documents[0])))
@@ -97,7 +97,7 @@ def split(corpus: PublicCorpus, share: float, seed: int) -> tuple[PublicCorpus, 
 
 
 def pretraining(loss: Loss, text: PublicCorpus, schedule: Schedule) -> Pretraining:
-    """Adam with a rate that rises for a twentieth of the time and then falls as a cosine does. The schedule is a fitted one."""
+    """Train with Adam, at a rate that rises for a twentieth of the time and then falls like a cosine. The schedule is a fitted one."""
     size, peak_rate = schedule.batch_size, schedule.learning_rate
     pieces = np.concatenate([Unrolls(schedule.unroll).pieces(document) for document in text.documents])
     steps = len(pieces) // size
@@ -110,7 +110,7 @@ def pretraining(loss: Loss, text: PublicCorpus, schedule: Schedule) -> Pretraini
 
     @partial(jax.jit, compiler_options=REPEATABLE)
     def block(training: Training, rows: jax.Array, order: jax.Array, key: Key, first: int, last: int) -> tuple[Training, jax.Array]:
-        """Steps `first` to `last` of an epoch. One program for all of them runs faster than one for each, on a CPU too."""
+        """Take steps `first` to `last` of an epoch. One program for all of them runs faster than one for each, on a CPU too."""
 
         def step(number: jax.Array, carry: tuple[Training, jax.Array]) -> tuple[Training, jax.Array]:
             (params, state), total = carry
@@ -130,7 +130,7 @@ def pretraining(loss: Loss, text: PublicCorpus, schedule: Schedule) -> Pretraini
             last = min(first + BLOCK, steps)
             training, mean = block(training, rows, on_device, key, first, last)
             if before:
-                yield Block(*before[:3], float(before[3]))  # while the device is at the next
+                yield Block(*before[:3], float(before[3]))  # while the device computes the next
             before = training, last, int(lengths[order[first:last]].sum()), mean
         assert before  # there is at least one step
         yield Block(*before[:3], float(before[3]))

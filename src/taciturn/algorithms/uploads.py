@@ -1,5 +1,5 @@
-"""Sending less (Konečný et al. 2016; Popov et al. 2018, §2.6): only the largest values of an update, or values of few bits; and what an
-upload weighs, to the byte.
+"""Sending less (Konečný et al. 2016; Popov et al. 2018, §2.6): only the largest values of an update, or values of few bits; and the
+size of an upload in bytes.
 
 Both happen to the update, *before* it is bounded: the clip holds for whatever it gets, and rounding could carry a clipped update out of
 its ball (tests/algorithms/test_uploads.py does it). A clip scales all values of an update alike, so few values of few levels stay so.
@@ -27,7 +27,7 @@ class Upload(NamedTuple):
 
 
 def compressed(user_update: UserUpdate, upload: Upload) -> UserUpdate:
-    """What a device computes, in the size that it is allowed to send."""
+    """Compress what a device computes to the size that it may send."""
 
     def smaller(message: Message, user: UserData, key: Key) -> Update:
         update_key, rounding_key = jax.random.split(key)
@@ -43,11 +43,11 @@ def compressed(user_update: UserUpdate, upload: Upload) -> UserUpdate:
 
 
 def rounded(layer: jax.Array, bits: int, key: Key) -> jax.Array:
-    """Each value to one of the two levels beside it, at random and on average to itself; the largest value has the last level."""
+    """Round each value at random to one of the two levels beside it, without bias; the largest value has the last level."""
     most = 2 ** (bits - 1) - 1
     level = jnp.max(jnp.abs(layer)) / most
     scaled = layer / jnp.maximum(level, jnp.finfo(jnp.float32).tiny)
-    # Rounding may leave the largest value a little over its level, and a coin then takes it to one that there is not.
+    # Float error may leave the largest value a little above the last level, from where it could be rounded to one that does not exist.
     return jnp.clip(jnp.floor(scaled + jax.random.uniform(key, layer.shape)), -most, most) * level
 
 
@@ -63,12 +63,12 @@ def upload_bytes(update: PyTree, upload: Upload) -> int:
 
 
 def largest(values: jax.Array, count: int | jax.Array) -> jax.Array:
-    """True at exactly `count` entries, those of the greatest magnitude; among equal ones at those that come first.
+    """Mark exactly `count` entries, those of the greatest magnitude; among equal ones, those that come first.
 
     Departs from Lin et al.: they (§5) estimate the threshold from a sample and look again where it lets too many through. Here it is found
     exactly, two bits at a time, by counting how many entries reach it: 16 passes, where sorting millions of entries takes far longer.
     """
-    # Floats without a sign are in the order of their bits.
+    # Floats without a sign are ordered like their bits.
     magnitude = jax.lax.bitcast_convert_type(jnp.abs(values.astype(jnp.float32)), jnp.uint32)
 
     def finer(stage: jax.Array, threshold: jax.Array) -> jax.Array:

@@ -1,10 +1,10 @@
-"""Simulated users by whom a training is audited: each sends a random direction (Andrew et al. 2023, "One-shot empirical privacy estimation
-for federated learning"; one training tells of all of them, as in Steinke, Nasr and Jagielski 2023).
+"""Synthetic users that audit a training: each sends a random direction (Andrew et al. 2023, "One-shot empirical privacy estimation
+for federated learning"; a single training tests all of them, as in Steinke, Nasr and Jagielski 2023).
 
-docs/audit.md says how it goes. A run records how far each released estimate went in the direction of each user, whether it took part or
-not, and in some that nobody sends (`FILE_NAME`), and who took part (`COINS`). Directions are Walsh functions of the shuffled parameters,
-times random signs that all users share: orthogonal (exactly, where one clip norm is for all layers), and an estimate's products with
-10,000 of them are one fast transform.
+docs/audit.md describes the method. A run records how far each released estimate went in the direction of each user, whether it took part
+or not, and in some directions that no user sends (`FILE_NAME`), and who took part (`COINS`). Directions are Walsh functions of the shuffled
+parameters, times random signs that all users share: orthogonal (exactly, where one clip norm covers all layers), and an estimate's products
+with 10,000 of them are one fast transform.
 """
 
 import io
@@ -30,18 +30,18 @@ from taciturn.recipe.sections import AUDITED_AT_ONCE
 from taciturn.train import TrainState
 
 FILE_NAME, COINS = "audit_users.npy", "audit_users.json"
-LENGTH = 5e5  # of a direction before it is bounded: longer than clip norms are, shorter than what counts as diverged
-BYSTANDERS = 0.25  # directions that nobody sends, for each that a user may send: what people do to all of them
+LENGTH = 5e5  # of a direction before it is bounded: longer than clip norms, shorter than what counts as diverged
+BYSTANDERS = 0.25  # directions that no user sends, for each that a user may send: they show what people do to all directions
 MOST_BESIDE = 0.1  # of a cohort, where its people are counted: by an adaptive clip norm, or in a denominator
 
 
 class AuditUsers:
-    """A fleet of them, for one run, and a `RunObserver`: `begin` and `observe` are told of every round."""
+    """A fleet of audit users for one run, and a `RunObserver`: the run calls `begin` and `observe` in every round."""
 
     everyone_reports = True
 
     def __init__(self, recipe: Recipe, algorithm: Algorithm, params: Params, root: bytes) -> None:
-        """Those of a recipe whose noise is worked out. `params` may be any of the model's shape."""
+        """Make those of a recipe whose noise is worked out. `params` may be any of the model's shape."""
         if jax.process_count() > 1:
             raise ValueError("[audit] is for runs on one host")
         self.count, self._rounds = recipe.audit.users, recipe.run.rounds
@@ -56,7 +56,7 @@ class AuditUsers:
         self._mechanism, self._unit = algorithm.mechanism, _unit(recipe)
         self._add = jax.jit(self._added)
         self._pattern_of = {round: number for number, pattern in enumerate(self.patterns) for round in pattern}
-        self._round, self._seen = 0, dict[int, np.ndarray]()  # what was not written yet
+        self._round, self._seen = 0, dict[int, np.ndarray]()  # not written yet
 
     def beside(self, fleet: Fleet, most_reports: int) -> Fleet:
         return WithSyntheticUsers(fleet, self, self.chosen, most_reports, key_slot=2)
@@ -65,7 +65,7 @@ class AuditUsers:
         self._round = round
 
     def chosen(self, coins: Key) -> UserIds:
-        """Return who takes part now: those whose turn it is and on whom the coin fell, however often the round is summed."""
+        """Return who takes part now: those whose turn it is and whose coin says so, however often the round is summed."""
         del coins
         everyone = np.arange(self.count)
         turn = everyone % len(self.patterns) == self._pattern_of.get(self._round, -1)
@@ -90,15 +90,15 @@ class AuditUsers:
         return jax.lax.fori_loop(0, count, lambda place, total: trees.add(total, report(place)), nothing)
 
     def observe(self, before: TrainState, after: TrainState) -> None:
-        """Record how far the estimate of a round went in everyone's direction, where a report of full length goes 1."""
+        """Record how far a round's estimate went in each direction, in units of a report of full length."""
         public = self._mechanism.public(before.mechanism)
         clip_norm = float(getattr(public, "clip_norm", public))
         products = self._directions.products(after.estimate)
-        row = int(after.mechanism.round) - 1  # of the noise: after a crash it may be another than the round
+        row = int(after.mechanism.round) - 1  # of the noise: after a crash it may differ from the round
         self._seen[before.round] = np.append(row, products / (self._unit * clip_norm))
 
     def save(self, folder: Path, mode: int) -> None:
-        """`mode` is that of the model's file, as readings are as private. A round repeated after a crash overwrites its row."""
+        """Save. `mode` is that of the model's file: readings are as private. A round repeated after a crash overwrites its row."""
         path = folder / FILE_NAME
         if not path.exists():
             coins = {"included": self.included.astype(int).tolist(), "rounds": self.patterns}
@@ -119,20 +119,20 @@ class Vectors(NamedTuple):
     signed: jax.Array  # the random sign that all users share, times the size that every direction has there
     places: jax.Array  # uint32: its argument of the Walsh functions
     order: jax.Array  # int32: the parameters that are used, shuffled, so that places are 0, 1, 2, …, 0, 1, …
-    own: jax.Array  # a sign for each direction; without, a round's would add up in a few parameters
+    own: jax.Array  # a sign for each direction; without it, those of a round would add up in a few parameters
 
 
 class Directions:
-    """So many, in the space of the parameters."""
+    """Orthogonal directions in the space of the parameters."""
 
     def __init__(self, params: Params, lengths: Sequence[float] | None, count: int, generator: np.random.Generator) -> None:
-        """`lengths` are those of each layer of a direction of length 1; without, all parameters count alike."""
+        """Draw `count` directions. `lengths` has the length in each layer of one of length 1; without, all parameters count alike."""
         sizes, self._shaped = [leaf.size for leaf in jax.tree.leaves(params)], ravel_pytree(params)[1]
         size = sum(sizes)
         self.block = 1 << (count - 1).bit_length()
         if self.block > size:
             most = int((1 << (size.bit_length() - 1)) / (1 + BYSTANDERS))
-            raise ValueError(f"[audit] a model of {size} parameters tells at most {most} users apart")
+            raise ValueError(f"[audit] a model of {size} parameters can tell at most {most} users apart: lower audit.users")
         self._fold = jax.jit(self._folded)
         # Shuffled, so that each place has parameters of every layer; those left over would leave directions not quite orthogonal.
         order = generator.permutation(size)[: size - size % self.block]
@@ -150,7 +150,7 @@ class Directions:
         )
 
     def update(self, vectors: Vectors, user: jax.Array) -> Params:
-        """What a user sends, before it is bounded. (`vectors` are these directions' own, as arguments of a compiled program.)"""
+        """Return what a user sends, before it is bounded. (`vectors` are these directions' own, as arguments of a compiled program.)"""
         odd = (jax.lax.population_count(vectors.places & user) & 1).astype(jnp.float32)
         return self._shaped(vectors.signed * (LENGTH * vectors.own[user] * (1 - 2 * odd)))
 
@@ -160,13 +160,13 @@ class Directions:
         return walsh(folded)[: len(self.vectors.own)] * np.asarray(self.vectors.own)
 
     def _folded(self, vectors: Vectors, estimate: PyTree) -> jax.Array:
-        """The sum of what has the same place, of which `walsh` makes products."""
+        """Sum what has the same place, for `walsh` to make products of."""
         shuffled = (ravel_pytree(estimate)[0] * vectors.signed)[vectors.order]
         return jnp.sum(shuffled.reshape(-1, self.block), axis=0)
 
 
 def walsh(values: np.ndarray) -> np.ndarray:
-    """Σ_k (−1)^popcount(i & k) · values[k], for every i.
+    """Return Σ_k (−1)^popcount(i & k) · values[k], for every i.
 
     >>> walsh(np.array([1.0, 2.0, 3.0, 4.0]))
     array([10., -2., -4.,  0.])
@@ -179,8 +179,8 @@ def walsh(values: np.ndarray) -> np.ndarray:
 
 
 def patterns(recipe: Recipe) -> list[list[int]]:
-    """Return users' turns: each round belongs to one pattern, or to none, and user i has pattern i modulo their number. As many turns as
-    the claim allows, or, without such a claim, as make μ about 1; fewer, where too many users would come to a round."""
+    """Return users' turns: each round belongs to at most one pattern, and user i has pattern i modulo their number. As many turns as
+    the claim allows, or, without such a claim, as make μ about 1; fewer, where too many users would join a round."""
     rounds, limits, multiplier = recipe.run.rounds, build.participation(recipe).limits, recipe.privacy.noise_multiplier
     assert multiplier  # the recipe is refused otherwise
     at_once = AUDITED_AT_ONCE  # for whom a total has room
@@ -199,7 +199,7 @@ def patterns(recipe: Recipe) -> list[list[int]]:
 
 
 def _people_are_counted(recipe: Recipe) -> bool:
-    """Whether they are not only added: as those whose updates are long, or in a denominator. Audit users are counted with them."""
+    """Return whether people are counted, not only added: where updates are long, or in a denominator. Audit users are counted with them."""
     return recipe.privacy.clipping == "adaptive" or recipe.privacy.least_weight is not None
 
 
@@ -220,7 +220,7 @@ def _lengths(recipe: Recipe, params: Params) -> list[float] | None:
 
 
 def _unit(recipe: Recipe) -> float:
-    """Return how far a report of the clip norm 1 can move an estimate, which the noise is made to hide."""
+    """Return how far a report of clip norm 1 can move an estimate: what the noise must hide."""
     if recipe.privacy.least_weight is not None:
         return 2 / (recipe.participation.probability * recipe.privacy.least_weight)
     goal = recipe.participation.cohort if recipe.algorithm == "dp-ftrl" else recipe.participation.expected_weight
@@ -242,4 +242,4 @@ class AuditScores:
             if self.products.shape[1:] != self.included.shape or not len(self.rounds):
                 raise ValueError
         except (OSError, EOFError, ValueError, KeyError, TypeError):
-            raise DataError(f"the files {COINS} and {FILE_NAME} of {folder} are damaged, or not one round was done") from None
+            raise DataError(f"the files {COINS} and {FILE_NAME} of {folder} are damaged, or no round was done") from None

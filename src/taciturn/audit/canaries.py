@@ -1,6 +1,6 @@
-"""Canaries: made-up secrets, and simulated users who share them (Ramaswamy et al. 2020, §IV-A; the idea is Carlini et al.'s, 2019).
+"""Canaries: invented secrets, and synthetic users who share them (Ramaswamy et al. 2020, §IV-A; the idea is Carlini et al.'s, 2019).
 
-A canary is five words drawn at random. Of each, n_u synthetic users have n_e copies among their 200 sentences; their other sentences are
+A canary is five words drawn at random. n_u synthetic users share it, with n_e copies each among their 200 sentences; the others are
 public. A run trains on them like on anyone else, and audit/secret_sharer.py then asks the model what it remembers.
 
 Departs from the paper: a canary is drawn from words alone. Punctuation that ends a sentence would make two of it.
@@ -32,15 +32,15 @@ from taciturn.recipe.sections import CanarySection
 from taciturn.train import TrainState
 
 FILE_NAME = "canaries.json"
-LENGTH, PREFIX = 5, 2  # words of a canary, and those of them that an attacker knows
-DRAWING_CANARIES, DRAWING_TEXTS = 0, 1  # what a seed is used for: never the same random numbers twice
+LENGTH, PREFIX = 5, 2  # words of a canary, and how many of them an attacker knows
+DRAWING_CANARIES, DRAWING_TEXTS = 0, 1  # what a seed is used for: random numbers are never reused
 
 
 @dataclass(frozen=True)
 class Canary:
     words: tuple[int, ...]  # ids
     users: int  # n_u, who share it
-    copies: int  # n_e, that each of them has
+    copies: int  # n_e, for each of them
 
     @property
     def prefix(self) -> tuple[int, ...]:
@@ -54,14 +54,14 @@ class Canary:
 
 class SyntheticUser(NamedTuple):
     canary: Canary
-    tokens: np.ndarray  # int32: messages that END closes, as a population's users have them
+    tokens: np.ndarray  # messages closed by END, like those of a population's users
 
 
 def canary_words(vocabulary: Vocabulary) -> np.ndarray:
-    """Return the ids that canaries and their references are made of: no special tokens, and no punctuation."""
+    """Return the ids that canaries and their references are made of: no special tokens, no punctuation."""
     words = np.array([place for place, word in enumerate(vocabulary.words) if is_word(word)], np.int32)
     if not len(words):
-        raise DataError("there is no word in this vocabulary to make a canary of")
+        raise DataError("this vocabulary has no word to make a canary of")
     return words
 
 
@@ -75,7 +75,7 @@ def make_canaries(vocabulary: Vocabulary, seed: int, kinds: CanarySection = Cana
 def synthetic_users(canaries: Sequence[Canary], corpus: PublicCorpus, seed: int, sentences: int = 200) -> list[SyntheticUser]:
     """Make the users who share the canaries. Every sentence is a message of its own, and a user's are in random order."""
     if any(canary.copies > sentences for canary in canaries):
-        raise ValueError(f"a user of {sentences} sentences has no room for more copies of a canary than that")
+        raise ValueError(f"a canary cannot have more copies than a user has sentences ({sentences})")
     generator = np.random.default_rng([seed, DRAWING_TEXTS])
     needed = sum(canary.users * (sentences - canary.copies) for canary in canaries)
     public = iter(_public_sentences(corpus, needed, generator))
@@ -89,11 +89,11 @@ def synthetic_users(canaries: Sequence[Canary], corpus: PublicCorpus, seed: int,
 
 
 def _public_sentences(corpus: PublicCorpus, count: int, generator: np.random.Generator) -> list[np.ndarray]:
-    """Draw from all sentences of the corpus alike, any of them perhaps more than once; each is closed by END."""
+    """Draw uniformly from all sentences of the corpus, with replacement; each is closed by END."""
     ends = corpus.vocabulary.sentence_ends
     counts = [len(sentence_bounds(document, ends)) for document in corpus.documents]
     if not sum(counts):
-        raise DataError(f"there is no sentence in {corpus.source}")
+        raise DataError(f"{corpus.source} has no sentence")
     times = np.bincount(generator.integers(sum(counts), size=count), minlength=sum(counts))
     found: list[np.ndarray] = []
     for document, taken in zip(corpus.documents, np.split(times, np.cumsum(counts)[:-1]), strict=True):
@@ -106,7 +106,7 @@ def _public_sentences(corpus: PublicCorpus, count: int, generator: np.random.Gen
 
 
 def expected_sightings(users: Iterable[SyntheticUser], rate: float, rounds: int, layout: Layout | None = None) -> dict[Canary, float]:
-    """Return how often a training meets each canary if a user joins a share `rate` of the rounds (Table 3): rate × rounds × n_u × n_e where
+    """Return how often a training sees each canary if a user joins a share `rate` of the rounds (Table 3): rate × rounds × n_u × n_e where
     texts are read whole. A device reads what its `layout` has room for; only copies in that part count."""
     copies: Counter[Canary] = Counter()
     for user in users:
@@ -141,10 +141,10 @@ def load_canaries(path: Path, vocabulary: Vocabulary) -> dict[Canary, float]:
         content = json.loads(path.read_text(encoding="utf-8"))
         rows = [(row["words"], row["users"], row["copies"], row["seen"]) for row in content]
     except (ValueError, KeyError, TypeError):
-        raise DataError(f"{path} is not a list of canaries, or damaged") from None
+        raise DataError(f"{path} is not a list of canaries, or is damaged") from None
     foreign = {word for words, *_ in rows for word in words} - set(vocabulary.ids)
     if foreign:
-        raise DataError(f"{path} has canaries of another list of words: {min(foreign)!r} is not in this one")
+        raise DataError(f"{path} has canaries of another vocabulary: {min(foreign)!r} is not in this one")
     return {Canary(tuple(vocabulary.ids[word] for word in words), users, copies): seen for words, users, copies, seen in rows}
 
 
@@ -163,7 +163,7 @@ class PlantedCanaries:
         self.texts = Texts.of([user.tokens for user in self._users], len(vocabulary))
         self.most_at_once, self._rate = len(self._users), section.rate
         self._layout, self._weight_cap = build.layout(recipe, vocabulary), recipe.participation.weight_cap
-        self.source = f"what {len(self._users)} synthetic users wrote, who took part beside the people ({corpus.source})"
+        self.source = f"the text of {len(self._users)} synthetic users, who took part beside the people ({corpus.source})"
 
     def beside(self, fleet: Fleet, most_reports: int) -> Fleet:
         theirs = SimulatedFleet(self, self._layout, self._weight_cap, self._rate * len(self._users))

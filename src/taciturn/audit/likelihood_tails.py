@@ -1,7 +1,7 @@
-"""How much does one user move a model? Empirical privacy by the tails of likelihood ratios (Popov et al. 2018, §3 and Appendix A).
+"""Measure how much one user moves a model: empirical privacy by the tails of likelihood ratios (Popov et al. 2018, §3 and Appendix A).
 
-Of texts of ten words that a model θ says, the ratio c(s) = P(s | θ) / P(s | θ′) to a model trained without one user has a tail like
-Pareto's, P(c > x) = C · x^−α, from which follows the ε at a δ. **An estimate, not a guarantee**: it holds for the pairs of user sets that
+For texts of ten words sampled from a model θ, the ratio c(s) = P(s | θ) / P(s | θ′) to a model trained without one user has a tail like
+Pareto's, P(c > x) = C · x^−α, which gives the ε at a δ. **An estimate, not a guarantee**: it holds for the pairs of user sets that
 were tried, and for texts sampled at random.
 """
 
@@ -31,22 +31,22 @@ class Tail(NamedTuple):
     scale: float  # C
     start: float  # x_0
     statistic: float  # of the Lilliefors test
-    used: int  # k, of the largest ratios
+    used: int  # k, the number of largest ratios
 
     @property
     def fits(self) -> bool:
-        """Whether the test does not reject the law at 5 %; ratios that are all alike follow none."""
+        """Return whether the test does not reject the law at 5 %; identical ratios follow none."""
         return math.isfinite(self.shape) and self.statistic <= critical_value(self.used)
 
     def epsilon(self, delta: float) -> float:
-        """The ε with P(c > e^ε) = δ (formula 7); outside of the tail, where ε < log x_0, the start of it is an upper bound."""
+        """Return the ε with P(c > e^ε) = δ (formula 7); outside the tail, where ε < log x_0, its start is an upper bound."""
         if self.shape == math.inf:
             return math.log(self.start)
         return max(math.log(self.scale / delta) / self.shape, math.log(self.start))
 
 
 def log_ratios(model: LanguageModel, params: Params, other: Params, count: int, key: Key, progress: Progress = unwatched) -> np.ndarray:
-    """log c(s) of texts that θ made up, each from its beginning; θ′ is `other`."""
+    """Return log c(s) of texts sampled from θ, each from its beginning; θ′ is `other`."""
 
     @jax.jit
     def some(params: Params, other: Params, key: Key) -> jax.Array:
@@ -68,11 +68,11 @@ def _log_probability(model: LanguageModel, params: Params, texts: jax.Array) -> 
 
 
 def tail(log_ratios: np.ndarray) -> Tail:
-    """Hill's estimator over the k = 2⌊√n⌋ largest of n ratios (formulas 9, 10 and 12)."""
+    """Fit Hill's estimator to the k = 2⌊√n⌋ largest of n ratios (formulas 9, 10 and 12)."""
     count = len(log_ratios)
     used = 2 * math.isqrt(count)
     if not 2 <= used < count:
-        raise ValueError(f"{count} ratios are too few to look at their tail")
+        raise ValueError(f"{count} ratios are too few to fit their tail")
     largest = np.sort(log_ratios)[::-1][:used]
     excess = largest - largest[-1]  # r_i
     mean = float(excess.mean())
@@ -84,7 +84,7 @@ def tail(log_ratios: np.ndarray) -> Tail:
 
 
 def lilliefors(values: np.ndarray) -> float:
-    """√k times the largest distance between the empirical distribution and the exponential one of the same mean."""
+    """Return √k times the largest distance between the empirical distribution and the exponential one of the same mean."""
     count, expected = len(values), -np.expm1(-np.sort(values) / values.mean())
     steps = np.arange(count + 1) / count
     return math.sqrt(count) * float(max(np.max(steps[1:] - expected), np.max(expected - steps[:-1])))

@@ -1,4 +1,4 @@
-"""What observes a run, to say afterwards what it gave away: its canaries and its audit users, if the recipe has any."""
+"""What observes a run, to show afterwards what it revealed: its canaries and its audit users, if the recipe has any."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,22 +13,22 @@ from taciturn.train import TrainState
 
 
 class RunObserver(Protocol):
-    """Synthetic users beside a run's own and outside its claim, and what is recorded of them."""
+    """Synthetic users beside a run's own and outside its claim, and the record of them."""
 
     source: str  # what they bring into the model, for its card
-    most_at_once: int  # of them report in a round
+    most_at_once: int  # that report in a round
 
-    def beside(self, fleet: Fleet, most_reports: int) -> Fleet: ...  # with them added; a total of both holds so many
+    def beside(self, fleet: Fleet, most_reports: int) -> Fleet: ...  # with them added; a total holds at most so many reports
 
-    def begin(self, round: int) -> None: ...  # before it is summed, perhaps once more
+    def begin(self, round: int) -> None: ...  # before the round is summed, perhaps again
 
-    def observe(self, before: TrainState, after: TrainState) -> None: ...  # a round that is over
+    def observe(self, before: TrainState, after: TrainState) -> None: ...  # after a round
 
     def save(self, folder: Path, mode: int) -> None: ...  # before the state: these rounds are not seen again
 
 
 def run_observers(recipe: Recipe, vocabulary: Vocabulary, algorithm: Algorithm, params: Params, root: bytes) -> list[RunObserver]:
-    """Return those of a recipe whose noise is worked out. `params` may be any of the model's shape."""
+    """Return the observers of a recipe whose noise is worked out. `params` may be any of the model's shape."""
     found: list[RunObserver] = []
     if recipe.canaries.text is not None:
         found.append(PlantedCanaries(recipe, vocabulary, root))
@@ -38,7 +38,7 @@ def run_observers(recipe: Recipe, vocabulary: Vocabulary, algorithm: Algorithm, 
 
 
 def with_observers(fleet: Fleet, observers: Sequence[RunObserver], most_reports: int) -> Fleet:
-    """Add them all to a fleet; room in a total is kept free for those who are added later."""
+    """Add them all to a fleet, keeping room in a total for those added later."""
     for place, one in enumerate(observers):
         later = sum(other.most_at_once for other in observers[place + 1 :])
         fleet = one.beside(fleet, most_reports - later)

@@ -1,16 +1,16 @@
-"""Is a mechanism as private as it is said to be? The test of one training with many audit users, and how much that test could see.
+"""Test whether a mechanism is as private as claimed, by one training with many audit users, and say what the test could have seen.
 
-Each of them was put in by a fair coin and has a score. If the mechanism is what it is said to be, scores of those who were left out are
-standard normal, and those of the others lie μ further, for the μ of that user's turns: the trade-off between false and true positives
+A fair coin decided whether each of them was in, and each has a score. If the mechanism is what is claimed, scores of those who were left
+out are standard normal, and those of the others lie μ further, for the μ of their turns: the trade-off between false and true positives
 is that of μ-GDP (Dong, Roth and Su 2022). The scores of a mechanism with noise r times too small lie r·μ apart, in units of their own
-spread. r is estimated (Andrew et al. 2023) and bounded from below: above 1, the mechanism is not what it is said to be.
+spread. r is estimated (Andrew et al. 2023) and bounded from below: above 1, the mechanism is not what is claimed.
 
-**Guarantee:** where scores are independent, and for each user at least as hard to tell apart as μ-GDP is, `times_at_least` is above 1 at
+**Guarantee:** where scores are independent, and for each user at least as hard to tell apart as under μ-GDP, `times_at_least` is above 1 at
 most once in a thousand audits (`LEVEL`). Half of that is spent on how far apart the means are, measured in their spread, which for normal
 scores is exact but for an approximation on the safe side. The other half is spent on the curve itself, at thresholds that are fixed
-before anybody looks, by Clopper and Pearson's bounds, which suppose no shape: so that noise which is missing now and then is also seen.
+in advance, by Clopper and Pearson's bounds, which assume no shape: so noise that is missing only now and then is also seen.
 
-**Assumes:** users whose directions are orthogonal have independent scores under Gaussian noise, and coins fall fairly. It says nothing of
+**Assumes:** users whose directions are orthogonal have independent scores under Gaussian noise, and coins are fair. It says nothing about
 mechanisms that are μ-GDP with noise that many users share: such scores need another bound (Mahloujifar et al. 2024), and ours has none.
 """
 
@@ -24,22 +24,22 @@ from scipy.stats import beta
 
 LEVEL = 1e-3
 THRESHOLDS = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)  # around half the typical μ, in standard deviations of the noise
-MOST_TIMES = 1e3  # beyond which noise is as good as missing
+MOST_TIMES = 1e3  # beyond which noise counts as missing
 SURPRISE = float(-ndtri(LEVEL / 2))  # in standard deviations
 LIKELY = (0.8, 0.95)
 
 
 class Audit(NamedTuple):
-    """What scores say of a mechanism, in multiples of the μ that is claimed of it."""
+    """What scores say about a mechanism, in multiples of the μ that is claimed."""
 
     included: int
     left_out: int
-    mu: float  # claimed, for the user with the most
+    mu: float  # claimed, for the user with the largest
     times: float  # an estimate of r
     times_at_least: float  # with confidence 1 − LEVEL
     signal: float  # of a report, as found, where 1 is what is claimed
     spread: float  # of the noise, as found, where 1 is what is claimed; people make it larger
-    # noise so many times too small is seen with the probabilities of LIKELY; infinite if none is
+    # how many times too small noise must be to be caught with the probabilities of LIKELY; infinite if none is
     caught: tuple[float, ...]
 
     @property
@@ -48,7 +48,7 @@ class Audit(NamedTuple):
 
 
 def audited(scores: np.ndarray, mu: np.ndarray, included: np.ndarray) -> Audit:
-    """`scores` are in standard deviations of the noise that is claimed, `mu` says how far being in moves each, `included` who was."""
+    """Audit. `scores` are in standard deviations of the claimed noise, `mu` says how far being in moves each, `included` who was in."""
     if not np.all(np.isfinite(scores)):
         raise ValueError("a score is not a number: the model that was audited has diverged")
     if not np.any(included) or np.all(included):
@@ -59,10 +59,10 @@ def audited(scores: np.ndarray, mu: np.ndarray, included: np.ndarray) -> Audit:
     freedom = len(scores) - 1
     spread = math.sqrt(float(rest @ rest) / freedom)
     if spread == 0:
-        raise ValueError("all scores are what they would be without any noise or people: nothing was trained")
+        raise ValueError("all scores are as they would be without noise or people: nothing was trained")
     by_means = _least_times(signal / spread * power, freedom, power)
     by_curve = [_least_times_at(threshold, scores, mu, included) for threshold in THRESHOLDS]
-    # People who pull the same way as a user only by chance add to the spread of scores, and would still be there without noise.
+    # People who happen to pull a user's way add to the spread of scores, and would still be there without noise.
     people = max(0.0, spread**2 - 1)
     return Audit(
         included=int(included.sum()),
@@ -77,8 +77,8 @@ def audited(scores: np.ndarray, mu: np.ndarray, included: np.ndarray) -> Audit:
 
 
 def _least_times(statistic: float, freedom: int, power: float) -> float:
-    """The smallest r for which the means are not surprisingly far apart, `statistic` being r · `power` but for chance: a non-central t, by
-    Johnson and Welch's approximation, which for the probabilities that are asked of it here is on the safe side."""
+    """Return the smallest r for which the means are not surprisingly far apart; `statistic` is r · `power` but for chance: a non-central t,
+    by Johnson and Welch's approximation, which is on the safe side for the probabilities used here."""
     shrunk = 1 - 1 / (4 * freedom)
     return max(0.0, (statistic * shrunk - SURPRISE * _wide(statistic, freedom)) / power)
 
@@ -88,8 +88,8 @@ def _wide(statistic: float, freedom: int) -> float:
 
 
 def _least_times_at(threshold: float, scores: np.ndarray, mu: np.ndarray, included: np.ndarray) -> float:
-    """The smallest r whose trade-off curve has the point that one threshold shows, as far as can be told from so many users. Where their μ
-    are unequal, the number who are found varies less than with equal ones of the same mean (Hoeffding 1956), whose bounds then hold."""
+    """Return the smallest r whose trade-off curve reaches the point at one threshold, with confidence for this many users. Where their μ
+    are unequal, the number found varies less than with equal ones of the same mean (Hoeffding 1956), whose bounds then hold."""
     guessed = scores > threshold + float(np.mean(mu)) / 2
     share = LEVEL / 2 / len(THRESHOLDS) / 2
     true = _at_least(int(guessed[included].sum()), int(included.sum()), share)
@@ -109,8 +109,8 @@ def _at_least(hits: int, of: int, share: float) -> float:
 
 
 def least_caught(power: float, freedom: int, signal: float, people: float, likely: float) -> float:
-    """The smallest factor f such that noise f times too small is caught so likely; infinite where even missing noise is not. `power` is the
-    root of Σ μ² of those who were in. The curve's thresholds could only catch more."""
+    """Return the smallest f such that noise f times too small is caught with this probability; infinite where even missing noise is not.
+    `power` is the root of Σ μ² of those who were in. The curve's thresholds could only catch more."""
     shrunk, square = 1 - 1 / (4 * freedom), SURPRISE**2 / (2 * freedom)
     # Where the bound of `_least_times` is 1: the larger root of (shrunk · t − power)² = SURPRISE² · (1 + t²/(2 · freedom)).
     inside = shrunk**2 * SURPRISE**2 + square * (power**2 - SURPRISE**2)
@@ -121,7 +121,7 @@ def least_caught(power: float, freedom: int, signal: float, people: float, likel
 
 
 def curve(scores: np.ndarray, included: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """False and true positive rates, from guessing nobody in to guessing everybody."""
+    """Return false and true positive rates, from guessing that no one was in to guessing that all were."""
     order = np.argsort(-scores, kind="stable")
     hits, ends = included[order], np.flatnonzero(np.append(np.diff(np.sort(-scores)) != 0, True))
     true = np.cumsum(hits)[ends] / max(hits.sum(), 1)
@@ -130,6 +130,6 @@ def curve(scores: np.ndarray, included: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def claimed_curve(false: np.ndarray, mu: np.ndarray) -> np.ndarray:
-    """True positives at most, of users with these μ, all judged by one threshold."""
+    """Return the most true positives of users with these μ, all judged by one threshold."""
     distinct, often = np.unique(mu, return_counts=True)
     return ndtr(ndtri(false)[:, None] + distinct) @ (often / len(mu))

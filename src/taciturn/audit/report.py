@@ -29,17 +29,17 @@ class CanaryResults:
     """What the model memorised of each planted canary."""
 
     findings: list[Finding]
-    seen: dict[Canary, float]  # how often the training met each, as was to be expected; local epochs not counted
+    seen: dict[Canary, float]  # how often the training saw each, in expectation; local epochs not counted
 
     def kinds(self) -> list[tuple[int, int, list[Finding]]]:
-        """By (n_u, n_e), as in Ramaswamy et al. 2020, Table 4; the best remembered first."""
+        """Group by (n_u, n_e), as in Ramaswamy et al. 2020, Table 4; the best remembered first."""
         ranked = sorted(self.findings, key=lambda one: (one.canary.users, one.canary.copies, one.rank))
         return [(*kind, list(some)) for kind, some in groupby(ranked, lambda one: (one.canary.users, one.canary.copies))]
 
 
 @dataclass(frozen=True)
 class MembershipResults:
-    """How well audit users who took part can be told from those who did not, beside what is claimed."""
+    """How well audit users who took part can be told from those who did not, beside the claim."""
 
     audit: Audit
     delta: float
@@ -55,14 +55,14 @@ class MembershipResults:
 
 
 def rows_of_noise(recipe: Recipe) -> np.ndarray:
-    """Work them out by definition (audit/matched_filter.py), and not by the code that draws the noise."""
+    """Work out the rows by definition (audit/matched_filter.py), not by the code that draws the noise."""
     return noise_rows(recipe.noise, segments(build.rows(recipe), recipe.restart_rounds), recipe.privacy.strategy)
 
 
 def canary_results(
     folder: Path, model: WordModel, vocabulary: Vocabulary, releases: int, references: int, progress: Progress
 ) -> CanaryResults | None:
-    """Look for the canaries of a run, if it has any, in its model after so many releases."""
+    """Look for a run's canaries, if it has any, in its model after this many releases."""
     if not (path := folder / canaries.FILE_NAME).exists():
         return None
     seen = load_canaries(path, vocabulary)
@@ -80,7 +80,7 @@ def membership_results(folder: Path, recipe: Recipe) -> MembershipResults | None
     by_pattern, apart = filters(rows_of_noise(recipe)[seen.rows], turns, multiplier, seen.bystanders)
     pattern = np.arange(len(seen.included)) % len(seen.patterns)
     scores = np.einsum("ri,ri->i", by_pattern[:, pattern], seen.products)
-    came = apart[pattern] > 0  # a run that ended early never came to the turns of the others
+    came = apart[pattern] > 0  # a run that ended early never reached the turns of the others
     scores, mu, included = scores[came], apart[pattern][came], seen.included[came]
     try:
         found = audited(scores, mu, included)

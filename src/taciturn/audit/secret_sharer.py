@@ -1,10 +1,10 @@
-"""Does a model know a secret by heart? The Secret Sharer framework (Carlini et al. 2019) as Ramaswamy et al. 2020, §IV-A use it.
+"""Test whether a model memorised a secret: the Secret Sharer framework (Carlini et al. 2019) as Ramaswamy et al. 2020, §IV-A use it.
 
 The attacker knows the first two words of a canary (audit/canaries.py), and has the model. Random sampling: among continuations drawn at
-random, how many does it find as likely as the secret one, or likelier? Beam search: is the secret one among the best five that it comes up
-with itself? What they do not find, another attack still may.
+random, how many does the model find at least as likely as the secret one? Beam search: is the secret one among the best five that it
+generates itself? What these attacks do not find, another may.
 
-Only the last word of each of two million references takes a softmax over all words: the states after the first are computed once a prefix.
+Only the last word of each of two million references takes a softmax over all words: states after the first are computed once per prefix.
 """
 
 import math
@@ -27,29 +27,29 @@ REFERENCES = 2_000_000  # |R|
 WIDTH = 5  # of the beam
 CONTINUATION = LENGTH - PREFIX  # words
 DRAWING_REFERENCES = 2  # what a seed is used for; audit/canaries.py has the others
-CPU_MEMORY, ACCELERATOR_MEMORY = 2**26, 2**31  # bytes for what is computed at a time; more is no faster
+CPU_MEMORY, ACCELERATOR_MEMORY = 2**26, 2**31  # bytes for one block; more is no faster
 
 Scorer = Callable[[Sequence[int]], np.ndarray]  # a prefix → float32, the log-probability of each continuation after it
 
 
 class Finding(NamedTuple):
-    """What a model knows of a canary."""
+    """What a model memorised of a canary."""
 
     canary: Canary
     rank: int  # by random sampling: 1 where no reference is as likely as the canary
     references: int
-    place: int | None  # among the continuations that beam search found, from 1; None where it is not there
+    place: int | None  # among the continuations that beam search found, from 1; None if absent
 
     @property
     def exposure(self) -> float:
-        """log2 |R| − log2 rank, in bits (Carlini et al. 2019). R holds the references and the canary."""
+        """Return log2 |R| − log2 rank, in bits (Carlini et al. 2019). R holds the references and the canary."""
         return math.log2(self.references + 1) - math.log2(self.rank)
 
 
 def measure(
     model: WordModel, vocabulary: Vocabulary, canaries: Sequence[Canary], references: int = REFERENCES, progress: Progress = unwatched
 ) -> list[Finding]:
-    """Both attacks on each canary."""
+    """Run both attacks on each canary."""
     if model.vocabulary != len(vocabulary):
         raise DataError(f"the model knows {model.vocabulary} words, and its word list has {len(vocabulary)}")
     words = canary_words(vocabulary)
@@ -63,13 +63,13 @@ def measure(
 
 
 def draw_references(words: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """R without the canary: int32 [count, 3]."""
+    """Draw R without the canary: int32 [count, 3]."""
     return np.random.default_rng([seed, DRAWING_REFERENCES]).choice(words, (count, CONTINUATION)).astype(np.int32)
 
 
 def random_sampling(model: WordModel, canaries: Sequence[Canary], references: np.ndarray, progress: Progress = unwatched) -> list[int]:
-    """Rank each canary's continuation among the references by log-perplexity after its prefix. A reference that is as likely comes before
-    it, one that is the same is not counted. A broken model (NaN) knows nothing, and the rank is the last."""
+    """Rank each canary's continuation among the references by log-perplexity after its prefix. An equally likely reference comes before
+    it, an identical one is not counted. A broken model (NaN) knows nothing, and the rank is the last."""
     secrets = np.array([canary.continuation for canary in canaries], np.int32).reshape(-1, CONTINUATION)
     # All together, so that the secrets are scored by the same arithmetic as the references.
     score = scorer(model, np.concatenate([references, secrets]))
@@ -85,7 +85,7 @@ def random_sampling(model: WordModel, canaries: Sequence[Canary], references: np
 
 
 def beam_search(model: WordModel, prefix: Iterable[int], words: np.ndarray, width: int = WIDTH) -> list[tuple[int, ...]]:
-    """The likeliest continuations of these words that a greedy search finds, best first."""
+    """Return the likeliest continuations of these words that a greedy search finds, best first."""
     beams = [(0.0, (), reduce(model.read, prefix, model.start()))]
     for _ in range(CONTINUATION):
         longer = []
@@ -99,9 +99,9 @@ def beam_search(model: WordModel, prefix: Iterable[int], words: np.ndarray, widt
 
 
 def scorer(model: WordModel, continuations: np.ndarray, memory: int | None = None) -> Scorer:
-    """Return the fastest scorer there is for this model, of continuations int [count, 3]."""
+    """Return the fastest scorer for this model and these continuations, int [count, 3]."""
     memory = memory or (CPU_MEMORY if jax.default_backend() == "cpu" else ACCELERATOR_MEMORY)
-    order = np.lexsort(continuations.T[::-1])  # those that begin alike stand together, and are read together
+    order = np.lexsort(continuations.T[::-1])  # those with the same beginning are adjacent, and read together
     if isinstance(model, Recurrent):
         score_sorted = _recurrent_scorer(model, continuations[order], memory)
     else:
@@ -133,8 +133,8 @@ def _recurrent_scorer(model: Recurrent, continuations: np.ndarray, memory: int) 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _after(cell: Cell, size: int, weights: StepWeights, beginning: jax.Array, blocks: jax.Array) -> jax.Array:
-    """log P(w₁ w₂ w₃ | beginning) for every row of the blocks, [blocks, rows, 3]. The states after w₁ are made `size` at a time."""
-    # A GPU would otherwise round the factors of products to ten bits, and near ranks would change places.
+    """Return log P(w₁ w₂ w₃ | beginning) for every row of the blocks, [blocks, rows, 3]. The states after w₁ are made `size` at a time."""
+    # A GPU would otherwise round the factors of products to ten bits, and close ranks would swap.
     with jax.default_matmul_precision("highest"):
         state, first = zero_state(weights), jnp.zeros_like(weights.word_bias)
         for word in beginning:
@@ -142,7 +142,7 @@ def _after(cell: Cell, size: int, weights: StepWeights, beginning: jax.Array, bl
 
         def read_first(words: jax.Array) -> tuple[State, jax.Array]:
             alike = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (size, *leaf.shape)), state)
-            after, _ = step(cell, weights, alike, words)  # scores that nobody asks for are not computed
+            after, _ = step(cell, weights, alike, words)  # unused scores are not computed
             return after, _normaliser(weights, after)
 
         every = jnp.arange(math.ceil(len(first) / size) * size).reshape(-1, size) % len(first)
@@ -169,7 +169,7 @@ def _score(weights: StepWeights, state: State, word: jax.Array) -> jax.Array:
 
 
 def _normaliser(weights: StepWeights, state: State) -> jax.Array:
-    """log Σ exp of all words' scores, after each state."""
+    """Return log Σ exp of all words' scores, after each state."""
     return jax.nn.logsumexp(_context(weights, state) @ weights.words.T + weights.word_bias, axis=-1)
 
 
@@ -199,7 +199,7 @@ def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _scores_after(model: WordModel, prefix: Sequence[int], size: int) -> Callable[[np.ndarray], np.ndarray]:
-    """[count, words read after the prefix] → the log-probabilities of what follows, [count, vocabulary]; at most `size` of them."""
+    """Return [count, words read after the prefix] → the log-probabilities of what follows, [count, vocabulary]; at most `size` of them."""
     if isinstance(model, Windowed):
 
         def side_by_side(texts: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Whether this machine can train, and what is missing for which command: asked by `taciturn doctor`."""
+"""Check whether this machine can train, and what is missing for which command: for `taciturn doctor`."""
 
 import os
 import platform
@@ -49,7 +49,7 @@ def _finding(name: str, good: bool, said: str, to_do: str, worst: Literal["missi
 
 
 def _packages() -> Iterator[Finding]:
-    """What must be there, with the versions that pyproject.toml asks for; then every extra as a whole."""
+    """Check what must be there, with the versions that pyproject.toml asks for; then every extra as a whole."""
     python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     yield _finding("Python", sys.version_info >= (3, 11), python, "install Python 3.11 or newer, and taciturn into it", "broken")
     yield Finding("taciturn", "ok", metadata.version("taciturn"))
@@ -83,8 +83,8 @@ def _room() -> Iterator[Finding]:
     said = f"{page * free / 2**30:.1f} of {page * all / 2**30:.1f} GiB free"
     yield _finding("memory", page * all / 2**30 >= LEAST, said, "take a smaller model, or another machine")
     space, writable = shutil.disk_usage(".").free / 2**30, os.access(".", os.W_OK)
-    said = f"{space:.1f} GiB free here" + ("" if writable else ", where nothing can be written")
-    yield _finding("disk", space >= LEAST and writable, said, "make room, or work in another folder")
+    said = f"{space:.1f} GiB free here" + ("" if writable else ", where you may not write")
+    yield _finding("disk", space >= LEAST and writable, said, "free some space, or work in another folder")
 
 
 def _programs() -> Iterator[Finding]:
@@ -118,7 +118,7 @@ def _devices() -> Finding:
 
 
 def _additivity() -> Finding:
-    """Do a round of a small model: as every run does, it tests first whether what a user reports has the same bits in any company."""
+    """Run a round of a small model, which tests first, as every run does, whether a user's report has the same bits beside any others."""
     import jax
 
     from taciturn.bench.round_speed import WORDS, paper_recipe, random_users
@@ -131,4 +131,4 @@ def _additivity() -> Finding:
         recipe = paper_recipe(users, 2, "cifg", "float32").with_settings("model", width=8, units=12)
         params = build.language_model(recipe.model, WORDS).init(jax.random.key(0))
         round_seconds(recipe, assemble.fleet(recipe, users, users.folder), params, WORDS, 1)
-    return Finding("additivity", "ok", "a user's report has the same bits in any company, as privacy needs")
+    return Finding("additivity", "ok", "a user's report has the same bits whoever is trained beside them, as privacy needs")

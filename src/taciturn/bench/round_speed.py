@@ -71,7 +71,7 @@ class Speeds:
 def measure(
     users: int, rounds: int, precision: str, progress: Callable[[str], None], compare: Callable[[Callable[[], float]], Turns] | None = None
 ) -> Speeds:
-    """Measure everything. `compare` gets what measures users/s of our paper round, to run it in turns with others."""
+    """Measure everything. `compare` gets a function that measures our paper round in users/s, to take turns with others'."""
     progress("ceilings: copies and matrix products")
     copies, products = _copy_rate(), _product_rate(precision)
     with tempfile.TemporaryDirectory() as folder:
@@ -127,7 +127,7 @@ def paper_recipe(population: Population, users: int, model: str, precision: str)
 
 
 def _round(population: Population, recipe: Recipe, times: int, products: float) -> tuple[RoundSpeed, Params]:
-    """A whole round, from selection to release, and the same work without any privacy."""
+    """Time a whole round, from selection to release, and the same work without any privacy."""
     algorithm, users, key = build.algorithm(recipe, WORDS), len(population), jax.random.key(0)
     params = build.language_model(recipe.model, WORDS).init(key)
     fleet = assemble.fleet(recipe, population, population.folder)
@@ -176,7 +176,7 @@ def _evaluation(population: Population, params: Params) -> float:
 
 
 def _copy_rate() -> float:
-    """Bytes a second, read and written."""
+    """Measure bytes a second, read and written."""
     size = 2**24 if _on_cpu() else 2**29
     values, step = jnp.ones(size, jnp.float32), jax.jit(lambda values: values * 1.0001)
     return 8 * size / best_time(lambda: step(values), 5)

@@ -76,7 +76,7 @@ def _print_membership(run: Path, membership: "MembershipResults") -> None:
             style="bold red",
         )
     else:
-        console.print("Nothing contradicts the claim. That proves nothing of what an audit cannot see.", style="green")
+        console.print("Nothing contradicts the claim. That proves nothing about what an audit cannot see.", style="green")
     console.print(_power(membership))
     console.print(f"The curves behind it: {run / 'audit.png'}\n")
 
@@ -98,7 +98,7 @@ def _power(membership: "MembershipResults") -> str:
     if membership.whole is None:
         return words
     share = math.floor(100 * min(1.0, membership.audit.mu / membership.whole))
-    return f"{words} Of the μ that is claimed for a person's whole part in the run, these turns test {share} %."
+    return f"{words} These turns test {share} % of the μ that is claimed for a person's whole part in the run."
 
 
 def _two_digits(value: float, rounded: Callable[[float], int]) -> str:
@@ -117,7 +117,7 @@ def _print_canaries(canaries: "CanaryResults") -> None:
         rows.append((str(users), str(copies), f"{seen:,.0f}", ranks, by_beam))
     columns = "users", "copies", "times seen", f"rank among {rank_text(canaries.findings[0].references)}", "by beam search"
     print_table(columns, rows, "Canaries: what the model knows of shared secrets")
-    console.print("Synthetic users come more often than people do, and are not covered by the claim. Times seen: to be expected.")
+    console.print("Synthetic users come more often than people do, and are not covered by the claim. Times seen is an expected value.")
 
 
 def _json(run: Path, found: "AuditReport") -> dict[str, Any]:

@@ -26,10 +26,10 @@ SIGNS = {"ok": ("✓", "green"), "missing": ("–", "yellow"), "broken": ("✗",
 
 
 def bench(
-    users: Annotated[int | None, Option(min=2, help="a round (default: 20 on a CPU, 1,000 on an accelerator)")] = None,
-    rounds: Annotated[int, Option(min=1, help="of each kind, of which the best counts")] = 3,
+    users: Annotated[int | None, Option(min=2, help="users a round (default: 20 on a CPU, 1,000 on an accelerator)")] = None,
+    rounds: Annotated[int, Option(min=1, help="rounds of each kind; the best counts")] = 3,
     precision: Annotated[Precision | None, Option(help="(default: float32 on a CPU, mixed on an accelerator)")] = None,
-    against: Annotated[str, Option(help="others to run in turns with ours: torch,pfl,fedjax or some of them")] = "",
+    against: Annotated[str, Option(help="frameworks to run in turns with ours: torch,pfl,fedjax or some of them")] = "",
     peers: Annotated[Path, Option(help="where `make peers` put their environments")] = Path("local/peers"),
     write: Annotated[bool, Option("--write", help="put the comparison into benchmarks/README.md")] = False,
 ) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def bench(
 
     Users are made of random words; nothing of yours is touched. Ceilings (copies, matrix products) are measured in the same run.
 
-    Before --against, install the others' programs: make peers
+    Before --against, install the other frameworks: make peers
 
     Example: taciturn bench --against torch,pfl,fedjax
     """
@@ -49,7 +49,7 @@ def bench(
     if unknown := [name for name in others if name not in PEERS]:
         raise TaciturnError(f"--against takes {', '.join(PEERS)}, not {unknown[0]!r}: name some of them")
     if write and not others:
-        raise TaciturnError("--write needs a comparison to write: say with whom, for example --against torch,pfl,fedjax")
+        raise TaciturnError("--write needs a comparison to write: name a framework, for example --against torch,pfl,fedjax")
     program = _program_of_turns() if others else {}
     usual_users, usual_precision = (20, "float32") if jax.devices()[0].platform == "cpu" else (1000, "mixed")
     seen, parts = count(), 5 + (program["TURNS"] * (1 + len(others)) if others else 0)
@@ -70,10 +70,10 @@ def bench(
 
 
 def _program_of_turns() -> dict[str, Any]:
-    """Load the program that runs others' in turns with ours: like theirs, it is part of the repository and not of the package."""
+    """Load the program that runs other frameworks in turns with ours; it is part of the repository, not of the package."""
     program = Path(__file__).parents[3] / "benchmarks" / "in_turns.py"
     if not program.exists():
-        raise TaciturnError("others' programs are in benchmarks/ of the repository: run taciturn from a clone of it")
+        raise TaciturnError("the other frameworks' programs are in benchmarks/ of the repository: run taciturn from a clone of it")
     return runpy.run_path(str(program))
 
 

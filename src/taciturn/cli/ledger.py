@@ -63,7 +63,7 @@ def show(
 
 
 def _notes(book: "Ledger") -> list[str]:
-    """How to read the totals, and what there is beside them: a budget, an anchor."""
+    """Explain the totals, and what there is beside them: a budget, an anchor."""
     torn = sum(row["kind"] == "torn" for row in book.rows)
     lines = [
         "ρ does not count the sampling of users, ε does. Several runs are added up in RDP, which stays valid when later runs are "

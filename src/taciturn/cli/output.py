@@ -40,8 +40,8 @@ SPECS = {"loss": ".2f", "perplexity": ".2f", "words_per_minute": ".1f"}  # all o
 
 
 class Commands(typer.Typer):
-    """Commands that all take --quiet and --json. Each says what it does to the console, and returns what it found, for JSON; with an exit
-    status beside it where that is not 0. One that runs until it is stopped finds nothing, and takes --quiet alone."""
+    """Commands that all take --quiet and --json. Each prints what it does, and returns what it found, for JSON; with an exit
+    status beside it where that is not 0. One that runs until it is stopped returns nothing, and takes --quiet alone."""
 
     def command(self, name: str | None = None, *, endless: bool = False, **settings: Any) -> Callable[[Callable], Callable]:
         def register(command: Callable) -> Callable:

@@ -32,7 +32,7 @@ def train(
     audit: Annotated[int | None, Option(help="add N synthetic users, with whom `taciturn audit run` tests the claim (audit.users)")] = None,
     resume: Annotated[bool, Option("--resume", help="resume a run that was interrupted")] = False,
     non_private: Annotated[bool, Option("--non-private", help="train without privacy; the ledger records ε = ∞")] = False,
-    engine: Annotated[str | None, Option(help="ray, to train on a Ray cluster of this machine's own; or ray:ADDRESS, on another")] = None,
+    engine: Annotated[str | None, Option(help="ray: train on a Ray cluster on this machine; ray:ADDRESS: on an existing one")] = None,
 ) -> dict[str, Any]:
     """Train a model from a recipe. Or name a folder of people and an ε, and Taciturn chooses the settings.
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 from taciturn.data.places import Place
 from taciturn.data.vocabulary import DataError
 
-LONGEST = 2**24  # bytes of a line, a field or a text; what is longer is no message
-# Names that are taken for a column nobody named.
+LONGEST = 2**24  # bytes of a line, a field or a text; anything longer is not a message
+# Names that are looked for where none is given.
 USUAL = {
     "user": ("user_id", "user", "author", "username", "sender"),
     "text": ("text", "body", "message", "content"),
@@ -32,7 +32,7 @@ class Columns:
     sensitive: tuple[str, ...] = ()  # a row with a true value in one of these is left out
 
     def among(self, names: list[str], path: Place, with_user: bool) -> "Columns":
-        """Return them with every name known to be there."""
+        """Return these columns with every name resolved against those of a file."""
         found = {}
         for role, usual in USUAL.items():
             named = getattr(self, role)
@@ -42,7 +42,7 @@ class Columns:
             elif chosen and names.count(chosen) > 1:
                 raise SourceError(f"{path} has two columns named {chosen}; rename one of them")
             elif chosen not in names:
-                # Without a line of names, what stands in their place is somebody's text: it is not repeated.
+                # Without a header line, what stands in its place may be somebody's text: it is not repeated.
                 known = any(name in names for all in USUAL.values() for name in all) or any(getattr(self, one) in names for one in USUAL)
                 listed = f"its columns are {', '.join(names)}" if known else f"its {len(names)} columns have none of the usual names"
                 raise SourceError(f"{path} has no column {named or usual[0]}; {listed}: name the one with the {role} by --{role}-column")

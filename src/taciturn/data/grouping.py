@@ -1,7 +1,7 @@
-"""Rows of any order, grouped by user, in bounded memory however much there is.
+"""Group rows in any order by user, in bounded memory.
 
-Rows are dealt into files by the first bits of a hash of the user, files that grew too large again by the next bits, until each can be
-sorted in memory. (A sort of whole texts in one database query ran out of memory on texts of 10 kB.)
+Rows are distributed to files by the first bits of a hash of the user, and files that grew too large again by the next bits, until each
+can be sorted in memory. (Sorting whole texts in one database query ran out of memory on texts of 10 kB.)
 """
 
 from collections import Counter
@@ -18,9 +18,9 @@ from taciturn.data.users import position, user_id
 
 pc: Any = pyarrow.compute
 SPREAD = 6  # bits, and so 64 files at each level
-FILE_BYTES = 2**26  # what one may hold before it is dealt again
-BUFFER_BYTES = 2**25  # that wait to be dealt together
-MOST_OF_ONE_USER = 2**25  # bytes of text; no person writes more, and whoever does is left out whole
+FILE_BYTES = 2**26  # that a file may hold before it is distributed again
+BUFFER_BYTES = 2**25  # that wait to be distributed together
+MOST_OF_ONE_USER = 2**25  # bytes of text; no person writes more, and a user who does is left out entirely
 DEALT = pa.schema({"position": pa.uint64(), "id": pa.string(), "user": pa.string(), "text": pa.string(), "time": pa.string()})
 
 
@@ -35,7 +35,7 @@ def placed(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
 
 
 class Deal:
-    """Files by `SPREAD` bits of the position, those at `level`."""
+    """Distribute rows to files by `SPREAD` bits of the position, those at `level`."""
 
     def __init__(self, folder: Path, level: int = 0) -> None:
         self._folder, self._shift = folder, np.uint64(64 - SPREAD * (level + 1))
@@ -69,7 +69,7 @@ class Deal:
 
 
 def groups(file: Path, tally: Counter[str], level: int = 0) -> Iterator[Path]:
-    """Yield the file itself if it is small enough, or else the files that it is dealt into, without users who have far too much text."""
+    """Yield the file itself if it is small enough, or else the files that it is split into, without users who have far too much text."""
     if file.stat().st_size <= FILE_BYTES or SPREAD * (level + 2) > 64:
         yield file
         return
@@ -91,7 +91,7 @@ def groups(file: Path, tally: Counter[str], level: int = 0) -> Iterator[Path]:
 
 
 def packed(files: Iterable[Path]) -> Iterator[list[Path]]:
-    """Put small files that follow each other together."""
+    """Group small files that follow each other."""
     pack: list[Path] = []
     for file in files:
         if pack and sum(one.stat().st_size for one in pack) + file.stat().st_size > FILE_BYTES / 4:

@@ -1,7 +1,7 @@
-"""From rows of (user, text) to a population: grouped by user out of core, tokenised on every core, written as it comes.
+"""From rows of (user, text) to a population: grouped by user out of core, tokenised on every core, and streamed to disk.
 
 The same text gives the same population, byte for byte, whatever the files, their order or the number of cores. What is done to a user's
-text depends on that user alone (repeats are looked for *within* a user), so that no user can change what another one contributes.
+text depends on that user alone (repeats are looked for *within* a user), so no user can change what another contributes.
 """
 
 import errno
@@ -34,10 +34,10 @@ from taciturn.data.users import user_id
 from taciturn.data.vocabulary import DataError, Vocabulary
 from taciturn.progress import StageProgress, unwatched
 
-SMALL = 2**23  # bytes of sources for which other processes are not worth starting
-LONGEST_WORD = 100  # characters for each token that a user may have: no more of a message is looked at
+SMALL = 2**23  # bytes of sources below which other processes are not worth starting
+LONGEST_WORD = 100  # characters of text read for each token that a user may have
 
-# Only the order is asked for: texts do not go through the database.
+# Only the order is queried: texts do not go through the database.
 _ORDER = """
     SELECT number FROM rows
     ORDER BY position, id, TRY_CAST(nullif(trim(time), '') AS DOUBLE), nullif(trim(time), ''), md5_number(text)
@@ -50,7 +50,7 @@ class Rules:
 
     vocabulary: Vocabulary
     least_tokens: int = 50  # users with fewer are not trained on
-    most_tokens: int = 1600  # longer ones are cut there (McMahan et al. 2018, Appendix B)
+    most_tokens: int = 1600  # longer texts are truncated (McMahan et al. 2018, Appendix B)
     held_out_share: float = 1 / 16
     scrub: bool = False
 
@@ -59,7 +59,7 @@ class Rules:
             raise DataError(f"--held-out must lie between 0 and 0.9, not {self.held_out_share}: leave it out for 1/16")
         if self.most_tokens < self.least_tokens:
             raise DataError(
-                f"users are cut at {self.most_tokens} tokens and left out below {self.least_tokens}, so nobody would be left: lower "
+                f"users are cut at {self.most_tokens} tokens and left out below {self.least_tokens}, so no user would be left: lower "
                 "--least-tokens, or raise --most-tokens"
             )
 
@@ -73,10 +73,10 @@ def ingest(
     shard_tokens: int = SHARD_TOKENS,
     same_people_as: Path | None = None,
 ) -> Population:
-    """Build a population (`populations.build_population` says of what)."""
+    """Build a population, as `populations.build_population` describes."""
     for path in source.paths:
         if isinstance(path, Path) and path.resolve().is_relative_to(folder.resolve()):
-            raise PopulationError(f"{path} lies inside of --out {folder}; name another --out")
+            raise PopulationError(f"{path} lies inside --out {folder}; name another --out")
     writing = writing_population(folder, rules.vocabulary, shard_tokens, same_people_as)
     with _full_disk_in_words(folder), writing as writer:
         check_protections(folder, same_people_as or folder, rules.scrub, source.columns.sensitive, rules.held_out_share)
@@ -96,7 +96,7 @@ def ingest(
 
 
 def _dealt(source: Source, scratch: Path, progress: StageProgress) -> list[Path]:
-    """Write all rows to disk, in files of users whose positions are near each other."""
+    """Write all rows to disk, in files of users with neighbouring positions."""
     deal = Deal(scratch)
     for batch in source.batches(lambda done, all: progress("reading", done, all)):
         rows, nobody = placed(batch)
@@ -113,7 +113,7 @@ class _Tokenized(NamedTuple):
 
 
 class _Tokenizer:
-    """Texts of whole users in, tokens out. Runs in any process."""
+    """Turn the texts of whole users into tokens. Runs in any process."""
 
     def __init__(self, rules: Rules, salt: bytes, opted_out: frozenset[str]) -> None:
         self.rules, self._salt, self._opted_out = rules, salt, opted_out
@@ -145,7 +145,7 @@ class _Tokenizer:
         return _Tokenized(len(piece), users, tally)
 
     def _tokens(self, messages: Iterable[str], tally: Counter[str]) -> list[int]:
-        """Return one user's messages, each ended with <eos>, without repeats, cut at the maximum."""
+        """Return one user's messages, each ended with <eos>, without repeats, truncated at the maximum."""
         tokens: list[int] = []
         seen: set[str] = set()
         for message in messages:
@@ -171,11 +171,11 @@ class _Tokenizer:
 
 def _in_order(files: list[Path]) -> pa.Table:
     """Return the rows of some files, users by position, messages by time or else by a hash of their text."""
-    import duckdb  # a machine that only trains need not have it
+    import duckdb  # not needed on a machine that only trains
 
     rows = pa.Table.from_batches(read_batches(*files), grouping.DEALT)
     for file in files:
-        file.unlink()  # a disk holds the text once while it is sorted
+        file.unlink()  # so that the disk holds the text once while it is sorted
     rows = rows.append_column("number", pa.array(np.arange(len(rows))))
     with duckdb.connect(config={"threads": 1, "memory_limit": "1GB"}) as database:
         database.register("rows", rows)
@@ -189,7 +189,7 @@ def _mapped(tokenizer: _Tokenizer, packs: Iterable[list[Path]], size: int) -> It
     if size < SMALL or processes == 1:
         yield from map(tokenizer, packs)
         return
-    without_ctrl_c = signal.signal, (signal.SIGINT, signal.SIG_IGN)  # the first process ends the others
+    without_ctrl_c = signal.signal, (signal.SIGINT, signal.SIG_IGN)  # the main process ends the others
     with ProcessPoolExecutor(processes, get_context("spawn"), *without_ctrl_c) as pool:
         ahead: deque[Future[_Tokenized]] = deque()
         try:
@@ -200,11 +200,11 @@ def _mapped(tokenizer: _Tokenizer, packs: Iterable[list[Path]], size: int) -> It
             while ahead:
                 yield ahead.popleft().result()
         except BrokenProcessPool:
-            raise DataError("a tokenising process was killed, most likely for want of memory; nothing was changed") from None
+            raise DataError("a tokenising process was killed, most likely because memory ran out; nothing was changed") from None
 
 
 def _record(source: Source, rules: Rules, opted_out: int, tally: Counter[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what was done and what was counted, for those who must answer for it later."""
+    """Return what was done and what was counted, for the record."""
 
     def under(prefix: str) -> dict[str, int]:
         return {name.removeprefix(prefix): count for name, count in sorted(tally.items()) if count and name.startswith(prefix)}

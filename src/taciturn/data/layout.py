@@ -19,12 +19,12 @@ from taciturn.core import BEGIN, UserData
 
 @dataclass(frozen=True)
 class Unrolls:
-    """The text in one go, cut every `length` tokens. Every token is a target once, the first after <bos>."""
+    """Take the text as one stream, cut every `length` tokens. Every token is a target once, the first after <bos>."""
 
     length: int
 
     def pieces(self, tokens: np.ndarray, most: int | None = None) -> np.ndarray:
-        """int32 [pieces, length + 1], at most `most` of them, padded with zeros at the end."""
+        """Return int32 [pieces, length + 1], at most `most` of them, padded with zeros at the end."""
         tokens = tokens if most is None else tokens[: most * self.length]
         count = math.ceil(len(tokens) / self.length)
         text = np.zeros(1 + count * self.length, np.int32)
@@ -34,10 +34,10 @@ class Unrolls:
 
 @dataclass(frozen=True)
 class Sentences:
-    """Each sentence for itself: <bos>, its words, and what ends it. Longer ones are cut at `length`, shorter ones padded."""
+    """Take each sentence by itself: <bos>, its words, and what ends it. Longer ones are cut at `length`, shorter ones padded."""
 
     length: int
-    ends: tuple[int, ...]  # the words after which a sentence is over
+    ends: tuple[int, ...]  # the words that end a sentence
 
     def pieces(self, tokens: np.ndarray, most: int | None = None) -> np.ndarray:
         bounds = np.concatenate([[0], sentence_bounds(tokens, self.ends)])[: None if most is None else most + 1]
@@ -50,7 +50,7 @@ class Sentences:
 
 
 def sentence_bounds(tokens: np.ndarray, ends: tuple[int, ...]) -> np.ndarray:
-    """The places at which the sentences of a text are over; the last is its length."""
+    """Return the positions at which sentences end; the last is the text's length."""
     is_end = np.isin(tokens, ends)
     is_end[:-1] &= ~is_end[1:]  # of «?!» and <eos> only the last ends a sentence
     is_end[-1:] = True

@@ -1,4 +1,4 @@
-"""Files that are elsewhere, with as much of `Path` as readers need: s3:// and gs:// by pyarrow's own filesystems, others by fsspec.
+"""Files that are elsewhere, with the part of `Path` that readers need: s3:// and gs:// by pyarrow's own filesystems, others by fsspec.
 
 Nothing is reached over a network unless an address is named. Credentials come from the environment, as pyarrow takes them.
 """
@@ -16,13 +16,13 @@ import pyarrow.fs as filesystems
 
 from taciturn.data.vocabulary import DataError
 
-ADDRESS = re.compile(r"([a-z][a-z0-9+]+):/+(.+)")  # a Path makes s3:/bucket of s3://bucket
+ADDRESS = re.compile(r"([a-z][a-z0-9+]+):/+(.+)")  # a Path turns s3://bucket into s3:/bucket
 BUFFER = 2**22  # bytes of a request
-WHY = {  # what a store says, and what that means to whoever asked
-    "resolve host|connect to server|network_connection|timed? ?out|metadata": "it cannot be reached: is there a network?",
-    "not found|no_such_bucket|does not exist|404": "there is no such bucket, or nothing of that name in it",
-    "access_denied|403|401|forbidden|credential|permission": "access is denied; set the credentials in the environment "
+WHY = {  # what a store reports, and what that means to its user; the first that matches
+    r"access_denied|\b40[13]\b|forbidden|credential|permission|access token": "access is denied; set the credentials in the environment "
     "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or GOOGLE_APPLICATION_CREDENTIALS)",
+    "resolve host|connect to server|network_connection|timed? ?out|unavailable": "it cannot be reached: is there a network?",
+    r"not found|no_such_bucket|does not exist|\b404\b": "there is no such bucket, or nothing of that name in it",
 }
 
 
@@ -77,13 +77,13 @@ Place = Path | Remote
 
 
 def place(named: Path | str) -> Place:
-    """Where something is: on this machine, or at an address."""
+    """Return where something is: on this machine, or at an address."""
     address = ADDRESS.fullmatch(str(named))
     if address is None:
         return Path(named)
     scheme, rest = address.groups()
     if "@" in rest.split("/")[0]:
-        raise StoreError(f"{scheme}://…@{rest.split('@')[-1]}: addresses end up in logs, so put no key into one; set it in the environment")
+        raise StoreError(f"{scheme}://…@{rest.split('@')[-1]}: addresses end up in logs: put keys into the environment instead")
     with _explained(f"{scheme}://{rest}"):
         if scheme in ("s3", "gs", "gcs"):
             limit = "?retry_limit_seconds=20" if scheme != "s3" and "?" not in rest else ""  # by default a quarter of an hour
@@ -100,7 +100,7 @@ def _by_fsspec(address: str) -> tuple[Any, str]:
 
         store, path = url_to_fs(address)
     except (ImportError, ValueError) as error:
-        raise StoreError(f"{address} takes fsspec and what it needs for such an address ({error}); pip install them") from None
+        raise StoreError(f"{address} needs fsspec and its package for such addresses ({error}); pip install them") from None
     return filesystems.PyFileSystem(filesystems.FSSpecHandler(store)), path
 
 
@@ -108,7 +108,7 @@ def _by_fsspec(address: str) -> tuple[Any, str]:
 def _explained(address: Any) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError: an address that is none
-        said = str(error).split("\n")[0]
+    except (OSError, ValueError) as error:  # ArrowInvalid, for a malformed address, is a ValueError
+        said = str(error).split("\n")[0].split(" error_info=")[0]  # Google's details repeat it, and name functions
         why = next((why for pattern, why in WHY.items() if re.search(pattern, said.lower())), "it cannot be read")
         raise StoreError(f"{address}: {why} ({said})") from None

@@ -1,4 +1,4 @@
-"""Users' text on disk. It is read by fleets alone; public text is another type (data/public.py).
+"""Users' text on disk. Only fleets read it; public text is another type (data/public.py).
 
     POPULATION/
       manifest.json     what is here, and which ledger these users have; its counts are private and say so
@@ -7,7 +7,7 @@
       text-<n>/         vocabulary, shards of tokens and hashed ids: of the users to train on, and of the held-out users
       private/          salt with which user ids are hashed, hashed ids of those who opted out, which ledger these users have
 
-A build writes a new text folder and then replaces the manifest in one step, so a population is whole or not there. Building again
+A build writes a new text folder and then replaces the manifest in one step, so a population is complete or absent. Building again
 into the same folder keeps the ledger. Another folder of the same people names their ledger, and hashes their ids with the same salt.
 """
 
@@ -35,9 +35,9 @@ NAMES = {"train": "users.txt", "held_out": "held_out_users.txt"}  # files of has
 LEAST_HELD_OUT = 10  # to measure with
 COUNTS = "private_counts"
 NOTE = "measured on users' text; do not publish"
-STAYS = ("private", "ledger.jsonl", "ledger.head")  # whatever became of a manifest
+STAYS = ("private", "ledger.jsonl", "ledger.head")  # whatever happened to a manifest
 LEDGER, OPTED_OUT = "ledger.json", "opted-out.txt"  # in private/
-MANIFEST_LOCK = "manifest-lock"  # so that a build that ends and a ledger that is pinned do not undo each other
+MANIFEST_LOCK = "manifest-lock"  # so that a build that ends and a ledger that is pinned do not overwrite each other
 
 
 class PopulationError(DataError):
@@ -61,7 +61,7 @@ class Population:
         text = folder / self.manifest["text"]
         self.vocabulary = Vocabulary.load(text / "vocabulary.txt", self.manifest["vocabulary"])
         if len(self.vocabulary) != self.manifest["vocabulary"]["size"]:
-            raise PopulationError(f"{text / 'vocabulary.txt'} is not whole; build the population again, its ledger stays")
+            raise PopulationError(f"{text / 'vocabulary.txt'} is incomplete; build the population again, its ledger stays")
         self.texts = Texts.load(text, "train", self.manifest[COUNTS]["train"])
 
     def __len__(self) -> int:
@@ -79,7 +79,7 @@ class Population:
         return named_ledger(self.folder)
 
     def pin_ledger(self, ledger: NamedLedger) -> None:
-        """Remember it, in the manifest and where it outlives it, so that a lost ledger is not taken for one that never was."""
+        """Record it, in the manifest and in a file that outlives it, so that a lost ledger is not mistaken for one that never existed."""
         write_atomically(self.folder / "private" / LEDGER, json.dumps(ledger._asdict()).encode(), 0o600)
         with locked(self.folder / "private" / MANIFEST_LOCK):
             _save_manifest(self.folder, {**_manifest(self.folder), "ledger": ledger._asdict()})
@@ -105,8 +105,8 @@ def check_strangers(measured: Path, protected: Path) -> None:
     known = _trained_or_opted_out(protected)
     if known & _hashed_ids(measured, "held_out"):
         raise PopulationError(
-            f"among the held-out users of {measured} are people whom {protected} trains on, or who opted out: they were promised more than "
-            "to be measured as they are. Build both with the same --held-out"
+            f"held-out users of {measured} include people whom {protected} trains on, or who opted out: they were promised protection, "
+            "which held-out users do not have. Build both with the same --held-out"
         )
 
 
@@ -115,7 +115,7 @@ def _hashed_ids(folder: Path, split: str) -> set[str]:
     path = folder / manifest["text"] / NAMES[split]
     users = set(path.read_text().split()) if path.exists() else set[str]()
     if len(users) != manifest[COUNTS][f"{split}_users"]:
-        raise PopulationError(f"{path} is not whole; build the population again, its ledger stays")
+        raise PopulationError(f"{path} is incomplete; build the population again, its ledger stays")
     return users
 
 
@@ -131,23 +131,23 @@ class HeldOutUsers:
         return len(self.texts)
 
     def check_enough(self) -> None:
-        """Refuse to publish averages over a few users: they tell what each of them wrote."""
+        """Refuse to publish averages over a few users: they reveal what each of them wrote."""
         if sum(len(text) > 0 for text in self.texts) < LEAST_HELD_OUT:
             raise PopulationError(
-                f"{self.folder} has fewer than {LEAST_HELD_OUT} held-out users, and figures of so few tell of each; build it from more "
+                f"{self.folder} has fewer than {LEAST_HELD_OUT} held-out users, and figures of so few reveal each; build it from more "
                 "users, or with a larger --held-out"
             )
 
 
 class PopulationWriter:
-    """Takes users one by one, in the order of their positions; `writing_population` makes one."""
+    """Write users one by one, in the order of their positions; `writing_population` makes one."""
 
     def __init__(self, folder: Path, text: Path, vocabulary: Vocabulary, shard_tokens: int) -> None:
         self.folder, self.text, self.vocabulary = folder, text, vocabulary
         self.salt = _salt(folder)
         self._writers = {split: TextWriter(text, split, len(vocabulary), shard_tokens) for split in ("train", "held_out")}
         self._names = {split: (text / name).open("x") for split, name in NAMES.items()}
-        # Keyed, so that nobody can try out guesses at the text.
+        # Keyed, so that guesses at the text cannot be tested.
         self._digests = {split: hmac.new(self.salt, split.encode(), hashlib.sha256) for split in self._writers}
 
     def add(self, split: str, hashed_id: str, tokens: list[int] | np.ndarray) -> None:
@@ -156,14 +156,14 @@ class PopulationWriter:
         self._names[split].write(f"{hashed_id}\n")
 
     def finish(self, about: dict[str, Any], counts: dict[str, Any]) -> Population:
-        """Replace the manifest: from here on these are the users' texts."""
+        """Replace the manifest: from now on these are the users' texts."""
         for names in self._names.values():
             with names:
                 names.flush()
                 os.fsync(names.fileno())
         self.vocabulary.save(self.text / "vocabulary.txt")
         written = {split: writer.close() for split, writer in self._writers.items()}
-        if not written["train"]["shards"] and not about.get("on_devices"):  # there the users' text is, and stays
+        if not written["train"]["shards"] and not about.get("on_devices"):  # there the users' text stays on devices
             left_out = "; ".join(f"{reason}: {count:,}" for reason, count in counts.get("left_out", {}).items())
             utf8 = "; save the text as UTF-8 (iconv -f latin1 -t utf-8)" if "not UTF-8" in left_out else ""
             hint = utf8 or (", or lower --least-tokens" if "tokens:" in left_out else "")
@@ -177,7 +177,7 @@ class PopulationWriter:
             "format": FORMAT,
             "id": digest.hexdigest()[:16],
             "text": self.text.name,
-            "salt": hashed_id(self.salt, ""),  # by which a lost one is noticed
+            "salt": hashed_id(self.salt, ""),  # by which a lost salt is noticed
             "about": about,
             "vocabulary": {"size": len(self.vocabulary), **self.vocabulary.about},
             COUNTS: {"note": NOTE, **sums, **counts, **written},
@@ -192,18 +192,18 @@ class PopulationWriter:
 def writing_population(
     folder: Path, vocabulary: Vocabulary, shard_tokens: int = SHARD_TOKENS, same_people_as: Path | None = None
 ) -> Iterator[PopulationWriter]:
-    """Give a writer; a build that does not come to `finish` leaves nothing behind."""
+    """Yield a writer; a build that does not reach `finish` leaves nothing behind."""
     created = not folder.exists()
     if not created and not (folder / "manifest.json").exists():
         foreign = [path.name for path in folder.iterdir() if path.name not in STAYS and not _is_text(path)]
         if foreign:
-            raise PopulationError(f"{folder} holds other things already ({foreign[0]}); choose a new --out")
+            raise PopulationError(f"{folder} already holds other things ({foreign[0]}); choose a new --out")
     private = folder / "private"
     private.mkdir(parents=True, exist_ok=True)
     private.chmod(0o700)
     busy = PopulationError(f"another build is writing to {folder}; wait for it, or name another --out")
     with locked(private / "lock", busy):
-        umask = os.umask(0o077)  # whatever is written from here on is for the owner's eyes
+        umask = os.umask(0o077)  # whatever is written from here on is private to its owner
         try:
             _remove_leftovers(folder)
             numbers = [int(path.name.removeprefix("text-")) for path in folder.iterdir() if _is_text(path)]
@@ -239,14 +239,14 @@ def _remove_leftovers(folder: Path) -> None:
     """Remove text that no manifest names: of an interrupted build, or from before the last one."""
     current = manifest_before(folder).get("text")
     if current is None and (folder / "manifest.json").exists():
-        return  # damaged, or of another version: nobody knows what it means
+        return  # damaged, or of another version, so its meaning is unknown
     for path in folder.iterdir():
         if _is_text(path) and path.name != current:
             shutil.rmtree(path)
 
 
 def _is_text(path: Path) -> bool:
-    """Whether a build made this folder."""
+    """Return whether a build made this folder."""
     return bool(fullmatch(r"text-\d+", path.name)) and path.is_dir() and (path / "users.txt").exists()
 
 
@@ -266,7 +266,7 @@ def hashed_id(salt: bytes, user: str) -> str:
 
 
 def remembered_opt_outs(folder: Path, salt: bytes, users: Iterable[str] = ()) -> frozenset[str]:
-    """Return the hashed ids of all who ever opted out of this population, the `users` among them from now on."""
+    """Return the hashed ids of all who ever opted out of this population, and record `users` among them."""
     path = folder / "private" / OPTED_OUT
     known = set(path.read_text().split()) if path.exists() else set()
     if len(known) < manifest_before(folder).get("about", {}).get("opt_outs", 0):
@@ -282,7 +282,7 @@ def _save_manifest(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def _salt(folder: Path) -> bytes:
-    """Return the salt, made once: with another one it would not be known who opted out, nor who was trained on."""
+    """Return the salt, made once: with another, it would be unknown who opted out and who was trained on."""
     path, expected = folder / "private" / "salt", manifest_before(folder).get("salt")
     if not path.exists() and expected is None and not path.with_name(OPTED_OUT).exists():
         write_atomically(path, secrets.token_bytes(32), 0o600)
@@ -293,7 +293,7 @@ def _salt(folder: Path) -> bytes:
 
 
 def named_ledger(folder: Path) -> NamedLedger | None:
-    """Return the ledger that a folder's manifest or its private folder names: one is enough to know that there was one."""
+    """Return the ledger that a folder's manifest or its private folder names: either proves that there was one."""
     path = folder / "private" / LEDGER
     try:
         named = [manifest_before(folder).get("ledger"), json.loads(path.read_text()) if path.exists() else None]
@@ -306,14 +306,14 @@ def named_ledger(folder: Path) -> NamedLedger | None:
 
 
 def _share_ledger(folder: Path, other: Path) -> None:
-    """Give a folder the ledger, the salt and the opt-outs of another one, whose users are the same people."""
+    """Give a folder the ledger, salt and opt-outs of another, whose users are the same people."""
     theirs, own = named_ledger(other), named_ledger(folder)
     if theirs is None:
         raise PopulationError(f"{other} has no ledger yet: open it first")
     at = os.path.relpath((other / theirs.folder).resolve(), folder.resolve())
     shared = NamedLedger(theirs.id, at)
     if own not in (None, shared):
-        raise PopulationError(f"{folder} has a ledger already, and two cannot be made one; build another folder")
+        raise PopulationError(f"{folder} already has a ledger, and two cannot be merged; build another folder")
     salt, private = _salt(other), folder / "private"
     if (private / "salt").exists() and _salt(folder) != salt:
         raise PopulationError(f"{folder} knows its people by other hashes than {other}; build another folder")
@@ -324,7 +324,7 @@ def _share_ledger(folder: Path, other: Path) -> None:
 
 
 def manifest_before(folder: Path) -> dict[str, Any]:
-    """Return the manifest as it is, or nothing where there is none that can be read."""
+    """Return the current manifest, or {} where none can be read."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
     except (FileNotFoundError, ValueError):

@@ -1,4 +1,4 @@
-"""Public text: another type than a population, because anything may be done with it.
+"""Public text: another type than a population, because it needs no protection.
 
 PUBLIC/
   about.json   vocabulary.txt   documents-00000.tokens   documents-00000.offsets
@@ -23,7 +23,7 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class PublicCorpus:
-    """Documents that are nobody's secret, for warm starts, word lists and tests."""
+    """Documents that are not private, for warm starts, word lists and tests."""
 
     documents: Texts
     vocabulary: Vocabulary
@@ -31,7 +31,7 @@ class PublicCorpus:
 
     @classmethod
     def of(cls, texts: Iterable[str], vocabulary: Vocabulary, source: str) -> "PublicCorpus":
-        """In memory. A document ends with <eos>, as a user's message does."""
+        """Make a corpus in memory. A document ends with <eos>, as a user's message does."""
         encoded = ([*vocabulary.encode(text), END] for text in texts)
         return cls(Texts.of(encoded, len(vocabulary)), vocabulary, source)
 

@@ -1,4 +1,4 @@
-"""One reader for each kind of file. A reader yields (how much of the file is read, a batch of rows)."""
+"""One reader for each kind of file. A reader yields (the fraction read, a batch of rows)."""
 
 import bz2
 import csv
@@ -38,7 +38,7 @@ def read_parquet(path: Place, choose: Choose, left_out: LeftOut) -> Read:
 
 
 def read_arrow(path: Place, choose: Choose, left_out: LeftOut) -> Read:
-    """A stream of Arrow's, as Hugging Face saves datasets; or a file of Arrow's: eight bytes, a stream, a table of contents."""
+    """Read an Arrow stream, as Hugging Face saves datasets; or an Arrow file: eight bytes, a stream, a table of contents."""
     with _opened(path) as (stream, position):
         if stream.peek(6).startswith(b"ARROW1"):
             stream.read(8)
@@ -83,7 +83,7 @@ def _holds_bytes(kind: pa.DataType) -> bool:
 
 
 def _not_broken(table: pa.RecordBatch) -> list[bool]:
-    """Say which rows are UTF-8 throughout."""
+    """Return which rows are UTF-8 throughout."""
     columns = [column.cast(pa.large_binary()).to_pylist() for column in table.columns if _holds_bytes(column.type)]
     return [all(value is None or _is_utf8(value) for value in row) for row in zip(*columns, strict=True)]
 
@@ -95,7 +95,7 @@ def read_csv(path: Place, choose: Choose, left_out: LeftOut, noted: LeftOut) -> 
         first = next(lines, "")
         if not first.strip():
             raise SourceError(f"{path} is empty: its first line must name the columns, for example user,text")
-        # Tab-separated text is not quoted: a quote in it is somebody's, and opens nothing.
+        # Tab-separated text is not quoted: a quote in it belongs to the text.
         style: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if is_tsv else {"delimiter": max(",;\t|", key=first.count)}
         try:
             names = [name.strip() for name in next(csv.reader([first], **style))]
@@ -125,11 +125,11 @@ def _csv_rows(path: Place, lines: "_Lines", reader: Any, width: int, left_out: L
         elif row and len(row) != width:
             problem = "malformed rows"
         if (lines.number > at and (problem or lines.skipped > skipped)) or lines.skipped_quotes % 2:
-            unsure = unsure or "a quote opened there takes in other lines, and the row does not come out right"
+            unsure = unsure or "a quote opened there swallows other lines, and the row is malformed"
         if unsure:
-            raise SourceError(f"{path}, line {at}: {unsure}, so everything after it is unsure; mend that line")
+            raise SourceError(f"{path}, line {at}: {unsure}, so everything after it is unsure; correct that line")
         if lines.number > at:
-            noted.add("rows that go over several lines", 1, f"{path.name}, line {at}")
+            noted.add("rows that span several lines", 1, f"{path.name}, line {at}")
         if problem:
             left_out.add(problem, 1, f"{path.name}, line {at}")
         elif row:
@@ -155,7 +155,7 @@ def read_json(path: Place, choose: Choose, left_out: LeftOut) -> Read:
 
 
 def _json_rows(path: Place, columns: Columns, late: list[str], objects: Iterable, left_out: LeftOut) -> Iterator[Row]:
-    """`late` are names of columns that must not appear any more."""
+    """Read rows. `late` are names of columns that must not appear any more."""
     for content, place in objects:
         if any(name in content for name in late):
             raise SourceError(f"{path}, {place}: a column that may be the time appears only here; name it with --time-column")
@@ -185,7 +185,7 @@ def _objects(path: Place, stream: IO[bytes], left_out: LeftOut) -> Iterator[tupl
 
 
 def read_messages(path: Place, user: str, name: str, left_out: LeftOut) -> Read:
-    """A text file of one user: a line is a message, and their order is kept."""
+    """Read a text file of one user: a line is a message, and their order is kept."""
     with _opened(path) as (stream, position):
         lines = _Lines(stream, path, left_out).sound("rows", name)
         rows = (([user, line, f"{name} {number:012}"], f"line {number}") for number, line in lines if line.strip())
@@ -193,7 +193,7 @@ def read_messages(path: Place, user: str, name: str, left_out: LeftOut) -> Read:
 
 
 def read_paragraphs(path: Place, left_out: LeftOut) -> Read:
-    """A public text file: lines belong together up to an empty one."""
+    """Read a public text file: lines belong together up to an empty one."""
 
     def paragraphs(stream: IO[bytes]) -> Iterator[Row]:
         lines, paragraph = _Lines(stream, path, left_out), list[str]()
@@ -223,7 +223,7 @@ def _batches(columns: Columns, rows: Iterable[Row], position: Callable[[], float
 
 
 class _Lines:
-    """The lines of a file as strings. One that is too long is left out; `broken` says that some since it was reset were not UTF-8."""
+    """The lines of a file as strings. One that is too long is left out; `broken` is set when one was not UTF-8, until it is reset."""
 
     def __init__(self, stream: IO[bytes], path: Place, left_out: LeftOut) -> None:
         self._stream, self._path, self._left_out = stream, path, left_out
@@ -279,7 +279,7 @@ UNPACK: dict[str, Callable[[Any], Any]] = {
 
 @contextmanager
 def _opened(path: Place) -> Iterator[tuple[Any, Callable[[], float]]]:
-    """A file, unpacked on the way, and how far it is read (0 to 1)."""
+    """Open a file, unpacked while it is read; yield it and a function that returns the fraction read."""
     size = max(path.stat().st_size, 1)
     with path.open("rb") as file:
         yield UNPACK.get(path.suffix.lower(), lambda file: file)(file), lambda: min(file.tell() / size, 1.0)

@@ -1,4 +1,4 @@
-"""Removing what plainly identifies people: e-mail addresses, web addresses, card and phone numbers.
+"""Remove what plainly identifies people: e-mail addresses, web addresses, card and phone numbers.
 
 It is not anonymisation: names and stories stay, and the guarantee does not rest on it. What is removed leaves one unknown word behind.
 Every step is linear in the length of the text, whatever is in it.
@@ -16,14 +16,14 @@ from taciturn.data.vocabulary import SCRUBBED, without_long_runs
 
 _TOKEN = regex.compile(r"\S+")
 _HOST = regex.compile(r"[\w-]++(?:\.[\w-]++)*+")
-# Of hosts that people write without more; endings that are words too (it, no, me) are not among them.
+# Hosts that people write without a scheme; endings that are also words (it, no, me) are not among them.
 _ENDING = regex.compile("com|org|net|edu|gov|mil|info|biz|io|eu|uk|de|fr|nl|ch|pl|ru|cz|dk|fi|pt|br|mx|jp|cn|au|nz|za|kr|рф")
-# Digits that belong together: whatever separates them is spaces, dashes, dots and brackets, two signs at most.
+# Digits that belong together: at most two spaces, dashes, dots or brackets separate them.
 _DIGITS = regex.compile(r"\+?\(?\d(?:[\s\p{Z}\p{Pd}()./_*]{0,2}\d)++")
 
 
 def scrub(text: str) -> tuple[str, Counter[str]]:
-    """The text without them, and how many of each there were."""
+    """Return the text without them, and how many of each there were."""
     removed: Counter[str] = Counter()
 
     def address(found: regex.Match[str]) -> str:
@@ -45,7 +45,7 @@ def scrub(text: str) -> tuple[str, Counter[str]]:
 
 
 def _address(token: str) -> str | None:
-    """What kind of address is in a word between spaces."""
+    """Return the kind of address in a word between spaces."""
     name, at, host = token.partition("@")
     if at and name[-1:].isalnum() and host[:1].isalnum():
         return "e-mail addresses"
@@ -62,7 +62,7 @@ def _address(token: str) -> str | None:
 
 
 def _luhn(digits: list[int]) -> bool:
-    """Whether the check digit of a card number fits."""
+    """Return whether the check digit of a card number is right."""
     backwards = digits[::-1]
     doubled = [2 * digit - 9 * (digit > 4) for digit in backwards[1::2]]
     return (sum(backwards[::2]) + sum(doubled)) % 10 == 0

@@ -4,7 +4,7 @@
     a folder  of tables (the shards that Spark or BigQuery write), or of .txt files, one per user, one message a line
     elsewhere all of these at an address: s3://…, gs://…, or any that fsspec knows
 
-A row that cannot be used is left out and counted, with the first place; what makes the rest of a file unsure stops the build.
+A row that cannot be used is left out and counted, with the first place; anything that makes the rest of a file unsure stops the build.
 """
 
 import gzip
@@ -25,7 +25,7 @@ from taciturn.data.readers import read_arrow, read_csv, read_json, read_messages
 from taciturn.files import HOLDS
 from taciturn.progress import Progress, unwatched
 
-pc: Any = pyarrow.compute  # its functions are made at run time, so no type checker knows them
+pc: Any = pyarrow.compute  # its functions are made at run time, so type checkers do not know them
 ROWS = pa.schema({"user": pa.string(), "text": pa.string(), "time": pa.string()})
 TABLES = (".parquet", ".arrow", ".csv", ".tsv", ".jsonl", ".ndjson", ".json")
 ABOUT = ("dataset_dict.json", "dataset_info.json", "state.json")  # what Hugging Face writes beside its .arrow files
@@ -43,7 +43,7 @@ class Source:
     with_user: bool = True  # public text has none
     rows: int = 0  # that can be used
     left_out: LeftOut = field(default_factory=LeftOut)
-    noted: LeftOut = field(default_factory=LeftOut)  # what was read all the same
+    noted: LeftOut = field(default_factory=LeftOut)  # read, but worth a note
     read_columns: dict[str, None] = field(default_factory=dict)  # for the record; no others are ever looked at
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class Source:
         return sum(self._sizes)
 
     def batches(self, progress: Progress = unwatched) -> Iterator[pa.RecordBatch]:
-        """All rows that have a user and a text. `progress` is told bytes."""
+        """Yield all rows that have a user and a text. `progress` gets bytes."""
         done, total = 0, self.bytes
         self.rows, self.left_out = 0, LeftOut()
         for (top, path), size in zip(self._files, self._sizes, strict=True):
@@ -81,7 +81,7 @@ class Source:
             return read_paragraphs(path, self.left_out)
         if kind == ".txt":
             inside = path.relative_to(folder) if folder else PurePath(path.name)
-            # The folders below the named one are users, or else its files are: bob/1.txt and bob/2.txt are both Bob's.
+            # Users are the folders below the named one, or else its files: bob/1.txt and bob/2.txt are both Bob's.
             user = inside.parts[0] if len(inside.parts) > 1 else sub(r"(?i)\.txt(\.\w+)?$", "", path.name)
             self.read_columns["the name of the folder" if len(inside.parts) > 1 else "the name of the file"] = None
             return read_messages(path, user, str(inside), self.left_out)
@@ -123,7 +123,7 @@ class Source:
 
 
 def _files(path: Any, noted: LeftOut) -> list[tuple[Place | None, Place]]:
-    """(folder it was found in, file), by name, so that the order of reading is no accident."""
+    """Return (folder it was found in, file), sorted by name, so that the order of reading is fixed."""
     if path.is_file():
         if _kind(path) is None:
             kinds = f"{' '.join(TABLES)} .txt (and .gz .bz2 .xz .zst of all but Parquet and Arrow)"
@@ -159,5 +159,5 @@ def _kind(path: Place) -> str | None:
 
 
 def _blank(strings: Any) -> Any:
-    """Nothing, or nothing but white space and control characters."""
+    """Mark strings that are empty, or only white space and control characters."""
     return pc.fill_null(pc.match_substring_regex(strings, r"^[\s\pC]*$"), True)

@@ -26,7 +26,7 @@ def public_speeches(vocabulary: Vocabulary) -> PublicCorpus:
 
 
 def held_out_messages(vocabulary: Vocabulary) -> list[list[str]]:
-    """What the held-out users said, letter by letter; users in the order of a hash, so that the first of them are a fair sample."""
+    """Return what the held-out users said, letter by letter; users in the order of a hash, so that the first of them are a fair sample."""
     held_out = sorted((position(user), words) for user, is_held_out, words in _pieces(vocabulary) if is_held_out)
     return [[" ".join(words)] for _, words in held_out]
 

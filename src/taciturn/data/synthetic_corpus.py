@@ -19,7 +19,7 @@ SCHEMA = pa.schema({"user_id": pa.string(), "text": pa.string()})
 def synthetic_messages(
     words: Sequence[str], users: int, tokens: int, message: int = 20, topics: int = 50, seed: int = 0
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of (user_id, text): each user has `tokens` words in messages of `message`."""
+    """Yield rows of (user_id, text): each user has `tokens` words in messages of `message`."""
     law = np.random.default_rng([seed, 0])
     cumulative = np.cumsum(1 / np.arange(1, len(words) + 1))
     cumulative /= cumulative[-1]

@@ -27,7 +27,7 @@ class Shard(NamedTuple):
 
 class Texts:
     def __init__(self, shards: Sequence[Callable[[], Shard]], lengths: Sequence[int], tokens: int) -> None:
-        """`lengths` are the numbers of sequences in the shards, `tokens` how many there are in all."""
+        """`lengths` are the numbers of sequences in the shards, `tokens` their total."""
         self._open, self._opened = shards, {}
         self._starts = [0, *np.cumsum(lengths, dtype=int).tolist()]
         self.tokens = tokens
@@ -38,7 +38,7 @@ class Texts:
     def __getitem__(self, position: int) -> np.ndarray:
         number = bisect_right(self._starts, position) - 1
         if not 0 <= position < len(self):
-            raise IndexError(f"there are {len(self)} texts; {position} is none of them")
+            raise IndexError(f"there are {len(self)} texts; there is no text {position}")
         tokens, offsets = self.shard(number)
         inside = position - self._starts[number]
         return tokens[offsets[inside] : offsets[inside + 1]]
@@ -48,7 +48,7 @@ class Texts:
 
     @property
     def shards(self) -> list[range]:
-        """The positions of each shard."""
+        """Return the positions of each shard."""
         return [range(start, end) for start, end in zip(self._starts, self._starts[1:], strict=False)]
 
     def shard(self, number: int) -> Shard:
@@ -66,7 +66,7 @@ class Texts:
 
     @classmethod
     def load(cls, folder: Path, name: str, written: dict[str, Any]) -> "Texts":
-        """`written` is what the writer of these files returned."""
+        """Load texts; `written` is what their writer returned."""
         dtype, sizes = np.dtype(written["dtype"]), written["shards"]
         shards = [partial(_open_shard, folder / f"{name}-{number:05}", dtype, *size) for number, size in enumerate(sizes)]
         return cls(shards, [sequences for sequences, _ in sizes], sum(tokens for _, tokens in sizes))
@@ -80,12 +80,12 @@ def _open_shard(path: Path, dtype: np.dtype, sequences: int, tokens: int) -> Sha
 
 
 class TextWriter:
-    """Writes sequences in the order they come, shard after shard, without keeping them."""
+    """Write sequences in the order they come, shard after shard, without keeping them."""
 
     def __init__(self, folder: Path, name: str, words: int, shard_tokens: int = SHARD_TOKENS) -> None:
         self._folder, self._name, self._limit = folder, name, shard_tokens
         self._dtype = token_type(words)
-        self._shards: list[tuple[int, int]] = []  # sequences and tokens of those that are closed
+        self._shards: list[tuple[int, int]] = []  # sequences and tokens of the closed shards
         self._file: IO[bytes] | None = None
 
     def add(self, sequence: Sequence[int] | np.ndarray) -> None:
@@ -125,6 +125,6 @@ def _mapped(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
     if not path.exists():
         raise DataError(f"{path} is not on this machine: copy this shard here, or train on the machine that has it")
     if path.stat().st_size != count * dtype.itemsize:
-        raise DataError(f"{path} is not whole: it has another size than its manifest says; build it again")
-    # A plain array on top of the map: np.memmap itself costs some microseconds at every touch.
+        raise DataError(f"{path} is incomplete: its size is not the one in its manifest; build it again")
+    # A plain array on top of the map: np.memmap itself costs some microseconds at every access.
     return np.asarray(np.memmap(path, dtype, "r", shape=(count,))) if count else np.zeros(0, dtype)

@@ -17,14 +17,14 @@ import regex
 from taciturn.data.vocabulary import DataError
 
 LONGEST_ID = 1000  # characters; nothing longer is an id
-NOBODY = {"", "[deleted]", "[removed]", "nan", "none", "null", "<na>"}  # no one, or everyone who is gone
+NOBODY = {"", "[deleted]", "[removed]", "nan", "none", "null", "<na>"}  # no user, or all deleted ones
 _INVISIBLE = regex.compile(r"\p{C}+")
-_NUMBER = regex.compile(r"(\d+)\.0")  # tables that once had a gap in a column of numbers write 7 as 7.0
+_NUMBER = regex.compile(r"(\d+)\.0")  # tables that once had a gap in a numeric column write 7 as 7.0
 
 
 @functools.lru_cache(maxsize=2**18)
 def user_id(spelling: str) -> str:
-    """Return the one id that all spellings of a user stand for; empty where there is no user."""
+    """Return the one id that all spellings of a user share; empty where there is no user."""
     if len(spelling) > LONGEST_ID:
         return ""
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", spelling).casefold())

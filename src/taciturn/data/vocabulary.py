@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-import regex  # and not `re`, which takes the vowel signs of Hindi for gaps between words
+import regex  # not `re`, which splits words at the vowel signs of Hindi
 
 from taciturn.core import UNKNOWN
 from taciturn.errors import TaciturnError
@@ -30,7 +30,7 @@ MORE_PUNCTUATION = {
 SENTENCE_ENDS = ("<eos>", ".", "!", "?", "...", "।", "؟", "。")
 SCRUBBED = "\ue000"  # stands where something was removed; in no word list, so always an unknown word
 
-# A word is letters and the signs on them, joined by apostrophes, Catalan's dot or invisible joiners; emoji and punctuation that
+# A word is letters and their marks, joined by apostrophes, Catalan's dot or invisible joiners; emoji and punctuation that
 # people type stand for themselves.
 _TOKEN = regex.compile(
     r"[\p{L}\p{M}]+(?:['·\u200c\u200d][\p{L}\p{M}]+)*"
@@ -41,14 +41,14 @@ _TOKEN = regex.compile(
 _SIGNS = str.maketrans(
     dict.fromkeys("’‘ʼ`´", "'") | dict.fromkeys("“”„«»", '"') | dict.fromkeys("–—−", "-") | {"…": "...", "！": "!", "？": "?", "，": ","}
 )
-_SIGNS |= str.maketrans("", "", "\ufe0f\u00ad\u200b")  # asks for a colourful emoji; a hyphen, and a space, that are not there
-# wordfreq writes no vowel points in these, and spells these letters its own way.
+_SIGNS |= str.maketrans("", "", "\ufe0f\u00ad\u200b")  # the emoji selector, the soft hyphen, the zero-width space
+# wordfreq omits vowel points in these, and spells these letters in its own way.
 _POINTS = regex.compile(r"[\p{Mn}ـ]")
 _UNPOINTED = {"ar", "fa", "he", "ur"}
 _LONG_RUN = regex.compile(r"\p{M}{31,}+")
 _TURKISH = str.maketrans({"I": "ı", "İ": "i"})
 _ROMANIAN = str.maketrans("şţŞŢ", "șțȘȚ")
-_SEGMENTED = {"zh", "ja", "ko"}  # words are written together: the longest known word is taken again and again
+_SEGMENTED = {"zh", "ja", "ko"}  # written without spaces: the longest known word is taken repeatedly
 
 _MEANS_SOMETHING = regex.compile(r"[\p{L}\p{N}\p{Extended_Pictographic}\p{RI}]")
 
@@ -60,12 +60,12 @@ class DataError(TaciturnError):
 
 
 def without_long_runs(text: str) -> str:
-    """Keep thirty marks on a letter at most: composing thousands takes time that grows with their square."""
+    """Keep at most thirty marks on a letter: composing thousands takes quadratic time."""
     return text if text.isascii() else _LONG_RUN.sub(lambda found: found[0][:30], text)
 
 
 def normalize(text: str, language: str = "en") -> str:
-    """Return one spelling for what looks the same: composed letters, lower case, plain quotes and dashes."""
+    """Return one spelling for what looks alike: composed letters, lower case, plain quotes and dashes."""
     text = text if text.isascii() else unicodedata.normalize("NFC", without_long_runs(text))
     text = text.translate(_SIGNS) if not text.isascii() or "`" in text else text
     if language in _UNPOINTED:
@@ -97,7 +97,7 @@ class Vocabulary:
         if self.words[: len(SPECIAL)] != SPECIAL:
             raise DataError(f"a vocabulary starts with {' '.join(SPECIAL)}; this one starts with {' '.join(self.words[:4])}")
         if len(set(self.words)) != len(self.words):
-            raise DataError("a word stands twice in this vocabulary")
+            raise DataError("a word is in this vocabulary twice; remove one of them")
 
     def __len__(self) -> int:
         return len(self.words)
@@ -108,12 +108,12 @@ class Vocabulary:
 
     @cached_property
     def sentence_ends(self) -> tuple[int, ...]:
-        """The ids after which a sentence is over."""
+        """Return the ids that end a sentence."""
         return tuple(self.ids[word] for word in SENTENCE_ENDS if word in self.ids)
 
     @property
     def fixed(self) -> int:
-        """How many entries at the front are signs; the words follow, most frequent first."""
+        """Return how many entries at the front are not words; the words follow, most frequent first."""
         signs = set(SPECIAL + _punctuation(self.language))
         return next((place for place, word in enumerate(self.words) if word not in signs), len(self.words))
 
@@ -122,7 +122,7 @@ class Vocabulary:
         return [get(word, UNKNOWN) for word in self.split(text)]
 
     def split(self, text: str) -> list[str]:
-        """The text as words (or characters), known or not."""
+        """Split text into words (or characters), known or not."""
         if self.unit == "character":
             return list(" ".join(normalize(text, self.language).split()))
         words = tokenize(text, self.language)
@@ -144,7 +144,7 @@ class Vocabulary:
 
     @property
     def about(self) -> dict[str, str]:
-        """What `of` and `load` need besides the words."""
+        """Return what `of` and `load` need besides the words."""
         return {"source": self.source, "language": self.language, "unit": self.unit}
 
     def save(self, path: Path) -> None:
@@ -177,10 +177,10 @@ def public_vocabulary(size: int, language: str = "en", unit: Unit = "word") -> V
         signs = (" ", *"0123456789", "@", "/")
         found = (letter for letter, _ in letters.most_common() if letter.isalpha() or regex.match(r"\p{M}", letter))
         return _vocabulary((*signs, *found), size, f"characters of wordfreq {language}", language, unit)
-    # Some listed words («3d», «e.g») are several tokens here, and would never be met.
+    # Some listed words («3d», «e.g») are several tokens here, and would never occur.
     whole = (word for word in frequent if tokenize(word, language) == [word])
     chosen = _vocabulary(whole, size, f"wordfreq {language}", language, unit)
-    if size > 10_000 and len(chosen) < size:  # the default is not refused for a language with fewer
+    if size > 10_000 and len(chosen) < size:  # for languages with fewer the default is not refused
         raise DataError(f"wordfreq lists {len(chosen):,} words for the language {language!r}: ask for at most that many, not {size:,}")
     return chosen
 

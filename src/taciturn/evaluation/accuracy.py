@@ -28,7 +28,7 @@ HEADS, PREDICTIONS, MOST_TOKENS = (10, 50, 100), 10, 75_122  # most frequent wor
 
 
 def _perplexity(scores: "Scores", kept: np.ndarray) -> float:
-    """A model that diverged has no perplexity worth a number."""
+    """Return the perplexity: infinite for a model that diverged."""
     loss = METRICS["loss"](scores, kept)
     return math.exp(loss) if loss < 700 else math.inf
 
@@ -72,7 +72,7 @@ def evaluate(model: LanguageModel, params: Params, texts: Texts, cut: Cut = WIND
 
 
 def evaluate_each(model: LanguageModel, params: Params, texts: Texts, cut: Cut = WINDOW, progress: Progress = unwatched) -> Scores:
-    """Score with a column for each user, of whom groups are made. Its own intervals would take the square of their number."""
+    """Score with a column for each user, from which groups are made. Its own intervals would take time quadratic in the users."""
     if not texts.tokens:
         raise ValueError("there is no held-out text to measure with")
     sums = np.zeros((len(fields(Scores)), len(texts)))
@@ -85,7 +85,7 @@ def evaluate_each(model: LanguageModel, params: Params, texts: Texts, cut: Cut =
 
 
 def evaluate_steps(model: WordModel, texts: Texts, cut: Cut = WINDOW, progress: Progress = unwatched) -> Scores:
-    """Score a model that reads word by word, as n-grams do, on the same rows of text and by the same rules. A column a user."""
+    """Score a model that reads word by word, as n-grams do, on the same rows of text and by the same rules. One column per user."""
     sums = np.zeros((len(fields(Scores)), len(texts)))
     for user, tokens in enumerate(texts):
         for row in cut.pieces(tokens):
@@ -100,7 +100,7 @@ def evaluate_steps(model: WordModel, texts: Texts, cut: Cut = WINDOW, progress: 
 
 
 def rank_among_answers(scores: np.ndarray, target: int) -> int:
-    """Return how many words a model prefers to the target; of equal ones it prefers the first."""
+    """Return how many words a model prefers to the target; among equals it prefers the first."""
     preferred = scores > scores[target]
     preferred[:target] |= scores[:target] == scores[target]
     preferred[NO_ANSWERS] = False
@@ -129,8 +129,8 @@ def _scored(model: LanguageModel, params: Params, rows: jax.Array) -> jax.Array:
     scores = losses.logits(model, params, rows[:, :-1])
     target_scores = jnp.take_along_axis(scores, targets[..., None], axis=-1)
     loss = jax.nn.logsumexp(scores, axis=-1) - target_scores[..., 0]
-    # How many words the model prefers, without the special signs, which are no answers. Of equal ones the first is preferred, so
-    # that a model that likes all words alike is not always right; one that is broken (NaN) never is.
+    # How many words the model prefers, without special tokens, which are not answers. Among equals the first is preferred, so
+    # that a model that scores all words alike is not always right; a broken one (NaN) never is.
     words = jnp.arange(scores.shape[-1])
     preferred = (scores > target_scores) | ((scores == target_scores) & (words < targets[..., None]))
     rank = jnp.sum(preferred.at[..., NO_ANSWERS].set(False), axis=-1)
@@ -142,8 +142,8 @@ def _scored(model: LanguageModel, params: Params, rows: jax.Array) -> jax.Array:
 
 
 def head_words(model: LanguageModel, params: Params, texts: Texts, vocabulary: Vocabulary, cut: Cut = WINDOW) -> np.ndarray:
-    """Does noise push a model towards the most common words (McMahan et al. 2018, Table 3)? float [HEADS, PREDICTIONS + 1]: the share of
-    positions at which so many of the ten best predictions are among the n most frequent words of the list."""
+    """Measure whether noise favours the most common words (McMahan et al. 2018, Table 3). float [HEADS, PREDICTIONS + 1]: the share of
+    positions at which 0, 1, … of the ten best predictions are among the n most frequent words of the list."""
     histogram, seen = np.zeros((len(HEADS), PREDICTIONS + 1)), 0
     for rows, _ in batched_pieces(texts, cut):
         histogram += jax.device_get(_counted(model, vocabulary.fixed, params, rows))

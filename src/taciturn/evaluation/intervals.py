@@ -34,12 +34,12 @@ class Sums:
         return jackknife(lambda kept: self.metrics[metric](self, kept), len(self.tokens))
 
     def gain_over(self, other: Self, metric: str = "accuracy_top1") -> Interval:
-        """The difference on the same users, paired: much narrower than two intervals apart."""
+        """Return the difference on the same users, paired: a much narrower interval than two apart."""
         self._check_same_text(other)
         return jackknife(lambda kept: self.metrics[metric](self, kept) - self.metrics[metric](other, kept), len(self.tokens))
 
     def change_from(self, other: Self, metric: str) -> Interval:
-        """The relative change on the same users, as A/B tables have it: 0.01 is one per cent more."""
+        """Return the relative change on the same users, as A/B tables have it: 0.01 is one per cent more."""
         self._check_same_text(other)
 
         def change(kept: np.ndarray) -> float:
@@ -54,7 +54,7 @@ class Sums:
 
 
 def share(part: str, whole: str) -> Callable[[Sums, np.ndarray], float]:
-    """The figure that is one sum over another."""
+    """Return the figure that is one sum over another."""
 
     def figure(sums: Sums, kept: np.ndarray) -> float:
         of = getattr(sums, whole)[kept].sum()

@@ -24,11 +24,11 @@ LN10 = math.log(10)
 
 
 class ArpaError(TaciturnError):
-    """A model that cannot be written as ARPA, or a file that cannot be read as such, and why."""
+    """A model that cannot be written as ARPA, or a file that cannot be read as ARPA, and why."""
 
 
 def write_arpa(path: Path, model: NGram, words: Sequence[str], comments: Sequence[str]) -> None:
-    """Write a file that is whole or not there, with comments at its top."""
+    """Write a file atomically, with comments at its top."""
     names = _written_names(words, model.vocabulary)
     write_atomically(path, (part.encode() for part in _parts(model, names, comments)))
 
@@ -46,7 +46,7 @@ def _parts(model: NGram, names: np.ndarray, comments: Sequence[str]) -> Iterator
 
 
 def arpa_words(words: Sequence[str]) -> list[str]:
-    """Spell a list of words as the file does, which has its own names for the special tokens, and none for PADDING."""
+    """Spell words as the file does, which has its own names for special tokens, and none for PADDING."""
     return [SPECIAL.get(place, word) for place, word in enumerate(words) if place != PADDING]
 
 
@@ -55,15 +55,15 @@ def _written_names(words: Sequence[str], vocabulary: int) -> np.ndarray:
         raise ArpaError(f"the model has {vocabulary} words and the list {len(words)}: they do not belong together")
     names = ["<pad>", *arpa_words(words)]
     if len(set(names)) != len(names):
-        raise ArpaError("a word stands twice in the list, or is called like a special sign (<s>, </s>, <unk>)")
+        raise ArpaError("a word is in the list twice, or has the name of a special token (<s>, </s>, <unk>)")
     for name in names:
-        if name.encode().split() != [name.encode()]:  # a gap that is not ASCII does no harm
+        if name.encode().split() != [name.encode()]:  # a gap that is not ASCII is harmless
             raise ArpaError(f"an ARPA file cannot hold the word {name!r}: gaps separate words there")
     return np.array(names, object)
 
 
 def _block(levels: Sequence[Level], start: int, names: np.ndarray, vocabulary: int, weights: bool) -> str:
-    """The lines of some n-grams of the last of the levels."""
+    """Format some n-grams of the last of the levels as lines."""
     *shorter, level = levels
     some = slice(start, start + BLOCK)
     contexts, words = parted(level.keys[some], vocabulary)
@@ -71,7 +71,7 @@ def _block(levels: Sequence[Level], start: int, names: np.ndarray, vocabulary: i
     for above in reversed(shorter):
         contexts, words = parted(above.keys[contexts], vocabulary)
         spelled = names[words] + (" " + spelled)
-    # A sum that was rounded up must not make a probability larger than 1, which KenLM refuses.
+    # A sum that was rounded up must not make a probability exceed 1, which KenLM refuses.
     probabilities = np.clip(level.probability[some] / LN10, IMPOSSIBLE, 0).tolist()
     if not weights:
         return "".join(f"{p:.7g}\t{text}\n" for p, text in zip(probabilities, spelled, strict=True))
@@ -101,7 +101,7 @@ def read_arpa(path: Path) -> tuple[NGram, list[str]]:
 
 
 class _Lines:
-    """The lines that say something, and where we are."""
+    """The lines that are not empty, and the current position."""
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         self.path, self.number, self._file = path, 0, file
@@ -127,7 +127,7 @@ def _shown(line: bytes | None) -> str:
 
 
 def _sizes(lines: _Lines) -> list[int]:
-    """Return how many n-grams of each length the file says that it has."""
+    """Return the number of n-grams of each length that the file declares."""
     if not any(line == b"\\data\\" for line in lines):
         raise lines.error("there is no \\data\\ in this file: it is not an ARPA file")
     sizes = []
@@ -142,7 +142,7 @@ def _sizes(lines: _Lines) -> list[int]:
 
 
 def _entries(lines: _Lines, n: int, size: int) -> Iterator[tuple[list[bytes], float, float]]:
-    """Words, probability and weight of so many n-grams."""
+    """Yield words, probability and weight of `size` n-grams."""
     read = 0
     for read, line in enumerate(islice(lines, size), 1):
         fields = line.split()
@@ -159,7 +159,7 @@ def _entries(lines: _Lines, n: int, size: int) -> Iterator[tuple[list[bytes], fl
 
 
 def _unigrams(lines: _Lines, size: int) -> tuple[Level, list[str]]:
-    """Return all of them, in our order, and their names."""
+    """Return all 1-grams, in our order, and their names."""
     found: dict[int | str, tuple[float, float]] = {}
     for (word,), probability, weight in _entries(lines, 1, size):
         try:
@@ -167,7 +167,7 @@ def _unigrams(lines: _Lines, size: int) -> tuple[Level, list[str]]:
         except UnicodeDecodeError:
             raise lines.error(f"the word {_shown(word)} is not written in UTF-8") from None
         if name in found:
-            raise lines.error(f"the word {_shown(word)} stands here for the second time")
+            raise lines.error(f"the word {_shown(word)} is here for the second time")
         found[name] = probability, weight
     special = [found.pop(place, (-math.inf, 0.0)) for place in range(len(NAMES))]
     words = sorted(map(str, found), key=lambda name: -found[name][0])
@@ -202,5 +202,5 @@ def _longer(lines: _Lines, n: int, size: int, ids: dict[bytes, int], levels: Seq
     keys, reached = keys[by_key], reached[by_key]
     if np.any(keys[1:] == keys[:-1]):
         where = numbers[reached[1:][np.argmax(keys[1:] == keys[:-1])]]
-        raise lines.error("this n-gram stands here for the second time", where)
+        raise lines.error("this n-gram is here for the second time", where)
     return Level(keys, *np.array(values, np.float32).reshape(-1, 2)[reached].T.copy())

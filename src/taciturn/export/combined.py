@@ -4,7 +4,7 @@
      word=the,f=232
       bigram=same,f=233
 
-f is a logarithm of a probability: 255 for certainty, and one less for each factor of 1.15. Such a keyboard holds no longer n-grams.
+f is a logarithm of a probability: 255 for certainty, and one less for each factor of 1.15. Nothing longer than bigrams is held.
 """
 
 import math
@@ -20,19 +20,19 @@ from taciturn.models.ngram import NGram, parted
 
 LEAST, MOST, STEP = 1, 255, math.log(1.15)  # 0 means: never suggest
 LONGEST = 47  # letters of a word; dicttool drops longer ones, and fails if they have followers
-ROUNDS = 50  # after which a chain of words forgot where it began
+ROUNDS = 50  # after which a chain of words has forgotten its start
 
 
 def write_combined(
     path: Path, model: NGram, words: Sequence[str], language: str, description: str, version: int, date: int, bigrams_per_word: int = 3
 ) -> None:
-    """`date` is in seconds since 1970; keyboards take a dictionary with a higher version for a newer one, and some want more than 18."""
+    """Write a list. `date` is in seconds since 1970; keyboards prefer a dictionary with a higher version, and some want more than 18."""
     if len(words) != model.vocabulary:
         raise ValueError(f"the model has {model.vocabulary} words and the list {len(words)}: they do not belong together")
     locale = language.replace("-", "_")
     if not re.fullmatch(r"[A-Za-z]{2,8}(_[A-Za-z0-9]{1,8})*", locale):
         raise ValueError(f"{language!r} is not the name of a language, such as en or pt-BR")
-    # A header has no way to write these signs, nor an empty description.
+    # A header cannot hold these characters, nor an empty description.
     plain = re.sub(r"[\s,=:]+", " ", description).strip() or "-"
     lines = [f"dictionary=main:{locale.lower()},locale={locale},description={plain},date={date},version={version}"]
     listed = np.array([place > END and _is_listed(word) for place, word in enumerate(words)])
@@ -45,7 +45,7 @@ def write_combined(
 
 
 def read_combined(path: Path) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """The probabilities of words, and of those that follow a word, as such a list holds them."""
+    """Return the probabilities of words, and of words after a word, as such a list holds them."""
     words: dict[str, float] = {}
     followers: dict[str, dict[str, float]] = {}
     for line in path.read_text(encoding="utf-8").splitlines()[1:]:
@@ -59,12 +59,12 @@ def read_combined(path: Path) -> tuple[dict[str, float], dict[str, dict[str, flo
 
 
 def _is_listed(word: str) -> bool:
-    """Whether it is a word, and one that this format can hold."""
+    """Return whether it is a word that this format can hold."""
     return len(word) <= LONGEST and any(map(str.isalpha, word)) and not re.search(r"[\s,]", word)
 
 
 def _frequencies(model: NGram) -> np.ndarray:
-    """Return how often each word comes in long text (Kneser and Ney's unigrams say in how many contexts it was seen)."""
+    """Return the frequency of each word in long text (Kneser and Ney's unigrams count the contexts it was seen in)."""
     unigrams = np.exp(model.levels[0].probability, dtype=np.float64)
     if model.order == 1:
         return unigrams
@@ -80,7 +80,7 @@ def _frequencies(model: NGram) -> np.ndarray:
 
 
 def _followers(model: NGram, listed: np.ndarray, most: int) -> dict[int, list[tuple[int, int]]]:
-    """The likeliest words after each word, and their f."""
+    """Return the likeliest words after each word, and their f."""
     followers: dict[int, list[tuple[int, int]]] = {}
     if model.order == 1:
         return followers

@@ -1,4 +1,4 @@
-"""A run's model as files that keyboards load. Each carries its guarantee, and is held against the JAX model before it is written."""
+"""A run's model as files that keyboards load. Each carries its guarantee, and is compared with the JAX model before it is written."""
 
 import functools
 import json
@@ -33,19 +33,19 @@ from taciturn.release.privacy_statement import statement, statement_json
 
 CHECKED_TEXTS = 32  # of 64 words
 DISTILLED_ORDER = 3
-NEWER_THAN_THEIRS = 18  # the version from which keyboards take a word list for newer than their own
+NEWER_THAN_THEIRS = 18  # the version above which keyboards prefer a word list to their own
 PAGE_ENTRIES = 200_000  # n-grams that a page can hold
-# Below, something is broken. N-grams are compared with those that were counted, from which files may differ by rounding alone.
+# Below, something is broken. N-grams are compared with the counted ones, from which files may differ by rounding only.
 LEAST_AGREEMENT = {"onnx": 0.999, "onnx-int8": 0.9, "js": 0.9, "arpa": 0.99, "combined": 0.99}
 
 Scoring = Callable[[np.ndarray], np.ndarray]  # a text → the log-probabilities at its start and after each word
 
 
 class Check(NamedTuple):
-    """What was written against the model it was made from, on text that the model made up itself."""
+    """How what was written compares with the model it was made from, on text sampled from the model."""
 
     positions: int
-    agreement: float  # share of positions at which both like the same word best
+    agreement: float  # share of positions with the same best word
     difference: float  # the largest between two probabilities
 
 
@@ -73,13 +73,13 @@ def export_model(
     distilling: Distilling = Distilling(),
     progress: StageProgress = unwatched,
 ) -> Exported:
-    """Write a model once its file says what the model says. The guarantee is the ledger's, of exactly this model."""
-    assert loaded.card is not None  # or there were no guarantee
+    """Write a model once its file agrees with it. The guarantee is the ledger's, of exactly this model."""
+    assert loaded.card is not None  # or there would be no guarantee
     check_may_leave(guarantee, non_private)
     with new_folder(out, "name a new folder") as made:
         blocked = [normalize(word, loaded.vocabulary.language).strip() for word in blocklist]
         if blocked and (to == "model" or (to in ("arpa", "combined") and isinstance(loaded.model, NGram))):
-            raise ExportRefused(f"a blocklist cannot be kept in such a file (--to {to}): leave it out, or block the words on the device")
+            raise ExportRefused(f"a file of this kind cannot hold a blocklist (--to {to}): leave it out, or block the words on the device")
         check = _Export(loaded, loaded.card, guarantee, learned_from, blocked, distilling, progress).write(made, to)
     return Exported(guarantee, sorted(out.iterdir()), check)
 
@@ -95,7 +95,7 @@ def _refuse_disagreement(check: Check, to: ExportFormat) -> Check:
 
 @dataclass
 class _Export:
-    """One model on its way out."""
+    """One export."""
 
     loaded: LoadedModel
     card: ModelCard
@@ -177,7 +177,7 @@ class _Export:
         return self._compare(lambda text: self._listed_scores(words, followers, text), set(words))
 
     def _listed_scores(self, words: dict[str, float], followers: dict[str, dict[str, float]], text: np.ndarray) -> np.ndarray:
-        """Return what a word list says before the first word and after each: words by frequency, and those that follow first."""
+        """Return a word list's scores before the first word and after each: words by frequency, after those that follow."""
         ids, spelled = self.loaded.vocabulary.ids, self.card.vocabulary
         alone = np.zeros(len(spelled))
         alone[[ids[word] for word in words]] = list(words.values())
@@ -189,23 +189,23 @@ class _Export:
             return np.log(rows)
 
     def _to_ngram(self, order: int) -> tuple[NGram, tuple[str, ...], str]:
-        """N-grams, their words, and how they were made: the model itself if it is one, or else counted on its samples."""
+        """Return n-grams, their words, and how they were made: the model itself if it is one, or else counted on its samples."""
         if isinstance(self.model, NGram):
             return self.model, self.card.vocabulary, f"{self.model.order}-grams as counted"
         assert isinstance(self.model, Neural)
         words, entries = self.distilling
         texts = samples(self.model, words, jax.random.key(1), lambda done, all: self.progress("sampling", done, all))
-        # What is blocked is not in the list, so that no reader can say it.
+        # Blocked words are not in the list, so no reader can produce them.
         kept = np.setdiff1d(np.arange(self.model.vocabulary), self._ids(self.blocked))
         numbers = self._renumbered(kept)
-        # Katz: what is left of Kneser and Ney's after pruning is worse (Chelba et al. 2010).
+        # Katz: pruned Kneser–Ney is worse (Chelba et al. 2010).
         counted = katz((numbers[text] for text in texts), len(kept), order)
         cost = ", which costs no privacy" if self.guarantee.is_private else ""
         how = f"{order}-grams of {words:,} words sampled from the model{cost}"
         return pruned(counted, entries), tuple(self.card.vocabulary[place] for place in kept), how
 
     def _renumbered(self, kept: np.ndarray) -> np.ndarray:
-        """Return the places of the model's words in a list that keeps some of them."""
+        """Return the ids of the model's words in a list that keeps some of them."""
         numbers = np.full(self.model.vocabulary, UNKNOWN)
         numbers[kept] = np.arange(len(kept))
         return numbers
@@ -214,7 +214,7 @@ class _Export:
         return [self.loaded.vocabulary.ids[word] for word in words if word in self.loaded.vocabulary.ids]
 
     def _compare(self, scores: Scoring, listed: set[str] | None = None, reference: Scoring | None = None) -> Check:
-        """`listed` are the words that a file can hold, where not all; the reference is the model, unless another is given."""
+        """Compare. `listed` are the words that a file can hold, where not all; the reference is the model, unless another is given."""
         positions = same = 0
         difference = 0.0
         silent = [PADDING, UNKNOWN, BEGIN]
@@ -230,7 +230,7 @@ class _Export:
 
     @functools.cached_property
     def _compared_texts(self) -> list[np.ndarray]:
-        """The model's own; n-grams, which are slow to sample, are asked about random words."""
+        """Return texts of the model's own; n-grams, which are slow to sample, get random words."""
         if isinstance(self.model, Neural):
             return list(samples(self.model, 1, jax.random.key(0)))[:CHECKED_TEXTS]
         generator = np.random.default_rng(0)
@@ -242,14 +242,14 @@ def _compare_followers(ngram: NGram, listed: Sequence[str], followers: dict[str,
     ids = {word: place for place, word in enumerate(listed)}
     off = []
     for word, others in followers.items():
-        scores = ngram.scores((ids[word],))  # after this word alone: a list knows no more
+        scores = ngram.scores((ids[word],))  # after this word alone, as in a list
         off += [abs(math.log(said) - scores[ids[other]]) for other, said in others.items()]
     right = sum(one <= STEP for one in off)
     return Check(len(off), right / len(off) if off else 1.0, math.expm1(max(off, default=0.0)))
 
 
 def _scores_along(model: WordModel, text: np.ndarray) -> np.ndarray:
-    """The scores at the start and after each word."""
+    """Return the scores at the start and after each word."""
     state = model.start()
     rows = [model.scores(state)]
     for word in text.tolist():
@@ -261,7 +261,7 @@ def _scores_along(model: WordModel, text: np.ndarray) -> np.ndarray:
 def page_script(
     loaded: LoadedModel, guarantee: Guarantee | None, learned_from: str | None, statement: str, name: str, blocked: Iterable[str]
 ) -> str:
-    """The model as one script, for the page and for export."""
+    """Return the model as one script, for the page and for export."""
     words = loaded.vocabulary
     about = Published(name, words.words, words.about, guarantee, statement, learned_from, list(blocked), loaded.is_personal)
     if isinstance(loaded.model, NGram):
@@ -274,4 +274,4 @@ def page_script(
 
 def _no_cell(what: str, loaded: LoadedModel) -> ExportRefused:
     name = loaded.path.name
-    return ExportRefused(f"{what} is written for models that go word by word, LSTM, CIFG or GRU; {name} can leave as n-grams: --to arpa")
+    return ExportRefused(f"{what} is for models that read word by word (LSTM, CIFG, GRU); export {name} as n-grams: --to arpa")

@@ -1,7 +1,7 @@
-"""A model as one script, for pages, Node and Keyman: what it runs on, its words, its weights, and the guarantee it was made under.
+"""A model as one script, for pages, Node and Keyman: its runtime, its words, its weights, and its guarantee.
 
 A page loads it with <script src> and finds it as `taciturn.models[name]`, Node gets it from `require`, Keyman takes it as a compiled
-`.model.js`. The guarantee is part of the script, so that no page can show the model and not the guarantee.
+`.model.js`. The guarantee is part of the script, so no page can show the model without it.
 """
 
 import base64
@@ -25,7 +25,7 @@ from taciturn.privacy.ledger import Guarantee
 from taciturn.release.gate import ExportRefused
 
 STRONG = 1.0  # ε up to which a guarantee is a strong one (Ponomareva et al. 2023, §5.2)
-PATIENCE = 120  # seconds that Node may take
+PATIENCE = 120  # seconds allowed to Node
 RUNTIME = ("runtime.js", "words.js", "predictor.js")  # in export/runtime
 _PIPED = """
 const { script, texts } = JSON.parse(require("fs").readFileSync(0, "utf8"));
@@ -43,21 +43,21 @@ for (const words of texts) {
 
 
 class Published(NamedTuple):
-    """What a script says of its model."""
+    """What a script states about its model."""
 
     name: str  # by which pages know it
     words: Sequence[str]
     text: dict[str, str]  # ModelCard.text: language and unit
     guarantee: Guarantee | None  # none for a model of public text alone, or of unknown text
     statement: str  # release.privacy_statement.statement's, or where public text came from
-    # whose text, in words that go on after «learned from»: «the posts of 4,000 people»; None: unknown
+    # whose text, as a phrase that continues «learned from»: «the posts of 4,000 people»; None: unknown
     learned_from: str | None
     blocked: Sequence[str] = ()  # words that are never suggested
-    personal: bool = False  # whether it is its owner's, and no one else's
+    personal: bool = False  # whether it is its owner's alone
 
 
 def javascript_model(weights: StepWeights, cell: str, restarts: Sequence[int], about: Published) -> str:
-    """The script of an LSTM, a CIFG or a GRU; `restarts` are the words after which it starts afresh (models/stepping.py)."""
+    """Return the script of an LSTM, a CIFG or a GRU; `restarts` are the words after which it starts afresh (models/stepping.py)."""
     turned = {name: getattr(weights, name) for name in ("input", "recurrent", "projection", "to_context")}
     rows = {name: matrix.T for name, matrix in turned.items() if matrix is not None} | {"words": weights.words}
     if weights.embedding is not weights.words:
@@ -69,7 +69,7 @@ def javascript_model(weights: StepWeights, cell: str, restarts: Sequence[int], a
 
 
 def javascript_ngram(model: NGram, about: Published) -> str:
-    """The script of an n-gram model. What follows a context stands together, so that words need no context beside them."""
+    """Return the script of an n-gram model. What follows a context is stored together, so words need no context beside them."""
     short = model.vocabulary <= 2**16
     levels = []
     for n, level in enumerate(model.levels):
@@ -93,9 +93,9 @@ PERSONAL = [
 
 
 def plain_words(guarantee: Guarantee | None, learned_from: str | None) -> list[str]:
-    """Say the guarantee to the person who types, a sentence each. A warning comes first."""
+    """State the guarantee for the person who types, a sentence each. A warning comes first."""
     if learned_from is None:
-        return ["Nothing is known of what this model learned from, so nothing can be said of its privacy."]
+        return ["It is not known what this model learned from, so nothing can be said about its privacy."]
     if guarantee is None:
         return [f"This model learned from {learned_from}, and from no user's text."]
     if guarantee.epsilon == math.inf:
@@ -110,7 +110,7 @@ def plain_words(guarantee: Guarantee | None, learned_from: str | None) -> list[s
         f"{guarantee.unit.replace('one user', 'each person')}, with everything they wrote.",
         _worth(guarantee.epsilon),
     ]
-    known = "A simulation: the noise came from a known seed and can be taken off again; the figures describe the method, not this model."
+    known = "A simulation: the noise came from a known seed and can be removed again; the figures describe the method, not this model."
     return [known, *sentences] if guarantee.is_simulated else sentences
 
 
@@ -118,7 +118,7 @@ def _worth(epsilon: float) -> str:
     if epsilon > MEANINGLESS:
         return "That promises nothing: it measures what noise costs, not privacy."
     if epsilon > WEAK:
-        return "That is a weak promise: noise was added, and a determined expert might still tell whether somebody took part."
+        return "That is a weak promise: noise was added, and a determined expert might still find out whether somebody took part."
     strength = "a strong" if epsilon <= STRONG else "a moderate"
     same = "without any one of them the model would be much the same, and it can hardly repeat what only one person wrote"
     return f"That is {strength} promise: {same}."
@@ -129,12 +129,12 @@ def check_javascript(script: str, texts: Iterable[Iterable[int]], listed: Sequen
     refuse a script whose words are not those `listed`."""
     node, texts = shutil.which("node"), [list(map(int, words)) for words in texts]
     if node is None:
-        raise ExportRefused("a script is checked before it is written, which needs Node.js: install Node.js, or export to another format")
+        raise ExportRefused("a script is checked before it is written, and that needs Node.js: install it, or export to another format")
     try:
         asked = json.dumps({"script": script, "texts": texts}).encode()
         done = subprocess.run([node, "-e", _PIPED], input=asked, capture_output=True, timeout=PATIENCE, check=True)
     except subprocess.TimeoutExpired:
-        raise ExportRefused(f"the script was not done with {sum(map(len, texts))} words after {PATIENCE} seconds in Node") from None
+        raise ExportRefused(f"in Node the script did not finish {sum(map(len, texts))} words within {PATIENCE} seconds") from None
     except subprocess.CalledProcessError as error:
         said = error.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {error.returncode}"]
         reason = next((line for line in said if "Error" in line), said[-1])
@@ -151,7 +151,7 @@ def _script(kind: str, model: dict[str, Any], about: Published) -> str:
         raise ExportRefused("a keyboard suggests words; this model was trained on characters")
     plain = PERSONAL if about.personal else plain_words(about.guarantee, about.learned_from)
     known, given = about.learned_from is not None and not about.personal, about.guarantee
-    # Whether there is a guarantee that a person may rely on; if not, pages show it as a warning.
+    # Whether people may rely on the guarantee; if not, pages show it as a warning.
     promises = known and (given is None or (given.epsilon <= WEAK and not given.is_simulated))
     content = {
         "name": about.name,

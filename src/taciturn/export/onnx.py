@@ -1,6 +1,6 @@
 """A recurrent model as ONNX: one word and the state in, the ten best next words, all logits and the new state out.
 
-Built from primitives: ONNX's LSTM operator knows no CIFG, no projection and no tied embedding. Weights in bytes are widened when the file
+Built from primitives: ONNX's LSTM operator has no CIFG, no projection and no tied embedding. Weights in bytes are widened when the file
 is loaded; activations are never rounded, so that what was checked here holds on every processor.
 
     word              int64 [batch]                 <bos> first
@@ -34,7 +34,7 @@ OPERATORS = {"add": "Add", "sub": "Sub", "mul": "Mul", "tanh": "Tanh", "logistic
 
 
 class OnnxMissing(TaciturnError):
-    """The libraries for ONNX are not there."""
+    """The libraries for ONNX are not installed."""
 
 
 def libraries() -> tuple[Any, Any]:
@@ -49,7 +49,7 @@ def libraries() -> tuple[Any, Any]:
 def onnx_model(
     cell: Cell, weights: StepWeights, never: Iterable[int], restarts: Iterable[int], about: dict[str, str], as_bytes: bool
 ) -> "onnx.ModelProto":
-    """`never` are words not to suggest, `restarts` those after which the model starts afresh, `about` what else the file states."""
+    """Build the graph. `never` are words not to suggest, `restarts` those after which the model starts afresh, `about` its metadata."""
     onnx, _ = libraries()
     graph = _Graph(onnx, as_bytes)
     words = graph.stored(weights.words.T)
@@ -75,7 +75,7 @@ def onnx_model(
 
 
 class _Graph:
-    """Nodes in the order they are called, with names for what they make. Matrices are stored once, as float32 or as bytes."""
+    """Nodes in the order they are called, with names for their outputs. Matrices are stored once, as float32 or as bytes."""
 
     def __init__(self, onnx: Any, as_bytes: bool) -> None:
         self.onnx, self.nodes, self.constants, self.as_bytes = onnx, [], [], as_bytes
@@ -112,7 +112,7 @@ class _Graph:
         return self.widened(rows, self("Unsqueeze", self("Gather", scales, place), self.constant(np.array([1], np.int64))))
 
     def traced(self, program: Jaxpr, inputs: list[str]) -> list[str]:
-        """The nodes of a cell as JAX has it, so that there is one definition of it."""
+        """Add the nodes of a cell as JAX traces it, so that it is defined once."""
         named = dict(zip(program.invars, inputs, strict=True))
 
         def name_of(value: Var | Literal) -> str:
@@ -129,7 +129,7 @@ class _Graph:
             elif kind in OPERATORS:
                 found = [self(OPERATORS[kind], *given)]
             else:
-                raise ExportRefused(f"ONNX is written for cells of {', '.join(OPERATORS)} and split, not of {kind}")
+                raise ExportRefused(f"ONNX export supports cells of {', '.join(OPERATORS)} and split, not of {kind}; choose another")
             named |= dict(zip(step.outvars, found, strict=True))
         return [name_of(value) for value in program.outvars]
 

@@ -1,4 +1,4 @@
-"""A file, whatever it is, as a model to type with: a run, a pretrained model, counted n-grams, or anyone's ARPA file."""
+"""Open any model to type with: a run, a pretrained model, counted n-grams, or anyone's ARPA file."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,21 +18,21 @@ COUNTED_ON = "counted_on.json"  # of counted n-grams: names the population, as a
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """What was read from a file. Its model is made of these parameters and no others, so what the ledger knows is what is used."""
+    """What was read from a file. Its model uses exactly these parameters, so what the ledger knows is what runs."""
 
     path: Path
     vocabulary: Vocabulary
     params: Params
-    card: ModelCard | None  # an ARPA file has none: nobody knows what it was counted on
+    card: ModelCard | None  # an ARPA file has none: what it was counted on is unknown
 
     @property
     def is_personal(self) -> bool:
-        """Whether it is somebody's own, of whom nothing is known here but that they may type with it."""
+        """Return whether it is one person's own, which only they may type with."""
         return self.card is not None and self.card.personal
 
     @property
     def is_of_users(self) -> bool:
-        """Whether users' text went into it: it says so, or lies in a folder that does."""
+        """Return whether users' text went into it: its card says so, or its folder does."""
         named = self.card is not None and self.card.run is not None
         return named or (self.path / COUNTED_ON).exists() or (self.path / "recipe.toml").exists()
 

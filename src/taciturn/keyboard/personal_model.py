@@ -2,7 +2,7 @@
 
 **Guarantee:** none. Such a model may repeat what its owner wrote, so it stays on the device: its card says that it is personal, and every
 way out (exports, warm starts, guarantees) refuses it. The people whom the private model was trained on lose nothing. A device trains it
-as in a round (algorithms/local_training.py); the text is needed once, and may be deleted then (Popov et al. 2018, §2.6).
+as in a round (algorithms/local_training.py); the text is needed once, and may then be deleted (Popov et al. 2018, §2.6).
 """
 
 import os
@@ -35,17 +35,17 @@ from taciturn.recipe import build
 from taciturn.recipe.sections import ModelSection
 from taciturn.release.model_file import ModelFileError, save_model
 
-HELD_OUT = 10  # one message in so many, the last ones, is measured with and never trained on
+HELD_OUT = 10  # one message in this many, the last ones, is measured with and never trained on
 BATCH_SIZE = 10  # Popov et al. 2018, §2.5, like the next
 UNROLL = 20
-SENTENCE_LENGTH = 20  # as recipes have it by default; a card does not say at which length sentences were cut
+SENTENCE_LENGTH = 20  # the default of recipes; a card does not say at which length sentences were cut
 NOT_NEW = "name a new folder"
 
 Messages = Sequence[Sequence[int]]  # word ids, each message with its end
 
 
 class PersonalError(TaciturnError):
-    """There is no personal model, or its text is still there, and why."""
+    """A personal model was not made, or its text was not deleted, and why."""
 
 
 class Learning(NamedTuple):
@@ -54,7 +54,7 @@ class Learning(NamedTuple):
     epochs: int = 2
     learning_rate: float = 0.25
     general: PublicCorpus | None = None  # rehearsed beside the owner's text, so that the general language is kept
-    user_share: float = 0.5  # λ: how much of what it learns from is the owner's then
+    user_share: float = 0.5  # λ: the owner's share of what it then learns from
 
 
 class Personal(NamedTuple):
@@ -64,17 +64,17 @@ class Personal(NamedTuple):
     after: Scores
     messages: int
     held_out: int  # of them
-    words: int  # and punctuation, of all messages
+    words: int  # words and punctuation, of all messages
     unknown: int  # of them
-    left_out: dict[str, int]  # what of the file could not be used, and how often
+    left_out: dict[str, int]  # what in the file could not be used, and how often
 
 
 def personalise(
     model: Path, text: Path, out: Path, learning: Learning = Learning(), delete_text: bool = False, progress: Progress = unwatched
 ) -> Personal:
-    """Train a model on all but the last messages of a text, and keep it in the new folder `out` if it knows those better then.
+    """Train a model on all but the last messages of a text, and keep it in the new folder `out` if it predicts those better.
 
-    Whatever goes wrong leaves no folder, and leaves the text: it is deleted last, and only where that is asked for.
+    Any failure leaves no folder, and keeps the text: it is deleted last, and only on request.
     """
     check_new_folder(out, NOT_NEW)
     loaded = load_word_model(model)
@@ -87,24 +87,24 @@ def personalise(
     learned, held_out, left_out = _read(text, vocabulary)
     if delete_text and left_out:
         reasons = "; ".join(f"{reason}: {count:,}" for reason, count in left_out.items())
-        raise PersonalError(f"not all of {text} could be used ({reasons}), so it is not deleted: mend it, or drop --delete-text")
+        raise PersonalError(f"not all of {text} could be used ({reasons}), so it is not deleted: correct it, or leave out --delete-text")
     settings = ModelSection(**card.architecture)
     network = build.language_model(settings, len(vocabulary))
-    # Text as the model was trained to read it.
+    # Text in the form on which the model was trained.
     cut = Sentences(SENTENCE_LENGTH, vocabulary.sentence_ends) if card.sentences else Unrolls(UNROLL)
     measured = Texts.of(map(list, held_out), len(vocabulary)), cut if card.sentences else WINDOW
     before = evaluate(network, loaded.params, *measured)
     params = trained(network, loaded.params, learned, cut, learning, settings.dropout > 0, progress)
     after = evaluate(network, params, *measured)
-    if not after["loss"].value < before["loss"].value:  # nor where it is not a number
+    if not after["loss"].value < before["loss"].value:  # nor where it is NaN
         raise PersonalError(
-            f"the model did not get better: on the last {len(held_out)} messages of {text} its perplexity went from "
+            f"the model did not improve: on the last {len(held_out)} messages of {text} its perplexity went from "
             f"{before['perplexity'].value:.1f} to {after['perplexity'].value:.1f}. It was not kept, and the text stays where it is; try a "
             "lower --learning-rate, fewer --epochs, or more text"
         )
     sources = (*card.public_sources, *([general.source] if general else ()))
     personal = replace(card, personal=True, public_sources=tuple(dict.fromkeys(sources)))
-    with new_folder(out, NOT_NEW, mode=0o700) as made:  # for its owner's eyes alone
+    with new_folder(out, NOT_NEW, mode=0o700) as made:  # readable by its owner only
         save_model(made / "model.safetensors", params, personal, mode=0o600)
     if found is not None:
         _delete(text, found, out)
@@ -116,7 +116,7 @@ def personalise(
 def trained(
     network: LanguageModel, params: Params, messages: Messages, cut: Cut, learning: Learning, dropout: bool, progress: Progress = unwatched
 ) -> Params:
-    """Train as a device does in a round, an epoch at a time, so that it can be watched: SGD carries nothing but θ between two."""
+    """Train as a device does in a round, an epoch at a time, so that progress can be shown: SGD carries only θ from one to the next."""
     step = sgd_step(network)
     if learning.general is not None:
         step = rehearsing(step, build.general_rows(learning.general, cut), learning.user_share)
@@ -136,7 +136,7 @@ def trained(
 
 
 def messages_of(path: Path, vocabulary: Vocabulary) -> tuple[list[list[int]], dict[str, int]]:
-    """Return one person's messages that have words in them, each closed by END, and what of the file was left out, by reason."""
+    """Return one person's messages that have words in them, each closed by END, and what was left out, by reason."""
     if path.is_dir():
         raise DataError(f"{path} is a folder; name one file, of one person's text")
     source, people = Source([path]), set()
@@ -155,19 +155,19 @@ def _read(path: Path, vocabulary: Vocabulary) -> tuple[Messages, Messages, dict[
     messages, left_out = messages_of(path, vocabulary)
     if len(messages) < 2:
         raise DataError(
-            f"{path} holds {'one message' if messages else 'no text'}, and two messages at least are needed (in a .txt file a line is "
+            f"{path} holds {'one message' if messages else 'no text'}, and at least two messages are needed (in a .txt file a line is "
             "one): the last is held out to measure with"
         )
     last = max(1, round(len(messages) / HELD_OUT))
     learned, held_out = messages[:-last], messages[-last:]
     for which, part in (("first", learned), ("last", held_out)):
         if all(word < vocabulary.fixed for message in part for word in message):
-            raise DataError(f"{path}: the model knows not one word of the {which} {len(part):,} messages: is it in {vocabulary.language}?")
+            raise DataError(f"{path}: the model knows no word of the {which} {len(part):,} messages: is it in {vocabulary.language}?")
     return learned, held_out, left_out
 
 
 def _deletable(path: Path) -> os.stat_result:
-    """Return the file as it is now; refuse one that is not the owner's to delete, or whose text would stay."""
+    """Return the file as it is now; refuse one that is not the owner's to delete, or of which a copy would stay."""
     if not path.exists():
         raise DataError(f"there is no file {path}")
     found = path.lstat()
@@ -182,7 +182,7 @@ def _deletable(path: Path) -> os.stat_result:
 
 
 def _delete(path: Path, found: os.stat_result, out: Path) -> None:
-    """Delete the text if it is still the one that was learned from: a keyboard may have written to it meanwhile."""
+    """Delete the text if it has not changed since it was read: a keyboard may have written to it meanwhile."""
     try:
         now = path.lstat()
         if any(getattr(now, name) != getattr(found, name) for name in ("st_dev", "st_ino", "st_size", "st_mtime_ns")):

@@ -1,7 +1,7 @@
 """What a keyboard asks at every keystroke: the next word, the rest of this one, the rest of the sentence, the best of several readings.
 
 Next word, smart compose and on-the-fly re-scoring are those of Xu et al. 2023, Figure 1. One call serves one keystroke and takes the
-text before the caret. `export/runtime/predictor.js` is the same in the browser, and a test holds the two together.
+text before the caret. `export/runtime/predictor.js` is the same in the browser, and a test compares the two.
 """
 
 import math
@@ -20,15 +20,15 @@ from taciturn.data.vocabulary import SENTENCE_ENDS, DataError, Vocabulary, is_wo
 
 PLACES = 3  # of the strip
 COMPOSED_WORDS = 5  # in a continuation, at most
-LEAST_COMPOSED = 4  # letters that a continuation must spare to be worth a look
+LEAST_COMPOSED = 4  # letters that a continuation must save to be worth showing
 KEPT = 64  # texts whose state is kept
-FAR_BACK = 500  # characters that are read where nothing is known of a text: a pasted one
+FAR_BACK = 500  # characters that are read of an unknown (pasted) text
 # a word outside the list has this share, as a logarithm, of what the model gives to all of them
 UNKNOWN_WORDS = math.log(1e5)
 
 # The half-typed word at the end of a text. Apostrophes belong to it («don'»), spelled in any way.
 _HALF_TYPED = regex.compile(r"[\p{L}\p{M}][\p{L}\p{M}'’‘ʼ`´·\u200c\u200d]*\Z|\d+\Z")
-_NO_SPACES = {"zh", "ja", "ko"}  # languages in which a word's beginning cannot be told from a word
+_NO_SPACES = {"zh", "ja", "ko"}  # languages in which the beginning of a word cannot be told from a word
 _OPENING = "([{¿¡«“‘„"  # no space follows them
 
 
@@ -57,7 +57,7 @@ class Predictor:
             raise DataError("a keyboard suggests words; this model was trained on characters")
         self.model, self.vocabulary, self.threshold = model, vocabulary, threshold
         self._blocked = {normalize(word, vocabulary.language).strip() for word in blocklist} - {""}
-        # No special sign, and no punctuation, which is typed faster than picked.
+        # No special tokens, and no punctuation, which is typed faster than picked.
         words = [(word, place) for place, word in enumerate(vocabulary.words) if is_word(word)]
         self._all = _Alphabet(words)
         self._alphabet = _Alphabet((word, place) for word, place in words if word not in self._blocked)
@@ -65,7 +65,7 @@ class Predictor:
         self._rests: OrderedDict[tuple[str, int], Composed] = OrderedDict()
 
     def suggest(self, text: str, private: bool = False) -> Suggestions:
-        """What to show for the text before the caret. Nothing is shown for, and nothing kept of, a private field."""
+        """Return what to show for the text before the caret: nothing, and nothing is kept, in a private field."""
         if private:
             return NOTHING
         done, typed = self._half_typed(text)
@@ -79,7 +79,7 @@ class Predictor:
         return Suggestions(strip, self._continuation(composed, done, typed, prefix), len(typed))
 
     def forget(self) -> None:
-        """Keep nothing of what was typed: a message was sent, or a field left."""
+        """Forget what was typed: a message was sent, or a field left."""
         self._states.clear()
         self._rests.clear()
 
@@ -118,14 +118,14 @@ class Predictor:
         probability = math.exp(scores[best])
         if not prefix:
             return best, probability
-        # The blocked ones may be meant too, and words outside the list, which are taken to begin as those in it do.
+        # Blocked words may be meant too, and words outside the list, which are assumed to begin like those in it.
         meant = self._all.beginning_with(prefix)
         unknown = math.exp(scores[UNKNOWN]) * len(meant) / len(self._all.places)
         whole = float(np.exp(scores[meant]).sum()) + unknown
         return best, probability / whole if whole > 0 else 0.0
 
     def _rest(self, state: Any, first: int, threshold: float, key: str | None) -> Composed:
-        """Return the words from the first on, kept while it is being typed."""
+        """Return the words from the first on; they are kept while it is being typed."""
         known = (key, first) if key is not None else None
         if known in self._rests:
             return self._rests[known]
@@ -155,7 +155,7 @@ class Predictor:
         text = between.join(map(self._spelled, composed.words))
         if sum(letter != " " for letter in text) - len(prefix) < LEAST_COMPOSED:
             return ""
-        if not between and any(word in text for word in self._blocked):  # put together from its parts
+        if not between and any(word in text for word in self._blocked):  # assembled from its parts
             return ""
         if prefix:
             return self._shouted(text[len(prefix) :], typed)
@@ -172,25 +172,25 @@ class Predictor:
         return sorted(((word, taps + weight * self.expected(scores, word)) for word, taps in readings), key=lambda one: -one[1])
 
     def expected(self, scores: np.ndarray, word: str) -> float:
-        """The log-probability of a word, known or not."""
+        """Return the log-probability of a word, known or not."""
         place = self.vocabulary.ids.get(normalize(word, self.vocabulary.language), UNKNOWN)
         return float(scores[place]) - (UNKNOWN_WORDS if place == UNKNOWN else 0.0)
 
     def _half_typed(self, text: str) -> tuple[str, str]:
-        """The text that is done, and the word that is being typed."""
+        """Split the text into what is finished and the word that is being typed."""
         found = None if self.vocabulary.language in _NO_SPACES else _HALF_TYPED.search(text, max(0, len(text) - 100))
         return (text[: found.start()], found[0]) if found else (text, "")
 
     def _state(self, done: str) -> Any:
-        """Return the model's state after a text, read on from the longest known text before it."""
+        """Return the model's state after a text, continued from the longest known text before it."""
         if done not in self._states:
-            # A word may go on after any sign but a space («...»), so only there a text may be read in two parts.
+            # A word may continue after anything but a space («...»), so a text may be split only there.
             before = (text for text in self._states if done.startswith(text) and text[-1:].isspace())
             known = max(before, key=len, default="")
             new = done[len(known) :]
             state = self._states[known] if known else self.model.start()
             if len(new) > FAR_BACK:
-                # Without the word that was cut off at its beginning, if there are gaps in it at all.
+                # Without the incomplete word at its beginning, if the text has spaces at all.
                 state, new = self.model.start(), regex.sub(r"\A\S*\s", "", new[-FAR_BACK:])
             for word in self.vocabulary.encode(new):
                 state = self.model.read(state, word)
@@ -199,7 +199,7 @@ class Predictor:
         return self._states[done]
 
     def _spelled(self, place: int) -> str:
-        """The list knows no capitals, and English has one that is always written."""
+        """Spell a word of the list, which has no capitals; English has one that is always written."""
         word = self.vocabulary.words[place]
         return self._capital(word) if self.vocabulary.language == "en" and regex.match(r"i(?:'|\Z)", word) else word
 
@@ -207,7 +207,7 @@ class Predictor:
         return self._upper(word[:1]) + word[1:]
 
     def _shouted(self, word: str, typed: str) -> str:
-        """In capitals, where a person types so."""
+        """Write it in capitals, where the person does."""
         return self._upper(word) if len(typed) > 1 and typed.isupper() else word
 
     def _upper(self, word: str) -> str:
@@ -215,7 +215,7 @@ class Predictor:
 
 
 class _Alphabet:
-    """A trie laid flat: words in order, so that those that begin alike are neighbours."""
+    """A flattened trie: sorted words, so that those with a common prefix are adjacent."""
 
     def __init__(self, words: Iterable[tuple[str, int]]) -> None:
         ordered = sorted(words)
@@ -223,7 +223,7 @@ class _Alphabet:
         self.places = np.array([place for _, place in ordered], np.int64)
 
     def beginning_with(self, prefix: str, longer: bool = False) -> np.ndarray:
-        """Return the places in the list of the words with this prefix; with `longer` without the prefix itself."""
+        """Return the ids of the words that start with this prefix; with `longer`, without the prefix itself."""
         if not prefix:
             return self.places
         start, end = bisect_left(self._spellings, prefix), bisect_left(self._spellings, f"{prefix}\U0010ffff")
@@ -231,7 +231,7 @@ class _Alphabet:
 
 
 def _wants_space(done: str) -> bool:
-    """Whether what follows the text must be parted from it."""
+    """Return whether a space must separate the text from what follows."""
     if not done or done[-1].isspace() or done[-1] in _OPENING:
         return False
     return done[-1] not in "\"'" or not (len(done) == 1 or done[-2].isspace())  # a quotation mark that opens
@@ -249,7 +249,7 @@ def _keep(kept: OrderedDict, key: Any, value: Any) -> None:
 
 
 def load_blocklist(path: Path) -> list[str]:
-    """One word a line; what follows a # is a comment."""
+    """Read one word a line; what follows a # is a comment."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:

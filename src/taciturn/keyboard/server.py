@@ -1,6 +1,6 @@
-"""The keyboard's page on this machine: known files to local readers, and nothing else.
+"""Serve the keyboard's page on this machine: known files to local readers, and nothing else.
 
-The page's policy forbids it everything but its own scripts and styles, so that what is typed there has no way out.
+The page's policy allows it only its own scripts and styles, so that what is typed there cannot leave.
 """
 
 import errno
@@ -25,7 +25,7 @@ HEADERS = {
     "Cache-Control": "no-store",
     "Permissions-Policy": "camera=(), microphone=(), geolocation=(), clipboard-read=()",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",  # or any other site could load the model as a script of its own
+    "Cross-Origin-Resource-Policy": "same-origin",  # or any other site could load the model as a script
 }
 LOCAL = {"localhost", "127.0.0.1", "::1"}
 KINDS = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
@@ -34,7 +34,7 @@ MODELS_HERE = "<!-- models -->"  # in index.html
 
 
 def page_files(scripts: Sequence[str]) -> Files:
-    """The page with one model, or two side by side; a script (export/javascript.py) brings its model's name and guarantee."""
+    """Return the page with one model, or two side by side; a script (export/javascript.py) brings its model's name and guarantee."""
     if len(scripts) not in (1, 2):
         raise DataError(f"the page shows one model, or two side by side, and not {len(scripts)}")
     folder = files("taciturn.keyboard") / "page"
@@ -46,7 +46,7 @@ def page_files(scripts: Sequence[str]) -> Files:
 
 
 class KeyboardServer:
-    """The files at `url`, on 127.0.0.1 alone. Port 0 is a free one. With `secret` others on this machine cannot guess the path."""
+    """Serve the files at `url`, on 127.0.0.1 only. Port 0 takes a free one. With `secret`, others on this machine cannot guess the path."""
 
     def __init__(self, files: Files, port: int = 0, secret: bool = False) -> None:
         self.secret, home = secret, f"/{secrets.token_urlsafe(16)}" if secret else ""
@@ -62,27 +62,27 @@ class KeyboardServer:
         self._serving = False
 
     def serve_forever(self) -> None:
-        """Until `close` is called from another thread, or Ctrl-C."""
+        """Serve until `close` is called from another thread, or Ctrl-C."""
         self._serving = True
         self._server.serve_forever(poll_interval=0.1)
 
     def close(self) -> None:
         if self._serving:
-            self._server.shutdown()  # which waits for an end that never comes where nothing was begun
+            self._server.shutdown()  # which would wait forever if serving never began
         self._server.server_close()
 
 
 def _handler(files: Files) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        timeout = 10  # seconds that a silent reader is waited for
+        timeout = 10  # seconds to wait for a silent reader
 
         def do_GET(self) -> None:
             self.wfile.write(self.do_HEAD())
 
         def do_HEAD(self) -> bytes:
-            """Answer with headers; return what belongs below them."""
-            # A name that somebody points at this machine (DNS rebinding) would make their page a neighbour of this one.
-            # And no other site's page has any business here: a browser says who asks.
+            """Send headers; return the body."""
+            # A name that points at this machine (DNS rebinding) would put another site's page into this origin.
+            # And no other site's page may load anything here: the browser says which one asks.
             asked_by = self.headers.get("Sec-Fetch-Site", "none")
             if not _is_local(self.headers.get("Host", "")) or asked_by not in ("none", "same-origin"):
                 self.send_error(403, "Only for this machine")

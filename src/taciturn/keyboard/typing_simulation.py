@@ -1,4 +1,4 @@
-"""A person at a keyboard, simulated: what a model spares them, on text that people wrote and the model was not trained on.
+"""Simulate a person at a keyboard: what a model saves them, on text that people wrote and the model was not trained on.
 
 Keystroke saving rate (Popov et al. 2018, §2.4): the share of the non-space characters that need not be typed, if each word is picked as
 soon as a strip of three shows it. Recall and picked rate over the strips shown before a word (Ramaswamy et al. 2020, Table 2; Xu et al.
@@ -23,12 +23,12 @@ from taciturn.progress import Progress, unwatched
 
 THRESHOLDS = np.linspace(0.3, 0.95, 14)
 PICKED_RATE = 0.6  # at which models' smart compose is compared
-WORTH_PICKING = 2  # letters that a person wants to be spared before they lift their eyes
+WORTH_PICKING = 2  # letters that a person wants to save before looking up
 
-# Seconds. A person taps five letters a second, checks each word, and mends a wrong one: from the strip of readings if it is there, else by
-# deleting and typing it again with care.
+# Seconds. A person taps five letters a second, checks each word, and corrects a wrong one: from the strip of readings if it is there, else
+# by deleting it and typing it again with care.
 TAP, PICK, RETYPE = 0.2, 1.0, 0.5
-TAP_SEED = 20230521  # of the taps: the same for every model
+TAP_SEED = 20230521  # the same taps for every model
 
 
 def _trigger_rate(sums: "Typing", kept: np.ndarray) -> float:
@@ -49,21 +49,21 @@ def _trigger_rate(sums: "Typing", kept: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class Typing(Sums):
-    """Sums over buckets of users; `Sums.tokens` counts all words, signs and ends of messages."""
+    """Sums over buckets of users; `Sums.tokens` counts words, punctuation and ends of messages."""
 
     top1: np.ndarray  # tokens that are the likeliest, as evaluation/accuracy.py counts
     top3: np.ndarray
     letters: np.ndarray  # non-space characters
-    typed: np.ndarray  # of them by hand, where everything offered is picked
+    typed: np.ndarray  # by hand, where everything offered is picked
     words: np.ndarray  # before each of them a strip is shown
     first: np.ndarray  # words that were the first of the strip
     offered: np.ndarray  # words that were on it
     picked: np.ndarray  # … and worth picking
     tapped: np.ndarray  # words that were tapped with noise
-    modified: np.ndarray  # … and came out wrong, so that they had to be mended
-    seconds: np.ndarray  # that tapping and mending took
+    modified: np.ndarray  # … and came out wrong, so that they had to be corrected
+    seconds: np.ndarray  # that tapping and correcting took
     triggered: np.ndarray  # [thresholds, buckets] words at which a continuation was shown
-    composed: np.ndarray  # [thresholds, buckets] continuations that said what was then written
+    composed: np.ndarray  # [thresholds, buckets] continuations that matched what was then written
 
     metrics: ClassVar[Figures] = {
         "accuracy_top1": share("top1", "tokens"),
@@ -79,9 +79,9 @@ class Typing(Sums):
 
 
 def simulate(model: WordModel, vocabulary: Vocabulary, people: Sequence[Sequence[str]], progress: Progress = unwatched) -> Typing:
-    """Let each person type their messages. The n-th goes to bucket n mod 100."""
+    """Simulate each person typing their messages. The n-th goes to bucket n mod 100."""
     if not people:
-        raise ValueError("there is nobody to type")
+        raise ValueError("there are no people to simulate: name other text")
     predictor, decoder = Predictor(model, vocabulary), TapDecoder(vocabulary)
     buckets = min(BUCKETS, len(people))
     sums = {one.name: np.zeros((len(THRESHOLDS), buckets) if one.name in ("triggered", "composed") else buckets) for one in fields(Typing)}
@@ -98,7 +98,7 @@ def simulate(model: WordModel, vocabulary: Vocabulary, people: Sequence[Sequence
 
 
 class _Typist:
-    """One person, and what came of it."""
+    """One simulated person, and their sums."""
 
     def __init__(self, predictor: Predictor, decoder: TapDecoder, generator: np.random.Generator) -> None:
         self.predictor, self.model, self.decoder, self.generator = predictor, predictor.model, decoder, generator
@@ -151,7 +151,7 @@ class _Typist:
             self.counts["picked"] += len(word) >= WORTH_PICKING
 
     def _compose(self, scores: np.ndarray, word: str, places: list[int], index: int, free_from: np.ndarray) -> None:
-        """At each threshold: the first continuation that is shown while the word is typed, taken if it says what comes."""
+        """At each threshold, show the first continuation while the word is typed, and take it if it is right."""
         waiting = free_from <= index
         for typed in range(len(word)):
             if not waiting.any():
@@ -172,7 +172,7 @@ class _Typist:
         return words if spared >= LEAST_COMPOSED else ()
 
     def _tap(self, scores: np.ndarray, word: str) -> None:
-        """Tap it with noise, take the best reading, mend it where it is wrong."""
+        """Tap the word with noise, take the best reading, and correct it where it is wrong."""
         keys = keys_of(word)
         if keys is None:
             return
@@ -187,7 +187,7 @@ class _Typist:
 
 
 def enough_words(messages: Iterable[str], vocabulary: Vocabulary, words: int) -> list[str]:
-    """Return as many messages as have so many words; the last is cut there."""
+    """Return messages until they have `words` words; the last is cut there."""
     kept: list[str] = []
     for message in messages:
         parts = vocabulary.split(message)[:words]

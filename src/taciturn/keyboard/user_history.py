@@ -1,10 +1,10 @@
-"""A model that knows what its user typed before: hierarchical Dirichlet smoothing (MacKay and Peto 1995) on top of another model.
+"""A model that learns what its user types: hierarchical Dirichlet smoothing (MacKay and Peto 1995) on top of another model.
 
 With c for what this user typed, h the last n − 1 words, h' those without the first of them, and p_0 the model below,
 
     p_n(w | h) = (c(h w) + κ_n · p_{n−1}(w | h')) / (c(h) + κ_n)
 
-so words of the user come in as they are typed, and where nothing was typed yet the model below speaks alone.
+so the user's words count as soon as they are typed, and where nothing was typed yet the model below decides alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from taciturn.core import BEGIN, END, PADDING, UNKNOWN, WordModel
 
-STRENGTHS = (8000.0, 100.0, 20.0)  # κ_1, κ_2, κ_3: the best of those tried, and little changes around them
+STRENGTHS = (8000.0, 100.0, 20.0)  # κ_1, κ_2, κ_3: the best of those tried; results are flat around them
 NOT_LEARNT = frozenset((PADDING, UNKNOWN, BEGIN, END))
 
 
@@ -27,10 +27,10 @@ class State(NamedTuple):
 
 
 class WithHistory:
-    """A `WordModel` of one user. Reading changes nothing; `learn` does, and with it what all states are scored by from then on."""
+    """A `WordModel` of one user. Reading changes nothing; `learn` does, and with it the scores of all states from then on."""
 
     def __init__(self, base: WordModel, strengths: Sequence[float] = STRENGTHS, remembered: int = 10_000) -> None:
-        """`remembered` is for how many words; the oldest are forgotten."""
+        """Start without history; only the last `remembered` words are kept."""
         self.base, self.strengths, self.remembered = base, tuple(strengths), remembered
         self._typed: deque[tuple[tuple[int, ...], int]] = deque()
         self._once = np.zeros(base.vocabulary, np.float32)  # c(w), dense, as most words of a user are in it soon
@@ -41,7 +41,7 @@ class WithHistory:
         return self.base.vocabulary
 
     def fresh(self) -> WithHistory:
-        """The same for another user."""
+        """Return the same for another user."""
         return WithHistory(self.base, self.strengths, self.remembered)
 
     def start(self) -> State:
@@ -81,10 +81,10 @@ class WithHistory:
                 total = followers.total() + strength
                 probability *= strength / total
                 probability[list(followers)] += np.array(list(followers.values()), np.float32) / total
-        with np.errstate(divide="ignore"):  # what the model below takes for impossible
+        with np.errstate(divide="ignore"):  # where the model below has probability 0
             return np.log(probability, dtype=np.float32)
 
 
 def _contexts(recent: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """The last word, the last two words, …"""
+    """Yield the last word, the last two words, …"""
     return (recent[-length:] for length in range(1, len(recent) + 1))

@@ -6,7 +6,7 @@ from jax.typing import DTypeLike
 
 from taciturn.core import Key
 
-MOST_PLACES = 2048  # that are summed first: it takes the square of their number, which training on public text has no use for
+MOST_PLACES = 2048  # summed first at most: it takes the square of their number, and training on public text does not need it
 # A unit variance at every output for inputs of unit variance.
 dense = jax.nn.initializers.lecun_normal()
 # Rows of about unit length, uniform on the sphere when normalised.
@@ -14,17 +14,17 @@ embedding = jax.nn.initializers.variance_scaling(1.0, "fan_out", "normal")
 
 
 def dot(left: jax.Array, right: jax.Array, product: DTypeLike = jnp.float32) -> jax.Array:
-    """left @ right with both rounded to `product`, added up in float32."""
+    """Return left @ right with both rounded to `product`, summed in float32."""
     return jnp.matmul(left.astype(product), right.astype(product), preferred_element_type=jnp.float32)
 
 
 def transposed(matrix: jax.Array) -> jax.Array:
-    """For products with the same matrix again and again: on a CPU a copy, since a product with a transposed view takes twice as long."""
+    """Transpose for repeated products: on a CPU a copy, since a product with a transposed view takes twice as long."""
     return jax.lax.platform_dependent(matrix, cpu=lambda matrix: jax.lax.optimization_barrier(matrix.T), default=lambda matrix: matrix.T)
 
 
 def unit_rows(matrix: jax.Array) -> jax.Array:
-    """Each row scaled to length 1 (McMahan et al. 2018, Appendix B: embeddings have a fixed norm)."""
+    """Scale each row to length 1 (McMahan et al. 2018, Appendix B: embeddings have a fixed norm)."""
     return matrix * jax.lax.rsqrt(jnp.sum(jnp.square(matrix), axis=-1, keepdims=True) + 1e-12)
 
 
@@ -39,7 +39,7 @@ def dropout(values: jax.Array, rate: float, key: Key | None, alike_in_time: bool
 
 @jax.custom_vjp
 def looked_up(matrix: jax.Array, places: jax.Array) -> jax.Array:
-    """matrix[places], with a gradient that `add_rows` sums."""
+    """Return matrix[places], with a gradient that `add_rows` sums."""
     return matrix[places]
 
 
@@ -55,13 +55,13 @@ looked_up.defvjp(lambda matrix, places: (matrix[places], (matrix, places)), _loo
 
 
 def add_rows(matrix: jax.Array, places: jax.Array, changes: jax.Array) -> jax.Array:
-    """The matrix, with a change added to the row at each place; to a row that has several places, their sum.
+    """Return the matrix with a change added to the row at each place; to a row with several places, their sum.
 
-    Sums come first, so that whatever is written to one row is one number. `matrix.at[places].add(changes)` adds them one after another, on
+    Sums come first, so that each row is written once. `matrix.at[places].add(changes)` adds them one after another, on
     a GPU in an order that depends on who else is trained there: the last bits of a user's update then depend on other users, and at
     high learning rates all of it does.
     """
     same = places[:, None] == places[None, :]
     summed = jnp.matmul(same.astype(changes.dtype), changes, precision=jax.lax.Precision.HIGHEST)
-    first = jnp.argmax(same, axis=1)  # of all places of a row, whose sums may differ in how they were rounded
+    first = jnp.argmax(same, axis=1)  # of all places of a row, whose sums may be rounded differently
     return matrix.at[places].set(matrix[places] + summed[first])

@@ -12,13 +12,13 @@ from taciturn.core import PADDING, Key, LanguageModel, Params
 
 
 def logits(model: LanguageModel, params: Params, tokens: jax.Array) -> jax.Array:
-    """[batch, length] → [batch, length, vocabulary], without dropout."""
+    """Return logits, [batch, length] → [batch, length, vocabulary], without dropout."""
     matrix, bias = model.words(params)
     return model.contexts(params, tokens, None) @ matrix.T + bias
 
 
 def cross_entropy(model: LanguageModel, params: Params, tokens: jax.Array, key: Key | None = None, power: float = 0.0) -> jax.Array:
-    """Mean loss of predicting tokens[:, 1:] from what precedes; 0 where all is padding. `power`: `bounded`."""
+    """Return the mean loss of predicting tokens[:, 1:] from what precedes; 0 where all is padding. `power`: `bounded`."""
     contexts = model.contexts(params, tokens[:, :-1], key)
     matrix, bias = model.words(params)
     targets = tokens[:, 1:].reshape(-1)
@@ -28,14 +28,14 @@ def cross_entropy(model: LanguageModel, params: Params, tokens: jax.Array, key: 
 
 
 def bounded(losses: jax.Array, power: float) -> jax.Array:
-    """(1 − p^q) / q of −log p (Zhang and Sabuncu 2018), which no word can make larger than 1/q: what nobody could guess hardly counts,
-    and a user's update is more of what others have in common with them. With q = 0 it is −log p itself."""
+    """Return (1 − p^q) / q for −log p (Zhang and Sabuncu 2018), at most 1/q: unpredictable words hardly count, and a user's
+    update has more of what users have in common. With q = 0 it is −log p itself."""
     return -jnp.expm1(-power * losses) / power if power else losses
 
 
 @jax.custom_vjp
 def softmax_loss(contexts: jax.Array, matrix: jax.Array, bias: jax.Array, targets: jax.Array) -> jax.Array:
-    """−log softmax(contexts @ matrix.T + bias)[target], for each row of contexts."""
+    """Return −log softmax(contexts @ matrix.T + bias)[target], for each row of contexts."""
     return _forward(contexts, matrix, bias, targets)[0]
 
 

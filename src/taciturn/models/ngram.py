@@ -5,8 +5,8 @@ Both are stored as back-off models. With h' for the context h without its first 
     p(w | h) = what is stored, if the n-gram h w is in the model
                weight(h) · p(w | h') otherwise, where a context that is not in the model has weight 1
 
-and for every context the probabilities of all words but PADDING and BEGIN, which are never typed, sum to 1. An n-gram is known by its
-place among those of its length, which are sorted by context and then by word, so that its context is a place one length below.
+and for every context the probabilities of all words but PADDING and BEGIN, which are never typed, sum to 1. An n-gram is identified by its
+place among those of its length, which are sorted by context and then by word, so that its context is a place at the level below.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from taciturn.core import BEGIN, END, PADDING, Params
 
 NEVER = np.array([PADDING, BEGIN])  # no model predicts them
 GOOD_TURING = 5  # larger counts are trusted as they are
-NOTHING = 1e-9  # a probability too small to share out
+NOTHING = 1e-9  # a probability too small to distribute
 NONE = np.zeros(0, np.float32)
 
 
 class Level(NamedTuple):
-    """The n-grams of one length n, sorted by context, so that the words that follow a context stand together."""
+    """The n-grams of one length n, sorted by context, so that the words that follow a context are adjacent."""
 
     # uint64: the place of the context at the level before × vocabulary + the word; the word at level 1
     keys: np.ndarray
@@ -35,12 +35,12 @@ class Level(NamedTuple):
     backoff: np.ndarray  # float32: natural logarithm of the weight of the n-gram as a context; empty at the last level
 
 
-State = tuple[int, ...]  # the places of the last 1, 2, … words as n-grams; −1 for what is not in the model
+State = tuple[int, ...]  # the places of the last 1, 2, … words as n-grams; −1 for one not in the model
 
 
 @dataclass(frozen=True, eq=False)
 class NGram:
-    """A `WordModel`. Level 1 holds every word, at the place that is its id."""
+    """A `WordModel`. Level 1 holds every word, at the place of its id."""
 
     levels: tuple[Level, ...]
     vocabulary: int
@@ -71,7 +71,7 @@ class NGram:
         return scores
 
     def params(self) -> Params:
-        """Its arrays by name, as files hold them; `of` takes them back."""
+        """Return its arrays by name, as files hold them; `of` reads them."""
         named = {str(n): level._asdict() for n, level in enumerate(self.levels, 1)}
         del named[str(self.order)]["backoff"]
         return named
@@ -83,7 +83,7 @@ class NGram:
 
 
 def katz(texts: Iterable[np.ndarray], vocabulary: int, order: int = 4) -> NGram:
-    """Count texts of one user each: messages that END closes, the last one perhaps not."""
+    """Count texts of one user each: messages closed by END, except perhaps the last."""
     return _estimated(counted(texts, vocabulary, order), vocabulary, _katz)
 
 
@@ -108,7 +108,7 @@ def _estimated(counts: list[Counts], vocabulary: int, estimator: Estimator) -> N
 
 
 def _unigrams(counts: np.ndarray, estimator: Estimator) -> np.ndarray:
-    """Below them is the uniform distribution; words never seen share what is left for it."""
+    """Estimate unigrams over the uniform distribution; unseen words share what is left for it."""
     seen = np.flatnonzero(counts)
     uniform = 1 / (len(counts) - len(NEVER))
     probabilities, weights = estimator(counts[seen], np.zeros(len(seen), np.int32), 1, np.full(len(seen), uniform))
@@ -119,8 +119,8 @@ def _unigrams(counts: np.ndarray, estimator: Estimator) -> np.ndarray:
 
 
 def _katz(counts: np.ndarray, contexts: np.ndarray, size: int, lower: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Departs from Katz 1987 where that leaves nothing for words not seen: a context of large counts only, none of them discounted,
-    counts one occurrence more. Where every word was seen, what was taken away is given back in proportion."""
+    """Departs from Katz 1987 where that leaves nothing for unseen words: a context of large counts only, none of them discounted,
+    counts one more occurrence. Where every word was seen, what was taken away is given back in proportion."""
     kept = _good_turing(counts)
     kept_sums = np.bincount(contexts, kept, size)
     totals = np.bincount(contexts, counts, size)
@@ -133,8 +133,8 @@ def _katz(counts: np.ndarray, contexts: np.ndarray, size: int, lower: np.ndarray
 
 
 def _good_turing(counts: np.ndarray) -> np.ndarray:
-    """Return what is left of counts when something is put aside for n-grams not seen. Katz's k is 5, or the largest number below it for
-    which all his discounts lie between 0 and 1. In so little text that there is none, every count gives up a half."""
+    """Return what is left of counts when something is set aside for unseen n-grams. Katz's k is 5, or the largest number below it for
+    which all his discounts lie between 0 and 1. Where a small text has none, every count gives up a half."""
     n = np.bincount(np.minimum(counts, GOOD_TURING + 2), minlength=GOOD_TURING + 3).astype(np.float64)
     for k in range(GOOD_TURING, 1, -1):
         r = np.arange(1, k + 1)
@@ -155,7 +155,7 @@ def _kneser_ney(counts: np.ndarray, contexts: np.ndarray, size: int, lower: np.n
 
 
 def _discounts(counts: np.ndarray) -> np.ndarray:
-    """Chen and Goodman's discounts of counts 0, 1, 2, and 3 or more; a half of each step where so little text gives none above 0."""
+    """Return Chen and Goodman's discounts of counts 0, 1, 2, and 3 or more; a half of each step where a small text gives none above 0."""
     n = np.bincount(np.minimum(counts, 5), minlength=6).astype(np.float64)
     if n[1:5].all():
         r = np.arange(1, 4)
@@ -170,13 +170,13 @@ class Counts(NamedTuple):
 
     keys: np.ndarray  # uint64, sorted: the place of the context one length below × vocabulary + the word
     counts: np.ndarray
-    shorter: np.ndarray  # int32: the place, one length below, of the n-gram without its first word
+    shorter: np.ndarray  # the place, at the level below, of the n-gram without its first word
 
 
 def counted(texts: Iterable[np.ndarray], vocabulary: int, order: int) -> list[Counts]:
-    """The n-grams of all lengths up to `order`. None crosses the end of a message, and none ends in BEGIN."""
+    """Count the n-grams of all lengths up to `order`. None crosses the end of a message, and none ends in BEGIN."""
     if not 1 <= order <= 5:
-        raise ValueError(f"an n-gram model has an order from 1 to 5, and not {order}")
+        raise ValueError(f"an n-gram model has an order from 1 to 5, not {order}")
     words = _messages(texts, vocabulary)
     unigrams = np.bincount(words, minlength=vocabulary)
     unigrams[BEGIN] = 0
@@ -191,14 +191,14 @@ def counted(texts: Iterable[np.ndarray], vocabulary: int, order: int) -> list[Co
         first = np.flatnonzero(is_first)
         counts = np.diff(first, append=len(keys)).astype(np.int32)
         levels.append(Counts(keys[first], counts, places[ends[first]]))
-        del by_key, keys, first  # for the memory
+        del by_key, keys, first  # to save memory
         places = np.full(len(words), -1, np.int32)
         places[ends] = np.cumsum(is_first, dtype=np.int32) - 1
     return levels
 
 
 def joined(contexts: np.ndarray, words: np.ndarray, vocabulary: int) -> np.ndarray:
-    """The keys of n-grams: the places of their contexts and their words."""
+    """Return the keys of n-grams: the places of their contexts and their words."""
     keys = contexts.astype(np.uint64)
     keys *= np.uint64(vocabulary)
     keys += words.astype(np.uint64)
@@ -206,13 +206,13 @@ def joined(contexts: np.ndarray, words: np.ndarray, vocabulary: int) -> np.ndarr
 
 
 def parted(keys: np.ndarray, vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
-    """The contexts' places and the words of keys, int32."""
+    """Split keys into the places of the contexts and the words, int32."""
     contexts = keys // np.uint64(vocabulary)
     return contexts.astype(np.int32), (keys - contexts * np.uint64(vocabulary)).astype(np.int32)
 
 
 def continuations(levels: list[Counts]) -> list[Counts]:
-    """Kneser and Ney's counts: below the highest order, an n-gram counts once for each word that was seen before it. Nothing is ever
+    """Return Kneser and Ney's counts: below the highest order, an n-gram counts once for each word seen before it. Nothing is ever
     before BEGIN, so n-grams that start there keep their own."""
     below = []
     for level, longer in pairwise(levels):
@@ -222,31 +222,31 @@ def continuations(levels: list[Counts]) -> list[Counts]:
 
 
 def _messages(texts: Iterable[np.ndarray], vocabulary: int) -> np.ndarray:
-    """All texts end to end as int32, with BEGIN before every message."""
+    """Concatenate all texts as int32, with BEGIN before every message."""
     parts = [np.asarray(text, np.int32) for text in texts if len(text)]
     words = np.concatenate([*parts, np.zeros(0, np.int32)])
     if not len(words):
         return words
     if words.min() < 0 or words.max() >= vocabulary:
-        raise ValueError(f"a text holds the word {words.max()}, and there are {vocabulary} words: it is of another list")
+        raise ValueError(f"a text has word id {words.max()}, and there are {vocabulary} words: it has another vocabulary")
     if np.any((words == PADDING) | (words == BEGIN)):
-        raise ValueError("a text to count holds padding or <bos>; give the words alone, each message closed by <eos>")
+        raise ValueError("a text to count holds padding or <bos>; give only words, with each message closed by <eos>")
     starts_text = np.cumsum([0, *map(len, parts)])[:-1]
     starts = np.union1d(starts_text, 1 + np.flatnonzero(words[:-1] == END))
     return np.insert(words, starts, BEGIN)
 
 
 def pruned(model: NGram, entries: int) -> NGram:
-    """Keep all unigrams and the `entries` n-grams above them that matter most, with weights that fit.
+    """Keep all unigrams and the `entries` longer n-grams that matter most, with matching weights.
 
-    An n-gram matters by the relative entropy between the model with it and without it (Stolcke 1998), and at least as much as one that it
-    is the beginning or the end of. Departs from Stolcke: a number of n-grams is given and not a threshold, as keyboards have limited room;
-    and the end of an n-gram stays as its beginning does, which KenLM asks for. Katz's models lose less by it (Chelba et al. 2010)."""
+    An n-gram matters by the relative entropy of the model with and without it (Stolcke 1998), and at least as much as any of which it
+    is the beginning or the end. Departs from Stolcke: a number of n-grams is given, not a threshold, as keyboards have limited space;
+    and the end of an n-gram stays as its beginning does, which KenLM requires. Katz models lose less by pruning (Chelba et al. 2010)."""
     if entries >= sum(len(level.keys) for level in model.levels[1:]):
         return model
     worth = _worth(model)
     kept = np.zeros(sum(map(len, worth)), bool)
-    kept[np.argsort(-np.concatenate(worth), kind="stable")[:entries]] = True  # of equals the shorter
+    kept[np.argsort(-np.concatenate(worth), kind="stable")[:entries]] = True  # among equals the shorter
     made = [model.levels[0]]
     places, states = np.arange(model.vocabulary), [np.arange(model.vocabulary)]
     for level, keep in zip(model.levels[1:], np.split(kept, np.cumsum([len(one) for one in worth[:-1]])), strict=True):
@@ -260,7 +260,7 @@ def pruned(model: NGram, entries: int) -> NGram:
 
 
 def _worth(model: NGram) -> list[np.ndarray]:
-    """Return what each n-gram above the first level is worth."""
+    """Return the worth of each n-gram above the first level."""
     frequency = model.levels[0].probability.copy()  # log, of n-grams in text
     frequency[BEGIN] = frequency[END]  # as many messages begin as end
     worth, parts, states = [], [], [np.arange(model.vocabulary)]
@@ -285,8 +285,8 @@ def _worth(model: NGram) -> list[np.ndarray]:
 def _backed_off(
     levels: Sequence[Level], states: list[np.ndarray], contexts: np.ndarray, words: np.ndarray, vocabulary: int
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """log p(w | h') for many n-grams h w at once, and the states after them: the arithmetic of `scores` and `read`. The h are places of the
-    last level, and `states` are the states after all of that level's n-grams, an array for each length."""
+    """Return log p(w | h') for many n-grams h w at once, and the states after them: the arithmetic of `scores` and `read`. h are places of
+    the last level, and `states` are the states after all of that level's n-grams, an array for each length."""
     scores, after = levels[0].probability[words], [words]
     for level, longer, state in zip(levels, levels[1:], states, strict=False):
         places = state[contexts]
@@ -299,14 +299,14 @@ def _backed_off(
 
 
 def _shares(probability: np.ndarray, lower: np.ndarray, contexts: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """What the n-grams leave of each context's probability to words that have none there, and what those have one word further back."""
+    """Return what the n-grams leave of each context's probability to unseen words, and what those have one word further back."""
     left = 1 - np.bincount(contexts, np.exp(probability), size)
     unseen = 1 - np.bincount(contexts, np.exp(lower), size)
     return np.maximum(left, NOTHING), np.maximum(unseen, NOTHING)
 
 
 def followers(keys: np.ndarray, contexts: np.ndarray, words: np.ndarray, vocabulary: int) -> np.ndarray:
-    """The places among sorted keys of many n-grams; −1 for what is not there, or has no context (−1) itself."""
+    """Return the places of many n-grams among sorted keys; −1 for one that is absent, or whose context is (−1)."""
     wanted = joined(np.maximum(contexts, 0), words, vocabulary)
     places = np.searchsorted(keys, wanted)
     there = (contexts >= 0) & (places < len(keys))

@@ -1,4 +1,4 @@
-"""One recurrent layer, run over time, for every cell whose only matrices are recurrent, LSTM, CIFG and GRU; and the model around it.
+"""One recurrent layer run over time, for every cell whose only matrices are recurrent (LSTM, CIFG, GRU); and the model around it.
 
 A cell is a function without parameters, `cell(x, r, carry) → (output, carry)`: x is the input's share of the gates and
 r = fed_back @ recurrent the share of what the layer fed back at the step before. A projection, where there is one,
@@ -20,7 +20,7 @@ from taciturn.core import Key, LanguageModel, Params
 from taciturn.models import recurrence_kernels
 from taciturn.models.layers import dense, dot, dropout, embedding, looked_up, transposed, unit_rows
 
-Gates = jax.Array | list[jax.Array]  # side by side in one array, or one by one, as a kernel holds them
+Gates = jax.Array | list[jax.Array]  # concatenated in one array, or separate, as a kernel holds them
 Cell = Callable[[Gates, Gates, jax.Array], tuple[jax.Array, jax.Array]]
 
 
@@ -39,8 +39,8 @@ def recurrent_model(
     tied: bool = True,
     unit_norm: bool = False,
 ) -> LanguageModel:
-    """A cell of so many gates between embeddings; `sizes` are those of vocabulary, width and units. What is scored against the words is
-    the state, times a matrix to their width: at the end, or at every step, where it is `projected` and fed back as that."""
+    """Build a model with a cell of `gates` gates between embeddings; `sizes` are vocabulary, width and units. What is scored against the
+    words is the state times a matrix to their width: at the end, or at every step, where it is `projected` and fed back."""
     vocabulary, width, units = sizes
     rows, word_embedding = unit_rows if unit_norm else lambda matrix: matrix, "embedding" if tied else "word_embedding"
 
@@ -74,7 +74,7 @@ def recurrent_model(
 def recurrence(
     cell: Cell, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None, units: int, product: DTypeLike = jnp.float32
 ) -> jax.Array:
-    """Run a cell from a zero state. x [length, batch, gates] → what it feeds back, [length, batch, width]."""
+    """Run a cell from a zero state: x [length, batch, gates] → what it feeds back, [length, batch, width]."""
     return _run(cell, units, product, x, recurrent, projection)
 
 
@@ -110,7 +110,7 @@ def _on_this_machine(kernel: Callable, scan: Callable, cell: Cell, units: int, p
 
 
 def scan_forwards(cell: Cell, units: int, product, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None):
-    """Return what is fed back at each step, and for the way back: r, the carry before each step, and what was projected, if anything is."""
+    """Return what is fed back at each step, and for the backward pass r, the carry before each step, and what was projected, if any."""
     start = jnp.zeros((x.shape[1], recurrent.shape[0]), x.dtype), jnp.zeros((x.shape[1], units), x.dtype)
     recurrent = recurrent.astype(product)  # once, not at every step
     projection = None if projection is None else projection.astype(product)
@@ -144,5 +144,5 @@ def scan_backwards(cell: Cell, units: int, product, gradient, x, r, carries, rec
 
 
 def _flat(values: jax.Array) -> jax.Array:
-    """[length, batch, width] → [length · batch, width]."""
+    """Reshape [length, batch, width] → [length · batch, width]."""
     return values.reshape(-1, values.shape[-1])

@@ -2,9 +2,9 @@
 
 `recurrence.scan_forwards` and `scan_backwards` are the definition. Compiled by XLA, a time step is half a dozen kernels, each of which runs
 for all users of a chunk and waits for the one before. Here one program stays with one user and reads that user's matrices again at every
-time step: they are too large to stay in a multiprocessor, so reading them is the cost, and everything else is done on the way.
+time step: they are too large to stay in a multiprocessor, so reading them is the cost, and everything else is done meanwhile.
 
-Units go by in tiles. What one time step leaves for the next (what was fed back, the carry) passes through memory, behind a barrier.
+Units are processed in tiles. What one time step leaves for the next (what was fed back, the carry) passes through memory, behind a barrier.
 """
 
 import functools
@@ -20,11 +20,11 @@ from jax.typing import DTypeLike
 
 from taciturn.models.softmax_step import parts
 
-ROWS = 16  # of a batch, at most: the least that a product on tensor cores takes
-MOST_WIDE = 256  # of what is fed back: more does not fit registers, and was not measured
+ROWS = 16  # of a batch, at most: the smallest product on tensor cores
+MOST_WIDE = 256  # of what is fed back: more does not fit into registers, and was not measured
 
 
-Columns = tuple[Any, int, Any]  # where they begin, how many, and which of them there are
+Columns = tuple[Any, int, Any]  # where they begin, how many, and which of them exist
 
 
 class Tiling(NamedTuple):
@@ -33,7 +33,7 @@ class Tiling(NamedTuple):
     stages: int
 
 
-# Found by measuring on an H200, for both ways.
+# Measured on an H200, for both passes.
 PROJECTED, UNPROJECTED = Tiling(32, 4, 3), Tiling(32, 4, 2)
 
 
@@ -54,7 +54,7 @@ class _Shape(NamedTuple):
 
 
 def fits(x: jax.Array, recurrent: jax.Array, product: DTypeLike) -> bool:
-    """Whether the kernels can take a layer: few rows, as a user's batches have, and products in 16 bits."""
+    """Return whether the kernels can run a layer: few rows, as a user's batches have, and products in 16 bits."""
     width = recurrent.shape[0]
     return x.shape[1] <= ROWS and width % 16 == 0 and width <= MOST_WIDE and jnp.dtype(product).itemsize == 2
 
@@ -62,7 +62,7 @@ def fits(x: jax.Array, recurrent: jax.Array, product: DTypeLike) -> bool:
 def forwards(
     cell: Any, units: int, product: DTypeLike, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None, interpret: bool = False
 ):
-    """Return what `recurrence.scan_forwards` returns, but for the carry before the first step, which is not written."""
+    """Return what `recurrence.scan_forwards` returns, except the carry before the first step, which is not written."""
     shape, tiling = _shape(x, recurrent, projection, units, product, interpret)
     rows = shape.length * shape.batch
     out = [_array(rows, shape.width), _array(rows, x.shape[-1]), _array(rows, units)]
@@ -94,7 +94,7 @@ def backwards(
 
 
 def _forwards(cell: Any, shape: _Shape, x_ref, *refs) -> None:
-    """Time steps one after another. Writes what is fed back, the recurrent share of the gates, and the carry before each step."""
+    """Run time steps in order. Write what is fed back, the recurrent share of the gates, and the carry before each step."""
     matrices, (fed_back_ref, r_ref, carries_ref, *outputs_ref) = _split(shape, refs)
 
     def step(t, before):
@@ -125,7 +125,7 @@ def _forwards(cell: Any, shape: _Shape, x_ref, *refs) -> None:
 
 
 def _backwards(cell: Any, shape: _Shape, gradient_ref, x_ref, r_ref, carries_ref, *refs) -> None:
-    """The same from the last time step to the first. Writes the gradients of the gates, for products over all of time afterwards."""
+    """Run time steps in reverse. Write the gradients of the gates, for products over all of time afterwards."""
     matrices, (d_x_ref, d_r_ref, d_fed_back_ref, d_carry_ref) = _split(shape, refs)
 
     def step(done, d_before):
@@ -145,7 +145,7 @@ def _backwards(cell: Any, shape: _Shape, gradient_ref, x_ref, r_ref, carries_ref
                 d_output = _read(shape, d_fed_back_ref, t, *units)
             x, r = ([_read(shape, ref, t, *gate) for gate in gates] for ref in (x_ref, r_ref))
             _, pull_back = jax.vjp(cell, x, r, _read(shape, carries_ref, t, *units, t > 0))
-            # In turns: no thread may read a carry's gradient where another has written the next one.
+            # Alternating: no thread may read a carry's gradient where another has written the next one.
             d_x, d_r, d_carry = pull_back((d_output, _read(shape, d_carry_ref, jax.lax.rem(t + 1, 2), *units, done > 0)))
             _write(shape, d_carry_ref, jax.lax.rem(t, 2), d_carry, *units)
             for number, gate in enumerate(gates):
@@ -181,12 +181,12 @@ def _array(*shape_and_type: Any) -> jax.ShapeDtypeStruct:
 
 
 def _flat(values: jax.Array) -> jax.Array:
-    """[length, batch, width] → [length · batch, width]."""
+    """Reshape [length, batch, width] → [length · batch, width]."""
     return values.reshape(-1, values.shape[-1])
 
 
 def _tiled(shape: _Shape, recurrent: jax.Array, projection: jax.Array | None) -> list[jax.Array]:
-    """The matrices as the programs read them: rounded, and the columns of one tile of units side by side in memory."""
+    """Return the matrices as the programs read them: rounded, and the columns of one tile of units adjacent in memory."""
     padding = shape.tiles * shape.tile - shape.units
     by_gate = jnp.pad(recurrent.astype(shape.product).reshape(shape.width, shape.gates, shape.units), ((0, 0), (0, 0), (0, padding)))
     by_tile = by_gate.reshape(shape.width, shape.gates, shape.tiles, shape.tile).transpose(2, 1, 0, 3).reshape(-1, shape.tile)
@@ -194,7 +194,7 @@ def _tiled(shape: _Shape, recurrent: jax.Array, projection: jax.Array | None) ->
 
 
 def _split(shape: _Shape, refs: tuple) -> tuple[tuple, tuple]:
-    """The matrices that go in, and what is written."""
+    """Split references into the matrices that are read, and what is written."""
     return refs[: 1 + shape.projected], refs[1 + shape.projected :]
 
 
@@ -208,18 +208,18 @@ def _projection(shape: _Shape, matrices: tuple, index) -> list[jax.Array]:
 
 
 def _units(shape: _Shape, index) -> Columns:
-    """The columns of a tile."""
+    """Return the columns of a tile."""
     return index * shape.tile, shape.tile, index * shape.tile + jnp.arange(shape.tile) < shape.units
 
 
 def _gates(shape: _Shape, index) -> list[Columns]:
-    """The same for each gate, which follow each other."""
+    """Return the same for each gate; gates are adjacent."""
     start, columns, inside = _units(shape, index)
     return [(gate * shape.units + start, columns, inside) for gate in range(shape.gates)]
 
 
 def _rounded(shape: _Shape, index, values: jax.Array) -> jax.Array:
-    """For a product: zeros for units that there are not, whatever became of them."""
+    """Round for a product, with zeros for units that do not exist, whatever they hold."""
     return jnp.where(_units(shape, index)[2][None, :], values, 0.0).astype(shape.product)
 
 
@@ -228,7 +228,7 @@ def _zeros(shape: _Shape) -> list[jax.Array]:
 
 
 def _read(shape: _Shape, ref, t, start, columns: int, inside=True, when=True) -> jax.Array:
-    """Rows of a time step, and zeros for those that the batch does not have."""
+    """Read rows of a time step, with zeros for those beyond the batch."""
     place, mask = _place(shape, ref, t, start, columns, inside, when)
     return triton.load(place, mask=mask, other=0.0)
 
@@ -244,6 +244,6 @@ def _place(shape: _Shape, ref, t, start, columns: int, inside, when):
 
 
 def _wait(shape: _Shape) -> None:
-    """Until all threads of a program have written: the next time step reads it."""
+    """Wait until all threads of a program have written what the next time step reads."""
     if not shape.interpret:
         triton.debug_barrier()

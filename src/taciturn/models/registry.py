@@ -1,7 +1,7 @@
-"""Every kind of model, in one table: how a recipe's settings become it, how it goes word by word, and as what it can leave.
+"""Every kind of model, in one table: how it is built from a recipe's settings, how it reads word by word, and how it can be exported.
 
-A kind of one's own is a row like the others. Registered before a recipe names it, it is trained, saved, resumed, exported and audited
-as these are; without a stepper of its own it goes word by word as any model can, and leaves as n-grams (examples/own_model.py).
+Your own kind is a row like the others. Registered before a recipe names it, it is trained, saved, resumed, exported and audited
+like these; without its own stepper it reads word by word as any model can, and exports as n-grams (examples/own_model.py).
 """
 
 from collections.abc import Callable, Mapping
@@ -15,13 +15,13 @@ from taciturn.models.transformer import transformer
 
 
 class ModelKind(NamedTuple):
-    network: Callable[..., LanguageModel]  # of a number of words, and of
-    settings: tuple[str, ...]  # those of a recipe's [model] that it has, and `product`, the type of its matrix products
-    stepper: Stepper = Windowed  # for typing and sampling: `stepping.recurrent`, which can leave as ONNX, or a subclass of `Windowed`
-    javascript_cell: str | None = None  # in export/runtime/runtime.js; None: it cannot leave as a script
+    network: Callable[..., LanguageModel]  # (number of words, settings)
+    settings: tuple[str, ...]  # of a recipe's [model] that it uses, and `product`, the type of its matrix products
+    stepper: Stepper = Windowed  # for typing and sampling: `stepping.recurrent`, which exports to ONNX, or a subclass of `Windowed`
+    javascript_cell: str | None = None  # in export/runtime/runtime.js; None: no export as a script
 
     def build(self, vocabulary: int, given: Mapping[str, Any]) -> LanguageModel:
-        """What is not given is the network's own default."""
+        """Build the network; it has its own defaults for what is not given."""
         known = {name: given[name] for name in self.settings if given.get(name) is not None}
         return self.network(vocabulary, **known)
 
@@ -36,11 +36,11 @@ KINDS = {
 
 
 def register_model(kind: str, model: ModelKind) -> None:
-    """Add a kind of one's own, which a recipe may then name as `model.kind`.
+    """Add your own kind of model, which a recipe may then name as `model.kind`.
 
     Args:
-        kind: its name. One that is taken is refused, or a file would not say what it holds.
-        model: how to build it, which settings of [model] it has, and how it goes word by word, where there is a better way than to read
+        kind: its name. A taken one is refused, or a file would not say what it holds.
+        model: how to build it, which settings of [model] it has, and how it reads word by word, where there is a better way than to read
             the last words again.
 
     Returns:
@@ -52,7 +52,7 @@ def register_model(kind: str, model: ModelKind) -> None:
         tt.register_model("small-gru", tt.ModelKind(gru, settings=("width", "units")))
     """
     if kind in (*KINDS, "ngram"):
-        raise ValueError(f"there is a model kind {kind!r} already; choose another name for yours")
+        raise ValueError(f"there is already a model kind {kind!r}; choose another name for yours")
     KINDS[kind] = model
 
 

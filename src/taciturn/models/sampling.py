@@ -1,4 +1,4 @@
-"""Text sampled from a model. What a private model says is as private as the model, so samples may be kept, counted and published."""
+"""Text sampled from a model. What a private model generates is as private as the model, so samples may be kept, counted and published."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -12,13 +12,13 @@ from taciturn.models.stepping import Neural, Recurrent, State, StepWeights, Wind
 from taciturn.progress import Progress, unwatched
 
 SIDE_BY_SIDE = 256  # texts
-LENGTH = 64  # words of a text between two looks at the clock
+LENGTH = 64  # words of a text between two calls of `progress`
 
 
 @jax.jit
 def chosen(scores: jax.Array, uniform: jax.Array) -> jax.Array:
-    """Choose a word for each row of log-probabilities, by its uniform number in [0, 1): first a block of the vocabulary, then a word of it,
-    so that a step costs two short sums in place of a random number for every word. Padding and <bos> are never said."""
+    """Choose a word for each row of log-probabilities, by a uniform number in [0, 1): first a block of the vocabulary, then a word of it,
+    so that a step costs two short sums in place of a random number for every word. Padding and <bos> are never chosen."""
     probabilities = jnp.exp(scores).at[:, np.array([PADDING, BEGIN])].set(0.0)
     block = int(np.ceil(np.sqrt(scores.shape[1])))
     padded = jnp.pad(probabilities, ((0, 0), (0, block * block - scores.shape[1]))).reshape(-1, block, block)
@@ -28,14 +28,14 @@ def chosen(scores: jax.Array, uniform: jax.Array) -> jax.Array:
     inside = jnp.take_along_axis(padded, which[:, None, None], axis=1)[:, 0]
     before = jnp.take_along_axis(up_to_block, which[:, None], axis=1)[:, 0] - jnp.sum(inside, axis=1)
     up_to_word = before[:, None] + jnp.cumsum(inside, axis=1)
-    # Rounding may leave the number past the last word of its block: then the likeliest of it is taken.
+    # Rounding may put the number past the last word of its block: then take the likeliest in it.
     found = (up_to_word > wanted) & (inside > 0)
     place = jnp.where(jnp.any(found, axis=1), jnp.argmax(found, axis=1), jnp.argmax(inside, axis=1))
     return which * block + place
 
 
 def samples(model: Neural, words: int, key: Key, progress: Progress = unwatched) -> Iterator[np.ndarray]:
-    """Sample texts with so many words in all, or a few more."""
+    """Sample texts with at least this many words in all."""
     streams = _recurrent_streams(model, key) if isinstance(model, Recurrent) else _windowed_streams(model, key)
     made = 0
     for texts in streams:

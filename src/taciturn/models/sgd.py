@@ -2,8 +2,8 @@
 
 Two matrices hold most of a keyboard model: the embedding of the words that go in, of which a batch uses a few dozen rows, and that of
 the words that come out, all of which every step uses and changes. Automatic differentiation treats both alike and writes a gradient
-for every row, several times. Here only the rows that go in get a gradient, and the output layer takes its step where its gradient is made
-(models/softmax_step.py). Nothing else differs from `params − rate × grad(cross_entropy)`, which is the test.
+for every row, several times. Here only the input rows get a gradient, and the output layer takes its step where its gradient is computed
+(models/softmax_step.py). Nothing else differs from `params − rate × grad(cross_entropy)`, and a test checks that.
 """
 
 from collections.abc import Callable
@@ -20,11 +20,11 @@ Step = Callable[[Params, jax.Array, Key | None, float], Params]  # params, batch
 
 
 def sgd_step(model: LanguageModel, product: DTypeLike = jnp.float32, power: float = 0.0) -> Step:
-    """`product` is the type of matrix products; all else stays float32. `power` is that of the loss (losses.bounded)."""
+    """Build the step. `product` is the type of matrix products; all else stays float32. `power` is that of the loss (losses.bounded)."""
 
     def step(params: Params, batch: jax.Array, key: Key | None, rate: float) -> Params:
         inputs, targets = batch[:, :-1], batch[:, 1:].reshape(-1)
-        # The words in use as an embedding of their own, in which each has the number of its place.
+        # The words in use as an embedding of their own, in which the id of each is its position.
         rows = params[model.embedding][inputs.reshape(-1)]
         places = jnp.arange(inputs.size).reshape(inputs.shape)
         large = {model.embedding, model.word_embedding, "word_bias"}

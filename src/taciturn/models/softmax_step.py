@@ -1,7 +1,7 @@
 """One SGD step of the output layer: gradient of the softmax over all words, and the step along it.
 
 `plain` is the definition. `fused` is the same in two GPU kernels (Pallas) that never store the scores of 10,000 words: the
-first reads the word matrix and finds each token's normaliser and expected row; the second reads it again, makes the scores anew block by
+first reads the word matrix and finds each token's normaliser and expected row; the second reads it again, recomputes the scores block by
 block and writes the stepped matrix in its place. Three passes over the matrix where automatic differentiation makes about ten, and none
 over scores.
 """
@@ -27,9 +27,9 @@ class Tiling(NamedTuple):
     stages: int
 
 
-# Found by measuring on an H200.
+# Measured on an H200.
 EXPECTING, STEPPING = Tiling(64, 4, 1), Tiling(64, 4, 3)
-GROUP = 64  # tokens that a program holds at a time, where there are more than twice as many: their sums have to fit registers
+GROUP = 64  # tokens that a program holds at a time, where there are more than twice as many: their sums must fit into registers
 MOST_HELD = 320 * 96 * 2  # bytes of a step's contexts: more were not measured, and many, as on public text, are for plain products
 
 
@@ -50,8 +50,8 @@ def plain(
     product: DTypeLike = jnp.float32,
     power: float = 0.0,
 ) -> Stepped:
-    """θ ← θ − η ∇ Σ_t weight_t · ℓ(p_t), p_t = softmax(s_t)[target_t], s_t = (context_t · row_v [/ ‖row_v‖] + bias_v)_v, and ℓ as
-    `losses.bounded` has it: −log p, or with a power q (1 − p^q) / q, whose gradient is that of −log p times p^q."""
+    """Return θ ← θ − η ∇ Σ_t weight_t · ℓ(p_t), p_t = softmax(s_t)[target_t], s_t = (context_t · row_v [/ ‖row_v‖] + bias_v)_v, and ℓ as
+    `losses.bounded` defines it: −log p, or with a power q (1 − p^q) / q, whose gradient is that of −log p times p^q."""
     inverse = _inverse_norms(matrix) if unit_norm else jnp.ones(len(matrix), matrix.dtype)
     scores = dot(contexts, matrix.T, product) * inverse + bias
     exponentials = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
@@ -59,12 +59,12 @@ def plain(
     if power:
         weights = weights * (jnp.take_along_axis(exponentials, targets[:, None], axis=-1)[:, 0] / normaliser) ** power
     factors = weights / normaliser
-    # The softmax's share of the gradient comes from the exponentials as they are; the targets' share is a few rows.
+    # The softmax's share of the gradient comes from the stored exponentials; the targets' share is a few rows.
     scaled, wanted = exponentials * inverse, (weights * inverse[targets])[:, None]
     d_rows = add_rows(dot(scaled.T, factors[:, None] * contexts, product), targets, -wanted * contexts)
     d_bias = add_rows((factors @ exponentials)[:, None], targets, -weights[:, None])[:, 0]
     d_contexts = factors[:, None] * dot(scaled, matrix, product) - wanted * matrix[targets]
-    if unit_norm:  # only what is at right angles to a row moves it: its length does not matter
+    if unit_norm:  # only the part orthogonal to a row moves it: its length does not matter
         d_rows = d_rows - matrix * (jnp.sum(matrix * d_rows, axis=-1) * jnp.square(inverse))[:, None]
     return Stepped(matrix - rate * d_rows, bias - rate * d_bias, d_contexts)
 
@@ -109,7 +109,7 @@ def fused(
     normaliser = top + jnp.log(total)  # log Σ_v exp(s_v)
     if power:
         scores = jnp.sum(contexts * wanted, axis=-1) + bias[targets]
-        weights = weights * jnp.exp(power * jnp.minimum(scores - normaliser[:tokens], 0.0))  # rounded otherwise, it may be above 0
+        weights = weights * jnp.exp(power * jnp.minimum(scores - normaliser[:tokens], 0.0))  # differently rounded, it may be above 0
     d_contexts = weights[:, None] * (expected[:tokens] - wanted)
     stepped, stepped_bias = call(
         functools.partial(_step, rate),
@@ -122,7 +122,7 @@ def fused(
 
 
 def fits(contexts: jax.Array, product: DTypeLike) -> bool:
-    """Whether the kernels can take them, which work in tiles of 16."""
+    """Return whether the kernels can run them: they work in tiles of 16."""
     return contexts.shape[1] % 16 == 0 and contexts.size * jnp.dtype(product).itemsize <= MOST_HELD
 
 
@@ -138,7 +138,7 @@ class _Shape(NamedTuple):
 
 
 def parts(size: int) -> list[tuple[int, int]]:
-    """A multiple of 16 as tiles whose sizes are powers of two, which is all that the compiler takes: 96 = 64 + 32."""
+    """Split a multiple of 16 into tiles of powers of two, which the compiler requires: 96 = 64 + 32."""
     tiles, start = [], 0
     while start < size:
         tile = min(128, 1 << ((size - start).bit_length() - 1))
@@ -148,7 +148,7 @@ def parts(size: int) -> list[tuple[int, int]]:
 
 
 def _expectations(shape: _Shape, contexts_ref, matrix_ref, bias_ref, largest_ref, sums_ref, drawn_ref) -> None:
-    """For each token, over this split's words: the largest score, Σ exp(score − largest), and Σ exp(score − largest) · row. Attention, in
+    """Per token, over this split's words: the largest score, Σ exp(score − largest), and Σ exp(score − largest) · row. Attention, in
     which the word matrix is both keys and values; done as Dao et al. 2022 do it."""
     split, group = pallas.program_id(0), pallas.program_id(1)
     places = _places(shape, group)
@@ -184,13 +184,13 @@ def _expectations(shape: _Shape, contexts_ref, matrix_ref, bias_ref, largest_ref
 def _step(
     rate: float, shape: _Shape, contexts_ref, matrix_ref, bias_ref, targets_ref, weights_ref, normaliser_ref, stepped_ref, stepped_bias_ref
 ) -> None:
-    """Each block of rows, stepped along its gradient. Words go down and tokens across: what one product gives, the next one takes."""
+    """Step each block of rows along its gradient. Words run down and tokens across, so that products chain without a transpose."""
     split = pallas.program_id(0)
 
     def loaded(group):
         return [(_tiles(contexts_ref, shape, at), targets_ref[at], weights_ref[at], normaliser_ref[at]) for at in _places(shape, group)]
 
-    held = loaded(0) if shape.groups == 1 else None  # all there are, read once
+    held = loaded(0) if shape.groups == 1 else None  # all of them, read once
 
     def block(index, carry):
         first = split * shape.rows + index * shape.block
@@ -202,7 +202,7 @@ def _step(
             d_rows, d_bias = sums
             for tiles, targets, weights, normaliser in held or loaded(group):
                 score = sum(triton.dot(row, tile, trans_b=True) for tile, row in zip(tiles, rounded, strict=True))
-                # No share is above 1, but scores that are made anew may round differently.
+                # No share is above 1, but recomputed scores may round differently.
                 share = jnp.exp(jnp.minimum(score * inverse[:, None] + (bias[:, None] - normaliser[None, :]), 0.0))
                 d_score = (share - (words[:, None] == targets[None, :])) * weights[None, :]
                 d_bias = d_bias + jnp.sum(d_score, axis=1)
@@ -226,7 +226,7 @@ def _step(
 
 
 def _places(shape: _Shape, group):
-    """Return the places of a group's tokens, tile by tile."""
+    """Return the positions of a group's tokens, tile by tile."""
     return [pallas.ds(group * shape.group + start, size) for start, size in parts(shape.group)]
 
 
@@ -235,7 +235,7 @@ def _tiles(contexts_ref, shape: _Shape, at):
 
 
 def _block(shape: _Shape, matrix_ref, bias_ref, first):
-    """A block of words: which of them there are, their rows, one over the rows' norms, their biases."""
+    """Read a block of words: which of them exist, their rows, the inverse norms of the rows, their biases."""
     inside = first + jnp.arange(shape.block) < shape.vocabulary
     rows = [
         triton.load(
@@ -253,7 +253,7 @@ def _block(shape: _Shape, matrix_ref, bias_ref, first):
 
 
 def _blocks(shape: _Shape, split):
-    """How many blocks of this split have words in them."""
+    """Count the blocks of this split that have words in them."""
     left = shape.vocabulary - split * shape.rows
     return jnp.clip((left + shape.block - 1) // shape.block, 0, shape.rows // shape.block)
 

@@ -1,6 +1,6 @@
 """Neural models word by word, as keyboards run them.
 
-`StepWeights` is what a step needs of a recurrent model, whatever its kind; Python, ONNX and JavaScript all take it from here:
+`StepWeights` is what a step needs of a recurrent model, whatever its kind; Python, ONNX and JavaScript all use it:
 
     gates    = embedding[word] @ input + gate_bias
     output   = cell(gates, fed_back @ recurrent, carry)          and the next carry
@@ -20,13 +20,13 @@ import numpy as np
 from taciturn.core import BEGIN, LanguageModel, Params
 from taciturn.models.recurrence import Cell
 
-WINDOW = 64  # words back that a model without a state looks at
+WINDOW = 64  # words that a model without a state looks back
 
 
 class StepWeights(NamedTuple):
     """float32 arrays."""
 
-    embedding: np.ndarray  # [vocabulary, width], scaled to length 1 where the model asks for it
+    embedding: np.ndarray  # [vocabulary, width], scaled to length 1 where the model requires it
     words: np.ndarray  # [vocabulary, context]; the same array as `embedding` where they are tied
     word_bias: np.ndarray
     input: np.ndarray  # [width, gates]
@@ -37,7 +37,7 @@ class StepWeights(NamedTuple):
 
     @property
     def units(self) -> int:
-        """Length of the carry."""
+        """Return the length of the carry."""
         matrix = self.projection if self.projection is not None else self.to_context
         assert matrix is not None
         return matrix.shape[0]
@@ -68,7 +68,7 @@ def _optional(params: Params, name: str) -> np.ndarray | None:
 
 @partial(jax.jit, static_argnums=0)
 def step(cell: Cell, weights: StepWeights, state: State, word: jax.Array) -> tuple[State, jax.Array]:
-    """One word, or a batch of them → the next state, and the log-probabilities of what follows."""
+    """Read one word, or a batch of them; return the next state, and the log-probabilities of what follows."""
     fed_back, carry = state
     gates = weights.embedding[word] @ weights.input + weights.gate_bias
     output, carry = cell(gates, fed_back @ weights.recurrent, carry)
@@ -82,7 +82,7 @@ def zero_state(weights: StepWeights, *batch: int) -> State:
 
 
 class Carrying:
-    """What a model knows of a text is what its recurrence carries, and the scores that came with it."""
+    """A model whose state is what its recurrence carries, and the scores that came with it."""
 
     restarts: frozenset[int]
     _start: tuple[Any, jax.Array]
@@ -110,7 +110,7 @@ class Recurrent(Carrying):
 
 
 class Windowed:
-    """A `core.WordModel` of any model, for want of a state: what it knows of a text are the last words of it."""
+    """A `core.WordModel` of any model, for lack of a state: it keeps the last words of a text."""
 
     def __init__(self, model: LanguageModel, params: Params, restarts: tuple[int, ...] = ()) -> None:
         self.restarts = frozenset(restarts)
@@ -135,7 +135,7 @@ class Windowed:
         return np.asarray(self.scores_at(padded, len(state) - 1)[0])
 
     def scores_at(self, tokens: np.ndarray, place: int) -> jax.Array:
-        """[batch, length] → the log-probabilities of what follows the word at a place, [batch, vocabulary]."""
+        """Return the log-probabilities of what follows the word at a place: [batch, length] → [batch, vocabulary]."""
         return self._after(tokens, np.int32(place))
 
 

@@ -45,20 +45,20 @@ from taciturn.trees import size
 
 
 def language_model(model: ModelSection, vocabulary: int, product: DTypeLike = jnp.float32) -> LanguageModel:
-    """Build the model; `product` is the type in which its matrix products are taken."""
+    """Build the model; `product` is the type of its matrix products."""
     return _shared_model(model_kind(model.kind), model.model_dump_json(exclude={"warm_start"}), vocabulary, product)
 
 
 @lru_cache(maxsize=8)
 def _shared_model(kind: ModelKind, section: str, vocabulary: int, product: DTypeLike) -> LanguageModel:
-    """Build one object for one architecture, so that programs which are compiled for it are compiled once in a process."""
+    """Build one object for one architecture, so that programs for it are compiled once per process."""
     model = ModelSection.model_validate_json(section)
     given = model.model_dump() | {"dropout_rate": model.dropout, "product": product}
     return kind.build(vocabulary, given)
 
 
 def server_optimizer(name: ServerOptimizer, learning_rate: float, momentum: float) -> optax.GradientTransformation:
-    """Return the server's step, on the estimate as if it were a gradient descent direction."""
+    """Return the server's step along the estimate, taken as a descent direction."""
     match name:
         case "sgd":
             return optax.sgd(learning_rate)
@@ -105,7 +105,7 @@ def budget(recipe: Recipe) -> Budget:
 
 
 def rows(recipe: Recipe) -> int:
-    """Return how many releases a run may make, those to spare included."""
+    """Return how many releases a run may make, spare ones included."""
     return recipe.run.rounds + spare_rounds(recipe.run.rounds)
 
 
@@ -156,9 +156,9 @@ def _algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
 
 
 def most_reports(recipe: Recipe) -> int:
-    """Return n_max: how many reports may be in a total."""
+    """Return n_max: the most reports in a total."""
     chosen, cohort = participation(recipe), recipe.participation.cohort
-    most = math.ceil(cohort + 10 * math.sqrt(cohort) + 100)  # never passed by chance
+    most = math.ceil(cohort + 10 * math.sqrt(cohort) + 100)  # never exceeded by chance
     asked = chosen.asked if isinstance(chosen, MinSeparation) else 0
     beside = recipe.canaries.synthetic_users + min(recipe.audit.users, AUDITED_AT_ONCE)
     n_max = min(MOST_REPORTS, max(most, asked)) + beside
@@ -171,7 +171,7 @@ def most_reports(recipe: Recipe) -> int:
 
 
 def _user_update(recipe: Recipe, model: LanguageModel, local: LocalTraining, project: Project | None = None) -> UserUpdate:
-    """Build what a device computes; `model` takes its products as the recipe says."""
+    """Build what a device computes; `model` has the recipe's type of products."""
     step = sgd_step(model, jnp.bfloat16 if recipe.local.precision == "mixed" else jnp.float32, recipe.local.loss_power)
     match recipe.local.forgetting:
         case "none":
@@ -201,13 +201,13 @@ def upload_size(recipe: Recipe, params: Params) -> int:
 
 
 def general_text(recipe: Recipe, to_test: bool = False) -> PublicCorpus | None:
-    """Load what devices rehearse, or their predictions are about, or what is measured beside users, if there is such a text."""
+    """Load what devices rehearse or predict, or what is measured beside users, if there is such a text."""
     folder = recipe.data.general_test if to_test else recipe.data.general
     return PublicCorpus.load(Path(folder)) if folder else None
 
 
 def with_general_text(recipe: Recipe) -> Recipe:
-    """Return the recipe with a name for its general text, so that a run is resumed with the same."""
+    """Return the recipe with a digest of its general text, so that a run is resumed with the same."""
     corpus = general_text(recipe)
     if corpus is None:
         return recipe
@@ -217,7 +217,7 @@ def with_general_text(recipe: Recipe) -> Recipe:
 
 
 def _predicted_text(recipe: Recipe, model: LanguageModel) -> Text:
-    settings, key = recipe.transfer, jax.random.key(0)  # what predictions are about is no secret
+    settings, key = recipe.transfer, jax.random.key(0)  # what predictions are about is not secret
     corpus = general_text(recipe) if settings.text == "general" else None
     if corpus is None:
         return lambda params: beginnings(model, params, settings.rows, settings.length, key)
@@ -263,7 +263,7 @@ def bound_of(recipe: Recipe) -> Bound:
 
 
 def _encoded(recipe: Recipe, model: LanguageModel) -> Bound:
-    """Return the same clip, with reports in the form that the recipe says."""
+    """Return the same clip, with reports in the recipe's encoding."""
     if recipe.privacy.encoding == "integer":
         return bound_of(recipe)
     params = jax.eval_shape(model.init, jax.random.key(0))
@@ -306,7 +306,7 @@ def _optimal_coefficients(recipe: Recipe, length: int) -> dict[str, list[float]]
 
 def with_noise(recipe: Recipe, vocabulary: int, lineage: Sequence[DpEvent] = (), lineage_distance: float = 0.0) -> Recipe:
     """Return the recipe with its noise worked out: the strategy, and the multiplier from the budget, where it names none. What its start
-    has cost already, and how far that was from the ideal, is counted in."""
+    has already cost, and how far that was from the ideal, is included."""
     recipe = with_strategy(recipe)
     if not recipe.is_private or recipe.privacy.noise_multiplier is not None:
         return recipe
@@ -315,7 +315,7 @@ def with_noise(recipe: Recipe, vocabulary: int, lineage: Sequence[DpEvent] = (),
         private = mechanism(bound_of(recipe), fixed_denominator(1.0), noise(recipe, noise_multiplier))
         return composed(lineage, repeated(private.event(participation(recipe)), recipe.run.rounds))
 
-    # Wider noise is nearer to the ideal, so that of little is an upper bound.
+    # Wider noise is nearer to the ideal, so the distance of narrow noise is an upper bound.
     little = mechanism(bound_of(recipe), fixed_denominator(1.0), noise(recipe, 0.1), most_reports(recipe))
     shapes = jax.eval_shape(language_model(recipe.model, vocabulary).init, jax.random.key(0))
     distance = lineage_distance + little.distance(size(shapes), rows(recipe))

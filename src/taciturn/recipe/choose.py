@@ -1,7 +1,7 @@
-"""A recipe for people and a machine: cohort, rounds and server rate by a rule that was fitted on other people (docs/choosing.md).
+"""Choose a recipe for people and a machine: cohort, rounds and server rate by a rule fitted on other people (docs/choosing.md).
 
-Every update is longer than the clip norm, so that people give a direction and the server's rate says how far the model goes in it. Two
-lengths decide what a training is worth: how far the model could go if all pulled the same way, and how far the noise takes it meanwhile.
+Every update is longer than the clip norm, so people give a direction, and the server's rate decides how far the model goes in it. Two
+lengths decide what a training is worth: how far the model could go if all pulled the same way, and how far noise carries it meanwhile.
 49 measurements, ε from 0.5 to 8, agree with `expected_gain` to 0.06 points (root mean square; experiments/keyboard/fitting).
 """
 
@@ -20,12 +20,12 @@ from taciturn.recipe.text import RecipeError, to_toml
 
 CLIP_NORM, MOMENTUM, UNROLL = 0.25, 0.9, 80
 LOSS_POWER = 0.05
-# Of the square of the clip norm, by layer of a CIFG: where most of an update lies (65 % in the projection) is not where most is learned.
+# Of the square of the clip norm, by layer of a CIFG: most of an update (65 % is in the projection) is not where most is learned.
 LAYER_SHARES = {
     "word_embedding": 0.37, "projection": 0.30, "recurrent": 0.13, "embedding": 0.10, "input": 0.05, "word_bias": 0.03, "gate_bias": 0.02,
 }  # fmt: skip
-FASTEST = 1.0  # server rate; without clipping a run at twice of it ran away
-LOUDEST = 45.0  # how far noise may take the model: a little less than what is best, since too much costs more than too little
+FASTEST = 1.0  # server rate; without clipping, a run at twice this rate diverged
+LOUDEST = 45.0  # how far noise may carry the model: a little less than the best, since too much costs more than too little
 ROUNDS = (25, 50, 100, 200, 400)
 SHARES = (0.03, 0.1, 0.3)  # of the people in a cohort; more gains nothing that more rounds would not
 ENOUGH = 0.03  # points of AccuracyTop1 that are not worth a longer training
@@ -34,22 +34,22 @@ LEAST_COHORT = 10
 
 @dataclass(frozen=True)
 class Task:
-    """What is asked for, and what is there for it."""
+    """What is asked for, and the means for it."""
 
-    users: int  # as publicly said
+    users: int  # as publicly stated
     epsilon: float
     delta: float
     parameters: int
-    seconds: float  # in which the rounds are to be done
-    users_per_second: float  # that this machine trains
-    round_seconds: float = 0.0  # that a round takes besides: noise, record, charge
+    seconds: float  # allowed for the rounds
+    users_per_second: float  # trained on this machine
+    round_seconds: float = 0.0  # of a round besides training: noise, record, charge
 
     def duration(self, rounds: int, cohort: int) -> float:
         return rounds * (self.round_seconds + cohort / self.users_per_second)
 
 
 class Plan(NamedTuple):
-    """How to spend it."""
+    """How to spend them."""
 
     rounds: int
     cohort: int
@@ -59,7 +59,7 @@ class Plan(NamedTuple):
 
 
 def expected_gain(way: float, noise: float) -> float:
-    """Return the points of AccuracyTop1 over a good start of a model that could go `way` and that noise takes `noise` far.
+    """Return the points of AccuracyTop1 over a good start, for a model that could go `way` far and that noise carries `noise` far.
 
     >>> round(expected_gain(250.0, 50.0), 2)  # 100 rounds at rate 1
     2.12
@@ -75,7 +75,7 @@ def best_plan(task: Task) -> Plan:
     (100, 2700)
     """
     if SHARES[-1] * task.users < LEAST_COHORT:
-        raise RecipeError(f"{task.users} people are too few for this: there is no cohort of {LEAST_COHORT} to hide in")
+        raise RecipeError(f"{task.users} people are too few: there is no cohort of {LEAST_COHORT} to hide in; build a larger population")
     mu = _mu(task)
     plans = [_plan(task, rounds, cohort, _about(mu, cohort / task.users, rounds)) for rounds, cohort in _sizes(task)]
     if not plans:
@@ -89,7 +89,7 @@ def best_plan(task: Task) -> Plan:
 
 
 def exactly(task: Task, plan: Plan) -> Plan:
-    """Return the plan with the noise that its rounds need, and the server rate that goes with it."""
+    """Return the plan with the noise that its rounds need, and the matching server rate."""
 
     def cost(noise_multiplier: float) -> DpEvent:
         return repeated(PoissonSampledDpEvent(plan.cohort / task.users, GaussianDpEvent(noise_multiplier)), plan.rounds)
@@ -107,7 +107,7 @@ def _sizes(task: Task) -> Iterator[tuple[int, int]]:
 
 
 def _mu(task: Task) -> float:
-    """Return the μ of Gaussian differential privacy whose ε is the one asked for."""
+    """Return the μ of Gaussian differential privacy with the requested ε."""
     low, high = 1e-6, 1e3
     while high > 1.001 * low:
         middle = math.sqrt(low * high)
@@ -116,7 +116,7 @@ def _mu(task: Task) -> float:
 
 
 def _about(mu: float, share: float, rounds: int) -> float:
-    """Return the noise multiplier in the limit of many rounds (Bu et al. 2019), off by a third at worst: only to compare plans by."""
+    """Return the noise multiplier in the limit of many rounds (Bu et al. 2019), off by up to a third: only to compare plans."""
     return 1 / math.sqrt(math.log1p((mu / share) ** 2 / rounds))
 
 
@@ -131,7 +131,7 @@ def _plan(task: Task, rounds: int, cohort: int, noise_multiplier: float) -> Plan
 
 
 class Choice(NamedTuple):
-    """A setting of a recipe, and why it is what it is."""
+    """A setting of a recipe, and the reason for it."""
 
     section: str  # "" for those above all sections
     key: str
@@ -146,23 +146,23 @@ def choices(task: Task, plan: Plan, population: str, start: str, architecture: d
     minutes = task.duration(plan.rounds, plan.cohort) / 60
     fast = f"{plan.rounds * plan.cohort:,} user trainings, {minutes:.1f} minutes on this machine"
     return [
-        Choice("", "algorithm", "dp-fedavg", "cohorts that the curator draws, fresh noise; BLT noise came to the same at equal ε"),
+        Choice("", "algorithm", "dp-fedavg", "cohorts that the curator draws, fresh noise; BLT noise did as well at equal ε"),
         Choice("data", "population", population, "whose text it is"),
-        Choice("data", "tokens_per_user", 1600, "of what one person wrote; 400 of twice as many people came to the same"),
-        Choice("model", "warm_start", start, "public text; nothing of it is anybody's secret"),
+        Choice("data", "tokens_per_user", 1600, "of what one person wrote; 400 of twice as many people did as well"),
+        Choice("model", "warm_start", start, "public text; nothing in it is private"),
         *(
             Choice("model", name, value, "as the start is; all of it is trained: freezing lost more than it saved in noise")
             for name, value in built.items()
         ),
-        Choice("local", "batch_size", 2 if on_cpu else 4, "rows; 2 and 4 come to the same, which is faster depends on the machine"),
+        Choice("local", "batch_size", 2 if on_cpu else 4, "rows; 2 and 4 do equally well; which is faster depends on the machine"),
         Choice("local", "learning_rate", 0.5 if on_cpu else 0.7, "goes with the batch; between 0.2 and 1 it hardly matters"),
         Choice("local", "unroll", UNROLL, "words of a row; 20 lost 0.1 points, 160 gained nothing"),
-        Choice("local", "loss_power", LOSS_POWER, "what nobody could guess counts less: 0.06 points, for 1.7 % of perplexity"),
+        Choice("local", "loss_power", LOSS_POWER, "unpredictable words count less: 0.06 points, for 1.7 % of perplexity"),
         Choice("local", "precision", "float32" if on_cpu else "mixed", "what is faster here"),
         Choice("server", "optimizer", "momentum", "Adam did no better under noise"),
         Choice("server", "momentum", MOMENTUM, "0.95 did worse"),
         Choice("server", "learning_rate", plan.server_rate, f"as far as noise allows, {FASTEST:g} at most; a falling rate did not help"),
-        Choice("participation", "users", task.users, "as publicly said: with it, this number is no secret any more"),
+        Choice("participation", "users", task.users, "as publicly stated: this number is no longer secret"),
         Choice("participation", "cohort", plan.cohort, fast),
         Choice("privacy", "epsilon", task.epsilon, f"what you asked for; noise is made for it, z = {plan.noise_multiplier:.2f}"),
         Choice("privacy", "delta", task.delta, "users^-1.1, as in McMahan et al. 2018"),
@@ -173,14 +173,14 @@ def choices(task: Task, plan: Plan, population: str, start: str, architecture: d
 
 
 def _clipping(architecture: dict[str, Any]) -> list[Choice]:
-    short = f"{CLIP_NORM} in all: shorter than all updates, so that each gives its direction; 0.1 and 0.5 do as well"
+    short = f"{CLIP_NORM} in all: shorter than any update, so that each gives a direction; 0.1 and 0.5 do as well"
     if architecture.get("kind") != "cifg" or architecture.get("tied"):
         return [Choice("privacy", "clip_norm", CLIP_NORM, short)]
     each = [
         Choice("privacy.layer_clip_norms", layer, float(f"{CLIP_NORM * math.sqrt(share):.4f}"), f"√{share} of it")
         for layer, share in LAYER_SHARES.items()
     ]
-    return [Choice("privacy", "clipping", "per-layer", f"{short}. Shared out it gains 0.05 points"), *each]
+    return [Choice("privacy", "clipping", "per-layer", f"{short}. Divided over layers it gains 0.05 points"), *each]
 
 
 def content_of(choices: list[Choice]) -> dict[str, Any]:

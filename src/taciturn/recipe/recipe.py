@@ -1,7 +1,7 @@
 """A run's recipe: frozen, validated, in TOML. A key that does not exist is an error, and so is a value out of range.
 
 Everything privacy depends on is a constant here, written down before the run: how many users there are, how many take part, how far one may
-move the model. Counts measured on users' text are never used in its place.
+move the model. Counts measured on users' text are never used instead.
 """
 
 import hashlib
@@ -16,12 +16,12 @@ from taciturn.privacy.sensitivity import most_participations
 from taciturn.recipe import rules, sections
 from taciturn.recipe.sections import Section, setting
 
-SCHEMA = 1  # counts the changes of what a setting that is left out means
+SCHEMA = 1  # counts changes in the meaning of omitted settings
 NAMES_OF_FILES = {"data": {"population", "general", "general_test"}, "model": {"warm_start"}, "canaries": {"text"}}
 
 
 class Recipe(Section):
-    """What a run is, before it begins. Sections may be dicts: `Recipe(data={"population": "people"}, …)`; docs/recipe.md has all."""
+    """What a run is, before it begins. Sections may be dicts: `Recipe(data={"population": "people"}, …)`; docs/recipe.md lists all."""
 
     algorithm: AlgorithmName = setting(
         "dp-fedavg",
@@ -48,14 +48,14 @@ class Recipe(Section):
 
     @property
     def fingerprint(self) -> str:
-        """Names everything that shapes the run; where its files lie does not.
+        """Return a digest of everything that shapes the run; where its files are does not.
 
-        What differs from the defaults, and nothing else, is hashed: a setting that is added later, with a default that does what was done
-        before, changes no fingerprint, so that unfinished runs can be resumed and devices of different versions agree. Therefore a default,
-        or what is made of a setting that is left out (a δ, a noise, a clip norm), may only ever be changed together with SCHEMA.
+        Only what differs from the defaults is hashed: a setting that is added later, with a default that keeps the old behaviour,
+        changes no fingerprint, so that unfinished runs can be resumed and devices of different versions agree. Therefore a default,
+        or the meaning of an omitted setting (a δ, a noise, a clip norm), may only be changed together with SCHEMA.
         """
         settings = self.model_dump(mode="json", exclude_defaults=True, exclude=NAMES_OF_FILES)
-        content = {name: value for name, value in settings.items() if value != {}}  # of files alone
+        content = {name: value for name, value in settings.items() if value != {}}  # sections of file paths only
         content |= {"schema": SCHEMA, "canaries_planted": self.canaries.text is not None}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -74,13 +74,13 @@ class Recipe(Section):
 
     @property
     def noise(self) -> NoiseKind:
-        """How it is correlated over rounds."""
+        """Return how it is correlated over rounds."""
         correlated = "banded" if self.participation.kind == "cyclic-poisson" else "blt"
         return self.privacy.noise or (correlated if self.algorithm == "dp-ftrl" else "independent")
 
     @property
     def restart_rounds(self) -> tuple[int, ...]:
-        """R: after which rounds the noise starts anew."""
+        """Return R: the rounds after which the noise starts anew."""
         chosen = self.privacy.restart_rounds
         if chosen is None and self.privacy.clipping == "adaptive":
             chosen = list(range(128, self.run.rounds, 1024))
@@ -92,17 +92,17 @@ class Recipe(Section):
 
     @property
     def over_selection(self) -> float:
-        """Devices asked for each report that is needed: more than one where some drop out."""
+        """Return the devices asked for each report needed: more than one where some drop out."""
         return self.fleet.over_selection if self.fleet.kind in ("check-in", "devices") else 1.0
 
     @property
     def asked(self) -> float:
-        """Devices a round."""
+        """Return the devices asked in a round."""
         return self.over_selection * self.participation.cohort
 
     @property
     def turns(self) -> int:
-        """Rounds after which everyone was asked once."""
+        """Return the rounds after which everyone was asked once."""
         return int(self.participation.users // self.asked)
 
     @property
@@ -111,14 +111,14 @@ class Recipe(Section):
 
     @property
     def max_participations(self) -> int:
-        """MaxP as claimed."""
+        """Return MaxP as claimed."""
         claimed, rest = self.participation.max_participations, self.participation.min_separation
         possible = most_participations(self.run.rounds, rest or 0)
         return possible if claimed is None else min(claimed, possible)
 
     @property
     def in_flight(self) -> int:
-        """Devices that train at any moment, where there is a queue."""
+        """Return how many devices train at any moment, where there is a queue."""
         return self.fleet.in_flight or 2 * int(self.participation.cohort)
 
     @property

@@ -1,7 +1,7 @@
-"""What goes with what in a recipe, as two tables: COMPATIBLE, of choices that exclude each other, and RULES, of everything else.
+"""What goes with what in a recipe, in two tables: COMPATIBLE, of choices that exclude each other, and RULES, of everything else.
 
-The first row that a recipe breaks is what its author is told. docs/recipe.md prints both tables (tests/recipe/reference.py); therefore
-a rule has the settings that it speaks of in braces, to be filled in for the recipe that breaks it.
+The first row that a recipe breaks is reported to its author. docs/recipe.md prints both tables (tests/recipe/reference.py); therefore
+a rule has its settings in braces, to be filled in for the recipe that breaks it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Pairing(NamedTuple):
-    """Which values of one setting go with which of another. A value that is not named goes with all of them."""
+    """Which values of one setting go with which of another. A value that is not named goes with all."""
 
     setting: str  # `section.name`; `noise` is the recipe's, worked out
     other: str
@@ -71,13 +71,13 @@ COEFFICIENTS = {"blt": {"decay", "scale"}, "banded": {"bands"}}  # of the strate
 NOT_FTRL, NOT_PRIVATE = ("dp-fedavg", "dp-fedsgd", "fedavg", "transfer-learning"), ("fedavg", "transfer-learning")
 CONSTANT = ("flat", "per-layer")  # clip norms that do not adapt
 COMPATIBLE = (
-    Pairing("privacy.encoding", "privacy.clipping", {"modular": CONSTANT}, "residues take a clip norm that does not adapt"),
-    Pairing("privacy.encoding", "privacy.estimator", {"modular": ("fixed",)}, "a sum of residues does not say its weight"),
+    Pairing("privacy.encoding", "privacy.clipping", {"modular": CONSTANT}, "residues need a clip norm that does not adapt"),
+    Pairing("privacy.encoding", "privacy.estimator", {"modular": ("fixed",)}, "a sum of residues does not contain its weight"),
     Pairing("algorithm", "privacy.encoding", dict.fromkeys(NOT_PRIVATE, ("integer",)),
-            "residues stand for clipped updates, and a run without privacy adds them as they are"),
+            "residues encode clipped updates, and a run without privacy adds updates as they are"),
     Pairing("algorithm", "participation.kind",
             {"dp-fedavg": ("poisson", "fixed"), "dp-fedsgd": ("poisson", "fixed"), "dp-ftrl": ("min-separation", "cyclic-poisson")},
-            "its privacy is proved for such cohorts alone"),
+            "its privacy is proved for these cohorts only"),
     Pairing("algorithm", "participation.kind", dict.fromkeys(NOT_PRIVATE, ("poisson", "fixed", "min-separation")),
             "without noise there are no bands to take turns by"),
     Pairing("participation.kind", "noise", {"cyclic-poisson": ("banded", "independent")}, "two turns of a user must share no noise"),
@@ -85,7 +85,7 @@ COMPATIBLE = (
             "where devices come and go, no sampling can be claimed"),
     Pairing("fleet.kind", "privacy.encoding", {"devices": ("modular",)}, "a secure sum adds residues"),
     Pairing("fleet.kind", "privacy.encoding", {"queue": ("integer",)},
-            "reports in a queue come from different rounds, each with a rotation of its own, so residues cannot be added"),
+            "reports in a queue come from different rounds, each with its own rotation, so residues cannot be added"),
     Pairing("fleet.kind", "privacy.clipping", {"queue": CONSTANT},
             "a queue sums reports that were made in earlier rounds, so there is one clip norm for the whole run"),
     Pairing("noise", "privacy.clipping", {"independent": CONSTANT},
@@ -94,7 +94,7 @@ COMPATIBLE = (
             'noise that is correlated over rounds belongs to algorithm = "dp-ftrl"'),
     Pairing("algorithm", "privacy.estimator", {"dp-ftrl": ("fixed",)}, "every round has the same fixed denominator"),
     Pairing("algorithm", "privacy.estimator", dict.fromkeys(NOT_PRIVATE, ("fixed",)),
-            "without privacy a sum is divided by the weight that came, so leave estimator and least_weight out"),
+            "without privacy a sum is divided by the actual weight, so leave out estimator and least_weight"),
     Pairing("algorithm", "local.forgetting", {"dp-fedsgd": ("none",)}, "its devices send one gradient and do not train"),
 )
 
@@ -117,20 +117,20 @@ RULES = (
     Rule(lambda r: sorted(set(r.privacy.restart_rounds or [])) != (r.privacy.restart_rounds or []),
          "[privacy] restart_rounds must be strictly increasing"),
     Rule(lambda r: any(share <= 0 for _, share in r.fleet.time_zones), "[fleet] time_zones: every share must be positive"),
-    Rule(lambda r: 0 < r.audit.users < 16, "[audit] users = {audit.users} are too few to show anything: take a thousand, or 16 at least"),
+    Rule(lambda r: 0 < r.audit.users < 16, "[audit] users = {audit.users} are too few to show anything: take a thousand, or at least 16"),
     Rule(lambda r: r.transfer.rows % r.transfer.batch_size != 0,
          "[transfer] rows = {transfer.rows} must be a multiple of batch_size = {transfer.batch_size}"),
     Rule(lambda r: max(r.canaries.copies) > r.canaries.sentences,
          "[canaries] copies = {canaries.copies} do not fit into {canaries.sentences} sentences: raise sentences, or lower copies"),
     # privacy
     Rule(lambda r: r.privacy.noise_multiplier == 0 and r.algorithm not in ("dp-fedavg", "dp-fedsgd"),
-         '[privacy] noise_multiplier = 0 belongs to algorithm = "dp-fedavg" or "dp-fedsgd"; without privacy, take algorithm = "fedavg"'),
+         '[privacy] noise_multiplier = 0 belongs to algorithm = "dp-fedavg" or "dp-fedsgd"; without privacy, use algorithm = "fedavg"'),
     Rule(lambda r: r.privacy.noise_multiplier == 0 and len(_limits(r)) > 1,
          "[privacy] noise_multiplier = 0 is a run without privacy (ε = ∞), which has no budget: leave out epsilon and rho, or the zero"),
     Rule(lambda r: r.privacy.noise_multiplier == 0 and r.privacy.encoding == "modular",
          '[privacy] noise_multiplier = 0 adds updates as they are: leave out encoding = "modular"'),
     Rule(lambda r: r.algorithm in NOT_PRIVATE and bool(_limits(r)),
-         'algorithm = "{algorithm}" has no privacy: leave noise_multiplier, epsilon and rho out, or choose "dp-fedavg"'),
+         'algorithm = "{algorithm}" has no privacy: leave out noise_multiplier, epsilon and rho, or choose "dp-fedavg"'),
     Rule(lambda r: r.is_private and not _limits(r), "[privacy] needs a noise_multiplier, or an epsilon or rho to work it out from"),
     Rule(lambda r: r.delta * r.participation.users >= 1,
          "δ = {recipe.delta:.2g} is at least one over the number of users, which would allow publishing one user's text: leave out "
@@ -143,19 +143,19 @@ RULES = (
     Rule(lambda r: bool(r.privacy.restart_rounds) and r.noise == "independent",
          '[privacy] restart_rounds belong to algorithm = "dp-ftrl" and its correlated noise: independent noise has nothing to restart'),
     Rule(lambda r: r.algorithm == "dp-ftrl" and isinstance(r.privacy.clip_norm, list),
-         'algorithm = "dp-ftrl" has one clip norm for the whole run, or starts from one clip_norm and adapts it: it takes no schedule'),
+         'algorithm = "dp-ftrl" has one clip norm for the whole run, or starts from one clip_norm and adapts it: leave out the schedule'),
     Rule(lambda r: r.privacy.strategy is not None and r.privacy.strategy.keys() != COEFFICIENTS.get(r.noise, set()),
          '[privacy] strategy has other coefficients than noise = "{recipe.noise}": bands for "banded", decay and scale for "blt"'),
     Rule(lambda r: any(not one or len(one) % r.noise_segments for one in (r.privacy.strategy or {}).values()),
-         "[privacy] strategy must have equally many coefficients for each of the {recipe.noise_segments} segments of the noise"),
+         "[privacy] strategy must have the same number of coefficients for each of the {recipe.noise_segments} segments of the noise"),
     Rule(lambda r: r.participation.kind == "cyclic-poisson" and r.privacy.bands * r.participation.cohort > r.participation.users,
-         "{participation.users} users who take turns every {privacy.bands} rounds do not fill cohorts of {participation.cohort:g}: "
+         "{participation.users} users who take turns every {privacy.bands} rounds cannot fill cohorts of {participation.cohort:g}: "
          "lower the cohort, or privacy.bands to {recipe.turns}"),
     # fleets, and how often someone can take part
     Rule(lambda r: _drops_out(r) and (r.fleet.most_reports or math.inf) < r.participation.cohort,
          "[fleet] most_reports = {fleet.most_reports} is less than the report goal, {participation.cohort:g}: every round would fail"),
     Rule(lambda r: _drops_out(r) and r.asked * (1 - r.fleet.dropout_rate) < r.participation.cohort,
-         "of {recipe.asked:.0f} devices that are asked a share of {fleet.dropout_rate:g} drops out, and {participation.cohort:g} reports "
+         "{recipe.asked:.0f} devices are asked, a share of {fleet.dropout_rate:g} drops out, and {participation.cohort:g} reports "
          "are needed: most rounds would fail; raise [fleet] over_selection"),
     Rule(lambda r: _drops_out(r) and math.ceil(r.asked) > MOST_REPORTS,
          f"{{recipe.asked:.0f}} devices are asked in a round, and a sum holds {MOST_REPORTS} reports: lower the cohort"),
@@ -163,30 +163,30 @@ RULES = (
          "with {participation.users} users, of whom {recipe.asked:.0f} are asked in a round, {recipe.possible_separation} rounds of rest "
          "are possible, not {participation.min_separation}"),
     Rule(lambda r: r.participation.users * (r.participation.max_participations or math.inf) < r.participation.cohort * r.run.rounds,
-         "[participation] max_participations = {participation.max_participations} of {participation.users} users do not fill "
+         "[participation] max_participations = {participation.max_participations} of {participation.users} users cannot fill "
          "{run.rounds} rounds of {participation.cohort:g}"),
     Rule(lambda r: r.fleet.kind == "queue" and r.algorithm == "transfer-learning" and r.transfer.text == "generated",
-         "in a queue devices have different models, which make up different texts: predictions about them cannot be added. Use [transfer] "
+         "in a queue devices have different models, which generate different texts: predictions about them cannot be added. Use [transfer] "
          'text = "general"'),
     Rule(lambda r: r.fleet.kind == "queue" and isinstance(r.privacy.clip_norm, list),
          'with [fleet] kind = "queue" there is one clip norm for the whole run, not a schedule: a queue sums reports of earlier rounds'),
     Rule(lambda r: r.fleet.kind == "queue" and r.in_flight < r.participation.cohort,
-         "[fleet] in_flight = {recipe.in_flight} devices that train at a time never make a round of {participation.cohort:g}"),
-    # settings that would do nothing, while their author thinks that they do
+         "[fleet] in_flight = {recipe.in_flight} devices that train at a time never complete a round of {participation.cohort:g}"),
+    # settings that would silently do nothing
     Rule(lambda r: (r.data.general is None) == r.uses_general_text,
          '[data] general = "a folder of public text" goes with [local] forgetting = "rehearsal" or [transfer] text = "general"'),
     Rule(lambda r: r.algorithm != "transfer-learning" and r.transfer != TransferSection(),
          '[transfer] belongs to algorithm = "transfer-learning"'),
     Rule(lambda r: r.algorithm == "transfer-learning" and (r.privacy.clip_norm is not None or bool(r.privacy.layer_clip_norms)
                    or r.upload != UploadSection() or r.server != ServerSection()),
-         'algorithm = "transfer-learning" sums predictions, not updates: leave clip norms, [server] and [upload] out'),
+         'algorithm = "transfer-learning" sums predictions, not updates: leave out clip norms, [server] and [upload]'),
     Rule(lambda r: r.privacy.encoding == "modular" and r.upload != UploadSection(),
-         '[privacy] encoding = "modular" sends every parameter in as many bits as its sum takes: leave [upload] out'),
+         '[privacy] encoding = "modular" sends every parameter in as many bits as its sum needs: leave out [upload]'),
     Rule(lambda r: r.privacy.greedy and r.algorithm != "dp-fedavg",
          '[privacy] greedy clipping belongs to algorithm = "dp-fedavg", which has several local steps'),
     Rule(lambda r: r.algorithm == "dp-fedsgd" and r.local.max_gradient_norm is not None,
-         'algorithm = "dp-fedsgd" sends one gradient, which is clipped: leave local.max_gradient_norm out'),
+         'algorithm = "dp-fedsgd" sends one gradient, which is clipped: leave out local.max_gradient_norm'),
     Rule(lambda r: r.local.loss_power > 0 and r.local.forgetting == "distillation",
-         '[local] loss_power goes with learning words, and forgetting = "distillation" learns predictions: leave one of them out'),
+         '[local] loss_power is for learning words, and forgetting = "distillation" learns predictions: leave out one of them'),
 )
 # fmt: on

@@ -1,4 +1,4 @@
-"""Recipes as text: read from TOML, written back, and said in sentences where something is wrong."""
+"""Recipes as text: read from TOML, written back, with errors in sentences."""
 
 import difflib
 import json
@@ -29,7 +29,7 @@ BARE = re.compile(r"[A-Za-z0-9_-]+")  # TOML's keys without quotes
 
 
 class RecipeError(TaciturnError):
-    """What is wrong with a recipe, or with what one is made for, in a sentence for its author."""
+    """What is wrong with a recipe or its setting, in a sentence for its author."""
 
 
 def save_recipe(recipe: Recipe, path: Path) -> None:
@@ -44,7 +44,7 @@ def load_recipe(path: str | Path, settings: list[str] | None = None) -> Recipe:
         settings: `section.key=value`, which win over the file.
 
     Returns:
-        The recipe, in which every value is in range and everything goes together; if not, the error says what is wrong and where.
+        The recipe, valid and consistent; if it is not, the error says what is wrong and where.
 
     Example:
         recipe = tt.load_recipe("recipe.toml", ["run.rounds=6", "privacy.noise_multiplier=2.0"])
@@ -56,7 +56,7 @@ def load_recipe(path: str | Path, settings: list[str] | None = None) -> Recipe:
     except UnicodeDecodeError:
         raise RecipeError(f"{path} is not text in UTF-8, so it is not a recipe; name a file in TOML (docs/recipe.md)") from None
     except tomllib.TOMLDecodeError as error:
-        raise RecipeError(f"{path} is not TOML: {error}; mend that line, or name a recipe (docs/recipe.md)") from None
+        raise RecipeError(f"{path} is not TOML: {error}; correct that line, or name a recipe (docs/recipe.md)") from None
     for setting in settings or []:
         _set(content, setting)
     return parse_recipe(content, str(path))

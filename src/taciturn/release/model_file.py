@@ -1,5 +1,5 @@
-"""Models and states on disk. A *model* is public: parameters, what they are, and the ledger row that names their history. A *state* is
-what a run needs to go on, and secret.
+"""Models and states on disk. A *model* is public: parameters, their description, and the ledger row of their history. A *state* is
+what a run needs to resume, and secret.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from taciturn.core import Params, PyTree
 from taciturn.errors import TaciturnError
 from taciturn.files import not_a, write_atomically
 
-SHIPPED = "taciturn:english"  # names the start of public text that comes with the package
+SHIPPED = "taciturn:english"  # names the public-text start that comes with the package
 BFLOAT16 = np.dtype(jax.numpy.bfloat16)  # how it is shipped
 _STARTS = Path(__file__).parents[1] / "starts"
 
@@ -29,7 +29,7 @@ class ModelFileError(TaciturnError):
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What a model file says of itself."""
+    """What a model file states about itself."""
 
     architecture: dict[str, Any]
     vocabulary: tuple[str, ...]
@@ -43,12 +43,12 @@ class ModelCard:
 
     @property
     def public_text(self) -> tuple[str, ...]:
-        """All that is public in it, the list of its words too."""
+        """Return all that is public in it, including the list of its words."""
         return (*self.public_sources, f"the list of words ({self.text.get('source') or 'of unknown origin'})")
 
 
 def save_model(path: Path, params: Params, card: ModelCard, mode: int = 0o644) -> None:
-    """Write a model. One without privacy may hold what people wrote: give it a mode that keeps it to its owner."""
+    """Write a model. One without privacy may hold what people wrote: give it a mode that only its owner may read."""
     content = safetensors.numpy.save(_named(params), {"taciturn": json.dumps(_said(card), sort_keys=True)})
     write_atomically(path, content, mode)
 
@@ -80,7 +80,7 @@ def load_model(path: Path) -> tuple[Params, ModelCard]:
 
 
 def params_digest(params: Params) -> str:
-    """Name parameters exactly; the ledger records which ones a run published."""
+    """Return a digest of the parameters; the ledger records which ones a run published."""
     digest = hashlib.sha256()
     for name, value in sorted(_named(params).items()):
         digest.update(f"{name} {value.dtype} {value.shape}\n".encode())
@@ -89,7 +89,7 @@ def params_digest(params: Params) -> str:
 
 
 def card_digest(card: ModelCard) -> str:
-    """Name what a card says of a model, apart from its place in the ledger, which records this."""
+    """Return a digest of what a card states, apart from its place in the ledger, which records this."""
     said = _said(card)
     for place in ("run", "ledger_head", "round"):
         del said[place]
@@ -97,8 +97,8 @@ def card_digest(card: ModelCard) -> str:
 
 
 def _said(card: ModelCard) -> dict[str, Any]:
-    """Return what a card says; one that is not personal says so by its silence, as older files and ledgers do."""
-    said = dict(vars(card))  # and not asdict, which copies ten thousand words one by one
+    """Return what a card states; `personal` is omitted where false, as in older files and ledgers."""
+    said = dict(vars(card))  # not asdict, which copies ten thousand words one by one
     if not card.personal:
         del said["personal"]
     return said
@@ -116,7 +116,7 @@ def load_state(path: Path, like: PyTree) -> tuple[PyTree, dict[str, str]]:
         about = file.metadata() or {}
     expected = [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in jax.tree.leaves(jax.device_get(like))]
     if [(leaf.shape, leaf.dtype) for leaf in leaves] != expected:
-        raise ModelFileError(f"{path} was saved by a run of another shape than this recipe's")
+        raise ModelFileError(f"{path} was saved by a run whose model has another shape than this recipe's")
     return jax.tree.unflatten(jax.tree.structure(like), leaves), about
 
 

@@ -1,4 +1,4 @@
-"""Pictures of audits: what one user moves, and how well audit users can be told apart."""
+"""Plots for audits: how far one user moves a model, and how well audit users can be told apart."""
 
 import io
 import math
@@ -53,7 +53,7 @@ def plot_audit(
     roc.plot(wrong, claimed(wrong), color=SECOND, lw=1.2, label="claimed: no more than this")
     roc.plot([least, 1], [least, 1], color=INK, lw=0.6, ls=":", label="guessing")
     roc.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.1))
-    roc.set(xlabel="said to be in, of those who were not", ylabel="said to be in, of those who were")
+    roc.set(xlabel="false positives: guessed in, were out", ylabel="true positives: guessed in, were in")
     roc.set_title(title, loc="left", fontsize=11, color=INK)
     roc.legend(frameon=False, loc="lower right")
     bins = np.histogram_bin_edges(scores, 40)

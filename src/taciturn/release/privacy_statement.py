@@ -16,9 +16,9 @@ WORDS = tomllib.loads((files("taciturn.release") / "statement.toml").read_text("
 
 
 def statement(guarantee: Guarantee, public_sources: tuple[str, ...], observed: str = "") -> str:
-    """Write a page for whoever must defend the model: the points of Ponomareva et al. 2023, §5.3, as Xu et al. 2023 report them.
+    """Write a page for those who must defend the model: the points of Ponomareva et al. 2023, §5.3, as Xu et al. 2023 report them.
 
-    `observed` is what really happened beside the claim; it never stands in its place.
+    `observed` is what happened, beside the claim; it never replaces the claim.
     """
     parts = [_paragraph(f"Privacy of run {guarantee.run}")]
     if guarantee.is_private and guarantee.is_simulated:
@@ -37,7 +37,7 @@ def statement(guarantee: Guarantee, public_sources: tuple[str, ...], observed: s
 
 
 def personal_statement(run: str | None, head: str | None) -> str:
-    """Write what there is to say of a model that learned from its owner after its run: its start, and that it has no guarantee."""
+    """Describe a model that learned from its owner after its run: its start, and that it has no guarantee."""
     start = "a model of public text" if run is None else f"the model of run {run} at ledger row {head}, whose guarantee is not this one's"
     title = _paragraph("Personal model: learned from one person's own text.")
     return "\n".join([title, _paragraph(WORDS["personal"]), _item("Started from", f"{start}.")])
@@ -84,12 +84,12 @@ def _item(name: str, text: str) -> str:
 
 
 def statement_json(guarantee: Guarantee, public_sources: tuple[str, ...]) -> str:
-    # Events stand in the ledger (`taciturn ledger export`).
+    # Events are in the ledger (`taciturn ledger export`).
     content = {name: value for name, value in asdict(guarantee).items() if name not in ("release", "earlier")} | {
         "epsilon_of_two_devices": guarantee.for_group(TWO_DEVICES),
         "epsilon_of_a_household": guarantee.for_group(HOUSEHOLD),
         "public_sources": list(public_sources),
-        "private": guarantee.epsilon < math.inf and not guarantee.is_simulated,  # whose noise can be taken off
+        "private": guarantee.epsilon < math.inf and not guarantee.is_simulated,  # a seed's noise can be removed
         "simulation": guarantee.is_simulated,
     }
     return to_json(content, indent=2, ensure_ascii=False) + "\n"
