@@ -37,7 +37,7 @@ BASE = 2048  # standard deviation of a table's discrete Gaussian
 BITS = 127  # of a cumulative probability
 LARGEST = 2**15 - 1  # of what a table gives; 16 standard deviations
 WORDS = 4  # of 32 bits, for each draw of each coordinate: 127 bits and a sign
-HELD = 128  # blocks that one program of a GPU draws from
+HELD, HELD_BY_A_CORE = 128, 8192  # blocks that one program of a GPU, and a core, draw from at a time
 # A lattice of spacing c meets a Gaussian of standard deviation ≥ 2c: its sums over the lattice differ by 2 exp(−8π²), less than 2⁻¹¹².
 SMOOTHING = Fraction(1, 4) - Fraction(1, BASE**2)
 ADDITION_ERROR = 2.0**-111  # of one addition, in total variation
@@ -85,26 +85,23 @@ def white(spread: Spread, key: jax.Array, stream: jax.Array | int, size: int) ->
 
 
 def plain(spread: Spread, key: jax.Array, stream: jax.Array, size: int) -> Wide:
-    """The definition."""
-    counters = jnp.arange(-(-size // WORDS), dtype=jnp.uint32)
-    table, names = tuple(map(jnp.asarray, cumulative())), jnp.arange(len(spread.factors), dtype=jnp.uint32)
+    """The definition: a block of ChaCha20 serves four coordinates, a quarter of them all apart. A cache holds `held` of them."""
+    blocks = -(-size // WORDS)
+    held = min(blocks, HELD_BY_A_CORE)
+    given = len(spread.factors), key, stream, *_halves(spread), tuple(map(jnp.asarray, cumulative()))
 
-    def add(sum: Wide, one: tuple[jax.Array, ...]) -> tuple[Wide, None]:
-        name, *factor = one
-        words = chacha20.blocks(key, counters, (name, stream, jnp.uint32(0)))
-        # A block serves four coordinates, a quarter of them all apart.
-        bits = [jnp.concatenate(words[place::WORDS])[:size] for place in range(WORDS)]
-        # Two words decide, but for once in 2⁴⁸ draws.
-        return wide.add(sum, _times(discrete(table, bits, 2), *factor)), None
+    def draw(first: jax.Array) -> list[Wide]:
+        return _drawn(first + jnp.arange(held, dtype=jnp.uint32), *given, decisive=2)  # two words decide, but for once in 2⁴⁸ draws
 
-    return jax.lax.scan(add, wide.zeros((size,)), (names, *_halves(spread)))[0]
+    drawn = jax.lax.map(draw, jnp.arange(0, blocks, held, dtype=jnp.uint32))  # the last may draw more than is asked for
+    return jax.tree.map(lambda *quarters: jnp.concatenate([quarter.reshape(-1)[:blocks] for quarter in quarters])[:size], *drawn)
 
 
 def in_one_kernel(spread: Spread, key: jax.Array, stream: jax.Array, size: int, interpret: bool = False) -> Wide:
     """The same bits on a GPU (Pallas): a program draws from `HELD` blocks and keeps them in registers. XLA would write all words of all
     blocks to memory after every double round, and where every search stands after every step."""
     blocks = -(-size // WORDS)
-    programs = -(-blocks // HELD)  # the last may draw more than is asked for
+    programs = -(-blocks // HELD)
     out = jax.ShapeDtypeStruct((WORDS, programs * HELD), jnp.int32), jax.ShapeDtypeStruct((WORDS, programs * HELD), jnp.uint32)
     kernel, options = functools.partial(_kernel, len(spread.factors)), None if interpret else triton.CompilerParams(num_warps=4)
     call = pallas.pallas_call(kernel, grid=(programs,), out_shape=out, compiler_params=options, interpret=interpret)
@@ -116,16 +113,21 @@ def _kernel(factors: int, key_ref, stream_ref, lower_ref, upper_ref, *refs) -> N
     table, drawn_refs = refs[:WORDS], refs[WORDS:]
     first = pallas.program_id(0) * HELD
     counters = (first + jnp.arange(HELD)).astype(jnp.uint32)
-
-    def add(name: jax.Array, sums: list[Wide]) -> list[Wide]:
-        words = chacha20.blocks(key_ref, counters, (name.astype(jnp.uint32), stream_ref[0], jnp.uint32(0)))
-        # One word decides for most programs: it does not for one draw in 2¹⁷.
-        drawn = [discrete(table, words[WORDS * quarter :][:WORDS], 1) for quarter in range(WORDS)]
-        return [wide.add(sum, _times(one, lower_ref[name], upper_ref[name])) for sum, one in zip(sums, drawn, strict=True)]
-
-    for quarter, sum in enumerate(jax.lax.fori_loop(0, factors, add, [wide.zeros((HELD,))] * WORDS)):
+    # One word decides for most programs: it does not for one draw in 2¹⁷.
+    for quarter, sum in enumerate(_drawn(counters, factors, key_ref, stream_ref[0], lower_ref, upper_ref, table, decisive=1)):
         for ref, words in zip(drawn_refs, sum, strict=True):
             ref[quarter, pallas.ds(first, HELD)] = words
+
+
+def _drawn(counters: jax.Array, factors: int, key, stream: jax.Array, lower, upper, table: tuple, *, decisive: int) -> list[Wide]:
+    """Σ c_i X_i of the four coordinates of each block."""
+
+    def add(name: jax.Array, sums: list[Wide]) -> list[Wide]:
+        words = chacha20.blocks(key, counters, (name.astype(jnp.uint32), stream, jnp.uint32(0)))
+        drawn = [discrete(table, words[WORDS * quarter :][:WORDS], decisive) for quarter in range(WORDS)]
+        return [wide.add(sum, _times(one, lower[name], upper[name])) for sum, one in zip(sums, drawn, strict=True)]
+
+    return jax.lax.fori_loop(0, factors, add, [wide.zeros(counters.shape)] * WORDS)
 
 
 @functools.cache
