@@ -201,7 +201,7 @@ def _best(group: Group) -> str:
 
 def _table(group: Group, theirs: dict[Any, float]) -> str:
     def ours(run: str) -> str:
-        ended = [one["rows"][-1]["round"] for one in group.found[run] if one["stopped"]]
+        ended = [one["rows"][-1]["round"] for one in group.found[run] if one.get("stopped")]
         return str(group.last(run)) + (f", diverged by round {min(ended)}, where it was stopped" if ended else "")
 
     rows = [[run, f"{100 * value:.2f}", ours(run)] for run, value in zip(group.found, theirs.values(), strict=True)]
