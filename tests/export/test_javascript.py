@@ -329,5 +329,5 @@ def test_a_script_that_fails_says_why():
 
 def test_without_node_a_script_cannot_be_checked_and_is_not_written(monkeypatch):
     monkeypatch.setattr(javascript.shutil, "which", lambda name: None)
-    with pytest.raises(ExportRefused, match="needs Node.js: install it"):
+    with pytest.raises(ExportRefused, match=r"needs Node\.js: install it"):
         check_javascript("", [[UNKNOWN]], [])

@@ -1,4 +1,4 @@
-"""Models tried at a keyboard: by simulated people, and by those who open the page."""
+"""Try models at a keyboard: with simulated people, and with those who open the page."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -26,7 +26,7 @@ class TypingResults(NamedTuple):
     typings: list[Typing]
     people: int
     words: int  # and punctuation marks, that they typed
-    trained_on: int | None  # people in the files who were left out; None where it is unknown whom a model was trained on
+    trained_on: int | None  # people left out of the files; None where it is unknown on whom a model was trained
 
 
 def simulate_typing(
@@ -72,9 +72,9 @@ def keyboard_server(paths: Sequence[Path], blocked: Sequence[str], port: int, pr
 
 def _statement(card: ModelCard | None, guarantee: Guarantee | None) -> str:
     if card is None:
-        return "It is unknown where this model comes from."
+        return "The origin of this model is unknown."
     if card.personal:
         return personal_statement(card.run, card.ledger_head)
     if guarantee is None:
-        return f"Made of public text alone: {'; '.join(card.public_text)}."
+        return f"Made of public text only: {'; '.join(card.public_text)}."
     return statement(guarantee, card.public_text)

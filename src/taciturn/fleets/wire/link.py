@@ -12,7 +12,7 @@ from taciturn.fleets.wire.metrics import COUNTS
 from taciturn.fleets.wire.store import Store, StoreGone
 from taciturn.progress import Progress, unwatched
 
-LOOK_SECONDS = 5.0  # between two looks for devices that are gone
+LOOK_SECONDS = 5.0  # between two checks for devices that are gone
 
 
 class WireLink:
@@ -63,13 +63,13 @@ class WireLink:
             self._collect(name, min(LOOK_SECONDS, left), outcomes)
             if time.monotonic() - looked > LOOK_SECONDS:
                 looked, gone = time.monotonic(), contents.keys() - set(self._store.present())
-                self._collect(name, 0, outcomes)  # of those too who answered and left
+                self._collect(name, 0, outcomes)  # also from devices that answered and left
                 outcomes |= dict.fromkeys(gone - outcomes.keys(), GONE)
             if (answers := sum(isinstance(one, bytes) for one in outcomes.values())) > shown:
                 shown = answers
                 progress(shown, len(contents))
 
     def _collect(self, name: str, seconds: float, outcomes: dict[int, bytes | str]) -> None:
-        """Keep answers at once: the store has them no more, and may be gone at the next call."""
+        """Keep answers at once: the store no longer has them, and may be gone at the next call."""
         for number, outcome in self._store.collect(name, seconds):
             outcomes.setdefault(number, outcome)
