@@ -41,7 +41,7 @@ def test_a_number_that_does_not_fit_is_not_cut_off():
 
 def test_there_is_one_way_to_write_a_row():
     assert unpack(b"\x05", 1, 3) == [5]
-    with pytest.raises(ValueError, match="behind the last"):
+    with pytest.raises(ValueError, match="bits set after the last"):
         unpack(b"\x0d", 1, 3)
     with pytest.raises(ValueError, match="not 2"):
         unpack(b"\x05\0", 1, 3)

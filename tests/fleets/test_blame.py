@@ -159,7 +159,7 @@ def test_nobody_is_blamed_for_dropping_out_or_for_being_honest(stage):
     cohort = Cohort(10)
     cohort.run({stage: cohort.gone(0.5)} if stage == UNMASK else None)
     if stage == UNMASK:
-        with pytest.raises(FailedRound, match="are needed to take a mask off"):
+        with pytest.raises(FailedRound, match="are needed to remove a mask"):
             cohort.total()
     assert not cohort.cell.broke
 
@@ -221,7 +221,7 @@ def test_it_stays_left_out_after_a_crash_and_who_it_is_stands_in_private_notes_a
     """There are just as many as are asked: without it the run waits for more, and is told how many broke the protocol and not who."""
     fleet, asked = with_a_liar(9)
     run = tmp_path / "run"
-    told = r"8 devices are there that may take part, 9 are needed.*; 1 devices broke the protocol and are left out"
+    told = r"8 devices are present that may take part, 9 are needed.*; 1 devices broke the protocol and are left out"
     with pytest.raises(LinkError, match=told):
         train_run(fleet.recipe, run, quietly, fleet.connected)
     with pytest.raises(LinkError, match=told):

@@ -208,7 +208,7 @@ def test_a_round_with_too_few_reports_left_fails(small_cells):
         return take({one: answer for one, answer in answers.items() if one not in lost})
 
     cohort.server.take = breaks
-    with pytest.raises(FailedRound, match=r"20 devices are in cells that go on, and 21 are needed: 4 devices of a cell have reported"):
+    with pytest.raises(FailedRound, match=r"20 devices are in cells that continue, and 21 are needed: 4 devices of a cell have reported"):
         through(cohort)
 
 

@@ -189,7 +189,7 @@ def test_a_device_that_nobody_enrolled_is_left_out(tmp_path, vocabulary, caplog)
 def test_a_device_with_another_recipe_does_not_come(tmp_path, vocabulary):
     fleet = FleetOfDevices(tmp_path, vocabulary, count=9, run={"rounds": 1, "evaluate_every": 1})
     fleet.start(3, recipe=fleet.recipe.with_settings("local", learning_rate=0.4))
-    with pytest.raises(LinkError, match="8 devices are there that may take part, 9 are needed"):
+    with pytest.raises(LinkError, match="8 devices are present that may take part, 9 are needed"):
         train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
 
 
@@ -441,9 +441,9 @@ def test_a_device_keeps_its_own_timer_whatever_the_server_forgets(tmp_path):
     for one in (diary, ParticipationRecord(tmp_path, ParticipationLimits(24.0, 2, 2))):  # a restart changes nothing
         assert "rests for 24 hours" in one.why_not(5)
     rested = ParticipationRecord(tmp_path, ParticipationLimits(0.0, 2, 2))
-    assert "2 rounds have to lie between" in rested.why_not(2)
+    assert "2 rounds must lie between" in rested.why_not(2)
     assert rested.why_not(3) is None
-    assert "reports to each once" in rested.why_not(0)  # whatever became of it
+    assert "reports once to each" in rested.why_not(0)  # whatever became of it
     rested.upload(3, "another run", 0)
     assert "2 times" in rested.why_not(9)
     diaries.opt_out(tmp_path)
@@ -458,7 +458,7 @@ def test_a_round_that_keeps_failing_is_given_up_and_the_run_goes_on_when_devices
         return None if kind == fields.SHARE and broken else answer
 
     fleet = FleetOfDevices(tmp_path, vocabulary, faults=(dies,), run={"rounds": 1, "evaluate_every": 1}, fleet={"patience": 200.0})
-    with pytest.raises(LinkError, match=r"no round has come about for .* 8 rounds have failed.*--resume"):
+    with pytest.raises(LinkError, match=r"no round has succeeded for .* 8 rounds have failed.*--resume"):
         train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     assert clock.pauses == [2, 4, 8, 16, 32, 60, 60, 60]
     broken.clear()

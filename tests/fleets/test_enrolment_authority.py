@@ -79,7 +79,7 @@ def test_lists_have_rising_numbers_and_a_dismissed_key_does_not_come_back(tmp_pa
     assert dismissed.devices == {1, 2}
     trust = Trust(known, dismissed)
     assert [bool(trust.why_not(one)) for one in certificates] == [False, True, True]
-    with pytest.raises(LinkError, match="device 1 was dismissed, and its key with it; nobody was enrolled"):
+    with pytest.raises(LinkError, match="device 1 was dismissed, and its key with it; no device was enrolled"):
         enrolment.enrol(folder, fleet, [device_request(tmp_path / "new"), requests[1]])
     with pytest.raises(LinkError, match="3 devices, and no device 3"):
         enrolment.dismiss(folder, fleet, [0, 3])
@@ -179,7 +179,7 @@ def test_a_running_server_knows_of_the_newest_file(tmp_path, authority, monkeypa
     enrolment.dismiss(folder, fleet, [0])
     assert [now.number_of(key) for key in keys] == ["a device that was dismissed", 1, 2]
     monkeypatch.setattr(identities, "now", lambda at=time.time() + 400 * DAY: at)
-    assert now.number_of(keys[1]) == "a device whose certificate has run out"
+    assert now.number_of(keys[1]) == "a device whose certificate has expired"
 
 
 @pytest.mark.parametrize("found", ["half", "a row less", "older", "gone", "not to be read", "newer"])

@@ -69,7 +69,7 @@ def test_where_a_fleet_is_tried_out_its_people_are_charged(tmp_path, people):
     ledger = open_ledger(people)
     assert ledger.runs() == ["try-run"]
     assert ledger.guarantee("try-run").releases == finished.guarantee.releases == 1
-    with pytest.raises(LinkError, match="has a run 'try-run' already: choose another --out"):
+    with pytest.raises(LinkError, match="already has a run 'try-run': choose another --out"):
         folders.try_out(tmp_path / "again", recipe, 10, "try-run")
     assert not (tmp_path / "again").exists()
     with pytest.raises(LinkError, match="fewer than 13 users"):

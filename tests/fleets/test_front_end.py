@@ -93,8 +93,8 @@ def test_a_device_signs_in_is_asked_and_answers(wire):
     ("body", "reason"),
     [
         (lambda: statement(STRANGER), "a device that is not enrolled"),
-        (lambda: statement(ALICE, by=STRANGER), "a device that has not the key it names"),
-        (lambda: statement(ALICE, by=BOB), "a device that has not the key it names"),
+        (lambda: statement(ALICE, by=STRANGER), "a device that does not have the key it names"),
+        (lambda: statement(ALICE, by=BOB), "a device that does not have the key it names"),
         (lambda: statement(ALICE, at=time.time() - 3600), "a device whose clock is wrong"),
         (lambda: statement(ALICE, at=time.time() + 3600), "a device whose clock is wrong"),
         (lambda: statement(ALICE, key="§"), "a device without a key"),
@@ -117,7 +117,7 @@ def test_a_sign_in_works_once(wire):
     """The twin is the first: whoever saw it on its way could send it again."""
     seen = statement(ALICE)
     assert wire.ask("POST", "/v1/session", [seen])[0] == 200
-    assert wire.ask("POST", "/v1/session", [seen])[2] == b"Refused: a sign-in that was used before."
+    assert wire.ask("POST", "/v1/session", [seen])[2] == b"Refused: a sign-in that was already used."
     assert isinstance(wire.sign_in(nonce=b"short"), tuple)
 
 
@@ -135,7 +135,7 @@ def test_without_a_token_there_is_nothing_and_nothing_is_read(wire, method, path
 )  # fmt: skip
 def test_what_devices_do_not_need_is_refused(wire, method, path, caplog):
     assert wire.ask(method, path)[0] == 403
-    assert "refused: a request for something else than a device needs" in caplog.text
+    assert "refused: a request for something that no device needs" in caplog.text
 
 
 def test_no_device_answers_for_another(wire):
@@ -256,7 +256,7 @@ def test_a_file_is_for_anybody_and_may_be_kept(wire):
 def test_a_body_that_drips_is_given_up(wire, monkeypatch):
     monkeypatch.setattr("taciturn.fleets.wire.front_end.HEAD_SECONDS", 0.05)
     status, _, said = wire.ask("POST", "/v1/session", [])
-    assert (status, said) == (408, b"Refused: a request that is too slow to arrive.")
+    assert (status, said) == (408, b"Refused: a request that arrives too slowly.")
 
 
 def test_a_thousand_knocks_are_not_a_thousand_lines(wire, caplog):

@@ -129,7 +129,7 @@ def test_whatever_a_server_says_when_it_sends_a_device_away_the_device_keeps_its
         assert answers == ({2: b""} if len(content) == 8 else {})
         fleet.link._devices[2].back_at = 0.0  # whenever it is back
         assert fleet.link.ask(fields.CHECK_IN, {2: question}, 30) == {2: fields.NOT_NOW}
-        with pytest.raises(NotEligible, match="3 rounds have to lie between"):
+        with pytest.raises(NotEligible, match="3 rounds must lie between"):
             device(fields.ADVERTISE, fields.pack_fields(fields.new_name(), b"run", b"9", bytes(32), *fleet.signed(2)))
     later = fields.pack_fields(device._agreement.fingerprint, b"11")
     assert fleet.link.ask(fields.CHECK_IN, {2: later}, 30) == {2: fields.READY}  # it still takes part when it may

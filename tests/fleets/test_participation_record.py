@@ -35,7 +35,7 @@ def test_devices_that_rest_by_their_own_diaries_are_not_asked_for_ever(tmp_path,
         whole(log)
 
     monkeypatch.setattr(ParticipationLog, "fail", failed)
-    with pytest.raises(LinkError, match="0 devices are there that may take part, 9 are needed"):
+    with pytest.raises(LinkError, match="0 devices are present that may take part, 9 are needed"):
         train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     assert not tries
 
@@ -136,7 +136,7 @@ def test_a_second_run_with_devices_that_gave_all_they_may_finds_none(tmp_path, v
     fleet = FleetOfDevices(tmp_path, vocabulary, count=9, run=one_round, fleet=limits)
     for run in ("first", "second"):
         assert train_run(fleet.recipe, tmp_path / run, quietly, fleet.connected).guarantee.releases == 1
-    with pytest.raises(LinkError, match=r"0 devices are there that may take part.*fleet.lifetime_participations"):
+    with pytest.raises(LinkError, match=r"0 devices are present that may take part.*fleet.lifetime_participations"):
         train_run(fleet.recipe, tmp_path / "third", quietly, fleet.connected)
 
 

@@ -366,7 +366,7 @@ def test_one_key_with_another_cohort_is_a_failed_round(tmp_path):
     first = fleet.users(everyone)
     fleet.sum_reports(PROGRAM, message, first, key)
     second = fleet.users(lambda users: np.setdiff1d(users, first))
-    with pytest.raises(FailedRound, match="summed before, with other devices"):
+    with pytest.raises(FailedRound, match="already summed, with other devices"):
         fleet.sum_reports(PROGRAM, message, second, key)
 
 

@@ -93,7 +93,7 @@ def test_a_run_that_was_cut_off_goes_on_after_another_run_of_the_same_devices(tm
     with pytest.raises(Cut):
         train_run(fleet.recipe, tmp_path / "first", cut_at(1), fleet.connected)
     train_run(fleet.recipe, tmp_path / "second", quietly, fleet.connected)
-    with pytest.raises(LinkError, match="0 devices are there that may take part"):
+    with pytest.raises(LinkError, match="0 devices are present that may take part"):
         resume_run(tmp_path / "first", quietly, fleet.connected)
     finished = resume_run(tmp_path / "first", quietly, fleet.connected)
     assert finished.guarantee.releases == 2

@@ -80,7 +80,7 @@ def test_a_server_cannot_choose_who_is_in_a_cell_with_whom(small_cells):
     roster = cohort.server.rosters()[one]
     strangers = [a for a in cohort.said[ADVERTISE].values() if a not in roster.adverts and a.device != one]
     colluding = tuple(sorted((strangers[0], *roster.adverts[1:]), key=lambda advert: advert.device))
-    with pytest.raises(Refused, match="not the devices of this one's cell"):
+    with pytest.raises(Refused, match="not the devices of its cell"):
         cohort.devices[one].share(roster._replace(adverts=colluding))
     cohort.devices[one].share(roster)
 
@@ -91,7 +91,7 @@ def test_the_twin_that_takes_whomever_it_is_shown_is_in_a_cell_of_the_servers_ch
     one, *chosen = cohort.ids[:5]
     adverts = cohort.said[ADVERTISE]
     everyone = Roster(tuple(adverts[peer] for peer in chosen), {device: advert.digest() for device, advert in adverts.items()})
-    with pytest.raises(Refused, match="not the devices of this one's cell"):
+    with pytest.raises(Refused, match="not the devices of its cell"):
         cohort.devices[one].share(everyone)
     wanted = sorted(adverts[peer].digest() for peer in (one, *chosen))
     monkeypatch.setattr(device_side, "cells", lambda cohort, digests: [wanted])
@@ -105,7 +105,7 @@ def test_adverts_that_nobody_stands_behind_do_not_fill_a_cell(small_cells):
     one = cohort.ids[0]
     padded = roster_of(cohort.said[ADVERTISE].values(), one, (bytes([number]) * 32 for number in range(30)))
     assert len(padded.adverts) < 4
-    with pytest.raises(Refused, match="not the devices of this one's cell"):
+    with pytest.raises(Refused, match="not the devices of its cell"):
         cohort.devices[one].share(padded)
     cohort.devices[one].share(roster_of(cohort.said[ADVERTISE].values(), one))  # the twin
 

@@ -340,7 +340,7 @@ def test_a_device_signs_one_list_in_a_round_over_a_crash_too(tmp_path, vocabular
     fleet.link.ask = noted
     train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     device = fleet.link._devices[0].handler
-    with pytest.raises((ValueError, Refused), match="is in no round" if restarted else "too late to sign"):
+    with pytest.raises((ValueError, Refused), match="is not in a round" if restarted else "too late to sign"):
         device(fields.SIGN, questions[fields.SIGN])
     with pytest.raises(NotEligible, match="names of attempts rise"):
         device(fields.ADVERTISE, questions[fields.ADVERTISE])

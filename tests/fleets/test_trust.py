@@ -55,7 +55,7 @@ def dismissed(*numbers):
 LIES = {
     "a device that is made up": (lambda number, key, _: certificate(number, key, STRANGER), "not signed by the authority"),
     "a device that signs for itself": (lambda number, key, _: certificate(number, key, Issuer(ISSUER.fleet, key)), "not signed by"),
-    "a certificate that has run out": (lambda number, key, _: certificate(number, key, days=(-9, -1)), "has run out"),
+    "a certificate that has run out": (lambda number, key, _: certificate(number, key, days=(-9, -1)), "has expired"),
     "a certificate that has not begun": (lambda number, key, _: certificate(number, key, days=(1, 9)), "has not begun"),
     "another fleet's certificate": (lambda number, key, _: certificate(number, key, ELSEWHERE), "is of another fleet"),
     "one certificate under two numbers": (lambda number, key, all: certificate(all.ids[2], key)._replace(device=number), "not signed by"),
@@ -155,7 +155,7 @@ def test_devices_under_different_lists_are_in_different_rounds():
     cohort.devices[one] = DeviceRound(terms, cohort.keys[one], certificate(one, cohort.keys[one]), other)
     with pytest.raises(Refused, match="not signed by device"):
         cohort.run()
-    with pytest.raises(ValueError, match="about another list"):
+    with pytest.raises(ValueError, match="name another list"):
         DeviceRound(TERMS, cohort.keys[one], certificate(one, cohort.keys[one]), other)
     assert rest
 
@@ -209,7 +209,7 @@ def test_a_list_is_kept_by_devices_that_rest_too(liar):
     liar.round(5)
     device, later = liar.device(0), ISSUER.dismiss(3, ())
     about = fields.new_name(), b"run", b"5", bytes(32), liar.fleet.signed(0)[0]
-    with pytest.raises(NotEligible, match="reports to each once"):
+    with pytest.raises(NotEligible, match="reports once to each"):
         device(fields.ADVERTISE, fields.pack_fields(*about, later.to_bytes()))
     assert device._record._read()["list"][0] == 3
 
@@ -245,7 +245,7 @@ def test_a_device_whose_certificate_ends_within_the_hour_is_not_asked_and_not_to
     if hours > 1:
         assert train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected).guarantee.releases == 2
         return
-    with pytest.raises(LinkError, match="8 devices are there that may take part, 9 are needed"):
+    with pytest.raises(LinkError, match="8 devices are present that may take part, 9 are needed"):
         train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     fleet.enrolled = good
     assert resume_run(tmp_path / "run", quietly, fleet.connected).guarantee.releases == 2

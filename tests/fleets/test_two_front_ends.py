@@ -88,7 +88,7 @@ def test_a_recorded_sign_in_and_a_front_end_that_ends(authority, tmp_path):
         seen = _sign_in(load_device_key(tmp_path / "wire-0"))
         status, token = _request(authority, ends[0], "POST", "/v1/session", seen)
         assert status == 200
-        assert _request(authority, ends[1], "POST", "/v1/session", seen) == (403, b"Refused: a sign-in that was used before.")
+        assert _request(authority, ends[1], "POST", "/v1/session", seen) == (403, b"Refused: a sign-in that was already used.")
         ends[0].close()
         assert _request(authority, ends[1], "POST", "/v1/alive", token=token)[0] == 204
         assert _request(authority, ends[1], "POST", "/v1/alive", token=b"guess")[0] == 401

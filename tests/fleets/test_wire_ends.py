@@ -176,7 +176,7 @@ def test_old_tls(fleet, caplog):
         context.maximum_version = ssl.TLSVersion.TLSv1_2
         with connected(server) as plain, pytest.raises(ssl.SSLError, match=r"EOF|PROTOCOL|protocol"):
             context.wrap_socket(plain, server_hostname="localhost")
-        until(lambda: "that is no TLS 1.3" in caplog.text)
+        until(lambda: "without TLS 1.3" in caplog.text)
 
 
 def test_without_tls_on_this_machine_keys_are_needed_all_the_same(fleet, caplog):
@@ -208,7 +208,7 @@ def test_connections_that_say_nothing_are_few_and_short(fleet, monkeypatch, capl
     monkeypatch.setattr(door, "MOST_STRANGERS_OF_ONE_ADDRESS", 5)
     with fleet.server(devices=1) as server:
         silent = [connected(server) for _ in range(20)]
-        until(lambda: "refused: a connection, as there are too many that say nothing" in caplog.text)
+        until(lambda: "refused: a connection, as too many are silent" in caplog.text)
         assert server.link.ask("reverse", {0: b"abc"}, ALL) == {0: b"cba"}  # who is known stays
         assert all(is_closed(one) for one in silent)
         until(lambda: "refused: a connection that ended before it was secure" in caplog.text)
@@ -222,7 +222,7 @@ def test_half_a_request_is_not_waited_for(fleet, monkeypatch, caplog, sent):
     with fleet.server(insecure=True) as server, connected(server) as half:
         half.sendall(sent)
         assert is_closed(half)
-        assert "refused: a connection that sends no whole request" in caplog.text
+        assert "refused: a connection that sends no complete request" in caplog.text
 
 
 def session(server, fleet):
@@ -276,7 +276,7 @@ def test_there_are_no_more_connections_than_are_allowed(fleet, monkeypatch, capl
     monkeypatch.setattr(door, "MOST_OF_ONE_ADDRESS", 3)
     with fleet.server(devices=2) as server:
         extra = [connected(server) for _ in range(3)]
-        until(lambda: "refused: a connection more than this server holds" in caplog.text)
+        until(lambda: "refused: a connection beyond the most that this server holds" in caplog.text)
         assert is_closed(extra[-1])
         assert len(server.link.ask("reverse", to_all(server, b"abc"), ALL)) == 2
 
@@ -311,7 +311,7 @@ def test_a_file_that_is_another_than_its_name_says_is_not_used(fleet, caplog, mo
 
         monkeypatch.setattr(store.MemoryStore, "shared", another)
         assert server.link.ask("reverse", {0: b"abc"}, 1.0, shared=b"model") == {}
-        assert "what goes with it is not there" in caplog.text
+        assert "its file is gone" in caplog.text
 
 
 class LyingServer:
@@ -422,7 +422,7 @@ def test_a_port_that_somebody_else_listens_on_or_that_there_is_not_is_said(tmp_p
 def test_of_two_servers_in_one_folder_the_second_is_told(tmp_path):
     with (
         wire_server(tmp_path, "localhost", 0, insecure=True),
-        pytest.raises(LinkError, match="another server is at work"),
+        pytest.raises(LinkError, match="another server is using"),
         wire_server(tmp_path, "localhost", 0, insecure=True),
     ):
         pass

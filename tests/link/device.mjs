@@ -279,7 +279,7 @@ class Record {
     known.list = [String(list.number), digest];
     const names = read(name.subarray(0, 8)), latest = names > round >> 16n ? names : round >> 16n;
     let whyNot = null;
-    if (Number(latest) / 1e6 > now() + DAY) whyNot = "this attempt is of a time that is not yet";
+    if (Number(latest) / 1e6 > now() + DAY) whyNot = "this attempt is dated in the future";
     else if (name.toString("hex") <= known.name) whyNot = "it was asked under this name, or a later one, before";
     else whyNot = this.whyNot(round, known);
     if (!whyNot) known.name = name.toString("hex");
@@ -376,7 +376,7 @@ class Device {
     check(agreement.least <= all.length && all.length <= agreement.most, "so many devices are not in a round");
     const cohort = sha256(text("taciturn secure sum: cohort"), sum.terms, table(rows)), cell = cellOf(cohort, all, own);
     const shown = [own, ...adverts.map((advert) => advert.digest)].sort(Buffer.compare);
-    check(Buffer.concat(shown).equals(Buffer.concat(cell)), "these are not the devices of this one's cell");
+    check(Buffer.concat(shown).equals(Buffer.concat(cell)), "these are not the devices of its cell");
     for (const advert of adverts) {
       check(rows.get(advert.device)?.equals(advert.digest), "a device has another advert in the list of the round");
       checkCertificate(agreement.authority, sum.list, advert.certificate);
@@ -407,7 +407,7 @@ class Device {
     const { bits, length } = this.agreement, reader = new Reader(content), [delivery, key, message] = reader.fields(3);
     reader.end();
     const hash = sha256(text("taciturn fleet: message"), fields(sum.run, sum.round, message, key));
-    check(hash.equals(sum.message), "the message is another one than the devices of this round have agreed on");
+    check(hash.equals(sum.message), "the message is not the one that the devices of this round have agreed on");
     this.checkMessage(message);
     const shared = new Reader(delivery, "shares");
     this.checkCell(sum, shared);
@@ -442,7 +442,7 @@ class Device {
     const { leaves, clip_norm } = this.agreement, clip = Buffer.from(clip_norm, "hex");
     const floats = leaves.reduce((sum, [, shape]) => sum + shape.reduce((one, other) => one * other, 1), 0);
     check(message.length === 4 * floats + clip.length + 4, "the message is not of the recipe's model");
-    for (let at = 0; at < floats; at++) check(Number.isFinite(message.readFloatLE(4 * at)), "the model has numbers that are none");
+    for (let at = 0; at < floats; at++) check(Number.isFinite(message.readFloatLE(4 * at)), "the model has numbers that are not finite");
     check(message.subarray(4 * floats, -4).equals(clip), "the clip norm is not the recipe's");
   }
 

@@ -84,5 +84,5 @@ def test_a_server_that_cannot_listen_says_so(fleet):
         certify_server(fleet.folder / "authority", fleet.folder / "another", ["127.0.0.1"])
         with pytest.raises(LinkError, match="cannot listen"), wire_server(fleet.folder / "another", "127.0.0.1", port):
             pass
-        with pytest.raises(LinkError, match="another server is at work"), wire_server(fleet.folder / "server", "127.0.0.1", 0):
+        with pytest.raises(LinkError, match="another server is using"), wire_server(fleet.folder / "server", "127.0.0.1", 0):
             pass

@@ -146,7 +146,7 @@ def test_a_dry_run_writes_a_recipe_and_never_over_another(people, start, timed, 
         (["people", "--epsilon", "4", "--dry-run", "--set", "run.rounds=3"], "leave out --set and --audit"),
         (["people", "--epsilon", "4", "--run", "."], "has no name, which a new folder needs"),
         (["people", "--epsilon", "4", "--run", "people"], "people exists already"),
-        (["people", "--epsilon", "4", "--public", "ngram"], "is no neural model"),
+        (["people", "--epsilon", "4", "--public", "ngram"], "is not a neural model"),
         (["people", "--epsilon", "4", "--public", "elsewhere"], "have different vocabularies: make"),
     ],
 )

@@ -99,7 +99,7 @@ def test_written_again_it_says_the_same_and_has_the_n_grams_beside_it(made, tmp_
     assert figures_missing(after, made / "first") == []
     FinishedRun(made / "first").report(beside=())
     assert "three-grams" not in text_of(made / "first")
-    with pytest.raises(RunError, match="no model of n-grams"):
+    with pytest.raises(RunError, match="not an n-gram model"):
         FinishedRun(made / "first").report(beside=[made / "plain"])
 
 
@@ -232,7 +232,7 @@ def test_what_an_audit_found_is_on_the_page_and_that_nobody_looked(made, tmp_pat
     (folder / audit_users.FILE_NAME).touch()
     run = FinishedRun(folder)
     run.report(beside=())
-    assert "nobody has looked" in text_of(folder)
+    assert "can be audited and was not yet" in text_of(folder)
     audit = {"claimed_epsilon": 2.0, "epsilon": 1.5, "epsilon_at_least": 0.25, "refuted": False}
     canary = {"users": 4, "copies": 15, "rank": 1640, "references": 2_000_000, "exposure": 10.25, "seen": 60.0, "beam_search": None}
     for refuted in (False, True):

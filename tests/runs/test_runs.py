@@ -113,7 +113,7 @@ def test_two_runs_are_compared_on_the_same_held_out_users(population, vocabulary
 def test_models_are_not_measured_on_other_words_or_compared_on_other_pieces(population, tmp_path):
     train_run(tiny_recipe(population, run={"rounds": 1}), tmp_path / "unrolls", quietly)
     train_run(tiny_recipe(population, **SENTENCES, run={"rounds": 1}), tmp_path / "sentences", quietly)
-    with pytest.raises(RunError, match="read text in other pieces"):
+    with pytest.raises(RunError, match="read text in different pieces"):
         FinishedRun(tmp_path / "unrolls").compare(FinishedRun(tmp_path / "sentences"))
     words = Vocabulary((*population.vocabulary.words[:-1], "another"))
     others = write_population(tmp_path / "others", made_up_users(9, 5), made_up_users(3, 6), words, {})

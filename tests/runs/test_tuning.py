@@ -95,7 +95,7 @@ def test_what_was_tried_under_other_terms_is_not_taken_for_it(public, population
 
 
 def test_whose_text_it_is_cannot_be_tried():
-    with pytest.raises(RecipeError, match="public text stands in for it"):
+    with pytest.raises(RecipeError, match="public text takes the population's place"):
         combinations(["data.population=a,b"])
 
 

@@ -1,4 +1,4 @@
-"""Both ends of a fleet of real devices, made from one recipe: the server's fleet, and what a device answers with."""
+"""Build both ends of a fleet of real devices from one recipe: the server's fleet, and what a device answers with."""
 
 import hashlib
 import math
@@ -40,14 +40,14 @@ def agreement(recipe: Recipe, vocabulary: Vocabulary, authority: Authority) -> T
     params = jax.eval_shape(build.language_model(recipe.model, len(vocabulary)).init, jax.random.key(0))
     encoded, participation, section = build.report_encoding(recipe, params), _min_separation(recipe), recipe.fleet
     most = min(section.most_reports or participation.asked, participation.asked)
-    told = recipe.with_settings("run", seed=None)  # which devices are not
+    told = recipe.with_settings("run", seed=None)  # which devices do not get
     name = _fingerprint(told.fingerprint, vocabulary.words, authority)
     shares = section.max_dropout, section.max_colluding
     return Terms(b"", b"", b"", name, encoded.bits, encoded.padded, *shares, participation.size, most)
 
 
 def in_any_language(recipe: Recipe, vocabulary: Vocabulary, authority: Authority) -> dict[str, Any]:
-    """Work out what devices that have no Python need of the recipe (docs/protocol.md)."""
+    """Work out what devices without Python need from the recipe (docs/protocol.md)."""
     terms, mechanism = agreement(recipe, vocabulary, authority), build.algorithm(recipe, len(vocabulary)).mechanism
     like, public_part = _messages(mechanism, build.language_model(recipe.model, len(vocabulary)))
     clip_norm = jax.tree.leaves(jax.device_get(public_part(0).clip_norm))
@@ -73,7 +73,7 @@ def _fingerprint(recipe: str, words: Sequence[str], authority: Authority) -> byt
 
 
 def device_fleet(recipe: Recipe, vocabulary: Vocabulary, folder: Path, connected: Connected | None, account: Account) -> DeviceFleet:
-    """Make the server's fleet; `folder` is the private one of the run, `account` what it charges."""
+    """Build the server's fleet; `folder` is the run's private one, `account` what it charges."""
     if connected is None:
         raise RecipeError('[fleet] kind = "devices" is trained with `taciturn fleet serve`, to which devices connect')
     participation, waits = _min_separation(recipe), (recipe.fleet.deadline, recipe.fleet.patience)
@@ -82,7 +82,7 @@ def device_fleet(recipe: Recipe, vocabulary: Vocabulary, folder: Path, connected
     agreed = agreement(recipe, vocabulary, connected.authority)
 
     def run() -> str:
-        return f"{account.terms.name} {account.rows[0]['hash'][:RUN_DIGITS]}"  # a folder's name may come again
+        return f"{account.terms.name} {account.rows[0]['hash'][:RUN_DIGITS]}"  # a folder's name may be reused
 
     numbers = lambda: len(account.charges), participation.min_separation
     return DeviceFleet(connected, agreed, participation.asked, *waits, folder / "rounds", run, *numbers)
@@ -107,7 +107,7 @@ def check_enough(recipe: Recipe, devices: int) -> None:
 def build_device(
     recipe: Recipe, words: Vocabulary, text: np.ndarray, key: Ed25519PrivateKey, authority: Authority, folder: Path, wishes: Wishes = WISHES
 ) -> Device:
-    """Make the device of one person with this `text`; `folder` keeps when it took part. `recipe` is the server's, noise and all."""
+    """Build one person's device with this `text`; `folder` keeps its participation record. `recipe` is the server's, noise included."""
     algorithm = build.algorithm(recipe, len(words))
     messages = _messages(algorithm.mechanism, build.language_model(recipe.model, len(words)))
     user = build.layout(recipe, words).user_data(text, recipe.participation.weight_cap)
@@ -116,12 +116,12 @@ def build_device(
     return Device(key, authority, agreed, program, *messages, user, ParticipationRecord(folder, limits), wishes)
 
 
-@lru_cache(maxsize=8)  # so that devices of one fleet in one process are compiled once
+@lru_cache(maxsize=8)  # so that devices of one fleet in one process compile once
 def _messages(mechanism: Mechanism, model: LanguageModel) -> tuple[Message, Callable[[int], PyTree]]:
     """Return the shapes of what a round sends, and its public part by the row of the noise."""
     params = jax.eval_shape(model.init, jax.random.key(0))
 
-    @jax.jit  # so that of the mechanism's first state no more is made than its public part
+    @jax.jit  # so that only the public part of the mechanism's first state is computed
     def public_part(row: int) -> PyTree:
         return mechanism.public(mechanism.init(trees.zeros_like(params))._replace(round=row))
 
@@ -149,7 +149,7 @@ def simulated(recipe: Recipe, population: Population) -> SimulatedFleet | RayFle
 
 
 def fleet(recipe: Recipe, population: Population, devices: Path, coins: int = 0) -> FleetWithStats:
-    """Make a simulated fleet; `devices` is a folder for the state of devices, `coins` a secret number that says who comes when."""
+    """Make a simulated fleet; `devices` is a folder for the devices' state, `coins` a secret seed that decides which device comes when."""
     everyone = simulated(recipe, population)
     section, participation = recipe.fleet, build.participation(recipe)
     if section.kind == "simulated":

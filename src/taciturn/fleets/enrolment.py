@@ -1,13 +1,13 @@
-"""The enrolment authority: it says which keys are devices of a fleet, and which are not any more. It need not be where the server is.
+"""The enrolment authority: it decides which keys are devices of a fleet, and which no longer are. It need not be where the server is.
 
-AUTHORITY/                  its own folder, whose keys nobody else has
+AUTHORITY/                  its own folder, whose keys no one else has
   enrolment.key             signs certificates and lists
-  enrolment.log             all that it ever signed, and when: rows of JSON, each with the hash of the one before it; nothing is taken away
+  enrolment.log             all that it ever signed, and when: rows of JSON, each with the hash of the one before it; append-only
   authority.key  .crt       the authority of TLS (wire/authority.py), which signs the server's certificate
 
 FLEET/enrolled.txt          what it gives to the server: the newest list of dismissed devices, then all certificates by their numbers
 
-A signature is in the log, and synced, before anybody sees it. So no number is ever given twice, nor a key to two numbers.
+A signature is in the log, and synced, before it is shown. So no number is ever assigned twice, nor two numbers to a key.
 """
 
 import base64
@@ -29,7 +29,7 @@ from taciturn.fleets.wire.authority import load_key, requested_key, save_key
 
 ENROLMENT_KEY, LOG_NAME, ENROLLED = "enrolment.key", "enrolment.log", "enrolled.txt"
 DAY = 24 * 3600
-CERTIFICATE_DAYS, RENEWAL_DAYS = 365, 90  # for which one is good; in the last of which it is renewed
+CERTIFICATE_DAYS, RENEWAL_DAYS = 365, 90  # days of validity; days before the end in which it is renewed
 
 
 def beside(fleet: Path) -> Path:
@@ -38,7 +38,7 @@ def beside(fleet: Path) -> Path:
 
 
 def new_authority(folder: Path, fleet: Path) -> Issuer:
-    """Make the authority of a fleet that has no devices yet."""
+    """Make the authority of a new fleet, without devices."""
     issuer = Issuer(secrets.token_bytes(FLEET_BYTES), Ed25519PrivateKey.generate())
     save_key(folder / ENROLMENT_KEY, issuer.key)
     with locked(folder / LOG_NAME) as file:
@@ -49,14 +49,14 @@ def new_authority(folder: Path, fleet: Path) -> Issuer:
 
 
 def enrol(folder: Path, fleet: Path, requests: Collection[str], days: int = CERTIFICATE_DAYS) -> list[int]:
-    """Enrol the devices that ask, and return their numbers. One that is enrolled already keeps its own."""
+    """Enrol the devices that ask, and return their numbers. A device that is already enrolled keeps its own."""
     keys = [requested_key(request) for request in requests]
     with _open(folder, fleet) as log:
         enrolled = log.enrolled
         numbers = enrolled.keys()
         if gone := sorted(numbers[key] for key in keys if numbers.get(key) in enrolled.dismissed.devices):
             raise LinkError(
-                f"device {gone[0]} was dismissed, and its key with it; nobody was enrolled. If it is to come back, let it make a key in "
+                f"device {gone[0]} was dismissed, and its key with it; no device was enrolled. To bring it back, make a new key in "
                 "a new folder: taciturn fleet device FOLDER --new"
             )
         new = [key for key in dict.fromkeys(keys) if key not in numbers]
@@ -70,14 +70,14 @@ def dismiss(folder: Path, fleet: Path, devices: Collection[int]) -> int:
     with _open(folder, fleet) as log:
         certificates, before = log.enrolled
         if unknown := sorted(set(devices) - {one.device for one in certificates}):
-            raise LinkError(f"this fleet has {len(certificates)} devices, and no device {unknown[0]}: name another. Nobody was dismissed")
+            raise LinkError(f"this fleet has {len(certificates)} devices, and no device {unknown[0]}: name another. Nothing was changed")
         if not before.devices.issuperset(devices):
             log.add("dismissed", [log.issuer.dismiss(before.number + 1, before.devices.union(devices))])
         return log.enrolled.dismissed.number
 
 
 def renew(folder: Path, fleet: Path, days: int = CERTIFICATE_DAYS) -> int:
-    """Sign again, for the same keys, what ends soon, has ended or not begun (a clock was wrong), but for the dismissed; count them."""
+    """Renew for the same keys certificates that end soon, have ended or not begun (a clock was wrong), not dismissed ones; count them."""
     with _open(folder, fleet) as log:
         (certificates, dismissed), today = log.enrolled, now()
         soon = today + min(RENEWAL_DAYS, days / 2) * DAY
@@ -102,7 +102,7 @@ def read_enrolled(fleet: Path) -> Enrolled:
 
 
 class EnrolledNow:
-    """The devices of a fleet by its newest file, which may be replaced while a server or a front end is running."""
+    """The devices of a fleet by its newest file, which may be replaced while a server or a front end runs."""
 
     def __init__(self, fleet: Path) -> None:
         self._path, self._seen, self._known = fleet / ENROLLED, None, None
@@ -119,7 +119,7 @@ class EnrolledNow:
             return "a device that is not enrolled"
         if number in dismissed.devices:
             return "a device that was dismissed"
-        return number if certificates[number].lasts else "a device whose certificate has run out"
+        return number if certificates[number].lasts else "a device whose certificate has expired"
 
     def _newest(self) -> tuple[Enrolled, dict[bytes, int]]:
         found = self._path.stat() if self._path.exists() else None
@@ -128,7 +128,7 @@ class EnrolledNow:
             try:
                 enrolled = read_enrolled(self._path.parent)
                 if self._known and not _follows(enrolled, self._known[0]):
-                    raise LinkError(f"{self._path} is older than what was there before, or of another fleet")
+                    raise LinkError(f"{self._path} is older than the one before it, or of another fleet")
                 self._known = enrolled, enrolled.keys()
             except LinkError as error:
                 if self._known is None:
@@ -140,7 +140,7 @@ class EnrolledNow:
 
 @contextmanager
 def _open(folder: Path, fleet: Path) -> Iterator["_Log"]:
-    """Open the log for this process alone; after the block the fleet's server is given what was signed in it."""
+    """Lock and open the log; after the block the fleet's server gets what was signed in it."""
     if not (folder / LOG_NAME).exists():
         raise LinkError(f"{folder} is not the folder of an enrolment authority, or lost its {LOG_NAME}: name the folder with --authority")
     with locked(folder / LOG_NAME) as file:
@@ -148,7 +148,7 @@ def _open(folder: Path, fleet: Path) -> Iterator["_Log"]:
         content = file.read()
         *lines, torn = content.split(b"\n")
         if torn:
-            file.truncate(len(content) - len(torn))  # a process that died while writing it has shown nobody what it signed
+            file.truncate(len(content) - len(torn))  # the process that died while writing it had shown its signature to no one
         try:
             log = _Log(load_key(folder / ENROLMENT_KEY), file, lines)
             known = log.enrolled
@@ -178,7 +178,7 @@ class _Log:
         own, signed = key.public_key().public_bytes_raw(), []
         for line in lines:
             signed = self._take(line)
-        if not all(verified(own, one.signed(), one.signature) for one in signed):  # of the last row no other has the hash
+        if not all(verified(own, one.signed(), one.signature) for one in signed):  # no later row has the hash of the last one
             raise ValueError("the last row is not what was signed")
 
     @property
@@ -194,7 +194,7 @@ class _Log:
     def certify(self, keys: Mapping[int, bytes], days: int) -> None:
         if keys:
             today, after = int(now()), self.enrolled.dismissed.number
-            dates = today - CLOCKS_APART, today + days * DAY  # or a device whose clock is behind would find it not begun yet
+            dates = today - CLOCKS_APART, today + days * DAY  # or a device whose clock is behind would find it not yet valid
             self.add("certified", [self.issuer.certify(number, key, *dates, after) for number, key in keys.items()])
 
     def add(self, kind: str, signed: Sequence[Certificate | Dismissed]) -> None:

@@ -2,16 +2,16 @@
 
 FLEET/                      the server's
   recipe.toml               with its noise worked out: the same on every device
-  population/               words, held-out users and the ledger; no user's text, which is on devices. Where a fleet is only tried out there
-                            is none: its people are a population's, whose ledger is charged
+  population/               words, held-out users and the ledger; no user's text, which is on devices. A fleet that is only tried out has
+                            none: its people are a population's, whose ledger is charged
   enrolled.txt              who is enrolled, as the authority says: certificates, and the list of dismissed devices (enrolment.py)
   wire/                     the server's certificate
-  for-devices/              what every device is given: authority.crt, enrolment.pub, words, recipe.toml, and what follows from that for
+  for-devices/              what every device gets: authority.crt, enrolment.pub, words, recipe.toml, and what follows from that for
                             devices that have no Python: agreement.json
 
 FLEET-authority/            the authority's, which belongs elsewhere (enrolment.py)
 
-DEVICE/                     a device's own: nothing of it is ever sent, but for request.txt
+DEVICE/                     a device's own: nothing in it is ever sent except request.txt
   device.key  request.txt   who it is, and what it asks the authority to sign
   fleet/                    a copy of for-devices/
   tokens.npy                its user's text
@@ -64,7 +64,7 @@ def try_out(folder: Path, recipe: Recipe, count: int, run: str) -> list[Path]:
         raise LinkError(f"{population.folder} has fewer than {count} users: start fewer devices, or name another population")
     with new_folder(folder, "choose another --out") as made:
         if run in open_ledger(population).runs():
-            raise LinkError(f"the ledger of {population.folder} has a run {run!r} already: choose another --out")
+            raise LinkError(f"the ledger of {population.folder} already has a run {run!r}: choose another --out")
         assemble.check_enough(recipe, count)
         people = str(population.folder.resolve())  # the same ones, wherever it is started
         server = made / "server"
@@ -86,7 +86,7 @@ def _server_folder(folder: Path, authority: Path, recipe: Recipe, words_of: Popu
     given.mkdir()
     shutil.copy(certificate, given / AUTHORITY_CERTIFICATE)
     write_atomically(given / ENROLMENT, b"".join(issuer.authority).hex().encode() + b"\n")
-    # all noise is made from the seed, which is the server's alone
+    # all noise is made from the seed, which only the server has
     theirs = recipe.with_settings("run", seed=None).with_settings("data", population="on devices")
     save_recipe(theirs, given / RECIPE)
     worked_out = assemble.in_any_language(theirs, words_of.vocabulary, issuer.authority)
@@ -96,14 +96,14 @@ def _server_folder(folder: Path, authority: Path, recipe: Recipe, words_of: Popu
 
 
 def enrol(folder: Path, devices: list[Path]) -> None:
-    """Enrol devices where they, server and authority are all on this machine."""
+    """Enrol devices where they, the server and the authority are all on this machine."""
     enrolment.enrol(enrolment.beside(folder), folder, list(map(device_request, devices)))
     for device in devices:
         shutil.copytree(folder / "for-devices", device / "fleet", dirs_exist_ok=True)
 
 
 def fleet_authority(given: Path) -> Authority:
-    """Read whose devices a fleet has; `given` is its folder for-devices/, or a device's copy."""
+    """Read which authority a fleet's devices trust; `given` is its folder for-devices/, or a device's copy."""
     try:
         content = bytes.fromhex((given / ENROLMENT).read_text())
         if len(content) != FLEET_BYTES + 32:
@@ -135,12 +135,12 @@ def vocabulary_of(device: Path) -> Vocabulary:
 
 
 def open_device(device: Path, why_not_now: WhyNot = lambda: None, least_tokens: int = 1, delete_used: bool = False) -> Device:
-    """Open it; its owner may let it take part at times only, with text enough, and have text deleted that a report was made of."""
+    """Open a device; its owner may let it take part only at times, or with enough text, and have text deleted once it was used."""
     vocabulary, path = vocabulary_of(device), device / TOKENS
     if not (device / DEVICE_KEY).exists():
         raise LinkError(f"{device} has no key: `taciturn fleet device {device} --new` makes one, and a request for the fleet's authority")
     if delete_used and path.exists() and _which(path) == participation_record.used_text(device):
-        path.unlink()  # a crash came before
+        path.unlink()  # left by a crash
     if not path.exists():
         raise LinkError(f"{device} has no text: name a file of messages with --data")
     text, tokens = _which(path), np.load(path, allow_pickle=False)
@@ -153,8 +153,8 @@ def open_device(device: Path, why_not_now: WhyNot = lambda: None, least_tokens: 
         if not path.exists():
             return "its text was used, and is deleted"
         if _which(path) != text:
-            return "it has other text by now than it was started with: start it again"
-        return why_not_now() if len(tokens) >= least_tokens else f"its text has {len(tokens)} tokens, and {least_tokens} are wished for"
+            return "its text has changed since it was started: start it again"
+        return why_not_now() if len(tokens) >= least_tokens else f"its text has {len(tokens)} tokens, and its owner asks for {least_tokens}"
 
     wishes = Wishes(why_not, delete, text)
     recipe, own = fleet_recipe(device / "fleet"), (load_key(device / DEVICE_KEY), fleet_authority(device / "fleet"))
@@ -162,13 +162,13 @@ def open_device(device: Path, why_not_now: WhyNot = lambda: None, least_tokens: 
 
 
 def _which(text: Path) -> str:
-    """Name a text: what is saved later has another name, whatever clocks say."""
+    """Name a text: one that is saved later has another name, whatever clocks say."""
     found = text.stat() if text.exists() else None
     return f"{found.st_ino} {found.st_mtime_ns}" if found else ""
 
 
 def opt_out(device: Path) -> None:
-    """Take part in nothing any more, and delete the text, with what a crash left of saving it."""
+    """Take part in nothing any more, and delete the text, including what a crash left of saving it."""
     for text in (device / TOKENS, *device.glob(f".{TOKENS}.*")):
         text.unlink(missing_ok=True)
     participation_record.opt_out(device)

@@ -1,4 +1,4 @@
-"""Users who are in memory, trained one after another: the plainest fleet."""
+"""Users in memory, trained one after another: the plainest fleet."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -11,14 +11,14 @@ from taciturn.core import Key, Message, Program, Report, UserData, UserIds
 
 
 class UsersInMemory:
-    """A report is computed alone, by one program of one shape, so that nobody's depends on another's."""
+    """Compute each report alone, by one program of one shape, so that none depends on another."""
 
     everyone_reports = True
 
     def __init__(self, users: Sequence[UserData]) -> None:
         shapes = [[(np.shape(leaf), np.asarray(leaf).dtype) for leaf in jax.tree.leaves(user)] for user in users]
         if not users or any(shape != shapes[0] for shape in shapes) or any(np.ndim(user.weight) for user in users):
-            # Sums broadcast: a smaller report would be added again and again, past its clip norm.
+            # Sums broadcast: a smaller report would be added repeatedly, past its clip norm.
             raise ValueError("there is at least one user, all users' arrays have one shape and type, and a weight is one number")
         self._users, self._compiled = users, lru_cache(maxsize=1)(jax.jit)
 

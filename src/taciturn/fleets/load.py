@@ -1,6 +1,6 @@
-"""A fleet to try a deployment with: a tiny model, words that mean nothing, and any number of devices in one process, each a thread.
+"""A fleet to test a deployment with: a tiny model, meaningless words, and any number of devices in one process, each a thread.
 
-Everything about it is real but the people: keys, certificates, secure sums, records of participation, a ledger of its own. What goes wrong
+Everything about it is real except the people: keys, certificates, secure sums, participation records, its own ledger. What goes wrong
 is counted.
 """
 
@@ -30,14 +30,14 @@ from taciturn.recipe.text import parse_recipe
 
 FIXED = SPECIAL + PUNCTUATION
 VOCABULARY = Vocabulary(FIXED + tuple(f"word{number}" for number in range(200)))
-OVER_SELECTION = 1.2  # so that a round comes about where every tenth device is lost
+OVER_SELECTION = 1.2  # so that a round succeeds although every tenth device is lost
 SETTINGS = {
     "algorithm": "dp-ftrl",
     "model": {"width": 16, "units": 16},
     "local": {"batch_size": 4, "unroll": 8},
     "privacy": {"encoding": "modular", "noise": "tree", "noise_multiplier": 4.0, "clip_norm": 0.1},
 }
-HANDSHAKES = threading.Semaphore(100)  # at a time: a server holds few connections that have not said who they are
+HANDSHAKES = threading.Semaphore(100)  # at a time: a server holds few connections that have not identified themselves
 WORKERS = threading.Semaphore(2)
 STACK_BYTES = 512 * 1024  # of a thread, of which there are thousands
 END_SECONDS = 10.0  # for all of them to leave
@@ -48,8 +48,8 @@ class Load:
     """What devices have seen."""
 
     answered: Counter[str] = field(default_factory=Counter)  # by the kind of question
-    rounds: set[str] = field(default_factory=set)  # names of last questions of a round
-    seconds: list[float] = field(default_factory=list)  # that requests took, but for those that wait
+    rounds: set[str] = field(default_factory=set)  # names of the last question of each round
+    seconds: list[float] = field(default_factory=list)  # of requests, except those that wait
     failures: Counter[str] = field(default_factory=Counter)
     connected: set["LoadDevice"] = field(default_factory=set)
     most_connected: int = 0
@@ -63,7 +63,7 @@ class Load:
             counter[what] += 1
 
     def look(self) -> None:
-        """Keep what was most; to be called every second or so."""
+        """Update the maxima; call it every second or so."""
         (then, before), now, answered = self.looked, time.monotonic(), self.answered.total()
         self.most_connected = max(self.most_connected, len(self.connected))
         self.most_a_second = max(self.most_a_second, (answered - before) / (now - then))
@@ -96,7 +96,7 @@ class LoadDevice(DeviceEnd):
 
     def lost(self, error: Exception) -> None:
         self._load.connected.discard(self)
-        if self._known and not self._load.over:  # before, the server may not be there yet, and then not any more
+        if self._known and not self._load.over:  # before, the server may not be there yet, and afterwards no longer
             named = isinstance(error, RefusedByServer | SignedOut)
             self._load.count(self._load.failures, str(error) if named else type(error).__name__)
 
@@ -155,7 +155,7 @@ def new_load(folder: Path, count: int, rounds: int, seconds: float, names: tuple
 
 
 def open_load(folder: Path, count: int, servers: list[str]) -> tuple[list[LoadDevice], Load]:
-    """Return the devices, dealt to the servers in turn, and what they will see."""
+    """Return the devices, dealt to the servers in turn, and the record of what they see."""
     given = folder / "server" / "for-devices"
     recipe, authority, enrolled = fleet_recipe(given), fleet_authority(given), len(enrolment.read_enrolled(folder / "server").certificates)
     if enrolled != count:
@@ -173,5 +173,5 @@ def _device(folder: Path, number: int) -> Path:
 
 
 def _text(number: int) -> np.ndarray:
-    """Return the text of a user who counts, from a word of their own on."""
+    """Return the text of a user who counts, starting from a word of their own."""
     return (len(FIXED) + (number + np.arange(60)) % (len(VOCABULARY) - len(FIXED))).astype(np.int32)

@@ -1,12 +1,12 @@
-"""The simulated fleet on a Ray cluster: any number of workers, which may come, go and die, and always the same bits.
+"""The simulated fleet on a Ray cluster: any number of workers, which may join, leave and die, with always the same bits.
 
 A worker holds one device (a GPU, or a CPU core), the recipe and a view of the users' text. For each round it is sent the message, the
-users' key and pieces of the cohort, and returns a piece's sum. Sums are integers and a user's report has the same bits in any seat
-and company, so it does not matter who added up what, in which order, or how often a piece was begun: one that was lost with its worker
+users' key and pieces of the cohort, and returns a piece's sum. Sums are integers, and a user's report has the same bits in any position
+beside any others, so it does not matter which worker added what, in which order, or how often a piece was begun: one lost with its worker
 is given to another. The curator, with the root, the ledger and the noise, stays where the run was started.
 
-**Assumes:** the cluster belongs to the curator: whoever sees both a total and the next model knows the noise between, and workers hold
-users' text. Ray encrypts nothing unless it is told to (RAY_USE_TLS). Nothing of it is written to disk: only messages and sums are in Ray's
+**Assumes:** the cluster belongs to the curator: anyone who sees both a total and the next model knows the noise between, and workers hold
+users' text. Ray encrypts nothing unless it is told to (RAY_USE_TLS). None of it is written to disk: only messages and sums are in Ray's
 memory, and what does not fit there fails instead of being spilled.
 """
 
@@ -32,8 +32,8 @@ from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 
 CPU_PIECE, GPU_PIECE = 8, 128  # users; the same for any number of workers, since products of other shapes round differently
-PATIENCE = 300.0  # seconds in which nobody finishes anything, after which the cluster is given up
-MOST_DEATHS = 100  # of workers in a row: then it is not they who are at fault
+PATIENCE = 300.0  # without any result, after which the cluster is given up
+MOST_DEATHS = 100  # of workers in a row: then the fault is not theirs
 ONE_CORE = {"NPROC": "1", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
 ONE_GPU = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # beside the process that keeps the ledger
 
@@ -43,11 +43,11 @@ class RayError(TaciturnError):
 
 
 def join(address: str | None) -> None:
-    """Meet the cluster at `address`, or start one on this machine."""
+    """Join the cluster at `address`, or start one on this machine."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
     if address is not None and ("RAY_AUTH_TOKEN" in os.environ or token.exists()):
-        # clusters then ask for it; Ray itself shows it to those alone that it started
+        # clusters then ask for it; Ray itself gives it only to those that it started
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
         import ray
@@ -69,7 +69,7 @@ def join(address: str | None) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself would try for minutes."""
+    """Check first: Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
@@ -82,19 +82,19 @@ def is_joined() -> bool:
 
 
 class SelfTest(NamedTuple):
-    """What a worker is, and what it makes of simulated users."""
+    """What a worker is, and its result on simulated users."""
 
     bits: str  # of their sum
     about: str  # device, JAX, Taciturn
 
 
 class Worker:
-    """One device. What it trains on it reads itself, from the folder that the recipe names."""
+    """One device. It reads what it trains on itself, from the folder that the recipe names."""
 
     def __init__(self, recipe: Recipe, population: str, piece: int) -> None:
         people = build.population(recipe)
         if people.id != population:
-            raise RayError(f"{recipe.data.population} has other users on {os.uname().nodename} than where the run was started")
+            raise RayError(f"{recipe.data.population} has other users on {os.uname().nodename} than where the run began: copy it again")
         self._program = device_program(build.algorithm(recipe, len(people.vocabulary)))
         self._fleet = _fleet(recipe, people, piece)
 
@@ -128,20 +128,20 @@ class RayFleet:
         self._ray = ray
         self._kind = "GPU" if ray.cluster_resources().get("GPU") else "CPU"
         self._piece = GPU_PIECE if self._kind == "GPU" else CPU_PIECE
-        self._here = _fleet(recipe, population, self._piece)  # trains nobody
+        self._here = _fleet(recipe, population, self._piece)  # trains no one
         paths = {name: str(Path(one).resolve()) for name in ("population", "general") if (one := getattr(recipe.data, name))}
-        # Without its seed, of which the root of a simulation is made.
+        # Without its seed, from which the root of a simulation is made.
         told = recipe.with_settings("run", seed=None).with_settings("data", **paths)
         options = {"num_gpus": 1, "num_cpus": 1} if self._kind == "GPU" else {"num_cpus": 1}
         environment = {"env_vars": ONE_GPU if self._kind == "GPU" else ONE_CORE}
         hired = ray.remote(Worker).options(runtime_env=environment, **options)
         self._hire: Callable[[], Any] = lambda: hired.remote(told, population.id, self._piece)
         self._question: Any = None  # that all are tested with: the first round's message
-        self._tests: dict[Any, Any] = {}  # workers by the answer that they owe
+        self._tests: dict[Any, Any] = {}  # workers by their pending answers
         self._workers: list[Any] = []  # that passed the test
-        self._refused: list[Any] = []  # kept, so that their places are not taken again
-        self._deaths = 0  # since anybody was trained
-        self._bits: SelfTest | None = None  # of the first worker, with whom all others have to agree
+        self._refused: list[Any] = []  # kept, so that their slots stay taken
+        self._deaths = 0  # since any user was trained
+        self._bits: SelfTest | None = None  # of the first worker, with which all others have to agree
 
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
         return self._here.users(eligible)
@@ -150,7 +150,7 @@ class RayFleet:
         return {}
 
     def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
-        """Workers make the program from the recipe, as the curator made `program`."""
+        """Sum on workers, which build the program from the recipe, as the curator built `program`."""
         del program
         sent = self._ray.put((jax.device_get(message), np.asarray(jax.random.key_data(key))))
         self._question = self._question or sent
@@ -176,12 +176,12 @@ class RayFleet:
         return jax.tree.map(jnp.asarray, total)
 
     def _pieces(self, cohort: UserIds) -> list[UserIds]:
-        """Users of like length together, the longest first; at least one piece, so that there is a sum of nobody too."""
+        """Group users of similar length, the longest first; at least one piece, so that there is a sum of no one too."""
         ordered = self._here.longest_first(cohort)
         return [ordered[start : start + self._piece] for start in range(0, max(len(ordered), 1), self._piece)]
 
     def _newcomers(self) -> list[Any]:
-        """A worker for each device that has none yet: in the first round, on nodes that joined, in place of those that died."""
+        """Start a worker for each device that has none: in the first round, on nodes that joined, in place of those that died."""
         known = len(self._workers) + len(self._refused) + len(self._tests)
         return [self._hire() for _ in range(int(self._ray.cluster_resources().get(self._kind, 0)) - known)]
 
@@ -189,24 +189,24 @@ class RayFleet:
         done, _ = self._ray.wait(asked, timeout=PATIENCE) if asked else ([], [])
         if not done:
             lost = f" {len(self._refused)} give other bits than the first and were refused." if self._refused else ""
-            raise RayError(f"no worker of the Ray cluster answers.{lost} Nothing is lost; mend it (ray status), then --resume")
+            raise RayError(f"no worker of the Ray cluster answers.{lost} Nothing is lost; repair it (ray status), then add --resume")
         return done
 
     def _got(self, answer: Any, worker: Any) -> PyTree:
-        """What it answers, or nothing if it died."""
+        """Return a worker's answer, or nothing if it died."""
         try:
             return self._ray.get(answer)
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause if isinstance(error.cause, TaciturnError) else error  # noqa: B904 (it says all there is to say)
         except (self._ray.exceptions.RayActorError, self._ray.exceptions.ObjectLostError) as error:
-            self._deaths += 1  # or what it said was lost with its node
+            self._deaths += 1  # or its answer was lost with its node
             if self._bits is None or self._deaths > MOST_DEATHS:
-                raise RayError(f"workers end before they have trained anybody: {str(error).splitlines()[-1]}") from None
+                raise RayError(f"workers end before they have trained any user: {str(error).splitlines()[-1]}") from None
             self._workers = [one for one in self._workers if one != worker]
             return None
 
     def _hired(self, tested: SelfTest | None, worker: Any) -> list[Any]:
-        """The worker, if it gives the same bits as the first; else sums would depend on who is there."""
+        """Return the worker, if it gives the same bits as the first; otherwise sums would depend on which workers there are."""
         if tested is None:
             return []
         self._bits = self._bits or tested

@@ -1,7 +1,7 @@
 """A recipe worked out for people, an ε and this machine; recipe/choose.py has the rules.
 
-Nothing is read of the people who will be protected but roughly how many they are, unless the caller states it. How much they write, and so
-how fast a round is, is measured on held-out users, who have no guarantee.
+Nothing about the people who will be protected is read but roughly how many they are, unless the caller states it. How much they write, and
+so how fast a round is, is measured on held-out users, who have no guarantee.
 """
 
 import time
@@ -27,10 +27,10 @@ from taciturn.recipe.text import RecipeError, parse_recipe
 from taciturn.release.model_file import ModelCard, load_model
 from taciturn.runs.speed import best_time, round_seconds
 
-CPU_SAMPLE, ACCELERATOR_SAMPLE = 48, 1000  # held-out users of a round that is timed
-MORE_MEASUREMENTS = 4  # on all held-out users between the first and the last, where they take a tenth of the time at most
-PARTS = 4  # of working it out: a round is timed, one of fewer users, a measurement; then the noise
-UNFORESEEN = 0.1  # share of the time that is left free
+CPU_SAMPLE, ACCELERATOR_SAMPLE = 48, 1000  # held-out users in a timed round
+MORE_MEASUREMENTS = 4  # on all held-out users between the first and the last, if they take at most a tenth of the time
+PARTS = 4  # a timed round, one of fewer users, a measurement; then the noise
+UNFORESEEN = 0.1  # share of the time kept in reserve
 
 
 class Chosen(NamedTuple):
@@ -43,7 +43,7 @@ class Chosen(NamedTuple):
 
 
 def publicly(users: int) -> int:
-    """Round down to a number that may be published: the fewer users, the coarser; by a percent at most where they are many, or cohorts
+    """Round down to a number that may be published: coarser for fewer users, by at most a percent for many, or cohorts
     would be larger than planned.
 
     >>> publicly(37), publicly(9_364), publicly(1_098_765)
@@ -81,7 +81,7 @@ def chosen_recipe(
     task = replace(task, seconds=seconds, users_per_second=speed, round_seconds=a_round)
     try:
         plan = exactly(task, best_plan(task))
-    except ValueError as error:  # an ε that no noise, or almost none, comes to
+    except ValueError as error:  # an ε that needs no noise, or that no noise reaches
         raise RecipeError(str(error)) from None
     made = choices(task, plan, str(folder), start, card.architecture, on_cpu, more)
     return Chosen(task, plan, made, parse_recipe(content_of(made)))
@@ -89,9 +89,9 @@ def chosen_recipe(
 
 def _check_start(start: str, card: ModelCard, folder: Path, words: tuple[str, ...]) -> None:
     if card.run is not None or card.personal:
-        raise RecipeError(f"{start} learned from people, and a recipe is worked out for starts of public text alone; write one of your own")
+        raise RecipeError(f"{start} learned from people, and a recipe is worked out only for starts of public text; write your own")
     if card.architecture.get("kind") not in KINDS:
-        raise RecipeError(f"{start} is no neural model, which private training starts from")
+        raise RecipeError(f"{start} is not a neural model: private training starts from one; name another")
     if card.vocabulary != words:
         raise RecipeError(
             f"{start} knows other words than {folder}. Build the people with its words (taciturn data build --vocabulary …; without it "
@@ -113,7 +113,7 @@ def _sample(held_out: HeldOutUsers, least_tokens: int, most: int) -> Sample:
 
 
 def _timed(draft: Recipe, sample: Sample, params: Params, words: int, progress: Progress) -> tuple[float, float, float, float]:
-    """Return seconds to compile; users a second; seconds of a round besides; seconds to measure a model on the sample."""
+    """Return seconds to compile; users a second; seconds of a round besides training; seconds to measure a model on the sample."""
     users = len(sample.texts)
     timed = draft.with_settings("privacy", epsilon=None, noise_multiplier=1.0, delta=1e-9)
     timed = timed.with_settings("participation", users=users, cohort=users)

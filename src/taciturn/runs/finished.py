@@ -1,4 +1,4 @@
-"""Finished models: whom they protect, what the ledger says of them, and what they are worth on held-out users, alone or side by side."""
+"""Finished models: whom they protect, what the ledger says about them, and what they are worth on held-out users, alone or compared."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -43,17 +43,17 @@ def population_of(folder: Path) -> Population:
     if (folder / COUNTED_ON).exists():
         return Population(Path(json.loads((folder / COUNTED_ON).read_text())["population"]))
     if (folder / "guarantee.json").exists() and not (folder / "recipe.toml").exists():
-        raise RunError(f"{folder} is an export, and the ledger to ask about it is beside its run: name the run's folder")
+        raise RunError(f"{folder} is an export, and its ledger is beside its run: name the run's folder")
     return build.population(recipe_of(folder))
 
 
 def guarantee_of(loaded: LoadedModel) -> Guarantee:
-    """Return what the ledger of its users says of exactly this model; refuse one of which it knows nothing."""
+    """Return what its users' ledger says about exactly this model; refuse a model that the ledger does not know."""
     if loaded.card is None:
-        raise ExportRefused(f"{loaded.path} does not say where it comes from: nothing is known of its privacy")
+        raise ExportRefused(f"{loaded.path} does not say where it comes from: nothing is known about its privacy")
     check_not_personal(loaded.card, loaded.path)
     if not loaded.is_of_users:
-        raise ExportRefused(f"{loaded.path} is made of public text alone: there is no guarantee to export it with, and nobody to protect")
+        raise ExportRefused(f"{loaded.path} is made of public text only: it protects nobody, so there is no guarantee to export it with")
     return verified_guarantee(loaded.params, loaded.card, open_ledger(population_of(loaded.path)))
 
 
@@ -77,15 +77,15 @@ def learned_from(loaded: LoadedModel) -> str | None:
 
 
 def whose_text(recipe: Recipe, opened: Row) -> str:
-    """Say whose text a run learned from, as its recipe and what it declared have it."""
-    if recipe.fingerprint != opened["recipe"]:  # then the number is not the one that was declared
+    """Describe whose text a run learned from, by its recipe and what it declared."""
+    if recipe.fingerprint != opened["recipe"]:  # then its number of users is not the one that was declared
         return "people's text"
     simulated = opened.get("unit", "").startswith("one simulated")
     return f"the text of about {recipe.participation.users:,} {'simulated users' if simulated else 'people'}"
 
 
 def folder_known_to(loaded: LoadedModel) -> Path:
-    """Return the population of all whom this model and its starts were trained on; refused where that is unknown."""
+    """Return the population of all on whom this model and its starts were trained; refuse if that is unknown."""
     population = population_of(loaded.path)
     ledger, opened = open_ledger(population), opened_row(loaded)
     while True:
@@ -93,15 +93,15 @@ def folder_known_to(loaded: LoadedModel) -> Path:
             raise RunError(f"{population.folder} was built again since {opened['run']} was trained on it, so its users are no longer known")
         if not opened["lineage"]:
             return population.folder
-        earlier = ledger.rows[: ledger.rows.index(opened)]  # a run records what it started from as its own round 0, too
+        earlier = ledger.rows[: ledger.rows.index(opened)]  # a run also records its start, as its own round 0
         before = next((row for row in earlier if row.get("params") == opened["start"]), None)
         if before is None:
-            raise RunError(f"{opened['run']} started from a model of other users than {population.folder}'s, who are not known here")
+            raise RunError(f"{opened['run']} started from a model of other users than {population.folder}'s, and they are unknown here")
         opened = ledger.run_rows(before["run"])[0]
 
 
 class Evaluation(NamedTuple):
-    """A run's model on held-out users, with what the ledger says of it. Every figure has a `value` and a 95 % `margin` over users."""
+    """A run's model on held-out users, with what the ledger says about it. Every figure has a `value` and a 95 % `margin` over users."""
 
     scores: Scores
     guarantee: Guarantee
@@ -118,7 +118,7 @@ class Evaluation(NamedTuple):
 
 
 class FinishedRun:
-    """A run that has ended: what it promises, what it is worth, and how it leaves. Made by `train`, or opened again by its folder.
+    """A run that has ended: its guarantee, its accuracy, and its exports. Made by `train`, or opened by its folder.
 
     Example:
         run = tt.FinishedRun("runs/first")
@@ -132,7 +132,7 @@ class FinishedRun:
 
     @property
     def recipe(self) -> Recipe:
-        """As it was trained, with its noise worked out."""
+        """Return the recipe as trained, with its noise worked out."""
         return recipe_of(self.folder)
 
     @cached_property
@@ -145,11 +145,11 @@ class FinishedRun:
 
     @property
     def guarantee(self) -> Guarantee:
-        """What the ledger of its users says of exactly this model. Raises where the two do not belong together."""
+        """Return what its users' ledger says about exactly this model. Raises where the two do not match."""
         return guarantee_of(self.model)
 
     def predictor(self, blocklist: Iterable[str] = ()) -> Predictor:
-        """Answer a keyboard's questions: `suggest("see you ")` gives the next words; those of `blocklist` are never among them."""
+        """Answer a keyboard: `suggest("see you ")` gives the next words; those of `blocklist` are never among them."""
         return Predictor(self.model.model, self.model.vocabulary, blocklist)
 
     def export(self, out: str | Path, to: ExportFormat = "model", non_private: bool = False, **how: Any) -> Exported:
@@ -158,11 +158,11 @@ class FinishedRun:
         Args:
             out: a new folder.
             to: "model", "onnx", "onnx-int8", "arpa", "combined" or "js".
-            non_private: let a model without any guarantee leave.
+            non_private: export a model without any guarantee.
             how: a `blocklist`, `distilling` into n-grams, `progress` (export/formats.py).
 
         Returns:
-            The files, the guarantee, and how well what was written agrees with the model. Nothing is written before ledger and model agree.
+            The files, the guarantee, and how well the file agrees with the model. Nothing is written before ledger and model agree.
         """
         return export_model(self.model, self.guarantee, learned_from(self.model), Path(out), to, non_private, **how)
 
@@ -189,7 +189,7 @@ class FinishedRun:
         def tested(one: LoadedModel) -> Tested:
             privacy = (
                 "none: ε = ∞" if one.is_of_users else "nobody's text" if one.card else "unknown"
-            )  # an ARPA file says nothing of itself
+            )  # an ARPA file does not describe itself
             name = one.path.resolve().name
             return Tested(name, privacy, evaluate_steps(one.model, test.texts, test.cut, partial(progress, name)))
 
@@ -226,11 +226,11 @@ class FinishedRun:
         on = on or self.recipe.data.population
         ours, theirs = (run.evaluate(on, progress=partial(progress, f"measuring {name}")) for run, name in ((self, "A"), (other, "B")))
         if not np.array_equal(ours.scores.tokens, theirs.scores.tokens):
-            raise RunError(f"{self.folder} and {other.folder} read text in other pieces ([data] layout), so they cannot be compared")
+            raise RunError(f"{self.folder} and {other.folder} read text in different pieces ([data] layout), so they cannot be compared")
         return ours, theirs
 
     def audit(self, references: int = REFERENCES, progress: Progress = unwatched) -> AuditReport:
-        """Audit the run from outside; refuse one that was trained with nothing to audit it by."""
+        """Audit the run from outside; refuse one that was trained with nothing to audit."""
         if not any((self.folder / one.FILE_NAME).exists() for one in (audit_users, canaries)):
             recipe_of(self.folder)
             raise RunError(
@@ -258,22 +258,22 @@ class _Test(NamedTuple):
 
     @property
     def is_rebuilt(self) -> bool:
-        """Whether the population's text was replaced since the run."""
+        """Return whether the population's text was replaced since the run."""
         return self.opened["population"] != self.own.id
 
 
 def _start_of(recipe: Recipe, opened: Row) -> Params | None:
-    """Return what a run started from, if that is a file that is still there and still the same."""
+    """Return what a run started from, if the file is still there and unchanged."""
     with suppress(ModelFileError):
         params = load_model(Path(recipe.model.warm_start))[0] if recipe.model.warm_start else None
         return params if params and params_digest(params) == opened.get("start") else None
 
 
 def _ngrams_beside(folder: Path, test: _Test) -> list[LoadedModel]:
-    """Load those in folders beside the run's that can be compared with it."""
+    """Load the n-grams in folders beside the run's that can be compared with it."""
     found = []
     for path in sorted(folder.resolve().parent.glob("*/model.safetensors")):
-        if not (path.parent / "recipe.toml").exists():  # a run is no n-grams, and large
+        if not (path.parent / "recipe.toml").exists():  # a run is not n-grams, and large
             with suppress(TaciturnError):
                 found.append(_ngrams(path.parent, test))
     return found
@@ -282,9 +282,9 @@ def _ngrams_beside(folder: Path, test: _Test) -> list[LoadedModel]:
 def _ngrams(path: Path, test: _Test) -> LoadedModel:
     loaded = load_word_model(path)
     if loaded.kind is not None:
-        raise RunError(f"{path} is no model of n-grams; two runs are compared with: taciturn compare {path} RUN")
+        raise RunError(f"{path} is not an n-gram model; to compare two runs: taciturn compare {path} RUN")
     if loaded.vocabulary.words != test.vocabulary.words:
-        raise RunError(f"{path} knows other words than the run, so their figures cannot be compared; count it on a text of the same words")
+        raise RunError(f"{path} knows other words than the run, so their figures cannot be compared; count it on text with the same words")
     if loaded.is_of_users:
         counted_on = population_of(path).folder
         if not counted_on.samefile(test.own.folder):
@@ -293,7 +293,7 @@ def _ngrams(path: Path, test: _Test) -> LoadedModel:
 
 
 def _model_to_measure(folder: Path) -> tuple[Params, ModelCard]:
-    """Load a run's model; refuse a personal one, whose figures are its owner's."""
+    """Load a run's model; refuse a personal one, whose figures belong to its owner."""
     params, card = load_model(folder)
     check_not_personal(card, folder)
     return params, card
@@ -302,14 +302,14 @@ def _model_to_measure(folder: Path) -> tuple[Params, ModelCard]:
 def compare_tails(
     model: Path, others: Sequence[Path], samples: int, seed: int, progress: Progress = unwatched
 ) -> list[tuple[np.ndarray, Tail]]:
-    """Return for each of the others log c(s) of texts sampled from the model, and their tail."""
+    """Return, for each of the others, log c(s) of texts sampled from the model, and their tail."""
     params, card = _model_to_measure(model)
     network = build.language_model(ModelSection(**card.architecture), len(card.vocabulary))
     found = []
     for number, path in enumerate(others):
         other, its_card = _model_to_measure(path)
         if its_card.vocabulary != card.vocabulary or jax.tree.map(np.shape, other) != jax.tree.map(np.shape, params):
-            raise RunError(f"{path} is another kind of model than {model}, or knows other words: no ratio can be taken")
+            raise RunError(f"{path} is another kind of model than {model}, or knows other words, so no ratio can be computed")
 
         def sampled(done: int, all: int, before: int = number) -> None:
             progress(before * all + done, len(others) * all)

@@ -1,4 +1,4 @@
-"""A run's folder: there as a whole or not at all, and rid of its secrets when the run ends."""
+"""A run's folder: complete or absent, and without its secrets once the run ends."""
 
 import shutil
 from contextlib import AbstractContextManager
@@ -11,7 +11,7 @@ from taciturn.files import check_new_folder, locked, not_a, sync_folder, write_a
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import load_recipe
 
-FROM_ENTROPY, FROM_SEED = b"entropy\n", b"seeded:\n"  # what a root file begins with
+FROM_ENTROPY, FROM_SEED = b"entropy\n", b"seeded:\n"  # how a root file begins
 
 
 class RunError(TaciturnError):
@@ -25,8 +25,8 @@ def check_new_run(folder: Path) -> None:
 
 
 def alone_in(folder: Path) -> AbstractContextManager[BinaryIO]:
-    """Lock a run for one process: a second would overwrite what the first is charged for. The recipe is locked, as it stays."""
-    busy = RunError(f"another process is at work in {folder}: wait until it ends, or stop it; then add --resume")
+    """Lock a run for one process: a second would overwrite what the first is charged for. The recipe file is locked, as it stays."""
+    busy = RunError(f"another process is using {folder}: wait until it ends, or stop it; then add --resume")
     return locked(folder / "recipe.toml", busy)
 
 
@@ -38,7 +38,7 @@ def save_root(folder: Path, root: bytes, seeded: bool) -> None:
 
 
 def load_root(folder: Path) -> tuple[bytes, bool]:
-    """Load the root of all randomness of a run that has not ended, and whether it comes from a seed."""
+    """Load the root of a run's randomness, if the run has not ended, and whether it comes from a seed."""
     path = folder / "private" / "root"
     if not path.exists():
         delete_secrets(folder)  # if a crash left some of them
@@ -52,7 +52,7 @@ def load_root(folder: Path) -> tuple[bytes, bool]:
 
 
 def delete_secrets(folder: Path) -> None:
-    """Delete the root first: a crash meanwhile leaves a run that is finished, never one that could resume from an older state."""
+    """Delete the root first: a crash meanwhile leaves a finished run, never one that could resume from an older state."""
     if (folder / "private").exists():
         (folder / "private" / "root").unlink(missing_ok=True)
         sync_folder(folder / "private")

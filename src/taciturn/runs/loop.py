@@ -47,7 +47,7 @@ Progress = Callable[[int, int, Row], None]  # rounds done, rounds in all, last m
 
 
 class Metrics:
-    """metrics.jsonl and metrics.csv; rows of rounds that a crash undid are dropped when the run is resumed."""
+    """metrics.jsonl and metrics.csv; rows of rounds lost in a crash are dropped when the run is resumed."""
 
     def __init__(self, folder: Path, round: int) -> None:
         self.folder = folder
@@ -68,13 +68,13 @@ class Metrics:
 
 
 class TrainedRun(FinishedRun):
-    """A run in the process that trained it, which knows more than the folder says."""
+    """A run in the process that trained it, which knows more than its folder."""
 
     def __init__(self, folder: Path, before: Scores, scores: Scores, stopped: str | None, clip_estimate: float | None) -> None:
         super().__init__(folder)
         self.before, self.scores = before, scores  # of the parameters it started (or was resumed) from, and of its own
         self.stopped = stopped  # why it ended before its last round, if it did
-        self.clip_estimate = clip_estimate  # where an adaptive clip norm went
+        self.clip_estimate = clip_estimate  # where an adaptive clip norm ended
 
 
 def train_run(
@@ -90,7 +90,7 @@ def train_run(
         connected: the devices of a fleet, where the recipe is for one.
 
     Returns:
-        The finished run: its guarantee, what it is worth, and how it leaves.
+        The finished run: its guarantee, its accuracy, and its exports.
 
     Example:
         run = tt.train("recipe.toml", "runs/first", lambda done, rounds, row: print(done, row["epsilon"]))
@@ -110,14 +110,14 @@ def train_run(
         try:
             run.account.open()
         except LedgerError:
-            if not (folder / "model.safetensors").exists():  # or else it is another process's, which resumed it meanwhile
-                shutil.rmtree(folder)  # a run that was refused leaves nothing to resume
+            if not (folder / "model.safetensors").exists():  # otherwise another process has resumed it meanwhile
+                shutil.rmtree(folder)  # a refused run leaves nothing to resume
             raise
         return _train_loop(run, run.fresh_state(), progress)
 
 
 def resume_run(folder: str | Path, progress: Progress = unwatched, connected: Connected | None = None) -> TrainedRun:
-    """Resume a run that was interrupted, at whatever moment; it comes to the same model as if it had not been.
+    """Resume an interrupted run; it ends with the same model as if it had not been interrupted.
 
     Args:
         folder: of the run, with its own recipe and secrets in it.
@@ -130,7 +130,7 @@ def resume_run(folder: str | Path, progress: Progress = unwatched, connected: Co
         try:
             run = tt.resume("runs/first")
         except tt.TaciturnError as error:
-            print(error)  # it is finished already
+            print(error)  # it is already finished
     """
     folder = Path(folder)
     recipe, state_file = recipe_of(folder), folder / "private" / "state.safetensors"
@@ -151,10 +151,10 @@ def resume_run(folder: str | Path, progress: Progress = unwatched, connected: Co
 
 
 def _close_if_finished(folder: Path, recipe: Recipe) -> None:
-    """Close a run that died after its secrets were deleted and before its ledger was told: nothing else can do so any more."""
+    """Close a run that crashed after its secrets were deleted and before its ledger recorded that: nothing else still can."""
     if (folder / "private" / "root").exists() or not (folder / "guarantee.json").exists():
         return
-    with suppress(TaciturnError):  # where the ledger is gone, there is nothing to close
+    with suppress(TaciturnError):  # without its ledger there is nothing to close
         ledger, name = open_ledger(build.population(recipe)), from_json((folder / "guarantee.json").read_text())["run"]
         if ledger.run_rows(name) and not ledger.is_closed(name):
             ledger.close(name)
@@ -179,7 +179,7 @@ def _train_loop(run: Run, state: TrainState, progress: Progress) -> TrainedRun:
         except (BudgetExhausted, TooFewDevices) as reason:
             stopped = str(reason)
             break
-        except LinkError:  # nobody comes for now: what was done need not be done again
+        except LinkError:  # no devices for now: keep what was done
             _save(run, state)
             raise
         jax.block_until_ready(state.server)
@@ -201,7 +201,7 @@ def _train_loop(run: Run, state: TrainState, progress: Progress) -> TrainedRun:
 
 
 def _row(run: Run, state: TrainState, scores: Scores, seconds: float) -> Row:
-    """Make a row of metrics.csv. Where the claim rests on who was drawn, the number of reports is secret: the expected one is given."""
+    """Make a row of metrics.csv. Where the claim rests on who was drawn, the number of reports is secret: the expected one is used."""
     guarantee, stats, params = run.account.guarantee(), run.fleet.stats(), state.server.params
     uploads = stats.get("uploads", round(guarantee.releases * run.recipe.participation.cohort))
     found = {"round": state.round, "releases": guarantee.releases, "epsilon": guarantee.epsilon, "rho": guarantee.rho}
@@ -213,7 +213,7 @@ def _row(run: Run, state: TrainState, scores: Scores, seconds: float) -> Row:
 
 
 def _latest_row(run: Run, rows: list[Row]) -> Row:
-    """Return the last evaluation; of real devices also what has been spent and sent since, which takes no time to tell."""
+    """Return the last evaluation; for real devices also what has been spent and sent since, which is known at once."""
     if run.recipe.fleet.kind != "devices":
         return rows[-1]
     failed = run.log.failed if run.log else 0
@@ -221,7 +221,7 @@ def _latest_row(run: Run, rows: list[Row]) -> Row:
 
 
 def _diverged(rows: list[Row]) -> str | None:
-    """Say why a run that only gets worse, on held-out users, should not spend the rest of its budget."""
+    """Say why a run that only gets worse on held-out users should not spend the rest of its budget."""
     first, last = rows[0]["loss"], rows[-1]["loss"]
     if last < 1.5 * first:
         return None
@@ -232,7 +232,7 @@ def _diverged(rows: list[Row]) -> str | None:
 
 
 def _save(run: Run, state: TrainState) -> None:
-    """Save the state first, as it decides where a run resumes; what observers saw goes before it, as the estimates are gone afterwards."""
+    """Save the state before the model, as it decides where a run resumes; and observers before both, as their estimates are then gone."""
     costs = (*run.account.terms.lineage, run.account.release)
     mode = 0o600 if any(isinstance(cost, NonPrivateDpEvent) for cost in costs) else 0o644
     for observer in run.observers:
@@ -260,26 +260,26 @@ def _finish(run: Run, state: TrainState, scores: Scores, first: Scores | None) -
     words = statement(guarantee, card.public_text, observed)
     write_atomically(run.folder / "guarantee.txt", words.encode())
     write_atomically(run.folder / "guarantee.json", statement_json(guarantee, card.public_text).encode())
-    delete_secrets(run.folder)  # with them goes all that could take the noise off
-    run.account.close()  # it cannot go on any more
+    delete_secrets(run.folder)  # and with them all that could remove the noise
+    run.account.close()  # it can no longer be resumed
     try:
         start = first or run.evaluate(run.initial_params())
         people, learned = groups_of(run.held_out.texts, run.vocabulary), whose_text(run.recipe, ledger.run_rows(guarantee.run)[0])
         write_report(run.folder, guarantee, ledger, learned, people, scores, start)
-    except Exception as error:  # whatever it is: the run is finished, and must not look as if it were to be trained again
+    except Exception as error:  # whatever it is: the run is finished, and must not look as if it should be resumed
         why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         LOG.warning("the run is finished; only its page could not be written (%s): taciturn report %s", why, run.folder)
 
 
 def _norms(public: PyTree) -> dict[str, float]:
-    """Return the clip norm in force, and the estimate that is followed where it adapts; both are public."""
+    """Return the clip norm in force, and the estimate it follows where it adapts; both are public."""
     if isinstance(public, Norms):
         return {"clip_norm": float(public.clip_norm), "clip_estimate": float(public.estimate)}
     return {"clip_norm": float(public.clip_norm if isinstance(public, Rotation) else public)}
 
 
 def _observed_participation(log: ParticipationLog | None, participation: Participation, stats: Mapping[str, float]) -> str:
-    """Report the participation that was logged, beside the claim (Xu et al. 2023); not where who took part is secret."""
+    """Report the recorded participation, beside the claim (Xu et al. 2023); not where who took part is secret."""
     if log is None or participation.sampled_by_curator:
         return ""
     separation, times = log.observed

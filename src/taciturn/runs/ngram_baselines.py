@@ -1,7 +1,7 @@
-"""N-grams counted on text: what a neural model has to beat. Counted on users' text they have no guarantee whatever, and say so.
+"""N-grams counted on text: what a neural model has to beat. Counted on users' text they have no guarantee at all, and say so.
 
 **Guarantee:** none. A count of four words may be one person's sentence. So the ledger of the population is charged with ε = ∞ before
-the first text is read, and the model leaves only as one that is not private (`taciturn export --non-private`). For an n-gram with a
+the first text is read, and the model is exported only as non-private (`taciturn export --non-private`). For an n-gram with a
 guarantee, distil it from a private model: `taciturn export RUN --to arpa`.
 """
 
@@ -31,7 +31,7 @@ from taciturn.runs.folder import RunError
 from taciturn.runs.run import unit_of
 
 NOT_NEW = "name a new folder"
-ANY_DELTA = 1e-10  # ε is ∞ at every one
+ANY_DELTA = 1e-10  # ε is ∞ at any
 
 
 def count_public(corpus: Path, out: Path, smoothing: Smoothing, order: int, progress: Progress = unwatched) -> None:
@@ -44,11 +44,11 @@ def count_public(corpus: Path, out: Path, smoothing: Smoothing, order: int, prog
 
 
 def count_population(folder: Path, out: Path, smoothing: Smoothing, order: int, non_private: bool, progress: Progress = unwatched) -> None:
-    """Charged first, then counted."""
+    """Charge first, then count."""
     check_new_folder(out, NOT_NEW)
     if not non_private:
         raise RunError(
-            f"{folder} holds users' text, and counts of it have no guarantee (ε = ∞). If that is meant, say --non-private; for an n-gram "
+            f"{folder} holds users' text, and counts of it have no guarantee (ε = ∞). If you mean that, add --non-private; for an n-gram "
             "with one, train a private model and export it: taciturn export RUN --to arpa"
         )
     population = Population(folder)

@@ -1,4 +1,4 @@
-"""A model trained on public text, from which private training starts.
+"""Train a model on public text, from which private training starts.
 
 While it trains, its folder holds pretraining.safetensors, from which it resumes. In the end there are model.safetensors and
 pretraining.json: what was measured, epoch by epoch, on public text that was held out.
@@ -33,15 +33,15 @@ CHECKPOINT = "pretraining.safetensors"
 
 
 class Pace(NamedTuple):
-    """How far a training on public text is."""
+    """The progress of a training on public text."""
 
     loss: float  # of the last steps
     tokens_per_second: float
-    perplexity: float | None  # of held-out text after the last epoch, once there was one
+    perplexity: float | None  # on held-out text after the last epoch, if any
 
 
 class Epoch(NamedTuple):
-    """What was measured of one epoch over the public text."""
+    """What was measured after one epoch over the public text."""
 
     epoch: int  # from 1
     training_loss: float
@@ -53,7 +53,7 @@ class Epoch(NamedTuple):
 
 
 class Course(NamedTuple):
-    """A training on public text between two epochs: all that the next one needs."""
+    """The state of a training on public text between two epochs."""
 
     training: Training
     best: Params  # of the epoch with the lowest loss on held-out text
@@ -116,7 +116,7 @@ def pretrained(
     write_atomically(out / "pretraining.json", to_json(about, indent=2).encode())
     card = ModelCard(architecture, corpus.vocabulary.words, corpus.vocabulary.about, public_sources=sources)
     save_model(out / "model.safetensors", course.best, card)
-    (out / CHECKPOINT).unlink()  # last: killed before this, it resumes from the checkpoint, and comes to the same
+    (out / CHECKPOINT).unlink()  # last: interrupted before this, it resumes from the checkpoint, with the same result
     sync_folder(out)
     return Pretrained(course.epochs, best, measured_on, stopped)
 
@@ -140,7 +140,7 @@ def _saved_course(path: Path, fresh: Course, terms: dict[str, Any]) -> Course:
             saved = json.loads((file.metadata() or {}).get("terms", "{}"))
     except safetensors.SafetensorError as error:
         raise RecipeError(f"{path} cannot be read ({error}); delete it to start again") from None
-    names = dict.fromkeys([*terms, *saved])  # a start that was named before is missed too
+    names = dict.fromkeys([*terms, *saved])  # a start that was named before is noticed too
     differing = [f"{name} is {saved.get(name)}, not {terms.get(name)}" for name in names if saved.get(name) != terms.get(name)]
     if differing:
         raise RecipeError(

@@ -1,6 +1,6 @@
-"""RUN/report.html: what a run promises and what it is worth, on one page for whoever decides about it.
+"""RUN/report.html: what a run guarantees and what it is worth, on one page for those who decide about it.
 
-It is post-processing: of the people who are protected it says nothing but what the ledger and the released models do. All figures are
+It is post-processing: about protected people it says only what the ledger and the released models do. All figures are
 averages over held-out people, who have no guarantee, and over no fewer of them than `LEAST_HELD_OUT`.
 """
 
@@ -30,8 +30,8 @@ from taciturn.runs.report_page import Html, Point, Span, chart, groups, page, se
 
 FILE_NAME = "report.html"
 OUTSIDE = "Seen from outside"
-FREQUENT = 10  # of the list of words, which is sorted by frequency, one in so many is frequent; all others are rare
-COST = "Noise hides what few people share: who gains less than others here pays more for privacy."
+FREQUENT = 10  # of the words, sorted by frequency, one in this many is frequent; all others are rare
+COST = "Noise hides what few people share: people who gain less here pay more for privacy."
 REBUILT = "The population's text was replaced since this run: only the curves are of the people it was measured on then."
 HELD_OUT = (
     "Measured on held-out people: the model never learned from them, and they have no guarantee. Their figures are averages over at least "
@@ -43,19 +43,19 @@ CURVES = {
     "clip_estimate": "Clip norm: the estimate it follows",
 }
 SIMULATED = ", in a simulation"
-FOOT = f"This page holds nobody's text, and asks for nothing over the network. {HELD_OUT}"
+FOOT = f"This page holds no one's text, and loads nothing over the network. {HELD_OUT}"
 
 
 class Tested(NamedTuple):
-    """A model on the held-out people of a run."""
+    """A model's scores on the held-out people of a run."""
 
     name: str
-    privacy: str  # what is promised for it, in a word
+    privacy: str  # what is guaranteed for it, in a word
     scores: Scores  # a column for each of them
 
 
 class Group(NamedTuple):
-    """Held-out people of one kind, with words for them."""
+    """Held-out people of one kind, with a description."""
 
     name: str
     note: str
@@ -73,7 +73,7 @@ def write_report(
     beside: Sequence[Tested] = (),
     rebuilt: bool = False,
 ) -> Path:
-    """Write the page of a run. `model` and `start` are what came out of it and what went in, on the same people; `rebuilt` says that their
+    """Write the page of a run. `model` and `start` are scores after and before it, on the same people; `rebuilt` says that their
     text was replaced since."""
     if not (folder / "guarantee.txt").exists():
         raise RunError(f"{folder} has not ended, so there is nothing to report yet; resume it: taciturn train --resume --run {folder}")
@@ -98,8 +98,8 @@ def write_report(
 
 
 def groups_of(texts: Texts, vocabulary: Vocabulary) -> list[Group]:
-    """Group everybody, and thirds by how much people wrote and by how rare their words are. A third that is too small to report, or that
-    differs from nobody, is left out."""
+    """Group everybody, and thirds by how much people wrote and by how rare their words are. A third that is too small to report, or no
+    different from the rest, is left out."""
     lengths = np.array([len(text) for text in texts])
     frequent = vocabulary.fixed + (len(vocabulary) - vocabulary.fixed) // FREQUENT
     rare = np.array([np.mean((text >= frequent) | (text == UNKNOWN)) if len(text) else 0.0 for text in texts])
@@ -142,7 +142,7 @@ def _gain(model: Scores, start: Scores, unit: str = " points") -> str:
 
 
 def _promise(guarantee: Guarantee, learned_from: str, statement: str) -> Html:
-    """Green where a person may rely on it; orange where there is no guarantee, a weak one, or a simulation's."""
+    """Show the guarantee: green where people may rely on it; orange where there is none, a weak one, or a simulation's."""
     relied_on = guarantee.epsilon <= WEAK and not guarantee.is_simulated
     note = f"at δ = {delta_text(guarantee.delta)}" if guarantee.epsilon < math.inf else "nobody is protected"
     figure = tag("div", f"ε\u00a0=\u00a0{epsilon_text(guarantee.epsilon)}".replace("= >", ">"), tag("small", note), class_="figure")
@@ -212,32 +212,34 @@ def _compared(tested: list[Tested], own: int) -> Html:
 
 
 def _spent(ledger: Ledger) -> Html:
-    """Say what all runs on these people cost together, which is what a person should ask for."""
+    """Say what all runs on these people cost together, which is what matters to a person."""
     runs, budget = ledger.runs(), ledger.budget
     delta = min(ledger.run_rows(run)[0]["delta"] for run in runs)
     spent = ledger.total(delta)[0]
     words = (
-        f"All {len(runs)} runs on these people together, thrown-away ones too: ε = {epsilon_text(spent)} at δ = {delta_text(delta)}."
+        f"All {len(runs)} runs on these people together, discarded ones included: ε = {epsilon_text(spent)} at δ = {delta_text(delta)}."
         if len(runs) > 1
         else f"This is the only run on these people. In all they have spent ε = {epsilon_text(spent)} at δ = {delta_text(delta)}."
     )
     parts = [tag("p", words)]
     if seeded := sum(ledger.run_rows(run)[0]["randomness"] != "operating system" for run in runs):
-        parts.append(tag("p", f"{seeded} of {len(runs)} drew noise from a seed, with which anyone can take it off: their ε is no promise."))
+        parts.append(
+            tag("p", f"{seeded} of {len(runs)} drew noise from a seed, with which anyone can remove it: their ε is not a promise.")
+        )
     if spent == math.inf:
-        parts.append(tag("p", "At least one of them had no privacy, and may have given away what single people wrote."))
+        parts.append(tag("p", "At least one of them had no privacy, and may have revealed what single people wrote."))
     if budget:
         left = f"Their budget for all runs is ε = {epsilon_text(budget.epsilon)} at δ = {delta_text(budget.delta)}."
         share = min(1.0, spent / budget.epsilon)
         parts += [tag("p", left), tag("meter", f"{share:.0%}", min=0, max=1, value=f"{share:.3f}", aria_label="share of the budget spent")]
-    parts.append(_quiet("Counted so that all runs add up: with a person's reports all zero, or not. taciturn ledger show tells more."))
+    parts.append(_quiet("Added up for one adjacency: a person's reports, or zeros in their place. See taciturn ledger show."))
     return section("What these people have spent", *parts)
 
 
 def _audited(folder: Path) -> Iterator[Html]:
     if not (folder / "audit.json").exists():
         if any((folder / one.FILE_NAME).exists() for one in (audit_users, canaries)):
-            yield section(OUTSIDE, tag("p", "There is something to audit this run by, and nobody has looked: taciturn audit run RUN."))
+            yield section(OUTSIDE, tag("p", "This run can be audited and was not yet: taciturn audit run RUN."))
         return
     found = from_json((folder / "audit.json").read_text())
     parts = []
@@ -246,7 +248,7 @@ def _audited(folder: Path) -> Iterator[Html]:
         words = (
             "BROKEN: users are told apart better than is claimed. Trust no model of this run."
             if one["refuted"]
-            else "Nothing contradicts the claim. That proves nothing of what an audit cannot see."
+            else "Nothing contradicts the claim. That proves nothing about what an audit cannot see."
         )
         figures = [f"{one[name]:.2f}" for name in ("claimed_epsilon", "epsilon", "epsilon_at_least")]
         parts += [

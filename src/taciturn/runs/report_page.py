@@ -1,4 +1,4 @@
-"""A run's page, drawn: one file without scripts, which asks for nothing over the network. What stands on it is gathered by report.py."""
+"""Draw a run's page: one file without scripts, which loads nothing over the network. report.py gathers its content."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ Scale = Callable[[float], float]  # where it is in a chart
 
 
 class Html(str):
-    """What is markup already. All other text is escaped where it is put into a tag, wherever it comes from."""
+    """Text that is already markup. All other text is escaped when it is put into a tag, wherever it comes from."""
 
 
 class Point(NamedTuple):
@@ -31,7 +31,7 @@ class Point(NamedTuple):
 
 
 class Span(NamedTuple):
-    """What a group of people had before, if that is known, and what they have now."""
+    """What a group of people had before, if known, and what they have now."""
 
     name: str
     note: str  # who they are
@@ -59,13 +59,13 @@ def section(title: str, *inside: str) -> Html:
 
 
 def tile(title: str, figure: str, note: str) -> Html:
-    """What stands after the figure itself, its margin and unit, is set smaller."""
+    """Show a figure; what follows it, its margin and unit, is set smaller."""
     value, _, rest = figure.partition(" ")
     return tag("div", tag("small", title), tag("b", value, tag("span", f" {rest}")), tag("small", note), class_="tile")
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], bold: int | None = None) -> Html:
-    """On a phone each row becomes a card, whose figures are told by the names of their columns."""
+    """Show rows; on a phone each becomes a card, whose figures are labelled by their columns."""
     head = tag("thead", tag("tr", *(tag("th", name) for name in columns)))
     body = [
         tag("tr", *(tag("td", cell, data_name=name) for name, cell in zip(columns, row, strict=True)), class_="this" if n == bold else "")
@@ -75,7 +75,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], bold: int | Non
 
 
 def chart(title: str, points: Sequence[Point], write: Write, mark: Write, from_zero: bool = False, kind: str = "") -> Html:
-    """A curve over rounds, with a band of its margins; what is not finite is left out. `mark` writes the axis."""
+    """Draw a curve over rounds, with a band of its margins; infinite values are left out. `mark` writes the axis."""
     shown = [one._replace(margin=one.margin if math.isfinite(one.margin) else 0.0) for one in points if math.isfinite(one.value)]
     if not shown:
         return tag("figure", tag("figcaption", title), tag("p", "no finite figures", class_="quiet"))
@@ -111,7 +111,7 @@ def _axes(marks: Sequence[float], last: int, x: Scale, y: Scale, mark: Write) ->
 
 
 def groups(spans: Sequence[Span], write: Write, mark: Write) -> Html:
-    """A line for each group, all on one scale: from where they were to where they are."""
+    """Draw a line for each group, all on one scale: from where they were to where they are."""
     marks = ticks(min(min(one.now.low, one.before or 1.0) for one in spans), max(max(one.now.high, one.before or 0.0) for one in spans))
     low, high = marks[0], marks[-1]
 
@@ -137,12 +137,12 @@ def groups(spans: Sequence[Span], write: Write, mark: Write) -> Html:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Three to six round numbers around all of it.
+    """Return three to six round numbers that enclose the range.
 
     >>> ticks(0.181, 0.204), ticks(0, 4.01)
     ([0.18, 0.19, 0.2, 0.21], [0.0, 2.0, 4.0, 6.0])
     """
-    spread = max(high - low, 1e-9 * max(abs(low), abs(high))) or 1.0  # less than that is how sums happened to be rounded
+    spread = max(high - low, 1e-9 * max(abs(low), abs(high))) or 1.0  # less than that is rounding of sums
     power = 10.0 ** math.floor(math.log10(spread / 2))
     step = next(power * times for times in (1, 2, 5, 10) if spread / (power * times) <= 3)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)

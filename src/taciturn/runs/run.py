@@ -38,7 +38,7 @@ class Run:
     """The objects of a run, built and checked before anything is spent."""
 
     def __init__(self, folder: Path, recipe: Recipe, root: bytes, seeded: bool = False, connected: Connected | None = None) -> None:
-        """`seeded` says that the root comes from a seed, where the recipe does not."""
+        """`seeded` says that the root comes from a seed, although the recipe has none."""
         self.folder, self.root, self._private = folder, root, folder / "private"
         self.population = build.population(recipe)
         self.vocabulary = self.population.vocabulary
@@ -58,7 +58,7 @@ class Run:
             first = self.initial_params()
             self.observers = run_observers(self.recipe, self.vocabulary, self.algorithm, first, root)
             release = self.algorithm.mechanism.event(self.algorithm.participation)
-        except ValueError as error:  # values that are each in range and do not go together
+        except ValueError as error:  # values that are in range but do not go together
             raise RecipeError(str(error)) from None
         self._check(first, max(len(self.population), len(connected.enrolled().certificates) if connected else 0))
         self.account = Account(ledger, self._terms(first, seeded), release)
@@ -78,7 +78,7 @@ class Run:
         return build.with_noise(recipe, len(self.vocabulary), self.lineage, self.lineage_distance)
 
     def _check(self, first: Params, people: int) -> None:
-        """Refuse what only shows once recipe, users and model are seen together."""
+        """Refuse what shows only when recipe, users and model are seen together."""
         users, adjacency = self.recipe.participation.users, self.algorithm.participation.adjacency
         if self.recipe.participation.kind == "fixed" and len(self.population) < users:
             raise RecipeError(
@@ -133,11 +133,11 @@ class Run:
         return self.model.init(randomness.jax_key(randomness.derive(self.root, "init", 0)))
 
     def evaluate(self, params: Params) -> Scores:
-        """Measure with a column for each held-out user; `together` they are what is shown."""
+        """Measure with a column for each held-out user; `together` gives what is shown."""
         return self._scores(params, self.held_out.texts)
 
     def evaluate_general(self, params: Params) -> dict[str, float]:
-        """Measure what the model knows of the general language, where the recipe names a text for it."""
+        """Measure how well the model knows the general language, where the recipe names a text for it."""
         if self.general_test is None:
             return {}
         scores = self._scores(params, self.general_test.documents).together

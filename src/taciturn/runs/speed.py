@@ -1,4 +1,4 @@
-"""How fast rounds go on this machine, through the very code that trains. Nothing leaves but the time they took."""
+"""How fast rounds run on this machine, through the code that trains. Only times leave it."""
 
 import tempfile
 import time
@@ -18,7 +18,7 @@ from taciturn.train import rounds
 
 
 def best_time(work: Callable[[], object], times: int) -> float:
-    """Return the seconds of the fastest of a few, after one that compiles."""
+    """Return the seconds of the fastest of a few runs, after one that compiles."""
     jax.block_until_ready(work())
     seconds = []
     for _ in range(times):

@@ -1,7 +1,7 @@
-"""Settings tried on public text that is dealt to simulated users: a sweep that costs no privacy.
+"""Try settings on public text that is dealt to simulated users: a sweep that costs no privacy.
 
-OUT/made-up-users-… is the population of these users; each trial is a run of its own beside it. Both are named by all that they depend on,
-so that an interrupted sweep can be continued, and another one begins anew.
+OUT/made-up-users-… is the population of these users; each trial is a run of its own beside it. Names depend on everything that shapes them,
+so an interrupted sweep can be continued, and another one starts afresh.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ def combinations(tries: list[str]) -> list[tuple[str, ...]]:
         if not equals or not all(values.split(",")):
             raise RecipeError(f"--try takes section.key=value,value,…; {one!r} is not that")
         if name.strip() == "data.population":
-            raise RecipeError("--try data.population: whose text it is does not matter here, since public text stands in for it")
+            raise RecipeError("--try data.population: public text takes the population's place here; leave it out")
         each.append([f"{name.strip()}={value.strip()}" for value in values.split(",")])
     return list(itertools.product(*each))
 
@@ -79,7 +79,7 @@ def _name(*parts: object) -> str:
 
 
 def _size(corpus: PublicCorpus, recipe: Recipe) -> tuple[int, int]:
-    """Return the recipe's number of users, and the tokens that each gets: as much as a user is cut to, or an equal share of the text."""
+    """Return the recipe's number of users, and the tokens of each: as many as a user may have, or an equal share of the text."""
     users, tokens = recipe.participation.users, corpus.documents.tokens
     share = min(recipe.data.tokens_per_user, int(tokens / (users + _held_out(users))))
     if share < LEAST_TOKENS:

@@ -1,4 +1,4 @@
-"""Models tried at a keyboard: by simulated people, and by those who open the page.
+"""Try models at a keyboard: with simulated people, and with those who open the page.
 
 Simulated people type what people wrote on whom a model was not trained. A population does not know how unknown words are spelled, and
 typing needs every letter, so their text is read again from its files.
@@ -63,7 +63,7 @@ class TypingResults(NamedTuple):
     typings: list[Typing]
     people: int
     words: int  # and punctuation marks, that they typed
-    trained_on: int | None  # people in the files who were left out; None where it is unknown whom a model was trained on
+    trained_on: int | None  # people left out of the files; None where it is unknown on whom a model was trained
 
 
 def simulate_typing(
@@ -109,9 +109,9 @@ def keyboard_server(paths: Sequence[Path], blocked: Sequence[str], port: int, pr
 
 def _statement(card: ModelCard | None, guarantee: Guarantee | None) -> str:
     if card is None:
-        return "It is unknown where this model comes from."
+        return "The origin of this model is unknown."
     if card.personal:
         return personal_statement(card.run, card.ledger_head)
     if guarantee is None:
-        return f"Made of public text alone: {'; '.join(card.public_text)}."
+        return f"Made of public text only: {'; '.join(card.public_text)}."
     return statement(guarantee, card.public_text)

@@ -1,4 +1,4 @@
-"""Where a run starts from: a model of public text, or an earlier run whose cost then counts as its own."""
+"""Where a run starts: from a model of public text, or from an earlier run, whose cost then counts as its own."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -21,10 +21,10 @@ from taciturn.release.model_file import ModelCard, load_model, params_digest
 class WarmStart(NamedTuple):
     params: Params
     card: ModelCard
-    lineage: tuple[DpEvent, ...]  # what the parameters cost, as the ledger of their run says; nothing for public text
+    lineage: tuple[DpEvent, ...]  # what the parameters cost, by the ledger of their run; empty for public text
     adjacency: str | None = None
-    distance: float = 0.0  # of those costs' samplers from their ideal
-    seeded: bool = False  # whether some of that was a simulation, whose noise anyone can take off
+    distance: float = 0.0  # of those costs' samplers from the ideal
+    seeded: bool = False  # whether some of that was a simulation, whose noise anyone can remove
 
 
 def load_warm_start(recipe: Recipe, vocabulary: Vocabulary, ledger: Ledger) -> WarmStart | None:
@@ -42,14 +42,14 @@ def load_warm_start(recipe: Recipe, vocabulary: Vocabulary, ledger: Ledger) -> W
     start = _with_history(path, WarmStart(params, card, ()), ledger)
     if start.lineage and (path / "recipe.toml").exists():
         before, now = build.population(load_recipe(path / "recipe.toml")).folder, Path(recipe.data.population)
-        # A run measures its model on held-out users, from round 0 on: none of them may be one whom this model protects.
+        # A run measures its model on held-out users, from round 0 on: none of them may be someone whom this model protects.
         if not now.samefile(before):
             check_strangers(now, before)
     return start
 
 
 def differences(model: ModelSection, card: ModelCard) -> str:
-    """Say how the model that is there differs from the one that is asked for; empty where it does not."""
+    """Say how the existing model differs from the requested one; empty where it does not."""
     ours, theirs = model.model_dump(mode="json", exclude={"warm_start", "dropout", "variational"}), card.architecture
     differing = {name: (theirs.get(name), value) for name, value in ours.items() if theirs.get(name) != value}
     shown = {name: ["the default" if one is None else one for one in both] for name, both in differing.items()}
@@ -58,7 +58,7 @@ def differences(model: ModelSection, card: ModelCard) -> str:
 
 def _with_history(path: Path, start: WarmStart, ledger: Ledger) -> WarmStart:
     """Look up what these parameters cost, and under which terms. Ledgers are asked by the parameters themselves, never by what the file
-    says of itself; a file that says it is made of public text, and that no ledger knows, is believed."""
+    states; a file that says it is made of public text, and that no ledger knows, is believed."""
     books = [ledger]
     if (path / "recipe.toml").exists():
         books.append(open_ledger(build.population(load_recipe(path / "recipe.toml"))))
@@ -68,7 +68,7 @@ def _with_history(path: Path, start: WarmStart, ledger: Ledger) -> WarmStart:
         if row is None:
             continue
         is_known, lineage = True, tuple(book.cost(row["run"], row["hash"]))
-        # Without any it is what a run began with: how that run went on, seeded or not, says nothing of it.
+        # Without any it is what a run began with: whether that run was seeded says nothing about it.
         if lineage:
             opened = book.run_rows(row["run"])[0]
             return start._replace(

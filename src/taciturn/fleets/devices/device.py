@@ -1,14 +1,14 @@
 """A device in a fleet: it keeps its text, and answers a server's questions, one stage of a secure sum after the other.
 
-Which terms a round has follows from the device's own recipe; from the server it takes the round's name and number, the model, and what the
+A round's terms follow from the device's own recipe; from the server it takes the round's name and number, the model, and what the
 enrolment authority has signed: certificates, its own too, and the list of dismissed devices.
 
-**Guarantee:** it trains on a message whose hash is in the terms that it and all of its cell signed, on which every mask depends, so
-that a sum is of reports about one model, or there is none. It trains on no message that is not finite, nor under another clip norm than its
-recipe's for the round. It reports once to a round, and answers once under a name (participation_record.py).
+**Guarantee:** it trains on a message whose hash is in the terms that it and its whole cell signed, on which every mask depends, so
+that a sum is of reports about one model, or there is none. It does not train on numbers that are not finite, nor under a clip norm that is
+not its recipe's for the round. It reports once to a round, and answers once under a name (participation_record.py).
 
-**Assumes:** recipe, words and the enrolment authority's key came to it from whom it trusts; what protocol.py and participation_record.py
-assume. A model made to bring out one person, and sent to *all* devices, does so in the sum: only the curator's noise is against that.
+**Assumes:** recipe, words and the enrolment authority's key came to it from someone it trusts; what protocol.py and participation_record.py
+assume. A model made to expose one person, and sent to *all* devices, does so in the sum: only the curator's noise protects against that.
 """
 
 from collections.abc import Callable
@@ -29,15 +29,15 @@ from taciturn.fleets.secure_aggregation.messages import Roster, SealedShares, Su
 
 
 class NotEligible(Exception):
-    """The device does not take part, for a reason of its own."""
+    """The device does not take part, for its own reason."""
 
 
 class Wishes(NamedTuple):
     """What the device's owner has chosen."""
 
     why_not_now: Callable[[], str | None] = lambda: None
-    reported: Callable[[], None] = lambda: None  # once a report is on record as used
-    text: str = ""  # which it is that reports are made of
+    reported: Callable[[], None] = lambda: None  # called once a report is on record as used
+    text: str = ""  # names the text that reports are made of
 
 
 WISHES = Wishes()
@@ -63,7 +63,7 @@ class Device:
         self._like, self._public, self._user = message, public, user
         self._program = jax.jit(program)
         self._sum: DeviceRound | None = None
-        self._why_not: str | None = None  # as it was said last
+        self._why_not: str | None = None  # as last logged
 
     def __call__(self, kind: str, content: bytes) -> bytes:
         match kind:
@@ -87,16 +87,16 @@ class Device:
     def _check_in(self, content: bytes) -> bytes:
         fingerprint, round = fields.unpack_fields(content, 2)
         if fingerprint != self._agreement.fingerprint:
-            raise NotEligible("the server trains by another recipe, or for another authority's devices, than this device was given")
+            raise NotEligible("the server's recipe or enrolment authority is not the one that this device was given")
         why_not = self._wishes.why_not_now() or self._record.why_not(int(round))
         if why_not not in (None, self._why_not):
-            LOG.info("takes no part now: %s", why_not)
+            LOG.info("does not take part now: %s", why_not)
         self._why_not = why_not
         if why_not is None:
             return fields.READY
         if rest := self._record.rests_for:
-            self._sum = None  # others' shares are no use any more
-            raise ComeBackLater(rest)  # on its own account: the server is not told for how long
+            self._sum = None  # others' shares are of no use any more
+            raise ComeBackLater(rest)  # its own decision: the server does not learn for how long
         return fields.NOT_NOW
 
     def _advertise(self, content: bytes) -> bytes:
@@ -117,7 +117,7 @@ class Device:
         in_a_round = self._in_a_round()
         delivery, key_bytes, message_bytes = fields.unpack_fields(content, 3)
         if fields.message_hash(self._run, self._round, message_bytes, key_bytes) != self._message_hash:
-            raise ValueError("the message is another one than the devices of this round have agreed to train on")
+            raise ValueError("the message is not the one that the devices of this round have agreed to train on")
         message = fields.arrays_from_bytes(message_bytes, self._like)
         self._check(message)
         key = jax.random.wrap_key_data(jnp.asarray(np.frombuffer(key_bytes, "<u4")), impl="threefry2x32")
@@ -125,22 +125,22 @@ class Device:
         report = self._program(message, self._user, jax.random.fold_in(key, self._number))
         values = np.asarray(report.update).astype(np.uint32)
         masked = in_a_round.mask(SealedShares.from_bytes(delivery), values).to_bytes()
-        self._sum = None  # whoever signs a list has sent a report: whatever goes wrong from here on, it signs none
+        self._sum = None  # a device that signs has sent a report: if anything fails from here on, it does not sign
         if why_not := self._record.upload(int(self._round), self._run.decode(), int(message.public.round), self._wishes.text):
             raise NotEligible(why_not)
         self._wishes.reported()
         self._sum = in_a_round
-        LOG.info("trained; the report is behind its masks, and on its way")
+        LOG.info("trained; the masked report is on its way")
         return masked
 
     def _check(self, message: Message) -> None:
         if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(message)):
-            raise ValueError("the model has numbers that are none: whoever trains on it would report nothing, and others stand alone")
+            raise ValueError("the model has numbers that are not finite: those who train on it report nothing, and others stand alone")
         own, given = (jax.tree.leaves(one) for one in (self._public(int(message.public.round)), message.public))
         if not all(np.array_equal(*pair) for pair in zip(own, given, strict=True)):
-            raise ValueError("the clip norm, or what else a round says in public, is not what this device's recipe says")
+            raise ValueError("the clip norm, or another public part of the round, is not what this device's recipe says")
 
     def _in_a_round(self) -> DeviceRound:
         if self._sum is None:
-            raise ValueError("this device is in no round")
+            raise ValueError("this device is not in a round")
         return self._sum

@@ -1,6 +1,6 @@
-"""When a device's owner lets it take part: while it charges, on an unmetered network, while nobody uses it.
+"""When a device's owner lets it take part: while it charges, on an unmetered network, while it is idle.
 
-Linux answers (NetworkManager and systemd-logind through `busctl`). Elsewhere a command of the owner's does, by its exit status.
+On Linux NetworkManager and systemd-logind answer (through `busctl`). Elsewhere a command of the owner's does, by its exit status.
 """
 
 import shlex
@@ -16,13 +16,13 @@ SECONDS = 30  # for a command to answer
 
 
 def charging() -> bool:
-    """Ask the kernel. A machine without batteries charges; those of a mouse or a headset do not count."""
+    """Ask the kernel. A machine without batteries counts as charging; batteries of a mouse or a headset do not count."""
     try:
         supplies = [one for one in sorted(POWER.iterdir()) if _line(one / "scope") != "Device"]
         batteries = [one for one in supplies if _line(one / "type") == "Battery"]
         online = any(_line(one / "online") == "1" for one in supplies if one not in batteries)
         return online or not batteries or any(_line(one / "status") in PLUGGED_IN for one in batteries)
-    except OSError as error:  # a machine that does not say it may be one on a train
+    except OSError as error:  # a machine that cannot say may be running on its battery
         raise LinkError(f"{error.filename} cannot be asked whether this device charges ({error.strerror}): see --while-command") from None
 
 
@@ -41,11 +41,11 @@ CONDITIONS = {"charging": charging, "unmetered": unmetered, "idle": idle}
 
 
 def why_not_now(words: Sequence[str], command: str | None) -> Callable[[], str | None]:
-    """Return a question that may be asked again and again; refuse at once what cannot be answered here."""
+    """Return a function that may be called repeatedly; refuse at once what cannot be answered here."""
     if unknown := [word for word in words if word not in CONDITIONS]:
         raise LinkError(f"--while takes {', '.join(CONDITIONS)}, not {unknown[0]!r}; for anything else use --while-command")
     asked = shlex.split(command or "")
-    if command is not None and not asked:  # of a variable that is not set: not a wish to take part at all times
+    if command is not None and not asked:  # from an unset variable: not a wish to take part at all times
         raise LinkError("--while-command is empty: give it a command, or leave it out")
 
     def why_not() -> str | None:

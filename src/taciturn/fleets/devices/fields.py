@@ -1,6 +1,6 @@
 """A round's questions and answers in bytes, besides those of the secure sum (messages.py).
 
-Both sides know from the recipe which arrays a message has, so that none is described: what has another length is refused.
+Both sides know from the recipe which arrays a message has, so none is described: a message of another length is refused.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ COME_BACK = "come back"  # after a number of seconds
 SECONDS = struct.Struct(">d")
 READY, NOT_NOW = b"ready", b"not now"
 NAME_BYTES = 16  # of an attempt at a round
-ROUND_BITS = 16  # of a round's number; above them is when its run began
+ROUND_BITS = 16  # of a round's number; the bits above are when its run began
 
 
 def pack_fields(*parts: bytes) -> bytes:
@@ -32,12 +32,12 @@ def unpack_fields(content: bytes, count: int) -> list[bytes]:
         parts.append(content[start + 8 : end])
         start = end
     if start != len(content):
-        raise ValueError("a message ends before it is whole, or continues after its end")
+        raise ValueError("a message is incomplete, or continues after its end")
     return parts
 
 
 def new_name() -> bytes:
-    """Name an attempt at a round: names are never used twice, and rise."""
+    """Name an attempt at a round: names rise, and are never reused."""
     return struct.pack(">Q", _microseconds()) + os.urandom(NAME_BYTES - 8)
 
 
@@ -47,7 +47,7 @@ def first_round() -> int:
 
 
 def latest(name: bytes, round: int) -> float:
-    """Return the later of the times, in seconds, that a name and a round's number speak of."""
+    """Return the later of the times, in seconds, in a name and a round's number."""
     return max(int.from_bytes(name[:8], "big"), round >> ROUND_BITS) / 1e6
 
 
@@ -67,11 +67,11 @@ def arrays_to_bytes(arrays: PyTree) -> bytes:
 
 
 def arrays_from_bytes(content: bytes, like: PyTree) -> PyTree:
-    """`like` has the shapes and types, as arrays or as jax.ShapeDtypeStruct."""
+    """Read arrays; `like` has the shapes and types, as arrays or as jax.ShapeDtypeStruct."""
     leaves, structure = jax.tree.flatten(like)
     sizes = [int(np.prod(leaf.shape)) * np.dtype(leaf.dtype).itemsize for leaf in leaves]
     if len(content) != sum(sizes):
-        raise ValueError(f"a message has {len(content)} bytes where the recipe's model takes {sum(sizes)}")
+        raise ValueError(f"a message has {len(content)} bytes where the recipe's model has {sum(sizes)}")
     arrays, start = [], 0
     for leaf, size in zip(leaves, sizes, strict=True):
         kind = np.dtype(leaf.dtype).newbyteorder("<")

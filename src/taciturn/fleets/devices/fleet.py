@@ -1,14 +1,14 @@
 """A fleet of real devices behind a link (Xu et al. 2023, §2.2 and §2.4): check-in, over-selection, a secure sum, late reports discarded.
 
-**Guarantee:** what `sum_reports` returns is a sum of at least m reports that no single one can be told from
+**Guarantee:** `sum_reports` returns a sum of at least m reports, from which no single one can be told
 (secure_aggregation/protocol.py), or `FailedRound`, after which nothing is kept. No sum and no report is ever on disk, and a report that
 comes late is never looked at.
 
-A device reports to a round once (participation_record.py). So an attempt that failed after devices were asked for their reports continues
+A device reports to a round once (participation_record.py). So an attempt that failed after devices were asked for their reports is repeated
 with others, also after a crash before the charge; where there are too few others, the round gets another number, and the devices' own
 limits decide who may take part again. Numbers rise with the rows of the noise, and from run to run. A device that breaks the protocol is
-left out of the run's next attempts. Which devices took part is in the curator's log, and which were refused in the private folder: nowhere
-else.
+excluded from the run's next attempts. Only the curator's record says which devices took part, and only the private folder which were
+refused.
 """
 
 import json
@@ -35,17 +35,17 @@ from taciturn.fleets.secure_aggregation.server_side import ServerRound
 from taciturn.fleets.simulation.availability import TooFewDevices
 from taciturn.progress import StageProgress
 
-SHORT = 60.0  # seconds for stages in which nobody trains, at most
+SHORT = 60.0  # seconds for stages without training, at most
 COUNTS, NUMBERS, LEFT_OUT = "counts.json", "numbers.json", "left-out.json"
-WAIT = 2.0  # seconds between two calls for devices
+WAIT = 2.0  # seconds between two queries for devices
 
 
 class Connected(NamedTuple):
     """The devices of a server, connected or not."""
 
     link: Link  # on which devices have the numbers of their certificates
-    enrolled: Callable[[], Enrolled]  # those of now: more may come, and some be dismissed, while it trains
-    authority: Authority  # that says so
+    enrolled: Callable[[], Enrolled]  # at present: devices may be added or dismissed during training
+    authority: Authority  # that decides so
     watch: StageProgress = lambda stage, done, all: None
 
 
@@ -55,19 +55,19 @@ class DeviceFleet:
     agreement: Terms
     asked: int  # devices in a round
     deadline: float  # seconds for a report
-    patience: float  # seconds until enough devices are there
-    folder: Path  # a private one: who was asked for a report last, and when
+    patience: float  # seconds to wait for enough devices
+    folder: Path  # a private one: which device was asked for a report last, and when
     run: Callable[[], str]  # a name that no other run has
-    row: Callable[[], int] = lambda: 0  # of the noise which the next round takes
+    row: Callable[[], int] = lambda: 0  # of the noise in the next round
     apart: int = 0  # rounds for which a device rests after one (MinS)
     everyone_reports = False
     _round_seconds: float = SHORT  # that the last one took
     _waiting_since: float | None = None  # for the next sum
     _failed: int = 0  # rounds in a row
-    _summed: UserIds | None = None  # the cohort since which no device was sent away
+    _summed: UserIds | None = None  # the last cohort, until surplus devices were sent away
 
     def stats(self) -> dict[str, float]:
-        """Count the reports that came in time, of failed rounds too, and the devices that were asked for one and sent none."""
+        """Count the reports that arrived in time, also in failed rounds, and the devices that were asked for one and sent none."""
         asked, reports = self._counted()
         return {"uploads": reports, "dropped_out": asked - reports}
 
@@ -75,11 +75,11 @@ class DeviceFleet:
         try:
             counts = json.loads((self.folder / COUNTS).read_text())
             return int(counts["asked"]), int(counts["reports"])
-        except (OSError, ValueError, TypeError, KeyError):  # not yet, or damaged: nothing but a figure depends on it
+        except (OSError, ValueError, TypeError, KeyError):  # not yet, or damaged: only a figure depends on it
             return 0, 0
 
     def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
-        """Return those who are connected, rested and allowed; wait until they are enough, and longer after each round that failed."""
+        """Return those who are connected, rested and allowed; wait until there are enough, and longer after each failed round."""
         certificates, dismissed = self._check_list()
         allowed = set(eligible(np.arange(len(certificates))).tolist()) - dismissed.devices
         if (left := len(allowed)) < self.asked:
@@ -87,7 +87,7 @@ class DeviceFleet:
                 f"{self.asked} devices are asked in a round, and {left} of the {len(certificates)} that are enrolled may still take part: "
                 "the others did so as often as they may, or too few rounds ago, or were dismissed"
             )
-        if self._summed is not None:  # not before: the sum is charged by now, and whatever happens here it is not lost
+        if self._summed is not None:  # not before: the sum is charged by now, so nothing that happens here can lose it
             self._steer(self._summed)
             self._summed = None
         resting = self._numbers(self.row()).resting(self.apart)
@@ -108,19 +108,19 @@ class DeviceFleet:
 
     def _raise_if_waited_too_long(self, waited: float, ready: int) -> None:
         if waited > self.patience:
-            self._renumber()  # a resumed run may ask again whom this one asked, and whom another run asked meanwhile
+            self._renumber()  # a resumed run may ask devices again that this one or another run asked
             failed = f", and {self._failed} rounds have failed" if self._failed else ""
             if left_out := len(self._left_out()):
                 failed += f"; {left_out} devices broke the protocol and are left out of this run"
             raise LinkError(
-                f"no round has come about for {waited:.0f} seconds (fleet.patience): {ready} devices are there that may take part, "
+                f"no round has succeeded for {waited:.0f} seconds (fleet.patience): {ready} devices are present that may take part, "
                 f"{self.asked} are needed{failed}. Enrol or start more devices, or let them rest less (fleet.timer_hours, "
-                "participation.min_separation) or report more often in their lives (fleet.lifetime_participations); then resume with "
+                "participation.min_separation) or report more often in their lifetimes (fleet.lifetime_participations); then resume with "
                 "`taciturn fleet serve … --resume`"
             )
 
     def _check_list(self) -> Enrolled:
-        """Refuse a list whose numbers changed during the run: the log knows devices by them. More may come."""
+        """Refuse a list whose numbers changed during the run: the participation record uses them. More devices may be added."""
         enrolled, path = self.connected.enrolled(), self.folder / "enrolled"
         now = b"".join(one.key for one in enrolled.certificates)
         if path.exists() and not now.startswith(path.read_bytes()):
@@ -135,7 +135,7 @@ class DeviceFleet:
     def _present(self) -> set[int]:
         """Return the devices that are connected and may take part."""
         certificates, dismissed = self.connected.enrolled()
-        here = {one for one in self.connected.link.devices() if 0 <= one < len(certificates)}  # a front end may know of more already
+        here = {one for one in self.connected.link.devices() if 0 <= one < len(certificates)}  # a front end may already know of more
         return {one for one in here if certificates[one].lasts} - dismissed.devices - self._left_out()
 
     def _checked_in(self) -> UserIds:
@@ -151,7 +151,7 @@ class DeviceFleet:
     def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
         del program  # devices have it from their own recipe
         key_bytes = np.asarray(jax.random.key_data(key)).astype("<u4").tobytes()
-        self._check_list()  # a cohort that was drawn before a crash is asked by its numbers, without looking who is there
+        self._check_list()  # a cohort drawn before a crash is asked by number, whether present or not
         began = time.monotonic()
         try:
             values = self._secure_sum(int(message.public.round), fields.arrays_to_bytes(message), cohort, key_bytes)
@@ -177,7 +177,7 @@ class DeviceFleet:
         write_atomically(self.folder / name, json.dumps(content).encode(), 0o600)
 
     def _renumber(self) -> None:
-        """Give the round a number as if all devices had rested, where too few are left that do not rest after attempts that failed."""
+        """Number the round as if all devices had rested, where failed attempts left too few devices that do not rest."""
         numbers = self._numbers(self.row())
         self._keep(numbers._replace(number=max(numbers.number + self.apart + 1, fields.first_round())))
 
@@ -188,13 +188,13 @@ class DeviceFleet:
         pace = self._round_seconds * too_many / self.asked
         sent_away = {device: fields.SECONDS.pack(random.uniform(0, pace)) for device in random.sample(waiting, too_many)}
         if sent_away:
-            LOG.info("%d devices more are here than can take part, and are told to come back later", too_many)
+            LOG.info("%d more devices are here than can take part; they are told to come back later", too_many)
             self.connected.link.ask(fields.COME_BACK, sent_away, min(SHORT, self.deadline))
 
     def _secure_sum(self, row: int, model: bytes, cohort: UserIds, key: bytes) -> np.ndarray:
         numbers = self._numbers(row)
         if not numbers.resting(0).isdisjoint(cohort.tolist()):
-            raise FailedRound("its devices were asked for their reports before, and give them once")
+            raise FailedRound("its devices were already asked for their reports, and give them once")
         certificates, dismissed = self.connected.enrolled()
         name, run, number = fields.new_name(), self.run().encode(), str(numbers.number).encode()
         about = fields.message_hash(run, number, model, key)
@@ -207,7 +207,7 @@ class DeviceFleet:
         stage(fields.ADVERTISE, theirs, fields.pack_fields(dismissed.to_bytes()))
         stage(fields.SHARE, server.questions(), server.shared)
         deliveries = {device: fields.pack_fields(delivery, key) for device, delivery in server.questions().items()}
-        # On disk before they are asked: who may have sent a report is known after any crash.
+        # On disk before they are asked: after any crash it is known which devices may have sent a report.
         self._keep(numbers._replace(asked=numbers.asked | dict.fromkeys(deliveries, numbers.number)))
         stage(fields.REPORT, deliveries, fields.pack_fields(model))
         before, reports = self._counted()
@@ -220,7 +220,7 @@ class DeviceFleet:
         return server.total().values
 
     def _stage(self, server: ServerRound, kind: str, questions: Mapping[int, bytes], shared: bytes = b"") -> None:
-        """Ask, and let the server take the answers."""
+        """Ask, and pass the answers to the server's round."""
         seconds = self.deadline if kind == fields.REPORT else min(SHORT, self.deadline)
         answers = self.connected.link.ask(kind, questions, seconds, progress=partial(self.connected.watch, kind), shared=shared)
         refused = server.take(answers)
@@ -230,12 +230,12 @@ class DeviceFleet:
         self.connected.watch(kind, len(answers) - len(refused), len(questions))
 
     def _left_out(self) -> set[int]:
-        """Devices that broke the protocol in this run."""
+        """Return the devices that broke the protocol in this run."""
         path = self.folder / LEFT_OUT
         return set(json.loads(path.read_text())) if path.exists() else set()
 
     def _leave_out(self, kind: str, broke: Mapping[int, str]) -> None:
-        """Leave out devices from the next attempt on; who and why is in the private folder alone."""
+        """Exclude devices from the next attempt on; who and why is only in the private folder."""
         if broke:
             with open(self.folder / "refused.log", "a", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
                 log.writelines(f"{kind}: device {device}: {why}\n" for device, why in sorted(broke.items()))
@@ -243,7 +243,7 @@ class DeviceFleet:
 
 
 class _Numbers(NamedTuple):
-    """The number by which devices know the round of a row, and that under which each of them was asked for a report last."""
+    """The number by which devices know the round of a row, and the number under which each of them was last asked for a report."""
 
     row: int
     number: int

@@ -1,14 +1,14 @@
-"""A device's own record of when it took part, in a file of its own: whatever a server forgets or claims, the device rests.
+"""A device's own record of when it took part, in its own file: whatever a server forgets or claims, the device rests.
 
-**Guarantee:** a report is on record, synced, before it leaves, and uses its round up for good: the device reports to no round that is not
-above it, however often it is tried and whatever crashes there are. Names of attempts rise too, and are on record before the device says
-anything: it answers to none twice. So is the highest list of dismissed devices that it was shown: it takes no lower one, and no other of
+**Guarantee:** a report is on record, synced, before it leaves, and uses up its round for good: the device reports only to rounds
+above it, whatever is retried and whatever crashes. Names of attempts rise too, and are on record before the device sends
+anything: it answers none twice. So is the highest list of dismissed devices that it was shown: it accepts no lower one, and no other of
 that number. Hours since the last report, rounds between two, and the number of reports are counted over all runs and servers.
 
-**Assumes:** the folder is not put back to an older copy, and the device's clock goes forward. The server numbers rounds: how many of them
-lie between two reports is its word. A device itself counts hours and reports.
+**Assumes:** the folder is not restored from an older copy, and the device's clock goes forward. The server numbers rounds: how many of them
+lie between two reports is its claim. The device itself counts hours and reports.
 
-Who opts out takes part in nothing any more, for good. The file is read each time, under a lock: another process on the same folder, or its
+An opt-out is for good. The file is read each time, under a lock: another process on the same folder, or its
 owner's `--opt-out`, may have written to it.
 """
 
@@ -22,7 +22,7 @@ from taciturn.files import locked, write_atomically
 from taciturn.fleets.devices import fields
 
 FILE_NAME, LOCK = "participation.json", "participation.lock"
-AHEAD = 24 * 3600.0  # seconds by which a server's clock may be
+AHEAD = 24 * 3600.0  # seconds by which a server's clock may be ahead
 NOTHING = {"name": "", "list": [-1, ""], "uploads": [], "opted_out": False}
 
 
@@ -31,11 +31,11 @@ class ParticipationLimits(NamedTuple):
 
     hours: float  # since its last report
     min_separation: int  # MinS, rounds strictly between two
-    max_participations: int  # MaxP, in its life
+    max_participations: int  # MaxP, in its lifetime
 
 
 class ParticipationRecordDamaged(TaciturnError):
-    """The device cannot know when it took part, and so does not."""
+    """The device cannot know when it took part, and so no longer does."""
 
 
 class ParticipationRecord:
@@ -45,25 +45,25 @@ class ParticipationRecord:
 
     @property
     def uploads(self) -> list[dict]:
-        """Return round and time of each, and for its owner the run and the row of its noise that the server named."""
+        """Return round and time of each upload, and for its owner the run and the noise row that the server named."""
         return self._read()["uploads"]
 
     def why_not(self, round: int) -> str | None:
-        """Say why this device does not take part in a round, if it does not."""
+        """Say why this device does not take part in a round; None if it does."""
         with locked(self._folder / LOCK):
             return self._why_not(self._read(), round)
 
     def enter(self, name: bytes, round: int, number: int, digest: str) -> str | None:
-        """Record an attempt before anything is said in it, or say why not; `number` and `digest` are the list's of dismissed devices."""
+        """Record an attempt before anything is sent in it, or say why not; `number` and `digest` are of the list of dismissed devices."""
         with locked(self._folder / LOCK):
             content = self._read()
             seen, which = content["list"]
             if number < seen or (number == seen and digest != which):
                 return f"this list of dismissed devices has number {number}, and this device was shown another of number {seen}"
-            if fields.latest(name, round) > _now() + AHEAD:  # it would answer to no other server until then
-                why_not = "this attempt is of a time that is not yet: the server's clock is wrong, or this device's"
+            if fields.latest(name, round) > _now() + AHEAD:  # it would answer no other server until then
+                why_not = "this attempt is dated in the future: the server's clock is wrong, or this device's"
             elif name.hex() <= content["name"]:
-                why_not = "names of attempts rise, and it was asked under this one or a later one before"
+                why_not = "names of attempts rise, and it was already asked under this one or a later one"
             else:
                 why_not = self._why_not(content, round)
             known = {**content, "list": [number, digest], "name": content["name"] if why_not else name.hex()}
@@ -83,7 +83,7 @@ class ParticipationRecord:
 
     @property
     def rests_for(self) -> float:
-        """Return the seconds until its own timer lets it take part again; 0 if it does already."""
+        """Return the seconds until its own timer lets it take part again; 0 if it may now."""
         uploads = self.uploads
         return max(0.0, uploads[-1]["at"] + 3600 * self._limits.hours - _now()) if uploads else 0.0
 
@@ -96,9 +96,9 @@ class ParticipationRecord:
         if len(uploads) >= self._limits.max_participations:
             return f"it took part {len(uploads)} times, as often as it may in all runs (fleet.lifetime_participations)"
         if uploads and round <= uploads[-1]["round"]:
-            return "it reported to this round or a later one before, and reports to each once"
+            return "it already reported to this round or a later one, and reports once to each"
         if uploads and round - uploads[-1]["round"] <= self._limits.min_separation:
-            return f"{self._limits.min_separation} rounds have to lie between this round and its last, and do not"
+            return f"{self._limits.min_separation} rounds must lie between this round and its last, and do not"
         return None
 
     def _read(self) -> dict:
@@ -118,7 +118,7 @@ class ParticipationRecord:
 
 
 def used_text(folder: Path) -> str | None:
-    """Name the text that the last report was made of."""
+    """Return the name of the text that the last report was made of."""
     uploads = ParticipationRecord(folder, ParticipationLimits(0, 0, 0)).uploads
     return uploads[-1].get("text") if uploads else None
 

@@ -1,8 +1,8 @@
 """The wire between a server and its devices, as rounds see it: questions go down, answers come up, and nothing else.
 
 Three promises hold on every wire, and rounds rely on them. An answer belongs to the question that was asked, and to the device it was asked
-of. What was not there when `ask` returned never comes to light again. And a device that is late, gone, broken or talks too much is missing
-from the answers, never an error. Devices have the numbers of their certificates, and which of them answered is logged at DEBUG alone.
+of. An answer that was not there when `ask` returned is never seen. And a device that is late, gone, broken or sends too much is missing
+from the answers, never an error. Devices have the numbers of their certificates, and which of them answered is logged only at DEBUG.
 """
 
 import logging
@@ -20,15 +20,15 @@ Handler = Callable[[str, bytes], bytes]  # on the device: kind of question and i
 MOST_BYTES = 64 * 2**20  # of one answer: six times a report of 2.4 million parameters
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}  # where a connection may do without encryption
 LATE, GONE, FAILED, LARGE = "too late", "not connected", "failed", "too large"  # why an answer is missing
-MOST_AWAY = 24 * 3600.0  # seconds for which a device goes away at a time, whatever it is told
+MOST_AWAY = 24 * 3600.0  # seconds for which a device stays away at most, whatever it is told
 
 
 class LinkError(TaciturnError):
-    """There is no wire, for a reason that a person can do something about."""
+    """There is no connection, for a reason that a person can act on."""
 
 
 class ComeBackLater(Exception):
-    """Raised by a handler: its answer is empty, and the device goes away and comes back after so many seconds."""
+    """Raised by a handler: its answer is empty, and the device leaves and returns after this many seconds."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = min(seconds, MOST_AWAY) if seconds > 0 else 0.0
@@ -45,9 +45,9 @@ class Link(Protocol):
     def ask(
         self, kind: str, contents: Mapping[int, bytes], seconds: float, progress: Progress = unwatched, shared: bytes = b""
     ) -> dict[int, bytes]:
-        """Send each device its content, wait until all have answered or `seconds` are over, and return the answers that came.
+        """Send each device its content, wait until all have answered or `seconds` have passed, and return the answers.
 
-        `shared` follows everybody's content, and travels as one file for all. A device that failed, is gone or late is not in the
+        `shared` follows each content, and travels as one file for all. A device that failed, is gone or late is not in the
         answers; late ones are discarded for good. One call at a time."""
         ...
 
@@ -57,7 +57,7 @@ def answer_of(handler: Handler, kind: str, content: bytes) -> bytes | None:
     try:
         answer = handler(kind, content)
         if not isinstance(answer, bytes):
-            raise TypeError(f"an answer is bytes, and not {type(answer).__name__}")
+            raise TypeError(f"an answer is bytes, not {type(answer).__name__}")
         return answer
     except ComeBackLater:
         raise
@@ -68,7 +68,7 @@ def answer_of(handler: Handler, kind: str, content: bytes) -> bytes | None:
 
 
 def answered(kind: str, contents: Mapping[int, bytes], outcomes: Mapping[int, bytes | str]) -> dict[int, bytes]:
-    """Return the answers to a question, in its order. Log one line for all that are missing; which devices they are is for DEBUG alone."""
+    """Return the answers to a question, in its order. Log one line for all that are missing; which devices they are only at DEBUG."""
     came = {number: outcomes.get(number, LATE) for number in contents}
     if missing := {number: why for number, why in came.items() if isinstance(why, str)}:
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(Counter(missing.values()).items()))

@@ -1,6 +1,6 @@
 """Integers of b bits, packed without gaps: a report modulo 2^b travels as b bits a coordinate (Xu et al. 2023, §2.4).
 
-The first number stands in the lowest bits of the first byte, as in little-endian words.
+The first number is in the lowest bits of the first byte, as in little-endian words.
 
 >>> pack(np.array([1, 2, 7], np.uint32), 3).hex()
 'd101'
@@ -21,7 +21,7 @@ def packed_bytes(length: int, bits: int) -> int:
 
 
 def pack(values: np.ndarray, bits: int) -> bytes:
-    """Pack one-dimensional uint32; a number that has more than `bits` bits is refused, not cut off."""
+    """Pack one-dimensional uint32; a number of more than `bits` bits is refused, not truncated."""
     packed_bytes(values.size, bits)  # refuses a number of bits that is none
     if values.dtype != np.uint32 or values.ndim != 1:
         raise ValueError(f"numbers to pack are a row of uint32, not {values.dtype} of shape {values.shape}")
@@ -35,11 +35,11 @@ def pack(values: np.ndarray, bits: int) -> bytes:
 
 
 def unpack(packed: bytes, length: int, bits: int) -> np.ndarray:
-    """Return uint32 [length]. The inverse of `pack`, and of nothing else: bits after the last number have to be 0."""
+    """Return uint32 [length]. The exact inverse of `pack`: bits after the last number must be 0."""
     if len(packed) != (size := packed_bytes(length, bits)):
         raise ValueError(f"{length:,} numbers of {bits} bits take {size:,} bytes, not {len(packed):,}")
     if length * bits % 8 and packed[-1] >> length * bits % 8:
-        raise ValueError("there is something behind the last packed number")
+        raise ValueError("there are bits set after the last packed number")
     values = np.empty(length, np.uint32)
     for start in range(0, length, BLOCK):
         some = min(BLOCK, length - start)

@@ -21,7 +21,7 @@ NONCE_BYTES = 12
 
 
 class _Peer(NamedTuple):
-    """What a device has in common with another of its cell and with nobody else."""
+    """What a device shares with another of its cell and with no one else."""
 
     mask_key: Secret
     share_key: Secret
@@ -31,10 +31,10 @@ class DeviceRound:
     """One device in one round. Its secrets are in memory only: after a crash it cannot sign or unmask in this round."""
 
     def __init__(self, terms: Terms, key: Ed25519PrivateKey, certificate: Certificate, trust: Trust) -> None:
-        """`key` is the device's own, which never leaves it; its certificate, and the list of the dismissed, may come from anybody."""
+        """`key` is the device's own, which never leaves it; its certificate, and the list of dismissed devices, may come from anywhere."""
         terms.check()
         if terms.dismissed != trust.dismissed.digest():
-            raise ValueError("the terms are about another list of dismissed devices")
+            raise ValueError("the terms name another list of dismissed devices")
         if why_not := trust.why_not_the_list() or trust.why_not(certificate):
             raise Refused(why_not)
         if certificate.key != key.public_key().public_bytes_raw():
@@ -77,18 +77,18 @@ class DeviceRound:
         return SealedShares(cell, sealed)
 
     def mask(self, delivery: SealedShares, values: np.ndarray) -> MaskedReport:
-        """Put the report behind its masks; it is uint32 [length], each number below the modulus."""
+        """Mask the report, uint32 [length], each number below the modulus."""
         protocol.expect(self._stage, protocol.MASK)
         protocol.check_cell(self._cell, delivery.cell)
         if strangers := delivery.shares.keys() - self._others.keys():
-            raise Refused(f"shares came from device {min(strangers)}, which is none of the others in this cell")
+            raise Refused(f"shares came from device {min(strangers)}, which is not in this cell")
         peers = {device: self._others[device] for device in delivery.shares}
         opened = {
             device: _open(peer.share_key, protocol.ends_of(self._cell, device, self._device), delivery.shares[device])
             for device, peer in peers.items()
         }
         held = self._held | {device: shares for device, shares in opened.items() if shares is not None}
-        # Only who is in this very round, now, can have sealed what opens here: an old advert that is shown again cannot.
+        # Only devices in this very round, now, can have sealed what opens here: a replayed old advert cannot.
         self._check_enough(held.keys(), "shared their secrets")
         _check_values(values, self._terms)
         plus = [peer.mask_key for device, peer in peers.items() if self._device < device]
@@ -103,7 +103,7 @@ class DeviceRound:
         return report
 
     def sign(self, survivors: Survivors) -> bytes:
-        """Sign, once: of two lists no more than one can have enough signatures."""
+        """Sign, once: of two lists at most one can have enough signatures."""
         protocol.expect(self._stage, protocol.SIGN)
         protocol.check_cell(self._cell, survivors.cell)
         if self._device not in survivors.devices:
@@ -129,7 +129,7 @@ class DeviceRound:
         )
 
     def _check_roster(self, roster: Roster) -> tuple[bytes, int]:
-        """Refuse others than follow from all adverts, or who are not who they say; return the cell's name and threshold."""
+        """Refuse devices that do not follow from all adverts, or are not who they claim; return the cell's name and threshold."""
         digests, adverts = list(roster.digests.values()), {advert.digest(): advert for advert in roster.adverts}
         own = self._own.digest()
         if roster.digests.get(self._device) != own:
@@ -139,7 +139,7 @@ class DeviceRound:
         cohort = roster.cohort(self._terms)
         cell = next(one for one in cells(cohort, digests) if own in one)
         if adverts.keys() != set(cell) - {own}:
-            raise Refused("these are not the devices of this one's cell that follow from all adverts")
+            raise Refused("these are not the devices of its cell that follow from all adverts")
         if not all(_in_its_row(roster, advert) for advert in roster.adverts):
             raise Refused("a device has another advert in the list of the round: it would be there twice")
         self._check_members(roster)
@@ -149,7 +149,7 @@ class DeviceRound:
             raise Refused(str(impossible)) from None
 
     def _check_members(self, roster: Roster) -> None:
-        """Refuse a cell of which one is not who it says, or two are one."""
+        """Refuse a cell in which a device is not who it claims, or two are one."""
         for advert in roster.adverts:
             if why_not := self._trust.why_not(advert.certificate):
                 raise Refused(why_not)
@@ -173,12 +173,12 @@ class DeviceRound:
 
 
 def _in_its_row(roster: Roster, advert: Advert) -> bool:
-    """Return whether an advert is its device's only one: with more, the corrupt would be a larger share of a round than is said."""
+    """Return whether an advert is its device's only one: with more, corrupt devices would be a larger share of a round than stated."""
     return roster.digests.get(advert.device) == advert.digest()
 
 
 def signers(survivors: Survivors, signatures: Mapping[int, bytes], keys: Mapping[int, bytes]) -> set[int]:
-    """Return the survivors who have signed this list of them. No one else counts: who is not in the cell may work for the server."""
+    """Return the survivors who have signed this list of them. No one else counts: a device outside the cell may work for the server."""
     signed, known = survivors.signed(), signatures.keys() & survivors.devices & keys.keys()
     return {one for one in known if verified(keys[one], signed, signatures[one])}
 
@@ -196,7 +196,7 @@ def _seal(key: Secret, ends: bytes, shares: Secret) -> bytes:
 
 
 def _open(key: Secret, ends: bytes, content: bytes) -> tuple[Secret, Secret] | None:
-    """Open shares, or return None if that device did not seal them for this one in this round: the others' may be enough."""
+    """Open shares, or return None if that device did not seal them for this one in this round: the others' may suffice."""
     try:
         shares = AESGCM(masks.derived(key, ends)).decrypt(content[:NONCE_BYTES], content[NONCE_BYTES:], ends)
     except (InvalidTag, ValueError):

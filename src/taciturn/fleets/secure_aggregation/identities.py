@@ -1,15 +1,15 @@
-"""Who a device is for its peers: a key that was made on it, and what the fleet's enrolment authority has signed about it.
+"""Who a device is to its peers: a key that was made on it, and what the fleet's enrolment authority has signed about it.
 
 A certificate says that a key is that of a device of a fleet, for a time; a list, whose number rises, which devices were dismissed. A device
 gets both from the server, which can make neither, and those of its cell with their adverts: there is no list of everybody.
 
-**Guarantee:** what `Trust` has nothing against was signed, bit for bit, by the authority, for this fleet and this time, about a device that
-is not on a list which is at least as new as the certificate.
+**Guarantee:** what `Trust` accepts was signed, bit for bit, by the authority, for this fleet and this time, about a device that
+is not on a list at least as new as the certificate.
 
-**Assumes:** the authority's key is not the server's; the authority gives a number to one key and a key one number, and dismisses
-whom it has to; a device's clock is right to the hour.
+**Assumes:** the authority's key is not the server's; the authority gives each number one key and each key one number, and dismisses
+those it has to; a device's clock is right to the hour.
 
-Departs from X.509: that has many ways to write one statement, and extensions that programs read differently. Here each statement is one
+Departs from X.509, which has many ways to write one statement, and extensions that programs read differently. Here each statement is one
 row of bytes of fixed sizes, which any language reads in a few lines, and of which nothing can be changed.
 """
 
@@ -26,7 +26,7 @@ SIGNATURE_BYTES = 64  # Ed25519
 _CERTIFICATE, _LIST = struct.Struct(">16sQ32sQQQ"), struct.Struct(">16sQI")
 CERTIFICATE_BYTES = _CERTIFICATE.size + SIGNATURE_BYTES
 FLEET_BYTES = 16
-CLOCKS_APART = 3600  # seconds: nobody is asked whose certificate ends sooner, or one device of a cell might refuse another's
+CLOCKS_APART = 3600  # seconds: no device is asked whose certificate ends sooner, or one of its cell might refuse it
 
 
 def now() -> float:
@@ -47,7 +47,7 @@ class Certificate(NamedTuple):
     key: bytes
     begins: int  # seconds since 1970
     ends: int
-    after: int  # the number of the list of dismissed devices when this was signed: an older one is not shown beside it
+    after: int  # the number of the list of dismissed devices when this was signed: no older one is accepted with it
     signature: bytes = b""
 
     @property
@@ -93,7 +93,7 @@ class Dismissed(NamedTuple):
         return read
 
     def digest(self) -> bytes:
-        """A round's terms have it."""
+        """Return its hash, for a round's terms."""
         return hashlib.sha256(b"taciturn fleet: list\0" + self.to_bytes()).digest()
 
 
@@ -108,14 +108,14 @@ class Enrolled(NamedTuple):
 
 
 class Authority(NamedTuple):
-    """Whom a device believes about other devices of its fleet: this comes to it with recipe and words."""
+    """Whom a device believes about other devices of its fleet: it gets this with recipe and words."""
 
     fleet: bytes
     key: bytes
 
 
 class Trust(NamedTuple):
-    """What a round goes by."""
+    """What a round relies on."""
 
     authority: Authority
     dismissed: Dismissed
@@ -132,7 +132,7 @@ class Trust(NamedTuple):
         if certificate.fleet != fleet:
             return f"the certificate of {who} is of another fleet"
         if not certificate.begins <= at < certificate.ends:
-            return f"the certificate of {who} has {'run out' if at >= certificate.ends else 'not begun'}"
+            return f"the certificate of {who} has {'expired' if at >= certificate.ends else 'not begun'}"
         if certificate.after > self.dismissed.number:
             return f"the list of dismissed devices is older than the certificate of {who}"
         if certificate.device in self.dismissed.devices:

@@ -1,9 +1,9 @@
 """Masks (Bonawitz et al. 2017, §4): numbers that look random to everyone without a secret, agreed upon in pairs, and added modulo 2^b.
 
-Secrets are X25519 keys and seeds of 32 bytes; HKDF-SHA256 makes keys of them, each for one purpose; a mask is the stream of AES-256 in
+Secrets are X25519 keys and seeds of 32 bytes; HKDF-SHA256 derives keys from them, each for one purpose; a mask is the stream of AES-256 in
 counter mode under such a key, which is used for nothing else.
 
-**Guarantee:** a mask is indistinguishable from uniform numbers modulo 2^b, for every b up to 32: of a uniform word the lowest bits are
+**Guarantee:** a mask is indistinguishable from uniform numbers modulo 2^b, for every b up to 32: the lowest bits of a uniform word are
 uniform.
 
 **Assumes:** AES-256, SHA-256 and X25519 are what they are believed to be; secrets come from the operating system and are used in one round.
@@ -25,7 +25,7 @@ AT_ONCE = 512  # masks, each of which holds a cipher of about a kilobyte
 
 
 class Secret(bytes):
-    """Bytes that no log, message of an error or debugger prints."""
+    """Bytes that no log, error message or debugger prints."""
 
     def __repr__(self) -> str:
         return "<secret>"
@@ -46,7 +46,7 @@ def derived(secret: bytes, purpose: bytes) -> Secret:
 
 
 def agreed(secret: Secret, other_public_key: bytes, purpose: bytes) -> Secret:
-    """Agree on a key that only the two know. A ValueError if the other's public key is one that makes it known to all."""
+    """Agree on a key that only the two know; ValueError if the other's public key would make it known to all."""
     try:
         other = X25519PublicKey.from_public_bytes(other_public_key)
         return derived(X25519PrivateKey.from_private_bytes(secret).exchange(other), purpose)
@@ -60,12 +60,12 @@ def words(bits: int) -> np.dtype:
 
 
 def add_masks(total: np.ndarray, plus: Iterable[Secret], minus: Iterable[Secret]) -> None:
-    """Add masks, and take masks off, in place. `total` is of a type that `words` gave."""
+    """Add and subtract masks, in place. `total` is of a type that `words` returned."""
     signed = itertools.chain(((key, np.add) for key in plus), ((key, np.subtract) for key in minus))
     while batch := list(itertools.islice(signed, AT_ONCE)):
         streams = [(Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor(), apply) for key, apply in batch]
         zeros = bytes(CHUNK * total.itemsize)
-        stream = np.empty(CHUNK + 16, total.dtype)  # cryptography before 43 wants room for another block
+        stream = np.empty(CHUNK + 16, total.dtype)  # cryptography before 43 needs room for another block
         for start in range(0, total.size, CHUNK):
             part = total[start : start + CHUNK]
             for cipher, apply in streams:

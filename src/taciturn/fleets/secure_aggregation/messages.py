@@ -1,7 +1,7 @@
-"""What devices and server say to each other in a secure sum, and how it is written in bytes.
+"""What devices and the server send each other in a secure sum, as bytes.
 
-Integers are big-endian and of fixed size, lists begin with their number of rows, rows stand in ascending order of devices. What is not
-exactly what `to_bytes` would have written is a ValueError with a sentence, before anything is allocated for it.
+Integers are big-endian and of fixed size, lists begin with their length, rows are in ascending order of devices. Anything that is not
+exactly what `to_bytes` would have written is a ValueError, before anything is allocated for it.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ MOST_LENGTH = 1 << 26  # coordinates in a report
 
 
 class Terms(NamedTuple):
-    """What everybody in a round has to agree on. Every signature and key of the round depends on all of it. Server
+    """What all in a round must agree on. Every signature and key of the round depends on all of it. Server
     and devices each make theirs before the first round, from recipe and words; a round adds the first three."""
 
     round: bytes  # a name that no attempt at any round ever has again
@@ -35,8 +35,8 @@ class Terms(NamedTuple):
     modulus_bits: int  # reports are added modulo 2 to this
     length: int  # coordinates in a report
     dropouts: float  # the share of devices that may drop out after they advertised
-    corrupt: float  # the share of devices that may work together with the server
-    least: int  # devices in a cohort, and reports in the sums of all cells: with fewer there is none
+    corrupt: float  # the share of devices that may collude with the server
+    least: int  # devices in a cohort, and reports in the sums of all cells: fewer fail
     most: int  # devices in a cohort: with more, a sum might be larger than the modulus
 
     def to_bytes(self) -> bytes:
@@ -48,7 +48,7 @@ class Terms(NamedTuple):
             raise ValueError(f"no report has {self.length:,} coordinates of {self.modulus_bits} bits")
         if not 2 <= self.least <= self.most <= MOST_DEVICES:
             raise ValueError(f"a cohort has 2 to {MOST_DEVICES:,} devices, not {self.least:,} to {self.most:,}")
-        if not (0 <= self.dropouts < 1 and 0 <= self.corrupt < 1):  # nor are they not-a-number
+        if not (0 <= self.dropouts < 1 and 0 <= self.corrupt < 1):  # nor NaN
             raise ValueError(f"shares of devices lie between 0 and 1, not {self.dropouts} and {self.corrupt}")
         if not (1 <= len(self.round) <= 255 and 1 <= len(self.fingerprint) <= 255):
             raise ValueError("a round has a name and a fingerprint of up to 255 bytes")
@@ -126,7 +126,7 @@ _DEVICES = _Part(lambda devices: _rows(dict.fromkeys(devices, b"")), lambda cont
 
 
 class _Message:
-    """Version, kind, and the fields one after another, each as `layout` says."""
+    """Version, kind, and the fields one after another, each by `layout`."""
 
     layout: ClassVar[tuple[_Part, ...]]
 
@@ -136,8 +136,8 @@ class _Message:
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
         if len(content) > 2 + HASH_BYTES + 4 * MOST_LENGTH:
-            raise ValueError(f"a {cls.__name__} of {len(content):,} bytes is longer than any")
-        rest = BytesIO(content)  # which does not copy
+            raise ValueError(f"a {cls.__name__} of {len(content):,} bytes is too long")
+        rest = BytesIO(content)  # without a copy
         head = rest.read(2)
         message = cls(*(part.read(rest) for part in cls.layout)) if head == _head(cls) else None
         if message is None or message.to_bytes() != content:
@@ -159,7 +159,7 @@ class Advert(_Message):
     certificate: Certificate
     mask_key: bytes
     share_key: bytes
-    commitment: bytes  # to the seed of the device's own mask, so that the server sees whether it was put together right
+    commitment: bytes  # to the seed of the device's own mask, so that the server can check its reconstruction
     signature: bytes
 
     @property
@@ -176,14 +176,14 @@ class Advert(_Message):
 
 @dataclass(frozen=True, repr=False)
 class Roster(_Message):
-    """2. Server → device: the adverts of the others in its cell, and the digests of all adverts, from which follows who they are."""
+    """2. Server → device: the adverts of the others in its cell, and the digests of all adverts, which determine them."""
 
     layout = _ADVERTS, _table(HASH_BYTES)
     adverts: tuple[Advert, ...]  # ascending by device
-    digests: dict[int, bytes]  # one for each device: with several, the corrupt would be more than they are
+    digests: dict[int, bytes]  # one for each device: with several, corrupt devices would count more than once
 
     def parts(self) -> tuple[bytes, bytes]:
-        """Return what is for one device, and what follows it for all of them alike."""
+        """Return what is for one device, and what follows for all of them."""
         return _head(Roster) + _ADVERTS.write(self.adverts), _rows(self.digests)
 
     def cohort(self, terms: Terms) -> bytes:
@@ -211,20 +211,20 @@ class MaskedReport(_Message):
 
 @dataclass(frozen=True, repr=False)
 class Survivors(_Message):
-    """4. Server → device: all devices of the cell whose reports have come. The answer is a signature of it, and nothing else."""
+    """4. Server → device: all devices of the cell whose reports have arrived. The answer is a signature of it, and nothing else."""
 
     layout = _CELL, _DEVICES
     cell: bytes
     devices: frozenset[int]
 
     def signed(self) -> bytes:
-        """Return what devices sign, once: the cell has a name on which message, terms and all adverts of the round depend."""
+        """Return what devices sign, once: the cell's name depends on message, terms and all adverts of the round."""
         return b"taciturn secure sum: survivors\0" + self.to_bytes()
 
 
 @dataclass(frozen=True, repr=False)
 class UnmaskRequest(_Message):
-    """5. Server → device: signatures of survivors under the list of them that the device has signed itself."""
+    """5. Server → device: survivors' signatures under the list that the device has signed itself."""
 
     layout = _CELL, _table(SIGNATURE_BYTES)
     cell: bytes

@@ -1,5 +1,5 @@
-"""The server in one cell of a secure sum (protocol.py): passes on what it cannot read, adds, takes masks off (Bonawitz et al. 2017,
-Figure 4). It knows nothing of other cells, and so can be in any process (workers.py).
+"""The server in one cell of a secure sum (protocol.py): pass on what it cannot read, add, remove masks (Bonawitz et al. 2017,
+Figure 4). It knows nothing about other cells, and so can run in any process (workers.py).
 """
 
 import random
@@ -24,7 +24,7 @@ _IsRight = Callable[[Secret, Advert], bool]
 
 
 class Total(NamedTuple):
-    """What a round, or a cell of it, comes to. For the curator alone."""
+    """The sum of a round, or of one of its cells. For the curator only."""
 
     values: np.ndarray  # uint32 [length]: the sum of the reports modulo 2^b
     devices: list[int]  # those whose reports are in it
@@ -34,7 +34,7 @@ class Total(NamedTuple):
 
 
 def at_fault(unfit: Collection[tuple[int, int]], enough: int) -> list[int]:
-    """Blame the devices that have shares which do not fit with `enough` others, the worst first.
+    """Blame the devices whose shares do not fit with those of `enough` others, the worst first.
 
     `unfit` are holder and owner of each such share: one of the two is at fault. A device wrongly blamed loses its part in a run; one
     wrongly spared could cost everybody the run."""
@@ -49,12 +49,12 @@ def at_fault(unfit: Collection[tuple[int, int]], enough: int) -> list[int]:
 
 
 def few_of(spoilt: Collection[int], all: Collection[int]) -> list[int]:
-    """Blame the owners of secrets that cannot be put together, if they are few: a holder could spoil anybody's."""
+    """Blame the owners of secrets that cannot be reconstructed, if they are few: a holder could spoil anyone's."""
     return sorted(spoilt) if len(spoilt) <= FEW * len(all) else []
 
 
 def refusals(answers: Mapping[int, bytes], take: Callable[[int, bytes], None]) -> dict[int, str]:
-    """Take what devices have sent; return who sent what could not be taken, and why: it is as if it had not come."""
+    """Take what devices sent; return whose answers were refused, and why: they count as missing."""
     refused = {}
     for device, answer in answers.items():
         try:
@@ -70,22 +70,22 @@ class Ended(NamedTuple):
     """A cell at the end of a stage."""
 
     cell: "ServerCell"
-    devices: int = 0  # whose reports are in its sum, or may come to be
-    refused: dict[int, str] = {}  # who sent what could not be taken, and why
+    devices: int = 0  # whose reports are in its sum, or may be
+    refused: dict[int, str] = {}  # whose answers were refused, and why
     questions: dict[int, bytes] = {}  # of the next stage
     total: Total | None = None  # after the last
-    failed: str = ""  # why it goes no further
+    failed: str = ""  # why it has failed
 
 
 class ServerCell:
     """The server in one cell. A stage ends when its result is asked for: a device not heard by then has dropped out."""
 
     def __init__(self, terms: Terms, name: bytes, adverts: Mapping[int, Advert], cohort: int) -> None:
-        """A ValueError if so many devices, of a cohort of so many, make no secure sum."""
+        """Start a cell; ValueError if this many devices, of a cohort of this size, make no secure sum."""
         self.threshold = threshold(cohort, len(adverts), terms.dropouts, terms.corrupt)
-        self._suspects = max(2, 1 + colluders(cohort, len(adverts), terms.corrupt))  # of whom one at least is honest
+        self._suspects = max(2, 1 + colluders(cohort, len(adverts), terms.corrupt))  # of whom at least one is honest
         self._terms, self._name, self.adverts, self._stage = terms, name, adverts, protocol.SHARE
-        self._places = {device: place for place, device in enumerate(sorted(adverts), 1)}  # of everybody's shares
+        self._places = {device: place for place, device in enumerate(sorted(adverts), 1)}  # of each device's shares
         self._sealed: dict[int, dict[int, bytes]] = {}
         self._shared: frozenset[int] = frozenset()
         self._sum = np.zeros(terms.length, masks.words(terms.modulus_bits))
@@ -93,10 +93,10 @@ class ServerCell:
         self._signatures: dict[int, bytes] = {}
         self._answers: dict[int, Unmasking] = {}
         self._unfit: set[tuple[int, int]] = set()  # holder and owner of a share that is missing or wrong
-        self._spoilt: set[int] = set()  # owners of secrets that the shares do not give
+        self._spoilt: set[int] = set()  # owners of secrets that their shares do not give
 
     def end_stage(self, answers: Mapping[int, bytes]) -> Ended:
-        """Take what devices have sent in a stage, and end it."""
+        """Take what devices sent in a stage, and end it."""
         read, take, end = _STAGES[self._stage]
         refused = refusals(answers, lambda device, answer: take(self, device, read(answer)))
         ended = Ended(self, len(self._sealed if self._stage == protocol.SHARE else self._reported), refused)
@@ -126,12 +126,12 @@ class ServerCell:
         }
 
     def take_report(self, device: int, report: MaskedReport) -> None:
-        """Add it at once: no single report is kept."""
+        """Add a report at once: no single one is kept."""
         self._check_first(protocol.MASK, device, self._reported, report.cell)
         try:
             values = unpack(report.packed, self._terms.length, self._terms.modulus_bits)
         except ValueError as wrong:
-            raise Refused(f"the report of device {device} is none: {wrong}") from None
+            raise Refused(f"the report of device {device} is malformed: {wrong}") from None
         self._sum += values.astype(self._sum.dtype, copy=False)
         self._reported.add(device)
 
@@ -152,7 +152,7 @@ class ServerCell:
         self._signatures[device] = signature
 
     def requests(self) -> dict[int, UnmaskRequest]:
-        """End the fourth stage: return to each that signed as many signatures as it takes."""
+        """End the fourth stage: return to each signer as many signatures as needed."""
         protocol.expect(self._stage, protocol.SIGN)
         self._check_enough(self._signatures, "signed who reported")
         self._stage = protocol.UNMASK
@@ -162,7 +162,7 @@ class ServerCell:
     def take_answer(self, device: int, answer: Unmasking) -> None:
         self._check_first(protocol.UNMASK, device, self._answers, answer.cell)
         if not (answer.seeds.keys() <= self._reported and answer.mask_keys.keys() <= self._shared - self._reported):
-            raise Refused(f"device {device} answers what it was not asked")
+            raise Refused(f"device {device} answers a question that it was not asked")
         try:
             for share in (*answer.seeds.values(), *answer.mask_keys.values()):
                 shamir.number(share)
@@ -171,7 +171,7 @@ class ServerCell:
         self._answers[device] = answer
 
     def total(self) -> Total:
-        """End the cell: put secrets together and take the masks off, all at once, so that no single report is ever without them."""
+        """End the cell: reconstruct secrets and remove all masks at once, so that no single report is ever without them."""
         protocol.expect(self._stage, protocol.UNMASK)
         self._spoilt.clear()
         seeds = {device: answer.seeds for device, answer in self._answers.items()}
@@ -183,7 +183,7 @@ class ServerCell:
         plus = []
         for lost, secret in pairs.items():
             for survivor in sorted(self._reported):
-                # The survivor's report has this mask with its own sign, and nothing is there to cancel it.
+                # The survivor's report has this mask with its own sign, and nothing cancels it.
                 undo = minus if survivor < lost else plus
                 undo.append(protocol.pair_mask_key(secret, self.adverts[survivor], lost, self._name))
         masks.add_masks(self._sum, plus, minus)
@@ -192,13 +192,13 @@ class ServerCell:
 
     @property
     def broke(self) -> dict[int, str]:
-        """Return the devices that broke the protocol, as far as their shares show it, and how: for a private note."""
+        """Return the devices that broke the protocol, as far as shares show it, and how: for a private note."""
         shares = dict.fromkeys(at_fault(self._unfit, self._suspects), "shares that it cut or held are missing or wrong")
         secrets = dict.fromkeys(few_of(self._spoilt, self._shared), "its shares are not of the secret that it named")
         return shares | secrets
 
     def _secrets(self, owners: Collection[int], answers: Mapping[int, Mapping[int, bytes]], is_right: _IsRight) -> dict[int, Secret]:
-        """Put secrets together from shares by holder and owner. All are tried before it fails, to find out whose are wrong."""
+        """Reconstruct secrets from shares by holder and owner. All are tried before it fails, to find out whose are wrong."""
         found, failed = {}, []
         for owner in sorted(owners):
             try:
@@ -210,7 +210,7 @@ class ServerCell:
         return found
 
     def _secret(self, owner: int, answers: Mapping[int, Mapping[int, bytes]], is_right: _IsRight) -> Secret:
-        """Try one set of shares after another: if some of them are wrong, others have what it takes."""
+        """Try one set of shares after another: if some of them are wrong, others may suffice."""
         places, answered = self._places, sorted(answers)
         self._unfit |= {(holder, owner) for holder in answered if owner not in answers[holder]}
         doubted = {holder for holder, _ in self._unfit}
@@ -218,10 +218,10 @@ class ServerCell:
         shares = {places[holder]: answers[holder][owner] for holder in holders}
         needed, found = self.threshold, len(shares)
         if found < needed:
-            raise FailedRound(f"{found} devices of a cell answered for one of it, and {needed} are needed to take a mask off")
+            raise FailedRound(f"{found} devices of a cell answered for one of its members, and {needed} are needed to remove a mask")
         order = list(shares)
         for attempt in range(found + TRIES if found > needed else 1):
-            # From different ends first, which is sure to get round one that is wrong; then at random, which mostly does round several.
+            # From different ends first, which avoids any single wrong one; then at random, which mostly avoids several.
             some = (order * 2)[attempt : attempt + needed] if attempt < found else random.sample(order, needed)
             chosen = {place: shares[place] for place in some}
             try:
@@ -243,7 +243,7 @@ class ServerCell:
         if device not in before[protocol.STAGES.index(stage) - 1]:
             raise Refused(f"device {device} is not in this round, or has dropped out of it")
         if device in heard:
-            raise Refused(f"device {device} was heard already")
+            raise Refused(f"device {device} was already heard")
         protocol.check_cell(self._name, cell)
 
     def _check_enough(self, devices: Collection[int], done: str) -> None:

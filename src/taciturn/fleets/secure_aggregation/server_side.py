@@ -1,4 +1,4 @@
-"""The server in a round of secure sums (protocol.py): who is in it and in which cell, what was signed, and what all cells come to."""
+"""The server in a round of secure sums (protocol.py): who is in which cell, what was signed, and the sum of all cells."""
 
 from collections.abc import Mapping, Sequence
 
@@ -22,14 +22,14 @@ class ServerRound:
         self._terms, self._trust, self._stage = terms, trust, ADVERTISE
         self._adverts: dict[int, Advert] = {}
         self._ended: list[Ended] = []  # all cells, as the last stage left them
-        self.shared = b""  # what follows everybody's question
+        self.shared = b""  # what follows every question
 
     def take_advert(self, device: int, advert: Advert) -> None:
         expect(self._stage, ADVERTISE)
         if device in self._adverts:
-            raise Refused(f"device {device} was heard already")
+            raise Refused(f"device {device} was already heard")
         if len(self._adverts) == self._terms.most:
-            raise Unneeded(f"{self._terms.most} devices are there already")
+            raise Unneeded(f"{self._terms.most} devices are already there")
         if why_not := self._trust.why_not(advert.certificate):
             raise Refused(why_not)
         if advert.device != device or not verified(advert.certificate.key, advert.signed(self._terms), advert.signature):
@@ -38,7 +38,7 @@ class ServerRound:
             masks.agreed(masks.new_secret(), advert.mask_key, b"")
             masks.agreed(masks.new_secret(), advert.share_key, b"")
         except ValueError as weak:
-            raise Refused(f"device {device}: {weak}") from None  # its cell would all have to leave
+            raise Refused(f"device {device}: {weak}") from None  # its whole cell would have to leave
         self._adverts[device] = advert
 
     def rosters(self) -> dict[int, Roster]:
@@ -62,20 +62,20 @@ class ServerRound:
         return rosters
 
     def take(self, answers: Mapping[int, bytes]) -> dict[int, str]:
-        """End a stage with what devices have sent in it; return who sent what could not be taken, and why."""
+        """End a stage with what devices sent in it; return whose answers were refused, and why."""
         if self._stage == ADVERTISE:
             return refusals(answers, lambda device, answer: self.take_advert(device, Advert.from_bytes(answer)))
         going = [one.cell for one in self._ended if not one.failed]
         refused = {} if self._stage != SIGN else self._unsigned(going, answers)
         theirs = [{device: answers[device] for device in cell.adverts if device in answers and device not in refused} for cell in going]
-        each = map if self._stage in (MASK, SIGN) else for_each  # to send a report to another process takes as long as to add it
+        each = map if self._stage in (MASK, SIGN) else for_each  # sending a report to another process takes as long as adding it
         ended = list(each(ServerCell.end_stage, going, theirs))
         self._ended = [one for one in self._ended if one.failed] + ended
         self._stage = STAGES[STAGES.index(self._stage) + 1]
         return refused | {device: why for one in ended for device, why in one.refused.items()}
 
     def _unsigned(self, going: Sequence[ServerCell], answers: Mapping[int, bytes]) -> dict[int, str]:
-        """Return who has not signed the survivors of its cell: under a wrong signature no device would unmask."""
+        """Return which devices have not signed the survivors of their cells: no device would unmask under a wrong signature."""
         signed = {device: cell.list_of_survivors.signed() for cell in going for device in cell.adverts}
 
         def check(device: int, answer: bytes) -> None:
@@ -95,7 +95,7 @@ class ServerRound:
         return {device: question for one in self._ended for device, question in one.questions.items() if not one.failed}
 
     def total(self) -> Total:
-        """Add up the totals of all cells that are finished."""
+        """Add the totals of all finished cells."""
         expect(self._stage, DONE)
         self._check_enough()
         totals = [one.total for one in self._ended if one.total is not None]
@@ -104,12 +104,12 @@ class ServerRound:
 
     @property
     def reports(self) -> int:
-        """Count those that have come, and can be added."""
+        """Count the reports that have arrived, and can be added."""
         return sum(one.devices for one in self._ended)
 
     @property
     def failed_cells(self) -> list[str]:
-        """Return why each of them has failed."""
+        """Return why each failed cell failed."""
         return [one.failed for one in self._ended if one.failed]
 
     @property
@@ -123,4 +123,4 @@ class ServerRound:
             done = "shared their secrets" if self._stage == MASK else "reported"
             raise FailedRound(f"{self.reports} devices have {done}, and {least} are needed")
         if left < least:
-            raise FailedRound(f"{left} devices are in cells that go on, and {least} are needed: {self.failed_cells[-1]}")
+            raise FailedRound(f"{left} devices are in cells that continue, and {least} are needed: {self.failed_cells[-1]}")

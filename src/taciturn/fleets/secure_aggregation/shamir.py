@@ -1,9 +1,9 @@
-"""Secret sharing (Shamir 1979): 32 bytes are cut into shares, any `threshold` of which give them back, and fewer of which say nothing.
+"""Secret sharing (Shamir 1979): 32 bytes are split into shares, any `threshold` of which give them back, and fewer of which reveal nothing.
 
 **Guarantee:** for any threshold − 1 shares each of the 2^256 secrets is as likely as before: there is one polynomial through them for each.
 
-**Assumes:** coefficients from the operating system; nobody sees `threshold` shares who should not. A share that was changed changes the
-secret: whoever puts shares together has to know the secret when they see it (here: by a public key or a commitment).
+**Assumes:** coefficients come from the operating system; no one sees `threshold` shares who should not. A changed share changes the
+secret: whoever reconstructs it must recognise the secret (here: by a public key or a commitment).
 """
 
 import functools
@@ -15,18 +15,18 @@ PRIME = 2**256 + 297  # the smallest that is larger than every secret; a share m
 
 
 def share(secret: bytes, threshold: int, holders: int) -> list[bytes]:
-    """Cut one share for each of the holders 1, 2, …: the values there of a random polynomial whose value at 0 is the secret."""
+    """Make one share for each of the holders 1, 2, …: the values there of a random polynomial whose value at 0 is the secret."""
     if len(secret) != SECRET_BYTES:
         raise ValueError(f"a secret has {SECRET_BYTES} bytes, not {len(secret)}")
     if not 1 <= threshold <= holders:
-        raise ValueError(f"{threshold} of {holders} shares cannot be what it takes")
+        raise ValueError(f"a threshold of {threshold} is impossible with {holders} shares")
     coefficients = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]  # of the highest power first
     coefficients.append(int.from_bytes(secret, "big"))
     return [_value(coefficients, holder).to_bytes(SHARE_BYTES, "big") for holder in range(1, holders + 1)]
 
 
 def reconstruct(shares: Mapping[int, bytes]) -> bytes:
-    """Return the secret of exactly as many shares as it takes, by holder: the value at 0 of the polynomial through them (Lagrange).
+    """Return the secret from exactly as many shares as needed, by holder: the value at 0 of the polynomial through them (Lagrange).
     Shares that do not belong together give other bytes, or a ValueError."""
     if not shares or 0 in shares:
         raise ValueError("holders are numbered from 1, and there is at least one")
@@ -45,7 +45,7 @@ def number(share: bytes) -> int:
     """Read a share as an element of the field; anything else is a ValueError."""
     value = int.from_bytes(share, "big")
     if len(share) != SHARE_BYTES or value >= PRIME:
-        raise ValueError("this is no share of a secret")
+        raise ValueError("this is not a share of a secret")
     return value
 
 
@@ -56,7 +56,7 @@ def _through(shares: Mapping[int, bytes], place: int) -> int:
 
 @functools.lru_cache(maxsize=512)
 def _weights(holders: tuple[int, ...], place: int) -> list[int]:
-    """Lagrange's, which depend on who holds shares and on nothing secret: once for all secrets of the same holders."""
+    """Return Lagrange's weights, which depend only on who holds shares: computed once for all secrets of the same holders."""
     weights = []
     for holder in holders:
         above, below = 1, 1

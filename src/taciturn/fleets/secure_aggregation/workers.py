@@ -1,6 +1,6 @@
 """Processes that work for several cells of a round at once, as many as there are cores.
 
-Work is a function of what it is given: a process that is killed loses nothing, and what it was at is done here instead.
+Work is a function of its arguments: a process that is killed loses nothing, and its work is done here instead.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """When devices can take part: idle, charging and on an unmetered network, mostly at night (Bonawitz et al. 2019, Xu et al. 2023 §2.2).
 
 A model of a fleet's clock. `fleets/simulation/check_in.py` trains on it; `simulate_rounds` runs it without any training, and answers what
-a timer comes to as a separation in rounds.
+a timer amounts to as a separation in rounds.
 """
 
 import math
@@ -32,12 +32,12 @@ class Habits:
 
 @dataclass(frozen=True)
 class Rounds:
-    """What came of a simulated training."""
+    """The result of a simulated training."""
 
     hours: float
     succeeded: int
     failed: int
-    min_separation: int | None  # the fewest rounds between two participations of a device; None: nobody came twice
+    min_separation: int | None  # the fewest rounds between two participations of a device; None: none came twice
     max_participations: int
     reports: float  # of a successful round, on average
 
@@ -63,19 +63,19 @@ class Devices:
         return np.where(at_night, self._coins[1] < self.habits.nights_plugged_in, by_day)
 
     def reporting(self, asked: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """Return those who do not drop out, in the order in which their reports arrive."""
+        """Return those that do not drop out, in the order in which their reports arrive."""
         return generator.permutation(asked[generator.random(len(asked)) >= self.habits.drop_out])
 
 
 class TooFewDevices(Exception):
-    """No round can come about any more, however long one waits."""
+    """No round can succeed any more, however long the fleet waits."""
 
 
 class Clock:
-    """The hour, and every device's own state: until when its timer runs, whether it waits to be asked, when it was told to come back."""
+    """The hour, and each device's state: until when its timer runs, whether it waits to be asked, when it was told to come back."""
 
     def __init__(self, devices: Devices, timer_hours: float, patience: float = 7 * 24) -> None:
-        """After `patience` hours beyond the timer in which too few devices came together it is given up."""
+        """Give up `patience` hours after the timers ended, if too few devices came together."""
         self.devices, self.hour = devices, 0.0
         self._habits, self._timer, self._patience, self._last_round = devices.habits, timer_hours, patience, 0.0
         self._resting_until = np.full(devices.count, -math.inf)
@@ -93,7 +93,7 @@ class Clock:
             pool = np.flatnonzero(self._waiting)
             if self.hour > self._last_round + self._timer + self._patience:
                 raise TooFewDevices(
-                    f"{self._patience / 24:.0f} days after their timers of {self._timer:g} hours were over, still no round has come about "
+                    f"{self._patience / 24:.0f} days after their timers of {self._timer:g} hours ended, still no round has succeeded "
                     f"with {wanted} devices: take smaller cohorts, a shorter timer or separation, more users, or ask more for each report"
                 )
             if len(pool) >= wanted:
@@ -103,7 +103,7 @@ class Clock:
             self.hour += TICK
 
     def upload(self, asked: np.ndarray, reports: np.ndarray, goal: int, generator: np.random.Generator) -> None:
-        """Let a round take place. A device starts its timer when it uploads, whatever becomes of the round."""
+        """Run a round. A device starts its timer when it uploads, whatever becomes of the round."""
         self.hour += ROUND_HOURS
         if len(reports) >= goal:
             self._last_round = self.hour

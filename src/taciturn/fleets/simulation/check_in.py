@@ -1,6 +1,6 @@
 """A simulated fleet that is not always there: devices check in when they can, keep their own timers, and drop out (Xu et al. 2023, §2.2).
 
-The sum is still that of a fleet whose users are always there; this decides whose reports are in it. The server asks more devices than it
+The sum is that of a fleet whose users are always there; this decides whose reports are in it. The server asks more devices than it
 needs; between the report goal m and the cap n_max reports are summed, and with fewer than m the round fails.
 """
 
@@ -20,10 +20,10 @@ class CheckInFleet:
     everyone_reports = False
 
     def __init__(self, fleet: Fleet, clock: Clock, report_goal: int, asked: int, most_reports: int, path: Path) -> None:
-        """`path` keeps the devices' own state: a server that crashes does not reset their timers."""
+        """`path` keeps the devices' state: a server that crashes does not reset their timers."""
         self._fleet, self._clock, self._path = fleet, clock, path
         self._goal, self._asked, self._most_reports = report_goal, asked, most_reports
-        self._last: int | None = None  # round that the devices took part in already
+        self._last: int | None = None  # round in which the devices already took part
         self.uploads = 0  # reports that were sent, summed or not
         if path.exists():
             saved = np.load(io.BytesIO(path.read_bytes()))

@@ -3,7 +3,7 @@
 Memory does not grow with the cohort. On an accelerator the users of a chunk are trained side by side (`vmap`); on a CPU one stream of
 users runs on each core, which is twice as fast there.
 
-**Assumes:** a user's report has the same bits in any seat of a chunk and in any company. It is tested before the first sum of a run, on the
+**Assumes:** a user's report has the same bits in any seat of a chunk, beside any others. It is tested before the first sum of a run, on the
 device at hand (`_check_additive`); that proves nothing for other machines.
 """
 
@@ -26,15 +26,15 @@ from taciturn.errors import TaciturnError
 CPU_CHUNK = 2  # so that no core waits long for the others at the end of a round
 ACCELERATOR_CHUNKS = (256, 128, 104, 64, 32, 16)  # larger ones gain little, and mix users of more different lengths
 MADE_UP_WORDS = 32
-COPIES = 8  # of a model that training a user takes at a time, with what it keeps on the way
+COPIES = 8  # of a model that training a user takes at a time, intermediate values included
 
 
 class NotAdditive(TaciturnError):
-    """What a user reports depends on others, on this machine."""
+    """On this machine a user's report depends on other users."""
 
 
 class Written(Protocol):
-    """Whose texts a fleet trains on: a population, or users who were made up."""
+    """Whose texts a fleet trains on: a population, or simulated users."""
 
     @property
     def texts(self) -> Texts: ...
@@ -44,10 +44,10 @@ class SimulatedFleet:
     everyone_reports = True
 
     def __init__(self, population: Written, layout: Layout, weight_cap: float | None = None, cohort: float = 100) -> None:
-        """`weight_cap` is ŵ (`Layout.user_data`). `cohort` is how many are to be expected, for which chunks are made to fit."""
+        """`weight_cap` is ŵ (`Layout.user_data`). `cohort` is the expected number of users, to which chunks are fitted."""
         self._texts, self._layout, self._weight_cap, self._cohort = population.texts, layout, weight_cap, cohort
-        self._everyone = np.arange(len(self._texts))  # made once: of ten millions it takes longer than to draw a cohort
-        self._everyone.flags.writeable = False  # whoever draws all of them is handed this very array
+        self._everyone = np.arange(len(self._texts))  # made once: for ten million users it takes longer than drawing a cohort
+        self._everyone.flags.writeable = False  # whoever draws all of them gets this very array
         self._devices = jax.local_devices()
         self._on_cpu = self._devices[0].platform == "cpu"
         self._program: Program | None = None
@@ -75,12 +75,12 @@ class SimulatedFleet:
         return cohort[np.argsort([-len(self._texts[user]) for user in cohort], kind="stable")]
 
     def made_up_total(self, program: Program, message: Message, key: Key) -> Report:
-        """A sum over users who were made up: where it has other bits, another machine would train another model."""
+        """Sum over simulated users: a machine that gives other bits would train another model."""
         self._compile(program, message, key)
         return self._made_up_sum(np.arange(self._size), message, key, self._devices[0])
 
     def _compile(self, program: Program, message: Message, key: Key) -> None:
-        """Traced, compiled and tested once, used in every round."""
+        """Trace, compile and test once, for use in every round."""
         if program is self._program:
             return
         nobody = self._layout.user_data(np.zeros(0, np.int32))
@@ -91,8 +91,8 @@ class SimulatedFleet:
         self._check_additive(message, key)
 
     def _check_additive(self, message: Message, key: Key) -> None:
-        """Before the first sum: on this very device, with this program and these shapes, the sum with a user less the sum without is that
-        user's own report, to the bit, in whatever seat and company; and a sum comes out the same twice. Privacy rests on it.
+        """Check before the first sum: on this very device, with this program and these shapes, the sum with a user minus the sum without is
+        that user's own report, to the bit, in any seat beside any others; and a sum is the same twice. Privacy rests on it.
 
         Tried on simulated users. Sums of floats, which have no privacy, are not additive and are not tried.
         """
@@ -100,7 +100,7 @@ class SimulatedFleet:
             return
         seats = np.arange(self._size)
         is_even, elsewhere = seats % 2 == 0, np.roll(seats, 1)
-        # The even ones in odd seats, and the odd ones without them: everybody in other company, half of them in another seat.
+        # The even ones in odd seats, and the odd ones without them: all beside other users, half of them in another seat.
         halves = np.roll(np.where(is_even, seats, -1), 1), np.where(is_even, -1, seats)
 
         def total(seats: np.ndarray, device: Any) -> Report:
@@ -111,7 +111,7 @@ class SimulatedFleet:
             for again in (total(seats, device), total(elsewhere, device), apart):
                 if not all(map(np.array_equal, jax.tree.leaves(everyone), jax.tree.leaves(again))):
                     raise NotAdditive(
-                        f"on {device.device_kind} what a user reports depends on who else is trained beside them, so one user could "
+                        f"on {device.device_kind} a user's report depends on who else is trained beside them, so one user could "
                         "change the sum by more than noise is made for. Nothing was trained. Update JAX and the driver, change [local] "
                         "precision, or train on CPUs (JAX_PLATFORMS=cpu)"
                     )
@@ -124,13 +124,13 @@ class SimulatedFleet:
         return self._add(*jax.device_put(arguments, device))
 
     def _made_up(self) -> list[np.ndarray]:
-        """Texts of as many users as a chunk holds, of many lengths up to what a user is cut to; few words, so that many repeat."""
+        """Make texts for as many users as a chunk holds, of many lengths up to the limit; of few words, so that many repeat."""
         generator, most = np.random.default_rng(0), self._layout.user_data(np.zeros(0, np.int32)).batches.size
         lengths = [max(1, most * (place + 1) // self._size) for place in range(self._size)]
         return [generator.integers(END + 1, END + 1 + MADE_UP_WORDS, length, np.int32) for length in lengths]
 
     def _chunks(self, cohort: UserIds) -> list[np.ndarray]:
-        """The cohort in pieces of one size, filled up with −1, which is nobody. Users of like length go together, the longest first,
+        """Split the cohort into pieces of one size, padded with −1, which is no one. Users of similar length go together, longest first,
         because a piece takes as long as its longest user.
 
         One size for a whole run: products of another shape round differently, and where training is chaotic that changes what users
@@ -141,7 +141,7 @@ class SimulatedFleet:
         return [np.pad(piece, (0, self._size - len(piece)), constant_values=-1) for piece in pieces]
 
     def _loaded_ahead(self, chunks: list[np.ndarray]) -> Iterator[tuple[UserData, np.ndarray]]:
-        """Each chunk, read while the one before it computes: to start a loop on a GPU is to wait for it, so that a second thread reads."""
+        """Yield each chunk, read while the one before computes: starting a loop on a GPU blocks until it ends, so a second thread reads."""
         with ThreadPoolExecutor(1) as reader:
             ahead: list[Future] = []
             for chunk in chunks:
@@ -177,7 +177,7 @@ def _adder(program: Program, one_by_one: bool):
 
     @partial(jax.jit, donate_argnums=0)
     def add_side_by_side(total: Report, message: Message, key: Key, users: UserData, ids: jax.Array) -> Report:
-        # One number of steps for all: with one for each, every step would have to keep and choose between two models.
+        # One number of steps for all: with one for each, every step would have to keep two models and choose between them.
         each = UserData(0, 0, None)  # pyright: ignore
         # Each trains a copy of their own: a product with one matrix for all would be taken for all at once, and where in it a user's rows
         # stand would decide how they are rounded.

@@ -1,8 +1,8 @@
-"""A simulated fleet with a queue (Popov et al. 2018, Figure 1): a device trains on the model that it last got, reports when it is done,
+"""A simulated fleet with a queue (Popov et al. 2018, Figure 1): a device trains on the model that it last received, reports when done,
 and a round closes when K different users have reported.
 
 So a report may be about a model that is some rounds old; how many is its *staleness*. It is charged in the round in which it is summed, and
-bounded like any other: models of older rounds are public. That holds for one clip norm for the whole run, and nothing is claimed of how a
+bounded like any other: models of older rounds are public. That holds with one clip norm for the whole run; nothing is claimed about how a
 cohort comes about. How long a device takes is drawn without looking at its text: else who reports beside whom would reveal some of it.
 """
 
@@ -25,10 +25,10 @@ class QueuedFleet:
 
     def __init__(self, fleet: Fleet, size: int, in_flight: int, folder: Path, coins: int = 0) -> None:
         """`size` is K. `folder` keeps who trains on which model, those models, and those of the last round: a server that crashes stops
-        no device, and may ask for that round again. `coins` say who is asked and done when; they are secret."""
+        no device, and may ask for that round again. `coins` decide who is asked and done when; they are secret."""
         self._fleet, self._size, self._in_flight, self._folder = fleet, size, in_flight, folder
         self._generator = np.random.default_rng(coins)
-        self._training: dict[int, int] = {}  # user → which model they got
+        self._training: dict[int, int] = {}  # user → which model they have
         self._arrived: dict[int, int] = {}  # the same of those whose reports wait to be summed
         self._rounds: dict[str, tuple[int, dict[int, int]]] = {}  # by key: which model was current, and who had which
         if (folder / "queue.json").exists():
@@ -53,7 +53,7 @@ class QueuedFleet:
         for queue in (self._training, self._arrived):  # both are right unless a file was changed
             for user in set(queue) - set(allowed.tolist()):
                 del queue[user]
-        # Who has arrived already was there before a crash: no coin is thrown for them again.
+        # Those who have arrived were there before a crash: no coin is tossed for them again.
         waiting = self._generator.permutation(allowed).tolist() if len(self._arrived) < self._size else []
         while len(self._arrived) < self._size:
             while len(self._training) < self._in_flight and waiting:
@@ -62,10 +62,10 @@ class QueuedFleet:
                     self._training[user] = len(self._rounds)
             if not self._training:
                 raise TooFewDevices(
-                    f"{len(self._arrived)} devices have reported and {self._size} are needed, but nobody else may take part: take "
+                    f"{len(self._arrived)} devices have reported and {self._size} are needed, but no other may take part: take "
                     "smaller cohorts, fewer rounds, a shorter separation or more users"
                 )
-            # Devices take a time without memory, so that each is as likely as any other to be done next.
+            # Devices take a memoryless time, so that each is equally likely to be done next.
             done = sorted(self._training)[self._generator.integers(len(self._training))]
             self._arrived[done] = self._training.pop(done)
         self._save()
@@ -81,12 +81,12 @@ class QueuedFleet:
             self._save()
         now, got = self._rounds[name]
         if set(got) != set(cohort.tolist()):
-            raise FailedRound("this round was summed before, with other devices")
+            raise FailedRound("this round was already summed, with other devices")
         total = None
         for model in sorted(set(got.values()), reverse=True):
             params = message.params if model == now else self._model(model, message.params)
             group = np.array([user for user in cohort.tolist() if got[user] == model], np.int64)
-            # One clip norm for the whole run, so that of an older message this is all that differs.
+            # One clip norm for the whole run, so only the parameters of an older message differ.
             part = self._fleet.sum_reports(program, message._replace(params=params), group, key)
             total = part if total is None else trees.add(total, part)
         if total is None:

@@ -1,6 +1,6 @@
-"""A fleet with synthetic users beside its own: nobody's text, put there to see what a model keeps of it (Ramaswamy et al. 2020, §IV-A).
+"""A fleet with synthetic users beside its own, added to see what a model keeps of their text (Ramaswamy et al. 2020, §IV-A).
 
-They are outside the population and outside the claim: their reports are bounded like everybody's and added to the sum, by coins of their
+They are outside the population and outside the claim: their reports are bounded like all others and added to the sum, by coins of their
 own, and what is added to a sum without looking at a user costs that user nothing. The paper's came one or two orders of magnitude more
 often than any real device.
 """
@@ -18,8 +18,8 @@ from taciturn.privacy.participation import WrongNumberOfUsers
 class WithSyntheticUsers:
     def __init__(self, fleet: Fleet, synthetic: Fleet, chosen: Callable[[Key], UserIds], most_reports: int, key_slot: int = 1) -> None:
         """`synthetic` is a fleet of all of them, and `chosen` says who takes part in a round, by coins of that round. A total holds
-        `most_reports`, theirs and people's together: with more, sums of integers would run over, and one user could move them by any
-        amount. Where there are two such fleets, each has another `key_slot`, and so other coins."""
+        `most_reports`, theirs and people's together: with more, integer sums would overflow, and one user could move them by any
+        amount. Each of two such fleets has its own `key_slot`, and so its own coins."""
         self.everyone_reports = fleet.everyone_reports
         self._fleet, self._synthetic, self._chosen = fleet, synthetic, chosen
         self._most, self._place = most_reports, 2**32 - key_slot
@@ -28,7 +28,7 @@ class WithSyntheticUsers:
         return self._fleet.users(eligible)
 
     def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
-        # Keys of their own: a synthetic user has a number that a real one has too.
+        # Keys of their own: synthetic and real users have the same numbers.
         coins, theirs = jax.random.split(jax.random.fold_in(key, self._place))
         beside = self._chosen(coins)
         if len(cohort) + len(beside) > self._most:

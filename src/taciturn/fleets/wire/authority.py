@@ -1,4 +1,4 @@
-"""Who is who on the wire: a certificate authority of one's own, which alone devices trust, a certificate for the server, and a key on
+"""Who is who on the wire: the fleet's own certificate authority, which devices trust alone, a certificate for the server, and a key on
 every device, by which the server knows it (enrolment.py). Private keys never leave the folder they were made in, which is closed to others.
 """
 
@@ -25,15 +25,15 @@ AUTHORITY_KEY, AUTHORITY_CERTIFICATE = "authority.key", "authority.crt"
 SERVER_KEY, SERVER_CERTIFICATE = "server.key", "server.crt"
 DEVICE_KEY, DEVICE_REQUEST = "device.key", "request.txt"
 REQUEST = "taciturn-device:"
-# browsers accept no server's certificate for longer, and neither should anybody
+# browsers accept no server certificate that lasts longer
 AUTHORITY_DAYS, SERVER_DAYS = 5 * 365, 397
 CLOCKS_APART = timedelta(hours=1)  # a device whose clock is behind would find a new certificate not valid yet
 
 
 def make_authority(folder: Path) -> Path:
-    """Make an authority; its certificate goes to every device. An old one is never replaced: every device would have to be told."""
+    """Make an authority; its certificate goes to every device. An old one is never replaced: every device would need the new one."""
     if (folder / AUTHORITY_KEY).exists() or (folder / AUTHORITY_CERTIFICATE).exists():
-        raise LinkError(f"{folder} holds an authority already, which devices trust: choose another folder")
+        raise LinkError(f"{folder} already holds an authority that devices trust: choose another folder")
     key, name = ec.generate_private_key(ec.SECP384R1()), _name("Taciturn fleet authority")
     certificate = (
         _certificate(name, name, key.public_key(), AUTHORITY_DAYS)
@@ -48,7 +48,7 @@ def make_authority(folder: Path) -> Path:
 
 
 def certify_server(authority: Path, folder: Path, names: Sequence[str]) -> None:
-    """Make a key and a certificate for a server that devices know by these names or addresses; once a year."""
+    """Make a key and a certificate for a server that devices know by these names or addresses; needed once a year."""
     if not names:
         raise LinkError("a server's certificate needs a name or an address that devices know it by")
     issuer_key = serialization.load_pem_private_key(_read(authority / AUTHORITY_KEY), password=None)
@@ -109,7 +109,7 @@ def load_key(path: Path) -> Ed25519PrivateKey:
 
 
 def private_folder(folder: Path) -> Path:
-    """Make a folder, closed to everybody else."""
+    """Make a folder that only its owner may open."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.chmod(folder, 0o700)
     return folder

@@ -1,6 +1,6 @@
-"""A device's end of the wire: it asks the server for questions, hands them to a handler, and sends the answers. It never listens.
+"""A device's end of the wire: it asks the server for questions, passes them to a handler, and sends the answers. It never listens.
 
-Python's own HTTP client, which follows no redirects and knows of no proxies. While a handler works, a thread of its own tells the server
+It uses Python's own HTTP client, which follows no redirects and uses no proxies. While a handler works, another thread tells the server
 that the device is alive.
 """
 
@@ -28,22 +28,22 @@ from taciturn.fleets.devices.transport import FAILED, LARGE, LOG, LOOPBACK, MOST
 from taciturn.fleets.wire.authority import DEVICE_KEY, load_key
 from taciturn.fleets.wire.front_end import sign_in_statement
 
-WAIT_SECONDS = 55  # for a question, on a connection that says nothing meanwhile
+WAIT_SECONDS = 55  # for a question, on an otherwise silent connection
 ALIVE_SECONDS = 30.0  # between two signs of life of a device at work
 REQUEST_SECONDS = 30.0  # for anything else
-LEAVE_SECONDS = 3.0  # for saying that one leaves
-LEAST_SECONDS = 0.5  # between two looks for a question, where the server does not wait for one
+LEAVE_SECONDS = 3.0  # for signing out
+LEAST_SECONDS = 0.5  # between two polls for a question, where the server does not wait for one
 WORD = re.compile(r"[A-Za-z0-9_-]{1,128}")
-AGAIN_SECONDS = 1.0  # before a request that a moment without a network should not lose
+AGAIN_SECONDS = 1.0  # before a retry, so that a moment without a network loses nothing
 GONE_ERRORS = (OSError, http.client.HTTPException)
 
 
 class SignedOut(Exception):
-    """The server does not know our token: it was started again, or a day has passed."""
+    """The server does not know our token: it was restarted, or a day has passed."""
 
 
 class RefusedByServer(Exception):
-    """The server refuses this device, and says why, or answers with garbage."""
+    """The server refuses this device, and says why, or sends garbage."""
 
 
 def run_device(
@@ -60,7 +60,7 @@ def run_device(
 
 
 class DeviceEnd:
-    retry_seconds = 1.0, 30.0  # first and longest wait for a server that is not there
+    retry_seconds = 1.0, 30.0  # first and longest wait for an absent server
 
     def __init__(self, server: str, key: Ed25519PrivateKey, handler: Handler, context: ssl.SSLContext | None) -> None:
         self._server, self._key, self._handler, self._context = server, key, handler, context
@@ -87,7 +87,7 @@ class DeviceEnd:
                     if stop.is_set():
                         return
                     self.lost(error)
-                    stop.wait(wait * random.uniform(0.5, 1))  # or all would come back in the same moment
+                    stop.wait(wait * random.uniform(0.5, 1))  # or all would come back at the same moment
                     wait = min(2 * wait, self.retry_seconds[1])
         finally:
             self.sign_out()
@@ -118,7 +118,7 @@ class DeviceEnd:
 
     def sign_out(self) -> None:
         if self._token:
-            with suppress(*GONE_ERRORS, RefusedByServer, SignedOut):  # or else the server notices by itself
+            with suppress(*GONE_ERRORS, RefusedByServer, SignedOut):  # otherwise the server notices by itself
                 self._request("DELETE", "/v1/session", {204}, seconds=LEAVE_SECONDS, tries=1)
         self._token = None
 
@@ -152,20 +152,20 @@ class DeviceEnd:
                     raise away
 
     def _shared(self, name: str) -> bytes | None:
-        """Fetch the file with this hash; None if it is gone, or another: the question is then not this device's any more."""
+        """Fetch the file with this hash; None if it is gone or another: then the question is no longer this device's."""
         if self._file[0] != _word(name):
             content = self._request("GET", f"/v1/files/{name}", {200, 404}, seconds=4 * REQUEST_SECONDS)[1]
             if hashlib.sha256(content).hexdigest() != name:
-                LOG.info("a question was withdrawn: what goes with it is not there")
+                LOG.info("a question was withdrawn: its file is gone")
                 return None
             self._file = (name, content)
         return self._file[1]
 
     def _request(self, method: str, path: str, expected: set[int], tries: int = 2, **about: Any) -> tuple[http.client.HTTPResponse, bytes]:
-        """Open a closed connection once more, or more often where a moment without a network should lose nothing."""
+        """Reopen a closed connection once, or more often where a moment without a network should lose nothing."""
         for attempt in range(1, tries + 1):
             if self._hung_up and self._polling:
-                raise ConnectionAbortedError("nobody waits for a question any more")
+                raise ConnectionAbortedError("this device no longer waits for a question")
             try:
                 return self._once(self._connection, method, path, expected, **about)
             except GONE_ERRORS:
@@ -197,7 +197,7 @@ class DeviceEnd:
         content = response.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
             raise RefusedByServer("the server sends more than a question may have")
-        if response.length:  # read() does not say so by itself: a connection that broke would give half a question
+        if response.length:  # read() does not report it: a broken connection would give half a question
             raise http.client.IncompleteRead(content)
         if response.status == 401:
             raise SignedOut("the server does not know this device's token any more")
@@ -221,7 +221,7 @@ class DeviceEnd:
                 try:
                     self._once(connection, "POST", "/v1/alive", {204})
                 except (*GONE_ERRORS, SignedOut, RefusedByServer):
-                    connection.close()  # whoever asks for questions notices
+                    connection.close()  # which ends the wait for a question
             connection.close()
 
         threading.Thread(target=beat, daemon=True).start()
@@ -232,14 +232,14 @@ class DeviceEnd:
 
 
 def sign_in_body(key: Ed25519PrivateKey) -> bytes:
-    """Good for one sign-in, within the next five minutes."""
+    """Return a signed request, good for one sign-in within the next five minutes."""
     public, nonce, now = key.public_key().public_bytes_raw(), os.urandom(16), int(datetime.now(UTC).timestamp())
     encoded = {"key": public, "nonce": nonce, "signature": key.sign(sign_in_statement(public, now, nonce))}
     return json.dumps({"time": now, **{name: base64.b64encode(value).decode() for name, value in encoded.items()}}).encode()
 
 
 def _outcome(handler: Handler, kind: str, content: bytes) -> tuple[bytes, str | None, ComeBackLater | None]:
-    """Return the answer, why there is none, and when to come back. An exception's words may be the user's: none of them leave."""
+    """Return the answer, why there is none, and when to come back. An exception may quote the user: none of its words leave."""
     try:
         answer = answer_of(handler, kind, content)
     except ComeBackLater as later:
@@ -251,14 +251,14 @@ def _outcome(handler: Handler, kind: str, content: bytes) -> tuple[bytes, str | 
 
 
 def _word(given: str) -> str:
-    """Return what goes into a request again; a server could send anything but one word."""
+    """Return a word that is sent back in a request; refuse anything but one word."""
     if not WORD.fullmatch(given):
         raise RefusedByServer("the server's answer is garbage")
     return given
 
 
 def trusting(server: str, root_certificate: Path | None, insecure: bool = False) -> ssl.SSLContext | None:
-    """Trust the authority of the fleet and no other: not those that the system trusts either."""
+    """Trust the fleet's authority and no other, not even those that the system trusts."""
     if insecure:
         if server.rpartition(":")[0].strip("[]") not in LOOPBACK:
             raise LinkError(f"without TLS a device talks to this machine only, not to {server}: leave out --insecure")
@@ -276,7 +276,7 @@ def trusting(server: str, root_certificate: Path | None, insecure: bool = False)
 
 @contextmanager
 def ends_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the block in order, at any moment. Only the main thread hears signals."""
+    """Let SIGTERM end the block in order, at any moment. Only the main thread receives signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -21,15 +21,15 @@ from uvicorn.server import ServerState
 from taciturn.fleets.wire.authority import SERVER_CERTIFICATE, SERVER_KEY
 from taciturn.fleets.wire.front_end import FrontEnd, Refusals
 
-# asyncio gives each TLS connection a buffer of 256 KiB, which for ten thousand devices that wait would be 2.5 GB; a record has 16.
+# asyncio gives each TLS connection a buffer of 256 KiB, which for ten thousand waiting devices would be 2.5 GB; a record has 16.
 sslproto.SSLProtocol.max_size = 32 * 1024
 HEAD_BYTES = 16 * 1024  # of a request without its body
 HEAD_SECONDS = 10.0  # for it to arrive, and for a TLS handshake
-STUCK_SECONDS = 60.0  # for which a reader may take nothing of what it asked for
+STUCK_SECONDS = 60.0  # for which a reader may take nothing of what it requested
 END_SECONDS = 2.0  # for requests to notice that the server ends
 IDLE_SECONDS = 75  # between two requests on one connection
 MOST_CONNECTIONS, MOST_OF_ONE_ADDRESS = 20_000, 12_000  # many devices may share an address: a company's, a village's
-MOST_STRANGERS, MOST_STRANGERS_OF_ONE_ADDRESS = 2_000, 500  # connections that have not sent a whole request yet
+MOST_STRANGERS, MOST_STRANGERS_OF_ONE_ADDRESS = 2_000, 500  # connections that have not sent a complete request yet
 
 
 QUIET = logging.getLogger("taciturn.fleet.http")
@@ -48,7 +48,7 @@ class Door:
         self._state = ServerState()
         self._handshakes: set[asyncio.Task[None]] = set()
         self.open: Counter[str] = Counter()  # connections by address
-        self.strangers: Counter[str] = Counter()  # of them, those that have not sent a whole request yet
+        self.strangers: Counter[str] = Counter()  # of them, those that have not sent a complete request yet
 
     async def serve(self) -> None:
         loop = asyncio.get_running_loop()
@@ -57,7 +57,7 @@ class Door:
             try:
                 connection, address = await loop.sock_accept(self._listener)
             except OSError as error:  # no file descriptors left, for a moment
-                self.refusals.note(f"a connection, for want of room ({error.strerror})")
+                self.refusals.note(f"a connection, for lack of resources ({error.strerror})")
                 await asyncio.sleep(0.1)
                 continue
             host = str(address[0])
@@ -81,9 +81,9 @@ class Door:
 
     def _too_many(self, host: str) -> str | None:
         if self.open[host] >= MOST_OF_ONE_ADDRESS or self.open.total() >= MOST_CONNECTIONS:
-            return "a connection more than this server holds"
+            return "a connection beyond the most that this server holds"
         if self.strangers[host] >= MOST_STRANGERS_OF_ONE_ADDRESS or self.strangers.total() >= MOST_STRANGERS:
-            return "a connection, as there are too many that say nothing"
+            return "a connection, as too many are silent"
         return None
 
     async def _welcome(self, connection: socket.socket, host: str) -> None:
@@ -101,15 +101,15 @@ class Door:
 
 
 class _Connection(H11Protocol):
-    """uvicorn's, which ends where a request does not come, or comes in drips."""
+    """uvicorn's connection, which also ends where a request does not come, or comes in drips."""
 
     def __init__(self, door: Door, host: str, config: uvicorn.Config, state: ServerState) -> None:
         super().__init__(config, state, {})
-        self.app_state = {"known": self._known}  # said by the front end, of whoever has a token
-        self.logger = QUIET  # its warnings are one for each request of a stranger's
+        self.app_state = {"known": self._known}  # set by the front end, for a device with a token
+        self.logger = QUIET  # it would warn about each request of a stranger
         self._door, self._host, self._is_known = door, host, False
         self._head: asyncio.TimerHandle | None = None  # runs while a request's head is awaited
-        self._stuck: asyncio.TimerHandle | None = None  # runs while the other side reads nothing
+        self._stuck: asyncio.TimerHandle | None = None  # runs while the peer reads nothing
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -125,7 +125,7 @@ class _Connection(H11Protocol):
             self._head = None
 
     def pause_writing(self) -> None:
-        self._stuck = self.loop.call_later(STUCK_SECONDS, self.transport.abort)  # it does not read what it asked for
+        self._stuck = self.loop.call_later(STUCK_SECONDS, self.transport.abort)  # the peer does not read what it requested
         super().pause_writing()
 
     def resume_writing(self) -> None:
@@ -138,7 +138,7 @@ class _Connection(H11Protocol):
         self._door.refusals.note("garbage instead of a request")
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
-        else:  # the response is out already
+        else:  # the response is already out
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -156,12 +156,12 @@ class _Connection(H11Protocol):
 
     def _too_slow(self) -> None:
         self._head = None
-        self._door.refusals.note("a connection that sends no whole request")
+        self._door.refusals.note("a connection that sends no complete request")
         self.transport.abort()
 
 
 def tls(folder: Path) -> ssl.SSLContext:
-    """Allow TLS 1.3 alone: all who connect here are ours."""
+    """Allow TLS 1.3 only: all who connect here are ours."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_cert_chain(folder / SERVER_CERTIFICATE, folder / SERVER_KEY)
@@ -176,7 +176,7 @@ def _broken_handshake(error: Exception) -> str:
         return "a connection without TLS"
     if "UNKNOWN_CA" in reason or "BAD_CERTIFICATE" in reason or "CERTIFICATE_UNKNOWN" in reason:
         return "a device that does not trust this server's certificate"
-    return f"a connection that is no TLS 1.3 ({reason})"
+    return f"a connection without TLS 1.3 ({reason})"
 
 
 def _less(counter: Counter[str], host: str) -> None:

@@ -1,13 +1,13 @@
-"""A front end: it knows devices by their keys, hands them their questions, and takes their answers. It keeps nothing itself.
+"""A front end: it knows devices by their keys, passes them their questions, and takes their answers. It keeps no state itself.
 
     POST /v1/session            sign in, with a signature → a token
     DELETE /v1/session          leave
-    GET /v1/question?wait=50    the question that is open for this device, or 204 after so many seconds
+    GET /v1/question?wait=50    the question that is open for this device, or 204 after that many seconds
     PUT /v1/answer/NAME         its answer, or header `failed`
     POST /v1/alive              a sign of life, from a device at work
-    GET /v1/files/SHA256        what goes to all devices alike: a released model, which is no secret
+    GET /v1/files/SHA256        what goes to all devices: a released model, which is not secret
 
-A token authorises transport and nothing else: the messages of a round are signed by devices, and checked by those they are for.
+A token authorises transport and nothing else: the messages of a round are signed by devices, and checked by their receivers.
 """
 
 import asyncio
@@ -30,17 +30,17 @@ Scope = dict[str, Any]
 Receive = Callable[[], Any]
 Send = Callable[[dict[str, Any]], Any]
 Headers = dict[bytes, bytes]
-NumberOf = Callable[[bytes], int | str]  # of a device by its public key, or what is wrong with it
+NumberOf = Callable[[bytes], int | str]  # number of the device with this public key, or what is wrong with it
 
-SMALL = 4096  # bytes of a request that is no answer
+SMALL = 4096  # bytes of a request that is not an answer
 BODY_SECONDS = 120.0  # for an answer to arrive
 HEAD_SECONDS = 10.0  # for anything else
 MOST_IN_FLIGHT = 2 * 2**30  # bytes of answers that are read at a time; others wait
 PIECE = 64 * 1024  # of a response
 CLOSE = [(b"connection", b"close")]
 LONGEST_WAIT = 60.0  # for a question
-QUIET_SECONDS = 10  # the same line is not written more often
-REASONS = {FAILED.encode(): FAILED, LARGE.encode(): LARGE}  # of a device's own, of which none are believed but these
+QUIET_SECONDS = 10  # between two identical lines in the log
+REASONS = {FAILED.encode(): FAILED, LARGE.encode(): LARGE}  # a device's own reasons; only these are believed
 
 
 class NoEntry(Exception):
@@ -48,7 +48,7 @@ class NoEntry(Exception):
 
 
 class Refusals:
-    """Log one line for each reason at a time: a stranger may knock a thousand times a second, and must not fill a log."""
+    """Log one line for each reason at a time: a stranger may send a thousand requests a second, and must not fill a log."""
 
     def __init__(self) -> None:
         self._written: dict[str, float] = {}  # when last, by reason
@@ -66,7 +66,7 @@ class Refusals:
 
 
 def sign_in_statement(key: bytes, seconds: int, nonce: bytes) -> bytes:
-    """Return what a device signs to be let in. Nothing else that it ever signs looks like it."""
+    """Return what a device signs to sign in. Nothing else that it ever signs looks like this."""
     return b"taciturn fleet: session\0" + key + struct.pack(">Q", seconds) + nonce
 
 
@@ -92,7 +92,7 @@ class FrontEnd:
         except StoreGone as gone:
             self._refusals.note(f"everybody, for now: {gone}")
             await _respond(send, 503, b"The server cannot be reached from here for a moment.", CLOSE)
-        except Exception as error:  # a stranger's doing costs one line, and no more than one connection
+        except Exception as error:  # a stranger costs at most one line and one connection
             self._refusals.note(f"a request that was not understood ({type(error).__name__})")
             LOG.debug("a request that was not understood", exc_info=True)
             await _respond(send, 500, b"", CLOSE)
@@ -128,7 +128,7 @@ class FrontEnd:
                 else:
                     await _respond(send, 200, content, [(b"cache-control", b"public, max-age=86400, immutable"), *stays])
             case _:
-                raise NoEntry(403, "a request for something else than a device needs")
+                raise NoEntry(403, "a request for something that no device needs")
 
     async def _sign_in(self, body: bytes) -> str:
         try:
@@ -141,13 +141,13 @@ class FrontEnd:
         now = datetime.now(UTC).timestamp()
         if abs(now - seconds) > CLOCKS_APART:
             raise NoEntry(403, "a device whose clock is wrong")
-        if not verified(key, statement, signature):  # first of all: who is enrolled or dismissed is told to nobody else
-            raise NoEntry(403, "a device that has not the key it names")
+        if not verified(key, statement, signature):  # checked first: only the key's owner learns who is enrolled or dismissed
+            raise NoEntry(403, "a device that does not have the key it names")
         number = self._number_of(key)
         if isinstance(number, str):
             raise NoEntry(403, number)
         if len(nonce) != 16 or not await self._store.first_time(key + nonce):
-            raise NoEntry(403, "a sign-in that was used before")
+            raise NoEntry(403, "a sign-in that was already used")
         token = secrets.token_urlsafe(32)
         await self._store.sign_in(token, number)
         return token
@@ -155,7 +155,7 @@ class FrontEnd:
     async def _who(self, headers: Headers) -> int:
         number = await self._store.who(_token(headers))
         if number is None:
-            raise NoEntry(401, "a token that is not known, or not any more")
+            raise NoEntry(401, "a token that is unknown, or no longer valid")
         return number
 
     async def _question(self, number: int, wait: float, receive: Receive, send: Send) -> None:
@@ -177,7 +177,7 @@ class FrontEnd:
 
     async def _answer(self, number: int, name: str, headers: Headers, receive: Receive, send: Send) -> None:
         asked = await self._store.asked(number, 0)
-        if asked is None or asked.name != name:  # before anything of it is read
+        if asked is None or asked.name != name:  # before any of it is read
             await _respond(send, 410, b"", CLOSE)
             return
         size = int(headers.get(b"content-length", self.most_bytes))
@@ -212,8 +212,8 @@ def _wait(query: bytes) -> float:
 
 
 async def _body(headers: Headers, receive: Receive, limit: int, seconds: float) -> bytes:
-    """Read a body, and refuse it as soon as it is too much."""
-    if int(headers.get(b"content-length", b"0")) > limit:  # a number: the HTTP parser has seen to it
+    """Read a body, and refuse it as soon as it is too large."""
+    if int(headers.get(b"content-length", b"0")) > limit:  # a number: the HTTP parser has checked it
         raise NoEntry(413, "more bytes than an answer may have")
     parts, size = [], 0
     try:
@@ -221,7 +221,7 @@ async def _body(headers: Headers, receive: Receive, limit: int, seconds: float) 
             while True:
                 message = await receive()
                 if message["type"] != "http.request":
-                    raise NoEntry(400, "a request that ended before it was whole")
+                    raise NoEntry(400, "a request that is incomplete")
                 parts.append(message.get("body", b""))
                 size += len(parts[-1])
                 if size > limit:
@@ -229,7 +229,7 @@ async def _body(headers: Headers, receive: Receive, limit: int, seconds: float) 
                 if not message.get("more_body", False):
                     return b"".join(parts)
     except TimeoutError:
-        raise NoEntry(408, "a request that is too slow to arrive") from None
+        raise NoEntry(408, "a request that arrives too slowly") from None
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -241,6 +241,6 @@ async def _respond(send: Send, status: int, body: bytes = b"", headers: list[tup
     COUNTS.add("taciturn_sent_bytes_total", len(body))
     length = [] if status == 204 else [(b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": [*(headers or ()), *length]})
-    for start in range(0, len(body), PIECE):  # so that no more is held than the other side has read
+    for start in range(0, len(body), PIECE):  # so that no more is held than the peer has read
         await send({"type": "http.response.body", "body": body[start : start + PIECE], "more_body": True})
     await send({"type": "http.response.body", "body": b""})

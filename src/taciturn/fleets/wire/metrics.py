@@ -1,4 +1,4 @@
-"""What a server or a front end has done, in numbers, for Prometheus to fetch and for people to watch: how many and how much, never who."""
+"""Counts of what a server or a front end has done, for Prometheus and for people to watch: how many and how much, never who."""
 
 import threading
 from collections import Counter
@@ -11,10 +11,10 @@ from taciturn.fleets.devices.transport import LinkError
 
 LIVE = Path(__file__).with_name("live.html")
 DESCRIBED = {  # name: kind, and what it is
-    "taciturn_devices_connected": ("gauge", "Devices that are there now, at all front ends."),
+    "taciturn_devices_connected": ("gauge", "Devices that are present now, at all front ends."),
     "taciturn_connections": ("gauge", "Open connections of this front end."),
     "taciturn_questions_total": ("counter", "Questions that the server asked, each of one device."),
-    "taciturn_answers_total": ("counter", "Answers that came in time."),
+    "taciturn_answers_total": ("counter", "Answers that arrived in time."),
     "taciturn_received_bytes_total": ("counter", "Bytes of answers."),
     "taciturn_sent_bytes_total": ("counter", "Bytes of questions and files."),
     "taciturn_refused_total": ("counter", "Requests and connections that were refused."),
@@ -34,7 +34,7 @@ class Counts:
             self._counted[name] += amount
 
     def show(self, name: str, value: Callable[[], float]) -> None:
-        """Look at a value when somebody asks."""
+        """Show a value, computed on request."""
         self._looked_at[name] = value
 
     def text(self) -> str:
@@ -51,7 +51,7 @@ COUNTS = Counts()
 
 @contextmanager
 def metrics_page(address: str | None) -> Iterator[None]:
-    """Serve figures at http://address/metrics and a page at http://address/ within the block; a port alone is on this machine."""
+    """Serve figures at http://address/metrics and a page at http://address/ within the block; a bare port is on this machine."""
     if address is None:
         yield
         return
@@ -85,4 +85,4 @@ class _Page(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: it is not news that figures are fetched."""
+        """Log nothing: requests for figures are not news."""

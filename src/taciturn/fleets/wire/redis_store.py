@@ -1,8 +1,8 @@
 """A store in Redis, which a server and front ends on several hosts share (`pip install 'taciturn[fleet-redis]'`).
 
 Each operation is one script, so that no two front ends can take a device's answer twice. Times are by Redis's own clock. Everything has a
-time to live, and a Redis that writes to disk is refused: nobody may find out from it who took part. Front ends hear through a channel
-which devices are asked, and not what; what is not heard, because a connection broke, is found when a device asks again.
+time to live, and a Redis that writes to disk is refused: no one may learn from it who took part. Front ends hear through a channel
+which devices are asked, but not what; what is missed, because a connection broke, is found when a device asks again.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ from taciturn.fleets.devices.transport import LOG, LOOPBACK, LinkError
 from taciturn.fleets.wire import store
 from taciturn.fleets.wire.store import Asked, StoreGone
 
-SOCKET_SECONDS = 30.0  # for Redis to say anything; longer than `collect` waits
-CONNECTIONS = 32  # of one front end, whose requests wait for each other beyond that
-BATCH = 100  # answers that are fetched, and commands that are sent, at once
+SOCKET_SECONDS = 30.0  # for Redis to answer; longer than `collect` waits
+CONNECTIONS = 32  # of one front end; further requests wait
+BATCH = 100  # answers fetched, or commands sent, at once
 LARGE = 64 * 1024  # bytes of an answer
-AGAIN_SECONDS = 1.0  # before a channel that broke is listened to again
+AGAIN_SECONDS = 1.0  # before a broken channel is listened to again
 DAY = int(1000 * store.TOKEN_SECONDS)
-OUTCOME = struct.Struct(">q?")  # whose it is, and whether it is an answer; the answer, or why there is none, follows
+OUTCOME = struct.Struct(">q?")  # which device, and whether it answered; the answer, or why there is none, follows
 
-# Each script is given the beginning of all keys, so that fleets may share a Redis; keys are put together within, which a cluster of Redis's
+# Each script gets the prefix of all keys, so that fleets may share a Redis; it builds keys itself, which a Redis cluster
 # would not allow.
 BEGIN = f"""
 local fleet = KEYS[1]
@@ -79,7 +79,7 @@ if not found and connection ~= '' then
 end
 return found
 """
-# On the newest connection alone: one that dies does not take a device which waits on another, at whatever front end.
+# Only on the newest connection: one that dies does not affect a device that waits on another, at any front end.
 WAITED = """
 local number, connection, alive = ARGV[1], ARGV[2], ARGV[3]
 if redis.call('GET', fleet .. 'waits:' .. number) == connection then
@@ -98,7 +98,7 @@ return 1
 
 
 class RedisStore:
-    """For a server, or for a front end; store.py says what each method does. `fleet` tells fleets on one Redis apart."""
+    """A store for a server, or for a front end; store.py says what each method does. `fleet` tells fleets on one Redis apart."""
 
     def __init__(self, url: str, fleet: str) -> None:
         try:
@@ -128,11 +128,11 @@ class RedisStore:
         try:
             kept = self._redis.config_get("save", "appendonly")
         except RedisError:
-            LOG.warning("the Redis at %s does not say whether it writes to disk: see to it that it does not", self.address)
+            LOG.warning("the Redis at %s does not say whether it writes to disk: make sure that it does not", self.address)
             return
         if kept["save"] or kept["appendonly"] != "no":
             raise LinkError(
-                f"the Redis at {self.address} writes what it holds to disk, and who took part must be on none: start it with "
+                f"the Redis at {self.address} writes what it holds to disk, where who took part must never be: start it with "
                 "--save '' --appendonly no, or take another"
             )
 
@@ -148,7 +148,7 @@ class RedisStore:
             return self._redis.eval(BEGIN + script, 1, self._fleet, *arguments)
 
     async def _soon(self, script: str, *arguments: Any) -> Any:
-        """Send it together with all else there is to say by then, in order: alone, each would cost three times as much."""
+        """Send a script together with all others pending, in order: alone, each would cost three times as much."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._to_say.append((script, arguments, answer))
         if self._talking is None:
@@ -164,10 +164,10 @@ class RedisStore:
                 for script, arguments, _ in said:
                     together.eval(BEGIN + script, 1, self._fleet, *arguments)
                 answers = await together.execute(raise_on_error=False)
-            except Exception as error:  # whatever it is, nobody waits for ever
+            except Exception as error:  # whatever it is, no caller may wait for ever
                 answers = [error] * len(said)
             for (_, _, answer), came in zip(said, answers, strict=True):
-                if not answer.done():  # or else the one who asked has gone
+                if not answer.done():  # otherwise the caller has gone
                     answer.set_exception(came) if isinstance(came, Exception) else answer.set_result(came)
         self._talking = None
 
@@ -218,7 +218,7 @@ class RedisStore:
             return _asked(await self._soon(ASKED, number, "", 0))
         await self._listen(seconds)
         news, connection = asyncio.Event(), secrets.token_hex(8)
-        self._waiting.setdefault(number, set()).add(news)  # before the question is looked for, or one in between would not be heard of
+        self._waiting.setdefault(number, set()).add(news)  # before looking for the question, or one in between would be missed
         try:
             if found := _asked(await self._soon(ASKED, number, connection, _ms(seconds + store.ALIVE_SECONDS))):
                 return found
@@ -238,11 +238,11 @@ class RedisStore:
     async def answer(self, number: int, name: str, outcome: bytes | str) -> bool:
         is_answer = isinstance(outcome, bytes)
         content = OUTCOME.pack(number, is_answer) + (outcome if is_answer else outcome.encode())
-        say = self._alone if len(content) > LARGE else self._soon  # nobody waits until a report is over
+        say = self._alone if len(content) > LARGE else self._soon  # so that others need not wait for a large report
         return bool(await say(ANSWER, number, name, content))
 
     async def shared(self, name: str) -> bytes | None:
-        """Fetched once for all devices that want it; whether it is still the one to have is asked each time."""
+        """Fetch a file once for all devices that want it; whether it is still current is checked each time."""
         key = f"{self._fleet}file"
         with self._reaching():
             if not await self._loop_redis.hexists(key, name):
@@ -260,7 +260,7 @@ class RedisStore:
             self._listening.cancel()
             with suppress(asyncio.CancelledError):
                 await self._listening
-        if self._talking:  # the last words of those who leave
+        if self._talking:  # the last words of devices that leave
             await self._talking
         await self._loop_redis.aclose()
         await self._loop_redis.connection_pool.disconnect()
@@ -280,7 +280,7 @@ class RedisStore:
                     async for message in channel.listen():
                         if message["type"] == "message":
                             self._wake(json.loads(message["data"]))
-                        else:  # it is listened to, from now on
+                        else:  # the channel is heard from now on
                             self._heard.set()
                             self._wake(list(self._waiting))
             self._heard.clear()

@@ -98,21 +98,21 @@ class WireLink:
 class OpenFrontEnd(NamedTuple):
     address: str
     door: Door
-    wait: Callable[[], None]  # until it ends, which by itself it does not
+    wait: Callable[[], None]  # until it ends, which it does not by itself
 
 
 @dataclass
 class WireServer:
     link: WireLink
     address: str = ""
-    front_end: OpenFrontEnd | None = None  # or it listens nowhere
+    front_end: OpenFrontEnd | None = None  # or it does not listen
 
 
 @contextmanager
 def wire_server(folder: Path, host: str, port: int, number_of: NumberOf, insecure: bool = False) -> Iterator[WireServer]:
     """Let devices connect to `host:port` (0: a free one), in this process.
 
-    Without TLS (`insecure`) on this machine alone; devices need an enrolled key even then."""
+    Without TLS (`insecure`), on this machine only; devices need an enrolled key even then."""
     store = MemoryStore()
     with shared_server(folder, store) as server, front_end(folder, host, port, store, number_of, insecure) as opened:
         server.address, server.front_end = opened.address, opened
@@ -122,7 +122,7 @@ def wire_server(folder: Path, host: str, port: int, number_of: NumberOf, insecur
 @contextmanager
 def shared_server(folder: Path, store: Store) -> Iterator[WireServer]:
     """Open a server whose devices come through front ends at the same store."""
-    busy = LinkError(f"another server is at work in {folder}: stop it first")  # two would take each other's devices
+    busy = LinkError(f"another server is using {folder}: stop it first")  # two would take each other's devices
     with locked(private_folder(folder) / "lock", busy):
         link = WireLink(store)
         COUNTS.show("taciturn_devices_connected", lambda: len(link.devices()))
@@ -164,7 +164,7 @@ def front_end(folder: Path, host: str, port: int, store: Store, number_of: Numbe
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    if not 0 <= port < 2**16:  # the system would take the rest of the division
+    if not 0 <= port < 2**16:  # the system would wrap it around
         raise LinkError(f"port {port} is out of range: choose one from 0 to 65535")
     deadline = time.monotonic() + FREE_SECONDS
     while True:

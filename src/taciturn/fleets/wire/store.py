@@ -1,6 +1,6 @@
-"""What front ends and the server share: who is there, what each device is asked, and its answers. Nothing of it is on disk.
+"""What front ends and the server share: who is there, what each device is asked, and its answers. None of it is on disk.
 
-All of it may be lost at any moment: devices sign in again, and a round that was under way fails. There are two stores: in this process,
+All of it may be lost at any moment: devices sign in again, and the current round fails. There are two stores: in this process,
 and in a Redis that front ends on several hosts share (redis_store.py).
 
 **Guarantee:** an answer is kept if its question is open and was asked of that device, once. When a question is withdrawn, its answers are
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 class Asked(NamedTuple):
     """A question as one device gets it."""
 
-    name: str  # of the question, the same for all who are asked
+    name: str  # of the question, the same for all devices asked
     kind: str
     content: bytes
-    shared: str  # the name of a file that goes with it, or nothing
-    seconds: float  # that are left to answer it
+    shared: str  # the name of a file that goes with it, or empty
+    seconds: float  # left to answer it
 
 
 class StoreGone(LinkError):
-    """The store cannot be reached. A front end sends devices away for a moment; the server finds no device."""
+    """The store cannot be reached. A front end sends devices away for a moment; the server sees no device."""
 
 
-ALIVE_SECONDS = 45.0  # for which a sign of life counts, of a device that does not wait for a question
-BACK_SECONDS = 3.0  # in which a device whose connection broke may be back
+ALIVE_SECONDS = 45.0  # that a sign of life counts, from a device that does not wait for a question
+BACK_SECONDS = 3.0  # for a device to return after its connection broke
 TOKEN_SECONDS = 24 * 3600.0
 CLOCKS_APART = 300.0  # seconds between a device's clock and ours
-NONCE_SECONDS = 2 * CLOCKS_APART  # for which a sign-in that was recorded could be used again
+NONCE_SECONDS = 2 * CLOCKS_APART  # that a recorded sign-in could be replayed
 
 
 @dataclass
@@ -53,7 +53,7 @@ class _Question:
 
 
 class MemoryStore:
-    """For a server and its front end in one process. The first five methods are the server's; the others are front ends', in an event
+    """A store for a server and its front end in one process. The first five methods are the server's; the others front ends', in an event
     loop. One question is open at a time. All of them may raise `StoreGone` where a store is elsewhere."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class MemoryStore:
         self._nonces_since = 0.0
 
     def present(self) -> list[int]:
-        """Return the devices that gave a sign of life not long ago, sorted."""
+        """Return the devices with a recent sign of life, sorted."""
         with self._lock:
             now = time.monotonic()
             return sorted(number for number, until in self._here.items() if until > now)
@@ -88,7 +88,7 @@ class MemoryStore:
                         loop.call_soon_threadsafe(event.set)
 
     def collect(self, name: str, seconds: float) -> list[tuple[int, bytes | str]]:
-        """Wait for an answer, and return those since the last time; a device that failed says why."""
+        """Wait for an answer, and return those since the last call; a device that failed says why."""
         with self._came:
             question = self._open(name)
             if question is None:
@@ -98,7 +98,7 @@ class MemoryStore:
             return found
 
     def withdraw(self, name: str) -> None:
-        """Let no device see or answer a question any more."""
+        """Withdraw a question: no device can see or answer it any more."""
         with self._lock:
             if self._open(name):
                 self._question = None
@@ -157,7 +157,7 @@ class MemoryStore:
         finally:
             with self._lock:
                 self._waiting[number].discard(news)
-                if not self._waiting[number]:  # or else it waits on a newer connection
+                if not self._waiting[number]:  # otherwise it waits on a newer connection
                     del self._waiting[number]
                     if number in self._here:
                         self._here[number] = time.monotonic() + stays
@@ -186,7 +186,7 @@ class MemoryStore:
             return self._file[1] if self._file[0] == name else None
 
     async def close(self) -> None:
-        """End with the front end. Nothing of this store is open elsewhere."""
+        """Close with the front end. Nothing in this store is open elsewhere."""
 
 
 Store = Union[MemoryStore, "RedisStore"]
