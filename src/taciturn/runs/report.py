@@ -224,7 +224,7 @@ def _spent(ledger: Ledger) -> Html:
     parts = [tag("p", words)]
     if seeded := sum(ledger.run_rows(run)[0]["randomness"] != "operating system" for run in runs):
         parts.append(
-            tag("p", f"{seeded} of {len(runs)} drew noise from a seed, with which anyone can remove it: their ε is not a promise.")
+            tag("p", f"{seeded} of {len(runs)} drew noise from a seed, with which anyone can remove it: their ε promises nothing.")
         )
     if spent == math.inf:
         parts.append(tag("p", "At least one of them had no privacy, and may have revealed what single people wrote."))
