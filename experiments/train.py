@@ -146,7 +146,10 @@ def run_side_by_side(runs: list[ListedRun], at_once: int, seconds: float) -> int
     """Run each in a process of its own, on one GPU or none, as long as it would end within so many seconds. Return how many failed."""
     from estimate import estimate
 
-    waiting, going, failed, stop = {run: estimate(run).beside(at_once - 1) for run in runs}, {}, 0, time.monotonic() + seconds
+    takes = {run: estimate(run).beside(at_once - 1) for run in runs}
+    # Within a turn the longest first: begun late, they would not end in time.
+    waiting = dict(sorted(takes.items(), key=lambda one: (one[0].turn[:2], -one[1])))
+    going, failed, stop = {}, 0, time.monotonic() + seconds
     memory = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / at_once:.2f}"}
 
     def next_that_fits() -> ListedRun | None:
