@@ -70,7 +70,7 @@ def test_every_new_name_on_the_way_is_synced_after_the_folder_is_in_place(tmp_pa
     assert synced == [(tmp_path / "a" / "b", True), (tmp_path / "a", True), (tmp_path, True)]
 
 
-def test_of_two_that_begin_at_once_one_is_told_and_leaves_nothing(tmp_path, monkeypatch):
+def test_of_two_that_begin_at_once_one_is_refused_and_leaves_nothing(tmp_path, monkeypatch):
     folder = tmp_path / "new"
 
     def begin(content):
@@ -111,7 +111,7 @@ def test_a_lock_goes_when_its_process_is_killed_and_not_before(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_json_has_words_for_what_is_no_finite_number():
+def test_json_has_words_for_numbers_that_are_not_finite():
     content = {"epsilon": math.inf, "rows": [(-math.inf, 1.5)], "margin": math.nan, "none": None, "name": "ε"}
     said = to_json(content, ensure_ascii=False)
     assert said == '{"epsilon": "infinity", "rows": [["-infinity", 1.5]], "margin": null, "none": null, "name": "ε"}'

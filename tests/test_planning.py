@@ -68,7 +68,7 @@ def test_the_best_blt_is_found_kept_and_far_better_than_a_tree(tmp_path, monkeyp
     assert optimal_bands(60, 20)["bands"][0] == 1.0
 
 
-def test_what_cannot_be_is_said():
+def test_what_cannot_be_is_refused_in_a_sentence():
     for wrong, sentence in (
         ({"report_goal": 2000}, "cannot be met"),
         ({"min_separation": 10}, "lower --min-separation to 9"),
@@ -167,7 +167,7 @@ def test_a_small_trial_grows_until_rho_is_met_and_its_noise_on_the_average_stays
     assert answers(smaller, "honaker")["honaker"].rho > 1.0  # no larger than it must be
 
 
-def test_where_the_largest_goal_does_not_do_there_is_more_noise_and_it_is_said(monkeypatch):
+def test_where_the_largest_goal_is_not_enough_there_is_more_noise_and_a_warning(monkeypatch):
     rests(monkeypatch)
     found = grown(Question(830_000, 530, 500, noise_multiplier=0.54), 0.5, 2000, "honaker", lambda *_: None)
     assert found.question.report_goal == 2000
@@ -183,7 +183,7 @@ def test_where_the_largest_goal_does_not_do_there_is_more_noise_and_it_is_said(m
     assert content["timer_hours"] == found.timer_hours
 
 
-def test_what_cannot_grow_is_said():
+def test_what_cannot_grow_is_refused():
     trial = Question(10_000, 100, 500, noise_multiplier=0.5)
     with pytest.raises(PlanError, match="give the trial"):
         grown(Question(10_000, 100, 500, epsilon=1.0), 1.0, 1000, "tree", lambda *_: None)

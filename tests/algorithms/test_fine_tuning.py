@@ -70,7 +70,7 @@ def test_with_nothing_to_rehearse_it_is_plain_training():
     assert not close(rehearsed(0.5)(PARAMS, ROWS, KEY, 0.1), own, atol=1e-4)
 
 
-def test_a_batch_of_padding_is_no_step_although_general_text_would_be():
+def test_a_batch_of_padding_is_not_a_step_although_general_text_would_be():
     step = rehearsed(0.5)
     assert close(step(PARAMS, jnp.zeros_like(ROWS), KEY, 0.1), PARAMS, atol=0)
     assert not close(step(PARAMS, ROWS, KEY, 0.1), PARAMS, atol=0)  # the twin
@@ -187,7 +187,7 @@ def test_what_is_forgotten_is_measured_beside_what_is_learned(population, genera
     assert all(0 < rows[forgetting][-1]["general_accuracy_top1"] < 1 for forgetting in rows)
 
 
-def test_a_run_goes_on_with_the_general_text_it_began_with(population, general, tmp_path):
+def test_a_run_is_resumed_with_the_general_text_it_began_with(population, general, tmp_path):
     recipe = tiny_recipe(population, **QUICK, data={"general": str(general)}, local={"forgetting": "rehearsal"}, run={"rounds": 4})
 
     with pytest.raises(Cut):

@@ -61,7 +61,7 @@ def test_from_its_own_predictions_it_learns_nothing():
     assert all(np.allclose(a, b, atol=1e-5) for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(PARAMS), strict=True))
 
 
-def test_made_up_text_is_the_same_for_everyone_and_follows_the_model():
+def test_generated_text_is_the_same_for_everyone_and_follows_the_model():
     key = jax.random.key(0)
     texts = beginnings(MODEL, PARAMS, 50, 5, key)
     np.testing.assert_array_equal(texts, jax.jit(lambda params: beginnings(MODEL, params, 50, 5, key))(PARAMS))

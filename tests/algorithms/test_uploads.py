@@ -134,7 +134,7 @@ def test_no_value_is_rounded_to_a_level_that_its_bits_do_not_have(bits):
     assert int(np.max(np.round(np.abs(drawn) * most))) <= most
 
 
-def test_padding_is_no_step_in_a_small_upload_of_a_deep_model_with_short_steps():
+def test_padding_is_not_a_step_in_a_small_upload_of_a_deep_model_with_short_steps():
     """Side by side, how much of it there is depends on who else is trained: not one bit of a report may."""
     model = deep_lstm(12, 4, 4, 2, tied=True, dropout_rate=0.3, variational=True)
     local = LocalTraining(0.5, epochs=2, keyed=True, gradient_norm=0.5)

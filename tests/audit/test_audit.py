@@ -258,7 +258,7 @@ def test_the_claim_about_people_is_what_it_is_without_them(population, tmp_path,
 
 
 @pytest.mark.parametrize("kind", ["one turn", "blt"], ids=["dp-fedavg", "dp-ftrl"])
-def test_cut_off_a_run_goes_on_with_the_same_users_and_sees_the_same(population, tmp_path, uncut, kind):
+def test_an_interrupted_run_resumes_with_the_same_audit_users_and_readings(population, tmp_path, uncut, kind):
     cut, whole = tmp_path / "run", uncut(kind)[0]
     with pytest.raises(Cut):
         train_run(tiny_recipe(population, audit={"users": 48}, **MECHANISMS[kind]), cut, cut_at(3))
@@ -279,7 +279,7 @@ def test_a_run_that_ended_early_is_audited_by_those_whose_turn_had_come(wide, tm
     assert not found.audit.refuted
 
 
-def test_files_that_are_damaged_are_said_to_be(uncut, tmp_path):
+def test_damaged_files_are_reported(uncut, tmp_path):
     shutil.copytree(uncut("one turn")[0], tmp_path / "run")
     path = tmp_path / "run" / "audit_users.npy"
     path.write_bytes(path.read_bytes()[:1000])

@@ -101,7 +101,7 @@ def test_a_total_has_room_for_their_reports(population, text):
     assert with_them == without + 14
 
 
-def test_cut_off_a_run_goes_on_with_the_same_canaries(population, text, runs, tmp_path):
+def test_an_interrupted_run_resumes_with_the_same_canaries(population, text, runs, tmp_path):
     whole, cut = runs("planted dp-fedavg").folder, tmp_path / "run"
     with pytest.raises(Cut):
         train_run(tiny_recipe(population, canaries=canaries(text)), cut, cut_at(3))

@@ -96,20 +96,20 @@ def test_the_comparison_takes_the_place_of_the_one_before(clone, tmp_path):
         ("echo nonsense", "no figure"),
     ],
 )
-def test_a_program_that_does_not_run_is_said_in_a_sentence(clone, tmp_path, script, sentence):
+def test_a_program_that_does_not_run_is_reported_in_a_sentence(clone, tmp_path, script, sentence):
     clone("torch", script)
     with pytest.raises(TaciturnError, match=sentence):
         in_turns(tmp_path, "torch")
 
 
-def test_an_environment_that_is_not_there_is_said_before_anything_is_measured(clone, tmp_path):
+def test_a_missing_environment_is_reported_before_anything_is_measured(clone, tmp_path):
     (tmp_path / "peers" / "fedjax" / "bin" / "python").unlink()
     with pytest.raises(TaciturnError, match="make peers"):
         against.in_turns(lambda: pytest.fail("measured"), ["torch", "fedjax"], tmp_path / "peers", 8, 1, lambda step: None)
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), [(["--against", "flower"], "not 'flower'"), (["--write"], "say with whom")])
-def test_wrong_wishes_are_said_before_anything_is_measured(arguments, sentence):
+def test_wrong_requests_are_refused_before_anything_is_measured(arguments, sentence):
     assert set(PEERS) == set(against.PEERS)
     with pytest.raises(TaciturnError, match=sentence):
         CliRunner().invoke(app, ["bench", *arguments], catch_exceptions=False)

@@ -94,7 +94,7 @@ def test_characters_and_other_languages_by_an_option(tmp_path):
     assert Population(tmp_path / "c").manifest[COUNTS]["unknown"] == {"train": 0, "held_out": 0}
 
 
-def test_made_up_users_are_a_source_like_any_other(tmp_path):
+def test_simulated_users_are_a_source_like_any_other(tmp_path):
     run("data", "synthetic", "--users", 300, "--tokens", 60, "--out", tmp_path / "raw")
     out = run("data", "build", tmp_path / "raw", "--out", tmp_path / "p")
     assert "0.0%" in out or "%" in out
@@ -135,7 +135,7 @@ def test_building_again_protects_no_less(tmp_path, table):
     run("data", "build", table, "--out", tmp_path / "p", "--replace", *protected, "--held-out", 0.25)
 
 
-def test_what_looks_wrong_is_said(tmp_path, table):
+def test_what_looks_wrong_is_reported(tmp_path, table):
     (tmp_path / "gone.txt").write_text("nobody\n")
     doubtful = ("--language", "RU", "--held-out", 0, "--exclude", tmp_path / "gone.txt", "--least-tokens", 1)
     out = " ".join(run("data", "build", table, "--out", tmp_path / "p", *doubtful).split())
@@ -155,7 +155,7 @@ def test_what_looks_wrong_is_said(tmp_path, table):
         run("data", "build", table, "--out", tmp_path / "q", "--least-tokens", 90, "--held-out", 0)
 
 
-def test_ids_that_stand_for_nobody_are_no_users(tmp_path):
+def test_ids_that_stand_for_no_one_are_not_users(tmp_path):
     rows = [{"author": name, "body": TEXT} for name in ("[deleted]", "NaN", None, "ann", 7, 7.0, "7.0")]
     (tmp_path / "RC_2020-01.gz").write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
     run("data", "build", tmp_path / "RC_2020-01.gz", "--out", tmp_path / "p", "--least-tokens", 1, "--held-out", 0)

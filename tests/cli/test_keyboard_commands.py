@@ -99,7 +99,7 @@ def test_the_command_says_what_it_wrote_and_how_near_it_is(made, tmp_path):
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_a_model_without_a_guarantee_leaves_in_no_form_unless_it_is_said(made, tmp_path, to):
+def test_a_model_without_a_guarantee_is_exported_only_with_non_private(made, tmp_path, to):
     with pytest.raises(ExportRefused, match="no privacy"):
         FinishedRun(made / "plain-run").export(tmp_path / "out", to)
     assert not (tmp_path / "out").exists()
@@ -155,7 +155,7 @@ def test_a_blocked_word_is_in_no_word_list(made, tmp_path):
         assert ("word=home," in (out / "main_en.combined").read_text()) == there
 
 
-def test_counting_users_words_is_refused_unless_it_is_said(made, tmp_path):
+def test_counting_users_words_is_refused_without_non_private(made, tmp_path):
     before = (made / "people" / "ledger.jsonl").read_bytes()
     with pytest.raises(RunError, match="no guarantee"):
         count_population(made / "people", tmp_path / "ngram", "katz", 3, non_private=False)

@@ -200,7 +200,7 @@ def test_a_full_disk_is_told_by_the_file_that_did_not_fit():
 
 
 @pytest.mark.parametrize("raised", [KeyError("what"), ValueError("Input should be a valid integer"), None])
-def test_an_answer_that_is_none_would_be_noticed(raised, monkeypatch, capsys):
+def test_a_malformed_answer_would_be_noticed(raised, monkeypatch, capsys):
     """The twin that must fail: a traceback, a library's words in place of ours, a wrong input that is taken."""
 
     def command(**_) -> None:

@@ -37,7 +37,7 @@ def contents(*folders: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_second_process_is_refused_and_goes_on_when_the_first_was_killed(population, tmp_path, monkeypatch, capsys):
+def test_a_second_process_is_refused_and_resumes_once_the_first_was_killed(population, tmp_path, monkeypatch, capsys):
     recipe, run = tiny_recipe(population), tmp_path / "run"
     save_recipe(recipe, tmp_path / "recipe.toml")
     first = subprocess.Popen([*another_process(FIRST), str(tmp_path / "recipe.toml"), str(run)], stdout=subprocess.PIPE, text=True)

@@ -121,7 +121,7 @@ def test_a_round_about_a_model_that_is_gone_fails_and_the_next_goes_on(fleet, tm
     assert 0 < failed < 10
 
 
-def test_when_nobody_may_take_part_any_more_it_is_said(fleet):
+def test_a_queue_in_which_no_device_may_take_part_any_more_is_reported(fleet):
     with pytest.raises(TooFewDevices, match="3 devices have reported and 4 are needed"):
         fleet.users(lambda users: users[:3])
 

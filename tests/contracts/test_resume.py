@@ -103,7 +103,7 @@ def cut_after_charging(patch: pytest.MonkeyPatch, round: int) -> None:
     ],
     indirect=["kind"],
 )
-def test_a_seeded_run_cut_off_at_any_place_ends_with_the_same_parameters(
+def test_a_seeded_run_interrupted_anywhere_ends_with_the_same_parameters(
     population, recipe, tmp_path, uninterrupted, monkeypatch, place, occurrence
 ):
     count = 0

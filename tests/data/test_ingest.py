@@ -208,7 +208,7 @@ def test_a_source_that_breaks_half_way_leaves_the_old_population(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_text_without_anyone_to_train_on_is_said(tmp_path):
+def test_text_without_anyone_to_train_on_is_refused(tmp_path):
     with pytest.raises(PopulationError, match="no user is left"):
         build(tmp_path / "p", write(tmp_path / "a.csv", messages(5)), rules=Rules(WORDS, 10**6, 10**6, 0.0))
     (tmp_path / "header.csv").write_text("user_id,text\n")
@@ -230,7 +230,7 @@ except PopulationError as error:
 """
 
 
-def test_a_full_disk_is_said_and_changes_nothing(tmp_path):
+def test_a_full_disk_is_reported_and_changes_nothing(tmp_path):
     """The limit on the size of a file fails a write half-way, as a full disk does."""
     assert resource.RLIMIT_FSIZE
     path = write(tmp_path / "a.parquet", messages(300, 10))
@@ -251,7 +251,7 @@ def test_files_that_grow_too_large_are_dealt_again_and_give_the_same_bytes(tmp_p
 
 
 @pytest.mark.parametrize("file_bytes", [5_000, 10**9])
-def test_a_user_with_endless_text_is_left_out_whole_whoever_else_is_there(tmp_path, monkeypatch, file_bytes):
+def test_a_user_with_endless_text_is_left_out_entirely_whoever_else_is_there(tmp_path, monkeypatch, file_bytes):
     """Found by a second reader: how much of such a user was kept depended on the others."""
     monkeypatch.setattr(grouping, "FILE_BYTES", file_bytes)
     monkeypatch.setattr(grouping, "MOST_OF_ONE_USER", 8_000)

@@ -66,7 +66,7 @@ def test_counts_of_users_text_are_marked_private(population):
     assert (population.folder / population.manifest["text"]).stat().st_mode & 0o077 == 0
 
 
-def test_what_is_no_population_is_said_to_be_none(tmp_path, vocabulary):
+def test_a_folder_that_is_not_a_population_is_refused(tmp_path, vocabulary):
     with pytest.raises(PopulationError, match="not a population"):
         Population(tmp_path)
     with pytest.raises(PopulationError, match="no user is left"):
@@ -119,7 +119,7 @@ def test_several_processes_read_their_own_shards_alone(tmp_path, vocabulary):
         Population(tmp_path / "host0").texts[len(population) - 1]
 
 
-def test_a_file_that_is_not_whole_is_not_accepted(tmp_path, vocabulary):
+def test_an_incomplete_file_is_not_accepted(tmp_path, vocabulary):
     population = write_population(tmp_path / "p", made_up_users(20), {}, vocabulary, {})
     tokens = population.folder / population.manifest["text"] / "train-00000.tokens"
     tokens.write_bytes(tokens.read_bytes()[:-2])

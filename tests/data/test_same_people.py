@@ -250,7 +250,7 @@ def test_too_few_held_out_users_are_not_measured(measured, vocabulary):
             train_run(tiny_recipe(few, participation={"users": 9, "cohort": 3}), measured / "next", quietly)
 
 
-def test_a_list_of_held_out_users_that_is_cut_off_is_noticed(measured):
+def test_an_incomplete_list_of_held_out_users_is_noticed(measured):
     population = Population(measured / "protected")
     path = population.folder / population.manifest["text"] / "held_out_users.txt"
     path.write_text("\n".join(path.read_text().split()[:5]))

@@ -295,7 +295,7 @@ def test_a_file_that_cannot_be_read_stops_with_a_sentence_that_names_it(tmp_path
     assert "\n" not in str(error.value)
 
 
-def test_places_that_are_no_source_are_said_to_be_none(tmp_path):
+def test_places_that_are_not_sources_are_refused(tmp_path):
     with pytest.raises(SourceError, match="does not exist: name a file or folder"):
         read(tmp_path / "nowhere.csv")
     (tmp_path / "empty").mkdir()

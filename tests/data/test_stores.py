@@ -247,7 +247,7 @@ def test_datasets_of_hugging_face_are_read_from_disk(tmp_path, new):
     assert list(source.read_columns) == ["user_id", "text"]
 
 
-def test_a_dataset_that_is_cut_off_is_said(tmp_path):
+def test_an_incomplete_dataset_is_refused(tmp_path):
     (tmp_path / "one.arrow").write_bytes(as_arrow()[:-100])
     with pytest.raises(SourceError, match=r"one\.arrow cannot be read: expected to be able to read 112 bytes"):
         read(tmp_path / "one.arrow")

@@ -6,7 +6,7 @@ from taciturn.core import BEGIN, END, UNKNOWN
 from taciturn.data.vocabulary import PUNCTUATION, SCRUBBED, SPECIAL, DataError, Vocabulary, counted_vocabulary, public_vocabulary, tokenize
 
 
-def test_special_signs_have_their_places():
+def test_special_tokens_have_their_places():
     assert SPECIAL[0] == "<pad>"
     assert (SPECIAL[UNKNOWN], SPECIAL[BEGIN], SPECIAL[END]) == ("<unk>", "<bos>", "<eos>")
 
@@ -92,7 +92,7 @@ def test_a_vocabulary_comes_back_as_it_was_saved(tmp_path):
         assert Vocabulary.load(tmp_path / "vocabulary.txt", vocabulary.about) == vocabulary
 
 
-def test_what_cannot_be_a_vocabulary_is_said():
+def test_what_cannot_be_a_vocabulary_is_refused():
     with pytest.raises(DataError, match="no room"):
         public_vocabulary(10)
     with pytest.raises(DataError, match="no list for the language 'xx'"):

@@ -54,7 +54,7 @@ def written(tmp_path, model, **changes):
 
 @pytest.mark.parametrize("estimator", [katz, kneser_ney])
 @pytest.mark.parametrize("order", [1, 2, 4])
-def test_words_are_listed_and_signs_are_not(estimator, order, tmp_path):
+def test_words_are_listed_and_punctuation_is_not(estimator, order, tmp_path):
     header, words, followers = written(tmp_path, estimator([text()], len(WORDS), order))
     assert header == {"dictionary": "main:en", "locale": "en", "description": "made up", "date": "1414726260", "version": "54"}
     assert set(words) == {"the", "it's", "san", "francisco", "über", "cat", "नमस्ते", "never"}

@@ -79,13 +79,13 @@ def test_a_tied_embedding_is_stored_once():
 
 
 @pytest.mark.parametrize(("tied", "megabytes"), [(True, 1.6), (False, 2.8)])
-def test_gboard_s_models_fit_into_so_many_megabytes(tied, megabytes):
+def test_gboards_models_fit_into_the_stated_megabytes(tied, megabytes):
     model = cifg(10_000, tied=tied)
     weights = step_weights(model, model.init(jax.random.key(0)))
     assert len(content_of("cifg", weights, range(4), as_bytes=True)) < megabytes * 1e6
 
 
-def test_special_signs_and_blocked_words_are_never_among_the_best():
+def test_special_tokens_and_blocked_words_are_never_among_the_best():
     weights = weights_of("cifg")
     favourite = int(np.argmax(said("cifg", weights)[0]))
     for never in ([0, 1, 2, 3], [0, 1, 2, 3, favourite]):

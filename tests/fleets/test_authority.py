@@ -91,7 +91,7 @@ def test_a_device_keeps_its_key_and_asks_with_a_line(fleet):
 
 
 @pytest.mark.parametrize("spoilt", ["", "nonsense", "taciturn-device:", "cut", "changed", "another's"])
-def test_what_is_no_request_is_refused_in_words(fleet, spoilt):
+def test_what_is_not_a_request_is_refused_in_words(fleet, spoilt):
     """Nobody asks with a key that is not theirs: the line is signed with it."""
     line, other = device_request(fleet / "device"), device_request(fleet / "another")
     start = line.index(":") + 44

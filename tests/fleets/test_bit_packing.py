@@ -30,7 +30,7 @@ def test_a_report_takes_its_bits_and_no_more():
     assert packed_bytes(2_400_000, 26) / 2_400_000 <= 3.25 <= 3.3
 
 
-def test_a_number_that_does_not_fit_is_not_cut_off():
+def test_a_number_that_does_not_fit_is_refused_not_truncated():
     assert unpack(pack(np.array([7], np.uint32), 3), 1, 3) == [7]
     with pytest.raises(ValueError, match="8 does not fit into 3 bits"):
         pack(np.array([8], np.uint32), 3)

@@ -27,7 +27,7 @@ from taciturn.recipe import build
 from taciturn.runs.loop import train_run
 
 
-def test_a_round_that_a_device_refused_is_none_that_it_reports_to(tmp_path, vocabulary):
+def test_a_device_does_not_report_to_a_round_that_it_refused(tmp_path, vocabulary):
     """It said yes to round 14 and no to round 12, in which it may not take part."""
     fleet = FleetOfDevices(tmp_path, vocabulary, count=9, participation={"min_separation": 2, "users": 60})
     device = fleet.link._devices[0].handler
@@ -206,7 +206,7 @@ def test_a_round_that_was_reported_to_is_used_up(liar, run, restarted):
     assert len(liar.reports) == 18
 
 
-def test_the_twin_with_the_old_diary_gives_a_report_away(liar, monkeypatch):
+def test_the_twin_with_the_old_record_gives_a_report_away(liar, monkeypatch):
     old_diary(monkeypatch)
     nine, eight = liar.round(5), liar.round(5, without_the_victim())
     difference = (nine.values.astype(np.int64) - eight.values.astype(np.int64)) % liar.modulus

@@ -148,7 +148,7 @@ GARBAGE = {
 
 @pytest.mark.parametrize("stage", [fields.ADVERTISE, fields.SHARE, fields.REPORT, fields.UNMASK])
 @pytest.mark.parametrize("kind", mostly_slow(GARBAGE, *list(GARBAGE)[:2]))
-def test_whatever_one_device_sends_the_others_go_on(tmp_path, vocabulary, totals, kind, stage, caplog):
+def test_whatever_one_device_sends_the_others_continue(tmp_path, vocabulary, totals, kind, stage, caplog):
     def wrong(number, asked, answer):
         return GARBAGE[kind](answer) if asked == stage and number % 6 == 0 else answer
 
@@ -209,7 +209,7 @@ def test_who_took_part_is_said_in_no_log_outside_the_private_folder(tmp_path, vo
 
 
 @pytest.mark.parametrize("round", mostly_slow(range(1, 6), 2))
-def test_a_server_that_is_killed_goes_on_and_no_device_trains_twice_for_what_was_summed(tmp_path, vocabulary, totals, round):
+def test_a_killed_server_resumes_and_no_device_trains_twice_for_what_was_summed(tmp_path, vocabulary, totals, round):
     fleet = FleetOfDevices(tmp_path, vocabulary)
     fleet.modulus = modulus(fleet)
     with pytest.raises(Cut):

@@ -77,7 +77,7 @@ def test_all_wishes_have_to_be_met_and_each_time_anew(tmp_path, monkeypatch):
     assert why_not() == "it is not idle"
 
 
-def test_what_cannot_be_known_is_said_before_anything_is_done(tmp_path, monkeypatch):
+def test_what_cannot_be_known_is_refused_before_anything_is_done(tmp_path, monkeypatch):
     with pytest.raises(LinkError, match="--while takes charging, unmetered, idle, not 'plugged'"):
         why_not_now(["idle", "plugged"], None)
     with pytest.raises(LinkError, match="no-such-command cannot be asked"):
@@ -191,6 +191,6 @@ def test_a_machine_that_does_not_say_whether_it_charges_is_not_taken_for_one_tha
         why_not_now(["charging"], None)
 
 
-def test_a_wrong_word_on_the_command_line_is_told_the_right_ones(phone):
+def test_a_wrong_word_on_the_command_line_is_answered_with_the_right_ones(phone):
     with pytest.raises(LinkError, match="--while takes charging, unmetered, idle"):
         device_command(phone, server="localhost:1", while_="charging,sunny")

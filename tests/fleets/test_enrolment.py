@@ -47,7 +47,7 @@ def test_a_run_does_not_go_on_with_devices_under_other_numbers(tmp_path, vocabul
     assert refused or not first & {fleet.keys[number] for number in asked[1]}
 
 
-def test_a_run_goes_on_with_devices_that_came_later(tmp_path, vocabulary, log_of):
+def test_a_run_continues_with_devices_that_came_later(tmp_path, vocabulary, log_of):
     fleet = FleetOfDevices(tmp_path, vocabulary, count=12, run={"rounds": 2, "evaluate_every": 2, "save_every": 1})
     fleet.enrolled = enrolled(fleet.keys[:11])
     fleet.link.remove(11)

@@ -60,7 +60,7 @@ def test_who_asks_again_keeps_its_number_and_signs_nothing_new(tmp_path, authori
     assert [len(row["signed"]) for row in rows(folder)] == [1, 2, 1]
 
 
-def test_a_request_that_is_none_enrols_nobody(tmp_path, authority):
+def test_a_malformed_request_enrols_no_device(tmp_path, authority):
     folder, fleet, _ = authority
     with pytest.raises(LinkError, match="is not one that a device made"):
         enrolment.enrol(folder, fleet, [*asking(tmp_path), "nonsense"])
@@ -161,7 +161,7 @@ def test_with_a_log_that_is_not_its_own_the_authority_signs_nothing(tmp_path, au
 
 
 @pytest.mark.parametrize("damage", [b"", b"nonsense", b"QUJD\nQUJD\n", "swapped"])
-def test_a_damaged_list_is_said_to_be_one(tmp_path, authority, damage):
+def test_a_damaged_list_is_reported(tmp_path, authority, damage):
     folder, fleet, _ = authority
     enrolment.enrol(folder, fleet, asking(tmp_path))
     first, *others = (fleet / "enrolled.txt").read_bytes().splitlines(keepends=True)

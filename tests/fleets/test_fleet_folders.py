@@ -89,7 +89,7 @@ def test_the_server_has_no_text_and_devices_no_key_of_another(tmp_path, fleet, p
     assert (devices[0] / "tokens.npy").stat().st_mode & 0o077 == 0
 
 
-def test_enrolled_again_a_device_keeps_its_number_and_a_stranger_is_told(tmp_path, fleet, people):
+def test_enrolled_again_a_device_keeps_its_number_and_a_stranger_is_refused(tmp_path, fleet, people):
     devices = with_text(people, 3, tmp_path)
     folders.enrol(fleet, devices)
     folders.enrol(fleet, [devices[2], devices[0]])

@@ -206,7 +206,7 @@ def test_a_request_that_needs_no_body_has_none(wire, headers):
 
 
 @pytest.mark.parametrize("parts", [[b"x" * 6_000, b"x" * 6_000], [b"x" * 10_001]])
-def test_a_large_answer_is_cut_off(wire, parts, caplog):
+def test_a_large_answer_is_refused_midway(wire, parts, caplog):
     token = wire.sign_in()
     wire.store.post("q", "k", {1: b""}, "", 30)
     assert wire.ask("PUT", "/v1/answer/q", parts, **bearer(token))[0] == 413

@@ -94,7 +94,7 @@ def test_people_watch_counts_go_up(counts, browser, monkeypatch):
 
 
 @pytest.mark.parametrize("wrong", ["", "port", "127.0.0.1:99999"])
-def test_an_address_that_is_none_is_said(wrong):
+def test_a_malformed_address_is_refused(wrong):
     with pytest.raises(LinkError, match="figures cannot be shown"), metrics_page(wrong):
         pass
 

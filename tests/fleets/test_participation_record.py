@@ -19,7 +19,7 @@ from taciturn.runs.loop import train_run
 TIRELESS = ParticipationLimits(0.0, 0, 99)
 
 
-def test_devices_that_rest_by_their_own_diaries_are_not_asked_for_ever(tmp_path, vocabulary, monkeypatch):
+def test_devices_that_rest_by_their_own_records_are_not_asked_for_ever(tmp_path, vocabulary, monkeypatch):
     """Their uploads count for them even where they failed at the server, whose log says that they may. They have to be missing when it
     counts who has come, or it tries without end."""
     fleet = FleetOfDevices(tmp_path, vocabulary, count=18, run={"rounds": 2, "evaluate_every": 2}, fleet={"timer_hours": 24.0})

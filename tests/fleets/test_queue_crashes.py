@@ -235,7 +235,7 @@ def cut_at(patch, place: str, occurrence: int) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_queue_cut_off_anywhere_goes_on_to_the_same_model(tmp_path, monkeypatch, uncut, place):
+def test_a_queue_interrupted_anywhere_ends_with_the_same_model(tmp_path, monkeypatch, uncut, place):
     """Also between the choice of a cohort and its entry in the log."""
     differing = []
     for occurrence in (1, 3, 7):
@@ -451,7 +451,7 @@ def test_an_average_without_noise_from_a_queue_is_charged_as_that_and_keeps_its_
     assert json.loads(statement_json(guarantee, ()))["private"] is False
 
 
-def test_uploads_of_devices_are_counted_once_whatever_is_cut_off(tmp_path):
+def test_uploads_of_devices_are_counted_once_whatever_is_interrupted(tmp_path):
     def fleet():
         clock = Clock(Devices(USERS, Habits(drop_out=0.3)), 1.0)
         return CheckInFleet(Loop(), clock, 2, 4, 4, tmp_path / "devices.npz")

@@ -87,7 +87,7 @@ def test_numbers_of_rounds_rise_with_rows_attempts_and_runs_and_outlive_a_crash(
     assert device_fleet(liar, tmp_path / "later")._numbers(0).number > again.number + 5
 
 
-def test_a_run_that_was_cut_off_goes_on_after_another_run_of_the_same_devices(tmp_path, vocabulary):
+def test_an_interrupted_run_resumes_after_another_run_of_the_same_devices(tmp_path, vocabulary):
     """To the devices it is older than what they answered to since, until it is given another number."""
     fleet = FleetOfDevices(tmp_path, vocabulary, count=9, run={"rounds": 2, "evaluate_every": 2, "save_every": 1})
     with pytest.raises(Cut):

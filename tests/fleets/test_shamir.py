@@ -78,7 +78,7 @@ def test_a_share_under_another_number_gives_another_secret_which_the_points_dete
 
 
 @pytest.mark.parametrize("wrong", [b"", bytes(32), PRIME.to_bytes(33, "big"), b"\xff" * 33])
-def test_what_is_no_share_is_said(wrong):
+def test_what_is_not_a_share_is_refused(wrong):
     with pytest.raises(ValueError, match="not a share"):
         reconstruct({1: wrong, 2: bytes(33), 3: bytes(33)})
 
@@ -88,7 +88,7 @@ def test_shares_are_numbered_from_1():
         reconstruct({0: bytes(33)})
 
 
-def test_what_is_no_secret_and_what_cannot_be_a_threshold_is_said():
+def test_wrong_secrets_and_thresholds_are_refused():
     with pytest.raises(ValueError, match="32 bytes"):
         share(b"short", 2, 3)
     for threshold in (0, 4):
@@ -96,7 +96,7 @@ def test_what_is_no_secret_and_what_cannot_be_a_threshold_is_said():
             share(bytes(range(32)), threshold, 3)
 
 
-def test_a_value_that_is_no_secret_is_said():
+def test_a_value_that_is_not_a_secret_is_refused():
     """The field is a little larger than the secrets: what shares come to may lie in between."""
     with pytest.raises(ValueError, match="belong together"):
         reconstruct({1: (2**256).to_bytes(shamir.SHARE_BYTES, "big")})

@@ -287,7 +287,7 @@ def test_a_redis_that_is_killed_is_nobody_there_and_devices_come_back(caplog):
         ("http://127.0.0.1", "is not the address of a Redis"),
     ],
 )
-def test_where_there_is_no_redis_it_is_said_without_its_password(url, reason):
+def test_a_missing_redis_is_reported_without_its_password(url, reason):
     with pytest.raises(LinkError, match=reason) as said:
         RedisStore(url, "fleet")
     assert "secret" not in str(said.value)

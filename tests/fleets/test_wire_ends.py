@@ -262,7 +262,7 @@ def test_who_asks_for_a_file_and_does_not_read_it_holds_little_and_not_for_long(
         until(lambda: not server.front_end.door._state.connections, 5)
 
 
-def test_endless_headers_are_cut_off(fleet):
+def test_endless_headers_are_refused_midway(fleet):
     with fleet.server(insecure=True) as server, connected(server) as talker:
         sent = 0
         with pytest.raises(ConnectionError, match=r"reset|Broken pipe"):  # noqa: PT012
@@ -361,7 +361,7 @@ def against(tmp_path, *responses):
         lying.listener.close()
 
 
-def test_half_a_question_is_no_question(tmp_path):
+def test_half_a_question_is_not_taken_for_one(tmp_path):
     """A connection that broke in the middle of it; the twin is whole."""
     asked = ("question: q", "kind: k")
     cut_off = response(200, b"half", *asked, "Connection: close", length=1000)
@@ -406,7 +406,7 @@ def test_without_a_certificate_there_is_no_server(tmp_path):
         pass
 
 
-def test_a_port_that_somebody_else_listens_on_or_that_there_is_not_is_said(tmp_path, monkeypatch):
+def test_a_port_in_use_or_out_of_range_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(server_end, "FREE_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -419,7 +419,7 @@ def test_a_port_that_somebody_else_listens_on_or_that_there_is_not_is_said(tmp_p
         pass
 
 
-def test_of_two_servers_in_one_folder_the_second_is_told(tmp_path):
+def test_of_two_servers_in_one_folder_the_second_is_refused(tmp_path):
     with (
         wire_server(tmp_path, "localhost", 0, insecure=True),
         pytest.raises(LinkError, match="another server is using"),

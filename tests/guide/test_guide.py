@@ -102,7 +102,7 @@ def messages(people):
 
 
 @pytest.mark.slow
-def test_the_tutorial_and_what_goes_on_from_it(small):
+def test_the_tutorial_and_what_continues_it(small):
     def with_fewer_people(line):
         return messages(240) if line == "python make_messages.py" else here(line)
 

@@ -512,7 +512,7 @@ def test_the_server_gives_known_files_to_local_readers_only(one_model):
         assert "Content-Security-Policy" in answer.headers
 
 
-def test_a_port_that_is_taken_is_said_to_be():
+def test_a_port_in_use_is_reported():
     server = KeyboardServer(page_files([script()]))
     taken = int(server.url.rstrip("/").rpartition(":")[2])
     with pytest.raises(DataError, match=f"port {taken} is in use"):

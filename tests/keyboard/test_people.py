@@ -38,7 +38,7 @@ def test_nobody_is_taken_for_a_stranger_because_the_salt_is_lost(copied_runs, sa
         trained_on(copied_runs / "people")
 
 
-def test_nobody_is_taken_for_a_stranger_because_the_list_of_users_is_cut_off(copied_runs):
+def test_nobody_is_taken_for_a_stranger_because_the_list_of_users_is_incomplete(copied_runs):
     population = Population(copied_runs / "people")
     path = population.folder / population.manifest["text"] / "users.txt"
     path.write_text("\n".join(path.read_text().split()[:10]))

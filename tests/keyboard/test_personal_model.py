@@ -160,7 +160,7 @@ def test_general_text_is_named_as_a_source_and_must_have_the_models_words(made, 
     )
 
 
-def test_whoever_has_a_personal_model_can_go_on_from_it(made, tmp_path):
+def test_a_personal_model_can_be_trained_further(made, tmp_path):
     text = messages(tmp_path)
     once = personalise(made / "private", text, tmp_path / "once", QUICK._replace(epochs=1))
     twice = personalise(tmp_path / "once", text, tmp_path / "twice", QUICK)
@@ -416,7 +416,7 @@ def test_what_cannot_be_deleted_whole_is_refused_before_any_training(made, tmp_p
 # ——— What cannot be used ———
 
 
-def test_what_cannot_be_used_is_said_in_a_sentence_and_nothing_is_written(made, tmp_path, refused):
+def test_what_cannot_be_used_is_refused_in_a_sentence_and_nothing_is_written(made, tmp_path, refused):
     text, out = messages(tmp_path), tmp_path / "mine"
     for name, content in (("empty", ""), ("one", "worda wordb.\n"), ("strange", "Fußgänger überqueren\n" * 20)):
         (tmp_path / f"{name}.txt").write_text(content)

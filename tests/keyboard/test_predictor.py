@@ -55,7 +55,7 @@ def test_what_begins_with_a_capital_goes_on_with_one(predictor):
     assert "I'm" in predictor.suggest("and i").words
 
 
-def test_special_signs_and_punctuation_are_never_suggested(predictor, model):
+def test_special_tokens_and_punctuation_are_never_suggested(predictor, model):
     texts = ["", "see", "see you tomorrow morning ", "zzz ", "i'm sorry", "? ", "<eos> ", "<unk"]
     for text in texts:
         assert not {".", "?", "...", *SPECIAL} & set(predictor.suggest(text).words)

@@ -96,7 +96,7 @@ def test_without_a_history_the_model_below_speaks_alone():
 
 
 @pytest.mark.parametrize("word", [PADDING, UNKNOWN, BEGIN, END])
-def test_signs_are_not_learnt(word):
+def test_punctuation_is_not_learned(word):
     model = WithHistory(BASE)
     model.learn(after(model, [4, 5]), word)
     assert all(np.array_equal(*pair) for pair in zip(typing(model, TYPED), typing(WithHistory(BASE), TYPED), strict=True))

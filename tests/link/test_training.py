@@ -98,7 +98,7 @@ class Run:
             time.sleep(LOOK)
 
 
-def test_strangers_are_told_why_and_the_training_goes_on_without_them(fleet):
+def test_strangers_are_refused_with_a_reason_and_the_training_continues(fleet):
     run, trusting, sceptic = Run(fleet, "quiet"), fleet.folder / "trusting", fleet.folder / "sceptic"
     shutil.copytree(fleet.fleet / "for-devices", trusting / "fleet")
     unknown = fleet.device(trusting)
@@ -243,7 +243,7 @@ def diary(*rounds):
         (diary(), "row 0 is a sum of at least 2 reports, and 1 devices know of it"),
     ],
 )
-def test_a_diary_that_is_wrong_is_noticed(wrong, said):
+def test_a_wrong_participation_record_is_noticed(wrong, said):
     others = [diary(0, 2), diary(1), diary(1)]
     check_diaries([*others, diary(0, 2)], 3, 2, separation=1, most=2)
     with pytest.raises(AssertionError, match=said):

@@ -55,7 +55,7 @@ def test_a_step_of_a_bounded_loss_is_that_of_automatic_differentiation(power):
     assert off[1] > 1e-3  # the twin: −log p has another gradient
 
 
-def test_what_nobody_could_guess_counts_less_and_no_word_more_than_its_bound():
+def test_unpredictable_words_count_less_and_no_word_more_than_its_bound():
     surprise = jnp.array([0.0, 1.0, 10.0, 1000.0])
     assert np.array_equal(losses.bounded(surprise, 0.0), surprise)
     bounded = losses.bounded(surprise, 0.5)

@@ -128,7 +128,7 @@ def test_the_hand_written_softmax_gradient_equals_automatic_differentiation():
         np.testing.assert_allclose(left, right, atol=2e-5)
 
 
-def test_padding_is_no_target_and_all_padding_gives_no_gradient():
+def test_padding_is_not_a_target_and_all_padding_gives_no_gradient():
     model = SMALL["lstm"]
     params = model.init(KEY)
     text = jnp.array([[2, 5, 6, 0, 0]])

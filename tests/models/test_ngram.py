@@ -219,7 +219,7 @@ def test_a_text_of_one_word_makes_it_the_likeliest(kind, word):
 
 
 @pytest.mark.parametrize("kind", ESTIMATORS)
-def test_a_context_never_seen_is_no_context(kind):
+def test_an_unseen_context_is_ignored(kind):
     model = ESTIMATORS[kind](long_text(), 50)
     assert np.array_equal(scores_after(model, [49, 48]), model.levels[0].probability)
 

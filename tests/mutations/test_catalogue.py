@@ -54,7 +54,7 @@ def test_no_two_mutations_have_one_name():
 
 
 @pytest.mark.parametrize("old", ["gone", "twice"])
-def test_an_edit_that_does_not_fit_any_more_is_said(old):
+def test_an_edit_that_no_longer_fits_is_refused(old):
     """The twin that must fail."""
     assert Edit("file.py", "once", "new").rewritten("once, twice, twice") == "new, twice, twice"
     with pytest.raises(DoesNotFit, match="not one"):
@@ -69,7 +69,7 @@ def test_every_file_of_mutations_is_read():
     "changed",
     [("harm = ", "damage = "), ("[[mutation]]", "[[mutations]]"), ('caught_by = ["a"]', "caught_by = 1"), ("old = ", "before = ")],
 )
-def test_a_mutation_that_is_not_complete_is_said(tmp_path, changed):
+def test_an_incomplete_mutation_is_refused(tmp_path, changed):
     """The twin that must fail."""
     whole = """
         [[mutation]]

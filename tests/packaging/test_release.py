@@ -62,7 +62,7 @@ def test_the_changelog_keeps_its_form():
     assert headings
 
 
-def test_supported_versions_of_python_are_said_once_and_tried():
+def test_supported_versions_of_python_are_named_once_and_tried():
     listed = [line.rsplit(" ", 1)[1] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)]
     assert listed == ["3.11", "3.12", "3.13"]
     assert json.dumps(listed) in (ROOT / ".github" / "workflows" / "ci.yml").read_text()

@@ -90,7 +90,7 @@ def test_plans_are_compared_by_noise_that_is_nearly_right(users, cohort, rounds,
     assert 0.8 * exact < _about(_mu(asked), cohort / users, rounds) < 1.1 * exact
 
 
-def test_few_people_are_told_so():
+def test_too_few_people_are_refused():
     with pytest.raises(RecipeError, match="30 people are too few"):
         best_plan(task(users=30))
 

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
         ({"model": {"kind": "lstmm"}}, r"\[model\] kind"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_sentence(sections, sentence):
+def test_what_is_wrong_is_reported_in_a_sentence(sections, sentence):
     with pytest.raises(RecipeError, match=sentence):
         parse_recipe(changed(**sections))
 
@@ -73,7 +73,7 @@ def test_a_setting_of_another_form_is_refused(tmp_path, setting):
 
 
 @pytest.mark.parametrize("content", [b"rounds = = 3", b"\xff\xfe", b"[run"])
-def test_a_file_that_is_no_toml_is_said_to_be_none(tmp_path, content):
+def test_a_file_that_is_not_toml_is_refused(tmp_path, content):
     (tmp_path / "recipe.toml").write_bytes(content)
     with pytest.raises(RecipeError, match=r"not TOML|not text in UTF-8"):
         load_recipe(tmp_path / "recipe.toml")

@@ -70,7 +70,7 @@ def test_nothing_is_read_of_those_who_will_be_protected_but_how_many_they_are(pe
         _ = Population(people).texts[0]
 
 
-def test_the_number_of_people_is_rounded_or_said(people, start, timed):
+def test_the_number_of_people_is_rounded_or_stated(people, start, timed):
     assert [chosen.publicly(users) for users in (37, 1_299, 12_345, 1_098_765)] == [30, 1_200, 12_300, 1_090_000]
     assert chosen_recipe(people, 4.0, start, 10, users=500).recipe.participation.users == 500
 

@@ -44,7 +44,7 @@ def test_n_grams_are_not_counted_under_the_name_of_a_run(copied_runs, tmp_path):
     assert not (tmp_path / "private").exists()
 
 
-def test_n_grams_whose_counting_was_cut_off_leave_nothing_that_can_be_used(copied_runs, tmp_path, monkeypatch):
+def test_interrupted_counting_of_n_grams_leaves_nothing_that_can_be_used(copied_runs, tmp_path, monkeypatch):
     """After it was charged and counted, before anything is written."""
     monkeypatch.setattr(ngram_baselines, "write_atomically", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):

@@ -86,7 +86,7 @@ def uninterrupted(corpus, tmp_path_factory) -> Path:
         ("after save_model", 1),
     ],
 )
-def test_cut_off_at_any_place_it_goes_on_to_the_same_model(corpus, uninterrupted, tmp_path, monkeypatch, place, occurrence):
+def test_interrupted_anywhere_it_ends_with_the_same_model(corpus, uninterrupted, tmp_path, monkeypatch, place, occurrence):
     out = tmp_path / "cut"
     with monkeypatch.context() as patch:
         progress = cut_at(patch, place, occurrence)
@@ -288,7 +288,7 @@ def test_the_command_shows_every_epoch_and_leaves_the_figures(corpus, tmp_path):
     assert same(params_of(tmp_path / "out"), params_of(tmp_path / "same"))
 
 
-def test_an_interrupted_command_says_how_to_go_on(corpus, tmp_path, monkeypatch):
+def test_an_interrupted_command_says_how_to_resume(corpus, tmp_path, monkeypatch):
     corpus.save(tmp_path / "corpus")
     monkeypatch.setattr("os._exit", lambda code: (_ for _ in ()).throw(SystemExit(code)))
     save_state = pretrain.save_state

@@ -71,7 +71,7 @@ def test_secrets_half_deleted_by_a_crash_are_deleted_when_the_run_is_next_touche
     assert not (folder / "private").exists()
 
 
-def test_a_run_is_not_resumed_with_a_ledger_that_was_cut_off(population, tmp_path):
+def test_a_run_is_not_resumed_with_a_truncated_ledger(population, tmp_path):
     recipe = tiny_recipe(population, run={"rounds": 2, "save_every": 1})
     path = population.folder / FILE_NAME
 

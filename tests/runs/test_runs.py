@@ -136,7 +136,7 @@ def test_help_teaches_every_command():
 
 
 @pytest.mark.parametrize("name", ["root", "vocabulary.txt", "recipe.toml"])
-def test_a_run_that_was_cut_off_while_its_first_files_were_written_begins_again(population, tmp_path, monkeypatch, name):
+def test_a_run_interrupted_while_its_first_files_were_written_begins_again(population, tmp_path, monkeypatch, name):
     fsync, recipe = os.fsync, tiny_recipe(population, run={"rounds": 1})
 
     def cut(descriptor):
@@ -154,7 +154,7 @@ def test_a_run_that_was_cut_off_while_its_first_files_were_written_begins_again(
     assert train_run(recipe, tmp_path / "run", quietly).guarantee.releases == 1
 
 
-def test_of_two_runs_that_begin_in_one_folder_the_second_is_told_and_the_first_goes_on(population, tmp_path, monkeypatch):
+def test_of_two_runs_that_begin_in_one_folder_the_second_is_refused(population, tmp_path, monkeypatch):
     recipe, folder, opened = tiny_recipe(population, run={"rounds": 1}), tmp_path / "run", Account.open
 
     def meanwhile(account):

@@ -39,13 +39,13 @@ def test_public_text_is_dealt_to_as_many_users_as_the_recipe_has_and_to_no_two_o
     assert made.manifest["about"]["simulated"].startswith("pieces of public text")
 
 
-def test_too_little_text_for_so_many_users_is_said(public, population, tmp_path):
+def test_too_little_text_for_the_number_of_users_is_refused(public, population, tmp_path):
     with pytest.raises(RecipeError, match=r"of 5,000 users each would get 1, and 50 are the least. Take more public text"):
         _size(PublicCorpus.load(public), tiny_recipe(population, participation={"users": 5_000}))
 
 
 @pytest.mark.parametrize("wrong", ["server.learning_rate", "server.learning_rate=", "server.learning_rate=1,,2"])
-def test_what_is_no_list_of_values_is_refused(wrong):
+def test_what_is_not_a_list_of_values_is_refused(wrong):
     with pytest.raises(RecipeError, match=r"--try takes section.key=value,value"):
         combinations([wrong])
 
@@ -99,7 +99,7 @@ def test_whose_text_it_is_cannot_be_tried():
         combinations(["data.population=a,b"])
 
 
-def test_a_setting_that_is_none_ends_a_sweep_before_it_begins(public, population, tmp_path, monkeypatch):
+def test_an_unknown_setting_ends_a_sweep_before_it_begins(public, population, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save_recipe(tiny_recipe(population), tmp_path / "recipe.toml")
     with pytest.raises(TaciturnError, match="did you mean learning_rate"):
