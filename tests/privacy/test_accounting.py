@@ -255,7 +255,7 @@ def test_noise_that_promises_nothing_at_its_delta_is_noise_and_the_statement_say
     assert "(∞, 1e-06)-differential privacy" in words
     assert "at this δ it promises NOTHING" in words
     assert json.loads(statement_json(far, ()))["private"] is False
-    with pytest.raises(ExportRefused, match="promises nothing at δ = 1e-06"):
+    with pytest.raises(ExportRefused, match="guarantees nothing at δ = 1e-06"):
         check_may_leave(far, non_private=False)
     check_may_leave(far, non_private=True)
     check_may_leave(guarantee(), non_private=False)
