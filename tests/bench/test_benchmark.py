@@ -108,7 +108,7 @@ def test_a_missing_environment_is_reported_before_anything_is_measured(clone, tm
         against.in_turns(lambda: pytest.fail("measured"), ["torch", "fedjax"], tmp_path / "peers", 8, 1, lambda step: None)
 
 
-@pytest.mark.parametrize(("arguments", "sentence"), [(["--against", "flower"], "not 'flower'"), (["--write"], "say with whom")])
+@pytest.mark.parametrize(("arguments", "sentence"), [(["--against", "flower"], "not 'flower'"), (["--write"], "name a framework")])
 def test_wrong_requests_are_refused_before_anything_is_measured(arguments, sentence):
     assert set(PEERS) == set(against.PEERS)
     with pytest.raises(TaciturnError, match=sentence):

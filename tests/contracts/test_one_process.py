@@ -49,7 +49,7 @@ def test_a_second_process_is_refused_and_resumes_once_the_first_was_killed(popul
         with pytest.raises(SystemExit) as second:
             cli.main()
         assert second.value.code == 2
-        said = f"taciturn: another process is at work in {run}: wait until it ends, or stop it"
+        said = f"taciturn: another process is using {run}: wait until it ends, or stop it"
         assert said in capsys.readouterr().err
         assert contents(run, population.folder) == before
         first.send_signal(signal.SIGKILL)

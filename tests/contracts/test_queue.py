@@ -150,7 +150,7 @@ def test_under_privacy_a_report_is_charged_in_the_round_in_which_it_is_summed(po
     [
         ({"fleet": {"kind": "queue"}}, "no sampling can be claimed"),
         ({**FTRL, "privacy": {"noise": "tree", "clipping": "adaptive"}}, "one clip norm for the whole run"),
-        ({**FTRL, "fleet": {"kind": "queue", "in_flight": 7}}, "never make a round of 8"),
+        ({**FTRL, "fleet": {"kind": "queue", "in_flight": 7}}, "never complete a round of 8"),
     ],
 )
 def test_a_queue_is_refused_where_the_claim_would_not_hold(population, sections, match):

@@ -126,7 +126,7 @@ def test_a_sum_that_is_lost_with_its_node_is_made_again_and_not_added_twice(flee
     # The twin: with no end to it, the run ends with a sentence.
     monkeypatch.setattr(ray_engine, "MOST_DEATHS", 3)
     monkeypatch.setattr(ray, "get", lambda answer: lost.clear() or loses_one(answer))
-    with pytest.raises(RayError, match="workers end before they have trained anybody"):
+    with pytest.raises(RayError, match="workers end before they have trained any user"):
         fleet.sum_reports(*question)
 
 

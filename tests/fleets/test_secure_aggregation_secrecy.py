@@ -256,7 +256,7 @@ def test_a_peer_whose_shares_are_garbage_and_who_goes_is_a_failed_round_and_no_w
         cohort.cell.take_signature(one, cohort.devices[one].sign(survivors))
     for one, request in cohort.cell.requests().items():
         cohort.cell.take_answer(one, cohort.devices[one].unmask(request))
-    with pytest.raises(FailedRound, match="0 devices of a cell answered for one of it"):
+    with pytest.raises(FailedRound, match="0 devices of a cell answered for one of its members"):
         cohort.cell.total()
 
 

@@ -233,7 +233,7 @@ async def _use_all(store):
 @pytest.mark.parametrize("kept", [("--save", "60 1", "--appendonly", "no"), ("--save", "", "--appendonly", "yes")])
 def test_a_redis_that_writes_to_disk_is_refused(kept):
     """The twin is every other test here."""
-    told = r"who took part must be on none: start it with --save '' --appendonly no"
+    told = r"where who took part must never be: start it with --save '' --appendonly no"
     with tempfile.TemporaryDirectory() as folder, redis_server(folder, *kept) as server, pytest.raises(LinkError, match=told):
         RedisStore(server.url, "fleet")
 
@@ -243,7 +243,7 @@ def test_a_redis_that_does_not_say_whether_it_writes_to_disk_is_pointed_out(capl
     silent = ("--save", "", "--appendonly", "no", "--rename-command", "CONFIG", "")
     with tempfile.TemporaryDirectory() as folder, redis_server(folder, *silent) as server:
         RedisStore(server.url, "fleet")
-    assert "does not say whether it writes to disk: see to it that it does not" in caplog.text
+    assert "does not say whether it writes to disk: make sure that it does not" in caplog.text
 
 
 @needs_redis

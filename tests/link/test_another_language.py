@@ -296,8 +296,8 @@ def without_last(table):
 @pytest.mark.parametrize(
     ("stage", "lie", "why"),
     [
-        (fields.SHARE, lambda one, asked: forged(one, signature=bytes(64)), "devices of this one's cell"),
-        (fields.SHARE, lambda one, asked: one._replace(adverts=one.adverts[1:]), "devices of this one's cell"),
+        (fields.SHARE, lambda one, asked: forged(one, signature=bytes(64)), "devices of its cell"),
+        (fields.SHARE, lambda one, asked: one._replace(adverts=one.adverts[1:]), "devices of its cell"),
         (fields.SHARE, lambda one, asked: one._replace(digests=one.digests | {0: bytes(32)}), "advert of this device"),
         (fields.SHARE, lambda one, asked: one._replace(digests=one.digests | {9: one.digests[1]}), "twice"),
         (fields.SHARE, lambda one, asked: with_advert(one, signature=bytes(64)), "not signed by their device"),
@@ -308,7 +308,7 @@ def without_last(table):
         (fields.REPORT, lambda one, asked: one._replace(cell=bytes(32)), "another cell"),
         (fields.REPORT, lambda one, asked: one._replace(shares=one.shares | {9: bytes(94)}), "not in this cell"),
         (fields.REPORT, lambda one, asked: one._replace(shares=dict.fromkeys(one.shares, bytes(94))), "too few"),
-        (fields.REPORT, lambda one, asked: other_message(one, asked), "another one than"),
+        (fields.REPORT, lambda one, asked: other_message(one, asked), "not the one that"),
         (fields.SIGN, lambda one, asked: one._replace(devices=one.devices - {0}), "not listed so"),
         (fields.SIGN, lambda one, asked: one._replace(devices=one.devices | {9}), "shared no secret"),
         (fields.SIGN, lambda one, asked: one._replace(devices=frozenset({0, 1})), "too few"),

@@ -73,7 +73,7 @@ def watched(
 
 
 def _print_epochs(finished: "Pretrained") -> None:
-    """Print all epochs, with the one whose model was written in bold."""
+    """Print all epochs; the one whose model was written is in bold."""
     title = f"Measured on {finished.held_out}"
     specs = {"epoch": "d", "training_loss": ".3f", "loss": ".3f", "perplexity": ".1f", "accuracy_top1": ".2%", "tokens_per_second": ",.0f"}
     rows = [[format(getattr(one, name), spec) for name, spec in specs.items()] for one in finished.epochs]

@@ -1,13 +1,13 @@
 "use strict";
-// What a keyboard asks at every keystroke: keyboard/predictor.py, in JavaScript. A test holds the two together.
+// What a keyboard asks at every keystroke: keyboard/predictor.py, in JavaScript. A test compares the two.
 // Lengths and places here are those of JavaScript's strings, as text fields count them.
 
 const PLACES = 3; // of the strip
 const COMPOSED_WORDS = 5; // in a continuation, at most
-const LEAST_COMPOSED = 4; // letters that a continuation must spare to be worth a look
+const LEAST_COMPOSED = 4; // letters that a continuation must save to be worth showing
 const KEPT = 64; // texts whose state is kept
-const FAR_BACK = 500; // characters that are read where nothing is known of a text: a pasted one
-const LONGEST_WORD = 100; // characters; what is longer is no half-typed word
+const FAR_BACK = 500; // characters that are read of an unknown (pasted) text
+const LONGEST_WORD = 100; // characters; anything longer is not a half-typed word
 const UNKNOWN_WORDS = Math.log(1e5); // the share of one word outside the list in all of them, as a logarithm
 
 const HALF_TYPED = /(?:[\p{L}\p{M}][\p{L}\p{M}'’‘ʼ`´·\u200c\u200d]*|\p{Nd}+)$/u;
@@ -24,7 +24,7 @@ class Predictor {
     }
     Object.assign(this, { model, vocabulary, threshold });
     this.blocked = new Set(blocked.map((word) => normalize(word, vocabulary.language).trim()).filter(Boolean));
-    // No special sign, and no punctuation, which is typed faster than picked.
+    // No special tokens, and no punctuation, which is typed faster than picked.
     const words = vocabulary.words.map((_, place) => place).filter((place) => isWord(vocabulary.words[place]));
     this.all = new Alphabet(words, vocabulary);
     this.alphabet = new Alphabet(words.filter((place) => !this.blocked.has(vocabulary.words[place])), vocabulary);
@@ -88,7 +88,7 @@ class Predictor {
     for (const place of places) if (scores[place] > scores[best]) best = place;
     const probability = Math.exp(scores[best]);
     if (!prefix) return [best, probability];
-    // The blocked ones may be meant too, and words outside the list, which are taken to begin as those in it do.
+    // Blocked words may be meant too, and words outside the list, which are assumed to begin like those in it.
     const meant = this.all.beginningWith(prefix);
     let whole = (Math.exp(scores[UNKNOWN]) * meant.length) / this.all.places.length;
     for (const place of meant) whole += Math.exp(scores[place]);
@@ -119,7 +119,7 @@ class Predictor {
     const between = NO_SPACES.has(this.vocabulary.language) ? "" : " ";
     const text = composed.words.map((place) => this.spelled(place)).join(between);
     if ([...text.replaceAll(" ", "")].length - [...prefix].length < LEAST_COMPOSED) return "";
-    if (!between && [...this.blocked].some((word) => text.includes(word))) return ""; // put together from its parts
+    if (!between && [...this.blocked].some((word) => text.includes(word))) return ""; // assembled from its parts
     if (prefix) return this.shouted(text.slice(prefix.length), typed);
     const space = wantsSpace(done) ? between : "";
     return space + (beginsSentence(done + space) ? this.capital(text) : text);
@@ -158,7 +158,7 @@ class Predictor {
   readOn(done) {
     let known = "";
     for (const text of this.states.keys()) {
-      // A word may go on after any sign but a space («...»), so only there a text may be read in two parts.
+      // A word may continue after anything but a space («...»), so a text may be split only there.
       if (text.length > known.length && SPACE.test(text.at(-1)) && done.startsWith(text)) known = text;
     }
     let state = known ? this.states.get(known) : this.model.start();
@@ -166,7 +166,7 @@ class Predictor {
     const near = lastCharacters(text, FAR_BACK);
     if (near.length < text.length) {
       state = this.model.start();
-      text = near.slice(near.search(SPACE) + 1); // without the word that was cut off, if there are gaps at all
+      text = near.slice(near.search(SPACE) + 1); // without the incomplete word, if there are spaces at all
     }
     for (const word of this.vocabulary.encode(text)) state = this.model.read(state, word);
     return state;
@@ -239,7 +239,7 @@ class Alphabet {
     return this.places.slice(...this.range(prefix));
   }
 
-  /** Of those that go on after it. */
+  /** Places of the longer words that start with this prefix. */
   after(prefix) {
     const [start, end] = this.range(prefix);
     return this.places.slice(start + (start < end && this.spellings[start] === prefix), end);
@@ -266,7 +266,7 @@ function argmax(scores) {
   return best;
 }
 
-/** So many characters, or fewer, where one outside the first 65,536 counts as one too. */
+/** At most this many characters, where one outside the first 65,536 also counts as one. */
 function lastCharacters(text, count) {
   return [...text.slice(-2 * count - 1)].slice(-count).join("");
 }

@@ -24,7 +24,7 @@ function extraLetters({ words }) {
 }
 
 class OnScreenKeys {
-  /** Fills `host` with keys. `press` is told what a key writes, or "Backspace". */
+  /** Fill `host` with keys. `press` gets what a key writes, or "Backspace". */
   constructor(host, extra, language, press) {
     Object.assign(this, { host, language, press, shifted: false, numbers: false });
     this.letters = extra ? [extra, ...LETTERS] : LETTERS;

@@ -108,7 +108,7 @@ class Panel {
     });
   }
 
-  /** `typed` is the half-typed word that the continuation goes on from. */
+  /** `typed` is the half-typed word that the continuation completes. */
   show(suggestions, typed = "") {
     this.shown = suggestions;
     this.buttons.forEach((button, place) => {
@@ -232,7 +232,7 @@ class KeyboardPage {
     this.write(text, 0);
   }
 
-  /** Put text in the place of so many characters before the caret, as a key would, so that it can be undone as one. */
+  /** Replace `replaces` characters before the caret, as a key would, so that it can be undone as one. */
   write(text, replaces) {
     const { message } = this;
     message.focus();
