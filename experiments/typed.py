@@ -20,16 +20,20 @@ def results(paper: str, name: str) -> Result | None:
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def changes(found: Result, model: str, metrics: Sequence[str]) -> str:
-    """Say how far a model is ahead of the first of the table."""
-    ahead = ", ".join(f"{SHOWN[metric]} {100 * found['changes'][model][metric][0]:+.1f} %" for metric in metrics)
-    return f"{found['from'].replace(',', '')}: {ahead}"
+def changes(found: Result, model: str, metrics: Sequence[str], baseline: str) -> str:
+    """Say how far a model is ahead of another."""
+    ahead = ", ".join(f"{SHOWN[metric]} {100 * _ahead(found, model, metric, baseline):+.1f} %" for metric in metrics)
+    return f"{baseline.replace(',', '')}: {ahead}"
 
 
-def verdict(found: Result, model: str, metrics: Sequence[str]) -> Verdict:
+def verdict(found: Result, model: str, metrics: Sequence[str], baseline: str) -> Verdict:
     """Judge that it is ahead in all of them."""
-    ahead = [found["changes"][model][metric][0] > 0 for metric in metrics]
+    ahead = [_ahead(found, model, metric, baseline) > 0 for metric in metrics]
     return Verdict.HOLDS if all(ahead) else Verdict.PART if any(ahead) else Verdict.FAILS
+
+
+def _ahead(found: Result, model: str, metric: str, baseline: str) -> float:
+    return found["models"][model][metric][0] / found["models"][baseline][metric][0] - 1
 
 
 def tables(found: Result) -> str:

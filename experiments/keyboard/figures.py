@@ -115,5 +115,5 @@ def typing(text: str, about: str) -> Item:
     if found is None:
         return not_run(name, f"what people are spared who type {about}", claim, command)
     metrics = ("accuracy_top1", "accuracy_top3", "keystroke_saving")
-    ours, verdict = f"ε = 4 over {typed.changes(found, SHOWN, metrics)}", typed.verdict(found, SHOWN, metrics)
+    ours, verdict = f"ε = 4 over {typed.changes(found, SHOWN, metrics, found['from'])}", typed.verdict(found, SHOWN, metrics, found["from"])
     return Item(name, f"what people are spared who type {about}", claim, ours, verdict, 1, command, typed.tables(found))
