@@ -603,7 +603,7 @@ def test_a_run_with_residues_that_is_cut_off_goes_on_to_the_same_model(populatio
         ({"privacy": {"encoding": "modular", "estimator": "clipped", "least_weight": 9.0}}, 'estimator = "fixed"'),
         ({"privacy": {"encoding_bits": 20}}, 'encoding_bits belong to encoding = "modular"'),
         ({"algorithm": "fedavg", "privacy": {"encoding": "modular", "noise_multiplier": None}}, "adds updates as they are"),
-        ({"privacy": {"encoding": "modular"}, "upload": {"bits": 8}}, r"leave \[upload\] out"),
+        ({"privacy": {"encoding": "modular"}, "upload": {"bits": 8}}, r"leave out \[upload\]"),
         (with_privacy({**FTRL, "fleet": {"kind": "queue"}}, encoding="modular"), "its own rotation"),
     ],
 )
