@@ -66,7 +66,7 @@ def test_the_second_is_refused_until_the_very_end_when_the_secrets_are_gone(popu
 
     def meanwhile(account):
         assert not (run / "private").exists()
-        with pytest.raises(RunError, match="another process is at work"):
+        with pytest.raises(RunError, match="another process is using"):
             resume_run(run, quietly)
         asked.append(account)
         close(account)
