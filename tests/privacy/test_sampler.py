@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import math
+import re
 from collections import Counter
 from fractions import Fraction
 from functools import partial
@@ -339,14 +340,38 @@ def test_the_bits_are_those_that_every_machine_is_tried_by(monkeypatch):
 
 
 def test_a_device_whose_noise_has_other_bits_is_refused_before_anything_is_released(tmp_path, monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(sampler, "SEEN_ON", ())
     white = sampler.white
-    sampler.check_bits.__wrapped__()
+    sampler.check_bits.__wrapped__(jax.local_devices()[0])
     monkeypatch.setattr(sampler, "white", lambda spread, key, stream, size: white(spread, key, stream + 1, size))
     sampler.check_bits.cache_clear()
     with pytest.raises(sampler.OtherBits, match="Nothing was released"):
         curators.opened(curators.averaging(), curators.Loop(), tmp_path / "ledger.jsonl")
     sampler.check_bits.cache_clear()
+
+
+def test_noise_is_tried_on_the_device_that_draws_it(tmp_path, monkeypatch):
+    """Which need not be JAX's default, nor there when a curator is made. It is tried before a charge, and when a state follows a record."""
+    algorithm, params, device = curators.averaging(), {"x": jnp.zeros(3)}, jax.local_devices()[0]
+    curator, state = curators.opened(algorithm, curators.Loop(), tmp_path / "ledger.jsonl"), algorithm.mechanism.init(params)
+
+    def is_refused() -> bool:
+        with monkeypatch.context() as patch:
+            patch.setattr(sampler, "check_bits", lambda device: (_ for _ in ()).throw(sampler.OtherBits(str(device))))
+            with pytest.raises(sampler.OtherBits, match=re.escape(str(device))):
+                curator.private_mean(params, state, 0)
+        return True
+
+    assert is_refused()
+    assert not curator.account.charges
+    assert not (tmp_path / "ledger.releases").exists()
+    curator.private_mean(params, state, 0)
+    assert is_refused()  # to follow what is charged and on record
+    tried = []
+    monkeypatch.setattr(sampler, "SEEN_ON", ())
+    monkeypatch.setattr(jax, "device_put", lambda key, device: tried.append(device) or key)
+    sampler.check_bits.__wrapped__(device)
+    assert tried == [device]
 
 
 def test_the_kernel_is_one_that_a_gpu_can_be_given():
