@@ -236,6 +236,26 @@ def test_a_record_has_every_bit_of_a_release_whatever_becomes_of_it(tmp_path, ke
     assert np.asarray(kept.estimate["w"]).view(np.uint32).tolist() == bits.tolist()
 
 
+def test_a_release_on_several_devices_is_kept_like_one_on_one_device():
+    """As a fleet or a state of one's own may leave it: everywhere, in parts, or a layer here and a layer there."""
+    program = (
+        "import jax, jax.numpy as jnp, numpy as np\n"
+        "from jax.sharding import NamedSharding, PartitionSpec\n"
+        "from taciturn.core import Release\n"
+        "from taciturn.privacy.records import Records\n"
+        "first, second = jax.devices()\n"
+        "mesh, values = jax.make_mesh((2,), ('x',)), np.arange(8, dtype=np.float32)\n"
+        "everywhere, parted = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), ('x',)))\n"
+        "for at in ((first, first), (second, second), (first, second), (everywhere, everywhere), (parted, everywhere)):\n"
+        "    print(Records(None, bytes(32)).write(0, Release([jax.device_put(values, one) for one in at]), '-0'))\n"
+        "print(Records(None, bytes(32)).write(0, Release([values, jax.device_put(values, second)]), '-0'))\n"
+    )
+    two = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", program], env=two, capture_output=True, text=True, check=True)
+    assert len(done.stdout.split()) == 6
+    assert len(set(done.stdout.split())) == 1
+
+
 def test_without_a_folder_the_last_release_alone_is_kept():
     """Else a long loop of one's own would fill the memory."""
     kept_in = Records(None, ROOT)

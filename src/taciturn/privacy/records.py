@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -111,12 +112,14 @@ class Records:
 
 def _on_host(leaves: list[jax.Array]) -> memoryview:
     """All numbers, one leaf after another."""
-    devices = leaves[0].devices() if isinstance(leaves[0], jax.Array) else {jax.local_devices()[0]}
+    devices = {device for leaf in leaves if isinstance(leaf, jax.Array) for device in leaf.devices()}
+    if len(devices) != 1:  # of several, or of none
+        leaves, devices = jax.device_get(leaves), {jax.local_devices()[0]}
     return np.asarray(_words(*devices)(leaves)).view(np.uint8).data
 
 
 @functools.cache
-def _words(device: jax.Device) -> Callable[[list[jax.Array]], jax.Array]:
+def _words(device: Any) -> Callable[[list[jax.Array]], jax.Array]:
     """As words, so that nothing is rounded on the way, and in memory that a GPU writes to by itself: touching new pages takes longer."""
     kinds = {memory.kind for memory in device.addressable_memories()}
     place = SingleDeviceSharding(device, memory_kind="pinned_host" if "pinned_host" in kinds else None)
