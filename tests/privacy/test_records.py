@@ -179,6 +179,14 @@ def test_records_are_their_owners_alone_and_go_when_the_state_is_saved(tmp_path)
     assert [path.name for path in (tmp_path / "releases").iterdir()] == ["release-2"]
 
 
+def test_the_folder_of_the_first_record_is_on_disk_with_it(tmp_path, monkeypatch):
+    """A file that is synced in a folder that is not may be gone after a power cut, and its charge there."""
+    synced, fsync = set(), os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: synced.add(os.fstat(file).st_ino) or fsync(file))
+    Records(tmp_path / "releases", ROOT).write(0, Release(PARAMS), "-0")
+    assert {path.stat().st_ino for path in (tmp_path, tmp_path / "releases", tmp_path / "releases" / "release-0")} <= synced
+
+
 def test_a_share_of_clipped_users_is_kept_too(tmp_path):
     folder = Records(tmp_path, ROOT)
     release = Release({"a": jnp.arange(3.0), "b": {"c": jnp.ones((2, 2))}}, jnp.float32(0.375))

@@ -29,7 +29,7 @@ from jax.sharding import SingleDeviceSharding
 
 from taciturn.core import Params, Release
 from taciturn.errors import TaciturnError
-from taciturn.files import write_atomically
+from taciturn.files import sync_folder, write_atomically
 
 PIECE = 2**20  # bytes
 Content = tuple[bytes, memoryview]  # what it is, in a line, and its numbers
@@ -55,7 +55,9 @@ class Records:
         if self._folder is None:
             self._in_memory = {row: (about, numbers)}
         else:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not self._folder.exists():
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                sync_folder(self._folder.parent)
             write_atomically(self._path(self._folder, row), [about, numbers], 0o600)
         return self._checksum(about, hashes)
 
