@@ -1,5 +1,6 @@
 """White noise in whole numbers: its bits are ChaCha20's, its tables are right, its distance from the rounded normal is what is charged."""
 
+import bisect
 import hashlib
 import itertools
 import math
@@ -328,6 +329,26 @@ def test_the_kernel_draws_the_same_bits(deviation, size):
     """Of one program and of several, whole ones and not, and of streams whose number has 32 bits."""
     for stream in (0, 2**32 - 1):
         assert np.array_equal(by(interpreted, deviation, size, stream), by(sampler.plain, deviation, size, stream))
+
+
+@pytest.mark.parametrize(("deviation", "size"), [(2048.0, 1), (3000.0, 5), (2.0**31, 131), (2.0**57, 515), (2.0**58 - 2.0**30, 6)])
+def test_a_draw_is_what_its_definition_says_in_whole_numbers_of_python(deviation, size):
+    """With OpenSSL's blocks, a search that compares whole numbers, and sums that cannot run over."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+    words = [column.tolist() for column in sampler.cumulative()]
+    table = [(a << 96) + (b << 64) + (c << 32) + d for a, b, c, d in zip(*words, strict=True)]
+    made, key, stream, blocks = sampler.spread(deviation), np.arange(8, dtype="<u4").tobytes(), 2**31 + 5, -(-size // 4)
+    sums = [0] * (4 * blocks)
+    for name, factor in enumerate(made.factors):
+        nonce = np.array([0, name, stream, 0], "<u4").tobytes()
+        bits = Cipher(algorithms.ChaCha20(key, nonce), None).encryptor().update(bytes(64 * blocks))
+        for place, (sign, *rest) in enumerate(np.frombuffer(bits, "<u4").reshape(-1, 4).tolist()):
+            number = ((sign >> 1) << 96) + (rest[0] << 64) + (rest[1] << 32) + rest[2]
+            block, quarter = divmod(place, 4)
+            sums[quarter * blocks + block] += factor * bisect.bisect_right(table, number) * (-1 if sign & 1 else 1)
+    for draw in (sampler.white, interpreted):
+        assert by(draw, deviation, size, stream).tolist() == sums[:size]
 
 
 def test_the_bits_are_those_that_every_machine_is_tried_by(monkeypatch):
