@@ -4,6 +4,7 @@ import functools
 import os
 import subprocess
 import sys
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -98,6 +99,25 @@ def test_a_charged_release_is_given_out_again_to_the_bit_and_nothing_is_summed(t
     assert len(again.account.charges) == 3
     again.private_mean(PARAMS, state, 3)
     assert (again._fleet.sums, len(again.account.charges)) == (1, 4)
+
+
+def test_two_threads_that_ask_for_a_round_get_one_release(tmp_path):
+    """The second comes while the first sums."""
+    first, made = door(tmp_path)
+    state, summed, given = made.init(PARAMS), first._fleet.sum_reports, []
+    other = threading.Thread(target=lambda: given.append(first.private_mean(PARAMS, state, 0)))
+
+    def slowly(*arguments):
+        if other.ident is None:
+            other.start()
+            other.join(0.5)
+        return summed(*arguments)
+
+    first._fleet.sum_reports = slowly
+    given.append(first.private_mean(PARAMS, state, 0))
+    other.join()
+    assert (first._fleet.sums, len(first.account.charges), len(given)) == (1, 1, 2)
+    assert same(*given)
 
 
 def test_a_release_that_was_not_charged_is_never_given_out(tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 
 import jax
 import numpy as np
@@ -72,6 +73,7 @@ class Curator:
         self._records = records or Records(None, self._root)
         self._release, self._follow, self._public = map(jax.jit, (mechanism.release, mechanism.follow, mechanism.public))
         self._states: dict[int, MechanismState] = {}  # that this round and the next must start from
+        self._one_at_a_time = Lock()
         self._tries: Counter[int] = Counter()  # at noising a total of that round, in this process
         self._program = device_program(algorithm)
         self._secrets: tempfile.TemporaryDirectory | None = None
@@ -139,7 +141,10 @@ class Curator:
 
     def private_mean(self, params: Params, state: MechanismState, round: int) -> tuple[Estimate, MechanismState]:
         """One round's private estimate of the average update, and the mechanism's next state."""
-        round = operator.index(round)
+        with self._one_at_a_time:  # else two threads could make two releases of a round
+            return self._private_mean(params, state, operator.index(round))
+
+    def _private_mean(self, params: Params, state: MechanismState, round: int) -> tuple[Estimate, MechanismState]:
         self._check_state(state, round)
         if self._log is not None:
             self._check_log(self._log)
