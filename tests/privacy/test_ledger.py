@@ -217,6 +217,49 @@ def test_two_processes_on_one_run_are_noticed(opened, ledger_path):
         opened.charge(3, "record")
 
 
+def test_whoever_adds_rows_they_are_found_by_run_like_one_by_one(opened, ledger_path):
+    """By this process, by another, after a torn line, and of nobody's run."""
+    book, other = opened.ledger, Ledger(ledger_path)
+
+    def check() -> None:
+        other.refresh()
+        book.refresh()
+        for each in (book, other, Ledger(ledger_path)):
+            for run in ("run", "second", None):
+                assert each.run_rows(run) == [row for row in each.rows if row.get("run") == run]
+
+    check()
+    Account(other, terms("second"), opened.release).open()
+    check()
+    opened.charge(3, "record")
+    with open(ledger_path, "ab") as file:
+        file.write(b'{"kind": "charge", "run": "ru')
+    check()
+    other.close("second")
+    assert not book.is_closed("second")  # it has not looked
+    check()
+    assert book.is_closed("second")
+
+
+def test_a_close_that_comes_while_another_thread_looks_is_not_missed(opened, ledger_path):
+    """As in a loop of one's own whose progress another thread shows, in the midst of which the loop takes in what is new."""
+    book, looks = opened.ledger, []
+
+    class Rows(list):
+        def __getitem__(self, place):
+            found = super().__getitem__(place)
+            if isinstance(place, slice) and not looks.append(place) and len(looks) == 1:
+                book.refresh()
+            return found
+
+    Ledger(ledger_path).close("run")
+    book.rows = Rows(book.rows)
+    opened.guarantee()
+    with pytest.raises(LedgerError, match="is closed"):
+        opened.charge(3, "record")
+    assert book.run_rows("run") == [row for row in book.rows if row.get("run") == "run"]
+
+
 def test_charges_of_several_processes_form_one_chain(tmp_path):
     path = tmp_path / "ledger.jsonl"
     Ledger(path)

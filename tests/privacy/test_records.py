@@ -4,6 +4,7 @@ import functools
 import os
 import subprocess
 import sys
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -100,6 +101,25 @@ def test_a_charged_release_is_given_out_again_to_the_bit_and_nothing_is_summed(t
     assert (again._fleet.sums, len(again.account.charges)) == (1, 4)
 
 
+def test_two_threads_that_ask_for_a_round_get_one_release(tmp_path):
+    """The second comes while the first sums."""
+    first, made = door(tmp_path)
+    state, summed, given = made.init(PARAMS), first._fleet.sum_reports, []
+    other = threading.Thread(target=lambda: given.append(first.private_mean(PARAMS, state, 0)))
+
+    def slowly(*arguments):
+        if other.ident is None:
+            other.start()
+            other.join(0.5)
+        return summed(*arguments)
+
+    first._fleet.sum_reports = slowly
+    given.append(first.private_mean(PARAMS, state, 0))
+    other.join()
+    assert (first._fleet.sums, len(first.account.charges), len(given)) == (1, 1, 2)
+    assert same(*given)
+
+
 def test_a_release_that_was_not_charged_is_never_given_out(tmp_path, monkeypatch):
     """Cut off between the record and the charge: what is on disk has not left, and what leaves has other noise and another total."""
     first, made = door(tmp_path)
@@ -179,6 +199,14 @@ def test_records_are_their_owners_alone_and_go_when_the_state_is_saved(tmp_path)
     assert [path.name for path in (tmp_path / "releases").iterdir()] == ["release-2"]
 
 
+def test_the_folder_of_the_first_record_is_on_disk_with_it(tmp_path, monkeypatch):
+    """A file that is synced in a folder that is not may be gone after a power cut, and its charge there."""
+    synced, fsync = set(), os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: synced.add(os.fstat(file).st_ino) or fsync(file))
+    Records(tmp_path / "releases", ROOT).write(0, Release(PARAMS), "-0")
+    assert {path.stat().st_ino for path in (tmp_path, tmp_path / "releases", tmp_path / "releases" / "release-0")} <= synced
+
+
 def test_a_share_of_clipped_users_is_kept_too(tmp_path):
     folder = Records(tmp_path, ROOT)
     release = Release({"a": jnp.arange(3.0), "b": {"c": jnp.ones((2, 2))}}, jnp.float32(0.375))
@@ -234,6 +262,26 @@ def test_a_record_has_every_bit_of_a_release_whatever_becomes_of_it(tmp_path, ke
     jax.jit(lambda values: values + 1, donate_argnums=0)(release.estimate["w"])  # a step that takes its memory over
     kept, _ = kept_in.read(0, checksum, PARAMS)
     assert np.asarray(kept.estimate["w"]).view(np.uint32).tolist() == bits.tolist()
+
+
+def test_a_release_on_several_devices_is_kept_like_one_on_one_device():
+    """As a fleet or a state of one's own may leave it: everywhere, in parts, or a layer here and a layer there."""
+    program = (
+        "import jax, jax.numpy as jnp, numpy as np\n"
+        "from jax.sharding import NamedSharding, PartitionSpec\n"
+        "from taciturn.core import Release\n"
+        "from taciturn.privacy.records import Records\n"
+        "first, second = jax.devices()\n"
+        "mesh, values = jax.make_mesh((2,), ('x',)), np.arange(8, dtype=np.float32)\n"
+        "everywhere, parted = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), ('x',)))\n"
+        "for at in ((first, first), (second, second), (first, second), (everywhere, everywhere), (parted, everywhere)):\n"
+        "    print(Records(None, bytes(32)).write(0, Release([jax.device_put(values, one) for one in at]), '-0'))\n"
+        "print(Records(None, bytes(32)).write(0, Release([values, jax.device_put(values, second)]), '-0'))\n"
+    )
+    two = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", program], env=two, capture_output=True, text=True, check=True)
+    assert len(done.stdout.split()) == 6
+    assert len(set(done.stdout.split())) == 1
 
 
 def test_without_a_folder_the_last_release_alone_is_kept():

@@ -1,8 +1,10 @@
 """White noise in whole numbers: its bits are ChaCha20's, its tables are right, its distance from the rounded normal is what is charged."""
 
+import bisect
 import hashlib
 import itertools
 import math
+import re
 from collections import Counter
 from fractions import Fraction
 from functools import partial
@@ -329,6 +331,26 @@ def test_the_kernel_draws_the_same_bits(deviation, size):
         assert np.array_equal(by(interpreted, deviation, size, stream), by(sampler.plain, deviation, size, stream))
 
 
+@pytest.mark.parametrize(("deviation", "size"), [(2048.0, 1), (3000.0, 5), (2.0**31, 131), (2.0**57, 515), (2.0**58 - 2.0**30, 6)])
+def test_a_draw_is_what_its_definition_says_in_whole_numbers_of_python(deviation, size):
+    """With OpenSSL's blocks, a search that compares whole numbers, and sums that cannot run over."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+    words = [column.tolist() for column in sampler.cumulative()]
+    table = [(a << 96) + (b << 64) + (c << 32) + d for a, b, c, d in zip(*words, strict=True)]
+    made, key, stream, blocks = sampler.spread(deviation), np.arange(8, dtype="<u4").tobytes(), 2**31 + 5, -(-size // 4)
+    sums = [0] * (4 * blocks)
+    for name, factor in enumerate(made.factors):
+        nonce = np.array([0, name, stream, 0], "<u4").tobytes()
+        bits = Cipher(algorithms.ChaCha20(key, nonce), None).encryptor().update(bytes(64 * blocks))
+        for place, (sign, *rest) in enumerate(np.frombuffer(bits, "<u4").reshape(-1, 4).tolist()):
+            number = ((sign >> 1) << 96) + (rest[0] << 64) + (rest[1] << 32) + rest[2]
+            block, quarter = divmod(place, 4)
+            sums[quarter * blocks + block] += factor * bisect.bisect_right(table, number) * (-1 if sign & 1 else 1)
+    for draw in (sampler.white, interpreted):
+        assert by(draw, deviation, size, stream).tolist() == sums[:size]
+
+
 def test_the_bits_are_those_that_every_machine_is_tried_by(monkeypatch):
     """And among them are a few for which one word of the number does not decide: the twin that stops there is noticed."""
     right, found = (by(draw, 2.0**57, 10**5) for draw in (sampler.plain, interpreted))
@@ -339,14 +361,38 @@ def test_the_bits_are_those_that_every_machine_is_tried_by(monkeypatch):
 
 
 def test_a_device_whose_noise_has_other_bits_is_refused_before_anything_is_released(tmp_path, monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(sampler, "SEEN_ON", ())
     white = sampler.white
-    sampler.check_bits.__wrapped__()
+    sampler.check_bits.__wrapped__(jax.local_devices()[0])
     monkeypatch.setattr(sampler, "white", lambda spread, key, stream, size: white(spread, key, stream + 1, size))
     sampler.check_bits.cache_clear()
     with pytest.raises(sampler.OtherBits, match="Nothing was released"):
         curators.opened(curators.averaging(), curators.Loop(), tmp_path / "ledger.jsonl")
     sampler.check_bits.cache_clear()
+
+
+def test_noise_is_tried_on_the_device_that_draws_it(tmp_path, monkeypatch):
+    """Which need not be JAX's default, nor there when a curator is made. It is tried before a charge, and when a state follows a record."""
+    algorithm, params, device = curators.averaging(), {"x": jnp.zeros(3)}, jax.local_devices()[0]
+    curator, state = curators.opened(algorithm, curators.Loop(), tmp_path / "ledger.jsonl"), algorithm.mechanism.init(params)
+
+    def is_refused() -> bool:
+        with monkeypatch.context() as patch:
+            patch.setattr(sampler, "check_bits", lambda device: (_ for _ in ()).throw(sampler.OtherBits(str(device))))
+            with pytest.raises(sampler.OtherBits, match=re.escape(str(device))):
+                curator.private_mean(params, state, 0)
+        return True
+
+    assert is_refused()
+    assert not curator.account.charges
+    assert not (tmp_path / "ledger.releases").exists()
+    curator.private_mean(params, state, 0)
+    assert is_refused()  # to follow what is charged and on record
+    tried = []
+    monkeypatch.setattr(sampler, "SEEN_ON", ())
+    monkeypatch.setattr(jax, "device_put", lambda key, device: tried.append(device) or key)
+    sampler.check_bits.__wrapped__(device)
+    assert tried == [device]
 
 
 def test_the_kernel_is_one_that_a_gpu_can_be_given():

@@ -180,6 +180,9 @@ class ChainedFile:
                 f"{self.path}, row {position}, does not fit the row before it: the ledger was changed by hand, damaged or mixed "
                 "with another. Nothing will be released from it. Restore it from a copy, or treat these users' text as used up."
             )
+        self._add(row)
+
+    def _add(self, row: Row) -> None:
         self.rows.append(row)
 
     def _write(self, file: BinaryIO, row: Row) -> Row:
@@ -188,7 +191,7 @@ class ChainedFile:
         line = json.dumps(row, sort_keys=True).encode() + b"\n"
         self._flush(file, line)  # what a full disk takes of it is cut off by whoever comes next
         self._size += len(line)
-        self.rows.append(row)
+        self._add(row)
         self._save_head(file)  # before the caller may release anything
         return row
 

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 
 import jax
 import numpy as np
@@ -64,7 +65,7 @@ class Curator:
             raise ValueError("noise that is correlated over rounds needs a claim about how often users take part")
         if account.terms.adjacency != participation.adjacency:
             raise ValueError(f"the account states the adjacency «{account.terms.adjacency}», not «{participation.adjacency}»")
-        sampler.check_bits()
+        sampler.check_bits(jax.local_devices()[0])  # where `rounds` draws, and before anybody is asked
         self.account = account
         self._mechanism, self._participation, self._fleet, self._log = mechanism, participation, fleet, log
         # Bound to what runs: one root under two recipes or two noise levels shares no key between them.
@@ -72,6 +73,7 @@ class Curator:
         self._records = records or Records(None, self._root)
         self._release, self._follow, self._public = map(jax.jit, (mechanism.release, mechanism.follow, mechanism.public))
         self._states: dict[int, MechanismState] = {}  # that this round and the next must start from
+        self._one_at_a_time = Lock()
         self._tries: Counter[int] = Counter()  # at noising a total of that round, in this process
         self._program = device_program(algorithm)
         self._secrets: tempfile.TemporaryDirectory | None = None
@@ -139,19 +141,22 @@ class Curator:
 
     def private_mean(self, params: Params, state: MechanismState, round: int) -> tuple[Estimate, MechanismState]:
         """One round's private estimate of the average update, and the mechanism's next state."""
-        round = operator.index(round)
+        with self._one_at_a_time:  # else two threads could make two releases of a round
+            return self._private_mean(params, state, operator.index(round))
+
+    def _private_mean(self, params: Params, state: MechanismState, round: int) -> tuple[Estimate, MechanismState]:
         self._check_state(state, round)
         if self._log is not None:
             self._check_log(self._log)
         if round < len(self.account.charges):  # charged, and nobody remembers the result: a crash, or a second call
             release, drawn = self._records.read(round, self.account.charges[round]["record"], params)
-            after = self._follow(state, release, self._noise_key(drawn, round))
+            after = sampler.checked(self._follow(state, release, self._noise_key(drawn, round)))
         else:
             self.account.check_budget()
             total = self._total_of_a_new_cohort(params, state, round)  # Σ w_k Δ_k, each already clipped
             drawn = f"{self.account.nonce.hex()}-{self._tries[round]}"
             self._tries[round] += 1
-            release, after = self._release(state, total, self._noise_key(drawn, round))  # f̃ + N(0, Iσ²)
+            release, after = sampler.checked(self._release(state, total, self._noise_key(drawn, round)))  # f̃ + N(0, Iσ²)
             self.account.check_alone()  # else the record of another process would be overwritten, which may be charged
             record = self._records.write(round, release, drawn)
             self.account.charge(round, record, self._log.mark(round) if self._log else "")  # M.accum_priv_spending(z)

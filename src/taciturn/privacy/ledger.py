@@ -72,14 +72,14 @@ class Ledger(ChainedFile):
 
     def __init__(self, path: Path, known: str | None = None) -> None:
         self._by_run: dict[str | None, list[Row]] = {}
-        self._sorted = 0  # rows that are there
         super().__init__(path, known)
+
+    def _add(self, row: Row) -> None:
+        self._by_run.setdefault(row.get("run"), []).append(row)
+        super()._add(row)
 
     def run_rows(self, run: str | None) -> list[Row]:
         """Those that are a run's, or, of None, nobody's."""
-        for row in self.rows[self._sorted :]:
-            self._by_run.setdefault(row.get("run"), []).append(row)
-        self._sorted = len(self.rows)
         return [*self._by_run.get(run, ())]
 
     def runs(self) -> list[str]:

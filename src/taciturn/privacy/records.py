@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,7 @@ from jax.sharding import SingleDeviceSharding
 
 from taciturn.core import Params, Release
 from taciturn.errors import TaciturnError
-from taciturn.files import write_atomically
+from taciturn.files import sync_folder, write_atomically
 
 PIECE = 2**20  # bytes
 Content = tuple[bytes, memoryview]  # what it is, in a line, and its numbers
@@ -54,7 +55,9 @@ class Records:
         if self._folder is None:
             self._in_memory = {row: (about, numbers)}
         else:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not self._folder.exists():
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                sync_folder(self._folder.parent)
             write_atomically(self._path(self._folder, row), [about, numbers], 0o600)
         return self._checksum(about, hashes)
 
@@ -111,12 +114,14 @@ class Records:
 
 def _on_host(leaves: list[jax.Array]) -> memoryview:
     """All numbers, one leaf after another."""
-    devices = leaves[0].devices() if isinstance(leaves[0], jax.Array) else {jax.local_devices()[0]}
+    devices = {device for leaf in leaves if isinstance(leaf, jax.Array) for device in leaf.devices()}
+    if len(devices) != 1:  # of several, or of none
+        leaves, devices = jax.device_get(leaves), {jax.local_devices()[0]}
     return np.asarray(_words(*devices)(leaves)).view(np.uint8).data
 
 
 @functools.cache
-def _words(device: jax.Device) -> Callable[[list[jax.Array]], jax.Array]:
+def _words(device: Any) -> Callable[[list[jax.Array]], jax.Array]:
     """As words, so that nothing is rounded on the way, and in memory that a GPU writes to by itself: touching new pages takes longer."""
     kinds = {memory.kind for memory in device.addressable_memories()}
     place = SingleDeviceSharding(device, memory_kind="pinned_host" if "pinned_host" in kinds else None)

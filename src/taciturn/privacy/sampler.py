@@ -21,7 +21,7 @@ import math
 import operator
 from decimal import Context, Decimal
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ import numpy as np
 from jax.experimental import pallas
 from jax.experimental.pallas import triton
 
+from taciturn.core import PyTree
 from taciturn.errors import TaciturnError
 from taciturn.privacy import chacha20, wide
 from taciturn.privacy.wide import Wide
@@ -42,6 +43,7 @@ HELD, HELD_BY_A_CORE = 128, 8192  # blocks that one program of a GPU, and a core
 SMOOTHING = Fraction(1, 4) - Fraction(1, BASE**2)
 ADDITION_ERROR = 2.0**-111  # of one addition, in total variation
 TABLE_ERROR = (LARGEST + 1) * 2.0 ** -(BITS + 1) + 2.0**-180  # of one look-up: rounded probabilities, and the tail that is cut off
+SEEN_ON = ("cpu",)  # platforms whose noise tests have seen
 # The hash of 10⁵ draws at a standard deviation of 2⁵⁷ steps, key 0 … 7, stream 1: so many that one word does not decide for all.
 KNOWN = "7ea1bf83c53e4ac00d42608054f0c5752e0d2356cba313ad4d978b313c1b69f9"
 
@@ -131,16 +133,24 @@ def _drawn(counters: jax.Array, factors: int, key, stream: jax.Array, lower, upp
 
 
 @functools.cache
-def check_bits() -> None:
-    """Raise unless noise has the bits here that it has everywhere. On a CPU tests have seen it; GPUs are tried once in each process."""
-    if jax.default_backend() == "cpu":
+def check_bits(device: Any) -> None:
+    """Raise unless noise has the bits there that it has everywhere. On a CPU tests have seen it; GPUs are tried once in each process."""
+    if device.platform in SEEN_ON:
         return
-    drawn = jax.jit(lambda key: white(spread(2.0**57), key, 1, 10**5))(np.arange(8, dtype=np.uint32))
+    key = jax.device_put(np.arange(8, dtype=np.uint32), device)  # wherever else JAX would put it
+    drawn = jax.jit(lambda key: white(spread(2.0**57), key, 1, 10**5))(key)
     if hashlib.sha256(wide.to_numpy(drawn).tobytes()).hexdigest() != KNOWN:
         raise OtherBits(
-            f"on {jax.local_devices()[0].device_kind} noise has other bits than elsewhere, so nothing is known of it. Nothing was "
+            f"on {device.device_kind} noise has other bits than elsewhere, so nothing is known of it. Nothing was "
             "released. Update JAX and the driver, or train on CPUs (JAX_PLATFORMS=cpu)"
         )
+
+
+def checked(made: PyTree) -> PyTree:
+    """What was drawn, unless its devices draw other bits: arguments decide where that is, and settings where they do not."""
+    for device in set().union(*(leaf.devices() for leaf in jax.tree.leaves(made))):
+        check_bits(device)
+    return made
 
 
 def _halves(spread: Spread) -> tuple[jax.Array, jax.Array]:
