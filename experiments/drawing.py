@@ -10,6 +10,7 @@ from html import escape
 from results import Group
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 380, 62, 190, 36, 48
+LETTER = 7  # of a legend, at most, in pixels
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#8b5a2b")  # Okabe and Ito's, and two more
 STYLE = """text{font:12px sans-serif;fill:#222}.small{font-size:11px}.title{font-size:13px;font-weight:600}
 .axis{stroke:#888;fill:none}.grid{stroke:#ddd;fill:none}svg{background:#fff}
@@ -70,9 +71,9 @@ def figure(title: str, across: str, up: str, lines: Sequence[Line], log: bool = 
     for place, line in enumerate(lines):
         colour = "#888" if line.of_paper and line.name not in colours else colours[line.name]
         drawn += [*_line(line, x, y, colour), *_legend(line, place, colour)]
-    body = "\n".join(drawn)
+    body, width = "\n".join(drawn), max(WIDTH, WIDTH - RIGHT + 44 + LETTER * max(len(line.name) for line in lines))
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}">\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" width="{width}" height="{HEIGHT}">\n'
         f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n{body}\n</svg>\n"
     )
 
