@@ -46,7 +46,7 @@ def test_a_table_becomes_a_population_that_says_what_is_in_it(tmp_path, table):
     assert "messages.csv: author, body, secret" in out
     assert "Tokens per user" in out
     assert "quick" not in out  # no text of users, ever
-    assert run("data", "show", tmp_path / "p") == out
+    assert out == f"reading {table} …\n" + run("data", "show", tmp_path / "p")
     manifest = json.loads(run("data", "show", tmp_path / "p", "--json"))
     assert manifest[COUNTS]["rows"] == 150
 
@@ -105,7 +105,7 @@ def test_bad_input_is_one_sentence_and_a_status(tmp_path, table):
     command = [sys.executable, "-c", "from taciturn.cli import main; main()", "data", "build", str(table), "--out", str(tmp_path / "p")]
     done = subprocess.run([*command, "--text-column", "nothing"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
-    assert done.stdout == ""
+    assert done.stdout == f"reading {table} …\n"
     assert done.stderr.startswith("taciturn: ")
     assert "has no column nothing; its columns are author, body, secret" in done.stderr
     assert "Traceback" not in done.stderr

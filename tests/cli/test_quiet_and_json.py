@@ -93,6 +93,16 @@ def test_progress_in_a_pipe_is_lines_with_the_time_left(monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines() == [f"measuring: {done} of 40  0:00:{40 - done} left" for done in (2, 12, 22)]
 
 
+def test_the_time_left_does_not_count_what_comes_before_the_first_round(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(output.time, "monotonic", lambda: now[0])
+    with output.bar("run", "rounds") as show:
+        show(0, None, "compiling")
+        for done, now[0] in ((1, 60.0), (11, 70.0)):
+            show(done, 41)
+    assert capsys.readouterr().out.splitlines() == ["run: compiling", "run: 1 of 41 rounds", "run: 11 of 41 rounds  0:00:30 left"]
+
+
 def test_the_doctor_finds_a_machine_that_can_train():
     done = run_cli("doctor", "--json")
     found = {one["name"]: one for one in json.loads(done.output)}

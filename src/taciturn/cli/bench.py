@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from taciturn.cli.output import bar, console, print_table, say, stages
+from taciturn.cli.output import bar, begin, console, print_table, say, stages
 from taciturn.errors import TaciturnError
 from taciturn.names import Precision
 
@@ -98,6 +98,7 @@ def doctor() -> tuple[list[dict[str, Any]], int]:
 
     Example: taciturn doctor --json
     """
+    begin("examining this machine")
     from taciturn.bench.health import examined
 
     with stages() as show:

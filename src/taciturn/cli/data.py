@@ -11,7 +11,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 import taciturn as tt
-from taciturn.cli.output import console, group, print_table, say, stages
+from taciturn.cli.output import begin, console, group, print_table, say, stages
 from taciturn.errors import TaciturnError
 from taciturn.files import check_new_folder, new_folder
 
@@ -63,6 +63,7 @@ def build(
 
     And next month: taciturn data build june.csv --out people-june --same-people-as people
     """
+    begin(f"reading {', '.join(sources)}")
     from taciturn.data.columns import Columns
     from taciturn.data.state_of_the_union import simulated_users
     from taciturn.populations import check_population_folder, vocabulary_of
@@ -73,8 +74,7 @@ def build(
         if len(sources) > 1:
             raise TaciturnError("sotu cannot be mixed with other sources: name it alone, or leave it out")
         if same_people_as or exclude or scrub or sensitive_column:
-            protects = "--exclude, --scrub and --sensitive-column, and --same-people-as"
-            raise TaciturnError(f"sotu is public speeches, whose speakers are in no population: leave out {protects}")
+            raise TaciturnError("sotu is public speeches: leave out --exclude, --scrub and --sensitive-column, and --same-people-as")
         with stages() as show:
             simulated_users(out, words, lambda done, all: show("reading speeches", done, all))
     else:
@@ -108,6 +108,7 @@ def public(
 
     Example: taciturn data public book.txt --out book; taciturn data build chats.csv --out people --vocabulary book
     """
+    begin(f"reading {', '.join(sources)}")
     from taciturn.data.columns import Columns
     from taciturn.data.public import ingest_public
     from taciturn.data.sources import Source
@@ -178,8 +179,7 @@ def _show_population(folder: Path) -> dict[str, Any]:
     lines = [f"From {about['source']}" + (f": {', '.join(about['columns'])}" if about.get("columns") else "")]
     if about.get("simulated"):
         lines.append(f"Simulated: {about['simulated']}")
-    unit = "words" if words["unit"] == "word" else "characters"
-    lines.append(f"{words['size']:,} {unit} ({words['source']})")
+    lines.append(f"{words['size']:,} {words['unit']}s ({words['source']})")
     first = counts.get("first_left_out", {})
     for title in ("Left out", "Noted", "Changed", "Scrubbed"):
         for reason, count in counts.get(title.lower().replace(" ", "_"), {}).items():

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 import taciturn as tt
-from taciturn.cli.output import console, print_metrics, print_table, say, stages
+from taciturn.cli.output import begin, console, print_metrics, print_table, say, stages
 from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 
 NAMES = {
@@ -32,6 +32,7 @@ def evaluate(
 
     Example: taciturn evaluate runs/first --json
     """
+    begin(f"reading {run}")
     from taciturn.evaluation.accuracy import HEADS
 
     with stages() as show:
@@ -56,6 +57,7 @@ def compare(first: Run, second: Annotated[Path, Argument(help="another run folde
 
     Example: taciturn compare runs/first runs/second
     """
+    begin(f"reading {first} and {second}")
     with stages() as show:
         one, other = tt.FinishedRun(first).compare(tt.FinishedRun(second), data, show)
     for letter, folder, run in (("A", first, one), ("B", second, other)):
@@ -78,11 +80,12 @@ def report(
 
     Example: taciturn report runs/first --beside baselines/kneser-ney
     """
-    import webbrowser
-
+    begin(f"reading {run}")
     with stages() as show:
         page = tt.FinishedRun(run).report(beside, show)
     say(f"{page}")
     if browser:
+        import webbrowser
+
         webbrowser.open(page.resolve().as_uri())
     return {"report": str(page)}

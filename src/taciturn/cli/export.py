@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 import taciturn as tt
-from taciturn.cli.output import console, say, stages
+from taciturn.cli.output import begin, console, say, stages
 from taciturn.names import ExportFormat
 from taciturn.privacy.figures import delta_text, epsilon_text
 
@@ -34,6 +34,7 @@ def export(
 
     Example: taciturn export runs/first --to onnx --out exported
     """
+    begin(f"reading {run}")
     from taciturn.export.formats import Distilling
     from taciturn.keyboard.predictor import load_blocklist
 
@@ -49,10 +50,5 @@ def export(
             f"probabilities differ by {check.difference:.2g} at most"
         )
     console.print(f"ε = {epsilon_text(guarantee.epsilon)}, δ = {delta_text(guarantee.delta)}; ledger row {guarantee.head[:16]}…")
-    return {
-        "files": [str(path) for path in exported.files],
-        "epsilon": guarantee.epsilon,
-        "delta": guarantee.delta,
-        "head": guarantee.head,
-        "agreement": None if check is None else check.agreement,
-    }
+    cost = {"epsilon": guarantee.epsilon, "delta": guarantee.delta, "head": guarantee.head}
+    return {"files": [str(path) for path in exported.files], **cost, "agreement": None if check is None else check.agreement}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from taciturn.cli.export import Blocklist
-from taciturn.cli.output import console, group, print_metrics, say, stages
+from taciturn.cli.output import begin, console, group, print_metrics, say, stages
 from taciturn.names import Smoothing
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def open_keyboard(
 
     Example: taciturn keyboard open runs/first --beside baselines/kneser-ney
     """
+    begin(f"reading {run}")
     import webbrowser
 
     from taciturn.keyboard.predictor import load_blocklist

@@ -173,7 +173,7 @@ def _lines(unit: str, wait: float) -> Callable[..., None]:
     def show(stage: str, done: int, all: int | None, note: str = "") -> None:
         nonlocal due
         now = time.monotonic()
-        since, before = began.setdefault(stage, (now, done))
+        since, before = began.setdefault(stage, (now, done)) if all else (now, done)
         if now >= due or (done == all and unit):
             due = now + LINE_SECONDS
             left = timedelta(seconds=round((now - since) * (all - done) / (done - before))) if all and all > done > before else None

@@ -63,7 +63,8 @@ def train(
         _check_people(what)
         raise TaciturnError(f"{what} is a population: say what its people are promised, for example --epsilon 4")
     if not what.is_dir() and for_people:
-        raise TaciturnError(f"{not_a('a population', what)}; {for_people[0]} needs a population, and a recipe has its own settings")
+        needs = f"{for_people[0]} needs a population, and a recipe has its own settings"
+        raise TaciturnError(f"{not_a('a population', what)}; {needs}. From text: taciturn data build TEXT --out FOLDER")
     if dry_run and (set or audit):
         raise TaciturnError("--dry-run writes a recipe to read and change: leave out --set and --audit until you train with it")
     recipe = what if epsilon is None else _chosen(what, epsilon, users, public, minutes or 30.0, folder)

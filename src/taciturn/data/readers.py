@@ -99,8 +99,8 @@ def read_csv(path: Place, choose: Choose, left_out: LeftOut, noted: LeftOut) -> 
         style: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if is_tsv else {"delimiter": max(",;\t|", key=first.count)}
         try:
             names = [name.strip() for name in next(csv.reader([first], **style))]
-        except csv.Error as error:
-            raise SourceError(f"{path}, line 1, does not name columns ({error}): make it a line such as user,text") from None
+        except csv.Error:
+            raise SourceError(f"{path}, line 1, does not name columns: name a file of text whose first line is such as user,text") from None
         columns = choose(names)
         wanted = [names.index(name) for name in columns.wanted]
         rows = _csv_rows(path, lines, csv.reader(lines, strict=True, **style), len(names), left_out, noted)

@@ -33,17 +33,16 @@ OUTSIDE = "Seen from outside"
 FREQUENT = 10  # of the words, sorted by frequency, one in this many is frequent; all others are rare
 COST = "Noise hides what few people share: people who gain less here pay more for privacy."
 REBUILT = "The population's text was replaced since this run: only the curves are of the people it was measured on then."
-HELD_OUT = (
-    "Measured on held-out people: the model never learned from them, and they have no guarantee. Their figures are averages over at least "
-    f"{LEAST_HELD_OUT} of them; intervals are 95 % over people."
-)
 CURVES = {
     "loss": "Loss of held-out people",
     "general_perplexity": "Perplexity of the general text",
     "clip_estimate": "Clip norm: the estimate it follows",
 }
 SIMULATED = ", in a simulation"
-FOOT = f"This page holds no one's text, and loads nothing over the network. {HELD_OUT}"
+FOOT = (
+    "This page holds no one's text, and loads nothing over the network. It is measured on held-out people: the model never learned from "
+    f"them, and they have no guarantee. Their figures are averages over at least {LEAST_HELD_OUT} of them; intervals are 95 % over people."
+)
 
 
 class Tested(NamedTuple):
@@ -195,7 +194,6 @@ def _people(held_out: list[Group], model: Scores, start: Scores | None, noisy: b
         tag("p", *legend, class_="quiet"),
         *([groups(spans, _percent, _mark)] if spans else []),
         *few,
-        _quiet(HELD_OUT),
     )
 
 
