@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from harness import mostly_slow
+from harness import lowers_for_gpus, mostly_slow
 from taciturn.models import losses, softmax_step
 from taciturn.models.cells import cifg, gru, lstm
 from taciturn.models.deep_lstm import deep_lstm
@@ -154,6 +154,7 @@ def test_products_in_bfloat16_come_close():
     assert mixed.matrix.dtype == jnp.float32
 
 
+@lowers_for_gpus
 def test_the_kernels_are_accepted_by_the_gpu_compiler():
     """Lowered to Triton's language here, where no GPU is."""
     step = jax.jit(jax.vmap(functools.partial(softmax_step.fused, rate=0.5, unit_norm=True, product=jnp.bfloat16)))

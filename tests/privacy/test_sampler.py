@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import curators
+from harness import lowers_for_gpus
 from taciturn.privacy import chacha20, sampler, wide
 from taciturn.privacy.clipping import MOST_REPORTS, flat_clip
 from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt, tree
@@ -395,6 +396,7 @@ def test_noise_is_tried_on_the_device_that_draws_it(tmp_path, monkeypatch):
     assert tried == [device]
 
 
+@lowers_for_gpus
 def test_the_kernel_is_one_that_a_gpu_can_be_given():
     """As far as that can be seen without one."""
     asked = jax.ShapeDtypeStruct((8,), jnp.uint32), jax.ShapeDtypeStruct((), jnp.uint32)
