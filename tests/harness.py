@@ -28,10 +28,9 @@ from taciturn.privacy.ledger import FILE_NAME
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import parse_recipe
-
-lowers_for_gpus = pytest.mark.skipif(jax.__version_info__ >= (0, 12), reason="from 0.12 on JAX compiles for a GPU only where there is one")
 from taciturn.runs.loop import train_run
 
+lowers_for_gpus = pytest.mark.skipif(jax.__version_info__ >= (0, 12), reason="from 0.12 on JAX compiles for a GPU only where there is one")
 WORDS = 40
 
 
