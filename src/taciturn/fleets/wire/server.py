@@ -99,6 +99,7 @@ class OpenFrontEnd(NamedTuple):
     address: str
     door: Door
     wait: Callable[[], None]  # until it ends, which it does not by itself
+    close: Callable[[], None]
 
 
 @dataclass
@@ -153,14 +154,17 @@ def front_end(folder: Path, host: str, port: int, store: Store, number_of: Numbe
             loop.run_until_complete(store.close())
             loop.close()
 
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    try:
-        yield OpenFrontEnd(f"{host}:{listener.getsockname()[1]}", door, thread.join)
-    finally:
+    def close() -> None:
         with suppress(RuntimeError):  # it has ended already
             loop.call_soon_threadsafe(serving.cancel)
         thread.join(5)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield OpenFrontEnd(f"{host}:{listener.getsockname()[1]}", door, thread.join, close)
+    finally:
+        close()
 
 
 def _listen(host: str, port: int) -> socket.socket:
