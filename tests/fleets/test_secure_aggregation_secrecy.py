@@ -103,7 +103,7 @@ def test_adverts_that_nobody_stands_behind_do_not_fill_a_cell(small_cells):
     cohort = Cohort(10)
     cohort.run(until=ADVERTISE)
     one = cohort.ids[0]
-    padded = roster_of(cohort.said[ADVERTISE].values(), one, (bytes([number]) * 32 for number in range(30)))
+    padded = roster_of(cohort.said[ADVERTISE].values(), one, (bytes([number]) * 32 for number in range(250)))
     assert len(padded.adverts) < 4
     with pytest.raises(Refused, match="not the devices of its cell"):
         cohort.devices[one].share(padded)
