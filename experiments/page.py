@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from textwrap import fill
 from types import ModuleType
 from typing import NamedTuple
 
@@ -106,7 +107,11 @@ def page() -> dict[Path, str]:
         module = figures_of(paper)
         items: list[Item] = module.items()
         summary += [_row(paper, item) for item in items]
-        sections += [f"## {module.TITLE}", module.ABOUT.strip(), *(_section(paper, item) for item in items if item.details or item.figures)]
+        sections += [
+            f"## {module.TITLE}",
+            wrapped(module.ABOUT.strip()),
+            *(_section(paper, item) for item in items if item.details or item.figures),
+        ]
         made |= {Path(paper) / "figures" / name: svg for item in items for name, svg in item.figures.items()}
     module = figures_of(OWN)
     items = module.items()
@@ -130,7 +135,12 @@ def _row(paper: str, item: Item, where: str = "") -> tuple[str, ...]:
 
 def _section(paper: str, item: Item, folder: str = "") -> str:
     drawn = [f"![{paper}, {item.name}]({folder or f'{paper}/figures'}/{name})" for name in item.figures]
-    return "\n\n".join([f"### {paper}, {item.name}", f"{item.about}.", *drawn, *filter(None, [item.details])])
+    return "\n\n".join([f"### {paper}, {item.name}", f"{item.about}.", *drawn, *filter(None, [wrapped(item.details)])])
+
+
+def wrapped(text: str) -> str:
+    """Wrap paragraphs; tables stay as they are."""
+    return "\n\n".join(part if part.startswith("|") else fill(part, 120, break_on_hyphens=False) for part in text.split("\n\n"))
 
 
 def _anchor(heading: str) -> str:
