@@ -165,21 +165,34 @@ def begin(words: str) -> None:
         say(f"{words} …", markup=False)
 
 
-def _lines(unit: str, wait: float) -> Callable[..., None]:
-    """Print progress as lines, for pipes: the first after `wait` seconds, then one every ten, with the time left; and a bar's last."""
+def _lines(unit: str, wait: float, ended: threading.Event) -> Callable[..., None]:
+    """Print progress as lines, for pipes: the first after `wait` seconds, then one every ten, with the time left, even while nothing new
+    is known; at once what is about to begin (`all` is None), and a bar's last."""
     began: dict[str, tuple[float, int]] = {}
-    due = time.monotonic() + wait
+    due, known, line, one_at_a_time = time.monotonic() + wait, 0.0, "", threading.Lock()
+
+    def say_if_due(now: float, at_once: bool = False) -> None:
+        nonlocal due
+        if line and (now >= due or at_once):
+            due = now + LINE_SECONDS
+            say(line if now - known < 1 else f"{line}  (for {timedelta(seconds=round(now - known))} now)", markup=False)
 
     def show(stage: str, done: int, all: int | None, note: str = "") -> None:
-        nonlocal due
-        now = time.monotonic()
-        since, before = began.setdefault(stage, (now, done)) if all else (now, done)
-        if now >= due or (done == all and unit):
-            due = now + LINE_SECONDS
+        nonlocal known, line
+        with one_at_a_time:
+            now = known = time.monotonic()
+            since, before = began.setdefault(stage, (now, done)) if all else (now, done)
             left = timedelta(seconds=round((now - since) * (all - done) / (done - before))) if all and all > done > before else None
             parts = f"{done:,} of {all:,} {unit}".strip() if all else "", f"{left} left" if left else "", note
-            say(f"{stage}: {'  '.join(filter(None, parts))}", markup=False)
+            line = f"{stage}: {'  '.join(filter(None, parts))}"
+            say_if_due(now, at_once=all is None or (done == all and bool(unit)))
 
+    def keep_saying() -> None:
+        while not ended.wait(1):
+            with one_at_a_time:
+                say_if_due(time.monotonic())
+
+    threading.Thread(target=keep_saying, daemon=True).start()
     return show
 
 
@@ -187,7 +200,11 @@ def _lines(unit: str, wait: float) -> Callable[..., None]:
 def stages(unit: str = "", stay: bool = False) -> Iterator[Callable[..., None]]:
     """Show a bar with the time left for each stage of a job, or lines where there is no terminal; yields show(stage, done, all, note)."""
     if not console.is_terminal:
-        yield _lines(unit, 0 if stay else 2)
+        ended = threading.Event()
+        try:
+            yield _lines(unit, 0 if stay else 2, ended)
+        finally:
+            ended.set()
         return
     begin = (SpinnerColumn(), TextColumn("{task.description:<14}"), BarColumn(bar_width=30))
     counted = MofNCompleteColumn() if unit else TaskProgressColumn()
@@ -212,11 +229,19 @@ def bar(title: str, unit: str) -> Iterator[Callable[..., None]]:
 
 @contextmanager
 def training_bar(title: str) -> Iterator[Callable[..., None]]:
+    """Yield progress(done, all, row). Only rounds after the first count for the time left: that one compiles."""
     with bar(title, "rounds") as show:
-        show(0, None, "working out the noise, compiling")
-        yield lambda done, all, row: show(
-            done, all, f"Top1 {row['accuracy_top1']:.2%}  ε {epsilon_text(row['epsilon'])}  (round {row['round']})"
-        )
+        show(0, None, "working out the noise; compiling, and measuring the start on held-out users")
+        begins = True
+
+        def progress(done: int, all: int, row: dict[str, Any]) -> None:
+            nonlocal begins
+            begins = begins and done < all
+            note = f"Top1 {row['accuracy_top1']:.2%}, ε {epsilon_text(row['epsilon'])} at round {row['round']}"
+            show(done, None if begins else all, f"{note}; compiling a round" if begins else note)
+            begins = False
+
+        yield progress
 
 
 DOING = {  # what devices do in a stage of a round

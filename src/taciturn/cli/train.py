@@ -125,8 +125,7 @@ def _chosen(people: Path, epsilon: float, users: int | None, public: Path | None
         raise TaciturnError(f"{path} exists already: train with it (taciturn train {path}), or choose another --run")
     start = SHIPPED if public is None else str(_started(people, public, folder.with_name(f"{folder.name}-start")))
     with stages() as show:
-        timing = partial(show, "timing a round of held-out users, and working out a recipe")
-        chosen = chosen_recipe(people, epsilon, start, minutes, users, timing)
+        chosen = chosen_recipe(people, epsilon, start, minutes, users, partial(show, "choosing a recipe", 0, None))
     task, plan = chosen.task, chosen.plan
     title = f"Worked out for {people} at ε = {epsilon_text(epsilon)}, in {minutes:g} minutes; docs/choosing.md says what its rules rest on"
     path.parent.mkdir(parents=True, exist_ok=True)
