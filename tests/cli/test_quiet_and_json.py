@@ -110,6 +110,12 @@ def test_training_says_what_begins_and_the_time_left_does_not_count_compiling(mo
     ]
 
 
+def test_a_finished_run_is_not_resumed_and_nothing_is_compiled_for_it(copied_runs):
+    done = CliRunner().invoke(app, ["train", "--resume", "--run", str(copied_runs / "private")])
+    assert "is finished" in str(done.exception)
+    assert done.output == f"reading {copied_runs / 'private'} …\n"
+
+
 def test_a_pipe_sees_that_a_job_goes_on_though_nothing_new_is_known(monkeypatch, capsys):
     monkeypatch.setattr(output, "LINE_SECONDS", 1.0)
     with stages() as show:

@@ -55,7 +55,9 @@ def train(
             raise TaciturnError("name the run to resume: taciturn train --resume --run FOLDER")
         if set or what or audit or for_people:
             raise TaciturnError("--resume uses the run's own recipe: leave out the recipe, --set, --audit and every option for PEOPLE")
-        return print_finished(_watched(run, partial(tt.resume, run)))
+        work = partial(tt.resume, run)
+        interrupted = (run / "private" / "root").exists()  # any other is refused, and nothing is compiled for it
+        return print_finished(_watched(run, work) if interrupted else work())
     if what is None:
         raise TaciturnError("name a recipe, or people and an ε: taciturn train RECIPE.toml, or taciturn train PEOPLE --epsilon 4")
     folder = run or next_folder(Path("runs"), f"{what.stem}-")
