@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from taciturn.fleets.load import Load
     from taciturn.runs.loop import TrainedRun
 
-console = Console(highlight=False)
+console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())  # a pipe has no width to wrap at
 say = functools.partial(console.print, soft_wrap=True)  # one line, however wide the terminal
 QUIET = Annotated[bool, typer.Option("--quiet", help="print nothing but errors, and what --json prints")]
 JSON = Annotated[bool, typer.Option("--json", help="print what was found as JSON, and nothing else")]
@@ -115,8 +115,8 @@ def change_text(change: "Interval") -> str:
     return f"{100 * change.value:+.2f} %{margin}" if math.isfinite(change.value) else ""
 
 
-def print_finished(finished: "TrainedRun") -> dict[str, Any]:
-    """Print why a run stopped early, its guarantee, and how good its model is."""
+def print_finished(finished: "TrainedRun", gain: "Interval | None" = None) -> dict[str, Any]:
+    """Print why a run stopped early, its guarantee, how good its model is (where known, with its gain), and what to do next."""
     if finished.stopped:
         console.print(f"Stopped: {finished.stopped}.\n", style="yellow")
     say((finished.folder / "guarantee.txt").read_text())
@@ -128,9 +128,16 @@ def print_finished(finished: "TrainedRun") -> dict[str, Any]:
             f"--set privacy.clipping=flat --set privacy.clip_norm={finished.clip_estimate:.3g}"
         )
     accuracy, perplexity = finished.scores["accuracy_top1"], finished.scores["perplexity"]
-    console.print(f"AccuracyTop1 {accuracy:.2%}, perplexity {perplexity:.1f}; {finished.folder}")
+    console.print(f"AccuracyTop1 {accuracy:.2%}, perplexity {perplexity:.1f} (95 % intervals over held-out users)")
+    if gain:
+        start = f"{finished.before['accuracy_top1'].value:.2%}"
+        console.print(f"{100 * gain.value:+.2f} ± {100 * gain.margin:.2f} points of AccuracyTop1 over where it started, {start}")
     if (finished.folder / "report.html").exists():
         say(f"On one page: {finished.folder / 'report.html'}")
+    if finished.model.kind and finished.model.kind.javascript_cell:
+        say(f"To type with it: taciturn keyboard open {finished.folder}")
+    else:
+        say(f"To put it into a keyboard, as n-grams: taciturn export {finished.folder} --to arpa --out FOLDER")
     guarantee = finished.guarantee
     cost = {"run": str(finished.folder), "epsilon": guarantee.epsilon, "delta": guarantee.delta, "rho": guarantee.rho}
     return cost | {"accuracy_top1": vars(accuracy), "perplexity": vars(perplexity), "stopped": finished.stopped}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 import taciturn as tt
-from taciturn.cli.output import begin, console, finite, leave_interrupted, print_finished, say, stages, training_bar
+from taciturn.cli.output import begin, finite, leave_interrupted, print_finished, say, stages, training_bar
 from taciturn.errors import TaciturnError
 from taciturn.files import next_folder, not_a, write_atomically
 from taciturn.privacy.figures import delta_text, epsilon_text
@@ -75,13 +75,8 @@ def train(
     loaded = tt.load_recipe(recipe, [*(set or ()), *([] if audit is None else [f"audit.users={audit}"])])
     _check_privacy(loaded, non_private)
     finished = _watched(folder, partial(tt.train, loaded, folder))
-    found = print_finished(finished)
     gain = finished.scores.gain_over(finished.before)
-    console.print(
-        f"{100 * gain.value:+.2f} ± {100 * gain.margin:.2f} points of AccuracyTop1 over where it started, "
-        f"{finished.before['accuracy_top1'].value:.2%} (95 % interval over held-out users)"
-    )
-    return found | {"gain": asdict(gain)}
+    return print_finished(finished, gain) | {"gain": asdict(gain)}
 
 
 def _check_people(folder: Path) -> None:
