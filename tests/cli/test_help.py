@@ -93,8 +93,11 @@ def test_a_command_of_another_name_would_be_noticed(line):
         check(line)
 
 
-def test_help_waits_for_no_library_that_it_does_not_need():
-    """Half a second is what help may take; JAX alone takes longer."""
-    loaded = "import sys, taciturn.cli; print([name for name in ('jax', 'numpy', 'pyarrow', 'dp_accounting') if name in sys.modules])"
+@pytest.mark.parametrize(
+    ("room", "libraries"), [("cli", ("jax", "numpy", "pyarrow", "dp_accounting")), ("populations", ("jax",)), ("core", ("jax",))]
+)
+def test_a_command_waits_for_no_library_that_it_does_not_need(room, libraries):
+    """Half a second is what help, and the first line of a ledger, may take; JAX alone takes longer."""
+    loaded = f"import sys, taciturn.{room}; print([name for name in {libraries} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

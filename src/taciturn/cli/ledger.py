@@ -14,7 +14,7 @@ from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 if TYPE_CHECKING:
     from taciturn.privacy.ledger import Ledger
 
-Folder = Annotated[Path, Argument(help="folder of a population")]
+Folder = Annotated[Path, Argument(help="folder of a population; or a ledger that was made from Python, or its folder")]
 RunName = Annotated[str, Argument(help="name of a run, as `taciturn ledger show FOLDER` lists it")]
 FIGURES = ("run", "releases", "epsilon", "delta", "rho")
 NEIGHBOURS = {"add or remove one user": "one user more", "replace one user by another": "one user replaced"}
@@ -22,11 +22,23 @@ NEIGHBOURS = {"add or remove one user": "one user more", "replace one user by an
 ledger_app = group("ledger", "Show and limit what is released about a population.", "taciturn ledger show people")
 
 
-def _opened(folder: Path) -> "Ledger":
-    from taciturn.data.population import Population
-    from taciturn.populations import open_ledger
+def _made_from_python(place: Path) -> Path | None:
+    """Return the file of a ledger that has no population's folder around it. Its head is beside it, unlike with a run's copy of rows."""
+    file = place / "ledger.jsonl" if place.is_dir() else place
+    return file if file.with_suffix(".head").exists() and not (place / "manifest.json").exists() else None
 
-    return open_ledger(Population(folder))
+
+def _opened(place: Path, title: str = "") -> "Ledger":
+    """Open a ledger. The title is printed before the libraries are loaded that compute ε, which takes a second."""
+    from taciturn.data.population import Population
+
+    people = None if _made_from_python(place) else Population(place)
+    if title:
+        say(f"{place}: {title}", markup=False)
+    from taciturn.populations import open_ledger
+    from taciturn.privacy.ledger import Ledger
+
+    return Ledger(_made_from_python(place) or place) if people is None else open_ledger(people)
 
 
 @ledger_app.command()
@@ -39,7 +51,7 @@ def show(
     """
     if delta is not None and not 0 < delta < 1:
         raise TaciturnError(f"--delta must lie between 0 and 1, not {delta:g}")
-    book = _opened(population)
+    book = _opened(population, "what was released about these users")
     guarantees = [book.guarantee(run) for run in book.runs()]
     found: dict[str, Any] = {"runs": [{name: getattr(one, name) for name in FIGURES} for one in guarantees]}
     rows: list[tuple[str, str, float, float, float, str]] = []
@@ -57,8 +69,13 @@ def show(
         (name, releases, epsilon_text(epsilon), delta_text(at), rho_text(rho), NEIGHBOURS.get(adjacency, adjacency))
         for name, releases, epsilon, at, rho, adjacency in rows
     ]
-    print_table(columns, shown, f"{population}: what was released about these users", left=("run", "neighbours differ by"))
+    print_table(columns, shown, left=("run", "neighbours differ by"))
     console.print("\n".join(_notes(book)))
+    if _made_from_python(population):
+        console.print(
+            "This ledger was made from Python, and belongs to no population's folder: whether its runs are about the same people, and "
+            "whether other ledgers have more about them, is not known here."
+        )
     return found
 
 
@@ -68,7 +85,7 @@ def _notes(book: "Ledger") -> list[str]:
     lines = [
         "ρ does not count the sampling of users, ε does. Several runs are added up in RDP, which stays valid when later runs are "
         "chosen after seeing earlier ones; under the adjacency of the last row all runs add up, whatever they state themselves.",
-        f"Each of the {len(book.rows)} rows fits the one before it; the last is {book.head[:16]}…"
+        f"The ledger has {len(book.rows)} rows, each of which fits the one before it; the last is {book.head[:16]}…"
         + (f" {torn} were left incomplete by a crash, before anything was released." if torn else ""),
     ]
     if book.budget:
@@ -145,8 +162,10 @@ def adopt(
     Example: taciturn ledger adopt restored/people
     """
     from taciturn.populations import adopt_ledger
+    from taciturn.privacy.adopting import adopt
 
-    book, retired = adopt_ledger(population, same_people_as)
+    own = _made_from_python(population) if same_people_as is None else None
+    book, retired = adopt(own) if own else adopt_ledger(population, same_people_as)
     there = f"{retired} is retired" if retired else "no other copy was found; if there is one, delete it"
     say(f"{book.path} is adopted, with {len(book.rows)} rows and {len(book.runs())} runs; {there}.")
     return {"ledger": str(book.path), "rows": len(book.rows), "retired": str(retired) if retired else None}
