@@ -90,10 +90,16 @@ def test_every_export_carries_its_guarantee_and_was_held_against_the_model(made,
         assert exported.check.positions > 1000
 
 
+def test_the_command_says_why_a_word_list_differs_and_does_not_alarm(made, tmp_path):
+    said = run_cli("export", made / "private-run", "--to", "combined", "--samples", 20_000, "--out", tmp_path / "out").output
+    assert "as expected: this file looks back only at the word before, the model further" in said
+    assert "probabilities differ" not in said
+
+
 def test_the_command_says_what_it_wrote_and_how_near_it_is(made, tmp_path):
     pytest.importorskip("onnxruntime")
     said = " ".join(run_cli("export", made / "private-run", "--to", "onnx", "--out", tmp_path / "out").output.split())
-    assert "the same best word at 100.00%" in said
+    assert "the same best word at 100.00%; probabilities differ by" in said
     assert "model.onnx" in said
     assert "ε =" in said
 
@@ -182,7 +188,7 @@ def test_counted_n_grams_say_that_they_have_no_guarantee_and_leave_only_so(made,
         FinishedRun(tmp_path / "kn").export(tmp_path / "out", "arpa")
     exported = FinishedRun(tmp_path / "kn").export(tmp_path / "out", "arpa", non_private=True)
     assert exported.check is not None
-    assert exported.check.agreement == 1.0
+    assert (exported.check.agreement, exported.check.looks_back) == (1.0, None)
     assert "NO privacy guarantee" in (tmp_path / "out" / "model.arpa").read_text()
     FinishedRun(tmp_path / "kn").export(tmp_path / "list", "combined", non_private=True)
     assert "NO privacy" in (tmp_path / "list" / "main_en.combined").read_text().splitlines()[0]

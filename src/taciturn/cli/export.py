@@ -45,9 +45,12 @@ def export(
         say(f"{path}  {path.stat().st_size / 1e3:,.0f} kB")
     check, guarantee = exported.check, exported.guarantee
     if check is not None:
+        near = f"probabilities differ by {check.difference:.2g} at most"
+        if check.looks_back:  # the largest difference is then that of a word which only the words further back give away
+            words = "only at the word before" if check.looks_back == 1 else f"at {check.looks_back} words"
+            near = f"at the others they differ, as expected: this file looks back {words}, the model further"
         console.print(
-            f"Compared with the model on {check.positions:,} positions of text: the same best word at {check.agreement:.2%}, "
-            f"probabilities differ by {check.difference:.2g} at most"
+            f"Compared with the model on {check.positions:,} positions of text: the same best word at {check.agreement:.2%}; {near}"
         )
     console.print(f"ε = {epsilon_text(guarantee.epsilon)}, δ = {delta_text(guarantee.delta)}; ledger row {guarantee.head[:16]}…")
     cost = {"epsilon": guarantee.epsilon, "delta": guarantee.delta, "head": guarantee.head}
