@@ -99,12 +99,12 @@ def test_training_says_what_begins_and_the_time_left_does_not_count_compiling(mo
     now = [0.0]
     monkeypatch.setattr(output.time, "monotonic", lambda: now[0])
     with output.training_bar("run") as progress:
-        for done, now[0] in ((0, 5.0), (1, 60.0), (11, 70.0)):
+        for done, now[0] in ((0, 15.0), (1, 60.0), (11, 70.0)):
             progress(done, 41, {"accuracy_top1": 0.2, "epsilon": 0.0, "round": 0})
     start = "Top1 20.00%, ε 0.00 at round 0"
     assert capsys.readouterr().out.splitlines() == [
         "run: working out the noise; compiling, and measuring the start on held-out users",
-        f"run: {start}; compiling a round",
+        f"run: 0 of 41 rounds  {start}; compiling a round",
         f"run: 1 of 41 rounds  {start}",
         f"run: 11 of 41 rounds  0:00:30 left  {start}",
     ]
@@ -120,7 +120,7 @@ def test_a_pipe_sees_that_a_job_goes_on_though_nothing_new_is_known(monkeypatch,
     monkeypatch.setattr(output, "LINE_SECONDS", 1.0)
     with stages() as show:
         show("choosing a recipe", 0, None, "compiling")
-        time.sleep(3.2)
+        time.sleep(2.2)
     first, *later = capsys.readouterr().out.splitlines()
     assert first == "choosing a recipe: compiling"
     assert later

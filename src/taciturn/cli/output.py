@@ -130,14 +130,12 @@ def print_finished(finished: "TrainedRun", gain: "Interval | None" = None) -> di
     accuracy, perplexity = finished.scores["accuracy_top1"], finished.scores["perplexity"]
     console.print(f"AccuracyTop1 {accuracy:.2%}, perplexity {perplexity:.1f} (95 % intervals over held-out users)")
     if gain:
-        start = f"{finished.before['accuracy_top1'].value:.2%}"
-        console.print(f"{100 * gain.value:+.2f} ± {100 * gain.margin:.2f} points of AccuracyTop1 over where it started, {start}")
+        before = finished.before["accuracy_top1"].value
+        console.print(f"{100 * gain.value:+.2f} ± {100 * gain.margin:.2f} points of AccuracyTop1 over where it started, {before:.2%}")
     if (finished.folder / "report.html").exists():
         say(f"On one page: {finished.folder / 'report.html'}")
-    if finished.model.kind and finished.model.kind.javascript_cell:
-        say(f"To type with it: taciturn keyboard open {finished.folder}")
-    else:
-        say(f"To put it into a keyboard, as n-grams: taciturn export {finished.folder} --to arpa --out FOLDER")
+    page = finished.model.kind and finished.model.kind.javascript_cell
+    say(f"Next: taciturn {'keyboard open' if page else 'export --to arpa --out FOLDER'} {finished.folder}")
     guarantee = finished.guarantee
     cost = {"run": str(finished.folder), "epsilon": guarantee.epsilon, "delta": guarantee.delta, "rho": guarantee.rho}
     return cost | {"accuracy_top1": vars(accuracy), "perplexity": vars(perplexity), "stopped": finished.stopped}
@@ -167,51 +165,49 @@ def leave_interrupted(words: str) -> NoReturn:
 
 
 def begin(words: str) -> None:
-    """Print a first line at once where there is no terminal; the imports before a progress bar take seconds."""
-    if not console.is_terminal:
-        say(f"{words} …", markup=False)
+    """Print a first line at once; the imports before the next one take seconds."""
+    say(f"{words} …", markup=False, style="dim")
 
 
-def _lines(unit: str, wait: float, ended: threading.Event) -> Callable[..., None]:
-    """Print progress as lines, for pipes: the first after `wait` seconds, then one every ten, with the time left, even while nothing new
-    is known; at once what is about to begin (`all` is None), and a bar's last."""
-    began: dict[str, tuple[float, int]] = {}
-    due, known, line, one_at_a_time = time.monotonic() + wait, 0.0, "", threading.Lock()
+def _lines(unit: str, wait: float) -> Iterator[Callable[..., None]]:
+    """Print progress as lines, for pipes: at once what begins (`all` is None) and a bar's last, others after `wait` and every 10 s."""
+    began: dict[str, list[tuple[float, int]]] = {}
+    due, known, line, ended = time.monotonic() + wait, 0.0, "", threading.Event()
 
-    def say_if_due(now: float, at_once: bool = False) -> None:
+    def say_line(now: float) -> None:
         nonlocal due
-        if line and (now >= due or at_once):
-            due = now + LINE_SECONDS
-            say(line if now - known < 1 else f"{line}  (for {timedelta(seconds=round(now - known))} now)", markup=False)
+        due = now + LINE_SECONDS
+        say(line if now - known < LINE_SECONDS else f"{line}  (for {timedelta(seconds=round(now - known))} now)", markup=False)
 
     def show(stage: str, done: int, all: int | None, note: str = "") -> None:
         nonlocal known, line
-        with one_at_a_time:
-            now = known = time.monotonic()
-            since, before = began.setdefault(stage, (now, done)) if all else (now, done)
-            left = timedelta(seconds=round((now - since) * (all - done) / (done - before))) if all and all > done > before else None
-            parts = f"{done:,} of {all:,} {unit}".strip() if all else "", f"{left} left" if left else "", note
-            line = f"{stage}: {'  '.join(filter(None, parts))}"
-            say_if_due(now, at_once=all is None or (done == all and bool(unit)))
+        now = known = time.monotonic()
+        calls = began.setdefault(stage, [])
+        calls += [(now, done)] if all and len(calls) < 2 else []  # the time left is judged from the second, as before it all is compiled
+        since, before = calls[-1] if calls else (now, done)
+        left = timedelta(seconds=round((now - since) * (all - done) / (done - before))) if all and all > done > before else None
+        parts = f"{done:,} of {all:,} {unit}".strip() if all else "", f"{left} left" if left else "", note
+        line = f"{stage}: {'  '.join(filter(None, parts))}"
+        if now >= due or all is None or (done == all and unit):
+            say_line(now)
 
     def keep_saying() -> None:
         while not ended.wait(1):
-            with one_at_a_time:
-                say_if_due(time.monotonic())
+            if line and time.monotonic() >= due:
+                say_line(time.monotonic())
 
     threading.Thread(target=keep_saying, daemon=True).start()
-    return show
+    try:
+        yield show
+    finally:
+        ended.set()
 
 
 @contextmanager
 def stages(unit: str = "", stay: bool = False) -> Iterator[Callable[..., None]]:
     """Show a bar with the time left for each stage of a job, or lines where there is no terminal; yields show(stage, done, all, note)."""
     if not console.is_terminal:
-        ended = threading.Event()
-        try:
-            yield _lines(unit, 0 if stay else 2, ended)
-        finally:
-            ended.set()
+        yield from _lines(unit, 0 if stay else 2)
         return
     begin = (SpinnerColumn(), TextColumn("{task.description:<14}"), BarColumn(bar_width=30))
     counted = MofNCompleteColumn() if unit else TaskProgressColumn()
@@ -236,19 +232,12 @@ def bar(title: str, unit: str) -> Iterator[Callable[..., None]]:
 
 @contextmanager
 def training_bar(title: str) -> Iterator[Callable[..., None]]:
-    """Yield progress(done, all, row). Only rounds after the first count for the time left: that one compiles."""
     with bar(title, "rounds") as show:
         show(0, None, "working out the noise; compiling, and measuring the start on held-out users")
-        begins = True
-
-        def progress(done: int, all: int, row: dict[str, Any]) -> None:
-            nonlocal begins
-            begins = begins and done < all
-            note = f"Top1 {row['accuracy_top1']:.2%}, ε {epsilon_text(row['epsilon'])} at round {row['round']}"
-            show(done, None if begins else all, f"{note}; compiling a round" if begins else note)
-            begins = False
-
-        yield progress
+        begins = {0: "; compiling a round"}
+        yield lambda done, all, row: show(
+            done, all, f"Top1 {row['accuracy_top1']:.2%}, ε {epsilon_text(row['epsilon'])} at round {row['round']}{begins.get(done, '')}"
+        )
 
 
 DOING = {  # what devices do in a stage of a round

@@ -47,7 +47,6 @@ class Check(NamedTuple):
     positions: int
     agreement: float  # share of positions with the same best word
     difference: float  # the largest between two probabilities
-    looks_back: int | None = None  # at how many words a file of n-grams does, where the model looks back at more
 
 
 class Exported(NamedTuple):
@@ -161,7 +160,7 @@ class _Export:
             return rows
 
         _refuse_disagreement(self._compare(written, set(words), counted), "arpa")
-        return self._compare(written, set(words))._replace(looks_back=None if ngram is self.model else DISTILLED_ORDER - 1)
+        return self._compare(written, set(words))
 
     def _combined(self, path: Path) -> Check:
         ngram, listed, how = self._to_ngram(2)
@@ -175,7 +174,7 @@ class _Export:
         write_combined(path, ngram, listed, language, about, version, now)
         words, followers = read_combined(path)
         _refuse_disagreement(_compare_followers(ngram, listed, followers), "combined")
-        return self._compare(lambda text: self._listed_scores(words, followers, text), set(words))._replace(looks_back=1)
+        return self._compare(lambda text: self._listed_scores(words, followers, text), set(words))
 
     def _listed_scores(self, words: dict[str, float], followers: dict[str, dict[str, float]], text: np.ndarray) -> np.ndarray:
         """Return a word list's scores before the first word and after each: words by frequency, after those that follow."""

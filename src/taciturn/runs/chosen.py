@@ -57,8 +57,7 @@ def publicly(users: int) -> int:
 def chosen_recipe(
     folder: Path, epsilon: float, start: str, minutes: float, users: int | None = None, doing: Callable[[str], None] = unwatched
 ) -> Chosen:
-    """Choose for the people in `folder`, and the model of public text that `start` names. Compiles, and times a few rounds; `doing` is
-    called with what begins."""
+    """Choose for the people in `folder`, and the model of public text that `start` names. Call `doing` with each step that begins."""
     began = time.perf_counter()
     population, held_out = Population(folder), HeldOutUsers(folder)
     params, card = load_model(Path(start))
