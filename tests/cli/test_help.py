@@ -61,6 +61,13 @@ def test_help_teaches_by_an_example(path):
         check(line)
 
 
+@pytest.mark.parametrize("path", [path for path, command in COMMANDS.items() if isinstance(command, click.Group)])
+def test_lists_of_commands_have_whole_sentences(path):
+    shown = CliRunner().invoke(app, [*path, "--help"]).output.partition("Commands:")[2]
+    assert len(shown.splitlines()) > 2
+    assert "..." not in shown
+
+
 def test_a_command_has_one_name_and_no_two_have_the_same():
     callbacks = Counter(command.callback for command in COMMANDS.values() if not isinstance(command, click.Group))
     assert set(callbacks.values()) == {1}

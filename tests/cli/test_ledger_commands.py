@@ -49,11 +49,11 @@ def test_a_ledger_that_was_made_from_python_is_shown_with_what_is_not_known(popu
         spend(None, "first", ledger=Ledger(tmp_path / name))
         shown = run_cli("ledger", "show", tmp_path / name)
         assert "first │ 1 │" in shown
-        assert "This ledger was made from Python" in shown
+        assert "Made from Python: whether its runs" in shown
     assert run_cli("ledger", "show", tmp_path).count("first") == 1
     run_cli("ledger", "budget", tmp_path, "--epsilon", 9)
     spend(population.folder, "first")
-    assert "made from Python" not in run_cli("ledger", "show", population.folder)
+    assert "Made from Python" not in run_cli("ledger", "show", population.folder)
 
 
 def test_a_copy_of_a_ledger_that_was_made_from_python_is_adopted(tmp_path):
@@ -102,7 +102,7 @@ def test_a_copy_is_adopted_and_the_original_retired(population, tmp_path):
     with pytest.raises(LedgerError, match="taciturn ledger adopt"):
         run_cli("ledger", "show", tmp_path / "copy")
     said = run_cli("ledger", "adopt", tmp_path / "copy")
-    assert "is adopted, with 4 rows and 1 runs" in said
+    assert "is adopted (rows: 4, runs: 1)" in said
     assert "is retired" in said
     run_cli("ledger", "show", tmp_path / "copy")
     with pytest.raises(LedgerError, match="retired"):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from taciturn.cli.output import console, group, print_table, say
+from taciturn.cli.output import begin, console, group, print_table, say
 from taciturn.errors import TaciturnError
 from taciturn.files import to_json
 from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
@@ -28,30 +28,27 @@ def _made_from_python(place: Path) -> Path | None:
     return file if file.with_suffix(".head").exists() and not (place / "manifest.json").exists() else None
 
 
-def _opened(place: Path, title: str = "") -> "Ledger":
-    """Open a ledger. The title is printed before the libraries are loaded that compute ε, which takes a second."""
+def _opened(place: Path) -> "Ledger":
     from taciturn.data.population import Population
-
-    people = None if _made_from_python(place) else Population(place)
-    if title:
-        say(f"{place}: {title}", markup=False)
     from taciturn.populations import open_ledger
     from taciturn.privacy.ledger import Ledger
 
-    return Ledger(_made_from_python(place) or place) if people is None else open_ledger(people)
+    own = _made_from_python(place)
+    return Ledger(own) if own else open_ledger(Population(place))
 
 
 @ledger_app.command()
 def show(
     population: Folder, delta: Annotated[float | None, Option(help="δ of the totals (default: the runs' smallest)")] = None
 ) -> dict[str, Any]:
-    """Show what was ever released about a population's users: runs, releases, ε, ρ, and the total of all of them.
+    """Show what was ever released about a population's users. It lists runs, releases, ε, ρ, and the total of all runs.
 
     Example: taciturn ledger show people --delta 1e-10
     """
     if delta is not None and not 0 < delta < 1:
         raise TaciturnError(f"--delta must lie between 0 and 1, not {delta:g}")
-    book = _opened(population, "what was released about these users")
+    begin(f"reading {population}")
+    book = _opened(population)
     guarantees = [book.guarantee(run) for run in book.runs()]
     found: dict[str, Any] = {"runs": [{name: getattr(one, name) for name in FIGURES} for one in guarantees]}
     rows: list[tuple[str, str, float, float, float, str]] = []
@@ -69,13 +66,10 @@ def show(
         (name, releases, epsilon_text(epsilon), delta_text(at), rho_text(rho), NEIGHBOURS.get(adjacency, adjacency))
         for name, releases, epsilon, at, rho, adjacency in rows
     ]
-    print_table(columns, shown, left=("run", "neighbours differ by"))
+    print_table(columns, shown, f"{population}: what was released about these users", left=("run", "neighbours differ by"))
     console.print("\n".join(_notes(book)))
     if _made_from_python(population):
-        console.print(
-            "This ledger was made from Python, and belongs to no population's folder: whether its runs are about the same people, and "
-            "whether other ledgers have more about them, is not known here."
-        )
+        console.print("Made from Python: whether its runs are about the same people, and whether other ledgers know of them, is unknown.")
     return found
 
 
@@ -101,7 +95,7 @@ def _notes(book: "Ledger") -> list[str]:
 
 @ledger_app.command()
 def export(population: Folder, file: Annotated[Path, Argument(help="JSON file to write")]) -> dict[str, str]:
-    """Write what every run cost as events of dp-accounting, for others to recompute ε.
+    """Write what every run cost, for others to recompute ε. The file has events of dp-accounting.
 
     Example: taciturn ledger export people costs.json
     """
@@ -155,7 +149,7 @@ def adopt(
     population: Folder,
     same_people_as: Annotated[Path | None, Option(help="where the folder of the same people is now, whose ledger this one shares")] = None,
 ) -> dict[str, Any]:
-    """Adopt a folder as the one to use, after it was copied, restored from a backup or moved to another disk.
+    """Adopt a folder that was copied, restored or moved. It is then the one to use.
 
     Its ledger must have every known row. If the original is still in its place, it is retired, and refused from then on.
 
@@ -167,7 +161,7 @@ def adopt(
     own = _made_from_python(population) if same_people_as is None else None
     book, retired = adopt(own) if own else adopt_ledger(population, same_people_as)
     there = f"{retired} is retired" if retired else "no other copy was found; if there is one, delete it"
-    say(f"{book.path} is adopted, with {len(book.rows)} rows and {len(book.runs())} runs; {there}.")
+    say(f"{book.path} is adopted (rows: {len(book.rows)}, runs: {len(book.runs())}); {there}.")
     return {"ledger": str(book.path), "rows": len(book.rows), "retired": str(retired) if retired else None}
 
 
@@ -177,9 +171,9 @@ def anchor(
     file: Annotated[Path | None, Option(help="a file on another disk, which is created and updated")] = None,
     command: Annotated[str | None, Option(help="a command that gets the last head and the new one, and agrees with exit status 0")] = None,
 ) -> dict[str, str]:
-    """Keep the ledger's newest head outside of its folder too, so that an older copy that was restored is noticed.
+    """Keep the ledger's newest head outside of its folder too. An older copy that was restored is then noticed.
 
-    It is compared before every release. If the anchor cannot be reached, or knows another head, nothing is released.
+    The head is compared before every release. If the anchor cannot be reached, or knows another head, nothing is released.
 
     Example: taciturn ledger anchor people --file /mnt/other/people.head
     """

@@ -30,14 +30,14 @@ def train(
     dry_run: Annotated[bool, Option("--dry-run", help="with PEOPLE: write the recipe and stop")] = False,
     set: Settings = None,
     audit: Annotated[int | None, Option(help="add N synthetic users, with whom `taciturn audit run` tests the claim (audit.users)")] = None,
-    resume: Annotated[bool, Option("--resume", help="resume a run that was interrupted")] = False,
+    resume: Annotated[bool, Option("--resume", help="resume the run in --run, which was interrupted")] = False,
     non_private: Annotated[bool, Option("--non-private", help="train without privacy; the ledger records ε = ∞")] = False,
     engine: Annotated[str | None, Option(help="ray: train on a Ray cluster on this machine; ray:ADDRESS: on an existing one")] = None,
 ) -> dict[str, Any]:
-    """Train a model from a recipe. Or name a folder of people and an ε, and Taciturn chooses the settings.
+    """Train a model for people and an ε, or from a recipe. For people and an ε, Taciturn chooses the settings.
 
     Taciturn checks the recipe and works out the noise before it spends anything, and charges every release in the population's ledger
-    before it leaves. If a run is killed, continue it with --resume.
+    before it leaves. If a run is interrupted, resume it: taciturn train --resume --run FOLDER
 
     Example: taciturn train people --epsilon 4 --minutes 30
 
@@ -131,7 +131,7 @@ def _chosen(people: Path, epsilon: float, users: int | None, public: Path | None
         f"{task.users:,} people{'' if users else ' (rounded down; say another number with --users)'}, ε = {epsilon_text(epsilon)} at δ = "
         f"{delta_text(task.delta)}. This machine trains {task.users_per_second:,.0f} of them a second.\n"
         f"{plan.rounds} rounds of {plan.cohort:,}, noise multiplier {plan.noise_multiplier:.2f}, server rate {plan.server_rate:g}: about "
-        f"{task.duration(plan.rounds, plan.cohort) / 60:.0f} minutes of training.\n{path}: the recipe, with the reason for each choice"
+        f"{task.duration(plan.rounds, plan.cohort) / 60:.1f} minutes of training.\n{path}: the recipe, with the reason for each choice"
     )
     return path
 
