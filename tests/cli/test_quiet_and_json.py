@@ -103,10 +103,10 @@ def test_training_says_what_begins_and_the_time_left_does_not_count_compiling(mo
             progress(done, 41, {"accuracy_top1": 0.2, "epsilon": 0.0, "round": 0})
     start = "Top1 20.00%, ε 0.00 at round 0"
     assert capsys.readouterr().out.splitlines() == [
-        "run: working out the noise; compiling, and measuring the start on held-out users",
-        f"run: 0 of 41 rounds  {start}; compiling a round",
+        "run: compiling, and measuring the start",
+        "run: 0 of 41 rounds  compiling a round",
         f"run: 1 of 41 rounds  {start}",
-        f"run: 11 of 41 rounds  0:00:30 left  {start}",
+        f"run: 11 of 41 rounds  {start}  0:00:30 left",
     ]
 
 

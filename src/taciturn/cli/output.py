@@ -174,10 +174,10 @@ def _lines(unit: str, wait: float) -> Iterator[Callable[..., None]]:
     began: dict[str, list[tuple[float, int]]] = {}
     due, known, line, ended = time.monotonic() + wait, 0.0, "", threading.Event()
 
-    def say_line(now: float) -> None:
+    def say_line(now: float, more: str) -> None:
         nonlocal due
         due = now + LINE_SECONDS
-        say(line if now - known < LINE_SECONDS else f"{line}  (for {timedelta(seconds=round(now - known))} now)", markup=False)
+        say(f"{line}{more}", markup=False)
 
     def show(stage: str, done: int, all: int | None, note: str = "") -> None:
         nonlocal known, line
@@ -186,15 +186,15 @@ def _lines(unit: str, wait: float) -> Iterator[Callable[..., None]]:
         calls += [(now, done)] if all and len(calls) < 2 else []  # the time left is judged from the second, as before it all is compiled
         since, before = calls[-1] if calls else (now, done)
         left = timedelta(seconds=round((now - since) * (all - done) / (done - before))) if all and all > done > before else None
-        parts = f"{done:,} of {all:,} {unit}".strip() if all else "", f"{left} left" if left else "", note
-        line = f"{stage}: {'  '.join(filter(None, parts))}"
+        line = f"{stage}: {'  '.join(filter(None, (f'{done:,} of {all:,} {unit}'.strip() if all else '', note)))}"
         if now >= due or all is None or (done == all and unit):
-            say_line(now)
+            say_line(now, f"  {left} left" if left else "")
 
     def keep_saying() -> None:
         while not ended.wait(1):
-            if line and time.monotonic() >= due:
-                say_line(time.monotonic())
+            now = time.monotonic()
+            if line and now >= due:
+                say_line(now, f"  (for {timedelta(seconds=round(now - known))} now)" if now - known >= LINE_SECONDS else "")
 
     threading.Thread(target=keep_saying, daemon=True).start()
     try:
@@ -233,10 +233,10 @@ def bar(title: str, unit: str) -> Iterator[Callable[..., None]]:
 @contextmanager
 def training_bar(title: str) -> Iterator[Callable[..., None]]:
     with bar(title, "rounds") as show:
-        show(0, None, "working out the noise; compiling, and measuring the start on held-out users")
-        begins = {0: "; compiling a round"}
+        show(0, None, "compiling, and measuring the start")
+        measured = "Top1 {:.2%}, ε {} at round {}".format
         yield lambda done, all, row: show(
-            done, all, f"Top1 {row['accuracy_top1']:.2%}, ε {epsilon_text(row['epsilon'])} at round {row['round']}{begins.get(done, '')}"
+            done, all, measured(row["accuracy_top1"], epsilon_text(row["epsilon"]), row["round"]) if done else "compiling a round"
         )
 
 

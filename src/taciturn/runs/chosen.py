@@ -122,13 +122,13 @@ def _timed(draft: Recipe, sample: Sample, params: Params, words: int, doing: Cal
     def seconds(people: Sample) -> float:
         return round_seconds(timed, SimulatedFleet(people, layout, cohort=users), params, words, 2)
 
-    doing("compiling a round of held-out users, to time it")
+    doing("compiling a round, to time it")
     began = time.perf_counter()
     all = seconds(sample)
     compiling = max(time.perf_counter() - began - 3 * all, 0.0)
-    doing("timing a round of fewer of them")
+    doing("timing a smaller round")
     few = Sample(Texts.of([sample.texts[user] for user in range(max(1, users // 4))], 2**31))
     each = max(all - seconds(few), 0.1 * all) / (users - len(few.texts))
-    doing("compiling and timing a measurement of accuracy")
+    doing("compiling and timing a measurement")
     model = build.language_model(timed.model, words)
     return compiling, 1 / each, max(all - users * each, 0.0), best_time(lambda: evaluate(model, params, sample.texts), 1)
