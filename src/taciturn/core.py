@@ -19,15 +19,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import jax
 import numpy as np
 
 if TYPE_CHECKING:
+    import jax
     from dp_accounting import DpEvent
+    from jax import Array
+else:
+    Array = Any  # only types are needed of JAX, and commands that compute nothing must not wait for it
 
 PyTree = Any
-Key = jax.Array  # of jax.random, for what a device draws
-NoiseKey = jax.Array  # uint32 [8], of ChaCha20
+Key = Array  # of jax.random, for what a device draws
+NoiseKey = Array  # uint32 [8], of ChaCha20
 Params = PyTree  # θ: a nested dict of float32 arrays, so that files and wires can name the leaves
 Update = Params  # Δ_k
 Estimate = Params

@@ -16,7 +16,6 @@ from taciturn.privacy.adopting import adopt
 from taciturn.privacy.chain import LedgerError
 from taciturn.privacy.ledger import FILE_NAME, Ledger
 from taciturn.progress import StageProgress, unwatched
-from taciturn.release.model_file import load_model
 
 
 def build_population(
@@ -91,6 +90,8 @@ def vocabulary_of(words: int | str | Path, language: str = "en", characters: boo
     if (folder / "manifest.json").exists():
         return Population(folder).vocabulary
     if (folder / "model.safetensors").exists():
+        from taciturn.release.model_file import load_model  # only here, as it loads JAX
+
         card = load_model(folder)[1]
         return Vocabulary.of(card.vocabulary, card.text)
     raise DataError(f"--vocabulary must be a number of words, or the folder of a corpus, population or run; {words} is neither")

@@ -61,6 +61,13 @@ def test_help_teaches_by_an_example(path):
         check(line)
 
 
+@pytest.mark.parametrize("path", [path for path, command in COMMANDS.items() if isinstance(command, click.Group)])
+def test_lists_of_commands_have_whole_sentences(path):
+    shown = CliRunner().invoke(app, [*path, "--help"]).output.partition("Commands:")[2]
+    assert len(shown.splitlines()) > 2
+    assert "..." not in shown
+
+
 def test_a_command_has_one_name_and_no_two_have_the_same():
     callbacks = Counter(command.callback for command in COMMANDS.values() if not isinstance(command, click.Group))
     assert set(callbacks.values()) == {1}
@@ -93,8 +100,11 @@ def test_a_command_of_another_name_would_be_noticed(line):
         check(line)
 
 
-def test_help_waits_for_no_library_that_it_does_not_need():
-    """Half a second is what help may take; JAX alone takes longer."""
-    loaded = "import sys, taciturn.cli; print([name for name in ('jax', 'numpy', 'pyarrow', 'dp_accounting') if name in sys.modules])"
+@pytest.mark.parametrize(
+    ("room", "libraries"), [("cli", ("jax", "numpy", "pyarrow", "dp_accounting")), ("populations", ("jax",)), ("core", ("jax",))]
+)
+def test_a_command_waits_for_no_library_that_it_does_not_need(room, libraries):
+    """Half a second is what help, and the first line of a ledger, may take; JAX alone takes longer."""
+    loaded = f"import sys, taciturn.{room}; print([name for name in {libraries} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

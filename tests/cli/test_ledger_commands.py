@@ -13,7 +13,7 @@ from taciturn.errors import TaciturnError
 from taciturn.populations import open_ledger
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget
-from taciturn.privacy.ledger import LedgerError
+from taciturn.privacy.ledger import Ledger, LedgerError
 from taciturn.privacy.recounting import events_for_others
 
 
@@ -25,9 +25,9 @@ def run_cli(*arguments):
     return " ".join(result.output.split())
 
 
-def spend(folder, name, adjacency="add or remove one user"):
+def spend(folder, name, adjacency="add or remove one user", ledger=None):
     terms = RunTerms(name, "r", "p", adjacency, "operating system", "pld", Budget(1e-6), 5)
-    account = Account(open_ledger(Population(folder)), terms, PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0)))
+    account = Account(ledger or open_ledger(Population(folder)), terms, PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0)))
     account.open()
     account.charge(len(account.charges), "record")
     return account
@@ -42,6 +42,34 @@ def test_what_was_spent_is_shown_by_adjacency_and_for_all_runs_together(populati
     assert run_cli("ledger", "show", "--delta", "1e-7", population.folder) != shown
     with pytest.raises(TaciturnError, match="between 0 and 1"):
         run_cli("ledger", "show", population.folder, "--delta", 2)
+
+
+def test_a_ledger_that_was_made_from_python_is_shown_with_what_is_not_known(population, tmp_path):
+    for name in ("ledger.jsonl", "emoji.book"):
+        spend(None, "first", ledger=Ledger(tmp_path / name))
+        shown = run_cli("ledger", "show", tmp_path / name)
+        assert "first │ 1 │" in shown
+        assert "Made from Python: whether its runs" in shown
+    assert run_cli("ledger", "show", tmp_path).count("first") == 1
+    run_cli("ledger", "budget", tmp_path, "--epsilon", 9)
+    spend(population.folder, "first")
+    assert "Made from Python" not in run_cli("ledger", "show", population.folder)
+
+
+def test_a_copy_of_a_ledger_that_was_made_from_python_is_adopted(tmp_path):
+    spend(None, "first", ledger=Ledger(tmp_path / "old" / "ledger.jsonl"))
+    shutil.copytree(tmp_path / "old", tmp_path / "new")
+    with pytest.raises(LedgerError, match="taciturn ledger adopt"):
+        run_cli("ledger", "show", tmp_path / "new")
+    assert "is retired" in run_cli("ledger", "adopt", tmp_path / "new")
+    assert "first" in run_cli("ledger", "show", tmp_path / "new")
+
+
+def test_a_file_that_is_not_a_ledger_is_left_as_it_is(tmp_path):
+    (tmp_path / "notes.txt").write_text("no end of line")
+    with pytest.raises(TaciturnError, match="not a population"):
+        run_cli("ledger", "show", tmp_path / "notes.txt")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["no end of line"]
 
 
 def test_what_was_spent_is_exported_for_others_to_recompute(population, tmp_path):
@@ -74,7 +102,7 @@ def test_a_copy_is_adopted_and_the_original_retired(population, tmp_path):
     with pytest.raises(LedgerError, match="taciturn ledger adopt"):
         run_cli("ledger", "show", tmp_path / "copy")
     said = run_cli("ledger", "adopt", tmp_path / "copy")
-    assert "is adopted, with 4 rows and 1 runs" in said
+    assert "is adopted (rows: 4, runs: 1)" in said
     assert "is retired" in said
     run_cli("ledger", "show", tmp_path / "copy")
     with pytest.raises(LedgerError, match="retired"):

@@ -1,6 +1,8 @@
 """Every command takes --quiet and --json alike, and the doctor says what is wrong."""
 
 import json
+import re
+import time
 from importlib import metadata
 
 import pytest
@@ -93,14 +95,38 @@ def test_progress_in_a_pipe_is_lines_with_the_time_left(monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines() == [f"measuring: {done} of 40  0:00:{40 - done} left" for done in (2, 12, 22)]
 
 
-def test_the_time_left_does_not_count_what_comes_before_the_first_round(monkeypatch, capsys):
+def test_training_says_what_begins_and_the_time_left_does_not_count_compiling(monkeypatch, capsys):
     now = [0.0]
     monkeypatch.setattr(output.time, "monotonic", lambda: now[0])
-    with output.bar("run", "rounds") as show:
-        show(0, None, "compiling")
-        for done, now[0] in ((1, 60.0), (11, 70.0)):
-            show(done, 41)
-    assert capsys.readouterr().out.splitlines() == ["run: compiling", "run: 1 of 41 rounds", "run: 11 of 41 rounds  0:00:30 left"]
+    with output.training_bar("run") as progress:
+        for done, now[0] in ((0, 15.0), (1, 60.0), (11, 70.0)):
+            progress(done, 41, {"accuracy_top1": 0.2, "epsilon": 0.0, "round": 0})
+    start = "Top1 20.00%, ε 0.00 at round 0"
+    assert capsys.readouterr().out.splitlines() == [
+        "run: compiling, and measuring the start",
+        "run: 0 of 41 rounds  compiling a round",
+        f"run: 1 of 41 rounds  {start}",
+        f"run: 11 of 41 rounds  {start}  0:00:30 left",
+    ]
+
+
+def test_a_finished_run_is_not_resumed_and_nothing_is_compiled_for_it(copied_runs):
+    done = CliRunner().invoke(app, ["train", "--resume", "--run", str(copied_runs / "private")])
+    assert "is finished" in str(done.exception)
+    assert done.output == f"reading {copied_runs / 'private'} …\n"
+
+
+def test_a_pipe_sees_that_a_job_goes_on_though_nothing_new_is_known(monkeypatch, capsys):
+    monkeypatch.setattr(output, "LINE_SECONDS", 1.0)
+    with stages() as show:
+        show("choosing a recipe", 0, None, "compiling")
+        time.sleep(2.2)
+    first, *later = capsys.readouterr().out.splitlines()
+    assert first == "choosing a recipe: compiling"
+    assert later
+    assert all(re.fullmatch(r"choosing a recipe: compiling  \(for 0:00:0\d now\)", line) for line in later)
+    time.sleep(1.5)
+    assert not capsys.readouterr().out  # nor after its end
 
 
 def test_the_doctor_finds_a_machine_that_can_train():

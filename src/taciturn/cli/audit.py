@@ -24,7 +24,7 @@ def audit(
     run: Annotated[Path, Argument(help="folder of a run that was trained with --audit N, with [canaries], or both")],
     references: Annotated[int, Option(min=100, help="random continuations to compare each canary with")] = 2_000_000,
 ) -> "tuple[dict[str, Any], int]":
-    """Audit a run from outside: is it as private as claimed, and did it memorise planted secrets? Writes RUN/audit.png and RUN/audit.json.
+    """Audit a run from outside. Is it as private as claimed, and did it memorise planted secrets? Writes RUN/audit.png and RUN/audit.json.
 
     Audit users (train --audit N) each sent a random direction, or not, by a fair coin. How well the releases show which of them did
     bounds how much smaller the noise is than claimed. If it must be smaller, the exit status is 1; a correct mechanism is accused once
@@ -149,7 +149,7 @@ def tails(
     figure: Annotated[Path | None, Option(help="a picture of the tail of the last pair")] = None,
     seed: Annotated[int, Option(min=0)] = 0,
 ) -> list[dict[str, Any]]:
-    """Estimate how much one user changes a model: an estimate, never a guarantee (Popov et al. 2018, §3).
+    """Estimate how much one user changes a model. It is never a guarantee (Popov et al. 2018, §3).
 
     Samples texts from the first model, and fits the tail of their probability ratios under both, which gives an ε for a δ. It holds for
     the pairs that were tried and for texts sampled at random, not against an attacker. A run's guarantee is in its guarantee.txt.

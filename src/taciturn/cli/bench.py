@@ -33,7 +33,7 @@ def bench(
     peers: Annotated[Path, Option(help="where `make peers` put their environments")] = Path("local/peers"),
     write: Annotated[bool, Option("--write", help="put the comparison into benchmarks/README.md")] = False,
 ) -> dict[str, Any]:
-    """Measure how fast this machine trains: the paper round (LSTM 1.35M, 1,600 tokens a user), Gboard's CIFG 2.4M, noise, accounting.
+    """Measure how fast this machine trains. It times the papers' rounds (LSTM 1.35M, 1,600 tokens a user; CIFG 2.4M), noise and accounting.
 
     Users are made of random words; nothing of yours is touched. Ceilings (copies, matrix products) are measured in the same run.
 
@@ -91,10 +91,10 @@ def _print(speeds: "Speeds") -> None:
 
 
 def doctor() -> tuple[list[dict[str, Any]], int]:
-    """Check whether this machine can train, and what is missing for which command. Takes seconds, and changes nothing.
+    """Check whether this machine can train. It says what is missing for which command, takes seconds, and changes nothing.
 
     Versions, packages, memory, disk and devices; and the test that every run makes before its first sum: whether what a user reports has
-    the same bits in any company. If something that training needs is broken, the exit status is 1.
+    the same bits beside any others. If something that training needs is broken, the exit status is 1.
 
     Example: taciturn doctor --json
     """

@@ -148,7 +148,7 @@ def synthetic(
     topics: Annotated[int, Option(min=1)] = 50,
     seed: Annotated[int, Option(min=0)] = 0,
 ) -> dict[str, Any]:
-    """Generate synthetic users (Zipf's words, topics, a little grammar), for benchmarks and for trying things out.
+    """Generate synthetic users, for benchmarks and to try things out. They have Zipf's words, topics and a little grammar.
 
     Example: taciturn data synthetic --users 100000 --out raw; taciturn data build raw --out people
     """

@@ -38,7 +38,7 @@ TWIN = {
 
 
 def demo(out: Annotated[Path, Option(help="folder for everything it makes")] = Path("demo")) -> dict[str, Any]:
-    """See everything in a few minutes: a public warm start, private training, a non-private twin, and what it all cost.
+    """See everything in a few minutes. A public warm start, private training, a non-private twin, and what it all cost.
 
     Users are simulated: pieces of State of the Union speeches. Each demonstration has a folder of its own below --out.
 

@@ -28,7 +28,7 @@ def evaluate(
     data: HeldOutOf = None,
     head: Annotated[bool, Option("--head-words", help="also count predictions of the most frequent words, which noise may favour")] = False,
 ) -> dict[str, Any]:
-    """Measure a run's model on held-out users, who have no guarantee.
+    """Measure a run's model on held-out users. They have no guarantee.
 
     Example: taciturn evaluate runs/first --json
     """
@@ -53,7 +53,7 @@ def evaluate(
 
 
 def compare(first: Run, second: Annotated[Path, Argument(help="another run folder")], data: HeldOutOf = None) -> dict[str, Any]:
-    """Compare two runs' models on the same held-out users, with 95 % intervals over users.
+    """Compare two runs' models on the same held-out users. Intervals are 95 % intervals over users.
 
     Example: taciturn compare runs/first runs/second
     """
@@ -73,7 +73,7 @@ def report(
     beside: Annotated[list[Path] | None, Option(help="n-grams to compare with; repeatable (default: those beside RUN)")] = None,
     browser: Annotated[bool, Option("--open/--no-open", help="open it in a browser")] = True,
 ) -> dict[str, str]:
-    """Write RUN/report.html and open it: the guarantee, curves, and what the model is worth to which people.
+    """Write RUN/report.html and open it. It shows the guarantee, curves, and what the model is worth to which people.
 
     A run writes its page when it ends. This command writes it again: with n-grams beside the model, with an audit made since, or for an
     older run. The page is one file that loads nothing over the network. It measures held-out people only, who have no guarantee.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from taciturn.fleets.wire.redis_store import RedisStore
     from taciturn.fleets.wire.server import WireServer
 
-fleet_app = group("fleet", "Train on real devices: make a fleet, enrol devices, serve, or try it here.", "taciturn fleet up 5 recipe.toml")
+fleet_app = group("fleet", "Train on real devices, or try a fleet on this machine.", "taciturn fleet up 5 recipe.toml")
 END_SECONDS, LOOK_SECONDS = 20, 1.0
 LAST_SECONDS = 5.0  # from the first to the last answer that ends the last round of a load
 TACITURN, NO_REST = (sys.executable, "-c", "from taciturn.cli import main; main()"), 1e-6  # hours
@@ -43,7 +43,7 @@ def new(
     set: Settings = None,
     name: Annotated[list[str] | None, typer.Option(help="name or address by which devices know the server, besides localhost")] = None,
 ) -> dict[str, str]:
-    """Make a fleet: its authority, a certificate for the server, and the recipe with its noise worked out.
+    """Make a fleet. It has an authority, a certificate for the server, and the recipe with its noise worked out.
 
     The recipe's population lends its words and held-out users; the text to train on is on devices. Move FLEET-authority, beside FLEET,
     to where the server cannot read it: with its keys anyone can pretend to be the server, or invent devices.
@@ -90,7 +90,7 @@ def dismiss(
     devices: Annotated[list[int], typer.Argument(help="their numbers, as `taciturn fleet enrol` printed them", min=0)],
     authority: Annotated[Path | None, Authority] = None,
 ) -> dict[str, int]:
-    """Dismiss devices for good: the authority signs a new list of dismissed devices, whose keys are never accepted again.
+    """Dismiss devices for good. The authority signs a new list of dismissed devices, whose keys are never accepted again.
 
     A server with that list refuses them, and so does every device that has seen it. If the server is elsewhere, copy enrolled.txt there.
 
@@ -107,7 +107,7 @@ def dismiss(
 def renew(
     fleet: Annotated[Path, Fleet], authority: Annotated[Path | None, Authority] = None, days: Annotated[int, Days] = 365
 ) -> dict[str, int]:
-    """Renew the certificates that expire within three months; devices keep their keys, and get the certificates from the server.
+    """Renew the certificates that expire within three months. Devices keep their keys, and get the certificates from the server.
 
     Example: taciturn fleet renew keyboard-fleet
     """
@@ -131,7 +131,7 @@ def serve(
     metrics: Annotated[str | None, Metrics] = None,
     json_log: Annotated[bool, JsonLog] = False,
 ) -> dict[str, Any]:
-    """Train on devices: each trains on its own text, and only a securely aggregated sum reaches the server.
+    """Train on devices. Each trains on its own text, and only a securely aggregated sum reaches the server.
 
     The server waits for devices (`taciturn fleet device`), asks more of them than it needs, continues without those that drop out, and
     repeats a round with too few reports. If it is interrupted, continue with --resume (which also starts a first run): every released
@@ -163,7 +163,7 @@ def front_end(
     metrics: Annotated[str | None, Metrics] = None,
     json_log: Annotated[bool, JsonLog] = False,
 ) -> None:
-    """Serve devices as one of several front ends, with the server's certificate; the server is elsewhere, at the same --store.
+    """Serve devices as one of several front ends. It has the server's certificate; the server is elsewhere, at the same --store.
 
     A front end keeps no state: stop it or start another at any time, and devices reconnect by the name they know. After `taciturn fleet
     enrol`, `dismiss` or `renew` copy enrolled.txt again; it is read while running.
@@ -195,7 +195,7 @@ def device(
     least_tokens: Annotated[int, typer.Option(min=1, help="take part only with at least this much text")] = 1,
     delete_used: Annotated[bool, typer.Option("--delete-used", help="delete text once it was used for a report")] = False,
 ) -> None:
-    """Run a device: keep a person's text, and train on it when the server asks, at most as often as the recipe allows.
+    """Run a device. It keeps a person's text, and trains on it when the server asks, at most as often as the recipe allows.
 
     FOLDER/participation.json records when it took part, and survives restarts of both sides. Stop it with Ctrl-C; start it again any time.
 
@@ -236,7 +236,7 @@ def up(
     set: Settings = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 0,
 ) -> dict[str, Any]:
-    """Try a fleet on this machine: a server and N devices, with the first N users of the recipe's population, over TLS.
+    """Try a fleet on this machine. It has a server and N devices, with the first N users of the recipe's population, over TLS.
 
     What it releases is charged to that population's ledger. Unless the recipe sets fleet.timer_hours, devices rest between rounds only,
     not for a day. Each device is a process, which compiles the model first: the first round takes a while.
@@ -269,7 +269,7 @@ def load(
     rounds: Annotated[int, typer.Option(min=1, help="of the training")] = 3,
     seconds: Annotated[float, typer.Option(min=1, help="end after this long at the latest")] = 600.0,
 ) -> tuple[dict[str, Any], int]:
-    """Test a deployment under load: many devices, with a tiny model and the complete protocol.
+    """Test a deployment under load. Its many devices have a tiny model and the complete protocol.
 
     Without --server, everything runs on this machine, `taciturn fleet serve OUT/server` too. With it, this command runs only devices, which
     wait for a server: copy OUT/server to where it is to be served. It ends after --rounds, or after --seconds.

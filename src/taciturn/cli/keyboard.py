@@ -72,10 +72,10 @@ def evaluate(
     history: Annotated[bool, Option("--history", help="let the (second) model also learn from what each person has typed")] = False,
     people: Annotated[int, Option(min=1, help="number of people, chosen by a hash of their ids")] = 1000,
     words: Annotated[int, Option(min=1, help="most words that each of them types")] = 400,
-    user_column: Annotated[str | None, Option(help="who wrote it")] = None,
-    text_column: Annotated[str | None, Option(help="what they wrote")] = None,
+    user_column: Annotated[str | None, Option(help="column with the author (default: user_id, user, author …)")] = None,
+    text_column: Annotated[str | None, Option(help="column with the text (default: text, body, message …)")] = None,
 ) -> dict[str, Any]:
-    """Simulate people typing: keystroke savings, accepted suggestions, corrections, words per minute.
+    """Simulate people typing. It shows keystroke savings, accepted suggestions, corrections and words per minute.
 
     The typing is simulated, the text is real. People on whom the model was trained are left out. Intervals are 95 % jackknife intervals
     over people. With two models, it shows the change from the first to the second, paired.
@@ -118,7 +118,7 @@ def _print(paths: Sequence[Path], tried: "TypingResults", history: bool) -> None
     print_metrics(NAMES, tried.typings)
     console.print(
         f"Keystrokes: of non-space characters, strip of three, every offered word is picked. Picked rate: per candidate shown, if two "
-        f"letters are spared. Smart compose: share of words with a continuation, where {PICKED_RATE:.0%} of those shown are taken. "
+        f"letters are saved. Smart compose: share of words with a continuation, where {PICKED_RATE:.0%} of those shown are taken. "
         "Modified, and a minute: noisy taps, re-scored by the model.",
         style="dim",
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from taciturn.cli.output import console, group, print_table, say
+from taciturn.cli.output import begin, console, group, print_table, say
 from taciturn.errors import TaciturnError
 from taciturn.files import to_json
 from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
@@ -14,7 +14,7 @@ from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 if TYPE_CHECKING:
     from taciturn.privacy.ledger import Ledger
 
-Folder = Annotated[Path, Argument(help="folder of a population")]
+Folder = Annotated[Path, Argument(help="folder of a population; or a ledger that was made from Python, or its folder")]
 RunName = Annotated[str, Argument(help="name of a run, as `taciturn ledger show FOLDER` lists it")]
 FIGURES = ("run", "releases", "epsilon", "delta", "rho")
 NEIGHBOURS = {"add or remove one user": "one user more", "replace one user by another": "one user replaced"}
@@ -22,23 +22,32 @@ NEIGHBOURS = {"add or remove one user": "one user more", "replace one user by an
 ledger_app = group("ledger", "Show and limit what is released about a population.", "taciturn ledger show people")
 
 
-def _opened(folder: Path) -> "Ledger":
+def _made_from_python(place: Path) -> Path | None:
+    """Return the file of a ledger that has no population's folder around it. Its head is beside it, unlike with a run's copy of rows."""
+    file = place / "ledger.jsonl" if place.is_dir() else place
+    return file if file.with_suffix(".head").exists() and not (place / "manifest.json").exists() else None
+
+
+def _opened(place: Path) -> "Ledger":
     from taciturn.data.population import Population
     from taciturn.populations import open_ledger
+    from taciturn.privacy.ledger import Ledger
 
-    return open_ledger(Population(folder))
+    own = _made_from_python(place)
+    return Ledger(own) if own else open_ledger(Population(place))
 
 
 @ledger_app.command()
 def show(
     population: Folder, delta: Annotated[float | None, Option(help="δ of the totals (default: the runs' smallest)")] = None
 ) -> dict[str, Any]:
-    """Show what was ever released about a population's users: runs, releases, ε, ρ, and the total of all of them.
+    """Show what was ever released about a population's users. It lists runs, releases, ε, ρ, and the total of all runs.
 
     Example: taciturn ledger show people --delta 1e-10
     """
     if delta is not None and not 0 < delta < 1:
         raise TaciturnError(f"--delta must lie between 0 and 1, not {delta:g}")
+    begin(f"reading {population}")
     book = _opened(population)
     guarantees = [book.guarantee(run) for run in book.runs()]
     found: dict[str, Any] = {"runs": [{name: getattr(one, name) for name in FIGURES} for one in guarantees]}
@@ -59,6 +68,8 @@ def show(
     ]
     print_table(columns, shown, f"{population}: what was released about these users", left=("run", "neighbours differ by"))
     console.print("\n".join(_notes(book)))
+    if _made_from_python(population):
+        console.print("Made from Python: whether its runs are about the same people, and whether other ledgers know of them, is unknown.")
     return found
 
 
@@ -68,7 +79,7 @@ def _notes(book: "Ledger") -> list[str]:
     lines = [
         "ρ does not count the sampling of users, ε does. Several runs are added up in RDP, which stays valid when later runs are "
         "chosen after seeing earlier ones; under the adjacency of the last row all runs add up, whatever they state themselves.",
-        f"Each of the {len(book.rows)} rows fits the one before it; the last is {book.head[:16]}…"
+        f"The ledger has {len(book.rows)} rows, each of which fits the one before it; the last is {book.head[:16]}…"
         + (f" {torn} were left incomplete by a crash, before anything was released." if torn else ""),
     ]
     if book.budget:
@@ -84,7 +95,7 @@ def _notes(book: "Ledger") -> list[str]:
 
 @ledger_app.command()
 def export(population: Folder, file: Annotated[Path, Argument(help="JSON file to write")]) -> dict[str, str]:
-    """Write what every run cost as events of dp-accounting, for others to recompute ε.
+    """Write what every run cost, for others to recompute ε. The file has events of dp-accounting.
 
     Example: taciturn ledger export people costs.json
     """
@@ -138,17 +149,19 @@ def adopt(
     population: Folder,
     same_people_as: Annotated[Path | None, Option(help="where the folder of the same people is now, whose ledger this one shares")] = None,
 ) -> dict[str, Any]:
-    """Adopt a folder as the one to use, after it was copied, restored from a backup or moved to another disk.
+    """Adopt a folder that was copied, restored or moved. It is then the one to use.
 
     Its ledger must have every known row. If the original is still in its place, it is retired, and refused from then on.
 
     Example: taciturn ledger adopt restored/people
     """
     from taciturn.populations import adopt_ledger
+    from taciturn.privacy.adopting import adopt
 
-    book, retired = adopt_ledger(population, same_people_as)
+    own = _made_from_python(population) if same_people_as is None else None
+    book, retired = adopt(own) if own else adopt_ledger(population, same_people_as)
     there = f"{retired} is retired" if retired else "no other copy was found; if there is one, delete it"
-    say(f"{book.path} is adopted, with {len(book.rows)} rows and {len(book.runs())} runs; {there}.")
+    say(f"{book.path} is adopted (rows: {len(book.rows)}, runs: {len(book.runs())}); {there}.")
     return {"ledger": str(book.path), "rows": len(book.rows), "retired": str(retired) if retired else None}
 
 
@@ -158,9 +171,9 @@ def anchor(
     file: Annotated[Path | None, Option(help="a file on another disk, which is created and updated")] = None,
     command: Annotated[str | None, Option(help="a command that gets the last head and the new one, and agrees with exit status 0")] = None,
 ) -> dict[str, str]:
-    """Keep the ledger's newest head outside of its folder too, so that an older copy that was restored is noticed.
+    """Keep the ledger's newest head outside of its folder too. An older copy that was restored is then noticed.
 
-    It is compared before every release. If the anchor cannot be reached, or knows another head, nothing is released.
+    The head is compared before every release. If the anchor cannot be reached, or knows another head, nothing is released.
 
     Example: taciturn ledger anchor people --file /mnt/other/people.head
     """

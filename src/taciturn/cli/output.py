@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from taciturn.fleets.load import Load
     from taciturn.runs.loop import TrainedRun
 
-console = Console(highlight=False)
+console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())  # a pipe has no width to wrap at
 say = functools.partial(console.print, soft_wrap=True)  # one line, however wide the terminal
 QUIET = Annotated[bool, typer.Option("--quiet", help="print nothing but errors, and what --json prints")]
 JSON = Annotated[bool, typer.Option("--json", help="print what was found as JSON, and nothing else")]
@@ -115,8 +115,8 @@ def change_text(change: "Interval") -> str:
     return f"{100 * change.value:+.2f} %{margin}" if math.isfinite(change.value) else ""
 
 
-def print_finished(finished: "TrainedRun") -> dict[str, Any]:
-    """Print why a run stopped early, its guarantee, and how good its model is."""
+def print_finished(finished: "TrainedRun", gain: "Interval | None" = None) -> dict[str, Any]:
+    """Print why a run stopped early, its guarantee, how good its model is (where known, with its gain), and what to do next."""
     if finished.stopped:
         console.print(f"Stopped: {finished.stopped}.\n", style="yellow")
     say((finished.folder / "guarantee.txt").read_text())
@@ -128,9 +128,14 @@ def print_finished(finished: "TrainedRun") -> dict[str, Any]:
             f"--set privacy.clipping=flat --set privacy.clip_norm={finished.clip_estimate:.3g}"
         )
     accuracy, perplexity = finished.scores["accuracy_top1"], finished.scores["perplexity"]
-    console.print(f"AccuracyTop1 {accuracy:.2%}, perplexity {perplexity:.1f}; {finished.folder}")
+    console.print(f"AccuracyTop1 {accuracy:.2%}, perplexity {perplexity:.1f} (95 % intervals over held-out users)")
+    if gain:
+        before = finished.before["accuracy_top1"].value
+        console.print(f"{100 * gain.value:+.2f} ± {100 * gain.margin:.2f} points of AccuracyTop1 over where it started, {before:.2%}")
     if (finished.folder / "report.html").exists():
         say(f"On one page: {finished.folder / 'report.html'}")
+    page = finished.model.kind and finished.model.kind.javascript_cell
+    say(f"Next: taciturn {'keyboard open' if page else 'export --to arpa --out FOLDER'} {finished.folder}")
     guarantee = finished.guarantee
     cost = {"run": str(finished.folder), "epsilon": guarantee.epsilon, "delta": guarantee.delta, "rho": guarantee.rho}
     return cost | {"accuracy_top1": vars(accuracy), "perplexity": vars(perplexity), "stopped": finished.stopped}
@@ -160,34 +165,49 @@ def leave_interrupted(words: str) -> NoReturn:
 
 
 def begin(words: str) -> None:
-    """Print a first line at once where there is no terminal; the imports before a progress bar take seconds."""
-    if not console.is_terminal:
-        say(f"{words} …", markup=False)
+    """Print a first line at once; the imports before the next one take seconds."""
+    say(f"{words} …", markup=False, style="dim")
 
 
-def _lines(unit: str, wait: float) -> Callable[..., None]:
-    """Print progress as lines, for pipes: the first after `wait` seconds, then one every ten, with the time left; and a bar's last."""
-    began: dict[str, tuple[float, int]] = {}
-    due = time.monotonic() + wait
+def _lines(unit: str, wait: float) -> Iterator[Callable[..., None]]:
+    """Print progress as lines, for pipes: at once what begins (`all` is None) and a bar's last, others after `wait` and every 10 s."""
+    began: dict[str, list[tuple[float, int]]] = {}
+    due, known, line, ended = time.monotonic() + wait, 0.0, "", threading.Event()
+
+    def say_line(now: float, more: str) -> None:
+        nonlocal due
+        due = now + LINE_SECONDS
+        say(f"{line}{more}", markup=False)
 
     def show(stage: str, done: int, all: int | None, note: str = "") -> None:
-        nonlocal due
-        now = time.monotonic()
-        since, before = began.setdefault(stage, (now, done)) if all else (now, done)
-        if now >= due or (done == all and unit):
-            due = now + LINE_SECONDS
-            left = timedelta(seconds=round((now - since) * (all - done) / (done - before))) if all and all > done > before else None
-            parts = f"{done:,} of {all:,} {unit}".strip() if all else "", f"{left} left" if left else "", note
-            say(f"{stage}: {'  '.join(filter(None, parts))}", markup=False)
+        nonlocal known, line
+        now = known = time.monotonic()
+        calls = began.setdefault(stage, [])
+        calls += [(now, done)] if all and len(calls) < 2 else []  # the time left is judged from the second, as before it all is compiled
+        since, before = calls[-1] if calls else (now, done)
+        left = timedelta(seconds=round((now - since) * (all - done) / (done - before))) if all and all > done > before else None
+        line = f"{stage}: {'  '.join(filter(None, (f'{done:,} of {all:,} {unit}'.strip() if all else '', note)))}"
+        if now >= due or all is None or (done == all and unit):
+            say_line(now, f"  {left} left" if left else "")
 
-    return show
+    def keep_saying() -> None:
+        while not ended.wait(1):
+            now = time.monotonic()
+            if line and now >= due:
+                say_line(now, f"  (for {timedelta(seconds=round(now - known))} now)" if now - known >= LINE_SECONDS else "")
+
+    threading.Thread(target=keep_saying, daemon=True).start()
+    try:
+        yield show
+    finally:
+        ended.set()
 
 
 @contextmanager
 def stages(unit: str = "", stay: bool = False) -> Iterator[Callable[..., None]]:
     """Show a bar with the time left for each stage of a job, or lines where there is no terminal; yields show(stage, done, all, note)."""
     if not console.is_terminal:
-        yield _lines(unit, 0 if stay else 2)
+        yield from _lines(unit, 0 if stay else 2)
         return
     begin = (SpinnerColumn(), TextColumn("{task.description:<14}"), BarColumn(bar_width=30))
     counted = MofNCompleteColumn() if unit else TaskProgressColumn()
@@ -213,9 +233,10 @@ def bar(title: str, unit: str) -> Iterator[Callable[..., None]]:
 @contextmanager
 def training_bar(title: str) -> Iterator[Callable[..., None]]:
     with bar(title, "rounds") as show:
-        show(0, None, "working out the noise, compiling")
+        show(0, None, "compiling, and measuring the start")
+        measured = "Top1 {:.2%}, ε {} at round {}".format
         yield lambda done, all, row: show(
-            done, all, f"Top1 {row['accuracy_top1']:.2%}  ε {epsilon_text(row['epsilon'])}  (round {row['round']})"
+            done, all, measured(row["accuracy_top1"], epsilon_text(row["epsilon"]), row["round"]) if done else "compiling a round"
         )
 
 

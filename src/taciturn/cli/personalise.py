@@ -23,7 +23,7 @@ def personalise(
     user_share: Annotated[float, Option(min=0.05, max=1.0, help="λ, with --general: the person's share of what is learned from")] = 0.5,
     delete_text: Annotated[bool, Option("--delete-text", help="delete the text once the personal model is on disk")] = False,
 ) -> dict[str, Any]:
-    """Train a model on one person's own text, for that person alone.
+    """Train a model on one person's own text, only for that person.
 
     The result has no guarantee and stays on this device: type with it (`taciturn keyboard open`); it cannot be exported. The last tenth
     of the messages is held out to measure with. A model that did not improve on it is not kept.

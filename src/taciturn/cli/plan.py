@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 def plan(
     population: Annotated[int, Option(min=1, help="N: number of users, as publicly known")],
-    rounds: Annotated[int, Option(min=1, help="T")],
+    rounds: Annotated[int, Option(min=1, help="T: number of rounds")],
     report_goal: Annotated[int, Option(min=1, help="m: users a round")],
-    delta: Annotated[float | None, Option(help="(default: 1/N², at least 1e-15)")] = None,
-    noise_multiplier: Annotated[float | None, Option(help="z; or give one of the next two")] = None,
-    epsilon: Annotated[float | None, Option(help="target")] = None,
-    rho: Annotated[float | None, Option(help="target, of zCDP")] = None,
+    delta: Annotated[float | None, Option(help="δ (default: 1/N², at least 1e-15)")] = None,
+    noise_multiplier: Annotated[float | None, Option(help="z; or name an ε or a ρ to reach")] = None,
+    epsilon: Annotated[float | None, Option(help="ε to reach")] = None,
+    rho: Annotated[float | None, Option(help="ρ to reach, of zCDP")] = None,
     min_separation: Annotated[int | None, Option(min=0, help="MinS: rounds between a user's turns (default: all that N, m allow)")] = None,
     timer_hours: Annotated[float | None, Option(help="in place of MinS: a device's rest after an upload, on a simulated fleet")] = None,
     max_participations: Annotated[int | None, Option(min=1, help="MaxP (default: all that T and MinS allow)")] = None,
     mechanism: Annotated[Literal[MechanismName, "all"], Option(help="noise and sampling")] = "all",
-    accountant: AccountantName = "pld",
+    accountant: Annotated[AccountantName, Option(help="how ε is computed")] = "pld",
     grow_to_rho: Annotated[float | None, Option(help="raise goal and noise of a trial until ρ falls to this, and choose a timer")] = None,
     largest_goal: Annotated[int, Option(min=1, help="with --grow-to-rho: the most reports a round that your servers can handle")] = 20_000,
 ) -> dict[str, Any]:
-    """Work out what a guarantee would take: noise, separation, ρ and ε, for every mechanism. Nothing is trained, no text is read.
+    """Work out what a guarantee would take. It shows noise, separation, ρ and ε, for every mechanism, and reads no text.
 
     `poisson` is dp-fedavg; all others are dp-ftrl. `poisson` and `cyclic-poisson` (banded noise, users who take turns) need a curator that
     draws every cohort; the others claim only that users take turns (min separation), which a fleet of devices can keep. The error is

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 import taciturn as tt
-from taciturn.cli.output import begin, console, finite, leave_interrupted, print_finished, say, stages, training_bar
+from taciturn.cli.output import begin, finite, leave_interrupted, print_finished, say, stages, training_bar
 from taciturn.errors import TaciturnError
 from taciturn.files import next_folder, not_a, write_atomically
 from taciturn.privacy.figures import delta_text, epsilon_text
@@ -30,14 +30,14 @@ def train(
     dry_run: Annotated[bool, Option("--dry-run", help="with PEOPLE: write the recipe and stop")] = False,
     set: Settings = None,
     audit: Annotated[int | None, Option(help="add N synthetic users, with whom `taciturn audit run` tests the claim (audit.users)")] = None,
-    resume: Annotated[bool, Option("--resume", help="resume a run that was interrupted")] = False,
+    resume: Annotated[bool, Option("--resume", help="resume the run in --run, which was interrupted")] = False,
     non_private: Annotated[bool, Option("--non-private", help="train without privacy; the ledger records ε = ∞")] = False,
     engine: Annotated[str | None, Option(help="ray: train on a Ray cluster on this machine; ray:ADDRESS: on an existing one")] = None,
 ) -> dict[str, Any]:
-    """Train a model from a recipe. Or name a folder of people and an ε, and Taciturn chooses the settings.
+    """Train a model for people and an ε, or from a recipe. For people and an ε, Taciturn chooses the settings.
 
     Taciturn checks the recipe and works out the noise before it spends anything, and charges every release in the population's ledger
-    before it leaves. If a run is killed, continue it with --resume.
+    before it leaves. If a run is interrupted, resume it: taciturn train --resume --run FOLDER
 
     Example: taciturn train people --epsilon 4 --minutes 30
 
@@ -55,7 +55,9 @@ def train(
             raise TaciturnError("name the run to resume: taciturn train --resume --run FOLDER")
         if set or what or audit or for_people:
             raise TaciturnError("--resume uses the run's own recipe: leave out the recipe, --set, --audit and every option for PEOPLE")
-        return print_finished(_watched(run, partial(tt.resume, run)))
+        work = partial(tt.resume, run)
+        interrupted = (run / "private" / "root").exists()  # any other is refused, and nothing is compiled for it
+        return print_finished(_watched(run, work) if interrupted else work())
     if what is None:
         raise TaciturnError("name a recipe, or people and an ε: taciturn train RECIPE.toml, or taciturn train PEOPLE --epsilon 4")
     folder = run or next_folder(Path("runs"), f"{what.stem}-")
@@ -73,13 +75,8 @@ def train(
     loaded = tt.load_recipe(recipe, [*(set or ()), *([] if audit is None else [f"audit.users={audit}"])])
     _check_privacy(loaded, non_private)
     finished = _watched(folder, partial(tt.train, loaded, folder))
-    found = print_finished(finished)
     gain = finished.scores.gain_over(finished.before)
-    console.print(
-        f"{100 * gain.value:+.2f} ± {100 * gain.margin:.2f} points of AccuracyTop1 over where it started, "
-        f"{finished.before['accuracy_top1'].value:.2%} (95 % interval over held-out users)"
-    )
-    return found | {"gain": asdict(gain)}
+    return print_finished(finished, gain) | {"gain": asdict(gain)}
 
 
 def _check_people(folder: Path) -> None:
@@ -125,8 +122,7 @@ def _chosen(people: Path, epsilon: float, users: int | None, public: Path | None
         raise TaciturnError(f"{path} exists already: train with it (taciturn train {path}), or choose another --run")
     start = SHIPPED if public is None else str(_started(people, public, folder.with_name(f"{folder.name}-start")))
     with stages() as show:
-        timing = partial(show, "timing a round of held-out users, and working out a recipe")
-        chosen = chosen_recipe(people, epsilon, start, minutes, users, timing)
+        chosen = chosen_recipe(people, epsilon, start, minutes, users, partial(show, "choosing a recipe", 0, None))
     task, plan = chosen.task, chosen.plan
     title = f"Worked out for {people} at ε = {epsilon_text(epsilon)}, in {minutes:g} minutes; docs/choosing.md says what its rules rest on"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +131,7 @@ def _chosen(people: Path, epsilon: float, users: int | None, public: Path | None
         f"{task.users:,} people{'' if users else ' (rounded down; say another number with --users)'}, ε = {epsilon_text(epsilon)} at δ = "
         f"{delta_text(task.delta)}. This machine trains {task.users_per_second:,.0f} of them a second.\n"
         f"{plan.rounds} rounds of {plan.cohort:,}, noise multiplier {plan.noise_multiplier:.2f}, server rate {plan.server_rate:g}: about "
-        f"{task.duration(plan.rounds, plan.cohort) / 60:.0f} minutes of training.\n{path}: the recipe, with the reason for each choice"
+        f"{task.duration(plan.rounds, plan.cohort) / 60:.1f} minutes of training.\n{path}: the recipe, with the reason for each choice"
     )
     return path
 

@@ -5,6 +5,7 @@ so how fast a round is, is measured on held-out users, who have no guarantee.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from taciturn.data.texts import Texts
 from taciturn.evaluation.accuracy import evaluate
 from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.models.registry import KINDS
-from taciturn.progress import Progress, unwatched
+from taciturn.progress import unwatched
 from taciturn.recipe import build
 from taciturn.recipe.choose import Choice, Plan, Task, best_plan, choices, content_of, exactly
 from taciturn.recipe.recipe import Recipe
@@ -29,7 +30,6 @@ from taciturn.runs.speed import best_time, round_seconds
 
 CPU_SAMPLE, ACCELERATOR_SAMPLE = 48, 1000  # held-out users in a timed round
 MORE_MEASUREMENTS = 4  # on all held-out users between the first and the last, if they take at most a tenth of the time
-PARTS = 4  # a timed round, one of fewer users, a measurement; then the noise
 UNFORESEEN = 0.1  # share of the time kept in reserve
 
 
@@ -55,9 +55,9 @@ def publicly(users: int) -> int:
 
 
 def chosen_recipe(
-    folder: Path, epsilon: float, start: str, minutes: float, users: int | None = None, progress: Progress = unwatched
+    folder: Path, epsilon: float, start: str, minutes: float, users: int | None = None, doing: Callable[[str], None] = unwatched
 ) -> Chosen:
-    """Choose for the people in `folder`, and the model of public text that `start` names. Compiles, and times a few rounds."""
+    """Choose for the people in `folder`, and the model of public text that `start` names. Call `doing` with each step that begins."""
     began = time.perf_counter()
     population, held_out = Population(folder), HeldOutUsers(folder)
     params, card = load_model(Path(start))
@@ -70,14 +70,14 @@ def chosen_recipe(
     task = Task(users, epsilon, float(f"{users**-1.1:.2g}"), trees.size(params), 60 * minutes, 1.0)
     draft = parse_recipe(content_of(choices(task, Plan(25, 10, 1.0, 1.0, 0.0), str(folder), start, card.architecture, on_cpu, 0)))
     sample = _sample(held_out, population.manifest["about"].get("least_tokens", 0), CPU_SAMPLE if on_cpu else ACCELERATOR_SAMPLE)
-    compiling, speed, a_round, measuring = _timed(draft, sample, params, len(population.vocabulary), progress)
+    compiling, speed, a_round, measuring = _timed(draft, sample, params, len(population.vocabulary), doing)
     measuring *= held_out.texts.tokens / sample.texts.tokens
     more = int(min(MORE_MEASUREMENTS, 6 * minutes / measuring))
     aside = time.perf_counter() - began + compiling + (2 + more) * measuring
     seconds = (1 - UNFORESEEN) * 60 * minutes - aside
     if seconds < 0:
         raise RecipeError(f"compiling and measuring alone take {aside / 60:.1f} minutes on this machine: allow more --minutes")
-    progress(3, PARTS)
+    doing("working out the noise")
     task = replace(task, seconds=seconds, users_per_second=speed, round_seconds=a_round)
     try:
         plan = exactly(task, best_plan(task))
@@ -112,7 +112,7 @@ def _sample(held_out: HeldOutUsers, least_tokens: int, most: int) -> Sample:
     return Sample(Texts.of([texts[position] for position in some], 2**31))
 
 
-def _timed(draft: Recipe, sample: Sample, params: Params, words: int, progress: Progress) -> tuple[float, float, float, float]:
+def _timed(draft: Recipe, sample: Sample, params: Params, words: int, doing: Callable[[str], None]) -> tuple[float, float, float, float]:
     """Return seconds to compile; users a second; seconds of a round besides training; seconds to measure a model on the sample."""
     users = len(sample.texts)
     timed = draft.with_settings("privacy", epsilon=None, noise_multiplier=1.0, delta=1e-9)
@@ -122,13 +122,13 @@ def _timed(draft: Recipe, sample: Sample, params: Params, words: int, progress: 
     def seconds(people: Sample) -> float:
         return round_seconds(timed, SimulatedFleet(people, layout, cohort=users), params, words, 2)
 
-    progress(0, PARTS)
+    doing("compiling a round, to time it")
     began = time.perf_counter()
     all = seconds(sample)
     compiling = max(time.perf_counter() - began - 3 * all, 0.0)
-    progress(1, PARTS)
+    doing("timing a smaller round")
     few = Sample(Texts.of([sample.texts[user] for user in range(max(1, users // 4))], 2**31))
     each = max(all - seconds(few), 0.1 * all) / (users - len(few.texts))
-    progress(2, PARTS)
+    doing("compiling and timing a measurement")
     model = build.language_model(timed.model, words)
     return compiling, 1 / each, max(all - users * each, 0.0), best_time(lambda: evaluate(model, params, sample.texts), 1)
