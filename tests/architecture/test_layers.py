@@ -77,6 +77,7 @@ LAYERS = {
 LAYERS["runs"] = set(LAYERS)  # what a person does with all of these, in a folder
 LAYERS["bench"] = set(LAYERS)
 LAYERS["cli"] = set(LAYERS)
+LAYERS["__main__"] = {"cli"}
 LAYERS[""] = set(LAYERS)  # the public door
 
 

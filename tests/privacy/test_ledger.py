@@ -96,6 +96,21 @@ def test_a_line_torn_by_a_crash_is_dropped_and_said_so(opened, ledger_path):
     assert Ledger(ledger_path).head == mended.head
 
 
+@pytest.mark.parametrize("bytes_written", [1, 5, 40])
+def test_a_first_row_torn_by_a_crash_is_written_again(opened, ledger_path, tmp_path, bytes_written):
+    torn = tmp_path / "torn.jsonl"
+    torn.write_bytes(ledger_path.read_bytes()[:bytes_written])
+    assert len(Ledger(torn).rows) == 1
+
+
+def test_a_file_that_is_not_a_ledger_is_left_as_it_is(tmp_path):
+    notes = tmp_path / "notes.txt"
+    notes.write_text("what I wanted to remember")
+    with pytest.raises(LedgerError, match="is not a ledger"):
+        Ledger(notes)
+    assert notes.read_text() == "what I wanted to remember"
+
+
 @pytest.mark.parametrize("kept", [1.0, 0.5, 0.0])
 def test_a_charge_that_only_lost_the_end_of_its_line_still_counts(opened, ledger_path, kept):
     content = ledger_path.read_bytes()

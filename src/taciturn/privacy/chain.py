@@ -24,6 +24,7 @@ from taciturn.errors import TaciturnError
 from taciturn.files import locked, sync_folder, write_atomically
 
 GENESIS = "0" * 64
+ROW_BEGINS = b'{"hash": "'
 SLACK = 60 * 10**9  # nanoseconds by which a file system may be late to tell when a file changed
 Row = dict[str, Any]
 
@@ -161,6 +162,8 @@ class ChainedFile:
         except LedgerError:
             if self.rows:
                 self._save_head(file, at_rest=False)
+            elif tail[: len(ROW_BEGINS)] != ROW_BEGINS[: len(tail)]:
+                raise LedgerError(f"{self.path} is not a ledger. It was left as it is; name another file.") from None
             file.truncate(self._size)
             if self.rows:
                 self._write(file, {"kind": "torn", "bytes": len(tail)})
