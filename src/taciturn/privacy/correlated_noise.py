@@ -200,7 +200,8 @@ def _noise(
     check_multiplier(multiplier)
     if not strategy.restarts:
         return Noise(multiplier, init, nexts[0], strategy, draws, gain, rounding)
-    starts = np.array(strategy.restarts)
+    starts, distinct = np.array(strategy.restarts), list(dict.fromkeys(nexts))  # trees of a power of two rows are compiled once
+    which = jnp.array([distinct.index(one) for one in nexts])
 
     def begin(size: int) -> PyTree:
         return jnp.int32(0), init(size)
@@ -209,8 +210,8 @@ def _noise(
         row, inner = state
         is_new = jnp.any(row == starts)
         inner = jax.tree.map(lambda old: jnp.where(is_new, jnp.zeros_like(old), old), inner)
-        segments = [lambda inner, one=one: one(inner, draw) for one in nexts]
-        residual, inner = jax.lax.switch(jnp.sum(row >= starts), segments, inner)
+        segments = [lambda inner, one=one: one(inner, draw) for one in distinct]
+        residual, inner = jax.lax.switch(which[jnp.sum(row >= starts)], segments, inner)
         return residual, (row + 1, inner)
 
     return Noise(multiplier, begin, next, strategy, draws, gain, rounding)

@@ -82,7 +82,11 @@ def spread(deviation: float) -> Spread:
 
 def white(spread: Spread, key: jax.Array, stream: jax.Array | int, size: int) -> Wide:
     """`size` independent draws. Streams of one key share no bits."""
-    given = spread, jnp.asarray(key, jnp.uint32), jnp.asarray(stream, jnp.uint32), size
+    return _white(spread, jnp.asarray(key, jnp.uint32), jnp.asarray(stream, jnp.uint32), size)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))  # traced once for all rows, levels and runs
+def _white(*given: Any) -> Wide:
     return jax.lax.platform_dependent(cuda=lambda: in_one_kernel(*given), default=lambda: plain(*given))
 
 
