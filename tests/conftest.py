@@ -19,6 +19,9 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(tempfile.gettempdir()) / f"ta
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+# Programs name the lines of Python that they come from, which a compiler carries along for a tenth of its time.
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
+jax.config.update("jax_traceback_in_locations_limit", 0)
 
 # Tracing leaves much for the collector, which looks through all of JAX each time: a tenth of the time, unless it comes more rarely.
 gc.set_threshold(200_000, 20, 100)

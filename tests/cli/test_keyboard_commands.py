@@ -136,15 +136,6 @@ def test_a_file_that_does_not_say_what_the_model_says_is_not_written(made, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-def test_a_transformer_leaves_as_n_grams_only(made, tmp_path):
-    people = Population(made / "people")
-    transformer = {"kind": "transformer", "width": 4, "units": None, "layers": 1, "heads": 1}
-    recipe = tiny_recipe(people, model=transformer, run={"rounds": 3})
-    train_run(recipe, tmp_path / "transformer", quietly)
-    with pytest.raises(ExportRefused, match="--to arpa"):
-        FinishedRun(tmp_path / "transformer").export(tmp_path / "out", "js")
-
-
 @pytest.mark.slow  # sampled word by word, over windows
 def test_a_transformer_leaves_as_n_grams(made, tmp_path):
     transformer = {"kind": "transformer", "width": 4, "units": None, "layers": 1, "heads": 1}

@@ -2,6 +2,8 @@
 
 import os
 import time
+from functools import partial
+from threading import Lock
 
 import numpy as np
 import pytest
@@ -125,11 +127,17 @@ def test_too_little_text_takes_no_part(phone):
 def test_text_that_a_report_was_made_of_is_deleted_if_the_owner_says_so(tmp_path, vocabulary, phone, delete_used):
     """Once the report is on record; after a crash, when the device is started again. Text that came later stays."""
     fleet = FleetOfDevices(tmp_path / "train", vocabulary, count=9, run={"rounds": 1, "evaluate_every": 1})
-    seen = []
+    seen, one_at_a_time = [], Lock()  # the devices here share one text, which each would delete
     wishes = folders.open_device(phone, delete_used=delete_used)._wishes
+
+    def reported(record: ParticipationRecord) -> None:
+        with one_at_a_time:
+            seen.append(len(record.uploads))
+            wishes.reported()
+
     for number in range(9):
         record = ParticipationRecord(tmp_path / "train" / f"device-{number}", fleet.link._devices[number].handler._record._limits)
-        fleet.start(number, wishes=Wishes(reported=lambda record=record: seen.append(len(record.uploads)) or wishes.reported()))
+        fleet.start(number, wishes=Wishes(reported=partial(reported, record)))
     train_run(fleet.recipe, tmp_path / "run", quietly, fleet.connected)
     assert seen == [1] * 9  # on record by then
     assert (phone / "tokens.npy").exists() != delete_used

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from harness import tiny_recipe
+from harness import copied_population, trained
 from taciturn.algorithms.pretraining import Schedule
 from taciturn.cli import app
 from taciturn.data.population import PopulationError
@@ -25,7 +25,6 @@ from taciturn.recipe import choose
 from taciturn.recipe.sections import ModelSection
 from taciturn.release import model_file
 from taciturn.runs import chosen
-from taciturn.runs.loop import train_run
 from taciturn.runs.pretrain import pretrained
 
 ROOT = Path(__file__).parents[2]
@@ -177,13 +176,12 @@ def test_the_guide_builds_strictly_and_asks_for_nothing_over_a_network(tmp_path)
     assert 'id="taciturn.runs.loop.train_run"' in pages["api.html"]
 
 
-def test_the_schema_of_a_statement_is_that_of_statements(population, tmp_path):
+def test_the_schema_of_a_statement_is_that_of_statements(finished_runs, tmp_path):
     jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads((DOCS / "guarantee.schema.json").read_text())
-    plain = {"algorithm": "fedavg", "privacy": {"noise_multiplier": None}}
-    for name, more in (("private", {}), ("plain", plain), ("seeded", {"run": {"seed": 3}})):
-        train_run(tiny_recipe(population, **more), tmp_path / name)
-        said = json.loads((tmp_path / name / "guarantee.json").read_text())
+    trained(copied_population(finished_runs / "people", tmp_path / "people"), tmp_path / "seeded", run={"seed": 3})
+    for run in (finished_runs / "private", finished_runs / "plain", tmp_path / "seeded"):
+        said = json.loads((run / "guarantee.json").read_text())
         jsonschema.validate(said, schema)
         assert set(said) == set(schema["properties"]) == set(schema["required"])
         assert set(re.findall(r"^\| `(\w+)`", (DOCS / "guarantee.md").read_text(), re.MULTILINE)) == set(said)

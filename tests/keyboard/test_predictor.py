@@ -178,18 +178,19 @@ def test_a_model_and_a_list_that_do_not_belong_together_are_refused(model):
 
 
 def test_a_keystroke_takes_less_than_a_millisecond():
-    """At the size of Gboard's model; the middle of many, on whatever else this machine does."""
+    """At the size of Gboard's model; the median by the clock, the mean in processor time, which other processes do not lengthen."""
     vocabulary, network = public_vocabulary(10_000), cifg(10_000)
     model = model_kind("cifg").stepper(network, network.init(jax.random.key(0)), ())
     predictor, text = (Predictor(model, vocabulary), "I am going to the park. Don't wait for me, I'll be there in the morning!")
     predictor.suggest(text[:5])
-    took = []
+    took, computed = [], []
     for end in range(len(text)):
-        start = time.perf_counter()
+        start, busy = time.perf_counter(), time.process_time()
         predictor.suggest(text[:end])
         took.append(time.perf_counter() - start)
+        computed.append(time.process_time() - busy)
     assert np.median(took) < 1e-3
-    assert np.mean(np.sort(took)[:-3]) < 2e-3  # but for three that others held up
+    assert np.mean(computed) < 2e-3
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The catalogue of mutations fits the source, the tests and its page; nothing is broken or run here (`make mutations` does that)."""
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -47,6 +48,9 @@ def test_the_page_is_about_these_mutations():
     rows = [line for line in (REPOSITORY / "docs" / "mutations.md").read_text().splitlines() if line.startswith("| ")]
     said = [tuple(row.removeprefix("| ").split(" | ")[:2]) for row in rows[1:]]
     assert said == [(one.name, one.harm) for one in MUTATIONS]
+    named = [found for row in rows for found in re.findall(r"`(test_\w+)[^`]*`\]\(\.\./([^)]+)\)", row)]
+    assert len(named) >= len(MUTATIONS)
+    assert [(test, file) for test, file in named if test not in functions(file)] == []
 
 
 def test_no_two_mutations_have_one_name():

@@ -1,4 +1,4 @@
-"""A run's account: what it charges, in turn and for good, and that every process that opens it draws afresh."""
+"""A run's account charges in order and permanently, and every process that opens it draws fresh bytes."""
 
 import fcntl
 
@@ -20,7 +20,7 @@ def begun(path, releases=0, **declared) -> Account:
     return account
 
 
-def test_a_cheap_row_added_behind_does_not_lower_epsilon(tmp_path):
+def test_a_cheap_row_appended_later_does_not_lower_epsilon(tmp_path):
     book = begun(tmp_path / FILE_NAME, releases=3)
     before = book.guarantee().epsilon
     cheap = {"kind": "charge", "run": "run", "round": 9, "record": ""}
@@ -32,7 +32,7 @@ def test_a_cheap_row_added_behind_does_not_lower_epsilon(tmp_path):
     assert after >= before
 
 
-def test_a_run_is_not_gone_on_with_from_another_warm_start(tmp_path):
+def test_a_run_is_not_resumed_from_another_warm_start(tmp_path):
     begun(tmp_path / FILE_NAME)
     elsewhere = account_of(averaging(), tmp_path / FILE_NAME, lineage=(NonPrivateDpEvent(),))
     with pytest.raises(LedgerError, match="the cost of a release of run 'run' is not the one it was opened with"):
@@ -65,7 +65,7 @@ def test_a_ledger_changed_by_hand_releases_nothing(tmp_path, harm, why):
         account_of(averaging(), path).reopen(head)
 
 
-def test_what_a_non_private_start_cost_is_never_forgotten(tmp_path):
+def test_the_cost_of_a_non_private_start_stays_on_record(tmp_path):
     book = begun(tmp_path / FILE_NAME, releases=1, lineage=(NonPrivateDpEvent(),))
     assert not book.guarantee().is_private
 
@@ -87,7 +87,7 @@ def test_a_ledger_is_locked_while_it_is_written(tmp_path):
     assert is_free()  # the twin: and only then
 
 
-def test_no_round_is_charged_twice_or_out_of_turn_and_two_cost_twice(tmp_path):
+def test_rounds_are_charged_once_and_in_order_and_two_cost_twice_the_rho(tmp_path):
     account = begun(tmp_path / FILE_NAME)
     for wrong in (1, -1):
         with pytest.raises(LedgerError, match="not the next"):
@@ -102,7 +102,7 @@ def test_no_round_is_charged_twice_or_out_of_turn_and_two_cost_twice(tmp_path):
     assert twice.rho == pytest.approx(2 * once.rho)
 
 
-def test_every_opening_and_every_resumption_is_fresh(tmp_path):
+def test_every_opening_and_resumption_draws_fresh_bytes(tmp_path):
     account = begun(tmp_path / FILE_NAME, releases=3)
     nonces = [account.nonce]
     for _ in range(3):
@@ -114,7 +114,7 @@ def test_every_opening_and_every_resumption_is_fresh(tmp_path):
     assert again.charges == account.charges  # and nothing that was charged is counted otherwise
 
 
-def test_two_copies_of_a_run_do_not_go_on_with_the_same_bytes(tmp_path):
+def test_two_copies_of_a_run_do_not_resume_with_the_same_bytes(tmp_path):
     account = begun(tmp_path / FILE_NAME, releases=3)
     copied_ledger(tmp_path / FILE_NAME, tmp_path / "copy.jsonl")
     nonces = {account.nonce}
@@ -125,7 +125,7 @@ def test_two_copies_of_a_run_do_not_go_on_with_the_same_bytes(tmp_path):
     assert len(nonces) == 3
 
 
-def test_a_simulation_has_nothing_fresh_and_stays_repeatable(tmp_path):
+def test_a_simulation_draws_no_fresh_bytes_and_stays_repeatable(tmp_path):
     for name in ("one", "other"):
         account = begun(tmp_path / f"{name}.jsonl", randomness="seeded simulation")
         account.reopen(None)

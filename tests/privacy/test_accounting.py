@@ -1,4 +1,4 @@
-"""ε is an upper bound to the last digit: far out in the tail, for noise that is not quite normal, and of several bounds the smallest."""
+"""ε is an upper bound to the last digit, far out in the tail and for noise that is not quite normal; the smallest of several bounds."""
 
 import functools
 import json
@@ -52,7 +52,7 @@ def composed_by_library(q: float, noise: float, rounds: int, grid: float = FINE)
 
 
 def before(event: SelfComposedDpEvent, delta: float) -> float:
-    """As ε was worked out once: the library's loss distribution where it says anything, or else RDP."""
+    """Compute ε as it was done earlier: by the library's loss distribution where it gives anything, else by RDP."""
     q, noise = event.event.sampling_probability, event.event.event.noise_multiplier
     bound = composed_by_library(q, noise, event.count).get_epsilon_for_delta(delta)
     return bound if math.isfinite(bound) else epsilon(event, delta, "rdp")
@@ -64,7 +64,7 @@ def delta_of_gaussian(mu, at):
 
 @functools.cache
 def composed_by_hand(q: float, noise: float, rounds: int) -> tuple[np.ndarray, np.ndarray]:
-    """(losses, probabilities), by sums of products, none of which is negative, so that every entry is right to a part in 10¹²."""
+    """Return (losses, probabilities), by sums of products, none of them negative, so that every entry is accurate to a part in 10¹²."""
     one = from_gaussian_mechanism(noise, sampling_prob=q, value_discretization_interval=COARSE)._pmf_remove.to_dense_pmf()
     power, result = (one._lower_loss, one._probs), (0, np.ones(1))
     while rounds:
@@ -91,13 +91,13 @@ MANY = (5_000, 20_000, 50_000)
 
 @pytest.mark.parametrize("rounds", MANY)
 @pytest.mark.parametrize("delta", [1e-4, 1e-8, 1e-12, 1e-15])
-def test_composed_losses_are_right_far_out_in_the_tail(delta, rounds):
+def test_composed_losses_are_accurate_far_out_in_the_tail(delta, rounds):
     ours = epsilon_by_loss_distributions(sampled(0.01, 5.0, rounds), delta, COARSE)
     assert delta_by_hand(0.01, 5.0, rounds, ours) <= delta
     assert delta_by_hand(0.01, 5.0, rounds, 0.999 * ours) > delta
 
 
-def test_the_librarys_own_composition_promises_too_much_there():
+def test_the_librarys_own_composition_promises_too_much_in_the_tail():
     """The twin that must fail: rounding is as large as δ, up or down."""
     theirs = {rounds: composed_by_library(0.01, 5.0, rounds, COARSE).get_epsilon_for_delta(3e-13) for rounds in MANY}
     assert max(delta_by_hand(0.01, 5.0, rounds, at) for rounds, at in theirs.items()) > 1.02 * 3e-13
@@ -105,13 +105,13 @@ def test_the_librarys_own_composition_promises_too_much_there():
 
 @pytest.mark.parametrize("rounds", [1, 10, 1000])
 @pytest.mark.parametrize("delta", [1e-5, 1e-10, 1e-15])
-def test_composed_losses_are_those_of_the_exact_gaussian_where_nothing_is_sampled(rounds, delta):
+def test_without_sampling_composed_losses_are_those_of_the_exact_gaussian(rounds, delta):
     exact = gaussian_epsilon(0.1 * math.sqrt(rounds), delta)
     ours = epsilon_by_loss_distributions(SelfComposedDpEvent(GaussianDpEvent(10.0), rounds), delta, 1e-4)
     assert exact <= ours <= exact * 1.001
 
 
-def test_of_two_bounds_the_smaller_is_stated():
+def test_the_smaller_of_two_bounds_is_stated():
     """A grid of losses of 10⁻⁴ is too coarse for rounds that lose less than that (F11)."""
     event = sampled(1e-3, 100.0, 100_000)
     by_losses = epsilon_by_loss_distributions(event, 1e-6, 1e-4)
@@ -120,12 +120,12 @@ def test_of_two_bounds_the_smaller_is_stated():
 
 
 @pytest.mark.parametrize(("q", "noise"), [(1e-17, 1.0), (2.9e-14, 9e3), (1e-14, 100.0)])
-def test_hardly_anybody_is_ever_drawn_and_that_costs_hardly_anything(q, noise):
+def test_a_tiny_sampling_probability_costs_hardly_anything(q, noise):
     assert 0 <= epsilon_by_loss_distributions(sampled(q, noise, 10), 1e-6, COARSE) < 1e-2
 
 
 @pytest.mark.parametrize(("noise", "rounds"), [(0.5, 1), (3.0, 10), (20.0, 400)])
-def test_those_who_are_always_drawn_pay_for_no_sampling(noise, rounds):
+def test_users_who_are_always_drawn_cost_what_a_gaussian_does(noise, rounds):
     """The exact ε of a Gaussian is reached from above."""
     exact, found = gaussian_epsilon(math.sqrt(rounds) / noise, 1e-6), epsilon_by_loss_distributions(sampled(1.0, noise, rounds), 1e-6, FINE)
     assert exact <= found < exact * 1.001
@@ -153,15 +153,15 @@ def test_epsilon_never_falls_as_delta_shrinks(event, power, further, distance):
     assert epsilon(event, larger, grid=1e-3, distance=2 * distance) >= at_larger
 
 
-def test_it_did_fall_once():
-    """The twin that must fail: loss distributions drowned in rounding, and then gave way to RDP."""
+def test_epsilon_of_the_earlier_accounting_did_fall():
+    """The twin that must fail: loss distributions were lost in rounding, and RDP took over."""
     event = sampled(0.01, 5.0, 20_000)
     assert before(event, 1e-15) < before(event, 2e-15)
 
 
 @pytest.mark.parametrize("mu", [0.05, 0.5, 2.0])
 @pytest.mark.parametrize("distance", [1e-15, 1e-12, 1e-9, 3e-8])
-def test_what_noise_that_is_not_normal_gives_away_is_taken_off_delta(mu, distance):
+def test_the_distance_of_noise_from_normal_is_subtracted_from_delta(mu, distance):
     delta = 1e-7
     found = epsilon(GaussianDpEvent(1 / mu), delta, distance=distance)
     if math.isfinite(found):
@@ -186,8 +186,8 @@ def test_noise_too_far_from_normal_promises_nothing_at_any_epsilon():
             epsilon(event, 1e-10, distance=wrong)
 
 
-def test_a_distance_just_small_enough_is_found_and_one_that_is_not_ends_the_search():
-    """Where δ_ideal(ε) + (1 + e^ε)·τ touches δ."""
+def test_a_distance_just_small_enough_is_accepted_and_a_larger_one_ends_the_search():
+    """Test the point where δ_ideal(ε) + (1 + e^ε)·τ touches δ."""
     scale = np.linspace(0, 10, 100_001)
     least = float(np.min(delta_of_gaussian(1.0, scale) + (1 + np.exp(scale)) * 1e-8))
     assert math.isfinite(epsilon(GaussianDpEvent(1.0), least * 1.0005, distance=1e-8))
@@ -205,7 +205,7 @@ def test_a_budget_counts_the_distance():
 
 
 def test_costs_under_several_adjacencies_add_up_order_by_order():
-    """As they must for one total over all runs, where one user's reports become zero."""
+    """One total over all runs, in which one user's reports become zero, needs this."""
     poisson, fixed = sampled(0.1, 1.0, 20), SampledWithoutReplacementDpEvent(50, 5, GaussianDpEvent(1.0))
     both = epsilon(ComposedDpEvent([poisson, SelfComposedDpEvent(fixed, 20)]), 1e-5)
     assert both > max(epsilon(poisson, 1e-5), epsilon(SelfComposedDpEvent(fixed, 20), 1e-5))
@@ -215,7 +215,7 @@ def test_costs_under_several_adjacencies_add_up_order_by_order():
     assert epsilon(ComposedDpEvent([poisson, NonPrivateDpEvent()]), 1e-5) == math.inf
 
 
-def test_the_smallest_epsilon_on_the_scale_is_found_and_none_where_there_is_none():
+def test_the_smallest_epsilon_on_the_scale_is_found_or_infinity_if_there_is_none():
     assert smallest_epsilon(lambda delta: 0.0, lambda at: 1.0) == 0.0
     assert smallest_epsilon(lambda delta: 2.0, lambda at: 1.0) == pytest.approx(2.0, rel=1e-4)
     assert smallest_epsilon(lambda delta: 2.0, lambda at: 1.0 - at) == math.inf
@@ -225,7 +225,7 @@ def test_the_smallest_epsilon_on_the_scale_is_found_and_none_where_there_is_none
 
 @pytest.mark.parametrize("mu", [1e-4, 1e-2, 1.0, 30.0])
 @pytest.mark.parametrize("delta", [1e-15, 1e-9, 1e-5])
-def test_the_exact_gaussian_is_no_less_than_sixty_digits_say(mu, delta):
+def test_the_gaussian_epsilon_is_no_less_than_in_sixty_digits(mu, delta):
     mpmath = pytest.importorskip("mpmath")
     found = gaussian_epsilon(mu, delta)
     with mpmath.workdps(60):
@@ -248,7 +248,7 @@ def guarantee(**changes):
     return Guarantee(**(given | changes))
 
 
-def test_noise_that_promises_nothing_at_its_delta_is_noise_and_the_statement_says_both():
+def test_the_statement_distinguishes_noise_that_promises_nothing_from_no_noise():
     far = guarantee(epsilon=math.inf, distance=1e-6)
     assert far.is_private
     words = " ".join(statement(far, ()).split())
@@ -274,12 +274,12 @@ def test_noise_that_promises_nothing_at_its_delta_is_noise_and_the_statement_say
     ],
     ids=["count", "probability", "multiplier", "size"],
 )
-def test_an_event_that_would_give_budget_back_is_not_read(row):
+def test_an_event_that_would_return_budget_is_refused(row):
     with pytest.raises(ValueError, match=r"."):
         event_from_json(row)
 
 
-def test_fixed_size_rounds_cost_at_least_what_one_exchanged_user_can_be_seen_by():
+def test_fixed_size_rounds_cost_at_least_what_replacing_one_user_reveals():
     # One user's report is +S in one world and −S in the other, all others are silent.
     size, users, multiplier = 50, 100, 1.0
     stated = epsilon(FixedSize(size, users).event(multiplier), DELTA)
@@ -293,7 +293,7 @@ def test_fixed_size_rounds_cost_at_least_what_one_exchanged_user_can_be_seen_by(
     assert beyond <= DELTA
 
 
-def test_nothing_private_makes_a_mixture_private():
+def test_one_release_without_privacy_makes_a_composition_cost_infinity():
     from taciturn.privacy.accounting import epsilon, rho
 
     mixture = ComposedDpEvent([NonPrivateDpEvent(), SelfComposedDpEvent(GaussianDpEvent(9.0), 1)])
@@ -302,7 +302,7 @@ def test_nothing_private_makes_a_mixture_private():
 
 @pytest.mark.parametrize("claim", [MinSeparation(10, 3, 2, 20), CyclicPoisson(0.5, 4, 20)])
 def test_all_rounds_of_correlated_noise_are_charged_with_the_first(claim):
-    """When to stop may depend on what was seen. The twin: fewer rounds alone would cost less."""
+    """When to stop may depend on what was seen. The twin: only the rounds so far would cost less."""
     strategy = banded(3.0, Bands(28, [1.0, 0.5])).strategy
     event = claim.event(3.0, strategy)
     assert repeated(event, 1) == repeated(event, 20)
@@ -311,7 +311,7 @@ def test_all_rounds_of_correlated_noise_are_charged_with_the_first(claim):
 
 @pytest.mark.parametrize("coarse", [0, 1, 6, 7, 8, 50, 99, 100])
 @pytest.mark.parametrize("fine", [0, 1, 7, 99, 100])
-def test_the_fine_grid_says_how_many_releases_are_allowed_whatever_the_coarse_one_says(fine, coarse, monkeypatch):
+def test_the_fine_grid_decides_how_many_releases_are_allowed(fine, coarse, monkeypatch):
     def allows(budget, releases, accountant, grid=accounting.FINE, distance=0.0):
         return releases <= (fine if grid == accounting.FINE else coarse)
 

@@ -1,4 +1,4 @@
-"""An anchor outside the folder: what no file inside can notice is noticed, and without the anchor nothing is released."""
+"""An anchor outside the folder notices what no file inside can; while it cannot be reached, nothing is released."""
 
 import json
 import shlex
@@ -66,8 +66,8 @@ def test_the_anchor_knows_a_charge_before_it_returns(path, tmp_path):
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_what_is_put_back_with_its_head_is_noticed_by_the_anchor(path, rows):
-    """No file in the folder knows of it."""
+def test_the_anchor_notices_a_ledger_restored_together_with_its_head(path, rows):
+    """No file in the folder can show it."""
     account = run(path)
     for _ in range(5):
         account.charge(len(account.charges), "record")
@@ -77,7 +77,7 @@ def test_what_is_put_back_with_its_head_is_noticed_by_the_anchor(path, rows):
     assert "next" not in Ledger(path).runs()
 
 
-def test_without_an_anchor_it_would_not_be_noticed(tmp_path):
+def test_without_an_anchor_a_restored_ledger_is_not_noticed(tmp_path):
     """The twin that must fail."""
     account = run(tmp_path / "ledger.jsonl")
     for _ in range(5):
@@ -87,7 +87,7 @@ def test_without_an_anchor_it_would_not_be_noticed(tmp_path):
     assert "next" in Ledger(tmp_path / "ledger.jsonl").runs()
 
 
-def test_of_two_copies_that_pass_for_the_original_one_is_stopped(path, tmp_path):
+def test_one_of_two_copies_that_pass_for_the_original_is_stopped(path, tmp_path):
     account = run(path)
     (tmp_path / "copy").mkdir()
     copied_ledger(path, tmp_path / "copy" / "ledger.jsonl")
@@ -109,7 +109,7 @@ def test_nothing_is_released_while_the_anchor_cannot_be_reached(path, tmp_path):
     account.charge(len(account.charges), "record")
 
 
-def test_an_empty_place_is_not_taken_for_an_anchor_that_agrees(path, tmp_path, anchor):
+def test_a_missing_anchor_file_does_not_count_as_agreement(path, tmp_path, anchor):
     run(path)
     if anchor.file:
         anchor.file.unlink()  # a disk that is not mounted: the folder is there, and empty
@@ -117,7 +117,7 @@ def test_an_empty_place_is_not_taken_for_an_anchor_that_agrees(path, tmp_path, a
             run(path, "next")
 
 
-def test_a_crash_between_a_row_and_the_anchor_is_made_up_for(path, monkeypatch, tmp_path):
+def test_a_crash_between_a_row_and_the_anchor_is_repaired(path, monkeypatch, tmp_path):
     for _ in range(3):
         account = run(path, f"run {_}")
         with monkeypatch.context() as patch:
@@ -153,7 +153,7 @@ def test_a_torn_row_does_not_make_the_anchor_contradict(path, monkeypatch, tmp_p
     assert remembered(tmp_path) == Ledger(path).head
 
 
-def test_an_anchor_that_is_lost_is_replaced_and_one_that_contradicts_is_not(path, tmp_path):
+def test_a_lost_anchor_can_be_replaced_and_one_that_contradicts_cannot(path, tmp_path):
     run(path)
     (tmp_path / "elsewhere" / "people.head").write_text("another head")
     with pytest.raises(AnchorError, match="another head"):
@@ -165,7 +165,7 @@ def test_an_anchor_that_is_lost_is_replaced_and_one_that_contradicts_is_not(path
         assert (tmp_path / "new.head").read_text() == Ledger(path).head
 
 
-def test_a_file_that_holds_something_else_is_no_anchor(tmp_path):
+def test_a_file_with_other_content_is_refused_as_an_anchor(tmp_path):
     (tmp_path / "precious").write_text("mine")
     with pytest.raises(AnchorError, match="something else"):
         Ledger(tmp_path / "ledger.jsonl").set_anchor(Anchor(file=tmp_path / "precious"))
@@ -184,7 +184,7 @@ def test_an_older_copy_whose_original_is_gone_is_not_adopted_against_the_anchor(
         run(tmp_path / "older" / "ledger.jsonl", "next")
 
 
-def test_the_newest_copy_is_adopted_and_the_anchor_goes_on_with_it(path, tmp_path):
+def test_the_newest_copy_is_adopted_and_the_anchor_follows_it(path, tmp_path):
     run(path).charge(0, "record")
     shutil.copytree(path.parent, tmp_path / "copy")
     adopt(tmp_path / "copy" / "ledger.jsonl")
@@ -192,7 +192,7 @@ def test_the_newest_copy_is_adopted_and_the_anchor_goes_on_with_it(path, tmp_pat
     assert remembered(tmp_path) == Ledger(tmp_path / "copy" / "ledger.jsonl").head
 
 
-def test_a_command_that_does_not_answer_or_is_not_there_stops_everything(tmp_path, monkeypatch):
+def test_a_command_that_is_missing_or_does_not_answer_stops_every_release(tmp_path, monkeypatch):
     monkeypatch.setattr(anchors, "SECONDS", 0.2)
     for command in (f"{sys.executable} -c 'import time; time.sleep(5)'", "no-such-command"):
         with pytest.raises(AnchorUnreachable, match="cannot be asked"):

@@ -1,4 +1,4 @@
-"""Any update leaves with norm at most S: the guarantee of privacy/clipping.py, for every float32."""
+"""Every update leaves with norm at most S: the guarantee of privacy/clipping.py, for every float32."""
 
 import functools
 from pathlib import Path
@@ -51,7 +51,7 @@ def report_of(bound, public, update, weight):
 
 @functools.cache
 def side_by_side(clip):
-    """For many users, and for clip norms of any size, which devices are told."""
+    """Compile a clip for many users, and for clip norms of any size, which devices receive."""
     return jax.jit(jax.vmap(functools.partial(report_of, clip(1.0)), in_axes=(None, 0, 0)))
 
 
@@ -68,21 +68,21 @@ def test_any_update_and_any_weight_leave_with_a_bounded_norm(kind, layers, clip_
 
 
 def test_a_million_adversarial_values_leave_with_a_bounded_norm():
-    """Values that make a plain float32 sum of squares lose most of them: one large, then a million just too small to count."""
+    """Use values that a plain float32 sum of squares loses: one large, then a million just too small to count."""
     update = {"a": jnp.concatenate([jnp.ones(1), jnp.full(3_000_000, 2.4e-4)])}
     report = encoded(flat_clip(0.1), flat_clip(0.1).public(ROUND), update, jnp.float32(1), KEY)
     assert 0.0999 < true_norm(exact(report, 0.1)[0]) <= np.float32(0.1)  # and hardly anything is lost to safety
 
 
-def test_an_update_inside_the_ball_is_left_alone():
+def test_an_update_inside_the_ball_is_unchanged():
     bound = flat_clip(1.0)
     update = {"a": jnp.array([0.3, -0.4, 1e-7])}
     report = encoded(bound, bound.public(ROUND), update, jnp.float32(1), KEY)
     np.testing.assert_allclose(decode(bound, bound.public(ROUND), report).update["a"], update["a"], atol=1e-9)
 
 
-def test_a_sum_of_reports_is_exact_up_to_the_most_that_may_be_added():
-    """65,535 of the largest reports do not overflow, and one more user moves their sum by exactly what it reports."""
+def test_a_sum_of_the_largest_number_of_reports_is_exact():
+    """Add 65,535 of the largest reports: nothing overflows, and one more user moves their sum by exactly its report."""
     bound = flat_clip(1.0)
     one = encoded(bound, bound.public(ROUND), {"a": jnp.array([1.0, 0.0])}, jnp.float32(1), KEY)
     many = jax.tree.map(lambda leaf: leaf.astype(jnp.int32) * MOST_REPORTS, one)
@@ -99,7 +99,7 @@ def test_a_poisoned_update_leaves_as_zero_in_every_layer(bound, poison):
     assert true_norm(exact(report, 1.0)[0]) == 0
 
 
-def test_without_the_finite_check_nan_would_pass_a_clip():
+def test_without_the_finite_check_nan_passes_a_clip():
     """The twin that must fail: min(1, S/NaN) lets NaN through."""
     assert np.isnan(flat_clip(1.0).project(jnp.float32(1.0), {"a": jnp.array([np.nan, 1.0])})["a"]).any()
 
@@ -152,7 +152,7 @@ HARD = [1e-45, 1e-39, 1e-20, 1.0, 1e20, 8e37, 9e37, 2e38, 3.4e38]
 
 @pytest.mark.parametrize("side_by_side", [False, True], ids=["alone", "side by side"])
 @pytest.mark.parametrize("bound", [flat_clip(1.0), per_layer_clip(1.0)], ids=["flat", "per layer"])
-def test_no_finite_update_passes_the_clip_norm(bound, side_by_side):
+def test_no_finite_update_exceeds_the_clip_norm(bound, side_by_side):
     private = mechanism(bound, fixed_denominator(1.0), gaussian(1.0))
     public = private.public(private.init({"a": jnp.zeros(5), "b": jnp.zeros(2)}))
     values = np.array(HARD, np.float32)
@@ -172,7 +172,7 @@ def test_no_finite_update_passes_the_clip_norm(bound, side_by_side):
 
 
 @pytest.mark.parametrize("weight", [7.0, -3.0, np.nan, np.inf, 1e-40])
-def test_a_weight_out_of_range_gives_nobody_more_than_the_clip_norm(weight):
+def test_a_weight_out_of_range_moves_sums_by_no_more_than_the_clip_norm(weight):
     private = mechanism(flat_clip(1.0), fixed_denominator(1.0), gaussian(1.0))
     report = jax.jit(private.bound)(jnp.float32(1.0), {"a": jnp.full(9, 50.0)}, jnp.float32(weight), jax.random.key(0))
     assert 0.0 <= exact(report, 1.0)[1] <= 1.0
@@ -209,7 +209,7 @@ def test_rounding_in_a_large_sum_does_not_let_one_user_move_it_by_more_than_the_
     assert abs(moved) <= 1.002  # the clip norm, and the noise's own rounding
 
 
-def test_a_sum_of_floats_would_let_one_user_move_it_by_far_more():
+def test_one_user_moves_a_sum_of_floats_by_far_more():
     """The twin that must fail: the same reports, added as float32."""
     tiny = np.float32(2.0**-13 * (1 + 2.0**-20))
 
@@ -236,7 +236,7 @@ def test_no_report_stands_for_more_than_its_weight_times_the_clip_norm(clip, cli
         assert true_norm(update) <= weight * float(np.float32(clip_norm))
 
 
-def test_the_most_reports_there_may_be_do_not_overflow():
+def test_the_largest_number_of_reports_does_not_overflow():
     one = encoded(flat_clip(1.0), jnp.float32(1.0), {"x": jnp.array([-9.0])}, jnp.float32(1.0), jax.random.key(0))
     low = encoded(flat_clip(1.0), jnp.float32(1.0), {"x": jnp.array([1 / 3])}, jnp.float32(1.0), jax.random.key(0))
     for report in (one, low):
@@ -245,8 +245,8 @@ def test_the_most_reports_there_may_be_do_not_overflow():
     assert 2**15 * MOST_REPORTS < 2**31
 
 
-def test_one_more_user_moves_what_is_noised_by_the_report_and_by_nothing_else():
-    """A total of whole numbers is exact, and so is what noise is added to; in floats it would not be."""
+def test_one_more_user_moves_what_is_noised_by_exactly_its_report():
+    """A total of integers is exact, and so is what noise is added to; in floats it would not be."""
     cohort, size = 65_000, 64
     bound, per = flat_clip(0.3), 2**30 // 8 - 12_345  # less than one user's share of S in each of 64 coordinates
     unpack = jax.jit(bound.unpack)
@@ -272,14 +272,14 @@ def test_the_norm_is_right_at_every_scale():
         assert truth <= float(norm_upper_bound({"a": values})) <= truth * (1 + 1e-5)
 
 
-def test_a_plain_norm_would_be_wrong_at_most_scales():
+def test_a_plain_norm_is_wrong_at_most_scales():
     """The twin: squares of float32 underflow below 1e-23 and overflow above 1e19."""
     values = np.array([[3e-30, 4e-30], [3e30, 4e30]], np.float32)
     with np.errstate(over="ignore", under="ignore"):
         assert np.sqrt(np.sum(np.square(values), axis=1)).tolist() == [0.0, np.inf]
 
 
-def test_where_the_clip_norm_falls_a_report_counts_for_the_new_one():
+def test_a_report_is_clipped_and_decoded_by_the_clip_norm_of_its_round():
     made = mechanism(flat_clip([(0, 4.0), (1, 1.0)]), fixed_denominator(1.0), no_noise())
     state = made.init({"x": jnp.zeros(4)})
     for clip_norm in (4.0, 1.0):

@@ -36,7 +36,7 @@ QUICK = mostly_slow(MECHANISMS, *(set(MECHANISMS) - {"tree, restarted"}))  # Hon
 
 @functools.cache
 def given_out(name):
-    """[rounds, coordinates]: what a run would add to its estimates, in standard deviations of white noise. Drawn once for all tests."""
+    """Draw, once for all tests, what a run would add to its estimates: [rounds, coordinates], in standard deviations of white noise."""
     noise, size, spread = MECHANISMS[name](), COORDINATES, sampler.spread(2.0**40)
 
     @jax.jit
@@ -66,7 +66,7 @@ COLUMNS = {
 
 
 def expected_covariance(name):
-    """Of the rows C⁻¹ z, from the definition of each mechanism and nothing of its code."""
+    """Compute the covariance of the rows C⁻¹ z from the definition of each mechanism, without its code."""
     blocks = []
     if name in COLUMNS:
         for column, size in COLUMNS[name]:
@@ -78,12 +78,12 @@ def expected_covariance(name):
         for position, size in enumerate(sizes):
             sums = prefix_covariance(size, "honaker" in name, completed=position < len(sizes) - 1)
             blocks.append(np.diff(np.diff(sums, axis=0, prepend=0), axis=1, prepend=0))
-    return block_diag(*blocks)  # what is before a restart has nothing to do with what comes after
+    return block_diag(*blocks)  # rows before a restart are independent of those after it
 
 
 def prefix_covariance(rounds, honaker, completed):
-    """Of the noise on the sums of the first 1, 2, … rounds: each is a combination of nodes, written out here as vectors. In a tree that
-    is completed, the last sum is the root's; nodes over empty rows alone are not there."""
+    """Compute the covariance of the noise on the sums of the first 1, 2, … rounds: each is a combination of nodes, written as vectors. In
+    a tree that is completed, the last sum is the root's; there are no nodes over only empty rows."""
     whole = 2 ** (rounds - 1).bit_length()
     nodes, size = {}, 1
     while size <= whole:
@@ -115,14 +115,14 @@ def prefix_covariance(rounds, honaker, completed):
 
 
 def furthest(rows, covariance):
-    """Largest deviation of the measured covariance, in standard errors."""
+    """Return the largest deviation of the measured covariance, in standard errors."""
     measured = rows @ rows.T / rows.shape[1]
     diagonal = np.diag(covariance)
     return np.max(np.abs(measured - covariance) / np.sqrt((np.outer(diagonal, diagonal) + covariance**2) / rows.shape[1]))
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_noise_has_the_covariance_over_rounds_that_is_charged_for(name):
+def test_noise_has_the_covariance_that_its_cost_assumes(name):
     rows = given_out(name)
     assert furthest(rows, expected_covariance(name)) < 5.5
     # The twins that must fail: noise of another strength, and noise of another mechanism.
@@ -153,7 +153,7 @@ def test_coordinates_are_independent(name):
 
 
 def test_residual_noise_and_momentum_are_the_cumulative_form_of_the_paper():
-    """Xu's Alg. 1 steps from θ⁰ by a momentum over noised *sums*; residuals through optax's momentum come to the same."""
+    """Xu's Alg. 1 steps from θ⁰ by a momentum over noised *sums*; residuals through optax's momentum give the same."""
     rate, momentum = 0.5, 0.9
     residuals = given_out("honaker")[:, :50]
     updates = np.random.default_rng(0).normal(size=(ROUNDS, 50))
@@ -190,7 +190,7 @@ FOUR = {"x": jnp.zeros(4)}
 
 @pytest.mark.parametrize("noise", [blt(1.5, Buffers(9, (0.9,), (0.4,))), correlated_noise.tree(1.5, 9)])
 def test_correlated_noise_is_made_of_white_noise_of_z_clip_norms(noise):
-    """Neither more nor less by the strategy's sensitivity, which the cost has in it already."""
+    """The strategy's sensitivity does not scale the noise, as the cost already includes it."""
     made = mechanism(flat_clip(3.0), fixed_denominator(20.0), noise, most_reports=100)
     bits, spread = _grid(noise, 1.5 * REACH, REACH, REACH * 100, 4)
     assert spread.deviation == pytest.approx(1.5 * REACH * 2**bits, rel=2e-6)

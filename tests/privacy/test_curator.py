@@ -1,4 +1,4 @@
-"""The one door: one noise key for one total, charged before it leaves, whatever crashes and whoever asks twice."""
+"""The curator uses one noise key for one total and charges it before it leaves, despite crashes and repeated calls."""
 
 import os
 import shutil
@@ -41,7 +41,7 @@ def fleet(people: Population) -> SimulatedFleet:
     return simulated(people)
 
 
-def test_a_second_call_with_other_params_gets_what_was_charged_and_nothing_else(fleet, tmp_path):
+def test_a_second_call_with_other_params_gets_the_charged_release_again(fleet, tmp_path):
     door = opened(averaging(), fleet, tmp_path / FILE_NAME)
     state = averaging().mechanism.init(ZERO)
     given = [door.private_mean(params, state, 0)[0]["x"] for params in (ZERO, OTHER, ZERO)]
@@ -50,8 +50,8 @@ def test_a_second_call_with_other_params_gets_what_was_charged_and_nothing_else(
     assert len(door.account.charges) == 1
 
 
-def test_rounds_whose_totals_differ_have_noise_of_their_own(fleet, tmp_path):
-    """However the same noise met two totals, their difference would tell them: it is alike in all coordinates."""
+def test_rounds_whose_totals_differ_have_different_noise(fleet, tmp_path):
+    """If the same noise were added to two totals, their difference would show it: it is the same in all coordinates."""
     door = opened(averaging(), fleet, tmp_path / FILE_NAME)
     first, state = door.private_mean(ZERO, averaging().mechanism.init(ZERO), 0)
     second, state = door.private_mean(OTHER, state, 1)
@@ -61,7 +61,7 @@ def test_rounds_whose_totals_differ_have_noise_of_their_own(fleet, tmp_path):
     assert len(door.account.charges) == 3
 
 
-def test_noise_that_meets_two_totals_would_be_noticed():
+def test_the_same_noise_on_two_totals_is_noticed():
     """The twin that must fail."""
     private = averaging().mechanism
     state = private.init(ZERO)
@@ -93,7 +93,7 @@ def test_a_call_with_another_state_releases_nothing(fleet, tmp_path):
 
 
 @pytest.mark.parametrize("spelling", ["0", 0.0])
-def test_another_spelling_of_a_round_does_not_bring_its_noise_back(fleet, tmp_path, spelling):
+def test_another_spelling_of_a_round_does_not_repeat_its_noise(fleet, tmp_path, spelling):
     door = opened(averaging(), fleet, tmp_path / FILE_NAME)
     state = averaging().mechanism.init(ZERO)
     first = door.private_mean(ZERO, state, 0)[0]
@@ -104,7 +104,7 @@ def test_another_spelling_of_a_round_does_not_bring_its_noise_back(fleet, tmp_pa
     assert not is_constant(first["x"] - second["x"])
 
 
-def test_a_copy_of_the_ledger_does_not_bring_noise_back_for_another_total(fleet, tmp_path):
+def test_a_copied_ledger_does_not_repeat_noise_on_another_total(fleet, tmp_path):
     first_door = opened(averaging(), fleet, tmp_path / "first.jsonl")
     copied_ledger(tmp_path / "first.jsonl", tmp_path / "copy.jsonl")
     second_door = opened(averaging(), fleet, tmp_path / "copy.jsonl", reopen=True)
@@ -137,14 +137,14 @@ def test_a_round_whose_record_is_lost_is_not_computed_again(fleet, tmp_path):
     assert len(book.charges) == 1
 
 
-def test_of_two_processes_at_one_run_the_one_that_did_not_go_on_with_it_releases_nothing(fleet, tmp_path):
+def test_a_process_whose_run_another_one_resumed_releases_nothing(fleet, tmp_path):
     second = opened(averaging(), fleet, tmp_path / FILE_NAME)
     first = opened(averaging(), fleet, tmp_path / FILE_NAME, reopen=True)
     state = averaging().mechanism.init(ZERO)
     given, _ = first.private_mean(ZERO, state, 0)
     with pytest.raises(LedgerError, match="another process"):
         second.private_mean(OTHER, state, 0)
-    # Nor does it take the release of the other away, which is charged.
+    # Nor does it remove the release of the other, which is charged.
     book = account_of(averaging(), tmp_path / FILE_NAME)
     book.reopen(None)
     again, _ = curator_of(averaging(), fleet, book).private_mean(ZERO, state, 0)
@@ -180,7 +180,7 @@ def test_an_account_under_another_adjacency_is_refused(fleet, tmp_path):
         opened(of, fleet, tmp_path / FILE_NAME, adjacency=PoissonSampling(0.5).adjacency)
 
 
-def test_the_budget_holds_when_every_round_is_cut_off_and_redone(fleet, tmp_path):
+def test_the_budget_holds_when_every_round_is_interrupted_and_repeated(fleet, tmp_path):
     of = averaging()
     limit = epsilon(repeated(of.mechanism.event(of.participation), 3), DELTA, "rdp")
     door = opened(of, fleet, tmp_path / FILE_NAME, budget=Budget(DELTA, epsilon=limit))
@@ -195,7 +195,7 @@ def test_the_budget_holds_when_every_round_is_cut_off_and_redone(fleet, tmp_path
     assert door.account.guarantee().epsilon <= limit
 
 
-def test_a_row_torn_by_a_crash_is_cut_off_and_the_chain_goes_on(fleet, tmp_path):
+def test_an_incomplete_row_is_removed_after_a_crash_and_the_chain_continues(fleet, tmp_path):
     path = tmp_path / FILE_NAME
     opened(averaging(), fleet, path)
     with open(path, "ab") as file:
@@ -211,7 +211,7 @@ def noised_by(multiplier=1.0, participation=PoissonSampling(1.0), most_reports=U
 
 
 def repeatable(folder, of=None, root=bytes(32), recipe="recipe", fleet=None) -> Curator:
-    """A simulation, so that nothing is fresh, and what two runs have in common shows."""
+    """Make a simulation, in which nothing is fresh, so that what two runs have in common shows."""
     path = folder / FILE_NAME
     return opened(of or noised_by(), fleet or Loop(), path, root, recipe=recipe, randomness="seeded simulation")
 
@@ -240,7 +240,7 @@ def test_no_two_rounds_of_a_run_share_noise(tmp_path):
 
 
 @pytest.mark.parametrize(("recipe", "multiplier"), [("recipe", 2.0), ("another", 1.0)])
-def test_one_root_under_two_recipes_or_noise_multipliers_has_other_noise(tmp_path, recipe, multiplier):
+def test_one_root_gives_different_noise_under_other_recipes_or_noise_multipliers(tmp_path, recipe, multiplier):
     (tmp_path / "one").mkdir(), (tmp_path / "two").mkdir(), (tmp_path / "twin").mkdir()
     one = released(repeatable(tmp_path / "one"))
     two = released(repeatable(tmp_path / "two", noised_by(multiplier), recipe=recipe))
@@ -249,7 +249,7 @@ def test_one_root_under_two_recipes_or_noise_multipliers_has_other_noise(tmp_pat
 
 
 def test_noise_and_cohorts_do_not_follow_from_what_is_public(tmp_path, monkeypatch):
-    """Two runs that look the same from outside, down to the checksums in their ledgers; only their roots differ."""
+    """Compare two runs that look the same from outside, down to the checksums in their ledgers; only their roots differ."""
     monkeypatch.setattr(Records, "_checksum", lambda *_: "a checksum")
 
     def seen(name: str, root: bytes, q: float) -> tuple[list[list[int]], np.ndarray]:
@@ -263,7 +263,7 @@ def test_noise_and_cohorts_do_not_follow_from_what_is_public(tmp_path, monkeypat
     noised = [seen(f"noise {n}", root, 1.0)[1] for n, root in enumerate((one, other, one))]  # of the same total
     assert cohorts[0] != cohorts[1]
     assert not is_constant(noised[0] - noised[1])
-    assert cohorts[0] == cohorts[2]  # the twin: whoever has the root has all of it
+    assert cohorts[0] == cohorts[2]  # the twin: all of it follows from the root
     assert np.array_equal(noised[0], noised[2])
 
 
@@ -317,7 +317,7 @@ def test_a_record_a_charge_and_an_entry_of_the_log_are_synced_before_they_count(
     assert synced[(tmp_path / "ledger.jsonl").stat().st_ino] != (tmp_path / "ledger.jsonl").stat().st_size
 
 
-def test_a_round_that_is_done_again_asks_nobody(tmp_path):
+def test_a_round_that_is_repeated_asks_no_users(tmp_path):
     fleet = Loop()
     door = repeatable(tmp_path, noised_by(participation=PoissonSampling(0.5)), fleet=fleet)
     first = released(door)
@@ -339,7 +339,7 @@ def test_sampling_is_not_claimed_where_devices_may_drop_out(tmp_path):
 
 @pytest.mark.parametrize("schedule", [0.3, [(0, 0.8), (2, 0.37), (5, 0.1)]])
 def test_devices_get_the_clip_norm_of_their_round_to_the_bit(schedule):
-    """Compiled, as the curator sends it, and as it is defined. The twin: one that is compiled with the round it was first asked for."""
+    """Compare the compiled program that the curator uses with the definition. The twin is compiled for the first round only."""
     clipped = mechanism(flat_clip(schedule), fixed_denominator(1.0), gaussian(1.0))
     sent, state = jax.jit(clipped.public), clipped.init(ZERO)
     rounds = [state._replace(round=jnp.int32(round)) for round in range(8)]

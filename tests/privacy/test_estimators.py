@@ -17,17 +17,17 @@ from taciturn.privacy.estimators import clipped_denominator, fixed_denominator, 
 
 
 def total(users: list[tuple[float, float]]) -> Report:
-    """Users are (weight, Δ) in one dimension; their reports are w·Δ."""
+    """Sum the reports w·Δ of users given as (weight, Δ), in one dimension."""
     return Report({"a": jnp.array([sum(w * d for w, d in users)])}, jnp.float32(sum(w for w, _ in users)))
 
 
 def value(estimator, users) -> float:
-    """In floats, as in a run without privacy."""
+    """Return the estimate in floats, as in a run without privacy."""
     return float(estimator.apply(total(users))["a"][0])
 
 
 def steps(estimator, users) -> int:
-    """What is noised, of reports in whole numbers, for a clip norm of 1."""
+    """Return what is noised, for reports in integers and a clip norm of 1."""
     weights = [math.floor(w * STEPS) for w, _ in users]
     sums = sum(math.trunc(w / STEPS * d * REACH) for w, (_, d) in zip(weights, users, strict=True))
     return int(wide.to_numpy(divided(estimator)(wide.from_numpy(np.array([sums])), jnp.int32(sum(weights))))[0])
@@ -53,7 +53,7 @@ def test_one_user_of_norm_at_most_1_moves_what_is_noised_by_at_most_its_sensitiv
 @pytest.mark.parametrize("estimator", [fixed_denominator(5.0), clipped_denominator(5.0)])
 @given(count=st.integers(0, 65_534), sign=st.sampled_from([-1.0, 1.0]))
 @settings(max_examples=50, deadline=None)
-def test_the_same_holds_among_as_many_users_as_there_may_be(estimator, count, sign):
+def test_the_sensitivity_holds_among_the_largest_number_of_users(estimator, count, sign):
     crowd = wide.from_numpy(np.array([count * int(REACH)])), jnp.int32(count * int(STEPS))
     more = wide.from_numpy(np.array([int((count + sign) * REACH)])), jnp.int32((count + 1) * int(STEPS))
     before, after = (int(wide.to_numpy(divided(estimator)(*one))[0]) for one in (crowd, more))
@@ -68,7 +68,7 @@ def test_lemma_1_bounds_are_the_papers():
     assert clipped.sensitivity(10**6) == 2 / 20 + 10**3 * 2.0**-30  # each coordinate is rounded to a step
 
 
-def test_the_counterexample_bounding_the_weighted_update_alone_is_not_enough():
+def test_bounding_only_the_weighted_update_is_not_enough():
     """100 users with w = .01 and ‖wΔ‖ = S = 1, qW_min = 1: one more user of weight 1 moves f̃_c by 50 S, not by 2 S."""
     crowd, estimator = [(0.01, 100.0)] * 100, clipped_denominator(1.0)
     moved = abs(value(estimator, [*crowd, (1.0, 0.0)]) - value(estimator, crowd))
@@ -78,7 +78,7 @@ def test_the_counterexample_bounding_the_weighted_update_alone_is_not_enough():
 
 
 @pytest.mark.parametrize("least", [0.0, -1.0, 1e-5, 65_536.0, float("inf"), float("nan")])
-def test_a_least_weight_that_no_division_is_made_for_is_refused(least):
+def test_a_least_weight_out_of_range_is_refused(least):
     with pytest.raises(ValueError, match="weight of a cohort"):
         clipped_denominator(least)
 
@@ -89,7 +89,7 @@ def test_the_plain_mean_has_no_bounded_sensitivity_and_an_empty_cohort_gives_zer
     assert value(mean(), [(0.5, 1.0), (0.5, 0.0)]) == pytest.approx(0.5)
 
 
-def test_the_fixed_denominator_does_not_look_at_who_came():
+def test_the_fixed_denominator_does_not_depend_on_the_cohort():
     """Dividing by the actual cohort is the classic mistake; ten users or a hundred, the denominator stays."""
     estimator = fixed_denominator(10.0)
     assert value(estimator, [(1.0, 1.0)] * 100) == pytest.approx(10.0)

@@ -1,4 +1,4 @@
-"""Attacks on the last bits of a release. With noise made of floats they succeed every time; with whole numbers they are at chance.
+"""Attacks on the last bits of a release. Against noise made of floats they always succeed; against integers they only guess.
 
 Each is run on the mechanism as it is and on a *twin* in which float32 noise is put back, as it was drawn before.
 """
@@ -38,7 +38,7 @@ NOISES = {
 
 
 def made(kind: str):
-    """A mechanism by the names of its parts."""
+    """Build a mechanism from the names of its parts."""
     noise, _, more = kind.partition(" + ")
     match more:
         case "adaptive clip":
@@ -73,7 +73,7 @@ def key(number: int) -> np.ndarray:
 
 
 def total_of(private, state, users: range):
-    """The sum of these users' reports."""
+    """Sum these users' reports."""
     names, public = jnp.arange(users.start, users.stop), private.public(state)
 
     def report(user: jax.Array):
@@ -85,7 +85,7 @@ def total_of(private, state, users: range):
 
 
 def last_words(private, monkeypatch, users=range(5)) -> list[np.ndarray]:
-    """The last 32 bits of the noised whole numbers of every row, which are turned into floats right after."""
+    """Return the last 32 bits of the noised integers of every row, before they become floats."""
     monkeypatch.setattr(mechanisms.wide, "to_float", lambda number, unit: number.low.astype(jnp.int32))
     state, rows, release = private.init(LIKE), [], jax.jit(private.release)
     total = total_of(private, state, users)
@@ -97,7 +97,7 @@ def last_words(private, monkeypatch, users=range(5)) -> list[np.ndarray]:
 
 
 def digits_are_uniform(rows: list[np.ndarray]) -> bool:
-    """Whether every last digit is as likely as any other, whatever the total."""
+    """Tell whether every last digit is equally likely, whatever the total."""
     found = [stats.chisquare(np.bincount(row % modulus, minlength=modulus)).pvalue for row in rows for modulus in (2, 16, 255)]
     return min(found) > 1e-3 / len(found)
 
@@ -111,15 +111,15 @@ def float_white(spread, key, stream, size):
 
 
 @pytest.mark.parametrize("kind", mostly_slow(KINDS, "independent", "blt", "independent + residues"))
-def test_the_last_digits_of_every_release_tell_nothing(kind, monkeypatch):
+def test_the_last_digits_of_every_release_reveal_nothing(kind, monkeypatch):
     rows = last_words(made(kind), monkeypatch)
     assert len(rows) == ROWS
     assert digits_are_uniform(rows)
 
 
 @pytest.mark.parametrize("kind", ["independent", "independent + clipped denominator", "independent + residues"])
-def test_the_last_digits_of_float_noise_would_be_noticed(kind, monkeypatch):
-    """The twin. Float noise reaches multiples of 2²⁰ or so alone, and the total's own digits show."""
+def test_the_last_digits_of_float_noise_are_noticed(kind, monkeypatch):
+    """The twin. Float noise reaches only multiples of about 2²⁰, and the total's own digits show."""
     monkeypatch.setattr(sampler, "white", float_white)
     assert not digits_are_uniform(last_words(made(kind), monkeypatch))
 
@@ -140,13 +140,13 @@ def reachable(released: np.ndarray, average: np.ndarray, stddev: np.float32) -> 
 
 
 def float_release(average: np.ndarray, stddev: np.float32, number: int) -> np.ndarray:
-    """The twin: what left before."""
+    """Release as it was done before: the twin."""
     draws = [np.asarray(jax.random.normal(one, average.shape)) for one in jax.random.split(jax.random.key(number), 4)]
     return average + stddev * ((draws[0] + draws[1] + draws[2] + draws[3]) / np.float32(2))
 
 
 def told_apart(release, averages, stddev, trials: int) -> tuple[int, int]:
-    """How often the world is guessed right from one release, in either world; the threshold is fixed on others."""
+    """Count correct guesses of the world from one release, in either world; the threshold is fixed on other releases."""
 
     def share(world: int, number: int) -> float:
         return float(reachable(release(world, number), averages[0], stddev).mean())
@@ -158,7 +158,7 @@ def told_apart(release, averages, stddev, trials: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("kind", mostly_slow(["independent", "blt", "independent + clipped denominator"], "blt"))
-def test_two_worlds_that_differ_by_one_user_are_not_told_apart(kind):
+def test_two_worlds_that_differ_by_one_user_are_not_distinguished(kind):
     """The attack of Mironov 2012 on one release at a claimed ε of 0.19."""
     trials, private = 60, made(kind)
     state, release = private.init(LIKE), jax.jit(private.release)
@@ -180,13 +180,13 @@ def test_two_worlds_that_differ_by_one_user_are_not_told_apart(kind):
     assert told_apart(as_it_was, averages, stddev, trials) == (trials, trials)
     right = sum(told_apart(as_it_is, averages, stddev, trials))
     claimed = gaussian_epsilon(1 / 20.0, 1e-6)
-    # At ε nobody is right more often than e^ε/(1 + e^ε) of the time.
+    # At ε no guess is right more often than e^ε/(1 + e^ε) of the time.
     most = math.exp(claimed) / (1 + math.exp(claimed))
     assert stats.binomtest(right, 2 * trials, most, alternative="greater").pvalue > 1e-3
 
 
-def test_no_word_that_somebody_typed_is_named_from_two_published_models():
-    """Rows of an embedding that nobody typed get noise alone: θ₁ = θ₀ + noise. A row that cannot be that was typed, if noise is floats."""
+def test_two_published_models_do_not_reveal_which_words_were_typed():
+    """Embedding rows of words that no user typed get only noise: θ₁ = θ₀ + noise. With float noise, any other row was typed."""
     words, width, typed = 1500, 4, np.arange(1500) % 3 == 0
     generator = np.random.default_rng(0)
     start = {"embedding": jnp.asarray(generator.normal(size=(words, width)), jnp.float32)}
@@ -210,8 +210,8 @@ def test_no_word_that_somebody_typed_is_named_from_two_published_models():
     assert is_right > 1e-3
 
 
-def test_a_noised_sum_over_a_secret_weight_would_lie_on_a_lattice_that_tells_it():
-    """The hole of the clipped denominator, in whole numbers: noised, then divided by the true Σ w_k, it is told which of two it was."""
+def test_a_noised_sum_over_a_secret_weight_lies_on_a_lattice_that_reveals_it():
+    """A clipped denominator that divides after noising leaks, even in integers: the result shows which of two Σ w_k it was."""
     private = mechanism(flat_clip(CLIP_NORM), clipped_denominator(20.0), gaussian(20.0), 300)
     state = private.init(LIKE)
     units = set()
@@ -221,14 +221,14 @@ def test_a_noised_sum_over_a_secret_weight_would_lie_on_a_lattice_that_tells_it(
         units.add(round(float(estimate.std()), 1))
         assert np.isfinite(estimate).all()
     assert len(units) == 1
-    # The twin: whole numbers divided by 31 come back whole when multiplied by 31, and not when multiplied by 30.
+    # The twin: integers divided by 31 become integers again when multiplied by 31, but not by 30.
     noised = np.random.default_rng(0).integers(-(2**40), 2**40, 1000)
     divided = noised / 31
     assert np.abs(divided * 31 - np.rint(divided * 31)).max() < 1e-3
     assert np.abs(divided * 30 - np.rint(divided * 30)).max() > 0.1
 
 
-def test_no_float_is_in_any_state_of_noise():
+def test_no_noise_state_contains_floats():
     for kind in KINDS:
         private = made(kind)
         state = private.init(LIKE)
@@ -236,7 +236,7 @@ def test_no_float_is_in_any_state_of_noise():
 
 
 @pytest.mark.parametrize("kind", mostly_slow(["blt", "independent + residues", "honaker, restarted + adaptive clip"], "blt"))
-def test_what_a_row_leaves_behind_follows_from_its_release_and_its_key(kind):
+def test_the_state_after_a_row_follows_from_its_release_and_key(kind):
     private = made(kind)
     state, total = private.init(LIKE), total_of(private, private.init(LIKE), range(3))
     release, follow = jax.jit(private.release), jax.jit(private.follow)

@@ -1,4 +1,4 @@
-"""What is printed is never smaller than what was computed; and the δ that is taken by itself is one that can be defended."""
+"""Printed numbers are never smaller than computed ones, and the default δ is small enough."""
 
 import math
 import re
@@ -34,14 +34,14 @@ def test_an_epsilon_of_0_0149_is_not_printed_as_0_01():
 
 
 @pytest.mark.parametrize("named", [1e-5, 1.1e-4, 4.4e-5, 0.1, 0.3])
-def test_a_number_that_was_named_stays_what_it_was(named):
+def test_a_number_given_in_few_digits_is_printed_as_given(named):
     assert float(delta_text(named)) == named
     assert epsilon_text(2.0) == "2.00"
     assert (epsilon_text(0), delta_text(0), rho_text(0), mu_text(0)) == ("0.00", "0", "0", "0")
 
 
-def test_nothing_that_is_promised_is_printed_in_another_way():
-    """Bounds from below (audits) and estimates from samples (tails) are no promises."""
+def test_no_promise_is_printed_by_any_other_function():
+    """Lower bounds (audits) and estimates from samples (tails) are not promises."""
     figure = re.compile(r"\{[^{}]*(epsilon|delta|rho|claimed)\)?:[,.\d]*[gfe]\}")
     found = {
         str(path.relative_to(SOURCE)): figure.findall(path.read_text())
@@ -49,14 +49,12 @@ def test_nothing_that_is_promised_is_printed_in_another_way():
         if figure.search(path.read_text())
     }
     assert set(found) <= {"cli/audit.py", "cli/ledger.py", "planning.py", "recipe/rules.py"}
-    assert (
-        found["cli/ledger.py"] == found["planning.py"] == found["recipe/rules.py"] == ["delta"]
-    )  # each says that a δ somebody named cannot be
+    assert found["cli/ledger.py"] == found["planning.py"] == found["recipe/rules.py"] == ["delta"]  # each refuses a δ that was given
     assert figure.search('f"ε = {guarantee.epsilon:.2f}"')  # the twin that must be found
     assert figure.search('f"δ = {question.at_delta:.2g}"')
 
 
-def test_by_default_the_promise_holds_for_everybody_but_one_time_in_the_number_of_users():
+def test_the_default_delta_times_the_number_of_users_is_at_most_one_over_that_number():
     """F10."""
     for users in (10, 1000, 763_430, 10**7):
         assert users * default_delta(users) <= 1 / users * (1 + 1e-9)
@@ -66,7 +64,7 @@ def test_by_default_the_promise_holds_for_everybody_but_one_time_in_the_number_o
 
 
 @pytest.mark.parametrize(("users", "cohort"), [(10**6, 1000), (10**7, 5000), (10**8, 5000)])
-def test_the_default_delta_is_one_at_which_loss_distributions_still_speak(users, cohort):
+def test_loss_distributions_still_give_an_epsilon_at_the_default_delta(users, cohort):
     from dp_accounting import SelfComposedDpEvent
 
     event = SelfComposedDpEvent(PoissonSampling(cohort / users).event(1.0), 1000)

@@ -1,4 +1,4 @@
-"""What several users at once are promised, against brute force and against what would be too little."""
+"""Promises to several users at once are compared with brute force and with bounds that are too small."""
 
 import functools
 import json
@@ -23,7 +23,7 @@ RELEASE = PoissonSampledDpEvent(0.1, GaussianDpEvent(1.5))
 
 
 def delta_by_brute_force(q: float, noise: float, users: int, releases: int, at: float) -> float:
-    """∫ max(0, P − e^ε Q) over one or two outputs, with `users` who all point the same way there or all absent; both directions."""
+    """Integrate max(0, P − e^ε Q) over one or two outputs, with all `users` present and pointing the same way, or all absent; both ways."""
     outputs = np.linspace(-14 * noise, 14 * noise + users, 4001)
     width = outputs[1] - outputs[0]
     there = sum(binom.pmf(j, users, q) * norm.pdf(outputs, j, noise) for j in range(users + 1))
@@ -68,7 +68,7 @@ def test_a_mixtures_losses_are_the_librarys(users, delta):
 
 
 def test_two_devices_cost_far_less_than_they_would_without_sampling():
-    """F12: ε 7.7 by a mixture of Gaussians, 92 by k²ρ."""
+    """F12: a mixture of Gaussians gives ε = 7.7, k²ρ gives 92."""
     release = PoissonSampledDpEvent(0.109, GaussianDpEvent(1.6))
     found = group_epsilon(release, 50, 1.5e-8, 2)
     assert found == pytest.approx(7.7, abs=0.05)
@@ -76,12 +76,12 @@ def test_two_devices_cost_far_less_than_they_would_without_sampling():
     assert by_rho + 2 * math.sqrt(by_rho * math.log(1 / 1.5e-8)) == pytest.approx(92, abs=1)
 
 
-def test_without_sampling_a_group_is_one_user_of_as_many_times_the_sensitivity():
+def test_without_sampling_a_group_is_one_user_of_multiplied_sensitivity():
     event = MinSeparation(10, 4, 3, 20).event(5.0, tree(20, honaker=False))
     mu = math.sqrt(2 * rho(repeated(event, 20)))
     for users in (1, 2, 4):
         assert group_epsilon(event, 20, 1e-6, users) == pytest.approx(gaussian_epsilon(users * mu, 1e-6), rel=1e-6)
-    assert group_epsilon(event, 20, 1e-6, 2) > 2 * gaussian_epsilon(mu, 1e-6)  # k·ε alone would be too little
+    assert group_epsilon(event, 20, 1e-6, 2) > 2 * gaussian_epsilon(mu, 1e-6)  # only k·ε would be too little
 
 
 def test_turns_that_overlap_are_not_taken_for_a_mixture():
@@ -120,7 +120,7 @@ def test_a_group_of_one_is_one_user_and_larger_groups_cost_more():
         group_epsilon(RELEASE, 1, 1e-6, 0)
 
 
-def test_the_statement_says_what_groups_are_promised_what_it_rests_on_and_what_to_delete():
+def test_the_statement_names_the_promise_to_groups_its_basis_and_what_to_delete():
     made = guarantee(distance=2.0**-60)
     words = " ".join(statement(made, ("a list of words",)).split())
     two = math.ceil(100 * made.for_group(2)) / 100

@@ -1,4 +1,4 @@
-"""The ledger: charged before released, never less than released, and tampering is refused."""
+"""The ledger charges before a release and never less than was released, and refuses tampering."""
 
 import json
 import math
@@ -59,7 +59,7 @@ def test_a_changed_row_is_noticed_and_refuses_every_charge(opened, ledger_path, 
         Ledger(ledger_path)
 
 
-def test_a_row_made_again_with_a_fitting_hash_breaks_the_next_one(opened, ledger_path):
+def test_a_changed_row_with_a_fitting_hash_breaks_the_next_row(opened, ledger_path):
     from taciturn.privacy.chain import _hash
 
     rows = [json.loads(line) for line in ledger_path.read_text().splitlines()]
@@ -71,14 +71,14 @@ def test_a_row_made_again_with_a_fitting_hash_breaks_the_next_one(opened, ledger
 
 
 @pytest.mark.parametrize("gone", [[2], [1, 2], [0]])
-def test_rows_taken_out_of_the_middle_are_noticed(opened, ledger_path, gone):
+def test_rows_removed_from_the_middle_are_noticed(opened, ledger_path, gone):
     lines = ledger_path.read_text().splitlines(keepends=True)
     ledger_path.write_text("".join(line for index, line in enumerate(lines) if index not in gone))
     with pytest.raises(LedgerError, match="does not fit the row before it"):
         Ledger(ledger_path)
 
 
-def test_rows_cut_off_at_the_end_are_noticed_by_whoever_holds_a_later_head(opened, ledger_path):
+def test_a_later_head_shows_that_the_last_rows_were_removed(opened, ledger_path):
     cut_off_rows(ledger_path)
     shortened = account(ledger_path)
     with pytest.raises(LedgerError, match="lacks the row at which this run was saved"):
@@ -87,7 +87,7 @@ def test_rows_cut_off_at_the_end_are_noticed_by_whoever_holds_a_later_head(opene
         opened.charge(3, "record")
 
 
-def test_a_line_torn_by_a_crash_is_dropped_and_said_so(opened, ledger_path):
+def test_a_line_torn_by_a_crash_is_removed_and_a_row_records_it(opened, ledger_path):
     with open(ledger_path, "ab") as file:
         file.write(b'{"kind": "charge", "run": "ru')
     mended = Ledger(ledger_path)
@@ -120,7 +120,7 @@ def test_a_charge_that_only_lost_the_end_of_its_line_still_counts(opened, ledger
     assert Ledger(ledger_path).guarantee("run").releases == (3 if kept == 1.0 else 2)
 
 
-def test_a_budget_becomes_a_number_of_releases_before_the_first_and_stops_there(ledger_path):
+def test_a_budget_becomes_a_number_of_releases_before_the_first_and_limits_them(ledger_path):
     limited = account(ledger_path, terms(budget=Budget(1e-5, epsilon=3.0)))
     limited.open()
     allowed = limited.allowed
@@ -201,13 +201,13 @@ def test_a_name_is_used_once(opened, ledger_path):
         ({"lineage": (NonPrivateDpEvent(),)}, "cost"),
     ],
 )
-def test_a_run_is_only_gone_on_with_as_it_was_opened(opened, ledger_path, changed, named):
+def test_a_run_is_resumed_only_on_the_terms_it_was_opened_with(opened, ledger_path, changed, named):
     account(ledger_path).reopen(opened.head)
     with pytest.raises(LedgerError, match=named):
         account(ledger_path, replace(terms(), **changed)).reopen(opened.head)
 
 
-def test_a_run_is_not_gone_on_with_under_other_noise(opened, ledger_path):
+def test_a_run_is_not_resumed_with_other_noise(opened, ledger_path):
     louder = account(ledger_path, release=SelfComposedDpEvent(PoissonSampledDpEvent(0.1, GaussianDpEvent(9.0)), 1))
     with pytest.raises(LedgerError, match="cost"):
         louder.reopen(opened.head)
@@ -232,8 +232,8 @@ def test_two_processes_on_one_run_are_noticed(opened, ledger_path):
         opened.charge(3, "record")
 
 
-def test_whoever_adds_rows_they_are_found_by_run_like_one_by_one(opened, ledger_path):
-    """By this process, by another, after a torn line, and of nobody's run."""
+def test_rows_are_found_by_run_whichever_process_adds_them(opened, ledger_path):
+    """Rows are added by this process, by another, after a torn line, and for no run."""
     book, other = opened.ledger, Ledger(ledger_path)
 
     def check() -> None:
@@ -256,8 +256,8 @@ def test_whoever_adds_rows_they_are_found_by_run_like_one_by_one(opened, ledger_
     assert book.is_closed("second")
 
 
-def test_a_close_that_comes_while_another_thread_looks_is_not_missed(opened, ledger_path):
-    """As in a loop of one's own whose progress another thread shows, in the midst of which the loop takes in what is new."""
+def test_a_close_while_another_thread_reads_is_not_missed(opened, ledger_path):
+    """Your own loop may read new rows while another thread shows its progress."""
     book, looks = opened.ledger, []
 
     class Rows(list):
@@ -291,12 +291,12 @@ def test_charges_of_several_processes_form_one_chain(tmp_path):
 
 
 @pytest.mark.parametrize("participation", [PoissonSampling(0.1), PoissonSampling(1.0), FixedSize(5, 50), FixedSize(50, 50)])
-def test_events_survive_being_written_down(participation):
+def test_events_survive_being_written_and_read(participation):
     event = SelfComposedDpEvent(participation.event(1.3), 7)
     assert event_from_json(json.loads(json.dumps(event_to_json(event)))) == event
 
 
-def test_what_is_said_of_a_model_is_on_record_with_it_and_nothing_else_may_be_said(opened, ledger_path):
+def test_a_model_leaves_only_with_the_card_that_was_recorded_with_it(opened, ledger_path):
     params, words = {"w": np.ones(3, np.float32)}, ("<pad>", "<unk>", "<bos>", "<eos>", "word")
     card = ModelCard({"kind": "lstm"}, words, {"language": "en", "source": "a list"}, run="run")
     card = replace(card, ledger_head=opened.record_model(3, params_digest(params), card_digest(card)))
@@ -306,7 +306,7 @@ def test_what_is_said_of_a_model_is_on_record_with_it_and_nothing_else_may_be_sa
             verified_guarantee(params, replace(card, **said), Ledger(ledger_path))
 
 
-def test_whom_a_run_protects_is_what_it_declared_whatever_is_said_later(ledger_path):
+def test_a_run_protects_the_unit_it_declared_whatever_is_stated_later(ledger_path):
     account(ledger_path, replace(terms(), unit="one simulated user")).open()
     account(ledger_path, terms()).reopen(None)  # a population that was described anew
     assert Ledger(ledger_path).guarantee("run").unit == "one simulated user"

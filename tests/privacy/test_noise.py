@@ -45,7 +45,7 @@ def test_no_two_leaves_and_no_two_rounds_share_noise():
         assert not np.any(np.asarray(left) == np.asarray(right))
 
 
-def test_one_stream_for_two_leaves_would_be_noticed():
+def test_one_stream_for_two_leaves_is_noticed():
     """The twin that must fail: one key and one stream give the same noise again."""
     spread, key = sampler.spread(1e6), noise_key(0)
     first, again, other = (wide.to_numpy(sampler.white(spread, key, stream, 500)) for stream in (0, 0, 1))
@@ -53,7 +53,7 @@ def test_one_stream_for_two_leaves_would_be_noticed():
     assert not np.any(first == other)
 
 
-def test_a_falling_clip_norm_takes_the_noise_down_with_it_and_costs_the_same():
+def test_noise_falls_with_the_clip_norm_and_costs_the_same():
     made = mechanism(flat_clip([(0, 4.0), (1, 1.0)]), fixed_denominator(1.0), gaussian(1.0))
     state = made.init(ZERO)
     before, state = jax.jit(made.release)(state, nobody(made, ZERO), noise_key(0))
@@ -79,8 +79,8 @@ def test_no_noise_is_charged_as_no_privacy():
     assert np.all(released(made)["a"] == 0)
 
 
-def test_tails_reach_beyond_what_one_float32_normal_can():
-    """A float32 normal is made of 23 random bits and stops near 5.4 standard deviations; a table goes on to 16."""
+def test_tails_reach_further_than_those_of_a_float32_normal():
+    """A float32 normal is made of 23 random bits and stops near 5.4 standard deviations; a table reaches 16."""
     edge = float(jax.scipy.special.erfinv(jnp.float32(1 - 2**-23)) * np.sqrt(2))
     assert edge < 5.5
     table = tuple(map(jnp.asarray, sampler.cumulative()))
@@ -89,14 +89,14 @@ def test_tails_reach_beyond_what_one_float32_normal_can():
 
 
 @pytest.mark.parametrize("multiplier", [0.0, -1.0, 1e-40, float("inf"), float("nan")])
-def test_a_noise_multiplier_that_is_none_is_refused(multiplier):
+def test_an_invalid_noise_multiplier_is_refused(multiplier):
     with pytest.raises(ValueError, match="positive"):
         gaussian(multiplier)
 
 
 @pytest.mark.parametrize(("expected_weight", "multiplier"), [(8e37, 0.9), (1e37, 1e-2), (1.0, 1e-40)])
-def test_where_a_float_has_no_room_for_noise_it_has_none_for_what_is_noised(expected_weight, multiplier):
-    """Noise is added before anything is a float: what a float cannot hold is lost of both, and never of noise alone."""
+def test_a_float_too_coarse_for_noise_is_too_coarse_for_the_total(expected_weight, multiplier):
+    """Noise is added before anything is a float: a float loses the same digits of both, never only of the noise."""
     try:
         private = mechanism(flat_clip(1.0), fixed_denominator(expected_weight), gaussian(multiplier))
         state = private.init({"x": jnp.zeros(4)})

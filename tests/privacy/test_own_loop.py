@@ -1,4 +1,4 @@
-"""Users in memory, a ledger, a loop of one's own: what a second reader tried against `Curator.for_simulation`, kept."""
+"""Attempts of a second reader to break `Curator.for_simulation`: users in memory, a ledger, your own loop."""
 
 import gc
 import itertools
@@ -47,7 +47,7 @@ def opened(tmp_path, **settings):
     return algorithm, tt.Curator.for_simulation(algorithm, [user()] * 20, tmp_path / "ledger.jsonl", **settings)
 
 
-def test_every_round_is_charged_before_its_estimate_is_there_and_the_budget_ends_it(tmp_path):
+def test_every_round_is_charged_before_its_estimate_and_the_budget_ends_the_loop(tmp_path):
     algorithm, curator = opened(tmp_path, epsilon=3.0, rounds=16)
     with pytest.raises(BudgetExhausted, match="all are spent"):
         released(algorithm, curator, 16)
@@ -83,19 +83,19 @@ def test_a_delta_that_would_promise_nothing_is_refused_before_anything_is_declar
     assert opened(tmp_path, delta=0.04)[1].account.terms.budget.delta == 0.04
 
 
-def test_one_user_alone_has_no_delta(tmp_path):
+def test_a_single_user_has_no_valid_delta(tmp_path):
     with pytest.raises(ValueError, match="below one over"):
         tt.Curator.for_simulation(mean(), [user()], tmp_path / "ledger.jsonl")
 
 
-def test_the_ledger_does_not_tell_what_users_data_are(tmp_path):
-    """Whoever knows all others must not find the last one by trying."""
+def test_the_ledger_does_not_reveal_users_data(tmp_path):
+    """An attacker who knows all other users must not find the last one by trying."""
     names = {opened(tmp_path / str(number))[1].account.terms.population for number in range(2)}
     assert len(names) == 2  # the same users, under two secrets
     assert opened(tmp_path / "x", seed=1)[1].account.terms.population == opened(tmp_path / "y", seed=1)[1].account.terms.population
 
 
-def test_who_took_part_is_kept_while_the_curator_lives_and_no_longer(tmp_path):
+def test_the_participation_log_is_deleted_with_its_curator(tmp_path):
     claim = MinSeparation(5, 1, 3, 10)
     plain = mean()
     algorithm = plain._replace(mechanism=mechanism(flat_clip(1.0), fixed_denominator(5.0), gaussian(1)), participation=claim)
@@ -110,8 +110,8 @@ def test_who_took_part_is_kept_while_the_curator_lives_and_no_longer(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ledger.head", "ledger.jsonl"]
 
 
-def test_a_whole_number_of_noise_is_charged_as_what_it_is(tmp_path):
-    """It was written as 1, and no ledger could be read that had it."""
+def test_an_integer_noise_multiplier_is_charged_correctly(tmp_path):
+    """It was written as 1, which no ledger could read back."""
     whole, plain = mean(noise_multiplier=1), mean(noise_multiplier=1.0)
     released(whole, tt.Curator.for_simulation(whole, [user()] * 20, tmp_path / "ledger.jsonl"))
     released(plain, tt.Curator.for_simulation(plain, [user()] * 20, tmp_path / "ledger.jsonl"))

@@ -1,4 +1,4 @@
-"""Who is selected, and that the claim is about exactly that."""
+"""The claim describes exactly how users are selected."""
 
 import math
 
@@ -28,7 +28,7 @@ def test_poisson_selects_each_user_independently_with_probability_q():
     assert seen.var() == pytest.approx(300 * 0.1 * 0.9, rel=0.2)
 
 
-def test_a_fixed_cohort_has_its_size_and_no_one_twice():
+def test_a_fixed_cohort_has_its_size_and_no_user_twice():
     cohort = FixedSize(100, 1000).select(USERS, 0, coins(0))
     assert len(cohort) == len(set(cohort)) == 100
 
@@ -38,12 +38,12 @@ def test_a_shuffle_is_not_claimed_to_be_poisson():
     assert FixedSize(100, 1000).event(1.0) == SampledWithoutReplacementDpEvent(1000, 100, GaussianDpEvent(0.5))
 
 
-def test_everybody_every_time_claims_nothing_for_sampling():
+def test_a_cohort_of_all_users_claims_nothing_for_sampling():
     assert PoissonSampling(1.0).event(1.0) == GaussianDpEvent(1.0)
     assert FixedSize(10, 10).event(1.0) == GaussianDpEvent(0.5)
 
 
-def test_fewer_users_than_the_cost_was_worked_out_for_are_refused():
+def test_fewer_users_than_the_cost_was_computed_for_are_refused():
     with pytest.raises(WrongNumberOfUsers, match="understated"):
         FixedSize(10, 2000).select(USERS, 0, coins(0))
 
@@ -54,7 +54,7 @@ def test_a_probability_out_of_range_is_refused(wrong):
         PoissonSampling(wrong)
 
 
-def test_rounds_and_attempts_draw_different_cohorts_and_the_same_one_again():
+def test_rounds_and_attempts_draw_different_cohorts_and_each_repeats():
     root = randomness.root_from_seed(3)
     drawn = [
         PoissonSampling(0.5).select(USERS, 0, Coins(randomness.derive(root, "cohort", *place)))
@@ -110,13 +110,13 @@ def test_jax_privacy_agrees_about_turns():
 @pytest.mark.parametrize(
     "noise", [tree(1.0, 300), blt(1.0, Buffers(300, (0.9,), (0.4,))), banded(1.0, Bands(300, [1.0, 0.5, 0.375, 0.3125]))]
 )
-def test_noise_that_ties_a_users_turns_together_is_refused(noise):
+def test_noise_that_correlates_a_users_turns_is_refused(noise):
     with pytest.raises(ValueError, match="sampling proves nothing"):
         CyclicPoisson(0.1, cycle=3, rounds=200).event(1.0, noise.strategy)
 
 
-def test_turns_that_two_rows_of_noise_share_would_cost_more():
-    """Why it is refused: with more bands than rounds between two turns, a user who takes both moves some rows twice."""
+def test_turns_that_share_rows_of_noise_cost_more():
+    """This is why it is refused: with more bands than rounds between two turns, a user who takes both moves some rows twice."""
     strategy = banded(1.0, Bands(40, [1.0, 0.5, 0.375, 0.3125])).strategy
     separate = 2 * strategy.sensitivity_squared(40, 0, 1)
     assert strategy.sensitivity_squared(40, 3, 2) == pytest.approx(separate)  # four rounds apart: as if separate

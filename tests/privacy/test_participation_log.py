@@ -39,7 +39,7 @@ def log(folder, min_separation=2, max_participations=3, key=KEY):
     return ParticipationLog(folder / "participation.log", min_separation, max_participations, key)
 
 
-def test_nobody_takes_part_too_soon_or_too_often(tmp_path):
+def test_no_user_takes_part_too_soon_or_too_often(tmp_path):
     book = log(tmp_path)
     book.record(np.array([1, 2]))
     for row in (1, 2):
@@ -74,7 +74,7 @@ def written(folder, rows=4):
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 200))
-def test_a_log_cut_off_anywhere_is_whole_up_to_there(tmp_path_factory, bytes_kept):
+def test_an_incomplete_log_keeps_its_complete_entries(tmp_path_factory, bytes_kept):
     folder = tmp_path_factory.mktemp("log")
     path = written(folder)
     path.write_bytes(path.read_bytes()[:bytes_kept])
@@ -89,7 +89,7 @@ def test_a_log_cut_off_anywhere_is_whole_up_to_there(tmp_path_factory, bytes_kep
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 159), st.integers(1, 255))
-def test_a_log_that_was_changed_is_believed_up_to_the_change_alone(tmp_path_factory, place, change):
+def test_a_changed_log_is_read_only_up_to_the_change(tmp_path_factory, place, change):
     folder = tmp_path_factory.mktemp("log")
     path = written(folder)
     content = bytearray(path.read_bytes())
@@ -98,7 +98,7 @@ def test_a_log_that_was_changed_is_believed_up_to_the_change_alone(tmp_path_fact
     assert log(folder).rows == place // 40
 
 
-def test_zeros_where_an_entry_should_be_and_logs_of_other_runs_are_no_entries(tmp_path):
+def test_zeros_and_entries_of_other_runs_are_not_read_as_entries(tmp_path):
     """Found by a second reader: user 0 would have been summed eight times."""
     path = written(tmp_path)
     path.write_bytes(path.read_bytes() + (8).to_bytes(8, "little") + bytes(64) + bytes(16))
@@ -110,7 +110,7 @@ def test_zeros_where_an_entry_should_be_and_logs_of_other_runs_are_no_entries(tm
         assert log(folder, **other).rows == 0
 
 
-def test_a_write_that_fails_half_way_leaves_the_log_as_it_was(tmp_path):
+def test_a_write_that_fails_leaves_the_log_unchanged(tmp_path):
     path = written(tmp_path)
     book, size = log(tmp_path), path.stat().st_size
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -150,7 +150,7 @@ def rounds(door, count, params=ZERO):
     return estimates, state
 
 
-def test_cohorts_keep_the_claim_without_being_told(people, tmp_path):
+def test_drawn_cohorts_keep_the_claim(people, tmp_path):
     door = opened(people, tmp_path)
     rounds(door, 9)
     book = log(tmp_path)
@@ -170,7 +170,7 @@ def test_a_fleet_that_breaks_the_claim_is_stopped_before_the_sum(people, tmp_pat
     assert len(door.account.charges) == 1
 
 
-def test_too_few_users_for_the_separation_is_said(people, tmp_path):
+def test_a_round_with_too_few_rested_users_is_refused(people, tmp_path):
     of = algorithm(MinSeparation(5, 2, 3, 9), mechanism(flat_clip(1.0), fixed_denominator(5.0), blt(1.0, Buffers(17, (0.9,), (0.4,)))))
     door = opened(people, tmp_path, of)
     state = of.mechanism.init(ZERO)
@@ -180,7 +180,7 @@ def test_too_few_users_for_the_separation_is_said(people, tmp_path):
         door.private_mean(ZERO, state, 2)
 
 
-def test_a_claim_and_its_log_go_together(people, tmp_path):
+def test_a_curator_needs_the_log_of_its_claim(people, tmp_path):
     of = algorithm()
     terms = RunTerms("run", "recipe", "people", CLAIM.adjacency, "operating system", "rdp", Budget(1e-5), 9)
     account = Account(Ledger(tmp_path / "ledger.jsonl"), terms, of.mechanism.event(CLAIM))
@@ -200,7 +200,7 @@ def test_correlated_noise_is_refused_with_sampling_and_with_a_clip_norm_that_cha
         mechanism(flat_clip([(0, 1.0), (4, 0.5)]), fixed_denominator(3.0), noise)
 
 
-def test_a_lost_round_is_given_out_again_byte_for_byte(people, tmp_path):
+def test_a_lost_round_is_released_again_byte_for_byte(people, tmp_path):
     first, _ = rounds(opened(people, tmp_path), 4)
     again, _ = rounds(opened(people, tmp_path, reopen=True), 4)
     assert all(np.array_equal(one, other) for one, other in zip(first, again, strict=True))
@@ -208,7 +208,7 @@ def test_a_lost_round_is_given_out_again_byte_for_byte(people, tmp_path):
 
 
 def noise_rows(estimates):
-    """What differs between coordinates is noise; in units of its white standard deviation."""
+    """Return the noise, which is what differs between coordinates, in units of its white standard deviation."""
     return np.array([3.0 * (np.asarray(one, np.float64) - np.mean(one)) for one in estimates])
 
 
@@ -220,8 +220,8 @@ def expected_covariance(rows):
 
 
 @pytest.mark.parametrize("lost", [1, 2, 4])
-def test_rounds_that_would_come_out_otherwise_come_from_their_records_and_noise_goes_on(people, tmp_path, lost):
-    """Some rounds are charged and released; then a crash, and totals would come out otherwise (other hardware, other text). Found by a
+def test_rounds_whose_totals_would_differ_come_from_records_and_noise_continues(people, tmp_path, lost):
+    """Some rounds are charged and released; after a crash their totals would differ (other hardware, other text). Found by a
     second reader: going back more than one round made a second branch of noise, which the charge did not cover."""
     first, _ = rounds(opened(people, tmp_path), lost)
     door = opened(people, tmp_path, reopen=True)
@@ -230,14 +230,14 @@ def test_rounds_that_would_come_out_otherwise_come_from_their_records_and_noise_
     assert all(np.array_equal(one, other) for one, other in zip(first, again, strict=False))
     rows = noise_rows(again)
     measured = rows @ rows.T / rows.shape[1]
-    # All that was ever given out is one run of C⁻¹ z, as the charge assumes.
+    # All releases together are one run of C⁻¹ z, as the charge assumes.
     assert measured == pytest.approx(expected_covariance(lost + 4), abs=0.06)
     # The twin that must fail: a second branch, independent of the rows before the crash.
     branch = expected_covariance(4)
     assert measured[lost:, lost:] != pytest.approx(branch, abs=0.06)
 
 
-def test_who_was_asked_has_to_rest_whatever_became_of_the_round(people, tmp_path):
+def test_users_who_were_asked_must_rest_whether_or_not_the_round_succeeds(people, tmp_path):
     rounds(opened(people, tmp_path), 2)
     rounds(opened(people, tmp_path, reopen=True), 4, {"x": jnp.full(10_000, 0.01)})
     cohorts = [set(log(tmp_path).cohort(row)) for row in range(4)]
@@ -248,7 +248,7 @@ def test_who_was_asked_has_to_rest_whatever_became_of_the_round(people, tmp_path
 
 @pytest.mark.parametrize("damage", ["gone", "shorter", "of another run", "ledger shorter"])
 def test_a_log_that_does_not_fit_the_ledger_stops_the_run(people, tmp_path, damage):
-    """Found by a second reader: without its log a run went on, and broke its claim."""
+    """Found by a second reader: without its log a run continued, and broke its claim."""
     rounds(opened(people, tmp_path), 4)
     path, ledger = tmp_path / "participation.log", tmp_path / "ledger.jsonl"
     if damage == "gone":
@@ -265,7 +265,7 @@ def test_a_log_that_does_not_fit_the_ledger_stops_the_run(people, tmp_path, dama
         door.private_mean(ZERO, algorithm().mechanism.init(ZERO), 0)
 
 
-def test_a_cohort_that_was_recorded_and_not_charged_is_the_next_rows(people, tmp_path, monkeypatch):
+def test_a_cohort_that_was_recorded_but_not_charged_takes_the_next_row(people, tmp_path, monkeypatch):
     door = opened(people, tmp_path)
     _, state = rounds(door, 2)
 
@@ -304,7 +304,7 @@ def test_correlated_noise_without_a_claim_about_participation_is_refused(people,
         Curator(of, SimulatedFleet(people, Layout(Unrolls(4), 2, 1)), account, bytes(32))
 
 
-def test_independent_noise_goes_on_after_a_lost_round_too(people, tmp_path):
+def test_independent_noise_also_continues_after_a_lost_round(people, tmp_path):
     of = algorithm(private=mechanism(flat_clip(1.0), fixed_denominator(3.0), gaussian(1.0)))
     start = of.mechanism.init(ZERO)
     first, _ = opened(people, tmp_path, of).private_mean(ZERO, start, 0)
@@ -330,14 +330,14 @@ def test_rounds_cannot_start_from_another_state_than_the_last_one_left(people, t
 
 
 def test_two_processes_on_one_run_do_not_release_more_than_is_charged(people, tmp_path):
-    """One goes on with a run that another is at work on: the other is refused, and the ledger and the log stay one chain."""
+    """One process resumes a run while another works on it: the other is refused, and ledger and log stay one chain."""
     two, one = opened(people, tmp_path), opened(people, tmp_path, reopen=True)
     start = algorithm().mechanism.init(ZERO)
     one.private_mean(ZERO, start, 0)
     with pytest.raises(LedgerError, match="another process"):
         two.private_mean(ZERO, start, 0)
     assert len(Ledger(tmp_path / "ledger.jsonl").run_rows("run")) == 1 + 1 + 1
-    # The twin: alone, the same call is charged and released.
+    # The twin: in a single process, the same call is charged and released.
     again = opened(people, tmp_path, reopen=True)
     estimate, _ = again.private_mean(ZERO, start, 0)
     assert np.isfinite(estimate["x"]).all()
@@ -349,7 +349,7 @@ def test_there_is_no_more_noise_than_was_declared(people, tmp_path):
 
 
 class Unreliable(SimulatedFleet):
-    """Fails as often as it is told to."""
+    """A fleet that fails as often as the test asks."""
 
     everyone_reports = False
     failing = 0
@@ -382,7 +382,7 @@ def test_a_failed_round_releases_nothing_uses_no_noise_and_asks_others(people, t
 
 
 def cohorts_ever(path):
-    """Every entry of a log, those of failed rounds too; None for a failure."""
+    """Return every entry of a log, those of failed rounds too; None for a failure."""
     content, place, entries = path.read_bytes(), 0, []
     while place < len(content):
         count = int.from_bytes(content[place : place + 8], "little", signed=True)
@@ -392,7 +392,7 @@ def cohorts_ever(path):
     return entries
 
 
-def test_noise_goes_on_over_failed_rounds_as_if_they_had_not_been(people, tmp_path):
+def test_noise_continues_over_failed_rounds_as_if_they_had_not_happened(people, tmp_path):
     one, other = tmp_path / "one", tmp_path / "other"
     one.mkdir(), other.mkdir()
     steady, failing = unreliable(people, one), unreliable(people, other)
@@ -405,7 +405,7 @@ def test_noise_goes_on_over_failed_rounds_as_if_they_had_not_been(people, tmp_pa
     assert len(failing.account.charges) == 4
 
 
-def test_a_failure_is_on_record_and_a_crash_after_it_does_not_bring_the_cohort_back(people, tmp_path):
+def test_a_recorded_failure_survives_a_crash_and_its_cohort_stays_dropped(people, tmp_path):
     door = unreliable(people, tmp_path)
     door._fleet.failing = 1
 
@@ -439,7 +439,7 @@ def test_only_the_newest_entry_can_fail_and_only_before_another_is_recorded(tmp_
     assert log(tmp_path).observed == (None, 1)
 
 
-def test_a_failure_that_no_entry_comes_before_is_no_entry(tmp_path):
+def test_a_failure_without_an_entry_before_it_is_refused(tmp_path):
     book = log(tmp_path)
     content = (-1).to_bytes(8, "little", signed=True)
     (tmp_path / "participation.log").write_bytes(content + book._checksum(book._chain, content))
@@ -456,8 +456,8 @@ def cyclic(cycle=1, probability=0.5):
     return algorithm(claim, mechanism(flat_clip(1.0), fixed_denominator(3.0), noise))
 
 
-def test_no_two_rows_are_drawn_with_the_same_coins_whatever_crashes_there_were(people, tmp_path, monkeypatch):
-    """Row 1 is drawn, and a crash comes before its charge: its cohort stays, and row 2 must not be drawn with the same coins."""
+def test_no_two_rows_are_drawn_with_the_same_coins_after_any_crash(people, tmp_path, monkeypatch):
+    """Row 1 is drawn, and a crash comes before its charge: its cohort stays, so row 2 must not use the same coins."""
     of = cyclic()
     book = log(tmp_path, *of.participation.limits)
     door = opened(people, tmp_path, of, book)
@@ -483,7 +483,7 @@ def test_no_two_rows_are_drawn_with_the_same_coins_whatever_crashes_there_were(p
 
 @pytest.mark.parametrize("place", range(0, 60, 7))
 def test_a_log_that_lost_the_entries_of_a_charged_row_stops_the_run(people, tmp_path, place):
-    """[asked, failed, asked again] and [asked] are both one row; the charge says which it was."""
+    """[asked, failed, asked again] and [asked] are both one row; the charge records which it was."""
     door = unreliable(people, tmp_path)
     door._fleet.failing = 1
     start = algorithm().mechanism.init(ZERO)
@@ -510,7 +510,7 @@ def test_a_fleet_that_fails_cannot_choose_a_cohort_that_is_claimed_to_be_drawn(p
     assert len(door.account.charges) == 0
 
 
-def test_a_charged_round_that_cannot_be_summed_any_more_is_given_out_from_its_record(people, tmp_path):
+def test_a_charged_round_that_can_no_longer_be_summed_is_released_from_its_record(people, tmp_path):
     door = unreliable(people, tmp_path)
     start = algorithm().mechanism.init(ZERO)
     first, _ = door.private_mean(ZERO, start, 0)
@@ -518,12 +518,12 @@ def test_a_charged_round_that_cannot_be_summed_any_more_is_given_out_from_its_re
     again._fleet.failing = 1
     given, state = again.private_mean(ZERO, start, 0)
     assert np.array_equal(first["x"], given["x"])
-    assert len(again.account.charges) == int(state.round) == again._fleet.failing == 1  # nobody was asked
+    assert len(again.account.charges) == int(state.round) == again._fleet.failing == 1  # no user was asked
 
 
-def test_two_processes_that_log_different_cohorts_do_not_go_on_with_the_wrong_one(people, tmp_path):
+def test_two_processes_that_log_different_cohorts_do_not_continue_with_the_wrong_one(people, tmp_path):
     two, one = opened(people, tmp_path), opened(people, tmp_path, reopen=True)
-    two._log.record(np.array([6, 9, 11]))  # asked, and cut off before the charge
+    two._log.record(np.array([6, 9, 11]))  # asked, and interrupted before the charge
     _, state = one.private_mean(ZERO, algorithm().mechanism.init(ZERO), 0)
     assert np.array_equal(log(tmp_path).cohort(0), one._log.cohort(0))  # the one that is charged
     two._log.record(np.array([1, 2, 3]))  # still there; what it writes does not verify after what the other wrote
@@ -532,7 +532,7 @@ def test_two_processes_that_log_different_cohorts_do_not_go_on_with_the_wrong_on
     assert not set(again._log.cohort(1)) & set(one._log.cohort(0))
 
 
-def test_looking_at_a_log_changes_nothing_in_it(tmp_path):
+def test_reading_a_log_changes_nothing_in_it(tmp_path):
     path = written(tmp_path)
     content = path.read_bytes()
     assert log(tmp_path, key=bytes(32)).rows == 0
@@ -544,7 +544,7 @@ def test_looking_at_a_log_changes_nothing_in_it(tmp_path):
 
 
 def test_a_charge_without_a_mark_stops_the_run(people, tmp_path, monkeypatch):
-    """As runs of before have them."""
+    """Runs of earlier versions have such charges."""
     door, charge = opened(people, tmp_path), Account.charge
     with monkeypatch.context() as patch:
         patch.setattr(Account, "charge", lambda self, round, record, log: charge(self, round, record))

@@ -1,4 +1,4 @@
-"""A budget for all runs on the same people: fixed, only ever lowered, and never passed, whatever runs are chosen, cut off or closed."""
+"""A budget for all runs on the same people is only ever lowered and never passed, whichever runs are chosen, interrupted or closed."""
 
 import json
 import math
@@ -73,7 +73,7 @@ def test_what_runs_reserve_counts_and_not_what_they_have_spent(path):
         opened(path, "second")
 
 
-def test_a_closed_run_gives_back_what_it_did_not_spend_and_never_goes_on(path):
+def test_a_closed_run_gives_back_what_it_did_not_spend_and_never_continues(path):
     with_budget(path, 1.001 * TWO_RUNS)
     first = opened(path, "first", releases=50)
     first.close()
@@ -91,7 +91,7 @@ def test_a_closed_run_gives_back_what_it_did_not_spend_and_never_goes_on(path):
         Ledger(path).close("unknown")
 
 
-def test_a_run_at_work_that_somebody_closes_charges_nothing_more(path):
+def test_a_run_that_is_closed_while_it_works_charges_nothing_more(path):
     with_budget(path, 1.1 * ONE_RUN)
     first = opened(path, "first", releases=3)
     Ledger(path).close("first")
@@ -111,7 +111,7 @@ def test_a_run_never_charges_past_what_it_reserved(path):
         again.charge(len(again.charges), "record")
 
 
-def test_of_correlated_noise_all_is_reserved_and_nothing_given_back(path):
+def test_correlated_noise_is_reserved_in_full_and_nothing_is_given_back(path):
     release = CorrelatedDpEvent(((ROUNDS, GaussianDpEvent(2.0)), (MOST, GaussianDpEvent(1.8))), "tree noise")
     limit = epsilon_of_all([GaussianDpEvent(1.8)], (1 - 1e-3) * DELTA / len(ORDERS), ORDERS)
     with_budget(path, 0.99 * limit)
@@ -161,7 +161,7 @@ def test_two_processes_cannot_both_take_the_last_of_a_budget(path):
         second.open()
 
 
-def test_the_samplers_distances_count_and_may_not_eat_up_delta(path):
+def test_the_samplers_distances_count_and_may_not_use_up_delta(path):
     ledger = with_budget(path, 1.001 * TWO_RUNS)
     enough = 1e-3 * DELTA / (1 + math.exp(ledger.budget.epsilon))
     opened(path, "first", distance=0.6 * enough)
@@ -170,8 +170,8 @@ def test_the_samplers_distances_count_and_may_not_eat_up_delta(path):
     opened(path, "third", distance=0.3 * enough)
 
 
-def test_a_budget_holds_for_any_choice_of_runs_by_more_than_its_orders_shares():
-    """The twin is a filter without shares: at the best order its budget is met at δ alone, which choices of order could pass."""
+def test_a_budget_holds_for_any_choice_of_runs_and_a_filter_without_shares_does_not():
+    """The twin is a filter without shares: it meets its budget at δ only at the best order, which choices of order could pass."""
     budget, cost = PopulationBudget(1.001 * ONE_RUN, DELTA), SelfComposedDpEvent(ROUND, MOST)
     assert budget.allows([cost], 0.0)
     assert epsilon_of_all([cost], DELTA) < 0.95 * budget.epsilon
@@ -192,7 +192,7 @@ def test_all_runs_have_one_total_under_zero_out_whatever_adjacency_they_state(pa
     assert len(ledger.totals(DELTA)) == 3
     assert total > max(one for _, one, _ in ledger.totals(DELTA))
     assert rho == pytest.approx(sum(one for _, _, one in ledger.totals(DELTA)))
-    # Zeroing out a user of whom every run knows all: one Gaussian for each release, without sampling, is never less.
+    # Without sampling, one Gaussian for each release is never less.
     assert total < gaussian_epsilon(math.sqrt(2 * rho), DELTA)
 
 
@@ -212,7 +212,7 @@ def test_nothing_released_costs_nothing(path):
 
 
 def test_zero_out_of_a_poisson_user_is_the_same_pair_of_sums_as_absence():
-    """Why charges add up as they stand: a user who is drawn and reports zero, and one who is not there."""
+    """This is why charges add up unchanged: a user who is drawn and reports zero gives the same sum as an absent one."""
     generator, reports = np.random.default_rng(0), np.arange(1.0, 9.0)
     drawn = generator.random((1000, 9)) < 0.3
     absent = drawn[:, :8] @ reports
@@ -233,7 +233,7 @@ def test_a_distance_costs_one_and_e_to_the_epsilon_times_itself_of_delta(path, d
     assert bound == pytest.approx(epsilon(SelfComposedDpEvent(ROUND, 10), left, "rdp"), rel=1e-3)
 
 
-def test_a_distance_that_delta_cannot_bear_is_no_privacy(path):
+def test_a_distance_too_large_for_delta_means_no_privacy(path):
     assert opened(path, releases=10, distance=DELTA).guarantee().epsilon == math.inf
     assert with_distance(lambda delta: 800.0, DELTA, 1e-300) == math.inf
     assert account(path, "limited", budget=Budget(DELTA, epsilon=1.0), distance=DELTA).allowed == 0
@@ -253,7 +253,7 @@ def test_distances_of_runs_add_up_and_those_of_a_warm_start_count(path):
 
 
 def as_of_floats(path, run) -> None:
-    """The ledger as it was written before noise was made of integers."""
+    """Rewrite the ledger as it was before noise was made of integers."""
     rows, previous = [json.loads(line) for line in path.read_text().splitlines()], "0" * 64
     for row in rows:
         if row["kind"] == "open" and row["run"] == run:
@@ -273,23 +273,23 @@ def of_floats(path):
     return path
 
 
-def test_a_run_with_noise_of_floats_costs_infinity(of_floats):
+def test_a_run_with_float_noise_costs_infinity(of_floats):
     ledger = Ledger(of_floats)
     assert ledger.guarantee("before").epsilon == ledger.total(DELTA)[0] == ledger.totals(DELTA)[0][1] == math.inf
     assert not ledger.guarantee("before").is_private
     assert ledger.guarantee("after").is_private
 
 
-def test_what_starts_from_a_model_of_floats_has_no_more_privacy_than_it(of_floats):
+def test_a_run_that_starts_from_float_noise_costs_infinity_too(of_floats):
     assert Ledger(of_floats).cost("before") == [NonPrivateDpEvent()]
 
 
-def test_under_a_budget_noise_of_floats_counts_as_infinity(of_floats):
+def test_under_a_budget_float_noise_counts_as_infinity(of_floats):
     with pytest.raises(LedgerError, match="without privacy"):
         with_budget(of_floats, 100.0)
 
 
-def test_a_run_of_floats_does_not_go_on_with_integers(of_floats):
+def test_a_run_with_float_noise_is_not_resumed_with_integers(of_floats):
     with pytest.raises(LedgerError, match="kind of noise"):
         account(of_floats, "before").reopen(None)
     account(of_floats, "after").reopen(None)  # the twin

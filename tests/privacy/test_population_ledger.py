@@ -1,5 +1,5 @@
-"""What a careless hand does to a ledger: deleted, cut off, put back, copied. Each is refused, with what to do; and its twin, that a crash
-at any moment is not."""
+"""A ledger that was deleted, truncated, replaced by an older one or copied is refused, with what to do. The twin: one that a crash
+left at any moment is not."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def put_back(folder, older, *names) -> None:
 
 @pytest.fixture
 def people(tmp_path, vocabulary):
-    """Of whom something was released, with a backup from before the last run."""
+    """A population with releases, and a backup from before the last run."""
     write_population(tmp_path / "people", made_up_users(20), made_up_users(12, 1), vocabulary, {})
     spend(tmp_path / "people", "first")
     shutil.copytree(tmp_path / "people", tmp_path / "backup")
@@ -85,7 +85,7 @@ HARMS = {
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_a_ledger_that_lost_something_is_refused_with_what_to_do(people, tmp_path, harm, monkeypatch):
+def test_a_ledger_that_lost_something_is_refused_with_instructions(people, tmp_path, harm, monkeypatch):
     monkeypatch.setattr(chain, "SLACK", 0)  # all of it happens within a second here
     HARMS[harm](people, tmp_path / "backup")
     was_there = (people / FILE_NAME).exists()
@@ -98,8 +98,8 @@ def test_a_ledger_that_lost_something_is_refused_with_what_to_do(people, tmp_pat
 @pytest.mark.parametrize(
     "harm", ["rows cut off", "older ledger put back", "older head put back", "older ledger and head put back", "older folder in its place"]
 )
-def test_without_a_head_beside_it_nothing_of_this_would_be_noticed(people, tmp_path, harm, monkeypatch):
-    """The twin that must fail: a ledger that asks the chain alone, as before."""
+def test_without_a_head_file_no_loss_is_noticed(people, tmp_path, harm, monkeypatch):
+    """The twin that must fail: a ledger that checks only the chain, as before."""
     HARMS[harm](people, tmp_path / "backup")
     monkeypatch.setattr(ChainedFile, "_check_rows", lambda *_: None)
     monkeypatch.setattr(ChainedFile, "_check_standing", lambda *_, **__: None)
@@ -107,14 +107,14 @@ def test_without_a_head_beside_it_nothing_of_this_would_be_noticed(people, tmp_p
 
 
 @pytest.mark.parametrize("harm", ["ledger and head deleted", "another ledger"])
-def test_without_a_name_in_the_manifest_a_lost_ledger_would_be_made_anew(people, harm, monkeypatch):
+def test_without_an_id_in_the_manifest_a_lost_ledger_is_made_anew(people, harm, monkeypatch):
     """The twin that must fail."""
     HARMS[harm](people, None)
     monkeypatch.setattr(Population, "ledger", None)
     assert open_ledger(Population(people)).runs() == []
 
 
-def test_the_name_of_the_ledger_does_not_change_which_text_it_is(people):
+def test_the_id_of_the_ledger_does_not_change_the_identity_of_the_text(people):
     before = Population(people)
     spend(people, "third")
     assert Population(people).id == before.id
@@ -131,7 +131,7 @@ def test_the_head_is_on_disk_when_a_charge_returns(people):
 
 @pytest.mark.parametrize("moment", ["before the row", "half a row", "a row without its end", "before the head"])
 @pytest.mark.parametrize("crashes", [1, 3])
-def test_a_crash_between_any_two_writes_costs_a_charge_at_most(people, monkeypatch, moment, crashes):
+def test_a_crash_between_any_two_writes_costs_at_most_one_charge(people, monkeypatch, moment, crashes):
     monkeypatch.setattr(chain, "SLACK", 0)
     for _ in range(crashes):
         account, before = Account(open_ledger(Population(people)), terms("second"), RELEASE), people / FILE_NAME
@@ -166,7 +166,7 @@ def _cut_after(kept):
     return flush
 
 
-def test_a_new_ledger_whose_first_row_was_cut_off_is_begun_again(tmp_path, monkeypatch):
+def test_a_new_ledger_with_an_incomplete_first_row_is_made_again(tmp_path, monkeypatch):
     for kept in (0.0, 0.5, 1.0):
         path = tmp_path / f"{kept}.jsonl"
         with monkeypatch.context() as patch:
@@ -177,7 +177,7 @@ def test_a_new_ledger_whose_first_row_was_cut_off_is_begun_again(tmp_path, monke
         assert Ledger(path).id
 
 
-def test_a_full_disk_releases_nothing_and_the_ledger_goes_on_when_there_is_room(people, monkeypatch):
+def test_a_full_disk_releases_nothing_and_the_ledger_continues_when_there_is_room(people, monkeypatch):
     monkeypatch.setattr(chain, "SLACK", 0)
     account = spend(people, "third")
     with monkeypatch.context() as patch:
@@ -193,7 +193,7 @@ def test_a_full_disk_releases_nothing_and_the_ledger_goes_on_when_there_is_room(
 # --- copies ------------------------------------------------------------------------------------------------------
 
 
-def test_a_copied_population_is_refused_until_it_is_said_which_goes_on(people, tmp_path):
+def test_a_copied_population_is_refused_until_one_copy_is_adopted(people, tmp_path):
     shutil.copytree(people, tmp_path / "copy")
     with pytest.raises(LedgerError, match="copied or put back"):
         spend(tmp_path / "copy", "third")
@@ -211,7 +211,7 @@ def test_a_copied_population_is_refused_until_it_is_said_which_goes_on(people, t
             attempt()
 
 
-def test_a_run_at_work_in_the_original_stops_when_a_copy_is_adopted(people, tmp_path):
+def test_a_run_in_the_original_stops_when_a_copy_is_adopted(people, tmp_path):
     account = spend(people, "third")
     shutil.copytree(people, tmp_path / "copy")
     adopt_ledger(tmp_path / "copy")
@@ -227,7 +227,7 @@ def test_a_folder_that_is_renamed_or_named_by_a_link_is_the_same(people, tmp_pat
     assert open_ledger(Population(tmp_path / "renamed")).runs() == ["first", "second", "third", "fourth"]
 
 
-def test_a_restored_backup_goes_on_by_one_word(people, tmp_path):
+def test_a_restored_backup_continues_after_it_is_adopted(people, tmp_path):
     shutil.copytree(people, tmp_path / "saved")
     shutil.rmtree(people)
     shutil.copytree(tmp_path / "saved", people)  # what `place` names is this very file
@@ -237,32 +237,32 @@ def test_a_restored_backup_goes_on_by_one_word(people, tmp_path):
     spend(people, "third")
 
 
-def test_cut_off_between_retiring_one_and_adopting_the_other_it_can_be_said_again(people, tmp_path, monkeypatch):
+def test_an_interrupted_adoption_can_be_repeated(people, tmp_path, monkeypatch):
     shutil.copytree(people, tmp_path / "copy")
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "append", _cut)
         with pytest.raises(Cut):
             adopt_ledger(tmp_path / "copy")
-    for folder in (people, tmp_path / "copy"):  # at no moment do both go on
+    for folder in (people, tmp_path / "copy"):  # at no moment can both be used
         with pytest.raises(LedgerError, match=r"was copied or put back|is retired"):
             spend(folder, "third")
     adopt_ledger(tmp_path / "copy")
     spend(tmp_path / "copy", "third")
 
 
-def test_rows_that_are_known_to_be_missing_are_not_adopted_away(people, tmp_path):
+def test_a_copy_that_lacks_known_rows_is_not_adopted(people, tmp_path):
     cut_off_at_a_lines_end(people, None)
     with pytest.raises(LedgerError, match="rows were removed"):
         adopt_ledger(people)
 
 
-def test_a_ledger_of_before_heads_is_adopted_as_it_stands(people):
+def test_a_ledger_from_before_head_files_is_adopted_as_it_is(people):
     (people / HEAD).unlink()
     assert adopt_ledger(people)[0].runs() == ["first", "second"]
     spend(people, "third")
 
 
-def test_without_the_files_number_two_copies_would_spend_apart(people, tmp_path):
+def test_without_the_inode_two_copies_could_both_spend(people, tmp_path):
     """The twin that must fail: the copy passes for the original."""
     shutil.copytree(people, tmp_path / "copy")
     copied_ledger(people / FILE_NAME, tmp_path / "copy" / FILE_NAME)
@@ -281,7 +281,7 @@ def test_a_manifest_and_a_private_folder_of_two_ledgers_are_refused(people):
     assert Population(people).ledger == NamedLedger(open_ledger(Population(people)).id)
 
 
-def test_adopting_says_what_it_takes_and_keeps_to_the_ledger_that_is_known(people):
+def test_adopting_accepts_only_the_ledger_of_these_users(people):
     other = Ledger(people / "other.jsonl")
     with pytest.raises(LedgerError, match="not the ledger of these users"):
         adopt(other.path, open_ledger(Population(people)).id)

@@ -1,4 +1,4 @@
-"""docs/proofs.md and docs/errata.md name tests that are there, and proofs number their statements."""
+"""docs/proofs.md and docs/errata.md name tests that exist, and proofs number their statements."""
 
 import re
 from pathlib import Path

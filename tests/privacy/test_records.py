@@ -1,4 +1,4 @@
-"""A release is on disk before it is charged; one that is charged is given out from there, and nothing else ever is."""
+"""A release is on disk before it is charged; what leaves is the charged record, and nothing else."""
 
 import functools
 import os
@@ -36,7 +36,7 @@ PARAMS = {"w": jnp.zeros(SIZE)}
 
 
 class Loop:
-    """Adds up users' fixed updates, and something that differs each time: a fleet whose sums never repeat."""
+    """A fleet whose sums never repeat: users' fixed updates, and something that differs each time."""
 
     everyone_reports = True
 
@@ -65,7 +65,7 @@ def parts(ftrl: bool):
 
 
 def door(folder, reopened: bool = False, randomness: str = "operating system", ftrl: bool = False):
-    """A curator over what is in the folder, as a process that was just started would make it."""
+    """Make a curator over the folder, as a newly started process would."""
     claim, made, algorithm = parts(ftrl)
     terms = RunTerms("run", "recipe", "text", claim.adjacency, randomness, "pld", Budget(1e-6), 12)
     account = Account(Ledger(folder / "ledger.jsonl"), terms, made.event(claim))
@@ -82,7 +82,7 @@ def same(left, right) -> bool:
 
 
 @pytest.mark.parametrize("ftrl", [False, True])
-def test_a_charged_release_is_given_out_again_to_the_bit_and_nothing_is_summed(tmp_path, ftrl):
+def test_a_charged_release_is_repeated_to_the_bit_and_nothing_is_summed(tmp_path, ftrl):
     first, made = door(tmp_path, ftrl=ftrl)
     state, given = made.init(PARAMS), []
     for round in range(3):
@@ -102,7 +102,7 @@ def test_a_charged_release_is_given_out_again_to_the_bit_and_nothing_is_summed(t
 
 
 def test_two_threads_that_ask_for_a_round_get_one_release(tmp_path):
-    """The second comes while the first sums."""
+    """The second thread asks while the first sums."""
     first, made = door(tmp_path)
     state, summed, given = made.init(PARAMS), first._fleet.sum_reports, []
     other = threading.Thread(target=lambda: given.append(first.private_mean(PARAMS, state, 0)))
@@ -120,8 +120,8 @@ def test_two_threads_that_ask_for_a_round_get_one_release(tmp_path):
     assert same(*given)
 
 
-def test_a_release_that_was_not_charged_is_never_given_out(tmp_path, monkeypatch):
-    """Cut off between the record and the charge: what is on disk has not left, and what leaves has other noise and another total."""
+def test_a_release_that_was_not_charged_never_leaves(tmp_path, monkeypatch):
+    """Interrupt between record and charge: the record has not left, and what leaves later has other noise and another total."""
     first, made = door(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(Account, "charge", lambda *arguments: (_ for _ in ()).throw(Cut()))
@@ -131,12 +131,12 @@ def test_a_release_that_was_not_charged_is_never_given_out(tmp_path, monkeypatch
     estimate, _ = first.private_mean(PARAMS, made.init(PARAMS), 0)  # in the same process
     assert (tmp_path / "releases" / "release-0").read_bytes() != written
     lost = np.frombuffer(written.partition(b"\n")[2], np.float32)
-    # With the same noise, what differs would be the same number in all coordinates, but for rounding.
+    # With the same noise, the difference would be equal in all coordinates, but for rounding.
     assert np.std(lost - np.asarray(estimate["w"])) > 0.05
     assert len(first.account.charges) == 1
 
 
-def test_the_twin_in_which_noise_is_the_same_at_the_second_try_is_noticed(tmp_path, monkeypatch):
+def test_repeating_the_noise_at_the_second_try_is_noticed(tmp_path, monkeypatch):
     first, made = door(tmp_path)
     monkeypatch.setattr(first, "_noise_key", lambda drawn, round: np.zeros(8, np.uint32))
     with monkeypatch.context() as patch:
@@ -148,7 +148,7 @@ def test_the_twin_in_which_noise_is_the_same_at_the_second_try_is_noticed(tmp_pa
     assert np.std(lost - np.asarray(estimate["w"])) < 1e-6
 
 
-def test_what_is_on_disk_when_a_charge_is_made_is_what_leaves(tmp_path, monkeypatch):
+def test_the_record_on_disk_at_the_charge_is_what_leaves(tmp_path, monkeypatch):
     """The order that the guarantee rests on: record, synced; charge; release."""
     charge, seen = Account.charge, []
 
@@ -181,14 +181,14 @@ def test_a_record_that_is_not_the_one_that_was_charged_stops_the_run(tmp_path, w
     assert len(again.account.charges) == 1
 
 
-def test_what_the_ledger_says_of_a_release_confirms_no_guess_at_it(tmp_path):
-    """With a plain hash whoever guesses a release could see that the guess is right; under two secrets, one release has two checksums."""
+def test_the_ledgers_checksum_of_a_release_confirms_no_guess(tmp_path):
+    """A plain hash would confirm a correct guess at a release; under two secrets, one release has two checksums."""
     release = Release({"w": jnp.arange(4.0)})
     checksums = {Records(None, key).write(0, release, "-0") for key in (ROOT, bytes(32))}
     assert len(checksums) == 2
 
 
-def test_records_are_their_owners_alone_and_go_when_the_state_is_saved(tmp_path):
+def test_only_the_owner_can_read_records_and_saving_the_state_deletes_them(tmp_path):
     first, made = door(tmp_path)
     state = made.init(PARAMS)
     for round in range(3):
@@ -199,8 +199,8 @@ def test_records_are_their_owners_alone_and_go_when_the_state_is_saved(tmp_path)
     assert [path.name for path in (tmp_path / "releases").iterdir()] == ["release-2"]
 
 
-def test_the_folder_of_the_first_record_is_on_disk_with_it(tmp_path, monkeypatch):
-    """A file that is synced in a folder that is not may be gone after a power cut, and its charge there."""
+def test_the_folder_of_the_first_record_is_synced_with_it(tmp_path, monkeypatch):
+    """After a power cut, a file synced in an unsynced folder may be lost while its charge remains."""
     synced, fsync = set(), os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: synced.add(os.fstat(file).st_ino) or fsync(file))
     Records(tmp_path / "releases", ROOT).write(0, Release(PARAMS), "-0")
@@ -253,8 +253,8 @@ def test_every_piece_of_a_record_is_checked_and_their_order_and_number(tmp_path,
 
 
 @pytest.mark.parametrize("kept_on_disk", [True, False])
-def test_a_record_has_every_bit_of_a_release_whatever_becomes_of_it(tmp_path, kept_on_disk):
-    """Numbers that arithmetic would change: NaNs with something in them, the smallest there are, a zero below zero."""
+def test_a_record_keeps_every_bit_of_a_release(tmp_path, kept_on_disk):
+    """Try numbers that arithmetic would change: NaNs with a payload, the smallest numbers, a negative zero."""
     bits = np.array([0x7FC12345, 0xFF800001, 1, 0x80000001, 0x80000000, 0x7F800000], np.uint32)
     kept_in = Records(tmp_path if kept_on_disk else None, ROOT)
     release = Release({"w": jnp.asarray(bits.view(np.float32))})
@@ -265,7 +265,7 @@ def test_a_record_has_every_bit_of_a_release_whatever_becomes_of_it(tmp_path, ke
 
 
 def test_a_release_on_several_devices_is_kept_like_one_on_one_device():
-    """As a fleet or a state of one's own may leave it: everywhere, in parts, or a layer here and a layer there."""
+    """A fleet or your own state may leave it replicated, sharded, or with layers on different devices."""
     program = (
         "import jax, jax.numpy as jnp, numpy as np\n"
         "from jax.sharding import NamedSharding, PartitionSpec\n"
@@ -284,8 +284,8 @@ def test_a_release_on_several_devices_is_kept_like_one_on_one_device():
     assert len(set(done.stdout.split())) == 1
 
 
-def test_without_a_folder_the_last_release_alone_is_kept():
-    """Else a long loop of one's own would fill the memory."""
+def test_without_a_folder_only_the_last_release_is_kept():
+    """Otherwise a long loop of your own would fill the memory."""
     kept_in = Records(None, ROOT)
     checksums = [kept_in.write(row, Release({"w": jnp.full(3, float(row))}), "-0") for row in (0, 1)]
     assert np.asarray(kept_in.read(1, checksums[1], PARAMS)[0].estimate["w"]).tolist() == [1.0] * 3
@@ -293,8 +293,8 @@ def test_without_a_folder_the_last_release_alone_is_kept():
         kept_in.read(0, checksums[0], PARAMS)
 
 
-def test_a_release_of_which_a_piece_cannot_be_hashed_is_neither_charged_nor_given_out(tmp_path, monkeypatch):
-    """Hashes are made in other threads, and what happens there must not be lost."""
+def test_a_release_with_a_piece_that_cannot_be_hashed_is_not_charged_and_stays(tmp_path, monkeypatch):
+    """Other threads compute the hashes, and their errors must not be lost."""
     first, made = door(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(records, "_hash", lambda piece: (_ for _ in ()).throw(Cut()))
@@ -308,7 +308,7 @@ def test_a_release_of_which_a_piece_cannot_be_hashed_is_neither_charged_nor_give
     assert len(first.account.charges) == 1
 
 
-def test_the_twin_that_does_not_wait_for_its_hashes_is_noticed(tmp_path, monkeypatch):
+def test_not_waiting_for_hashes_is_noticed(tmp_path, monkeypatch):
     first, made = door(tmp_path)
     monkeypatch.setattr(first._records._beside, "map", lambda hash, copies: ())
     first.private_mean(PARAMS, made.init(PARAMS), 0)
@@ -319,7 +319,7 @@ def test_the_twin_that_does_not_wait_for_its_hashes_is_noticed(tmp_path, monkeyp
 
 @functools.cache
 def noise_under(**flags: str) -> str:
-    """A hash of noise that another process draws, and of what the kernel of a GPU does."""
+    """Hash the noise that another process draws, by both implementations."""
     program = (
         "import hashlib, jax.numpy as jnp, numpy as np\n"
         "from taciturn.privacy import sampler, wide\n"
@@ -338,7 +338,7 @@ def test_noise_has_the_same_bits_whatever_jax_is_set_to(flags):
 
 
 def test_a_copied_root_draws_other_cohorts_and_other_noise(tmp_path):
-    """A run's folder copied before its first save, gone on with under two names: each is charged as if it were drawn afresh, so it is."""
+    """Copy a run's folder before its first save and resume both: each is charged for fresh draws, so each must draw afresh."""
     doors = []
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
@@ -347,7 +347,7 @@ def test_a_copied_root_draws_other_cohorts_and_other_noise(tmp_path):
     assert not any(np.array_equal(one._drawn(round, "cohort", 0), other._drawn(round, "cohort", 0)) for round in range(10))
     estimates = [np.asarray(each.private_mean(PARAMS, made.init(PARAMS), 0)[0]["w"]) for each in (one, other)]
     assert np.std(estimates[0] - estimates[1]) > 0.05
-    # The twin: of a seeded simulation everything is the same again.
+    # The twin: a seeded simulation repeats everything.
     seeded = []
     for name in ("seeded", "again"):
         (tmp_path / name).mkdir()
@@ -355,13 +355,13 @@ def test_a_copied_root_draws_other_cohorts_and_other_noise(tmp_path):
     assert all(np.array_equal(seeded[0]._drawn(round, "cohort", 0), seeded[1]._drawn(round, "cohort", 0)) for round in range(10))
 
 
-def test_a_run_that_goes_on_draws_anew(tmp_path):
+def test_a_resumed_run_draws_anew(tmp_path):
     first, _ = door(tmp_path)
     again, _ = door(tmp_path, reopened=True)
     assert not any(np.array_equal(first._drawn(round, "cohort", 0), again._drawn(round, "cohort", 0)) for round in range(10))
 
 
-def test_a_runs_rows_and_guarantee_say_how_far_its_noise_is_from_the_ideal(population, tmp_path):
+def test_a_runs_rows_and_guarantee_state_the_distance_of_its_noise_from_the_ideal(population, tmp_path):
     finished = train_run(tiny_recipe(population, run={"rounds": 1}), tmp_path / "run", lambda *news: None)
     opened = Ledger(population.folder / "ledger.jsonl").run_rows("run")[0]
     assert 0 < opened["distance"] < 2.0**-60

@@ -1,4 +1,4 @@
-"""Others work ε out again, from a ledger's events and dp-accounting alone, and find no more than we stated."""
+"""ε recomputed from only a ledger's events and dp-accounting is no more than we stated."""
 
 import json
 import math
@@ -47,7 +47,7 @@ def ledger(tmp_path):
 
 
 def event_of(words):
-    """All that somebody else needs: no code of ours."""
+    """Rebuild an event as others would, without our code."""
     if isinstance(words, dict):
         fields = {name: event_of(value) for name, value in words.items()}
         return getattr(dp_accounting, fields.pop("class_name"))(**fields)
@@ -63,7 +63,7 @@ def recomputed(row) -> float:
 
 
 @pytest.mark.parametrize("name", TAKING_PART)
-def test_others_find_no_more_than_was_stated(ledger, name):
+def test_recomputed_epsilon_is_no_more_than_stated(ledger, name):
     rows = {row["run"]: row for row in json.loads(json.dumps(events_for_others(ledger)))}
     assert set(rows) == set(TAKING_PART)
     theirs = recomputed(rows[name])
@@ -72,14 +72,14 @@ def test_others_find_no_more_than_was_stated(ledger, name):
     assert rows[name]["epsilon"] == ledger.guarantee(name).epsilon
 
 
-def test_a_release_that_is_left_out_would_show(ledger):
+def test_leaving_out_a_release_shows(ledger):
     """The twin that must fail: the events of a ledger that counts one release less cost less than was stated."""
     row = next(row for row in events_for_others(ledger) if row["run"] == "poisson")
     row["event"]["count"] -= 1
     assert recomputed(row) < 0.99 * row["epsilon"]
 
 
-def test_what_a_run_started_from_is_part_of_its_event(tmp_path):
+def test_the_event_of_a_run_includes_its_starting_model(tmp_path):
     start = SelfComposedDpEvent(PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0)), 10)
     release, book = PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0)), Ledger(tmp_path / "ledger.jsonl")
     for name, lineage in (("begun", (start,)), ("stained", (NonPrivateDpEvent(),)), ("idle", ())):

@@ -1,4 +1,4 @@
-"""Reports in residues: within their limit whatever is rounded, and noised for the longest."""
+"""Reports in residues stay within their limit whatever is rounded, and noise is made for the longest."""
 
 import math
 
@@ -27,8 +27,8 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("bits", [None, 10])
-def test_whatever_reaches_the_rounding_leaves_within_the_limit_with_no_clip_before_it(bits):
-    """`pack` alone, one by one and side by side: the check on whole numbers does not lean on the clip."""
+def test_rounding_stays_within_the_limit_even_without_a_clip_before_it(bits):
+    """Call only `pack`, one by one and side by side: the check on integers does not rely on the clip."""
     size, reports = 600, 20
     encoded = encoding(size, reports, bits)
     bound = modular(flat_clip(1.0), {"a": jnp.zeros(size)}, encoded)
@@ -54,7 +54,7 @@ def test_as_many_reports_as_a_sum_holds_add_up_and_more_wrap_around(sign):
     assert np.all(over != sign * encoded.largest * (encoded.most_reports + 1))
 
 
-def test_noise_is_for_the_longest_report_also_where_it_is_worked_out_from_a_budget(population):
+def test_noise_is_for_the_longest_report_also_when_computed_from_a_budget(population):
     budget = {"noise_multiplier": None, "rho": 2.0}
     residues = {"encoding": "modular", "encoding_bits": 11}
     coded = with_noise(tiny_recipe(population, privacy=budget | residues), 30_000)

@@ -1,4 +1,4 @@
-"""Residues for a secure sum: bounded for every update and every coin, exact in sums, and what each part of the encoding is there for."""
+"""Residues for a secure sum are bounded for every update and every coin, and exact in sums; each part of the encoding is needed."""
 
 import functools
 import math
@@ -63,7 +63,7 @@ def made(case, clip=flat_clip, clip_norm=1.0):
 
 @functools.cache
 def reporting(case):
-    """The report of an update, in whole numbers."""
+    """Compile the report of an update, in integers."""
     encoded, bound = made(case)
 
     return lambda update, weight, round, key: centred(
@@ -77,13 +77,13 @@ def compiled(bound):
 
 
 def of_any_round(function):
-    """Compiled once, whether a round is a number of Python's or of JAX's."""
+    """Compile once, whether a round is a number of Python's or of JAX's."""
     return lambda public, *arguments: function(jax.tree.map(np.asarray, public), *arguments)
 
 
 @functools.cache
 def decoding(bound):
-    """What a total stands for, in floats."""
+    """Compile the decoding of a total into floats."""
 
     def decoded(public, total):
         sums = bound.unpack(public, total)
@@ -98,7 +98,7 @@ rounded = jax.jit(conditionally_rounded, static_argnums=0)
 
 
 def square(whole) -> int:
-    """Exactly: of Python's whole numbers."""
+    """Return the squared norm exactly, in Python integers."""
     return sum(int(one) ** 2 for one in np.asarray(whole).ravel())
 
 
@@ -134,7 +134,7 @@ def test_an_update_with_all_its_length_in_few_places_is_bounded_like_any_other(c
 
 
 def test_an_update_that_rotates_into_one_coordinate_is_clipped_there():
-    """The worst case for C_∞: signs are public, and whoever knows them can make such an update. It loses length, and stays bounded."""
+    """The worst case for C_∞: signs are public, so anyone can make such an update. It loses length, and stays bounded."""
     encoded = encoding(2**16, 100, 15)
     bound = modular(flat_clip(1.0), {"a": jnp.zeros(2**16)}, encoded)
     aimed = np.zeros(2**16, np.int32)
@@ -164,7 +164,7 @@ def test_a_poisoned_or_diverged_update_leaves_as_zero(poison):
     assert not np.any(reporting("few bits")(update, ONE, jnp.int32(0), KEY))
 
 
-def test_whoever_weighs_nothing_reports_nothing_and_no_report_says_its_weight():
+def test_a_user_of_weight_zero_reports_zero_and_no_report_states_its_weight():
     _, bound = made("few bits")
     update = {"a": jnp.ones(600)}
     for weight in (0.0, 0.3, 1.0):
@@ -177,7 +177,7 @@ def test_whoever_weighs_nothing_reports_nothing_and_no_report_says_its_weight():
 
 
 def worst(encoded):
-    """As long as may be, with every fraction at one half: here rounding at random makes an update longest."""
+    """Return the longest update with every fraction at one half, which random rounding makes longest."""
     values = np.full(encoded.padded, math.ceil(encoded.radius / math.sqrt(encoded.padded)) + 0.5)
     while np.sum(values**2) > encoded.radius**2:
         values[np.argmax(values)] -= 1
@@ -209,7 +209,7 @@ def test_rounding_makes_a_report_longer_than_the_clip_norm():
     assert bound.reach * float(bound.step(bound.public(0))) > 1.01
 
 
-def test_a_device_comes_to_an_end_whatever_the_limit():
+def test_rounding_ends_whatever_the_limit():
     encoded = encoding(600, 100, 13)
     values = worst(encoded)
     towards_zero = np.trunc(np.asarray(values)).astype(int)
@@ -219,7 +219,7 @@ def test_a_device_comes_to_an_end_whatever_the_limit():
     assert not np.any(rounded(tighter, values, KEY))
 
 
-def test_what_is_no_number_before_rounding_still_leaves_within_the_limit():
+def test_a_nan_before_rounding_still_leaves_within_the_limit():
     encoded = encoding(600, 100, 13)
     for poison in (np.nan, np.inf, -np.inf, 1e38):
         values = jnp.full((encoded.block, encoded.padded // encoded.block), poison)
@@ -227,7 +227,7 @@ def test_what_is_no_number_before_rounding_still_leaves_within_the_limit():
         assert square(whole) <= encoded.limit
 
 
-def test_whole_numbers_are_rounded_to_themselves_and_halves_to_either_side():
+def test_integers_are_rounded_to_themselves_and_halves_to_either_side():
     encoded = encoding(64, 100, 20)
     values = jnp.asarray([[0.0, -0.0, 1.0, -3.0, 1e-45, -1e-45, 2.5, -2.5] * 8]).T
     drawn = np.stack([np.asarray(rounded(encoded, values, jax.random.key(n)))[:, 0] for n in range(60)])
@@ -277,7 +277,7 @@ def test_a_sum_of_reports_is_the_sum_of_what_they_stand_for(case, data):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("sign", [1, -1])
-def test_the_most_reports_there_may_be_do_not_wrap_and_in_half_the_modulus_they_would(case, sign):
+def test_the_largest_number_of_reports_does_not_wrap_but_would_in_half_the_modulus(case, sign):
     encoded, _ = made(case)
     extreme = sign * encoded.largest * encoded.most_reports
     total = jnp.asarray([extreme % encoded.modulus], jnp.uint32)
@@ -287,7 +287,7 @@ def test_the_most_reports_there_may_be_do_not_wrap_and_in_half_the_modulus_they_
 
 
 @pytest.mark.parametrize("dtype", [np.uint32, np.int32, np.uint64, np.int64])
-def test_a_total_is_the_same_in_whole_numbers_of_any_kind(dtype):
+def test_a_total_is_the_same_in_integers_of_any_type(dtype):
     encoded = encoding(64, 50)
     truth = np.arange(-32, 32) * (encoded.largest * 50 // 32)
     np.testing.assert_array_equal(centred(encoded, (truth % encoded.modulus).astype(dtype)), truth)
@@ -314,7 +314,7 @@ def test_a_total_is_turned_back_without_rounding_on_the_way():
     most = encoded.largest * encoded.most_reports
     total = np.random.default_rng(0).choice([-most, most - 1], 2**16)
     exactly = wide.to_numpy(turned_exactly(jnp.asarray(total.reshape(-1, 1), jnp.int32)))[:, 0]
-    truth = np.asarray(transformed(total))  # whole numbers of 64 bits
+    truth = np.asarray(transformed(total))  # integers of 64 bits
     np.testing.assert_array_equal(exactly, truth)
     steps = wide.to_numpy(jax.jit(bound.unpack)(bound.public(0), jnp.asarray(total % encoded.modulus, jnp.uint32))["a"])
     np.testing.assert_array_equal(np.abs(steps), np.abs(truth))  # but for signs
@@ -327,7 +327,7 @@ def test_a_total_is_turned_back_without_rounding_on_the_way():
 
 
 def transformed(values):
-    """Walsh–Hadamard in NumPy, in 64 bits."""
+    """Compute Walsh–Hadamard in NumPy, in 64 bits."""
     values, step = np.array(values, np.int64), 1
     while step < len(values):
         pairs = values.reshape(-1, 2, step)
@@ -357,7 +357,7 @@ def test_an_update_of_one_parameter_is_spread_over_its_block():
     assert np.count_nonzero(np.abs(whole) > encoded.radius / math.sqrt(encoded.block) - 1) == encoded.block
 
 
-def test_every_round_has_signs_of_its_own_which_server_and_devices_agree_on():
+def test_every_round_has_its_own_signs_on_which_server_and_devices_agree():
     encoded, bound = made("many bits")
     update = {"a": jnp.asarray(np.random.default_rng(0).normal(size=600) / 60, jnp.float32)}
     report = compiled(bound)(bound.public(3), update, ONE, KEY)
@@ -370,7 +370,7 @@ def test_every_round_has_signs_of_its_own_which_server_and_devices_agree_on():
     assert max(abs(np.mean(one * other)) for n, one in enumerate(signs) for other in signs[:n]) < 0.25
 
 
-def test_two_users_with_one_update_throw_coins_of_their_own():
+def test_two_users_with_the_same_update_draw_different_coins():
     first, second = (reporting("few bits")(np.ones(600, np.float32), ONE, 0, jax.random.key(n)) for n in range(2))
     assert 10 < np.count_nonzero(first != second) < 590
 
@@ -425,13 +425,13 @@ def test_sums_of_nothing_or_of_too_much_are_refused(size, most_reports):
 
 @settings(max_examples=100, deadline=None)
 @given(whole=hnp.arrays(np.int32, (50, 3), elements=st.integers(-LARGEST_COORDINATE, LARGEST_COORDINATE)), off=st.integers(-3, 3))
-def test_norms_of_whole_numbers_are_compared_exactly(whole, off):
+def test_norms_of_integers_are_compared_exactly(whole, off):
     limit = max(square(whole) + off, 0)
     assert bool(within(jnp.asarray(whole), limit)) == (square(whole) <= limit)
 
 
 @pytest.mark.parametrize("shape", [(2**16, 40), (2**16, 1), (1, 2**15)])
-def test_the_longest_reports_there_may_be_are_compared_exactly_and_in_floats_they_are_not(shape):
+def test_the_longest_reports_are_compared_exactly_as_floats_cannot(shape):
     whole = jnp.full(shape, -LARGEST_COORDINATE, jnp.int32)
     exact = math.prod(shape) * LARGEST_COORDINATE**2
     assert [bool(within(whole, exact + off)) for off in (-1, 0, 1)] == [False, True, True]
@@ -461,7 +461,7 @@ def test_estimators_that_ask_for_weights_are_refused():
 
 
 def test_light_reports_would_break_the_clipped_denominator():
-    """Why it is refused: rounding makes a report of weight w longer than w × the sensitivity."""
+    """This is why they are refused: rounding makes a report of weight w longer than w × the sensitivity."""
     encoded, _ = made("few bits")
     whole = reporting("few bits")(np.ones(600, np.float32), jnp.float32(0.01), jnp.int32(0), KEY)
     assert math.sqrt(square(whole)) > 3 * 0.01 * math.sqrt(encoded.limit)
@@ -488,7 +488,7 @@ def test_a_model_of_other_layers_is_refused():
 @pytest.mark.parametrize("clip", [flat_clip, per_layer_clip])
 @pytest.mark.parametrize("clip_norm", [1e-6, 0.3, 1e6])
 def test_layers_of_any_shape_come_back_in_place(clip, clip_norm):
-    """Among them none at all, a single number, and clip norms at the ends of what is allowed."""
+    """Try also no layers, a single number, and clip norms at the ends of the allowed range."""
     shapes = {"a": (0,), "b": (), "c": {"d": (3, 5), "e": (2, 0, 4)}, "f": (40,)}
     generator = np.random.default_rng(0)
     update = jax.tree.map(
@@ -545,7 +545,7 @@ def flat(params):
     ("sections", "fleet"),
     [(FTRL, SimulatedFleet), pytest.param(with_privacy(GREEDY, clip_norm=[[0, 0.5], [2, 0.4]]), SideBySide, marks=pytest.mark.slow)],
 )
-def test_training_with_residues_comes_to_nearly_the_same_model(population, sections, fleet):
+def test_training_with_residues_ends_with_nearly_the_same_model(population, sections, fleet):
     whole = trained(population, sections, fleet, 4)
     residues = trained(population, with_privacy(sections, encoding="modular"), fleet, 4)
     coarse = trained(population, with_privacy(sections, encoding="modular", encoding_bits=13), fleet, 4)
@@ -564,7 +564,7 @@ def test_training_with_residues_comes_to_nearly_the_same_model(population, secti
         {"privacy": {"noise_multiplier": 0.7}, "algorithm": "dp-fedsgd"},
     ],
 )
-def test_residues_cost_what_whole_numbers_do_because_noise_grows_with_them(population, sections):
+def test_residues_cost_what_integers_do_because_noise_grows_with_them(population, sections):
     events = []
     for kind in ("integer", "modular"):
         made = build.algorithm(tiny_recipe(population, **with_privacy(sections, encoding=kind)), 40)
@@ -584,8 +584,8 @@ def test_a_run_counts_the_bytes_of_packed_residues(population, tmp_path):
     assert float(last[header.index("clip_norm")]) == 0.5
 
 
-def test_a_run_with_residues_that_is_cut_off_goes_on_to_the_same_model(population, tmp_path):
-    """Coins of rounding are those of the row and the user, so that a round that is done again comes to the same total."""
+def test_an_interrupted_run_with_residues_resumes_to_the_same_model(population, tmp_path):
+    """Coins of rounding follow from the row and the user, so that a repeated round gives the same total."""
     fleet = {"kind": "check-in", "dropout_rate": 0.25, "over_selection": 1.4, "timer_hours": 5.0}
     recipe = tiny_recipe(population, **with_privacy({**FTRL, "fleet": fleet}, encoding="modular", noise_multiplier=1.0))
     whole = train_run(recipe, tmp_path / "whole", quietly)
@@ -607,7 +607,7 @@ def test_a_run_with_residues_that_is_cut_off_goes_on_to_the_same_model(populatio
         (with_privacy({**FTRL, "fleet": {"kind": "queue"}}, encoding="modular"), "each with its own rotation"),
     ],
 )
-def test_what_does_not_go_with_residues_is_refused_in_a_sentence(population, sections, sentence):
+def test_settings_incompatible_with_residues_are_refused_in_a_sentence(population, sections, sentence):
     with pytest.raises(RecipeError, match=sentence):
         tiny_recipe(population, **sections)
 
@@ -619,7 +619,7 @@ def test_too_few_bits_for_a_model_are_refused_in_a_sentence(population, tmp_path
 
 
 def test_residues_go_to_hosts_as_plain_arrays(population):
-    """What a message holds is sent between hosts, as numbers of 4 bytes."""
+    """A message is sent between hosts as numbers of 4 bytes."""
     _, bound = made("few bits")
     assert isinstance(bound.public(0), Rotation)
     report = compiled(bound)(bound.public(0), {"a": jnp.zeros(600)}, ONE, KEY)
@@ -632,7 +632,7 @@ def test_residues_go_to_hosts_as_plain_arrays(population):
 # ── on the wire ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_report_of_gboards_model_is_encoded_in_no_time_and_as_small_as_is_said():
+def test_a_report_of_gboards_model_is_encoded_quickly_and_is_as_small_as_stated():
     encoded = encoding(GBOARD, 8450)
     bound = modular(flat_clip(0.5), {"a": jnp.zeros(GBOARD)}, encoded)
     update = {"a": jnp.asarray(np.random.default_rng(0).normal(size=GBOARD), jnp.float32)}
@@ -653,7 +653,7 @@ def test_a_report_of_gboards_model_is_encoded_in_no_time_and_as_small_as_is_said
 
 
 def deviation(of, size, multiplier, most_reports, denominator=1.0):
-    """Of the noise on estimates; under `one_deviation`."""
+    """Return the deviation of the noise on estimates; under `one_deviation`."""
     private = mechanism(of, fixed_denominator(denominator), gaussian(multiplier), most_reports)
     params = {"a": jnp.zeros(size)}
     release, _ = jax.jit(private.release)(private.init(params), nobody(private, params), noise_key(0))
@@ -672,7 +672,7 @@ def test_noise_is_made_for_the_inflated_norm_and_for_nothing_else():
 
 @pytest.mark.usefixtures("one_deviation")
 def test_one_report_moves_what_is_noised_of_many_by_no_more_than_the_noise_is_made_for():
-    """In a twin that has noise for the clip norm alone, it moves it further."""
+    """In a twin with noise only for the clip norm, it moves it further."""
     encoded = encoding(64, 65_000)
     bound = modular(flat_clip(0.3), {"a": jnp.zeros(64)}, encoded)
     unpack = jax.jit(bound.unpack)

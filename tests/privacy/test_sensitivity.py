@@ -1,4 +1,4 @@
-"""Sensitivities of correlated noise, against brute force, against jax-privacy, and against what a user can really do."""
+"""Sensitivities of correlated noise agree with brute force, with jax-privacy, and with what a user can actually do."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ DECAY, SCALE = (0.97, 0.4), (0.3, 0.2)
 
 
 def patterns(rows, min_separation, most):
-    """All ways to take part."""
+    """List all ways to take part."""
 
     def extended(pattern):
         yield pattern
@@ -38,7 +38,7 @@ def patterns(rows, min_separation, most):
 
 
 def tree_matrix(rows):
-    """A row for every complete node."""
+    """Build a row for every complete node."""
     nodes, size = [], 1
     while size <= rows:
         for start in range(0, rows - size + 1, size):
@@ -98,7 +98,7 @@ def largest_at(coefficients, distance):
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 40), st.integers(0, 10), st.integers(1, 6), st.integers(0, 2**32 - 1))
 def test_no_user_moves_the_noised_rows_further_than_is_charged(rows, min_separation, most, seed):
-    """Reports in any direction, on any allowed rounds, for every mechanism."""
+    """Try reports in any direction, on any allowed rounds, for every mechanism."""
     rng = np.random.default_rng(seed)
     rounds, pattern = 0, []
     while rounds < rows and len(pattern) < most:
@@ -157,13 +157,13 @@ def test_correlated_noise_is_not_paired_with_sampling():
         participation.event(1.0, gaussian(1.0).strategy)
 
 
-def test_events_that_could_not_be_are_refused():
+def test_impossible_events_are_refused():
     for costs in (((2, 1.0), (1, 0.5)), ((1, 1.0), (2, 2.0)), ((1, np.inf),), ((0, 1.0),), ()):
         with pytest.raises(ValueError, match="rise"):
             CorrelatedDpEvent(tuple((count, GaussianDpEvent(multiplier)) for count, multiplier in costs), "")
 
 
-def test_many_participations_are_bounded_in_no_time():
+def test_many_participations_are_bounded_quickly():
     for rows in (16, 40, 64):
         assert tree_sensitivity_squared(rows, 0, rows) == largest_full(rows)
     assert tree_sensitivity_squared(2048, 0, 2048) == largest_full(2048)
@@ -172,7 +172,7 @@ def test_many_participations_are_bounded_in_no_time():
 
 
 def largest_full(rows):
-    """Everybody in every round."""
+    """Compute it for a user in every round."""
     return sum((rows // 2**level) * 4**level for level in range(rows.bit_length()))
 
 
@@ -183,7 +183,7 @@ def test_participations_that_fit():
 
 
 def completed_tree_matrix(rows):
-    """The nodes of a tree over the next power of two, of which only the first rows are there."""
+    """Build the nodes of a tree over the next power of two that has only its first rows."""
     whole = tree_matrix(2 ** (rows - 1).bit_length())[:, :rows]
     return whole[whole.any(axis=1)]
 
@@ -200,7 +200,7 @@ def test_with_restarts_the_worst_pattern_over_all_segments_is_charged(lengths):
             assert tree_strategy(*lengths, honaker=True).sensitivity_squared(rows, min_separation, most) == pytest.approx(worst)
             worst = largest(scipy.linalg.block_diag(*blocks), min_separation, most)
             assert toeplitz("BLT", *columns).sensitivity_squared(rows, min_separation, most) == pytest.approx(worst)
-            # The twin that must fail: each segment for itself, as if nobody came back after a restart.
+            # The twin that must fail: each segment separately, as if no user came back after a restart.
             alone = [largest(one, min_separation, most) for one in blocks]
             assert most < rows or min_separation or max(alone) < 0.999 * worst
 

@@ -42,6 +42,7 @@ def ftrl(noise, **privacy):
 
 
 PLAIN = {"algorithm": "fedavg", "privacy": {"noise_multiplier": None, "clip_norm": None}}
+TRANSFORMER = {**PLAIN, "model": {"kind": "transformer", "heads": 2, "units": None}, "server": {"optimizer": "nesterov"}}
 TURNS = {
     "algorithm": "dp-ftrl",
     "participation": {"kind": "cyclic-poisson"},
@@ -223,7 +224,7 @@ def test_a_run_that_could_not_release_anything_is_refused_before_it_starts(popul
             "model": {"kind": "cifg", "tied": True, "dropout": 0.1},
             "server": {"optimizer": "adam", "learning_rate": 0.01},
         },
-        {**PLAIN, "model": {"kind": "transformer", "heads": 2, "units": None}, "server": {"optimizer": "nesterov"}},
+        TRANSFORMER,
         *mostly_slow([ftrl("tree"), ftrl("honaker")]),  # with a fleet, and with a clip norm that adapts, below
         ftrl("independent"),
         ftrl("banded", strategy={"bands": [1.0, 0.5, 0.375]}),
@@ -246,6 +247,12 @@ def test_every_kind_of_run_runs(population, tmp_path, sections):
     assert finished.guarantee.releases == 2
     assert math.isfinite(finished.scores["loss"].value)
     assert finished.guarantee.is_private == (sections.get("algorithm") != "fedavg")
+
+
+def test_a_transformer_leaves_as_n_grams_only(population, tmp_path):
+    finished = train_run(tiny_recipe(population, **TRANSFORMER, run={"rounds": 2, "evaluate_every": 2}), tmp_path / "run", quietly)
+    with pytest.raises(ExportRefused, match="--to arpa"):
+        finished.export(tmp_path / "out", "js", non_private=True)
 
 
 @pytest.mark.parametrize("estimator", [{}, {"estimator": "clipped", "least_weight": 8.0}], ids=["fixed", "clipped"])

@@ -1,6 +1,6 @@
 """One run's account in its population's ledger: what it declared, what it may spend, what it has charged.
 
-**Guarantee:** a run is declared before its first charge, goes on only on the terms it declared, and never charges past its budget, nor
+**Guarantee:** a run is declared before its first charge, continues only on the terms it declared, and never charges past its budget, nor
 past what it reserved of its population's. Every opening and every resumption puts fresh random bytes on record, by which the curator keys
 what follows: nothing is drawn twice by a root and a ledger that were copied.
 """
@@ -53,7 +53,7 @@ class Account:
     _allowed: int | None = None
 
     def open(self) -> None:
-        """Declare the run. Refused where the ledger already has one of that name."""
+        """Declare the run; raise if the ledger already has one of that name."""
         terms, budget, reserved = self.terms, self.terms.budget, self.allowed
 
         def check(rows: list[Row]) -> None:
@@ -69,12 +69,12 @@ class Account:
         self.rows = [self.ledger.append({**identity, **declared, **limits, **costs}, check)]
 
     def _fresh(self) -> str:
-        """A simulation is repeated bit for bit, so nothing about it is fresh."""
+        """Draw bytes for this opening; none in a simulation, which repeats bit for bit."""
         return secrets.token_hex(32) if self.terms.randomness == "operating system" else ""
 
     @property
     def nonce(self) -> bytes:
-        """Fresh with every opening and every resumption; empty in a seeded simulation."""
+        """Return the bytes drawn at the last opening or resumption; none in a seeded simulation."""
         return bytes.fromhex(next(row["fresh"] for row in reversed(self._opened_rows) if "fresh" in row))
 
     def reopen(self, head: str | None) -> None:
@@ -116,8 +116,7 @@ class Account:
 
     @property
     def allowed(self) -> int:
-        """How many releases the budget allows, worked out once, before the first: no more than the rounds, and some to spare for those
-        that a crash makes necessary to do again. So many are reserved, and charged at most."""
+        """Return how many releases the budget allows, fixed before the first: at most the rounds and some spare ones. All are reserved."""
         if self._allowed is None:
             most = most_releases(self.release, self.terms.rounds + spare_rounds(self.terms.rounds))
             self._allowed = allowed_releases(
@@ -146,10 +145,9 @@ class Account:
             raise BudgetExhausted(f"{budget} allows {self.allowed} releases; all are spent")
 
     def charge(self, round: int, record: str, log: str = "") -> None:
-        """Put one release on the record. When this returns the row is on disk; only then may anything be released.
+        """Record one release. The row is on disk when this returns; only then may anything be released.
 
-        `record` is the keyed checksum of what will be released, `log` the participation log's mark of who took part, where there is one:
-        neither tells anybody else anything.
+        `record` is the keyed checksum of the release, `log` the participation log's mark of who took part: both tell others nothing.
         """
         self.check_budget()
         if round != len(self.charges):
@@ -166,7 +164,7 @@ class Account:
         return self.head
 
     def close(self) -> None:
-        """Give back what was reserved and not spent. Nothing is charged after it."""
+        """Give back what was reserved and not spent. The run charges nothing afterwards."""
         self.ledger.close(self.terms.name)
 
     @property
@@ -176,7 +174,7 @@ class Account:
         return self.rows
 
     def check_alone(self) -> None:
-        """Raise if another process went on with the run: nothing in its folder is this one's to write any more."""
+        """Raise if another process resumed the run: this one may no longer write to its folder."""
         self.ledger.refresh()
         self._check_rows(self.ledger.rows)
 

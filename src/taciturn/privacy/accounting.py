@@ -1,16 +1,16 @@
-"""What a list of releases costs: events in, ε, ρ and words out. The analysis is dp-accounting's; the choices are here.
+"""Compute what a list of releases costs: events in, ε, ρ and words out. dp-accounting does the analysis; the choices are here.
 
 Accountants by name:
 
-- `pld` (default): privacy loss distributions (privacy/loss_distributions.py), or RDP where that is smaller or they cannot go (fixed-size
+- `pld` (default): privacy loss distributions (privacy/loss_distributions.py), or RDP where that is smaller or they do not apply (fixed-size
   rounds, noise multipliers below 0.3, a δ below 10⁻¹⁸); the exact formula where nothing is sampled. All are upper bounds.
 - `rdp`: Rényi differential privacy, the conversion of Canonne, Kamath and Steinke. Used to compose *runs*, each chosen
-  after seeing the one before, where PLD is no valid filter.
+  after seeing the one before, where PLD is not a valid filter.
 - `moments`: the 2016 moments accountant, orders 2 to 33 and the classic conversion, as papers of that time print it.
 
 **Guarantee:** every ε returned is an upper bound for the event under its adjacency, or ∞, and never falls as δ shrinks. Noise that is at
-total variation distance τ from the normal noise of the event, over a whole run, is counted: what it may give away, (1 + e^ε)·τ, is taken
-off δ. ρ is that of the normal noise.
+total variation distance τ from the normal noise of the event, over a whole run, is counted: what it may give away, (1 + e^ε)·τ, is
+subtracted from δ. ρ is that of the normal noise.
 """
 
 import functools
@@ -70,7 +70,7 @@ class CorrelatedDpEvent(DpEvent):
         return self.costs[-1][0]
 
     def first(self, releases: int) -> DpEvent:
-        """The cost of the next number of releases that is listed, which is no less."""
+        """Return the cost of the next listed number of releases, which is no less."""
         for count, cost in self.costs:
             if releases <= count:
                 return cost
@@ -92,10 +92,10 @@ class Budget:
 
 
 def epsilon(event: DpEvent, delta: float, accountant: AccountantName = "pld", grid: float = FINE, distance: float = 0.0) -> float:
-    """The smallest ε that can be shown for an event at δ; ∞ if there is none.
+    """Return the smallest ε that can be shown for an event at δ; ∞ if there is none.
 
-    `distance` is the total variation distance τ of the noise that was drawn from the normal noise that the event is about, over all
-    releases together. Two worlds that are (ε, δ′)-close under normal noise are (ε, δ′ + (1 + e^ε)·τ)-close under the noise drawn.
+    `distance` is the total variation distance τ, over all releases together, between the noise drawn and the event's normal noise. Two
+    worlds that are (ε, δ′)-close under normal noise are (ε, δ′ + (1 + e^ε)·τ)-close under the noise drawn.
 
     >>> round(epsilon(SelfComposedDpEvent(PoissonSampledDpEvent(5000 / 763430, GaussianDpEvent(1.0)), 5000), 1e-9), 2)
     3.9
@@ -114,7 +114,7 @@ def _bound(event: DpEvent, delta: float, accountant: AccountantName, grid: float
         return gaussian_epsilon(mu, delta)
     is_simple = not isinstance(event, ComposedDpEvent) and not _has(event, SampledWithoutReplacementDpEvent)
     if accountant == "pld" and is_simple and _noise_multiplier(event) >= LEAST_PLD_NOISE:
-        # Whole orders are enough beside a loss distribution, and are quick to work out.
+        # Integer orders are enough beside a loss distribution, and are quick to compute.
         return min(_renyi_epsilon(event, delta, WHOLE_ORDERS), epsilon_by_loss_distributions(event, delta, grid))
     return _renyi_epsilon(event, delta)
 
@@ -125,7 +125,7 @@ def _renyi_epsilon(event: DpEvent, delta: float, orders: tuple[int, ...] | None 
 
 
 def _mu(event: DpEvent) -> float | None:
-    """μ of an event that is one or more Gaussian mechanisms and nothing else."""
+    """Return μ of an event that consists only of Gaussian mechanisms."""
     match event:
         case GaussianDpEvent() if event.noise_multiplier > 0:
             return 1 / event.noise_multiplier
@@ -136,7 +136,7 @@ def _mu(event: DpEvent) -> float | None:
 
 
 def claim_of(release: DpEvent) -> str:
-    """What is claimed about who takes part, and about the noise, in words."""
+    """State in words what is claimed about who takes part, and about the noise."""
     match release:
         case CorrelatedDpEvent():
             return release.claim
@@ -153,12 +153,12 @@ def claim_of(release: DpEvent) -> str:
 
 
 def is_sampled(release: DpEvent) -> bool:
-    """Whether its cost rests on cohorts that are drawn, and secret."""
+    """Tell whether its cost rests on cohorts that are drawn, and secret."""
     return _has(release, PoissonSampledDpEvent | SampledWithoutReplacementDpEvent)
 
 
 def _has(event: DpEvent, kind: type | UnionType) -> bool:
-    """Whether what is repeated or composed in an event is of this kind."""
+    """Tell whether what is repeated or composed in an event is of this kind."""
     match event:
         case CorrelatedDpEvent():
             return _has(event.costs[0][1], kind)
@@ -171,13 +171,13 @@ def _has(event: DpEvent, kind: type | UnionType) -> bool:
 
 
 def classic_epsilon(event: DpEvent, delta: float, orders: range = CLASSIC_ORDERS) -> float:
-    """ε = min over orders of rdp + log(1/δ)/(order − 1) (Abadi et al. 2016)."""
+    """Return ε = min over orders of rdp + log(1/δ)/(order − 1) (Abadi et al. 2016)."""
     pairs = zip(*_renyi_costs(event, tuple(orders)), strict=True)
     return float(min(cost + math.log(1 / delta) / (order - 1) for order, cost in pairs))
 
 
 def rho(event: DpEvent) -> float:
-    """The ρ of zero-concentrated differential privacy. Sampling lowers ε, not ρ: at high orders it does not help."""
+    """Return the ρ of zero-concentrated differential privacy. Sampling lowers ε, not ρ: at high orders it does not help."""
     match event:
         case GaussianDpEvent():
             return 1 / (2 * event.noise_multiplier**2)
@@ -192,7 +192,7 @@ def rho(event: DpEvent) -> float:
 
 
 def repeated(release: DpEvent, count: int) -> DpEvent:
-    """The cost of `count` releases that cost what `release` does. Nothing is not an event: the library makes ε = 0 of ∞ × 0."""
+    """Return the cost of `count` releases, at least one: for none of an event of infinite cost the library would say ε = 0."""
     if count < 1:
         raise ValueError(f"{count} releases have no cost to be stated")
     if isinstance(release, CorrelatedDpEvent):
@@ -203,17 +203,17 @@ def repeated(release: DpEvent, count: int) -> DpEvent:
 
 
 def most_releases(release: DpEvent, wanted: int) -> int:
-    """How many releases there can be at all."""
+    """Return how many releases are possible."""
     return min(wanted, release.most) if isinstance(release, CorrelatedDpEvent) else wanted
 
 
 def composed(earlier: Sequence[DpEvent], event: DpEvent) -> DpEvent:
-    """An event after others that the same model went through before; accounted in RDP, since each was chosen after the last."""
+    """Compose an event with the earlier ones of the same model; accounted in RDP, since each was chosen after the last."""
     return ComposedDpEvent([*earlier, event]) if earlier else event
 
 
 def allowed_releases(cost: Callable[[int], DpEvent], budget: Budget, accountant: AccountantName, most: int, distance: float = 0.0) -> int:
-    """The largest number of releases, up to `most`, whose cost stays within the budget; `distance` is that of the noise of all of them."""
+    """Return the largest number of releases, up to `most`, within the budget; `distance` is that of the noise of all of them."""
 
     def allows(releases: int, grid: float = FINE) -> bool:
         return budget.allows(cost(releases), accountant, grid, distance)
@@ -238,7 +238,7 @@ def _last_allowed(allows: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def noise_for_budget(cost: Callable[[float], DpEvent], budget: Budget, accountant: AccountantName, distance: float = 0.0) -> float:
-    """The smallest noise multiplier, to a part in a thousand, whose `cost` (of all rounds) stays within the budget."""
+    """Return the smallest noise multiplier, to a part in a thousand, whose `cost` (of all rounds) stays within the budget."""
     if budget.epsilon is None and budget.rho is None:
         raise ValueError("a noise multiplier can only be worked out from a budget of ε or ρ")
 
@@ -280,7 +280,7 @@ def event_to_json(event: DpEvent) -> dict[str, Any]:
 
 
 def event_from_json(row: dict[str, Any]) -> DpEvent:
-    """What `event_to_json` wrote; anything that could not have been an event is refused."""
+    """Read what `event_to_json` wrote; refuse anything that could not have been an event."""
     match row:
         case {"event": "gaussian", "noise_multiplier": float(multiplier)} if 0 < multiplier < math.inf:
             return GaussianDpEvent(multiplier)
@@ -301,7 +301,7 @@ def event_from_json(row: dict[str, Any]) -> DpEvent:
 
 
 def _noise_multiplier(event: DpEvent) -> float:
-    """The smallest noise multiplier inside an event; 0 where something in it is not private."""
+    """Return the smallest noise multiplier inside an event; 0 if part of it is not private."""
     match event:
         case GaussianDpEvent():
             return event.noise_multiplier if event.noise_multiplier > 0 else 0.0
@@ -314,7 +314,7 @@ def _noise_multiplier(event: DpEvent) -> float:
 
 
 def _renyi_costs(event: DpEvent, orders: tuple[int, ...] | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """(orders, cost of an event at each). Costs at an order add up under any adjacency, as all of them hold under zero-out."""
+    """Return (orders, cost of an event at each). Costs at an order add up under any adjacency, as all of them hold under zero-out."""
     match event:
         case ComposedDpEvent():
             parts = [_renyi_costs(part, orders) for part in event.events]

@@ -23,7 +23,7 @@ LEAST_NORM, LARGEST_NORM = 1e-6, 1e6
 
 
 class Norms(NamedTuple):
-    """What devices must know, and anyone may: both are private estimates."""
+    """What devices must know; public, as both are private estimates."""
 
     clip_norm: jax.Array  # C_θ, in force
     estimate: jax.Array  # Cᵗ, the quantile as followed so far
@@ -46,7 +46,7 @@ class AdaptiveClip:
         return Norms(jnp.float32(self.start), jnp.float32(self.start))
 
     def followed(self, norms: Norms, share: jax.Array) -> Norms:
-        """Cᵗ⁺¹ = Cᵗ · exp(−η_γ (b̃ᵗ − γ)), where b̃ᵗ is the noised share of this round.
+        """Return Cᵗ⁺¹ = Cᵗ · exp(−η_γ (b̃ᵗ − γ)), where b̃ᵗ is the noised share of this round.
 
         Departs from the paper, which writes C⁰ · exp(−η_γ (Σ b̃ − tγ)) where t + 1 shares are summed, one γ short (docs/errata.md).
         """
@@ -54,7 +54,7 @@ class AdaptiveClip:
         return norms._replace(estimate=jnp.clip(moved, LEAST_NORM, LARGEST_NORM))
 
     def update_multiplier(self, multiplier: float) -> float:
-        """z_Δ, with which update and bit together cost what an update alone does at z (Theorem 1)."""
+        """Return z_Δ, with which update and bit together cost what only an update does at z (Theorem 1)."""
         if 2 * self.count_stddev <= multiplier:
             raise ValueError(
                 f"a count with noise of standard deviation {self.count_stddev:g} costs more than the whole round may at a noise "
@@ -64,6 +64,6 @@ class AdaptiveClip:
 
 
 def centred_bit(norms: Norms, update: Update, takes_part: jax.Array) -> jax.Array:
-    """b − ½ in halves: 1 if the update is within the estimate, −1 if not (or if it is no number), 0 for nobody."""
+    """Return b − ½ in halves: 1 if the update is within the estimate, −1 if not (or not a number), 0 without a user."""
     within = trees.norm_upper_bound(update) <= norms.estimate
     return jnp.where(takes_part, jnp.where(within, 1, -1), 0).astype(jnp.int32)

@@ -1,7 +1,7 @@
-"""A ledger that was copied, moved to another disk or restored, and a person who says that it is the one that goes on.
+"""Adopt a ledger that was copied, moved to another disk or restored, when a person says that it is the one to use from now on.
 
 **Guarantee:** a ledger whose original is still where it was is adopted only if it has every row of the original, which is retired first:
-of the two only one goes on, whatever crashes there are. Rows that are known to be missing are never adopted away.
+only one of the two continues, whatever crashes there are. Rows that are known to be missing are never adopted away.
 
 **Assumes:** the person. An original that lies elsewhere by now is not found, and an older copy whose original is gone looks like the
 newest; an anchor outside the folder (privacy/anchor.py) notices both.
@@ -15,7 +15,7 @@ from taciturn.privacy.ledger import Ledger
 
 
 def adopt(path: Path, known: str | None = None) -> tuple[Ledger, Path | None]:
-    """The ledger, which goes on from here, and the original that was retired for it, if one was found."""
+    """Return the ledger, to use from now on, and the original that was retired for it, if one was found."""
     claimed = _Claimed(path, known)
     claimed.check_not_retired()
     original = _Claimed(claimed.original) if claimed.original else None
@@ -26,9 +26,9 @@ def adopt(path: Path, known: str | None = None) -> tuple[Ledger, Path | None]:
 
 
 class _Claimed(Ledger):
-    """Read whatever file it is; that nothing which is known is missing is checked as ever."""
+    """A ledger in any file; that no known row is missing is checked as ever."""
 
-    decided = False  # until then nothing is said beside it, or a copy that is refused would pass for the original
+    decided = False  # until then no head is saved, or a copy that is refused would pass for the original
 
     def _check_standing(self, file: BinaryIO, known: Head | None, torn: bool) -> None:
         pass
@@ -39,13 +39,13 @@ class _Claimed(Ledger):
 
     @property
     def original(self) -> Path | None:
-        """Where it was written last, if a file of that name is there still, and another than this."""
+        """Return where it was written last, if that is still a file, and another one than this."""
         known = self._known_head()
         place = Path(known.place) if known else self.path
         return place if place.exists() and not place.samefile(self.path) else None
 
     def retire(self, newer: "_Claimed") -> bool:
-        """Leave these people to a copy that has all rows of this; no anchor is told, as their history goes on there."""
+        """Retire this in favour of a copy with all its rows; no anchor is informed, as the history continues there."""
         row = {"kind": "retired", "by": str(newer.path)}
         with self._locked() as file:
             self._catch_up(file)

@@ -1,6 +1,6 @@
-"""An anchor: the ledger's newest head, kept where a hand that puts an older folder back does not reach.
+"""An anchor: the ledger's newest head, kept where restoring an older folder does not reach.
 
-It is a file on another disk, or a command that is given two heads. Both are asked before every row and told after it.
+It is a file on another disk, or a command that takes two heads. The ledger asks it before every row and informs it after.
 
 **Guarantee:** where a ledger has an anchor, no row is written, and so nothing released, unless the anchor was reached and its head is the
 ledger's newest, or the one before (a crash may come between a row and the anchor); a row counts once the anchor knows it.
@@ -24,13 +24,13 @@ class AnchorError(LedgerError):
 
 
 class AnchorUnreachable(AnchorError):
-    """Nobody knows what the anchor says; nothing may be released."""
+    """The anchor cannot be asked; nothing may be released."""
 
 
 @dataclass(frozen=True)
 class Anchor:
-    """One of the two. A command gets PREVIOUS and NEW as its last arguments: it ends with 0 if the head it remembers is one of them (or it
-    has none yet) and it remembers NEW from then on, and with anything else if not."""
+    """A file or a command. A command gets PREVIOUS and NEW as its last arguments: if it remembers one of them (or nothing yet) it must
+    remember NEW from then on and exit with 0, else with another status."""
 
     file: Path | None = None
     command: str | None = None
@@ -47,7 +47,7 @@ class Anchor:
         return str(self.file) if self.file else f"«{self.command}»"
 
     def begin(self, heads: list[str]) -> None:
-        """Remember the newest of these, which are all that the ledger has had."""
+        """Remember the newest of these, which are all heads that the ledger has had."""
         if self.file is None:
             self.agree(heads[-1], heads[-1])
             return

@@ -31,18 +31,18 @@ MOST_BLOCKS = 2**32  # of a nonce: the counter has 32 bits, and OpenSSL carries 
 
 
 class CipherMissing(TaciturnError):
-    """OpenSSL is of a kind, or in a mode, without ChaCha20."""
+    """This OpenSSL, or its present mode, has no ChaCha20."""
 
 
 def key_words(secret: bytes) -> np.ndarray:
-    """A key of 32 bytes as the eight words that the block function takes."""
+    """Return a key of 32 bytes as the eight words that the block function takes."""
     if len(secret) != 32:
         raise ValueError(f"a key of ChaCha20 has 32 bytes, this one has {len(secret)}")
     return np.frombuffer(secret, "<u4").astype(np.uint32)
 
 
 def blocks(key, counters, nonce) -> list[jax.Array]:
-    """Sixteen arrays in the shape of `counters`: the words of those blocks, for a key of eight words and a nonce of three."""
+    """Return the words of these blocks, for a key of eight words and a nonce of three: sixteen arrays in the shape of `counters`."""
     words = [*CONSTANTS, *(key[index] for index in range(8)), counters, *(nonce[index] for index in range(3))]
     start = [jnp.broadcast_to(jnp.asarray(word, jnp.uint32), jnp.shape(counters)) for word in words]
     made = jax.lax.fori_loop(0, DOUBLE_ROUNDS, lambda _, words: _double_round(words), start)
@@ -58,19 +58,18 @@ class Coins:
 
     def sampled(self, items: np.ndarray, probability: float) -> np.ndarray:
         """Draw each item independently with this probability, or up to 2⁻⁶⁴ less; as a whole within 2⁻²⁰⁰ of that in total variation, which
-        is less than the last bit of the distance that noise is charged with. How many is drawn first, then which, so that it takes time
-        in proportion to the draws."""
+        is less than the last bit of the distance that noise is charged with. The time is proportional to the number drawn."""
         below = math.floor(probability * 2**64)
         return items if below >= 2**64 else self.chosen(items, self._binomial(len(items), below))
 
     def _binomial(self, times: int, below: int) -> int:
-        """How many of so many coins fall, each with a chance of below · 2⁻⁶⁴."""
+        """Draw how many of `times` coins fall, each with a probability of below · 2⁻⁶⁴."""
         first, sums = _binomial_sums(times, below)
         drawn = int.from_bytes(self._words(6).tobytes(), "little")  # of 384 bits
         return first + bisect_right(sums, drawn * sums[-1] >> 384)
 
     def chosen(self, items: np.ndarray, size: int) -> np.ndarray:
-        """So many of the items, in the order they came in; every set of that size is as likely as any other."""
+        """Draw `size` of the items, in their given order; every set of that size is equally likely."""
         if not 0 <= size <= len(items):
             raise ValueError(f"{size} of {len(items)} cannot be chosen")
         chosen, moved = np.empty(size, int), {}  # where swaps have put others than were there
@@ -80,13 +79,13 @@ class Coins:
         return items[np.sort(chosen)]
 
     def _below(self, limit: int, word: int) -> int:
-        """A number below the limit: drawn again if it fell into the incomplete last stretch, so that none is more likely."""
+        """Return a number below the limit, drawn again if it falls into the incomplete last stretch, so that none is more likely."""
         while word >= 2**64 - 2**64 % limit:
             word = int(self._words(1)[0])
         return word % limit
 
     def _words(self, count: int) -> np.ndarray:
-        """uint64."""
+        """Draw words of 64 bits."""
         first, blocks = self._next, -(-count // 8)
         if first + blocks > MOST_BLOCKS:
             raise ValueError("a stream of coins has 2³² blocks, and no more")
@@ -96,11 +95,11 @@ class Coins:
 
 @functools.lru_cache(maxsize=4)
 def _binomial_sums(times: int, below: int) -> tuple[int, tuple[int, ...]]:
-    """The smallest number of coins with any weight, and the sums of weights up to each number from there.
+    """Return the smallest number of coins with any weight, and the sums of weights up to each number from there.
 
     Weights are in proportion to the binomial probabilities, in integers, from 2²⁵⁶ at the most likely number down to 0 on both sides:
-    each is that of its neighbour times the ratio of the two, which is at most 1, rounded down. So none is off by more than there are of
-    them, of which 10⁸ coins have 2¹⁸: in total variation the square of that, less than 2⁻²⁰⁰.
+    each is that of its neighbour times the ratio of the two, which is at most 1, rounded down. So none is off by more than the number of
+    weights, which is 2¹⁸ for 10⁸ coins: in total variation the square of that, less than 2⁻²⁰⁰.
     """
     above = 2**64 - below
     likely = (times + 1) * below >> 64

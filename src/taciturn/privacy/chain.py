@@ -1,14 +1,14 @@
 """The file of a ledger: append-only, hash-chained, and with its newest head on record beside it (`ledger.head`).
 
-**Guarantee:** a row is on disk (fsync), and then its hash in `ledger.head`, before `append` returns, so a crash may keep a row that nothing
-followed from but never misses one. Rows that were changed, taken out, put in or cut off do not fit chain or head, a file that lies where
-it was not written (a copy, a restored folder) is not the one that the head names, and either refuses every further row. Lost as a whole,
-the file is not made anew where its id is known.
+**Guarantee:** a row is on disk (fsync), and then its hash in `ledger.head`, before `append` returns, so a crash may keep a row without
+a release but never misses one. Rows that were changed, removed, inserted or truncated do not fit chain or head, a file that is not
+where it was written (a copy, a restored folder) is not the one that the head names, and either refuses every further row. A file that is
+lost is not made anew where its id is known.
 
-Who may write the folder can make all of it anew, and a file system set back to an earlier state says nothing of it: that is noticed by
-those who hold a later head outside, as states, models, exports and an anchor (privacy/anchor.py) do.
+A person who may write the folder can make all of it anew, and a file system restored to an earlier state does not show it: only a later
+head outside does, as states, models, exports and an anchor (privacy/anchor.py) hold one.
 
-**Assumes:** the file system keeps what it said was synced, a file its number (inode) until it is deleted, and tells when one changed.
+**Assumes:** the file system keeps what it reported as synced, a file its inode until it is deleted, and reports when one changed.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ Row = dict[str, Any]
 
 
 class LedgerError(TaciturnError):
-    """The ledger does not say what it must; nothing may be released."""
+    """The ledger is not as it must be; nothing may be released."""
 
 
 class Head(NamedTuple):
@@ -40,7 +40,7 @@ class Head(NamedTuple):
     rows: int
     head: str
     file: int  # number of the ledger's file: a copy has another
-    # when the file did last, in nanoseconds: one that is put back does later; None while a torn line is cut off
+    # when the file last did, in nanoseconds: later for one that is put back; None while a torn line is removed
     changed: int | None
     place: str  # where it was
 
@@ -49,7 +49,7 @@ class ChainedFile:
     """The file, verified. Several processes may use it at once; appends are serialised by a lock."""
 
     def __init__(self, path: Path, known: str | None = None) -> None:
-        """`known` is the id of a ledger that was there before: one that is gone is not made anew."""
+        """Open the file; `known` is the id of a ledger that existed before, and is not made anew if it is gone."""
         self.path = path.resolve()
         self.rows: list[Row] = []
         self._size = 0
@@ -79,7 +79,7 @@ class ChainedFile:
         return self.rows[-1]["hash"] if self.rows else GENESIS
 
     def refresh(self) -> None:
-        """Take in what others have written since."""
+        """Read what others have written since."""
         with self._locked() as file:
             self._catch_up(file)
 
@@ -95,14 +95,14 @@ class ChainedFile:
             return row
 
     def _witness(self, previous: str, new: str) -> None:
-        """Asked before a row and told after it; raises where somebody knows of another head than these two."""
+        """Raise if an anchor knows of another head than these two. Called before a row and after it."""
 
     def _locked(self) -> contextlib.AbstractContextManager[BinaryIO]:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         return locked(self.path, mode=0o666)
 
     def _catch_up(self, file: BinaryIO) -> None:
-        """Verify and take in what is new in the file since this object last looked."""
+        """Verify and read what is new in the file."""
         size = file.seek(0, os.SEEK_END)
         if size < self._size:
             raise LedgerError(f"{self.path} became shorter while it was in use: rows were removed. Nothing was released.")
@@ -121,7 +121,7 @@ class ChainedFile:
             self._save_head(file)  # a crash came before it
 
     def _check_rows(self, known: Head | None) -> None:
-        """What `ledger.head` has seen is there."""
+        """Raise unless the file has the row that `ledger.head` names."""
         if known and (known.rows > len(self.rows) or self.rows[known.rows - 1]["hash"] != known.head):
             raise LedgerError(
                 f"{self.path} has {len(self.rows)} rows and lacks row {known.rows} as {self._head_path.name} beside it names it: rows were "
@@ -130,7 +130,7 @@ class ChainedFile:
             )
 
     def _check_standing(self, file: BinaryIO, known: Head | None, torn: bool) -> None:
-        """This file is the one that goes on, not a copy of it."""
+        """Raise if this file is a copy of the one in use."""
         if known is None or len(self.rows) - known.rows + torn > 1:
             what = "is gone" if known is None else f"is older than {self.path.name}"
             raise LedgerError(
@@ -153,9 +153,9 @@ class ChainedFile:
                 raise LedgerError(f"{self.path} is retired, as the one at {row['by']} replaced it. Name that one.")
 
     def _mend(self, file: BinaryIO, tail: bytes) -> None:
-        """A last line without its end: a process died while writing it, before it could release anything.
+        """Repair an incomplete last line: a process died while writing it, before it could release anything.
 
-        A row that verifies is kept all the same (better one charge too many). What does not is cut off, and a row says so.
+        A row that verifies is kept (better one charge too many). One that does not is removed, and a row records that.
         """
         try:
             self._take(tail)
@@ -192,7 +192,7 @@ class ChainedFile:
         row = {**row, "previous": self.head}
         row["hash"] = _hash(row)
         line = json.dumps(row, sort_keys=True).encode() + b"\n"
-        self._flush(file, line)  # what a full disk takes of it is cut off by whoever comes next
+        self._flush(file, line)  # what a full disk takes of it is removed at the next opening
         self._size += len(line)
         self._add(row)
         self._save_head(file)  # before the caller may release anything

@@ -1,16 +1,16 @@
-"""Bounding what one user can do: step B) of McMahan et al. 2018 (FlatClip, PerLayerClip), then weights, then integers.
+"""Bound what one user can do: step B) of McMahan et al. 2018 (FlatClip, PerLayerClip), then weights, then integers.
 
 **Guarantee:** for every update and weight, NaN, infinity and empty text included, the report stands for an update of ℓ2 norm at most
 weight × clip norm with weight in [0, 1], and up to 65,535 reports add up exactly. An update that is not finite, or of a norm above
-`LARGEST_UPDATE`, leaves as zero (of one that was made smaller before, what is kept is what counts). Rounding is on the safe side
+`LARGEST_UPDATE`, leaves as zero (of one that was made smaller before, what is kept counts). Rounding is on the safe side
 (trees.norm_upper_bound; towards zero).
 
-Clip, then weight: ‖w Δ‖ ≤ S alone, as the paper's Lemma 1 states it, is not enough for the estimator with a clipped
+Clip, then weight: ‖w Δ‖ ≤ S by itself, as the paper's Lemma 1 states it, is not enough for the estimator with a clipped
 denominator (tests/privacy/test_estimators.py keeps the counterexample).
 
 Integers: a float32 sum rounds, and how it rounds for everyone else depends on each user, who can thereby move a sum of
-thousands by almost twice the clip norm (tests/privacy/test_clipping.py does). Integers add exactly, in any order. (Residues, for sums
-that are secure, are in secagg_encoding.py.)
+thousands by almost twice the clip norm (tests/privacy/test_clipping.py does). Integers add exactly, in any order. (Residues, for
+secure sums, are in secagg_encoding.py.)
 
 **Assumes:** the device runs this code.
 """
@@ -34,7 +34,7 @@ MOST_REPORTS = 2**16 - 1  # that add up in 32 bits, of `STEPS` each
 class ClipSchedule(NamedTuple):
     """A clip norm for every round, declared before the run; it may only fall (McMahan et al. 2018, Figure 4).
 
-    Noise follows the clip norm, so that the noise multiplier and with it the cost of a round stay what they were.
+    Noise follows the clip norm, so that the noise multiplier, and with it the cost of a round, stays the same.
 
     >>> schedule = clip_schedule([(0, 20.0), (100, 10.0)])
     >>> [float(schedule.at(round)) for round in (0, 99, 100, 5000)]
@@ -50,7 +50,7 @@ class ClipSchedule(NamedTuple):
 
 
 def clip_schedule(steps: float | list[tuple[int, float]]) -> ClipSchedule:
-    """A constant clip norm, or [(first round, clip norm), …]."""
+    """Build a schedule from a constant clip norm, or from [(first round, clip norm), …]."""
     if isinstance(steps, int | float):
         steps = [(0, float(steps))]
     starts, norms = tuple(start for start, _ in steps), tuple(float(norm) for _, norm in steps)
@@ -69,7 +69,7 @@ class Bound(NamedTuple):
     public: Callable[[jax.Array], PyTree]  # round → what devices must know of it
     project: Callable[[PyTree, Update], Update]  # onto the ball; the greedy variant also uses it during local training
     pack: Callable[[PyTree, Update, Key], PyTree]  # into what can be added exactly; the key is for rounding at random
-    # a sum of such in whole steps (`Wide`), exactly; in floats where nothing is bounded
+    # the sum of packed reports in integer steps (`Wide`), exactly; in floats where nothing is bounded
     unpack: Callable[[PyTree, PyTree], PyTree]
     step: Callable[[PyTree], jax.Array]  # how long a step is
     reach: float  # the largest norm of a report, in steps, whatever the round
@@ -95,7 +95,7 @@ REACH = STEPS**2
 
 
 def pack(norm: jax.Array, update: Update, key: Key | None = None) -> PyTree:
-    """Integers of S · 2⁻³⁰, rounded towards zero, so that no norm grows."""
+    """Round towards zero to multiples of S · 2⁻³⁰, so that no norm grows."""
     del key
 
     def layer(values: jax.Array) -> Whole:
@@ -120,13 +120,13 @@ def step(norm: jax.Array) -> jax.Array:
 
 
 def flat_clip(clip_norm: float | list[tuple[int, float]]) -> Bound:
-    """π(Δ, S) = Δ · min(1, S / ‖Δ‖), of all layers together."""
+    """Clip all layers together: π(Δ, S) = Δ · min(1, S / ‖Δ‖)."""
     schedule = clip_schedule(clip_norm)
     return Bound(schedule.at, _clip, pack, unpack, step, REACH, lambda params: None, schedule.norms)
 
 
 def per_layer_clip(clip_norm: float | list[tuple[int, float]] | None = None, layers: Mapping[str, float] | None = None) -> Bound:
-    """Each layer to its own S_j, with S = √(Σ S_j²): either S_j = S/√m for all m layers, or `layers` given by name.
+    """Clip each layer to its own S_j, with S = √(Σ S_j²): either S_j = S/√m for all m layers, or `layers` given by name.
 
     Departs from McMahan et al. 2018: a layer is a leaf of the parameters, so their LSTM has 6 here; they count 11, with the
     four gates apart. Both keep ‖Δ‖ ≤ S.
@@ -154,7 +154,7 @@ def per_layer_clip(clip_norm: float | list[tuple[int, float]] | None = None, lay
 
 
 def unbounded() -> Bound:
-    """No clipping: for runs without privacy only."""
+    """Clip nothing: for runs without privacy only."""
 
     def everything(round: jax.Array) -> jax.Array:
         del round
@@ -168,7 +168,7 @@ def unbounded() -> Bound:
 
 
 def encode(bound: Bound, public: PyTree, update: Update, weight: jax.Array, key: Key) -> Report:
-    """The report of one user: clip, weight, round."""
+    """Return the report of one user: clip, weight, round."""
     usable = trees.norm_upper_bound(update) <= LARGEST_UPDATE
     update = jax.tree.map(lambda layer: jnp.where(usable, layer, 0.0), update)
     whole_weight = jnp.floor(jnp.where(jnp.isfinite(weight), jnp.clip(weight, 0.0, 1.0), 0.0) * STEPS)
@@ -178,7 +178,7 @@ def encode(bound: Bound, public: PyTree, update: Update, weight: jax.Array, key:
 
 
 def decode(bound: Bound, public: PyTree, total: Report) -> Report:
-    """A total in floats, Σ w_k Δ_k and Σ w_k: rounded, so for runs without privacy only."""
+    """Return a total in floats, Σ w_k Δ_k and Σ w_k: rounded, so for runs without privacy only."""
     update = bound.unpack(public, total.update)
     if math.isfinite(bound.reach):
         update = jax.tree.map(lambda sum: wide.to_float(sum, bound.step(public)), update, is_leaf=wide.is_wide)

@@ -6,14 +6,14 @@ step is plain optax. z is white noise; C is the strategy of privacy/sensitivity.
 All of them can be *restarted*: given several segments, noise starts anew after each, and what is in the sum by then stays there. Only
 then may a clip norm change (privacy/mechanism.py); otherwise a restart only costs.
 
-Everything is integers. Trees are exact: what is rounded there is a function of noised sums alone. Toeplitz strategies feed back the
+Everything is integers. Trees are exact: only functions of noised sums are rounded there. Toeplitz strategies feed back the
 integers that were added, times coefficients that are multiples of 2⁻²⁴, rounded; by how much that is off is bounded and counts
 as sensitivity (docs/proofs.md).
 
 **Guarantee:** after t rounds the noise given out is the first t rows of C⁻¹ z, where each entry of z is drawn once; but for
 `rounding` steps.
 
-**Assumes:** states are secret: buffers and nodes take the noise off a model.
+**Assumes:** states are secret: with buffers and nodes the noise can be removed from a model.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ class Buffers(NamedTuple):
 
 
 def blt(multiplier: float, *segments: Buffers) -> Noise:
-    """Buffered linear Toeplitz noise. The state is one number of 64 bits for each parameter and buffer."""
+    """Make buffered linear Toeplitz noise. The state is one number of 64 bits for each parameter and buffer."""
     for _, decay, scale in segments:
         if len(decay) != len(scale) or not all(0 < one < 1 for one in decay) or not all(one > 0 for one in scale):
             raise ValueError("a BLT has as many decays as scales; decays lie between 0 and 1, scales are positive")
@@ -84,7 +84,7 @@ class Bands(NamedTuple):
 
 
 def banded(multiplier: float, *segments: Bands) -> Noise:
-    """Banded Toeplitz noise. The state is one number of 64 bits for each parameter and band but the first."""
+    """Make banded Toeplitz noise. The state is one number of 64 bits for each parameter and band but the first."""
     most = max(len(coefficients) for _, coefficients in segments)
     exact = [_fixed(bands) + [0] * (most - len(bands)) for _, bands in segments]
 
@@ -105,7 +105,7 @@ def banded(multiplier: float, *segments: Bands) -> Noise:
 
 
 def _fixed(coefficients: Sequence[float]) -> list[int]:
-    """As multiples of 2⁻²⁴."""
+    """Round to multiples of 2⁻²⁴."""
     return [round(one * 2**BITS) for one in coefficients]
 
 
@@ -114,7 +114,7 @@ def _times(number: Wide, coefficient: int) -> Wide:
 
 
 def tree(multiplier: float, *lengths: int, honaker: bool = True) -> Noise:
-    """Tree aggregation: the sum of t rounds has the noise of the nodes that cover them, one for each 1 in t as a binary number.
+    """Aggregate in a tree: the sum of t rounds has the noise of the nodes that cover them, one for each 1 in t as a binary number.
 
     With Honaker's reduction a node's noise is the best guess from its own and from those of all nodes below it. The state is one number
     of 64 bits for each parameter and level. A tree that is restarted is completed first: in the last row of its segment the nodes that
@@ -128,8 +128,8 @@ def tree(multiplier: float, *lengths: int, honaker: bool = True) -> Noise:
         return jnp.int32(0), wide.zeros((levels, size))
 
     def guess(own_noise: Wide, below: Wide, weight: jax.Array | int) -> Wide:
-        """weight · own + (1 − weight) · below, as below + weight · (own − below): where both are of noised sums over the same rows, what is
-        rounded has only noise in it, and is the same number whatever the rows summed to."""
+        """Return weight · own + (1 − weight) · below, as below + weight · (own − below): where both are of noised sums over the same rows,
+        only noise is rounded, to the same number whatever the rows summed to."""
         return wide.add(below, wide.times_fraction(wide.subtract(own_noise, below), weight, BITS))
 
     def next(state: PyTree, draw: Draw) -> tuple[Wide, PyTree]:
@@ -138,14 +138,14 @@ def tree(multiplier: float, *lengths: int, honaker: bool = True) -> Noise:
         completed = jnp.int32(jax.lax.population_count((round & -round) - 1))  # the level that this round completes
 
         def climb(level: jax.Array, node: Wide) -> Wide:
-            """The node above: its own noise, and that of the two below, of which the left was kept."""
+            """Combine the node above: its own noise, and that of the two below, of which the left was kept."""
             return guess(draw(level + 1), wide.add(_level(nodes, level), node), own[level + 1])
 
         # Without the reduction, nodes below the one that is completed are never used.
         node = jax.lax.fori_loop(0, completed, climb, draw(0)) if honaker else draw(completed)
 
         def take_back(level: jax.Array, residual: Wide) -> Wide:
-            """What stood for the rounds that the node covers."""
+            """Subtract the nodes that the completed one replaces."""
             return wide.subtract(residual, _level(nodes, level))
 
         residual = jax.lax.fori_loop(0, completed, take_back, node)
@@ -155,12 +155,12 @@ def tree(multiplier: float, *lengths: int, honaker: bool = True) -> Noise:
         return residual, (round, kept)
 
     def ending(rows: int) -> Next:
-        """A tree that is completed after so many rows."""
+        """Return the `next` of a tree that is completed after these rows."""
         _, *above = sensitivity.completed_weights(rows, honaker)
         level = (rows & -rows).bit_length() - 1
 
         def complete(nodes: Wide, draw: Draw) -> Wide:
-            """The root, less the nodes that it replaces."""
+            """Return the root, less the nodes that it replaces."""
             root = _level(nodes, level)
             for height, weight in zip(range(level, level + len(above)), _fixed(above), strict=True):
                 if (rows - 1) >> height & 1:  # the right one of two, of which the left was kept
@@ -196,11 +196,12 @@ def _noise(
     gain: float = 1.0,
     rounding: float = 0.0,
 ) -> Noise:
-    """One `next` for each segment of the strategy; the state starts anew with each."""
+    """Join one `next` for each segment of the strategy; the state starts anew with each."""
     check_multiplier(multiplier)
     if not strategy.restarts:
         return Noise(multiplier, init, nexts[0], strategy, draws, gain, rounding)
-    starts = np.array(strategy.restarts)
+    starts, distinct = np.array(strategy.restarts), list(dict.fromkeys(nexts))  # trees of a power of two rows are compiled once
+    which = jnp.array([distinct.index(one) for one in nexts])
 
     def begin(size: int) -> PyTree:
         return jnp.int32(0), init(size)
@@ -209,8 +210,8 @@ def _noise(
         row, inner = state
         is_new = jnp.any(row == starts)
         inner = jax.tree.map(lambda old: jnp.where(is_new, jnp.zeros_like(old), old), inner)
-        segments = [lambda inner, one=one: one(inner, draw) for one in nexts]
-        residual, inner = jax.lax.switch(jnp.sum(row >= starts), segments, inner)
+        segments = [lambda inner, one=one: one(inner, draw) for one in distinct]
+        residual, inner = jax.lax.switch(which[jnp.sum(row >= starts)], segments, inner)
         return residual, (row + 1, inner)
 
     return Noise(multiplier, begin, next, strategy, draws, gain, rounding)

@@ -40,7 +40,7 @@ MOST_PARAMETERS = 2**31  # of a model whose size is not known when its run is de
 
 
 class Curator:
-    """Charges what it releases before it releases it. Runs make one from a recipe; for a loop of one's own there is `for_simulation`."""
+    """Charges what it releases before it releases it. Runs make one from a recipe; for your own loop there is `for_simulation`."""
 
     def __init__(
         self,
@@ -90,19 +90,19 @@ class Curator:
         delta: float | None = None,
         seed: int | None = None,
     ) -> "Curator":
-        """A curator of users who are in memory, for an algorithm, a model and a loop of one's own.
+        """Make a curator of users in memory, for your own algorithm, model and loop.
 
         Args:
             algorithm: what runs; its mechanism and participation are what is charged.
-            users: the text, or any other data, of each user, in arrays of one shape. How many there are is taken as public.
-            ledger: a file, made if it is not there. Every curator is one more run in it, and all of them add up.
-            rounds: how many there may be at most.
+            users: the text, or any other data, of each user, in arrays of one shape. Their number is taken as public.
+            ledger: a file, made if it does not exist. Every curator is one more run in it, and all of them add up.
+            rounds: the most there may be.
             epsilon: a budget; the round that would pass it is refused.
-            delta: at which (default: one over the number of users, squared).
-            seed: makes the run repeatable, and its noise no secret: the ledger then says that it is a simulation.
+            delta: of the budget (default: one over the number of users, squared).
+            seed: makes the run repeatable, and its noise public: the ledger then records that it is a simulation.
 
         Returns:
-            The door to these users: give it to `rounds`. `curator.account.guarantee()` says what was spent.
+            The door to these users: give it to `rounds`. `curator.account.guarantee()` returns what was spent.
 
         Example:
             users = [tt.UserData(batches=np.ones((1, 1, 60)), weight=np.float32(1), steps=1) for _ in range(50)]
@@ -140,7 +140,7 @@ class Curator:
         return curator
 
     def private_mean(self, params: Params, state: MechanismState, round: int) -> tuple[Estimate, MechanismState]:
-        """One round's private estimate of the average update, and the mechanism's next state."""
+        """Return one round's private estimate of the average update, and the mechanism's next state."""
         with self._one_at_a_time:  # else two threads could make two releases of a round
             return self._private_mean(params, state, operator.index(round))
 
@@ -164,11 +164,11 @@ class Curator:
         return release.estimate, after
 
     def saved(self, round: int) -> None:
-        """The state at the start of this round is on disk, so that no release before it has to be given out again."""
+        """Delete the records of earlier rounds: the state at the start of this one is on disk."""
         self._records.forget(round)
 
     def _check_state(self, state: MechanismState, round: int) -> None:
-        """Noise must go on where it stopped: from another state, rows would not cancel as their cost assumes."""
+        """Raise unless noise continues where it stopped: from another state, rows would not cancel as their cost assumes."""
         known, rows = self._states.get(round, state), int(state.round)
         same = zip(jax.tree.leaves(known), jax.tree.leaves(state), strict=True)
         if rows != round or not all(left is right or np.array_equal(left, right) for left, right in same):
@@ -177,7 +177,7 @@ class Curator:
             raise ValueError(f"round {round} cannot come before round {len(self.account.charges)}, which is not charged yet")
 
     def _check_log(self, log: ParticipationLog) -> None:
-        """Charge r is entry r of the log."""
+        """Raise unless charge r is entry r of the log."""
         charges = self.account.charges
         if not len(charges) <= log.rows <= len(charges) + 1:
             raise ParticipationBreach(
@@ -197,8 +197,8 @@ class Curator:
         return self._total_within_the_claim(params, state, round, self._log)
 
     def _total_within_the_claim(self, params: Params, state: MechanismState, round: int, log: ParticipationLog) -> Report:
-        """Tries until a cohort reports. Who was asked is on record before anything is summed; a round that fails releases nothing,
-        so it uses no row of noise and counts for nobody, whatever became of the devices' own timers."""
+        """Try until a cohort reports. Each cohort is recorded before anything is summed; a round that fails releases nothing, so it uses no
+        row of noise and counts as no participation, whatever the devices' own timers did."""
         while True:
             failures = log.failures(round)
             # If the log has more, a crash came between it and the charge: that cohort was asked, and is this row's.
@@ -210,7 +210,7 @@ class Curator:
                 return self._total(params, state, log.cohort(round), round, failures)
             except FailedRound:
                 if self._participation.sampled_by_curator:
-                    raise  # a cohort that had to succeed is no longer the one that was drawn
+                    raise  # cohorts that are redrawn until one succeeds are not distributed as claimed
                 self.account.check_alone()
                 log.fail()
 
@@ -228,7 +228,7 @@ class Curator:
 
     @property
     def _now(self) -> bytes:
-        """The root of what is drawn since this process opened the run or went on with it."""
+        """Return the root of what is drawn since this process opened or resumed the run."""
         return randomness.derive(self._root, f"since {self.account.nonce.hex()}", 0)
 
     def _noise_key(self, drawn: str, round: int) -> np.ndarray:
@@ -237,7 +237,7 @@ class Curator:
 
 @lru_cache(maxsize=8)  # so that runs of one algorithm in one process are compiled once
 def device_program(algorithm: Algorithm) -> Program:
-    """What a device runs: train, then bound."""
+    """Return what a device runs: train, then bound."""
 
     def program(message: Message, user: UserData, key: Key) -> Report:
         update_key, bound_key = jax.random.split(key)

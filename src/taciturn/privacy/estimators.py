@@ -23,14 +23,14 @@ class Estimator(NamedTuple):
     apply: Callable[[Report], Estimate]  # in floats, for runs without privacy
     steps: Callable[[Wide, jax.Array], Wide]  # Σ w_k Δ_k and Σ w_k, in steps → what is noised, in steps
     unit: float  # by which it is multiplied then
-    # of so many coordinates, for each unit of clip norm; before that multiplication
+    # by number of coordinates, for each unit of clip norm; before that multiplication
     sensitivity: Callable[[int], float]
-    largest: Callable[[int], float]  # size of a coordinate, in clip norms, for so many reports
+    largest: Callable[[int], float]  # size of a coordinate, in clip norms, by number of reports
     reads_weight: bool = True  # whether it looks at Σ w_k, which not every sum has
 
 
 def fixed_denominator(expected_weight: float) -> Estimator:
-    """f̃_f = Σ w_k Δ_k / qW. The denominator is a constant of the recipe, never the weight that happened to come."""
+    """Estimate f̃_f = Σ w_k Δ_k / qW. The denominator is a constant of the recipe, never the weight of those who reported."""
     _check(expected_weight)
     return Estimator(
         apply=lambda total: trees.scale(total.update, 1.0 / expected_weight),
@@ -43,9 +43,9 @@ def fixed_denominator(expected_weight: float) -> Estimator:
 
 
 def clipped_denominator(least_weight: float) -> Estimator:
-    """f̃_c = Σ w_k Δ_k / max(qW_min, Σ w_k), rounded down to a step.
+    """Estimate f̃_c = Σ w_k Δ_k / max(qW_min, Σ w_k), rounded down to a step.
 
-    The true Σ w_k is a secret, and a noised sum divided by it would lie on a lattice that tells it. So the ratio is taken first, in
+    The true Σ w_k is a secret, and a noised sum divided by it would lie on a lattice that reveals it. So the ratio is taken first, in
     integers, on a lattice that does not depend on it, and noised then; rounding moves each coordinate by up to a step more.
     """
     _check(least_weight)
@@ -70,7 +70,7 @@ def clipped_denominator(least_weight: float) -> Estimator:
 
 
 def mean() -> Estimator:
-    """Σ w_k Δ_k / Σ w_k: one user among few can move it anywhere, so for runs without privacy only."""
+    """Estimate Σ w_k Δ_k / Σ w_k: one user among few can move it anywhere, so for runs without privacy only."""
 
     def apply(total: Report) -> Estimate:
         return trees.scale(total.update, jnp.where(total.weight > 0, 1.0 / jnp.maximum(total.weight, 1e-30), 0.0))

@@ -32,7 +32,7 @@ def rho_text(rho: float) -> str:
 
 
 def mu_text(rho: float) -> str:
-    """μ of Gaussian differential privacy, from ρ = μ²/2."""
+    """Write μ of Gaussian differential privacy, from ρ = μ²/2."""
     return _significant(math.nextafter(math.sqrt(2 * rho), math.inf) if rho else 0.0, 3)
 
 
@@ -44,5 +44,5 @@ def _significant(value: float, digits: int) -> str:
 
 
 def _raised(value: float, exponent: int) -> Decimal:
-    """To the next multiple of a power of ten. A number that was written down in so many digits stays what was written."""
+    """Round up to a multiple of a power of ten. A number that was written in as many digits stays as written."""
     return Decimal(repr(value)).quantize(Decimal(1).scaleb(exponent), rounding=ROUND_CEILING)

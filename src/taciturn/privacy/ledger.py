@@ -1,9 +1,9 @@
 """The ledger of a population: what was ever released about these users, in an append-only, hash-chained file (privacy/chain.py).
 
-It belongs to the *population*, not to a run, because every run on the same users costs them something, the ones thrown away as well.
+It belongs to the *population*, not to a run, because every run on the same users costs them something, even one that is thrown away.
 
 **Guarantee:** what a run cost is the cost of one release, declared before the first, times the number of its charges. A run that
-does not say that its noise is made of integers has no guarantee for the bits it released, and costs ∞. Under a population's budget
+does not record that its noise is made of integers has no guarantee for the bits it released, and costs ∞. Under a population's budget
 (privacy/population_budget.py) no run is opened, and no budget set, with which all runs together could pass it.
 """
 
@@ -38,7 +38,7 @@ class Guarantee:
     rho: float
     accountant: AccountantName
     adjacency: str
-    randomness: str  # "operating system", or "seeded simulation", whose noise anyone can take off
+    randomness: str  # "operating system", or "seeded simulation", whose noise anyone can remove
     head: str
     continued: bool = False  # whether ε counts earlier runs too, from which this one started
     claim: str = ""  # about noise and participation, in words
@@ -50,11 +50,11 @@ class Guarantee:
 
     @property
     def is_private(self) -> bool:
-        """Whether there was noise. What it promises is another question: at a δ that is too small ε may be ∞ all the same."""
+        """Tell whether there was noise. At a δ that is too small ε may be ∞ all the same."""
         return self.rho < float("inf")
 
     def for_group(self, users: int) -> float:
-        """ε of so many users together, at the same δ."""
+        """Return ε of this number of users together, at the same δ."""
         if self.releases:
             of_run = self.release, self.releases, self.delta, users, self.earlier, self.accountant
             return group_epsilon(*of_run, distance=self.distance)
@@ -79,14 +79,14 @@ class Ledger(ChainedFile):
         super()._add(row)
 
     def run_rows(self, run: str | None) -> list[Row]:
-        """Those that are a run's, or, of None, nobody's."""
+        """Return the rows of a run; for None, those that belong to no run."""
         return [*self._by_run.get(run, ())]
 
     def runs(self) -> list[str]:
         return [row["run"] for row in self.rows if row["kind"] == "open"]
 
     def guarantee(self, run: str, head: str | None = None, delta: float | None = None) -> Guarantee:
-        """What holds for `run` up to row `head` (default: its last), at its own δ unless another is asked for."""
+        """Return what holds for `run` up to row `head` (default: its last), at its own δ unless another is given."""
         rows = self._opened(run)
         if head is not None:
             positions = [index for index, row in enumerate(rows) if row["hash"] == head]
@@ -121,15 +121,15 @@ class Ledger(ChainedFile):
         )
 
     def lineage(self, run: str) -> list[DpEvent]:
-        """What the parameters a run started from had cost."""
+        """Return what the parameters that a run started from had cost."""
         return [event_from_json(event) for event in self.run_rows(run)[0]["lineage"]]
 
     def model_row(self, digest: str) -> Row | None:
-        """The last row that records these parameters as a run's model."""
+        """Return the last row that records these parameters as a run's model."""
         return next((row for row in reversed(self.rows) if row["kind"] == "model" and row["params"] == digest), None)
 
     def cost(self, run: str, head: str | None = None) -> list[DpEvent]:
-        """The costs of a run's model at `head`: its lineage's and its own."""
+        """Return the costs of a run's model at `head`: its lineage's and its own."""
         rows = self.run_rows(run)
         until = next((index for index, row in enumerate(rows) if row["hash"] == head), len(rows))
         charges = sum(row["kind"] == "charge" for row in rows[: until + 1])
@@ -148,7 +148,7 @@ class Ledger(ChainedFile):
         return opened.get("distance", 0.0) + opened.get("lineage_distance", 0.0)
 
     def totals(self, delta: float) -> list[tuple[str, float, float]]:
-        """(adjacency, ε, ρ) of the runs that state the same adjacency together, a row for each.
+        """Return (adjacency, ε, ρ) for each adjacency, of all runs that state it together.
 
         Several are composed in RDP: later runs are chosen after seeing earlier ones, and RDP stays valid then.
         """
@@ -161,7 +161,7 @@ class Ledger(ChainedFile):
         return [(one, *self._together(spent, delta)) for one, spent in groups.items()]
 
     def total(self, delta: float) -> tuple[float, float]:
-        """(ε, ρ) of all runs together under zero-out (privacy/population_budget.py says why they add up)."""
+        """Return (ε, ρ) of all runs together under zero-out (privacy/population_budget.py says why they add up)."""
         return self._together(self._spent(), delta) if self._spent() else (0.0, 0.0)
 
     def _spent(self) -> list[tuple[str, DpEvent]]:
@@ -186,7 +186,7 @@ class Ledger(ChainedFile):
         return PopulationBudget(row["epsilon"], row["delta"]) if row else None
 
     def set_budget(self, budget: PopulationBudget) -> None:
-        """Fix it, or lower it; refused where the runs there are could pass it."""
+        """Fix the budget, or lower it; raise if the existing runs could pass it."""
         if not (0 < budget.epsilon < 700 and 0 < budget.delta < 1):
             raise LedgerError("the ε of a budget must lie between 0 and 700, and its δ between 0 and 1: choose others")
 
@@ -202,7 +202,7 @@ class Ledger(ChainedFile):
         self.append({"kind": "budget", "epsilon": budget.epsilon, "delta": budget.delta}, check)
 
     def check_room(self, cost: Sequence[DpEvent], distance: float, budget: PopulationBudget | None = None) -> None:
-        """Raise if runs that cost this at most, beside all there are, could pass the budget: the one there is, or one to be set."""
+        """Raise if runs of at most this cost, beside all existing ones, could pass the budget: the present one, or one to be set."""
         budget = budget or self.budget
         if budget is None:
             return
@@ -225,12 +225,12 @@ class Ledger(ChainedFile):
         )
 
     def _most(self, run: str) -> int:
-        """How many releases of a run count: those it made once it is closed, and before that all that it may make."""
+        """Return how many releases of a run count: all that it may make, or, once it is closed, those that it made."""
         charges = self._charges(run)
         return charges if self.is_closed(run) else max(self.run_rows(run)[0].get("reserved", 1), charges)
 
     def close(self, run: str) -> None:
-        """A run that has ended, or will not go on, gives back what it reserved and did not spend."""
+        """Close a run that will not continue: it gives back what it reserved and did not spend."""
 
         def check(rows: list[Row]) -> None:
             self._opened(run)
@@ -256,7 +256,7 @@ class Ledger(ChainedFile):
         return Anchor.of(row) if row else None
 
     def set_anchor(self, anchor: Anchor) -> None:
-        """Have it asked from now on. One that is there already must agree, unless it is lost."""
+        """Ask this anchor from now on. A present one must agree, unless it is lost."""
         with self._locked() as file:
             self._catch_up(file)
             if self.anchor:

@@ -1,15 +1,15 @@
-"""Privacy loss distributions of sampled Gaussian mechanisms, composed so that they are right far out in the tail.
+"""Privacy loss distributions of sampled Gaussian mechanisms, composed so that they are accurate far out in the tail.
 
 The distribution of one release is on a grid, from above, as dp-accounting makes it (Doroshenko et al. 2022). The library composes many by
 Fourier transforms, with rounding errors of 10⁻¹⁶ times the releases in every entry; summed over a tail they are as large as a δ of 10⁻¹²,
 and of either sign. So the distribution is tilted first: every loss L is weighted by e^(λL), with the λ that puts the middle of the composed
-distribution where its tail weighs δ (Esscher 1932), and the weight is taken off at the end. The errors are then small beside δ itself.
+distribution where its tail weighs δ (Esscher 1932), and the weight is removed at the end. The errors are then small beside δ itself.
 
 **Guarantee:** every ε returned is an upper bound for its event at δ, and never falls as δ shrinks: one tilt serves all δ between two powers
 of two, and what is kept free for rounding grows from each such stretch to the next by more than the rounding.
 
-**Assumes:** rounding errors of a Fourier transform are as good as independent. Ten standard deviations of their sum are allowed for, and
-where that is not small beside δ, nothing is said.
+**Assumes:** rounding errors of a Fourier transform are practically independent. Ten standard deviations of their sum are allowed for, and
+where that is not small beside δ, ε is ∞.
 """
 
 import functools
@@ -29,16 +29,16 @@ from scipy.optimize import minimize_scalar
 
 DEVIATIONS = 10.0  # of the sum of rounding errors that are allowed for
 OUTSIDE = 1e-18  # of the tilted mass, left out of the window at either end
-REACH = 40.0  # how far below Chernoff's bound δ(ε) is worked out, in units of 1/λ
+REACH = 40.0  # how far below Chernoff's bound δ(ε) is computed, in units of 1/λ
 LEAST_TILT = 1e-6
-# of a window: beyond the first the grid is made coarser, beyond the second nothing is said
+# of a window: beyond the first the grid is made coarser, beyond the second ε is ∞
 WIDE, MOST_POINTS = 1 << 19, 1 << 22
-MOST_HALVINGS = 60  # of δ: below 10⁻¹⁸ nothing is said either
+MOST_HALVINGS = 60  # of δ: below 10⁻¹⁸ ε is ∞ too
 
 
 @functools.lru_cache(maxsize=4096)  # runs ask for one ε again and again
 def epsilon_by_loss_distributions(event: DpEvent, delta: float, grid: float) -> float:
-    """ε at δ of a Gaussian mechanism, sampled, mixed or neither, that is repeated or not; ∞ where that cannot be said."""
+    """Return ε at δ of a Gaussian mechanism, sampled, mixed or neither, repeated or not; ∞ where it cannot be computed."""
     release, count = (event.event, event.count) if isinstance(event, SelfComposedDpEvent) else (event, 1)
     grid = _fitting_grid(release, count, grid)
     for halvings in range(max(math.floor(-math.log2(delta)), 0), MOST_HALVINGS):
@@ -57,7 +57,7 @@ def _more_rounding(halvings: int) -> float:
 
 @functools.lru_cache(maxsize=256)
 def _fitting_grid(release: DpEvent, count: int, grid: float) -> float:
-    """A coarser grid where the composed distribution would be too wide for a fine one; the same for every δ."""
+    """Coarsen the grid where the composed distribution would be too wide for it; the same for every δ."""
     while True:
         widths = []
         for lowest, probabilities, _ in _one_release(release, grid):
@@ -94,7 +94,7 @@ class _Tail:
 
 
 def _exp(values: np.ndarray) -> np.ndarray:
-    """No more than a float holds; what is taken off δ is smaller by that, never larger."""
+    """Return eˣ, limited to what a float holds; that subtracts less from δ, never more."""
     return np.exp(np.minimum(values, 350.0))
 
 
@@ -109,7 +109,7 @@ def _tails(release: DpEvent, count: int, grid: float, halvings: int) -> list[_Ta
 
 @functools.lru_cache(maxsize=64)
 def _one_release(release: DpEvent, grid: float) -> list[tuple[int, np.ndarray, float]]:
-    """(the smallest loss in steps of the grid, probabilities, mass at infinity), in both directions. Kept for the next call."""
+    """Return (the smallest loss in steps of the grid, probabilities, mass at infinity), in both directions."""
     match release:
         case GaussianDpEvent():
             made = from_gaussian_mechanism(release.noise_multiplier, value_discretization_interval=grid)
@@ -123,14 +123,13 @@ def _one_release(release: DpEvent, grid: float) -> list[tuple[int, np.ndarray, f
 
 
 def _mixture_losses(mixture: MixtureOfGaussiansDpEvent, is_there: bool, grid: float) -> PLDPmf:
-    """Of a mixture of Gaussians against one of them at 0, or the other way round. As the library does it, by δ(ε) at every ε of the grid,
-    but for all of them at once, which takes a hundredth of the time."""
+    """Return the losses of a mixture of Gaussians against one at 0, or the reverse, as the library does, but for all ε at once."""
     noise, shifts = mixture.standard_deviation, np.array(mixture.sensitivities)
     sign = 1.0 if is_there else -1.0
     # All but e⁻⁵⁰ of what is seen lies between.
     ends = np.array([-10.0 * noise, 10.0 * noise + (shifts.max() if is_there else 0.0)])
     bounds = np.sort(sign * _log_ratio(mixture, ends))
-    # At least one step above 0: where nobody is ever drawn, both bounds are 0.
+    # At least one step above 0: where no user is ever drawn, both bounds are 0.
     lowest, highest = math.floor(bounds[0] / grid), max(math.ceil(bounds[1] / grid), 1)
     wanted = np.arange(lowest, highest + 1) * grid
     low = _output_of(mixture, sign * wanted, ends + np.array([-noise, noise]))
@@ -139,13 +138,13 @@ def _mixture_losses(mixture: MixtureOfGaussiansDpEvent, is_there: bool, grid: fl
     alone = scipy.special.ndtr(sign * -low / noise)
     first, second = (mixed, alone) if is_there else (alone, mixed)
     deltas = np.minimum.accumulate(np.clip(first - np.exp(wanted) * second, 0.0, 1.0))
-    # The chance of a loss beyond the last ε stays, as at infinity.
+    # The probability of a loss beyond the last ε stays, as at infinity.
     deltas[-1] = first[-1]
     return create_pmf_pessimistic_connect_dots_fixed_gap(grid, lowest, highest, deltas)
 
 
 def _log_ratio(mixture: MixtureOfGaussiansDpEvent, outputs: np.ndarray) -> np.ndarray:
-    """How much likelier, in logarithms, an output is under the mixture than without the user. It rises with the output."""
+    """Return the log-ratio of an output's densities under the mixture and without the user. It rises with the output."""
     shifts, variance = np.array(mixture.sensitivities), mixture.standard_deviation**2
     with np.errstate(divide="ignore"):  # of those who always take part
         exponents = np.log(mixture.sampling_probs) + (shifts * outputs[:, None] - shifts**2 / 2) / variance
@@ -153,7 +152,7 @@ def _log_ratio(mixture: MixtureOfGaussiansDpEvent, outputs: np.ndarray) -> np.nd
 
 
 def _output_of(mixture: MixtureOfGaussiansDpEvent, ratios: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """The output of each log-ratio, within these ends."""
+    """Return the output of each log-ratio, within these ends."""
     if len(mixture.sensitivities) == 2 and mixture.sensitivities[0] == 0:  # one who takes part or not: solved by hand
         shift, probability = mixture.sensitivities[1], mixture.sampling_probs[1]
         likelier = np.maximum((np.expm1(np.minimum(ratios, 700.0)) + probability) / probability, 1e-300)
@@ -167,7 +166,7 @@ def _output_of(mixture: MixtureOfGaussiansDpEvent, ratios: np.ndarray, ends: np.
 
 
 def _dense(pmf: Any) -> tuple[int, np.ndarray, float]:
-    """The library says its distributions to nobody, only what follows from them."""
+    """Read a distribution of the library, which publishes only what follows from it."""
     dense = pmf.to_dense_pmf()
     return int(dense._lower_loss), np.asarray(dense._probs, np.float64), float(dense._infinity_mass)
 
@@ -200,13 +199,13 @@ class _Release:
     grid: float
 
     def log_moment(self, tilt: float) -> float:
-        """log E e^(tilt · L) of all releases together."""
+        """Return log E e^(tilt · L) of all releases together."""
         exponents = self.logs + tilt * self.grid * self.steps
         largest = exponents.max()
         return self.count * float(largest + math.log(np.exp(exponents - largest).sum()))
 
     def tilted(self, tilt: float, lost: float) -> tuple[_Tail, Callable[[float], float]]:
-        """The composed distribution around the middle of the tilted one, and what rounding may do to δ(ε)."""
+        """Return the composed distribution around the middle of the tilted one, and the rounding error of δ(ε)."""
         whole, grid = self.log_moment(tilt), self.grid
         # Chernoff's bounds on where the tilted sum lies, but for OUTSIDE of it.
         _, further = _least(lambda more: (self.log_moment(tilt + more) - whole - math.log(OUTSIDE)) / more)
@@ -240,6 +239,6 @@ class _Release:
 
 
 def _least(value: Callable[[float], float]) -> tuple[float, float]:
-    """Where a function of a positive number is smallest, and what it is there."""
+    """Find where a function of a positive number is smallest, and its value there."""
     found = minimize_scalar(lambda power: value(math.exp(power)), bounds=(-14.0, 14.0), method="bounded")
     return math.exp(float(found.x)), float(found.fun)

@@ -1,6 +1,6 @@
 """A mechanism: bound, estimator and noise, welded together.
 
-**Guarantee:** `release` adds whole-number noise to an exact total before anything is a float. It is, but for `distance`, a rounding of
+**Guarantee:** `release` adds integer noise to an exact total before anything is a float. It is, but for `distance`, a rounding of
 the Gaussian mechanism with standard deviation noise multiplier × the estimator's sensitivity × the largest norm of a report (the clip norm
 that it was made under, or a little more where it was rounded at random), and `event` states the cost of exactly that. The standard
 deviation is computed in this file and nowhere else; the proofs are in docs/proofs.md.
@@ -43,20 +43,20 @@ class State(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """Where noise of some kind is drawn."""
+    """The grid on which a noise is drawn."""
 
     bits: int  # how much finer than the steps of what is noised
     spread: Spread
 
 
 def _grid(noise: Noise, deviation: float, reach: float, largest: float, size: int) -> Grid:
-    """For noise of that standard deviation on `size` numbers below `largest`, which one user moves by `reach` at most; all in steps."""
+    """Choose the grid for noise of this deviation on `size` numbers below `largest`, which one user moves by at most `reach`; in steps."""
     wanted = deviation * (1 + MARGIN if noise.rounding else 1.0)
     room = ROOM / (largest + TAIL * noise.gain * wanted)
     bits = math.floor(math.log2(min(room, WIDEST / wanted)))
     if bits < 0:
         raise ValueError(f"noise of {deviation:.3g} steps on sums of up to {largest:.3g} does not fit into 64 bits")
-    # By so much can two users' runs differ in what is fed back, over all rows, beyond what the strategy says.
+    # The most by which what is fed back can differ between neighbours, over all rows, beyond what the strategy accounts for.
     off = 2 * noise.rounding * math.sqrt(size * noise.strategy.rows)
     if off > MARGIN * reach * 2.0**bits:
         raise ValueError(
@@ -67,7 +67,7 @@ def _grid(noise: Noise, deviation: float, reach: float, largest: float, size: in
 
 
 def mechanism(bound: Bound, estimator: Estimator, noise: Noise, most_reports: int = clipping.MOST_REPORTS) -> Mechanism:
-    """`most_reports` limits a cohort, so that no sum runs over."""
+    """Build a mechanism; `most_reports` limits a cohort, so that no sum overflows."""
     is_private, correlated = noise.multiplier > 0, noise.strategy.name != "independent"
     if bound.modulus is not None and estimator.reads_weight:
         raise ValueError("reports to a secure sum do not say their weight: use a fixed denominator with it")
@@ -135,7 +135,7 @@ class AdaptiveState(NamedTuple):
 
 
 def adaptive_mechanism(clip: AdaptiveClip, report_goal: float, noise: Noise, most_reports: int) -> Mechanism:
-    """With a clip norm that follows a quantile: the count of bits and the updates are one vector, noised by one strategy.
+    """Build one whose clip norm follows a quantile: the count of bits and the updates are one vector, noised by one strategy.
 
     Each row is noised for the clip norm of its own reports: in steps, which are a share of that clip norm, all rows are one mechanism with
     reports of the same norm. So the count is on a grid as fine as that of the updates.
@@ -171,7 +171,7 @@ def adaptive_mechanism(clip: AdaptiveClip, report_goal: float, noise: Noise, mos
         return report._replace(update=(report.update, centred_bit(norms, update, report.weight > 0)))
 
     def following(state: AdaptiveState, share: jax.Array, noise_state: PyTree) -> AdaptiveState:
-        """C_θ ← Cᵗ⁺¹ if t ∈ R."""
+        """Set C_θ ← Cᵗ⁺¹ if t ∈ R."""
         norms = clip.followed(state.norms, share)
         is_restart = jnp.any(state.round + 1 == restarts)
         in_force = jnp.where(is_restart, norms.estimate, norms.clip_norm)
@@ -215,7 +215,7 @@ def adaptive_mechanism(clip: AdaptiveClip, report_goal: float, noise: Noise, mos
 
 
 def _flat(sums: PyTree) -> tuple[Wide, Callable[[jax.Array], Estimate]]:
-    """All layers as one row of numbers, and how such a row becomes layers again."""
+    """Flatten all layers into one row of numbers; return also the function that turns a row into layers again."""
     layers, structure = jax.tree.flatten(sums, is_leaf=wide.is_wide)
     shapes = [layer.low.shape for layer in layers]
     flat = jax.tree.map(lambda *words: jnp.concatenate([jnp.ravel(word) for word in words]), *layers)
@@ -231,6 +231,6 @@ def _flat(sums: PyTree) -> tuple[Wide, Callable[[jax.Array], Estimate]]:
 
 
 def _distance(noise: Noise, parts: list[tuple[int, Grid]], rows: int) -> float:
-    """In total variation, of all noise that so many rows take, from what their cost is computed for; rounded up."""
+    """Return the total variation distance of all noise of `rows` rows from the noise their cost is computed for; rounded up."""
     each = sum(size * (grid.spread.distance + 2.0**-180) for size, grid in parts)
     return each * noise.draws(rows) * (1 + 1e-9)

@@ -1,8 +1,8 @@
-"""Gaussian noise over the rows (rounds) of a run: step D) of McMahan et al. 2018. White noise is drawn in privacy/sampler.py alone.
+"""Gaussian noise over the rows (rounds) of a run: step D) of McMahan et al. 2018. White noise is drawn only in privacy/sampler.py.
 
 Noise is integers, on a grid that holds the reports' own, and is added before anything is a float (privacy/mechanism.py).
 
-**Guarantee:** `gaussian` gives every coordinate of every row a draw of its own.
+**Guarantee:** `gaussian` gives every coordinate of every row its own draw.
 
 **Assumes:** what `next` is given draws white noise, every row anew.
 """
@@ -24,16 +24,16 @@ Draw = Callable[[jax.Array | int], Wide]  # a stream of this row's → white noi
 
 class Noise(NamedTuple):
     multiplier: float  # z: stddev over sensitivity; 0 means no privacy
-    init: Callable[[int], PyTree]  # of so many coordinates; secret
+    init: Callable[[int], PyTree]  # by number of coordinates; secret
     next: Callable[[PyTree, Draw], tuple[Wide, PyTree]]
     strategy: Strategy  # how it is correlated over rounds
-    draws: Callable[[int], int]  # how much white noise so many rows take at most
-    gain: float = 1.0  # how much wider than white noise anything is that is released or kept
+    draws: Callable[[int], int]  # the most draws of white noise for this number of rows
+    gain: float = 1.0  # how much wider than white noise the widest released or kept number is
     rounding: float = 0.0  # by how many steps what is fed back may be off, which counts as sensitivity
 
 
 def gaussian(multiplier: float) -> Noise:
-    """Fresh noise every round, independent of all other rounds."""
+    """Draw fresh noise every round, independent of all other rounds."""
     check_multiplier(multiplier)
     return Noise(float(multiplier), lambda size: (), lambda state, draw: (draw(0), state), INDEPENDENT, lambda rows: rows)
 
@@ -44,7 +44,7 @@ def check_multiplier(multiplier: float) -> None:
 
 
 def no_noise() -> Noise:
-    """For runs without privacy only."""
+    """Add nothing: for runs without privacy only."""
 
     def nothing(state: PyTree, draw: Draw) -> tuple[Wide, PyTree]:
         raise ValueError("a run without privacy has no noise to draw")

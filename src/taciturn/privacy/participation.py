@@ -2,7 +2,7 @@
 
 **Guarantee:** `event` describes the distribution that `select` draws from.
 
-**Assumes:** nobody outside the curator learns who was selected; every member of the cohort is in the sum (`sampled_by_curator`).
+**Assumes:** only the curator learns who was selected; every member of the cohort is in the sum (`sampled_by_curator`).
 """
 
 import itertools
@@ -17,7 +17,7 @@ from taciturn.privacy.accounting import CorrelatedDpEvent
 from taciturn.privacy.noise import INDEPENDENT
 from taciturn.privacy.sensitivity import most_participations
 
-LEAST_DELTA = 1e-15  # of those chosen for others: below, loss distributions are lost in rounding, and (1 + e^ε)·2⁻⁶⁰ counts
+LEAST_DELTA = 1e-15  # of defaults: below it loss distributions are lost in rounding, and (1 + e^ε)·2⁻⁶⁰ counts
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class PoissonSampling:
 
 
 class WrongNumberOfUsers(TaciturnError):
-    """There are fewer or more users than the cost was worked out for."""
+    """There are fewer or more users than the cost was computed for."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ def _check_independent(strategy: Strategy) -> None:
 
 @dataclass(frozen=True)
 class MinSeparation:
-    """Whoever is there may take part, but not again within `min_separation` rounds, and at most `max_participations` times (Xu et al.
-    2023, §2.2). Nothing is claimed about how a cohort comes about; the curator checks every one against its log before it is summed.
+    """Any user may take part, but not again within `min_separation` rounds, and at most `max_participations` times (Xu et al. 2023, §2.2).
+    Nothing is claimed about how a cohort is chosen; the curator checks every one against its log before it is summed.
 
     Neighbours differ in one user's reports, which are zero in one of them (Kairouz et al. 2021, Definition 1.1).
     """
@@ -142,7 +142,7 @@ class CyclicPoisson:
     Neighbours differ in one user's reports, as with MinSeparation: numbers are places in the list of users, which stays the same.
     """
 
-    probability: float  # q, of taking one's turn
+    probability: float  # q, of taking a turn
     cycle: int
     rounds: int  # T
     adjacency = "zero out one user"
@@ -183,18 +183,18 @@ class CyclicPoisson:
 
 
 def _counts(rounds: int, strategy: Strategy) -> list[int]:
-    """Numbers of releases to state a cost for. All rounds are charged up front: when to stop may depend on what was seen."""
+    """List the numbers of releases to state a cost for. All rounds are charged up front: when to stop may depend on what was seen."""
     if rounds > strategy.rows:
         raise ValueError(f"there is noise for {strategy.rows} rounds, and the claim is about {rounds}")
     return sorted({rounds, min(strategy.rows, rounds + spare_rounds(rounds))})
 
 
 def spare_rounds(rounds: int) -> int:
-    """Rows of noise beyond the rounds, for those that a crash makes necessary to do again."""
+    """Return how many rows of noise there are beyond the rounds, to repeat rounds after a crash."""
     return 8 + rounds // 50
 
 
 def default_delta(users: int) -> float:
-    """δ = K⁻², but no less than can be accounted for: the chance that the promise fails for anybody at all, K·δ, is below one in the
-    number of users. (McMahan et al. 2018 take K^−1.1, with which it is 0.25 among a million.)"""
+    """Return δ = K⁻², but no less than can be accounted for: K·δ, the probability that the promise fails for any of K users, is at most
+    1/K. (McMahan et al. 2018 take K^−1.1, with which it is 0.25 among a million.)"""
     return max(1 / users**2, LEAST_DELTA)

@@ -1,11 +1,11 @@
-"""Who took part when: the curator's secret record, by which a claim about participation is enforced.
+"""The participation log: the curator's secret record of who took part when, which enforces a claim about participation.
 
 **Guarantee:** entry r is the cohort of noise row r, as it was asked. It is on disk (fsync) before `record` returns, and one that would
 break the claim is never recorded. Entries carry a chain of keyed checksums, so that what is read back is what this run wrote, in that
-order; what is not whole at the end is cut off, and the curator refuses a log whose entries are not those that the ledger's charges
-were marked with. Only the newest entry can be taken back, and only by an entry that says its round failed.
+order; an incomplete last entry is removed, and the curator refuses a log whose entries are not those that the ledger's charges
+were marked with. Only the newest entry can be withdrawn, and only by an entry which records that its round failed.
 
-The log says who took part, so it lives among a run's secrets and is deleted with them.
+The log is secret, so it is kept among a run's secrets and deleted with them.
 """
 
 import hashlib
@@ -26,12 +26,12 @@ _CHECKSUM = 16
 
 
 class ParticipationBreach(TaciturnError):
-    """A cohort, or the log itself, would break what was claimed; nothing was summed."""
+    """A cohort, or the log itself, breaks the claim; nothing was summed."""
 
 
 class ParticipationLog:
     def __init__(self, path: Path, min_separation: int, max_participations: int, key: bytes) -> None:
-        """`key` is the run's own secret: the log of another run does not verify."""
+        """Open a log; `key` is the run's own secret, so the log of another run does not verify."""
         self.limits = min_separation, max_participations
         self._path, self._distance, self._most, self._key = path, min_separation + 1, max_participations, key
         self._cohorts: list[UserIds] = []
@@ -40,7 +40,7 @@ class ParticipationLog:
         self._settled = 0  # rows that are in the two arrays below; the newest is not, as long as it may still fail
         self._last, self._times = np.zeros(0, np.int64), np.zeros(0, np.int64)  # by user: last row + 1, participations
         self._closest: int | None = None
-        self._end = 0  # of what is whole
+        self._end = 0  # of complete entries
         self._chain = self._checksum(b"", repr(self.limits).encode())
         if path.exists():
             self._load()
@@ -51,7 +51,7 @@ class ParticipationLog:
 
     @property
     def observed(self) -> tuple[int | None, int]:
-        """(the fewest rounds between two participations of a user, the most participations of one); None: nobody came twice."""
+        """Return (the fewest rounds between two participations of a user, or None; the most participations of one)."""
         self._settle()
         return (None if self._closest is None else self._closest - 1), int(self._times.max(initial=0))
 
@@ -66,11 +66,11 @@ class ParticipationLog:
         return self._cohorts[row]
 
     def mark(self, row: int) -> str:
-        """Names this entry and all before it, failed ones too. Every charge carries the mark of its row."""
+        """Return the checksum of this entry and all before it, failed ones too. Every charge carries the mark of its row."""
         return self._marks[row]
 
     def eligible(self, users: UserIds) -> UserIds:
-        """Those who may take part in the next row."""
+        """Return the users who may take part in the next row."""
         self._settle()
         users = np.asarray(users)
         self._make_room(users)
@@ -79,7 +79,7 @@ class ParticipationLog:
         return users[rested & (self._times[users] < self._most)]
 
     def record(self, cohort: UserIds) -> None:
-        """The cohort of the next row, as it was asked; those who report are among them."""
+        """Record the cohort of the next row, as it was asked; those who report are among them."""
         cohort = np.asarray(cohort, np.int64)
         problem = self._problem(cohort)
         if problem:
@@ -88,7 +88,7 @@ class ParticipationLog:
         self._add(cohort)
 
     def fail(self) -> None:
-        """Too few of the newest cohort reported: nothing is released about them, and the row is the next cohort's."""
+        """Record that too few of the newest cohort reported: nothing is released about them, and the next cohort takes the row."""
         self._check_newest()
         self._append(_COUNT.pack(_FAILED))
         self._drop_newest()
@@ -97,7 +97,7 @@ class ParticipationLog:
         checksum = self._checksum(self._chain, content)
         is_new = not self._path.exists()
         with open(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
-            os.ftruncate(file.fileno(), self._end)  # what was not whole; looking at a log changes nothing in it
+            os.ftruncate(file.fileno(), self._end)  # removes an incomplete entry; reading a log changes nothing in it
             file.seek(self._end)
             try:
                 file.write(content + checksum)

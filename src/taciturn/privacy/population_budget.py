@@ -1,6 +1,6 @@
-"""What all runs on the same people cost together, and a budget for it: a filter in Rényi differential privacy (RDP).
+"""A budget for all runs on the same people together: a filter in Rényi differential privacy (RDP).
 
-Runs are chosen after seeing earlier ones. RDP adds up under such choices; so what is added here is every run's curve, order by order.
+Runs are chosen after seeing earlier ones. RDP adds up even then, so the curves of all runs are added, order by order.
 
 **One adjacency for all: zero out one user's reports.** Charges under other adjacencies count as they stand. A user who is absent under
 Poisson sampling, and one who is sampled and reports zero, give the same sum; and to zero a user out is one way of replacing them. No factor
@@ -9,12 +9,12 @@ is needed.
 **Guarantee:** with a budget (E, D), fixed before the runs, all of them together are (E, D)-differentially private under zero-out. Let a
 path be what the runs chose and released. The filter holds at order α on a path if the sum of the curves there is at most B(α), where B(α)
 at order α implies (E, D′). Stopped where it would not hold at α, the runs are B(α)-RDP at α for any way of choosing (Feldman and Zrnic
-2021, Theorem 3.1), hence (E, D′)-private. A path is let go on while *some* order holds. Share out the paths among the orders that hold
+2021, Theorem 3.1), hence (E, D′)-private. A path continues while *some* order holds. Share out the paths among the orders that hold
 to their end: each share is (E, D′)-private, so all are (E, D′·orders). Hence D′ = D/orders, and few orders. A thousandth of D is set
 apart for the samplers' distances τ from their ideal, which cost (1 + e^E)·Στ.
 
-What a run may cost at most counts from its opening; when it is closed, what it did cost. Closing gives the rest back: a filter counts the
-releases that were made, whatever decided when to stop. Correlated noise is charged in full with its first release.
+From its opening a run counts with the most it may cost; once closed, with what it did cost. Closing gives the rest back: a filter counts
+the releases that were made, whatever decided when to stop. Correlated noise is charged in full with its first release.
 
 **Assumes:** the budget did not depend on what earlier runs released. One that is set later is kept all the same, and is a promise for the
 largest that might have been set.
@@ -42,7 +42,7 @@ class PopulationBudget:
     delta: float
 
     def allows(self, costs: Sequence[DpEvent], distance: float) -> bool:
-        """Whether runs of these costs, whose samplers are `distance` from their ideal, stay within it however they are chosen."""
+        """Tell whether runs of these costs, whose samplers are `distance` from their ideal, stay within it however they are chosen."""
         if (1 + math.exp(self.epsilon)) * distance > FOR_DISTANCES * self.delta:
             return False
         share = (1 - FOR_DISTANCES) * self.delta / len(ORDERS)
@@ -50,7 +50,7 @@ class PopulationBudget:
 
 
 def epsilon_of_all(costs: Sequence[DpEvent], delta: float, orders: tuple[float, ...] | None = None) -> float:
-    """ε at δ of costs that add up, each under its own adjacency, under zero-out."""
+    """Return ε at δ of all costs together, each under its own adjacency, under zero-out."""
     if not costs:
         return 0.0
     curves = [renyi_costs_of_one(cost, orders) for cost in costs]

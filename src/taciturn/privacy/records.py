@@ -1,13 +1,13 @@
 """The releases of a run, on disk before they are charged and published: a charged row is given out from here, and never computed again.
 
-A sum may come out differently a second time (another machine, other devices), and noise must not meet two sums. So what leaves is written
-down first, noised; whatever happens then, there is one release for each charge. One that was written and not charged has never left,
-and the next one takes its place. The mechanism's next state is not in it: it follows from the state before and the noise key, in whole
-numbers that are the same on every machine (`Mechanism.follow`).
+A sum may differ the second time (another machine, other devices), and the same noise must not be added to two sums. So a noised release
+is written first; whatever happens then, there is one release for each charge. One that was written and not charged has never left, and
+the next one takes its place. The mechanism's next state is not in it: it follows from the state before and the noise key, in integers
+that are the same on every machine (`Mechanism.follow`).
 
 **Guarantee:** a release is on disk (fsync) when `write` returns. `read` gives what was written, or raises: a charge carries the keyed
 checksum of its release. A plain hash would let anyone confirm a guess at what is beneath the noise. The release is hashed in pieces, side
-by side, and the checksum is of their hashes: whoever changes a piece, or their order or number, would have to find a collision.
+by side, and the checksum is of their hashes: to change a piece, or their order or number, takes a collision.
 
 Records are kept in a run's private folder until its state is saved, and deleted with it.
 """
@@ -41,17 +41,17 @@ class RecordError(TaciturnError):
 
 class Records:
     def __init__(self, folder: Path | None, key: bytes) -> None:
-        """`key` is the run's own secret. Without a folder the last record is kept, in memory, and no run goes on after its process."""
+        """Open records; `key` is the run's own secret. Without a folder only the last one is kept, in memory, and no run can be resumed."""
         self._folder, self._key = folder, key
         self._in_memory: dict[int, Content] = {}
         self._beside = ThreadPoolExecutor()
 
     def write(self, row: int, release: Release, drawn: str) -> str:
-        """Keeps a release, and under which name its noise was drawn; returns the checksum for its charge."""
+        """Keep a release and the name under which its noise was drawn; return the checksum for its charge."""
         leaves = jax.tree.leaves(release)
         about = json.dumps({"row": row, "drawn": drawn, "shapes": [np.shape(leaf) for leaf in leaves]}).encode() + b"\n"
         numbers = _on_host(leaves)
-        hashes = self._beside.map(_hash, _pieces(numbers))  # from now on; Python lets go of its lock meanwhile
+        hashes = self._beside.map(_hash, _pieces(numbers))  # starts now; hashing releases Python's lock
         if self._folder is None:
             self._in_memory = {row: (about, numbers)}
         else:
@@ -62,7 +62,7 @@ class Records:
         return self._checksum(about, hashes)
 
     def read(self, row: int, checksum: str, like: Params) -> tuple[Release, str]:
-        """The release that a charge was made for, and under which name its noise was drawn; `like` has the parameters' structure."""
+        """Return the release of a charge and the name under which its noise was drawn; `like` has the parameters' structure."""
         content = self._content(row)
         if content is None and self._folder is None:
             raise RecordError(
@@ -89,7 +89,7 @@ class Records:
         return Release(jax.tree.unflatten(structure, leaves[:size]), share), said["drawn"]
 
     def forget(self, before: int) -> None:
-        """Those of rows before that one, whose effect is saved in the run's state."""
+        """Delete the records of rows before this one, whose effect is saved in the run's state."""
         self._in_memory = {row: content for row, content in self._in_memory.items() if row >= before}
         for path in [] if self._folder is None else self._folder.glob("release-*"):
             if int(path.name.removeprefix("release-")) < before:
@@ -113,7 +113,7 @@ class Records:
 
 
 def _on_host(leaves: list[jax.Array]) -> memoryview:
-    """All numbers, one leaf after another."""
+    """Return all numbers, one leaf after another."""
     devices = {device for leaf in leaves if isinstance(leaf, jax.Array) for device in leaf.devices()}
     if len(devices) != 1:  # of several, or of none
         leaves, devices = jax.device_get(leaves), {jax.local_devices()[0]}
@@ -122,7 +122,7 @@ def _on_host(leaves: list[jax.Array]) -> memoryview:
 
 @functools.cache
 def _words(device: Any) -> Callable[[list[jax.Array]], jax.Array]:
-    """As words, so that nothing is rounded on the way, and in memory that a GPU writes to by itself: touching new pages takes longer."""
+    """Copy leaves as words, so that nothing is rounded, into memory that a GPU writes to directly: touching new pages takes longer."""
     kinds = {memory.kind for memory in device.addressable_memories()}
     place = SingleDeviceSharding(device, memory_kind="pinned_host" if "pinned_host" in kinds else None)
     return jax.jit(

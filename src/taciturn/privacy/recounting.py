@@ -1,8 +1,8 @@
-"""A ledger's costs in the words of dp-accounting, so that others can work ε out again without any of our code.
+"""Write a ledger's costs as events of dp-accounting, so that others can recompute ε without any of our code.
 
-For each run its cost as one event of that library: a class by its name and its fields, events inside events. Under correlated noise that is
-the one Gaussian mechanism (or the sampled ones, a turn each) that its rows come to; that they do is our claim (docs/proofs.md), not the
-library's. Sensitivities are already in the noise multipliers: of fixed-size rounds, where a user is replaced by another, they are half.
+Each run's cost is one event of that library: a class by its name and its fields, events inside events. Under correlated noise it is the
+one Gaussian mechanism (or the sampled ones, one for each turn) that its rows amount to; that they do is our claim (docs/proofs.md), not
+the library's. Noise multipliers already include sensitivities: those of fixed-size rounds, which replace a user by another, are halved.
 """
 
 from typing import Any

@@ -1,11 +1,11 @@
 """White noise in integers: the rounded normal, drawn from tables of a small discrete Gaussian.
 
-The ideal is ⌊y + ½⌋ for y ~ N(0, σ²): for an integer x, x + ⌊y + ½⌋ = ⌊x + y + ½⌋, so that whoever sees a noised whole number sees a
-rounding of the Gaussian mechanism, and nothing else. Floating-point noise has no such ideal: it reaches some numbers and not others, and
-which it reaches tells what is beneath.
+The ideal is ⌊y + ½⌋ for y ~ N(0, σ²): for an integer x, x + ⌊y + ½⌋ = ⌊x + y + ½⌋, so that a noised integer is a rounding of the
+Gaussian mechanism, and reveals nothing else. Floating-point noise has no such ideal: it reaches some numbers and not others, and which it
+reaches depends on what it hides.
 
 How: X = Σ c_i X_i, where each X_i is a discrete Gaussian of standard deviation `BASE`, looked up in a table of cumulative probabilities by
-comparing 127 random bits in whole, and c_i are integers small enough that each addition stays a discrete Gaussian (Micciancio and
+comparing all 127 random bits, and c_i are integers small enough that each addition stays a discrete Gaussian (Micciancio and
 Walter 2017, "Gaussian sampling over the integers"). σ is so large that a discrete Gaussian and a rounded normal are the same to
 2⁻⁹⁰ or better. All of it is integers; the bits are ChaCha20's, and the same whether a GPU's own kernel draws them or any other machine.
 
@@ -49,11 +49,11 @@ KNOWN = "7ea1bf83c53e4ac00d42608054f0c5752e0d2356cba313ad4d978b313c1b69f9"
 
 
 class OtherBits(TaciturnError):
-    """Noise is not on this machine what it is on others."""
+    """Noise has other bits on this machine than on others."""
 
 
 class Spread(NamedTuple):
-    """Noise of one standard deviation, and how it is put together."""
+    """Noise of one standard deviation, and how it is composed."""
 
     deviation: float  # σ, rounded down: the noise is never narrower
     factors: tuple[int, ...]  # c_i
@@ -66,7 +66,7 @@ class Spread(NamedTuple):
 
 
 def spread(deviation: float) -> Spread:
-    """The narrowest noise of at least this standard deviation that can be put together: by up to `BASE` steps more."""
+    """Return the narrowest noise of at least this standard deviation that can be composed: up to `BASE` steps wider."""
     if not BASE <= deviation < 2.0**58:
         raise ValueError(f"whole-number noise has a standard deviation of {BASE} to 2⁵⁸ steps; {deviation:.3g} is outside")
     wanted, variance, factors = Fraction(deviation) ** 2, Fraction(BASE**2), [1]
@@ -81,13 +81,17 @@ def spread(deviation: float) -> Spread:
 
 
 def white(spread: Spread, key: jax.Array, stream: jax.Array | int, size: int) -> Wide:
-    """`size` independent draws. Streams of one key share no bits."""
-    given = spread, jnp.asarray(key, jnp.uint32), jnp.asarray(stream, jnp.uint32), size
+    """Draw `size` independent numbers. Streams of one key share no bits."""
+    return _white(spread, jnp.asarray(key, jnp.uint32), jnp.asarray(stream, jnp.uint32), size)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))  # traced once for all rows, levels and runs
+def _white(*given: Any) -> Wide:
     return jax.lax.platform_dependent(cuda=lambda: in_one_kernel(*given), default=lambda: plain(*given))
 
 
 def plain(spread: Spread, key: jax.Array, stream: jax.Array, size: int) -> Wide:
-    """The definition: a block of ChaCha20 serves four coordinates, a quarter of them all apart. A cache holds `held` of them."""
+    """Draw by definition: a block of ChaCha20 serves four coordinates, one in each quarter of them all. A cache holds `held` blocks."""
     blocks = -(-size // WORDS)
     held = min(blocks, HELD_BY_A_CORE)
     given = len(spread.factors), key, stream, *_halves(spread), tuple(map(jnp.asarray, cumulative()))
@@ -100,8 +104,8 @@ def plain(spread: Spread, key: jax.Array, stream: jax.Array, size: int) -> Wide:
 
 
 def in_one_kernel(spread: Spread, key: jax.Array, stream: jax.Array, size: int, interpret: bool = False) -> Wide:
-    """The same bits on a GPU (Pallas): a program draws from `HELD` blocks and keeps them in registers. XLA would write all words of all
-    blocks to memory after every double round, and where every search stands after every step."""
+    """Draw the same bits on a GPU (Pallas): a program keeps `HELD` blocks in registers. XLA would write all words of all blocks to
+    memory after every double round, and the state of every search after every step."""
     blocks = -(-size // WORDS)
     programs = -(-blocks // HELD)
     out = jax.ShapeDtypeStruct((WORDS, programs * HELD), jnp.int32), jax.ShapeDtypeStruct((WORDS, programs * HELD), jnp.uint32)
@@ -122,7 +126,7 @@ def _kernel(factors: int, key_ref, stream_ref, lower_ref, upper_ref, *refs) -> N
 
 
 def _drawn(counters: jax.Array, factors: int, key, stream: jax.Array, lower, upper, table: tuple, *, decisive: int) -> list[Wide]:
-    """Σ c_i X_i of the four coordinates of each block."""
+    """Draw Σ c_i X_i for the four coordinates of each block."""
 
     def add(name: jax.Array, sums: list[Wide]) -> list[Wide]:
         words = chacha20.blocks(key, counters, (name.astype(jnp.uint32), stream, jnp.uint32(0)))
@@ -134,7 +138,7 @@ def _drawn(counters: jax.Array, factors: int, key, stream: jax.Array, lower, upp
 
 @functools.cache
 def check_bits(device: Any) -> None:
-    """Raise unless noise has the bits there that it has everywhere. On a CPU tests have seen it; GPUs are tried once in each process."""
+    """Raise unless this device draws the same bits as all others. Tests cover CPUs; GPUs are tried once in each process."""
     if device.platform in SEEN_ON:
         return
     key = jax.device_put(np.arange(8, dtype=np.uint32), device)  # wherever else JAX would put it
@@ -147,14 +151,14 @@ def check_bits(device: Any) -> None:
 
 
 def checked(made: PyTree) -> PyTree:
-    """What was drawn, unless its devices draw other bits: arguments decide where that is, and settings where they do not."""
+    """Return what was drawn, or raise if its devices draw other bits: its arguments decide where it was drawn, else JAX's settings."""
     for device in set().union(*(leaf.devices() for leaf in jax.tree.leaves(made))):
         check_bits(device)
     return made
 
 
 def _halves(spread: Spread) -> tuple[jax.Array, jax.Array]:
-    """The factors' lower 31 bits, and those above."""
+    """Split the factors into their lower 31 bits and those above."""
     lower, upper = zip(*((factor & 0x7FFFFFFF, factor >> 31) for factor in spread.factors), strict=True)
     return jnp.asarray(lower, jnp.uint32), jnp.asarray(upper, jnp.uint32)
 
@@ -165,13 +169,13 @@ def _times(drawn: jax.Array, lower: jax.Array, upper: jax.Array) -> Wide:
 
 
 def discrete(table: tuple[jax.Array, ...], bits: list[jax.Array], decisive: int) -> jax.Array:
-    """A discrete Gaussian for each four words: one bit is the sign, 127 are looked up. Only so many words are compared where they decide
-    for all of them, and all four otherwise."""
+    """Draw a discrete Gaussian from each four words: one bit is the sign, 127 are looked up. Only `decisive` words are compared where they
+    decide for all of them, and all four otherwise."""
     first, second, third, fourth = bits
     number = first >> 1, second, third, fourth
 
     def search(words: int) -> jax.Array:
-        """How many of the table's entries are no larger, or, of their first words alone, smaller."""
+        """Count the entries of the table that are no larger, or, if only their first words are compared, smaller."""
 
         def halve(step: jax.Array, found: jax.Array) -> jax.Array:
             size = jnp.int32(2**14) >> step
@@ -193,7 +197,7 @@ def discrete(table: tuple[jax.Array, ...], bits: list[jax.Array], decisive: int)
 
 @functools.cache
 def cumulative() -> tuple[np.ndarray, ...]:
-    """P(|X| ≤ k) · 2¹²⁷ for k = 0, 1, …, rounded, in four words; X is the discrete Gaussian, P(k) ∝ exp(−k²/2 BASE²). 60 digits."""
+    """Compute P(|X| ≤ k) · 2¹²⁷ for k = 0, 1, …, in four words, with 60 digits; X is the discrete Gaussian, P(k) ∝ exp(−k²/2 BASE²)."""
     context = Context(prec=60)
     factor = context.exp(context.divide(Decimal(-1), Decimal(BASE**2)))
     ratio = context.sqrt(factor)  # of the next probability to this one: exp(−(2k + 1)/2 BASE²)

@@ -4,17 +4,17 @@ unrotate"; conditional rounding is from Kairouz, Liu and Steinke 2021, "The dist
 **Guarantee:** for every update, weight, round and coin, a report is a vector of integers, each at most C_∞ in size, of ℓ2 norm at
 most s · C_inflated. Both are checked on the integers, in integers, so that no rounding of floats before can break them. One
 report moves a sum by up to C_inflated, not by the clip norm C, and `reach` says so: rounding makes a report longer. Up to n_max
-reports add up exactly: their sum mod M, or mod anything that M divides, gives the sum itself, whoever dropped out.
+reports add up exactly: their sum mod M, or mod any multiple of M, gives the sum itself, whoever dropped out.
 
 Rotation is in blocks: a Walsh–Hadamard matrix over the root of its size is orthonormal, so is a matrix with several of them along its
 diagonal, and so are signs. No norm changes, and blocks of 2¹⁶ pad 2.4 million parameters by 1 %, where a single one would by 75 %. A
-block has every so-many-th parameter, and thereby its share of every layer. Of an update with all its length in one block, coordinates
+block has parameters at equal distances, and thereby its share of every layer. If an update has all its length in one block, coordinates
 are still sub-Gaussian with σ = sC/√(size of a block), and C_∞ is made for that.
 
 Departs from Algorithm 2 in five places. Reports are not shifted by C_∞: the sum of n would have to be unshifted by n · C_∞, where the
 paper prints C_∞, and to take the residue next to zero a server need not know n. M is a power of two, for the n_max reports that may come
 and not the m that are hoped for. C_∞ follows from the bits there are, and s from C_∞; the paper has s, and C_∞ = ⌈2sC ln d/√d⌉, about as
-much. Coordinates are clipped each for itself. A device that fails to round so many times rounds towards zero, or reports zero.
+much. Coordinates are clipped each for itself. A device that fails to round `TRIES` times rounds towards zero, or reports zero.
 
 **Assumes:** the device runs this code. Neither signs nor the coins of rounding are secrets: what is guaranteed holds for all of them.
 """
@@ -32,11 +32,11 @@ from taciturn.privacy import chacha20, wide
 from taciturn.privacy.clipping import DIGIT, MOST_REPORTS, Bound
 from taciturn.privacy.wide import Wide
 
-ALPHA = math.exp(-0.5)  # α, as in production: so many roundings at most are refused, of the longest updates
+ALPHA = math.exp(-0.5)  # α, as in production: the largest share of roundings that are refused, of the longest updates
 TRIES = 64  # which all fail once in 10¹⁴
 CLIPPED = 1e-6  # how often an update with all its length in one block loses anything to C_∞
 MOST_INFLATION = 2.0
-INFLATION = 1.001  # C_inflated/C at most, where nobody says how many bits there are; the paper's settings give 1.0005
+INFLATION = 1.001  # C_inflated/C at most, where the number of bits is not given; the paper's settings give 1.0005
 LARGEST_BLOCK = 2**16  # of integers below 2¹⁵ this many add up in 32 bits
 LARGEST_COORDINATE = 2**15 - 1
 LARGEST_SIZE = 2**31
@@ -53,7 +53,7 @@ class Encoding(NamedTuple):
 
     size: int  # d
     block: int
-    padded: int  # d̃, a whole number of blocks
+    padded: int  # d̃, a multiple of the block
     most_reports: int  # n_max
     bits: int  # log₂ M
     largest: int  # C_∞
@@ -62,12 +62,12 @@ class Encoding(NamedTuple):
 
     @property
     def modulus(self) -> int:
-        """M, of which 2³² is a multiple: sums in 32 bits may run over."""
+        """Return M, of which 2³² is a multiple: sums in 32 bits may overflow."""
         return 2**self.bits
 
     @property
     def inflation(self) -> float:
-        """C_inflated/C."""
+        """Return C_inflated/C."""
         return math.sqrt(self.limit) / self.radius
 
     @property
@@ -84,7 +84,7 @@ class Rotation(NamedTuple):
 
 
 def encoding(size: int, most_reports: int, bits: int | None = None) -> Encoding:
-    """For sums of up to `most_reports` updates of `size` parameters, in so many bits; or in as many as `INFLATION` takes."""
+    """Choose constants for sums of up to `most_reports` updates of `size` parameters, in `bits` bits or as many as `INFLATION` takes."""
     if not 0 < size <= LARGEST_SIZE:
         raise ValueError(f"a secure sum is of 1 to {LARGEST_SIZE} parameters, not {size}")
     if not 0 < most_reports <= MOST_REPORTS:
@@ -112,13 +112,13 @@ def _encoding(size: int, most_reports: int, bits: int) -> Encoding:
 
 
 def inflated_square(radius: float, size: int) -> float:
-    """s²C² + d/4 + √(2 ln(1/α)) · (sC + √d/2): stochastic rounding passes it with a probability of at most α."""
+    """Return s²C² + d/4 + √(2 ln(1/α)) · (sC + √d/2): stochastic rounding passes it with a probability of at most α."""
     return radius**2 + size / 4 + math.sqrt(2 * math.log(1 / ALPHA)) * (radius + math.sqrt(size) / 2)
 
 
 def modular(clip: Bound, params: Params, encoded: Encoding) -> Bound:
-    """What `clip` leaves of an update, in residues mod M. `params` may be shapes alone. Reports say nothing of their weight: with a
-    fixed denominator nobody asks, and no other is possible, because rounding makes light reports longer than weight × clip norm."""
+    """Encode what `clip` leaves of an update in residues mod M. `params` may be only shapes. Reports do not state their weight: a fixed
+    denominator does not need it, and no other is possible, because rounding makes light reports longer than weight × clip norm."""
     shapes, structure = _shapes(params), jax.tree.structure(params)
     if trees.size(params) != encoded.size:
         raise ValueError(f"the encoding is for {encoded.size} parameters, and the model has {trees.size(params)}")
@@ -137,7 +137,7 @@ def modular(clip: Bound, params: Params, encoded: Encoding) -> Bound:
         return jnp.ravel(jax.lax.bitcast_convert_type(whole, jnp.uint32)) & jnp.uint32(encoded.modulus - 1)
 
     def unpack(rotation: Rotation, total: jax.Array) -> PyTree:
-        """H · x: turned back but for the factor 1/√(size of a block), which is in the length of a step."""
+        """Return H · x: turned back but for the factor 1/√(size of a block), which is in the length of a step."""
         turned = jax.tree.map(jnp.ravel, _exactly_turned(_in_blocks(encoded, centred(encoded, total))))
         flat = wide.where(_coins(encoded, rotation) == 1, wide.negative(turned), turned)
         ends = np.cumsum([math.prod(shape) for shape in shapes])
@@ -161,7 +161,7 @@ def modular(clip: Bound, params: Params, encoded: Encoding) -> Bound:
 
 
 def conditionally_rounded(encoded: Encoding, values: jax.Array, key: Key) -> jax.Array:
-    """Each value up or down at random, on average to itself, as often as it takes for the norm to be within the limit."""
+    """Round each value up or down at random, on average to itself, and repeat until the norm is within the limit."""
     below = jnp.floor(values)
     fraction = values - below  # exact in floats, unlike a sum with the coin
 
@@ -179,8 +179,8 @@ def conditionally_rounded(encoded: Encoding, values: jax.Array, key: Key) -> jax
 
 
 def within(whole: jax.Array, limit: int) -> jax.Array:
-    """Whether the squares of integers below 2¹⁵, in at most 2¹⁵ columns of at most 2¹⁶, add up to no more than the limit: exactly, in
-    halves of 16 bits, so that no sum runs over."""
+    """Tell whether the squares of integers below 2¹⁵, in at most 2¹⁵ columns of at most 2¹⁶, add up to at most the limit, exactly: in
+    halves of 16 bits, so that no sum overflows."""
     squares = jnp.square(whole).astype(jnp.uint32)
     low, high = (jnp.sum(half, axis=0, dtype=jnp.uint32) for half in _halves(squares))
     ones, carried, more, top = (jnp.sum(half, dtype=jnp.uint32) for half in (*_halves(low), *_halves(high)))
@@ -201,7 +201,7 @@ def centred(encoded: Encoding, total: jax.Array) -> jax.Array:
 
 
 def hadamard(columns: jax.Array) -> jax.Array:
-    """H · x for every column x, over the last axis but one: in integers exact, its own inverse up to a factor of its size."""
+    """Return H · x for every column x, over the last axis but one: exact in integers, its own inverse up to a factor of its size."""
     *_, size, width = columns.shape
     turned, step = columns, 1
     while step < size:
@@ -212,18 +212,18 @@ def hadamard(columns: jax.Array) -> jax.Array:
 
 
 def _exactly_turned(whole: jax.Array) -> Wide:
-    """H · x of integers below 2²⁹, exactly. Through roundings one user could move a total by more than noise is made for."""
+    """Return H · x of integers below 2²⁹, exactly. By roundings one user could move a total further than the noise is made for."""
     high, low = hadamard(jnp.stack([whole >> DIGIT, whole & (2**DIGIT - 1)]))
     return wide.add(wide.shifted(wide.of(high), DIGIT), wide.of(low))
 
 
 def _in_blocks(encoded: Encoding, flat: jax.Array) -> jax.Array:
-    """A block is a column, of every so-many-th parameter."""
+    """Make each block a column, of parameters at equal distances."""
     return flat.reshape(encoded.block, -1)
 
 
 def _signs(encoded: Encoding, rotation: Rotation) -> jax.Array:
-    """ξ."""
+    """Return ξ."""
     return 1.0 - 2.0 * _coins(encoded, rotation).astype(jnp.float32)
 
 

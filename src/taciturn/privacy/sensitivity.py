@@ -1,8 +1,8 @@
-"""How far one user can move a whole run under noise that is correlated over rounds.
+"""Compute how far one user can move a whole run under noise that is correlated over rounds.
 
 Row t of a run is x_t + (C⁻¹ z)_t: the estimate of round t and correlated noise, where z is white noise of noise multiplier × clip
-norm and C, the *strategy*, is lower triangular with entries ≥ 0. Multiplied by C that is C x + z, one Gaussian mechanism, so all that
-counts is ‖C u‖ for the rounds in which a user takes part. A claim about participation (at least MinS rounds strictly between two of
+norm and C, the *strategy*, is lower triangular with entries ≥ 0. Multiplied by C that is C x + z, one Gaussian mechanism, so only
+‖C u‖ counts, for the rounds in which a user takes part. A claim about participation (at least MinS rounds strictly between two of
 them, at most MaxP in all) leaves a largest one; its square is computed here.
 
 **Guarantee:** `sensitivity_squared(rows, MinS, MaxP)` is at least ‖C U‖² for all participations that the claim allows among the first
@@ -21,12 +21,12 @@ from taciturn.core import Strategy
 
 
 def most_participations(rows: int, min_separation: int) -> int:
-    """How often a user can take part in so many rows at all."""
+    """Return how often a user can take part in this number of rows."""
     return -(-rows // (min_separation + 1))
 
 
 def independent(rows: int) -> Strategy:
-    """C = 1: fresh noise every round."""
+    """Return the strategy C = 1: fresh noise every round."""
 
     def squared(rows: int, min_separation: int, max_participations: int) -> float:
         return float(min(max_participations, most_participations(rows, min_separation)))
@@ -35,7 +35,7 @@ def independent(rows: int) -> Strategy:
 
 
 def segments(rows: int, restarts: tuple[int, ...]) -> list[int]:
-    """Lengths of the stretches of rows between restarts; the last may be cut short."""
+    """Return how many rows there are between restarts; the last segment may be incomplete."""
     bounds = [0, *(restart for restart in restarts if restart < rows), rows]
     return [end - start for start, end in itertools.pairwise(bounds)]
 
@@ -60,7 +60,7 @@ def toeplitz(name: str, *columns: np.ndarray) -> Strategy:
         if not (len(column) and column[0] == 1 and falling):
             raise ValueError("coefficients of a Toeplitz strategy start with 1, fall, and are not negative")
     restarts = _restarts([len(column) for column in columns])
-    # Falls strictly, where rounding did not.
+    # Never rises, even where rounding did.
     majorants = [np.maximum.accumulate(np.asarray(column, np.float64)[::-1])[::-1] for column in columns]
 
     def squared(rows: int, min_separation: int, max_participations: int) -> float:
@@ -90,8 +90,8 @@ def toeplitz(name: str, *columns: np.ndarray) -> Strategy:
 
 
 def _earliest(column: np.ndarray, rest: int, distance: int, most: int) -> list[float]:
-    """‖C u‖² in one segment for 0, 1, 2, … participations, none in its first `rest` rows. Falling coefficients are worst when a user
-    comes as early as possible (Kalinin and Lampert 2024, Theorem 2)."""
+    """Return ‖C u‖² in one segment for 0, 1, 2, … participations, none in its first `rest` rows. Falling coefficients are worst when a
+    user takes part as early as possible (Kalinin and Lampert 2024, Theorem 2)."""
     squares, moved = [0.0], np.zeros(len(column))
     for start in range(rest, len(column), distance)[:most]:
         moved[start:] += column[: len(column) - start]
@@ -100,7 +100,7 @@ def _earliest(column: np.ndarray, rest: int, distance: int, most: int) -> list[f
 
 
 def toeplitz_inverse(coefficients: np.ndarray, rows: int) -> np.ndarray:
-    """The first column of C⁻¹."""
+    """Return the first column of C⁻¹."""
     inverse = np.zeros(rows)
     for row in range(rows):
         inverse[row] = (row == 0) - coefficients[1 : row + 1][::-1] @ inverse[:row]
@@ -108,7 +108,7 @@ def toeplitz_inverse(coefficients: np.ndarray, rows: int) -> np.ndarray:
 
 
 def blt_coefficients(decay: Sequence[float], scale: Sequence[float], rows: int) -> np.ndarray:
-    """1, Σ ω_j, Σ ω_j θ_j, Σ ω_j θ_j², …: buffered linear Toeplitz (McMahan, Xu and Zhang 2024)."""
+    """Return 1, Σ ω_j, Σ ω_j θ_j, Σ ω_j θ_j², …: buffered linear Toeplitz (McMahan, Xu and Zhang 2024)."""
     powers = np.asarray(decay)[:, None] ** np.arange(rows - 1)
     return np.concatenate([[1.0], np.asarray(scale) @ powers])
 
@@ -119,9 +119,8 @@ MOST_EXACT = 64  # participations; the exact search takes seconds beyond
 
 
 def tree(*lengths: int, honaker: bool) -> Strategy:
-    """Every complete node of a binary tree over the rounds has noise of its own (Kairouz et al. 2021). With several lengths there is a
-    tree for each segment between restarts; all but the last are completed by rows in which nothing happens, so that the noise
-    that stays is that of a root."""
+    """Give every complete node of a binary tree over the rounds its own noise (Kairouz et al. 2021). With several lengths there is a tree
+    for each segment between restarts; all but the last are completed by empty rows, so that only the noise of a root stays."""
     restarts = _restarts(lengths)
     levels = max(lengths).bit_length() + 1
     own = tree_weights(levels) if honaker else np.ones(levels)
@@ -144,7 +143,7 @@ def tree(*lengths: int, honaker: bool) -> Strategy:
 
 
 def completed_weights(rows: int, honaker: bool) -> list[float]:
-    """What `tree_weights` says, for the nodes over the last row of a tree that ends there; the empty part of a node has no noise."""
+    """Return the `tree_weights` of the nodes over the last row of a tree that ends there; the empty part of a node has no noise."""
     level = (rows & -rows).bit_length() - 1
     weights = [float(tree_weights(level + 1)[-1]) if honaker else 1.0]
     whole = tree_weights(rows.bit_length() + 1)
@@ -157,7 +156,7 @@ def completed_weights(rows: int, honaker: bool) -> list[float]:
 
 
 def tree_weights(levels: int) -> np.ndarray:
-    """v_l, the variance of the best estimate of a node's noise from the nodes below it and its own, and the weight of its own in it
+    """Return v_l, the variance of the best estimate of a node's noise from its own and the nodes below, and the weight of its own in it
     (Honaker 2015): v_0 = 1, 1/v_l = 1 + 1/(2 v_{l−1})."""
     weights = [1.0]
     while len(weights) < levels:
@@ -167,7 +166,7 @@ def tree_weights(levels: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4096)
 def tree_sensitivity_squared(rows: int, min_separation: int, max_participations: int, restarts: tuple[int, ...] = ()) -> float:
-    """The largest Σ (participations inside)² over all nodes that have noise; exact.
+    """Return the largest Σ (participations inside)² over all nodes that have noise; exact.
 
     A subtree is summed up by its frontier: for each number of participations in it and each value of the sum, how much room can be
     left free at its right end, as a function of the room that is to be left free at its left end. Two neighbours join if the room
@@ -185,7 +184,7 @@ def tree_sensitivity_squared(rows: int, min_separation: int, max_participations:
         whole.append(_joined(whole[-1], whole[-1], distance, most, square=True))
 
     def completed(level: int, length: int) -> _Frontier:
-        """A subtree of which only the first rows are there."""
+        """Return a subtree that has only its first rows."""
         if length == 1 << level:
             return whole[level]
         if length == 0:
@@ -206,7 +205,7 @@ def tree_sensitivity_squared(rows: int, min_separation: int, max_participations:
 
 
 def _fullest(length: int, is_completed: bool, distance: int, most: int) -> float:
-    """Every node of a segment as full as it can be: an upper bound, and exact where users may come to every round."""
+    """Count every node of a segment as full as it can be: an upper bound, exact where users may take part in every round."""
     levels = (length - 1).bit_length() + 1 if is_completed else length.bit_length()
     sizes = 2 ** np.arange(levels)
     nodes = -(-length // sizes) if is_completed else length // sizes
@@ -240,7 +239,7 @@ def _joined(left: _Frontier, right: _Frontier, distance: int, most: int, square:
 
 
 def _undominated(room: dict[tuple[int, int], np.ndarray]) -> dict[tuple[int, int], np.ndarray]:
-    """Without those that have as many participations, a smaller value and nowhere more room."""
+    """Drop those with as many participations as another, a smaller value and nowhere more room."""
     kept: dict[tuple[int, int], np.ndarray] = {}
     for (count, value), free in sorted(room.items(), key=lambda item: (item[0][0], -item[0][1])):
         better = [other for (c, _), other in kept.items() if c == count]

@@ -1,4 +1,4 @@
-"""The best strategies for given rounds and participation, worked out once and kept on disk, because it takes up to a minute.
+"""Find the best strategies for given rounds and participation once, and keep them on disk, because it takes up to a minute.
 
 The optimiser is jax-privacy's. What it finds costs no privacy and needs no trust: the cost of a run is computed from the coefficients
 themselves (privacy/sensitivity.py), whoever found them.
@@ -13,8 +13,8 @@ from taciturn.files import write_atomically
 
 
 def optimal_blt(rounds: int, min_separation: int, max_participations: int, buffers: int = 3) -> dict[str, list[float]]:
-    """`decay` and `scale` of the BLT with the smallest mean error of the models on the way, of so many buffers; or of fewer, where one of
-    them would be of no use: there the optimiser runs off to numbers that are none."""
+    """Return `decay` and `scale` of the BLT with the smallest mean error over all rounds, with this number of buffers; or with fewer, where
+    one would be of no use: there the optimiser diverges to values that are not numbers."""
 
     def optimize() -> dict[str, list[float]]:
         from jax_privacy.matrix_factorization import buffered_toeplitz
@@ -38,7 +38,7 @@ def optimal_blt(rounds: int, min_separation: int, max_participations: int, buffe
 
 
 def optimal_bands(rounds: int, bands: int) -> dict[str, list[float]]:
-    """The coefficients of the banded Toeplitz strategy with the smallest mean error when users are at least `bands` rounds apart."""
+    """Return coefficients of the banded Toeplitz strategy with the smallest mean error, for users at least `bands` rounds apart."""
 
     def optimize() -> dict[str, list[float]]:
         from jax_privacy.matrix_factorization import toeplitz

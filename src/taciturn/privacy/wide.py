@@ -1,7 +1,7 @@
 """Integers of 64 bits in two words of 32, so that noise and totals are exact whatever JAX is set to.
 
-JAX has 64-bit integers only where a process switched them on for everything, and cuts numbers to 32 bits without a word where it did
-not. These are two's complement: the number is high · 2³² + low, modulo 2⁶⁴. Every operation is exact modulo 2⁶⁴.
+JAX has 64-bit integers only where a process switched them on for everything, and else silently truncates numbers to 32 bits. These are
+two's complement: the number is high · 2³² + low, modulo 2⁶⁴. Every operation is exact modulo 2⁶⁴.
 
 >>> number = times(of(jnp.int32(-3)), 1_000_000_007)
 >>> int(to_numpy(number)), int(to_numpy(rounded_shift(number, 10)))
@@ -24,12 +24,12 @@ class Wide(NamedTuple):
 
 
 def is_wide(node: object) -> bool:
-    """Where a tree of them ends."""
+    """Tell whether a node is a leaf."""
     return isinstance(node, Wide)
 
 
 def of(numbers: jax.Array) -> Wide:
-    """From int32. Of wider ones it would make numbers of other shapes."""
+    """Convert int32; wider integers would become numbers of other shapes."""
     if numbers.dtype != jnp.int32:
         raise TypeError(f"integers of 64 bits are made of int32, not of {numbers.dtype}")
     return Wide(numbers >> 31, jax.lax.bitcast_convert_type(numbers, jnp.uint32))
@@ -58,7 +58,7 @@ def where(condition: jax.Array, yes: Wide, no: Wide) -> Wide:
 
 
 def shifted(number: Wide, bits: int) -> Wide:
-    """number · 2^bits, for 0 ≤ bits < 64."""
+    """Return number · 2^bits, for 0 ≤ bits < 64."""
     if bits == 0:
         return number
     if bits >= 32:
@@ -68,7 +68,7 @@ def shifted(number: Wide, bits: int) -> Wide:
 
 
 def shifted_down(number: Wide, bits: int) -> Wide:
-    """⌊number / 2^bits⌋, for 0 ≤ bits < 64."""
+    """Return ⌊number / 2^bits⌋, for 0 ≤ bits < 64."""
     if bits == 0:
         return number
     if bits >= 32:
@@ -77,12 +77,12 @@ def shifted_down(number: Wide, bits: int) -> Wide:
 
 
 def rounded_shift(number: Wide, bits: int) -> Wide:
-    """⌊number / 2^bits + ½⌋, for 0 < bits ≤ 31."""
+    """Return ⌊number / 2^bits + ½⌋, for 0 < bits ≤ 31."""
     return shifted_down(add(number, of(jnp.int32(1 << (bits - 1)))), bits)
 
 
 def times(number: Wide, factor: int | jax.Array) -> Wide:
-    """Times a number of up to 31 bits (uint32, where it is an array)."""
+    """Multiply by a number of up to 31 bits (uint32, if it is an array)."""
     if isinstance(factor, int) and not 0 <= factor < 2**31:
         raise ValueError(f"a factor has up to 31 bits and no sign; {factor} does not fit")
     factor = jnp.asarray(factor, jnp.uint32)
@@ -91,13 +91,13 @@ def times(number: Wide, factor: int | jax.Array) -> Wide:
 
 
 def times_fraction(number: Wide, factor: int | jax.Array, bits: int) -> Wide:
-    """⌊number · factor / 2^bits + ½⌋ for a factor of up to 2^bits ≤ 2²⁴, without passing 64 bits on the way where the result does not."""
+    """Return ⌊number · factor / 2^bits + ½⌋ for a factor of up to 2^bits ≤ 2²⁴; no overflow on the way unless the result overflows."""
     whole, rest = shifted_down(number, bits), Wide(jnp.zeros_like(number.high), number.low & np.uint32((1 << bits) - 1))
     return add(times(whole, factor), rounded_shift(times(rest, factor), bits))
 
 
 def divided(number: Wide, divisor: jax.Array) -> Wide:
-    """⌊number / divisor⌋ for a positive int32 divisor, by long division."""
+    """Return ⌊number / divisor⌋ for a positive int32 divisor, by long division."""
     is_negative = number.high < 0
     # ⌊−n/d⌋ = −⌈n/d⌉ = −⌊(n + d − 1)/d⌋.
     size = where(is_negative, add(negative(number), of(divisor - 1)), number)
@@ -118,7 +118,7 @@ def divided(number: Wide, divisor: jax.Array) -> Wide:
 
 
 def to_float(number: Wide, unit: jax.Array | float) -> jax.Array:
-    """float32, of so many units: rounded, so for what is noised already and for what has no privacy."""
+    """Return number · unit in float32: rounded, so for what is noised already and for what has no privacy."""
     is_negative = number.high < 0
     size = where(is_negative, negative(number), number)
     high, low = _unsigned(size.high).astype(jnp.float32), size.low.astype(jnp.float32)
@@ -127,7 +127,7 @@ def to_float(number: Wide, unit: jax.Array | float) -> jax.Array:
 
 
 def to_numpy(number: Wide) -> np.ndarray:
-    """int64, on the host."""
+    """Return int64, on the host."""
     return (np.asarray(number.high, np.int64) << 32) + np.asarray(number.low, np.int64)
 
 
@@ -137,12 +137,12 @@ def from_numpy(numbers: np.ndarray) -> Wide:
 
 
 def _product(left: jax.Array, right: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The upper and the lower word of a product of two words, in halves."""
+    """Return the upper and the lower word of a product of two words, in halves."""
     left_high, left_low = left >> HALF, left & LOW_HALF
     right_high, right_low = right >> HALF, right & LOW_HALF
     lowest, crossed = left_low * right_low, left_high * right_low
     middle = (lowest >> HALF) + (crossed & LOW_HALF) + left_low * right_high
-    # Neither sum runs over: (2¹⁶ − 1)² + 2 · (2¹⁶ − 1) = 2³² − 1.
+    # Neither sum overflows: (2¹⁶ − 1)² + 2 · (2¹⁶ − 1) = 2³² − 1.
     return left_high * right_high + (crossed >> HALF) + (middle >> HALF), left * right
 
 
