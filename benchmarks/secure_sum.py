@@ -84,8 +84,8 @@ def main() -> None:
     assert len(total.devices) == count - len(gone)
     assert (total.values == plain % (1 << bits)).all()
 
-    sizes = sorted({len(ended.cell.adverts) for ended in server._ended})
-    print(f"{count} devices in {len(server._ended)} cells of {sizes}, {len(gone)} gone half-way, {given.length:,} numbers of {bits} bits")
+    sizes = sorted({len(cell.adverts) for cell in server._cells})
+    print(f"{count} devices in {len(server._cells)} cells of {sizes}, {len(gone)} gone half-way, {given.length:,} numbers of {bits} bits")
     for stage in STAGES:
         down, up = SIZES[stage]
         print(f"  a device: {stage:<12}{np.mean(SPENT[stage]):8.3f} s   {down / 1e6:8.3f} MB down {up / 1e6:8.3f} MB up")
