@@ -35,7 +35,7 @@ from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.transport import Handler, LinkError
 from taciturn.fleets.folders import fleet_authority, fleet_recipe, new_fleet
 from taciturn.fleets.wire.authority import AUTHORITY_CERTIFICATE, DEVICE_KEY, device_request, load_key
-from taciturn.fleets.wire.device import DeviceEnd, RefusedByServer, SignedOut, trusting
+from taciturn.fleets.wire.device import DeviceEnd, RefusedByServer, trusting
 from taciturn.recipe.text import parse_recipe
 
 FIXED = SPECIAL + PUNCTUATION
@@ -111,7 +111,7 @@ class LoadDevice(DeviceEnd):
     def lost(self, error: Exception) -> None:
         self._load.connected.discard(self)
         if self._known and not self._load.over:  # before, the server may not be there yet, and afterwards no longer
-            named = isinstance(error, RefusedByServer | SignedOut)
+            named = isinstance(error, RefusedByServer)
             self._load.count(self._load.failures, str(error) if named else type(error).__name__)
 
     def answered(self, name: str, kind: str, failed: str | None, late: bool) -> None:

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 
 from taciturn.fleets.devices.transport import LOG, LOOPBACK, LinkError
 from taciturn.fleets.wire import store
-from taciturn.fleets.wire.store import Asked, StoreGone
+from taciturn.fleets.wire.store import NO_FILE, Asked, File, StoreGone
 
 SOCKET_SECONDS = 30.0  # for Redis to answer; longer than `collect` waits
 CONNECTIONS = 32  # of one front end; further requests wait
@@ -54,12 +54,14 @@ if redis.call('HGET', question, 'name') == ARGV[1] then redis.call('DEL', questi
 return redis.call('DEL', fleet .. 'outcomes:' .. ARGV[1])
 """
 SIGN_IN = f"""
-local number, token, alive = ARGV[1], ARGV[2], ARGV[3]
+local number, token, alive, nonce, nonce_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+if not redis.call('SET', fleet .. 'sign-in:' .. nonce, 1, 'PX', nonce_ms, 'NX') then return 0 end
 local old = redis.call('GET', fleet .. 'token-of:' .. number)
 if old then redis.call('DEL', fleet .. 'token:' .. old) end
 redis.call('SET', fleet .. 'token-of:' .. number, token, 'PX', {DAY})
 redis.call('SET', fleet .. 'token:' .. token, number, 'PX', {DAY})
 stays(number, alive)
+return 1
 """
 SIGN_OUT = """
 local number = redis.call('GETDEL', fleet .. 'token:' .. ARGV[1])
@@ -118,7 +120,7 @@ class RedisStore:
         self._to_say: list[tuple[str, tuple[Any, ...], asyncio.Future[Any]]] = []
         self._talking: asyncio.Task[None] | None = None
         self._heard = asyncio.Event()  # set while the channel is listened to
-        self._file, self._fetching = ("", b""), asyncio.Lock()
+        self._file, self._fetching = NO_FILE, asyncio.Lock()
         if url.startswith("redis://") and host not in LOOPBACK:
             raise LinkError(f"without TLS a Redis may be on this machine only, and {self.address} may be another: write rediss://…")
         try:
@@ -178,16 +180,13 @@ class RedisStore:
     def present(self) -> list[int]:
         return sorted(map(int, self._now(PRESENT)))
 
-    def share(self, name: str, content: bytes) -> None:
-        key = f"{self._fleet}file"
+    def post(self, name: str, kind: str, contents: Mapping[int, bytes], seconds: float, file: File = NO_FILE) -> None:
+        fields: dict[Any, Any] = {"name": name, "kind": kind, "shared": file[0], **contents}
+        hashes = [("question", fields, _ms(seconds)), *([("file", dict([file]), DAY)] if file[0] else ())]
         with self._reaching():
-            self._redis.pipeline().delete(key).hset(key, name, content).pexpire(key, DAY).execute()
-
-    def post(self, name: str, kind: str, contents: Mapping[int, bytes], shared: str, seconds: float) -> None:
-        key, about = f"{self._fleet}question", {"name": name, "kind": kind, "shared": shared}
-        fields: dict[Any, Any] = {**about, **contents}
-        with self._reaching():
-            posting = self._redis.pipeline().delete(key).hset(key, mapping=fields).pexpire(key, _ms(seconds))
+            posting = self._redis.pipeline()
+            for key, content, life in hashes:
+                posting.delete(self._fleet + key).hset(self._fleet + key, mapping=content).pexpire(self._fleet + key, life)
             posting.publish(f"{self._fleet}asked", json.dumps(list(contents))).execute()
 
     def collect(self, name: str, seconds: float) -> list[tuple[int, bytes | str]]:
@@ -199,12 +198,9 @@ class RedisStore:
     def withdraw(self, name: str) -> None:
         self._now(WITHDRAW, name)
 
-    async def first_time(self, sign_in: bytes) -> bool:
-        with self._reaching():
-            return bool(await self._loop_redis.set(f"{self._fleet}sign-in:{sign_in.hex()}", 1, px=_ms(store.NONCE_SECONDS), nx=True))
-
-    async def sign_in(self, token: str, number: int) -> None:
-        await self._soon(SIGN_IN, number, token, _ms(store.ALIVE_SECONDS))
+    async def sign_in(self, token: str, number: int, nonce: bytes) -> bool:
+        once = nonce.hex(), _ms(store.NONCE_SECONDS)
+        return bool(await self._soon(SIGN_IN, number, token, _ms(store.ALIVE_SECONDS), *once))
 
     async def sign_out(self, token: str) -> None:
         await self._soon(SIGN_OUT, token)
