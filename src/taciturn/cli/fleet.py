@@ -141,12 +141,9 @@ def serve(
 
     enrolled = EnrolledNow(fleet)
     with logged_lines(json_log), metrics_page(metrics):
-        shared = store and _redis(store, enrolled)
-        here = fleet / "wire"
-        opening = shared_server(here, shared) if shared else wire_server(here, host, port, enrolled.number_of, insecure)
-        with opening as server:
-            address = f"the Redis at {shared.address}" if shared else server.address
-            return _serve(server, enrolled, fleet, run or fleet / "run", resume, address)
+        here, own = fleet / "wire", (host, port, enrolled.number_of, insecure)
+        with shared_server(here, _redis(store, enrolled)) if store else wire_server(here, *own) as server:
+            return _serve(server, enrolled, fleet, run or fleet / "run", resume)
 
 
 @fleet_app.command("front-end", endless=True)
@@ -252,7 +249,7 @@ def up(
     fleet, enrolled = out / "server", EnrolledNow(out / "server")
     opening = wire_server(fleet / "wire", "127.0.0.1", port, enrolled.number_of)
     with logged_lines(), opening as server, _devices(devices, server.address):
-        return _serve(server, enrolled, fleet, run, False, server.address)
+        return _serve(server, enrolled, fleet, run, False)
 
 
 def _redis(url: str, enrolled: "EnrolledNow") -> "RedisStore":
@@ -263,13 +260,13 @@ def _redis(url: str, enrolled: "EnrolledNow") -> "RedisStore":
     return RedisStore(url, enrolled().dismissed.fleet.hex())
 
 
-def _serve(server: "WireServer", enrolled: "EnrolledNow", fleet: Path, run: Path, resume: bool, address: str) -> dict[str, Any]:
+def _serve(server: "WireServer", enrolled: "EnrolledNow", fleet: Path, run: Path, resume: bool) -> dict[str, Any]:
     from taciturn.fleets.devices.fleet import Connected
     from taciturn.fleets.folders import fleet_authority, fleet_recipe
     from taciturn.fleets.wire.metrics import COUNTS
     from taciturn.runs.loop import resume_run, train_run
 
-    with fleet_view(address, len(enrolled().certificates)) as (watch, progress):
+    with fleet_view(server.address, len(enrolled().certificates)) as (watch, progress):
         connected = Connected(server.link, enrolled, fleet_authority(fleet / "for-devices"), watch)
         begin = resume_run if resume and run.exists() else partial(train_run, fleet_recipe(fleet))
 

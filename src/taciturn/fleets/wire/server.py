@@ -103,7 +103,7 @@ class OpenFrontEnd(NamedTuple):
 @dataclass
 class WireServer:
     link: WireLink
-    address: str = ""
+    address: str
     front_end: OpenFrontEnd | None = None  # or it does not listen
 
 
@@ -125,7 +125,7 @@ def shared_server(folder: Path, store: Store) -> Iterator[WireServer]:
     with locked(private_folder(folder) / "lock", busy):
         link = WireLink(store)
         COUNTS.show("taciturn_devices_connected", lambda: len(link.devices()))
-        yield WireServer(link)
+        yield WireServer(link, f"the Redis at {store.address}")
 
 
 @contextmanager

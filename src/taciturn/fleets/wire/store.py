@@ -60,6 +60,8 @@ class MemoryStore:
     """A store for a server and its front end in one process. The first four methods are the server's; the others front ends', in an event
     loop. One question is open at a time. All of them may raise `StoreGone` where a store is elsewhere."""
 
+    address = ""
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._came = threading.Condition(self._lock)
