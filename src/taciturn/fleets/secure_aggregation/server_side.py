@@ -91,7 +91,6 @@ class ServerRound:
         return {device: question for cell in self._cells if isinstance(cell.result, dict) for device, question in cell.result.items()}
 
     def total(self) -> Total:
-        """Add the totals of all finished cells."""
         expect(self._stage, DONE)
         self._check_enough()
         totals = [cell.result for cell in self._cells if isinstance(cell.result, Total)]
@@ -105,7 +104,6 @@ class ServerRound:
 
     @property
     def failed_cells(self) -> list[str]:
-        """Return why each failed cell failed."""
         return [cell.failed for cell in self._cells if cell.failed]
 
     @property

@@ -102,7 +102,6 @@ class DeviceEnd:
             LOG.info("the answer to “%s” came too late", kind)
 
     def hang_up(self) -> None:
-        """Stop waiting for a question."""
         self._hung_up = True
         if self._polling and (sock := self._connection.sock):
             with suppress(OSError):
