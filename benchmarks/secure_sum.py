@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from taciturn.fleets.secure_aggregation import workers
 from taciturn.fleets.secure_aggregation.device_side import DeviceRound
 from taciturn.fleets.secure_aggregation.identities import Issuer, Trust
-from taciturn.fleets.secure_aggregation.messages import SealedShares, Terms
+from taciturn.fleets.secure_aggregation.messages import Roster, SealedShares, Survivors, Terms, UnmaskRequest
 from taciturn.fleets.secure_aggregation.server_side import ServerRound
 
 STAGES = "advertise", "share", "mask", "sign", "unmask"
@@ -32,11 +32,17 @@ def timed(name, call, *arguments):
 
 
 def answer(device: DeviceRound, stage: str, content: bytes, values: np.ndarray) -> bytes:
-    if stage == "advertise":
-        return device.advertise().to_bytes()
-    if stage == "mask":
-        return device.mask(SealedShares.from_bytes(content), values).to_bytes()
-    return device.answer(stage, content)
+    match stage:
+        case "advertise":
+            return device.advertise().to_bytes()
+        case "share":
+            return device.share(Roster.from_bytes(content)).to_bytes()
+        case "mask":
+            return device.mask(SealedShares.from_bytes(content), values).to_bytes()
+        case "sign":
+            return device.sign(Survivors.from_bytes(content))
+        case _:
+            return device.unmask(UnmaskRequest.from_bytes(content)).to_bytes()
 
 
 def main() -> None:
@@ -78,8 +84,8 @@ def main() -> None:
     assert len(total.devices) == count - len(gone)
     assert (total.values == plain % (1 << bits)).all()
 
-    sizes = sorted({len(ended.cell.adverts) for ended in server._ended})
-    print(f"{count} devices in {len(server._ended)} cells of {sizes}, {len(gone)} gone half-way, {given.length:,} numbers of {bits} bits")
+    sizes = sorted({len(cell.adverts) for cell in server._cells})
+    print(f"{count} devices in {len(server._cells)} cells of {sizes}, {len(gone)} gone half-way, {given.length:,} numbers of {bits} bits")
     for stage in STAGES:
         down, up = SIZES[stage]
         print(f"  a device: {stage:<12}{np.mean(SPENT[stage]):8.3f} s   {down / 1e6:8.3f} MB down {up / 1e6:8.3f} MB up")

@@ -14,7 +14,6 @@ CAUGHT = {
     "Unneeded": "the secure sum: the message counts as none, and nothing is wrong with it",
     "NoEntry": "the front end: the request is answered with its reason",
     "RefusedByServer": "a device: it tries again, later and later",
-    "SignedOut": "a device: it signs in again",
     "ComeBackLater": "the device's end of the wire: it goes away, and comes back",
     "NotEligible": "the device's end of the wire: the answer is empty, and its own log says why",
 }

@@ -70,7 +70,6 @@ LAYERS = {
     "fleets.ray_engine": BASE | {"privacy", "data", "recipe", "fleets.simulation"},
     "fleets.assemble": BASE | FLEETS - {"fleets.wire"} | {"privacy", "data", "recipe", "fleets.ray_engine"},
     "fleets.folders": BASE | FLEETS | {"data", "recipe", "populations", "fleets.assemble", "fleets.enrolment"},
-    "fleets.load": BASE | FLEETS | {"data", "recipe", "fleets.assemble", "fleets.enrolment", "fleets.folders"},
     "audit": BASE | {"privacy", "data", "models", "evaluation", "recipe", "train", "fleets.simulation"},
     "planning": {"errors", "names", "progress", "core", "privacy", "fleets.simulation"},
 }

@@ -51,8 +51,8 @@ class Cohort:
     @property
     def cell(self) -> ServerCell:
         """The only one."""
-        (ended,) = self.server._ended
-        return ended.cell
+        (cell,) = self.server._cells
+        return cell
 
     @property
     def ids(self) -> list[int]:

@@ -150,9 +150,9 @@ class Reading(SimulatedFleet):
     """Of forty chunks, which only says which one was read: by whom, and how many lay about."""
 
     def __init__(self, bad: int = -1) -> None:
-        self.bad, self.lying, self.most, self.began = bad, 0, 0, []
+        self.bad, self.lying, self.most, self.began, self._texts = bad, 0, 0, [], None
 
-    def _load(self, chunk):
+    def _load(self, texts, chunk):
         self.began.append(chunk)
         if chunk == self.bad:
             raise OSError("this shard is gone")
@@ -192,7 +192,7 @@ def test_a_reader_that_is_not_waited_for_would_be_noticed(monkeypatch):
 
     def all_at_once(self, chunks):
         reader = ThreadPoolExecutor(1)
-        yield from (one.result() for one in [reader.submit(self._load, chunk) for chunk in chunks])
+        yield from (one.result() for one in [reader.submit(self._load, self._texts, chunk) for chunk in chunks])
 
     monkeypatch.setattr(Reading, "_loaded_ahead", all_at_once)
     before, reading = threading.active_count(), Reading()

@@ -156,7 +156,7 @@ def said(cohort, stage, one, content):
 
 
 def cells_of(cohort):
-    return [set(ended.cell.adverts) for ended in cohort.server._ended]
+    return [set(cell.adverts) for cell in cohort.server._cells]
 
 
 @pytest.mark.parametrize("bits", [16, 26, 32])
@@ -246,7 +246,7 @@ def test_a_signature_of_other_survivors_is_found_by_the_server_and_spoils_nothin
 def test_messages_and_thresholds_go_by_the_cell_and_not_by_the_cohort(small_cells):
     cohort = Cohort(60, TERMS._replace(corrupt=0.0))
     through(cohort)
-    assert {ended.cell.threshold for ended in cohort.server._ended} == {6}
+    assert {cell.threshold for cell in cohort.server._cells} == {6}
     assert {len(device._peers) for device in cohort.devices.values()} == {9}
 
 
@@ -279,7 +279,7 @@ def test_a_fleet_of_several_cells_trains_on_the_sum_of_all(tmp_path, vocabulary,
     said = [" ".join(statement(one, ()).split()) for one in (guarantee, replace(guarantee, unit="one user"))]
     assert [f"sum of each cell of a round (at most {MOST} devices)" in one for one in said] == [True, False]
     ((summed, server),) = totals
-    assert [len(ended.cell.adverts) for ended in server._ended] == [6, 6, 6]
+    assert [len(cell.adverts) for cell in server._cells] == [6, 6, 6]
     assert len(summed.devices) == (12 if broken else 18)
     assert ("1 cells failed, and the round continues without their devices" in caplog.text) == broken
     plain = sum(report.astype(np.uint64) for report in fleet.reports[0]) % 2**server._terms.modulus_bits

@@ -78,7 +78,7 @@ def test_who_is_enrolled_is_told_to_nobody_who_has_not_the_key(wire):
 def test_a_device_signs_in_is_asked_and_answers(wire):
     token = wire.sign_in()
     assert wire.ask("GET", "/v1/question", **bearer(token))[0] == 204
-    wire.store.post("q", "reverse", {1: b"abc"}, "", 30)
+    wire.store.post("q", "reverse", {1: b"abc"}, 30)
     status, headers, body = wire.ask("GET", "/v1/question?wait=5", **bearer(token))
     assert (status, body, headers[b"question"], headers[b"kind"]) == (200, b"abc", b"q", b"reverse")
     assert 0 < float(headers[b"seconds"]) <= 30
@@ -141,7 +141,7 @@ def test_what_devices_do_not_need_is_refused(wire, method, path, caplog):
 def test_no_device_answers_for_another(wire):
     wire.sign_in(ALICE)
     mallory = wire.sign_in(BOB)
-    wire.store.post("q", "k", {1: b"for alice"}, "", 30)
+    wire.store.post("q", "k", {1: b"for alice"}, 30)
     assert wire.ask("GET", "/v1/question", **bearer(mallory))[0] == 204
     assert wire.ask("PUT", "/v1/answer/q", [b"what alice never said"], **bearer(mallory))[0] == 410
     assert wire.store.collect("q", 0) == []
@@ -157,7 +157,7 @@ def test_an_answer_to_nothing_is_not_read(wire):
 def test_answers_wait_until_there_is_room_for_them(wire, monkeypatch):
     monkeypatch.setattr("taciturn.fleets.wire.front_end.MOST_IN_FLIGHT", 15_000)
     token, other = wire.sign_in(ALICE), wire.sign_in(BOB)
-    wire.store.post("q", "k", {1: b"", 2: b""}, "", 30)
+    wire.store.post("q", "k", {1: b"", 2: b""}, 30)
     reading, most = 0, 0
 
     async def put(token):
@@ -208,7 +208,7 @@ def test_a_request_that_needs_no_body_has_none(wire, headers):
 @pytest.mark.parametrize("parts", [[b"x" * 6_000, b"x" * 6_000], [b"x" * 10_001]])
 def test_a_large_answer_is_refused_midway(wire, parts, caplog):
     token = wire.sign_in()
-    wire.store.post("q", "k", {1: b""}, "", 30)
+    wire.store.post("q", "k", {1: b""}, 30)
     assert wire.ask("PUT", "/v1/answer/q", parts, **bearer(token))[0] == 413
     assert wire.ask("PUT", "/v1/answer/q", [b""], content_length="10001", **bearer(token))[0] == 413
     assert wire.store.collect("q", 0) == []
@@ -223,7 +223,7 @@ def test_a_sign_in_that_is_too_long_is_not_read(wire):
 def test_a_failure_comes_without_words_of_the_devices(wire):
     token = wire.sign_in()
     for name, said, kept in (("a", "failed", "failed"), ("b", "too large", "too large"), ("c", "what the user typed", "failed")):
-        wire.store.post(name, "k", {1: b""}, "", 30)
+        wire.store.post(name, "k", {1: b""}, 30)
         assert wire.ask("PUT", f"/v1/answer/{name}", [b"ignored"], failed=said, **bearer(token))[0] == 204
         assert wire.store.collect(name, 0) == [(1, kept)]
 
@@ -231,7 +231,7 @@ def test_a_failure_comes_without_words_of_the_devices(wire):
 def test_a_device_that_hangs_up_takes_no_question_with_it(wire):
     token = wire.sign_in()
     assert wire.ask("GET", "/v1/question?wait=20", hangs_up=True, **bearer(token)) is None
-    wire.store.post("q", "k", {1: b"abc"}, "", 30)
+    wire.store.post("q", "k", {1: b"abc"}, 30)
     assert wire.ask("GET", "/v1/question?wait=20", **bearer(token))[2] == b"abc"
 
 
@@ -244,7 +244,7 @@ def test_waiting_has_a_limit_and_is_a_number(wire, monkeypatch):
 
 
 def test_a_file_is_for_anybody_and_may_be_kept(wire):
-    wire.store.share("abc", b"a model")
+    wire.store.post("q", "k", {}, 30, ("abc", b"a model"))
     status, headers, body = wire.ask("GET", "/v1/files/abc")
     assert (status, body) == (200, b"a model")
     assert b"immutable" in headers[b"cache-control"]

@@ -35,7 +35,7 @@ def test_what_a_front_end_does_is_counted_and_nobody_is_named(counts):
     wire = Wire()
     token = wire.sign_in()
     wire.ask("GET", "/v1/question", **bearer("guess"))
-    wire.store.post("q", "kind", {1: b"a question"}, "", 30)
+    wire.store.post("q", "kind", {1: b"a question"}, 30)
     wire.ask("GET", "/v1/question?wait=1", **bearer(token))
     wire.ask("PUT", "/v1/answer/q", [b"an answer"], **bearer(token))
     counted = values(counts.text())

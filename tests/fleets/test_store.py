@@ -13,7 +13,7 @@ from taciturn.fleets.wire import server as link_module
 from taciturn.fleets.wire import store as store_module
 from taciturn.fleets.wire.redis_store import RedisStore
 from taciturn.fleets.wire.server import WireLink
-from taciturn.fleets.wire.store import MemoryStore, StoreGone
+from taciturn.fleets.wire.store import NO_FILE, MemoryStore, StoreGone
 
 LOOP = asyncio.new_event_loop()  # of the front end: a connection to Redis belongs to one
 threading.Thread(target=LOOP.run_forever, daemon=True).start()
@@ -44,8 +44,8 @@ def held(store, request):
     return str(vars(store) if isinstance(store, MemoryStore) else request.getfixturevalue("redis").everything())
 
 
-def post(store, contents, name="q", seconds=30.0, shared=""):
-    store.post(name, "kind", contents, shared, seconds)
+def post(store, contents, name="q", seconds=30.0, file=NO_FILE):
+    store.post(name, "kind", contents, seconds, file)
 
 
 def test_a_question_reaches_whom_it_was_asked_of_until_it_is_answered(store):
@@ -107,8 +107,8 @@ def test_the_server_waits_for_the_first_answer(store):
 
 
 def test_tokens_are_of_one_device_and_a_new_one_ends_the_old(store):
-    in_a_loop(store.sign_in("old", 7))
-    in_a_loop(store.sign_in("new", 7))
+    in_a_loop(store.sign_in("old", 7, b"old"))
+    in_a_loop(store.sign_in("new", 7, b"new"))
     assert in_a_loop(store.who("old")) is None
     assert in_a_loop(store.who("new")) == 7
     assert in_a_loop(store.who("")) is None
@@ -119,8 +119,8 @@ def test_tokens_are_of_one_device_and_a_new_one_ends_the_old(store):
 
 def test_present_is_who_gave_a_sign_of_life_or_waits(store, monkeypatch):
     monkeypatch.setattr(store_module, "ALIVE_SECONDS", 0.2)
-    in_a_loop(store.sign_in("a", 1))
-    in_a_loop(store.sign_in("b", 2))
+    in_a_loop(store.sign_in("a", 1, b"a"))
+    in_a_loop(store.sign_in("b", 2, b"b"))
     assert store.present() == [1, 2]
 
     async def wait():
@@ -136,7 +136,7 @@ def test_present_is_who_gave_a_sign_of_life_or_waits(store, monkeypatch):
 
 def test_a_device_whose_connection_broke_is_gone_soon(store, monkeypatch):
     monkeypatch.setattr(store_module, "BACK_SECONDS", 0.05)
-    in_a_loop(store.sign_in("a", 1))
+    in_a_loop(store.sign_in("a", 1, b"a"))
 
     async def hang_up():
         waiting = asyncio.create_task(store.asked(1, 20))
@@ -150,19 +150,21 @@ def test_a_device_whose_connection_broke_is_gone_soon(store, monkeypatch):
 
 
 def test_a_file_is_there_by_its_name_until_another_takes_its_place(store):
-    store.share("a", b"model")
+    post(store, {}, file=("a", b"model"))
     assert in_a_loop(store.shared("a")) == b"model"
     assert in_a_loop(store.shared("b")) is None
-    store.share("b", b"next")
+    post(store, {})
+    assert in_a_loop(store.shared("a")) == b"model"
+    post(store, {}, file=("b", b"next"))
     assert in_a_loop(store.shared("a")) is None
     assert in_a_loop(store.shared("b")) == b"next"
-    store.share("a", b"model")
+    post(store, {}, file=("a", b"model"))
     assert in_a_loop(store.shared("a")) == b"model"
 
 
 def test_an_old_connection_that_dies_does_not_take_a_device_that_waits_on_a_new_one(store, monkeypatch):
     monkeypatch.setattr(store_module, "BACK_SECONDS", 0.02)
-    in_a_loop(store.sign_in("a", 1))
+    in_a_loop(store.sign_in("a", 1, b"a"))
 
     async def change_network():
         old = asyncio.create_task(store.asked(1, 20))
@@ -187,9 +189,11 @@ def test_why_there_is_no_answer_is_no_answer(store):
 
 
 def test_a_recorded_sign_in_works_at_no_front_end(store):
-    assert in_a_loop(store.first_time(b"recorded"))
-    assert not in_a_loop(store.first_time(b"recorded"))
-    assert in_a_loop(store.first_time(b"another"))
+    assert in_a_loop(store.sign_in("token", 1, b"recorded"))
+    assert not in_a_loop(store.sign_in("stolen", 1, b"recorded"))
+    assert in_a_loop(store.who("stolen")) is None
+    assert in_a_loop(store.who("token")) == 1
+    assert in_a_loop(store.sign_in("new", 1, b"another"))
 
 
 def test_ten_thousand_sign_ins_take_no_time(store):
@@ -201,7 +205,7 @@ def test_ten_thousand_sign_ins_take_no_time(store):
 
 async def _sign_in_all(store):
     for number in range(10_000):
-        await store.sign_in(str(number), number)
+        await store.sign_in(str(number), number, str(number).encode())
 
 
 @needs_redis
@@ -219,9 +223,8 @@ def test_all_that_redis_holds_ends_by_itself(redis):
 
 
 async def _use_all(store):
-    await store.first_time(b"nonce")
-    await store.sign_in("token", 1)
-    store.share("model", b"content")
+    await store.sign_in("token", 1, b"token")
+    post(store, {}, file=("model", b"content"))
     waiting = asyncio.create_task(store.asked(2, 20))
     await asyncio.sleep(0.1)
     post(store, {1: b"one", 3: b"three"})
@@ -249,7 +252,7 @@ def test_a_redis_that_does_not_say_whether_it_writes_to_disk_is_pointed_out(capl
 @needs_redis
 def test_fleets_on_one_redis_know_nothing_of_each_other(redis):
     one, other = RedisStore(redis.url, "one"), RedisStore(redis.url, "other")
-    in_a_loop(one.sign_in("token", 1))
+    in_a_loop(one.sign_in("token", 1, b"token"))
     post(one, {1: b"secret"})
     assert in_a_loop(other.who("token")) is None
     assert in_a_loop(other.asked(1, 0)) is None
@@ -263,7 +266,7 @@ def test_a_redis_that_is_killed_is_nobody_there_and_devices_come_back(caplog):
     with tempfile.TemporaryDirectory() as folder, redis_server(folder) as server:
         store = RedisStore(server.url, "fleet")
         link = WireLink(store)
-        in_a_loop(store.sign_in("token", 1))
+        in_a_loop(store.sign_in("token", 1, b"token"))
         assert link.devices() == [1]
         threading.Timer(0.2, server.kill).start()
         assert link.ask("report", {1: b"secret"}, 30) == {}  # and it does not wait in vain
@@ -273,7 +276,7 @@ def test_a_redis_that_is_killed_is_nobody_there_and_devices_come_back(caplog):
             in_a_loop(store.who("token"))
         server.start()
         assert in_a_loop(store.who("token")) is None  # it has to sign in again
-        in_a_loop(store.sign_in("new", 1))
+        in_a_loop(store.sign_in("new", 1, b"new"))
         assert link.devices() == [1]
         in_a_loop(store.close())
 

@@ -271,9 +271,9 @@ def test_what_belongs_to_another_cell_is_not_signed(twin, monkeypatch):
     for one in cohort.ids:
         cohort.server.take_advert(one, cohort.devices[one].advertise())
     for device, roster in cohort.server.rosters().items():
-        cell = next(ended.cell for ended in cohort.server._ended if device in ended.cell.adverts)
+        cell = next(cell for cell in cohort.server._cells if device in cell.adverts)
         cell.take_shares(device, cohort.devices[device].share(roster))
-    first, second = (ended.cell for ended in cohort.server._ended)
+    first, second = cohort.server._cells
     for cell in (first, second):
         for device, delivery in cell.deliveries().items():
             cell.take_report(device, cohort.devices[device].mask(delivery, cohort.values[device]))

@@ -254,7 +254,7 @@ def test_who_asks_for_a_file_and_does_not_read_it_holds_little_and_not_for_long(
     with fleet.server(insecure=True) as server:
         server.enrol(device_key(fleet.folder / "device"))
         lazy, token = session(server, fleet)
-        server.link._store.share("model", bytes(50_000_000))
+        server.link._store.post("q", "k", {}, 30, ("model", bytes(50_000_000)))
         lazy.sendall(b"GET /v1/files/model HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + token + b"\r\n\r\n")
         time.sleep(0.2)
         (connection,) = server.front_end.door._state.connections

@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from wire import until
@@ -63,7 +64,8 @@ save_every = {save_every}
 class Command:
     """One that goes on until it ends or is killed. Started again, it writes on in the same log."""
 
-    def __init__(self, folder: Path, log: str, *arguments: object) -> None:
+    def __init__(self, folder: Path, log: str, *arguments: object, program: Sequence[str] = TACITURN) -> None:
+        self._program = program
         self._environment = {
             **os.environ,
             # Not that of other tests: who is killed while writing to it leaves half a file there.
@@ -77,7 +79,7 @@ class Command:
     def start(self, *more: object) -> None:
         with open(self._log, "ab") as log:
             self.process = subprocess.Popen(
-                [*TACITURN, *self._arguments, *map(str, more)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
+                [*self._program, *self._arguments, *map(str, more)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
             )
 
     def run(self) -> str:

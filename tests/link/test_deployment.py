@@ -3,21 +3,23 @@
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 import yaml
 from commands import Command
+from fleet_load import new_load
 from typer.testing import CliRunner
 from wire import until
 
 from redis_server import needs_redis
 from taciturn.cli import app
-from taciturn.fleets.load import new_load
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SERVICES = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+LOAD = [sys.executable, str(DEPLOY.parent / "benchmarks" / "fleet_load.py")]
 DEVICES, ROUNDS = 24, 3
 needs_nginx = pytest.mark.skipif(shutil.which("nginx") is None, reason="there is no nginx here: apt-get install libnginx-mod-stream")
 
@@ -85,8 +87,8 @@ def test_the_services_of_the_compose_file_carry_a_training_and_the_end_of_a_fron
             for one in (*ends, curator):
                 one.start()
             until(lambda: all("listens on" in one.log() for one in (*ends, curator)), "open doors", 60)
-            load = ["fleet", "load", DEVICES, "--out", tmp_path / "load", "--rounds", ROUNDS, "--server", f"127.0.0.1:{ports['nginx']}"]
-            devices = Command(tmp_path, "load", *load, "--seconds", 200)
+            load = [DEVICES, "--out", tmp_path / "load", "--rounds", ROUNDS, "--server", f"127.0.0.1:{ports['nginx']}"]
+            devices = Command(tmp_path, "load", *load, "--seconds", 200, program=LOAD)
             devices.start()
             until(lambda: charges(tmp_path) == 1, "a round", 150)
             ends[0].kill()

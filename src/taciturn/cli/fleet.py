@@ -1,19 +1,16 @@
 """`taciturn fleet`: training over a network of devices that keep their text."""
 
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from taciturn.cli.output import bar, console, fleet_view, group, logged_lines, print_finished, print_load
+from taciturn.cli.output import console, fleet_view, group, logged_lines, print_finished
 from taciturn.cli.train import Settings
 from taciturn.files import not_a
 from taciturn.fleets.devices.transport import LinkError
@@ -24,8 +21,7 @@ if TYPE_CHECKING:
     from taciturn.fleets.wire.server import WireServer
 
 fleet_app = group("fleet", "Train on real devices, or try a fleet on this machine.", "taciturn fleet up 5 recipe.toml")
-END_SECONDS, LOOK_SECONDS = 20, 1.0
-LAST_SECONDS = 5.0  # from the first to the last answer that ends the last round of a load
+END_SECONDS = 20
 TACITURN, NO_REST = (sys.executable, "-c", "from taciturn.cli import main; main()"), 1e-6  # hours
 Store = typer.Option(envvar="TACITURN_STORE", help="the Redis of server and front ends: redis://host:port, or rediss:// elsewhere")
 Metrics = typer.Option(help="show counts for Prometheus at /metrics on this port of this machine, or on host:port")
@@ -145,12 +141,9 @@ def serve(
 
     enrolled = EnrolledNow(fleet)
     with logged_lines(json_log), metrics_page(metrics):
-        shared = store and _redis(store, enrolled)
-        here = fleet / "wire"
-        opening = shared_server(here, shared) if shared else wire_server(here, host, port, enrolled.number_of, insecure)
-        with opening as server:
-            address = f"the Redis at {shared.address}" if shared else server.address
-            return _serve(server, enrolled, fleet, run or fleet / "run", resume, address)
+        here, own = fleet / "wire", (host, port, enrolled.number_of, insecure)
+        with shared_server(here, _redis(store, enrolled)) if store else wire_server(here, *own) as server:
+            return _serve(server, enrolled, fleet, run or fleet / "run", resume)
 
 
 @fleet_app.command("front-end", endless=True)
@@ -256,69 +249,7 @@ def up(
     fleet, enrolled = out / "server", EnrolledNow(out / "server")
     opening = wire_server(fleet / "wire", "127.0.0.1", port, enrolled.number_of)
     with logged_lines(), opening as server, _devices(devices, server.address):
-        return _serve(server, enrolled, fleet, run, False, server.address)
-
-
-@fleet_app.command()
-def load(
-    count: Annotated[int, typer.Argument(min=3, help="devices, all in one process")],
-    out: Annotated[Path, typer.Option(help="folder for the fleet of these devices; made if it is not there")] = Path("load"),
-    server: Annotated[
-        list[str] | None, typer.Option(help="host:port that serves OUT/server; several share the devices (default: one here)")
-    ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="of the training")] = 3,
-    seconds: Annotated[float, typer.Option(min=1, help="end after this long at the latest")] = 600.0,
-) -> tuple[dict[str, Any], int]:
-    """Test a deployment under load. Its many devices have a tiny model and the complete protocol.
-
-    Without --server, everything runs on this machine, `taciturn fleet serve OUT/server` too. With it, this command runs only devices, which
-    wait for a server: copy OUT/server to where it is to be served. It ends after --rounds, or after --seconds.
-
-    Example: taciturn fleet load 200 --out load --rounds 3
-    """
-    from taciturn.fleets.load import new_load, open_load, running
-
-    if out.exists() and not (out / "server").is_dir():
-        raise LinkError(f"{not_a('a fleet made by this command', out)}: choose another --out")
-    if not out.exists():
-        new_load(out, count, rounds, seconds, tuple(one.rpartition(":")[0] for one in server or ()))
-    with _load_server(out, server) as (addresses, is_over):
-        devices, figures = open_load(out, count, addresses)
-        console.print(f"{count} devices for {', '.join(addresses)}, which must serve {out / 'server'}")
-        deadline = time.monotonic() + seconds
-        with running(devices):
-            with bar("load", "rounds") as show:
-                while len(figures.rounds) < rounds and not is_over() and time.monotonic() < deadline:
-                    time.sleep(LOOK_SECONDS)
-                    figures.look()
-                    note = f"{len(figures.connected):,} devices connected, {figures.answered.total():,} questions answered"
-                    show(len(figures.rounds), rounds, note)
-            figures.over = True
-            time.sleep(LAST_SECONDS)
-    found, short = print_load(figures), len(figures.rounds) < rounds
-    if short:
-        why = "the server's own terminal says why" if server else f"{out / 'server.log'} says why"
-        console.print(f"Only {len(figures.rounds)} of {rounds} rounds were done within {seconds:g} seconds: {why}", style="red")
-    return found, int(short)
-
-
-@contextmanager
-def _load_server(out: Path, servers: list[str] | None) -> Iterator[tuple[list[str], Callable[[], bool]]]:
-    """Yield the servers that were named, or one that is started here, and whether it has ended."""
-    if servers:
-        yield servers, lambda: False
-        return
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    run = out / "server" / f"run-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    process = _process(out / "server.log", "serve", out / "server", "--port", port, "--run", run)
-    try:
-        yield [f"127.0.0.1:{port}"], lambda: process.poll() is not None
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(END_SECONDS)  # it saves what it has trained
-    finally:
-        process.kill()
-        process.wait()
+        return _serve(server, enrolled, fleet, run, False)
 
 
 def _redis(url: str, enrolled: "EnrolledNow") -> "RedisStore":
@@ -329,13 +260,13 @@ def _redis(url: str, enrolled: "EnrolledNow") -> "RedisStore":
     return RedisStore(url, enrolled().dismissed.fleet.hex())
 
 
-def _serve(server: "WireServer", enrolled: "EnrolledNow", fleet: Path, run: Path, resume: bool, address: str) -> dict[str, Any]:
+def _serve(server: "WireServer", enrolled: "EnrolledNow", fleet: Path, run: Path, resume: bool) -> dict[str, Any]:
     from taciturn.fleets.devices.fleet import Connected
     from taciturn.fleets.folders import fleet_authority, fleet_recipe
     from taciturn.fleets.wire.metrics import COUNTS
     from taciturn.runs.loop import resume_run, train_run
 
-    with fleet_view(address, len(enrolled().certificates)) as (watch, progress):
+    with fleet_view(server.address, len(enrolled().certificates)) as (watch, progress):
         connected = Connected(server.link, enrolled, fleet_authority(fleet / "for-devices"), watch)
         begin = resume_run if resume and run.exists() else partial(train_run, fleet_recipe(fleet))
 
@@ -354,7 +285,9 @@ def _devices(folders: list[Path], address: str) -> Iterator[None]:
     running = []
     try:
         for folder in folders:
-            running.append(_process(folder / "log.txt", "device", folder, "--server", address))
+            with open(folder / "log.txt", "w") as lines:
+                command = [*TACITURN, "fleet", "device", str(folder), "--server", address]
+                running.append(subprocess.Popen(command, stdout=lines, stderr=lines))
         yield
     finally:
         for process in running:
@@ -363,8 +296,3 @@ def _devices(folders: list[Path], address: str) -> Iterator[None]:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(END_SECONDS)
             process.kill()  # which does nothing to one that has ended
-
-
-def _process(log: Path, *arguments: object) -> subprocess.Popen[bytes]:
-    with open(log, "w") as lines:
-        return subprocess.Popen([*TACITURN, "fleet", *map(str, arguments)], stdout=lines, stderr=lines)

@@ -28,7 +28,6 @@ from taciturn.progress import StageProgress
 
 if TYPE_CHECKING:
     from taciturn.evaluation.intervals import Interval, Sums
-    from taciturn.fleets.load import Load
     from taciturn.runs.loop import TrainedRun
 
 console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())  # a pipe has no width to wrap at
@@ -139,22 +138,6 @@ def print_finished(finished: "TrainedRun", gain: "Interval | None" = None) -> di
     guarantee = finished.guarantee
     cost = {"run": str(finished.folder), "epsilon": guarantee.epsilon, "delta": guarantee.delta, "rho": guarantee.rho}
     return cost | {"accuracy_top1": vars(accuracy), "perplexity": vars(perplexity), "stopped": finished.stopped}
-
-
-def print_load(load: "Load") -> dict[str, Any]:
-    """Print what devices saw of a deployment under load."""
-    shown = {
-        "most devices connected at once": f"{load.most_connected:,}",
-        "questions answered": f"{load.answered.total():,}",
-        "questions a second, in the best second": f"{load.most_a_second:,.0f}",
-        "rounds done": f"{len(load.rounds)}",
-        **{f"{share:.0%} of requests took at most": f"{1000 * load.quantile(share):,.0f} ms" for share in (0.5, 0.95, 0.99)},
-        **{reason: f"{times:,}" for reason, times in load.failures.most_common()},
-        "failures": f"{load.failures.total():,}",
-    }
-    print_table(("", ""), shown.items())
-    counts = {"connected": load.most_connected, "answered": load.answered.total(), "rounds": len(load.rounds)}
-    return counts | {"most_a_second": load.most_a_second, "failures": dict(load.failures)}
 
 
 def leave_interrupted(words: str) -> NoReturn:

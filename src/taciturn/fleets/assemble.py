@@ -15,6 +15,7 @@ from taciturn import trees
 from taciturn.core import FleetWithStats, LanguageModel, Mechanism, Message, PyTree
 from taciturn.data.population import Population
 from taciturn.data.vocabulary import Vocabulary
+from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.device import WISHES, Device, Wishes
 from taciturn.fleets.devices.fleet import Connected, DeviceFleet
 from taciturn.fleets.devices.participation_record import ParticipationLimits, ParticipationRecord
@@ -64,12 +65,9 @@ def in_any_language(recipe: Recipe, vocabulary: Vocabulary, authority: Authority
 
 
 def _fingerprint(recipe: str, words: Sequence[str], authority: Authority) -> bytes:
-    digest = hashlib.sha256(b"taciturn fleet\0")
-    for parts in ([recipe.encode()], [word.encode() for word in words], [b"".join(authority)]):
-        digest.update(len(parts).to_bytes(8, "big"))
-        for part in parts:
-            digest.update(len(part).to_bytes(8, "big") + part)
-    return digest.digest()
+    groups = [recipe.encode()], [word.encode() for word in words], [b"".join(authority)]
+    counted = b"".join(len(parts).to_bytes(8, "big") + fields.pack_fields(*parts) for parts in groups)
+    return hashlib.sha256(b"taciturn fleet\0" + counted).digest()
 
 
 def device_fleet(recipe: Recipe, vocabulary: Vocabulary, folder: Path, connected: Connected | None, account: Account) -> DeviceFleet:
@@ -151,10 +149,10 @@ def simulated(recipe: Recipe, population: Population) -> SimulatedFleet | RayFle
 def fleet(recipe: Recipe, population: Population, devices: Path, coins: int = 0) -> FleetWithStats:
     """Make a simulated fleet; `devices` is a folder for the devices' state, `coins` a secret seed that decides which device comes when."""
     everyone = simulated(recipe, population)
-    section, participation = recipe.fleet, build.participation(recipe)
+    section = recipe.fleet
     if section.kind == "simulated":
         return everyone
-    assert isinstance(participation, MinSeparation)  # the recipe is refused otherwise
+    participation = _min_separation(recipe)
     if section.kind == "queue":
         return QueuedFleet(everyone, participation.size, recipe.in_flight, devices / "queue", coins)
     habits = Habits(tuple(section.time_zones), drop_out=section.dropout_rate)

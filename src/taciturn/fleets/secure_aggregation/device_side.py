@@ -143,10 +143,7 @@ class DeviceRound:
         if not all(_in_its_row(roster, advert) for advert in roster.adverts):
             raise Refused("a device has another advert in the list of the round: it would be there twice")
         self._check_members(roster)
-        try:
-            return cell_name(cohort, cell), threshold(len(digests), len(cell), self._terms.dropouts, self._terms.corrupt)
-        except ValueError as impossible:
-            raise Refused(str(impossible)) from None
+        return cell_name(cohort, cell), threshold(len(digests), len(cell), self._terms.dropouts, self._terms.corrupt)
 
     def _check_members(self, roster: Roster) -> None:
         """Refuse a cell in which a device is not who it claims, or two are one."""

@@ -127,7 +127,6 @@ class Trust(NamedTuple):
         return None
 
     def why_not(self, certificate: Certificate) -> str | None:
-        """Say why a certificate is refused, if it is."""
         (fleet, key), who, at = self.authority, f"device {certificate.device}", now()
         if certificate.fleet != fleet:
             return f"the certificate of {who} is of another fleet"

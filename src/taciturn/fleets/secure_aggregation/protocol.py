@@ -32,7 +32,7 @@ from taciturn.fleets.secure_aggregation.messages import Advert, Terms
 STAGES = ADVERTISE, SHARE, MASK, SIGN, UNMASK, DONE = "advertise", "share", "mask", "sign", "unmask", "done"
 
 
-class Refused(Exception):
+class Refused(ValueError):
     """One side refuses what the other sent; nothing has changed. The sentence may name devices: it belongs in a private log."""
 
 

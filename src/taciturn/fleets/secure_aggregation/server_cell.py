@@ -5,7 +5,7 @@ Figure 4). It knows nothing about other cells, and so can run in any process (wo
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -61,20 +61,9 @@ def refusals(answers: Mapping[int, bytes], take: Callable[[int, bytes], None]) -
             take(device, answer)
         except Unneeded:
             continue
-        except (ValueError, Refused) as wrong:
+        except ValueError as wrong:
             refused[device] = str(wrong)
     return refused
-
-
-class Ended(NamedTuple):
-    """A cell at the end of a stage."""
-
-    cell: "ServerCell"
-    devices: int = 0  # whose reports are in its sum, or may be
-    refused: dict[int, str] = {}  # whose answers were refused, and why
-    questions: dict[int, bytes] = {}  # of the next stage
-    total: Total | None = None  # after the last
-    failed: str = ""  # why it has failed
 
 
 class ServerCell:
@@ -94,19 +83,22 @@ class ServerCell:
         self._answers: dict[int, Unmasking] = {}
         self._unfit: set[tuple[int, int]] = set()  # holder and owner of a share that is missing or wrong
         self._spoilt: set[int] = set()  # owners of secrets that their shares do not give
+        self.devices = 0  # whose reports are in its sum, or may be
+        self.refused: dict[int, str] = {}  # whose answers were refused in the last stage, and why
+        self.result: Total | dict[int, bytes] = {}  # of the last stage: questions of the next, or the sum
+        self.failed = ""  # why it has failed
 
-    def end_stage(self, answers: Mapping[int, bytes]) -> Ended:
-        """Take what devices sent in a stage, and end it."""
+    def end_stage(self, answers: Mapping[int, bytes]) -> Self:
+        """Take what devices sent in a stage, and end it. The cell itself is returned, for it may come from another process."""
         read, take, end = _STAGES[self._stage]
-        refused = refusals(answers, lambda device, answer: take(self, device, read(answer)))
-        ended = Ended(self, len(self._sealed if self._stage == protocol.SHARE else self._reported), refused)
+        self.refused = refusals(answers, lambda device, answer: take(self, device, read(answer)))
+        self.devices = len(self._sealed if self._stage == protocol.SHARE else self._reported)
         try:
             result = end(self)
+            self.result = result if isinstance(result, Total) else {device: message.to_bytes() for device, message in result.items()}
         except FailedRound as reason:
-            return ended._replace(failed=str(reason))
-        if isinstance(result, Total):
-            return ended._replace(total=result)
-        return ended._replace(questions={device: message.to_bytes() for device, message in result.items()})
+            self.failed, self.result = str(reason), {}
+        return self
 
     def take_shares(self, device: int, sealed: SealedShares) -> None:
         self._check_first(protocol.SHARE, device, self._sealed, sealed.cell)
@@ -128,10 +120,7 @@ class ServerCell:
     def take_report(self, device: int, report: MaskedReport) -> None:
         """Add a report at once: no single one is kept."""
         self._check_first(protocol.MASK, device, self._reported, report.cell)
-        try:
-            values = unpack(report.packed, self._terms.length, self._terms.modulus_bits)
-        except ValueError as wrong:
-            raise Refused(f"the report of device {device} is malformed: {wrong}") from None
+        values = unpack(report.packed, self._terms.length, self._terms.modulus_bits)
         self._sum += values.astype(self._sum.dtype, copy=False)
         self._reported.add(device)
 
@@ -163,11 +152,8 @@ class ServerCell:
         self._check_first(protocol.UNMASK, device, self._answers, answer.cell)
         if not (answer.seeds.keys() <= self._reported and answer.mask_keys.keys() <= self._shared - self._reported):
             raise Refused(f"device {device} answers a question that it was not asked")
-        try:
-            for share in (*answer.seeds.values(), *answer.mask_keys.values()):
-                shamir.number(share)
-        except ValueError as wrong:
-            raise Refused(f"device {device}: {wrong}") from None
+        for share in (*answer.seeds.values(), *answer.mask_keys.values()):
+            shamir.number(share)
         self._answers[device] = answer
 
     def total(self) -> Total:

@@ -10,7 +10,7 @@ from taciturn.fleets.secure_aggregation.cells import cell_name, cells
 from taciturn.fleets.secure_aggregation.identities import Trust, verified
 from taciturn.fleets.secure_aggregation.messages import Advert, Roster, Terms
 from taciturn.fleets.secure_aggregation.protocol import ADVERTISE, DONE, MASK, SHARE, SIGN, STAGES, Refused, Unneeded, expect, residue
-from taciturn.fleets.secure_aggregation.server_cell import Ended, ServerCell, Total, refusals
+from taciturn.fleets.secure_aggregation.server_cell import ServerCell, Total, refusals
 from taciturn.fleets.secure_aggregation.workers import for_each
 
 
@@ -21,7 +21,7 @@ class ServerRound:
         terms.check()
         self._terms, self._trust, self._stage = terms, trust, ADVERTISE
         self._adverts: dict[int, Advert] = {}
-        self._ended: list[Ended] = []  # all cells, as the last stage left them
+        self._cells: list[ServerCell] = []  # as the last stage left them
         self.shared = b""  # what follows every question
 
     def take_advert(self, device: int, advert: Advert) -> None:
@@ -34,11 +34,8 @@ class ServerRound:
             raise Refused(why_not)
         if advert.device != device or not verified(advert.certificate.key, advert.signed(self._terms), advert.signature):
             raise Refused(f"these keys are not signed by device {device} for this round")
-        try:
-            masks.agreed(masks.new_secret(), advert.mask_key, b"")
-            masks.agreed(masks.new_secret(), advert.share_key, b"")
-        except ValueError as weak:
-            raise Refused(f"device {device}: {weak}") from None  # its whole cell would have to leave
+        for key in (advert.mask_key, advert.share_key):
+            masks.agreed(masks.new_secret(), key, b"")  # refused if it is weak: its whole cell would have to leave
         self._adverts[device] = advert
 
     def rosters(self) -> dict[int, Roster]:
@@ -52,10 +49,9 @@ class ServerRound:
         for cell in cells(cohort, by_digest):
             adverts = {advert.device: advert for advert in sorted((by_digest[digest] for digest in cell), key=lambda one: one.device)}
             try:
-                here = ServerCell(self._terms, cell_name(cohort, cell), adverts, len(by_digest))
+                self._cells.append(ServerCell(self._terms, cell_name(cohort, cell), adverts, len(by_digest)))
             except ValueError as impossible:
                 raise FailedRound(str(impossible)) from None
-            self._ended.append(Ended(here))
             for device in adverts:
                 rosters[device] = everyone._replace(adverts=tuple(one for one in adverts.values() if one.device != device))
         self._stage = SHARE
@@ -65,14 +61,14 @@ class ServerRound:
         """End a stage with what devices sent in it; return whose answers were refused, and why."""
         if self._stage == ADVERTISE:
             return refusals(answers, lambda device, answer: self.take_advert(device, Advert.from_bytes(answer)))
-        going = [one.cell for one in self._ended if not one.failed]
+        failed, going = [cell for cell in self._cells if cell.failed], [cell for cell in self._cells if not cell.failed]
         refused = {} if self._stage != SIGN else self._unsigned(going, answers)
         theirs = [{device: answers[device] for device in cell.adverts if device in answers and device not in refused} for cell in going]
         each = map if self._stage in (MASK, SIGN) else for_each  # sending a report to another process takes as long as adding it
         ended = list(each(ServerCell.end_stage, going, theirs))
-        self._ended = [one for one in self._ended if one.failed] + ended
+        self._cells = failed + ended
         self._stage = STAGES[STAGES.index(self._stage) + 1]
-        return refused | {device: why for one in ended for device, why in one.refused.items()}
+        return refused | {device: why for cell in ended for device, why in cell.refused.items()}
 
     def _unsigned(self, going: Sequence[ServerCell], answers: Mapping[int, bytes]) -> dict[int, str]:
         """Return which devices have not signed the survivors of their cells: no device would unmask under a wrong signature."""
@@ -92,33 +88,31 @@ class ServerRound:
             return {device: own for device, (own, _) in parts.items()}
         self._check_enough()
         self.shared = b""
-        return {device: question for one in self._ended for device, question in one.questions.items() if not one.failed}
+        return {device: question for cell in self._cells if isinstance(cell.result, dict) for device, question in cell.result.items()}
 
     def total(self) -> Total:
-        """Add the totals of all finished cells."""
         expect(self._stage, DONE)
         self._check_enough()
-        totals = [one.total for one in self._ended if one.total is not None]
+        totals = [cell.result for cell in self._cells if isinstance(cell.result, Total)]
         values = sum((total.values for total in totals), np.uint32(0))
         return Total(residue(np.asarray(values), self._terms), sorted(device for total in totals for device in total.devices))
 
     @property
     def reports(self) -> int:
         """Count the reports that have arrived, and can be added."""
-        return sum(one.devices for one in self._ended)
+        return sum(cell.devices for cell in self._cells)
 
     @property
     def failed_cells(self) -> list[str]:
-        """Return why each failed cell failed."""
-        return [one.failed for one in self._ended if one.failed]
+        return [cell.failed for cell in self._cells if cell.failed]
 
     @property
     def broke(self) -> dict[int, str]:
         """Return the devices that broke the protocol, in all cells, and how."""
-        return {device: how for one in self._ended for device, how in one.cell.broke.items()}
+        return {device: how for cell in self._cells for device, how in cell.broke.items()}
 
     def _check_enough(self) -> None:
-        least, left = self._terms.least, sum(one.devices for one in self._ended if not one.failed)
+        least, left = self._terms.least, sum(cell.devices for cell in self._cells if not cell.failed)
         if self.reports < least:
             done = "shared their secrets" if self._stage == MASK else "reported"
             raise FailedRound(f"{self.reports} devices have {done}, and {least} are needed")

@@ -8,7 +8,7 @@ device at hand (`_check_additive`); that proves nothing for other machines.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Any, Protocol
@@ -77,7 +77,7 @@ class SimulatedFleet:
     def made_up_total(self, program: Program, message: Message, key: Key) -> Report:
         """Sum over simulated users: a machine that gives other bits would train another model."""
         self._compile(program, message, key)
-        return self._made_up_sum(np.arange(self._size), message, key, self._devices[0])
+        return self._made_up_sum(message, key, self._devices[0], np.arange(self._size))
 
     def _compile(self, program: Program, message: Message, key: Key) -> None:
         """Trace, compile and test once, for use in every round."""
@@ -103,12 +103,10 @@ class SimulatedFleet:
         # The even ones in odd seats, and the odd ones without them: all beside other users, half of them in another seat.
         halves = np.roll(np.where(is_even, seats, -1), 1), np.where(is_even, -1, seats)
 
-        def total(seats: np.ndarray, device: Any) -> Report:
-            return self._made_up_sum(seats, message, key, device)
-
+        total = partial(self._made_up_sum, message, key)
         for device in self._devices[:1] if self._on_cpu else self._devices:  # all cores are alike
-            everyone, apart = total(seats, device), trees.add(*(total(half, device) for half in halves))
-            for again in (total(seats, device), total(elsewhere, device), apart):
+            everyone, apart = total(device, seats), trees.add(*(total(device, half) for half in halves))
+            for again in (total(device, seats), total(device, elsewhere), apart):
                 if not all(map(np.array_equal, jax.tree.leaves(everyone), jax.tree.leaves(again))):
                     raise NotAdditive(
                         f"on {device.device_kind} a user's report depends on who else is trained beside them, so one user could "
@@ -116,12 +114,9 @@ class SimulatedFleet:
                         "precision, or train on CPUs (JAX_PLATFORMS=cpu)"
                     )
 
-    def _made_up_sum(self, seats: np.ndarray, message: Message, key: Key, device: Any) -> Report:
+    def _made_up_sum(self, message: Message, key: Key, device: Any, seats: np.ndarray) -> Report:
         """Sum the reports of one chunk, in whose seats these simulated users are; −1 is an empty seat."""
-        users = self._made_up()
-        texts = [users[number] if number >= 0 else np.zeros(0, np.int32) for number in seats]
-        arguments = self._nothing(), message, key, *self._loaded(texts, seats)
-        return self._add(*jax.device_put(arguments, device))
+        return self._add(*jax.device_put((self._nothing(), message, key, *self._load(self._made_up(), seats)), device))
 
     def _made_up(self) -> list[np.ndarray]:
         """Make texts for as many users as a chunk holds, of many lengths up to the limit; of few words, so that many repeat."""
@@ -145,16 +140,14 @@ class SimulatedFleet:
         with ThreadPoolExecutor(1) as reader:
             ahead: list[Future] = []
             for chunk in chunks:
-                ahead.append(reader.submit(self._load, chunk))
+                ahead.append(reader.submit(self._load, self._texts, chunk))
                 if len(ahead) > 1:
                     yield ahead.pop(0).result()
             yield from (one.result() for one in ahead)
 
-    def _load(self, chunk: np.ndarray) -> tuple[UserData, np.ndarray]:
-        return self._loaded([self._texts[user] if user >= 0 else np.zeros(0, np.int32) for user in chunk], chunk)
-
-    def _loaded(self, texts: Sequence[np.ndarray], chunk: np.ndarray) -> tuple[UserData, np.ndarray]:
-        each = [self._layout.user_data(text, self._weight_cap) for text in texts]
+    def _load(self, texts: Texts | list[np.ndarray], chunk: np.ndarray) -> tuple[UserData, np.ndarray]:
+        own = [texts[user] if user >= 0 else np.zeros(0, np.int32) for user in chunk]
+        each = [self._layout.user_data(text, self._weight_cap) for text in own]
         users = jax.tree.map(lambda *parts: np.stack(parts), *each)
         return users if self._on_cpu else users._replace(steps=users.steps.max()), chunk.astype(np.uint32)
 

@@ -36,14 +36,11 @@ def make_authority(folder: Path) -> Path:
         raise LinkError(f"{folder} already holds an authority that devices trust: choose another folder")
     key, name = ec.generate_private_key(ec.SECP384R1()), _name("Taciturn fleet authority")
     certificate = (
-        _certificate(name, name, key.public_key(), AUTHORITY_DAYS)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
+        _certificate(name, name, key, AUTHORITY_DAYS, is_authority=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, SHA384())
     )
-    _write(folder / AUTHORITY_KEY, _pem(key))
-    _write(folder / AUTHORITY_CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM))
+    _write_pair(folder / AUTHORITY_KEY, key, folder / AUTHORITY_CERTIFICATE, certificate)
     return folder / AUTHORITY_CERTIFICATE
 
 
@@ -56,16 +53,13 @@ def certify_server(authority: Path, folder: Path, names: Sequence[str]) -> None:
     assert isinstance(issuer_key, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = (
-        _certificate(_name("Taciturn fleet server"), issuer.subject, key.public_key(), SERVER_DAYS)
+        _certificate(_name("Taciturn fleet server"), issuer.subject, key, SERVER_DAYS, is_authority=False)
         .add_extension(x509.SubjectAlternativeName([_alternative(name) for name in names]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
         .sign(issuer_key, SHA256())
     )
-    _write(folder / SERVER_KEY, _pem(key))
-    _write(folder / SERVER_CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM))
+    _write_pair(folder / SERVER_KEY, key, folder / SERVER_CERTIFICATE, certificate)
 
 
 def device_request(folder: Path) -> str:
@@ -80,7 +74,6 @@ def device_request(folder: Path) -> str:
 
 
 def requested_key(line: str) -> bytes:
-    """Return the public key that a line asks to enrol."""
     try:
         content = base64.b64decode(line.strip().removeprefix(REQUEST), validate=True)
     except ValueError:
@@ -115,16 +108,22 @@ def private_folder(folder: Path) -> Path:
     return folder
 
 
-def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int, is_authority: bool
+) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
+    not_at_all = ["content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"]
+    uses = dict.fromkeys(not_at_all, False) | dict.fromkeys(("key_cert_sign", "crl_sign"), is_authority)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
-        .public_key(key)
+        .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - CLOCKS_APART)
         .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.BasicConstraints(is_authority, path_length=0 if is_authority else None), critical=True)
+        .add_extension(x509.KeyUsage(digital_signature=not is_authority, **uses), critical=True)
     )
 
 
@@ -139,14 +138,10 @@ def _alternative(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
-def _usage(signs_certificates: bool) -> x509.KeyUsage:
-    not_at_all = ["content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"]
-    uses = dict.fromkeys(not_at_all, False) | dict.fromkeys(("key_cert_sign", "crl_sign"), signs_certificates)
-    return x509.KeyUsage(digital_signature=not signs_certificates, **uses)
-
-
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+def _write_pair(key_path: Path, key: ec.EllipticCurvePrivateKey, path: Path, certificate: x509.Certificate) -> None:
+    pem = serialization.Encoding.PEM
+    _write(key_path, key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+    _write(path, certificate.public_bytes(pem))
 
 
 def _read(path: Path) -> bytes:

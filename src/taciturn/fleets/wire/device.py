@@ -38,12 +38,11 @@ AGAIN_SECONDS = 1.0  # before a retry, so that a moment without a network loses 
 GONE_ERRORS = (OSError, http.client.HTTPException)
 
 
-class SignedOut(Exception):
-    """The server does not know our token: it was restarted, or a day has passed."""
-
-
 class RefusedByServer(Exception):
-    """The server refuses this device, and says why, or sends garbage."""
+    """The server refuses this device, and says why, or sends garbage; or it does not know our token: it was restarted, or a day passed."""
+
+
+LOST = (OSError, http.client.HTTPException, RefusedByServer)  # after which a device signs in again
 
 
 def run_device(
@@ -83,7 +82,7 @@ class DeviceEnd:
                     LOG.info("not needed for now: %s", later)
                     self.sign_out()
                     stop.wait(later.seconds)
-                except (*GONE_ERRORS, RefusedByServer, SignedOut) as error:
+                except LOST as error:
                     if stop.is_set():
                         return
                     self.lost(error)
@@ -103,7 +102,6 @@ class DeviceEnd:
             LOG.info("the answer to “%s” came too late", kind)
 
     def hang_up(self) -> None:
-        """Stop waiting for a question."""
         self._hung_up = True
         if self._polling and (sock := self._connection.sock):
             with suppress(OSError):
@@ -118,7 +116,7 @@ class DeviceEnd:
 
     def sign_out(self) -> None:
         if self._token:
-            with suppress(*GONE_ERRORS, RefusedByServer, SignedOut):  # otherwise the server notices by itself
+            with suppress(*LOST):  # otherwise the server notices by itself
                 self._request("DELETE", "/v1/session", {204}, seconds=LEAVE_SECONDS, tries=1)
         self._token = None
 
@@ -200,7 +198,7 @@ class DeviceEnd:
         if response.length:  # read() does not report it: a broken connection would give half a question
             raise http.client.IncompleteRead(content)
         if response.status == 401:
-            raise SignedOut("the server does not know this device's token any more")
+            raise RefusedByServer("the server does not know this device's token any more")
         if response.status not in expected:
             raise RefusedByServer(f"the server refused this device ({response.status}): {ascii(content[:200].decode('latin-1'))[1:-1]}")
         return response, content
@@ -220,7 +218,7 @@ class DeviceEnd:
             while not ended.wait(ALIVE_SECONDS):
                 try:
                     self._once(connection, "POST", "/v1/alive", {204})
-                except (*GONE_ERRORS, SignedOut, RefusedByServer):
+                except LOST:
                     connection.close()  # which ends the wait for a question
             connection.close()
 
@@ -292,7 +290,7 @@ def ends_on_sigterm() -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, RefusedByServer | SignedOut):
+    if isinstance(error, RefusedByServer):
         return str(error)
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return f"the server's certificate is not of the authority this device trusts ({error})"

@@ -1,13 +1,7 @@
 """A front end: it knows devices by their keys, passes them their questions, and takes their answers. It keeps no state itself.
 
-    POST /v1/session            sign in, with a signature → a token
-    DELETE /v1/session          leave
-    GET /v1/question?wait=50    the question that is open for this device, or 204 after that many seconds
-    PUT /v1/answer/NAME         its answer, or header `failed`
-    POST /v1/alive              a sign of life, from a device at work
-    GET /v1/files/SHA256        what goes to all devices: a released model, which is not secret
-
-A token authorises transport and nothing else: the messages of a round are signed by devices, and checked by their receivers.
+docs/protocol.md describes its requests. A token authorises transport and nothing else: the messages of a round are signed by devices,
+and checked by their receivers.
 """
 
 import asyncio
@@ -146,10 +140,9 @@ class FrontEnd:
         number = self._number_of(key)
         if isinstance(number, str):
             raise NoEntry(403, number)
-        if len(nonce) != 16 or not await self._store.first_time(key + nonce):
-            raise NoEntry(403, "a sign-in that was already used")
         token = secrets.token_urlsafe(32)
-        await self._store.sign_in(token, number)
+        if len(nonce) != 16 or not await self._store.sign_in(token, number, key + nonce):
+            raise NoEntry(403, "a sign-in that was already used")
         return token
 
     async def _who(self, headers: Headers) -> int:

@@ -34,7 +34,6 @@ class Counts:
             self._counted[name] += amount
 
     def show(self, name: str, value: Callable[[], float]) -> None:
-        """Show a value, computed on request."""
         self._looked_at[name] = value
 
     def text(self) -> str:

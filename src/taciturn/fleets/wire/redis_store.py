@@ -1,8 +1,8 @@
 """A store in Redis, which a server and front ends on several hosts share (`pip install 'taciturn[fleet-redis]'`).
 
-Each operation is one script, so that no two front ends can take a device's answer twice. Times are by Redis's own clock. Everything has a
-time to live, and a Redis that writes to disk is refused: no one may learn from it who took part. Front ends hear through a channel
-which devices are asked, but not what; what is missed, because a connection broke, is found when a device asks again.
+Each operation is one call of a script (redis_store.lua), so that no two front ends can take a device's answer twice. Times are by Redis's
+own clock. Everything has a time to live, and a Redis that writes to disk is refused: no one may learn from it who took part. Front ends
+hear through a channel which devices are asked, but not what; what is missed, because a connection broke, is found when a device asks again.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import secrets
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -19,7 +20,7 @@ from redis.exceptions import RedisError
 
 from taciturn.fleets.devices.transport import LOG, LOOPBACK, LinkError
 from taciturn.fleets.wire import store
-from taciturn.fleets.wire.store import Asked, StoreGone
+from taciturn.fleets.wire.store import NO_FILE, Asked, File, StoreGone
 
 SOCKET_SECONDS = 30.0  # for Redis to answer; longer than `collect` waits
 CONNECTIONS = 32  # of one front end; further requests wait
@@ -29,72 +30,7 @@ AGAIN_SECONDS = 1.0  # before a broken channel is listened to again
 DAY = int(1000 * store.TOKEN_SECONDS)
 OUTCOME = struct.Struct(">q?")  # which device, and whether it answered; the answer, or why there is none, follows
 
-# Each script gets the prefix of all keys, so that fleets may share a Redis; it builds keys itself, which a Redis cluster
-# would not allow.
-BEGIN = f"""
-local fleet = KEYS[1]
-local here, question = fleet .. 'here', fleet .. 'question'
-local function now() local time = redis.call('TIME'); return time[1] * 1000 + math.floor(time[2] / 1000) end
-local function stays(number, for_ms) redis.call('ZADD', here, now() + for_ms, number); redis.call('PEXPIRE', here, {DAY}) end
-local function asked(number)
-  local found = redis.call('HMGET', question, 'name', 'kind', 'shared', number)
-  if not found[4] then return false end
-  found[5] = redis.call('PTTL', question)
-  return found
-end
-"""
-
-
-PRESENT = """
-redis.call('ZREMRANGEBYSCORE', here, '-inf', now())
-return redis.call('ZRANGE', here, 0, -1)
-"""
-WITHDRAW = """
-if redis.call('HGET', question, 'name') == ARGV[1] then redis.call('DEL', question) end
-return redis.call('DEL', fleet .. 'outcomes:' .. ARGV[1])
-"""
-SIGN_IN = f"""
-local number, token, alive = ARGV[1], ARGV[2], ARGV[3]
-local old = redis.call('GET', fleet .. 'token-of:' .. number)
-if old then redis.call('DEL', fleet .. 'token:' .. old) end
-redis.call('SET', fleet .. 'token-of:' .. number, token, 'PX', {DAY})
-redis.call('SET', fleet .. 'token:' .. token, number, 'PX', {DAY})
-stays(number, alive)
-"""
-SIGN_OUT = """
-local number = redis.call('GETDEL', fleet .. 'token:' .. ARGV[1])
-if number then redis.call('ZREM', here, number) end
-"""
-WHO = """
-local number = redis.call('GET', fleet .. 'token:' .. ARGV[1])
-if number then stays(number, ARGV[2]) end
-return number
-"""
-ASKED = """
-local number, connection, wait = ARGV[1], ARGV[2], ARGV[3]
-local found = asked(number)
-if not found and connection ~= '' then
-  redis.call('SET', fleet .. 'waits:' .. number, connection, 'PX', wait)
-  stays(number, wait)
-end
-return found
-"""
-# Only on the newest connection: one that dies does not affect a device that waits on another, at any front end.
-WAITED = """
-local number, connection, alive = ARGV[1], ARGV[2], ARGV[3]
-if redis.call('GET', fleet .. 'waits:' .. number) == connection then
-  redis.call('DEL', fleet .. 'waits:' .. number)
-  if redis.call('ZSCORE', here, number) then stays(number, alive) end
-end
-return asked(number)
-"""
-ANSWER = """
-local number, name, outcome, outcomes = ARGV[1], ARGV[2], ARGV[3], fleet .. 'outcomes:' .. ARGV[2]
-if redis.call('HGET', question, 'name') ~= name or redis.call('HDEL', question, number) == 0 then return 0 end
-redis.call('RPUSH', outcomes, outcome)
-redis.call('PEXPIRE', outcomes, redis.call('PTTL', question))
-return 1
-"""
+SCRIPT = Path(__file__).with_name("redis_store.lua").read_text()  # all operations
 
 
 class RedisStore:
@@ -118,7 +54,7 @@ class RedisStore:
         self._to_say: list[tuple[str, tuple[Any, ...], asyncio.Future[Any]]] = []
         self._talking: asyncio.Task[None] | None = None
         self._heard = asyncio.Event()  # set while the channel is listened to
-        self._file, self._fetching = ("", b""), asyncio.Lock()
+        self._file, self._fetching = NO_FILE, asyncio.Lock()
         if url.startswith("redis://") and host not in LOOPBACK:
             raise LinkError(f"without TLS a Redis may be on this machine only, and {self.address} may be another: write rediss://…")
         try:
@@ -143,14 +79,14 @@ class RedisStore:
         except RedisError as error:
             raise StoreGone(f"the Redis at {self.address} cannot be reached ({type(error).__name__}: {error}); is it running?") from None
 
-    def _now(self, script: str, *arguments: Any) -> Any:
+    def _now(self, operation: str, *arguments: Any) -> Any:
         with self._reaching():
-            return self._redis.eval(BEGIN + script, 1, self._fleet, *arguments)
+            return self._redis.eval(SCRIPT, 1, self._fleet, DAY, operation, *arguments)
 
-    async def _soon(self, script: str, *arguments: Any) -> Any:
-        """Send a script together with all others pending, in order: alone, each would cost three times as much."""
+    async def _soon(self, operation: str, *arguments: Any) -> Any:
+        """Send an operation together with all others pending, in order: alone, each would cost three times as much."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._to_say.append((script, arguments, answer))
+        self._to_say.append((operation, arguments, answer))
         if self._talking is None:
             self._talking = asyncio.create_task(self._talk())
         with self._reaching():
@@ -161,8 +97,8 @@ class RedisStore:
             said, self._to_say = self._to_say[:BATCH], self._to_say[BATCH:]
             try:
                 together = self._loop_redis.pipeline(transaction=False)
-                for script, arguments, _ in said:
-                    together.eval(BEGIN + script, 1, self._fleet, *arguments)
+                for operation, arguments, _ in said:
+                    together.eval(SCRIPT, 1, self._fleet, DAY, operation, *arguments)
                 answers = await together.execute(raise_on_error=False)
             except Exception as error:  # whatever it is, no caller may wait for ever
                 answers = [error] * len(said)
@@ -171,23 +107,20 @@ class RedisStore:
                     answer.set_exception(came) if isinstance(came, Exception) else answer.set_result(came)
         self._talking = None
 
-    async def _alone(self, script: str, *arguments: Any) -> Any:
+    async def _alone(self, operation: str, *arguments: Any) -> Any:
         with self._reaching():
-            return await self._loop_redis.eval(BEGIN + script, 1, self._fleet, *arguments)
+            return await self._loop_redis.eval(SCRIPT, 1, self._fleet, DAY, operation, *arguments)
 
     def present(self) -> list[int]:
-        return sorted(map(int, self._now(PRESENT)))
+        return sorted(map(int, self._now("present")))
 
-    def share(self, name: str, content: bytes) -> None:
-        key = f"{self._fleet}file"
+    def post(self, name: str, kind: str, contents: Mapping[int, bytes], seconds: float, file: File = NO_FILE) -> None:
+        fields: dict[Any, Any] = {"name": name, "kind": kind, "shared": file[0], **contents}
+        hashes = [("question", fields, _ms(seconds)), *([("file", dict([file]), DAY)] if file[0] else ())]
         with self._reaching():
-            self._redis.pipeline().delete(key).hset(key, name, content).pexpire(key, DAY).execute()
-
-    def post(self, name: str, kind: str, contents: Mapping[int, bytes], shared: str, seconds: float) -> None:
-        key, about = f"{self._fleet}question", {"name": name, "kind": kind, "shared": shared}
-        fields: dict[Any, Any] = {**about, **contents}
-        with self._reaching():
-            posting = self._redis.pipeline().delete(key).hset(key, mapping=fields).pexpire(key, _ms(seconds))
+            posting = self._redis.pipeline()
+            for key, content, life in hashes:
+                posting.delete(self._fleet + key).hset(self._fleet + key, mapping=content).pexpire(self._fleet + key, life)
             posting.publish(f"{self._fleet}asked", json.dumps(list(contents))).execute()
 
     def collect(self, name: str, seconds: float) -> list[tuple[int, bytes | str]]:
@@ -197,49 +130,46 @@ class RedisStore:
             return [_outcome(one) for one in [*(first or ())[1:], *(self._redis.lpop(key, BATCH) or ())]]
 
     def withdraw(self, name: str) -> None:
-        self._now(WITHDRAW, name)
+        self._now("withdraw", name)
 
-    async def first_time(self, sign_in: bytes) -> bool:
-        with self._reaching():
-            return bool(await self._loop_redis.set(f"{self._fleet}sign-in:{sign_in.hex()}", 1, px=_ms(store.NONCE_SECONDS), nx=True))
-
-    async def sign_in(self, token: str, number: int) -> None:
-        await self._soon(SIGN_IN, number, token, _ms(store.ALIVE_SECONDS))
+    async def sign_in(self, token: str, number: int, nonce: bytes) -> bool:
+        once = nonce.hex(), _ms(store.NONCE_SECONDS)
+        return bool(await self._soon("sign_in", number, token, _ms(store.ALIVE_SECONDS), *once))
 
     async def sign_out(self, token: str) -> None:
-        await self._soon(SIGN_OUT, token)
+        await self._soon("sign_out", token)
 
     async def who(self, token: str) -> int | None:
-        number = await self._soon(WHO, token, _ms(store.ALIVE_SECONDS))
+        number = await self._soon("who", token, _ms(store.ALIVE_SECONDS))
         return None if number is None else int(number)
 
     async def asked(self, number: int, seconds: float) -> Asked | None:
         if seconds <= 0:
-            return _asked(await self._soon(ASKED, number, "", 0))
+            return _asked(await self._soon("asked", number, "", 0))
         await self._listen(seconds)
         news, connection = asyncio.Event(), secrets.token_hex(8)
         self._waiting.setdefault(number, set()).add(news)  # before looking for the question, or one in between would be missed
         try:
-            if found := _asked(await self._soon(ASKED, number, connection, _ms(seconds + store.ALIVE_SECONDS))):
+            if found := _asked(await self._soon("asked", number, connection, _ms(seconds + store.ALIVE_SECONDS))):
                 return found
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await news.wait()
         except asyncio.CancelledError:
             with suppress(StoreGone):
-                await self._soon(WAITED, number, connection, _ms(store.BACK_SECONDS))
+                await self._soon("waited", number, connection, _ms(store.BACK_SECONDS))
             raise
         finally:
             self._waiting[number].discard(news)
             if not self._waiting[number]:
                 del self._waiting[number]
-        return _asked(await self._soon(WAITED, number, connection, _ms(store.ALIVE_SECONDS)))
+        return _asked(await self._soon("waited", number, connection, _ms(store.ALIVE_SECONDS)))
 
     async def answer(self, number: int, name: str, outcome: bytes | str) -> bool:
         is_answer = isinstance(outcome, bytes)
         content = OUTCOME.pack(number, is_answer) + (outcome if is_answer else outcome.encode())
         say = self._alone if len(content) > LARGE else self._soon  # so that others need not wait for a large report
-        return bool(await say(ANSWER, number, name, content))
+        return bool(await say("answer", number, name, content))
 
     async def shared(self, name: str) -> bytes | None:
         """Fetch a file once for all devices that want it; whether it is still current is checked each time."""

@@ -26,7 +26,7 @@ from taciturn.fleets.wire.authority import SERVER_CERTIFICATE, SERVER_KEY, priva
 from taciturn.fleets.wire.door import Door, tls
 from taciturn.fleets.wire.front_end import FrontEnd, NumberOf, Refusals
 from taciturn.fleets.wire.metrics import COUNTS
-from taciturn.fleets.wire.store import MemoryStore, Store, StoreGone
+from taciturn.fleets.wire.store import NO_FILE, MemoryStore, Store, StoreGone
 from taciturn.progress import Progress, unwatched
 
 FREE_SECONDS = 5  # an earlier server that was killed may hold the port for a moment
@@ -57,13 +57,11 @@ class WireLink:
         outcomes: dict[int, bytes | str] = {}  # answers, or why there is none; the first counts
         with self._asking:
             try:
-                file = hashlib.sha256(shared).hexdigest() if shared else ""
-                if shared:
-                    self._store.share(file, shared)
+                file = (hashlib.sha256(shared).hexdigest(), shared) if shared else NO_FILE
                 here = set(self._store.present())
                 outcomes |= dict.fromkeys(contents.keys() - here, GONE)
                 present = {number: content for number, content in contents.items() if number in here}
-                self._store.post(name, kind, present, file, deadline - time.monotonic())
+                self._store.post(name, kind, present, deadline - time.monotonic(), file)
                 self._wait_for_all(name, contents, deadline, outcomes, progress)
             except StoreGone as gone:
                 LOG.warning("“%s” ends here: %s", kind, gone)
@@ -105,7 +103,7 @@ class OpenFrontEnd(NamedTuple):
 @dataclass
 class WireServer:
     link: WireLink
-    address: str = ""
+    address: str
     front_end: OpenFrontEnd | None = None  # or it does not listen
 
 
@@ -127,7 +125,7 @@ def shared_server(folder: Path, store: Store) -> Iterator[WireServer]:
     with locked(private_folder(folder) / "lock", busy):
         link = WireLink(store)
         COUNTS.show("taciturn_devices_connected", lambda: len(link.devices()))
-        yield WireServer(link)
+        yield WireServer(link, f"the Redis at {store.address}")
 
 
 @contextmanager

@@ -31,6 +31,10 @@ class Asked(NamedTuple):
     seconds: float  # left to answer it
 
 
+File = tuple[str, bytes]  # its name and content
+NO_FILE: File = ("", b"")
+
+
 class StoreGone(LinkError):
     """The store cannot be reached. A front end sends devices away for a moment; the server sees no device."""
 
@@ -53,8 +57,10 @@ class _Question:
 
 
 class MemoryStore:
-    """A store for a server and its front end in one process. The first five methods are the server's; the others front ends', in an event
+    """A store for a server and its front end in one process. The first four methods are the server's; the others front ends', in an event
     loop. One question is open at a time. All of them may raise `StoreGone` where a store is elsewhere."""
+
+    address = ""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -64,7 +70,7 @@ class MemoryStore:
         self._tokens: dict[str, tuple[int, float]] = {}
         self._token_of: dict[int, str] = {}
         self._waiting: dict[int, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
-        self._file = ("", b"")
+        self._file = NO_FILE
         self._nonces: tuple[set[bytes], set[bytes]] = (set(), set())  # of this and the last ten minutes
         self._nonces_since = 0.0
 
@@ -74,14 +80,11 @@ class MemoryStore:
             now = time.monotonic()
             return sorted(number for number, until in self._here.items() if until > now)
 
-    def share(self, name: str, content: bytes) -> None:
-        """Give out a file by its name, until another takes its place."""
+    def post(self, name: str, kind: str, contents: Mapping[int, bytes], seconds: float, file: File = NO_FILE) -> None:
+        """Ask a question, in place of the one before. The file is given out by its name, until another takes its place."""
         with self._lock:
-            self._file = (name, content)
-
-    def post(self, name: str, kind: str, contents: Mapping[int, bytes], shared: str, seconds: float) -> None:
-        with self._lock:
-            self._question = _Question(name, kind, dict(contents), shared, time.monotonic() + seconds)
+            self._file = file if file[0] else self._file
+            self._question = _Question(name, kind, dict(contents), file[0], time.monotonic() + seconds)
             for number in contents:
                 for loop, event in self._waiting.get(number, ()):
                     with suppress(RuntimeError):  # the front end has ended
@@ -106,23 +109,20 @@ class MemoryStore:
     def _open(self, name: str) -> _Question | None:
         return self._question if self._question and self._question.name == name else None
 
-    async def first_time(self, sign_in: bytes) -> bool:
-        """Return whether this sign-in was not used in the last `NONCE_SECONDS`, at any front end."""
+    async def sign_in(self, token: str, number: int, nonce: bytes) -> bool:
+        """Let a device in, unless this nonce was used in the last `NONCE_SECONDS`, at any front end."""
         with self._lock:
             now = time.monotonic()
             if now - self._nonces_since > NONCE_SECONDS:
                 self._nonces, self._nonces_since = (set(), self._nonces[0]), now
-            is_new = not any(sign_in in nonces for nonces in self._nonces)
-            self._nonces[0].add(sign_in)
-            return is_new
-
-    async def sign_in(self, token: str, number: int) -> None:
-        with self._lock:
-            now = time.monotonic()
+            if any(nonce in nonces for nonces in self._nonces):
+                return False
+            self._nonces[0].add(nonce)
             self._tokens.pop(self._token_of.get(number, ""), None)
             self._token_of[number] = token
             self._tokens[token] = (number, now + TOKEN_SECONDS)
             self._here[number] = now + ALIVE_SECONDS
+            return True
 
     async def sign_out(self, token: str) -> None:
         with self._lock:

@@ -1,31 +1,41 @@
-"""A fleet to test a deployment with: a tiny model, meaningless words, and any number of devices in one process, each a thread.
+"""Test a deployment under load: a fleet with a tiny model and meaningless words, and many devices in one process, each a thread.
 
-Everything about it is real except the people: keys, certificates, secure sums, participation records, its own ledger. What goes wrong
-is counted.
+    python benchmarks/fleet_load.py 200 --out load --rounds 3
+
+Everything about it is real except the people: keys, certificates, secure sums, participation records, its own ledger. What goes wrong is
+counted. Without --server, everything runs on this machine, `taciturn fleet serve OUT/server` too. With it, this program runs only
+devices, which wait for a server: copy OUT/server to where it is to be served. It ends after --rounds, or after --seconds.
 """
 
+import argparse
+import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from taciturn.cli.output import bar, console, print_table
 from taciturn.data.population import write_population
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
-from taciturn.files import new_folder
+from taciturn.errors import TaciturnError
+from taciturn.files import new_folder, not_a, to_json
 from taciturn.fleets import assemble, enrolment
 from taciturn.fleets.devices import fields
 from taciturn.fleets.devices.transport import Handler, LinkError
 from taciturn.fleets.folders import fleet_authority, fleet_recipe, new_fleet
 from taciturn.fleets.wire.authority import AUTHORITY_CERTIFICATE, DEVICE_KEY, device_request, load_key
-from taciturn.fleets.wire.device import DeviceEnd, RefusedByServer, SignedOut, trusting
+from taciturn.fleets.wire.device import DeviceEnd, RefusedByServer, trusting
 from taciturn.recipe.text import parse_recipe
 
 FIXED = SPECIAL + PUNCTUATION
@@ -41,6 +51,10 @@ HANDSHAKES = threading.Semaphore(100)  # at a time: a server holds few connectio
 WORKERS = threading.Semaphore(2)
 STACK_BYTES = 512 * 1024  # of a thread, of which there are thousands
 END_SECONDS = 10.0  # for all of them to leave
+SERVER_SECONDS = 20  # for the server to save what it has trained
+LAST_SECONDS = 5.0  # from the first to the last answer that ends the last round
+LOOK_SECONDS = 1.0
+TACITURN = (sys.executable, "-c", "from taciturn.cli import main; main()")
 
 
 @dataclass
@@ -97,7 +111,7 @@ class LoadDevice(DeviceEnd):
     def lost(self, error: Exception) -> None:
         self._load.connected.discard(self)
         if self._known and not self._load.over:  # before, the server may not be there yet, and afterwards no longer
-            named = isinstance(error, RefusedByServer | SignedOut)
+            named = isinstance(error, RefusedByServer)
             self._load.count(self._load.failures, str(error) if named else type(error).__name__)
 
     def answered(self, name: str, kind: str, failed: str | None, late: bool) -> None:
@@ -175,3 +189,93 @@ def _device(folder: Path, number: int) -> Path:
 def _text(number: int) -> np.ndarray:
     """Return the text of a user who counts, starting from a word of their own."""
     return (len(FIXED) + (number + np.arange(60)) % (len(VOCABULARY) - len(FIXED))).astype(np.int32)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("count", type=int, help="devices, all in one process; at least 3")
+    parser.add_argument("--out", type=Path, default=Path("load"), help="folder for the fleet of these devices; made if it is not there")
+    parser.add_argument("--server", action="append", help="host:port that serves OUT/server; several share the devices (default: one here)")
+    parser.add_argument("--rounds", type=int, default=3, help="of the training (default: 3)")
+    parser.add_argument("--seconds", type=float, default=600.0, help="end after this long at the latest (default: 600)")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors, and what --json prints")
+    parser.add_argument("--json", action="store_true", help="print what was found as JSON, and nothing else")
+    given = parser.parse_args(arguments)
+    for name, least in (("count", 3), ("rounds", 1), ("seconds", 1)):
+        if not getattr(given, name) >= least:
+            parser.error(f"{name}: {getattr(given, name)} is not in the range x>={least}")
+    before, console.quiet = console.quiet, given.quiet or given.json
+    try:
+        load = under_load(given.out, given.count, given.server, given.rounds, given.seconds)
+    except TaciturnError as error:
+        print(f"fleet_load: {error}", file=sys.stderr)
+        return 2
+    finally:
+        console.quiet = before
+    if given.json:
+        counts = {"connected": load.most_connected, "answered": load.answered.total(), "rounds": len(load.rounds)}
+        print(to_json(counts | {"most_a_second": load.most_a_second, "failures": dict(load.failures)}, ensure_ascii=False))
+    return int(len(load.rounds) < given.rounds)
+
+
+def under_load(out: Path, count: int, servers: list[str] | None, rounds: int, seconds: float) -> Load:
+    if out.exists() and not (out / "server").is_dir():
+        raise LinkError(f"{not_a('a fleet made by this program', out)}: choose another --out")
+    if not out.exists():
+        new_load(out, count, rounds, seconds, tuple(one.rpartition(":")[0] for one in servers or ()))
+    with _server(out, servers) as (addresses, is_over):
+        devices, load = open_load(out, count, addresses)
+        console.print(f"{count} devices for {', '.join(addresses)}, which must serve {out / 'server'}")
+        deadline = time.monotonic() + seconds
+        with running(devices):
+            with bar("load", "rounds") as show:
+                while len(load.rounds) < rounds and not is_over() and time.monotonic() < deadline:
+                    time.sleep(LOOK_SECONDS)
+                    load.look()
+                    note = f"{len(load.connected):,} devices connected, {load.answered.total():,} questions answered"
+                    show(len(load.rounds), rounds, note)
+            load.over = True
+            time.sleep(LAST_SECONDS)
+    print_load(load)
+    if len(load.rounds) < rounds:
+        why = "the server's own terminal says why" if servers else f"{out / 'server.log'} says why"
+        console.print(f"Only {len(load.rounds)} of {rounds} rounds were done within {seconds:g} seconds: {why}", style="red")
+    return load
+
+
+@contextmanager
+def _server(out: Path, servers: list[str] | None) -> Iterator[tuple[list[str], Callable[[], bool]]]:
+    """Yield the servers that were named, or one that is started here, and whether it has ended."""
+    if servers:
+        yield servers, lambda: False
+        return
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    run = out / "server" / f"run-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    command = [*TACITURN, "fleet", "serve", str(out / "server"), "--port", str(port), "--run", str(run)]
+    with open(out / "server.log", "w") as lines:
+        process = subprocess.Popen(command, stdout=lines, stderr=lines)
+    try:
+        yield [f"127.0.0.1:{port}"], lambda: process.poll() is not None
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(SERVER_SECONDS)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def print_load(load: Load) -> None:
+    shown = {
+        "most devices connected at once": f"{load.most_connected:,}",
+        "questions answered": f"{load.answered.total():,}",
+        "questions a second, in the best second": f"{load.most_a_second:,.0f}",
+        "rounds done": f"{len(load.rounds)}",
+        **{f"{share:.0%} of requests took at most": f"{1000 * load.quantile(share):,.0f} ms" for share in (0.5, 0.95, 0.99)},
+        **{reason: f"{times:,}" for reason, times in load.failures.most_common()},
+        "failures": f"{load.failures.total():,}",
+    }
+    print_table(("", ""), shown.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,13 +2,12 @@
 
 import time
 
+import fleet_load
 import pytest
-from typer.testing import CliRunner
+from fleet_load import Load, LoadDevice, new_load, open_load, running
 
 from enrolling import device_key, load_device_key, wire_server
-from taciturn.cli import app
 from taciturn.fleets.devices.transport import LinkError
-from taciturn.fleets.load import Load, LoadDevice, new_load, open_load, running
 from taciturn.fleets.wire import device, door, store
 from taciturn.fleets.wire import server as server_module
 from taciturn.fleets.wire.authority import certify_server, make_authority
@@ -95,14 +94,30 @@ def test_a_load_of_another_size_is_refused(tmp_path):
         open_load(tmp_path / "load", 5, ["127.0.0.1:1"])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"), [(["2"], "count: 2 is not in the range x>=3"), (["5", "--seconds", "nan"], "seconds: nan is not in the range")]
+)
+def test_a_load_that_makes_no_sense_is_refused(arguments, words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        fleet_load.main(arguments)
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_folder_that_is_something_else_is_left_alone(tmp_path, capsys):
+    (tmp_path / "mine").mkdir()
+    assert fleet_load.main(["5", "--out", str(tmp_path / "mine")]) == 2
+    assert "choose another --out" in capsys.readouterr().err
+    assert not list((tmp_path / "mine").iterdir())
+
+
 @pytest.mark.slow
-def test_the_command_trains_over_a_server_of_its_own(tmp_path):
+def test_the_program_trains_over_a_server_of_its_own(tmp_path, capsys):
     out = tmp_path / "load"
-    done = CliRunner().invoke(app, ["fleet", "load", "12", "--out", str(out), "--rounds", "2", "--seconds", "200"])
-    assert done.exit_code == 0, done.output
-    assert "rounds done" in done.output
+    assert fleet_load.main(["12", "--out", str(out), "--rounds", "2", "--seconds", "200"]) == 0
+    assert "rounds done" in capsys.readouterr().out
     ledger = (out / "server" / "population" / "ledger.jsonl").read_text()
     assert ledger.count('"charge"') == 2
-    late = CliRunner().invoke(app, ["fleet", "load", "12", "--out", str(out), "--server", "127.0.0.1:1", "--seconds", "2"])
-    assert late.exit_code == 1  # nobody is there: it ends all the same
-    assert "Only 0 of 3 rounds were done within 2 seconds" in late.output
+    nobody_there = ["12", "--out", str(out), "--server", "127.0.0.1:1", "--seconds", "2"]
+    assert fleet_load.main(nobody_there) == 1  # it ends all the same
+    assert "Only 0 of 3 rounds were done within 2 seconds" in capsys.readouterr().out
