@@ -7,11 +7,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from taciturn.audit import audit_users, canaries
-from taciturn.audit.likelihood_tails import Tail, log_ratios, tail
 from taciturn.audit.report import AuditReport, canary_results, membership_results
 from taciturn.audit.secret_sharer import REFERENCES
 from taciturn.core import LanguageModel, Params
@@ -31,7 +29,6 @@ from taciturn.privacy.ledger import Guarantee, Ledger, Row
 from taciturn.progress import Progress, StageProgress, unwatched
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
-from taciturn.recipe.sections import ModelSection
 from taciturn.release.gate import ExportRefused, check_not_personal, verified_guarantee
 from taciturn.release.model_file import ModelCard, ModelFileError, load_model, params_digest
 from taciturn.runs.folder import RunError, recipe_of
@@ -297,23 +294,3 @@ def _model_to_measure(folder: Path) -> tuple[Params, ModelCard]:
     params, card = load_model(folder)
     check_not_personal(card, folder)
     return params, card
-
-
-def compare_tails(
-    model: Path, others: Sequence[Path], samples: int, seed: int, progress: Progress = unwatched
-) -> list[tuple[np.ndarray, Tail]]:
-    """Return, for each of the others, log c(s) of texts sampled from the model, and their tail."""
-    params, card = _model_to_measure(model)
-    network = build.language_model(ModelSection(**card.architecture), len(card.vocabulary))
-    found = []
-    for number, path in enumerate(others):
-        other, its_card = _model_to_measure(path)
-        if its_card.vocabulary != card.vocabulary or jax.tree.map(np.shape, other) != jax.tree.map(np.shape, params):
-            raise RunError(f"{path} is another kind of model than {model}, or knows other words, so no ratio can be computed")
-
-        def sampled(done: int, all: int, before: int = number) -> None:
-            progress(before * all + done, len(others) * all)
-
-        ratios = log_ratios(network, params, other, samples, jax.random.key(seed + number), sampled)
-        found.append((ratios, tail(ratios)))
-    return found
