@@ -53,7 +53,7 @@ def deep_lstm(
         for index in range(layers):
             layer = params["layers"][f"{index}"]
             gates = dot(values, layer["input"], product) + layer["gate_bias"]
-            states = recurrence(lstm_cell, gates, layer["recurrent"], None, units, product)
+            states = recurrence(lstm_cell, product, gates, layer["recurrent"], None)
             values = dropout(states, dropout_rate, keys[index + 1], variational)
         return jnp.swapaxes(values, 0, 1)
 

@@ -49,21 +49,17 @@ State = tuple[jax.Array, jax.Array]  # what is fed back, and the carry
 def step_weights(model: LanguageModel, params: Params) -> StepWeights:
     """Return the weights of one step of an LSTM, a CIFG or a GRU."""
     words, bias = (np.asarray(part, np.float32) for part in model.words(params))
-    tied = model.word_embedding == model.embedding
+    named = {name: np.asarray(leaf, np.float32) for name, leaf in params.items()}
     return StepWeights(
-        embedding=words if tied else np.asarray(params[model.embedding], np.float32),
+        embedding=words if model.word_embedding == model.embedding else named[model.embedding],
         words=words,
         word_bias=bias,
-        input=np.asarray(params["input"], np.float32),
-        gate_bias=np.asarray(params["gate_bias"], np.float32),
-        recurrent=np.asarray(params["recurrent"], np.float32),
-        projection=_optional(params, "projection"),
-        to_context=_optional(params, "output"),
+        input=named["input"],
+        gate_bias=named["gate_bias"],
+        recurrent=named["recurrent"],
+        projection=named.get("projection"),
+        to_context=named.get("output"),
     )
-
-
-def _optional(params: Params, name: str) -> np.ndarray | None:
-    return np.asarray(params[name], np.float32) if name in params else None
 
 
 @partial(jax.jit, static_argnums=0)
