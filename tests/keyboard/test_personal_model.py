@@ -27,7 +27,6 @@ from taciturn.data.sources import Source
 from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, DataError, Vocabulary
 from taciturn.evaluation.accuracy import evaluate
 from taciturn.export.arpa import write_arpa
-from taciturn.export.formats import Distilling
 from taciturn.export.word_model import load_word_model
 from taciturn.keyboard import personal_model
 from taciturn.keyboard.personal_model import Learning, personalise
@@ -200,8 +199,8 @@ def test_cards_that_are_not_personal_are_those_of_old(made):
 
 
 def _exported(to):
-    few = Distilling(words=16_000, entries=500)
-    return lambda folder, made, out: FinishedRun(folder).export(out, to, non_private=True, distilling=few)
+    few = {"words": 16_000, "entries": 500}
+    return lambda folder, made, out: FinishedRun(folder).export(out, to, non_private=True, **few)
 
 
 def _warm_start(folder, made, out):
