@@ -11,6 +11,7 @@ and the matrix gradients are one product over all steps at the end. On a GPU bot
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +62,7 @@ def recurrent_model(
         # Look up, then normalise: only the rows in use are touched.
         embedded = dropout(rows(looked_up(params["embedding"], tokens.T)), dropout_rate, keys[0])
         x = dot(embedded, params["input"], product) + params["gate_bias"]
-        fed_back = recurrence(cell, product, x, params["recurrent"], params.get("projection"))
+        fed_back: Any = recurrence(cell, product, x, params["recurrent"], params.get("projection"))
         states = dropout(fed_back, dropout_rate, keys[1])
         return jnp.swapaxes(states if projected else dot(states, params["output"], product), 0, 1)
 
