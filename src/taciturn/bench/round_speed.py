@@ -177,16 +177,12 @@ def _evaluation(population: Population, params: Params) -> float:
 
 def _copy_rate() -> float:
     """Measure bytes a second, read and written."""
-    size = 2**24 if _on_cpu() else 2**29
+    size = 2**24 if jax.default_backend() == "cpu" else 2**29
     values, step = jnp.ones(size, jnp.float32), jax.jit(lambda values: values * 1.0001)
     return 8 * size / best_time(lambda: step(values), 5)
 
 
 def _product_rate(precision: str) -> float:
-    size = 2048 if _on_cpu() else 8192
+    size = 2048 if jax.default_backend() == "cpu" else 8192
     left = jax.random.uniform(jax.random.key(0), (size, size), jnp.bfloat16 if precision == "mixed" else jnp.float32)
     return 2.0 * size**3 / best_time(partial(jax.jit(lambda left: left @ left), left), 3)
-
-
-def _on_cpu() -> bool:
-    return jax.devices()[0].platform == "cpu"

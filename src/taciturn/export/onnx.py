@@ -19,9 +19,8 @@ from jax.extend.core import Jaxpr, Literal, Var
 from scipy.special import log_softmax
 
 from taciturn.core import BEGIN
-from taciturn.export.quantised import int8
 from taciturn.models.recurrence import Cell
-from taciturn.models.stepping import StepWeights
+from taciturn.models.stepping import StepWeights, int8
 from taciturn.release.gate import ExportRefused
 
 if TYPE_CHECKING:

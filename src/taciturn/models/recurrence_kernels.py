@@ -60,17 +60,7 @@ def forwards(cell: Any, product: DTypeLike, x: jax.Array, recurrent: jax.Array, 
     return tuple(None if part is None else part.reshape(*x.shape[:2], -1) for part in (fed_back, r, carries, *(outputs or [None])))
 
 
-def backwards(
-    cell: Any,
-    product: DTypeLike,
-    gradient: jax.Array,
-    x: jax.Array,
-    r: jax.Array,
-    carries: jax.Array,
-    recurrent: jax.Array,
-    projection: jax.Array | None,
-    interpret: bool = False,
-):
+def backwards(cell: Any, product: DTypeLike, gradient, x, r, carries, recurrent, projection, interpret: bool = False):
     """Return what `recurrence.scan_backwards` returns."""
     shape = _shape(x, recurrent, projection, product, interpret)
     rows = shape.length * shape.batch

@@ -62,6 +62,13 @@ def step_weights(model: LanguageModel, params: Params) -> StepWeights:
     )
 
 
+def int8(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Round a matrix [outputs, inputs], an embedding's outputs being its words, to values (int8) · scales[:, None] (float32): a quarter of
+    the size, for phones and pages. Every output has a scale of its own, so one large weight does not blur the others' (−127 … 127)."""
+    scales = np.maximum(np.abs(matrix).max(axis=1), 1e-12).astype(np.float32) / 127
+    return np.rint(matrix / scales[:, None]).astype(np.int8), scales
+
+
 @partial(jax.jit, static_argnums=0)
 def step(cell: Cell, weights: StepWeights, state: State, word: jax.Array) -> tuple[State, jax.Array]:
     """Read one word, or a batch of them; return the next state, and the log-probabilities of what follows."""
