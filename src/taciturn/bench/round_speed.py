@@ -42,8 +42,6 @@ Turns = dict[str, list[float]]  # users/s of the paper round in each turn, by na
 
 @dataclass(frozen=True)
 class RoundSpeed:
-    """One kind of round."""
-
     users_per_s: float
     tokens_per_s: float
     round_s: float

@@ -67,8 +67,6 @@ class LeftOut:
 
 
 class Batch(NamedTuple):
-    """Rows of a file."""
-
     columns: Columns
     strings: dict[str, pa.Array]  # by the names of columns
     place: Callable[[int], str]  # where a row stands in its file

@@ -66,7 +66,7 @@ class Population:
     @property
     def lengths(self) -> np.ndarray:
         """Return how many tokens each user has; private, like every count."""
-        return np.concatenate([np.diff(self.texts.shard(number).offsets) for number in range(len(self.texts.shards))])
+        return np.concatenate([np.diff(shard.offsets) for shard in self.texts.shards])
 
     @property
     def ledger(self) -> NamedLedger | None:

@@ -108,7 +108,6 @@ class Vocabulary:
 
     @cached_property
     def sentence_ends(self) -> tuple[int, ...]:
-        """Return the ids that end a sentence."""
         return tuple(self.ids[word] for word in SENTENCE_ENDS if word in self.ids)
 
     @property

@@ -60,18 +60,8 @@ def plain(
     return Stepped(matrix - rate * d_rows, bias - rate * d_bias, d_contexts)
 
 
-def fused(
-    contexts: jax.Array,
-    matrix: jax.Array,
-    bias: jax.Array,
-    targets: jax.Array,
-    weights: jax.Array,
-    rate: float,
-    unit_norm: bool,
-    product: DTypeLike = jnp.float32,
-    power: float = 0.0,
-    interpret: bool = False,
-) -> Stepped:
+def fused(contexts, matrix, bias, targets, weights, rate, unit_norm, product=jnp.float32, power=0.0, interpret=False) -> Stepped:
+    """Return what `plain` returns."""
     (vocabulary, width), tokens = matrix.shape, len(contexts)
     is_many = tokens > 2 * GROUP
     padding = -tokens % (GROUP if is_many else 16)

@@ -24,9 +24,7 @@ WINDOW = 64  # words that a model without a state looks back
 
 
 class StepWeights(NamedTuple):
-    """float32 arrays."""
-
-    embedding: np.ndarray  # [vocabulary, width], scaled to length 1 where the model requires it
+    embedding: np.ndarray  # float32, as all are, [vocabulary, width], scaled to length 1 where the model requires it
     words: np.ndarray  # [vocabulary, context]; the same array as `embedding` where they are tied
     word_bias: np.ndarray
     input: np.ndarray  # [width, gates]

@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from taciturn.algorithms.dp_fedavg import federated
 from taciturn.algorithms.fine_tuning import Text, rehearsing, transfer_learning, unforgetting_update
 from taciturn.algorithms.local_training import LocalTraining, UserUpdate, fedavg_update, fedsgd_update
-from taciturn.algorithms.uploads import Upload, compressed, upload_bytes
+from taciturn.algorithms.uploads import compressed, upload_bytes
 from taciturn.core import PADDING, Algorithm, LanguageModel, Mechanism, Params, Participation
 from taciturn.data.layout import Cut, Layout, Sentences, Unrolls
 from taciturn.data.population import Population
@@ -173,7 +173,7 @@ def _user_update(recipe: Recipe, model: LanguageModel, local: LocalTraining) -> 
     """Build what a device computes; `model` has the recipe's type of products."""
     if recipe.algorithm == "dp-fedsgd":
         loss = partial(cross_entropy, model, power=recipe.local.loss_power)
-        return compressed(fedsgd_update(loss, local), upload(recipe))
+        return compressed(fedsgd_update(loss, local), recipe.upload.share, recipe.upload.bits)
     project = _encoded(recipe, model).project if recipe.privacy.greedy else None
     step = sgd_step(model, jnp.bfloat16 if recipe.local.precision == "mixed" else jnp.float32, recipe.local.loss_power)
     match recipe.local.forgetting:
@@ -186,11 +186,7 @@ def _user_update(recipe: Recipe, model: LanguageModel, local: LocalTraining) -> 
             update = fedavg_update(rehearsing(step, rows, recipe.local.user_share), local, project)
         case "distillation":
             update = unforgetting_update(model, local, recipe.local.user_share, project)
-    return compressed(update, upload(recipe))
-
-
-def upload(recipe: Recipe) -> Upload:
-    return Upload(recipe.upload.share, recipe.upload.bits)
+    return compressed(update, recipe.upload.share, recipe.upload.bits)
 
 
 def upload_size(recipe: Recipe, params: Params) -> int:
@@ -198,9 +194,9 @@ def upload_size(recipe: Recipe, params: Params) -> int:
     if recipe.privacy.encoding == "modular":
         return report_encoding(recipe, params).upload_bytes
     if recipe.algorithm != "transfer-learning":
-        return upload_bytes(params, upload(recipe))
+        return upload_bytes(params, recipe.upload.share, recipe.upload.bits)
     words, settings = len(params["word_bias"]), recipe.transfer
-    return upload_bytes(jax.ShapeDtypeStruct((settings.rows, settings.length, words), jnp.float32), Upload())
+    return upload_bytes(jax.ShapeDtypeStruct((settings.rows, settings.length, words), jnp.float32))
 
 
 def general_text(recipe: Recipe, to_test: bool = False) -> PublicCorpus | None:
