@@ -5,12 +5,11 @@ DP-FTRL differs from DP-FedAvg in two words: noise that is correlated over round
 comes in residual form, so every server optimiser works unchanged.
 """
 
-import jax
 import optax
 
 from taciturn import trees
 from taciturn.algorithms.local_training import UserUpdate
-from taciturn.core import Algorithm, Estimate, Mechanism, Params, Participation, ServerState
+from taciturn.core import Algorithm, Estimate, Mechanism, Participation, ServerState
 from taciturn.privacy.clipping import flat_clip
 from taciturn.privacy.estimators import fixed_denominator
 from taciturn.privacy.mechanism import mechanism
@@ -49,12 +48,9 @@ def private_averaging(
 def federated(user_update: UserUpdate, private: Mechanism, participation: Participation, server: Server) -> Algorithm:
     """Build what all of them share: devices train, and the server steps along the private average of their updates."""
 
-    def init(params: Params) -> ServerState:
-        return ServerState(params, server.init(params))
-
     def server_update(state: ServerState, estimate: Estimate) -> ServerState:
         # optax descends a gradient; the estimate points where users went. θᵗ⁺¹ ← θᵗ + Δᵗ⁺¹ for plain SGD at rate 1.
         step, optimizer = server.update(trees.scale(estimate, -1.0), state.optimizer, state.params)
-        return ServerState(jax.tree.map(lambda p, s: p + s, state.params, step), optimizer)
+        return ServerState(trees.add(state.params, step), optimizer)
 
-    return Algorithm(init, user_update, server_update, private, participation)
+    return Algorithm(lambda params: ServerState(params, server.init(params)), user_update, server_update, private, participation)

@@ -198,8 +198,7 @@ def _scores_after(model: WordModel, prefix: Sequence[int], size: int) -> Callabl
 
         def side_by_side(texts: np.ndarray) -> np.ndarray:
             rows = np.full((size, 1 + len(prefix) + texts.shape[1]), PADDING, np.int32)  # one size, compiled once
-            rows[: len(texts), 0] = BEGIN
-            rows[: len(texts), 1 : 1 + len(prefix)] = prefix
+            rows[: len(texts), : 1 + len(prefix)] = BEGIN, *prefix
             rows[: len(texts), 1 + len(prefix) :] = texts
             return np.asarray(model.scores_at(rows, rows.shape[1] - 1))[: len(texts)]
 

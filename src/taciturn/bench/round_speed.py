@@ -79,11 +79,7 @@ def measure(
         recipe = paper_recipe(population, users, "lstm", precision)
         paper, params = _round(population, recipe, rounds, products)
         fleet = assemble.fleet(recipe, population, population.folder)
-
-        def ours() -> float:
-            return users / round_seconds(recipe, fleet, params, WORDS, rounds)
-
-        turns = compare(ours) if compare else {}
+        turns = compare(lambda: users / round_seconds(recipe, fleet, params, WORDS, rounds)) if compare else {}
         progress("Gboard's round: CIFG 2.4M")
         gboard, params = _round(population, paper_recipe(population, users, "cifg", precision), rounds, products)
         progress("noise, accounting, evaluation")

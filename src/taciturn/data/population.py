@@ -34,7 +34,6 @@ FORMAT = 2
 NAMES = {"train": "users.txt", "held_out": "held_out_users.txt"}  # files of hashed ids
 LEAST_HELD_OUT = 10  # to measure with
 COUNTS = "private_counts"
-NOTE = "measured on users' text; do not publish"
 STAYS = ("private", "ledger.jsonl", "ledger.head")  # whatever happened to a manifest
 LEDGER, OPTED_OUT = "ledger.json", "opted-out.txt"  # in private/
 MANIFEST_LOCK = "manifest-lock"  # so that a build that ends and a ledger that is pinned do not overwrite each other
@@ -176,7 +175,7 @@ class PopulationWriter:
             "salt": hashed_id(self.salt, ""),  # by which a lost salt is noticed
             "about": about,
             "vocabulary": {"size": len(self.vocabulary), **self.vocabulary.about},
-            COUNTS: {"note": NOTE, **sums, **counts, **written},
+            COUNTS: {"note": "measured on users' text; do not publish", **sums, **counts, **written},
         }
         with locked(self.folder / "private" / MANIFEST_LOCK):
             ledger = named_ledger(self.folder)
