@@ -90,14 +90,10 @@ def fused(contexts, matrix, bias, targets, weights, rate, unit_norm, product=jnp
         scores = jnp.sum(contexts * wanted, axis=-1) + bias[targets]
         weights = weights * jnp.exp(power * jnp.minimum(scores - normaliser[:tokens], 0.0))  # differently rounded, it may be above 0
     d_contexts = weights[:, None] * (expected[:tokens] - wanted)
-    stepped, stepped_bias = call(
-        functools.partial(_step, rate),
-        3,
-        (SPLITS,),
-        out_shape=(jax.ShapeDtypeStruct(matrix.shape, jnp.float32), jax.ShapeDtypeStruct(bias.shape, jnp.float32)),
-        input_output_aliases={1: 0, 2: 1},
-    )(rounded, matrix, bias, jnp.pad(targets, (0, padding), constant_values=-1), jnp.pad(weights, (0, padding)), normaliser)
-    return Stepped(stepped, stepped_bias, d_contexts)
+    shapes = [jax.ShapeDtypeStruct(one.shape, jnp.float32) for one in (matrix, bias)]
+    step = call(functools.partial(_step, rate), 3, (SPLITS,), out_shape=shapes, input_output_aliases={1: 0, 2: 1})
+    targets, weights = jnp.pad(targets, (0, padding), constant_values=-1), jnp.pad(weights, (0, padding))
+    return Stepped(*step(rounded, matrix, bias, targets, weights, normaliser), d_contexts)
 
 
 def fits(contexts: jax.Array, product: DTypeLike) -> bool:
