@@ -66,7 +66,9 @@ def train(run: ListedRun, *more: str) -> Result:
     if clipped:
         result["clipped"] = {str(round): share for round, share in clipped.items()}
     if "head-words" in run.measures:
-        result["head_words"] = finished.evaluate(with_head_words=True).head_words.tolist()
+        from head_words import of_run
+
+        result["head_words"] = of_run(finished).tolist()
     if "canaries" in run.measures:
         result["canaries"] = [list(found) for found in canary_ranks(finished)]
     if "audit" in run.measures and recipe.audit.users:

@@ -12,9 +12,8 @@ import numpy as np
 from taciturn.core import END
 from taciturn.data.vocabulary import DataError, Vocabulary
 from taciturn.export.javascript import Published
-from taciturn.export.quantised import int8
 from taciturn.models.ngram import katz
-from taciturn.models.stepping import StepWeights
+from taciturn.models.stepping import StepWeights, int8
 from taciturn.privacy.ledger import LedgerError
 from taciturn.release.gate import ExportRefused
 from taciturn.release.model_file import ModelFileError, load_model, save_model

@@ -1,7 +1,9 @@
 """Uploads weigh what is said, to the byte, and however small they are made, the bound holds."""
 
+import math
 import struct
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from harness import exact, quietly, tiny_recipe
 from taciturn.algorithms.local_training import LocalTraining, fedavg_update
-from taciturn.algorithms.uploads import Upload, compressed, rounded, upload_bytes
+from taciturn.algorithms.uploads import compressed, rounded, upload_bytes
 from taciturn.core import Message, UserData
 from taciturn.models.deep_lstm import deep_lstm
 from taciturn.models.sgd import sgd_step
@@ -23,13 +25,20 @@ from taciturn.runs.loop import train_run
 KEY = jax.random.key(0)
 NOBODY = UserData(jnp.zeros(0), jnp.float32(1), jnp.int32(0))
 UPDATE = {"a": jax.random.normal(KEY, (40, 7)), "b": jax.random.normal(jax.random.key(1), (33,))}
+
+
+class Upload(NamedTuple):
+    share: float = 1.0
+    bits: int = 32
+
+
 UPLOADS = [Upload(), Upload(bits=16), Upload(bits=8), Upload(0.01), Upload(0.2, 8)]
 
 
 @partial(jax.jit, static_argnums=(1, 2))
 def sent(update, upload: Upload, clip_norm: float = 0.5, key=KEY):
     """The report of a device that came to this update."""
-    smaller = compressed(lambda message, user, key: update, upload)(Message({}, None), NOBODY, key)
+    smaller = compressed(lambda message, user, key: update, *upload)(Message({}, None), NOBODY, key)
     return smaller, encode(flat_clip(clip_norm), jnp.float32(clip_norm), smaller, jnp.float32(1), key)
 
 
@@ -39,7 +48,7 @@ def written(report, upload: Upload, clip_norm: float = 0.5) -> bytes:
     update, _ = exact(report, clip_norm)
     for layer in jax.tree.leaves(update):
         flat = np.asarray(layer).reshape(-1)
-        places = np.argsort(-np.abs(flat), kind="stable")[: upload.values(flat)]
+        places = np.argsort(-np.abs(flat), kind="stable")[: math.ceil(upload.share * flat.size)]
         values = flat[places] if upload.share < 1 else flat
         if upload.bits == 32:
             content += np.round(values / clip_norm * STEPS**2).astype("<i4").tobytes()
@@ -55,14 +64,14 @@ def written(report, upload: Upload, clip_norm: float = 0.5) -> bytes:
 @pytest.mark.parametrize("upload", UPLOADS)
 def test_an_upload_weighs_what_is_written(upload):
     _, report = sent(UPDATE, upload)
-    assert len(written(report, upload)) == upload_bytes(UPDATE, upload)
+    assert len(written(report, upload)) == upload_bytes(UPDATE, *upload)
 
 
 def test_uploads_weigh_less_by_what_is_left_out():
     params = {"w": jax.ShapeDtypeStruct((1000, 1000), jnp.float32)}
-    assert upload_bytes(params, Upload()) == 4_000_002
-    assert upload_bytes(params, Upload(bits=8)) == 1_000_006
-    assert upload_bytes(params, Upload(0.001)) == 8 * 1000 + 2
+    assert upload_bytes(params) == 4_000_002
+    assert upload_bytes(params, bits=8) == 1_000_006
+    assert upload_bytes(params, 0.001) == 8 * 1000 + 2
 
 
 @pytest.mark.parametrize("upload", UPLOADS[1:])
@@ -70,7 +79,7 @@ def test_what_is_left_out_is_left_out_after_the_clip_too(upload):
     smaller, report = sent(UPDATE, upload)
     update, _ = exact(report, 0.5)
     for before, layer in zip(jax.tree.leaves(UPDATE), jax.tree.leaves(update), strict=True):
-        assert np.count_nonzero(layer) <= upload.values(before)
+        assert np.count_nonzero(layer) <= math.ceil(upload.share * before.size)
         if upload.bits < 32:
             level = np.abs(layer).max() / (2 ** (upload.bits - 1) - 1)
             np.testing.assert_allclose(layer / level, np.round(layer / level), atol=2e-3)
@@ -111,7 +120,7 @@ def test_a_run_counts_uploads_and_their_bytes(population, tmp_path):
     header, last = rows[0].split(","), rows[-1].split(",")
     assert last[header.index("uploads")] == str(10 * recipe.run.rounds)
     assert last[header.index("upload_bytes")] == str(10 * recipe.run.rounds * each)
-    assert each < 0.15 * upload_bytes(finished.params, Upload())
+    assert each < 0.15 * upload_bytes(finished.params)
 
 
 @pytest.mark.parametrize("upload", [Upload(), Upload(1e-6), Upload(0.3, 16), Upload(bits=8)])
@@ -138,7 +147,7 @@ def test_padding_is_not_a_step_in_a_small_upload_of_a_deep_model_with_short_step
     """Side by side, how much of it there is depends on who else is trained: not one bit of a report may."""
     model = deep_lstm(12, 4, 4, 2, tied=True, dropout_rate=0.3, variational=True)
     local = LocalTraining(0.5, epochs=2, keyed=True, gradient_norm=0.5)
-    update = compressed(fedavg_update(sgd_step(model), local), Upload(0.3, 8))
+    update = compressed(fedavg_update(sgd_step(model), local), 0.3, 8)
     message = Message(model.init(jax.random.key(1)), jnp.float32(0.5))
     batches = jnp.zeros((5, 2, 4), jnp.int32).at[:2].set(jax.random.randint(jax.random.key(2), (2, 2, 4), 4, 12))
 

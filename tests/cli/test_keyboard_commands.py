@@ -73,7 +73,7 @@ def made(tmp_path_factory):
 def test_every_export_carries_its_guarantee_and_was_held_against_the_model(made, tmp_path, to):
     if to.startswith("onnx"):
         pytest.importorskip("onnxruntime")
-    exported = FinishedRun(made / "private-run").export(tmp_path / "out", to, distilling=formats.Distilling(words=20_000, entries=2000))
+    exported = FinishedRun(made / "private-run").export(tmp_path / "out", to, words=20_000, entries=2000)
     guarantee = Ledger(made / "people" / "ledger.jsonl").guarantee("private-run")
     content = (tmp_path / "out" / FORMATS[to]).read_bytes()
     assert json.loads((tmp_path / "out" / "guarantee.json").read_text())["head"] == guarantee.head
@@ -140,15 +140,15 @@ def test_a_file_that_does_not_say_what_the_model_says_is_not_written(made, tmp_p
 def test_a_transformer_leaves_as_n_grams(made, tmp_path):
     transformer = {"kind": "transformer", "width": 4, "units": None, "layers": 1, "heads": 1}
     train_run(tiny_recipe(Population(made / "people"), model=transformer, run={"rounds": 3}), tmp_path / "transformer", quietly)
-    few = formats.Distilling(words=16_000, entries=500)
-    assert FinishedRun(tmp_path / "transformer").export(tmp_path / "arpa", "arpa", distilling=few).check is not None
+    few = {"words": 16_000, "entries": 500}
+    assert FinishedRun(tmp_path / "transformer").export(tmp_path / "arpa", "arpa", **few).check is not None
 
 
 def test_a_blocked_word_is_in_no_word_list(made, tmp_path):
-    few = formats.Distilling(words=16_000, entries=2000)
+    few = {"words": 16_000, "entries": 2000}
     for blocklist, there in (([], True), (["Home"], False)):
         out = tmp_path / f"out-{there}"
-        FinishedRun(made / "private-run").export(out, "combined", blocklist=blocklist, distilling=few)
+        FinishedRun(made / "private-run").export(out, "combined", blocklist=blocklist, **few)
         assert ("word=home," in (out / "main_en.combined").read_text()) == there
 
 

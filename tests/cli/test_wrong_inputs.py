@@ -87,17 +87,7 @@ def runs(folder: Path, finished: Path) -> None:
     """Runs, whole and damaged, and recipes."""
     for name in ("private", "plain", "counted"):
         shutil.copytree(finished / name, folder / name)
-    for name in (
-        "broken-run",
-        "cut-run",
-        "swapped-run",
-        "early-run",
-        "no-recipe",
-        "exported",
-        "damaged-root",
-        "lost-people",
-        "other-model",
-    ):
+    for name in ("broken-run", "cut-run", "swapped-run", "early-run", "no-recipe", "exported", "damaged-root", "lost-people"):
         shutil.copytree(finished / "private", folder / name)
     (folder / "broken-run" / "model.safetensors").write_bytes(b"not a model at all")
     os.truncate(folder / "cut-run" / "model.safetensors", 3000)
@@ -109,8 +99,6 @@ def runs(folder: Path, finished: Path) -> None:
     (params, card), people = load_model(folder / "private"), Population(folder / "people")
     (folder / "personal").mkdir()
     save_model(folder / "personal" / "model.safetensors", params, dataclasses.replace(card, personal=True))
-    other = dataclasses.replace(card, vocabulary=("other",) * len(card.vocabulary))
-    save_model(folder / "other-model" / "model.safetensors", params, other)
     devices = {"kind": "min-separation", "min_separation": 1, "cohort": 5}
     fleet = {"algorithm": "dp-ftrl", "participation": devices, "privacy": {"encoding": "modular"}, "fleet": {"kind": "devices"}}
     save_recipe(tiny_recipe(people), folder / "recipe.toml")

@@ -15,13 +15,13 @@ import pytest
 from taciturn.core import END, UNKNOWN
 from taciturn.data import grouping
 from taciturn.data import ingest as ingesting
-from taciturn.data.columns import Columns, SourceError
+from taciturn.data.columns import Columns
 from taciturn.data.ingest import Rules, ingest
-from taciturn.data.population import COUNTS, HeldOutUsers, Population, PopulationError, hashed_id
+from taciturn.data.population import COUNTS, HeldOutUsers, Population, hashed_id
 from taciturn.data.sources import Source
 from taciturn.data.synthetic_corpus import synthetic_messages, write_shards
 from taciturn.data.users import position, user_id
-from taciturn.data.vocabulary import public_vocabulary
+from taciturn.data.vocabulary import DataError, public_vocabulary
 
 WORDS = public_vocabulary(500)
 RULES = Rules(WORDS, least_tokens=1, held_out_share=0.1)
@@ -199,20 +199,20 @@ def test_a_source_that_breaks_half_way_leaves_the_old_population(tmp_path):
     before = build(tmp_path / "p", good)
     bad = tmp_path / "b.csv"
     bad.write_text('user_id,text\nbob,"never closed\n')
-    with pytest.raises(SourceError, match=r"b.csv, line 2"):
+    with pytest.raises(DataError, match=r"b.csv, line 2"):
         build(tmp_path / "p", good, bad)
     assert Population(tmp_path / "p").manifest == before.manifest
     assert [path.name for path in (tmp_path / "p").glob("text-*")] == [before.manifest["text"]]
-    with pytest.raises(SourceError, match="a quote is opened and not closed"):
+    with pytest.raises(DataError, match="a quote is opened and not closed"):
         build(tmp_path / "new", good, bad)
     assert not (tmp_path / "new").exists()
 
 
 def test_text_without_anyone_to_train_on_is_refused(tmp_path):
-    with pytest.raises(PopulationError, match="no user is left"):
+    with pytest.raises(DataError, match="no user is left"):
         build(tmp_path / "p", write(tmp_path / "a.csv", messages(5)), rules=Rules(WORDS, 10**6, 10**6, 0.0))
     (tmp_path / "header.csv").write_text("user_id,text\n")
-    with pytest.raises(PopulationError, match="no user is left"):
+    with pytest.raises(DataError, match="no user is left"):
         build(tmp_path / "p", tmp_path / "header.csv")
 
 
@@ -222,10 +222,10 @@ from pathlib import Path
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 from taciturn.data.ingest import *
-from taciturn.data.vocabulary import public_vocabulary
+from taciturn.data.vocabulary import DataError, public_vocabulary
 try:
     ingest(Source([Path(sys.argv[1])]), Path(sys.argv[2]), Rules(public_vocabulary(500), 1))
-except PopulationError as error:
+except DataError as error:
     print(error)
 """
 
@@ -276,7 +276,7 @@ def test_long_texts_and_many_of_them_stay_in_memory_that_does_not_grow(tmp_path)
 
 def test_a_source_inside_of_the_population_is_not_swept_away(tmp_path):
     path = write(tmp_path / "out" / "text-raw" / "a.csv", messages(5))
-    with pytest.raises(PopulationError, match="lies inside"):
+    with pytest.raises(DataError, match="lies inside"):
         build(tmp_path / "out", path)
     assert path.exists()
 

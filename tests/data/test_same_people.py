@@ -13,12 +13,12 @@ from taciturn.data.population import (
     LEAST_HELD_OUT,
     HeldOutUsers,
     Population,
-    PopulationError,
     check_strangers,
     hashed_id,
     remembered_opt_outs,
     write_population,
 )
+from taciturn.data.vocabulary import DataError
 from taciturn.errors import TaciturnError
 from taciturn.populations import adopt_ledger, build_population, open_ledger
 from taciturn.privacy.account import Account, RunTerms
@@ -107,7 +107,7 @@ def test_who_opted_out_or_is_held_out_is_so_in_both(months):
     assert "users who opted out: 1" in run_cli("data", "show", june.folder)
     check_strangers(months / "june", months / "may")
     check_strangers(months / "may", months / "june")
-    with pytest.raises(PopulationError, match="held out a share"):
+    with pytest.raises(DataError, match="held out a share"):
         build_june(months, "--replace", "--held-out", "0.3")
 
 
@@ -149,7 +149,7 @@ def test_folders_that_are_moved_together_still_find_each_other(months, tmp_path_
 def test_two_ledgers_are_never_made_one(months):
     run_cli("data", "build", months / "june.csv", "--out", months / "june", "--least-tokens", 5)
     spend(months / "june", "apart")
-    with pytest.raises(PopulationError, match="two cannot be merged"):
+    with pytest.raises(DataError, match="two cannot be merged"):
         build_june(months, "--replace")
     with pytest.raises(LedgerError, match="does not share"):
         adopt_ledger(months / "june", months / "may")
@@ -193,12 +193,12 @@ def test_people_whom_a_model_protects_are_not_measured_with_it(measured):
         lambda: run_cli("evaluate", measured / "run", "--data", measured / "protected"),
         lambda: run_cli("compare", measured / "run", measured / "run", "--data", measured / "protected"),
     ):
-        with pytest.raises(PopulationError, match=r"whom .* trains on"):
+        with pytest.raises(DataError, match=r"whom .* trains on"):
             attempt()
 
 
 def test_people_of_whom_nobody_knows_if_a_model_protects_them_are_not_measured_with_it(measured):
-    with pytest.raises(PopulationError, match="--same-people-as"):
+    with pytest.raises(DataError, match="--same-people-as"):
         FinishedRun(measured / "run").evaluate(measured / "unknown")
 
 
@@ -209,7 +209,7 @@ def test_a_second_run_is_not_compared_on_held_out_users_of_the_first_whom_it_tra
     others = {"participation": {"users": 12, "cohort": 6}, "privacy": {"accountant": "rdp"}}  # which is quick
     second = tiny_recipe(Population(measured / "others"), **others, run={"rounds": 1})
     train_run(second, measured / "second", quietly)
-    with pytest.raises(PopulationError, match=r"whom .* trains on"):
+    with pytest.raises(DataError, match=r"whom .* trains on"):
         FinishedRun(measured / "run").compare(FinishedRun(measured / "second"))
 
 
@@ -225,7 +225,7 @@ def test_no_run_starts_from_a_model_that_protects_those_it_would_measure(measure
     assert started_in(measured / "people").lineage
     assert started_in(measured / "strangers").lineage
     for name, words in (("protected", r"whom .* trains on"), ("unknown", "--same-people-as")):
-        with pytest.raises(PopulationError, match=words):
+        with pytest.raises(DataError, match=words):
             started_in(measured / name)
     monkeypatch.setattr("taciturn.runs.warm_start.check_strangers", lambda *_: None)  # the twin
     assert started_in(measured / "protected").lineage
@@ -244,9 +244,9 @@ def test_too_few_held_out_users_are_not_measured(measured, vocabulary):
         if is_enough:
             FinishedRun(measured / "run").evaluate(few.folder)
             continue
-        with pytest.raises(PopulationError, match="fewer than 10 held-out"):
+        with pytest.raises(DataError, match="fewer than 10 held-out"):
             FinishedRun(measured / "run").evaluate(few.folder)
-        with pytest.raises(PopulationError, match="fewer than 10 held-out"):
+        with pytest.raises(DataError, match="fewer than 10 held-out"):
             train_run(tiny_recipe(few, participation={"users": 9, "cohort": 3}), measured / "next", quietly)
 
 
@@ -254,7 +254,7 @@ def test_an_incomplete_list_of_held_out_users_is_noticed(measured):
     population = Population(measured / "protected")
     path = population.folder / population.manifest["text"] / "held_out_users.txt"
     path.write_text("\n".join(path.read_text().split()[:5]))
-    with pytest.raises(PopulationError, match="incomplete"):
+    with pytest.raises(DataError, match="incomplete"):
         FinishedRun(measured / "run").evaluate(measured / "protected")
 
 

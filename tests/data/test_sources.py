@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from taciturn.data import readers
-from taciturn.data.columns import LONGEST, Columns, SourceError
+from taciturn.data.columns import LONGEST, Columns
 from taciturn.data.sources import Source
+from taciturn.data.vocabulary import DataError
 
 ROWS = [("bob", "hello there", "2"), ("ann", 'she said "hi", and\nleft', "1"), ("bob", "ünïcödé 😂", "3")]
 
@@ -83,11 +84,11 @@ def test_columns_may_have_any_name_and_usual_ones_are_found(tmp_path):
     (tmp_path / "odd.csv").write_bytes(as_csv(header="wer,was,wann"))
     assert read(tmp_path / "odd.csv", columns=Columns("wer", "was", "wann"))[0] == ROWS
     assert read(tmp_path / "odd.csv", columns=Columns("wer", "was"))[0] == [(u, t, None) for u, t, _ in ROWS]
-    with pytest.raises(SourceError, match=r"odd.csv has no column user_id; its . columns have none of the usual names.*--user-column"):
+    with pytest.raises(DataError, match=r"odd.csv has no column user_id; its . columns have none of the usual names.*--user-column"):
         read(tmp_path / "odd.csv")
-    with pytest.raises(SourceError, match=r"no column user_id; its columns are wer, text, wann.*--user-column"):
+    with pytest.raises(DataError, match=r"no column user_id; its columns are wer, text, wann.*--user-column"):
         read(write(tmp_path / "half.csv", as_csv(header="wer,text,wann")))
-    with pytest.raises(SourceError, match="has no column wo"):
+    with pytest.raises(DataError, match="has no column wo"):
         read(tmp_path / "odd.csv", columns=Columns("wer", "wo"))
 
 
@@ -197,7 +198,7 @@ def test_an_endless_line_is_skipped_in_little_memory(tmp_path, kind):
 
 
 def test_a_line_of_somebodys_text_in_place_of_names_is_not_repeated(tmp_path):
-    with pytest.raises(SourceError, match="has no column user_id") as error:
+    with pytest.raises(DataError, match="has no column user_id") as error:
         read(write(tmp_path / "a.csv", b"ann,my secret is 1234\nbob,hi\n"))
     assert "secret" not in str(error.value)
 
@@ -212,7 +213,7 @@ def test_a_line_of_somebodys_text_in_place_of_names_is_not_repeated(tmp_path):
     ],
 )
 def test_a_quote_that_takes_in_other_peoples_rows_stops_the_reading(tmp_path, content):
-    with pytest.raises(SourceError, match=r"a.csv, line [23]:.*unsure"):
+    with pytest.raises(DataError, match=r"a.csv, line [23]:.*unsure"):
         read(write(tmp_path / "a.csv", content))
 
 
@@ -227,7 +228,7 @@ def test_rows_over_several_lines_are_read_and_noted(tmp_path):
 def test_a_time_that_shows_up_late_is_asked_for(tmp_path):
     lines = [json.dumps({"user_id": "a", "text": str(n)}) for n in range(600)] + ['{"user_id": "a", "text": "x", "ts": 1}']
     path = write(tmp_path / "a.jsonl", "\n".join(lines).encode())
-    with pytest.raises(SourceError, match=r"line 601.*--time-column"):
+    with pytest.raises(DataError, match=r"line 601.*--time-column"):
         read(path)
     assert len(read(path, columns=Columns(time="user_id"))[0]) == 601
 
@@ -235,7 +236,7 @@ def test_a_time_that_shows_up_late_is_asked_for(tmp_path):
 def test_two_columns_of_one_name_are_refused(tmp_path):
     table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"]), pa.array(["c"])], names=["user_id", "text", "text"])
     parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(SourceError, match="two columns named text"):
+    with pytest.raises(DataError, match="two columns named text"):
         read(tmp_path / "a.parquet")
 
 
@@ -263,7 +264,7 @@ def test_rows_flagged_sensitive_are_left_out_and_other_columns_are_never_read(tm
     assert [row[1] for row in kept] == ["1", "3", "4", "6"]
     assert source.left_out.counts == {"rows flagged sensitive": 3}
     assert "home" not in source.read_columns
-    with pytest.raises(SourceError, match="has no column secret"):
+    with pytest.raises(DataError, match="has no column secret"):
         read(tmp_path / "a.jsonl", columns=Columns(sensitive=("secret",)))
 
 
@@ -289,28 +290,28 @@ def test_rows_flagged_sensitive_are_left_out_and_other_columns_are_never_read(tm
 )
 def test_a_file_that_cannot_be_read_stops_with_a_sentence_that_names_it(tmp_path, name, content, sentence):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(SourceError, match=sentence) as error:
+    with pytest.raises(DataError, match=sentence) as error:
         read(tmp_path / name)
     assert str(tmp_path / name) in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_places_that_are_not_sources_are_refused(tmp_path):
-    with pytest.raises(SourceError, match="does not exist: name a file or folder"):
+    with pytest.raises(DataError, match="does not exist: name a file or folder"):
         read(tmp_path / "nowhere.csv")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SourceError, match="a folder without text; put files into it"):
+    with pytest.raises(DataError, match="a folder without text; put files into it"):
         read(tmp_path / "empty")
     (tmp_path / "both").mkdir()
     (tmp_path / "both" / "a.txt").write_text("x")
     (tmp_path / "both" / "a.csv").write_bytes(as_csv())
-    with pytest.raises(SourceError, match="name files of one kind"):
+    with pytest.raises(DataError, match="name files of one kind"):
         read(tmp_path / "both")
     parquet.write_table(pa.table({"user_id": ["a"], "text": [["a", "list"]]}), tmp_path / "list.parquet")
-    with pytest.raises(SourceError, match=r"list.parquet.*holds list"):
+    with pytest.raises(DataError, match=r"list.parquet.*holds list"):
         read(tmp_path / "list.parquet")
     parquet.write_table(pa.table({"user_id": ["a"], "text": [5]}), tmp_path / "number.parquet")
-    with pytest.raises(SourceError, match=r"number.parquet.*holds int64"):
+    with pytest.raises(DataError, match=r"number.parquet.*holds int64"):
         read(tmp_path / "number.parquet")
 
 
@@ -362,7 +363,7 @@ def test_whatever_a_file_holds_it_is_read_or_refused_in_a_sentence(tmp_path, nam
     (tmp_path / name).write_bytes(pack(content) if pack and packed else content)
     try:
         rows, _ = read(tmp_path / name)
-    except SourceError as error:
+    except DataError as error:
         rows, named = [], str(tmp_path) in str(error)
     else:
         named = True
@@ -379,7 +380,7 @@ def test_a_damaged_parquet_file_is_read_or_refused_in_a_sentence(tmp_path, damag
     (tmp_path / "a.parquet").write_bytes(content)
     try:
         read(tmp_path / "a.parquet")
-    except SourceError as error:
+    except DataError as error:
         sentence = str(error)
     else:
         sentence = "a.parquet"

@@ -18,10 +18,10 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from typer.testing import CliRunner
 
 from taciturn.cli import app
-from taciturn.data.columns import SourceError
-from taciturn.data.places import StoreError, place
+from taciturn.data.places import place
 from taciturn.data.population import Population
 from taciturn.data.sources import Source
+from taciturn.data.vocabulary import DataError
 
 ROWS = {"user_id": ["bob", "ann", "bob"], "text": ["hello there", "she left", "ünïcödé 😂"], "secret": [1, 2, 3]}
 READ = [("bob", "hello there", None), ("ann", "she left", None), ("bob", "ünïcödé 😂", None)]
@@ -183,7 +183,7 @@ def test_the_warehouse_page_is_followed(s3, tmp_path, monkeypatch):
 
 def test_an_address_that_does_not_exist_is_refused(store, scheme):
     for address in (f"{scheme}://no-such-bucket/a.csv", f"{scheme}://messages/nothing"):
-        with pytest.raises(SourceError, match=f"{address} does not exist"):
+        with pytest.raises(DataError, match=f"{address} does not exist"):
             read(address)
 
 
@@ -202,7 +202,7 @@ def test_a_store_that_refuses_names_the_credentials(use, scheme):
     server = HTTPServer(("127.0.0.1", 0), Refuses)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     use(f"http://127.0.0.1:{server.server_port}")
-    with pytest.raises(StoreError, match="access is denied; set the credentials in the environment"):
+    with pytest.raises(DataError, match="access is denied; set the credentials in the environment"):
         read(f"{scheme}://messages/a.csv")
     server.shutdown()
 
@@ -210,12 +210,12 @@ def test_a_store_that_refuses_names_the_credentials(use, scheme):
 @pytest.mark.slow
 def test_an_unreachable_store_is_reported(use, scheme):
     use("http://127.0.0.1:9")
-    with pytest.raises(StoreError, match="it cannot be reached: is there a network"):
+    with pytest.raises(DataError, match="it cannot be reached: is there a network"):
         read(f"{scheme}://messages/a.csv")
 
 
 def test_keys_do_not_belong_into_addresses():
-    with pytest.raises(StoreError, match="put keys into the environment") as raised:
+    with pytest.raises(DataError, match="put keys into the environment") as raised:
         read("s3://KEY:SECRET@messages/a.csv")
     assert "SECRET" not in str(raised.value)
 
@@ -225,7 +225,7 @@ def test_other_addresses_go_by_fsspec():
     with fsspec.open("memory://messages/one.csv", "wb") as file:
         file.write(as_csv())
     assert read("memory://messages/one.csv")[0] == READ
-    with pytest.raises(StoreError, match="needs fsspec and its package"):
+    with pytest.raises(DataError, match="needs fsspec and its package"):
         read("nowhere://messages/one.csv")
 
 
@@ -249,7 +249,7 @@ def test_datasets_of_hugging_face_are_read_from_disk(tmp_path, new):
 
 def test_an_incomplete_dataset_is_refused(tmp_path):
     (tmp_path / "one.arrow").write_bytes(as_arrow()[:-100])
-    with pytest.raises(SourceError, match=r"one\.arrow cannot be read: expected to be able to read 112 bytes"):
+    with pytest.raises(DataError, match=r"one\.arrow cannot be read: expected to be able to read 112 bytes"):
         read(tmp_path / "one.arrow")
 
 

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taciturn.core import BEGIN, END, PADDING, UNKNOWN
+from taciturn.data.vocabulary import DataError
 from taciturn.export import arpa
-from taciturn.export.arpa import ArpaError, read_arpa, write_arpa
+from taciturn.export.arpa import read_arpa, write_arpa
 from taciturn.models.ngram import NGram, katz, kneser_ney, pruned
 
 VOCABULARY = 30
@@ -134,7 +135,7 @@ def test_blocks_make_no_difference(tmp_path, monkeypatch):
     ],
 )
 def test_words_that_the_format_cannot_hold_are_refused_and_no_file_is_left(words, reason, tmp_path):
-    with pytest.raises(ArpaError, match=reason):
+    with pytest.raises(DataError, match=reason):
         write_arpa(tmp_path / "model.arpa", MODELS["one word"](), words, [])
     assert not list(tmp_path.iterdir())
 
@@ -216,13 +217,13 @@ def test_files_of_other_tools_are_read(tmp_path):
 def test_a_damaged_file_is_refused_with_line_and_reason(old, new, line, reason, tmp_path):
     assert FOREIGN.count(old) == 1
     (tmp_path / "damaged.arpa").write_text(FOREIGN.replace(old, new))
-    with pytest.raises(ArpaError, match=f"line {line}: .*{reason}"):
+    with pytest.raises(DataError, match=f"line {line}: .*{reason}"):
         read_arpa(tmp_path / "damaged.arpa")
 
 
 def test_a_word_that_is_not_utf8_is_refused(tmp_path):
     (tmp_path / "damaged.arpa").write_bytes(FOREIGN.encode().replace(b"never", b"ne\xffer"))
-    with pytest.raises(ArpaError, match=r"line 16: .*UTF-8"):
+    with pytest.raises(DataError, match=r"line 16: .*UTF-8"):
         read_arpa(tmp_path / "damaged.arpa")
 
 
@@ -234,6 +235,6 @@ def test_a_file_with_any_damage_is_read_or_refused_and_nothing_else(tmp_path_fac
     path.write_bytes(content[:place] + bytes_ + content[place + len(bytes_) :])
     try:
         model, words = read_arpa(path)
-    except ArpaError:
+    except DataError:
         return
     assert model.vocabulary == len(words)

@@ -9,25 +9,24 @@ from taciturn.data.population import Population
 from taciturn.export import formats
 from taciturn.export.arpa import read_arpa, write_arpa
 from taciturn.export.combined import write_combined
-from taciturn.export.formats import Distilling
 from taciturn.export.onnx import onnx_model
 from taciturn.export.word_model import load_word_model
 from taciturn.models.stepping import Recurrent
 from taciturn.release.gate import ExportRefused
 from taciturn.runs.finished import FinishedRun
 
-FEW = Distilling(words=16_000, entries=2000)
+FEW = {"words": 16_000, "entries": 2000}
 
 
 def test_a_word_list_made_by_a_simulation_says_so(copied_runs, tmp_path):
     population = Population(copied_runs / "people")
     trained(population, tmp_path / "seeded", run={"rounds": 6, "evaluate_every": 6, "save_every": 6, "seed": 1})
-    FinishedRun(tmp_path / "seeded").export(tmp_path / "out", "combined", distilling=FEW)
+    FinishedRun(tmp_path / "seeded").export(tmp_path / "out", "combined", **FEW)
     assert "simulation" in (tmp_path / "out" / "main_en.combined").read_text().splitlines()[0].lower()
 
 
 def test_what_is_sampled_from_a_model_without_privacy_is_not_said_to_cost_none(finished_runs, tmp_path):
-    FinishedRun(finished_runs / "plain").export(tmp_path / "out", "combined", non_private=True, distilling=FEW)
+    FinishedRun(finished_runs / "plain").export(tmp_path / "out", "combined", non_private=True, **FEW)
     assert "costs no privacy" not in (tmp_path / "out" / "main_en.combined").read_text().splitlines()[0]
 
 
@@ -51,7 +50,7 @@ def test_a_language_cannot_write_words_into_a_list(tmp_path):
 
 
 def test_a_blocked_word_is_in_no_arpa_file(finished_runs, tmp_path):
-    FinishedRun(finished_runs / "private").export(tmp_path / "out", "arpa", blocklist=["Worda"], distilling=FEW)
+    FinishedRun(finished_runs / "private").export(tmp_path / "out", "arpa", blocklist=["Worda"], **FEW)
     grams = (tmp_path / "out" / "model.arpa").read_text().split("\\data\\")[1]
     assert "worda" not in grams.split()
 
@@ -82,4 +81,4 @@ def test_a_word_list_that_does_not_say_what_the_model_says_is_not_written(finish
 
     monkeypatch.setattr(formats, "write_combined", wrong)
     with pytest.raises(ExportRefused, match="nothing was written"):
-        FinishedRun(finished_runs / "private").export(tmp_path / "out", "combined", distilling=FEW)
+        FinishedRun(finished_runs / "private").export(tmp_path / "out", "combined", **FEW)

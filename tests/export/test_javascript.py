@@ -13,13 +13,14 @@ from pages import in_bytes
 from taciturn.core import BEGIN, UNKNOWN
 from taciturn.data.vocabulary import MORE_PUNCTUATION, PUNCTUATION, SPECIAL, Vocabulary, normalize
 from taciturn.export import javascript
-from taciturn.export.javascript import Published, check_javascript, javascript_model, javascript_ngram, plain_words
+from taciturn.export.javascript import Published, check_javascript, javascript_model, javascript_ngram
 from taciturn.keyboard.predictor import Predictor
 from taciturn.models.cells import cifg, cifg_cell, gru, gru_cell, lstm, lstm_cell
 from taciturn.models.ngram import Level, NGram
 from taciturn.models.stepping import step, step_weights, zero_state
 from taciturn.privacy.ledger import Guarantee
 from taciturn.release.gate import ExportRefused
+from taciturn.release.privacy_statement import plain_words
 
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="Node is not installed")
 

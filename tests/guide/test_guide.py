@@ -17,10 +17,9 @@ from typer.testing import CliRunner
 from harness import copied_population, trained
 from taciturn.algorithms.pretraining import Schedule
 from taciturn.cli import app
-from taciturn.data.population import PopulationError
 from taciturn.data.public import PublicCorpus
 from taciturn.data.texts import Texts
-from taciturn.data.vocabulary import public_vocabulary
+from taciturn.data.vocabulary import DataError, public_vocabulary
 from taciturn.recipe import choose
 from taciturn.recipe.sections import ModelSection
 from taciturn.release import model_file
@@ -141,7 +140,7 @@ def test_every_page_with_commands_is_followed():
 
 def test_a_command_that_fails_is_noticed(small):
     """The twin that must fail."""
-    with pytest.raises(PopulationError, match="nothing does not exist"):
+    with pytest.raises(DataError, match="nothing does not exist"):
         here("taciturn data show nothing")
     with pytest.raises(AssertionError, match="No such option"):
         here("taciturn data show --nothing")

@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 from harness import lettered_words, made_up_users, trained
 from pages import REFUSED
 from taciturn.cli import app
-from taciturn.data.population import Population, PopulationError, hashed_id, remembered_opt_outs, trained_on, write_population
+from taciturn.data.population import Population, hashed_id, remembered_opt_outs, trained_on, write_population
 from taciturn.data.sources import Source
+from taciturn.data.vocabulary import DataError
 from taciturn.export.word_model import COUNTED_ON
 from taciturn.privacy.ledger import FILE_NAME, Ledger
 from taciturn.runs.finished import FinishedRun
@@ -34,7 +35,7 @@ def test_people_who_were_trained_on_are_known_in_any_spelling(finished_runs, tmp
 def test_nobody_is_taken_for_a_stranger_because_the_salt_is_lost(copied_runs, salt):
     path = copied_runs / "people" / "private" / "salt"
     path.unlink() if salt is None else path.write_bytes(salt)
-    with pytest.raises(PopulationError, match="salt"):
+    with pytest.raises(DataError, match="salt"):
         trained_on(copied_runs / "people")
 
 
@@ -42,7 +43,7 @@ def test_nobody_is_taken_for_a_stranger_because_the_list_of_users_is_incomplete(
     population = Population(copied_runs / "people")
     path = population.folder / population.manifest["text"] / "users.txt"
     path.write_text("\n".join(path.read_text().split()[:10]))
-    with pytest.raises(PopulationError, match="is incomplete"):
+    with pytest.raises(DataError, match="is incomplete"):
         trained_on(copied_runs / "people")
 
 

@@ -24,13 +24,12 @@ from taciturn.data.layout import Unrolls
 from taciturn.data.population import Population, write_population
 from taciturn.data.public import PublicCorpus
 from taciturn.data.sources import Source
-from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, Vocabulary
+from taciturn.data.vocabulary import PUNCTUATION, SPECIAL, DataError, Vocabulary
 from taciturn.evaluation.accuracy import evaluate
 from taciturn.export.arpa import write_arpa
-from taciturn.export.formats import Distilling
 from taciturn.export.word_model import load_word_model
 from taciturn.keyboard import personal_model
-from taciturn.keyboard.personal_model import Learning, PersonalError, personalise
+from taciturn.keyboard.personal_model import Learning, personalise
 from taciturn.keyboard.server import KeyboardServer
 from taciturn.models.ngram import katz
 from taciturn.privacy.ledger import FILE_NAME, Ledger
@@ -170,7 +169,7 @@ def test_a_personal_model_can_be_trained_further(made, tmp_path):
 
 def test_a_model_that_got_no_better_is_not_kept(made, tmp_path):
     for learning in (Learning(learning_rate=0.0), Learning(learning_rate=1e9)):
-        with pytest.raises(PersonalError, match="did not improve"):
+        with pytest.raises(DataError, match="did not improve"):
             personalise(made / "private", messages(tmp_path), tmp_path / "mine", learning)
     assert not (tmp_path / "mine").exists()
 
@@ -200,8 +199,8 @@ def test_cards_that_are_not_personal_are_those_of_old(made):
 
 
 def _exported(to):
-    few = Distilling(words=16_000, entries=500)
-    return lambda folder, made, out: FinishedRun(folder).export(out, to, non_private=True, distilling=few)
+    few = {"words": 16_000, "entries": 500}
+    return lambda folder, made, out: FinishedRun(folder).export(out, to, non_private=True, **few)
 
 
 def _warm_start(folder, made, out):
@@ -356,7 +355,7 @@ def test_the_text_is_there_until_the_model_is_on_disk(made, tmp_path, monkeypatc
 def test_whatever_fails_leaves_the_text_and_no_model(made, tmp_path, monkeypatch):
     text = messages(tmp_path)
     content = text.read_bytes()
-    with pytest.raises(PersonalError, match="did not improve"):
+    with pytest.raises(DataError, match="did not improve"):
         personalise(made / "private", text, tmp_path / "mine", Learning(learning_rate=0.0), delete_text=True)
 
     def full(path, *_, **__):
@@ -384,7 +383,7 @@ def test_a_text_that_grew_meanwhile_is_not_deleted(made, tmp_path):
         if done == all:
             text.write_text(text.read_text() + "a message that nobody learned from\n")
 
-    with pytest.raises(PersonalError, match="changed meanwhile"):
+    with pytest.raises(DataError, match="changed meanwhile"):
         personalise(made / "private", text, tmp_path / "mine", QUICK, True, typed)
     assert "nobody learned from" in text.read_text()
     assert load_model(tmp_path / "mine")[1].personal
@@ -395,18 +394,18 @@ def test_what_cannot_be_deleted_whole_is_refused_before_any_training(made, tmp_p
     (tmp_path / "link.txt").symlink_to(text)
     (tmp_path / "folder").mkdir()
     for path in (tmp_path / "link.txt", tmp_path / "folder"):
-        with pytest.raises(PersonalError, match="a link or a folder"):
+        with pytest.raises(DataError, match="a link or a folder"):
             personalise(made / "private", path, tmp_path / "mine", QUICK, True)
     os.link(text, tmp_path / "other.txt")
-    with pytest.raises(PersonalError, match="another name"):
+    with pytest.raises(DataError, match="another name"):
         personalise(made / "private", text, tmp_path / "mine", QUICK, True)
     (tmp_path / "other.txt").unlink()
     with monkeypatch.context() as patched:
         patched.setattr(os, "geteuid", lambda: text.stat().st_uid + 1)
-        with pytest.raises(PersonalError, match="somebody else"):
+        with pytest.raises(DataError, match="somebody else"):
             personalise(made / "private", text, tmp_path / "mine", QUICK, True)
     text.write_bytes(text.read_bytes() + b"\xff\xfe broken\n")
-    with pytest.raises(PersonalError, match="not UTF-8: 1"):
+    with pytest.raises(DataError, match="not UTF-8: 1"):
         personalise(made / "private", text, tmp_path / "mine", QUICK, True)
     assert text.exists()
     assert not (tmp_path / "mine").exists()

@@ -29,8 +29,8 @@ def layer(gates: int, projected: bool, units: int, width: int, length: int, batc
     return x, recurrent, projection, jax.random.normal(keys[3], (USERS, length, batch, width))
 
 
-def of_users(run, cell, units: int, *given):
-    return jax.jit(jax.vmap(partial(run, cell, units, jnp.bfloat16)))(*given)
+def of_users(run, cell, *given):
+    return jax.jit(jax.vmap(partial(run, cell, jnp.bfloat16)))(*given)
 
 
 def distance(left: jax.Array, right: jax.Array) -> float:
@@ -40,24 +40,24 @@ def distance(left: jax.Array, right: jax.Array) -> float:
 
 @pytest.mark.parametrize("shape", LAYERS)
 def test_the_kernels_compute_what_the_scans_do(shape):
-    cell, _, _, units, *_ = shape
+    cell = shape[0]
     x, recurrent, projection, gradient = layer(*shape[1:])
-    wanted = of_users(scan_forwards, cell, units, x, recurrent, projection)
-    found = of_users(partial(recurrence_kernels.forwards, interpret=True), cell, units, x, recurrent, projection)
+    wanted = of_users(scan_forwards, cell, x, recurrent, projection)
+    found = of_users(partial(recurrence_kernels.forwards, interpret=True), cell, x, recurrent, projection)
     fed_back, r, carries, outputs = wanted
     assert distance(fed_back, found[0]) < 1e-6
     assert distance(r, found[1]) < 1e-6
     assert distance(carries[:, 1:], found[2][:, 1:]) < 1e-6  # the first is zero, and not written
     assert (outputs is None and found[3] is None) or distance(outputs, found[3]) < 1e-6
     given = gradient, x, r, carries, recurrent, projection
-    wanted = of_users(scan_backwards, cell, units, *given)
-    found = of_users(partial(recurrence_kernels.backwards, interpret=True), cell, units, *given)
+    wanted = of_users(scan_backwards, cell, *given)
+    found = of_users(partial(recurrence_kernels.backwards, interpret=True), cell, *given)
     assert [part.dtype for part in found] == [part.dtype for part in wanted]
     assert max(map(distance, wanted, found)) < 1e-3  # a sum in another order may round a product the other way
 
 
 def test_a_kernel_that_forgets_the_time_step_before_is_noticed(monkeypatch):
-    cell, _, _, units, *_ = LAYERS[0]
+    cell = LAYERS[0][0]
     x, recurrent, projection, _ = layer(*LAYERS[0][1:])
     read = recurrence_kernels._read
 
@@ -65,8 +65,8 @@ def test_a_kernel_that_forgets_the_time_step_before_is_noticed(monkeypatch):
         return read(shape, ref, t, start, columns, inside, False if when is not True else when)
 
     monkeypatch.setattr(recurrence_kernels, "_read", forgetful)
-    wanted = of_users(scan_forwards, cell, units, x, recurrent, projection)
-    found = of_users(partial(recurrence_kernels.forwards, interpret=True), cell, units, x, recurrent, projection)
+    wanted = of_users(scan_forwards, cell, x, recurrent, projection)
+    found = of_users(partial(recurrence_kernels.forwards, interpret=True), cell, x, recurrent, projection)
     assert distance(wanted[0], found[0]) > 1e-2
 
 
@@ -158,9 +158,9 @@ class Machine:
 
 def by_hand(monkeypatch, shape):
     """Both ways over time of the first user, in such memory: what is read back of it."""
-    machine, (cell, _, _, units, *_) = Machine(monkeypatch), shape
+    machine, cell = Machine(monkeypatch), shape[0]
 
-    def called(kernel, cell, shape, tiling, out):
+    def called(kernel, cell, shape, out):
         def run(*given):
             ins = [Memory(machine, np.array(one), True) for one in given]
             outs = [Memory(machine, np.full(one.shape, 7.0, np.float32), False) for one in out]
@@ -177,17 +177,17 @@ def by_hand(monkeypatch, shape):
 
     monkeypatch.setattr(recurrence_kernels, "_call", called)
     x, recurrent, projection, gradient = (None if one is None else one[0] for one in layer(*shape[1:]))
-    forwards = recurrence_kernels.forwards(cell, units, jnp.bfloat16, x, recurrent, projection)
-    backwards = recurrence_kernels.backwards(cell, units, jnp.bfloat16, gradient, x, *forwards[1:3], recurrent, projection)
+    forwards = recurrence_kernels.forwards(cell, jnp.bfloat16, x, recurrent, projection)
+    backwards = recurrence_kernels.backwards(cell, jnp.bfloat16, gradient, x, *forwards[1:3], recurrent, projection)
     return forwards, backwards
 
 
 @pytest.mark.parametrize("shape", LAYERS)
 def test_no_thread_reads_what_another_may_be_writing_nor_what_nobody_wrote(monkeypatch, shape):
-    cell, _, _, units, *_ = shape
+    cell = shape[0]
     x, recurrent, projection, gradient = (None if one is None else one[0] for one in layer(*shape[1:]))
-    wanted = scan_forwards(cell, units, jnp.bfloat16, x, recurrent, projection)
-    back = scan_backwards(cell, units, jnp.bfloat16, gradient, x, *wanted[1:3], recurrent, projection)
+    wanted = scan_forwards(cell, jnp.bfloat16, x, recurrent, projection)
+    back = scan_backwards(cell, jnp.bfloat16, gradient, x, *wanted[1:3], recurrent, projection)
     forwards, backwards = by_hand(monkeypatch, shape)
     assert distance(wanted[0], forwards[0]) < 1e-2
     assert max(map(distance, back, backwards)) < 2e-2

@@ -8,7 +8,6 @@ import pytest
 from harness import Cut, cut_at, tiny_recipe
 from taciturn.audit.report import membership_results
 from taciturn.core import BEGIN, LanguageModel
-from taciturn.export.formats import Distilling
 from taciturn.export.word_model import load_word_model
 from taciturn.models import registry
 from taciturn.models.layers import dense, embedding
@@ -73,8 +72,8 @@ def test_it_is_trained_resumed_measured_exported_and_audited(own_kind, populatio
     assert found
     assert found.scores.size
     assert FinishedRun(tmp_path / "run").evaluate().scores["loss"].value > 0
-    few = Distilling(words=16_000, entries=500)
-    assert FinishedRun(tmp_path / "run").export(tmp_path / "arpa", "arpa", distilling=few).check
+    few = {"words": 16_000, "entries": 500}
+    assert FinishedRun(tmp_path / "run").export(tmp_path / "arpa", "arpa", **few).check
     with pytest.raises(ExportRefused, match="--to arpa"):
         FinishedRun(tmp_path / "run").export(tmp_path / "onnx", "onnx")
     FinishedRun(tmp_path / "run").export(tmp_path / "model")

@@ -6,12 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from harness import quietly, tiny_recipe
-from taciturn.audit.likelihood_tails import Tail, critical_value, largest_epsilon, lilliefors, log_ratios, tail
-from taciturn.cli.audit import tails
+from taciturn.data.vocabulary import SPECIAL
 from taciturn.models.cells import cifg
-from taciturn.runs.folder import RunError
-from taciturn.runs.loop import train_run
+from taciturn.release.model_file import ModelCard, save_model
+from tails import Tail, critical_value, largest_epsilon, lilliefors, log_ratios, main, tail
 
 CRITICAL = 1.08  # of the Lilliefors test at 5 %
 SHAPES = (15.8, 20.9, 15.1, 16.6, 16.5, 17.6, 14.9, 19.2, 15.6, 15.2, 16.5, 14.4, 19.5, 18.2, 16.2, 17.2, 17.3, 14.8, 17.1, 20.5)
@@ -75,16 +73,41 @@ def test_average_perplexity_is_the_geometric_mean_by_tokens(general, user, avera
     assert mean == pytest.approx(average, rel=0.01)
 
 
-@pytest.mark.slow
-def test_the_command_shows_an_estimate_and_draws_it(population, tmp_path, capsys):
-    for seed in (1, 2):
-        recipe = tiny_recipe(population, run={"rounds": 1, "evaluate_every": 1, "seed": seed})
-        train_run(recipe, tmp_path / f"run{seed}", quietly)
-    tails(tmp_path / "run1", [tmp_path / "run2"], samples=600, figure=tmp_path / "tail.png")
-    said = " ".join(capsys.readouterr().out.split())
-    assert "An estimate, not a guarantee" in said
-    assert (tmp_path / "tail.png").stat().st_size > 10_000
-    other = tiny_recipe(population, model={"units": 13}, run={"rounds": 1, "evaluate_every": 1})
-    train_run(other, tmp_path / "other", quietly)
-    with pytest.raises(RunError, match="another kind of model"):
-        tails(tmp_path / "run1", [tmp_path / "other"], samples=600)
+@pytest.fixture
+def models(tmp_path):
+    """Two models of one kind, and one of another."""
+    for name, units, seed in (("one", 12, 1), ("two", 12, 2), ("other", 13, 1)):
+        words = (*SPECIAL, *(f"w{place}" for place in range(30 - len(SPECIAL))))
+        card = ModelCard({"kind": "cifg", "width": 8, "units": units}, words, {"language": "en", "unit": "word"})
+        save_model(tmp_path / f"{name}.safetensors", cifg(30, 8, units).init(jax.random.key(seed)), card)
+    return tmp_path
+
+
+def test_the_script_shows_an_estimate_says_so_and_draws_it(models, capsys):
+    main([str(models / "one.safetensors"), str(models / "two.safetensors"), "--samples", "600", "--figure", str(models / "tail.png")])
+    assert "An estimate, not a guarantee" in capsys.readouterr().out
+    assert (models / "tail.png").stat().st_size > 10_000
+    assert len(list(models.iterdir())) == 4  # nothing else is written beside a model
+
+
+@pytest.mark.parametrize(
+    ("others", "fragments"),
+    [
+        (["nowhere"], ["nowhere does not exist", "such a file"]),
+        (["other.safetensors"], ["is another kind of model than", "no ratio can be computed"]),
+        (["two.safetensors", "--samples", "1"], ["--samples must be at least 100"]),
+        (["two.safetensors", "--delta", "0"], ["--delta must lie between 0 and 1"]),
+    ],
+)
+def test_a_wrong_input_is_answered_by_what_is_wrong(others, fragments, models, monkeypatch, capsys):
+    monkeypatch.chdir(models)
+    with pytest.raises(SystemExit, match="2"):
+        main(["one.safetensors", *others])
+    said = capsys.readouterr().err
+    assert all(fragment in said for fragment in fragments)
+
+
+def test_a_pair_whose_tail_is_no_number_is_not_left_out_of_the_largest():
+    fine, broken = Tail(9.0, 0.5, 1.2, 0.6, 9), Tail(np.nan, np.nan, np.nan, np.nan, 9)
+    assert not largest_epsilon([fine, broken], 1e-5) < np.inf
+    assert not largest_epsilon([broken, fine], 1e-5) < np.inf

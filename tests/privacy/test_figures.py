@@ -41,14 +41,14 @@ def test_a_number_given_in_few_digits_is_printed_as_given(named):
 
 
 def test_no_promise_is_printed_by_any_other_function():
-    """Lower bounds (audits) and estimates from samples (tails) are not promises."""
+    """Lower bounds (audits) are not promises."""
     figure = re.compile(r"\{[^{}]*(epsilon|delta|rho|claimed)\)?:[,.\d]*[gfe]\}")
     found = {
         str(path.relative_to(SOURCE)): figure.findall(path.read_text())
         for path in sorted(SOURCE.rglob("*.py"))
         if figure.search(path.read_text())
     }
-    assert set(found) <= {"cli/audit.py", "cli/ledger.py", "planning.py", "recipe/rules.py"}
+    assert set(found) <= {"cli/ledger.py", "planning.py", "recipe/rules.py"}
     assert found["cli/ledger.py"] == found["planning.py"] == found["recipe/rules.py"] == ["delta"]  # each refuses a δ that was given
     assert figure.search('f"ε = {guarantee.epsilon:.2f}"')  # the twin that must be found
     assert figure.search('f"δ = {question.at_delta:.2g}"')

@@ -9,7 +9,8 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
 from harness import Cut, copied_ledger, made_up_users
-from taciturn.data.population import NamedLedger, Population, PopulationError, write_population
+from taciturn.data.population import NamedLedger, Population, write_population
+from taciturn.data.vocabulary import DataError
 from taciturn.populations import adopt_ledger, open_ledger
 from taciturn.privacy import chain
 from taciturn.privacy.account import Account, RunTerms
@@ -90,7 +91,7 @@ def test_a_ledger_that_lost_something_is_refused_with_instructions(people, tmp_p
     HARMS[harm](people, tmp_path / "backup")
     was_there = (people / FILE_NAME).exists()
     for _ in range(2):
-        with pytest.raises((LedgerError, PopulationError), match=r"[Rr]estore|adopt"):
+        with pytest.raises((LedgerError, DataError), match=r"[Rr]estore|adopt"):
             open_ledger(Population(people))
         assert (people / FILE_NAME).exists() == was_there  # nothing is made anew
 
@@ -275,7 +276,7 @@ def test_without_the_inode_two_copies_could_both_spend(people, tmp_path):
 
 def test_a_manifest_and_a_private_folder_of_two_ledgers_are_refused(people):
     (people / "private" / "ledger.json").write_text(json.dumps({"id": "another", "folder": "."}))
-    with pytest.raises(PopulationError, match="name two ledgers"):
+    with pytest.raises(DataError, match="name two ledgers"):
         open_ledger(Population(people))
     (people / "private" / "ledger.json").unlink()  # the twin: one of them is enough
     assert Population(people).ledger == NamedLedger(open_ledger(Population(people)).id)

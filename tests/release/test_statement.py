@@ -9,7 +9,7 @@ from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, PoissonSampledDpEv
 
 from taciturn.privacy.ledger import Guarantee
 from taciturn.release import privacy_statement
-from taciturn.release.privacy_statement import WORDS, personal_statement, statement
+from taciturn.release.privacy_statement import WORDS, personal_statement, plain_words, statement
 
 ODD = "{two} %s {0}"  # a name that is not a gap to be filled in
 KINDS = {
@@ -61,6 +61,8 @@ def belongs(name: str, of: Guarantee) -> bool:
 
 def sentences():
     for name, text in WORDS.items():
+        if name == "plain":  # for another reader
+            continue
         inner = {f"{name} {key}": one for key, one in text.items()} if isinstance(text, dict) else {name: text}
         for key, one in inner.items():
             yield key, in_one_line(max(textwrap.dedent(one).replace("}", "{").split("{"), key=len))  # the longest piece between gaps
@@ -89,6 +91,14 @@ def test_every_sentence_stands_where_it_is_true_and_nowhere_else():
         assert ("NO privacy" in said) == (not of.is_private)
     assert {name for name, _ in sentences()} - seen == {"personal"}
     assert WORDS["personal"] in in_one_line(personal_statement("r", "h"))
+
+
+def test_every_plain_sentence_is_said_of_some_model():
+    about = {"accountant": "pld", "adjacency": "zero out one user"}
+    made = [guarantee(epsilon, True, randomness=kind, **about) for epsilon in (5.0, *KINDS["epsilon"]) for kind in KINDS["randomness"]]
+    said = " ".join(sentence for one in [*made, None] for whose in ("x", None) for sentence in plain_words(one, whose))
+    unsaid = [name for name, text in WORDS["plain"].items() if isinstance(text, str) and text.split("}")[-1] not in said]
+    assert unsaid == []
 
 
 @pytest.mark.parametrize(("name", "other"), [("no_privacy", "weak"), ("assumes_sampled", "assumes_turns"), ("infinite", "meaningless")])

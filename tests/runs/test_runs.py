@@ -14,11 +14,12 @@ from dp_accounting import GaussianDpEvent
 from typer.testing import CliRunner
 
 from harness import Cut, cut_at, made_up_users, mostly_slow, quietly, tiny_recipe
+from head_words import of_run
 from taciturn.algorithms.pretraining import Schedule
 from taciturn.cli import app
-from taciturn.data.population import HeldOutUsers, PopulationError, write_population
+from taciturn.data.population import HeldOutUsers, write_population
 from taciturn.data.public import PublicCorpus
-from taciturn.data.vocabulary import Vocabulary
+from taciturn.data.vocabulary import DataError, Vocabulary
 from taciturn.files import FolderExists, from_json
 from taciturn.populations import open_ledger
 from taciturn.privacy.account import Account, RunTerms
@@ -107,8 +108,7 @@ def test_two_runs_are_compared_on_the_same_held_out_users(population, vocabulary
     assert "of " + str(other_people.folder) in "".join(
         run_cli("evaluate", tmp_path / "long", "--data", other_people.folder).output.split("\n")
     )
-    heads = json.loads(run_cli("evaluate", tmp_path / "long", "--head-words", "--json").output)["head_words"]
-    assert sum(heads["100"]) == pytest.approx(1.0)
+    assert of_run(FinishedRun(tmp_path / "long")).sum(axis=1) == pytest.approx(1.0)
 
 
 def test_models_are_not_measured_on_other_words_or_compared_on_other_pieces(population, tmp_path):
@@ -422,7 +422,7 @@ def test_a_run_that_diverges_stops_before_it_spends_the_rest(population, tmp_pat
 
 def test_users_without_anyone_to_measure_with_are_refused_before_anything_is_declared(vocabulary, tmp_path):
     alone = write_population(tmp_path / "alone", made_up_users(50), {}, vocabulary, {})
-    with pytest.raises(PopulationError, match="held-out users"):
+    with pytest.raises(DataError, match="held-out users"):
         train_run(tiny_recipe(alone), tmp_path / "run", quietly)
     assert not (tmp_path / "run").exists()
     assert Ledger(alone.folder / "ledger.jsonl").runs() == []

@@ -62,8 +62,7 @@ def soft_label_loss(
 
 def cross_entropy_with(labels: jax.Array, model: LanguageModel, params: Params, tokens: jax.Array, key: Key | None = None) -> jax.Array:
     """Return −Σ_w y*_w log p(w | θ), formula (1), for labels y* [..., vocabulary]; a mean over words."""
-    matrix, bias = model.words(params)
-    scores = jax.nn.log_softmax(model.contexts(params, tokens[:, :-1], key) @ matrix.T + bias)
+    scores = jax.nn.log_softmax(losses.logits(model, params, tokens[:, :-1], key))
     present = tokens[:, 1:] != PADDING
     each = -jnp.sum(labels * scores, axis=-1)
     return jnp.sum(jnp.where(present, each, 0.0)) / jnp.maximum(jnp.sum(present), 1)

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 
 from taciturn import trees
 from taciturn.core import PADDING, Key, Message, Params, PyTree, Update, UserData
+from taciturn.models.sgd import Step
 
 Loss = Callable[[Params, jax.Array, Key | None], jax.Array]  # params, batch of token rows, dropout key → mean loss
-Step = Callable[[Params, jax.Array, Key | None, float], Params]  # the same, and a rate → θ − η∇ℓ(θ; b)
 Project = Callable[[PyTree, Update], Update]
 UserUpdate = Callable[[Message, UserData, Key], Update]
 

@@ -60,16 +60,12 @@ def fitted(schedule: Schedule, tokens: int, unit_norm: bool) -> Schedule:
 
 
 class Training(NamedTuple):
-    """The state of a training."""
-
     params: Params
     optimizer: optax.OptState
 
 
 class Block(NamedTuple):
-    """The result of some steps."""
-
-    training: Training  # after them
+    training: Training  # after some steps
     steps: int  # done in this epoch
     tokens: int  # learned from in this block
     loss: float  # its mean

@@ -6,7 +6,6 @@ its ball (tests/algorithms/test_uploads.py does it). A clip scales all values of
 """
 
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,28 +17,20 @@ WEIGHT_BYTES, NUMBER_BYTES = 2, 4  # w_k; the place of a value in its layer, or 
 BITS_AT_A_TIME = 2
 
 
-class Upload(NamedTuple):
-    share: float = 1.0  # of each layer's values, the largest
-    bits: int = 32  # of a value
-
-    def values(self, layer: jax.Array) -> int:
-        return math.ceil(self.share * layer.size)
-
-
-def compressed(user_update: UserUpdate, upload: Upload) -> UserUpdate:
-    """Compress what a device computes to the size that it may send."""
+def compressed(user_update: UserUpdate, share: float, bits: int) -> UserUpdate:
+    """Compress what a device computes to what it may send: the largest values of each layer, a `share` of them, of so many bits each."""
 
     def smaller(message: Message, user: UserData, key: Key) -> Update:
         update_key, rounding_key = jax.random.split(key)
         layers, structure = jax.tree.flatten(user_update(message, user, update_key))
-        if upload.share < 1:
-            layers = [jnp.where(largest(layer, upload.values(layer)), layer, 0.0) for layer in layers]
-        if upload.bits < 32:
+        if share < 1:
+            layers = [jnp.where(largest(layer, math.ceil(share * layer.size)), layer, 0.0) for layer in layers]
+        if bits < 32:
             keys = jax.random.split(rounding_key, len(layers))
-            layers = [rounded(layer, upload.bits, key) for layer, key in zip(layers, keys, strict=True)]
+            layers = [rounded(layer, bits, key) for layer, key in zip(layers, keys, strict=True)]
         return jax.tree.unflatten(structure, layers)
 
-    return smaller if upload != Upload() else user_update
+    return smaller if share < 1 or bits < 32 else user_update
 
 
 def rounded(layer: jax.Array, bits: int, key: Key) -> jax.Array:
@@ -51,14 +42,14 @@ def rounded(layer: jax.Array, bits: int, key: Key) -> jax.Array:
     return jnp.clip(jnp.floor(scaled + jax.random.uniform(key, layer.shape)), -most, most) * level
 
 
-def upload_bytes(update: PyTree, upload: Upload) -> int:
+def upload_bytes(update: PyTree, share: float = 1.0, bits: int = 32) -> int:
     """Return the size of a report about an update of this shape. Integers, in reports with privacy, take 32 bits as floats do."""
     total = WEIGHT_BYTES
     for layer in jax.tree.leaves(update):
-        values = upload.values(layer)
-        total += math.ceil(values * upload.bits / 8)
-        total += NUMBER_BYTES * values if upload.share < 1 else 0
-        total += NUMBER_BYTES if upload.bits < 32 else 0
+        values = math.ceil(share * layer.size)
+        total += math.ceil(values * bits / 8)
+        total += NUMBER_BYTES * values if share < 1 else 0
+        total += NUMBER_BYTES if bits < 32 else 0
     return total
 
 

@@ -9,7 +9,6 @@ Departs from the paper: a canary is drawn from words alone. Punctuation that end
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -36,8 +35,7 @@ LENGTH, PREFIX = 5, 2  # words of a canary, and how many of them an attacker kno
 DRAWING_CANARIES, DRAWING_TEXTS = 0, 1  # what a seed is used for: random numbers are never reused
 
 
-@dataclass(frozen=True)
-class Canary:
+class Canary(NamedTuple):
     words: tuple[int, ...]  # ids
     users: int  # n_u, who share it
     copies: int  # n_e, for each of them
@@ -48,8 +46,7 @@ class Canary:
 
     @property
     def continuation(self) -> tuple[int, ...]:
-        """The secret."""
-        return self.words[PREFIX:]
+        return self.words[PREFIX:]  # the secret
 
 
 class SyntheticUser(NamedTuple):

@@ -1,9 +1,9 @@
 """What a finished run reveals: how well audit users can be told apart, beside the claim, and what its model knows of planted secrets."""
 
 import math
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,7 @@ from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 
 
-@dataclass(frozen=True)
-class CanaryResults:
+class CanaryResults(NamedTuple):
     """What the model memorised of each planted canary."""
 
     findings: list[Finding]
@@ -37,8 +36,7 @@ class CanaryResults:
         return [(*kind, list(some)) for kind, some in groupby(ranked, lambda one: (one.canary.users, one.canary.copies))]
 
 
-@dataclass(frozen=True)
-class MembershipResults:
+class MembershipResults(NamedTuple):
     """How well audit users who took part can be told from those who did not, beside the claim."""
 
     audit: Audit
@@ -93,8 +91,7 @@ def membership_results(folder: Path, recipe: Recipe) -> MembershipResults | None
     return MembershipResults(found, recipe.delta, max(map(len, seen.patterns)), whole, scores, mu, included)
 
 
-@dataclass(frozen=True)
-class AuditReport:
+class AuditReport(NamedTuple):
     """All that can be said about a run from outside."""
 
     guarantee: Guarantee

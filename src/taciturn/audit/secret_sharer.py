@@ -175,13 +175,14 @@ def _normaliser(weights: StepWeights, state: State) -> jax.Array:
 
 def _general_scorer(model: WordModel, continuations: np.ndarray, memory: int) -> Scorer:
     """Score sorted continuations by the scores of all words after each distinct beginning."""
-    beginnings = [_distinct(continuations[:, :known]) for known in range(CONTINUATION)]
+    beginnings = [np.unique(continuations[:, :known], axis=0, return_counts=True) for known in range(CONTINUATION)]
     size = min(max(1, memory // (12 * model.vocabulary)), len(continuations))
 
     def score(prefix: Sequence[int]) -> np.ndarray:
         scores_after = _scores_after(model, prefix, size)
         total = np.zeros(len(continuations), np.float32)
-        for known, (distinct, which) in enumerate(beginnings):
+        for known, (distinct, counts) in enumerate(beginnings):
+            which = np.repeat(np.arange(len(distinct)), counts)
             for start in range(0, len(distinct), size):
                 scores = scores_after(distinct[start : start + size])
                 these = slice(*np.searchsorted(which, [start, start + size]))
@@ -191,21 +192,13 @@ def _general_scorer(model: WordModel, continuations: np.ndarray, memory: int) ->
     return score
 
 
-def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct rows of sorted ones, and the index of each row among them."""
-    is_new = np.ones(len(rows), bool)
-    is_new[1:] = np.any(rows[1:] != rows[:-1], axis=1)
-    return rows[is_new], np.cumsum(is_new) - 1
-
-
 def _scores_after(model: WordModel, prefix: Sequence[int], size: int) -> Callable[[np.ndarray], np.ndarray]:
     """Return [count, words read after the prefix] → the log-probabilities of what follows, [count, vocabulary]; at most `size` of them."""
     if isinstance(model, Windowed):
 
         def side_by_side(texts: np.ndarray) -> np.ndarray:
             rows = np.full((size, 1 + len(prefix) + texts.shape[1]), PADDING, np.int32)  # one size, compiled once
-            rows[: len(texts), 0] = BEGIN
-            rows[: len(texts), 1 : 1 + len(prefix)] = prefix
+            rows[: len(texts), : 1 + len(prefix)] = BEGIN, *prefix
             rows[: len(texts), 1 + len(prefix) :] = texts
             return np.asarray(model.scores_at(rows, rows.shape[1] - 1))[: len(texts)]
 

@@ -6,8 +6,7 @@ import shutil
 import sys
 import tempfile
 import webbrowser
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -37,10 +36,13 @@ class Finding(NamedTuple):
 
 def examined(progress: Progress = unwatched) -> list[Finding]:
     """Examine everything, one part after another: the last of them takes seconds."""
-    found, parts = [], (_packages, _room, _programs, partial(_safely, "devices", _devices), partial(_safely, "additivity", _additivity))
-    for number, part in enumerate(parts):
+    found, parts = [], {"packages": _packages, "room": _room, "programs": _programs, "devices": _devices, "additivity": _additivity}
+    for number, (name, part) in enumerate(parts.items()):
         progress(number, len(parts))
-        found += part()
+        try:
+            found += part()
+        except (TaciturnError, ImportError, RuntimeError, OSError) as error:
+            found.append(Finding(name, "broken", str(error), "see docs/scale.md; JAX_PLATFORMS=cpu trains on CPUs"))
     return found
 
 
@@ -100,24 +102,17 @@ def _browser() -> bool:
         return False
 
 
-def _safely(name: str, look: Callable[[], Finding]) -> Iterator[Finding]:
-    try:
-        yield look()
-    except (TaciturnError, ImportError, RuntimeError, OSError) as error:
-        yield Finding(name, "broken", str(error), "see docs/scale.md; JAX_PLATFORMS=cpu trains on CPUs")
-
-
-def _devices() -> Finding:
+def _devices() -> Iterator[Finding]:
     import jax
 
     found = jax.local_devices()
     memory = (found[0].memory_stats() or {}).get("bytes_limit")
     said = f"{len(found)} × {found[0].device_kind}" + (f", {memory / 2**30:.0f} GiB each" if memory else "")
     unused = found[0].platform == "cpu" and Path("/dev/nvidia0").exists()
-    return _finding("devices", not unused, said, "there is an NVIDIA GPU that JAX does not use: pip install 'taciturn[gpu]'")
+    yield _finding("devices", not unused, said, "there is an NVIDIA GPU that JAX does not use: pip install 'taciturn[gpu]'")
 
 
-def _additivity() -> Finding:
+def _additivity() -> Iterator[Finding]:
     """Run a round of a small model, which tests first, as every run does, whether a user's report has the same bits beside any others."""
     import jax
 
@@ -131,4 +126,4 @@ def _additivity() -> Finding:
         recipe = paper_recipe(users, 2, "cifg", "float32").with_settings("model", width=8, units=12)
         params = build.language_model(recipe.model, WORDS).init(jax.random.key(0))
         round_seconds(recipe, assemble.fleet(recipe, users, users.folder), params, WORDS, 1)
-    return Finding("additivity", "ok", "a user's report has the same bits whoever is trained beside them, as privacy needs")
+    yield Finding("additivity", "ok", "a user's report has the same bits whoever is trained beside them, as privacy needs")

@@ -42,8 +42,6 @@ Turns = dict[str, list[float]]  # users/s of the paper round in each turn, by na
 
 @dataclass(frozen=True)
 class RoundSpeed:
-    """One kind of round."""
-
     users_per_s: float
     tokens_per_s: float
     round_s: float
@@ -81,11 +79,7 @@ def measure(
         recipe = paper_recipe(population, users, "lstm", precision)
         paper, params = _round(population, recipe, rounds, products)
         fleet = assemble.fleet(recipe, population, population.folder)
-
-        def ours() -> float:
-            return users / round_seconds(recipe, fleet, params, WORDS, rounds)
-
-        turns = compare(ours) if compare else {}
+        turns = compare(lambda: users / round_seconds(recipe, fleet, params, WORDS, rounds)) if compare else {}
         progress("Gboard's round: CIFG 2.4M")
         gboard, params = _round(population, paper_recipe(population, users, "cifg", precision), rounds, products)
         progress("noise, accounting, evaluation")
@@ -177,16 +171,12 @@ def _evaluation(population: Population, params: Params) -> float:
 
 def _copy_rate() -> float:
     """Measure bytes a second, read and written."""
-    size = 2**24 if _on_cpu() else 2**29
+    size = 2**24 if jax.default_backend() == "cpu" else 2**29
     values, step = jnp.ones(size, jnp.float32), jax.jit(lambda values: values * 1.0001)
     return 8 * size / best_time(lambda: step(values), 5)
 
 
 def _product_rate(precision: str) -> float:
-    size = 2048 if _on_cpu() else 8192
+    size = 2048 if jax.default_backend() == "cpu" else 8192
     left = jax.random.uniform(jax.random.key(0), (size, size), jnp.bfloat16 if precision == "mixed" else jnp.float32)
     return 2.0 * size**3 / best_time(partial(jax.jit(lambda left: left @ left), left), 3)
-
-
-def _on_cpu() -> bool:
-    return jax.devices()[0].platform == "cpu"

@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, BadParameter, Option
+from typer import Argument, Option
 
 import taciturn as tt
 from taciturn.cli.output import console, group, print_table, stages
@@ -35,18 +34,15 @@ def audit(
 
     Example: taciturn train recipe.toml --audit 1000 --set canaries.text=speeches --run runs/watched; taciturn audit run runs/watched
     """
-    from taciturn.audit.one_run import claimed_curve, curve
+    from taciturn.audit.plot import plot_audit
     from taciturn.files import write_atomically
-    from taciturn.release.plots import plot_audit
 
     with stages() as show:
         found = tt.FinishedRun(run).audit(references, lambda done, all: show("looking for canaries", done, all))
     content = _json(run, found)
     write_atomically(run / "audit.json", to_json(content, indent=1).encode())
     if found.membership:
-        one = found.membership
-        claimed = partial(claimed_curve, mu=one.mu)
-        plot_audit(run / "audit.png", one.scores, one.included, curve(one.scores, one.included), claimed, run.name)
+        plot_audit(run / "audit.png", found.membership, run.name)
     console.print(
         f"{run}: claimed for every person ε = {epsilon_text(found.guarantee.epsilon)} at δ = {delta_text(found.guarantee.delta)}. "
         f"AccuracyTop1 {found.scores['accuracy_top1']:.2%}: a model that learned nothing reveals nothing.\n"
@@ -138,48 +134,3 @@ def _json(run: Path, found: "AuditReport") -> dict[str, Any]:
             for one in found.canaries.findings
         ]
     return content
-
-
-@audit_app.command()
-def tails(
-    model: Annotated[Path, Argument(help="a run or model, trained with some user")],
-    other: Annotated[list[Path], Argument(help="the same without that user; of several, the largest ε counts")],
-    samples: Annotated[int, Option(min=100, help="texts of ten words")] = 30_000,
-    delta: Annotated[list[float] | None, Option(help="δ (default: 1e-4, 1e-5, 1e-6)")] = None,
-    figure: Annotated[Path | None, Option(help="a picture of the tail of the last pair")] = None,
-    seed: Annotated[int, Option(min=0)] = 0,
-) -> list[dict[str, Any]]:
-    """Estimate how much one user changes a model. It is never a guarantee (Popov et al. 2018, §3).
-
-    Samples texts from the first model, and fits the tail of their probability ratios under both, which gives an ε for a δ. It holds for
-    the pairs that were tried and for texts sampled at random, not against an attacker. A run's guarantee is in its guarantee.txt.
-
-    Example: taciturn audit tails runs/all runs/without-anna --figure tail.png
-    """
-    from taciturn.audit.likelihood_tails import largest_epsilon
-    from taciturn.release.plots import plot_tail
-    from taciturn.runs.finished import compare_tails
-
-    if not all(0 < one < 1 for one in delta or []):
-        raise BadParameter("δ must lie between 0 and 1", param_hint="--delta")
-    with stages() as show:
-        found = compare_tails(model, other, samples, seed, lambda done, all: show("sampling", done, all))
-    tails, deltas = [tail for _, tail in found], delta or [1e-4, 1e-5, 1e-6]
-    rows = []
-    for path, one in zip(other, tails, strict=True):
-        figures = f"{one.shape:.1f}", f"{one.scale:.2f}", f"{one.start:.2f}", f"{one.statistic:.2f}", "yes" if one.fits else "no"
-        rows.append((str(path), *figures, *(f"{one.epsilon(each):.2f}" for each in deltas)))
-    if len(tails) > 1:
-        all_fit = "yes" if all(one.fits for one in tails) else "not all"
-        rows.append(("the largest", "", "", "", "", all_fit, *(f"{largest_epsilon(tails, each):.2f}" for each in deltas)))
-    columns = "without", "α", "C", "from", "KS", "Pareto?", *(f"ε at δ = {one:g}" for one in deltas)
-    print_table(columns, rows, f"Texts of ten words from {model}: probability ratios to the other", left=("without",))
-    console.print("An estimate, not a guarantee: other pairs of users, or texts not sampled at random, may show more.")
-    if figure is not None:
-        ratios, one = found[-1]
-        plot_tail(figure, ratios, one.shape, one.scale, one.start)
-        console.print(f"{figure}")
-    return [
-        {"without": str(path), "epsilon": {str(each): one.epsilon(each) for each in deltas}, "fits": one.fits, "shape": one.shape}
-        for path, one in zip(other, tails, strict=True)
-    ]

@@ -234,7 +234,7 @@ def _show_public(folder: Path) -> dict[str, Any]:
 
     corpus = PublicCorpus.load(folder)
     documents, words = corpus.documents, corpus.vocabulary
-    unknown = sum(int(np.count_nonzero(documents.shard(number).tokens == UNKNOWN)) for number in range(len(documents.shards)))
+    unknown = sum(int(np.count_nonzero(shard.tokens == UNKNOWN)) for shard in documents.shards)
     say(
         f"{folder}: public text, {len(documents):,} documents, {documents.tokens:,} tokens, "
         f"{unknown / documents.tokens:.1%} unknown; {len(words):,} {words.unit}s ({words.source})\nSource: {corpus.source}",

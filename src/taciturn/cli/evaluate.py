@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 import taciturn as tt
-from taciturn.cli.output import begin, console, print_metrics, print_table, say, stages
+from taciturn.cli.output import begin, console, print_metrics, say, stages
 from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
 
 NAMES = {
@@ -23,20 +23,14 @@ HeldOutOf = Annotated[
 Run = Annotated[Path, Argument(help="a run folder")]
 
 
-def evaluate(
-    run: Run,
-    data: HeldOutOf = None,
-    head: Annotated[bool, Option("--head-words", help="also count predictions of the most frequent words, which noise may favour")] = False,
-) -> dict[str, Any]:
+def evaluate(run: Run, data: HeldOutOf = None) -> dict[str, Any]:
     """Measure a run's model on held-out users. They have no guarantee.
 
     Example: taciturn evaluate runs/first --json
     """
     begin(f"reading {run}")
-    from taciturn.evaluation.accuracy import HEADS
-
     with stages() as show:
-        scores, guarantee, heads, is_rebuilt = tt.FinishedRun(run).evaluate(data, head, lambda done, all: show("measuring", done, all))
+        scores, guarantee, is_rebuilt = tt.FinishedRun(run).evaluate(data, lambda done, all: show("measuring", done, all))
     console.print(f"{run}, on held-out users{f' of {data}' if data else ''} (who have no guarantee)")
     epsilon = f"ε at δ = {delta_text(guarantee.delta)}", epsilon_text(guarantee.epsilon)
     print_metrics(NAMES, [scores], epsilon, ("ρ", rho_text(guarantee.rho)))
@@ -44,11 +38,6 @@ def evaluate(
         say("The population's text was replaced since this run, so these are not the texts that it was measured on.", style="yellow")
     content: dict[str, Any] = {metric: vars(scores[metric]) for metric in NAMES}
     content |= {"epsilon": guarantee.epsilon, "rho": guarantee.rho, "delta": guarantee.delta, "run": guarantee.run}
-    if heads is not None:
-        content["head_words"] = {str(n): row.tolist() for n, row in zip(HEADS, heads, strict=True)}
-        rows = ([n, *(f"{100 * share:.1f}" for share in row)] for n, row in content["head_words"].items())
-        title = "Predictions, of ten, that are among the n most frequent words; share of positions in %"
-        print_table(["n", *map(str, range(heads.shape[1]))], rows, title)
     return content
 
 

@@ -35,12 +35,11 @@ def export(
     Example: taciturn export runs/first --to onnx --out exported
     """
     begin(f"reading {run}")
-    from taciturn.export.formats import Distilling
     from taciturn.keyboard.predictor import load_blocklist
 
-    blocked, distilling = load_blocklist(blocklist) if blocklist else [], Distilling(samples, entries)
+    how = {"blocklist": load_blocklist(blocklist) if blocklist else [], "words": samples, "entries": entries}
     with stages() as show:
-        exported = tt.FinishedRun(run).export(out, to, non_private, blocklist=blocked, distilling=distilling, progress=show)
+        exported = tt.FinishedRun(run).export(out, to, non_private, **how, progress=show)
     for path in exported.files:
         say(f"{path}  {path.stat().st_size / 1e3:,.0f} kB")
     check, guarantee = exported.check, exported.guarantee

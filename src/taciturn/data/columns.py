@@ -18,10 +18,6 @@ USUAL = {
 }
 
 
-class SourceError(DataError):
-    """The text cannot be read, and where, and what to do."""
-
-
 @dataclass(frozen=True)
 class Columns:
     """Which columns hold what; a name that is None is looked for among the usual ones."""
@@ -40,14 +36,14 @@ class Columns:
             if named is None and ((role == "user" and not with_user) or (role == "time" and chosen is None)):
                 found[role] = None
             elif chosen and names.count(chosen) > 1:
-                raise SourceError(f"{path} has two columns named {chosen}; rename one of them")
+                raise DataError(f"{path} has two columns named {chosen}; rename one of them")
             elif chosen not in names:
                 # Without a header line, what stands in its place may be somebody's text: it is not repeated.
                 known = any(name in names for all in USUAL.values() for name in all) or any(getattr(self, one) in names for one in USUAL)
                 listed = f"its columns are {', '.join(names)}" if known else f"its {len(names)} columns have none of the usual names"
-                raise SourceError(f"{path} has no column {named or usual[0]}; {listed}: name the one with the {role} by --{role}-column")
+                raise DataError(f"{path} has no column {named or usual[0]}; {listed}: name the one with the {role} by --{role}-column")
         if missing := next((name for name in self.sensitive if name not in names), None):
-            raise SourceError(f"{path} has no column {missing}; its columns are {', '.join(names)}: name one by --sensitive-column")
+            raise DataError(f"{path} has no column {missing}; its columns are {', '.join(names)}: name one by --sensitive-column")
         return Columns(**found, sensitive=self.sensitive)
 
     @property
@@ -71,8 +67,6 @@ class LeftOut:
 
 
 class Batch(NamedTuple):
-    """Rows of a file."""
-
     columns: Columns
     strings: dict[str, pa.Array]  # by the names of columns
     place: Callable[[int], str]  # where a row stands in its file

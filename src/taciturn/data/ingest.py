@@ -26,7 +26,7 @@ import pyarrow as pa
 from taciturn.core import END, UNKNOWN
 from taciturn.data import grouping
 from taciturn.data.grouping import Deal, groups, packed, placed, read_batches
-from taciturn.data.population import Population, PopulationError, check_protections, hashed_id, remembered_opt_outs, writing_population
+from taciturn.data.population import Population, check_protections, hashed_id, remembered_opt_outs, writing_population
 from taciturn.data.scrub import scrub
 from taciturn.data.sources import Source
 from taciturn.data.texts import SHARD_TOKENS, token_type
@@ -76,7 +76,7 @@ def ingest(
     """Build a population, as `populations.build_population` describes."""
     for path in source.paths:
         if isinstance(path, Path) and path.resolve().is_relative_to(folder.resolve()):
-            raise PopulationError(f"{path} lies inside --out {folder}; name another --out")
+            raise DataError(f"{path} lies inside --out {folder}; name another --out")
     writing = writing_population(folder, rules.vocabulary, shard_tokens, same_people_as)
     with _full_disk_in_words(folder), writing as writer:
         check_protections(folder, same_people_as or folder, rules.scrub, source.columns.sensitive, rules.held_out_share)
@@ -238,5 +238,5 @@ def _full_disk_in_words(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise PopulationError(f"the disk of {folder} is full; a build needs twice the size of the text. Nothing was changed.") from None
+            raise DataError(f"the disk of {folder} is full; a build needs twice the size of the text. Nothing was changed.") from None
         raise

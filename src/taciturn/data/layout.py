@@ -62,8 +62,6 @@ Cut = Unrolls | Sentences
 
 @dataclass(frozen=True)
 class Layout:
-    """Batches for local training."""
-
     cut: Cut
     batch_size: int  # B
     steps: int  # batches a user has at most; the rest of a longer text is left out

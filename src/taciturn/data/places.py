@@ -26,10 +26,6 @@ WHY = {  # what a store reports, and what that means to its user; the first that
 }
 
 
-class StoreError(DataError):
-    """A store cannot be reached or read, and why."""
-
-
 @dataclass(frozen=True)
 class Remote:
     scheme: str
@@ -83,7 +79,7 @@ def place(named: Path | str) -> Place:
         return Path(named)
     scheme, rest = address.groups()
     if "@" in rest.split("/")[0]:
-        raise StoreError(f"{scheme}://…@{rest.split('@')[-1]}: addresses end up in logs: put keys into the environment instead")
+        raise DataError(f"{scheme}://…@{rest.split('@')[-1]}: addresses end up in logs: put keys into the environment instead")
     with _explained(f"{scheme}://{rest}"):
         if scheme in ("s3", "gs", "gcs"):
             limit = "?retry_limit_seconds=20" if scheme != "s3" and "?" not in rest else ""  # by default a quarter of an hour
@@ -100,7 +96,7 @@ def _by_fsspec(address: str) -> tuple[Any, str]:
 
         store, path = url_to_fs(address)
     except (ImportError, ValueError) as error:
-        raise StoreError(f"{address} needs fsspec and its package for such addresses ({error}); pip install them") from None
+        raise DataError(f"{address} needs fsspec and its package for such addresses ({error}); pip install them") from None
     return filesystems.PyFileSystem(filesystems.FSSpecHandler(store)), path
 
 
@@ -111,4 +107,4 @@ def _explained(address: Any) -> Iterator[None]:
     except (OSError, ValueError) as error:  # ArrowInvalid, for a malformed address, is a ValueError
         said = str(error).split("\n")[0].split(" error_info=")[0]  # Google's details repeat it, and name functions
         why = next((why for pattern, why in WHY.items() if re.search(pattern, said.lower())), "it cannot be read")
-        raise StoreError(f"{address}: {why} ({said})") from None
+        raise DataError(f"{address}: {why} ({said})") from None

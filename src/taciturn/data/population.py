@@ -34,14 +34,9 @@ FORMAT = 2
 NAMES = {"train": "users.txt", "held_out": "held_out_users.txt"}  # files of hashed ids
 LEAST_HELD_OUT = 10  # to measure with
 COUNTS = "private_counts"
-NOTE = "measured on users' text; do not publish"
 STAYS = ("private", "ledger.jsonl", "ledger.head")  # whatever happened to a manifest
 LEDGER, OPTED_OUT = "ledger.json", "opted-out.txt"  # in private/
 MANIFEST_LOCK = "manifest-lock"  # so that a build that ends and a ledger that is pinned do not overwrite each other
-
-
-class PopulationError(DataError):
-    """The folder is not a population that can be used."""
 
 
 class NamedLedger(NamedTuple):
@@ -61,7 +56,7 @@ class Population:
         text = folder / self.manifest["text"]
         self.vocabulary = Vocabulary.load(text / "vocabulary.txt", self.manifest["vocabulary"])
         if len(self.vocabulary) != self.manifest["vocabulary"]["size"]:
-            raise PopulationError(f"{text / 'vocabulary.txt'} is incomplete; build the population again, its ledger stays")
+            raise DataError(f"{text / 'vocabulary.txt'} is incomplete; build the population again, its ledger stays")
         self.texts = Texts.load(text, "train", self.manifest[COUNTS]["train"])
 
     def __len__(self) -> int:
@@ -70,7 +65,7 @@ class Population:
     @property
     def lengths(self) -> np.ndarray:
         """Return how many tokens each user has; private, like every count."""
-        return np.concatenate([np.diff(self.texts.shard(number).offsets) for number in range(len(self.texts.shards))])
+        return np.concatenate([np.diff(shard.offsets) for shard in self.texts.shards])
 
     @property
     def ledger(self) -> NamedLedger | None:
@@ -98,13 +93,13 @@ def _trained_or_opted_out(folder: Path) -> set[str]:
 def check_strangers(measured: Path, protected: Path) -> None:
     """Refuse to measure held-out users of one folder with a model of another, unless none of them was trained on there or opted out."""
     if _manifest(measured)["salt"] != _manifest(protected)["salt"]:
-        raise PopulationError(
+        raise DataError(
             f"{measured} and {protected} know people by different hashes, so whether held-out users of the one were trained on in the "
             f"other cannot be told. Build {measured} again, with --same-people-as {protected}"
         )
     known = _trained_or_opted_out(protected)
     if known & _hashed_ids(measured, "held_out"):
-        raise PopulationError(
+        raise DataError(
             f"held-out users of {measured} include people whom {protected} trains on, or who opted out: they were promised protection, "
             "which held-out users do not have. Build both with the same --held-out"
         )
@@ -115,7 +110,7 @@ def _hashed_ids(folder: Path, split: str) -> set[str]:
     path = folder / manifest["text"] / NAMES[split]
     users = set(path.read_text().split()) if path.exists() else set[str]()
     if len(users) != manifest[COUNTS][f"{split}_users"]:
-        raise PopulationError(f"{path} is incomplete; build the population again, its ledger stays")
+        raise DataError(f"{path} is incomplete; build the population again, its ledger stays")
     return users
 
 
@@ -133,7 +128,7 @@ class HeldOutUsers:
     def check_enough(self) -> None:
         """Refuse to publish averages over a few users: they reveal what each of them wrote."""
         if sum(len(text) > 0 for text in self.texts) < LEAST_HELD_OUT:
-            raise PopulationError(
+            raise DataError(
                 f"{self.folder} has fewer than {LEAST_HELD_OUT} held-out users, and figures of so few reveal each; build it from more "
                 "users, or with a larger --held-out"
             )
@@ -167,7 +162,7 @@ class PopulationWriter:
             left_out = "; ".join(f"{reason}: {count:,}" for reason, count in counts.get("left_out", {}).items())
             utf8 = "; save the text as UTF-8 (iconv -f latin1 -t utf-8)" if "not UTF-8" in left_out else ""
             hint = utf8 or (", or lower --least-tokens" if "tokens:" in left_out else "")
-            raise PopulationError(f"no user is left to train on ({left_out or 'there is no text at all'}): name other text{hint}")
+            raise DataError(f"no user is left to train on ({left_out or 'there is no text at all'}): name other text{hint}")
         sync_folder(self.text)
         parts = ["\n".join(self.vocabulary.words).encode(), *(split.digest() for split in self._digests.values())]
         digest = hmac.new(self.salt, b"".join(parts), hashlib.sha256)
@@ -180,7 +175,7 @@ class PopulationWriter:
             "salt": hashed_id(self.salt, ""),  # by which a lost salt is noticed
             "about": about,
             "vocabulary": {"size": len(self.vocabulary), **self.vocabulary.about},
-            COUNTS: {"note": NOTE, **sums, **counts, **written},
+            COUNTS: {"note": "measured on users' text; do not publish", **sums, **counts, **written},
         }
         with locked(self.folder / "private" / MANIFEST_LOCK):
             ledger = named_ledger(self.folder)
@@ -197,11 +192,11 @@ def writing_population(
     if not created and not (folder / "manifest.json").exists():
         foreign = [path.name for path in folder.iterdir() if path.name not in STAYS and not _is_text(path)]
         if foreign:
-            raise PopulationError(f"{folder} already holds other things ({foreign[0]}); choose a new --out")
+            raise DataError(f"{folder} already holds other things ({foreign[0]}); choose a new --out")
     private = folder / "private"
     private.mkdir(parents=True, exist_ok=True)
     private.chmod(0o700)
-    busy = PopulationError(f"another build is writing to {folder}; wait for it, or name another --out")
+    busy = DataError(f"another build is writing to {folder}; wait for it, or name another --out")
     with locked(private / "lock", busy):
         umask = os.umask(0o077)  # whatever is written from here on is private to its owner
         try:
@@ -224,12 +219,12 @@ def check_protections(folder: Path, with_runs: Path, scrub: bool, sensitive: Ite
     """Refuse to protect a population that is built again less than before, and to hold out people whom a run has trained on."""
     about = manifest_before(folder).get("about", {})
     if about.get("scrubbed") and not scrub:
-        raise PopulationError(f"{folder} was built with --scrub: say it again, or build a new folder")
+        raise DataError(f"{folder} was built with --scrub: say it again, or build a new folder")
     if dropped := set(about.get("sensitive_columns", ())).difference(sensitive):
-        raise PopulationError(f"{folder} was built with --sensitive-column {min(dropped)}: say it again, or build a new folder")
+        raise DataError(f"{folder} was built with --sensitive-column {min(dropped)}: say it again, or build a new folder")
     before = manifest_before(with_runs).get("about", {}).get("held_out_share", held_out_share)
     if named_ledger(with_runs) is not None and before != held_out_share:
-        raise PopulationError(
+        raise DataError(
             f"{with_runs} has runs that held out a share of {before:g}: with --held-out {held_out_share:g} users they were trained on "
             "would pass for held out"
         )
@@ -270,7 +265,7 @@ def remembered_opt_outs(folder: Path, salt: bytes, users: Iterable[str] = ()) ->
     path = folder / "private" / OPTED_OUT
     known = set(path.read_text().split()) if path.exists() else set()
     if len(known) < manifest_before(folder).get("about", {}).get("opt_outs", 0):
-        raise PopulationError(f"{path} lacks some of those who opted out; restore it from a copy, or build a new folder")
+        raise DataError(f"{path} lacks some of those who opted out; restore it from a copy, or build a new folder")
     new = {hashed_id(salt, user) for user in users} - known
     if new:
         write_atomically(path, "".join(f"{one}\n" for one in sorted(known | new)).encode(), 0o600)
@@ -288,7 +283,7 @@ def _salt(folder: Path) -> bytes:
         write_atomically(path, secrets.token_bytes(32), 0o600)
     salt = path.read_bytes() if path.exists() else b""
     if len(salt) != 32 or expected not in (None, hashed_id(salt, "")):
-        raise PopulationError(f"{path} is lost or damaged, and with it who opted out; restore it from a copy, or build a new folder")
+        raise DataError(f"{path} is lost or damaged, and with it who opted out; restore it from a copy, or build a new folder")
     return salt
 
 
@@ -299,9 +294,9 @@ def named_ledger(folder: Path) -> NamedLedger | None:
         named = [manifest_before(folder).get("ledger"), json.loads(path.read_text()) if path.exists() else None]
         found = {NamedLedger(**one) for one in named if one is not None}
     except (ValueError, TypeError):
-        raise PopulationError(f"{path} is damaged; restore it from a copy") from None
+        raise DataError(f"{path} is damaged; restore it from a copy") from None
     if len(found) > 1:
-        raise PopulationError(f"{folder / 'manifest.json'} and {path} name two ledgers: restore both from one copy")
+        raise DataError(f"{folder / 'manifest.json'} and {path} name two ledgers: restore both from one copy")
     return found.pop() if found else None
 
 
@@ -309,14 +304,14 @@ def _share_ledger(folder: Path, other: Path) -> None:
     """Give a folder the ledger, salt and opt-outs of another, whose users are the same people."""
     theirs, own = named_ledger(other), named_ledger(folder)
     if theirs is None:
-        raise PopulationError(f"{other} has no ledger yet: open it first")
+        raise DataError(f"{other} has no ledger yet: open it first")
     at = os.path.relpath((other / theirs.folder).resolve(), folder.resolve())
     shared = NamedLedger(theirs.id, at)
     if own not in (None, shared):
-        raise PopulationError(f"{folder} already has a ledger, and two cannot be merged; build another folder")
+        raise DataError(f"{folder} already has a ledger, and two cannot be merged; build another folder")
     salt, private = _salt(other), folder / "private"
     if (private / "salt").exists() and _salt(folder) != salt:
-        raise PopulationError(f"{folder} knows its people by other hashes than {other}; build another folder")
+        raise DataError(f"{folder} knows its people by other hashes than {other}; build another folder")
     write_atomically(private / "salt", salt, 0o600)
     opted_out = remembered_opt_outs(other, salt) | remembered_opt_outs(folder, salt)
     write_atomically(private / OPTED_OUT, "".join(f"{one}\n" for one in sorted(opted_out)).encode(), 0o600)
@@ -334,8 +329,8 @@ def manifest_before(folder: Path) -> dict[str, Any]:
 
 def _manifest(folder: Path) -> dict[str, Any]:
     if not (folder / "manifest.json").exists():
-        raise PopulationError(f"{not_a('a population', folder)}; build a population with: taciturn data build TEXT --out FOLDER")
+        raise DataError(f"{not_a('a population', folder)}; build a population with: taciturn data build TEXT --out FOLDER")
     manifest = manifest_before(folder)
     if manifest.get("format") != FORMAT or COUNTS not in manifest:
-        raise PopulationError(f"{folder} was written by another version of taciturn, or is damaged; build it again, its ledger stays")
+        raise DataError(f"{folder} was written by another version of taciturn, or is damaged; build it again, its ledger stays")
     return manifest

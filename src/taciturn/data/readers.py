@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from taciturn.data.columns import LONGEST, USUAL, Batch, Columns, LeftOut, SourceError
+from taciturn.data.columns import LONGEST, USUAL, Batch, Columns, LeftOut
 from taciturn.data.places import Place
+from taciturn.data.vocabulary import DataError
 
 BATCH_ROWS, BATCH_BYTES = 1024, 2**22
 MOST_LINES = 1000  # of a paragraph
@@ -31,7 +32,7 @@ def read_parquet(path: Place, choose: Choose, left_out: LeftOut) -> Read:
     try:
         file = parquet.ParquetFile(path if isinstance(path, Path) else path.random_access(), pre_buffer=False)
     except pa.ArrowInvalid:
-        raise SourceError(f"{path} is not a Parquet file, or is incomplete; write it again") from None
+        raise DataError(f"{path} is not a Parquet file, or is incomplete; write it again") from None
     columns, rows = choose(file.schema_arrow.names), max(file.metadata.num_rows, 1)
     batches = file.iter_batches(BATCH_ROWS, columns=columns.wanted)
     yield from _as_strings(path, columns, batches, lambda row: row / rows, left_out)
@@ -62,7 +63,7 @@ def _as_strings(path: Place, columns: Columns, tables: Iterable[pa.RecordBatch],
             numbers = numbers[keep]
             strings = _strings(table.filter(pa.array(keep, pa.bool_())), columns.text)
         except TypeError as error:
-            raise SourceError(f"{path}: {error}") from None
+            raise DataError(f"{path}: {error}") from None
         yield share(row), Batch(columns, strings, lambda index, numbers=numbers: f"row {numbers[index]}")
 
 
@@ -94,13 +95,13 @@ def read_csv(path: Place, choose: Choose, left_out: LeftOut, noted: LeftOut) -> 
         lines = _Lines(stream, path, left_out)
         first = next(lines, "")
         if not first.strip():
-            raise SourceError(f"{path} is empty: its first line must name the columns, for example user,text")
+            raise DataError(f"{path} is empty: its first line must name the columns, for example user,text")
         # Tab-separated text is not quoted: a quote in it belongs to the text.
         style: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if is_tsv else {"delimiter": max(",;\t|", key=first.count)}
         try:
             names = [name.strip() for name in next(csv.reader([first], **style))]
         except csv.Error:
-            raise SourceError(f"{path}, line 1, does not name columns: name a file of text whose first line is such as user,text") from None
+            raise DataError(f"{path}, line 1, does not name columns: name a file of text whose first line is such as user,text") from None
         columns = choose(names)
         wanted = [names.index(name) for name in columns.wanted]
         rows = _csv_rows(path, lines, csv.reader(lines, strict=True, **style), len(names), left_out, noted)
@@ -127,7 +128,7 @@ def _csv_rows(path: Place, lines: "_Lines", reader: Any, width: int, left_out: L
         if (lines.number > at and (problem or lines.skipped > skipped)) or lines.skipped_quotes % 2:
             unsure = unsure or "a quote opened there swallows other lines, and the row is malformed"
         if unsure:
-            raise SourceError(f"{path}, line {at}: {unsure}, so everything after it is unsure; correct that line")
+            raise DataError(f"{path}, line {at}: {unsure}, so everything after it is unsure; correct that line")
         if lines.number > at:
             noted.add("rows that span several lines", 1, f"{path.name}, line {at}")
         if problem:
@@ -147,7 +148,7 @@ def read_json(path: Place, choose: Choose, left_out: LeftOut) -> Read:
             if len(head) == 500 or size > BATCH_BYTES:
                 break
         if not head:
-            raise SourceError(f"{path} has no line with a JSON object; write one on each line: " + '{"user": "ann", "text": "…"}')
+            raise DataError(f"{path} has no line with a JSON object; write one on each line: " + '{"user": "ann", "text": "…"}')
         names = dict.fromkeys(chain.from_iterable(content for content, _ in head))
         columns = choose(list(names))
         late = [name for usual in USUAL.values() for name in usual if name not in names and columns.time is None]
@@ -158,7 +159,7 @@ def _json_rows(path: Place, columns: Columns, late: list[str], objects: Iterable
     """Read rows. `late` are names of columns that must not appear any more."""
     for content, place in objects:
         if any(name in content for name in late):
-            raise SourceError(f"{path}, {place}: a column that may be the time appears only here; name it with --time-column")
+            raise DataError(f"{path}, {place}: a column that may be the time appears only here; name it with --time-column")
         found = (content.get(name) for name in columns.wanted)
         values = [one if one is None or isinstance(one, str) else json.dumps(one) for one in found]
         if not isinstance(content.get(columns.text or ""), str | None):
@@ -172,7 +173,7 @@ def _json_rows(path: Place, columns: Columns, late: list[str], objects: Iterable
 def _objects(path: Place, stream: IO[bytes], left_out: LeftOut) -> Iterator[tuple[dict[str, Any], str]]:
     for number, line in _Lines(stream, path, left_out).sound():
         if number == 1 and line.lstrip().startswith("["):
-            raise SourceError(f"{path} is one JSON list; write it as JSON lines, one object a line (jq -c '.[]')")
+            raise DataError(f"{path} is one JSON list; write it as JSON lines, one object a line (jq -c '.[]')")
         if line.strip():
             try:
                 content = json.loads(line)
@@ -250,9 +251,9 @@ class _Lines:
             self.number += 1
             if self.number == 1:
                 if line.startswith((b"\xff\xfe", b"\xfe\xff")):
-                    raise SourceError(f"{self._path} is UTF-16; save it as UTF-8 (iconv -f utf-16 -t utf-8)")
+                    raise DataError(f"{self._path} is UTF-16; save it as UTF-8 (iconv -f utf-16 -t utf-8)")
                 if b"\0" in line:
-                    raise SourceError(f"{self._path} is not text, as it has null bytes in it; name a file of text in UTF-8")
+                    raise DataError(f"{self._path} is not text, as it has null bytes in it; name a file of text in UTF-8")
                 line = line.removeprefix(b"\xef\xbb\xbf")
             if len(line) > LONGEST:
                 self.skipped += 1

@@ -19,9 +19,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute
 
-from taciturn.data.columns import LONGEST, Batch, Columns, LeftOut, SourceError
+from taciturn.data.columns import LONGEST, Batch, Columns, LeftOut
 from taciturn.data.places import Place, place
 from taciturn.data.readers import read_arrow, read_csv, read_json, read_messages, read_paragraphs, read_parquet
+from taciturn.data.vocabulary import DataError
 from taciturn.files import HOLDS
 from taciturn.progress import Progress, unwatched
 
@@ -68,10 +69,10 @@ class Source:
                     yield usable
             except DAMAGE as error:
                 reason = (str(error) or type(error).__name__).split("\n")[0].rstrip(".")
-                raise SourceError(f"{path} is damaged or incomplete ({reason}); get it again, or leave it out") from None
+                raise DataError(f"{path} is damaged or incomplete ({reason}); get it again, or leave it out") from None
             except OSError as error:
                 hint = "; unpack it first: zstd -d --long=31" if path.suffix == ".zst" else ""
-                raise SourceError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}{hint}") from None
+                raise DataError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}{hint}") from None
             done += size
         progress(total, total)
 
@@ -127,13 +128,13 @@ def _files(path: Any, noted: LeftOut) -> list[tuple[Place | None, Place]]:
     if path.is_file():
         if _kind(path) is None:
             kinds = f"{' '.join(TABLES)} .txt (and .gz .bz2 .xz .zst of all but Parquet and Arrow)"
-            raise SourceError(f"{path} is not of a kind that can be read; save it as one of {kinds}")
+            raise DataError(f"{path} is not of a kind that can be read; save it as one of {kinds}")
         return [(None, path)]
     if not path.is_dir():
-        raise SourceError(f"{path} does not exist: name a file or folder of text")
+        raise DataError(f"{path} does not exist: name a file or folder of text")
     names = ("manifest.json", "about.json", "recipe.toml") if isinstance(path, Path) else ()
     if kind := next((HOLDS[name] for name in names if (path / name).exists()), None):
-        raise SourceError(f"{path} is {kind}, not text: name the files or the folder that people's text is in")
+        raise DataError(f"{path} is {kind}, not text: name the files or the folder that people's text is in")
     hidden = (".", "_")  # such as Spark's _SUCCESS
     found = (one for one in path.rglob("*") if not any(part.startswith(hidden) for part in one.relative_to(path).parts))
     inside = sorted(one for one in found if one.is_file())
@@ -141,9 +142,9 @@ def _files(path: Any, noted: LeftOut) -> list[tuple[Place | None, Place]]:
         inside = [one for one in inside if one.name not in ABOUT]
     tables, texts = ([one for one in inside if _kind(one) in kinds] for kinds in (TABLES, (".txt",)))
     if tables and texts:
-        raise SourceError(f"{path} holds tables ({tables[0].name}) and text files ({texts[0].name}); name files of one kind")
+        raise DataError(f"{path} holds tables ({tables[0].name}) and text files ({texts[0].name}); name files of one kind")
     if not tables and not texts:
-        raise SourceError(f"{path} is a folder without text; put files into it ({' '.join(TABLES)} or .txt), or name another")
+        raise DataError(f"{path} is a folder without text; put files into it ({' '.join(TABLES)} or .txt), or name another")
     others = [one for one in inside if _kind(one) is None]
     noted.add("files of other kinds, not read", len(others), others[0].name if others else "")
     return [(path, one) for one in tables or texts]

@@ -47,9 +47,8 @@ class Texts:
         return (self[position] for position in range(len(self)))
 
     @property
-    def shards(self) -> list[range]:
-        """Return the positions of each shard."""
-        return [range(start, end) for start, end in zip(self._starts, self._starts[1:], strict=False)]
+    def shards(self) -> Iterator[Shard]:
+        return map(self.shard, range(len(self._open)))
 
     def shard(self, number: int) -> Shard:
         if number not in self._opened:
@@ -58,7 +57,6 @@ class Texts:
 
     @classmethod
     def of(cls, sequences: Iterable[list[int] | np.ndarray], words: int) -> "Texts":
-        """In memory."""
         arrays = [np.asarray(sequence, token_type(words)) for sequence in sequences]
         offsets = np.concatenate([[0], np.cumsum([len(array) for array in arrays], dtype=np.int64)])
         tokens = np.concatenate([*arrays, np.zeros(0, token_type(words))])

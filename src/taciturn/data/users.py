@@ -40,16 +40,18 @@ def position(id: str) -> int:
     return int.from_bytes(hashlib.sha256(id.encode()).digest()[:8], "big")
 
 
+def listed_lines(path: Path, what: str) -> list[str]:
+    """Read a file with one `what` on each line, whatever editor wrote it."""
+    try:
+        return path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = (error.strerror or "").lower() if isinstance(error, OSError) else f"not UTF-8, at byte {error.start}"
+        raise DataError(f"{path} cannot be read ({why}): name a file in UTF-8 with one {what} on each line") from None
+
+
 def listed_users(path: Path) -> list[str]:
     """Read a file of users who opted out, one id a line (`data build --exclude`)."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except FileNotFoundError:
-        raise DataError(f"{path} (--exclude) does not exist: check the path") from None
-    except IsADirectoryError:
-        raise DataError(f"{path} (--exclude) is a folder: name a file with one id on each line") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} (--exclude) is not UTF-8 (byte {error.start}): save it as UTF-8, with one id on each line") from None
+    lines = listed_lines(path, "id of a user to --exclude")
     table = [number for number, line in enumerate(lines, 1) if any(sign in line for sign in ',\t"')]
     if table:
         raise DataError(f"{path} (--exclude), line {table[0]}, looks like a table; write one id on each line, and nothing else")

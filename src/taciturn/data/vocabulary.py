@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -108,7 +108,6 @@ class Vocabulary:
 
     @cached_property
     def sentence_ends(self) -> tuple[int, ...]:
-        """Return the ids that end a sentence."""
         return tuple(self.ids[word] for word in SENTENCE_ENDS if word in self.ids)
 
     @property
@@ -199,7 +198,7 @@ def _vocabulary(words: Iterable[str], size: int, source: str, language: str, uni
     if size <= len(fixed):
         raise DataError(f"a vocabulary of {size} has no room for words, as {len(fixed)} entries are punctuation: take more")
     chosen = (word for word in words if word not in fixed)
-    return Vocabulary((*fixed, *(word for word, _ in zip(chosen, range(size - len(fixed))))), source, language, unit)  # noqa: B905
+    return Vocabulary((*fixed, *islice(chosen, size - len(fixed))), source, language, unit)
 
 
 def _punctuation(language: str) -> tuple[str, ...]:

@@ -16,7 +16,6 @@ import numpy as np
 from taciturn.core import BEGIN, PADDING, UNKNOWN, LanguageModel, Params, WordModel
 from taciturn.data.layout import Cut, Unrolls
 from taciturn.data.texts import Texts
-from taciturn.data.vocabulary import Vocabulary
 from taciturn.evaluation.intervals import BUCKETS, Figures, Sums, share
 from taciturn.models import losses
 from taciturn.progress import Progress, unwatched
@@ -24,7 +23,6 @@ from taciturn.progress import Progress, unwatched
 WINDOW = Unrolls(200)  # tokens read in a row
 CPU_TOKENS, ACCELERATOR_TOKENS = 800, 12_800  # scored at a time; more do not stay in a CPU's cache
 NO_ANSWERS = np.array([PADDING, UNKNOWN, BEGIN])
-HEADS, PREDICTIONS, MOST_TOKENS = (10, 50, 100), 10, 75_122  # most frequent words, looked for among the best; the paper's sample
 
 
 def _perplexity(scores: "Scores", kept: np.ndarray) -> float:
@@ -139,25 +137,3 @@ def _scored(model: LanguageModel, params: Params, rows: jax.Array) -> jax.Array:
     hits = [(rank < places) & known for places in (1, 3, 5)]
     columns = (present, known, *hits, jnp.where(present, loss, 0.0))
     return jnp.stack([jnp.sum(column, axis=1, dtype=jnp.float32) for column in columns])
-
-
-def head_words(model: LanguageModel, params: Params, texts: Texts, vocabulary: Vocabulary, cut: Cut = WINDOW) -> np.ndarray:
-    """Measure whether noise favours the most common words (McMahan et al. 2018, Table 3). float [HEADS, PREDICTIONS + 1]: the share of
-    positions at which 0, 1, … of the ten best predictions are among the n most frequent words of the list."""
-    histogram, seen = np.zeros((len(HEADS), PREDICTIONS + 1)), 0
-    for rows, _ in batched_pieces(texts, cut):
-        histogram += jax.device_get(_counted(model, vocabulary.fixed, params, rows))
-        seen += int(np.count_nonzero(rows[:, 1:]))
-        if seen >= MOST_TOKENS:
-            break
-    return histogram / max(seen, 1)
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _counted(model: LanguageModel, first_word: int, params: Params, rows: jax.Array) -> jax.Array:
-    scores = losses.logits(model, params, rows[:, :-1]).at[..., NO_ANSWERS].set(-jnp.inf)
-    best = jax.lax.top_k(scores, PREDICTIONS)[1] - first_word
-    present = rows[:, 1:] != PADDING
-    heads = [jnp.sum((best >= 0) & (best < head), axis=-1) for head in HEADS]
-    counted = [jax.nn.one_hot(head, PREDICTIONS + 1) * present[..., None] for head in heads]
-    return jnp.stack([jnp.sum(one, axis=(0, 1), dtype=jnp.float32) for one in counted])

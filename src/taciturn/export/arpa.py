@@ -12,7 +12,7 @@ import numpy as np
 
 from taciturn.core import BEGIN, END, PADDING, UNKNOWN
 from taciturn.data.vocabulary import SPECIAL as NAMES
-from taciturn.errors import TaciturnError
+from taciturn.data.vocabulary import DataError
 from taciturn.files import write_atomically
 from taciturn.models.ngram import NEVER, NONE, Level, NGram, followers, joined, parted
 
@@ -21,10 +21,6 @@ IDS = {b"<UNK>": UNKNOWN, b"<s>": BEGIN, b"</s>": END} | {name.encode(): place f
 IMPOSSIBLE = -99.0  # what ARPA files write for the logarithm of 0
 BLOCK = 100_000  # n-grams in memory at a time
 LN10 = math.log(10)
-
-
-class ArpaError(TaciturnError):
-    """A model that cannot be written as ARPA, or a file that cannot be read as ARPA, and why."""
 
 
 def write_arpa(path: Path, model: NGram, words: Sequence[str], comments: Sequence[str]) -> None:
@@ -52,13 +48,13 @@ def arpa_words(words: Sequence[str]) -> list[str]:
 
 def _written_names(words: Sequence[str], vocabulary: int) -> np.ndarray:
     if len(words) != vocabulary:
-        raise ArpaError(f"the model has {vocabulary} words and the list {len(words)}: they do not belong together")
+        raise DataError(f"the model has {vocabulary} words and the list {len(words)}: they do not belong together")
     names = ["<pad>", *arpa_words(words)]
     if len(set(names)) != len(names):
-        raise ArpaError("a word is in the list twice, or has the name of a special token (<s>, </s>, <unk>)")
+        raise DataError("a word is in the list twice, or has the name of a special token (<s>, </s>, <unk>)")
     for name in names:
         if name.encode().split() != [name.encode()]:  # a gap that is not ASCII is harmless
-            raise ArpaError(f"an ARPA file cannot hold the word {name!r}: gaps separate words there")
+            raise DataError(f"an ARPA file cannot hold the word {name!r}: gaps separate words there")
     return np.array(names, object)
 
 
@@ -118,8 +114,8 @@ class _Lines:
         if line != wanted.encode():
             raise self.error(f"expected {wanted}, found {_shown(line)}")
 
-    def error(self, reason: str, number: int | None = None) -> ArpaError:
-        return ArpaError(f"{self.path}, line {number or self.number}: {reason}")
+    def error(self, reason: str, number: int | None = None) -> DataError:
+        return DataError(f"{self.path}, line {number or self.number}: {reason}")
 
 
 def _shown(line: bytes | None) -> str:

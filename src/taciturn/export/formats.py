@@ -28,7 +28,7 @@ from taciturn.privacy.figures import delta_text, epsilon_text
 from taciturn.privacy.ledger import Guarantee
 from taciturn.progress import StageProgress, unwatched
 from taciturn.release.gate import ExportRefused, check_may_leave
-from taciturn.release.model_file import ModelCard, save_model
+from taciturn.release.model_file import save_model
 from taciturn.release.privacy_statement import statement, statement_json
 
 CHECKED_TEXTS = 32  # of 64 words
@@ -55,67 +55,43 @@ class Exported(NamedTuple):
     check: Check | None
 
 
-class Distilling(NamedTuple):
-    """How a model becomes n-grams."""
-
-    words: int = 2_000_000  # sampled from it
-    entries: int = 300_000  # n-grams above single words that are kept
-
-
-def export_model(
-    loaded: LoadedModel,
-    guarantee: Guarantee,
-    learned_from: str | None,
-    out: Path,
-    to: ExportFormat = "model",
-    non_private: bool = False,
-    blocklist: Iterable[str] = (),
-    distilling: Distilling = Distilling(),
-    progress: StageProgress = unwatched,
-) -> Exported:
-    """Write a model once its file agrees with it. The guarantee is the ledger's, of exactly this model."""
-    assert loaded.card is not None  # or there would be no guarantee
-    check_may_leave(guarantee, non_private)
-    with new_folder(out, "name a new folder") as made:
-        blocked = [normalize(word, loaded.vocabulary.language).strip() for word in blocklist]
-        if blocked and (to == "model" or (to in ("arpa", "combined") and isinstance(loaded.model, NGram))):
-            raise ExportRefused(f"a file of this kind cannot hold a blocklist (--to {to}): leave it out, or block the words on the device")
-        check = _Export(loaded, loaded.card, guarantee, learned_from, blocked, distilling, progress).write(made, to)
-    return Exported(guarantee, sorted(out.iterdir()), check)
-
-
-def _refuse_disagreement(check: Check, to: ExportFormat) -> Check:
-    if not check.agreement >= LEAST_AGREEMENT[to]:
-        raise ExportRefused(
-            f"the {to} export disagrees with the model on the top word at {1 - check.agreement:.1%} of {check.positions:,} positions "
-            f"(probabilities differ by up to {check.difference:.2g}): nothing was written"
-        )
-    return check
-
-
 @dataclass
-class _Export:
-    """One export."""
+class Export:
+    """One export. The guarantee is the ledger's, of exactly this model."""
 
     loaded: LoadedModel
-    card: ModelCard
     guarantee: Guarantee
     learned_from: str | None
-    blocked: list[str]
-    distilling: Distilling
-    progress: StageProgress
+    to: ExportFormat = "model"
+    non_private: bool = False
+    blocklist: Iterable[str] = ()
+    words: int = 2_000_000  # sampled from a model that becomes n-grams
+    entries: int = 300_000  # n-grams above single words that are then kept
+    progress: StageProgress = unwatched
 
-    def write(self, out: Path, to: ExportFormat) -> Check | None:
-        self.model = self.loaded.model
+    def write(self, out: Path) -> Exported:
+        """Write the model once its file agrees with it."""
+        assert self.loaded.card is not None  # or there would be no guarantee
+        check_may_leave(self.guarantee, self.non_private)
+        self.card, self.model = self.loaded.card, self.loaded.model
+        with new_folder(out, "name a new folder") as made:
+            self.blocked = [normalize(word, self.loaded.vocabulary.language).strip() for word in self.blocklist]
+            if self.blocked and (self.to == "model" or (self.to in ("arpa", "combined") and isinstance(self.model, NGram))):
+                refused = f"a file of this kind cannot hold a blocklist (--to {self.to})"
+                raise ExportRefused(f"{refused}: leave it out, or block the words on the device")
+            check = self._write(made)
+        return Exported(self.guarantee, sorted(out.iterdir()), check)
+
+    def _write(self, out: Path) -> Check | None:
         self.statement, self.json = (words(self.guarantee, self.card.public_text) for words in (statement, statement_json))
         self.loaded.vocabulary.save(out / "vocabulary.txt")
         (out / "guarantee.txt").write_text(self.statement, encoding="utf-8")
         (out / "guarantee.json").write_text(self.json, encoding="utf-8")
-        match to:
+        match self.to:
             case "model":
                 return save_model(out / "model.safetensors", self.loaded.params, self.card)  # what was verified, not the file
             case "onnx" | "onnx-int8":
-                return self._onnx(out / ("model.onnx" if to == "onnx" else "model.int8.onnx"), to)
+                return self._onnx(out / ("model.onnx" if self.to == "onnx" else "model.int8.onnx"))
             case "js":
                 return self._javascript(out / "model.js")
             case "arpa":
@@ -123,23 +99,23 @@ class _Export:
             case "combined":
                 return self._combined(out / f"main_{self.loaded.vocabulary.language}.combined")
 
-    def _onnx(self, path: Path, to: ExportFormat) -> Check:
+    def _onnx(self, path: Path) -> Check:
         model = self.model
         if not isinstance(model, Recurrent):
             raise _no_cell("ONNX", self.loaded)
         never = {PADDING, UNKNOWN, BEGIN, END, *self._ids(self.blocked)}
         about = {"guarantee": self.json, "text": json.dumps(self.card.text)}
-        content = onnx_model(model.cell, model.weights, never, model.restarts, about, to == "onnx-int8").SerializeToString()
+        content = onnx_model(model.cell, model.weights, never, model.restarts, about, self.to == "onnx-int8").SerializeToString()
         check = self._compare(lambda text: onnx_scores(content, text))
         path.write_bytes(content)
-        return _refuse_disagreement(check, to)
+        return self._agreed(check)
 
     def _javascript(self, path: Path) -> Check:
         script = page_script(self.loaded, self.guarantee, self.learned_from, self.statement, self.card.run or "", self.blocked)
         scores = iter(check_javascript(script, self._compared_texts, self.card.vocabulary))
         check = self._compare(lambda _: next(scores))
         path.write_text(script, encoding="utf-8")
-        return _refuse_disagreement(check, "js")
+        return self._agreed(check)
 
     def _arpa(self, path: Path) -> Check:
         ngram, listed, how = self._to_ngram(DISTILLED_ORDER)
@@ -159,7 +135,7 @@ class _Export:
             rows[:, kept] = _scores_along(ngram, numbers[text])
             return rows
 
-        _refuse_disagreement(self._compare(written, set(words), counted), "arpa")
+        self._agreed(self._compare(written, set(words), counted))
         return self._compare(written, set(words))
 
     def _combined(self, path: Path) -> Check:
@@ -173,8 +149,16 @@ class _Export:
         version, now = max(NEWER_THAN_THEIRS, self.card.round), int(datetime.now(UTC).timestamp())
         write_combined(path, ngram, listed, language, about, version, now)
         words, followers = read_combined(path)
-        _refuse_disagreement(_compare_followers(ngram, listed, followers), "combined")
+        self._agreed(_compare_followers(ngram, listed, followers))
         return self._compare(lambda text: self._listed_scores(words, followers, text), set(words))
+
+    def _agreed(self, check: Check) -> Check:
+        if not check.agreement >= LEAST_AGREEMENT[self.to]:
+            raise ExportRefused(
+                f"the {self.to} export disagrees with the model on the top word at {1 - check.agreement:.1%} of {check.positions:,} "
+                f"positions (probabilities differ by up to {check.difference:.2g}): nothing was written"
+            )
+        return check
 
     def _listed_scores(self, words: dict[str, float], followers: dict[str, dict[str, float]], text: np.ndarray) -> np.ndarray:
         """Return a word list's scores before the first word and after each: words by frequency, after those that follow."""
@@ -193,16 +177,15 @@ class _Export:
         if isinstance(self.model, NGram):
             return self.model, self.card.vocabulary, f"{self.model.order}-grams as counted"
         assert isinstance(self.model, Neural)
-        words, entries = self.distilling
-        texts = samples(self.model, words, jax.random.key(1), lambda done, all: self.progress("sampling", done, all))
+        texts = samples(self.model, self.words, jax.random.key(1), lambda done, all: self.progress("sampling", done, all))
         # Blocked words are not in the list, so no reader can produce them.
         kept = np.setdiff1d(np.arange(self.model.vocabulary), self._ids(self.blocked))
         numbers = self._renumbered(kept)
         # Katz: pruned Kneser–Ney is worse (Chelba et al. 2010).
         counted = katz((numbers[text] for text in texts), len(kept), order)
         cost = ", which costs no privacy" if self.guarantee.is_private else ""
-        how = f"{order}-grams of {words:,} words sampled from the model{cost}"
-        return pruned(counted, entries), tuple(self.card.vocabulary[place] for place in kept), how
+        how = f"{order}-grams of {self.words:,} words sampled from the model{cost}"
+        return pruned(counted, self.entries), tuple(self.card.vocabulary[place] for place in kept), how
 
     def _renumbered(self, kept: np.ndarray) -> np.ndarray:
         """Return the ids of the model's words in a list that keeps some of them."""

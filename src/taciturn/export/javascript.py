@@ -6,7 +6,6 @@ A page loads it with <script src> and finds it as `taciturn.models[name]`, Node 
 
 import base64
 import json
-import math
 import re
 import shutil
 import subprocess
@@ -17,29 +16,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from taciturn.export.quantised import int8
 from taciturn.models.ngram import NGram
-from taciturn.models.stepping import StepWeights
-from taciturn.privacy.figures import MEANINGLESS, WEAK, delta_text, epsilon_text
+from taciturn.models.stepping import StepWeights, int8
+from taciturn.privacy.figures import WEAK
 from taciturn.privacy.ledger import Guarantee
 from taciturn.release.gate import ExportRefused
+from taciturn.release.privacy_statement import WORDS, plain_words
 
-STRONG = 1.0  # ε up to which a guarantee is a strong one (Ponomareva et al. 2023, §5.2)
 PATIENCE = 120  # seconds allowed to Node
-RUNTIME = ("runtime.js", "words.js", "predictor.js")  # in export/runtime
-_PIPED = """
-const { script, texts } = JSON.parse(require("fs").readFileSync(0, "utf8"));
-require("vm").runInThisContext(script);
-const [{ model, vocabulary, predictor }] = Object.values(taciturn.models);
-predictor().predict("");
-console.log(JSON.stringify(vocabulary.words));
-const say = (state) => process.stdout.write(Buffer.from(model.scores(state).buffer));
-for (const words of texts) {
-  let state = model.start();
-  say(state);
-  for (const word of words) say((state = model.read(state, word)));
-}
-"""
+RUNTIME, CHECK = ("runtime.js", "words.js", "predictor.js"), "check.js"  # in export/runtime
 
 
 class Published(NamedTuple):
@@ -86,44 +71,6 @@ def javascript_ngram(model: NGram, about: Published) -> str:
     return _script("ngram", {"levels": levels, "short": short}, about)
 
 
-PERSONAL = [
-    "Personal model: learned from your own text, stays here.",
-    "It has no privacy guarantee, and may repeat what you wrote. Do not pass it on.",
-]
-
-
-def plain_words(guarantee: Guarantee | None, learned_from: str | None) -> list[str]:
-    """State the guarantee for the person who types, a sentence each. A warning comes first."""
-    if learned_from is None:
-        return ["It is not known what this model learned from, so nothing can be said about its privacy."]
-    if guarantee is None:
-        return [f"This model learned from {learned_from}, and from no user's text."]
-    if guarantee.epsilon == math.inf:
-        return [
-            f"This model learned from {learned_from} with NO privacy guarantee (ε = ∞).",
-            "It may repeat what single people wrote. Do not pass it on.",
-        ]
-    epsilon = epsilon_text(guarantee.epsilon)
-    is_a = "ε is" if epsilon.startswith(">") else "ε ="
-    sentences = [
-        f"This model learned from {learned_from} with differential privacy: {is_a} {epsilon} and δ = {delta_text(guarantee.delta)} for "
-        f"{guarantee.unit.replace('one user', 'each person')}, with everything they wrote.",
-        _worth(guarantee.epsilon),
-    ]
-    known = "A simulation: the noise came from a known seed and can be removed again; the figures describe the method, not this model."
-    return [known, *sentences] if guarantee.is_simulated else sentences
-
-
-def _worth(epsilon: float) -> str:
-    if epsilon > MEANINGLESS:
-        return "That promises nothing: it measures what noise costs, not privacy."
-    if epsilon > WEAK:
-        return "That is a weak promise: noise was added, and a determined expert might still find out whether somebody took part."
-    strength = "a strong" if epsilon <= STRONG else "a moderate"
-    same = "without any one of them the model would be much the same, and it can hardly repeat what only one person wrote"
-    return f"That is {strength} promise: {same}."
-
-
 def check_javascript(script: str, texts: Iterable[Iterable[int]], listed: Sequence[str]) -> list[np.ndarray]:
     """For each text return the scores that a script's model gives in Node before its first word and after each, [1 + words, vocabulary];
     refuse a script whose words are not those `listed`."""
@@ -132,7 +79,7 @@ def check_javascript(script: str, texts: Iterable[Iterable[int]], listed: Sequen
         raise ExportRefused("a script is checked before it is written, and that needs Node.js: install it, or export to another format")
     try:
         asked = json.dumps({"script": script, "texts": texts}).encode()
-        done = subprocess.run([node, "-e", _PIPED], input=asked, capture_output=True, timeout=PATIENCE, check=True)
+        done = subprocess.run([node, "-e", _runtime(CHECK)], input=asked, capture_output=True, timeout=PATIENCE, check=True)
     except subprocess.TimeoutExpired:
         raise ExportRefused(f"in Node the script did not finish {sum(map(len, texts))} words within {PATIENCE} seconds") from None
     except subprocess.CalledProcessError as error:
@@ -149,7 +96,7 @@ def check_javascript(script: str, texts: Iterable[Iterable[int]], listed: Sequen
 def _script(kind: str, model: dict[str, Any], about: Published) -> str:
     if about.text.get("unit", "word") != "word":
         raise ExportRefused("a keyboard suggests words; this model was trained on characters")
-    plain = PERSONAL if about.personal else plain_words(about.guarantee, about.learned_from)
+    plain = WORDS["plain"]["personal"] if about.personal else plain_words(about.guarantee, about.learned_from)
     known, given = about.learned_from is not None and not about.personal, about.guarantee
     # Whether people may rely on the guarantee; if not, pages show it as a warning.
     promises = known and (given is None or (given.epsilon <= WEAK and not given.is_simulated))
@@ -165,9 +112,13 @@ def _script(kind: str, model: dict[str, Any], about: Published) -> str:
         "kind": kind,
         "model": model,
     }
-    runtime = "\n".join((files("taciturn.export") / "runtime" / name).read_text("utf-8") for name in RUNTIME)
+    runtime = "\n".join(map(_runtime, RUNTIME))
     published = json.dumps(content, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     return f"{_header(about, plain)}(function () {{\n{runtime}\npublish({published});\n}})();\n"
+
+
+def _runtime(name: str) -> str:
+    return (files("taciturn.export") / "runtime" / name).read_text("utf-8")
 
 
 def _header(about: Published, plain: list[str]) -> str:

@@ -19,10 +19,8 @@ from jax.extend.core import Jaxpr, Literal, Var
 from scipy.special import log_softmax
 
 from taciturn.core import BEGIN
-from taciturn.errors import TaciturnError
-from taciturn.export.quantised import int8
 from taciturn.models.recurrence import Cell
-from taciturn.models.stepping import StepWeights
+from taciturn.models.stepping import StepWeights, int8
 from taciturn.release.gate import ExportRefused
 
 if TYPE_CHECKING:
@@ -33,16 +31,12 @@ BEST = 10
 OPERATORS = {"add": "Add", "sub": "Sub", "mul": "Mul", "tanh": "Tanh", "logistic": "Sigmoid"}  # of JAX, of ONNX
 
 
-class OnnxMissing(TaciturnError):
-    """The libraries for ONNX are not installed."""
-
-
 def libraries() -> tuple[Any, Any]:
     try:
         import onnx
         import onnxruntime
     except ImportError as error:
-        raise OnnxMissing(f"writing ONNX and checking it needs two more libraries ({error}): pip install 'taciturn[onnx]'") from None
+        raise ExportRefused(f"writing ONNX and checking it needs two more libraries ({error}): pip install 'taciturn[onnx]'") from None
     return onnx, onnxruntime
 
 

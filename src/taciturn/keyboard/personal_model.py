@@ -25,7 +25,6 @@ from taciturn.data.sources import Source
 from taciturn.data.texts import Texts
 from taciturn.data.users import user_id
 from taciturn.data.vocabulary import DataError, Vocabulary
-from taciturn.errors import TaciturnError
 from taciturn.evaluation.accuracy import WINDOW, Scores, evaluate
 from taciturn.export.word_model import load_word_model
 from taciturn.files import check_new_folder, new_folder, sync_folder
@@ -42,10 +41,6 @@ SENTENCE_LENGTH = 20  # the default of recipes; a card does not say at which len
 NOT_NEW = "name a new folder"
 
 Messages = Sequence[Sequence[int]]  # word ids, each message with its end
-
-
-class PersonalError(TaciturnError):
-    """A personal model was not made, or its text was not deleted, and why."""
 
 
 class Learning(NamedTuple):
@@ -87,7 +82,7 @@ def personalise(
     learned, held_out, left_out = _read(text, vocabulary)
     if delete_text and left_out:
         reasons = "; ".join(f"{reason}: {count:,}" for reason, count in left_out.items())
-        raise PersonalError(f"not all of {text} could be used ({reasons}), so it is not deleted: correct it, or leave out --delete-text")
+        raise DataError(f"not all of {text} could be used ({reasons}), so it is not deleted: correct it, or leave out --delete-text")
     settings = ModelSection(**card.architecture)
     network = build.language_model(settings, len(vocabulary))
     # Text in the form on which the model was trained.
@@ -97,7 +92,7 @@ def personalise(
     params = trained(network, loaded.params, learned, cut, learning, settings.dropout > 0, progress)
     after = evaluate(network, params, *measured)
     if not after["loss"].value < before["loss"].value:  # nor where it is NaN
-        raise PersonalError(
+        raise DataError(
             f"the model did not improve: on the last {len(held_out)} messages of {text} its perplexity went from "
             f"{before['perplexity'].value:.1f} to {after['perplexity'].value:.1f}. It was not kept, and the text stays where it is; try a "
             "lower --learning-rate, fewer --epochs, or more text"
@@ -177,7 +172,7 @@ def _deletable(path: Path) -> os.stat_result:
         "has another name (a hard link), under which the text would stay": found.st_nlink > 1,
     }
     if reason := next((reason for reason, is_so in refused.items() if is_so), None):
-        raise PersonalError(f"{path} {reason}, so it cannot be deleted; leave out --delete-text")
+        raise DataError(f"{path} {reason}, so it cannot be deleted; leave out --delete-text")
     return found
 
 
@@ -186,9 +181,9 @@ def _delete(path: Path, found: os.stat_result, out: Path) -> None:
     try:
         now = path.lstat()
         if any(getattr(now, name) != getattr(found, name) for name in ("st_dev", "st_ino", "st_size", "st_mtime_ns")):
-            raise PersonalError(f"{out} holds the personal model; {path} was changed meanwhile, so it was not deleted")
+            raise DataError(f"{out} holds the personal model; {path} was changed meanwhile, so it was not deleted")
         path.unlink()
         sync_folder(path.parent)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise PersonalError(f"{out} holds the personal model, but {path} could not be deleted: {reason}") from None
+        raise DataError(f"{out} holds the personal model, but {path} could not be deleted: {reason}") from None

@@ -8,7 +8,6 @@ import math
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ import numpy as np
 import regex
 
 from taciturn.core import UNKNOWN, WordModel
+from taciturn.data.users import listed_lines
 from taciturn.data.vocabulary import SENTENCE_ENDS, DataError, Vocabulary, is_word, normalize
 
 PLACES = 3  # of the strip
@@ -61,6 +61,8 @@ class Predictor:
         words = [(word, place) for place, word in enumerate(vocabulary.words) if is_word(word)]
         self._all = _Alphabet(words)
         self._alphabet = _Alphabet((word, place) for word, place in words if word not in self._blocked)
+        self.may_be_suggested = np.zeros(len(vocabulary), bool)
+        self.may_be_suggested[self._alphabet.places] = True
         self._states: OrderedDict[str, Any] = OrderedDict()
         self._rests: OrderedDict[tuple[str, int], Composed] = OrderedDict()
 
@@ -143,12 +145,6 @@ class Predictor:
         if known:
             _keep(self._rests, known, rest)
         return rest
-
-    @cached_property
-    def may_be_suggested(self) -> np.ndarray:
-        allowed = np.zeros(len(self.vocabulary), bool)
-        allowed[self._alphabet.places] = True
-        return allowed
 
     def _continuation(self, composed: Composed, done: str, typed: str, prefix: str) -> str:
         between = "" if self.vocabulary.language in _NO_SPACES else " "
@@ -250,9 +246,4 @@ def _keep(kept: OrderedDict, key: Any, value: Any) -> None:
 
 def load_blocklist(path: Path) -> list[str]:
     """Read one word a line; what follows a # is a comment."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        why = (error.strerror or "").lower() if isinstance(error, OSError) else "not UTF-8"
-        raise DataError(f"{path} cannot be read ({why}): name a file in UTF-8 with one word on each line") from None
-    return [word for line in lines if (word := line.split("#")[0].strip())]
+    return [word for line in listed_lines(path, "word") if (word := line.split("#")[0].strip())]

@@ -6,7 +6,6 @@ spell; a language model then ranks them (on-the-fly re-scoring, Xu et al. 2023).
 """
 
 import unicodedata
-from functools import cached_property
 
 import numpy as np
 
@@ -38,17 +37,13 @@ class TapDecoder:
     """Propose words for taps, with the log-likelihood of the taps under each."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self.vocabulary = vocabulary
-
-    @cached_property
-    def _by_length(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """Return, for each length, the ids of the words and their keys."""
-        found: dict[int, list[tuple[int, np.ndarray]]] = {}
-        for place, word in enumerate(self.vocabulary.words):
+        self.vocabulary, found = vocabulary, dict[int, list[tuple[int, np.ndarray]]]()
+        for place, word in enumerate(vocabulary.words):
             keys = keys_of(word)
             if keys is not None and is_word(word):
                 found.setdefault(len(keys), []).append((place, keys))
-        return {length: (np.array([place for place, _ in words]), np.stack([keys for _, keys in words])) for length, words in found.items()}
+        # for each length, the ids of the words and their keys
+        self._by_length = {length: tuple(map(np.array, zip(*words, strict=True))) for length, words in found.items()}
 
     def readings(self, taps: np.ndarray) -> list[tuple[str, float]]:
         """Return the likeliest words, best first, and last what the taps spell, if that is not among them."""

@@ -6,6 +6,8 @@ a whole sequence ("variational") it is the one of their Table 4, which Lin et al
 Departs from Inan et al.: what a layer feeds back to itself is never dropped.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -53,7 +55,7 @@ def deep_lstm(
         for index in range(layers):
             layer = params["layers"][f"{index}"]
             gates = dot(values, layer["input"], product) + layer["gate_bias"]
-            states = recurrence(lstm_cell, gates, layer["recurrent"], None, units, product)
+            states: Any = recurrence(lstm_cell, product, gates, layer["recurrent"], None)
             values = dropout(states, dropout_rate, keys[index + 1], variational)
         return jnp.swapaxes(values, 0, 1)
 

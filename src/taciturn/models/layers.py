@@ -18,6 +18,11 @@ def dot(left: jax.Array, right: jax.Array, product: DTypeLike = jnp.float32) -> 
     return jnp.matmul(left.astype(product), right.astype(product), preferred_element_type=jnp.float32)
 
 
+def flat(values: jax.Array) -> jax.Array:
+    """Reshape [length, batch, width] → [length · batch, width]."""
+    return values.reshape(-1, values.shape[-1])
+
+
 def transposed(matrix: jax.Array) -> jax.Array:
     """Transpose for repeated products: on a CPU a copy, since a product with a transposed view takes twice as long."""
     return jax.lax.platform_dependent(matrix, cpu=lambda matrix: jax.lax.optimization_barrier(matrix.T), default=lambda matrix: matrix.T)

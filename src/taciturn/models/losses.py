@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from taciturn.core import PADDING, Key, LanguageModel, Params
 
 
-def logits(model: LanguageModel, params: Params, tokens: jax.Array) -> jax.Array:
-    """Return logits, [batch, length] → [batch, length, vocabulary], without dropout."""
+def logits(model: LanguageModel, params: Params, tokens: jax.Array, key: Key | None = None) -> jax.Array:
+    """Return logits, [batch, length] → [batch, length, vocabulary]; without dropout, unless there is a key."""
     matrix, bias = model.words(params)
-    return model.contexts(params, tokens, None) @ matrix.T + bias
+    return model.contexts(params, tokens, key) @ matrix.T + bias
 
 
 def cross_entropy(model: LanguageModel, params: Params, tokens: jax.Array, key: Key | None = None, power: float = 0.0) -> jax.Array:

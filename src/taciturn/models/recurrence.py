@@ -11,6 +11,7 @@ and the matrix gradients are one product over all steps at the end. On a GPU bot
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from jax.typing import DTypeLike
 
 from taciturn.core import Key, LanguageModel, Params
 from taciturn.models import recurrence_kernels
-from taciturn.models.layers import dense, dot, dropout, embedding, looked_up, transposed, unit_rows
+from taciturn.models.layers import dense, dot, dropout, embedding, flat, looked_up, transposed, unit_rows
 
 Gates = jax.Array | list[jax.Array]  # concatenated in one array, or separate, as a kernel holds them
 Cell = Callable[[Gates, Gates, jax.Array], tuple[jax.Array, jax.Array]]
@@ -61,7 +62,7 @@ def recurrent_model(
         # Look up, then normalise: only the rows in use are touched.
         embedded = dropout(rows(looked_up(params["embedding"], tokens.T)), dropout_rate, keys[0])
         x = dot(embedded, params["input"], product) + params["gate_bias"]
-        fed_back = recurrence(cell, x, params["recurrent"], params.get("projection"), units, product)
+        fed_back: Any = recurrence(cell, product, x, params["recurrent"], params.get("projection"))
         states = dropout(fed_back, dropout_rate, keys[1])
         return jnp.swapaxes(states if projected else dot(states, params["output"], product), 0, 1)
 
@@ -71,47 +72,42 @@ def recurrent_model(
     return LanguageModel(init, contexts, words, word_embedding=word_embedding, unit_norm=unit_norm)
 
 
-def recurrence(
-    cell: Cell, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None, units: int, product: DTypeLike = jnp.float32
-) -> jax.Array:
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def recurrence(cell: Cell, product: DTypeLike, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None) -> jax.Array:
     """Run a cell from a zero state: x [length, batch, gates] → what it feeds back, [length, batch, width]."""
-    return _run(cell, units, product, x, recurrent, projection)
+    return _forward(cell, product, x, recurrent, projection)[0]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _run(cell: Cell, units: int, product, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None) -> jax.Array:
-    return _forward(cell, units, product, x, recurrent, projection)[0]
-
-
-def _forward(cell: Cell, units: int, product, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None):
-    run = _on_this_machine(recurrence_kernels.forwards, scan_forwards, cell, units, product, x, recurrent)
+def _forward(cell: Cell, product, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None):
+    run = _on_this_machine(recurrence_kernels.forwards, scan_forwards, cell, product, x, recurrent)
     fed_back, *kept = run(x, recurrent, projection)
     return fed_back, (x, recurrent, projection, fed_back, *kept)
 
 
-def _backward(cell: Cell, units: int, product, saved, gradient):
+def _backward(cell: Cell, product, saved, gradient):
     x, recurrent, projection, fed_back, r, carries, outputs = saved
-    run = _on_this_machine(recurrence_kernels.backwards, scan_backwards, cell, units, product, x, recurrent)
+    run = _on_this_machine(recurrence_kernels.backwards, scan_backwards, cell, product, x, recurrent)
     d_x, d_r, d_fed_back = run(gradient, x, r, carries, recurrent, projection)
     # What was fed back at step t meets the recurrent matrix at step t + 1.
-    d_recurrent = dot(_flat(fed_back[:-1]).T, _flat(d_r[1:]), product)
-    d_projection = None if projection is None else dot(_flat(outputs).T, _flat(d_fed_back), product)
+    d_recurrent = dot(flat(fed_back[:-1]).T, flat(d_r[1:]), product)
+    d_projection = None if projection is None else dot(flat(outputs).T, flat(d_fed_back), product)
     return d_x, d_recurrent, d_projection
 
 
-_run.defvjp(_forward, _backward)
+recurrence.defvjp(_forward, _backward)
 
 
-def _on_this_machine(kernel: Callable, scan: Callable, cell: Cell, units: int, product, x: jax.Array, recurrent: jax.Array) -> Callable:
-    kernel, scan = partial(kernel, cell, units, product), partial(scan, cell, units, product)
+def _on_this_machine(kernel: Callable, scan: Callable, cell: Cell, product, x: jax.Array, recurrent: jax.Array) -> Callable:
+    kernel, scan = partial(kernel, cell, product), partial(scan, cell, product)
     if not recurrence_kernels.fits(x, recurrent, product):
         return scan
     return partial(jax.lax.platform_dependent, cuda=kernel, default=scan)
 
 
-def scan_forwards(cell: Cell, units: int, product, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None):
+def scan_forwards(cell: Cell, product, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None):
     """Return what is fed back at each step, and for the backward pass r, the carry before each step, and what was projected, if any."""
-    start = jnp.zeros((x.shape[1], recurrent.shape[0]), x.dtype), jnp.zeros((x.shape[1], units), x.dtype)
+    units = len(recurrent if projection is None else projection)
+    start = jnp.zeros((x.shape[1], len(recurrent)), x.dtype), jnp.zeros((x.shape[1], units), x.dtype)
     recurrent = recurrent.astype(product)  # once, not at every step
     projection = None if projection is None else projection.astype(product)
 
@@ -125,7 +121,7 @@ def scan_forwards(cell: Cell, units: int, product, x: jax.Array, recurrent: jax.
     return jax.lax.scan(step, start, x)[1]
 
 
-def scan_backwards(cell: Cell, units: int, product, gradient, x, r, carries, recurrent, projection):
+def scan_backwards(cell: Cell, product, gradient, x, r, carries, recurrent, projection):
     """Return the gradients of x, of r (rounded as products with it are) and of what is fed back."""
     back = transposed(recurrent.astype(product))
     back_projection = None if projection is None else transposed(projection.astype(product))
@@ -141,8 +137,3 @@ def scan_backwards(cell: Cell, units: int, product, gradient, x, r, carries, rec
 
     start = jnp.zeros_like(gradient[0]), jnp.zeros_like(carries[0])
     return jax.lax.scan(step, start, (gradient, x, r, carries), reverse=True)[1]
-
-
-def _flat(values: jax.Array) -> jax.Array:
-    """Reshape [length, batch, width] → [length · batch, width]."""
-    return values.reshape(-1, values.shape[-1])

@@ -18,23 +18,14 @@ from jax.experimental import pallas
 from jax.experimental.pallas import triton
 from jax.typing import DTypeLike
 
+from taciturn.models.layers import flat
 from taciturn.models.softmax_step import parts
 
 ROWS = 16  # of a batch, at most: the smallest product on tensor cores
+TILE, WARPS = 32, 4  # units that a program holds at a time; measured on an H200, for both passes, like the stages
 MOST_WIDE = 256  # of what is fed back: more does not fit into registers, and was not measured
 
-
 Columns = tuple[Any, int, Any]  # where they begin, how many, and which of them exist
-
-
-class Tiling(NamedTuple):
-    units: int  # that a program holds at a time
-    warps: int
-    stages: int
-
-
-# Measured on an H200, for both passes.
-PROJECTED, UNPROJECTED = Tiling(32, 4, 3), Tiling(32, 4, 2)
 
 
 class _Shape(NamedTuple):
@@ -43,14 +34,13 @@ class _Shape(NamedTuple):
     units: int
     width: int  # of what is fed back
     gates: int
-    tile: int
     product: DTypeLike
     projected: bool
     interpret: bool
 
     @property
     def tiles(self) -> int:
-        return math.ceil(self.units / self.tile)
+        return math.ceil(self.units / TILE)
 
 
 def fits(x: jax.Array, recurrent: jax.Array, product: DTypeLike) -> bool:
@@ -59,37 +49,24 @@ def fits(x: jax.Array, recurrent: jax.Array, product: DTypeLike) -> bool:
     return x.shape[1] <= ROWS and width % 16 == 0 and width <= MOST_WIDE and jnp.dtype(product).itemsize == 2
 
 
-def forwards(
-    cell: Any, units: int, product: DTypeLike, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None, interpret: bool = False
-):
+def forwards(cell: Any, product: DTypeLike, x: jax.Array, recurrent: jax.Array, projection: jax.Array | None, interpret: bool = False):
     """Return what `recurrence.scan_forwards` returns, except the carry before the first step, which is not written."""
-    shape, tiling = _shape(x, recurrent, projection, units, product, interpret)
+    shape = _shape(x, recurrent, projection, product, interpret)
     rows = shape.length * shape.batch
-    out = [_array(rows, shape.width), _array(rows, x.shape[-1]), _array(rows, units)]
-    out += [_array(rows, units, product)] if shape.projected else []
-    given = [_flat(x), *_tiled(shape, recurrent, projection)]
-    fed_back, r, carries, *outputs = _call(_forwards, cell, shape, tiling, out)(*given)
+    out = [_array(rows, shape.width), _array(rows, x.shape[-1]), _array(rows, shape.units)]
+    out += [_array(rows, shape.units, product)] if shape.projected else []
+    given = [flat(x), *_tiled(shape, recurrent, projection)]
+    fed_back, r, carries, *outputs = _call(_forwards, cell, shape, out)(*given)
     return tuple(None if part is None else part.reshape(*x.shape[:2], -1) for part in (fed_back, r, carries, *(outputs or [None])))
 
 
-def backwards(
-    cell: Any,
-    units: int,
-    product: DTypeLike,
-    gradient: jax.Array,
-    x: jax.Array,
-    r: jax.Array,
-    carries: jax.Array,
-    recurrent: jax.Array,
-    projection: jax.Array | None,
-    interpret: bool = False,
-):
+def backwards(cell: Any, product: DTypeLike, gradient, x, r, carries, recurrent, projection, interpret: bool = False):
     """Return what `recurrence.scan_backwards` returns."""
-    shape, tiling = _shape(x, recurrent, projection, units, product, interpret)
+    shape = _shape(x, recurrent, projection, product, interpret)
     rows = shape.length * shape.batch
-    out = [_array(rows, x.shape[-1]), _array(rows, x.shape[-1], product), _array(rows, shape.width), _array(2 * ROWS, units)]
-    given = [_flat(part) for part in (gradient, x, r, carries)] + _tiled(shape, recurrent, projection)
-    *found, _ = _call(_backwards, cell, shape, tiling, out)(*given)
+    out = [_array(rows, x.shape[-1]), _array(rows, x.shape[-1], product), _array(rows, shape.width), _array(2 * ROWS, shape.units)]
+    given = [flat(part) for part in (gradient, x, r, carries)] + _tiled(shape, recurrent, projection)
+    *found, _ = _call(_backwards, cell, shape, out)(*given)
     return tuple(part.reshape(*x.shape[:2], -1) for part in found)
 
 
@@ -161,35 +138,28 @@ def _backwards(cell: Any, shape: _Shape, gradient_ref, x_ref, r_ref, carries_ref
     jax.lax.fori_loop(0, shape.length, step, _zeros(shape))
 
 
-def _shape(x, recurrent, projection, units: int, product, interpret: bool) -> tuple[_Shape, Tiling]:
-    tiling = UNPROJECTED if projection is None else PROJECTED
-    (length, batch, all_gates), width = x.shape, recurrent.shape[0]
-    sizes = length, batch, units, width, all_gates // units, tiling.units
-    return _Shape(*sizes, product, projection is not None, interpret), tiling
+def _shape(x, recurrent, projection, product, interpret: bool) -> _Shape:
+    (length, batch, all_gates), width = x.shape, len(recurrent)
+    units = width if projection is None else len(projection)
+    return _Shape(length, batch, units, width, all_gates // units, product, projection is not None, interpret)
 
 
-def _call(kernel: Callable[..., None], cell: Any, shape: _Shape, tiling: Tiling, out_shape: list[jax.ShapeDtypeStruct]):
-    options = None if shape.interpret else triton.CompilerParams(num_warps=tiling.warps, num_stages=tiling.stages)
+def _call(kernel: Callable[..., None], cell: Any, shape: _Shape, out_shape: list[jax.ShapeDtypeStruct]):
+    options = None if shape.interpret else triton.CompilerParams(num_warps=WARPS, num_stages=3 if shape.projected else 2)
     return pallas.pallas_call(
         functools.partial(kernel, cell, shape), grid=(1,), out_shape=out_shape, compiler_params=options, interpret=shape.interpret
     )
 
 
-def _array(*shape_and_type: Any) -> jax.ShapeDtypeStruct:
-    rows, columns, dtype = (*shape_and_type, jnp.float32)[:3]
+def _array(rows: int, columns: int, dtype: DTypeLike = jnp.float32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((rows, columns), dtype)
-
-
-def _flat(values: jax.Array) -> jax.Array:
-    """Reshape [length, batch, width] → [length · batch, width]."""
-    return values.reshape(-1, values.shape[-1])
 
 
 def _tiled(shape: _Shape, recurrent: jax.Array, projection: jax.Array | None) -> list[jax.Array]:
     """Return the matrices as the programs read them: rounded, and the columns of one tile of units adjacent in memory."""
-    padding = shape.tiles * shape.tile - shape.units
+    padding = shape.tiles * TILE - shape.units
     by_gate = jnp.pad(recurrent.astype(shape.product).reshape(shape.width, shape.gates, shape.units), ((0, 0), (0, 0), (0, padding)))
-    by_tile = by_gate.reshape(shape.width, shape.gates, shape.tiles, shape.tile).transpose(2, 1, 0, 3).reshape(-1, shape.tile)
+    by_tile = by_gate.reshape(shape.width, shape.gates, shape.tiles, TILE).transpose(2, 1, 0, 3).reshape(-1, TILE)
     return [by_tile] if projection is None else [by_tile, jnp.pad(projection.astype(shape.product), ((0, padding), (0, 0)))]
 
 
@@ -204,12 +174,12 @@ def _recurrent(shape: _Shape, matrices: tuple, index, gate: int) -> list[jax.Arr
 
 
 def _projection(shape: _Shape, matrices: tuple, index) -> list[jax.Array]:
-    return [matrices[1][pallas.ds(index * shape.tile, shape.tile), pallas.ds(k, m)] for k, m in parts(shape.width)]
+    return [matrices[1][pallas.ds(index * TILE, TILE), pallas.ds(k, m)] for k, m in parts(shape.width)]
 
 
 def _units(shape: _Shape, index) -> Columns:
     """Return the columns of a tile."""
-    return index * shape.tile, shape.tile, index * shape.tile + jnp.arange(shape.tile) < shape.units
+    return index * TILE, TILE, index * TILE + jnp.arange(TILE) < shape.units
 
 
 def _gates(shape: _Shape, index) -> list[Columns]:

@@ -19,16 +19,7 @@ from jax.typing import DTypeLike
 from taciturn.models.layers import add_rows, dot
 
 SPLITS = 4  # shares of the vocabulary that run side by side for one user
-
-
-class Tiling(NamedTuple):
-    block: int  # words that a kernel holds at a time
-    warps: int
-    stages: int
-
-
-# Measured on an H200.
-EXPECTING, STEPPING = Tiling(64, 4, 1), Tiling(64, 4, 3)
+BLOCK, WARPS = 64, 4  # words that a kernel holds at a time; measured on an H200, like the stages
 GROUP = 64  # tokens that a program holds at a time, where there are more than twice as many: their sums must fit into registers
 MOST_HELD = 320 * 96 * 2  # bytes of a step's contexts: more were not measured, and many, as on public text, are for plain products
 
@@ -69,28 +60,18 @@ def plain(
     return Stepped(matrix - rate * d_rows, bias - rate * d_bias, d_contexts)
 
 
-def fused(
-    contexts: jax.Array,
-    matrix: jax.Array,
-    bias: jax.Array,
-    targets: jax.Array,
-    weights: jax.Array,
-    rate: float,
-    unit_norm: bool,
-    product: DTypeLike = jnp.float32,
-    power: float = 0.0,
-    interpret: bool = False,
-) -> Stepped:
+def fused(contexts, matrix, bias, targets, weights, rate, unit_norm, product=jnp.float32, power=0.0, interpret=False) -> Stepped:
+    """Return what `plain` returns."""
     (vocabulary, width), tokens = matrix.shape, len(contexts)
     is_many = tokens > 2 * GROUP
     padding = -tokens % (GROUP if is_many else 16)
     padded = jnp.pad(contexts, ((0, padding), (0, 0)))
     group = GROUP if is_many else len(padded)
 
-    def call(kernel, tiling: Tiling, grid: tuple[int, ...], **outputs):
-        rows = tiling.block * math.ceil(vocabulary / (SPLITS * tiling.block))
-        shape = _Shape(vocabulary, rows, tiling.block, group, len(padded) // group, parts(width), unit_norm, product)
-        options = triton.CompilerParams(num_warps=tiling.warps, num_stages=tiling.stages)
+    def call(kernel, stages: int, grid: tuple[int, ...], **outputs):
+        rows = BLOCK * math.ceil(vocabulary / (SPLITS * BLOCK))
+        shape = _Shape(vocabulary, rows, group, len(padded) // group, parts(width), unit_norm, product)
+        options = triton.CompilerParams(num_warps=WARPS, num_stages=stages)
         return pallas.pallas_call(
             functools.partial(kernel, shape), grid=grid, compiler_params=None if interpret else options, interpret=interpret, **outputs
         )
@@ -98,9 +79,7 @@ def fused(
     rounded = padded.astype(product)
     share = jax.ShapeDtypeStruct((SPLITS, len(padded)), jnp.float32)
     means = jax.ShapeDtypeStruct((SPLITS, *padded.shape), jnp.float32)
-    largest, sums, drawn = call(_expectations, EXPECTING, (SPLITS, len(padded) // group), out_shape=(share, share, means))(
-        rounded, matrix, bias
-    )
+    largest, sums, drawn = call(_expectations, 1, (SPLITS, len(padded) // group), out_shape=(share, share, means))(rounded, matrix, bias)
     top = jnp.max(largest, axis=0)
     scales = jnp.exp(largest - top)
     total = jnp.sum(sums * scales, axis=0)
@@ -111,14 +90,10 @@ def fused(
         scores = jnp.sum(contexts * wanted, axis=-1) + bias[targets]
         weights = weights * jnp.exp(power * jnp.minimum(scores - normaliser[:tokens], 0.0))  # differently rounded, it may be above 0
     d_contexts = weights[:, None] * (expected[:tokens] - wanted)
-    stepped, stepped_bias = call(
-        functools.partial(_step, rate),
-        STEPPING,
-        (SPLITS,),
-        out_shape=(jax.ShapeDtypeStruct(matrix.shape, jnp.float32), jax.ShapeDtypeStruct(bias.shape, jnp.float32)),
-        input_output_aliases={1: 0, 2: 1},
-    )(rounded, matrix, bias, jnp.pad(targets, (0, padding), constant_values=-1), jnp.pad(weights, (0, padding)), normaliser)
-    return Stepped(stepped, stepped_bias, d_contexts)
+    shapes = [jax.ShapeDtypeStruct(one.shape, jnp.float32) for one in (matrix, bias)]
+    step = call(functools.partial(_step, rate), 3, (SPLITS,), out_shape=shapes, input_output_aliases={1: 0, 2: 1})
+    targets, weights = jnp.pad(targets, (0, padding), constant_values=-1), jnp.pad(weights, (0, padding))
+    return Stepped(*step(rounded, matrix, bias, targets, weights, normaliser), d_contexts)
 
 
 def fits(contexts: jax.Array, product: DTypeLike) -> bool:
@@ -129,7 +104,6 @@ def fits(contexts: jax.Array, product: DTypeLike) -> bool:
 class _Shape(NamedTuple):
     vocabulary: int
     rows: int  # of one split
-    block: int
     group: int  # tokens that are held at a time
     groups: int
     width: list[tuple[int, int]]  # tiles: start, size
@@ -155,7 +129,7 @@ def _expectations(shape: _Shape, contexts_ref, matrix_ref, bias_ref, largest_ref
     contexts = [_tiles(contexts_ref, shape, at) for at in places]
 
     def block(index, carry):
-        first = split * shape.rows + index * shape.block
+        first = split * shape.rows + index * BLOCK
         inside, rows, inverse, bias = _block(shape, matrix_ref, bias_ref, first)
         rounded, after = [row.astype(shape.product) for row in rows], []
         for tiles, (largest, total, sums) in zip(contexts, carry, strict=True):
@@ -193,8 +167,8 @@ def _step(
     held = loaded(0) if shape.groups == 1 else None  # all of them, read once
 
     def block(index, carry):
-        first = split * shape.rows + index * shape.block
-        words = first + jnp.arange(shape.block)
+        first = split * shape.rows + index * BLOCK
+        words = first + jnp.arange(BLOCK)
         inside, rows, inverse, bias = _block(shape, matrix_ref, bias_ref, first)
         rounded = [row.astype(shape.product) for row in rows]
 
@@ -210,16 +184,16 @@ def _step(
                 d_rows = [d + triton.dot(d_product, tile) for d, tile in zip(d_rows, tiles, strict=True)]
             return d_rows, d_bias
 
-        nothing = [jnp.zeros((shape.block, m), jnp.float32) for _, m in shape.width], jnp.zeros(shape.block, jnp.float32)
+        nothing = [jnp.zeros((BLOCK, m), jnp.float32) for _, m in shape.width], jnp.zeros(BLOCK, jnp.float32)
         d_rows, d_bias = add(0, nothing) if held else jax.lax.fori_loop(0, shape.groups, add, nothing)
         if shape.unit_norm:
             along = sum(jnp.sum(row * d, axis=1) for row, d in zip(rows, d_rows, strict=True))
             along = (along * inverse * inverse)[:, None]
             d_rows = [d - row * along for row, d in zip(rows, d_rows, strict=True)]
         for (w, m), row, d in zip(shape.width, rows, d_rows, strict=True):
-            place = stepped_ref.at[pallas.ds(first, shape.block), pallas.ds(w, m)]
+            place = stepped_ref.at[pallas.ds(first, BLOCK), pallas.ds(w, m)]
             triton.store(place, row - rate * d, mask=jnp.broadcast_to(inside[:, None], row.shape))
-        triton.store(stepped_bias_ref.at[pallas.ds(first, shape.block)], bias - rate * d_bias, mask=inside)
+        triton.store(stepped_bias_ref.at[pallas.ds(first, BLOCK)], bias - rate * d_bias, mask=inside)
         return carry
 
     jax.lax.fori_loop(0, _blocks(shape, split), block, 0)
@@ -236,17 +210,13 @@ def _tiles(contexts_ref, shape: _Shape, at):
 
 def _block(shape: _Shape, matrix_ref, bias_ref, first):
     """Read a block of words: which of them exist, their rows, the inverse norms of the rows, their biases."""
-    inside = first + jnp.arange(shape.block) < shape.vocabulary
+    inside = first + jnp.arange(BLOCK) < shape.vocabulary
     rows = [
-        triton.load(
-            matrix_ref.at[pallas.ds(first, shape.block), pallas.ds(w, m)],
-            mask=jnp.broadcast_to(inside[:, None], (shape.block, m)),
-            other=0.0,
-        )
+        triton.load(matrix_ref.at[pallas.ds(first, BLOCK), pallas.ds(w, m)], mask=jnp.broadcast_to(inside[:, None], (BLOCK, m)), other=0.0)
         for w, m in shape.width
     ]
-    bias = triton.load(bias_ref.at[pallas.ds(first, shape.block)], mask=inside, other=0.0)
-    inverse = jnp.ones(shape.block, jnp.float32)
+    bias = triton.load(bias_ref.at[pallas.ds(first, BLOCK)], mask=inside, other=0.0)
+    inverse = jnp.ones(BLOCK, jnp.float32)
     if shape.unit_norm:
         inverse = jax.lax.rsqrt(sum(jnp.sum(row * row, axis=1) for row in rows) + 1e-12)
     return inside, rows, inverse, bias
@@ -255,7 +225,7 @@ def _block(shape: _Shape, matrix_ref, bias_ref, first):
 def _blocks(shape: _Shape, split):
     """Count the blocks of this split that have words in them."""
     left = shape.vocabulary - split * shape.rows
-    return jnp.clip((left + shape.block - 1) // shape.block, 0, shape.rows // shape.block)
+    return jnp.clip((left + BLOCK - 1) // BLOCK, 0, shape.rows // BLOCK)
 
 
 def _inverse_norms(matrix: jax.Array) -> jax.Array:

@@ -24,9 +24,7 @@ WINDOW = 64  # words that a model without a state looks back
 
 
 class StepWeights(NamedTuple):
-    """float32 arrays."""
-
-    embedding: np.ndarray  # [vocabulary, width], scaled to length 1 where the model requires it
+    embedding: np.ndarray  # float32, as all are, [vocabulary, width], scaled to length 1 where the model requires it
     words: np.ndarray  # [vocabulary, context]; the same array as `embedding` where they are tied
     word_bias: np.ndarray
     input: np.ndarray  # [width, gates]
@@ -49,21 +47,24 @@ State = tuple[jax.Array, jax.Array]  # what is fed back, and the carry
 def step_weights(model: LanguageModel, params: Params) -> StepWeights:
     """Return the weights of one step of an LSTM, a CIFG or a GRU."""
     words, bias = (np.asarray(part, np.float32) for part in model.words(params))
-    tied = model.word_embedding == model.embedding
+    named = {name: np.asarray(leaf, np.float32) for name, leaf in params.items()}
     return StepWeights(
-        embedding=words if tied else np.asarray(params[model.embedding], np.float32),
+        embedding=words if model.word_embedding == model.embedding else named[model.embedding],
         words=words,
         word_bias=bias,
-        input=np.asarray(params["input"], np.float32),
-        gate_bias=np.asarray(params["gate_bias"], np.float32),
-        recurrent=np.asarray(params["recurrent"], np.float32),
-        projection=_optional(params, "projection"),
-        to_context=_optional(params, "output"),
+        input=named["input"],
+        gate_bias=named["gate_bias"],
+        recurrent=named["recurrent"],
+        projection=named.get("projection"),
+        to_context=named.get("output"),
     )
 
 
-def _optional(params: Params, name: str) -> np.ndarray | None:
-    return np.asarray(params[name], np.float32) if name in params else None
+def int8(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Round a matrix [outputs, inputs], an embedding's outputs being its words, to values (int8) · scales[:, None] (float32): a quarter of
+    the size, for phones and pages. Every output has a scale of its own, so one large weight does not blur the others' (−127 … 127)."""
+    scales = np.maximum(np.abs(matrix).max(axis=1), 1e-12).astype(np.float32) / 127
+    return np.rint(matrix / scales[:, None]).astype(np.int8), scales
 
 
 @partial(jax.jit, static_argnums=0)

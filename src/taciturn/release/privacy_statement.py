@@ -12,6 +12,7 @@ from taciturn.privacy.figures import MEANINGLESS, WEAK, delta_text, epsilon_text
 from taciturn.privacy.ledger import Guarantee
 
 TWO_DEVICES, HOUSEHOLD = 2, 4  # users who may be one person, or live with one
+STRONG = 1.0  # ε up to which a guarantee is a strong one (Ponomareva et al. 2023, §5.2)
 WORDS = tomllib.loads((files("taciturn.release") / "statement.toml").read_text("utf-8"))
 
 
@@ -41,6 +42,23 @@ def personal_statement(run: str | None, head: str | None) -> str:
     start = "a model of public text" if run is None else f"the model of run {run} at ledger row {head}, whose guarantee is not this one's"
     title = _paragraph("Personal model: learned from one person's own text.")
     return "\n".join([title, _paragraph(WORDS["personal"]), _item("Started from", f"{start}.")])
+
+
+def plain_words(guarantee: Guarantee | None, learned_from: str | None) -> list[str]:
+    """State the guarantee for the person who types, a sentence each. A warning comes first."""
+    words: dict[str, str] = WORDS["plain"]
+    if learned_from is None:
+        return [words["unknown"]]
+    if guarantee is None:
+        return [words["public"].format(learned_from=learned_from)]
+    if guarantee.epsilon == math.inf:
+        return [words["infinite"].format(learned_from=learned_from), words["may_repeat"]]
+    epsilon, unit = epsilon_text(guarantee.epsilon), guarantee.unit.replace("one user", "each person")
+    figures = f"{'ε is' if epsilon.startswith('>') else 'ε ='} {epsilon} and δ = {delta_text(guarantee.delta)}"
+    promise = words["private"].format(learned_from=learned_from, figures=figures, unit=unit)
+    levels = {"strong": STRONG, "moderate": WEAK, "weak": MEANINGLESS}
+    worth = next((level for level, most in levels.items() if guarantee.epsilon <= most), "meaningless")
+    return [*([words["simulation"]] if guarantee.is_simulated else []), promise, words[worth]]
 
 
 def _warning(guarantee: Guarantee) -> str:

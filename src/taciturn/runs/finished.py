@@ -7,11 +7,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from taciturn.audit import audit_users, canaries
-from taciturn.audit.likelihood_tails import Tail, log_ratios, tail
 from taciturn.audit.report import AuditReport, canary_results, membership_results
 from taciturn.audit.secret_sharer import REFERENCES
 from taciturn.core import LanguageModel, Params
@@ -20,9 +18,9 @@ from taciturn.data.population import HeldOutUsers, Population, check_strangers
 from taciturn.data.texts import Texts
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.errors import TaciturnError
-from taciturn.evaluation.accuracy import Scores, evaluate, evaluate_each, evaluate_steps, head_words
+from taciturn.evaluation.accuracy import Scores, evaluate, evaluate_each, evaluate_steps
 from taciturn.evaluation.intervals import Interval
-from taciturn.export.formats import Exported, export_model
+from taciturn.export.formats import Export, Exported
 from taciturn.export.word_model import COUNTED_ON, LoadedModel, load_word_model
 from taciturn.keyboard.predictor import Predictor
 from taciturn.names import ExportFormat
@@ -31,7 +29,6 @@ from taciturn.privacy.ledger import Guarantee, Ledger, Row
 from taciturn.progress import Progress, StageProgress, unwatched
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
-from taciturn.recipe.sections import ModelSection
 from taciturn.release.gate import ExportRefused, check_not_personal, verified_guarantee
 from taciturn.release.model_file import ModelCard, ModelFileError, load_model, params_digest
 from taciturn.runs.folder import RunError, recipe_of
@@ -105,7 +102,6 @@ class Evaluation(NamedTuple):
 
     scores: Scores
     guarantee: Guarantee
-    head_words: np.ndarray | None
     rebuilt: bool  # whether the population's text was replaced since the run
 
     @property
@@ -159,19 +155,18 @@ class FinishedRun:
             out: a new folder.
             to: "model", "onnx", "onnx-int8", "arpa", "combined" or "js".
             non_private: export a model without any guarantee.
-            how: a `blocklist`, `distilling` into n-grams, `progress` (export/formats.py).
+            how: a `blocklist`, `words` to sample and `entries` to keep as n-grams, `progress` (export/formats.py).
 
         Returns:
             The files, the guarantee, and how well the file agrees with the model. Nothing is written before ledger and model agree.
         """
-        return export_model(self.model, self.guarantee, learned_from(self.model), Path(out), to, non_private, **how)
+        return Export(self.model, self.guarantee, learned_from(self.model), to, non_private, **how).write(Path(out))
 
-    def evaluate(self, on: str | Path | None = None, with_head_words: bool = False, progress: Progress = unwatched) -> Evaluation:
+    def evaluate(self, on: str | Path | None = None, progress: Progress = unwatched) -> Evaluation:
         """Measure on the held-out users of the run's population, or of another one of the same words (`on`). They have no guarantee."""
         test = self._test(on)
-        heads = head_words(test.model, test.params, test.texts, test.vocabulary, test.cut) if with_head_words else None
         scores = evaluate(test.model, test.params, test.texts, test.cut, progress)
-        return Evaluation(scores, test.guarantee, heads, test.is_rebuilt and on is None)
+        return Evaluation(scores, test.guarantee, test.is_rebuilt and on is None)
 
     def report(self, beside: Sequence[str | Path] | None = None, progress: StageProgress = unwatched) -> Path:
         """Write RUN/report.html: the guarantee, curves, and what the model is worth to which people, beside its start and n-grams.
@@ -297,23 +292,3 @@ def _model_to_measure(folder: Path) -> tuple[Params, ModelCard]:
     params, card = load_model(folder)
     check_not_personal(card, folder)
     return params, card
-
-
-def compare_tails(
-    model: Path, others: Sequence[Path], samples: int, seed: int, progress: Progress = unwatched
-) -> list[tuple[np.ndarray, Tail]]:
-    """Return, for each of the others, log c(s) of texts sampled from the model, and their tail."""
-    params, card = _model_to_measure(model)
-    network = build.language_model(ModelSection(**card.architecture), len(card.vocabulary))
-    found = []
-    for number, path in enumerate(others):
-        other, its_card = _model_to_measure(path)
-        if its_card.vocabulary != card.vocabulary or jax.tree.map(np.shape, other) != jax.tree.map(np.shape, params):
-            raise RunError(f"{path} is another kind of model than {model}, or knows other words, so no ratio can be computed")
-
-        def sampled(done: int, all: int, before: int = number) -> None:
-            progress(before * all + done, len(others) * all)
-
-        ratios = log_ratios(network, params, other, samples, jax.random.key(seed + number), sampled)
-        found.append((ratios, tail(ratios)))
-    return found

@@ -21,10 +21,10 @@ from taciturn.data.texts import Texts
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.evaluation.accuracy import Scores
 from taciturn.evaluation.intervals import Interval
-from taciturn.export.javascript import plain_words
 from taciturn.files import from_json, write_atomically
 from taciturn.privacy.figures import WEAK, delta_text, epsilon_text
 from taciturn.privacy.ledger import Guarantee, Ledger
+from taciturn.release.privacy_statement import plain_words
 from taciturn.runs.folder import RunError, recipe_of
 from taciturn.runs.report_page import Html, Point, Span, chart, groups, page, section, table, tag, tile
 
