@@ -13,11 +13,11 @@ import optax
 from dp_accounting import DpEvent
 from jax.typing import DTypeLike
 
-from taciturn.algorithms.dp_fedavg import federated
+from taciturn.algorithms.dp_fedavg import dp_fedavg, dp_fedsgd, dp_ftrl, fedavg
 from taciturn.algorithms.fine_tuning import Text, rehearsing, transfer_learning, unforgetting_update
-from taciturn.algorithms.local_training import LocalTraining, UserUpdate, fedavg_update, fedsgd_update
+from taciturn.algorithms.local_training import LocalTraining, Project, UserUpdate, fedavg_update
 from taciturn.algorithms.uploads import compressed, upload_bytes
-from taciturn.core import PADDING, Algorithm, LanguageModel, Mechanism, Params, Participation
+from taciturn.core import PADDING, Algorithm, LanguageModel, Params, Participation
 from taciturn.data.layout import Cut, Layout, Sentences, Unrolls
 from taciturn.data.population import Population
 from taciturn.data.public import PublicCorpus
@@ -32,8 +32,8 @@ from taciturn.privacy.accounting import Budget, composed, noise_for_budget, repe
 from taciturn.privacy.adaptive_clip import AdaptiveClip
 from taciturn.privacy.clipping import MOST_REPORTS, Bound, flat_clip, per_layer_clip, unbounded
 from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt, tree
-from taciturn.privacy.estimators import clipped_denominator, fixed_denominator, mean
-from taciturn.privacy.mechanism import adaptive_mechanism, mechanism
+from taciturn.privacy.estimators import clipped_denominator, fixed_denominator
+from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import Noise, gaussian, no_noise
 from taciturn.privacy.participation import CyclicPoisson, FixedSize, MinSeparation, PoissonSampling, spare_rounds
 from taciturn.privacy.secagg_encoding import Encoding, encoding, modular
@@ -129,29 +129,31 @@ def _algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
     given = recipe.local
     local = LocalTraining(given.learning_rate, given.epochs, given.update_penalty, keyed, given.max_gradient_norm)
     server = server_optimizer(recipe.server.optimizer, recipe.server.learning_rate, recipe.server.momentum)
-    update = _user_update(recipe, model, local)
+    if recipe.algorithm == "fedavg":
+        return fedavg(_user_update(recipe, model, local), bound_of(recipe), participation(recipe), server)
     if recipe.algorithm == "transfer-learning":
-        text, taught = _predicted_text(recipe, model), recipe.transfer
+        update, text, taught = _user_update(recipe, model, local), _predicted_text(recipe, model), recipe.transfer
         steps = (taught.learning_rate, taught.epochs, taught.batch_size)
         return transfer_learning(model, update, text, participation(recipe), *steps)
-    return federated(update, _mechanism(recipe, model), participation(recipe), server)
-
-
-def _mechanism(recipe: Recipe, model: LanguageModel) -> Mechanism:
-    if recipe.algorithm == "fedavg":  # the true average; a bound alone shows what clipping does (McMahan et al. 2018, Figure 2)
-        return mechanism(bound_of(recipe), mean(), no_noise())
     if recipe.privacy.noise_multiplier is None:
         raise ValueError("the noise multiplier is worked out by with_noise before the algorithm is built")
-    drawn, n_max = noise(recipe, recipe.privacy.noise_multiplier), most_reports(recipe)
-    if recipe.privacy.clipping == "adaptive":
-        return adaptive_mechanism(_adaptive(recipe), recipe.participation.cohort, drawn, n_max)
-    if recipe.algorithm == "dp-ftrl":  # Xu et al. 2023: (1/m) PrivateSum, m being the report goal, however many reports came
-        estimator = fixed_denominator(recipe.participation.cohort)
-    elif recipe.privacy.least_weight is None:
+    if recipe.privacy.least_weight is None:
         estimator = fixed_denominator(recipe.participation.expected_weight)
     else:
         estimator = clipped_denominator(recipe.participation.probability * recipe.privacy.least_weight)
-    return mechanism(_encoded(recipe, model), estimator, drawn, n_max)
+    n_max = most_reports(recipe)
+    bound = _encoded(recipe, model)
+    drawn = noise(recipe, recipe.privacy.noise_multiplier)
+    if recipe.algorithm == "dp-ftrl":
+        clip = _adaptive(recipe) if recipe.privacy.clipping == "adaptive" else bound
+        update, goal = _user_update(recipe, model, local), recipe.participation.cohort
+        return dp_ftrl(update, clip, goal, drawn, participation(recipe), server, n_max)
+    parts = (bound, estimator, drawn, participation(recipe), server, n_max)
+    if recipe.algorithm == "dp-fedsgd":
+        loss = partial(cross_entropy, model, power=recipe.local.loss_power)
+        return dp_fedsgd(loss, local, (recipe.upload.share, recipe.upload.bits), *parts)
+    project = bound.project if recipe.privacy.greedy else None
+    return dp_fedavg(_user_update(recipe, model, local, project), *parts)
 
 
 def most_reports(recipe: Recipe) -> int:
@@ -169,12 +171,8 @@ def most_reports(recipe: Recipe) -> int:
     return n_max
 
 
-def _user_update(recipe: Recipe, model: LanguageModel, local: LocalTraining) -> UserUpdate:
+def _user_update(recipe: Recipe, model: LanguageModel, local: LocalTraining, project: Project | None = None) -> UserUpdate:
     """Build what a device computes; `model` has the recipe's type of products."""
-    if recipe.algorithm == "dp-fedsgd":
-        loss = partial(cross_entropy, model, power=recipe.local.loss_power)
-        return compressed(fedsgd_update(loss, local), recipe.upload.share, recipe.upload.bits)
-    project = _encoded(recipe, model).project if recipe.privacy.greedy else None
     step = sgd_step(model, jnp.bfloat16 if recipe.local.precision == "mixed" else jnp.float32, recipe.local.loss_power)
     match recipe.local.forgetting:
         case "none":
