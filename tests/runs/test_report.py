@@ -131,16 +131,16 @@ def test_a_simulation_is_called_one_wherever_its_ε_stands(population, tmp_path)
 @pytest.mark.parametrize(
     ("fails", "error", "why"),
     [
-        ("write_report", OSError(28, "No space left on device"), "No space left on device"),
-        ("write_report", PackageNotFoundError("taciturn"), "PackageNotFoundError"),
-        ("groups_of", MemoryError("rows"), "MemoryError: rows"),
+        ("loop.write_report", OSError(28, "No space left on device"), "No space left on device"),
+        ("loop.write_report", PackageNotFoundError("taciturn"), "PackageNotFoundError"),
+        ("report.groups_of", MemoryError("rows"), "MemoryError: rows"),
     ],
 )
 def test_a_page_that_cannot_be_written_does_not_undo_the_run(population, tmp_path, monkeypatch, caplog, fails, error, why):
     def failing(*_, **__):
         raise error
 
-    monkeypatch.setattr(loop, fails, failing)
+    monkeypatch.setattr(f"taciturn.runs.{fails}", failing)
     run = loop.train_run(tiny_recipe(population, run={"rounds": 1}), tmp_path / "run", quietly)
     assert run.guarantee.releases == 1
     assert f"only its page could not be written ({why}" in caplog.text

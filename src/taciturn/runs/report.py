@@ -24,7 +24,8 @@ from taciturn.evaluation.intervals import Interval
 from taciturn.export.javascript import plain_words
 from taciturn.files import from_json, write_atomically
 from taciturn.privacy.figures import WEAK, delta_text, epsilon_text
-from taciturn.privacy.ledger import Guarantee, Ledger
+from taciturn.privacy.ledger import Guarantee, Ledger, Row
+from taciturn.recipe.recipe import Recipe
 from taciturn.runs.folder import RunError, recipe_of
 from taciturn.runs.report_page import Html, Point, Span, chart, groups, page, section, table, tag, tile
 
@@ -38,7 +39,6 @@ CURVES = {
     "general_perplexity": "Perplexity of the general text",
     "clip_estimate": "Clip norm: the estimate it follows",
 }
-SIMULATED = ", in a simulation"
 FOOT = (
     "This page holds no one's text, and loads nothing over the network. It is measured on held-out people: the model never learned from "
     f"them, and they have no guarantee. Their figures are averages over at least {LEAST_HELD_OUT} of them; intervals are 95 % over people."
@@ -65,28 +65,29 @@ def write_report(
     folder: Path,
     guarantee: Guarantee,
     ledger: Ledger,
-    learned_from: str,
-    held_out: list[Group],
+    texts: Texts,
+    vocabulary: Vocabulary,
     model: Scores,
     start: Scores | None,
     beside: Sequence[Tested] = (),
     rebuilt: bool = False,
 ) -> Path:
-    """Write the page of a run. `model` and `start` are scores after and before it, on the same people; `rebuilt` says that their
-    text was replaced since."""
+    """Write the page of a run. `model` and `start` are scores after and before it, on held-out people, who wrote `texts`; `rebuilt`
+    says that their text was replaced since."""
     if not (folder / "guarantee.txt").exists():
         raise RunError(f"{folder} has not ended, so there is nothing to report yet; resume it: taciturn train --resume --run {folder}")
     recipe, rows = recipe_of(folder), [from_json(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    own = Tested(folder.resolve().name, f"ε = {epsilon_text(guarantee.epsilon)}" + (SIMULATED if guarantee.is_simulated else ""), model)
+    simulated = ", in a simulation" if guarantee.is_simulated else ""
+    own = Tested(folder.resolve().name, f"ε = {epsilon_text(guarantee.epsilon)}{simulated}", model)
     before = [Tested("its start", "counted in ε" if guarantee.continued else "nobody's text", start)] if start else []
     about = f"{recipe.algorithm}, {recipe.model.kind}, {rows[-1]['round']:,} rounds of about {recipe.participation.cohort:,g} people"
     parts = [
         tag("header", tag("h1", own.name), _quiet(about)),
-        _promise(guarantee, learned_from, (folder / "guarantee.txt").read_text()),
+        _promise(guarantee, whose_text(recipe, ledger.run_rows(guarantee.run)[0]), (folder / "guarantee.txt").read_text()),
         *([tag("p", REBUILT, class_="broken")] if rebuilt else []),
         _tiles(model, start),
         _curves(rows),
-        _people(held_out, model, start, guarantee.is_private),
+        _people(groups_of(texts, vocabulary), model, start, guarantee.is_private),
         _compared([*before, own, *beside], len(before)),
         _spent(ledger),
         *_audited(folder),
@@ -94,6 +95,14 @@ def write_report(
     ]
     write_atomically(folder / FILE_NAME, page(own.name, parts).encode())
     return folder / FILE_NAME
+
+
+def whose_text(recipe: Recipe, opened: Row) -> str:
+    """Describe whose text a run learned from, by its recipe and what it declared."""
+    if recipe.fingerprint != opened["recipe"]:  # then its number of users is not the one that was declared
+        return "people's text"
+    simulated = opened.get("unit", "").startswith("one simulated")
+    return f"the text of about {recipe.participation.users:,} {'simulated users' if simulated else 'people'}"
 
 
 def groups_of(texts: Texts, vocabulary: Vocabulary) -> list[Group]:
