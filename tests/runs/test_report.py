@@ -20,6 +20,7 @@ from taciturn.cli import train as cli_train
 from taciturn.data.population import Population, write_population
 from taciturn.data.texts import Texts
 from taciturn.evaluation.accuracy import WINDOW, evaluate, evaluate_each, evaluate_steps
+from taciturn.evaluation.intervals import Interval
 from taciturn.export.word_model import load_word_model
 from taciturn.populations import open_ledger
 from taciturn.privacy.figures import epsilon_text
@@ -32,7 +33,7 @@ from taciturn.runs.finished import FinishedRun
 from taciturn.runs.folder import RunError
 from taciturn.runs.ngram_baselines import count_population
 from taciturn.runs.report import groups_of
-from taciturn.runs.report_page import Point, chart, tag, ticks
+from taciturn.runs.report_page import chart, tag, ticks
 
 NASTY = '<script>alert("x")</script>'
 
@@ -282,10 +283,11 @@ def test_an_axis_has_few_round_marks_around_everything(low, high):
 
 
 def test_a_curve_leaves_out_what_is_not_finite():
-    drawn = chart("loss", [Point(0, 1.0), Point(1, float("nan")), Point(2, float("inf"), float("nan"))], "{:g}".format, "{:g}".format)
+    nan, inf = float("nan"), float("inf")
+    drawn = chart("loss", [(0, Interval(1.0, 0.0)), (1, Interval(nan, 0.0)), (2, Interval(inf, nan))], "{:g}".format, "{:g}".format)
     assert "nan" not in drawn
     assert "inf" not in drawn
-    assert "no finite figures" in chart("loss", [Point(0, float("inf"))], "{:g}".format, "{:g}".format)
+    assert "no finite figures" in chart("loss", [(0, Interval(inf, 0.0))], "{:g}".format, "{:g}".format)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -140,7 +140,6 @@ def print_finished(finished: "TrainedRun", gain: "Interval | None" = None) -> di
 
 
 def print_load(load: "Load") -> dict[str, Any]:
-    """Print what devices saw of a deployment under load."""
     shown = {
         "most devices connected at once": f"{load.most_connected:,}",
         "questions answered": f"{load.answered.total():,}",

@@ -46,12 +46,13 @@ from taciturn.trees import size
 
 def language_model(model: ModelSection, vocabulary: int, product: DTypeLike = jnp.float32) -> LanguageModel:
     """Build the model; `product` is the type of its matrix products."""
-    return _shared_model(model_kind(model.kind), model.model_copy(update={"warm_start": None}), vocabulary, product)
+    return _shared_model(model_kind(model.kind), model.model_dump_json(exclude={"warm_start"}), vocabulary, product)
 
 
 @lru_cache(maxsize=8)
-def _shared_model(kind: ModelKind, model: ModelSection, vocabulary: int, product: DTypeLike) -> LanguageModel:
+def _shared_model(kind: ModelKind, section: str, vocabulary: int, product: DTypeLike) -> LanguageModel:
     """Build one object for one architecture, so that programs for it are compiled once per process."""
+    model = ModelSection.model_validate_json(section)
     return kind.build(vocabulary, model.model_dump() | {"dropout_rate": model.dropout, "product": product})
 
 

@@ -54,8 +54,6 @@ class Course(NamedTuple):
 
 
 class Pretrained(NamedTuple):
-    """A finished training on public text."""
-
     epochs: tuple[Epoch, ...]
     best: Epoch  # whose parameters were written
     held_out: str  # what it was measured on

@@ -27,7 +27,7 @@ from taciturn.privacy.figures import WEAK, delta_text, epsilon_text
 from taciturn.privacy.ledger import Guarantee, Ledger, Row
 from taciturn.recipe.recipe import Recipe
 from taciturn.runs.folder import RunError, recipe_of
-from taciturn.runs.report_page import Html, Point, Span, chart, groups, page, section, table, tag, tile
+from taciturn.runs.report_page import Html, Span, chart, groups, page, section, table, tag, tile
 
 FILE_NAME = "report.html"
 OUTSIDE = "Seen from outside"
@@ -46,8 +46,6 @@ FOOT = (
 
 
 class Tested(NamedTuple):
-    """A model's scores on the held-out people of a run."""
-
     name: str
     privacy: str  # what is guaranteed for it, in a word
     scores: Scores  # a column for each of them
@@ -174,8 +172,8 @@ def _tiles(model: Scores, start: Scores | None) -> Html:
 
 
 def _curves(rows: list[dict[str, Any]]) -> Html:
-    def points(column: str, margin: str = "") -> list[Point]:
-        return [Point(row["round"], row[column], row.get(margin, 0.0)) for row in rows]
+    def points(column: str, margin: str = "") -> list[tuple[int, Interval]]:
+        return [(row["round"], Interval(row[column], row.get(margin, 0.0))) for row in rows]
 
     drawn = [
         chart("AccuracyTop1 of held-out people", points("accuracy_top1", "accuracy_top1_margin"), _percent, _mark),
@@ -192,9 +190,8 @@ def _people(held_out: list[Group], model: Scores, start: Scores | None, noisy: b
     for one in held_out:
         now = model.of(one.users)
         figure, before = now["accuracy_top1"], start.of(one.users) if start else None
-        margin = 0.0 if math.isnan(figure.margin) else figure.margin
         gain = _with_margin(figure) if before is None else _gain(now, before)
-        spans.append(Span(one.name, one.note, before["accuracy_top1"].value if before else None, Point(0, figure.value, margin), gain))
+        spans.append(Span(one.name, one.note, before["accuracy_top1"].value if before else None, figure, gain))
     legend = tag("span", class_="key start"), "start", tag("span", class_="key"), "this model, with its 95 % interval"
     few = [] if len(spans) > 1 else [_quiet(f"Too few people, or too alike, for groups of {LEAST_HELD_OUT} and more.")]
     return section(

@@ -7,6 +7,8 @@ from importlib.resources import files
 from string import Template
 from typing import NamedTuple
 
+from taciturn.evaluation.intervals import Interval
+
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 320, 170, 44, 50, 12, 22  # of a chart, about a pixel each on a phone
 Write = Callable[[float], str]  # a figure as people read it
 
@@ -15,27 +17,13 @@ class Html(str):
     """Text that is already markup. All other text is escaped when it is put into a tag, wherever it comes from."""
 
 
-class Point(NamedTuple):
-    round: int
-    value: float
-    margin: float = 0.0
-
-    @property
-    def low(self) -> float:
-        return self.value - self.margin
-
-    @property
-    def high(self) -> float:
-        return self.value + self.margin
-
-
 class Span(NamedTuple):
     """What a group of people had before, if known, and what they have now."""
 
     name: str
     note: str  # who they are
     before: float | None
-    now: Point
+    now: Interval
     gain: str  # in words
 
 
@@ -74,13 +62,14 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], bold: int | Non
     return tag("div", tag("table", head, tag("tbody", *body)), class_="scrolls")
 
 
-def chart(title: str, points: Sequence[Point], write: Write, mark: Write, from_zero: bool = False, kind: str = "") -> Html:
+def chart(title: str, points: Sequence[tuple[int, Interval]], write: Write, mark: Write, from_zero: bool = False, kind: str = "") -> Html:
     """Draw a curve over rounds, with a band of its margins; infinite values are left out. `mark` writes the axis."""
-    shown = [one._replace(margin=one.margin if math.isfinite(one.margin) else 0.0) for one in points if math.isfinite(one.value)]
+    shown = [(round, one) for round, one in points if math.isfinite(one.value)]
     if not shown:
         return tag("figure", tag("figcaption", title), tag("p", "no finite figures", class_="quiet"))
-    marks = ticks(min(0.0 if from_zero else one.low for one in shown), max(one.high for one in shown))
-    low, high, last = marks[0], marks[-1], max(1, shown[-1].round)
+    marks = ticks(min(0.0 if from_zero else one.ends[0] for _, one in shown), max(one.ends[1] for _, one in shown))
+    low, high, (final, end) = marks[0], marks[-1], shown[-1]
+    last = max(1, final)
 
     def x(round: float) -> float:
         return LEFT + (WIDTH - LEFT - RIGHT) * round / last
@@ -92,22 +81,22 @@ def chart(title: str, points: Sequence[Point], write: Write, mark: Write, from_z
     for one in marks:
         parts.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(one), y2=y(one), class_="grid"))
         parts.append(tag("text", mark(one), x=LEFT - 6, y=y(one) + 4, text_anchor="end"))
-    if any(one.margin for one in shown):
-        edges = [(x(one.round), y(one.high)) for one in shown] + [(x(one.round), y(one.low)) for one in shown[::-1]]
-        parts.append(tag("polygon", points=_path(edges), class_="band"))
-    parts.append(tag("polyline", points=_path([(x(one.round), y(one.value)) for one in shown]), class_="curve"))
-    for one in shown:
-        said = f"round {one.round:,}: {write(one.value)}" + (f" ± {write(one.margin)}" if one.margin else "")
-        parts.append(_dot(x(one.round), y(one.value), 2.2 if len(shown) < 40 else 1.2, "dot", said))
-    end = shown[-1]
-    parts.append(tag("text", write(end.value), x=x(end.round) + 4, y=y(end.value) + 4, class_="last"))
+    if any(one.margin > 0 for _, one in shown):
+        above, below = ([(x(round), y(one.ends[side])) for round, one in shown] for side in (1, 0))
+        parts.append(tag("polygon", points=_path([*above, *below[::-1]]), class_="band"))
+    parts.append(tag("polyline", points=_path([(x(round), y(one.value)) for round, one in shown]), class_="curve"))
+    for round, one in shown:
+        said = f"round {round:,}: {write(one.value)}" + (f" ± {write(one.margin)}" if one.margin > 0 else "")
+        parts.append(_dot(x(round), y(one.value), 2.2 if len(shown) < 40 else 1.2, "dot", said))
+    parts.append(tag("text", write(end.value), x=x(final) + 4, y=y(end.value) + 4, class_="last"))
     drawn = tag("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=f"{title}, up to {write(end.value)}")
     return tag("figure", tag("figcaption", title), drawn, class_=kind)
 
 
 def groups(spans: Sequence[Span], write: Write, mark: Write) -> Html:
     """Draw a line for each group, all on one scale: from where they were to where they are."""
-    marks = ticks(min(min(one.now.low, one.before or 1.0) for one in spans), max(max(one.now.high, one.before or 0.0) for one in spans))
+    places = [place for one in spans for place in (*one.now.ends, one.before) if place is not None]
+    marks = ticks(min(places), max(places))
     low, high = marks[0], marks[-1]
 
     def x(value: float) -> float:
@@ -121,7 +110,7 @@ def groups(spans: Sequence[Span], write: Write, mark: Write) -> Html:
         drawn = [tag("line", x1=x(place), x2=x(place), y1=0, y2=26, class_="grid") for place in marks]
         if one.before is not None:
             drawn += [line("way", one.before, one.now.value), _dot(x(one.before), 13, 4, "before", f"start {write(one.before)}")]
-        drawn += [line("whisker", one.now.low, one.now.high), _dot(x(one.now.value), 13, 5, "dot", f"now {write(one.now.value)}")]
+        drawn += [line("whisker", *one.now.ends), _dot(x(one.now.value), 13, 5, "dot", f"now {write(one.now.value)}")]
         way = write(one.now.value) if one.before is None else f"{write(one.before)} → {write(one.now.value)}"
         who = tag("div", tag("b", one.name), tag("small", one.note))
         picture = tag("svg", *drawn, viewBox=f"0 0 {WIDTH} 26", aria_hidden="true")
