@@ -26,7 +26,7 @@ from taciturn.privacy.curator import device_program
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.runs.speed import best_time, round_seconds, throw_away
-from taciturn.training import rounds
+from taciturn.train import rounds
 
 SHOWN = 20  # kernels, the longest first
 ROUNDS = 4

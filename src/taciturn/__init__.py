@@ -10,7 +10,9 @@
 docs/api.md has all names. Each is loaded when it is first used, so that the command line starts at once.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from taciturn.runs.finished import FinishedRun
     from taciturn.runs.loop import resume_run as resume
     from taciturn.runs.loop import train_run as train
-    from taciturn.training import rounds
+    from taciturn.train import rounds
 
 __version__ = "0.2.0"
 __all__ = [
@@ -37,7 +39,7 @@ _ROOMS = {
     "LanguageModel": "core.LanguageModel", "ModelKind": "models.registry.ModelKind", "Recipe": "recipe.recipe.Recipe",
     "TaciturnError": "errors.TaciturnError", "UserData": "core.UserData", "build_population": "populations.build_population",
     "load_recipe": "recipe.text.load_recipe", "private_averaging": "algorithms.dp_fedavg.private_averaging",
-    "register_model": "models.registry.register_model", "resume": "runs.loop.resume_run", "rounds": "training.rounds",
+    "register_model": "models.registry.register_model", "resume": "runs.loop.resume_run", "rounds": "train.rounds",
     "train": "runs.loop.train_run",
 }  # fmt: skip
 
@@ -48,3 +50,13 @@ def __getattr__(name: str) -> Any:
     room, _, inside = _ROOMS[name].rpartition(".")
     globals()[name] = getattr(import_module(f"taciturn.{room}"), inside)
     return globals()[name]
+
+
+class _Door(ModuleType):
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Keep `taciturn.train` the function, although there is a module of that name, which the import system would put there."""
+        if not (name in _ROOMS and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Door

@@ -1,4 +1,4 @@
-"""Every central type of Taciturn and its contract. READ FIRST, then training.py, then privacy/curator.py.
+"""Every central type of Taciturn and its contract. READ FIRST, then train.py, then privacy/curator.py.
 
 A round has one shape (McMahan et al. 2018, Algorithm 1):
 

@@ -56,7 +56,7 @@ LAYERS = {
     "models": BASE,
     "algorithms": BASE | {"privacy", "data", "models"},
     "evaluation": BASE | {"data", "models"},
-    "training": {"core", "privacy"},
+    "train": {"core", "privacy"},
     "release": BASE | {"privacy", "models"},
     "populations": BASE | {"privacy", "data", "release"},
     "recipe": BASE | {"privacy", "data", "models", "algorithms", "evaluation"},
@@ -71,7 +71,7 @@ LAYERS = {
     "fleets.assemble": BASE | FLEETS - {"fleets.wire"} | {"privacy", "data", "recipe", "fleets.ray_engine"},
     "fleets.folders": BASE | FLEETS | {"data", "recipe", "populations", "fleets.assemble", "fleets.enrolment"},
     "fleets.load": BASE | FLEETS | {"data", "recipe", "fleets.assemble", "fleets.enrolment", "fleets.folders"},
-    "audit": BASE | {"privacy", "data", "models", "evaluation", "recipe", "training", "fleets.simulation"},
+    "audit": BASE | {"privacy", "data", "models", "evaluation", "recipe", "train", "fleets.simulation"},
     "planning": {"errors", "names", "progress", "core", "privacy", "fleets.simulation"},
 }
 LAYERS["runs"] = set(LAYERS)  # what a person does with all of these, in a folder
@@ -103,7 +103,7 @@ def test_the_network_is_used_in_one_folder():
 
 @pytest.mark.parametrize("method", ["sum_reports", "_release", "private_mean"])
 def test_users_reach_the_server_through_one_door(method):
-    doors = {"sum_reports": ["privacy.curator"], "_release": ["privacy.curator"], "private_mean": ["training"]}[method]
+    doors = {"sum_reports": ["privacy.curator"], "_release": ["privacy.curator"], "private_mean": ["train"]}[method]
     passing_on = (
         ["bench.round_speed", "fleets.ray_engine", *(f"fleets.simulation.{one}" for one in ("check_in", "queued", "synthetic_users"))]
         if method == "sum_reports"
@@ -138,7 +138,7 @@ def test_a_population_is_opened_by_the_run_and_read_by_fleets_alone():
 
 def test_the_clock_and_small_seeds_never_make_a_key():
     for path in MODULES:
-        if layer(name(path)) in {"privacy", "randomness", "training", *FLEETS}:
+        if layer(name(path)) in {"privacy", "randomness", "train", *FLEETS}:
             text = path.read_text()
             assert "random.randint" not in text
             assert "time.time" not in text

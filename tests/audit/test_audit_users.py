@@ -19,7 +19,7 @@ from taciturn.fleets.simulation.synthetic_users import WithSyntheticUsers
 from taciturn.privacy.curator import device_program
 from taciturn.release.model_file import load_model
 from taciturn.runs.loop import resume_run, train_run
-from taciturn.training import TrainState
+from taciturn.train import TrainState
 
 FTRL = {"algorithm": "dp-ftrl", "participation": {"kind": "min-separation", "cohort": 8, "min_separation": 2}, "privacy": {"noise": "tree"}}
 

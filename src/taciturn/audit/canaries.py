@@ -29,7 +29,7 @@ from taciturn.fleets.simulation.synthetic_users import WithSyntheticUsers, by_co
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.sections import CanarySection
-from taciturn.training import TrainState
+from taciturn.train import TrainState
 
 FILE_NAME = "canaries.json"
 LENGTH, PREFIX = 5, 2  # words of a canary, and how many of them an attacker knows

@@ -9,7 +9,7 @@ from taciturn.audit.canaries import PlantedCanaries
 from taciturn.core import Algorithm, Fleet, Params
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.recipe.recipe import Recipe
-from taciturn.training import TrainState
+from taciturn.train import TrainState
 
 
 class RunObserver(Protocol):

@@ -1,4 +1,4 @@
-"""The curator: the only door between users and the server. READ THIRD, after core.py and training.py.
+"""The curator: the only door between users and the server. READ THIRD, after core.py and train.py.
 
 `private_mean` is the middle of McMahan et al. 2018, Algorithm 1: sample, sum, noise, charge, release.
 

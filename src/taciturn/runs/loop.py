@@ -38,7 +38,7 @@ from taciturn.runs.finished import FinishedRun
 from taciturn.runs.folder import alone_in, check_new_run, delete_secrets, load_root, recipe_of, save_root
 from taciturn.runs.report import write_report
 from taciturn.runs.run import Run
-from taciturn.training import TrainState, rounds, start
+from taciturn.train import TrainState, rounds, start
 
 LOG = logging.getLogger("taciturn")
 SMOOTHED_OVER = 5  # evaluations (McMahan et al. 2018, §3)

@@ -30,7 +30,7 @@ from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import RecipeError
 from taciturn.release.model_file import ModelCard, params_digest
 from taciturn.runs.warm_start import load_warm_start
-from taciturn.training import TrainState, start
+from taciturn.train import TrainState, start
 
 
 class Run:

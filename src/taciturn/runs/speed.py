@@ -14,7 +14,7 @@ from taciturn.privacy.curator import Curator
 from taciturn.privacy.ledger import Ledger
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
-from taciturn.training import rounds
+from taciturn.train import rounds
 
 
 def best_time(work: Callable[[], object], times: int) -> float:
