@@ -1,4 +1,4 @@
-"""The paper round on fedjax: its `for_each_client` and its wrapper of a Haiku model. For in_turns.py.
+"""The paper round on fedjax: its `for_each_client` and its wrapper of a Haiku model. For `taciturn bench --against fedjax`.
 
 python benchmarks/fedjax_round.py USERS ROUNDS prints users/s of the best round. Recurrence is unrolled statically, as in fedjax's own LSTM,
 which is its fastest way on a CPU.

@@ -1,27 +1,15 @@
 """Other people's programs beside ours, in turns: machines are shared, and a ratio means something only within the same minutes.
 
-`python benchmarks/in_turns.py torch pfl fedjax` compares the paper round of `taciturn bench`; `make peers` makes the environments that the
-others need.
+`taciturn bench --against torch,pfl,fedjax` runs this; `make peers` makes the environments that the others need.
 """
 
-import argparse
 import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
-from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-import jax
-
-from taciturn import randomness
-from taciturn.bench import round_speed
 from taciturn.errors import TaciturnError
-from taciturn.fleets import assemble
-from taciturn.recipe import build
-from taciturn.runs.speed import round_seconds
 
 # Name → the environment under --peers that has what it needs, its program in this folder, and what readers know it by.
 PEERS = {
@@ -30,7 +18,6 @@ PEERS = {
     "fedjax": ("fedjax", "fedjax_round.py", "FedJAX, static unroll"),
 }
 TURNS = 3
-MOST_OF_OTHERS = 128  # users a round, who take them one after another
 HERE = Path(__file__).parent
 MARKS = "<!-- in turns, {} -->", "<!-- end -->"
 
@@ -49,35 +36,6 @@ class Ratio(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.median:.2f} × ({self.least:.2f} to {self.most:.2f})"
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="The paper round on this machine: ours, and on other frameworks, in turns.")
-    parser.add_argument("others", nargs="+", choices=PEERS, metavar="FRAMEWORK", help=" ".join(PEERS))
-    parser.add_argument("--peers", type=Path, default=Path("local/peers"), help="where `make peers` put their environments")
-    parser.add_argument("--users", type=int, help="users a round (default: 20 on a CPU, 1,000 on an accelerator)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of each turn; the best counts")
-    parser.add_argument("--precision", choices=("float32", "mixed"), help="(default: float32 on a CPU, mixed on an accelerator)")
-    parser.add_argument("--write", action="store_true", help="put the comparison into benchmarks/README.md")
-    given = parser.parse_args(arguments)
-    device = jax.devices()[0]
-    usual_users, usual_precision = (20, "float32") if device.platform == "cpu" else (1000, "mixed")
-    users, precision = given.users or usual_users, given.precision or usual_precision
-    with tempfile.TemporaryDirectory() as folder:
-        population = round_speed.random_users(Path(folder) / "users", users)
-        recipe = round_speed.paper_recipe(population, users, "lstm", precision)
-        params = build.language_model(recipe.model, round_speed.WORDS).init(randomness.jax_key(bytes(32)))
-        fleet = assemble.fleet(recipe, population, population.folder)
-
-        def ours() -> float:
-            return users / round_seconds(recipe, fleet, params, round_speed.WORDS, given.rounds)
-
-        speeds = in_turns(ours, given.others, given.peers, min(users, MOST_OF_OTHERS), given.rounds, print)
-    for name, each, ratio in compared(speeds):
-        print(f"{name:<42}", *(f"{one:>10,.1f}" for one in each), f"  ours is {ratio}" if ratio else "  users/s")
-    if given.write:
-        title = f"{device.device_kind}, {date.today()}, {users:,} users a round ({precision}); the best of {given.rounds} in each turn"
-        write_table(speeds, title, "cpu" if device.platform == "cpu" else device.device_kind)
 
 
 def in_turns(
@@ -134,10 +92,3 @@ def compared(speeds: dict[str, list[float]]) -> list[tuple[str, list[float], str
     ours = speeds["taciturn"]
     others = [(PEERS[name][2], each, str(Ratio.of(ours, each))) for name, each in speeds.items() if name != "taciturn"]
     return [("taciturn", ours, ""), *others]
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except TaciturnError as error:
-        sys.exit(str(error))

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from taciturn import randomness
 from taciturn.bench import round_speed
 from taciturn.cli import app
+from taciturn.cli.bench import PEERS
 from taciturn.errors import TaciturnError
 from taciturn.models.cells import cifg, lstm
 
@@ -31,6 +32,7 @@ def test_the_command_prints_a_table_and_json_with_the_paper_round_first(small):
     assert next(iter(speeds)) == "users_per_s"
     assert speeds["users_per_s"] == speeds["paper_round"]["users_per_s"] > 0
     assert speeds["paper_round"]["tokens_per_s"] == pytest.approx(160 * speeds["users_per_s"])
+    assert speeds["in_turns"] == {}
 
 
 def test_a_user_of_the_paper_round_costs_thirteen_gigaflop():
@@ -106,15 +108,8 @@ def test_a_missing_environment_is_reported_before_anything_is_measured(clone, tm
         against.in_turns(lambda: pytest.fail("measured"), ["torch", "fedjax"], tmp_path / "peers", 8, 1, lambda step: None)
 
 
-@pytest.mark.parametrize(("arguments", "sentence"), [(["flower"], "invalid choice: 'flower'"), (["--write"], "required: FRAMEWORK")])
-def test_wrong_requests_are_refused_before_anything_is_measured(capsys, arguments, sentence):
-    with pytest.raises(SystemExit):
-        against.main(arguments)
-    assert sentence in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_ours_is_measured_and_the_table_is_written(small, clone, tmp_path, capsys):
-    against.main(["pfl", "--peers", str(tmp_path / "peers"), "--users", "4", "--rounds", "1", "--write"])
-    assert "pfl-research under torchrun" in capsys.readouterr().out
-    assert "4 users a round (float32); the best of 1 in each turn" in (tmp_path / "README.md").read_text()
+@pytest.mark.parametrize(("arguments", "sentence"), [(["--against", "flower"], "not 'flower'"), (["--write"], "name a framework")])
+def test_wrong_requests_are_refused_before_anything_is_measured(arguments, sentence):
+    assert set(PEERS) == set(against.PEERS)
+    with pytest.raises(TaciturnError, match=sentence):
+        CliRunner().invoke(app, ["bench", *arguments], catch_exceptions=False)

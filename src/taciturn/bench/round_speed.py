@@ -9,7 +9,7 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -37,6 +37,7 @@ from taciturn.runs.speed import best_time, round_seconds
 
 WORDS, TOKENS = 10_000, 1600
 HELD_OUT = 8
+Turns = dict[str, list[float]]  # users/s of the paper round in each turn, by name
 
 
 @dataclass(frozen=True)
@@ -64,16 +65,27 @@ class Speeds:
     evaluation_tokens_per_s: float
     copy_gb_per_s: float
     matrix_gflop_per_s: float
+    in_turns: Turns = field(default_factory=dict)  # with others, users/s of each turn
 
 
-def measure(users: int, rounds: int, precision: str, progress: Callable[[str], None]) -> Speeds:
+def measure(
+    users: int, rounds: int, precision: str, progress: Callable[[str], None], compare: Callable[[Callable[[], float]], Turns] | None = None
+) -> Speeds:
+    """Measure everything. `compare` gets a function that measures our paper round in users/s, to take turns with others'."""
     progress("ceilings: copies and matrix products")
     copies, products = _copy_rate(), _product_rate(precision)
     with tempfile.TemporaryDirectory() as folder:
         progress(f"{users} users of {TOKENS} random words")
         population = random_users(Path(folder) / "users", users)
         progress("paper round: LSTM 1.35M")
-        paper, _ = _round(population, paper_recipe(population, users, "lstm", precision), rounds, products)
+        recipe = paper_recipe(population, users, "lstm", precision)
+        paper, params = _round(population, recipe, rounds, products)
+        fleet = assemble.fleet(recipe, population, population.folder)
+
+        def ours() -> float:
+            return users / round_seconds(recipe, fleet, params, WORDS, rounds)
+
+        turns = compare(ours) if compare else {}
         progress("Gboard's round: CIFG 2.4M")
         gboard, params = _round(population, paper_recipe(population, users, "cifg", precision), rounds, products)
         progress("noise, accounting, evaluation")
@@ -89,6 +101,7 @@ def measure(users: int, rounds: int, precision: str, progress: Callable[[str], N
             evaluation_tokens_per_s=_evaluation(population, params),
             copy_gb_per_s=copies / 1e9,
             matrix_gflop_per_s=products / 1e9,
+            in_turns=turns,
         )
 
 

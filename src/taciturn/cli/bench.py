@@ -1,19 +1,23 @@
 """`taciturn bench` and `doctor`: how fast this machine trains, whether it can, and what is missing for what."""
 
+import runpy
 from dataclasses import asdict
+from datetime import date
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from taciturn.cli.output import bar, begin, console, print_table, say, stages
+from taciturn.errors import TaciturnError
 from taciturn.names import Precision
 
 if TYPE_CHECKING:
     from taciturn.bench.round_speed import Speeds
 
-PARTS = 5  # that are measured one after another
+PEERS, MOST_OF_OTHERS = ("torch", "pfl", "fedjax"), 128  # users a round, who take them one after another
 SHOWN = {  # of a round, in the order of the table's columns
     "users_per_s": "{:,.1f}", "tokens_per_s": "{:,.0f}", "round_s": "{:.2f} s", "privacy_share": "{:.1%}", "matrix_share": "{:.0%}",
     "peak_gib": "{:.1f} GiB",
@@ -25,24 +29,52 @@ def bench(
     users: Annotated[int | None, Option(min=2, help="users a round (default: 20 on a CPU, 1,000 on an accelerator)")] = None,
     rounds: Annotated[int, Option(min=1, help="rounds of each kind; the best counts")] = 3,
     precision: Annotated[Precision | None, Option(help="(default: float32 on a CPU, mixed on an accelerator)")] = None,
+    against: Annotated[str, Option(help="frameworks to run in turns with ours: torch,pfl,fedjax or some of them")] = "",
+    peers: Annotated[Path, Option(help="where `make peers` put their environments")] = Path("local/peers"),
+    write: Annotated[bool, Option("--write", help="put the comparison into benchmarks/README.md")] = False,
 ) -> dict[str, Any]:
     """Measure how fast this machine trains. It times the papers' rounds (LSTM 1.35M, 1,600 tokens a user; CIFG 2.4M), noise and accounting.
 
     Users are made of random words; nothing of yours is touched. Ceilings (copies, matrix products) are measured in the same run.
 
-    Example: taciturn bench --users 100
+    Before --against, install the other frameworks: make peers
+
+    Example: taciturn bench --against torch,pfl,fedjax
     """
     import jax
 
     from taciturn.bench.round_speed import measure
 
+    others = [name.strip() for name in against.split(",") if name.strip()]
+    if unknown := [name for name in others if name not in PEERS]:
+        raise TaciturnError(f"--against takes {', '.join(PEERS)}, not {unknown[0]!r}: name some of them")
+    if write and not others:
+        raise TaciturnError("--write needs a comparison to write: name a framework, for example --against torch,pfl,fedjax")
+    program = _program_of_turns() if others else {}
     usual_users, usual_precision = (20, "float32") if jax.devices()[0].platform == "cpu" else (1000, "mixed")
-    seen = count()
+    seen, parts = count(), 5 + (program["TURNS"] * (1 + len(others)) if others else 0)
     with bar("benchmark", "parts") as show:
-        speeds = measure(users or usual_users, rounds, precision or usual_precision, lambda name: show(next(seen), PARTS, name))
-        show(PARTS, PARTS, "")
+        asked, progress = users or usual_users, lambda name: show(next(seen), parts, name)
+        given = {"peers": others, "folder": peers, "users": min(asked, MOST_OF_OTHERS), "rounds": rounds, "progress": progress}
+        compare = partial(program["in_turns"], **given) if others else None
+        speeds = measure(asked, rounds, precision or usual_precision, progress, compare)
+        show(parts, parts, "")
+    if write:
+        title = f"{speeds.device}, {date.today()}, {speeds.users:,} users a round ({speeds.precision}); the best of {rounds} in each turn"
+        program["write_table"](speeds.in_turns, title, "cpu" if usual_users == 20 else speeds.device)
     _print(speeds)
+    if others:
+        rows = [(name, *(f"{one:,.1f}" for one in each), ratio) for name, each, ratio in program["compared"](speeds.in_turns)]
+        print_table(("users/s of the paper round, turn by turn", *map(str, range(1, program["TURNS"] + 1)), "ours is"), rows)
     return asdict(speeds)
+
+
+def _program_of_turns() -> dict[str, Any]:
+    """Load the program that runs other frameworks in turns with ours; it is part of the repository, not of the package."""
+    program = Path(__file__).parents[3] / "benchmarks" / "in_turns.py"
+    if not program.exists():
+        raise TaciturnError("the other frameworks' programs are in benchmarks/ of the repository: run taciturn from a clone of it")
+    return runpy.run_path(str(program))
 
 
 def _print(speeds: "Speeds") -> None:
