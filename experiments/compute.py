@@ -61,7 +61,7 @@ def xu2023() -> Result:
         asked = {"min_separation": min_separation, "max_participations": max_participations, "delta": 1e-10}
         users = int(1e6 * (millions or 4.21))
         question = planning.Question(users, rounds, printed.XU_REPORT_GOAL, noise_multiplier=printed.XU_NOISE_MULTIPLIER, **asked)
-        honaker = _answer(question, "honaker")
+        honaker = planning.plan(question, "honaker")
         blt = _at_error(question, "blt", honaker.error)
         row = {"model": name, "rho": honaker.rho, "epsilon": honaker.epsilon, "blt_rho": blt.rho, "blt_epsilon": blt.epsilon}
         if timer and millions and "secure" not in name:
@@ -88,7 +88,7 @@ def _figure_4() -> dict[str, dict[str, list[tuple[float, float]]]]:
         for place, people, length, reports, rest in places:
             multiplier = printed.XU_NOISE_MULTIPLIER * reports / goal
             question = planning.Question(people, length, reports, noise_multiplier=multiplier, min_separation=rest)
-            honaker = _answer(question, "honaker")
+            honaker = planning.plan(question, "honaker")
             lines["tree, Honaker"].append((place, honaker.rho))
             lines["tree"].append((place, _at_error(question, "tree", honaker.error).rho))
             lines["BLT"].append((place, _at_error(question, "blt", honaker.error).rho))
@@ -96,14 +96,10 @@ def _figure_4() -> dict[str, dict[str, list[tuple[float, float]]]]:
     return found
 
 
-def _answer(question: planning.Question, mechanism: MechanismName) -> planning.Answer:
-    return planning.plan(question, (mechanism,), lambda _: None)[0]
-
-
 def _at_error(question: planning.Question, mechanism: MechanismName, error: float) -> planning.Answer:
     """With as much noise on the models of the way."""
-    first = _answer(question, mechanism)
-    return _answer(replace(question, noise_multiplier=first.noise_multiplier * error / first.error), mechanism)
+    first = planning.plan(question, mechanism)
+    return planning.plan(replace(question, noise_multiplier=first.noise_multiplier * error / first.error), mechanism)
 
 
 def keyboard() -> Result:

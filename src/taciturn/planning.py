@@ -6,7 +6,6 @@ rounds so far, as a root mean square over rounds and in units of the clip norm, 
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -100,15 +99,7 @@ class Answer:
     sensitivity_squared: float  # of the strategy under the claim; 1 where a curator samples, and each round or turn counts by itself
 
 
-def plan(question: Question, mechanisms: tuple[MechanismName, ...], progress: Callable[[str], None]) -> list[Answer]:
-    answers = []
-    for mechanism in mechanisms:
-        progress(mechanism)
-        answers.append(_answer(question, mechanism))
-    return answers
-
-
-def _answer(question: Question, mechanism: MechanismName) -> Answer:
+def plan(question: Question, mechanism: MechanismName) -> Answer:
     strategy, participation = _noise_and_turns(question, mechanism)
     multiplier = question.noise_multiplier or _noise(question, strategy, participation)
     cost = repeated(participation.event(multiplier, strategy), question.rounds)
@@ -193,12 +184,12 @@ def grown(trial: Question, target: float, largest_goal: int, mechanism: Mechanis
 
     def is_enough(goal: int) -> bool:
         progress("report goals", next(tried_goals), len(goals).bit_length())
-        return _answer(with_goal(goal), mechanism).rho <= target
+        return plan(with_goal(goal), mechanism).rho <= target
 
     def rested(goal: int, hours: int) -> Grown:
         hours, came = _longest_rest(with_goal(goal), hours, progress)
         question = replace(with_goal(goal), min_separation=came.min_separation)
-        return Grown(question, _answer(question, mechanism), hours, came, 1.0)
+        return Grown(question, plan(question, mechanism), hours, came, 1.0)
 
     first = min(bisect_left(goals, True, key=is_enough), steps)  # if everyone rested as long as possible
     found = rested(goals[first], 24)
@@ -210,24 +201,21 @@ def grown(trial: Question, target: float, largest_goal: int, mechanism: Mechanis
         return found
     louder = math.sqrt(found.answer.rho / target)
     question = replace(found.question, noise_multiplier=louder * found.answer.noise_multiplier)
-    return replace(found, question=question, answer=_answer(question, mechanism), more_noise=louder)
+    return replace(found, question=question, answer=plan(question, mechanism), more_noise=louder)
 
 
 def _longest_rest(question: Question, hours: int, progress: StageProgress) -> tuple[int, Rounds]:
     """Try timers of whole days, starting at `hours`, while they lengthen the shortest rest."""
-    timed: dict[int, Rounds] = {}
-    while True:
-        shown = partial(progress, f"{question.report_goal:,} reports, {hours} h")
+    timed: list[tuple[int, Rounds]] = []
+    for tried in range(hours, LONGEST_TIMER + 1, 24):
+        shown = partial(progress, f"{question.report_goal:,} reports, {tried} h")
         try:
-            timed[hours] = simulated_timer(question.population, question.rounds, question.report_goal, float(hours), shown)
+            came = simulated_timer(question.population, question.rounds, question.report_goal, float(tried), shown)
         except PlanError:  # so long that too few devices are available
             if not timed:
                 raise
             break
-        if (timed[hours].min_separation or 0) < max(one.min_separation or 0 for one in timed.values()) or hours >= LONGEST_TIMER:
+        if timed and (came.min_separation or 0) <= (timed[-1][1].min_separation or 0):
             break
-        if len(timed) > 1 and timed[hours].min_separation == timed[hours - 24].min_separation:
-            break
-        hours += 24
-    best = max(timed, key=lambda one: (timed[one].min_separation or 0, -one))
-    return best, timed[best]
+        timed.append((tried, came))
+    return timed[-1]

@@ -20,6 +20,7 @@ from taciturn.cli import train as cli_train
 from taciturn.data.population import Population, write_population
 from taciturn.data.texts import Texts
 from taciturn.evaluation.accuracy import WINDOW, evaluate, evaluate_each, evaluate_steps
+from taciturn.evaluation.intervals import Interval
 from taciturn.export.word_model import load_word_model
 from taciturn.populations import open_ledger
 from taciturn.privacy.figures import epsilon_text
@@ -32,7 +33,7 @@ from taciturn.runs.finished import FinishedRun
 from taciturn.runs.folder import RunError
 from taciturn.runs.ngram_baselines import count_population
 from taciturn.runs.report import groups_of
-from taciturn.runs.report_page import Point, chart, tag, ticks
+from taciturn.runs.report_page import chart, tag, ticks
 
 NASTY = '<script>alert("x")</script>'
 
@@ -131,16 +132,16 @@ def test_a_simulation_is_called_one_wherever_its_ε_stands(population, tmp_path)
 @pytest.mark.parametrize(
     ("fails", "error", "why"),
     [
-        ("write_report", OSError(28, "No space left on device"), "No space left on device"),
-        ("write_report", PackageNotFoundError("taciturn"), "PackageNotFoundError"),
-        ("groups_of", MemoryError("rows"), "MemoryError: rows"),
+        ("loop.write_report", OSError(28, "No space left on device"), "No space left on device"),
+        ("loop.write_report", PackageNotFoundError("taciturn"), "PackageNotFoundError"),
+        ("report.groups_of", MemoryError("rows"), "MemoryError: rows"),
     ],
 )
 def test_a_page_that_cannot_be_written_does_not_undo_the_run(population, tmp_path, monkeypatch, caplog, fails, error, why):
     def failing(*_, **__):
         raise error
 
-    monkeypatch.setattr(loop, fails, failing)
+    monkeypatch.setattr(f"taciturn.runs.{fails}", failing)
     run = loop.train_run(tiny_recipe(population, run={"rounds": 1}), tmp_path / "run", quietly)
     assert run.guarantee.releases == 1
     assert f"only its page could not be written ({why}" in caplog.text
@@ -282,10 +283,11 @@ def test_an_axis_has_few_round_marks_around_everything(low, high):
 
 
 def test_a_curve_leaves_out_what_is_not_finite():
-    drawn = chart("loss", [Point(0, 1.0), Point(1, float("nan")), Point(2, float("inf"), float("nan"))], "{:g}".format, "{:g}".format)
+    nan, inf = float("nan"), float("inf")
+    drawn = chart("loss", [(0, Interval(1.0, 0.0)), (1, Interval(nan, 0.0)), (2, Interval(inf, nan))], "{:g}".format, "{:g}".format)
     assert "nan" not in drawn
     assert "inf" not in drawn
-    assert "no finite figures" in chart("loss", [Point(0, float("inf"))], "{:g}".format, "{:g}".format)
+    assert "no finite figures" in chart("loss", [(0, Interval(inf, 0.0))], "{:g}".format, "{:g}".format)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -51,22 +51,22 @@ def show(
     book = _opened(population)
     guarantees = [book.guarantee(run) for run in book.runs()]
     found: dict[str, Any] = {"runs": [{name: getattr(one, name) for name in FIGURES} for one in guarantees]}
-    rows: list[tuple[str, str, float, float, float, str]] = []
+
+    def row(name: str, releases: str, epsilon: float, delta: float, rho: float, adjacency: str) -> tuple[str, ...]:
+        return name, releases, epsilon_text(epsilon), delta_text(delta), rho_text(rho), NEIGHBOURS.get(adjacency, adjacency)
+
+    rows = []
     for one in guarantees:
         name = one.run if one.randomness == "operating system" else f"{one.run} (simulation)"
-        rows.append((name, str(one.releases), one.epsilon, one.delta, one.rho, one.adjacency))
+        rows.append(row(name, str(one.releases), one.epsilon, one.delta, one.rho, one.adjacency))
     if guarantees:
         delta = delta or min(one.delta for one in guarantees)
         epsilon, rho = book.total(delta)
         found["total"] = {"epsilon": epsilon, "rho": rho, "delta": delta}
-        rows += [("together", "", total[1], delta, total[2], total[0]) for total in book.totals(delta)]
-        rows.append(("all together", "", epsilon, delta, rho, "zero out one user"))
+        rows += [row("together", "", total[1], delta, total[2], total[0]) for total in book.totals(delta)]
+        rows.append(row("all together", "", epsilon, delta, rho, "zero out one user"))
     columns = "run", "releases", "ε", "δ", "ρ", "neighbours differ by"
-    shown = [
-        (name, releases, epsilon_text(epsilon), delta_text(at), rho_text(rho), NEIGHBOURS.get(adjacency, adjacency))
-        for name, releases, epsilon, at, rho, adjacency in rows
-    ]
-    print_table(columns, shown, f"{population}: what was released about these users", left=("run", "neighbours differ by"))
+    print_table(columns, rows, f"{population}: what was released about these users", left=("run", "neighbours differ by"))
     console.print("\n".join(_notes(book)))
     if _made_from_python(population):
         console.print("Made from Python: whether its runs are about the same people, and whether other ledgers know of them, is unknown.")

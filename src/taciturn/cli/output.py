@@ -1,7 +1,6 @@
 """What the commands print with: one console, progress bars, tables, and figures in words."""
 
 import functools
-import inspect
 import json
 import logging
 import math
@@ -14,13 +13,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import click
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from typer.core import TyperCommand
 
 from taciturn.files import to_json
 from taciturn.privacy.figures import epsilon_text
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 
 console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())  # a pipe has no width to wrap at
 say = functools.partial(console.print, soft_wrap=True)  # one line, however wide the terminal
-QUIET = Annotated[bool, typer.Option("--quiet", help="print nothing but errors, and what --json prints")]
-JSON = Annotated[bool, typer.Option("--json", help="print what was found as JSON, and nothing else")]
+QUIET = click.Option(["--quiet"], is_flag=True, help="print nothing but errors, and what --json prints")
+JSON = click.Option(["--json", "json_"], is_flag=True, help="print what was found as JSON, and nothing else")
 LINE_SECONDS = 10.0
 SPECS = {"loss": ".2f", "perplexity": ".2f", "words_per_minute": ".1f"}  # all other metrics are shares
 
@@ -43,34 +44,31 @@ class Commands(typer.Typer):
     status beside it where that is not 0. One that runs until it is stopped returns nothing, and takes --quiet alone."""
 
     def command(self, name: str | None = None, *, endless: bool = False, **settings: Any) -> Callable[[Callable], Callable]:
-        def register(command: Callable) -> Callable:
-            super(Commands, self).command(name or command.__name__.replace("_", "-"), **settings)(_telling(command, endless))
-            return command
-
-        return register
+        return super().command(name, cls=_Endless if endless else _Telling, **settings)
 
 
-def _telling(command: Callable, endless: bool) -> Callable:
-    @functools.wraps(command)
-    def told(*, quiet: bool = False, json_: bool = False, **given: Any) -> None:
-        before, console.quiet = console.quiet, quiet or json_
+class _Telling(TyperCommand):
+    added = (QUIET, JSON)
+
+    def __init__(self, name: str, params: list[click.Parameter], **settings: Any) -> None:
+        super().__init__(name, params=[*params, *self.added], **settings)
+
+    def invoke(self, ctx: click.Context) -> None:
+        quiet, as_json = ctx.params.pop("quiet"), ctx.params.pop("json_", False)
+        before, console.quiet = console.quiet, quiet or as_json
         try:
-            found = command(**given)
+            found = super().invoke(ctx)
         finally:
             console.quiet = before
         content, status = found if isinstance(found, tuple) else (found, 0)
-        if json_:
+        if as_json:
             print(to_json(content, ensure_ascii=False))
         if status:
             raise typer.Exit(status)
 
-    added = {"quiet": QUIET} if endless else {"quiet": QUIET, "json_": JSON}
-    known, keyword = inspect.signature(command), inspect.Parameter.KEYWORD_ONLY
-    parameters = [one.replace(kind=keyword) for one in known.parameters.values()]
-    parameters += [inspect.Parameter(one, keyword, default=False, annotation=kind) for one, kind in added.items()]
-    told.__signature__ = known.replace(parameters=parameters, return_annotation=None)  # pyright: ignore
-    told.__annotations__ = {one.name: one.annotation for one in parameters}
-    return told
+
+class _Endless(_Telling):
+    added = (QUIET,)
 
 
 def group(name: str, help: str, example: str) -> Commands:

@@ -60,7 +60,10 @@ def plan(
         return _grown(question, grow_to_rho, largest_goal, "blt" if mechanism == "all" else mechanism)
     with bar("planning", "kinds of noise") as show:
         wait = "(finding the best correlated noise takes a minute the first time)"
-        answers = planning.plan(question, chosen, lambda name: show(chosen.index(name), len(chosen), f"{name} {wait}"))
+        answers = []
+        for number, name in enumerate(chosen):
+            show(number, len(chosen), f"{name} {wait}")
+            answers.append(planning.plan(question, name))
         show(len(chosen), len(chosen), "")
     _print_answers(question, answers)
     return {**_claim(question), "answers": [asdict(one) for one in answers]}

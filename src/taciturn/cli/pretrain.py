@@ -11,7 +11,7 @@ from taciturn.names import Precision
 if TYPE_CHECKING:
     from taciturn.algorithms.pretraining import Schedule
     from taciturn.recipe.sections import ModelSection
-    from taciturn.runs.pretrain import Pace, Pretrained
+    from taciturn.runs.pretrain import Pretrained
 
 
 def pretrain(
@@ -59,13 +59,8 @@ def watched(
         say(f"No epoch is saved in {out}: starting with the first")
     try:
         with bar("pretraining", "steps") as show:
-
-            def progress(done: int, all: int, pace: "Pace") -> None:
-                after = "" if pace.perplexity is None else f"  held-out perplexity {pace.perplexity:.1f}"
-                show(done, all, f"{pace.tokens_per_second:,.0f} tokens/s  loss {pace.loss:.3f}{after}")
-
             show(0, None, "compiling")
-            return pretrained(public, settings, schedule, out, progress, resume, start)
+            return pretrained(public, settings, schedule, out, show, resume, start)
     except KeyboardInterrupt:
         saved = (out / CHECKPOINT).exists()
         kept = "All finished epochs are kept" if saved else "No epoch was finished, so nothing is kept"

@@ -18,6 +18,11 @@ class Interval:
     value: float
     margin: float  # half the width of the 95 % interval
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        margin = self.margin if math.isfinite(self.margin) else 0.0  # of one user it is a point
+        return self.value - margin, self.value + margin
+
     def __format__(self, spec: str) -> str:
         return f"{self.value:{spec}} ± {self.margin:{spec}}" if math.isfinite(self.margin) else f"{self.value:{spec}}"  # of one user
 

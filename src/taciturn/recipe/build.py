@@ -53,8 +53,7 @@ def language_model(model: ModelSection, vocabulary: int, product: DTypeLike = jn
 def _shared_model(kind: ModelKind, section: str, vocabulary: int, product: DTypeLike) -> LanguageModel:
     """Build one object for one architecture, so that programs for it are compiled once per process."""
     model = ModelSection.model_validate_json(section)
-    given = model.model_dump() | {"dropout_rate": model.dropout, "product": product}
-    return kind.build(vocabulary, given)
+    return kind.build(vocabulary, model.model_dump() | {"dropout_rate": model.dropout, "product": product})
 
 
 def server_optimizer(name: ServerOptimizer, learning_rate: float, momentum: float) -> optax.GradientTransformation:
@@ -125,35 +124,31 @@ def _shared_algorithm(kind: ModelKind, recipe: str, vocabulary: int) -> Algorith
 def _algorithm(recipe: Recipe, vocabulary: int) -> Algorithm:
     product = jnp.bfloat16 if recipe.local.precision == "mixed" else jnp.float32
     model = language_model(recipe.model, vocabulary, product)
-    keyed = recipe.model.dropout > 0 or recipe.local.forgetting == "rehearsal"
-    given = recipe.local
+    given, keyed = recipe.local, recipe.model.dropout > 0 or recipe.local.forgetting == "rehearsal"
     local = LocalTraining(given.learning_rate, given.epochs, given.update_penalty, keyed, given.max_gradient_norm)
     server = server_optimizer(recipe.server.optimizer, recipe.server.learning_rate, recipe.server.momentum)
+    bound, chosen = _encoded(recipe, model), participation(recipe)
+    update = _user_update(recipe, model, local, bound.project if recipe.privacy.greedy else None)
     if recipe.algorithm == "fedavg":
-        return fedavg(_user_update(recipe, model, local), bound_of(recipe), participation(recipe), server)
+        return fedavg(update, bound, chosen, server)
     if recipe.algorithm == "transfer-learning":
-        update, text, taught = _user_update(recipe, model, local), _predicted_text(recipe, model), recipe.transfer
-        steps = (taught.learning_rate, taught.epochs, taught.batch_size)
-        return transfer_learning(model, update, text, participation(recipe), *steps)
+        text, taught = _predicted_text(recipe, model), recipe.transfer
+        return transfer_learning(model, update, text, chosen, taught.learning_rate, taught.epochs, taught.batch_size)
     if recipe.privacy.noise_multiplier is None:
         raise ValueError("the noise multiplier is worked out by with_noise before the algorithm is built")
     if recipe.privacy.least_weight is None:
         estimator = fixed_denominator(recipe.participation.expected_weight)
     else:
         estimator = clipped_denominator(recipe.participation.probability * recipe.privacy.least_weight)
-    n_max = most_reports(recipe)
-    bound = _encoded(recipe, model)
-    drawn = noise(recipe, recipe.privacy.noise_multiplier)
+    n_max, drawn = most_reports(recipe), noise(recipe, recipe.privacy.noise_multiplier)
     if recipe.algorithm == "dp-ftrl":
         clip = _adaptive(recipe) if recipe.privacy.clipping == "adaptive" else bound
-        update, goal = _user_update(recipe, model, local), recipe.participation.cohort
-        return dp_ftrl(update, clip, goal, drawn, participation(recipe), server, n_max)
-    parts = (bound, estimator, drawn, participation(recipe), server, n_max)
+        return dp_ftrl(update, clip, recipe.participation.cohort, drawn, chosen, server, n_max)
+    parts = (bound, estimator, drawn, chosen, server, n_max)
     if recipe.algorithm == "dp-fedsgd":
         loss = partial(cross_entropy, model, power=recipe.local.loss_power)
         return dp_fedsgd(loss, local, (recipe.upload.share, recipe.upload.bits), *parts)
-    project = bound.project if recipe.privacy.greedy else None
-    return dp_fedavg(_user_update(recipe, model, local, project), *parts)
+    return dp_fedavg(update, *parts)
 
 
 def most_reports(recipe: Recipe) -> int:
@@ -171,7 +166,7 @@ def most_reports(recipe: Recipe) -> int:
     return n_max
 
 
-def _user_update(recipe: Recipe, model: LanguageModel, local: LocalTraining, project: Project | None = None) -> UserUpdate:
+def _user_update(recipe: Recipe, model: LanguageModel, local: LocalTraining, project: Project | None) -> UserUpdate:
     """Build what a device computes; `model` has the recipe's type of products."""
     step = sgd_step(model, jnp.bfloat16 if recipe.local.precision == "mixed" else jnp.float32, recipe.local.loss_power)
     match recipe.local.forgetting:

@@ -131,8 +131,6 @@ def _plan(task: Task, rounds: int, cohort: int, noise_multiplier: float) -> Plan
 
 
 class Choice(NamedTuple):
-    """A setting of a recipe, and the reason for it."""
-
     section: str  # "" for those above all sections
     key: str
     value: Any

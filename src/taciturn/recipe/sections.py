@@ -3,9 +3,10 @@
 A default, and the meaning of an omitted setting, may change only together with `recipe.SCHEMA`: fingerprints leave out defaults.
 """
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
 
 from taciturn import names
 from taciturn.models.registry import KINDS, model_kind
@@ -20,6 +21,17 @@ DEFAULT_CLIP_NORM = 0.8  # Ramaswamy et al. 2020, Table 1
 def setting(default: Any, meaning: str, *, for_papers: Any = False, **limits: Any) -> Any:
     """Define a setting. `for_papers`: true where it only serves to reproduce papers, or its values that do, and what they mean."""
     return Field(default=default, description=meaning, json_schema_extra={"for_papers": for_papers}, **limits)
+
+
+def checked(check: Callable[[Any], object]) -> AfterValidator:
+    """Refuse a value for which `check` raises; an omitted one is not checked."""
+
+    def kept(value: Any) -> Any:
+        if value is not None:
+            check(value)
+        return value
+
+    return AfterValidator(kept)
 
 
 class Section(BaseModel):
@@ -38,7 +50,7 @@ class DataSection(Section):
 
 
 class ModelSection(Section):
-    kind: str = setting("lstm", f"{' · '.join(KINDS)}; or one of your own (models/registry.py)")
+    kind: Annotated[str, checked(model_kind)] = setting("lstm", f"{' · '.join(KINDS)}; or one of your own (models/registry.py)")
     width: PositiveInt = setting(96, "of a word's embedding")
     units: PositiveInt | None = setting(None, "of the state (default: LSTM and GRU 256, CIFG 670, deep LSTM 650)")
     tied: bool = setting(False, "CIFG, deep LSTM: one embedding for input and output")
@@ -47,12 +59,6 @@ class ModelSection(Section):
     dropout: float = setting(0.0, "share of units dropped in a training step", ge=0, lt=1)
     variational: bool = setting(False, "deep LSTM: drop the same units throughout a sequence", for_papers=True)
     warm_start: str | None = setting(None, "run folder or model.safetensors; taciturn:english is public text and comes with the package")
-
-    @field_validator("kind")
-    @classmethod
-    def _known(cls, kind: str) -> str:
-        model_kind(kind)
-        return kind
 
 
 class LocalSection(Section):
@@ -119,7 +125,7 @@ class ParticipationSection(Section):
 
 
 class PrivacySection(Section):
-    clip_norm: float | list[tuple[int, float]] | None = setting(
+    clip_norm: Annotated[float | list[tuple[int, float]] | None, checked(clip_schedule)] = setting(
         None, "S, or a falling schedule [[round, S], …] (default: 0.8, Ramaswamy et al. 2020; without privacy none)"
     )
     clipping: names.Clipping = setting("flat", "adaptive follows a quantile, from clip_norm on; dp-ftrl only (Xu et al. 2023, Alg. 1)")
@@ -130,7 +136,9 @@ class PrivacySection(Section):
     greedy: bool = setting(False, "clip after every local step (McMahan et al. 2018), not only at the end", for_papers=True)
     estimator: Literal["fixed", "clipped"] = setting("fixed", "denominator qW, or max(qW_min, Σ w_k)", for_papers=True)
     least_weight: float | None = setting(None, "W_min of the clipped denominator", gt=0, for_papers=True)
-    noise_multiplier: float | None = setting(None, "z (default: worked out from the budget); 0 is no noise and no privacy (ε = ∞)")
+    noise_multiplier: Annotated[float | None, checked(lambda z: z == 0 or check_multiplier(z))] = setting(
+        None, "z (default: worked out from the budget); 0 is no noise and no privacy (ε = ∞)"
+    )
     noise: names.NoiseKind | None = setting(
         None,
         "how it is correlated over rounds (default: dp-ftrl blt, with cyclic-poisson banded; all others independent)",
@@ -154,20 +162,6 @@ class PrivacySection(Section):
         "how ε is computed: privacy loss distributions, or Rényi differential privacy",
         for_papers={"moments": "the moments accountant of 2016, as papers of that time print it"},
     )
-
-    @field_validator("noise_multiplier")
-    @classmethod
-    def _positive_or_none(cls, value: float | None) -> float | None:
-        if value:
-            check_multiplier(value)
-        return value
-
-    @field_validator("clip_norm")
-    @classmethod
-    def _schedule(cls, value: float | list[tuple[int, float]] | None) -> float | list[tuple[int, float]] | None:
-        if value is not None:
-            clip_schedule(value)
-        return value
 
 
 class FleetSection(Section):

@@ -34,8 +34,6 @@ UNFORESEEN = 0.1  # share of the time kept in reserve
 
 
 class Chosen(NamedTuple):
-    """A recipe with its reasons."""
-
     task: Task
     plan: Plan
     choices: list[Choice]

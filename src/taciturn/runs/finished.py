@@ -32,7 +32,7 @@ from taciturn.recipe.recipe import Recipe
 from taciturn.release.gate import ExportRefused, check_not_personal, verified_guarantee
 from taciturn.release.model_file import ModelCard, ModelFileError, load_model, params_digest
 from taciturn.runs.folder import RunError, recipe_of
-from taciturn.runs.report import Tested, groups_of, write_report
+from taciturn.runs.report import Tested, whose_text, write_report
 
 
 def population_of(folder: Path) -> Population:
@@ -56,8 +56,7 @@ def guarantee_of(loaded: LoadedModel) -> Guarantee:
 
 def opened_row(loaded: LoadedModel) -> Row:
     """Return what its run declared before the first round."""
-    run = guarantee_of(loaded).run
-    return open_ledger(population_of(loaded.path)).run_rows(run)[0]
+    return open_ledger(population_of(loaded.path)).run_rows(guarantee_of(loaded).run)[0]
 
 
 def learned_from(loaded: LoadedModel) -> str | None:
@@ -71,14 +70,6 @@ def learned_from(loaded: LoadedModel) -> str | None:
     if (loaded.path / "recipe.toml").exists():
         return whose_text(recipe_of(loaded.path), opened_row(loaded))
     return "people's text"
-
-
-def whose_text(recipe: Recipe, opened: Row) -> str:
-    """Describe whose text a run learned from, by its recipe and what it declared."""
-    if recipe.fingerprint != opened["recipe"]:  # then its number of users is not the one that was declared
-        return "people's text"
-    simulated = opened.get("unit", "").startswith("one simulated")
-    return f"the text of about {recipe.participation.users:,} {'simulated users' if simulated else 'people'}"
 
 
 def folder_known_to(loaded: LoadedModel) -> Path:
@@ -175,24 +166,20 @@ class FinishedRun:
             beside: folders of n-grams to compare with; by default those that lie beside the run's folder and know the same words.
             progress: called with what is being measured, how much of it is done, and of how much.
         """
-        test, recipe = self._test(), self.recipe
+        test = self._test()
         ngrams = _ngrams_beside(self.folder, test) if beside is None else [_ngrams(Path(one), test) for one in beside]
 
         def scores(stage: str, params: Params) -> Scores:
             return evaluate_each(test.model, params, test.texts, test.cut, partial(progress, stage))
 
         def tested(one: LoadedModel) -> Tested:
-            privacy = (
-                "none: ε = ∞" if one.is_of_users else "nobody's text" if one.card else "unknown"
-            )  # an ARPA file does not describe itself
-            name = one.path.resolve().name
+            # an ARPA file does not describe itself
+            privacy, name = "none: ε = ∞" if one.is_of_users else "nobody's text" if one.card else "unknown", one.path.resolve().name
             return Tested(name, privacy, evaluate_steps(one.model, test.texts, test.cut, partial(progress, name)))
 
-        model, start = scores("this model", test.params), _start_of(recipe, test.opened)
+        model, start = scores("this model", test.params), _start_of(self.recipe, test.opened)
         measured = model, None if start is None else scores("its start", start), [tested(one) for one in ngrams]
-        people = groups_of(test.texts, test.vocabulary)
-        learned = whose_text(recipe, test.opened)
-        return write_report(self.folder, test.guarantee, test.ledger, learned, people, *measured, test.is_rebuilt)
+        return write_report(self.folder, test.guarantee, test.ledger, test.texts, test.vocabulary, *measured, test.is_rebuilt)
 
     def _test(self, on: str | Path | None = None) -> "_Test":
         params, card = _model_to_measure(self.folder)
@@ -210,7 +197,8 @@ class FinishedRun:
         model = build.language_model(recipe.model, len(card.vocabulary))
         cut = build.evaluation_cut(recipe, population.vocabulary)
         opened = ledger.run_rows(guarantee.run)[0]
-        return _Test(model, params, people.texts, population.vocabulary, cut, guarantee, ledger, own, opened)
+        is_rebuilt = opened["population"] != own.id
+        return _Test(model, params, people.texts, population.vocabulary, cut, guarantee, ledger, own.folder, opened, is_rebuilt)
 
     def compare(
         self, other: "FinishedRun", on: str | Path | None = None, progress: StageProgress = unwatched
@@ -248,13 +236,9 @@ class _Test(NamedTuple):
     cut: Cut
     guarantee: Guarantee
     ledger: Ledger
-    own: Population  # whom the run was trained on
+    own: Path  # of the population that the run was trained on
     opened: Row  # what the run declared
-
-    @property
-    def is_rebuilt(self) -> bool:
-        """Return whether the population's text was replaced since the run."""
-        return self.opened["population"] != self.own.id
+    is_rebuilt: bool  # whether the population's text was replaced since
 
 
 def _start_of(recipe: Recipe, opened: Row) -> Params | None:
@@ -282,8 +266,8 @@ def _ngrams(path: Path, test: _Test) -> LoadedModel:
         raise RunError(f"{path} knows other words than the run, so their figures cannot be compared; count it on text with the same words")
     if loaded.is_of_users:
         counted_on = population_of(path).folder
-        if not counted_on.samefile(test.own.folder):
-            check_strangers(test.own.folder, counted_on)
+        if not counted_on.samefile(test.own):
+            check_strangers(test.own, counted_on)
     return loaded
 
 

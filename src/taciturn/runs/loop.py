@@ -34,9 +34,9 @@ from taciturn.recipe.recipe import Recipe
 from taciturn.recipe.text import load_recipe, save_recipe
 from taciturn.release.model_file import card_digest, load_state, params_digest, save_model, save_state
 from taciturn.release.privacy_statement import statement, statement_json
-from taciturn.runs.finished import FinishedRun, whose_text
+from taciturn.runs.finished import FinishedRun
 from taciturn.runs.folder import alone_in, check_new_run, delete_secrets, load_root, recipe_of, save_root
-from taciturn.runs.report import groups_of, write_report
+from taciturn.runs.report import write_report
 from taciturn.runs.run import Run
 from taciturn.train import TrainState, rounds, start
 
@@ -254,7 +254,7 @@ def _savable(state: TrainState) -> dict[str, Any]:
 def _finish(run: Run, state: TrainState, scores: Scores, first: Scores | None) -> None:
     """Say what the run promises, delete its secrets, and write its page; `first` are the scores of its start, where they are known."""
     _save(run, state)
-    guarantee, ledger = run.account.guarantee(), run.account.ledger
+    guarantee = run.account.guarantee()
     card = run.card(state.round, guarantee.head)
     observed = _observed_participation(run.log, run.algorithm.participation, run.fleet.stats())
     words = statement(guarantee, card.public_text, observed)
@@ -264,8 +264,7 @@ def _finish(run: Run, state: TrainState, scores: Scores, first: Scores | None) -
     run.account.close()  # it can no longer be resumed
     try:
         start = first or run.evaluate(run.initial_params())
-        people, learned = groups_of(run.held_out.texts, run.vocabulary), whose_text(run.recipe, ledger.run_rows(guarantee.run)[0])
-        write_report(run.folder, guarantee, ledger, learned, people, scores, start)
+        write_report(run.folder, guarantee, run.account.ledger, run.held_out.texts, run.vocabulary, scores, start)
     except Exception as error:  # whatever it is: the run is finished, and must not look as if it should be resumed
         why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         LOG.warning("the run is finished; only its page could not be written (%s): taciturn report %s", why, run.folder)

@@ -30,14 +30,7 @@ from taciturn.release.model_file import ModelCard, load_model, load_state, param
 from taciturn.runs.warm_start import differences
 
 CHECKPOINT = "pretraining.safetensors"
-
-
-class Pace(NamedTuple):
-    """The progress of a training on public text."""
-
-    loss: float  # of the last steps
-    tokens_per_second: float
-    perplexity: float | None  # on held-out text after the last epoch, if any
+Progress = Callable[[int, int, str], None]  # steps done, of how many, how well it goes
 
 
 class Epoch(NamedTuple):
@@ -61,8 +54,6 @@ class Course(NamedTuple):
 
 
 class Pretrained(NamedTuple):
-    """A finished training on public text."""
-
     epochs: tuple[Epoch, ...]
     best: Epoch  # whose parameters were written
     held_out: str  # what it was measured on
@@ -74,7 +65,7 @@ def pretrained(
     settings: ModelSection,
     schedule: Schedule,
     out: Path,
-    progress: Callable[[int, int, Pace], None],
+    progress: Progress,
     resume: bool = False,
     start: Path | None = None,
 ) -> Pretrained:
@@ -151,18 +142,17 @@ def _saved_course(path: Path, fresh: Course, terms: dict[str, Any]) -> Course:
     return Course(training, best, tuple(Epoch(*row) for row in json.loads(about["epochs"])))
 
 
-def _next_epoch(
-    course: Course, trainer: Pretraining, epochs: int, measured: Callable[[Params], Scores], progress: Callable[[int, int, Pace], None]
-) -> Course:
+def _next_epoch(course: Course, trainer: Pretraining, epochs: int, measured: Callable[[Params], Scores], progress: Progress) -> Course:
     number, training = len(course.epochs), course.training
-    perplexity = course.epochs[-1].perplexity if course.epochs else None
+    known = f"  held-out perplexity {course.epochs[-1].perplexity:.1f}" if course.epochs else ""
     seconds, tokens, lost, steps = 0.0, 0, 0.0, 0
     began = time.perf_counter()
     for block in trainer.epoch(course.training, number):
         took = time.perf_counter() - began
         training, seconds, tokens = block.training, seconds + took, tokens + block.tokens
         lost, steps = lost + block.loss * (block.steps - steps), block.steps
-        progress(number * trainer.steps + steps, epochs * trainer.steps, Pace(block.loss, block.tokens / took, perplexity))
+        pace = f"{block.tokens / took:,.0f} tokens/s  loss {block.loss:.3f}{known}"
+        progress(number * trainer.steps + steps, epochs * trainer.steps, pace)
         began = time.perf_counter()
     scores = measured(training.params)
     loss, perplexity, top1 = (scores[name].value for name in ("loss", "perplexity", "accuracy_top1"))

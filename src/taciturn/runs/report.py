@@ -23,10 +23,11 @@ from taciturn.evaluation.accuracy import Scores
 from taciturn.evaluation.intervals import Interval
 from taciturn.files import from_json, write_atomically
 from taciturn.privacy.figures import WEAK, delta_text, epsilon_text
-from taciturn.privacy.ledger import Guarantee, Ledger
+from taciturn.privacy.ledger import Guarantee, Ledger, Row
+from taciturn.recipe.recipe import Recipe
 from taciturn.release.privacy_statement import plain_words
 from taciturn.runs.folder import RunError, recipe_of
-from taciturn.runs.report_page import Html, Point, Span, chart, groups, page, section, table, tag, tile
+from taciturn.runs.report_page import Html, Span, chart, groups, page, section, table, tag, tile
 
 FILE_NAME = "report.html"
 OUTSIDE = "Seen from outside"
@@ -38,7 +39,6 @@ CURVES = {
     "general_perplexity": "Perplexity of the general text",
     "clip_estimate": "Clip norm: the estimate it follows",
 }
-SIMULATED = ", in a simulation"
 FOOT = (
     "This page holds no one's text, and loads nothing over the network. It is measured on held-out people: the model never learned from "
     f"them, and they have no guarantee. Their figures are averages over at least {LEAST_HELD_OUT} of them; intervals are 95 % over people."
@@ -46,8 +46,6 @@ FOOT = (
 
 
 class Tested(NamedTuple):
-    """A model's scores on the held-out people of a run."""
-
     name: str
     privacy: str  # what is guaranteed for it, in a word
     scores: Scores  # a column for each of them
@@ -65,28 +63,29 @@ def write_report(
     folder: Path,
     guarantee: Guarantee,
     ledger: Ledger,
-    learned_from: str,
-    held_out: list[Group],
+    texts: Texts,
+    vocabulary: Vocabulary,
     model: Scores,
     start: Scores | None,
     beside: Sequence[Tested] = (),
     rebuilt: bool = False,
 ) -> Path:
-    """Write the page of a run. `model` and `start` are scores after and before it, on the same people; `rebuilt` says that their
-    text was replaced since."""
+    """Write the page of a run. `model` and `start` are scores after and before it, on held-out people, who wrote `texts`; `rebuilt`
+    says that their text was replaced since."""
     if not (folder / "guarantee.txt").exists():
         raise RunError(f"{folder} has not ended, so there is nothing to report yet; resume it: taciturn train --resume --run {folder}")
     recipe, rows = recipe_of(folder), [from_json(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    own = Tested(folder.resolve().name, f"ε = {epsilon_text(guarantee.epsilon)}" + (SIMULATED if guarantee.is_simulated else ""), model)
+    simulated = ", in a simulation" if guarantee.is_simulated else ""
+    own = Tested(folder.resolve().name, f"ε = {epsilon_text(guarantee.epsilon)}{simulated}", model)
     before = [Tested("its start", "counted in ε" if guarantee.continued else "nobody's text", start)] if start else []
     about = f"{recipe.algorithm}, {recipe.model.kind}, {rows[-1]['round']:,} rounds of about {recipe.participation.cohort:,g} people"
     parts = [
         tag("header", tag("h1", own.name), _quiet(about)),
-        _promise(guarantee, learned_from, (folder / "guarantee.txt").read_text()),
+        _promise(guarantee, whose_text(recipe, ledger.run_rows(guarantee.run)[0]), (folder / "guarantee.txt").read_text()),
         *([tag("p", REBUILT, class_="broken")] if rebuilt else []),
         _tiles(model, start),
         _curves(rows),
-        _people(held_out, model, start, guarantee.is_private),
+        _people(groups_of(texts, vocabulary), model, start, guarantee.is_private),
         _compared([*before, own, *beside], len(before)),
         _spent(ledger),
         *_audited(folder),
@@ -94,6 +93,14 @@ def write_report(
     ]
     write_atomically(folder / FILE_NAME, page(own.name, parts).encode())
     return folder / FILE_NAME
+
+
+def whose_text(recipe: Recipe, opened: Row) -> str:
+    """Describe whose text a run learned from, by its recipe and what it declared."""
+    if recipe.fingerprint != opened["recipe"]:  # then its number of users is not the one that was declared
+        return "people's text"
+    simulated = opened.get("unit", "").startswith("one simulated")
+    return f"the text of about {recipe.participation.users:,} {'simulated users' if simulated else 'people'}"
 
 
 def groups_of(texts: Texts, vocabulary: Vocabulary) -> list[Group]:
@@ -165,8 +172,8 @@ def _tiles(model: Scores, start: Scores | None) -> Html:
 
 
 def _curves(rows: list[dict[str, Any]]) -> Html:
-    def points(column: str, margin: str = "") -> list[Point]:
-        return [Point(row["round"], row[column], row.get(margin, 0.0)) for row in rows]
+    def points(column: str, margin: str = "") -> list[tuple[int, Interval]]:
+        return [(row["round"], Interval(row[column], row.get(margin, 0.0))) for row in rows]
 
     drawn = [
         chart("AccuracyTop1 of held-out people", points("accuracy_top1", "accuracy_top1_margin"), _percent, _mark),
@@ -183,9 +190,8 @@ def _people(held_out: list[Group], model: Scores, start: Scores | None, noisy: b
     for one in held_out:
         now = model.of(one.users)
         figure, before = now["accuracy_top1"], start.of(one.users) if start else None
-        margin = 0.0 if math.isnan(figure.margin) else figure.margin
         gain = _with_margin(figure) if before is None else _gain(now, before)
-        spans.append(Span(one.name, one.note, before["accuracy_top1"].value if before else None, Point(0, figure.value, margin), gain))
+        spans.append(Span(one.name, one.note, before["accuracy_top1"].value if before else None, figure, gain))
     legend = tag("span", class_="key start"), "start", tag("span", class_="key"), "this model, with its 95 % interval"
     few = [] if len(spans) > 1 else [_quiet(f"Too few people, or too alike, for groups of {LEAST_HELD_OUT} and more.")]
     return section(

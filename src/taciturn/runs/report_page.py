@@ -1,33 +1,20 @@
 """Draw a run's page: one file without scripts, which loads nothing over the network. report.py gathers its content."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
 from typing import NamedTuple
 
+from taciturn.evaluation.intervals import Interval
+
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 320, 170, 44, 50, 12, 22  # of a chart, about a pixel each on a phone
 Write = Callable[[float], str]  # a figure as people read it
-Scale = Callable[[float], float]  # where it is in a chart
 
 
 class Html(str):
     """Text that is already markup. All other text is escaped when it is put into a tag, wherever it comes from."""
-
-
-class Point(NamedTuple):
-    round: int
-    value: float
-    margin: float = 0.0
-
-    @property
-    def low(self) -> float:
-        return self.value - self.margin
-
-    @property
-    def high(self) -> float:
-        return self.value + self.margin
 
 
 class Span(NamedTuple):
@@ -36,7 +23,7 @@ class Span(NamedTuple):
     name: str
     note: str  # who they are
     before: float | None
-    now: Point
+    now: Interval
     gain: str  # in words
 
 
@@ -47,10 +34,11 @@ def page(name: str, parts: Sequence[Html]) -> str:
 
 def tag(kind: str, *inside: str, **attributes: object) -> Html:
     """
-    >>> tag("p", "1 < 2", tag("b", "yes"), class_="quiet")
-    '<p class="quiet">1 &lt; 2<b>yes</b></p>'
+    >>> tag("p", "1 < 2", tag("b", "yes"), class_="quiet", width=1 / 3)
+    '<p class="quiet" width="0.3">1 &lt; 2<b>yes</b></p>'
     """
-    named = "".join(f' {name.rstrip("_").replace("_", "-")}="{escape(str(value))}"' for name, value in attributes.items())
+    written = {name: f"{value:.1f}" if isinstance(value, float) else escape(str(value)) for name, value in attributes.items()}
+    named = "".join(f' {name.rstrip("_").replace("_", "-")}="{value}"' for name, value in written.items())
     return Html(f"<{kind}{named}>{''.join(one if isinstance(one, Html) else escape(one) for one in inside)}</{kind}>")
 
 
@@ -74,13 +62,14 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], bold: int | Non
     return tag("div", tag("table", head, tag("tbody", *body)), class_="scrolls")
 
 
-def chart(title: str, points: Sequence[Point], write: Write, mark: Write, from_zero: bool = False, kind: str = "") -> Html:
+def chart(title: str, points: Sequence[tuple[int, Interval]], write: Write, mark: Write, from_zero: bool = False, kind: str = "") -> Html:
     """Draw a curve over rounds, with a band of its margins; infinite values are left out. `mark` writes the axis."""
-    shown = [one._replace(margin=one.margin if math.isfinite(one.margin) else 0.0) for one in points if math.isfinite(one.value)]
+    shown = [(round, one) for round, one in points if math.isfinite(one.value)]
     if not shown:
         return tag("figure", tag("figcaption", title), tag("p", "no finite figures", class_="quiet"))
-    marks = ticks(min(0.0 if from_zero else one.low for one in shown), max(one.high for one in shown))
-    low, high, last = marks[0], marks[-1], max(1, shown[-1].round)
+    marks = ticks(min(0.0 if from_zero else one.ends[0] for _, one in shown), max(one.ends[1] for _, one in shown))
+    low, high, (final, end) = marks[0], marks[-1], shown[-1]
+    last = max(1, final)
 
     def x(round: float) -> float:
         return LEFT + (WIDTH - LEFT - RIGHT) * round / last
@@ -88,50 +77,45 @@ def chart(title: str, points: Sequence[Point], write: Write, mark: Write, from_z
     def y(value: float) -> float:
         return TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / (high - low)
 
-    parts = list(_axes(marks, last, x, y, mark))
-    if any(one.margin for one in shown):
-        edges = [(x(one.round), y(one.high)) for one in shown] + [(x(one.round), y(one.low)) for one in shown[::-1]]
-        parts.append(tag("polygon", points=_path(edges), class_="band"))
-    parts.append(tag("polyline", points=_path([(x(one.round), y(one.value)) for one in shown]), class_="curve"))
-    for one in shown:
-        said = f"round {one.round:,}: {write(one.value)}" + (f" ± {write(one.margin)}" if one.margin else "")
-        parts.append(_dot(x(one.round), y(one.value), 2.2 if len(shown) < 40 else 1.2, "dot", said))
-    end = shown[-1]
-    parts.append(tag("text", write(end.value), x=_n(x(end.round) + 4), y=_n(y(end.value) + 4), class_="last"))
+    parts = [tag("text", f"{round:,}", x=x(round), y=HEIGHT - 5, text_anchor="middle") for round in {0, last // 2, last}]
+    for one in marks:
+        parts.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(one), y2=y(one), class_="grid"))
+        parts.append(tag("text", mark(one), x=LEFT - 6, y=y(one) + 4, text_anchor="end"))
+    if any(one.margin > 0 for _, one in shown):
+        above, below = ([(x(round), y(one.ends[side])) for round, one in shown] for side in (1, 0))
+        parts.append(tag("polygon", points=_path([*above, *below[::-1]]), class_="band"))
+    parts.append(tag("polyline", points=_path([(x(round), y(one.value)) for round, one in shown]), class_="curve"))
+    for round, one in shown:
+        said = f"round {round:,}: {write(one.value)}" + (f" ± {write(one.margin)}" if one.margin > 0 else "")
+        parts.append(_dot(x(round), y(one.value), 2.2 if len(shown) < 40 else 1.2, "dot", said))
+    parts.append(tag("text", write(end.value), x=x(final) + 4, y=y(end.value) + 4, class_="last"))
     drawn = tag("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=f"{title}, up to {write(end.value)}")
     return tag("figure", tag("figcaption", title), drawn, class_=kind)
 
 
-def _axes(marks: Sequence[float], last: int, x: Scale, y: Scale, mark: Write) -> Iterator[Html]:
-    for one in marks:
-        yield tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=_n(y(one)), y2=_n(y(one)), class_="grid")
-        yield tag("text", mark(one), x=LEFT - 6, y=_n(y(one) + 4), text_anchor="end")
-    for round in {0, last // 2, last}:
-        yield tag("text", f"{round:,}", x=_n(x(round)), y=HEIGHT - 5, text_anchor="middle")
-
-
 def groups(spans: Sequence[Span], write: Write, mark: Write) -> Html:
     """Draw a line for each group, all on one scale: from where they were to where they are."""
-    marks = ticks(min(min(one.now.low, one.before or 1.0) for one in spans), max(max(one.now.high, one.before or 0.0) for one in spans))
+    places = [place for one in spans for place in (*one.now.ends, one.before) if place is not None]
+    marks = ticks(min(places), max(places))
     low, high = marks[0], marks[-1]
 
     def x(value: float) -> float:
         return 6 + (WIDTH - 12) * (value - low) / (high - low)
 
     def line(kind: str, one: float, other: float) -> Html:
-        return tag("line", x1=_n(x(one)), x2=_n(x(other)), y1=13, y2=13, class_=kind)
+        return tag("line", x1=x(one), x2=x(other), y1=13, y2=13, class_=kind)
 
     rows = []
     for one in spans:
-        drawn = [tag("line", x1=_n(x(place)), x2=_n(x(place)), y1=0, y2=26, class_="grid") for place in marks]
+        drawn = [tag("line", x1=x(place), x2=x(place), y1=0, y2=26, class_="grid") for place in marks]
         if one.before is not None:
             drawn += [line("way", one.before, one.now.value), _dot(x(one.before), 13, 4, "before", f"start {write(one.before)}")]
-        drawn += [line("whisker", one.now.low, one.now.high), _dot(x(one.now.value), 13, 5, "dot", f"now {write(one.now.value)}")]
+        drawn += [line("whisker", *one.now.ends), _dot(x(one.now.value), 13, 5, "dot", f"now {write(one.now.value)}")]
         way = write(one.now.value) if one.before is None else f"{write(one.before)} → {write(one.now.value)}"
         who = tag("div", tag("b", one.name), tag("small", one.note))
         picture = tag("svg", *drawn, viewBox=f"0 0 {WIDTH} 26", aria_hidden="true")
         rows.append(tag("div", who, picture, tag("div", tag("b", one.gain), tag("small", way)), class_="row"))
-    scale = [tag("text", mark(place), x=_n(x(place)), y=12, text_anchor="middle") for place in marks]
+    scale = [tag("text", mark(place), x=x(place), y=12, text_anchor="middle") for place in marks]
     empty, axis = tag("div"), tag("svg", *scale, viewBox=f"0 0 {WIDTH} 16", aria_hidden="true")
     return tag("div", *rows, tag("div", empty, axis, empty, class_="row scale"))
 
@@ -150,12 +134,8 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def _dot(x: float, y: float, size: float, kind: str, said: str) -> Html:
-    return tag("circle", tag("title", said), cx=_n(x), cy=_n(y), r=size, class_=kind)
+    return tag("circle", tag("title", said), cx=x, cy=y, r=size, class_=kind)
 
 
 def _path(points: Sequence[tuple[float, float]]) -> str:
-    return " ".join(f"{_n(x)},{_n(y)}" for x, y in points)
-
-
-def _n(value: float) -> str:
-    return f"{value:.1f}"
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)

@@ -16,7 +16,6 @@ from taciturn import randomness, trees
 from taciturn.audit.observers import run_observers, with_observers
 from taciturn.core import FleetWithStats, Params
 from taciturn.data.population import HeldOutUsers, Population
-from taciturn.data.texts import Texts
 from taciturn.evaluation.accuracy import Scores, evaluate_each
 from taciturn.fleets import assemble
 from taciturn.fleets.devices.fleet import Connected
@@ -49,6 +48,7 @@ class Run:
         self.lineage_distance = self.warm_start.distance if self.warm_start else 0.0
         try:
             self.recipe = self._with_noise(recipe)
+            self.cut = build.evaluation_cut(recipe, self.vocabulary)
             self.model = build.language_model(recipe.model, len(self.vocabulary))
             self.general, self.general_test = build.general_text(recipe), build.general_text(recipe, to_test=True)
             for name, corpus in (("general", self.general), ("general_test", self.general_test)):
@@ -134,17 +134,14 @@ class Run:
 
     def evaluate(self, params: Params) -> Scores:
         """Measure with a column for each held-out user; `together` gives what is shown."""
-        return self._scores(params, self.held_out.texts)
+        return evaluate_each(self.model, params, self.held_out.texts, self.cut)
 
     def evaluate_general(self, params: Params) -> dict[str, float]:
         """Measure how well the model knows the general language, where the recipe names a text for it."""
         if self.general_test is None:
             return {}
-        scores = self._scores(params, self.general_test.documents).together
+        scores = evaluate_each(self.model, params, self.general_test.documents, self.cut).together
         return {f"general_{metric}": scores[metric].value for metric in ("perplexity", "accuracy_top1")}
-
-    def _scores(self, params: Params, texts: Texts) -> Scores:
-        return evaluate_each(self.model, params, texts, build.evaluation_cut(self.recipe, self.vocabulary))
 
     def fresh_state(self) -> TrainState:
         return start(self.algorithm, self.initial_params(), self.account.head)

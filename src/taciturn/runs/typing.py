@@ -4,8 +4,9 @@ Simulated people type what people wrote on whom a model was not trained. A popul
 typing needs every letter, so their text is read again from its files.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,20 +38,14 @@ class People(NamedTuple):
 def read_people(source: Source, trained_on: Callable[[str], bool], most: int, progress: Progress = unwatched) -> People:
     """Read at most so many people; which ones follows from a hash of their ids."""
     found: dict[str, list[str]] = {}
-    room: dict[str, int] = {}
-    left_out: set[str] = set()
+    room, left_out, is_left_out = defaultdict[str, int](lambda: MOST_CHARACTERS), set[str](), cache(trained_on)
     for batch in source.batches(progress):
         for spelling, text in zip(batch.column("user").to_pylist(), batch.column("text").to_pylist(), strict=True):
             id = user_id(spelling)
-            if not id or id in left_out:
-                continue
-            if id not in found:
-                if trained_on(id):
-                    left_out.add(id)
-                    continue
-                found[id], room[id] = [], MOST_CHARACTERS
-            if room[id] > 0:
-                found[id].append(text[: room[id]])
+            if id and is_left_out(id):
+                left_out.add(id)
+            elif id and room[id] > 0:
+                found.setdefault(id, []).append(text[: room[id]])
                 room[id] -= len(text)
     if not found:
         met = f"all {len(left_out):,} people in it were trained on" if left_out else "there is no text in it"

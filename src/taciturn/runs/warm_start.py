@@ -39,12 +39,12 @@ def load_warm_start(recipe: Recipe, vocabulary: Vocabulary, ledger: Ledger) -> W
         raise RecipeError(f"[model] warm_start is another model: {differing}. Set [model] as it is, or start from another model")
     if card.vocabulary != vocabulary.words:
         raise RecipeError("[model] warm_start knows other words than the population; build both with the same vocabulary")
-    start = _with_history(path, WarmStart(params, card, ()), ledger)
-    if start.lineage and (path / "recipe.toml").exists():
-        before, now = build.population(load_recipe(path / "recipe.toml")).folder, Path(recipe.data.population)
+    own = [build.population(load_recipe(path / "recipe.toml"))] if (path / "recipe.toml").exists() else []
+    start, now = _with_history(WarmStart(params, card, ()), [ledger, *map(open_ledger, own)]), Path(recipe.data.population)
+    for before in own:
         # A run measures its model on held-out users, from round 0 on: none of them may be someone whom this model protects.
-        if not now.samefile(before):
-            check_strangers(now, before)
+        if start.lineage and not now.samefile(before.folder):
+            check_strangers(now, before.folder)
     return start
 
 
@@ -56,12 +56,9 @@ def differences(model: ModelSection, card: ModelCard) -> str:
     return "; ".join(f"its {name} is {there}, not {wanted}" for name, (there, wanted) in shown.items())
 
 
-def _with_history(path: Path, start: WarmStart, ledger: Ledger) -> WarmStart:
+def _with_history(start: WarmStart, books: list[Ledger]) -> WarmStart:
     """Look up what these parameters cost, and under which terms. Ledgers are asked by the parameters themselves, never by what the file
     states; a file that says it is made of public text, and that no ledger knows, is believed."""
-    books = [ledger]
-    if (path / "recipe.toml").exists():
-        books.append(open_ledger(build.population(load_recipe(path / "recipe.toml"))))
     is_known = False
     for book in books:
         row = book.model_row(params_digest(start.params))
