@@ -65,6 +65,22 @@ def test_a_copy_of_a_ledger_that_was_made_from_python_is_adopted(tmp_path):
     assert "first" in run_cli("ledger", "show", tmp_path / "new")
 
 
+@pytest.mark.parametrize("manifest_is_lost", [False, True])
+def test_a_ledger_that_replaced_a_populations_own_is_refused_by_any_name(population, tmp_path, manifest_is_lost):
+    """Opened by itself it is held against no id, and would show that nothing was ever spent."""
+    spend(population.folder, "first")
+    for name in ("ledger.jsonl", "ledger.head"):
+        (population.folder / name).unlink()
+    Ledger(population.folder / "ledger.jsonl")
+    if manifest_is_lost:
+        (population.folder / "manifest.json").unlink()
+    (tmp_path / "link").symlink_to(population.folder)
+    for place in (population.folder, population.folder / "ledger.jsonl", tmp_path / "link" / "ledger.jsonl"):
+        for command in ("show", "adopt"):
+            with pytest.raises(TaciturnError, match=r"not the ledger of these users|not a population"):
+                run_cli("ledger", command, place)
+
+
 def test_a_file_that_is_not_a_ledger_is_left_as_it_is(tmp_path):
     (tmp_path / "notes.txt").write_text("no end of line")
     with pytest.raises(TaciturnError, match="not a population"):

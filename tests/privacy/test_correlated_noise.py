@@ -133,6 +133,31 @@ def test_noise_has_the_covariance_that_its_cost_assumes(name):
             assert furthest(rows, expected_covariance(other)) > 20
 
 
+def test_every_segment_of_a_tree_is_the_tree_of_its_own_length():
+    """Those of a power of two rows and the last are one program; one that has to be completed lies between them."""
+
+    def stepping(noise):
+        def draw(row, stream):
+            return wide.of(((row * 97 + stream * 1009 + jnp.arange(3, dtype=jnp.int32) * 31 + 1) * jnp.int32(0x2C1B3C6D)) >> 2)
+
+        return noise, jax.jit(lambda state, row: noise.next(state, functools.partial(draw, row)))
+
+    def rows(noise, step, first, count):
+        state, found = noise.init(3), []
+        for row in range(first, first + count):
+            residual, state = step(state, jnp.int32(row))
+            found.append(wide.to_numpy(residual))
+        return np.array(found)
+
+    joined, plain, completed = (stepping(tree(1.0, *lengths, honaker=False)) for lengths in ((4, 5, 8, 3), (8,), (5, 1)))
+    found = np.split(rows(*joined, 0, 20), [4, 9, 17])
+    expected = rows(*plain, 0, 4), rows(*completed, 4, 5), rows(*plain, 9, 8), rows(*plain, 17, 3)
+    assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
+    # The twins that must fail: each of the two long segments continues as the other.
+    assert not np.array_equal(found[1], rows(*plain, 4, 5))
+    assert not np.array_equal(found[2][:6], rows(*completed, 9, 6))
+
+
 @pytest.mark.parametrize("name", QUICK)
 def test_the_error_that_planning_promises_is_that_of_the_noise(name):
     measured = np.cumsum(given_out(name), axis=0).var(axis=1)

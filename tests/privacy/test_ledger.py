@@ -103,6 +103,13 @@ def test_a_first_row_torn_by_a_crash_is_written_again(opened, ledger_path, tmp_p
     assert len(Ledger(torn).rows) == 1
 
 
+def test_a_first_row_of_which_a_power_cut_left_zeros_is_written_again(tmp_path):
+    """The file system had made the file longer, and not yet written what belongs there."""
+    torn = tmp_path / "torn.jsonl"
+    torn.write_bytes(bytes(199))
+    assert len(Ledger(torn).rows) == 1
+
+
 def test_a_file_that_is_not_a_ledger_is_left_as_it_is(tmp_path):
     notes = tmp_path / "notes.txt"
     notes.write_text("what I wanted to remember")

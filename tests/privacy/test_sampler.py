@@ -354,6 +354,26 @@ def test_a_draw_and_the_kernel_equal_their_definition_in_python_integers(deviati
             assert wide.to_numpy(drawing(key, np.uint32(stream))).tolist() == defined(stream)
 
 
+def test_two_spreads_never_share_a_compiled_program():
+    """Not even where only their factors differ, and with 64-bit numbers as without."""
+
+    class Alike(sampler.Spread):
+        """The twin that must fail: to the compiler all of them are the same."""
+
+        __eq__, __hash__ = (lambda self, other: True), (lambda self: 0)
+
+    def drawn(made):
+        return wide.to_numpy(sampler.white(made, np.arange(8, dtype=np.uint32), 1, 5)).tolist()
+
+    one = sampler.spread(2048.0)
+    twice, right = one._replace(factors=(2,)), drawn(one)
+    assert one.factors == (1,)
+    assert drawn(twice) == [2 * number for number in right]
+    with jax.enable_x64(True):
+        assert drawn(twice) == [2 * number for number in right]
+    assert drawn(Alike(*one)) == drawn(Alike(*twice)) == right
+
+
 def test_the_bits_have_the_hash_that_devices_are_checked_against(monkeypatch):
     """For a few of the draws one word of the number does not decide: the twin that stops there is noticed."""
     right, found = (by(draw, 2.0**57, 10**5) for draw in (sampler.plain, interpreted))

@@ -24,8 +24,10 @@ ledger_app = group("ledger", "Show and limit what is released about a population
 
 def _made_from_python(place: Path) -> Path | None:
     """Return the file of a ledger that has no population's folder around it. Its head is beside it, unlike with a run's copy of rows."""
-    file = place / "ledger.jsonl" if place.is_dir() else place
-    return file if file.with_suffix(".head").exists() and not (place / "manifest.json").exists() else None
+    file = (place / "ledger.jsonl" if place.is_dir() else place).resolve()
+    # Either names the ledger of these people, which one that is opened by itself is not held against.
+    is_of_people = any((file.parent / name).exists() for name in ("manifest.json", "private/ledger.json"))
+    return file if file.with_suffix(".head").exists() and not is_of_people else None
 
 
 def _opened(place: Path) -> "Ledger":

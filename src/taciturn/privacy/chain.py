@@ -162,7 +162,7 @@ class ChainedFile:
         except LedgerError:
             if self.rows:
                 self._save_head(file, at_rest=False)
-            elif tail[: len(ROW_BEGINS)] != ROW_BEGINS[: len(tail)]:
+            elif tail.strip(b"\0") and tail[: len(ROW_BEGINS)] != ROW_BEGINS[: len(tail)]:  # a power cut may leave zeros
                 raise LedgerError(f"{self.path} is not a ledger. It was left as it is; name another file.") from None
             file.truncate(self._size)
             if self.rows:
