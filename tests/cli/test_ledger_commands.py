@@ -65,6 +65,15 @@ def test_a_copy_of_a_ledger_that_was_made_from_python_is_adopted(tmp_path):
     assert "first" in run_cli("ledger", "show", tmp_path / "new")
 
 
+def test_a_ledger_copied_without_its_population_does_not_retire_the_original(population, tmp_path):
+    spend(population.folder, "first")
+    for name in ("ledger.jsonl", "ledger.head"):
+        shutil.copy(population.folder / name, tmp_path / name)
+    with pytest.raises(LedgerError, match="without the population"):
+        run_cli("ledger", "adopt", tmp_path)
+    assert "first" in run_cli("ledger", "show", population.folder)
+
+
 @pytest.mark.parametrize("manifest_is_lost", [False, True])
 def test_a_ledger_that_replaced_a_populations_own_is_refused_by_any_name(population, tmp_path, manifest_is_lost):
     """Opened by itself it is held against no id, and would show that nothing was ever spent."""

@@ -18,6 +18,8 @@ def adopt(path: Path, known: str | None = None) -> tuple[Ledger, Path | None]:
     """Return the ledger, to use from now on, and the original that was retired for it, if one was found."""
     claimed = _Claimed(path, known)
     claimed.check_not_retired()
+    if claimed.original and claimed.original.with_name("manifest.json").exists() and not path.with_name("manifest.json").exists():
+        raise LedgerError(f"{path} is a copy of a population's ledger, without the population: copy all of {claimed.original.parent}")
     original = _Claimed(claimed.original) if claimed.original else None
     was_retired = original is not None and original.retire(claimed)
     claimed.decided = True
