@@ -93,7 +93,8 @@ def fused(contexts, matrix, bias, targets, weights, rate, unit_norm, product=jnp
     shapes = [jax.ShapeDtypeStruct(one.shape, jnp.float32) for one in (matrix, bias)]
     step = call(functools.partial(_step, rate), 3, (SPLITS,), out_shape=shapes, input_output_aliases={1: 0, 2: 1})
     targets, weights = jnp.pad(targets, (0, padding), constant_values=-1), jnp.pad(weights, (0, padding))
-    return Stepped(*step(rounded, matrix, bias, targets, weights, normaliser), d_contexts)
+    stepped, stepped_bias = step(rounded, matrix, bias, targets, weights, normaliser)
+    return Stepped(stepped, stepped_bias, d_contexts)
 
 
 def fits(contexts: jax.Array, product: DTypeLike) -> bool:
