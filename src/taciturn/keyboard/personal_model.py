@@ -35,8 +35,7 @@ from taciturn.recipe.sections import ModelSection
 from taciturn.release.model_file import ModelFileError, save_model
 
 HELD_OUT = 10  # one message in this many, the last ones, is measured with and never trained on
-BATCH_SIZE = 10  # Popov et al. 2018, §2.5, like the next
-UNROLL = 20
+BATCH_SIZE, UNROLL = 10, 20  # Popov et al. 2018, §2.5
 SENTENCE_LENGTH = 20  # the default of recipes; a card does not say at which length sentences were cut
 NOT_NEW = "name a new folder"
 
