@@ -64,7 +64,7 @@ def test_help_teaches_by_an_example(path):
 @pytest.mark.parametrize("path", [path for path, command in COMMANDS.items() if isinstance(command, click.Group)])
 def test_lists_of_commands_have_whole_sentences(path):
     shown = CliRunner().invoke(app, [*path, "--help"]).output.partition("Commands:")[2]
-    assert len(shown.splitlines()) > 2
+    assert shown.strip()
     assert "..." not in shown
 
 

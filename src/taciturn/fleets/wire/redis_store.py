@@ -81,7 +81,7 @@ class RedisStore:
 
     def _now(self, operation: str, *arguments: Any) -> Any:
         with self._reaching():
-            return self._redis.eval(SCRIPT, 1, self._fleet, DAY, operation, *arguments)
+            return self._redis.register_script(SCRIPT)([self._fleet], [DAY, operation, *arguments])
 
     async def _soon(self, operation: str, *arguments: Any) -> Any:
         """Send an operation together with all others pending, in order: alone, each would cost three times as much."""
@@ -96,9 +96,9 @@ class RedisStore:
         while self._to_say:
             said, self._to_say = self._to_say[:BATCH], self._to_say[BATCH:]
             try:
-                together = self._loop_redis.pipeline(transaction=False)
+                together, script = self._loop_redis.pipeline(transaction=False), self._loop_redis.register_script(SCRIPT)
                 for operation, arguments, _ in said:
-                    together.eval(SCRIPT, 1, self._fleet, DAY, operation, *arguments)
+                    await script([self._fleet], [DAY, operation, *arguments], together)
                 answers = await together.execute(raise_on_error=False)
             except Exception as error:  # whatever it is, no caller may wait for ever
                 answers = [error] * len(said)
@@ -109,7 +109,7 @@ class RedisStore:
 
     async def _alone(self, operation: str, *arguments: Any) -> Any:
         with self._reaching():
-            return await self._loop_redis.eval(SCRIPT, 1, self._fleet, DAY, operation, *arguments)
+            return await self._loop_redis.register_script(SCRIPT)([self._fleet], [DAY, operation, *arguments])
 
     def present(self) -> list[int]:
         return sorted(map(int, self._now("present")))
