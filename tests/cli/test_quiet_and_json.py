@@ -129,6 +129,17 @@ def test_a_pipe_sees_that_a_job_goes_on_though_nothing_new_is_known(monkeypatch,
     assert not capsys.readouterr().out  # nor after its end
 
 
+def test_lines_that_something_new_is_known_for_have_the_time_left(monkeypatch, capsys):
+    monkeypatch.setattr(output, "LINE_SECONDS", 1.0)
+    with stages(stay=True) as show:
+        for done in range(25):
+            show("training", done, 100)
+            time.sleep(0.15)
+    _, *later = capsys.readouterr().out.splitlines()
+    assert len(later) >= 2
+    assert all(line.endswith(" left") for line in later)
+
+
 def test_the_doctor_finds_a_machine_that_can_train():
     done = run_cli("doctor", "--json")
     found = {one["name"]: one for one in json.loads(done.output)}

@@ -174,8 +174,8 @@ def _lines(unit: str, wait: float) -> Iterator[Callable[..., None]]:
     def keep_saying() -> None:
         while not ended.wait(1):
             now = time.monotonic()
-            if line and now >= due:
-                say_line(now, f"  (for {timedelta(seconds=round(now - known))} now)" if now - known >= LINE_SECONDS else "")
+            if line and now >= due and now - known >= LINE_SECONDS:  # else the next call has more to say
+                say_line(now, f"  (for {timedelta(seconds=round(now - known))} now)")
 
     threading.Thread(target=keep_saying, daemon=True).start()
     try:
