@@ -4,11 +4,16 @@ import asyncio
 import tempfile
 import threading
 import time
+from contextlib import suppress
 
 import pytest
+from redis import Redis
+from redis.exceptions import ResponseError
 
-from redis_server import needs_redis, redis_server
+from harness import until
+from redis_server import QUIET, needs_redis, redis_server
 from taciturn.fleets.devices.transport import LinkError
+from taciturn.fleets.wire import redis_store
 from taciturn.fleets.wire import server as link_module
 from taciturn.fleets.wire import store as store_module
 from taciturn.fleets.wire.redis_store import RedisStore
@@ -279,6 +284,38 @@ def test_a_redis_that_is_killed_is_nobody_there_and_devices_come_back(caplog):
         in_a_loop(store.sign_in("new", 1, b"new"))
         assert link.devices() == [1]
         in_a_loop(store.close())
+
+
+@needs_redis
+def test_a_redis_that_was_busy_for_a_while_is_used_again(monkeypatch):
+    """Whatever was asked meanwhile: more often than a front end has connections."""
+    monkeypatch.setattr(redis_store, "CONNECTIONS", 2)
+    monkeypatch.setattr(redis_store, "SOCKET_SECONDS", 0.5)
+    with tempfile.TemporaryDirectory() as folder, redis_server(folder, *QUIET, "--busy-reply-threshold", "1") as server:
+        store, other = RedisStore(server.url, "fleet"), Redis.from_url(server.url)
+        in_a_loop(store.sign_in("token", 1, b"token"))
+        busy = threading.Thread(target=_keep_busy, args=(server.url,))
+        busy.start()
+        until(lambda: _is_busy(other))
+        for _ in range(3):
+            with pytest.raises(StoreGone, match="BUSY"):
+                in_a_loop(store.who("token"))
+        other.script_kill()
+        busy.join(20)
+        assert in_a_loop(store.who("token")) == 1
+        in_a_loop(store.close())
+
+
+def _keep_busy(url):
+    with suppress(ResponseError):  # of the script that is killed
+        Redis.from_url(url).eval("while true do end", 0)
+
+
+def _is_busy(client):
+    try:
+        return not client.ping()
+    except ResponseError as error:
+        return "BUSY" in str(error)
 
 
 @pytest.mark.parametrize(

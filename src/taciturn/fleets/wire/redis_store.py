@@ -96,10 +96,11 @@ class RedisStore:
         while self._to_say:
             said, self._to_say = self._to_say[:BATCH], self._to_say[BATCH:]
             try:
-                together, script = self._loop_redis.pipeline(transaction=False), self._loop_redis.register_script(SCRIPT)
-                for operation, arguments, _ in said:
-                    await script([self._fleet], [DAY, operation, *arguments], together)
-                answers = await together.execute(raise_on_error=False)
+                script = self._loop_redis.register_script(SCRIPT)
+                async with self._loop_redis.pipeline(transaction=False) as together:  # or a failure to load the script keeps its connection
+                    for operation, arguments, _ in said:
+                        await script([self._fleet], [DAY, operation, *arguments], together)
+                    answers = await together.execute(raise_on_error=False)
             except Exception as error:  # whatever it is, no caller may wait for ever
                 answers = [error] * len(said)
             for (_, _, answer), came in zip(said, answers, strict=True):
