@@ -65,6 +65,15 @@ def test_a_copy_of_a_ledger_that_was_made_from_python_is_adopted(tmp_path):
     assert "first" in run_cli("ledger", "show", tmp_path / "new")
 
 
+def test_a_ledger_with_a_name_of_its_own_is_adopted_as_the_refusal_says(tmp_path):
+    spend(None, "first", ledger=Ledger(tmp_path / "old" / "mine.jsonl"))
+    shutil.copytree(tmp_path / "old", tmp_path / "new")
+    with pytest.raises(LedgerError, match="taciturn ledger adopt") as refused:
+        run_cli("ledger", "show", tmp_path / "new" / "mine.jsonl")
+    run_cli(*str(refused.value).partition("taciturn ")[2].split())
+    assert json.loads(run_cli("ledger", "show", tmp_path / "new" / "mine.jsonl", "--json"))["made_from_python"]
+
+
 def test_a_ledger_copied_without_its_population_does_not_retire_the_original(population, tmp_path):
     spend(population.folder, "first")
     for name in ("ledger.jsonl", "ledger.head"):

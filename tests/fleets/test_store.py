@@ -193,6 +193,11 @@ def test_why_there_is_no_answer_is_no_answer(store):
     assert store.collect("q", 0) == [(1, "failed"), (2, b"failed")]
 
 
+def test_a_nonce_is_remembered_until_no_replay_of_it_can_still_be_on_its_way():
+    """A replay is judged by its time first, and may then wait for a store that is slow: for a connection, and for its answer."""
+    assert store_module.NONCE_SECONDS > 2 * store_module.CLOCKS_APART + 2 * redis_store.SOCKET_SECONDS
+
+
 def test_a_recorded_sign_in_works_at_no_front_end(store):
     assert in_a_loop(store.sign_in("token", 1, b"recorded"))
     assert not in_a_loop(store.sign_in("stolen", 1, b"recorded"))

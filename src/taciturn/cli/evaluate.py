@@ -42,7 +42,7 @@ def evaluate(run: Run, data: HeldOutOf = None) -> dict[str, Any]:
 
 
 def compare(first: Run, second: Annotated[Path, Argument(help="another run folder")], data: HeldOutOf = None) -> dict[str, Any]:
-    """Compare two runs' models on the same held-out users. Intervals are 95 % intervals over users.
+    """Compare two runs' models on the same held-out users. Differences have 95 % intervals over users.
 
     Example: taciturn compare runs/first runs/second
     """

@@ -70,7 +70,8 @@ def show(
     columns = "run", "releases", "ε", "δ", "ρ", "neighbours differ by"
     print_table(columns, rows, f"{population}: what was released about these users", left=("run", "neighbours differ by"))
     console.print("\n".join(_notes(book)))
-    if _made_from_python(population):
+    found["made_from_python"] = _made_from_python(population) is not None
+    if found["made_from_python"]:
         console.print("Made from Python: whether its runs are about the same people, and whether other ledgers know of them, is unknown.")
     return found
 

@@ -75,6 +75,11 @@ class ChainedFile:
         return self.path.with_suffix(".head")
 
     @property
+    def _place(self) -> Path:
+        """Return how `taciturn ledger` is told of it: by its folder, or by its file where that has a name of its own."""
+        return self.path.parent if self.path.name == "ledger.jsonl" else self.path
+
+    @property
     def head(self) -> str:
         return self.rows[-1]["hash"] if self.rows else GENESIS
 
@@ -135,7 +140,7 @@ class ChainedFile:
             what = "is gone" if known is None else f"is older than {self.path.name}"
             raise LedgerError(
                 f"{self._head_path} {what}, so missing rows could not be noticed. Restore it from a copy; or look at the "
-                f"rows, and if all runs are there say so: taciturn ledger adopt {self.path.parent}"
+                f"rows, and if all runs are there say so: taciturn ledger adopt {self._place}"
             )
         # else a crash came before the head
         at_rest = len(self.rows) == known.rows and not torn and known.changed is not None
@@ -143,7 +148,7 @@ class ChainedFile:
         if found.st_ino != known.file or (at_rest and found.st_ctime_ns > (known.changed or 0) + SLACK):
             raise LedgerError(
                 f"{self.path} was copied or put back (it was at {known.place}). Two copies would spend these people's budget twice over. "
-                f"To use this one from now on: taciturn ledger adopt {self.path.parent}"
+                f"To use this one from now on: taciturn ledger adopt {self._place}"
             )
         self.check_not_retired()
 
@@ -219,7 +224,7 @@ class ChainedFile:
         except (ValueError, TypeError):
             raise LedgerError(
                 f"{self._head_path} is damaged. Restore it from a copy; or delete it, look at the rows of the ledger, and if all runs are "
-                f"there say so: taciturn ledger adopt {self.path.parent}"
+                f"there say so: taciturn ledger adopt {self._place}"
             ) from None
 
 

@@ -43,7 +43,7 @@ ALIVE_SECONDS = 45.0  # that a sign of life counts, from a device that does not 
 BACK_SECONDS = 3.0  # for a device to return after its connection broke
 TOKEN_SECONDS = 24 * 3600.0
 CLOCKS_APART = 300.0  # seconds between a device's clock and ours
-NONCE_SECONDS = 2 * CLOCKS_APART  # that a recorded sign-in could be replayed
+NONCE_SECONDS = 3 * CLOCKS_APART  # a recorded sign-in could be replayed for two, and then wait for a slow store
 
 
 @dataclass
@@ -71,7 +71,7 @@ class MemoryStore:
         self._token_of: dict[int, str] = {}
         self._waiting: dict[int, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
         self._file = NO_FILE
-        self._nonces: tuple[set[bytes], set[bytes]] = (set(), set())  # of this and the last ten minutes
+        self._nonces: tuple[set[bytes], set[bytes]] = (set(), set())  # of this and the last `NONCE_SECONDS`
         self._nonces_since = 0.0
 
     def present(self) -> list[int]:
