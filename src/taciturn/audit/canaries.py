@@ -23,7 +23,7 @@ from taciturn.data.public import PublicCorpus
 from taciturn.data.texts import Texts
 from taciturn.data.vocabulary import DataError, Vocabulary, is_word
 from taciturn.files import write_atomically
-from taciturn.fleets.simulation.in_process import SimulatedFleet
+from taciturn.fleets.simulation.in_process import SimulatedFleet, with_room
 from taciturn.fleets.simulation.synthetic_users import WithSyntheticUsers, by_coins
 from taciturn.recipe import build
 from taciturn.recipe.recipe import Recipe
@@ -163,7 +163,7 @@ class PlantedCanaries:
         self.source = f"the text of {len(self._users)} synthetic users, who took part beside the people ({corpus.source})"
 
     def beside(self, fleet: Fleet, most_reports: int) -> Fleet:
-        theirs = SimulatedFleet(self, self._layout, self._weight_cap, self._rate * len(self._users))
+        theirs = SimulatedFleet(self, self._layout, self._weight_cap, with_room(self._rate * len(self._users)))
         return WithSyntheticUsers(fleet, theirs, by_coins(len(self._users), self._rate), most_reports)
 
     def begin(self, round: int) -> None: ...

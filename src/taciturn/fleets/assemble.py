@@ -1,7 +1,6 @@
 """Build both ends of a fleet of real devices from one recipe: the server's fleet, and what a device answers with."""
 
 import hashlib
-import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +23,7 @@ from taciturn.fleets.secure_aggregation.identities import Authority
 from taciturn.fleets.secure_aggregation.messages import Terms
 from taciturn.fleets.simulation.availability import Clock, Devices, Habits
 from taciturn.fleets.simulation.check_in import CheckInFleet
-from taciturn.fleets.simulation.in_process import SimulatedFleet
+from taciturn.fleets.simulation.in_process import SimulatedFleet, with_room
 from taciturn.fleets.simulation.queued import QueuedFleet
 from taciturn.privacy.account import Account
 from taciturn.privacy.curator import device_program
@@ -141,9 +140,8 @@ def simulated(recipe: Recipe, population: Population) -> SimulatedFleet | RayFle
     if is_joined():
         return RayFleet(recipe, population)
     section = recipe.participation
-    spread = 2 * math.sqrt(section.cohort) if section.kind in ("poisson", "cyclic-poisson") else 0.0
-    cut = build.layout(recipe, population.vocabulary)
-    return SimulatedFleet(population, cut, section.weight_cap, section.cohort + spread)
+    cohort = with_room(section.cohort) if section.kind in ("poisson", "cyclic-poisson") else section.cohort
+    return SimulatedFleet(population, build.layout(recipe, population.vocabulary), section.weight_cap, cohort)
 
 
 def fleet(recipe: Recipe, population: Population, devices: Path, coins: int = 0) -> FleetWithStats:

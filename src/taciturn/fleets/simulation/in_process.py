@@ -24,7 +24,7 @@ from taciturn.data.texts import Texts
 from taciturn.errors import TaciturnError
 
 CPU_CHUNK = 2  # so that no core waits long for the others at the end of a round
-ACCELERATOR_CHUNKS = (256, 128, 104, 64, 32, 16)  # larger ones gain little, and mix users of more different lengths
+MOST_SEATS = 256  # of an accelerator's chunk: larger ones gain little, and mix users of more different lengths
 MADE_UP_WORDS = 32
 COPIES = 8  # of a model that training a user takes at a time, intermediate values included
 
@@ -152,15 +152,16 @@ class SimulatedFleet:
         return users if self._on_cpu else users._replace(steps=users.steps.max()), chunk.astype(np.uint32)
 
 
+def with_room(expected: float) -> float:
+    """Return the size that a cohort drawn by coins hardly ever exceeds: two standard deviations above what is expected."""
+    return expected + 2 * math.sqrt(expected)
+
+
 def _chunk_size(params: Params, device: Any, cohort: float) -> int:
-    """Choose the chunk that wastes least on such a cohort and fits half of the memory; among near-equals, the largest."""
+    """Split such a cohort into as few chunks of one size as half of the memory allows, with hardly a seat to spare."""
     memory = (device.memory_stats() or {}).get("bytes_limit", 8 * 2**30) / 2
-    most = memory / (COPIES * 4 * trees.size(params))
-    least = ACCELERATOR_CHUNKS[-1]
-    fitting = [size for size in ACCELERATOR_CHUNKS if size <= most] or [least]
-    sizes = [*fitting, math.ceil(cohort)] if cohort < least else fitting
-    computed = {size: math.ceil(cohort / size) * size for size in sizes}
-    return next(size for size in sizes if computed[size] <= 1.1 * min(computed.values()))
+    most = min(MOST_SEATS, max(1, memory // (COPIES * 4 * trees.size(params))))
+    return math.ceil(cohort / math.ceil(cohort / most))
 
 
 @lru_cache(maxsize=8)
