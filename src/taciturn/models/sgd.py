@@ -44,7 +44,7 @@ def sgd_step(model: LanguageModel, product: DTypeLike = jnp.float32, power: floa
         else:
             stepped = softmax_step.plain(*given)
         d_rest, d_rows = pull_back(stepped.d_contexts)
-        after = jax.tree.map(lambda p, g: p - rate * g, rest, d_rest)
+        after = jax.tree.map(lambda p, g: p + (-rate) * g, rest, d_rest)  # what is added, a GPU adds within the product that makes it
         after |= {model.word_embedding: stepped.matrix, "word_bias": stepped.bias}
         embedding = after.get(model.embedding, params[model.embedding])
         after[model.embedding] = add_rows(embedding, inputs.reshape(-1), -rate * d_rows)
