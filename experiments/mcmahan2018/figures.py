@@ -110,10 +110,11 @@ def figure_1(noise: Group) -> Judged:
 @judged(PAPER, "clip", "Figure 2", "clip norms, flat and per layer", "S from 10 to 20 hardly matters")
 def figure_2(clip: Group) -> Judged:
     ends = [clip.last(f"flat-{norm}").value for norm in (10, 15, 20)]
-    apart = max(ends) - min(ends)
     svg = figure("Clip norms without noise", "S", "AccuracyTop1, %", _flat_and_per_layer(clip, (1, 5, 10, 15, 20)), log=True)
-    verdict = Verdict.HOLDS if apart < CLOSE else Verdict.FAILS
-    return Judged(f"{100 * apart:.2f} points between S = 10 and 20 after 500 rounds", verdict, "", {"clip.svg": svg})
+    verdict = Verdict.HOLDS if max(ends) - min(ends) < CLOSE else Verdict.PART if abs(ends[2] - ends[1]) < CLOSE else Verdict.FAILS
+    ours = f"{', '.join(percent(clip.last(f'flat-{norm}')) for norm in (10, 15, 20))} % at S = 10, 15 and 20 after 500 rounds"
+    details = "What differs: 500 rounds of 5,900 bloggers, where the paper has up to 3,000 rounds of 763,430 users."
+    return Judged(ours, verdict, details, {"clip.svg": svg})
 
 
 @judged(PAPER, "levels", "Figure 3", "noise at S = 20, flat and per layer", "σ = 0.024 costs nothing early, 0.2 destroys")

@@ -103,7 +103,7 @@ def how_often_met(canaries: Group) -> Judged:
 
 
 def table_4() -> Item:
-    item = what_ismemorised()
+    item = what_is_memorised()
     known = "the same, with ranks of 15,000 to 239,000 for one user's most repeated (without privacy 1, 1 and 236)"
     return item if item.verdict is not Verdict.NOT_RUN else earlier(PAPER, item.name, item.about, item.theirs, known, Verdict.HOLDS)
 
@@ -111,7 +111,7 @@ def table_4() -> Item:
 @judged(
     PAPER, "canaries canaries-open", "Table 4", "what is memorised of 27 canaries", "nothing of one user's; all that 16 users say often"
 )
-def what_ismemorised(private: Group, open: Group) -> Judged:
+def what_is_memorised(private: Group, open: Group) -> Judged:
     ours, beside = memorised(private.found["private"]), memorised(open.found["none"])
     rows = []
     for kind, (theirs, found) in printed.RAMASWAMY_TABLE_4.items():
@@ -119,12 +119,9 @@ def what_ismemorised(private: Group, open: Group) -> Judged:
         printed_ranks = ", ".join(map(rank_text, theirs))
         rows.append([*kind, printed_ranks, f"{found} of 3", median(ranks), share, median(open_ranks), open_share])
     head = ["n_u", "n_e", "paper: ranks", "found", "ours: rank in the middle", "found", "no privacy: rank in the middle", "found"]
-    details = (
-        "Ranks among 2,000,000 random continuations, 1 being the likeliest: in the middle of all seeds and canaries, with a 95 % interval "
-    )
-    details += (
-        f"of that middle; found by a beam search of width five. {private.seeds} seeds, without privacy {open.seeds}; 400 rounds of 500.\n\n"
-    )
+    details = "Ranks among 2,000,000 random continuations, 1 being the likeliest: in the middle of all seeds and canaries, with a 95 % "
+    details += "interval of that middle; found by a beam search of width five. 400 rounds of 500. "
+    details += f"Seeds: {private.seeds}, without privacy {open.seeds}.\n\n"
     alone = min(rank for (users, _), (_, ranks, _) in ours.items() if users == 1 for rank in ranks)
     shared = middle(ours[16, 200][1])
     one, without = (rank_text(middle(found[1, 200][1])) for found in (ours, beside))

@@ -18,6 +18,7 @@ Their privacy figures are recomputed; their accuracies are of millions of phones
 few people leave no small ρ at a usable noise; what carries over is how noise, report goals and starts compare.
 """
 CLOSE = 0.003
+TIED = ("untied", "tied")
 KATZ = "Katz, with history"  # the kind of n-gram that the models replaced
 TYPING = "python experiments/keyboard/table.py local/people blogs.parquet experiments/xu2023/results/typing.json …"
 STARTS = "a start saves about 1,000 rounds; the adaptive clip norm catches up"
@@ -142,20 +143,25 @@ def goals(found: Group) -> Judged:
 
 @judged(PAPER, "tied", "§2.3, tied embeddings", "a public start with one embedding for input and output", "harder to train on than two")
 def tied(found: Group) -> Judged:
-    gains = {run: found.last(run).value - found.at(run, 0).value for run in ("untied", "tied")}
+    gains = {run: found.last(run).value - found.at(run, 0).value for run in TIED}
     ours = ", ".join(f"{run} {percent(found.at(run, 0))} → {percent(found.last(run))}" for run in gains) + " after 100 rounds"
-    return Judged(ours, Verdict.HOLDS if gains["tied"] < gains["untied"] - CLOSE else Verdict.FAILS, "", {"tied.svg": _tied(found)})
+    verdict = Verdict.HOLDS if gains["tied"] < gains["untied"] - CLOSE else Verdict.FAILS
+    details = "What differs: their start saw half of C4, ours three epochs of 6M words of Wikipedia, from which both have far to go."
+    return Judged(ours, verdict, details, {"tied.svg": _tied(found)})
 
 
 @judged(PAPER, "tied", "§2.3, first rounds", "what happens to a public start in the first rounds", "accuracy may fall")
 def first_rounds(found: Group) -> Judged:
-    falls = {run: found.at(run, 0).value - min(one.value for round, one in found.curve(run) if round <= 10) for run in ("untied", "tied")}
-    ours = ", ".join(f"{run} falls by {100 * fall:.2f} points" for run, fall in falls.items()) + " at most within ten rounds"
-    return Judged(ours, Verdict.HOLDS if max(falls.values()) > 0 else Verdict.FAILS)
+    first = {run: [one.value for round, one in found.curve(run) if round <= 10] for run in TIED}
+    below = max(values[0] - min(values) for values in first.values())
+    dips = {run: max(before - after for before, after in pairwise(values)) for run, values in first.items()}
+    ours = " and ".join(f"{run} by {100 * dip:.2f}" for run, dip in dips.items())
+    ours = f"within ten rounds it falls from one measurement to the next, {ours} points at most, and below its start by {100 * below:.2f}"
+    return Judged(ours, Verdict.HOLDS if below > CLOSE else Verdict.PART if max(dips.values()) > CLOSE else Verdict.FAILS)
 
 
 def _tied(found: Group) -> str:
-    lines = [curve(found, run, f"{run} embeddings") for run in ("untied", "tied")]
+    lines = [curve(found, run, f"{run} embeddings") for run in TIED]
     return figure("A public start, round by round", "round", "AccuracyTop1, %", lines)
 
 
