@@ -86,6 +86,14 @@ def test_the_same_users_have_the_same_bytes_and_name_whatever_the_size_of_a_shar
     assert write_population(tmp_path / "p", users, held_out | {"one": [5]}, vocabulary, {}).id != population.id
 
 
+@pytest.mark.parametrize("shard_tokens", [1, 100, 10**6])
+def test_lengths_are_those_of_the_texts_whatever_shards_they_are_in(tmp_path, vocabulary, shard_tokens):
+    texts = write_population(tmp_path / "p", made_up_users(60), {}, vocabulary, {}, shard_tokens=shard_tokens).texts
+    for positions in (np.arange(60), np.arange(60)[::-7], np.zeros(0, int)):
+        assert texts.lengths(positions).tolist() == [len(texts[position]) for position in positions]
+    assert len(set(texts.lengths(np.arange(60)))) > 1
+
+
 SUM_OF_PART = """
 import sys
 from itertools import accumulate, pairwise

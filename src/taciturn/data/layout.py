@@ -26,10 +26,12 @@ class Unrolls:
     def pieces(self, tokens: np.ndarray, most: int | None = None) -> np.ndarray:
         """Return int32 [pieces, length + 1], at most `most` of them, padded with zeros at the end."""
         tokens = tokens if most is None else tokens[: most * self.length]
-        count = math.ceil(len(tokens) / self.length)
-        text = np.zeros(1 + count * self.length, np.int32)
-        text[0], text[1 : 1 + len(tokens)] = BEGIN, tokens
-        return text[self.length * np.arange(count)[:, None] + np.arange(self.length + 1)]
+        whole, rest = divmod(len(tokens), self.length)
+        rows = np.zeros((whole + (rest > 0), self.length + 1), np.int32)
+        rows[:whole, 1:] = tokens[: len(tokens) - rest].reshape(whole, self.length)
+        rows[whole:, 1 : 1 + rest] = tokens[len(tokens) - rest :]
+        rows[:1, 0], rows[1:, 0] = BEGIN, rows[:-1, -1]
+        return rows
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,8 @@ class Layout:
         pieces, row = self.cut.pieces(tokens, self.steps * self.batch_size), self.cut.length + 1
         steps = math.ceil(len(pieces) / self.batch_size)
         batches = np.zeros((self.steps, self.batch_size, row), np.int32)
-        spread = np.zeros((self.batch_size * steps, row), np.int32)
-        spread[: len(pieces)] = pieces
+        padding = self.batch_size * steps - len(pieces)
+        spread = np.concatenate([pieces, np.zeros((padding, row), np.int32)]) if padding else pieces
         batches[:steps] = spread.reshape(self.batch_size, steps, row).swapaxes(0, 1)
         weight = np.minimum(np.float32(len(tokens)) / np.float32(weight_cap or 1), np.float32(1))
         arrays: Any = batches, weight, np.int32(steps)

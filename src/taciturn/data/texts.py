@@ -43,6 +43,15 @@ class Texts:
         inside = position - self._starts[number]
         return tokens[offsets[inside] : offsets[inside + 1]]
 
+    def lengths(self, positions: np.ndarray) -> np.ndarray:
+        """Count the tokens of each, without reading them."""
+        numbers, found = np.searchsorted(self._starts, positions, "right") - 1, np.empty(len(positions), int)
+        for number in np.unique(numbers):
+            here, offsets = numbers == number, self.shard(int(number)).offsets
+            inside = positions[here] - self._starts[number]
+            found[here] = offsets[inside + 1] - offsets[inside]
+        return found
+
     def __iter__(self) -> Iterator[np.ndarray]:
         return (self[position] for position in range(len(self)))
 

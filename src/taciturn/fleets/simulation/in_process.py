@@ -72,7 +72,7 @@ class SimulatedFleet:
         return {}
 
     def longest_first(self, cohort: UserIds) -> UserIds:
-        return cohort[np.argsort([-len(self._texts[user]) for user in cohort], kind="stable")]
+        return cohort[np.argsort(-self._texts.lengths(cohort), kind="stable")]
 
     def made_up_total(self, program: Program, message: Message, key: Key) -> Report:
         """Sum over simulated users: a machine that gives other bits would train another model."""
