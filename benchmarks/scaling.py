@@ -30,7 +30,7 @@ def measure(case: dict) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         population = round_speed.random_users(Path(folder) / "users", users)
         recipe = round_speed.paper_recipe(population, users, model, "float32")
-        speed, params = round_speed._round(population, recipe, 2, 1.0)
+        speed, params = round_speed.round_speed(population, recipe, 2)
     return {
         **case,
         "parameters": trees.size(params),
