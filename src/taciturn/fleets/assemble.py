@@ -141,7 +141,7 @@ def simulated(recipe: Recipe, population: Population) -> SimulatedFleet | RayFle
     if is_joined():
         return RayFleet(recipe, population)
     section = recipe.participation
-    spread = 2 * math.sqrt(section.cohort) if section.kind in ("poisson", "cyclic-poisson") else 0.0
+    spread = 2 * math.sqrt(section.cohort) if section.kind == "poisson" else 0.0
     cut = build.layout(recipe, population.vocabulary)
     return SimulatedFleet(population, cut, section.weight_cap, section.cohort + spread)
 
