@@ -192,10 +192,8 @@ def patterns(recipe: Recipe) -> list[list[int]]:
         found = _patterns(rounds, apart, turns)
         if recipe.audit.users <= at_once * len(found):
             return found
-    raise ValueError(
-        f"[audit] {recipe.audit.users} users are too many for {rounds} rounds of {recipe.participation.cohort:g} people, who are counted, "
-        f"and audit users with them: take at most {at_once * rounds}"
-    )
+    beside = f"{rounds} rounds of {recipe.participation.cohort:g} people, who are counted, and audit users with them"
+    raise ValueError(f"[audit] {recipe.audit.users} users are too many for {beside}: take at most {at_once * rounds}")
 
 
 def _people_are_counted(recipe: Recipe) -> bool:

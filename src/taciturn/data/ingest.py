@@ -58,10 +58,8 @@ class Rules:
         if not 0 <= self.held_out_share <= 0.9:
             raise DataError(f"--held-out must lie between 0 and 0.9, not {self.held_out_share}: leave it out for 1/16")
         if self.most_tokens < self.least_tokens:
-            raise DataError(
-                f"users are cut at {self.most_tokens} tokens and left out below {self.least_tokens}, so no user would be left: lower "
-                "--least-tokens, or raise --most-tokens"
-            )
+            cut = f"users are cut at {self.most_tokens} tokens and left out below {self.least_tokens}"
+            raise DataError(f"{cut}, so no user would be left: lower --least-tokens, or raise --most-tokens")
 
 
 def ingest(

@@ -96,10 +96,8 @@ def check_enough(recipe: Recipe, devices: int) -> None:
         (-(-asked * participation.rounds // often), f"and a device takes part {often} times in {participation.rounds} rounds"),
     ):
         if devices < needed:
-            raise RecipeError(
-                f"{devices} devices are too few, {needed} are needed: a round asks {asked} (participation.cohort × fleet.over_selection), "
-                f"{why}. Have more devices, or lower participation.cohort or min_separation"
-            )
+            few = f"{devices} devices are too few, {needed} are needed: a round asks {asked} (participation.cohort × fleet.over_selection)"
+            raise RecipeError(f"{few}, {why}. Have more devices, or lower participation.cohort or min_separation")
 
 
 def build_device(

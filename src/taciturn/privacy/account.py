@@ -132,13 +132,11 @@ class Account:
         """Raise if the next release would pass the budget."""
         reserved = self.rows[0]["reserved"] if self.rows else self.allowed
         if len(self.charges) >= min(self.allowed, reserved):
-            limits = self.terms.budget
+            limits, made = self.terms.budget, len(self.charges)
             pairs = (("ε", limits.epsilon), ("ρ", limits.rho))
             wanted = " and ".join(f"{name} = {value:g}" for name, value in pairs if value)
             if not wanted:
-                raise BudgetExhausted(
-                    f"the run has made the {len(self.charges)} releases that it reserved for its {self.terms.rounds} rounds"
-                )
+                raise BudgetExhausted(f"the run has made the {made} releases that it reserved for its {self.terms.rounds} rounds")
             budget = f"the budget of {wanted} at δ = {delta_text(limits.delta)}"
             if self.allowed == 0:
                 raise BudgetExhausted(f"{budget} does not allow a single release at this noise level; increase the noise or the budget")

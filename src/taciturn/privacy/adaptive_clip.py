@@ -56,10 +56,9 @@ class AdaptiveClip:
     def update_multiplier(self, multiplier: float) -> float:
         """Return z_Δ, with which update and bit together cost what only an update does at z (Theorem 1)."""
         if 2 * self.count_stddev <= multiplier:
-            raise ValueError(
-                f"a count with noise of standard deviation {self.count_stddev:g} costs more than the whole round may at a noise "
-                f"multiplier of {multiplier:g}: raise clipped_count_stddev above {multiplier / 2:g}, or take larger cohorts"
-            )
+            costs = f"a count with noise of standard deviation {self.count_stddev:g} costs more than the whole round may"
+            to_do = f"raise clipped_count_stddev above {multiplier / 2:g}, or take larger cohorts"
+            raise ValueError(f"{costs} at a noise multiplier of {multiplier:g}: {to_do}")
         return (multiplier**-2 - (2 * self.count_stddev) ** -2) ** -0.5
 
 

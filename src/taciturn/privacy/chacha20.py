@@ -124,10 +124,8 @@ def _on_host(key: np.ndarray, nonce: np.ndarray, first: int, count: int) -> np.n
     try:
         cipher = Cipher(algorithms.ChaCha20(key.astype("<u4").tobytes(), named), mode=None).encryptor()
     except UnsupportedAlgorithm as error:
-        raise CipherMissing(
-            "OpenSSL on this machine has no ChaCha20, perhaps because of its FIPS mode, and cohorts are drawn with it: leave that mode, "
-            "or run on another machine"
-        ) from error
+        lacking = "OpenSSL on this machine has no ChaCha20, perhaps because of its FIPS mode, and cohorts are drawn with it"
+        raise CipherMissing(f"{lacking}: leave that mode, or run on another machine") from error
     return np.frombuffer(cipher.update(bytes(4 * WORDS * count)), np.uint8)  # zeros, encrypted, are the key stream
 
 

@@ -53,10 +53,8 @@ class Curator:
     ) -> None:
         participation, mechanism = algorithm.participation, algorithm.mechanism
         if participation.sampled_by_curator and not fleet.everyone_reports:
-            raise ValueError(
-                f"{participation} claims privacy from sampling, which holds only where the curator draws the cohort and everyone in "
-                "it reports; on this fleet devices may drop out, so use a participation that claims no sampling"
-            )
+            holds = "which holds only where the curator draws the cohort and everyone in it reports; on this fleet devices may drop out"
+            raise ValueError(f"{participation} claims privacy from sampling, {holds}, so use a participation that claims no sampling")
         if account.release != mechanism.event(participation):
             raise ValueError("the account charges for another mechanism than the one that would run")
         if (participation.limits is None) != (log is None) or (log and log.limits != participation.limits):
@@ -180,15 +178,11 @@ class Curator:
         """Raise unless charge r is entry r of the log."""
         charges = self.account.charges
         if not len(charges) <= log.rows <= len(charges) + 1:
-            raise ParticipationBreach(
-                f"the ledger has {len(charges)} releases and the participation log {log.rows} cohorts: they do not belong together, so the "
-                "run cannot go on"
-            )
+            differ = f"the ledger has {len(charges)} releases and the participation log {log.rows} cohorts"
+            raise ParticipationBreach(f"{differ}: they do not belong together, so the run cannot go on")
         if charges and charges[-1].get("log") != log.mark(len(charges) - 1):
-            raise ParticipationBreach(
-                "the participation log does not say who took part in the releases that are charged: entries were lost or changed, so the "
-                "run cannot go on"
-            )
+            silent = "the participation log does not say who took part in the releases that are charged"
+            raise ParticipationBreach(f"{silent}: entries were lost or changed, so the run cannot go on")
 
     def _total_of_a_new_cohort(self, params: Params, state: MechanismState, round: int) -> Report:
         if self._log is None:

@@ -91,10 +91,8 @@ class Ledger(ChainedFile):
         if head is not None:
             positions = [index for index, row in enumerate(rows) if row["hash"] == head]
             if not positions:
-                raise LedgerError(
-                    f"{self.path} has no row {head[:12]}… of run {run!r}: the model and this ledger do not belong together, "
-                    "or rows were cut off"
-                )
+                other = "the model and this ledger do not belong together, or rows were cut off"
+                raise LedgerError(f"{self.path} has no row {head[:12]}… of run {run!r}: {other}")
             rows = rows[: positions[0] + 1]
         terms = rows[0]
         at_delta: float = terms["delta"] if delta is None else delta
@@ -193,10 +191,8 @@ class Ledger(ChainedFile):
         def check(rows: list[Row]) -> None:
             known = self.budget
             if known and (budget.epsilon > known.epsilon or budget.delta > known.delta):
-                raise LedgerError(
-                    f"these people were promised ε = {epsilon_text(known.epsilon)} at δ = {delta_text(known.delta)} in all: a budget is "
-                    "only ever lowered"
-                )
+                promised = f"ε = {epsilon_text(known.epsilon)} at δ = {delta_text(known.delta)} in all"
+                raise LedgerError(f"these people were promised {promised}: a budget is only ever lowered")
             self.check_room([], 0.0, budget)
 
         self.append({"kind": "budget", "epsilon": budget.epsilon, "delta": budget.delta}, check)
@@ -216,13 +212,11 @@ class Ledger(ChainedFile):
         if any(isinstance(one, NonPrivateDpEvent) for one in cost):
             raise LedgerError(f"a run without privacy (ε = ∞) does not start under {within}")
         if any(isinstance(one, NonPrivateDpEvent) for one in costs):
-            raise LedgerError(
-                f"{within}, is passed already: {self.path} has a run without privacy (`taciturn ledger show FOLDER` shows it)"
-            )
-        raise LedgerError(
-            f"{within}, could be passed: take more noise or fewer rounds, or give back what runs that will not go on have reserved: "
-            "taciturn ledger close FOLDER RUN"
+            raise LedgerError(f"{within}, is passed already: {self.path} has a run without privacy (taciturn ledger show FOLDER)")
+        to_do = (
+            "take more noise or fewer rounds, or give back what runs that will not go on have reserved: taciturn ledger close FOLDER RUN"
         )
+        raise LedgerError(f"{within}, could be passed: {to_do}")
 
     def _most(self, run: str) -> int:
         """Return how many releases of a run count: all that it may make, or, once it is closed, those that it made."""

@@ -59,10 +59,8 @@ def _grid(noise: Noise, deviation: float, reach: float, largest: float, size: in
     # The most by which what is fed back can differ between neighbours, over all rows, beyond what the strategy accounts for.
     off = 2 * noise.rounding * math.sqrt(size * noise.strategy.rows)
     if off > MARGIN * reach * 2.0**bits:
-        raise ValueError(
-            f"{noise.strategy.name} noise for {size} parameters over {noise.strategy.rows} rounds rounds too coarsely: take fewer "
-            "bands or buffers, or another kind of noise"
-        )
+        coarse = f"noise for {size} parameters over {noise.strategy.rows} rounds rounds too coarsely"
+        raise ValueError(f"{noise.strategy.name} {coarse}: take fewer bands or buffers, or another kind of noise")
     return Grid(bits, sampler.spread(wanted * 2.0**bits))
 
 

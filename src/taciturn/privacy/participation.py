@@ -65,10 +65,8 @@ class FixedSize:
 
     def select(self, available: UserIds, row: int, coins: Coins) -> UserIds:
         if len(available) < self.users:
-            raise WrongNumberOfUsers(
-                f"fixed-size rounds are accounted for {self.users} users, but fewer are there: the cost would be understated; "
-                "lower participation.users in the recipe"
-            )
+            few = f"fixed-size rounds are accounted for {self.users} users, but fewer are there"
+            raise WrongNumberOfUsers(f"{few}: the cost would be understated; lower participation.users in the recipe")
         return coins.chosen(available, self.size)
 
     def event(self, noise_multiplier: float, strategy: Strategy = INDEPENDENT) -> DpEvent:
@@ -114,10 +112,9 @@ class MinSeparation:
 
     def select(self, available: UserIds, row: int, coins: Coins) -> UserIds:
         if len(available) < self.asked:
-            raise WrongNumberOfUsers(
-                f"only {len(available)} users may take part in this round, and {self.asked} are wanted: the others took part less than "
-                f"{self.min_separation} rounds ago, or {self.max_participations} times. Lower the cohort or the separation"
-            )
+            few = f"only {len(available)} users may take part in this round, and {self.asked} are wanted"
+            others = f"the others took part less than {self.min_separation} rounds ago, or {self.max_participations} times"
+            raise WrongNumberOfUsers(f"{few}: {others}. Lower the cohort or the separation")
         return coins.chosen(available, self.asked)
 
     def event(self, noise_multiplier: float, strategy: Strategy) -> DpEvent:

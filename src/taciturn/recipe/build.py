@@ -156,10 +156,8 @@ def most_reports(recipe: Recipe) -> int:
     beside = recipe.canaries.synthetic_users + min(recipe.audit.users, AUDITED_AT_ONCE)
     n_max = min(MOST_REPORTS, max(most, asked)) + beside
     if n_max > MOST_REPORTS:
-        raise ValueError(
-            f"{beside} synthetic users beside a cohort of {cohort:g} are more than the {MOST_REPORTS} "
-            "reports that a total holds: lower canaries.users or canaries.per_cell, or audit with fewer"
-        )
+        many = f"{beside} synthetic users beside a cohort of {cohort:g} are more than the {MOST_REPORTS} reports that a total holds"
+        raise ValueError(f"{many}: lower canaries.users or canaries.per_cell, or audit with fewer")
     return n_max
 
 

@@ -47,10 +47,9 @@ def count_population(folder: Path, out: Path, smoothing: Smoothing, order: int, 
     """Charge first, then count."""
     check_new_folder(out, NOT_NEW)
     if not non_private:
-        raise RunError(
-            f"{folder} holds users' text, and counts of it have no guarantee (ε = ∞). If you mean that, add --non-private; for an n-gram "
-            "with one, train a private model and export it: taciturn export RUN --to arpa"
-        )
+        to_do = "for an n-gram with one, train a private model and export it: taciturn export RUN --to arpa"
+        counts = f"{folder} holds users' text, and counts of it have no guarantee (ε = ∞)"
+        raise RunError(f"{counts}. If you mean that, add --non-private; {to_do}")
     population = Population(folder)
     terms = RunTerms(
         name=out.name,
