@@ -142,12 +142,9 @@ class Directions:
         used = [float(np.linalg.norm(layer)) for layer in np.split(signs, np.cumsum(sizes)[:-1])]
         alike = [norm / math.sqrt(len(order)) for norm in used]
         each = np.repeat([length / max(norm, 1.0) for length, norm in zip(lengths or alike, used, strict=True)], sizes)
-        self.vectors = Vectors(
-            jnp.asarray(signs * each, jnp.float32),
-            jnp.asarray(places, jnp.uint32),
-            jnp.asarray(order, jnp.int32),
-            jnp.asarray(1.0 - 2.0 * generator.integers(0, 2, count), jnp.float32),
-        )
+        own = 1.0 - 2.0 * generator.integers(0, 2, count)
+        typed = (signs * each, jnp.float32), (places, jnp.uint32), (order, jnp.int32), (own, jnp.float32)
+        self.vectors = Vectors(*(jnp.asarray(values, kind) for values, kind in typed))
 
     def update(self, vectors: Vectors, user: jax.Array) -> Params:
         """Return what a user sends, before it is bounded. (`vectors` are these directions' own, as arguments of a compiled program.)"""

@@ -64,16 +64,9 @@ def audited(scores: np.ndarray, mu: np.ndarray, included: np.ndarray) -> Audit:
     by_curve = [_least_times_at(threshold, scores, mu, included) for threshold in THRESHOLDS]
     # People who happen to pull a user's way add to the spread of scores, and would still be there without noise.
     people = max(0.0, spread**2 - 1)
-    return Audit(
-        included=int(included.sum()),
-        left_out=int((~included).sum()),
-        mu=float(mu.max()),
-        times=max(0.0, signal / spread),
-        times_at_least=max(by_means, *by_curve),
-        signal=signal,
-        spread=spread,
-        caught=tuple(least_caught(power, freedom, min(signal, 1.0), people, likely) for likely in LIKELY),
-    )
+    caught = tuple(least_caught(power, freedom, min(signal, 1.0), people, likely) for likely in LIKELY)
+    times, at_least = max(0.0, signal / spread), max(by_means, *by_curve)
+    return Audit(int(included.sum()), int((~included).sum()), float(mu.max()), times, at_least, signal, spread, caught)
 
 
 def _least_times(statistic: float, freedom: int, power: float) -> float:

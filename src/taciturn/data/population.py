@@ -162,15 +162,10 @@ class PopulationWriter:
         digest = hmac.new(self.salt, b"".join(parts), hashlib.sha256)
         units = [(split, index, unit) for split in written for index, unit in enumerate(("users", "tokens"))]
         sums = {f"{split}_{unit}": sum(shard[index] for shard in written[split]["shards"]) for split, index, unit in units}
-        manifest = {
-            "format": FORMAT,
-            "id": digest.hexdigest()[:16],
-            "text": self.text.name,
-            "salt": hashed_id(self.salt, ""),  # by which a lost salt is noticed
-            "about": about,
-            "vocabulary": {"size": len(self.vocabulary), **self.vocabulary.about},
-            COUNTS: {"note": "measured on users' text; do not publish", **sums, **counts, **written},
-        }
+        manifest = {"format": FORMAT, "id": digest.hexdigest()[:16], "text": self.text.name, "about": about}
+        manifest["salt"] = hashed_id(self.salt, "")  # by which a lost salt is noticed
+        manifest["vocabulary"] = {"size": len(self.vocabulary), **self.vocabulary.about}
+        manifest[COUNTS] = {"note": "measured on users' text; do not publish", **sums, **counts, **written}
         with locked(self.folder / "private" / MANIFEST_LOCK):
             ledger = named_ledger(self.folder)
             _save_manifest(self.folder, manifest | ({"ledger": ledger._asdict()} if ledger else {}))

@@ -99,12 +99,8 @@ class Account:
         self._append({"kind": "resume", "run": terms.name, "fresh": self._fresh()})
 
     def _costs(self) -> Row:
-        return {
-            "lineage": [event_to_json(event) for event in self.terms.lineage],
-            "release": event_to_json(self.release),
-            "distance": self.terms.distance,
-            "lineage_distance": self.terms.lineage_distance,
-        }
+        costs = {"lineage": [event_to_json(event) for event in self.terms.lineage], "release": event_to_json(self.release)}
+        return {**costs, "distance": self.terms.distance, "lineage_distance": self.terms.lineage_distance}
 
     @property
     def head(self) -> str:

@@ -14,6 +14,7 @@ round is the same, whatever schedules, adaptive clip norms and restarts do.
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -112,18 +113,11 @@ def mechanism(bound: Bound, estimator: Estimator, noise: Noise, most_reports: in
     def event(participation: Participation) -> DpEvent:
         return participation.event(noise.multiplier, noise.strategy) if is_private else NonPrivateDpEvent()
 
-    return Mechanism(
-        init=init,
-        public=lambda state: bound.public(state.round),
-        bound=lambda public, update, weight, key: clipping.encode(bound, public, update, weight, key),
-        release=release,
-        follow=follow,
-        event=event,
-        distance=lambda size, rows: _distance(noise, [(size, grid(size))], rows) if is_private else 0.0,
-        most_reports=most_reports,
-        correlated=correlated,
-        modulus=bound.modulus,
-    )
+    def distance(size: int, rows: int) -> float:
+        return _distance(noise, [(size, grid(size))], rows) if is_private else 0.0
+
+    on_device = (lambda state: bound.public(state.round)), partial(clipping.encode, bound)
+    return Mechanism(init, *on_device, release, follow, event, distance, most_reports, correlated, bound.modulus)
 
 
 class AdaptiveState(NamedTuple):
@@ -199,17 +193,10 @@ def adaptive_mechanism(clip: AdaptiveClip, report_goal: float, noise: Noise, mos
         counted = "each round also releases how many updates were within the clip norm, at no further cost (z_Δ > z)"
         return dataclasses.replace(cost, claim=f"{cost.claim}; {counted}")
 
-    return Mechanism(
-        init=init,
-        public=lambda state: state.norms,
-        bound=bound,
-        release=release,
-        follow=follow,
-        event=event,
-        distance=lambda size, rows: _distance(noise, [(size, updating(size)), (1, counting)], rows),
-        most_reports=most_reports,
-        correlated=True,
-    )
+    def distance(size: int, rows: int) -> float:
+        return _distance(noise, [(size, updating(size)), (1, counting)], rows)
+
+    return Mechanism(init, lambda state: state.norms, bound, release, follow, event, distance, most_reports, correlated=True)
 
 
 def _flat(sums: PyTree) -> tuple[Wide, Callable[[jax.Array], Estimate]]:

@@ -121,10 +121,8 @@ class MinSeparation:
         counts = _counts(self.rounds, strategy)
         squares = [strategy.sensitivity_squared(n, self.min_separation, self.max_participations) for n in counts]
         rising = itertools.accumulate(squares, max)  # as it must, but for rounding
-        claim = (
-            f"noise: {strategy.name}; at least {self.min_separation} rounds between two participations of a user, at most "
-            f"{self.max_participations} participations"
-        )
+        turns = f"at least {self.min_separation} rounds between two participations of a user"
+        claim = f"noise: {strategy.name}; {turns}, at most {self.max_participations} participations"
         costs = (GaussianDpEvent(noise_multiplier / math.sqrt(square)) for square in rising)
         return CorrelatedDpEvent(tuple(zip(counts, costs, strict=True)), claim)
 

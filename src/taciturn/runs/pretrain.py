@@ -172,7 +172,5 @@ def _stopped(epochs: tuple[Epoch, ...], schedule: Schedule) -> str | None:
     best, last = _best(epochs), epochs[-1]
     if last.epoch - best.epoch < schedule.patience:
         return None
-    return (
-        f"after {last.epoch} of {schedule.epochs} epochs: the loss on held-out text was {best.loss:.3f} after epoch {best.epoch}, and is "
-        f"{last.loss:.3f} now"
-    )
+    rose = f"was {best.loss:.3f} after epoch {best.epoch}, and is {last.loss:.3f} now"
+    return f"after {last.epoch} of {schedule.epochs} epochs: the loss on held-out text {rose}"

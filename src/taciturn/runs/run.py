@@ -144,16 +144,9 @@ class Run:
         before = self.warm_start.card.public_sources if self.warm_start else ()
         rehearsed = (self.general.source,) if self.general else ()
         sources = (*before, *rehearsed, *(one.source for one in self.observers))
-        return ModelCard(
-            architecture=self.recipe.model.model_dump(mode="json", exclude={"warm_start"}),
-            vocabulary=self.vocabulary.words,
-            text=self.vocabulary.about,
-            run=self.account.terms.name,
-            ledger_head=ledger_head,
-            round=round,
-            public_sources=tuple(dict.fromkeys(sources)),  # each is named once
-            sentences=self.recipe.data.layout == "sentences",
-        )
+        model = self.recipe.model.model_dump(mode="json", exclude={"warm_start"}), self.vocabulary.words, self.vocabulary.about
+        once, sentences = tuple(dict.fromkeys(sources)), self.recipe.data.layout == "sentences"
+        return ModelCard(*model, self.account.terms.name, ledger_head, round, public_sources=once, sentences=sentences)
 
 
 def unit_of(population: Population, person: str = "one user") -> str:
