@@ -16,7 +16,7 @@ import json
 import operator
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -24,9 +24,8 @@ from threading import Lock
 import jax
 import numpy as np
 
-from taciturn import randomness
+from taciturn import randomness, trees
 from taciturn.core import Algorithm, Estimate, FailedRound, Fleet, Key, MechanismState, Message, Params, Program, Report, UserData, UserIds
-from taciturn.fleets.in_memory import UsersInMemory
 from taciturn.privacy import sampler
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget, event_to_json
@@ -227,6 +226,30 @@ class Curator:
 
     def _noise_key(self, drawn: str, round: int) -> np.ndarray:
         return key_words(randomness.derive(self._root, f"noise {drawn}", round))
+
+
+class UsersInMemory:
+    """The plainest fleet: each report is computed alone, by one program of one shape, so that none depends on another."""
+
+    everyone_reports = True
+
+    def __init__(self, users: Sequence[UserData]) -> None:
+        shapes = [[(np.shape(leaf), np.asarray(leaf).dtype) for leaf in jax.tree.leaves(user)] for user in users]
+        if not users or any(shape != shapes[0] for shape in shapes) or any(np.ndim(user.weight) for user in users):
+            # Sums broadcast: a smaller report would be added repeatedly, past its clip norm.
+            raise ValueError("there is at least one user, all users' arrays have one shape and type, and a weight is one number")
+        self._users, self._compiled = users, lru_cache(maxsize=1)(jax.jit)
+
+    def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
+        return eligible(np.arange(len(self._users)))
+
+    def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
+        report = self._compiled(program)
+        total = trees.zeros_like(jax.eval_shape(program, message, self._users[0], key))
+        for user in cohort:
+            own_key = jax.random.fold_in(key, np.uint32(user))
+            total = trees.add(total, report(message, self._users[user], own_key))
+        return total
 
 
 @lru_cache(maxsize=8)  # so that runs of one algorithm in one process are compiled once
