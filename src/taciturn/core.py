@@ -213,10 +213,9 @@ class FleetWithStats(Fleet, Protocol):
 class LanguageModel(NamedTuple):
     """A model of the next word, in two halves, so that the large second half may be treated in its own way.
 
-    The logits of the word after position t are `contexts[..., t, :] @ words.T + bias`. Words are the rows of the leaf
-    `word_embedding`, scaled to length 1 with `unit_norm`; the bias is the leaf `word_bias`. Of the leaf `embedding` a model uses the
-    rows of its tokens and nothing else.
-    """
+    The logits of the word after position t are `contexts[..., t, :] @ words.T + bias`. Words are the rows of the leaf `word_embedding`,
+    scaled to length 1 with `unit_norm`; the bias is the leaf `word_bias`. Of the leaf `embedding` a model uses the rows of its tokens and
+    nothing else."""
 
     init: Callable[[Key], Params]
     contexts: Callable[[Params, jax.Array, Key | None], jax.Array]  # int [batch, length] → [batch, length, width]

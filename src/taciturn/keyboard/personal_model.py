@@ -66,10 +66,8 @@ class Personal(NamedTuple):
 def personalise(
     model: Path, text: Path, out: Path, learning: Learning = Learning(), delete_text: bool = False, progress: Progress = unwatched
 ) -> Personal:
-    """Train a model on all but the last messages of a text, and keep it in the new folder `out` if it predicts those better.
-
-    Any failure leaves no folder, and keeps the text: it is deleted last, and only on request.
-    """
+    """Train a model on all but the last messages of a text, and keep it in the new folder `out` if it predicts those better. Any failure
+    leaves no folder, and keeps the text: it is deleted last, and only on request."""
     check_new_folder(out, NOT_NEW)
     loaded = load_word_model(model)
     card, vocabulary, general = loaded.card, loaded.vocabulary, learning.general

@@ -139,10 +139,8 @@ class Account:
             raise BudgetExhausted(f"{budget} allows {self.allowed} releases; all are spent")
 
     def charge(self, round: int, record: str, log: str = "") -> None:
-        """Record one release. The row is on disk when this returns; only then may anything be released.
-
-        `record` is the keyed checksum of the release, `log` the participation log's mark of who took part: both tell others nothing.
-        """
+        """Record one release. The row is on disk when this returns; only then may anything be released. `record` is the keyed checksum of
+        the release, `log` the participation log's mark of who took part: both tell others nothing."""
         self.check_budget()
         if round != len(self.charges):
             raise LedgerError(f"round {round} of run {self.terms.name!r} is not the next to be charged")

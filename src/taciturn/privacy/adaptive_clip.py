@@ -46,10 +46,8 @@ class AdaptiveClip:
         return Norms(jnp.float32(self.start), jnp.float32(self.start))
 
     def followed(self, norms: Norms, share: jax.Array) -> Norms:
-        """Return Cᵗ⁺¹ = Cᵗ · exp(−η_γ (b̃ᵗ − γ)), where b̃ᵗ is the noised share of this round.
-
-        Departs from the paper, which writes C⁰ · exp(−η_γ (Σ b̃ − tγ)) where t + 1 shares are summed, one γ short (docs/errata.md).
-        """
+        """Return Cᵗ⁺¹ = Cᵗ · exp(−η_γ (b̃ᵗ − γ)), where b̃ᵗ is the noised share of this round. Departs from the paper, which writes C⁰ ·
+        exp(−η_γ (Σ b̃ − tγ)) where t + 1 shares are summed, one γ short (docs/errata.md)."""
         moved = norms.estimate * jnp.exp(-self.learning_rate * (share - self.target_quantile))
         return norms._replace(estimate=jnp.clip(moved, LEAST_NORM, LARGEST_NORM))
 

@@ -149,10 +149,8 @@ class ChainedFile:
                 raise LedgerError(f"{self.path} is retired, as the one at {row['by']} replaced it. Name that one.")
 
     def _mend(self, file: BinaryIO, tail: bytes) -> None:
-        """Repair an incomplete last line: a process died while writing it, before it could release anything.
-
-        A row that verifies is kept (better one charge too many). One that does not is removed, and a row records that.
-        """
+        """Repair an incomplete last line: a process died while writing it, before it could release anything. A row that verifies is kept
+        (better one charge too many). One that does not is removed, and a row records that."""
         try:
             self._take(tail)
         except LedgerError:

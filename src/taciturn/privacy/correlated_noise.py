@@ -116,10 +116,9 @@ def _times(number: Wide, coefficient: int) -> Wide:
 def tree(multiplier: float, *lengths: int, honaker: bool = True) -> Noise:
     """Aggregate in a tree: the sum of t rounds has the noise of the nodes that cover them, one for each 1 in t as a binary number.
 
-    With Honaker's reduction a node's noise is the best guess from its own and from those of all nodes below it. The state is one number
-    of 64 bits for each parameter and level. A tree that is restarted is completed first: in the last row of its segment the nodes that
-    cover it are replaced by the root of a tree whose other rows are empty, so that less noise stays in the sum.
-    """
+    With Honaker's reduction a node's noise is the best guess from its own and from those of all nodes below it. The state is one number of
+    64 bits for each parameter and level. A tree that is restarted is completed first: in the last row of its segment the nodes that cover
+    it are replaced by the root of a tree whose other rows are empty, so that less noise stays in the sum."""
     strategy = sensitivity.tree(*lengths, honaker=honaker)
     levels = max(lengths).bit_length()
     own = jnp.asarray(_fixed(sensitivity.tree_weights(levels).tolist() if honaker else [1.0] * levels), jnp.uint32)

@@ -41,11 +41,9 @@ def fixed_denominator(expected_weight: float) -> Estimator:
 
 
 def clipped_denominator(least_weight: float) -> Estimator:
-    """Estimate f̃_c = Σ w_k Δ_k / max(qW_min, Σ w_k), rounded down to a step.
-
-    The true Σ w_k is a secret, and a noised sum divided by it would lie on a lattice that reveals it. So the ratio is taken first, in
-    integers, on a lattice that does not depend on it, and noised then; rounding moves each coordinate by up to a step more.
-    """
+    """Estimate f̃_c = Σ w_k Δ_k / max(qW_min, Σ w_k), rounded down to a step. The true Σ w_k is a secret, and a noised sum divided by it
+    would lie on a lattice that reveals it. So the ratio is taken first, in integers, on a lattice that does not depend on it, and noised
+    then; rounding moves each coordinate by up to a step more."""
     _check(least_weight)
     least = math.floor(least_weight * STEPS)
     if not 1 <= least < 2**31:

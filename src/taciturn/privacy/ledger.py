@@ -146,10 +146,8 @@ class Ledger(ChainedFile):
         return opened.get("distance", 0.0) + opened.get("lineage_distance", 0.0)
 
     def totals(self, delta: float) -> list[tuple[str, float, float]]:
-        """Return (adjacency, ε, ρ) for each adjacency, of all runs that state it together.
-
-        Several are composed in RDP: later runs are chosen after seeing earlier ones, and RDP stays valid then.
-        """
+        """Return (adjacency, ε, ρ) for each adjacency, of all runs that state it together. Several are composed in RDP: later runs are
+        chosen after seeing earlier ones, and RDP stays valid then."""
         adjacencies = {run: self.run_rows(run)[0]["adjacency"] for run, _ in self._spent()}
         groups = {
             # What was released without privacy counts under every adjacency.

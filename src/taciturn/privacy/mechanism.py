@@ -127,11 +127,9 @@ class AdaptiveState(NamedTuple):
 
 
 def adaptive_mechanism(clip: AdaptiveClip, report_goal: float, noise: Noise, most_reports: int) -> Mechanism:
-    """Build one whose clip norm follows a quantile: the count of bits and the updates are one vector, noised by one strategy.
-
-    Each row is noised for the clip norm of its own reports: in steps, which are a share of that clip norm, all rows are one mechanism with
-    reports of the same norm. So the count is on a grid as fine as that of the updates.
-    """
+    """Build one whose clip norm follows a quantile: the count of bits and the updates are one vector, noised by one strategy. Each row is
+    noised for the clip norm of its own reports: in steps, which are a share of that clip norm, all rows are one mechanism with reports of
+    the same norm. So the count is on a grid as fine as that of the updates."""
     if noise.multiplier <= 0 or noise.strategy.name == "independent":
         raise ValueError("adaptive clipping changes the clip norm where correlated noise restarts, and needs such noise")
     if not 0 < most_reports <= clipping.MOST_REPORTS:

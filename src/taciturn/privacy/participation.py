@@ -47,11 +47,9 @@ class WrongNumberOfUsers(TaciturnError):
 
 @dataclass(frozen=True)
 class FixedSize:
-    """Exactly `size` users, uniformly without replacement, from a population of at least `users`.
-
-    Departs from Ramaswamy et al. 2020, Table 5: a fixed-size round that loses one user gains another, so the sum moves by up to
-    2S, not S. The cost is stated for 2S, that is for half the noise multiplier.
-    """
+    """Exactly `size` users, uniformly without replacement, from a population of at least `users`. Departs from Ramaswamy et al. 2020, Table
+    5: a fixed-size round that loses one user gains another, so the sum moves by up to 2S, not S. The cost is stated for 2S, that is for
+    half the noise multiplier."""
 
     size: int
     users: int
@@ -85,10 +83,8 @@ def _check_independent(strategy: Strategy) -> None:
 @dataclass(frozen=True)
 class MinSeparation:
     """Any user may take part, but not again within `min_separation` rounds, and at most `max_participations` times (Xu et al. 2023, §2.2).
-    Nothing is claimed about how a cohort is chosen; the curator checks every one against its log before it is summed.
-
-    Neighbours differ in one user's reports, which are zero in one of them (Kairouz et al. 2021, Definition 1.1).
-    """
+    Nothing is claimed about how a cohort is chosen; the curator checks every one against its log before it is summed. Neighbours differ in
+    one user's reports, which are zero in one of them (Kairouz et al. 2021, Definition 1.1)."""
 
     size: int  # m, the report goal
     min_separation: int  # MinS: rounds strictly between two participations of a user

@@ -50,10 +50,9 @@ class Recipe(Section):
     def fingerprint(self) -> str:
         """Return a digest of everything that shapes the run; where its files are does not.
 
-        Only what differs from the defaults is hashed: a setting that is added later, with a default that keeps the old behaviour,
-        changes no fingerprint, so that unfinished runs can be resumed and devices of different versions agree. Therefore a default,
-        or the meaning of an omitted setting (a δ, a noise, a clip norm), may only be changed together with SCHEMA.
-        """
+        Only what differs from the defaults is hashed: a setting that is added later, with a default that keeps the old behaviour, changes
+        no fingerprint, so that unfinished runs can be resumed and devices of different versions agree. Therefore a default, or the meaning
+        of an omitted setting (a δ, a noise, a clip norm), may only be changed together with SCHEMA."""
         settings = self.model_dump(mode="json", exclude_defaults=True, exclude=NAMES_OF_FILES)
         content = {name: value for name, value in settings.items() if value != {}}  # sections of file paths only
         content |= {"schema": SCHEMA, "canaries_planted": self.canaries.text is not None}

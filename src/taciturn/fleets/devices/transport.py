@@ -45,10 +45,9 @@ class Link(Protocol):
     def ask(
         self, kind: str, contents: Mapping[int, bytes], seconds: float, progress: Progress = unwatched, shared: bytes = b""
     ) -> dict[int, bytes]:
-        """Send each device its content, wait until all have answered or `seconds` have passed, and return the answers.
-
-        `shared` follows each content, and travels as one file for all. A device that failed, is gone or late is not in the
-        answers; late ones are discarded for good. One call at a time."""
+        """Send each device its content, wait until all have answered or `seconds` have passed, and return the answers. `shared` follows
+        each content, and travels as one file for all. A device that failed, is gone or late is not in the answers; late ones are discarded
+        for good. One call at a time."""
         ...
 
 

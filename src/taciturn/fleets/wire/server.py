@@ -109,9 +109,8 @@ class WireServer:
 
 @contextmanager
 def wire_server(folder: Path, host: str, port: int, number_of: NumberOf, insecure: bool = False) -> Iterator[WireServer]:
-    """Let devices connect to `host:port` (0: a free one), in this process.
-
-    Without TLS (`insecure`), on this machine only; devices need an enrolled key even then."""
+    """Let devices connect to `host:port` (0: a free one), in this process. Without TLS (`insecure`), on this machine only; devices need an
+    enrolled key even then."""
     store = MemoryStore()
     with shared_server(folder, store) as server, front_end(folder, host, port, store, number_of, insecure) as opened:
         server.address, server.front_end = opened.address, opened
