@@ -243,14 +243,8 @@ class WordModel(Protocol):
     @property
     def vocabulary(self) -> int: ...
 
-    def start(self) -> Any:
-        """Return the state at the beginning of a message."""
-        ...
+    def start(self) -> Any: ...  # the state at the beginning of a message
 
-    def read(self, state: Any, word: int) -> Any:
-        """Return the state after one more word; END begins a new message."""
-        ...
+    def read(self, state: Any, word: int) -> Any: ...  # the state after one more word; END begins a new message
 
-    def scores(self, state: Any) -> np.ndarray:
-        """Return the log-probability of each word to come next, float32 [vocabulary]."""
-        ...
+    def scores(self, state: Any) -> np.ndarray: ...  # the log-probability of each word to come next, float32 [vocabulary]

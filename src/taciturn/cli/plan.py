@@ -48,10 +48,9 @@ def plan(
             raise planning.PlanError("give --min-separation or --timer-hours, not both")
         with stages() as show:
             came = planning.simulated_timer(population, rounds, report_goal, timer_hours, partial(show, "simulating"))
-        console.print(
-            f"A timer of {timer_hours:g} hours, on a simulated fleet that charges at night: {rounds:,} rounds in {came.hours / 24:.1f} "
-            f"days, at least {came.min_separation} rounds between two turns of a device, at most {came.max_participations} turns."
-        )
+        turns = f"at least {came.min_separation} rounds between two turns of a device, at most {came.max_participations} turns"
+        took = f"{rounds:,} rounds in {came.hours / 24:.1f} days"
+        console.print(f"A timer of {timer_hours:g} hours, on a simulated fleet that charges at night: {took}, {turns}.")
         min_separation = came.min_separation
     chosen = planning.MECHANISMS if mechanism == "all" else (mechanism,)
     noise, turns = (delta, noise_multiplier, epsilon, rho), (min_separation, max_participations)
@@ -75,11 +74,10 @@ def _claim(question: "Question") -> dict[str, float]:
 
 def _print_answers(question: "Question", answers: "list[Answer]") -> None:
     population, goal, rounds = question.population, question.report_goal, question.rounds
-    console.print(
-        f"{population:,} users, {goal:,} a round, {rounds:,} rounds: {rounds * goal:,} user updates. "
-        f"{question.possible_separation} rounds of rest are possible; the claim is {question.separation}, and at most "
-        f"{question.participations} participations. δ = {delta_text(question.at_delta)}"
-    )
+    updates = f"{population:,} users, {goal:,} a round, {rounds:,} rounds: {rounds * goal:,} user updates"
+    claim = f"the claim is {question.separation}, and at most {question.participations} participations"
+    rest = f"{question.possible_separation} rounds of rest are possible; {claim}"
+    console.print(f"{updates}. {rest}. δ = {delta_text(question.at_delta)}")
     base = next((one.error for one in answers if one.mechanism == "independent"), None)
     rows = []
     for one in answers:

@@ -19,7 +19,7 @@ from taciturn.privacy.accounting import claim_of, composed, epsilon, event_from_
 from taciturn.privacy.anchor import Anchor, AnchorUnreachable
 from taciturn.privacy.chain import ChainedFile, LedgerError, Row
 from taciturn.privacy.conversions import with_distance
-from taciturn.privacy.figures import delta_text, epsilon_text
+from taciturn.privacy.figures import pair_text
 from taciturn.privacy.groups import group_epsilon
 from taciturn.privacy.population_budget import PopulationBudget, epsilon_of_all
 
@@ -189,8 +189,8 @@ class Ledger(ChainedFile):
         def check(rows: list[Row]) -> None:
             known = self.budget
             if known and (budget.epsilon > known.epsilon or budget.delta > known.delta):
-                promised = f"ε = {epsilon_text(known.epsilon)} at δ = {delta_text(known.delta)} in all"
-                raise LedgerError(f"these people were promised {promised}: a budget is only ever lowered")
+                promised = pair_text(known.epsilon, known.delta)
+                raise LedgerError(f"these people were promised {promised} in all: a budget is only ever lowered")
             self.check_room([], 0.0, budget)
 
         self.append({"kind": "budget", "epsilon": budget.epsilon, "delta": budget.delta}, check)
@@ -205,8 +205,7 @@ class Ledger(ChainedFile):
         distances = distance + sum(self._own_distance(run) for run, own in counted if own)
         if budget.allows(costs, distances):
             return
-        limit = f"ε = {epsilon_text(budget.epsilon)} at δ = {delta_text(budget.delta)}"
-        within = f"the budget of these people, {limit} for all runs together"
+        within = f"the budget of these people, {pair_text(budget.epsilon, budget.delta)} for all runs together"
         if any(isinstance(one, NonPrivateDpEvent) for one in cost):
             raise LedgerError(f"a run without privacy (ε = ∞) does not start under {within}")
         if any(isinstance(one, NonPrivateDpEvent) for one in costs):
