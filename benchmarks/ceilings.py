@@ -38,9 +38,8 @@ def main() -> None:
         print(f"BLT noise {1e3 * blt_release(params):.2f} ms, ε of 5,000 rounds {1e3 * accounting():.0f} ms")
         print(f"evaluation {evaluation(users, params):,.0f} tokens/s")
     print(f"copies {copy_rate() / 1e9:,.0f} GB/s, products {products / 1e9:,.0f} GFLOP/s")
-    print(
-        f"the paper round, {speed.users_per_s:,.1f} users/s, takes {speed.users_per_s * operations(trained) / products:.0%} of the products"
-    )
+    rate, share = speed["users_per_s"], speed["users_per_s"] * operations(trained) / products
+    print(f"the paper round, {rate:,.1f} users/s, takes {share:.0%} of the products")
 
 
 def operations(params: Params) -> float:

@@ -34,10 +34,7 @@ def measure(case: dict) -> dict:
     return {
         **case,
         "parameters": trees.size(params),
-        "users_per_s": round(speed.users_per_s, 2),
-        "round_s": round(speed.round_s, 2),
-        "privacy_share": round(speed.privacy_share, 3),
-        "peak_gib": round(speed.peak_gib, 2),
+        **{name: round(speed[name], 3) for name in ("users_per_s", "round_s", "privacy_share", "peak_gib")},
     }
 
 

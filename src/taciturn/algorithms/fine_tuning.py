@@ -49,12 +49,10 @@ def unforgetting_update(model: LanguageModel, local: LocalTraining, user_share: 
     return user_update
 
 
-def soft_label_loss(
-    model: LanguageModel, general: Params, user_share: float, params: Params, tokens: jax.Array, key: Key | None
-) -> jax.Array:
+def soft_label_loss(model: LanguageModel, general: Params, own: float, params: Params, tokens: jax.Array, key: Key | None) -> jax.Array:
     """Return the loss (1) with y*_w = λ·1{w is what was written} + (1 − λ)·p(w | θ_g), formula (2)."""
     expected = jax.lax.stop_gradient(jax.nn.softmax(losses.logits(model, general, tokens[:, :-1])))
-    labels = user_share * jax.nn.one_hot(tokens[:, 1:], expected.shape[-1]) + (1 - user_share) * expected
+    labels = own * jax.nn.one_hot(tokens[:, 1:], expected.shape[-1]) + (1 - own) * expected
     return cross_entropy_with(labels, model, params, tokens, key)
 
 

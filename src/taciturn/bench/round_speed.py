@@ -8,8 +8,8 @@ compiles. benchmarks/ceilings.py measures what the machine could do at most, and
 import resource
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,31 +25,12 @@ from taciturn.runs.speed import best_time, round_seconds
 WORDS, TOKENS = 10_000, 1600
 HELD_OUT = 8
 Turns = dict[str, list[float]]  # users/s of the paper round in each turn, by name
-
-
-@dataclass(frozen=True)
-class RoundSpeed:
-    users_per_s: float
-    tokens_per_s: float
-    round_s: float
-    privacy_share: float  # of the round: what clipping, integers, noise, record and charge cost
-    peak_gib: float
-
-
-@dataclass(frozen=True)
-class Speeds:
-    users_per_s: float  # of the paper round
-    paper_round: RoundSpeed
-    gboard_round: RoundSpeed
-    users: int
-    precision: str
-    device: str
-    in_turns: Turns = field(default_factory=dict)  # with others, users/s of each turn
+Round = dict[str, float]  # of a round: users, tokens and GiB; `privacy_share` is what clipping, integers, noise, record and charge cost
 
 
 def measure(
     users: int, rounds: int, precision: str, progress: Callable[[str], None], compare: Callable[[Callable[[], float]], Turns] | None = None
-) -> Speeds:
+) -> dict[str, Any]:
     """Measure both rounds. `compare` gets a function that measures our paper round in users/s, to take turns with others'."""
     with tempfile.TemporaryDirectory() as folder:
         progress(f"{users} users of {TOKENS} random words")
@@ -61,7 +42,8 @@ def measure(
         turns = compare(lambda: users / round_seconds(recipe, fleet, params, WORDS, rounds)) if compare else {}
         progress("Gboard's round: CIFG 2.4M")
         gboard, _ = round_speed(population, paper_recipe(population, users, "cifg", precision), rounds)
-        return Speeds(paper.users_per_s, paper, gboard, users, precision, jax.devices()[0].device_kind, turns)
+        about = {"users": users, "precision": precision, "device": jax.devices()[0].device_kind, "in_turns": turns}
+        return {"users_per_s": paper["users_per_s"], "paper_round": paper, "gboard_round": gboard, **about}
 
 
 def random_users(folder: Path, users: int) -> Population:
@@ -85,7 +67,7 @@ def paper_recipe(population: Population, users: int, model: str, precision: str)
     return Recipe(**content)
 
 
-def round_speed(population: Population, recipe: Recipe, times: int) -> tuple[RoundSpeed, Params]:
+def round_speed(population: Population, recipe: Recipe, times: int) -> tuple[Round, Params]:
     """Time a whole round, from selection to release, and the same work without any privacy."""
     algorithm, users, key = build.algorithm(recipe, WORDS), len(population), jax.random.key(0)
     params = build.language_model(recipe.model, WORDS).init(key)
@@ -99,4 +81,5 @@ def round_speed(population: Population, recipe: Recipe, times: int) -> tuple[Rou
     plain = best_time(lambda: fleet.sum_reports(unbounded, message, np.arange(users), key), times)
     stats = jax.devices()[0].memory_stats() or {}
     peak = stats.get("peak_bytes_in_use", 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) / 2**30
-    return RoundSpeed(users / whole, users / whole * TOKENS, whole, 1 - plain / whole, peak), params
+    rates = {"users_per_s": users / whole, "tokens_per_s": users * TOKENS / whole, "round_s": whole}
+    return rates | {"privacy_share": 1 - plain / whole, "peak_gib": peak}, params

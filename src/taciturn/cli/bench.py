@@ -1,7 +1,6 @@
 """`taciturn bench` and `doctor`: how fast this machine trains, whether it can, and what is missing for what."""
 
 import runpy
-from dataclasses import asdict
 from datetime import date
 from functools import partial
 from itertools import count
@@ -48,25 +47,26 @@ def bench(
         raise TaciturnError("--write needs a comparison to write: name a framework, for example --against torch,pfl,fedjax")
     program = _program_of_turns() if others else {}
     usual_users, usual_precision = (20, "float32") if jax.devices()[0].platform == "cpu" else (1000, "mixed")
+    used, device = precision or usual_precision, jax.devices()[0].device_kind
     seen, parts = count(), 3 + (program["TURNS"] * (1 + len(others)) if others else 0)
     with bar("benchmark", "parts") as show:
         asked, progress = users or usual_users, lambda name: show(next(seen), parts, name)
         given = {"peers": others, "folder": peers, "users": min(asked, MOST_OF_OTHERS), "rounds": rounds, "progress": progress}
         compare = partial(program["in_turns"], **given) if others else None
-        speeds = measure(asked, rounds, precision or usual_precision, progress, compare)
+        speeds = measure(asked, rounds, used, progress, compare)
         show(parts, parts, "")
     if write:
-        title = f"{speeds.device}, {date.today()}, {speeds.users:,} users a round ({speeds.precision}); the best of {rounds} in each turn"
-        program["write_table"](speeds.in_turns, title, "cpu" if usual_users == 20 else speeds.device)
-    rounds_of = ("LSTM 1.35M", speeds.paper_round), ("CIFG 2.4M", speeds.gboard_round)
-    rows = [(name, *(spec.format(getattr(one, column)) for column, spec in SHOWN.items())) for name, one in rounds_of]
-    title = f"{speeds.device}, {speeds.users:,} users a round, {speeds.precision}"
-    print_table(("", "users/s", "tokens/s", "round", "privacy", "memory"), rows, title)
+        title = f"{device}, {date.today()}, {asked:,} users a round ({used}); the best of {rounds} in each turn"
+        program["write_table"](speeds["in_turns"], title, "cpu" if usual_users == 20 else device)
+    measured = ("LSTM 1.35M", speeds["paper_round"]), ("CIFG 2.4M", speeds["gboard_round"])
+    rows = [(name, *(spec.format(one[column]) for column, spec in SHOWN.items())) for name, one in measured]
+    columns = "", "users/s", "tokens/s", "round", "privacy", "memory"
+    print_table(columns, rows, f"{device}, {asked:,} users a round, {used}")
     console.print("LSTM 1.35M is the paper round. privacy: its share of a round.")
     if others:
-        rows = [(name, *(f"{one:,.1f}" for one in each), ratio) for name, each, ratio in program["compared"](speeds.in_turns)]
+        rows = [(name, *(f"{one:,.1f}" for one in each), ratio) for name, each, ratio in program["compared"](speeds["in_turns"])]
         print_table(("users/s of the paper round, turn by turn", *map(str, range(1, program["TURNS"] + 1)), "ours is"), rows)
-    return asdict(speeds)
+    return speeds
 
 
 def _program_of_turns() -> dict[str, Any]:

@@ -211,8 +211,7 @@ def _show_public(folder: Path) -> dict[str, Any]:
     documents, words = corpus.documents, corpus.vocabulary
     unknown = sum(int(np.count_nonzero(shard.tokens == UNKNOWN)) for shard in documents.shards)
     sizes = f"{len(documents):,} documents, {documents.tokens:,} tokens, {unknown / documents.tokens:.1%} unknown"
-    of_words = f"{len(words):,} {words.unit}s ({words.source})"
-    say(f"{folder}: public text, {sizes}; {of_words}\nSource: {corpus.source}", markup=False)
+    say(f"{folder}: public text, {sizes}; {len(words):,} {words.unit}s ({words.source})\nSource: {corpus.source}", markup=False)
     for index in range(min(3, len(documents))):
         sample = (words.words[word] for word in documents[index][:30])
         joined = ("" if words.unit == "character" else " ").join(sample)

@@ -76,8 +76,7 @@ def _print_answers(question: "Question", answers: "list[Answer]") -> None:
     population, goal, rounds = question.population, question.report_goal, question.rounds
     updates = f"{population:,} users, {goal:,} a round, {rounds:,} rounds: {rounds * goal:,} user updates"
     claim = f"the claim is {question.separation}, and at most {question.participations} participations"
-    rest = f"{question.possible_separation} rounds of rest are possible; {claim}"
-    console.print(f"{updates}. {rest}. δ = {delta_text(question.at_delta)}")
+    console.print(f"{updates}. {question.possible_separation} rounds of rest are possible; {claim}. δ = {delta_text(question.at_delta)}")
     base = next((one.error for one in answers if one.mechanism == "independent"), None)
     rows = []
     for one in answers:

@@ -18,7 +18,7 @@ as sensitivity (docs/proofs.md).
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -179,26 +179,18 @@ def tree(multiplier: float, *lengths: int, honaker: bool = True) -> Noise:
     nexts = [*(ending(length) for length in lengths[:-1]), next]
     # Rows 1 to n complete fewer than 2n nodes, and completing a tree takes one for each level.
     spare = len(lengths) * levels
-    return _noise(multiplier, init, nexts, strategy, lambda rows: 2 * rows + spare, gain=2.0 * levels + 2.0)
+    return _noise(multiplier, init, nexts, strategy, draws=lambda rows: 2 * rows + spare, gain=2.0 * levels + 2.0)
 
 
 def _level(nodes: Wide, level: jax.Array | int) -> Wide:
     return Wide(nodes.high[level], nodes.low[level])
 
 
-def _noise(
-    multiplier: float,
-    init: Callable[[int], PyTree],
-    nexts: list[Next],
-    strategy: Strategy,
-    draws: Callable[[int], int] = lambda rows: rows,
-    gain: float = 1.0,
-    rounding: float = 0.0,
-) -> Noise:
-    """Join one `next` for each segment of the strategy; the state starts anew with each."""
+def _noise(multiplier: float, init: Callable[[int], PyTree], nexts: list[Next], strategy: Strategy, **width: Any) -> Noise:
+    """Join one `next` for each segment of the strategy; the state starts anew with each. `width` are the last fields of `Noise`."""
     check_multiplier(multiplier)
     if not strategy.restarts:
-        return Noise(multiplier, init, nexts[0], strategy, draws, gain, rounding)
+        return Noise(multiplier, init, nexts[0], strategy, **width)
     starts, distinct = np.array(strategy.restarts), list(dict.fromkeys(nexts))  # trees of a power of two rows are compiled once
     which = jnp.array([distinct.index(one) for one in nexts])
 
@@ -213,4 +205,4 @@ def _noise(
         residual, inner = jax.lax.switch(which[jnp.sum(row >= starts)], segments, inner)
         return residual, (row + 1, inner)
 
-    return Noise(multiplier, begin, next, strategy, draws, gain, rounding)
+    return Noise(multiplier, begin, next, strategy, **width)

@@ -114,17 +114,11 @@ class Curator:
         for leaf in jax.tree.leaves(list(users)):
             identity.update(np.asarray(leaf).tobytes())
         name = f"simulation-{len(book.runs()) + 1}"
-        terms = RunTerms(
-            name=name,
-            recipe=f"{name}, by an algorithm of one's own",  # so that no two runs of one seed share noise
-            population=identity.hexdigest()[:16],
-            adjacency=participation.adjacency,
-            randomness="operating system" if seed is None else "seeded simulation",
-            accountant="pld",
-            budget=Budget(delta, epsilon),
-            rounds=rounds,
-            distance=mechanism.distance(MOST_PARAMETERS, rounds + spare_rounds(rounds)),
-        )
+        recipe = f"{name}, by an algorithm of one's own"  # so that no two runs of one seed share noise
+        drawn = "operating system" if seed is None else "seeded simulation"
+        distance = mechanism.distance(MOST_PARAMETERS, rounds + spare_rounds(rounds))
+        of = name, recipe, identity.hexdigest()[:16], participation.adjacency, drawn
+        terms = RunTerms(*of, accountant="pld", budget=Budget(delta, epsilon), rounds=rounds, distance=distance)
         account = Account(book, terms, mechanism.event(participation))
         account.check_budget()
         secrets, log = (tempfile.TemporaryDirectory(prefix="taciturn-"), None)  # who took part, as long as the curator lives
