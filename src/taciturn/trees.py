@@ -7,7 +7,7 @@ True
 
 import math
 from collections.abc import Mapping
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -18,12 +18,7 @@ from taciturn.core import PyTree
 UNIT_ROUNDOFF = 2.0**-24  # float32
 
 
-def add(left: PyTree, right: PyTree) -> PyTree:
-    return jax.tree.map(jnp.add, left, right)
-
-
-def subtract(left: PyTree, right: PyTree) -> PyTree:
-    return jax.tree.map(jnp.subtract, left, right)
+add, subtract = partial(jax.tree.map, jnp.add), partial(jax.tree.map, jnp.subtract)  # of two trees
 
 
 def scale(tree: PyTree, factor: float | jax.Array) -> PyTree:

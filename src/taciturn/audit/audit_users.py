@@ -42,8 +42,6 @@ class AuditUsers:
 
     def __init__(self, recipe: Recipe, algorithm: Algorithm, params: Params, root: bytes) -> None:
         """Make those of a recipe whose noise is worked out. `params` may be any of the model's shape."""
-        if jax.process_count() > 1:
-            raise ValueError("[audit] is for runs on one host")
         self.count, self._rounds = recipe.audit.users, recipe.run.rounds
         self.most_at_once = min(self.count, AUDITED_AT_ONCE)
         self.source = f"random directions of {self.count} synthetic users, who audit the run"

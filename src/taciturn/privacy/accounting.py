@@ -23,16 +23,8 @@ from types import UnionType
 from typing import Any
 
 import numpy as np
-from dp_accounting import (
-    ComposedDpEvent,
-    DpEvent,
-    GaussianDpEvent,
-    NeighboringRelation,
-    NonPrivateDpEvent,
-    PoissonSampledDpEvent,
-    SampledWithoutReplacementDpEvent,
-    SelfComposedDpEvent,
-)
+from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NeighboringRelation, NonPrivateDpEvent
+from dp_accounting.dp_event import PoissonSampledDpEvent, SampledWithoutReplacementDpEvent, SelfComposedDpEvent
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 
 from taciturn.names import AccountantName

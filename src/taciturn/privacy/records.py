@@ -59,7 +59,7 @@ class Records:
             if not self._folder.exists():
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 sync_folder(self._folder.parent)
-            write_atomically(self._path(self._folder, row), [about, numbers], 0o600)
+            write_atomically(self._folder / f"release-{row}", [about, numbers], 0o600)
         return self._checksum(about, hashes)
 
     def read(self, row: int, checksum: str, like: Params) -> tuple[Release, str]:
@@ -93,15 +93,11 @@ class Records:
     def _content(self, row: int) -> Content | None:
         if self._folder is None:
             return self._in_memory.get(row)
-        path = self._path(self._folder, row)
+        path = self._folder / f"release-{row}"
         if not path.exists():
             return None
         about, end, numbers = path.read_bytes().partition(b"\n")
         return about + end, memoryview(numbers)
-
-    @staticmethod
-    def _path(folder: Path, row: int) -> Path:
-        return folder / f"release-{row}"
 
     def _checksum(self, about: bytes, hashes: Iterable[bytes]) -> str:
         return hmac.new(self._key, about + b"".join(hashes), "sha256").hexdigest()

@@ -7,6 +7,7 @@ averages over held-out people, who have no guarantee, and over no fewer of them 
 import math
 from collections.abc import Iterator, Sequence
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ from taciturn.runs.folder import RunError, recipe_of
 from taciturn.runs.report_page import Html, Span, chart, groups, page, section, table, tag, tile
 
 FILE_NAME = "report.html"
+_quiet = partial(tag, "p", class_="quiet")
 OUTSIDE = "Seen from outside"
 FREQUENT = 10  # of the words, sorted by frequency, one in this many is frequent; all others are rare
 COST = "Noise hides what few people share: people who gain less here pay more for privacy."
@@ -123,10 +125,6 @@ def groups_of(texts: Texts, vocabulary: Vocabulary) -> list[Group]:
         Group("Many rare words", "the third with the rarest words", third(rare, 1)),
     ]
     return [one for one in found if len(one.users) >= LEAST_HELD_OUT]
-
-
-def _quiet(words: str) -> Html:
-    return tag("p", words, class_="quiet")
 
 
 def _percent(value: float) -> str:
