@@ -70,6 +70,8 @@ def make_canaries(vocabulary: Vocabulary, seed: int, kinds: CanarySection = Cana
 
 def synthetic_users(canaries: Sequence[Canary], corpus: PublicCorpus, seed: int, sentences: int = 200) -> list[SyntheticUser]:
     """Make the users who share the canaries. Every sentence is a message of its own, and a user's are in random order."""
+    if any(canary.copies > sentences for canary in canaries):
+        raise ValueError(f"a canary cannot have more copies than a user has sentences ({sentences})")
     generator = np.random.default_rng([seed, DRAWING_TEXTS])
     needed = sum(canary.users * (sentences - canary.copies) for canary in canaries)
     public = iter(_public_sentences(corpus, needed, generator))
