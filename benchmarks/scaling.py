@@ -30,14 +30,11 @@ def measure(case: dict) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         population = round_speed.random_users(Path(folder) / "users", users)
         recipe = round_speed.paper_recipe(population, users, model, "float32")
-        speed, params = round_speed._round(population, recipe, 2, 1.0)
+        speed, params = round_speed.round_speed(population, recipe, 2)
     return {
         **case,
         "parameters": trees.size(params),
-        "users_per_s": round(speed.users_per_s, 2),
-        "round_s": round(speed.round_s, 2),
-        "privacy_share": round(speed.privacy_share, 3),
-        "peak_gib": round(speed.peak_gib, 2),
+        **{name: round(speed[name], 3) for name in ("users_per_s", "round_s", "privacy_share", "peak_gib")},
     }
 
 

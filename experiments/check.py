@@ -4,6 +4,7 @@ A dozen runs, of which no two are of one kind, train for two rounds on simulated
 in a folder of its own. What it shows is that lists, recipes, measures and drawing work; its figures mean nothing.
 """
 
+import runpy
 import shutil
 import sys
 import tempfile
@@ -21,7 +22,6 @@ from taciturn import build_population
 from taciturn.data.columns import Columns
 from taciturn.data.public import ingest_public
 from taciturn.data.sources import Source
-from taciturn.data.synthetic_corpus import synthetic_messages, write_shards
 from taciturn.populations import vocabulary_of
 from taciturn.recipe import build
 from taciturn.recipe.sections import ModelSection
@@ -66,7 +66,8 @@ def shrunk(one: listed.ListedRun, people: Path, starts: Path) -> tuple[str, ...]
 def made_up(folder: Path) -> tuple[Path, Path]:
     """People and public text that say what a small grammar says, and starts that have learned nothing yet."""
     words = vocabulary_of(300)
-    for _ in write_shards(synthetic_messages(words.words[20:], 90, 100), folder / "text"):
+    synthetic = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "synthetic_corpus.py"))
+    for _ in synthetic["write_shards"](synthetic["synthetic_messages"](words.words[20:], 90, 100), folder / "text"):
         pass
     people = build_population(folder / "text", folder / "people", vocabulary=words, held_out=0.25)
     source = Source([folder / "text"], Columns(None, None), with_user=False)

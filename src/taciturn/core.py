@@ -73,7 +73,6 @@ class Strategy(NamedTuple):
     sensitivity_squared: Callable[[int, int, int], float]  # of (rows, MinS, MaxP)
     prefix_variance: Callable[[int], np.ndarray]  # of the sum of the first 1, 2, … rows, where white noise has 1
     restarts: tuple[int, ...] = ()  # rows at which it starts anew, sharing no noise with the rows before
-    bands: int | None = None  # rows at least this far apart share no noise either; None: all rows of a segment do
 
 
 class Coins(Protocol):
@@ -214,10 +213,9 @@ class FleetWithStats(Fleet, Protocol):
 class LanguageModel(NamedTuple):
     """A model of the next word, in two halves, so that the large second half may be treated in its own way.
 
-    The logits of the word after position t are `contexts[..., t, :] @ words.T + bias`. Words are the rows of the leaf
-    `word_embedding`, scaled to length 1 with `unit_norm`; the bias is the leaf `word_bias`. Of the leaf `embedding` a model uses the
-    rows of its tokens and nothing else.
-    """
+    The logits of the word after position t are `contexts[..., t, :] @ words.T + bias`. Words are the rows of the leaf `word_embedding`,
+    scaled to length 1 with `unit_norm`; the bias is the leaf `word_bias`. Of the leaf `embedding` a model uses the rows of its tokens and
+    nothing else."""
 
     init: Callable[[Key], Params]
     contexts: Callable[[Params, jax.Array, Key | None], jax.Array]  # int [batch, length] → [batch, length, width]
@@ -245,14 +243,8 @@ class WordModel(Protocol):
     @property
     def vocabulary(self) -> int: ...
 
-    def start(self) -> Any:
-        """Return the state at the beginning of a message."""
-        ...
+    def start(self) -> Any: ...  # the state at the beginning of a message
 
-    def read(self, state: Any, word: int) -> Any:
-        """Return the state after one more word; END begins a new message."""
-        ...
+    def read(self, state: Any, word: int) -> Any: ...  # the state after one more word; END begins a new message
 
-    def scores(self, state: Any) -> np.ndarray:
-        """Return the log-probability of each word to come next, float32 [vocabulary]."""
-        ...
+    def scores(self, state: Any) -> np.ndarray: ...  # the log-probability of each word to come next, float32 [vocabulary]

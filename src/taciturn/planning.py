@@ -18,7 +18,7 @@ from taciturn.errors import TaciturnError
 from taciturn.fleets.simulation.availability import Devices, Habits, Rounds, simulate_rounds
 from taciturn.names import AccountantName, MechanismName
 from taciturn.privacy.accounting import Budget, epsilon, noise_for_budget, repeated, rho
-from taciturn.privacy.participation import CyclicPoisson, MinSeparation, PoissonSampling, default_delta
+from taciturn.privacy.participation import MinSeparation, PoissonSampling, default_delta
 from taciturn.privacy.sensitivity import blt_coefficients, independent, most_participations, toeplitz, tree
 from taciturn.privacy.strategies import optimal_bands, optimal_blt
 from taciturn.progress import Progress, StageProgress, unwatched
@@ -49,10 +49,8 @@ class Question:
 
     def __post_init__(self) -> None:
         if self.population < LEAST_POPULATION:
-            raise PlanError(
-                f"{self.population} users are too few for a guarantee: even at δ = 1/N² it would fail for someone with a probability of "
-                f"{1 / max(self.population, 1):.2g}. Plan for {LEAST_POPULATION} or more"
-            )
+            fails = f"even at δ = 1/N² it would fail for someone with a probability of {1 / max(self.population, 1):.2g}"
+            raise PlanError(f"{self.population} users are too few for a guarantee: {fails}. Plan for {LEAST_POPULATION} or more")
         if not 0 < self.report_goal <= self.population:
             raise PlanError(f"a report goal of {self.report_goal} cannot be met by {self.population} users: lower --report-goal")
         if self.rounds < 1:
@@ -65,10 +63,8 @@ class Question:
         if self.delta is not None and not 0 < self.delta < 1 / self.population:
             raise PlanError(f"--delta must be below one over the number of users, {1 / self.population:.1g}, not {self.delta:g}: lower it")
         if self.min_separation is not None and not 0 <= self.min_separation <= self.possible_separation:
-            raise PlanError(
-                f"with {self.population:,} users and {self.report_goal:,} a round, a user cannot rest {self.min_separation} rounds: lower "
-                f"--min-separation to {self.possible_separation}"
-            )
+            rest = f"a user cannot rest {self.min_separation} rounds: lower --min-separation to {self.possible_separation}"
+            raise PlanError(f"with {self.population:,} users and {self.report_goal:,} a round, {rest}")
 
     @property
     def at_delta(self) -> float:
@@ -96,7 +92,7 @@ class Answer:
     rho: float
     epsilon: float
     error: float  # of the sum of all updates so far, in clip norms
-    sensitivity_squared: float  # of the strategy under the claim; 1 where a curator samples, and each round or turn counts by itself
+    sensitivity_squared: float  # of the strategy under the claim; 1 where a curator samples, and each round counts by itself
 
 
 def plan(question: Question, mechanism: MechanismName) -> Answer:
@@ -130,10 +126,9 @@ def _noise_and_turns(question: Question, mechanism: MechanismName) -> tuple[Stra
             return independent(rounds), turns
         case "tree" | "honaker":
             return tree(rounds, honaker=mechanism == "honaker"), turns
-        case "banded" | "cyclic-poisson":
+        case "banded":
             coefficients = np.pad(optimal_bands(rounds, bands)["bands"], (0, rounds - bands))
-            drawn = turns if mechanism == "banded" else CyclicPoisson(share * bands, bands, rounds)
-            return toeplitz(f"{bands}-banded Toeplitz", coefficients), drawn
+            return toeplitz(f"{bands}-banded Toeplitz", coefficients), turns
         case "blt":
             found = optimal_blt(rounds, question.separation, question.participations)
             return toeplitz("BLT", blt_coefficients(tuple(found["decay"]), tuple(found["scale"]), rounds)), turns
@@ -147,10 +142,8 @@ def simulated_timer(population: int, rounds: int, report_goal: int, timer_hours:
     devices = Devices(max(int(population * scale), 1), Habits())
     came = simulate_rounds(devices, rounds, max(int(report_goal * scale), 1), timer_hours, progress=progress)
     if came.succeeded < rounds:
-        raise PlanError(
-            f"with a timer of {timer_hours:g} hours only {came.succeeded} of {rounds} rounds succeeded in {came.hours / 24:.0f} days: "
-            "there are too few users. Lower --timer-hours or --report-goal"
-        )
+        few = f"only {came.succeeded} of {rounds} rounds succeeded in {came.hours / 24:.0f} days: there are too few users"
+        raise PlanError(f"with a timer of {timer_hours:g} hours {few}. Lower --timer-hours or --report-goal")
     # in the whole population; where no device came twice, nothing contradicts it
     possible = population // report_goal - 1
     seen = possible if came.min_separation is None else came.min_separation

@@ -69,10 +69,9 @@ def build_population(
 
 def check_population_folder(folder: Path, replace: bool) -> None:
     if (folder / "manifest.json").exists() and not replace:
-        raise DataError(
-            f"{folder} is a population already: put new text into it with --replace (its ledger stays). For other people name another "
-            f"--out; for other text of the same people too, with --same-people-as {folder}, so that what both cost them is added up"
-        )
+        own = f"for other text of the same people too, with --same-people-as {folder}, so that what both cost them is added up"
+        known = f"{folder} is a population already: put new text into it with --replace (its ledger stays)"
+        raise DataError(f"{known}. For other people name another --out; {own}")
     if folder.exists() and not folder.is_dir():
         raise DataError(f"{folder} is a file: name a new folder with --out")
 
@@ -105,10 +104,8 @@ def open_ledger(population: Population) -> Ledger:
         population.pin_ledger(NamedLedger(ledger.id))
         return ledger
     if not path.parent.is_dir():
-        raise LedgerError(
-            f"{population.folder} shares the ledger in {path.parent}, which cannot be reached. Restore it; or, if it was moved, say "
-            f"where it is: taciturn ledger adopt {population.folder} --same-people-as FOLDER"
-        )
+        moved = f"if it was moved, say where it is: taciturn ledger adopt {population.folder} --same-people-as FOLDER"
+        raise LedgerError(f"{population.folder} shares the ledger in {path.parent}, which cannot be reached. Restore it; or, {moved}")
     return Ledger(path, named.id)
 
 

@@ -7,7 +7,7 @@ True
 
 import math
 from collections.abc import Mapping
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -18,12 +18,7 @@ from taciturn.core import PyTree
 UNIT_ROUNDOFF = 2.0**-24  # float32
 
 
-def add(left: PyTree, right: PyTree) -> PyTree:
-    return jax.tree.map(jnp.add, left, right)
-
-
-def subtract(left: PyTree, right: PyTree) -> PyTree:
-    return jax.tree.map(jnp.subtract, left, right)
+add, subtract = partial(jax.tree.map, jnp.add), partial(jax.tree.map, jnp.subtract)  # of two trees
 
 
 def scale(tree: PyTree, factor: float | jax.Array) -> PyTree:
@@ -56,11 +51,10 @@ def nested(leaves: Mapping[str, Any]) -> PyTree:
 def norm_upper_bound(tree: PyTree) -> jax.Array:
     """Return the ℓ2 norm of all leaves together, rounded so that it is never below the true norm.
 
-    A plain float32 sum of a million squares may come out too small by a part in a thousand, overflow, or underflow; a
-    clip that divides by it would then let too much through. Here values are scaled by a power of two so that the
-    largest is near 1, squares are summed in two levels of about √n terms each, whose rounding error is bounded by
-    (terms) × 2⁻²⁴, and that bound is added. Infinite if a value is infinite, NaN if one is NaN.
-    """
+    A plain float32 sum of a million squares may come out too small by a part in a thousand, overflow, or underflow; a clip that divides by
+    it would then let too much through. Here values are scaled by a power of two so that the largest is near 1, squares are summed in two
+    levels of about √n terms each, whose rounding error is bounded by (terms) × 2⁻²⁴, and that bound is added. Infinite if a value is
+    infinite, NaN if one is NaN."""
     leaves = [jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(tree)]
     largest = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf), initial=0.0) for leaf in leaves]))
     exponent = jnp.clip((jax.lax.bitcast_convert_type(largest, jnp.int32) >> 23) - 127, -126, 126)

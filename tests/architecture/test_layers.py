@@ -50,8 +50,7 @@ LAYERS = {
     "randomness": set(),
     "files": {"errors"},
     "fleets": set(),
-    "fleets.in_memory": {"core", "trees"},
-    "privacy": BASE | {"fleets.in_memory"},
+    "privacy": BASE,
     "data": BASE,
     "models": BASE,
     "algorithms": BASE | {"privacy", "data", "models"},
@@ -121,7 +120,7 @@ def test_noise_is_drawn_in_one_place():
     drawing = [name(path) for path in MODULES if "sampler.white(" in path.read_text()]
     assert drawing == ["privacy.mechanism"]
     ciphers = [name(path) for path in MODULES if any("chacha20" in one for one in imports(path))]
-    assert ciphers == ["bench.round_speed", "privacy.curator", "privacy.sampler", "privacy.secagg_encoding"]
+    assert ciphers == ["privacy.curator", "privacy.sampler", "privacy.secagg_encoding"]
 
 
 def test_the_standard_deviation_is_computed_in_one_place():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import nct, norm
 
-from taciturn.audit.one_run import LEVEL, LIKELY, Audit, _least_times, audited, claimed_curve, curve, least_caught
+from taciturn.audit.one_run import LEVEL, LIKELY, Audit, _least_times, audited, least_caught
 
 
 def audit(mu=1.0, times=1.0, people=0.0, users=1000, seed=0) -> Audit:
@@ -105,19 +105,6 @@ def test_reports_that_are_too_long_now_and_then_are_seen_by_the_curve_and_not_by
     assert found.refuted
     power = 0.5 * math.sqrt(found.included)
     assert _least_times(found.times * power, users - 1, power) < 1
-
-
-def test_the_curve_counts_scores_that_are_alike_together():
-    false, true = curve(np.array([3.0, 2.0, 2.0, 1.0]), np.array([True, True, False, False]))
-    np.testing.assert_allclose(false, [0, 0, 0.5, 1])
-    np.testing.assert_allclose(true, [0, 0.5, 1, 1])
-
-
-def test_the_curve_that_is_claimed_is_that_of_gaussian_noise():
-    false = np.array([0.01, 0.5])
-    np.testing.assert_allclose(claimed_curve(false, np.array([1.0, 1.0])), norm.sf(norm.isf(false) - 1))
-    mixed = claimed_curve(false, np.array([0.0, 2.0]))
-    np.testing.assert_allclose(mixed, (false + norm.sf(norm.isf(false) - 2)) / 2)
 
 
 def test_scores_that_are_no_numbers_and_coins_that_all_fell_alike_are_refused():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import synthetic_corpus
 from typer.testing import CliRunner
 
 from taciturn.cli import app
@@ -94,8 +95,9 @@ def test_characters_and_other_languages_by_an_option(tmp_path):
     assert Population(tmp_path / "c").manifest[COUNTS]["unknown"] == {"train": 0, "held_out": 0}
 
 
-def test_simulated_users_are_a_source_like_any_other(tmp_path):
-    run("data", "synthetic", "--users", 300, "--tokens", 60, "--out", tmp_path / "raw")
+def test_simulated_users_are_a_source_like_any_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["synthetic_corpus.py", str(tmp_path / "raw"), "--users", "300", "--tokens", "60"])
+    synthetic_corpus.main()
     out = run("data", "build", tmp_path / "raw", "--out", tmp_path / "p")
     assert "0.0%" in out or "%" in out
     assert len(Population(tmp_path / "p")) > 250

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from synthetic_corpus import synthetic_messages, write_shards
 
 from taciturn.core import END, UNKNOWN
 from taciturn.data import grouping
@@ -19,7 +20,6 @@ from taciturn.data.columns import Columns
 from taciturn.data.ingest import Rules, ingest
 from taciturn.data.population import COUNTS, HeldOutUsers, Population, hashed_id
 from taciturn.data.sources import Source
-from taciturn.data.synthetic_corpus import synthetic_messages, write_shards
 from taciturn.data.users import position, user_id
 from taciturn.data.vocabulary import DataError, public_vocabulary
 

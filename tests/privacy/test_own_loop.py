@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import taciturn as tt
-from taciturn.fleets.in_memory import UsersInMemory
 from taciturn.privacy.account import BudgetExhausted
 from taciturn.privacy.clipping import flat_clip
+from taciturn.privacy.curator import UsersInMemory
 from taciturn.privacy.estimators import fixed_denominator
 from taciturn.privacy.ledger import Ledger
 from taciturn.privacy.mechanism import mechanism

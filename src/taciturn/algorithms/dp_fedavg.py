@@ -45,11 +45,9 @@ def dp_ftrl(
     server: Server,
     most_reports: int,
 ) -> Algorithm:
-    """DP-FTRL (Xu et al. 2023, Algorithm 1): Δ̃ᵗ = (1/m) PrivateSum(T_θ, Σ Δ_i), where m is the report goal, however many reports came.
-
-    It differs from DP-FedAvg in two words: noise that is correlated over rounds, and participation that claims no sampling. The noise
-    comes in residual form, so every server optimiser works unchanged.
-    """
+    """DP-FTRL (Xu et al. 2023, Algorithm 1): Δ̃ᵗ = (1/m) PrivateSum(T_θ, Σ Δ_i), where m is the report goal, however many reports came. It
+    differs from DP-FedAvg in two words: noise that is correlated over rounds, and participation that claims no sampling. The noise comes in
+    residual form, so every server optimiser works unchanged."""
     if isinstance(bound, AdaptiveClip):
         private = adaptive_mechanism(bound, report_goal, noise, most_reports)
     else:

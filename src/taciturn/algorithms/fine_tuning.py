@@ -23,10 +23,8 @@ Text = Callable[[Params], jax.Array]  # of the model that is sent: rows of words
 
 
 def rehearsing(take_step: Step, general: jax.Array, user_share: float) -> Step:
-    """Rehearse at random: add rows of general text to each batch of the user's, until a share λ of all rows is the user's.
-
-    `general` is public text, [rows, length + 1], which goes to every device; each draws its own rows of it.
-    """
+    """Rehearse at random: add rows of general text to each batch of the user's, until a share λ of all rows is the user's. `general` is
+    public text, [rows, length + 1], which goes to every device; each draws its own rows of it."""
 
     def step(params: Params, batch: jax.Array, key: Key | None, rate: float) -> Params:
         assert key is not None  # LocalTraining.keyed says that there is one
@@ -51,12 +49,10 @@ def unforgetting_update(model: LanguageModel, local: LocalTraining, user_share: 
     return user_update
 
 
-def soft_label_loss(
-    model: LanguageModel, general: Params, user_share: float, params: Params, tokens: jax.Array, key: Key | None
-) -> jax.Array:
+def soft_label_loss(model: LanguageModel, general: Params, own: float, params: Params, tokens: jax.Array, key: Key | None) -> jax.Array:
     """Return the loss (1) with y*_w = λ·1{w is what was written} + (1 − λ)·p(w | θ_g), formula (2)."""
     expected = jax.lax.stop_gradient(jax.nn.softmax(losses.logits(model, general, tokens[:, :-1])))
-    labels = user_share * jax.nn.one_hot(tokens[:, 1:], expected.shape[-1]) + (1 - user_share) * expected
+    labels = own * jax.nn.one_hot(tokens[:, 1:], expected.shape[-1]) + (1 - own) * expected
     return cross_entropy_with(labels, model, params, tokens, key)
 
 
@@ -73,11 +69,10 @@ def transfer_learning(
 ) -> Algorithm:
     """Learning from the average prediction (Popov et al. 2018, §2.3; Shin et al. 2016): devices say what they would have written next in a
     text that everybody has, and the server learns that. The text is public, or sampled from the model that is sent, so that a device can
-    sample it again. Predictions are summed like updates: a fleet still only adds. A round is one cycle:
-    y*_i = 1/N Σ_k p(w_i | θ_u^k), formula (4); then E epochs of SGD on the cross-entropy (1) between y* and what the model says.
+    sample it again. Predictions are summed like updates: a fleet still only adds. A round is one cycle: y*_i = 1/N Σ_k p(w_i | θ_u^k),
+    formula (4); then E epochs of SGD on the cross-entropy (1) between y* and what the model says.
 
-    Departs from Popov et al.: in each cycle devices train the model they were just sent, so nobody keeps a model of theirs between two.
-    """
+    Departs from Popov et al.: in each cycle devices train the model they were just sent, so nobody keeps a model of theirs between two."""
 
     def predictions(message: Message, user: UserData, key: Key) -> Update:
         trained = trees.add(message.params, user_update(message, user, key))

@@ -54,11 +54,9 @@ def upload_bytes(update: PyTree, share: float = 1.0, bits: int = 32) -> int:
 
 
 def largest(values: jax.Array, count: int | jax.Array) -> jax.Array:
-    """Mark exactly `count` entries, those of the greatest magnitude; among equal ones, those that come first.
-
-    Departs from Lin et al.: they (§5) estimate the threshold from a sample and look again where it lets too many through. Here it is found
-    exactly, two bits at a time, by counting how many entries reach it: 16 passes, where sorting millions of entries takes far longer.
-    """
+    """Mark exactly `count` entries, those of the greatest magnitude; among equal ones, those that come first. Departs from Lin et al.: they
+    (§5) estimate the threshold from a sample and look again where it lets too many through. Here it is found exactly, two bits at a time,
+    by counting how many entries reach it: 16 passes, where sorting millions of entries takes far longer."""
     # Floats without a sign are ordered like their bits.
     magnitude = jax.lax.bitcast_convert_type(jnp.abs(values.astype(jnp.float32)), jnp.uint32)
 

@@ -42,8 +42,6 @@ class AuditUsers:
 
     def __init__(self, recipe: Recipe, algorithm: Algorithm, params: Params, root: bytes) -> None:
         """Make those of a recipe whose noise is worked out. `params` may be any of the model's shape."""
-        if jax.process_count() > 1:
-            raise ValueError("[audit] is for runs on one host")
         self.count, self._rounds = recipe.audit.users, recipe.run.rounds
         self.most_at_once = min(self.count, AUDITED_AT_ONCE)
         self.source = f"random directions of {self.count} synthetic users, who audit the run"
@@ -142,12 +140,9 @@ class Directions:
         used = [float(np.linalg.norm(layer)) for layer in np.split(signs, np.cumsum(sizes)[:-1])]
         alike = [norm / math.sqrt(len(order)) for norm in used]
         each = np.repeat([length / max(norm, 1.0) for length, norm in zip(lengths or alike, used, strict=True)], sizes)
-        self.vectors = Vectors(
-            jnp.asarray(signs * each, jnp.float32),
-            jnp.asarray(places, jnp.uint32),
-            jnp.asarray(order, jnp.int32),
-            jnp.asarray(1.0 - 2.0 * generator.integers(0, 2, count), jnp.float32),
-        )
+        own = 1.0 - 2.0 * generator.integers(0, 2, count)
+        typed = (signs * each, jnp.float32), (places, jnp.uint32), (order, jnp.int32), (own, jnp.float32)
+        self.vectors = Vectors(*(jnp.asarray(values, kind) for values, kind in typed))
 
     def update(self, vectors: Vectors, user: jax.Array) -> Params:
         """Return what a user sends, before it is bounded. (`vectors` are these directions' own, as arguments of a compiled program.)"""
@@ -192,10 +187,8 @@ def patterns(recipe: Recipe) -> list[list[int]]:
         found = _patterns(rounds, apart, turns)
         if recipe.audit.users <= at_once * len(found):
             return found
-    raise ValueError(
-        f"[audit] {recipe.audit.users} users are too many for {rounds} rounds of {recipe.participation.cohort:g} people, who are counted, "
-        f"and audit users with them: take at most {at_once * rounds}"
-    )
+    beside = f"{rounds} rounds of {recipe.participation.cohort:g} people, who are counted, and audit users with them"
+    raise ValueError(f"[audit] {recipe.audit.users} users are too many for {beside}: take at most {at_once * rounds}")
 
 
 def _people_are_counted(recipe: Recipe) -> bool:

@@ -64,16 +64,9 @@ def audited(scores: np.ndarray, mu: np.ndarray, included: np.ndarray) -> Audit:
     by_curve = [_least_times_at(threshold, scores, mu, included) for threshold in THRESHOLDS]
     # People who happen to pull a user's way add to the spread of scores, and would still be there without noise.
     people = max(0.0, spread**2 - 1)
-    return Audit(
-        included=int(included.sum()),
-        left_out=int((~included).sum()),
-        mu=float(mu.max()),
-        times=max(0.0, signal / spread),
-        times_at_least=max(by_means, *by_curve),
-        signal=signal,
-        spread=spread,
-        caught=tuple(least_caught(power, freedom, min(signal, 1.0), people, likely) for likely in LIKELY),
-    )
+    caught = tuple(least_caught(power, freedom, min(signal, 1.0), people, likely) for likely in LIKELY)
+    times, at_least = max(0.0, signal / spread), max(by_means, *by_curve)
+    return Audit(int(included.sum()), int((~included).sum()), float(mu.max()), times, at_least, signal, spread, caught)
 
 
 def _least_times(statistic: float, freedom: int, power: float) -> float:
@@ -118,18 +111,3 @@ def least_caught(power: float, freedom: int, signal: float, people: float, likel
     times = (shrunk * enough + ndtri(likely) * _wide(enough, freedom)) / power
     left = (signal / times) ** 2 - people  # of the noise's variance
     return 1 / math.sqrt(left) if signal > 0 and left > 0 else math.inf
-
-
-def curve(scores: np.ndarray, included: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return false and true positive rates, from guessing that no one was in to guessing that all were."""
-    order = np.argsort(-scores, kind="stable")
-    hits, ends = included[order], np.flatnonzero(np.append(np.diff(np.sort(-scores)) != 0, True))
-    true = np.cumsum(hits)[ends] / max(hits.sum(), 1)
-    false = np.cumsum(~hits)[ends] / max((~hits).sum(), 1)
-    return np.concatenate([[0.0], false]), np.concatenate([[0.0], true])
-
-
-def claimed_curve(false: np.ndarray, mu: np.ndarray) -> np.ndarray:
-    """Return the most true positives of users with these μ, all judged by one threshold."""
-    distinct, often = np.unique(mu, return_counts=True)
-    return ndtr(ndtri(false)[:, None] + distinct) @ (often / len(mu))

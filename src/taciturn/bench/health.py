@@ -58,8 +58,7 @@ def _packages() -> Iterator[Finding]:
     wanted = [Requirement(line) for line in metadata.requires("taciturn") or ()]
     needed = [one for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
     lacking = list(filter(None, map(_lacking, needed)))
-    others = f"{len(needed)} packages, JAX {_version('jax')}"
-    yield _finding("packages", not lacking, "; ".join(lacking) or others, "pip install -e .", "broken")
+    yield _finding("packages", not lacking, "; ".join(lacking) or f"{len(needed)} packages", "pip install -e .", "broken")
     for extra, use in FOR.items():
         parts = [one for one in wanted if one not in needed and one.marker and one.marker.evaluate({"extra": extra})]
         lacking = [_lacking(one) for one in parts if one.name != "taciturn" and _lacking(one)]
@@ -67,17 +66,11 @@ def _packages() -> Iterator[Finding]:
 
 
 def _lacking(wanted: Requirement) -> str:
-    found = _version(wanted.name)
-    if found is None:
+    try:
+        found = metadata.version(wanted.name)
+    except metadata.PackageNotFoundError:
         return f"{wanted.name} is not installed"
     return "" if wanted.specifier.contains(found, prereleases=True) else f"{wanted.name} is {found}, and {wanted.specifier} is needed"
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _room() -> Iterator[Finding]:
@@ -107,7 +100,7 @@ def _devices() -> Iterator[Finding]:
 
     found = jax.local_devices()
     memory = (found[0].memory_stats() or {}).get("bytes_limit")
-    said = f"{len(found)} × {found[0].device_kind}" + (f", {memory / 2**30:.0f} GiB each" if memory else "")
+    said = f"{len(found)} × {found[0].device_kind}" + (f", {memory / 2**30:.0f} GiB each" if memory else "") + f"; JAX {jax.__version__}"
     unused = found[0].platform == "cpu" and Path("/dev/nvidia0").exists()
     yield _finding("devices", not unused, said, "there is an NVIDIA GPU that JAX does not use: pip install 'taciturn[gpu]'")
 

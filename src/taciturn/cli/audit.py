@@ -10,7 +10,7 @@ from typer import Argument, Option
 import taciturn as tt
 from taciturn.cli.output import console, group, print_table, stages
 from taciturn.files import to_json
-from taciturn.privacy.figures import delta_text, epsilon_text
+from taciturn.privacy.figures import delta_text, pair_text
 
 if TYPE_CHECKING:
     from taciturn.audit.report import AuditReport, CanaryResults, MembershipResults
@@ -23,7 +23,7 @@ def audit(
     run: Annotated[Path, Argument(help="folder of a run that was trained with --audit N, with [canaries], or both")],
     references: Annotated[int, Option(min=100, help="random continuations to compare each canary with")] = 2_000_000,
 ) -> "tuple[dict[str, Any], int]":
-    """Audit a run from outside. Is it as private as claimed, and did it memorise planted secrets? Writes RUN/audit.png and RUN/audit.json.
+    """Audit a run from outside. Is it as private as claimed, and did it memorise planted secrets? Writes RUN/audit.json.
 
     Audit users (train --audit N) each sent a random direction, or not, by a fair coin. How well the releases show which of them did
     bounds how much smaller the noise is than claimed. If it must be smaller, the exit status is 1; a correct mechanism is accused once
@@ -34,27 +34,22 @@ def audit(
 
     Example: taciturn train recipe.toml --audit 1000 --set canaries.text=speeches --run runs/watched; taciturn audit run runs/watched
     """
-    from taciturn.audit.plot import plot_audit
     from taciturn.files import write_atomically
 
     with stages() as show:
         found = tt.FinishedRun(run).audit(references, lambda done, all: show("looking for canaries", done, all))
     content = _json(run, found)
     write_atomically(run / "audit.json", to_json(content, indent=1).encode())
+    claimed, top1 = pair_text(found.guarantee.epsilon, found.guarantee.delta), found.scores["accuracy_top1"]
+    console.print(f"{run}: claimed for every person {claimed}. AccuracyTop1 {top1:.2%}: a model that learned nothing reveals nothing.\n")
     if found.membership:
-        plot_audit(run / "audit.png", found.membership, run.name)
-    console.print(
-        f"{run}: claimed for every person ε = {epsilon_text(found.guarantee.epsilon)} at δ = {delta_text(found.guarantee.delta)}. "
-        f"AccuracyTop1 {found.scores['accuracy_top1']:.2%}: a model that learned nothing reveals nothing.\n"
-    )
-    if found.membership:
-        _print_membership(run, found.membership)
+        _print_membership(found.membership)
     if found.canaries:
         _print_canaries(found.canaries)
     return content, int(bool(found.membership and found.membership.audit.refuted))
 
 
-def _print_membership(run: Path, membership: "MembershipResults") -> None:
+def _print_membership(membership: "MembershipResults") -> None:
     audit = membership.audit
     turns = "one turn" if membership.turns == 1 else f"up to {membership.turns} turns"
     title = f"Audit users: {audit.included} in, {audit.left_out} out, {turns} each, at δ = {delta_text(membership.delta)}"
@@ -65,32 +60,22 @@ def _print_membership(run: Path, membership: "MembershipResults") -> None:
     )
     print_table(("of these turns", "μ", "ε"), rows, title, left=("of these turns",))
     if audit.refuted:
-        console.print(
-            f"BROKEN: there is at least {_two_digits(audit.times_at_least, math.floor)} times less noise than is claimed, or reports are "
-            f"as much longer. Found: noise {audit.spread:.2f} and reports {audit.signal:.2f} times what is claimed. Trust no model of this "
-            "run.",
-            style="bold red",
-        )
+        less = f"{_two_digits(audit.times_at_least, math.floor)} times less noise than is claimed, or reports are as much longer"
+        found = f"noise {audit.spread:.2f} and reports {audit.signal:.2f} times what is claimed"
+        console.print(f"BROKEN: there is at least {less}. Found: {found}. Trust no model of this run.", style="bold red")
     else:
         console.print("Nothing contradicts the claim. That proves nothing about what an audit cannot see.", style="green")
-    console.print(_power(membership))
-    console.print(f"The curves behind it: {run / 'audit.png'}\n")
+    console.print(f"{_power(membership)}\n")
 
 
 def _power(membership: "MembershipResults") -> str:
     """Say what this audit could have noticed."""
     from taciturn.audit.one_run import LIKELY
 
-    caught = [
-        f"{_two_digits(factor, math.ceil)} times too small with a probability of {likely:.0%}"
-        for likely, factor in zip(LIKELY, membership.audit.caught, strict=True)
-        if math.isfinite(factor)
-    ]
-    words = (
-        f"It would have caught noise that is {', '.join(caught)}."
-        if caught
-        else "It would not have caught noise that is missing altogether: take more audit users."
-    )
+    pairs = [(likely, factor) for likely, factor in zip(LIKELY, membership.audit.caught, strict=True) if math.isfinite(factor)]
+    caught = [f"{_two_digits(factor, math.ceil)} times too small with a probability of {likely:.0%}" for likely, factor in pairs]
+    words = "It would not have caught noise that is missing altogether: take more audit users."
+    words = f"It would have caught noise that is {', '.join(caught)}." if caught else words
     if membership.whole is None:
         return words
     share = math.floor(100 * min(1.0, membership.audit.mu / membership.whole))

@@ -1,12 +1,11 @@
 """`taciturn bench` and `doctor`: how fast this machine trains, whether it can, and what is missing for what."""
 
 import runpy
-from dataclasses import asdict
 from datetime import date
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Option
 
@@ -14,13 +13,9 @@ from taciturn.cli.output import bar, begin, console, print_table, say, stages
 from taciturn.errors import TaciturnError
 from taciturn.names import Precision
 
-if TYPE_CHECKING:
-    from taciturn.bench.round_speed import Speeds
-
 PEERS, MOST_OF_OTHERS = ("torch", "pfl", "fedjax"), 128  # users a round, who take them one after another
 SHOWN = {  # of a round, in the order of the table's columns
-    "users_per_s": "{:,.1f}", "tokens_per_s": "{:,.0f}", "round_s": "{:.2f} s", "privacy_share": "{:.1%}", "matrix_share": "{:.0%}",
-    "peak_gib": "{:.1f} GiB",
+    "users_per_s": "{:,.1f}", "tokens_per_s": "{:,.0f}", "round_s": "{:.2f} s", "privacy_share": "{:.1%}", "peak_gib": "{:.1f} GiB",
 }  # fmt: skip
 SIGNS = {"ok": ("✓", "green"), "missing": ("–", "yellow"), "broken": ("✗", "bold red")}
 
@@ -33,9 +28,9 @@ def bench(
     peers: Annotated[Path, Option(help="where `make peers` put their environments")] = Path("local/peers"),
     write: Annotated[bool, Option("--write", help="put the comparison into benchmarks/README.md")] = False,
 ) -> dict[str, Any]:
-    """Measure how fast this machine trains. It times the papers' rounds (LSTM 1.35M, 1,600 tokens a user; CIFG 2.4M), noise and accounting.
+    """Measure how fast this machine trains. It times the papers' rounds: LSTM 1.35M and CIFG 2.4M, 1,600 tokens a user.
 
-    Users are made of random words; nothing of yours is touched. Ceilings (copies, matrix products) are measured in the same run.
+    Users are made of random words; nothing of yours is touched.
 
     Before --against, install the other frameworks: make peers
 
@@ -52,21 +47,26 @@ def bench(
         raise TaciturnError("--write needs a comparison to write: name a framework, for example --against torch,pfl,fedjax")
     program = _program_of_turns() if others else {}
     usual_users, usual_precision = (20, "float32") if jax.devices()[0].platform == "cpu" else (1000, "mixed")
-    seen, parts = count(), 5 + (program["TURNS"] * (1 + len(others)) if others else 0)
+    used, device = precision or usual_precision, jax.devices()[0].device_kind
+    seen, parts = count(), 3 + (program["TURNS"] * (1 + len(others)) if others else 0)
     with bar("benchmark", "parts") as show:
         asked, progress = users or usual_users, lambda name: show(next(seen), parts, name)
         given = {"peers": others, "folder": peers, "users": min(asked, MOST_OF_OTHERS), "rounds": rounds, "progress": progress}
         compare = partial(program["in_turns"], **given) if others else None
-        speeds = measure(asked, rounds, precision or usual_precision, progress, compare)
+        speeds = measure(asked, rounds, used, progress, compare)
         show(parts, parts, "")
     if write:
-        title = f"{speeds.device}, {date.today()}, {speeds.users:,} users a round ({speeds.precision}); the best of {rounds} in each turn"
-        program["write_table"](speeds.in_turns, title, "cpu" if usual_users == 20 else speeds.device)
-    _print(speeds)
+        title = f"{device}, {date.today()}, {asked:,} users a round ({used}); the best of {rounds} in each turn"
+        program["write_table"](speeds["in_turns"], title, "cpu" if usual_users == 20 else device)
+    measured = ("LSTM 1.35M", speeds["paper_round"]), ("CIFG 2.4M", speeds["gboard_round"])
+    rows = [(name, *(spec.format(one[column]) for column, spec in SHOWN.items())) for name, one in measured]
+    columns = "", "users/s", "tokens/s", "round", "privacy", "memory"
+    print_table(columns, rows, f"{device}, {asked:,} users a round, {used}")
+    console.print("LSTM 1.35M is the paper round. privacy: its share of a round.")
     if others:
-        rows = [(name, *(f"{one:,.1f}" for one in each), ratio) for name, each, ratio in program["compared"](speeds.in_turns)]
+        rows = [(name, *(f"{one:,.1f}" for one in each), ratio) for name, each, ratio in program["compared"](speeds["in_turns"])]
         print_table(("users/s of the paper round, turn by turn", *map(str, range(1, program["TURNS"] + 1)), "ours is"), rows)
-    return asdict(speeds)
+    return speeds
 
 
 def _program_of_turns() -> dict[str, Any]:
@@ -75,19 +75,6 @@ def _program_of_turns() -> dict[str, Any]:
     if not program.exists():
         raise TaciturnError("the other frameworks' programs are in benchmarks/ of the repository: run taciturn from a clone of it")
     return runpy.run_path(str(program))
-
-
-def _print(speeds: "Speeds") -> None:
-    title = f"{speeds.device}, {speeds.users:,} users a round, {speeds.precision}"
-    measured = ("LSTM 1.35M", speeds.paper_round), ("CIFG 2.4M", speeds.gboard_round)
-    rows = [(name, *(spec.format(getattr(one, column)) for column, spec in SHOWN.items())) for name, one in measured]
-    print_table(("", "users/s", "tokens/s", "round", "privacy", "matrix rate", "memory"), rows, title)
-    console.print(
-        "LSTM 1.35M is the paper round. privacy: its share of a round; matrix rate: share of what products alone reach here.\n"
-        f"BLT noise for 2.4M parameters {speeds.blt_release_ms:.2f} ms; ε of 5,000 rounds {speeds.accounting_ms:.0f} ms; evaluation "
-        f"{speeds.evaluation_tokens_per_s:,.0f} tokens/s; copies {speeds.copy_gb_per_s:,.0f} GB/s, products "
-        f"{speeds.matrix_gflop_per_s:,.0f} GFLOP/s."
-    )
 
 
 def doctor() -> tuple[list[dict[str, Any]], int]:

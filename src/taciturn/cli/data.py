@@ -13,7 +13,7 @@ from typer import Argument, Option
 import taciturn as tt
 from taciturn.cli.output import begin, console, group, print_table, say, stages
 from taciturn.errors import TaciturnError
-from taciturn.files import check_new_folder, new_folder
+from taciturn.files import check_new_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -139,31 +139,6 @@ def show(folder: Annotated[Path, Argument(help="a population, or a public corpus
     return _show_public(folder) if (folder / "about.json").exists() else _show_population(folder)
 
 
-@data_app.command()
-def synthetic(
-    out: Annotated[Path, Option(help="new folder for Parquet shards (columns user_id and text)")],
-    users: Annotated[int, Option(min=1)] = 10_000,
-    tokens: Annotated[int, Option(min=1, help="words of each user")] = 400,
-    message: Annotated[int, Option(min=1, help="words of a message, which is a row")] = 20,
-    topics: Annotated[int, Option(min=1)] = 50,
-    seed: Annotated[int, Option(min=0)] = 0,
-) -> dict[str, Any]:
-    """Generate synthetic users, for benchmarks and to try things out. They have Zipf's words, topics and a little grammar.
-
-    Example: taciturn data synthetic --users 100000 --out raw; taciturn data build raw --out people
-    """
-    import wordfreq
-
-    from taciturn.data.synthetic_corpus import BLOCK, synthetic_messages, write_shards
-
-    words = wordfreq.top_n_list("en", 12_000)
-    with new_folder(out, "name a new --out") as made, stages() as show:
-        for done in write_shards(synthetic_messages(words, users, tokens, message, topics, seed), made):
-            show("making up", min(done * BLOCK, users), users)
-    console.print(f"{out}: {users:,} users; next: taciturn data build {out} --out POPULATION")
-    return {"folder": str(out), "users": users}
-
-
 def _show_population(folder: Path) -> dict[str, Any]:
     from taciturn.data.population import COUNTS, Population
 
@@ -235,11 +210,8 @@ def _show_public(folder: Path) -> dict[str, Any]:
     corpus = PublicCorpus.load(folder)
     documents, words = corpus.documents, corpus.vocabulary
     unknown = sum(int(np.count_nonzero(shard.tokens == UNKNOWN)) for shard in documents.shards)
-    say(
-        f"{folder}: public text, {len(documents):,} documents, {documents.tokens:,} tokens, "
-        f"{unknown / documents.tokens:.1%} unknown; {len(words):,} {words.unit}s ({words.source})\nSource: {corpus.source}",
-        markup=False,
-    )
+    sizes = f"{len(documents):,} documents, {documents.tokens:,} tokens, {unknown / documents.tokens:.1%} unknown"
+    say(f"{folder}: public text, {sizes}; {len(words):,} {words.unit}s ({words.source})\nSource: {corpus.source}", markup=False)
     for index in range(min(3, len(documents))):
         sample = (words.words[word] for word in documents[index][:30])
         joined = ("" if words.unit == "character" else " ").join(sample)

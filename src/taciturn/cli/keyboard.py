@@ -103,14 +103,10 @@ def evaluate(
 def _print(paths: Sequence[Path], tried: "TypingResults", history: bool) -> None:
     from taciturn.keyboard.typing_simulation import PICKED_RATE
 
-    console.print(
-        f"{tried.people:,} people (no guarantee for them), {tried.words:,} words and punctuation marks; "
-        + (
-            "people on whom an ARPA file or a personal model was trained cannot be known, so they may be among them"
-            if tried.trained_on is None
-            else f"left out: {tried.trained_on:,} on whom a model was trained, or who opted out"
-        )
-    )
+    others = "people on whom an ARPA file or a personal model was trained cannot be known, so they may be among them"
+    if tried.trained_on is not None:
+        others = f"left out: {tried.trained_on:,} on whom a model was trained, or who opted out"
+    console.print(f"{tried.people:,} people (no guarantee for them), {tried.words:,} words and punctuation marks; {others}")
     for number, path in enumerate(paths):
         letter = f"{'AB'[number]}: " if len(paths) > 1 else ""
         with_history = ", with each person's own history" if history and number == len(paths) - 1 else ""

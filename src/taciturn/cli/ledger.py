@@ -9,7 +9,7 @@ from typer import Argument, Option
 from taciturn.cli.output import begin, console, group, print_table, say
 from taciturn.errors import TaciturnError
 from taciturn.files import to_json
-from taciturn.privacy.figures import delta_text, epsilon_text, rho_text
+from taciturn.privacy.figures import delta_text, epsilon_text, pair_text, rho_text
 
 if TYPE_CHECKING:
     from taciturn.privacy.ledger import Ledger
@@ -87,10 +87,8 @@ def _notes(book: "Ledger") -> list[str]:
     ]
     if book.budget:
         waiting = [run for run in book.runs() if not book.is_closed(run)]
-        lines.append(
-            f"Budget for all runs together: ε = {epsilon_text(book.budget.epsilon)} at δ = {delta_text(book.budget.delta)}."
-            + (f" Not closed, and counted with all they may still release: {', '.join(waiting)}." if waiting else "")
-        )
+        still = f" Not closed, and counted with all they may still release: {', '.join(waiting)}." if waiting else ""
+        lines.append(f"Budget for all runs together: {pair_text(book.budget.epsilon, book.budget.delta)}.{still}")
     if book.anchor:
         lines.append(f"Anchored in {book.anchor}.")
     return lines
@@ -132,7 +130,7 @@ def budget(
     known = [book.budget.delta] if book.budget else [book.run_rows(run)[0]["delta"] for run in book.runs()]
     fixed = PopulationBudget(epsilon, min(known, default=1e-10) if delta is None else delta)
     book.set_budget(fixed)
-    console.print(f"From now on all runs together may cost at most ε = {epsilon_text(fixed.epsilon)} at δ = {delta_text(fixed.delta)}.")
+    console.print(f"From now on all runs together may cost at most {pair_text(fixed.epsilon, fixed.delta)}.")
     return asdict(fixed)
 
 

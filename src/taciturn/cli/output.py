@@ -120,10 +120,8 @@ def print_finished(finished: "TrainedRun", gain: "Interval | None" = None) -> di
     if finished.recipe.privacy.noise_multiplier is not None:
         console.print(f"Noise multiplier {finished.recipe.privacy.noise_multiplier:g}")
     if finished.clip_estimate is not None:
-        console.print(
-            f"The clip norm ended at {finished.clip_estimate:.3g}. To spend nothing on finding it next time: "
-            f"--set privacy.clipping=flat --set privacy.clip_norm={finished.clip_estimate:.3g}"
-        )
+        fixed = f"--set privacy.clipping=flat --set privacy.clip_norm={finished.clip_estimate:.3g}"
+        console.print(f"The clip norm ended at {finished.clip_estimate:.3g}. To spend nothing on finding it next time: {fixed}")
     accuracy, perplexity = finished.scores["accuracy_top1"], finished.scores["perplexity"]
     console.print(f"AccuracyTop1 {accuracy:.2%}, perplexity {perplexity:.1f} (95 % intervals over held-out users)")
     if gain:

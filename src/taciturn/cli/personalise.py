@@ -38,10 +38,8 @@ def personalise(
     with bar("personalising", "epochs") as show:
         done = personalise(model, text, out, learning, delete_text, lambda epochs, all: show(epochs, all, ""))
     _print_change(done)
-    say(
-        f"{out / 'model.safetensors'}: personal, learned from {done.messages - done.held_out:,} messages; it may repeat them, so it stays "
-        f"on this device. Type with it: taciturn keyboard open {out}"
-    )
+    stays = f"it may repeat them, so it stays on this device. Type with it: taciturn keyboard open {out}"
+    say(f"{out / 'model.safetensors'}: personal, learned from {done.messages - done.held_out:,} messages; {stays}")
     if delete_text:
         say(f"{text} is deleted.")
     found = {metric: {"before": done.before[metric].value, "after": done.after[metric].value} for metric in ("perplexity", "accuracy_top1")}

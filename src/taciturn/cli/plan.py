@@ -32,9 +32,9 @@ def plan(
 ) -> dict[str, Any]:
     """Work out what a guarantee would take. It shows noise, separation, ρ and ε, for every mechanism, and reads no text.
 
-    `poisson` is dp-fedavg; all others are dp-ftrl. `poisson` and `cyclic-poisson` (banded noise, users who take turns) need a curator that
-    draws every cohort; the others claim only that users take turns (min separation), which a fleet of devices can keep. The error is
-    that of the noise on the model: compare it with that of a run that you have tried; smaller is better.
+    `poisson` is dp-fedavg, and needs a curator that draws every cohort. All others are dp-ftrl, and claim only that users take turns (min
+    separation), which a fleet of devices can keep. The error is that of the noise on the model: compare it with that of a run that you
+    have tried; smaller is better.
 
     Example: taciturn plan --population 3000000 --rounds 1000 --report-goal 6500 --noise-multiplier 7
 
@@ -48,10 +48,9 @@ def plan(
             raise planning.PlanError("give --min-separation or --timer-hours, not both")
         with stages() as show:
             came = planning.simulated_timer(population, rounds, report_goal, timer_hours, partial(show, "simulating"))
-        console.print(
-            f"A timer of {timer_hours:g} hours, on a simulated fleet that charges at night: {rounds:,} rounds in {came.hours / 24:.1f} "
-            f"days, at least {came.min_separation} rounds between two turns of a device, at most {came.max_participations} turns."
-        )
+        turns = f"at least {came.min_separation} rounds between two turns of a device, at most {came.max_participations} turns"
+        took = f"{rounds:,} rounds in {came.hours / 24:.1f} days"
+        console.print(f"A timer of {timer_hours:g} hours, on a simulated fleet that charges at night: {took}, {turns}.")
         min_separation = came.min_separation
     chosen = planning.MECHANISMS if mechanism == "all" else (mechanism,)
     noise, turns = (delta, noise_multiplier, epsilon, rho), (min_separation, max_participations)
@@ -75,11 +74,9 @@ def _claim(question: "Question") -> dict[str, float]:
 
 def _print_answers(question: "Question", answers: "list[Answer]") -> None:
     population, goal, rounds = question.population, question.report_goal, question.rounds
-    console.print(
-        f"{population:,} users, {goal:,} a round, {rounds:,} rounds: {rounds * goal:,} user updates. "
-        f"{question.possible_separation} rounds of rest are possible; the claim is {question.separation}, and at most "
-        f"{question.participations} participations. δ = {delta_text(question.at_delta)}"
-    )
+    updates = f"{population:,} users, {goal:,} a round, {rounds:,} rounds: {rounds * goal:,} user updates"
+    claim = f"the claim is {question.separation}, and at most {question.participations} participations"
+    console.print(f"{updates}. {question.possible_separation} rounds of rest are possible; {claim}. δ = {delta_text(question.at_delta)}")
     base = next((one.error for one in answers if one.mechanism == "independent"), None)
     rows = []
     for one in answers:
@@ -92,7 +89,7 @@ def _print_answers(question: "Question", answers: "list[Answer]") -> None:
 def _grown(trial: "Question", target: float, largest_goal: int, mechanism: MechanismName) -> dict[str, Any]:
     from taciturn.planning import PlanError, grown
 
-    if mechanism in ("poisson", "cyclic-poisson"):
+    if mechanism == "poisson":
         raise PlanError(f"{mechanism} needs a curator that draws cohorts, and devices with a timer come on their own: choose another")
     with stages() as show:
         found = grown(trial, target, largest_goal, mechanism, show)

@@ -97,10 +97,8 @@ def _check_privacy(recipe: "tt.Recipe", non_private: bool) -> None:
     people = population(recipe)
     if not recipe.is_private and not non_private and not people.manifest["about"].get("simulated"):
         setting = "[privacy] noise_multiplier = 0" if recipe.privacy.noise_multiplier == 0 else f'algorithm = "{recipe.algorithm}"'
-        raise TaciturnError(
-            f"{setting} has no privacy, and would set the total of {people.folder} to ε = ∞ for good. If you mean "
-            'that, add --non-private; if not, choose algorithm = "dp-fedavg" and an epsilon'
-        )
+        meant = 'If you mean that, add --non-private; if not, choose algorithm = "dp-fedavg" and an epsilon'
+        raise TaciturnError(f"{setting} has no privacy, and would set the total of {people.folder} to ε = ∞ for good. {meant}")
     stated, cohort = recipe.participation.users, recipe.participation.cohort
     if recipe.participation.kind == "poisson" and len(people) < stated / 2:
         there = publicly(len(people))

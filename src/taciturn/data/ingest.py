@@ -58,10 +58,8 @@ class Rules:
         if not 0 <= self.held_out_share <= 0.9:
             raise DataError(f"--held-out must lie between 0 and 0.9, not {self.held_out_share}: leave it out for 1/16")
         if self.most_tokens < self.least_tokens:
-            raise DataError(
-                f"users are cut at {self.most_tokens} tokens and left out below {self.least_tokens}, so no user would be left: lower "
-                "--least-tokens, or raise --most-tokens"
-            )
+            cut = f"users are cut at {self.most_tokens} tokens and left out below {self.least_tokens}"
+            raise DataError(f"{cut}, so no user would be left: lower --least-tokens, or raise --most-tokens")
 
 
 def ingest(
@@ -209,27 +207,13 @@ def _record(source: Source, rules: Rules, opted_out: int, tally: Counter[str]) -
     def under(prefix: str) -> dict[str, int]:
         return {name.removeprefix(prefix): count for name, count in sorted(tally.items()) if count and name.startswith(prefix)}
 
-    about = {
-        "source": ", ".join(path.name for path in source.paths),
-        "columns": list(source.read_columns),
-        "least_tokens": rules.least_tokens,
-        "most_tokens": rules.most_tokens,
-        "held_out_share": rules.held_out_share,
-        "scrubbed": rules.scrub,
-        "sensitive_columns": list(source.columns.sensitive),
-        "opt_outs": opted_out,
-        "unicode": unicodedata.unidata_version,
-    }
-    counts = {
-        "rows": source.rows,
-        "left_out": source.left_out.counts | under("left out: "),
-        "first_left_out": source.left_out.first,
-        "noted": source.noted.counts,
-        "changed": under("changed: "),
-        "scrubbed": under("scrubbed: "),
-        "unknown": {split: tally[f"{split}_unknown"] for split in ("train", "held_out")},
-    }
-    return about, counts
+    about = {"source": ", ".join(path.name for path in source.paths), "columns": list(source.read_columns)}
+    about |= {name: getattr(rules, name) for name in ("least_tokens", "most_tokens", "held_out_share")} | {"scrubbed": rules.scrub}
+    about |= {"sensitive_columns": list(source.columns.sensitive), "opt_outs": opted_out, "unicode": unicodedata.unidata_version}
+    left_out = {"left_out": source.left_out.counts | under("left out: "), "first_left_out": source.left_out.first}
+    changed = {"noted": source.noted.counts, "changed": under("changed: "), "scrubbed": under("scrubbed: ")}
+    unknown = {split: tally[f"{split}_unknown"] for split in ("train", "held_out")}
+    return about, {"rows": source.rows, **left_out, **changed, "unknown": unknown}
 
 
 @contextmanager

@@ -93,16 +93,12 @@ def _trained_or_opted_out(folder: Path) -> set[str]:
 def check_strangers(measured: Path, protected: Path) -> None:
     """Refuse to measure held-out users of one folder with a model of another, unless none of them was trained on there or opted out."""
     if _manifest(measured)["salt"] != _manifest(protected)["salt"]:
-        raise DataError(
-            f"{measured} and {protected} know people by different hashes, so whether held-out users of the one were trained on in the "
-            f"other cannot be told. Build {measured} again, with --same-people-as {protected}"
-        )
+        untold = "know people by different hashes, so whether held-out users of the one were trained on in the other cannot be told"
+        raise DataError(f"{measured} and {protected} {untold}. Build {measured} again, with --same-people-as {protected}")
     known = _trained_or_opted_out(protected)
     if known & _hashed_ids(measured, "held_out"):
-        raise DataError(
-            f"held-out users of {measured} include people whom {protected} trains on, or who opted out: they were promised protection, "
-            "which held-out users do not have. Build both with the same --held-out"
-        )
+        promised = "who were promised protection, which held-out users do not have. Build both with the same --held-out"
+        raise DataError(f"held-out users of {measured} include people whom {protected} trains on, or who opted out, {promised}")
 
 
 def _hashed_ids(folder: Path, split: str) -> set[str]:
@@ -128,10 +124,8 @@ class HeldOutUsers:
     def check_enough(self) -> None:
         """Refuse to publish averages over a few users: they reveal what each of them wrote."""
         if sum(len(text) > 0 for text in self.texts) < LEAST_HELD_OUT:
-            raise DataError(
-                f"{self.folder} has fewer than {LEAST_HELD_OUT} held-out users, and figures of so few reveal each; build it from more "
-                "users, or with a larger --held-out"
-            )
+            few = f"fewer than {LEAST_HELD_OUT} held-out users, and figures of so few reveal each"
+            raise DataError(f"{self.folder} has {few}; build it from more users, or with a larger --held-out")
 
 
 class PopulationWriter:
@@ -168,15 +162,10 @@ class PopulationWriter:
         digest = hmac.new(self.salt, b"".join(parts), hashlib.sha256)
         units = [(split, index, unit) for split in written for index, unit in enumerate(("users", "tokens"))]
         sums = {f"{split}_{unit}": sum(shard[index] for shard in written[split]["shards"]) for split, index, unit in units}
-        manifest = {
-            "format": FORMAT,
-            "id": digest.hexdigest()[:16],
-            "text": self.text.name,
-            "salt": hashed_id(self.salt, ""),  # by which a lost salt is noticed
-            "about": about,
-            "vocabulary": {"size": len(self.vocabulary), **self.vocabulary.about},
-            COUNTS: {"note": "measured on users' text; do not publish", **sums, **counts, **written},
-        }
+        manifest = {"format": FORMAT, "id": digest.hexdigest()[:16], "text": self.text.name, "about": about}
+        manifest["salt"] = hashed_id(self.salt, "")  # by which a lost salt is noticed
+        manifest["vocabulary"] = {"size": len(self.vocabulary), **self.vocabulary.about}
+        manifest[COUNTS] = {"note": "measured on users' text; do not publish", **sums, **counts, **written}
         with locked(self.folder / "private" / MANIFEST_LOCK):
             ledger = named_ledger(self.folder)
             _save_manifest(self.folder, manifest | ({"ledger": ledger._asdict()} if ledger else {}))
@@ -224,10 +213,8 @@ def check_protections(folder: Path, with_runs: Path, scrub: bool, sensitive: Ite
         raise DataError(f"{folder} was built with --sensitive-column {min(dropped)}: say it again, or build a new folder")
     before = manifest_before(with_runs).get("about", {}).get("held_out_share", held_out_share)
     if named_ledger(with_runs) is not None and before != held_out_share:
-        raise DataError(
-            f"{with_runs} has runs that held out a share of {before:g}: with --held-out {held_out_share:g} users they were trained on "
-            "would pass for held out"
-        )
+        wrong = f"with --held-out {held_out_share:g} users they were trained on would pass for held out"
+        raise DataError(f"{with_runs} has runs that held out a share of {before:g}: {wrong}")
 
 
 def _remove_leftovers(folder: Path) -> None:

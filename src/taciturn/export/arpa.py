@@ -76,10 +76,8 @@ def _block(levels: Sequence[Level], start: int, names: np.ndarray, vocabulary: i
 
 
 def read_arpa(path: Path) -> tuple[NGram, list[str]]:
-    """Read a model from any ARPA file, and its words: the special tokens first, then the likeliest.
-
-    Without <unk> or </s> in the file, unknown words, or ends, are impossible. N-grams that run over the end of a message are left out.
-    """
+    """Read a model from any ARPA file, and its words: the special tokens first, then the likeliest. Without <unk> or </s> in the file,
+    unknown words, or ends, are impossible. N-grams that run over the end of a message are left out."""
     with path.open("rb") as file:
         lines = _Lines(path, file)
         sizes = _sizes(lines)

@@ -154,10 +154,8 @@ class Export:
 
     def _agreed(self, check: Check) -> Check:
         if not check.agreement >= LEAST_AGREEMENT[self.to]:
-            raise ExportRefused(
-                f"the {self.to} export disagrees with the model on the top word at {1 - check.agreement:.1%} of {check.positions:,} "
-                f"positions (probabilities differ by up to {check.difference:.2g}): nothing was written"
-            )
+            where = f"{1 - check.agreement:.1%} of {check.positions:,} positions (probabilities differ by up to {check.difference:.2g})"
+            raise ExportRefused(f"the {self.to} export disagrees with the model on the top word at {where}: nothing was written")
         return check
 
     def _listed_scores(self, words: dict[str, float], followers: dict[str, dict[str, float]], text: np.ndarray) -> np.ndarray:

@@ -59,15 +59,10 @@ def javascript_ngram(model: NGram, about: Published) -> str:
     levels = []
     for n, level in enumerate(model.levels):
         contexts, words = np.divmod(level.keys, np.uint64(model.vocabulary))
-        before = len(model.levels[n - 1].keys) if n else 0
-        levels.append(
-            {
-                "probability": _base64(level.probability),
-                "backoff": _base64(level.backoff),
-                "words": _base64(words.astype(np.uint16 if short else np.uint32)) if n else "",
-                "starts": _base64(np.searchsorted(contexts, np.arange(before + 1)).astype(np.uint32)) if n else "",
-            }
-        )
+        levels.append({"probability": _base64(level.probability), "backoff": _base64(level.backoff), "words": "", "starts": ""})
+        if n:
+            starts = np.searchsorted(contexts, np.arange(len(model.levels[n - 1].keys) + 1)).astype(np.uint32)
+            levels[n] |= {"words": _base64(words.astype(np.uint16 if short else np.uint32)), "starts": _base64(starts)}
     return _script("ngram", {"levels": levels, "short": short}, about)
 
 
@@ -100,18 +95,9 @@ def _script(kind: str, model: dict[str, Any], about: Published) -> str:
     known, given = about.learned_from is not None and not about.personal, about.guarantee
     # Whether people may rely on the guarantee; if not, pages show it as a warning.
     promises = known and (given is None or (given.epsilon <= WEAK and not given.is_simulated))
-    content = {
-        "name": about.name,
-        "plain": plain,
-        "promises": promises,
-        "statement": about.statement,
-        "head": given.head if given else None,
-        "language": about.text["language"],
-        "blocked": list(about.blocked),
-        "words": "\n".join(about.words),
-        "kind": kind,
-        "model": model,
-    }
+    content = {"name": about.name, "plain": plain, "promises": promises, "statement": about.statement}
+    content |= {"head": given.head if given else None, "language": about.text["language"], "blocked": list(about.blocked)}
+    content |= {"words": "\n".join(about.words), "kind": kind, "model": model}
     runtime = "\n".join(map(_runtime, RUNTIME))
     published = json.dumps(content, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     return f"{_header(about, plain)}(function () {{\n{runtime}\npublish({published});\n}})();\n"

@@ -95,10 +95,8 @@ def check_enough(recipe: Recipe, devices: int) -> None:
         (-(-asked * participation.rounds // often), f"and a device takes part {often} times in {participation.rounds} rounds"),
     ):
         if devices < needed:
-            raise RecipeError(
-                f"{devices} devices are too few, {needed} are needed: a round asks {asked} (participation.cohort × fleet.over_selection), "
-                f"{why}. Have more devices, or lower participation.cohort or min_separation"
-            )
+            few = f"{devices} devices are too few, {needed} are needed: a round asks {asked} (participation.cohort × fleet.over_selection)"
+            raise RecipeError(f"{few}, {why}. Have more devices, or lower participation.cohort or min_separation")
 
 
 def build_device(
@@ -140,7 +138,7 @@ def simulated(recipe: Recipe, population: Population) -> SimulatedFleet | RayFle
     if is_joined():
         return RayFleet(recipe, population)
     section = recipe.participation
-    cohort = with_room(section.cohort) if section.kind in ("poisson", "cyclic-poisson") else section.cohort
+    cohort = with_room(section.cohort) if section.kind == "poisson" else section.cohort
     return SimulatedFleet(population, build.layout(recipe, population.vocabulary), section.weight_cap, cohort)
 
 

@@ -55,10 +55,8 @@ def enrol(folder: Path, fleet: Path, requests: Collection[str], days: int = CERT
         enrolled = log.enrolled
         numbers = enrolled.keys()
         if gone := sorted(numbers[key] for key in keys if numbers.get(key) in enrolled.dismissed.devices):
-            raise LinkError(
-                f"device {gone[0]} was dismissed, and its key with it; no device was enrolled. To bring it back, make a new key in "
-                "a new folder: taciturn fleet device FOLDER --new"
-            )
+            anew = "To bring it back, make a new key in a new folder: taciturn fleet device FOLDER --new"
+            raise LinkError(f"device {gone[0]} was dismissed, and its key with it; no device was enrolled. {anew}")
         new = [key for key in dict.fromkeys(keys) if key not in numbers]
         log.certify({len(numbers) + place: key for place, key in enumerate(new)}, days)
         numbers = log.enrolled.keys()

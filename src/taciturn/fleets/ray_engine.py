@@ -59,10 +59,8 @@ def join(address: str | None) -> None:
         try:
             ray.init(address, **quiet)
         except ConnectionError as error:
-            raise RayError(
-                f"the Ray cluster at {address} refused this machine ({error}). If it asks for a token, copy ~/.ray/auth_token from its "
-                "head; its Ray has to be of the same version as this one"
-            ) from None
+            to_do = "If it asks for a token, copy ~/.ray/auth_token from its head; its Ray has to be of the same version as this one"
+            raise RayError(f"the Ray cluster at {address} refused this machine ({error}). {to_do}") from None
         return
     own: dict[str, Any] = {"include_dashboard": False, "_system_config": {"automatic_object_spilling_enabled": False}}
     ray.init(num_cpus=len(os.sched_getaffinity(0)), **own, **quiet)

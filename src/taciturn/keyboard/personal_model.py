@@ -66,10 +66,8 @@ class Personal(NamedTuple):
 def personalise(
     model: Path, text: Path, out: Path, learning: Learning = Learning(), delete_text: bool = False, progress: Progress = unwatched
 ) -> Personal:
-    """Train a model on all but the last messages of a text, and keep it in the new folder `out` if it predicts those better.
-
-    Any failure leaves no folder, and keeps the text: it is deleted last, and only on request.
-    """
+    """Train a model on all but the last messages of a text, and keep it in the new folder `out` if it predicts those better. Any failure
+    leaves no folder, and keeps the text: it is deleted last, and only on request."""
     check_new_folder(out, NOT_NEW)
     loaded = load_word_model(model)
     card, vocabulary, general = loaded.card, loaded.vocabulary, learning.general
@@ -91,11 +89,11 @@ def personalise(
     params = trained(network, loaded.params, learned, cut, learning, settings.dropout > 0, progress)
     after = evaluate(network, params, *measured)
     if not after["loss"].value < before["loss"].value:  # nor where it is NaN
-        raise DataError(
-            f"the model did not improve: on the last {len(held_out)} messages of {text} its perplexity went from "
-            f"{before['perplexity'].value:.1f} to {after['perplexity'].value:.1f}. It was not kept, and the text stays where it is; try a "
-            "lower --learning-rate, fewer --epochs, or more text"
+        was, now = (f"{scores['perplexity'].value:.1f}" for scores in (before, after))
+        worse = (
+            f"on the last {len(held_out)} messages of {text} its perplexity went from {was} to {now}. It was not kept, and the text stays"
         )
+        raise DataError(f"the model did not improve: {worse}; try a lower --learning-rate, fewer --epochs, or more text")
     sources = (*card.public_sources, *([general.source] if general else ()))
     personal = replace(card, personal=True, public_sources=tuple(dict.fromkeys(sources)))
     with new_folder(out, NOT_NEW, mode=0o700) as made:  # readable by its owner only
@@ -148,10 +146,8 @@ def _read(path: Path, vocabulary: Vocabulary) -> tuple[Messages, Messages, dict[
     """Return the messages to learn from, the last ones to measure with, and what was left out."""
     messages, left_out = messages_of(path, vocabulary)
     if len(messages) < 2:
-        raise DataError(
-            f"{path} holds {'one message' if messages else 'no text'}, and at least two messages are needed (in a .txt file a line is "
-            "one): the last is held out to measure with"
-        )
+        few = f"{path} holds {'one message' if messages else 'no text'}, and at least two messages are needed"
+        raise DataError(f"{few} (in a .txt file a line is one): the last is held out to measure with")
     last = max(1, round(len(messages) / HELD_OUT))
     learned, held_out = messages[:-last], messages[-last:]
     for which, part in (("first", learned), ("last", held_out)):

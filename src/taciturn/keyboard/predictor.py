@@ -70,7 +70,8 @@ class Predictor:
         """Return what to show for the text before the caret: nothing, and nothing is kept, in a private field."""
         if private:
             return NOTHING
-        done, typed = self._half_typed(text)
+        half = None if self.vocabulary.language in _NO_SPACES else _HALF_TYPED.search(text, max(0, len(text) - 100))
+        done, typed = (text[: half.start()], half[0]) if half else (text, "")  # what is finished, and the word that is being typed
         state = self._state(done)
         scores = self.model.scores(state)
         prefix = normalize(typed, self.vocabulary.language)
@@ -171,11 +172,6 @@ class Predictor:
         """Return the log-probability of a word, known or not."""
         place = self.vocabulary.ids.get(normalize(word, self.vocabulary.language), UNKNOWN)
         return float(scores[place]) - (UNKNOWN_WORDS if place == UNKNOWN else 0.0)
-
-    def _half_typed(self, text: str) -> tuple[str, str]:
-        """Split the text into what is finished and the word that is being typed."""
-        found = None if self.vocabulary.language in _NO_SPACES else _HALF_TYPED.search(text, max(0, len(text) - 100))
-        return (text[: found.start()], found[0]) if found else (text, "")
 
     def _state(self, done: str) -> Any:
         """Return the model's state after a text, continued from the longest known text before it."""

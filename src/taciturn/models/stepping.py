@@ -48,16 +48,9 @@ def step_weights(model: LanguageModel, params: Params) -> StepWeights:
     """Return the weights of one step of an LSTM, a CIFG or a GRU."""
     words, bias = (np.asarray(part, np.float32) for part in model.words(params))
     named = {name: np.asarray(leaf, np.float32) for name, leaf in params.items()}
-    return StepWeights(
-        embedding=words if model.word_embedding == model.embedding else named[model.embedding],
-        words=words,
-        word_bias=bias,
-        input=named["input"],
-        gate_bias=named["gate_bias"],
-        recurrent=named["recurrent"],
-        projection=named.get("projection"),
-        to_context=named.get("output"),
-    )
+    embedding = words if model.word_embedding == model.embedding else named[model.embedding]
+    gates = named["input"], named["gate_bias"], named["recurrent"]
+    return StepWeights(embedding, words, bias, *gates, projection=named.get("projection"), to_context=named.get("output"))
 
 
 def int8(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -99,12 +99,8 @@ class Account:
         self._append({"kind": "resume", "run": terms.name, "fresh": self._fresh()})
 
     def _costs(self) -> Row:
-        return {
-            "lineage": [event_to_json(event) for event in self.terms.lineage],
-            "release": event_to_json(self.release),
-            "distance": self.terms.distance,
-            "lineage_distance": self.terms.lineage_distance,
-        }
+        costs = {"lineage": [event_to_json(event) for event in self.terms.lineage], "release": event_to_json(self.release)}
+        return {**costs, "distance": self.terms.distance, "lineage_distance": self.terms.lineage_distance}
 
     @property
     def head(self) -> str:
@@ -132,23 +128,19 @@ class Account:
         """Raise if the next release would pass the budget."""
         reserved = self.rows[0]["reserved"] if self.rows else self.allowed
         if len(self.charges) >= min(self.allowed, reserved):
-            limits = self.terms.budget
+            limits, made = self.terms.budget, len(self.charges)
             pairs = (("ε", limits.epsilon), ("ρ", limits.rho))
             wanted = " and ".join(f"{name} = {value:g}" for name, value in pairs if value)
             if not wanted:
-                raise BudgetExhausted(
-                    f"the run has made the {len(self.charges)} releases that it reserved for its {self.terms.rounds} rounds"
-                )
+                raise BudgetExhausted(f"the run has made the {made} releases that it reserved for its {self.terms.rounds} rounds")
             budget = f"the budget of {wanted} at δ = {delta_text(limits.delta)}"
             if self.allowed == 0:
                 raise BudgetExhausted(f"{budget} does not allow a single release at this noise level; increase the noise or the budget")
             raise BudgetExhausted(f"{budget} allows {self.allowed} releases; all are spent")
 
     def charge(self, round: int, record: str, log: str = "") -> None:
-        """Record one release. The row is on disk when this returns; only then may anything be released.
-
-        `record` is the keyed checksum of the release, `log` the participation log's mark of who took part: both tell others nothing.
-        """
+        """Record one release. The row is on disk when this returns; only then may anything be released. `record` is the keyed checksum of
+        the release, `log` the participation log's mark of who took part: both tell others nothing."""
         self.check_budget()
         if round != len(self.charges):
             raise LedgerError(f"round {round} of run {self.terms.name!r} is not the next to be charged")

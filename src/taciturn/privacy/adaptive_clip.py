@@ -46,20 +46,17 @@ class AdaptiveClip:
         return Norms(jnp.float32(self.start), jnp.float32(self.start))
 
     def followed(self, norms: Norms, share: jax.Array) -> Norms:
-        """Return Cᵗ⁺¹ = Cᵗ · exp(−η_γ (b̃ᵗ − γ)), where b̃ᵗ is the noised share of this round.
-
-        Departs from the paper, which writes C⁰ · exp(−η_γ (Σ b̃ − tγ)) where t + 1 shares are summed, one γ short (docs/errata.md).
-        """
+        """Return Cᵗ⁺¹ = Cᵗ · exp(−η_γ (b̃ᵗ − γ)), where b̃ᵗ is the noised share of this round. Departs from the paper, which writes C⁰ ·
+        exp(−η_γ (Σ b̃ − tγ)) where t + 1 shares are summed, one γ short (docs/errata.md)."""
         moved = norms.estimate * jnp.exp(-self.learning_rate * (share - self.target_quantile))
         return norms._replace(estimate=jnp.clip(moved, LEAST_NORM, LARGEST_NORM))
 
     def update_multiplier(self, multiplier: float) -> float:
         """Return z_Δ, with which update and bit together cost what only an update does at z (Theorem 1)."""
         if 2 * self.count_stddev <= multiplier:
-            raise ValueError(
-                f"a count with noise of standard deviation {self.count_stddev:g} costs more than the whole round may at a noise "
-                f"multiplier of {multiplier:g}: raise clipped_count_stddev above {multiplier / 2:g}, or take larger cohorts"
-            )
+            costs = f"a count with noise of standard deviation {self.count_stddev:g} costs more than the whole round may"
+            to_do = f"raise clipped_count_stddev above {multiplier / 2:g}, or take larger cohorts"
+            raise ValueError(f"{costs} at a noise multiplier of {multiplier:g}: {to_do}")
         return (multiplier**-2 - (2 * self.count_stddev) ** -2) ** -0.5
 
 

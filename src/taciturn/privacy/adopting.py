@@ -56,9 +56,8 @@ class _Claimed(Ledger):
             if self.id != newer.id:
                 return False  # other people's by now
             if rows != newer.rows[: len(rows)]:
-                raise LedgerError(
-                    f"{self.path} has rows that {newer.path} lacks, so spending would be forgotten. Use that one, or copy it here first."
-                )
+                forgotten = "so spending would be forgotten. Use that one, or copy it here first."
+                raise LedgerError(f"{self.path} has rows that {newer.path} lacks, {forgotten}")
             self.decided = True
             if not is_retired:
                 self._write(file, row)

@@ -63,15 +63,12 @@ class Anchor:
         try:
             remembered = self.file.read_text().strip()
         except OSError as error:
-            raise AnchorUnreachable(
-                f"the anchor {self} cannot be read ({error.strerror}), so nothing is released. Bring it back; if it is lost for good, "
-                "name another: taciturn ledger anchor FOLDER --file PATH"
-            ) from None
+            to_do = "Bring it back; if it is lost for good, name another: taciturn ledger anchor FOLDER --file PATH"
+            raise AnchorUnreachable(f"the anchor {self} cannot be read ({error.strerror}), so nothing is released. {to_do}") from None
         if remembered not in (previous, new):
-            raise AnchorError(
-                f"the anchor {self} remembers the head {remembered[:16]}…, which is not the ledger's last: rows were cut off, an older "
-                "copy was put back, or a copy of these people's folder went on. Nothing was released. Go on with the newest copy."
-            )
+            why = "rows were cut off, an older copy was put back, or a copy of these people's folder went on"
+            other = f"the anchor {self} remembers the head {remembered[:16]}…, which is not the ledger's last"
+            raise AnchorError(f"{other}: {why}. Nothing was released. Go on with the newest copy.")
         if remembered != new:
             self._write(self.file, new)
 
@@ -90,7 +87,5 @@ class Anchor:
             raise AnchorUnreachable(f"the anchor {self} cannot be asked ({why}), so nothing is released: mend the command") from None
         if done.returncode:
             said = f": {done.stderr.strip().splitlines()[-1]}" if done.stderr.strip() else ""
-            raise AnchorError(
-                f"the anchor {self} did not agree (exit status {done.returncode}){said}. Nothing was released. Use the newest copy of "
-                "this ledger, or mend the command"
-            )
+            to_do = "Use the newest copy of this ledger, or mend the command"
+            raise AnchorError(f"the anchor {self} did not agree (exit status {done.returncode}){said}. Nothing was released. {to_do}")

@@ -97,10 +97,9 @@ class Coins:
 def _binomial_sums(times: int, below: int) -> tuple[int, tuple[int, ...]]:
     """Return the smallest number of coins with any weight, and the sums of weights up to each number from there.
 
-    Weights are in proportion to the binomial probabilities, in integers, from 2²⁵⁶ at the most likely number down to 0 on both sides:
-    each is that of its neighbour times the ratio of the two, which is at most 1, rounded down. So none is off by more than the number of
-    weights, which is 2¹⁸ for 10⁸ coins: in total variation the square of that, less than 2⁻²⁰⁰.
-    """
+    Weights are in proportion to the binomial probabilities, in integers, from 2²⁵⁶ at the most likely number down to 0 on both sides: each
+    is that of its neighbour times the ratio of the two, which is at most 1, rounded down. So none is off by more than the number of
+    weights, which is 2¹⁸ for 10⁸ coins: in total variation the square of that, less than 2⁻²⁰⁰."""
     above = 2**64 - below
     likely = (times + 1) * below >> 64
 
@@ -124,10 +123,8 @@ def _on_host(key: np.ndarray, nonce: np.ndarray, first: int, count: int) -> np.n
     try:
         cipher = Cipher(algorithms.ChaCha20(key.astype("<u4").tobytes(), named), mode=None).encryptor()
     except UnsupportedAlgorithm as error:
-        raise CipherMissing(
-            "OpenSSL on this machine has no ChaCha20, perhaps because of its FIPS mode, and cohorts are drawn with it: leave that mode, "
-            "or run on another machine"
-        ) from error
+        lacking = "OpenSSL on this machine has no ChaCha20, perhaps because of its FIPS mode, and cohorts are drawn with it"
+        raise CipherMissing(f"{lacking}: leave that mode, or run on another machine") from error
     return np.frombuffer(cipher.update(bytes(4 * WORDS * count)), np.uint8)  # zeros, encrypted, are the key stream
 
 

@@ -24,6 +24,7 @@ from taciturn.errors import TaciturnError
 from taciturn.files import locked, sync_folder, write_atomically
 
 GENESIS = "0" * 64
+RESTORE = "Restore the newest ledger from a copy; without one, treat these users' text as used up."
 ROW_BEGINS = b'{"hash": "'
 SLACK = 60 * 10**9  # nanoseconds by which a file system may be late to tell when a file changed
 Row = dict[str, Any]
@@ -55,10 +56,7 @@ class ChainedFile:
         self._size = 0
         self._pinned = known is not None
         if not self.path.exists() and (known or self._known_head()):
-            raise LedgerError(
-                f"{self.path} is gone: what was released about these users is not known any more. Restore it from a copy; without one, "
-                "treat these users' text as used up."
-            )
+            raise LedgerError(f"{self.path} is gone: what was released about these users is not known any more. {RESTORE}")
         with self._locked() as file:
             self._catch_up(file)
             if not self.rows:
@@ -128,28 +126,21 @@ class ChainedFile:
     def _check_rows(self, known: Head | None) -> None:
         """Raise unless the file has the row that `ledger.head` names."""
         if known and (known.rows > len(self.rows) or self.rows[known.rows - 1]["hash"] != known.head):
-            raise LedgerError(
-                f"{self.path} has {len(self.rows)} rows and lacks row {known.rows} as {self._head_path.name} beside it names it: rows were "
-                "removed, or an older copy was put back. Nothing will be released. Restore the newest ledger from a copy; without one, "
-                "treat these users' text as used up."
-            )
+            lacks = f"lacks row {known.rows} as {self._head_path.name} beside it names it: rows were removed, or an older copy was put back"
+            raise LedgerError(f"{self.path} has {len(self.rows)} rows and {lacks}. Nothing will be released. {RESTORE}")
 
     def _check_standing(self, file: BinaryIO, known: Head | None, torn: bool) -> None:
         """Raise if this file is a copy of the one in use."""
         if known is None or len(self.rows) - known.rows + torn > 1:
             what = "is gone" if known is None else f"is older than {self.path.name}"
-            raise LedgerError(
-                f"{self._head_path} {what}, so missing rows could not be noticed. Restore it from a copy; or look at the "
-                f"rows, and if all runs are there say so: taciturn ledger adopt {self._place}"
-            )
+            to_do = f"or look at the rows, and if all runs are there say so: taciturn ledger adopt {self._place}"
+            raise LedgerError(f"{self._head_path} {what}, so missing rows could not be noticed. Restore it from a copy; {to_do}")
         # else a crash came before the head
         at_rest = len(self.rows) == known.rows and not torn and known.changed is not None
         found = os.fstat(file.fileno())
         if found.st_ino != known.file or (at_rest and found.st_ctime_ns > (known.changed or 0) + SLACK):
-            raise LedgerError(
-                f"{self.path} was copied or put back (it was at {known.place}). Two copies would spend these people's budget twice over. "
-                f"To use this one from now on: taciturn ledger adopt {self._place}"
-            )
+            twice = "Two copies would spend these people's budget twice over. To use this one from now on"
+            raise LedgerError(f"{self.path} was copied or put back (it was at {known.place}). {twice}: taciturn ledger adopt {self._place}")
         self.check_not_retired()
 
     def check_not_retired(self) -> None:
@@ -158,10 +149,8 @@ class ChainedFile:
                 raise LedgerError(f"{self.path} is retired, as the one at {row['by']} replaced it. Name that one.")
 
     def _mend(self, file: BinaryIO, tail: bytes) -> None:
-        """Repair an incomplete last line: a process died while writing it, before it could release anything.
-
-        A row that verifies is kept (better one charge too many). One that does not is removed, and a row records that.
-        """
+        """Repair an incomplete last line: a process died while writing it, before it could release anything. A row that verifies is kept
+        (better one charge too many). One that does not is removed, and a row records that."""
         try:
             self._take(tail)
         except LedgerError:
@@ -184,10 +173,8 @@ class ChainedFile:
             row = json.loads(line)
         sound = isinstance(row, dict) and row.get("hash") == _hash(row) and row.get("previous") == self.head
         if not sound:
-            raise LedgerError(
-                f"{self.path}, row {position}, does not fit the row before it: the ledger was changed by hand, damaged or mixed "
-                "with another. Nothing will be released from it. Restore it from a copy, or treat these users' text as used up."
-            )
+            why = "the ledger was changed by hand, damaged or mixed with another. Nothing will be released from it"
+            raise LedgerError(f"{self.path}, row {position}, does not fit the row before it: {why}. {RESTORE}")
         self._add(row)
 
     def _add(self, row: Row) -> None:
@@ -222,10 +209,8 @@ class ChainedFile:
         except FileNotFoundError:
             return None
         except (ValueError, TypeError):
-            raise LedgerError(
-                f"{self._head_path} is damaged. Restore it from a copy; or delete it, look at the rows of the ledger, and if all runs are "
-                f"there say so: taciturn ledger adopt {self._place}"
-            ) from None
+            to_do = f"or delete it, look at the rows of the ledger, and if all runs are there say so: taciturn ledger adopt {self._place}"
+            raise LedgerError(f"{self._head_path} is damaged. Restore it from a copy; {to_do}") from None
 
 
 def _hash(row: Row) -> str:

@@ -126,11 +126,9 @@ def flat_clip(clip_norm: float | list[tuple[int, float]]) -> Bound:
 
 
 def per_layer_clip(clip_norm: float | list[tuple[int, float]] | None = None, layers: Mapping[str, float] | None = None) -> Bound:
-    """Clip each layer to its own S_j, with S = √(Σ S_j²): either S_j = S/√m for all m layers, or `layers` given by name.
-
-    Departs from McMahan et al. 2018: a layer is a leaf of the parameters, so their LSTM has 6 here; they count 11, with the
-    four gates apart. Both keep ‖Δ‖ ≤ S.
-    """
+    """Clip each layer to its own S_j, with S = √(Σ S_j²): either S_j = S/√m for all m layers, or `layers` given by name. Departs from
+    McMahan et al. 2018: a layer is a leaf of the parameters, so their LSTM has 6 here; they count 11, with the four gates apart. Both keep
+    ‖Δ‖ ≤ S."""
     if (clip_norm is None) == (layers is None):
         raise ValueError("per-layer clipping takes either one clip norm S, shared out as S/√m, or the S_j of every layer")
     total = math.sqrt(sum(norm**2 for norm in layers.values())) if layers else 0.0

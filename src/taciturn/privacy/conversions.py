@@ -22,11 +22,9 @@ def with_distance(bound: Callable[[float], float], delta: float, distance: float
 
 
 def smallest_epsilon(bound: Callable[[float], float], left: Callable[[float], float]) -> float:
-    """Return the smallest ε, on a scale of steps of a part in 100,000, with bound(left(ε)) ≤ ε, where `left` is what remains of a δ.
-
-    What remains falls as ε grows, so the bound rises, and no ε between one that is too small and the bound at it is enough. The steps are
-    the same for every δ, so that a smaller one never gives a smaller ε.
-    """
+    """Return the smallest ε, on a scale of steps of a part in 100,000, with bound(left(ε)) ≤ ε, where `left` is what remains of a δ. What
+    remains falls as ε grows, so the bound rises, and no ε between one that is too small and the bound at it is enough. The steps are the
+    same for every δ, so that a smaller one never gives a smaller ε."""
     step = 0.0
     while step < MOST_EPSILON and left(step) > 0:
         needed = bound(left(step))

@@ -18,7 +18,7 @@ as sensitivity (docs/proofs.md).
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -116,10 +116,9 @@ def _times(number: Wide, coefficient: int) -> Wide:
 def tree(multiplier: float, *lengths: int, honaker: bool = True) -> Noise:
     """Aggregate in a tree: the sum of t rounds has the noise of the nodes that cover them, one for each 1 in t as a binary number.
 
-    With Honaker's reduction a node's noise is the best guess from its own and from those of all nodes below it. The state is one number
-    of 64 bits for each parameter and level. A tree that is restarted is completed first: in the last row of its segment the nodes that
-    cover it are replaced by the root of a tree whose other rows are empty, so that less noise stays in the sum.
-    """
+    With Honaker's reduction a node's noise is the best guess from its own and from those of all nodes below it. The state is one number of
+    64 bits for each parameter and level. A tree that is restarted is completed first: in the last row of its segment the nodes that cover
+    it are replaced by the root of a tree whose other rows are empty, so that less noise stays in the sum."""
     strategy = sensitivity.tree(*lengths, honaker=honaker)
     levels = max(lengths).bit_length()
     own = jnp.asarray(_fixed(sensitivity.tree_weights(levels).tolist() if honaker else [1.0] * levels), jnp.uint32)
@@ -180,26 +179,18 @@ def tree(multiplier: float, *lengths: int, honaker: bool = True) -> Noise:
     nexts = [*(ending(length) for length in lengths[:-1]), next]
     # Rows 1 to n complete fewer than 2n nodes, and completing a tree takes one for each level.
     spare = len(lengths) * levels
-    return _noise(multiplier, init, nexts, strategy, lambda rows: 2 * rows + spare, gain=2.0 * levels + 2.0)
+    return _noise(multiplier, init, nexts, strategy, draws=lambda rows: 2 * rows + spare, gain=2.0 * levels + 2.0)
 
 
 def _level(nodes: Wide, level: jax.Array | int) -> Wide:
     return Wide(nodes.high[level], nodes.low[level])
 
 
-def _noise(
-    multiplier: float,
-    init: Callable[[int], PyTree],
-    nexts: list[Next],
-    strategy: Strategy,
-    draws: Callable[[int], int] = lambda rows: rows,
-    gain: float = 1.0,
-    rounding: float = 0.0,
-) -> Noise:
-    """Join one `next` for each segment of the strategy; the state starts anew with each."""
+def _noise(multiplier: float, init: Callable[[int], PyTree], nexts: list[Next], strategy: Strategy, **width: Any) -> Noise:
+    """Join one `next` for each segment of the strategy; the state starts anew with each. `width` are the last fields of `Noise`."""
     check_multiplier(multiplier)
     if not strategy.restarts:
-        return Noise(multiplier, init, nexts[0], strategy, draws, gain, rounding)
+        return Noise(multiplier, init, nexts[0], strategy, **width)
     starts, distinct = np.array(strategy.restarts), list(dict.fromkeys(nexts))  # trees of a power of two rows are compiled once
     which = jnp.array([distinct.index(one) for one in nexts])
 
@@ -214,4 +205,4 @@ def _noise(
         residual, inner = jax.lax.switch(which[jnp.sum(row >= starts)], segments, inner)
         return residual, (row + 1, inner)
 
-    return Noise(multiplier, begin, next, strategy, draws, gain, rounding)
+    return Noise(multiplier, begin, next, strategy, **width)

@@ -16,7 +16,7 @@ import json
 import operator
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -24,9 +24,8 @@ from threading import Lock
 import jax
 import numpy as np
 
-from taciturn import randomness
+from taciturn import randomness, trees
 from taciturn.core import Algorithm, Estimate, FailedRound, Fleet, Key, MechanismState, Message, Params, Program, Report, UserData, UserIds
-from taciturn.fleets.in_memory import UsersInMemory
 from taciturn.privacy import sampler
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget, event_to_json
@@ -53,10 +52,8 @@ class Curator:
     ) -> None:
         participation, mechanism = algorithm.participation, algorithm.mechanism
         if participation.sampled_by_curator and not fleet.everyone_reports:
-            raise ValueError(
-                f"{participation} claims privacy from sampling, which holds only where the curator draws the cohort and everyone in "
-                "it reports; on this fleet devices may drop out, so use a participation that claims no sampling"
-            )
+            holds = "which holds only where the curator draws the cohort and everyone in it reports; on this fleet devices may drop out"
+            raise ValueError(f"{participation} claims privacy from sampling, {holds}, so use a participation that claims no sampling")
         if account.release != mechanism.event(participation):
             raise ValueError("the account charges for another mechanism than the one that would run")
         if (participation.limits is None) != (log is None) or (log and log.limits != participation.limits):
@@ -117,17 +114,11 @@ class Curator:
         for leaf in jax.tree.leaves(list(users)):
             identity.update(np.asarray(leaf).tobytes())
         name = f"simulation-{len(book.runs()) + 1}"
-        terms = RunTerms(
-            name=name,
-            recipe=f"{name}, by an algorithm of one's own",  # so that no two runs of one seed share noise
-            population=identity.hexdigest()[:16],
-            adjacency=participation.adjacency,
-            randomness="operating system" if seed is None else "seeded simulation",
-            accountant="pld",
-            budget=Budget(delta, epsilon),
-            rounds=rounds,
-            distance=mechanism.distance(MOST_PARAMETERS, rounds + spare_rounds(rounds)),
-        )
+        recipe = f"{name}, by an algorithm of one's own"  # so that no two runs of one seed share noise
+        drawn = "operating system" if seed is None else "seeded simulation"
+        distance = mechanism.distance(MOST_PARAMETERS, rounds + spare_rounds(rounds))
+        of = name, recipe, identity.hexdigest()[:16], participation.adjacency, drawn
+        terms = RunTerms(*of, accountant="pld", budget=Budget(delta, epsilon), rounds=rounds, distance=distance)
         account = Account(book, terms, mechanism.event(participation))
         account.check_budget()
         secrets, log = (tempfile.TemporaryDirectory(prefix="taciturn-"), None)  # who took part, as long as the curator lives
@@ -180,15 +171,11 @@ class Curator:
         """Raise unless charge r is entry r of the log."""
         charges = self.account.charges
         if not len(charges) <= log.rows <= len(charges) + 1:
-            raise ParticipationBreach(
-                f"the ledger has {len(charges)} releases and the participation log {log.rows} cohorts: they do not belong together, so the "
-                "run cannot go on"
-            )
+            differ = f"the ledger has {len(charges)} releases and the participation log {log.rows} cohorts"
+            raise ParticipationBreach(f"{differ}: they do not belong together, so the run cannot go on")
         if charges and charges[-1].get("log") != log.mark(len(charges) - 1):
-            raise ParticipationBreach(
-                "the participation log does not say who took part in the releases that are charged: entries were lost or changed, so the "
-                "run cannot go on"
-            )
+            silent = "the participation log does not say who took part in the releases that are charged"
+            raise ParticipationBreach(f"{silent}: entries were lost or changed, so the run cannot go on")
 
     def _total_of_a_new_cohort(self, params: Params, state: MechanismState, round: int) -> Report:
         if self._log is None:
@@ -233,6 +220,30 @@ class Curator:
 
     def _noise_key(self, drawn: str, round: int) -> np.ndarray:
         return key_words(randomness.derive(self._root, f"noise {drawn}", round))
+
+
+class UsersInMemory:
+    """The plainest fleet: each report is computed alone, by one program of one shape, so that none depends on another."""
+
+    everyone_reports = True
+
+    def __init__(self, users: Sequence[UserData]) -> None:
+        shapes = [[(np.shape(leaf), np.asarray(leaf).dtype) for leaf in jax.tree.leaves(user)] for user in users]
+        if not users or any(shape != shapes[0] for shape in shapes) or any(np.ndim(user.weight) for user in users):
+            # Sums broadcast: a smaller report would be added repeatedly, past its clip norm.
+            raise ValueError("there is at least one user, all users' arrays have one shape and type, and a weight is one number")
+        self._users, self._compiled = users, lru_cache(maxsize=1)(jax.jit)
+
+    def users(self, eligible: Callable[[UserIds], UserIds]) -> UserIds:
+        return eligible(np.arange(len(self._users)))
+
+    def sum_reports(self, program: Program, message: Message, cohort: UserIds, key: Key) -> Report:
+        report = self._compiled(program)
+        total = trees.zeros_like(jax.eval_shape(program, message, self._users[0], key))
+        for user in cohort:
+            own_key = jax.random.fold_in(key, np.uint32(user))
+            total = trees.add(total, report(message, self._users[user], own_key))
+        return total
 
 
 @lru_cache(maxsize=8)  # so that runs of one algorithm in one process are compiled once

@@ -32,22 +32,18 @@ class Estimator(NamedTuple):
 def fixed_denominator(expected_weight: float) -> Estimator:
     """Estimate f̃_f = Σ w_k Δ_k / qW. The denominator is a constant of the recipe, never the weight of those who reported."""
     _check(expected_weight)
-    return Estimator(
-        apply=lambda total: trees.scale(total.update, 1.0 / expected_weight),
-        steps=lambda sums, weight: sums,
-        unit=1.0 / expected_weight,
-        sensitivity=lambda size: 1.0,
-        largest=float,
-        reads_weight=False,
-    )
+    unit = 1.0 / expected_weight
+
+    def apply(total: Report) -> Estimate:
+        return trees.scale(total.update, unit)
+
+    return Estimator(apply, lambda sums, weight: sums, unit, sensitivity=lambda size: 1.0, largest=float, reads_weight=False)
 
 
 def clipped_denominator(least_weight: float) -> Estimator:
-    """Estimate f̃_c = Σ w_k Δ_k / max(qW_min, Σ w_k), rounded down to a step.
-
-    The true Σ w_k is a secret, and a noised sum divided by it would lie on a lattice that reveals it. So the ratio is taken first, in
-    integers, on a lattice that does not depend on it, and noised then; rounding moves each coordinate by up to a step more.
-    """
+    """Estimate f̃_c = Σ w_k Δ_k / max(qW_min, Σ w_k), rounded down to a step. The true Σ w_k is a secret, and a noised sum divided by it
+    would lie on a lattice that reveals it. So the ratio is taken first, in integers, on a lattice that does not depend on it, and noised
+    then; rounding moves each coordinate by up to a step more."""
     _check(least_weight)
     least = math.floor(least_weight * STEPS)
     if not 1 <= least < 2**31:
@@ -60,13 +56,10 @@ def clipped_denominator(least_weight: float) -> Estimator:
         # A sum has up to 2⁴⁶ steps and a weight fifteen bits after the point: nothing runs over.
         return wide.divided(wide.shifted(sums, DIGIT), jnp.maximum(jnp.int32(least), weight))
 
-    return Estimator(
-        apply=apply,
-        steps=steps,
-        unit=1.0,
-        sensitivity=lambda size: 2.0 * STEPS / least + math.sqrt(size) / REACH,
-        largest=lambda reports: 1.0,
-    )
+    def sensitivity(size: int) -> float:
+        return 2.0 * STEPS / least + math.sqrt(size) / REACH
+
+    return Estimator(apply, steps, unit=1.0, sensitivity=sensitivity, largest=lambda reports: 1.0)
 
 
 def mean() -> Estimator:

@@ -27,6 +27,10 @@ def delta_text(delta: float) -> str:
     return _significant(delta, 2)
 
 
+def pair_text(epsilon: float, delta: float) -> str:
+    return f"ε = {epsilon_text(epsilon)} at δ = {delta_text(delta)}"
+
+
 def rho_text(rho: float) -> str:
     return _significant(rho, 3)
 

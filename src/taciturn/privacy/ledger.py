@@ -19,7 +19,7 @@ from taciturn.privacy.accounting import claim_of, composed, epsilon, event_from_
 from taciturn.privacy.anchor import Anchor, AnchorUnreachable
 from taciturn.privacy.chain import ChainedFile, LedgerError, Row
 from taciturn.privacy.conversions import with_distance
-from taciturn.privacy.figures import delta_text, epsilon_text
+from taciturn.privacy.figures import pair_text
 from taciturn.privacy.groups import group_epsilon
 from taciturn.privacy.population_budget import PopulationBudget, epsilon_of_all
 
@@ -91,10 +91,8 @@ class Ledger(ChainedFile):
         if head is not None:
             positions = [index for index, row in enumerate(rows) if row["hash"] == head]
             if not positions:
-                raise LedgerError(
-                    f"{self.path} has no row {head[:12]}… of run {run!r}: the model and this ledger do not belong together, "
-                    "or rows were cut off"
-                )
+                other = "the model and this ledger do not belong together, or rows were cut off"
+                raise LedgerError(f"{self.path} has no row {head[:12]}… of run {run!r}: {other}")
             rows = rows[: positions[0] + 1]
         terms = rows[0]
         at_delta: float = terms["delta"] if delta is None else delta
@@ -148,10 +146,8 @@ class Ledger(ChainedFile):
         return opened.get("distance", 0.0) + opened.get("lineage_distance", 0.0)
 
     def totals(self, delta: float) -> list[tuple[str, float, float]]:
-        """Return (adjacency, ε, ρ) for each adjacency, of all runs that state it together.
-
-        Several are composed in RDP: later runs are chosen after seeing earlier ones, and RDP stays valid then.
-        """
+        """Return (adjacency, ε, ρ) for each adjacency, of all runs that state it together. Several are composed in RDP: later runs are
+        chosen after seeing earlier ones, and RDP stays valid then."""
         adjacencies = {run: self.run_rows(run)[0]["adjacency"] for run, _ in self._spent()}
         groups = {
             # What was released without privacy counts under every adjacency.
@@ -193,10 +189,8 @@ class Ledger(ChainedFile):
         def check(rows: list[Row]) -> None:
             known = self.budget
             if known and (budget.epsilon > known.epsilon or budget.delta > known.delta):
-                raise LedgerError(
-                    f"these people were promised ε = {epsilon_text(known.epsilon)} at δ = {delta_text(known.delta)} in all: a budget is "
-                    "only ever lowered"
-                )
+                promised = pair_text(known.epsilon, known.delta)
+                raise LedgerError(f"these people were promised {promised} in all: a budget is only ever lowered")
             self.check_room([], 0.0, budget)
 
         self.append({"kind": "budget", "epsilon": budget.epsilon, "delta": budget.delta}, check)
@@ -211,18 +205,15 @@ class Ledger(ChainedFile):
         distances = distance + sum(self._own_distance(run) for run, own in counted if own)
         if budget.allows(costs, distances):
             return
-        limit = f"ε = {epsilon_text(budget.epsilon)} at δ = {delta_text(budget.delta)}"
-        within = f"the budget of these people, {limit} for all runs together"
+        within = f"the budget of these people, {pair_text(budget.epsilon, budget.delta)} for all runs together"
         if any(isinstance(one, NonPrivateDpEvent) for one in cost):
             raise LedgerError(f"a run without privacy (ε = ∞) does not start under {within}")
         if any(isinstance(one, NonPrivateDpEvent) for one in costs):
-            raise LedgerError(
-                f"{within}, is passed already: {self.path} has a run without privacy (`taciturn ledger show FOLDER` shows it)"
-            )
-        raise LedgerError(
-            f"{within}, could be passed: take more noise or fewer rounds, or give back what runs that will not go on have reserved: "
-            "taciturn ledger close FOLDER RUN"
+            raise LedgerError(f"{within}, is passed already: {self.path} has a run without privacy (taciturn ledger show FOLDER)")
+        to_do = (
+            "take more noise or fewer rounds, or give back what runs that will not go on have reserved: taciturn ledger close FOLDER RUN"
         )
+        raise LedgerError(f"{within}, could be passed: {to_do}")
 
     def _most(self, run: str) -> int:
         """Return how many releases of a run count: all that it may make, or, once it is closed, those that it made."""

@@ -14,6 +14,7 @@ round is the same, whatever schedules, adaptive clip norms and restarts do.
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -59,10 +60,8 @@ def _grid(noise: Noise, deviation: float, reach: float, largest: float, size: in
     # The most by which what is fed back can differ between neighbours, over all rows, beyond what the strategy accounts for.
     off = 2 * noise.rounding * math.sqrt(size * noise.strategy.rows)
     if off > MARGIN * reach * 2.0**bits:
-        raise ValueError(
-            f"{noise.strategy.name} noise for {size} parameters over {noise.strategy.rows} rounds rounds too coarsely: take fewer "
-            "bands or buffers, or another kind of noise"
-        )
+        coarse = f"noise for {size} parameters over {noise.strategy.rows} rounds rounds too coarsely"
+        raise ValueError(f"{noise.strategy.name} {coarse}: take fewer bands or buffers, or another kind of noise")
     return Grid(bits, sampler.spread(wanted * 2.0**bits))
 
 
@@ -114,18 +113,11 @@ def mechanism(bound: Bound, estimator: Estimator, noise: Noise, most_reports: in
     def event(participation: Participation) -> DpEvent:
         return participation.event(noise.multiplier, noise.strategy) if is_private else NonPrivateDpEvent()
 
-    return Mechanism(
-        init=init,
-        public=lambda state: bound.public(state.round),
-        bound=lambda public, update, weight, key: clipping.encode(bound, public, update, weight, key),
-        release=release,
-        follow=follow,
-        event=event,
-        distance=lambda size, rows: _distance(noise, [(size, grid(size))], rows) if is_private else 0.0,
-        most_reports=most_reports,
-        correlated=correlated,
-        modulus=bound.modulus,
-    )
+    def distance(size: int, rows: int) -> float:
+        return _distance(noise, [(size, grid(size))], rows) if is_private else 0.0
+
+    on_device = (lambda state: bound.public(state.round)), partial(clipping.encode, bound)
+    return Mechanism(init, *on_device, release, follow, event, distance, most_reports, correlated, bound.modulus)
 
 
 class AdaptiveState(NamedTuple):
@@ -135,11 +127,9 @@ class AdaptiveState(NamedTuple):
 
 
 def adaptive_mechanism(clip: AdaptiveClip, report_goal: float, noise: Noise, most_reports: int) -> Mechanism:
-    """Build one whose clip norm follows a quantile: the count of bits and the updates are one vector, noised by one strategy.
-
-    Each row is noised for the clip norm of its own reports: in steps, which are a share of that clip norm, all rows are one mechanism with
-    reports of the same norm. So the count is on a grid as fine as that of the updates.
-    """
+    """Build one whose clip norm follows a quantile: the count of bits and the updates are one vector, noised by one strategy. Each row is
+    noised for the clip norm of its own reports: in steps, which are a share of that clip norm, all rows are one mechanism with reports of
+    the same norm. So the count is on a grid as fine as that of the updates."""
     if noise.multiplier <= 0 or noise.strategy.name == "independent":
         raise ValueError("adaptive clipping changes the clip norm where correlated noise restarts, and needs such noise")
     if not 0 < most_reports <= clipping.MOST_REPORTS:
@@ -201,17 +191,10 @@ def adaptive_mechanism(clip: AdaptiveClip, report_goal: float, noise: Noise, mos
         counted = "each round also releases how many updates were within the clip norm, at no further cost (z_Δ > z)"
         return dataclasses.replace(cost, claim=f"{cost.claim}; {counted}")
 
-    return Mechanism(
-        init=init,
-        public=lambda state: state.norms,
-        bound=bound,
-        release=release,
-        follow=follow,
-        event=event,
-        distance=lambda size, rows: _distance(noise, [(size, updating(size)), (1, counting)], rows),
-        most_reports=most_reports,
-        correlated=True,
-    )
+    def distance(size: int, rows: int) -> float:
+        return _distance(noise, [(size, updating(size)), (1, counting)], rows)
+
+    return Mechanism(init, lambda state: state.norms, bound, release, follow, event, distance, most_reports, correlated=True)
 
 
 def _flat(sums: PyTree) -> tuple[Wide, Callable[[jax.Array], Estimate]]:

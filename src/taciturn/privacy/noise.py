@@ -27,7 +27,7 @@ class Noise(NamedTuple):
     init: Callable[[int], PyTree]  # by number of coordinates; secret
     next: Callable[[PyTree, Draw], tuple[Wide, PyTree]]
     strategy: Strategy  # how it is correlated over rounds
-    draws: Callable[[int], int]  # the most draws of white noise for this number of rows
+    draws: Callable[[int], int] = lambda rows: rows  # the most draws of white noise for this number of rows
     gain: float = 1.0  # how much wider than white noise the widest released or kept number is
     rounding: float = 0.0  # by how many steps what is fed back may be off, which counts as sensitivity
 
@@ -35,7 +35,7 @@ class Noise(NamedTuple):
 def gaussian(multiplier: float) -> Noise:
     """Draw fresh noise every round, independent of all other rounds."""
     check_multiplier(multiplier)
-    return Noise(float(multiplier), lambda size: (), lambda state, draw: (draw(0), state), INDEPENDENT, lambda rows: rows)
+    return Noise(float(multiplier), lambda size: (), lambda state, draw: (draw(0), state), INDEPENDENT)
 
 
 def check_multiplier(multiplier: float) -> None:

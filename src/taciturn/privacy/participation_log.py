@@ -118,8 +118,7 @@ class ParticipationLog:
             return "a cohort has a user who is nobody"
         breaking = len(cohort) - len(self.eligible(cohort))
         if breaking:
-            rest = f"took part less than {self._distance - 1} rounds ago, or {self._most} times already"
-            return f"{breaking} users of a cohort {rest}"
+            return f"{breaking} users of a cohort took part less than {self._distance - 1} rounds ago, or {self._most} times already"
         return None
 
     def _settle(self) -> None:

@@ -32,6 +32,7 @@ from taciturn.errors import TaciturnError
 from taciturn.files import sync_folder, write_atomically
 
 PIECE = 2**20  # bytes
+RESTORE = "Restore the run's private folder from a copy, or start a new run with model.warm_start"
 Content = tuple[bytes, memoryview]  # what it is, in a line, and its numbers
 
 
@@ -58,28 +59,22 @@ class Records:
             if not self._folder.exists():
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 sync_folder(self._folder.parent)
-            write_atomically(self._path(self._folder, row), [about, numbers], 0o600)
+            write_atomically(self._folder / f"release-{row}", [about, numbers], 0o600)
         return self._checksum(about, hashes)
 
     def read(self, row: int, checksum: str, like: Params) -> tuple[Release, str]:
         """Return the release of a charge and the name under which its noise was drawn; `like` has the parameters' structure."""
         content = self._content(row)
         if content is None and self._folder is None:
-            raise RecordError(
-                f"the release of round {row} is charged, and without a folder only the last one is kept: begin anew with a new curator, "
-                "whose releases are charged beside those of this one"
-            )
+            anew = "begin anew with a new curator, whose releases are charged beside those of this one"
+            raise RecordError(f"the release of round {row} is charged, and without a folder only the last one is kept: {anew}")
         if content is None:
-            raise RecordError(
-                f"the release of round {row} is charged, and its record is gone: to make it again would give away more than was charged, "
-                "so this run cannot go on. Restore its private folder from a copy, or start a new run with model.warm_start"
-            )
+            again = "to make it again would give away more than was charged, so this run cannot go on"
+            raise RecordError(f"the release of round {row} is charged, and its record is gone: {again}. {RESTORE}")
         about, numbers = content
         if not hmac.compare_digest(self._checksum(about, map(_hash, _pieces(numbers))), checksum):
-            raise RecordError(
-                f"the record of round {row} is not the one that was charged: it was damaged, or belongs to another run. Restore the run's "
-                "private folder from a copy, or start a new run with model.warm_start"
-            )
+            other = "it was damaged, or belongs to another run"
+            raise RecordError(f"the record of round {row} is not the one that was charged: {other}. {RESTORE}")
         said, values, leaves = json.loads(about), np.frombuffer(numbers, "<f4"), []
         for shape in said["shapes"]:
             leaves.append(jnp.asarray(values[: math.prod(shape)].reshape(shape)))
@@ -98,15 +93,11 @@ class Records:
     def _content(self, row: int) -> Content | None:
         if self._folder is None:
             return self._in_memory.get(row)
-        path = self._path(self._folder, row)
+        path = self._folder / f"release-{row}"
         if not path.exists():
             return None
         about, end, numbers = path.read_bytes().partition(b"\n")
         return about + end, memoryview(numbers)
-
-    @staticmethod
-    def _path(folder: Path, row: int) -> Path:
-        return folder / f"release-{row}"
 
     def _checksum(self, about: bytes, hashes: Iterable[bytes]) -> str:
         return hmac.new(self._key, about + b"".join(hashes), "sha256").hexdigest()

@@ -24,17 +24,8 @@ def events_for_others(ledger: Ledger) -> list[dict[str, Any]]:
         costs, guarantee = ledger.cost(run), ledger.guarantee(run)
         if costs:
             relation = "REPLACE_ONE" if guarantee.adjacency == REPLACE_ONE else "ADD_OR_REMOVE_ONE"
-            rows.append(
-                {
-                    "run": run,
-                    "event": _in_words(composed(costs[:-1], costs[-1])),
-                    "neighboring_relation": relation,
-                    "adjacency": guarantee.adjacency,
-                    "delta": guarantee.delta,
-                    "distance": guarantee.distance,
-                    "epsilon": guarantee.epsilon,
-                }
-            )
+            event = {"run": run, "event": _in_words(composed(costs[:-1], costs[-1])), "neighboring_relation": relation}
+            rows.append(event | {name: getattr(guarantee, name) for name in ("adjacency", "delta", "distance", "epsilon")})
     return rows
 
 

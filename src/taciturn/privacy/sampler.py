@@ -144,10 +144,8 @@ def check_bits(device: Any) -> None:
     key = jax.device_put(np.arange(8, dtype=np.uint32), device)  # wherever else JAX would put it
     drawn = jax.jit(lambda key: white(spread(2.0**57), key, 1, 10**5))(key)
     if hashlib.sha256(wide.to_numpy(drawn).tobytes()).hexdigest() != KNOWN:
-        raise OtherBits(
-            f"on {device.device_kind} noise has other bits than elsewhere, so nothing is known of it. Nothing was "
-            "released. Update JAX and the driver, or train on CPUs (JAX_PLATFORMS=cpu)"
-        )
+        to_do = "Nothing was released. Update JAX and the driver, or train on CPUs (JAX_PLATFORMS=cpu)"
+        raise OtherBits(f"on {device.device_kind} noise has other bits than elsewhere, so nothing is known of it. {to_do}")
 
 
 def checked(made: PyTree) -> PyTree:

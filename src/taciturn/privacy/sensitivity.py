@@ -31,7 +31,7 @@ def independent(rows: int) -> Strategy:
     def squared(rows: int, min_separation: int, max_participations: int) -> float:
         return float(min(max_participations, most_participations(rows, min_separation)))
 
-    return Strategy("independent", rows, squared, lambda rows: np.arange(1.0, rows + 1), bands=1)
+    return Strategy("independent", rows, squared, lambda rows: np.arange(1.0, rows + 1))
 
 
 def segments(rows: int, restarts: tuple[int, ...]) -> list[int]:
@@ -85,8 +85,7 @@ def toeplitz(name: str, *columns: np.ndarray) -> Strategy:
             done = parts[-1][-1]
         return np.concatenate(parts)
 
-    bands = max(int(np.flatnonzero(column)[-1]) + 1 for column in columns)
-    return Strategy(_named(name, restarts), sum(map(len, columns)), squared, prefix_variance, restarts, bands)
+    return Strategy(_named(name, restarts), sum(map(len, columns)), squared, prefix_variance, restarts)
 
 
 def _earliest(column: np.ndarray, rest: int, distance: int, most: int) -> list[float]:
@@ -166,12 +165,9 @@ def tree_weights(levels: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4096)
 def tree_sensitivity_squared(rows: int, min_separation: int, max_participations: int, restarts: tuple[int, ...] = ()) -> float:
-    """Return the largest Σ (participations inside)² over all nodes that have noise; exact.
-
-    A subtree is summed up by its frontier: for each number of participations in it and each value of the sum, how much room can be
-    left free at its right end, as a function of the room that is to be left free at its left end. Two neighbours join if the room
-    between them adds up to the separation.
-    """
+    """Return the largest Σ (participations inside)² over all nodes that have noise; exact. A subtree is summed up by its frontier: for each
+    number of participations in it and each value of the sum, how much room can be left free at its right end, as a function of the room
+    that is to be left free at its left end. Two neighbours join if the room between them adds up to the separation."""
     distance = min_separation + 1
     most = min(max_participations, most_participations(rows, min_separation))
     lengths = segments(rows, restarts)

@@ -19,16 +19,11 @@ def optimal_blt(rounds: int, min_separation: int, max_participations: int, buffe
     def optimize() -> dict[str, list[float]]:
         from jax_privacy.matrix_factorization import buffered_toeplitz
 
+        apart = min_separation + 1  # jax-privacy counts from round to round, papers the rounds between
+        turns = {"n": rounds, "min_sep": apart, "max_participations": max_participations}
         for count in range(buffers, 0, -1):
             try:
-                found = buffered_toeplitz.optimize(
-                    n=rounds,
-                    min_sep=min_separation + 1,  # jax-privacy counts from round to round, papers the rounds between
-                    max_participations=max_participations,
-                    error="mean",
-                    min_buffers=count,
-                    max_buffers=count,
-                )
+                found = buffered_toeplitz.optimize(**turns, error="mean", min_buffers=count, max_buffers=count)
             except RuntimeError:
                 continue
             return {"decay": [float(one) for one in found.buf_decay], "scale": [float(one) for one in found.output_scale]}

@@ -8,6 +8,7 @@ two's complement: the number is high · 2³² + low, modulo 2⁶⁴. Every opera
 (-3000000021, -2929688)
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -146,9 +147,4 @@ def _product(left: jax.Array, right: jax.Array) -> tuple[jax.Array, jax.Array]:
     return left_high * right_high + (crossed >> HALF) + (middle >> HALF), left * right
 
 
-def _signed(words: jax.Array) -> jax.Array:
-    return jax.lax.bitcast_convert_type(words, jnp.int32)
-
-
-def _unsigned(words: jax.Array) -> jax.Array:
-    return jax.lax.bitcast_convert_type(words, jnp.uint32)
+_signed, _unsigned = (partial(jax.lax.bitcast_convert_type, new_dtype=kind) for kind in (jnp.int32, jnp.uint32))

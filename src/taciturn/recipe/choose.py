@@ -80,10 +80,8 @@ def best_plan(task: Task) -> Plan:
     plans = [_plan(task, rounds, cohort, _about(mu, cohort / task.users, rounds)) for rounds, cohort in _sizes(task)]
     if not plans:
         minutes = task.duration(ROUNDS[0], LEAST_COHORT) / 60
-        raise RecipeError(
-            f"the shortest training, {ROUNDS[0]} rounds of {LEAST_COHORT}, takes {minutes:.1f} minutes on this machine without compiling "
-            "and measuring. Allow more --minutes"
-        )
+        shortest = f"the shortest training, {ROUNDS[0]} rounds of {LEAST_COHORT}, takes {minutes:.1f} minutes on this machine"
+        raise RecipeError(f"{shortest} without compiling and measuring. Allow more --minutes")
     best = max(plan.gain for plan in plans)
     return min((plan for plan in plans if plan.gain > best - ENOUGH), key=lambda plan: task.duration(plan.rounds, plan.cohort))
 

@@ -50,10 +50,9 @@ class Recipe(Section):
     def fingerprint(self) -> str:
         """Return a digest of everything that shapes the run; where its files are does not.
 
-        Only what differs from the defaults is hashed: a setting that is added later, with a default that keeps the old behaviour,
-        changes no fingerprint, so that unfinished runs can be resumed and devices of different versions agree. Therefore a default,
-        or the meaning of an omitted setting (a δ, a noise, a clip norm), may only be changed together with SCHEMA.
-        """
+        Only what differs from the defaults is hashed: a setting that is added later, with a default that keeps the old behaviour, changes
+        no fingerprint, so that unfinished runs can be resumed and devices of different versions agree. Therefore a default, or the meaning
+        of an omitted setting (a δ, a noise, a clip norm), may only be changed together with SCHEMA."""
         settings = self.model_dump(mode="json", exclude_defaults=True, exclude=NAMES_OF_FILES)
         content = {name: value for name, value in settings.items() if value != {}}  # sections of file paths only
         content |= {"schema": SCHEMA, "canaries_planted": self.canaries.text is not None}
@@ -75,8 +74,7 @@ class Recipe(Section):
     @property
     def noise(self) -> NoiseKind:
         """Return how it is correlated over rounds."""
-        correlated = "banded" if self.participation.kind == "cyclic-poisson" else "blt"
-        return self.privacy.noise or (correlated if self.algorithm == "dp-ftrl" else "independent")
+        return self.privacy.noise or ("blt" if self.algorithm == "dp-ftrl" else "independent")
 
     @property
     def restart_rounds(self) -> tuple[int, ...]:
@@ -101,13 +99,8 @@ class Recipe(Section):
         return self.over_selection * self.participation.cohort
 
     @property
-    def turns(self) -> int:
-        """Return the rounds after which everyone was asked once."""
-        return int(self.participation.users // self.asked)
-
-    @property
     def possible_separation(self) -> int:
-        return max(self.turns - 1, 0)
+        return max(int(self.participation.users // self.asked) - 1, 0)
 
     @property
     def max_participations(self) -> int:

@@ -28,10 +28,8 @@ def verified_guarantee(params: Params, card: ModelCard, ledger: Ledger) -> Guara
     recorded = {"kind": "model", "run": card.run, "params": params_digest(params), "hash": card.ledger_head}
     row = next((row for row in ledger.run_rows(card.run) if recorded.items() <= row.items()), None)
     if row is None:
-        raise ExportRefused(
-            f"{ledger.path} does not know these parameters as run {card.run}'s at row {card.ledger_head[:12]}…: the model was "
-            "changed, belongs to another population, or rows are missing"
-        )
+        unknown = f"{ledger.path} does not know these parameters as run {card.run}'s at row {card.ledger_head[:12]}…"
+        raise ExportRefused(f"{unknown}: the model was changed, belongs to another population, or rows are missing")
     if row.get("card", card_digest(card)) != card_digest(card):  # old rows have none
         raise ExportRefused(f"{ledger.path} knows these parameters with other words or another description: the model file was changed")
     return ledger.guarantee(card.run, card.ledger_head)
@@ -41,7 +39,5 @@ def check_may_leave(guarantee: Guarantee, non_private: bool) -> None:
     if not guarantee.is_private and not non_private:
         raise ExportRefused(f"run {guarantee.run} has no privacy (ε = ∞); to export it anyway, add --non-private")
     if guarantee.epsilon == math.inf and not non_private:
-        raise ExportRefused(
-            f"the noise of run {guarantee.run} guarantees nothing at δ = {delta_text(guarantee.delta)} (ε = ∞); to export it "
-            "anyway, add --non-private"
-        )
+        nothing = f"guarantees nothing at δ = {delta_text(guarantee.delta)} (ε = ∞); to export it anyway, add --non-private"
+        raise ExportRefused(f"the noise of run {guarantee.run} {nothing}")

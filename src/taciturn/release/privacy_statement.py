@@ -18,9 +18,7 @@ WORDS = tomllib.loads((files("taciturn.release") / "statement.toml").read_text("
 
 def statement(guarantee: Guarantee, public_sources: tuple[str, ...], observed: str = "") -> str:
     """Write a page for those who must defend the model: the points of Ponomareva et al. 2023, §5.3, as Xu et al. 2023 report them.
-
-    `observed` is what happened, beside the claim; it never replaces the claim.
-    """
+    `observed` is what happened, beside the claim; it never replaces the claim."""
     parts = [_paragraph(f"Privacy of run {guarantee.run}")]
     if guarantee.is_private and guarantee.is_simulated:
         parts.append(_paragraph(WORDS["simulation"]))

@@ -91,10 +91,9 @@ def _check_start(start: str, card: ModelCard, folder: Path, words: tuple[str, ..
     if card.architecture.get("kind") not in KINDS:
         raise RecipeError(f"{start} is not a neural model: private training starts from one; name another")
     if card.vocabulary != words:
-        raise RecipeError(
-            f"{start} knows other words than {folder}. Build the people with its words (taciturn data build --vocabulary …; without it "
-            "they are those of the start that comes with taciturn), or name public text with the words of the people: --public FOLDER"
-        )
+        built = "taciturn data build --vocabulary …; without it they are those of the start that comes with taciturn"
+        named = "or name public text with the words of the people: --public FOLDER"
+        raise RecipeError(f"{start} knows other words than {folder}. Build the people with its words ({built}), {named}")
 
 
 class Sample(NamedTuple):

@@ -225,10 +225,8 @@ def _diverged(rows: list[Row]) -> str | None:
     first, last = rows[0]["loss"], rows[-1]["loss"]
     if last < 1.5 * first:
         return None
-    return (
-        f"the loss on held-out users rose from {first:.1f} to {last:.1f}: the run diverges. Lower server.momentum or "
-        "server.learning_rate (noise adds up in momentum), or take larger cohorts"
-    )
+    to_do = "Lower server.momentum or server.learning_rate (noise adds up in momentum), or take larger cohorts"
+    return f"the loss on held-out users rose from {first:.1f} to {last:.1f}: the run diverges. {to_do}"
 
 
 def _save(run: Run, state: TrainState) -> None:

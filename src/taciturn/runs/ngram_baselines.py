@@ -47,22 +47,12 @@ def count_population(folder: Path, out: Path, smoothing: Smoothing, order: int, 
     """Charge first, then count."""
     check_new_folder(out, NOT_NEW)
     if not non_private:
-        raise RunError(
-            f"{folder} holds users' text, and counts of it have no guarantee (ε = ∞). If you mean that, add --non-private; for an n-gram "
-            "with one, train a private model and export it: taciturn export RUN --to arpa"
-        )
+        to_do = "for an n-gram with one, train a private model and export it: taciturn export RUN --to arpa"
+        counts = f"{folder} holds users' text, and counts of it have no guarantee (ε = ∞)"
+        raise RunError(f"{counts}. If you mean that, add --non-private; {to_do}")
     population = Population(folder)
-    terms = RunTerms(
-        name=out.name,
-        recipe=f"{smoothing} {order}-grams",
-        population=population.id,
-        adjacency="add or remove one user",
-        randomness="operating system",
-        accountant="pld",
-        budget=Budget(ANY_DELTA),
-        rounds=1,
-        unit=unit_of(population),
-    )
+    of = out.name, f"{smoothing} {order}-grams", population.id, "add or remove one user", "operating system"
+    terms = RunTerms(*of, accountant="pld", budget=Budget(ANY_DELTA), rounds=1, unit=unit_of(population))
     account = Account(open_ledger(population), terms, NonPrivateDpEvent())
     account.open()
     account.charge(round=0, record="n-grams")

@@ -134,10 +134,8 @@ def _saved_course(path: Path, fresh: Course, terms: dict[str, Any]) -> Course:
     names = dict.fromkeys([*terms, *saved])  # a start that was named before is noticed too
     differing = [f"{name} is {saved.get(name)}, not {terms.get(name)}" for name in names if saved.get(name) != terms.get(name)]
     if differing:
-        raise RecipeError(
-            f"{path} is of another training: its {'; its '.join(differing)}. Repeat the command that began it with --resume, or name "
-            "another --out"
-        )
+        to_do = "Repeat the command that began it with --resume, or name another --out"
+        raise RecipeError(f"{path} is of another training: its {'; its '.join(differing)}. {to_do}")
     (training, best), about = load_state(path, (fresh.training, fresh.best))
     return Course(training, best, tuple(Epoch(*row) for row in json.loads(about["epochs"])))
 
@@ -174,7 +172,5 @@ def _stopped(epochs: tuple[Epoch, ...], schedule: Schedule) -> str | None:
     best, last = _best(epochs), epochs[-1]
     if last.epoch - best.epoch < schedule.patience:
         return None
-    return (
-        f"after {last.epoch} of {schedule.epochs} epochs: the loss on held-out text was {best.loss:.3f} after epoch {best.epoch}, and is "
-        f"{last.loss:.3f} now"
-    )
+    rose = f"was {best.loss:.3f} after epoch {best.epoch}, and is {last.loss:.3f} now"
+    return f"after {last.epoch} of {schedule.epochs} epochs: the loss on held-out text {rose}"

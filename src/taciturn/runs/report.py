@@ -7,6 +7,7 @@ averages over held-out people, who have no guarantee, and over no fewer of them 
 import math
 from collections.abc import Iterator, Sequence
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from taciturn.data.vocabulary import Vocabulary
 from taciturn.evaluation.accuracy import Scores
 from taciturn.evaluation.intervals import Interval
 from taciturn.files import from_json, write_atomically
-from taciturn.privacy.figures import WEAK, delta_text, epsilon_text
+from taciturn.privacy.figures import WEAK, delta_text, epsilon_text, pair_text
 from taciturn.privacy.ledger import Guarantee, Ledger, Row
 from taciturn.recipe.recipe import Recipe
 from taciturn.release.privacy_statement import plain_words
@@ -30,6 +31,7 @@ from taciturn.runs.folder import RunError, recipe_of
 from taciturn.runs.report_page import Html, Span, chart, groups, page, section, table, tag, tile
 
 FILE_NAME = "report.html"
+_quiet = partial(tag, "p", class_="quiet")
 OUTSIDE = "Seen from outside"
 FREQUENT = 10  # of the words, sorted by frequency, one in this many is frequent; all others are rare
 COST = "Noise hides what few people share: people who gain less here pay more for privacy."
@@ -125,10 +127,6 @@ def groups_of(texts: Texts, vocabulary: Vocabulary) -> list[Group]:
     return [one for one in found if len(one.users) >= LEAST_HELD_OUT]
 
 
-def _quiet(words: str) -> Html:
-    return tag("p", words, class_="quiet")
-
-
 def _percent(value: float) -> str:
     return f"{100 * value:.2f} %"
 
@@ -220,21 +218,16 @@ def _spent(ledger: Ledger) -> Html:
     runs, budget = ledger.runs(), ledger.budget
     delta = min(ledger.run_rows(run)[0]["delta"] for run in runs)
     spent = ledger.total(delta)[0]
-    words = (
-        f"All {len(runs)} runs on these people together, discarded ones included: ε = {epsilon_text(spent)} at δ = {delta_text(delta)}."
-        if len(runs) > 1
-        else f"This is the only run on these people. In all they have spent ε = {epsilon_text(spent)} at δ = {delta_text(delta)}."
-    )
-    parts = [tag("p", words)]
+    only = "This is the only run on these people. In all they have spent"
+    whole = f"All {len(runs)} runs on these people together, discarded ones included:" if len(runs) > 1 else only
+    parts = [tag("p", f"{whole} {pair_text(spent, delta)}.")]
     if seeded := sum(ledger.run_rows(run)[0]["randomness"] != "operating system" for run in runs):
-        parts.append(
-            tag("p", f"{seeded} of {len(runs)} drew noise from a seed, with which anyone can remove it: their ε promises nothing.")
-        )
+        drew = f"{seeded} of {len(runs)} drew noise from a seed, with which anyone can remove it: their ε promises nothing."
+        parts.append(tag("p", drew))
     if spent == math.inf:
         parts.append(tag("p", "At least one of them had no privacy, and may have revealed what single people wrote."))
     if budget:
-        left = f"Their budget for all runs is ε = {epsilon_text(budget.epsilon)} at δ = {delta_text(budget.delta)}."
-        share = min(1.0, spent / budget.epsilon)
+        left, share = f"Their budget for all runs is {pair_text(budget.epsilon, budget.delta)}.", min(1.0, spent / budget.epsilon)
         parts += [tag("p", left), tag("meter", f"{share:.0%}", min=0, max=1, value=f"{share:.3f}", aria_label="share of the budget spent")]
     parts.append(_quiet("Added up for one adjacency: a person's reports, or zeros in their place. See taciturn ledger show."))
     return section("What these people have spent", *parts)
@@ -249,16 +242,11 @@ def _audited(folder: Path) -> Iterator[Html]:
     parts = []
     if "audit" in found:
         one = found["audit"]
-        words = (
-            "BROKEN: users are told apart better than is claimed. Trust no model of this run."
-            if one["refuted"]
-            else "Nothing contradicts the claim. That proves nothing about what an audit cannot see."
-        )
+        broken = "BROKEN: users are told apart better than is claimed. Trust no model of this run."
+        words = broken if one["refuted"] else "Nothing contradicts the claim. That proves nothing about what an audit cannot see."
         figures = [f"{one[name]:.2f}" for name in ("claimed_epsilon", "epsilon", "epsilon_at_least")]
-        parts += [
-            tag("p", words, class_="broken" if one["refuted"] else ""),
-            table(("audit users", "claimed ε", "found", "at least (99.9 %)"), [("of the turns tested", *figures)]),
-        ]
+        columns = "audit users", "claimed ε", "found", "at least (99.9 %)"
+        parts += [tag("p", words, class_="broken" if one["refuted"] else ""), table(columns, [("of the turns tested", *figures)])]
     if "canaries" in found:
         kinds = []
         for one in found["canaries"]:

@@ -81,21 +81,15 @@ class Run:
         """Refuse what shows only when recipe, users and model are seen together."""
         users, adjacency = self.recipe.participation.users, self.algorithm.participation.adjacency
         if self.recipe.participation.kind == "fixed" and len(self.population) < users:
-            raise RecipeError(
-                f"[participation] users: fixed-size rounds are accounted for {users} users, but the population has fewer; the "
-                "cost would be understated, so lower the number"
-            )
+            few = f"fixed-size rounds are accounted for {users} users, but the population has fewer"
+            raise RecipeError(f"[participation] users: {few}; the cost would be understated, so lower the number")
         if self.recipe.delta * people >= 1:
-            raise RecipeError(
-                f"[participation] users: with {users} users δ is {delta_text(self.recipe.delta)}, more than one over the number of users "
-                "that are there; raise the number, or set [privacy] delta"
-            )
+            more = f"with {users} users δ is {delta_text(self.recipe.delta)}, more than one over the number of users that are there"
+            raise RecipeError(f"[participation] users: {more}; raise the number, or set [privacy] delta")
         self.held_out.check_enough()
         if self.warm_start and self.lineage and self.warm_start.adjacency != adjacency:
-            raise RecipeError(
-                f"[model] warm_start came from a run under the adjacency «{self.warm_start.adjacency}», this one is under "
-                f"«{adjacency}»; no one guarantee covers both, so use the same participation"
-            )
+            under = f"came from a run under the adjacency «{self.warm_start.adjacency}», this one is under «{adjacency}»"
+            raise RecipeError(f"[model] warm_start {under}; no one guarantee covers both, so use the same participation")
         try:
             self.algorithm.mechanism.init(first)
         except ValueError as error:  # per-layer clip norms for other layers than the model's
@@ -150,16 +144,9 @@ class Run:
         before = self.warm_start.card.public_sources if self.warm_start else ()
         rehearsed = (self.general.source,) if self.general else ()
         sources = (*before, *rehearsed, *(one.source for one in self.observers))
-        return ModelCard(
-            architecture=self.recipe.model.model_dump(mode="json", exclude={"warm_start"}),
-            vocabulary=self.vocabulary.words,
-            text=self.vocabulary.about,
-            run=self.account.terms.name,
-            ledger_head=ledger_head,
-            round=round,
-            public_sources=tuple(dict.fromkeys(sources)),  # each is named once
-            sentences=self.recipe.data.layout == "sentences",
-        )
+        model = self.recipe.model.model_dump(mode="json", exclude={"warm_start"}), self.vocabulary.words, self.vocabulary.about
+        once, sentences = tuple(dict.fromkeys(sources)), self.recipe.data.layout == "sentences"
+        return ModelCard(*model, self.account.terms.name, ledger_head, round, public_sources=once, sentences=sentences)
 
 
 def unit_of(population: Population, person: str = "one user") -> str:

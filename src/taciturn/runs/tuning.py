@@ -83,10 +83,9 @@ def _size(corpus: PublicCorpus, recipe: Recipe) -> tuple[int, int]:
     users, tokens = recipe.participation.users, corpus.documents.tokens
     share = min(recipe.data.tokens_per_user, int(tokens / (users + _held_out(users))))
     if share < LEAST_TOKENS:
-        raise RecipeError(
-            f"{corpus.source} has {tokens:,} tokens: of {users:,} users each would get {share}, and {LEAST_TOKENS} are the least. Take "
-            "more public text, or lower participation.users, and the cohort with it"
-        )
+        few = f"of {users:,} users each would get {share}, and {LEAST_TOKENS} are the least"
+        more = "Take more public text, or lower participation.users, and the cohort with it"
+        raise RecipeError(f"{corpus.source} has {tokens:,} tokens: {few}. {more}")
     return users, share
 
 

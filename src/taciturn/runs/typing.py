@@ -68,10 +68,8 @@ def simulate_typing(
     loaded = [load_word_model(path) for path in paths]
     vocabulary = loaded[0].vocabulary
     if any(set(one.vocabulary.words) != set(vocabulary.words) for one in loaded):
-        raise RunError(
-            f"{paths[0]} and {paths[1]} know different words, so their figures cannot be compared; make both with one list: "
-            "--vocabulary POPULATION, for `data build` and `data public`"
-        )
+        to_do = "make both with one list: --vocabulary POPULATION, for `data build` and `data public`"
+        raise RunError(f"{paths[0]} and {paths[1]} know different words, so their figures cannot be compared; {to_do}")
     known = [trained_on(folder_known_to(one)) for one in loaded if one.is_of_users and not one.is_personal]
     if source is None:
         found = People(held_out_messages(vocabulary)[:most_people], 0)

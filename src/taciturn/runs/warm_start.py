@@ -68,12 +68,8 @@ def _with_history(start: WarmStart, books: list[Ledger]) -> WarmStart:
         # Without any it is what a run began with: whether that run was seeded says nothing about it.
         if lineage:
             opened = book.run_rows(row["run"])[0]
-            return start._replace(
-                lineage=lineage,
-                distance=book.distance(row["run"]),
-                adjacency=opened["adjacency"],
-                seeded=opened["randomness"] != "operating system",
-            )
+            seeded = opened["randomness"] != "operating system"
+            return start._replace(lineage=lineage, distance=book.distance(row["run"]), adjacency=opened["adjacency"], seeded=seeded)
     if start.card.run is not None and not is_known:
         raise RecipeError(f"[model] warm_start says run {start.card.run}, but no ledger knows its parameters; name that run's folder")
     return start

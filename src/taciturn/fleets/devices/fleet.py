@@ -83,10 +83,8 @@ class DeviceFleet:
         certificates, dismissed = self._check_list()
         allowed = set(eligible(np.arange(len(certificates))).tolist()) - dismissed.devices
         if (left := len(allowed)) < self.asked:
-            raise TooFewDevices(
-                f"{self.asked} devices are asked in a round, and {left} of the {len(certificates)} that are enrolled may still take part: "
-                "the others did so as often as they may, or too few rounds ago, or were dismissed"
-            )
+            few = f"{self.asked} devices are asked in a round, and {left} of the {len(certificates)} that are enrolled may still take part"
+            raise TooFewDevices(f"{few}: the others did so as often as they may, or too few rounds ago, or were dismissed")
         if self._summed is not None:  # not before: the sum is charged by now, so nothing that happens here can lose it
             self._steer(self._summed)
             self._summed = None
@@ -112,22 +110,20 @@ class DeviceFleet:
             failed = f", and {self._failed} rounds have failed" if self._failed else ""
             if left_out := len(self._left_out()):
                 failed += f"; {left_out} devices broke the protocol and are left out of this run"
-            raise LinkError(
-                f"no round has succeeded for {waited:.0f} seconds (fleet.patience): {ready} devices are present that may take part, "
-                f"{self.asked} are needed{failed}. Enrol or start more devices, or let them rest less (fleet.timer_hours, "
-                "participation.min_separation) or report more often in their lifetimes (fleet.lifetime_participations); then resume with "
-                "`taciturn fleet serve … --resume`"
+            since = f"no round has succeeded for {waited:.0f} seconds (fleet.patience): {ready} devices are present that may take part"
+            rest = (
+                "let them rest less (fleet.timer_hours, participation.min_separation) or report more often (fleet.lifetime_participations)"
             )
+            to_do = f"Enrol or start more devices, or {rest}; then resume with `taciturn fleet serve … --resume`"
+            raise LinkError(f"{since}, {self.asked} are needed{failed}. {to_do}")
 
     def _check_list(self) -> Enrolled:
         """Refuse a list whose numbers changed during the run: the participation record uses them. More devices may be added."""
         enrolled, path = self.connected.enrolled(), self.folder / "enrolled"
         now = b"".join(one.key for one in enrolled.certificates)
         if path.exists() and not now.startswith(path.read_bytes()):
-            raise LinkError(
-                "the list of enrolled devices was reordered or edited since this run began, where only appending is allowed: who took part "
-                "can no longer be checked. Restore the old list"
-            )
+            edited = "the list of enrolled devices was reordered or edited since this run began, where only appending is allowed"
+            raise LinkError(f"{edited}: who took part can no longer be checked. Restore the old list")
         self.folder.mkdir(exist_ok=True, mode=0o700)
         write_atomically(path, now, 0o600)
         return enrolled

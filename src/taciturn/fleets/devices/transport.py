@@ -16,6 +16,7 @@ from taciturn.progress import Progress, unwatched
 LOG = logging.getLogger("taciturn.fleet")
 
 Handler = Callable[[str, bytes], bytes]  # on the device: kind of question and its content → answer
+ByDevice = Mapping[int, bytes]  # what each is sent
 
 MOST_BYTES = 64 * 2**20  # of one answer: six times a report of 2.4 million parameters
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}  # where a connection may do without encryption
@@ -42,13 +43,10 @@ class Link(Protocol):
         """Return the numbers of those connected now, sorted. A device keeps its number for as long as it keeps its key."""
         ...
 
-    def ask(
-        self, kind: str, contents: Mapping[int, bytes], seconds: float, progress: Progress = unwatched, shared: bytes = b""
-    ) -> dict[int, bytes]:
-        """Send each device its content, wait until all have answered or `seconds` have passed, and return the answers.
-
-        `shared` follows each content, and travels as one file for all. A device that failed, is gone or late is not in the
-        answers; late ones are discarded for good. One call at a time."""
+    def ask(self, kind: str, contents: ByDevice, seconds: float, progress: Progress = unwatched, shared: bytes = b"") -> dict[int, bytes]:
+        """Send each device its content, wait until all have answered or `seconds` have passed, and return the answers. `shared` follows
+        each content, and travels as one file for all. A device that failed, is gone or late is not in the answers; late ones are discarded
+        for good. One call at a time."""
         ...
 
 

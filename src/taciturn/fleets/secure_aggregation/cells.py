@@ -59,10 +59,8 @@ def threshold(cohort: int, cell: int, dropouts: float, corrupt: float) -> int:
     bad, gone = colluders(cohort, cell, corrupt), _share_of(cohort, dropouts)
     secret = (cell + bad) // 2 + 1
     if cell < 2 or secret > cell - _share_of(cell, dropouts):
-        raise ValueError(
-            f"{cell} devices of which {_share_of(cell, dropouts)} drop out and {bad} are corrupt make no secure sum: allow for fewer "
-            "(fleet.max_dropout, fleet.max_colluding), or take more devices"
-        )
+        lost = f"{cell} devices of which {_share_of(cell, dropouts)} drop out and {bad} are corrupt make no secure sum"
+        raise ValueError(f"{lost}: allow for fewer (fleet.max_dropout, fleet.max_colluding), or take more devices")
     return max(secret, cell - _at_most(cohort, gone, cell, SELDOM))
 
 

@@ -34,10 +34,8 @@ class Total(NamedTuple):
 
 
 def at_fault(unfit: Collection[tuple[int, int]], enough: int) -> list[int]:
-    """Blame the devices whose shares do not fit with those of `enough` others, the worst first.
-
-    `unfit` are holder and owner of each such share: one of the two is at fault. A device wrongly blamed loses its part in a run; one
-    wrongly spared could cost everybody the run."""
+    """Blame the devices whose shares do not fit with those of `enough` others, the worst first. `unfit` are holder and owner of each such
+    share: one of the two is at fault. A device wrongly blamed loses its part in a run; one wrongly spared could cost everybody the run."""
     left, found = set(unfit), []
     while left:
         (worst, count), *_ = Counter(device for pair in left for device in pair).most_common(1)

@@ -92,10 +92,9 @@ class Clock:
             self._waiting = ready & (self._waiting | checking_in)
             pool = np.flatnonzero(self._waiting)
             if self.hour > self._last_round + self._timer + self._patience:
-                raise TooFewDevices(
-                    f"{self._patience / 24:.0f} days after their timers of {self._timer:g} hours ended, still no round has succeeded "
-                    f"with {wanted} devices: take smaller cohorts, a shorter timer or separation, more users, or ask more for each report"
-                )
+                since = f"{self._patience / 24:.0f} days after their timers of {self._timer:g} hours ended, still no round has succeeded"
+                to_do = "take smaller cohorts, a shorter timer or separation, more users, or ask more for each report"
+                raise TooFewDevices(f"{since} with {wanted} devices: {to_do}")
             if len(pool) >= wanted:
                 pool = eligible(pool)
             if len(pool) >= wanted:

@@ -61,10 +61,8 @@ class QueuedFleet:
                 if user not in self._training and user not in self._arrived:
                     self._training[user] = len(self._rounds)
             if not self._training:
-                raise TooFewDevices(
-                    f"{len(self._arrived)} devices have reported and {self._size} are needed, but no other may take part: take "
-                    "smaller cohorts, fewer rounds, a shorter separation or more users"
-                )
+                few = f"{len(self._arrived)} devices have reported and {self._size} are needed, but no other may take part"
+                raise TooFewDevices(f"{few}: take smaller cohorts, fewer rounds, a shorter separation or more users")
             # Devices take a memoryless time, so that each is equally likely to be done next.
             done = sorted(self._training)[self._generator.integers(len(self._training))]
             self._arrived[done] = self._training.pop(done)

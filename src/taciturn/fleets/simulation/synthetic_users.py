@@ -32,10 +32,8 @@ class WithSyntheticUsers:
         coins, theirs = jax.random.split(jax.random.fold_in(key, self._place))
         beside = self._chosen(coins)
         if len(cohort) + len(beside) > self._most:
-            raise WrongNumberOfUsers(
-                f"a cohort and {len(beside)} synthetic users are more than the {self._most} reports that a total holds: lower "
-                "canaries.users, canaries.per_cell, audit.users or the cohort"
-            )
+            many = f"a cohort and {len(beside)} synthetic users are more than the {self._most} reports that a total holds"
+            raise WrongNumberOfUsers(f"{many}: lower canaries.users, canaries.per_cell, audit.users or the cohort")
         total = self._fleet.sum_reports(program, message, cohort, key)
         return trees.add(total, self._synthetic.sum_reports(program, message, beside, theirs))
 

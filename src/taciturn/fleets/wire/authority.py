@@ -79,10 +79,8 @@ def requested_key(line: str) -> bytes:
     except ValueError:
         content = b""
     if not verified(content[:32], REQUEST.encode() + content[:32], content[32:]):
-        raise LinkError(
-            f"a request of {len(line.strip())} characters is not one that a device made, or was changed on its way: give the line that "
-            "`taciturn fleet device FOLDER --new` prints, or its file request.txt"
-        )
+        wrong = f"a request of {len(line.strip())} characters is not one that a device made, or was changed on its way"
+        raise LinkError(f"{wrong}: give the line that `taciturn fleet device FOLDER --new` prints, or its file request.txt")
     return content[:32]
 
 

@@ -48,9 +48,8 @@ LOST = (OSError, http.client.HTTPException, RefusedByServer)  # after which a de
 def run_device(
     server: str, folder: Path, handler: Handler, root_certificate: Path | None, insecure: bool = False, stop: threading.Event | None = None
 ) -> None:
-    """Answer the questions of the server at `host:port` until `stop` is set or SIGTERM comes, whatever happens to the server meanwhile.
-
-    The folder holds the device's key (`authority.device_request`). `stop` waits for the end of the question at work; SIGTERM does not."""
+    """Answer the questions of the server at `host:port` until `stop` is set or SIGTERM comes, whatever happens to the server meanwhile. The
+    folder holds the device's key (`authority.device_request`). `stop` waits for the end of the question at work; SIGTERM does not."""
     device = DeviceEnd(server, load_key(folder / DEVICE_KEY), handler, trusting(server, root_certificate, insecure))
     stop = stop or threading.Event()
     threading.Thread(target=lambda: stop.wait() and device.hang_up(), daemon=True).start()

@@ -67,10 +67,8 @@ class RedisStore:
             LOG.warning("the Redis at %s does not say whether it writes to disk: make sure that it does not", self.address)
             return
         if kept["save"] or kept["appendonly"] != "no":
-            raise LinkError(
-                f"the Redis at {self.address} writes what it holds to disk, where who took part must never be: start it with "
-                "--save '' --appendonly no, or take another"
-            )
+            kept_there = f"the Redis at {self.address} writes what it holds to disk, where who took part must never be"
+            raise LinkError(f"{kept_there}: start it with --save '' --appendonly no, or take another")
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:

@@ -14,14 +14,14 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from taciturn.files import locked
-from taciturn.fleets.devices.transport import GONE, LOG, LOOPBACK, MOST_BYTES, LinkError, answered
+from taciturn.fleets.devices.transport import GONE, LOG, LOOPBACK, MOST_BYTES, ByDevice, LinkError, answered
 from taciturn.fleets.wire.authority import SERVER_CERTIFICATE, SERVER_KEY, private_folder
 from taciturn.fleets.wire.door import Door, tls
 from taciturn.fleets.wire.front_end import FrontEnd, NumberOf, Refusals
@@ -46,9 +46,7 @@ class WireLink:
             LOG.warning("no device is there: %s", gone)
             return []
 
-    def ask(
-        self, kind: str, contents: Mapping[int, bytes], seconds: float, progress: Progress = unwatched, shared: bytes = b""
-    ) -> dict[int, bytes]:
+    def ask(self, kind: str, contents: ByDevice, seconds: float, progress: Progress = unwatched, shared: bytes = b"") -> dict[int, bytes]:
         if not contents or seconds <= 0:
             return {}
         if max(len(shared), *map(len, contents.values())) > MOST_BYTES:
@@ -73,9 +71,7 @@ class WireLink:
         COUNTS.add("taciturn_answers_total", len(answers))
         return answers
 
-    def _wait_for_all(
-        self, name: str, contents: Mapping[int, bytes], deadline: float, outcomes: dict[int, bytes | str], progress: Progress
-    ) -> None:
+    def _wait_for_all(self, name: str, contents: ByDevice, deadline: float, outcomes: dict[int, bytes | str], progress: Progress) -> None:
         looked, shown = time.monotonic(), 0
         while len(outcomes) < len(contents) and (left := deadline - time.monotonic()) > 0:
             self._collect(name, min(LOOK_SECONDS, left), outcomes)
@@ -109,9 +105,8 @@ class WireServer:
 
 @contextmanager
 def wire_server(folder: Path, host: str, port: int, number_of: NumberOf, insecure: bool = False) -> Iterator[WireServer]:
-    """Let devices connect to `host:port` (0: a free one), in this process.
-
-    Without TLS (`insecure`), on this machine only; devices need an enrolled key even then."""
+    """Let devices connect to `host:port` (0: a free one), in this process. Without TLS (`insecure`), on this machine only; devices need an
+    enrolled key even then."""
     store = MemoryStore()
     with shared_server(folder, store) as server, front_end(folder, host, port, store, number_of, insecure) as opened:
         server.address, server.front_end = opened.address, opened

@@ -1,15 +1,19 @@
 """Simulated users for tests and benchmarks: Zipf's words, topics, and a little grammar, any number of users, streamed.
 
+    python benchmarks/synthetic_corpus.py raw --users 1000000 --tokens 400 && taciturn data build raw --out people
+
 A word is drawn by Zipf's law: from the whole list, or, one time in five, from the order of words that the user's topic prefers. One time
 in four it is instead the word that always follows the one before it. Users come in blocks that are generated apart.
 """
 
+import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
+import wordfreq
 
 BLOCK = 1000  # users generated at a time
 TOPIC_SHARE, GRAMMAR_SHARE = 0.2, 0.25
@@ -56,3 +60,18 @@ def write_shards(batches: Iterator[pa.RecordBatch], folder: Path, blocks_per_sha
         yield done + 1
     if writer:
         writer.close()
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description="Write simulated users as Parquet shards (columns user_id and text) into a new folder.")
+    asked.add_argument("out", type=Path)
+    for name, default in (("users", 10_000), ("tokens", 400), ("message", 20), ("topics", 50), ("seed", 0)):
+        asked.add_argument(f"--{name}", type=int, default=default)
+    given = vars(asked.parse_args())
+    out = given.pop("out")
+    for done in write_shards(synthetic_messages(wordfreq.top_n_list("en", 12_000), **given), out):
+        print(f"{min(done * BLOCK, given['users']):,} of {given['users']:,} users", end="\r", flush=True)
+
+
+if __name__ == "__main__":
+    main()
