@@ -1,14 +1,11 @@
 """Curators in small: real ones, with a ledger and records on disk, over users of a few words or of none."""
 
 import functools
-import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
 from taciturn.core import Algorithm, Fleet, Mechanism, Participation, ServerState, UserData
 from taciturn.data.layout import Layout, Unrolls
@@ -16,17 +13,16 @@ from taciturn.data.population import Population, write_population
 from taciturn.data.vocabulary import Vocabulary
 from taciturn.fleets.simulation.in_process import SimulatedFleet
 from taciturn.privacy.account import Account, RunTerms
-from taciturn.privacy.accounting import Budget, CorrelatedDpEvent
+from taciturn.privacy.accounting import Budget
 from taciturn.privacy.clipping import flat_clip
 from taciturn.privacy.curator import Curator
 from taciturn.privacy.estimators import fixed_denominator
 from taciturn.privacy.ledger import Ledger
 from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import gaussian
-from taciturn.privacy.participation import PoissonSampling, spare_rounds
+from taciturn.privacy.participation import PoissonSampling
 from taciturn.privacy.participation_log import ParticipationLog
 from taciturn.privacy.records import Records
-from taciturn.privacy.sensitivity import most_participations
 
 SEVEN_WORDS = Vocabulary(("<pad>", "<unk>", "<bos>", "<eos>", ".", "hello", "world"))
 DELTA = 1e-5
@@ -101,31 +97,3 @@ def opened(
 def is_constant(difference) -> bool:
     """Whether the same noise was in both: the updates are alike in all coordinates, so only noise can differ."""
     return bool(np.ptp(np.asarray(difference)) < 1e-5)
-
-
-@dataclass(frozen=True)
-class DrawnTurns:
-    """A participation of one's own: users take turns, and the curator draws who takes theirs, so that cohorts are both drawn and logged.
-    Ledgers of earlier versions have such costs (Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization")."""
-
-    probability: float  # of taking a turn
-    cycle: int
-    rounds: int
-    adjacency = "zero out one user"
-    sampled_by_curator = True
-
-    @property
-    def limits(self) -> tuple[int, int]:
-        return self.cycle - 1, self._turns(self.rounds + spare_rounds(self.rounds))
-
-    def _turns(self, rows: int) -> int:
-        return most_participations(rows, self.cycle - 1)
-
-    def select(self, available, row, coins):
-        return coins.sampled(available[available % self.cycle == row % self.cycle], self.probability)
-
-    def event(self, noise_multiplier, strategy) -> CorrelatedDpEvent:
-        turn = GaussianDpEvent(noise_multiplier / math.sqrt(strategy.sensitivity_squared(strategy.rows, self.cycle - 1, 1)))
-        counts = sorted({self.rounds, min(strategy.rows, self.rounds + spare_rounds(self.rounds))})
-        sampled = PoissonSampledDpEvent(self.probability, turn)
-        return CorrelatedDpEvent(tuple((n, SelfComposedDpEvent(sampled, self._turns(n))) for n in counts), "turns that are drawn")

@@ -73,6 +73,7 @@ class Strategy(NamedTuple):
     sensitivity_squared: Callable[[int, int, int], float]  # of (rows, MinS, MaxP)
     prefix_variance: Callable[[int], np.ndarray]  # of the sum of the first 1, 2, … rows, where white noise has 1
     restarts: tuple[int, ...] = ()  # rows at which it starts anew, sharing no noise with the rows before
+    bands: int | None = None  # rows at least this far apart share no noise either; None: all rows of a segment do
 
 
 class Coins(Protocol):

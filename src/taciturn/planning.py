@@ -18,7 +18,7 @@ from taciturn.errors import TaciturnError
 from taciturn.fleets.simulation.availability import Devices, Habits, Rounds, simulate_rounds
 from taciturn.names import AccountantName, MechanismName
 from taciturn.privacy.accounting import Budget, epsilon, noise_for_budget, repeated, rho
-from taciturn.privacy.participation import MinSeparation, PoissonSampling, default_delta
+from taciturn.privacy.participation import CyclicPoisson, MinSeparation, PoissonSampling, default_delta
 from taciturn.privacy.sensitivity import blt_coefficients, independent, most_participations, toeplitz, tree
 from taciturn.privacy.strategies import optimal_bands, optimal_blt
 from taciturn.progress import Progress, StageProgress, unwatched
@@ -92,7 +92,7 @@ class Answer:
     rho: float
     epsilon: float
     error: float  # of the sum of all updates so far, in clip norms
-    sensitivity_squared: float  # of the strategy under the claim; 1 where a curator samples, and each round counts by itself
+    sensitivity_squared: float  # of the strategy under the claim; 1 where a curator samples, and each round or turn counts by itself
 
 
 def plan(question: Question, mechanism: MechanismName) -> Answer:
@@ -126,9 +126,10 @@ def _noise_and_turns(question: Question, mechanism: MechanismName) -> tuple[Stra
             return independent(rounds), turns
         case "tree" | "honaker":
             return tree(rounds, honaker=mechanism == "honaker"), turns
-        case "banded":
+        case "banded" | "cyclic-poisson":
             coefficients = np.pad(optimal_bands(rounds, bands)["bands"], (0, rounds - bands))
-            return toeplitz(f"{bands}-banded Toeplitz", coefficients), turns
+            drawn = turns if mechanism == "banded" else CyclicPoisson(share * bands, bands, rounds)
+            return toeplitz(f"{bands}-banded Toeplitz", coefficients), drawn
         case "blt":
             found = optimal_blt(rounds, question.separation, question.participations)
             return toeplitz("BLT", blt_coefficients(tuple(found["decay"]), tuple(found["scale"]), rounds)), turns

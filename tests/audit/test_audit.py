@@ -33,6 +33,7 @@ FTRL = {
     "privacy": {"noise": "blt", "buffers": 2, "noise_multiplier": 3.0},
 }
 TREE = FTRL | {"privacy": {"noise": "honaker", "noise_multiplier": 3.0, "restart_rounds": [7]}}
+CYCLIC = {"algorithm": "dp-ftrl", "participation": {"kind": "cyclic-poisson"}}
 ADAPTIVE = {"noise": "tree", "clipping": "adaptive", "restart_rounds": [3], "clipped_count_stddev": 1.0}
 MECHANISMS = {
     "one turn": {},
@@ -44,7 +45,7 @@ MECHANISMS = {
     "tree": FTRL | {"privacy": {"noise": "tree", "noise_multiplier": 4.0}},
     "honaker": TREE,
     "blt": FTRL,
-    "banded": FTRL | {"privacy": {"noise": "banded", "bands": 3, "noise_multiplier": 2.0}},
+    "turns": CYCLIC | {"privacy": {"noise": "banded", "bands": 3, "noise_multiplier": 2.0}},
 }
 
 

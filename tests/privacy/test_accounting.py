@@ -38,7 +38,7 @@ from taciturn.privacy.accounting import (
 from taciturn.privacy.conversions import smallest_epsilon, with_distance
 from taciturn.privacy.correlated_noise import Bands, banded
 from taciturn.privacy.loss_distributions import epsilon_by_loss_distributions
-from taciturn.privacy.participation import FixedSize, MinSeparation
+from taciturn.privacy.participation import CyclicPoisson, FixedSize, MinSeparation
 from taciturn.release.gate import ExportRefused, check_may_leave
 from taciturn.release.privacy_statement import statement, statement_json
 
@@ -300,9 +300,10 @@ def test_one_release_without_privacy_makes_a_composition_cost_infinity():
     assert epsilon(mixture, 1e-5, "rdp") == epsilon(mixture, 1e-5, "pld") == rho(mixture) == float("inf")
 
 
-def test_all_rounds_of_correlated_noise_are_charged_with_the_first():
+@pytest.mark.parametrize("claim", [MinSeparation(10, 3, 2, 20), CyclicPoisson(0.5, 4, 20)])
+def test_all_rounds_of_correlated_noise_are_charged_with_the_first(claim):
     """When to stop may depend on what was seen. The twin: only the rounds so far would cost less."""
-    claim, strategy = MinSeparation(10, 3, 2, 20), banded(3.0, Bands(28, [1.0, 0.5])).strategy
+    strategy = banded(3.0, Bands(28, [1.0, 0.5])).strategy
     event = claim.event(3.0, strategy)
     assert repeated(event, 1) == repeated(event, 20)
     assert repeated(replace(claim, rounds=1).event(3.0, strategy), 1) != repeated(event, 1)

@@ -12,11 +12,10 @@ from dp_accounting.pld.privacy_loss_distribution import from_mixture_gaussian_me
 from scipy.stats import binom, norm
 from test_accounting import guarantee
 
-from curators import DrawnTurns
 from taciturn.privacy.accounting import epsilon, gaussian_epsilon, repeated, rho
 from taciturn.privacy.groups import chained_share, group_epsilon
 from taciturn.privacy.loss_distributions import epsilon_by_loss_distributions
-from taciturn.privacy.participation import MinSeparation
+from taciturn.privacy.participation import CyclicPoisson, MinSeparation
 from taciturn.privacy.sensitivity import toeplitz, tree
 from taciturn.release.privacy_statement import statement, statement_json
 
@@ -88,7 +87,7 @@ def test_without_sampling_a_group_is_one_user_of_multiplied_sensitivity():
 def test_turns_that_overlap_are_not_taken_for_a_mixture():
     """Two users whose turns are a row apart move the same correlated noise twice; a mixture by turns would miss that."""
     strategy = toeplitz("banded", np.array([1.0, 0.8, 0.6, *np.zeros(9)]))
-    event = DrawnTurns(0.3, 3, 12).event(2.0, strategy)
+    event = CyclicPoisson(0.3, 3, 12).event(2.0, strategy)
     turns = repeated(event, 12)
     mixture = group_epsilon(turns, 1, 1e-5, 2)  # the twin: the same cost, taken for independent releases
     found = group_epsilon(event, 12, 1e-5, 2)

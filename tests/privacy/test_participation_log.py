@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import curators
-from curators import DrawnTurns, averaging, few_people, simulated
+from curators import averaging, few_people, simulated
 from harness import Cut, cut_off_rows
 from taciturn.core import FailedRound
 from taciturn.data.layout import Layout, Unrolls
@@ -27,7 +27,7 @@ from taciturn.privacy.estimators import fixed_denominator
 from taciturn.privacy.ledger import Ledger, LedgerError
 from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import gaussian
-from taciturn.privacy.participation import MinSeparation, PoissonSampling, WrongNumberOfUsers
+from taciturn.privacy.participation import CyclicPoisson, MinSeparation, PoissonSampling, WrongNumberOfUsers
 from taciturn.privacy.participation_log import ParticipationBreach, ParticipationLog
 
 ZERO = {"x": jnp.zeros(10_000)}
@@ -451,7 +451,7 @@ def test_a_failure_without_an_entry_before_it_is_refused(tmp_path):
 
 
 def cyclic(cycle=1, probability=0.5):
-    claim = DrawnTurns(probability, cycle, 9)
+    claim = CyclicPoisson(probability, cycle, 9)
     noise = banded(1.0, Bands(17, [1.0, 0.3][:cycle]))
     return algorithm(claim, mechanism(flat_clip(1.0), fixed_denominator(3.0), noise))
 

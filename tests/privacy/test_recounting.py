@@ -17,11 +17,10 @@ from dp_accounting import (
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from curators import DrawnTurns
 from taciturn.privacy.account import Account, RunTerms
 from taciturn.privacy.accounting import Budget
 from taciturn.privacy.ledger import Ledger
-from taciturn.privacy.participation import FixedSize, MinSeparation, PoissonSampling
+from taciturn.privacy.participation import CyclicPoisson, FixedSize, MinSeparation, PoissonSampling
 from taciturn.privacy.recounting import events_for_others
 from taciturn.privacy.sensitivity import toeplitz, tree
 
@@ -30,7 +29,7 @@ TAKING_PART = {
     "poisson": (PoissonSampling(0.1), lambda one: one.event(1.0)),
     "fixed": (FixedSize(5, 50), lambda one: one.event(2.0)),
     "tree": (MinSeparation(10, 4, 4, 20), lambda one: one.event(5.0, tree(20, honaker=True))),
-    "cyclic": (DrawnTurns(0.3, 2, 20), lambda one: one.event(2.0, BANDS)),
+    "cyclic": (CyclicPoisson(0.3, 2, 20), lambda one: one.event(2.0, BANDS)),
 }
 
 

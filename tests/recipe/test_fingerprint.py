@@ -130,9 +130,10 @@ def test_defaults_change_with_the_schema_alone():
 def test_what_a_setting_that_is_left_out_means_changes_with_the_schema_alone():
     separated = {"kind": "min-separation", "min_separation": 2}
     plain, ftrl = parse_recipe(GOOD), parse_recipe(changed(algorithm="dp-ftrl", participation=separated))
+    cyclic = parse_recipe(changed(algorithm="dp-ftrl", participation={"kind": "cyclic-poisson"}, privacy={"bands": 5}))
     adaptive = parse_recipe(changed(algorithm="dp-ftrl", participation=separated, privacy={"clipping": "adaptive"}, run={"rounds": 2000}))
     assert SCHEMA == 1
-    assert (plain.noise, ftrl.noise) == ("independent", "blt")
+    assert (plain.noise, ftrl.noise, cyclic.noise) == ("independent", "blt", "banded")
     assert (plain.delta, plain.restart_rounds, ftrl.max_participations, ftrl.in_flight) == (1e-6, (), 4, 200)
     assert adaptive.restart_rounds == (128, 1152)
     assert build.bound_of(plain).reach == flat_clip(0.8).reach

@@ -124,7 +124,8 @@ def test_model_settings_alone_are_checked_too():
         ),
         ({**FTRL, "fleet": {"time_zones": [[0, 0.0]]}}, "every share must be positive"),
         ({"fleet": {"kind": "check-in"}}, "no sampling can be claimed"),
-        ({"algorithm": "dp-ftrl", "participation": {"kind": "cyclic-poisson"}}, "kind must be 'poisson', 'fixed' or 'min-separation'"),
+        ({"algorithm": "dp-ftrl", "participation": {"kind": "cyclic-poisson"}}, "privacy.bands to 5"),
+        ({"algorithm": "dp-ftrl", "participation": {"kind": "cyclic-poisson"}, "privacy": {"noise": "blt"}}, 'goes with noise = "banded"'),
     ],
 )
 def test_what_does_not_go_with_correlated_noise_is_refused(population, sections, sentence):

@@ -46,6 +46,10 @@ REFUSED = {
         "there is one clip norm for the whole run",
     ),
     "cohorts drawn from a queue": ({"fleet": {"kind": "queue"}}, "no sampling can be claimed"),
+    "turns in a queue": (
+        {"algorithm": "dp-ftrl", "participation": {"kind": "cyclic-poisson", "cohort": 1}, "fleet": {"kind": "queue"}},
+        "no sampling can be claimed",
+    ),
 }
 
 

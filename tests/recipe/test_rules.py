@@ -15,6 +15,7 @@ from taciturn.recipe.text import RecipeError, parse_recipe
 
 SEPARATED = {"kind": "min-separation", "min_separation": 2}
 FTRL = {"algorithm": "dp-ftrl", "participation": SEPARATED}
+CYCLIC = {"algorithm": "dp-ftrl", "participation": {"kind": "cyclic-poisson"}, "privacy": {"bands": 5}}
 OPEN = {"privacy": {"noise_multiplier": None}}  # no privacy
 FEDAVG, TRANSFER = ({"algorithm": name, **OPEN} for name in ("fedavg", "transfer-learning"))
 
@@ -31,6 +32,8 @@ EXAMPLES = [
     {"privacy": {"encoding": "modular", "estimator": "clipped", "least_weight": 5.0}},
     with_(FEDAVG, privacy={"encoding": "modular"}),
     {"participation": SEPARATED},
+    with_(FEDAVG, participation={"kind": "cyclic-poisson"}, privacy={"bands": 5}),
+    with_(CYCLIC, privacy={"noise": "blt"}),
     with_(FEDAVG, fleet={"kind": "check-in"}),
     with_(FTRL, fleet={"kind": "devices"}),
     with_(FTRL, fleet={"kind": "queue"}, privacy={"encoding": "modular"}),
@@ -64,6 +67,7 @@ EXAMPLES = [
     with_(FTRL, privacy={"clip_norm": [[0, 1.0], [2, 0.5]]}),
     with_(FTRL, privacy={"strategy": {"decay": [0.5]}}),
     with_(FTRL, privacy={"restart_rounds": [2], "strategy": {"decay": [0.5], "scale": [0.1]}}),
+    with_(CYCLIC, privacy={"bands": 11}),
     with_(FTRL, fleet={"kind": "check-in", "most_reports": 99}),
     with_(FTRL, fleet={"kind": "check-in", "over_selection": 1.0}),
     with_(FTRL, participation={"users": 10**6, "cohort": 60_000}, fleet={"kind": "check-in"}),

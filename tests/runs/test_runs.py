@@ -44,6 +44,11 @@ def ftrl(noise, **privacy):
 
 PLAIN = {"algorithm": "fedavg", "privacy": {"noise_multiplier": None, "clip_norm": None}}
 TRANSFORMER = {**PLAIN, "model": {"kind": "transformer", "heads": 2, "units": None}, "server": {"optimizer": "nesterov"}}
+TURNS = {
+    "algorithm": "dp-ftrl",
+    "participation": {"kind": "cyclic-poisson"},
+    "privacy": {"bands": 3, "strategy": {"bands": [1.0, 0.5, 0.375]}},
+}
 SENTENCES = {"data": {"layout": "sentences", "sentence_length": 7, "sentences_per_user": 5}}
 
 
@@ -226,6 +231,7 @@ def test_a_run_that_could_not_release_anything_is_refused_before_it_starts(popul
         *mostly_slow([ftrl("blt", strategy={"decay": [0.9, 0.5], "scale": [0.2, 0.2]})]),  # with a restart, below
         ftrl("blt", strategy={"decay": [0.9, 0.5], "scale": [0.2, 0.2]}, restart_rounds=[1]),
         ftrl("honaker", clipping="adaptive", restart_rounds=[1], clipped_count_stddev=3.0),
+        TURNS,
         {**ftrl("tree"), "fleet": {"kind": "check-in", "dropout_rate": 0.2}},
         {**ftrl("tree"), "fleet": {"kind": "queue"}, "upload": {"share": 0.1, "bits": 8}},
         {
@@ -310,11 +316,14 @@ def test_a_fleet_that_comes_and_goes_trains_and_says_what_happened(population, t
 
 
 def test_who_took_part_stays_a_secret_where_the_claim_rests_on_it(population, tmp_path):
-    finished = train_run(tiny_recipe(population, run={"rounds": 2, "evaluate_every": 2}), tmp_path / "run", quietly)
+    finished = train_run(tiny_recipe(population, **TURNS, run={"rounds": 2, "evaluate_every": 2}), tmp_path / "run", quietly)
     words = " ".join((tmp_path / "run" / "guarantee.txt").read_text().split())
     assert "Observed" not in words
     assert "one Gaussian mechanism over the whole run" not in words
-    assert "drawn by the curator" in finished.guarantee.claim
+    assert "a user has a turn every 3 rounds" in finished.guarantee.claim
+    wrong = {**TURNS, "privacy": {"bands": 2, "strategy": {"bands": [1.0, 0.5, 0.375]}}}
+    with pytest.raises(RecipeError, match="sampling proves nothing"):
+        train_run(tiny_recipe(population, **wrong), tmp_path / "wrong", quietly)
 
 
 def test_a_fleet_of_too_few_devices_stops_with_a_sentence(population, recipe, tmp_path):

@@ -32,9 +32,9 @@ def plan(
 ) -> dict[str, Any]:
     """Work out what a guarantee would take. It shows noise, separation, ρ and ε, for every mechanism, and reads no text.
 
-    `poisson` is dp-fedavg, and needs a curator that draws every cohort. All others are dp-ftrl, and claim only that users take turns (min
-    separation), which a fleet of devices can keep. The error is that of the noise on the model: compare it with that of a run that you
-    have tried; smaller is better.
+    `poisson` is dp-fedavg; all others are dp-ftrl. `poisson` and `cyclic-poisson` (banded noise, users who take turns) need a curator that
+    draws every cohort; the others claim only that users take turns (min separation), which a fleet of devices can keep. The error is
+    that of the noise on the model: compare it with that of a run that you have tried; smaller is better.
 
     Example: taciturn plan --population 3000000 --rounds 1000 --report-goal 6500 --noise-multiplier 7
 
@@ -89,7 +89,7 @@ def _print_answers(question: "Question", answers: "list[Answer]") -> None:
 def _grown(trial: "Question", target: float, largest_goal: int, mechanism: MechanismName) -> dict[str, Any]:
     from taciturn.planning import PlanError, grown
 
-    if mechanism == "poisson":
+    if mechanism in ("poisson", "cyclic-poisson"):
         raise PlanError(f"{mechanism} needs a curator that draws cohorts, and devices with a timer come on their own: choose another")
     with stages() as show:
         found = grown(trial, target, largest_goal, mechanism, show)

@@ -138,7 +138,7 @@ def simulated(recipe: Recipe, population: Population) -> SimulatedFleet | RayFle
     if is_joined():
         return RayFleet(recipe, population)
     section = recipe.participation
-    cohort = with_room(section.cohort) if section.kind == "poisson" else section.cohort
+    cohort = with_room(section.cohort) if section.kind in ("poisson", "cyclic-poisson") else section.cohort
     return SimulatedFleet(population, build.layout(recipe, population.vocabulary), section.weight_cap, cohort)
 
 

@@ -43,8 +43,8 @@ logging.getLogger("absl").setLevel(logging.ERROR)
 @dataclass(frozen=True)
 class CorrelatedDpEvent(DpEvent):
     """Gaussian noise that is correlated over a run's releases, and a claim about how often a user takes part in them. One release has no
-    cost of its own. The first n together have: that of one Gaussian mechanism (privacy/sensitivity.py), or, in older ledgers, of one for
-    each turn of a user, where the curator drew who took it."""
+    cost of its own. The first n together have: that of one Gaussian mechanism (privacy/sensitivity.py), or of one for each turn of a user,
+    where the curator draws who takes it (privacy/participation.py)."""
 
     costs: tuple[tuple[int, DpEvent], ...]  # (releases, what that many cost), rising
     claim: str  # in words: which noise, which participation

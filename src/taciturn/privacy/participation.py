@@ -9,12 +9,13 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent
+from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent, SelfComposedDpEvent
 
 from taciturn.core import Coins, Strategy, UserIds
 from taciturn.errors import TaciturnError
 from taciturn.privacy.accounting import CorrelatedDpEvent
 from taciturn.privacy.noise import INDEPENDENT
+from taciturn.privacy.sensitivity import most_participations
 
 LEAST_DELTA = 1e-15  # of defaults: below it loss distributions are lost in rounding, and (1 + e^ε)·2⁻⁶⁰ counts
 
@@ -121,6 +122,55 @@ class MinSeparation:
         claim = f"noise: {strategy.name}; {turns}, at most {self.max_participations} participations"
         costs = (GaussianDpEvent(noise_multiplier / math.sqrt(square)) for square in rising)
         return CorrelatedDpEvent(tuple(zip(counts, costs, strict=True)), claim)
+
+
+@dataclass(frozen=True)
+class CyclicPoisson:
+    """Users take turns, and the curator draws who takes theirs: in row t those whose number is t modulo `cycle`, each independently with
+    probability q. With noise that correlates no rows as far apart as that, a user's turns are separate Gaussian mechanisms, and
+    sampling makes each of them cheaper (Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization").
+
+    Neighbours differ in one user's reports, as with MinSeparation: numbers are places in the list of users, which stays the same.
+    """
+
+    probability: float  # q, of taking a turn
+    cycle: int
+    rounds: int  # T
+    adjacency = "zero out one user"
+    sampled_by_curator = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.probability <= 1 or self.cycle < 1 or self.rounds < 1:
+            raise ValueError(
+                f"users who take turns every {self.cycle} rounds would have to come with probability {self.probability:.3g}: fewer "
+                "bands, or smaller cohorts"
+            )
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        return self.cycle - 1, self._turns(self.rounds + spare_rounds(self.rounds))
+
+    def _turns(self, rows: int) -> int:
+        return most_participations(rows, self.cycle - 1)
+
+    def select(self, available: UserIds, row: int, coins: Coins) -> UserIds:
+        turn = available[available % self.cycle == row % self.cycle]
+        return coins.sampled(turn, self.probability)
+
+    def event(self, noise_multiplier: float, strategy: Strategy) -> DpEvent:
+        if strategy.bands is None or strategy.bands > self.cycle:
+            raise ValueError(
+                f"{strategy.name} noise correlates rows further apart than the {self.cycle} rounds between two turns of a user, where "
+                "sampling proves nothing: use banded noise with no more bands than that"
+            )
+        counts = _counts(self.rounds, strategy)
+        turn = GaussianDpEvent(noise_multiplier / math.sqrt(strategy.sensitivity_squared(counts[-1], self.cycle - 1, 1)))
+        sampled = turn if self.probability == 1 else PoissonSampledDpEvent(self.probability, turn)
+        claim = (
+            f"noise: {strategy.name}; a user has a turn every {self.cycle} rounds and takes it with probability "
+            f"{self.probability:.3g}, drawn by the curator"
+        )
+        return CorrelatedDpEvent(tuple((n, SelfComposedDpEvent(sampled, self._turns(n))) for n in counts), claim)
 
 
 def _counts(rounds: int, strategy: Strategy) -> list[int]:

@@ -31,7 +31,7 @@ def independent(rows: int) -> Strategy:
     def squared(rows: int, min_separation: int, max_participations: int) -> float:
         return float(min(max_participations, most_participations(rows, min_separation)))
 
-    return Strategy("independent", rows, squared, lambda rows: np.arange(1.0, rows + 1))
+    return Strategy("independent", rows, squared, lambda rows: np.arange(1.0, rows + 1), bands=1)
 
 
 def segments(rows: int, restarts: tuple[int, ...]) -> list[int]:
@@ -85,7 +85,8 @@ def toeplitz(name: str, *columns: np.ndarray) -> Strategy:
             done = parts[-1][-1]
         return np.concatenate(parts)
 
-    return Strategy(_named(name, restarts), sum(map(len, columns)), squared, prefix_variance, restarts)
+    bands = max(int(np.flatnonzero(column)[-1]) + 1 for column in columns)
+    return Strategy(_named(name, restarts), sum(map(len, columns)), squared, prefix_variance, restarts, bands)
 
 
 def _earliest(column: np.ndarray, rest: int, distance: int, most: int) -> list[float]:

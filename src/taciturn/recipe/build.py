@@ -35,7 +35,7 @@ from taciturn.privacy.correlated_noise import Bands, Buffers, banded, blt, tree
 from taciturn.privacy.estimators import clipped_denominator, fixed_denominator
 from taciturn.privacy.mechanism import mechanism
 from taciturn.privacy.noise import Noise, gaussian, no_noise
-from taciturn.privacy.participation import FixedSize, MinSeparation, PoissonSampling, spare_rounds
+from taciturn.privacy.participation import CyclicPoisson, FixedSize, MinSeparation, PoissonSampling, spare_rounds
 from taciturn.privacy.secagg_encoding import Encoding, encoding, modular
 from taciturn.privacy.sensitivity import most_participations, segments
 from taciturn.privacy.strategies import optimal_bands, optimal_blt
@@ -75,6 +75,9 @@ def participation(recipe: Recipe) -> Participation:
             return PoissonSampling(section.probability)
         case "fixed":
             return FixedSize(int(section.cohort), section.users)
+        case "cyclic-poisson":
+            cycle = recipe.privacy.bands
+            return CyclicPoisson(section.cohort * cycle / section.users, cycle, recipe.run.rounds)
         case "min-separation":
             separation, often = section.min_separation or 0, recipe.max_participations
             return MinSeparation(int(section.cohort), separation, often, recipe.run.rounds, recipe.over_selection)

@@ -74,7 +74,8 @@ class Recipe(Section):
     @property
     def noise(self) -> NoiseKind:
         """Return how it is correlated over rounds."""
-        return self.privacy.noise or ("blt" if self.algorithm == "dp-ftrl" else "independent")
+        correlated = "banded" if self.participation.kind == "cyclic-poisson" else "blt"
+        return self.privacy.noise or (correlated if self.algorithm == "dp-ftrl" else "independent")
 
     @property
     def restart_rounds(self) -> tuple[int, ...]:
@@ -99,8 +100,13 @@ class Recipe(Section):
         return self.over_selection * self.participation.cohort
 
     @property
+    def turns(self) -> int:
+        """Return the rounds after which everyone was asked once."""
+        return int(self.participation.users // self.asked)
+
+    @property
     def possible_separation(self) -> int:
-        return max(int(self.participation.users // self.asked) - 1, 0)
+        return max(self.turns - 1, 0)
 
     @property
     def max_participations(self) -> int:

@@ -76,8 +76,11 @@ COMPATIBLE = (
     Pairing("algorithm", "privacy.encoding", dict.fromkeys(NOT_PRIVATE, ("integer",)),
             "residues encode clipped updates, and a run without privacy adds updates as they are"),
     Pairing("algorithm", "participation.kind",
-            {"dp-fedavg": ("poisson", "fixed"), "dp-fedsgd": ("poisson", "fixed"), "dp-ftrl": ("min-separation",)},
+            {"dp-fedavg": ("poisson", "fixed"), "dp-fedsgd": ("poisson", "fixed"), "dp-ftrl": ("min-separation", "cyclic-poisson")},
             "its privacy is proved for these cohorts only"),
+    Pairing("algorithm", "participation.kind", dict.fromkeys(NOT_PRIVATE, ("poisson", "fixed", "min-separation")),
+            "without noise there are no bands to take turns by"),
+    Pairing("participation.kind", "noise", {"cyclic-poisson": ("banded", "independent")}, "two turns of a user must share no noise"),
     Pairing("fleet.kind", "participation.kind", dict.fromkeys(("check-in", "queue", "devices"), ("min-separation",)),
             "where devices come and go, no sampling can be claimed"),
     Pairing("fleet.kind", "privacy.encoding", {"devices": ("modular",)}, "a secure sum adds residues"),
@@ -145,6 +148,9 @@ RULES = (
          '[privacy] strategy has other coefficients than noise = "{recipe.noise}": bands for "banded", decay and scale for "blt"'),
     Rule(lambda r: any(not one or len(one) % r.noise_segments for one in (r.privacy.strategy or {}).values()),
          "[privacy] strategy must have the same number of coefficients for each of the {recipe.noise_segments} segments of the noise"),
+    Rule(lambda r: r.participation.kind == "cyclic-poisson" and r.privacy.bands * r.participation.cohort > r.participation.users,
+         "{participation.users} users who take turns every {privacy.bands} rounds cannot fill cohorts of {participation.cohort:g}: "
+         "lower the cohort, or privacy.bands to {recipe.turns}"),
     # fleets, and how often someone can take part
     Rule(lambda r: _drops_out(r) and (r.fleet.most_reports or math.inf) < r.participation.cohort,
          "[fleet] most_reports = {fleet.most_reports} is less than the report goal, {participation.cohort:g}: every round would fail"),

@@ -103,7 +103,8 @@ class ServerSection(Section):
 class ParticipationSection(Section):
     kind: names.ParticipationKind = setting(
         "poisson",
-        "min-separation claims no sampling (dp-ftrl, and runs without privacy)",
+        "min-separation claims no sampling (dp-ftrl, and runs without privacy); with cyclic-poisson users take turns every "
+        "privacy.bands rounds (dp-ftrl)",
         for_papers={"fixed": "cohorts of one size, drawn without replacement"},
     )
     users: PositiveInt = Field(description="K, the number of users as publicly known; sets q and δ, and is never counted")
@@ -140,7 +141,7 @@ class PrivacySection(Section):
     )
     noise: names.NoiseKind | None = setting(
         None,
-        "how it is correlated over rounds (default: dp-ftrl blt, all others independent)",
+        "how it is correlated over rounds (default: dp-ftrl blt, with cyclic-poisson banded; all others independent)",
         for_papers={"honaker": "a tree whose nodes are also estimated from their children"},
     )
     restart_rounds: list[PositiveInt] | None = setting(
