@@ -250,12 +250,12 @@ def test_tables_hold_the_cumulative_probabilities_of_the_discrete_gaussian():
         assert beyond < mpf(2) ** -180
 
 
-@pytest.mark.parametrize("decisive", [1, 2])
-def test_look_ups_compare_all_127_bits(decisive):
+@pytest.mark.parametrize("guide", [None, sampler.guide()])
+def test_look_ups_compare_all_127_bits(guide):
     """Try numbers at an entry of the table and one below it, whose first 64 bits are equal."""
 
     def found(bits: list[np.ndarray]) -> list[int]:
-        return np.asarray(sampler.discrete(table, [jnp.asarray(word) for word in bits], decisive)).tolist()
+        return np.asarray(sampler.discrete(table, [jnp.asarray(word) for word in bits], guide)).tolist()
 
     table = tuple(map(jnp.asarray, sampler.cumulative()))
     places = np.array([0, 1, 2, 500, 2048, 9000, 20_000, 24_000])
@@ -266,6 +266,18 @@ def test_look_ups_compare_all_127_bits(decisive):
     assert found(below) == places.tolist()
     negative = [exact[0] | 1, *exact[1:]]
     assert found(negative) == (-places - 1).tolist()
+
+
+def test_a_guided_search_finds_every_number():
+    """Try the first words of all entries and their neighbours, which are at the edges of what is counted, and those at the edges of
+    stretches."""
+    first, largest = sampler.cumulative()[0].astype(np.int64), 2**31 - 1
+    edges = [largest - (np.arange(256, 513) << shift) + beside for shift in range(23) for beside in (0, 1)]
+    tried = np.unique(np.concatenate([first - 1, first, first + 1, largest - np.arange(512), *edges]))
+    tried = tried[(tried >= 0) & (tried <= largest)]
+    missing = np.searchsorted(first, tried) - sampler.guide()[sampler._stretch(jnp.asarray(tried, jnp.uint32))]
+    assert missing.min() == 0
+    assert missing.max() < 2**sampler.GUIDED
 
 
 @pytest.mark.parametrize("deviation", [2048.0, 5000.0, 1e6, 2.0**30, 1.7 * 2**44, 2.0**50, 2.0**57])

@@ -28,6 +28,12 @@ def transposed(matrix: jax.Array) -> jax.Array:
     return jax.lax.platform_dependent(matrix, cpu=lambda matrix: jax.lax.optimization_barrier(matrix.T), default=lambda matrix: matrix.T)
 
 
+def by_itself(values: jax.Array) -> jax.Array:
+    """Return the values, as an operation that XLA's library for CPUs (YNNPACK) does not have: it would draw what is done with a sum or a
+    maximum of rows into it, at a third of the speed of XLA's own loops."""
+    return jnp.where(jnp.isnan(values), jnp.nan, values)
+
+
 def unit_rows(matrix: jax.Array) -> jax.Array:
     """Scale each row to length 1 (McMahan et al. 2018, Appendix B: embeddings have a fixed norm)."""
     return matrix * jax.lax.rsqrt(jnp.sum(jnp.square(matrix), axis=-1, keepdims=True) + 1e-12)

@@ -16,7 +16,7 @@ from jax.experimental import pallas
 from jax.experimental.pallas import triton
 from jax.typing import DTypeLike
 
-from taciturn.models.layers import add_rows, dot
+from taciturn.models.layers import add_rows, by_itself, dot
 
 SPLITS = 4  # shares of the vocabulary that run side by side for one user
 BLOCK, WARPS = 64, 4  # words that a kernel holds at a time; measured on an H200, like the stages
@@ -43,20 +43,22 @@ def plain(
 ) -> Stepped:
     """Return θ ← θ − η ∇ Σ_t weight_t · ℓ(p_t), p_t = softmax(s_t)[target_t], s_t = (context_t · row_v [/ ‖row_v‖] + bias_v)_v, and ℓ as
     `losses.bounded` defines it: −log p, or with a power q (1 − p^q) / q, whose gradient is that of −log p times p^q."""
-    inverse = _inverse_norms(matrix) if unit_norm else jnp.ones(len(matrix), matrix.dtype)
-    scores = dot(contexts, matrix.T, product) * inverse + bias
-    exponentials = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
-    normaliser = jnp.sum(exponentials, axis=-1)
+    inverse = _inverse_norms(matrix)[:, None] if unit_norm else 1.0
+    rows = matrix * inverse
+    # Words run down and tokens across: two of the three products are then between rows as they lie in memory.
+    scores = dot(rows, contexts.T, product) + bias[:, None]
+    exponentials = jnp.exp(scores - by_itself(jnp.max(scores, axis=0)))
+    normaliser = jnp.sum(exponentials, axis=0)
     if power:
-        weights = weights * (jnp.take_along_axis(exponentials, targets[:, None], axis=-1)[:, 0] / normaliser) ** power
-    factors = weights / normaliser
+        weights = weights * (jnp.take_along_axis(exponentials, targets[None, :], axis=0)[0] / normaliser) ** power
+    factors, wanted = (weights / normaliser)[:, None], weights[:, None]
     # The softmax's share of the gradient comes from the stored exponentials; the targets' share is a few rows.
-    scaled, wanted = exponentials * inverse, (weights * inverse[targets])[:, None]
-    d_rows = add_rows(dot(scaled.T, factors[:, None] * contexts, product), targets, -wanted * contexts)
-    d_bias = add_rows((factors @ exponentials)[:, None], targets, -weights[:, None])[:, 0]
-    d_contexts = factors[:, None] * dot(scaled, matrix, product) - wanted * matrix[targets]
+    d_rows = add_rows(dot(exponentials, factors * contexts, product), targets, -wanted * contexts)
+    d_bias = add_rows(exponentials @ factors, targets, -wanted)[:, 0]
+    d_contexts = factors * dot(exponentials.T, rows, product) - wanted * rows[targets]
     if unit_norm:  # only the part orthogonal to a row moves it: its length does not matter
-        d_rows = d_rows - matrix * (jnp.sum(matrix * d_rows, axis=-1) * jnp.square(inverse))[:, None]
+        along = by_itself(jnp.sum(matrix * d_rows, axis=-1, keepdims=True) * jnp.square(inverse))
+        d_rows = inverse * (d_rows - matrix * along)
     return Stepped(matrix - rate * d_rows, bias - rate * d_bias, d_contexts)
 
 

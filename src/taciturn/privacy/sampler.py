@@ -18,7 +18,6 @@ for uniform bits. docs/proofs.md has the proof.
 import functools
 import hashlib
 import math
-import operator
 from decimal import Context, Decimal
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -43,6 +42,7 @@ HELD, HELD_BY_A_CORE = 128, 8192  # blocks that one program of a GPU, and a core
 SMOOTHING = Fraction(1, 4) - Fraction(1, BASE**2)
 ADDITION_ERROR = 2.0**-111  # of one addition, in total variation
 TABLE_ERROR = (LARGEST + 1) * 2.0 ** -(BITS + 1) + 2.0**-180  # of one look-up: rounded probabilities, and the tail that is cut off
+GUIDED = 3  # steps of a search that a guide begins
 SEEN_ON = ("cpu",)  # platforms whose noise tests have seen
 # The hash of 10⁵ draws at a standard deviation of 2⁵⁷ steps, key 0 … 7, stream 1: so many that one word does not decide for all.
 KNOWN = "7ea1bf83c53e4ac00d42608054f0c5752e0d2356cba313ad4d978b313c1b69f9"
@@ -94,10 +94,10 @@ def plain(spread: Spread, key: jax.Array, stream: jax.Array, size: int) -> Wide:
     """Draw by definition: a block of ChaCha20 serves four coordinates, one in each quarter of them all. A cache holds `held` blocks."""
     blocks = -(-size // WORDS)
     held = min(blocks, HELD_BY_A_CORE)
-    given = len(spread.factors), key, stream, *_halves(spread), tuple(map(jnp.asarray, cumulative()))
+    given = len(spread.factors), key, stream, *_halves(spread), tuple(map(jnp.asarray, cumulative())), jnp.asarray(guide())
 
     def draw(first: jax.Array) -> list[Wide]:
-        return _drawn(first + jnp.arange(held, dtype=jnp.uint32), *given, decisive=2)  # two words decide, but for once in 2⁴⁸ draws
+        return _drawn(first + jnp.arange(held, dtype=jnp.uint32), *given)
 
     drawn = jax.lax.map(draw, jnp.arange(0, blocks, held, dtype=jnp.uint32))  # the last may draw more than is asked for
     return jax.tree.map(lambda *quarters: jnp.concatenate([quarter.reshape(-1)[:blocks] for quarter in quarters])[:size], *drawn)
@@ -119,18 +119,17 @@ def _kernel(factors: int, key_ref, stream_ref, lower_ref, upper_ref, *refs) -> N
     table, drawn_refs = refs[:WORDS], refs[WORDS:]
     first = pallas.program_id(0) * HELD
     counters = (first + jnp.arange(HELD)).astype(jnp.uint32)
-    # One word decides for most programs: it does not for one draw in 2¹⁷.
-    for quarter, sum in enumerate(_drawn(counters, factors, key_ref, stream_ref[0], lower_ref, upper_ref, table, decisive=1)):
+    for quarter, sum in enumerate(_drawn(counters, factors, key_ref, stream_ref[0], lower_ref, upper_ref, table)):
         for ref, words in zip(drawn_refs, sum, strict=True):
             ref[quarter, pallas.ds(first, HELD)] = words
 
 
-def _drawn(counters: jax.Array, factors: int, key, stream: jax.Array, lower, upper, table: tuple, *, decisive: int) -> list[Wide]:
+def _drawn(counters: jax.Array, factors: int, key, stream: jax.Array, lower, upper, table: tuple, guide: Any = None) -> list[Wide]:
     """Draw Σ c_i X_i for the four coordinates of each block."""
 
     def add(name: jax.Array, sums: list[Wide]) -> list[Wide]:
         words = chacha20.blocks(key, counters, (name.astype(jnp.uint32), stream, jnp.uint32(0)))
-        drawn = [discrete(table, words[WORDS * quarter :][:WORDS], decisive) for quarter in range(WORDS)]
+        drawn = [discrete(table, words[WORDS * quarter :][:WORDS], guide) for quarter in range(WORDS)]
         return [wide.add(sum, _times(one, lower[name], upper[name])) for sum, one in zip(sums, drawn, strict=True)]
 
     return jax.lax.fori_loop(0, factors, add, [wide.zeros(counters.shape)] * WORDS)
@@ -166,17 +165,17 @@ def _times(drawn: jax.Array, lower: jax.Array, upper: jax.Array) -> Wide:
     return wide.add(wide.times(number, lower), wide.shifted(wide.times(number, upper), 31))
 
 
-def discrete(table: tuple[jax.Array, ...], bits: list[jax.Array], decisive: int) -> jax.Array:
-    """Draw a discrete Gaussian from each four words: one bit is the sign, 127 are looked up. Only `decisive` words are compared where they
-    decide for all of them, and all four otherwise."""
+def discrete(table: tuple[jax.Array, ...], bits: list[jax.Array], guide: jax.Array | None = None) -> jax.Array:
+    """Draw a discrete Gaussian from each four words: one bit is the sign, 127 are looked up. Only the first words are compared where they
+    decide for all of them (they do not for one draw in 2¹⁷), and all four otherwise. A guide says where to begin."""
     first, second, third, fourth = bits
     number = first >> 1, second, third, fourth
 
-    def search(words: int) -> jax.Array:
+    def search(words: int, start: jax.Array, steps: int) -> jax.Array:
         """Count the entries of the table that are no larger, or, if only their first words are compared, smaller."""
 
         def halve(step: jax.Array, found: jax.Array) -> jax.Array:
-            size = jnp.int32(2**14) >> step
+            size = jnp.int32(2 ** (steps - 1)) >> step
             place = found + size - 1
             smaller, same = jnp.asarray(False), jnp.asarray(True)
             for entry, word in zip(table[:words], number, strict=False):
@@ -184,13 +183,30 @@ def discrete(table: tuple[jax.Array, ...], bits: list[jax.Array], decisive: int)
                 smaller, same = smaller | (same & (here < word)), same & (here == word)
             return found + jnp.where(smaller | (same & (words == WORDS)), size, 0)
 
-        return jax.lax.fori_loop(0, 15, halve, jnp.zeros(first.shape, jnp.int32))
+        return jax.lax.fori_loop(0, steps, halve, start)
 
-    found = search(decisive)
-    same = functools.reduce(operator.and_, [entry[found] == word for entry, word in zip(table[:decisive], number, strict=False)])
-    undecided = jnp.max(same.astype(jnp.int32)) > 0
-    found = jax.lax.cond(undecided, lambda: search(WORDS), lambda: found)
+    nothing = jnp.zeros(first.shape, jnp.int32)
+    found = search(1, nothing, 15) if guide is None else search(1, guide[_stretch(number[0])], GUIDED)
+    undecided = jnp.max((table[0][found] == number[0]).astype(jnp.int32)) > 0
+    found = jax.lax.cond(undecided, lambda: search(WORDS, nothing, 15), lambda: found)
     return jnp.where(first & 1 == 1, -found, found)
+
+
+def _stretch(number: jax.Array) -> jax.Array:
+    """Name the stretch of first words that this one lies in: by the length, and the eight bits after the leading one, of what it is short
+    of the largest. So stretches are shorter where the table is denser."""
+    short = jnp.uint32(2**31 - 1) - number
+    zeros = jax.lax.clz(short)
+    return ((32 - zeros << 8) + (short << zeros << 1 >> 24)).astype(jnp.int32)
+
+
+@functools.cache
+def guide() -> np.ndarray:
+    """Count for each stretch the entries of the table that lie below all of it; fewer than 2³ more lie below a number in it."""
+    first = cumulative()[0]
+    with jax.ensure_compile_time_eval():
+        stretches = np.asarray(_stretch(jnp.asarray(first[first < 2**31])))
+    return np.searchsorted(-stretches, -np.arange(32 << 8), "left").astype(np.int32)
 
 
 @functools.cache
