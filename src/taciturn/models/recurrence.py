@@ -89,7 +89,7 @@ def _backward(cell: Cell, product, saved, gradient):
     run = _on_this_machine(recurrence_kernels.backwards, scan_backwards, cell, product, x, recurrent)
     d_x, d_r, d_fed_back = run(gradient, x, r, carries, recurrent, projection)
     # What was fed back at step t meets the recurrent matrix at step t + 1.
-    d_recurrent = dot(flat(fed_back[:-1]).T, flat(d_r[1:]), product)
+    d_recurrent = dot(transposed(flat(fed_back[:-1]).astype(product)), flat(d_r[1:]), product)
     d_projection = None if projection is None else dot(flat(outputs).T, flat(d_fed_back), product)
     return d_x, d_recurrent, d_projection
 

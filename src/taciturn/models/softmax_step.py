@@ -16,7 +16,7 @@ from jax.experimental import pallas
 from jax.experimental.pallas import triton
 from jax.typing import DTypeLike
 
-from taciturn.models.layers import add_rows, by_itself, dot
+from taciturn.models.layers import add_rows, by_itself, dot, transposed
 
 SPLITS = 4  # shares of the vocabulary that run side by side for one user
 BLOCK, WARPS = 64, 4  # words that a kernel holds at a time; measured on an H200, like the stages
@@ -45,8 +45,9 @@ def plain(
     `losses.bounded` defines it: −log p, or with a power q (1 − p^q) / q, whose gradient is that of −log p times p^q."""
     inverse = _inverse_norms(matrix)[:, None] if unit_norm else 1.0
     rows = matrix * inverse
+    turned = transposed if jnp.dtype(product).itemsize == 2 else jnp.transpose  # products in 16 bits are so fast that a copy pays
     # Words run down and tokens across: two of the three products are then between rows as they lie in memory.
-    scores = dot(rows, contexts.T, product) + bias[:, None]
+    scores = dot(rows, turned(contexts.astype(product)), product) + bias[:, None]
     exponentials = jnp.exp(scores - by_itself(jnp.max(scores, axis=0)))
     normaliser = jnp.sum(exponentials, axis=0)
     if power:
@@ -55,7 +56,7 @@ def plain(
     # The softmax's share of the gradient comes from the stored exponentials; the targets' share is a few rows.
     d_rows = add_rows(dot(exponentials, factors * contexts, product), targets, -wanted * contexts)
     d_bias = add_rows(exponentials @ factors, targets, -wanted)[:, 0]
-    d_contexts = factors * dot(exponentials.T, rows, product) - wanted * rows[targets]
+    d_contexts = factors * dot(turned(exponentials.astype(product)), rows, product) - wanted * rows[targets]
     if unit_norm:  # only the part orthogonal to a row moves it: its length does not matter
         along = by_itself(jnp.sum(matrix * d_rows, axis=-1, keepdims=True) * jnp.square(inverse))
         d_rows = inverse * (d_rows - matrix * along)
