@@ -92,6 +92,9 @@ def test_lengths_are_those_of_the_texts_whatever_shards_they_are_in(tmp_path, vo
     for positions in (np.arange(60), np.arange(60)[::-7], np.zeros(0, int)):
         assert texts.lengths(positions).tolist() == [len(texts[position]) for position in positions]
     assert len(set(texts.lengths(np.arange(60)))) > 1
+    for nobody in (-1, 60):
+        with pytest.raises(IndexError, match="not all"):
+            texts.lengths(np.array([0, nobody]))
 
 
 SUM_OF_PART = """

@@ -100,6 +100,24 @@ def test_a_device_on_which_seat_or_company_matter_is_refused_before_anybody_is_t
     assert not loaded
 
 
+@pytest.mark.parametrize("size", [2, 7, 16, 250])
+def test_a_program_for_which_padding_is_a_step_is_refused_whatever_the_size_of_a_chunk(monkeypatch, size):
+    """Whoever is trained beside a user with more text takes as many steps as that user: the last of them must change nothing."""
+
+    def padded(step):
+        def report(message, user, key):
+            steps = jax.lax.fori_loop(0, user.steps, lambda index, sum: sum + step(user.batches[index]), jnp.float32(0))
+            return encode(flat_clip(0.5), message.public, {"w": 0 * message.params["w"] + steps}, user.weight, key)
+
+        return report
+
+    made = fleet(monkeypatch, side_by_side=True)
+    monkeypatch.setattr(in_process, "_chunk_size", lambda *arguments: size)
+    with pytest.raises(NotAdditive):
+        made.sum_reports(padded(lambda batch: 0.01), MESSAGE, np.arange(4), KEY)
+    made.sum_reports(padded(lambda batch: 0.01 * jnp.any(batch != 0)), MESSAGE, np.arange(4), KEY)  # the twin: only text counts
+
+
 def test_the_test_is_made_once_for_a_program(monkeypatch):
     made, report, tested = fleet(monkeypatch, True), program(), []
     check = made._check_additive

@@ -45,6 +45,8 @@ class Texts:
 
     def lengths(self, positions: np.ndarray) -> np.ndarray:
         """Count the tokens of each, without reading them."""
+        if len(positions) and not 0 <= positions.min() <= positions.max() < len(self):
+            raise IndexError(f"there are {len(self)} texts, and not all of these are among them")
         numbers, found = np.searchsorted(self._starts, positions, "right") - 1, np.empty(len(positions), int)
         for number in np.unique(numbers):
             here, offsets = numbers == number, self.shard(int(number)).offsets

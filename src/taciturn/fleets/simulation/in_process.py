@@ -99,14 +99,18 @@ class SimulatedFleet:
         if not all(jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in jax.tree.leaves(self._shape)):
             return
         seats = np.arange(self._size)
-        is_even, elsewhere = seats % 2 == 0, np.roll(seats, 1)
-        # The even ones in odd seats, and the odd ones without them: all beside other users, half of them in another seat.
-        halves = np.roll(np.where(is_even, seats, -1), 1), np.where(is_even, -1, seats)
+        is_even, is_short, elsewhere = seats % 2 == 0, 2 * seats < self._size - 1, np.roll(seats, 1)
+        # The even ones a seat further, and the odd ones without them: all beside other users, half of them in another seat. And the short
+        # ones without the long ones, who make them take steps of padding; on a CPU each takes their own number of steps.
+        even_and_odd = np.roll(np.where(is_even, seats, -1), 1), np.where(is_even, -1, seats)
+        short_and_long = np.where(is_short, seats, -1), np.where(is_short, -1, seats)
+        splits = [even_and_odd] if self._on_cpu else [even_and_odd, short_and_long]
 
         total = partial(self._made_up_sum, message, key)
         for device in self._devices[:1] if self._on_cpu else self._devices:  # all cores are alike
-            everyone, apart = total(device, seats), trees.add(*(total(device, half) for half in halves))
-            for again in (total(device, seats), total(device, elsewhere), apart):
+            everyone = total(device, seats)
+            apart = [trees.add(*(total(device, half) for half in halves)) for halves in splits]
+            for again in (total(device, seats), total(device, elsewhere), *apart):
                 if not all(map(np.array_equal, jax.tree.leaves(everyone), jax.tree.leaves(again))):
                     raise NotAdditive(
                         f"on {device.device_kind} a user's report depends on who else is trained beside them, so one user could "
@@ -120,7 +124,7 @@ class SimulatedFleet:
 
     def _made_up(self) -> list[np.ndarray]:
         """Make texts for as many users as a chunk holds, of many lengths up to the limit; of few words, so that many repeat."""
-        generator, most = np.random.default_rng(0), self._layout.user_data(np.zeros(0, np.int32)).batches.size
+        generator, most = np.random.default_rng(0), self._layout.user_data(np.zeros(0, np.int32)).batches[..., 1:].size
         lengths = [max(1, most * (place + 1) // self._size) for place in range(self._size)]
         return [generator.integers(END + 1, END + 1 + MADE_UP_WORDS, length, np.int32) for length in lengths]
 
