@@ -71,15 +71,14 @@ def demo(out: Annotated[Path, Option(help="folder for everything it makes")] = P
         private = tt.train(recipe, folder / "private", show)
     with training_bar("non-private") as show:
         twin = tt.train(twins_recipe, folder / "non-private-twin", show)
-    _print(private, twin, TOKENS_PER_USER)
-    _print_next(folder)
+    _print(private, twin, folder, TOKENS_PER_USER)
     shown = {"start": private.before, "private": private.scores, "non_private_twin": twin.scores}
     top1 = {name: vars(scores["accuracy_top1"]) for name, scores in shown.items()}
     return {"folder": str(folder), "epsilon": private.guarantee.epsilon, "accuracy_top1": top1}
 
 
-def _print(private: "TrainedRun", twin: "TrainedRun", tokens: int) -> None:
-    """Print what each model is worth, and what is promised for it."""
+def _print(private: "TrainedRun", twin: "TrainedRun", folder: Path, tokens: int) -> None:
+    """Print what each model is worth, what is promised for it, and commands that work as printed, however this one was started."""
     epsilon, delta = epsilon_text(private.guarantee.epsilon), delta_text(private.guarantee.delta)
     cost = {"public warm start": ("0", "0"), "private": (epsilon, rho_text(private.guarantee.rho)), "non-private twin": ("∞", "∞")}
     rows = [
@@ -98,10 +97,6 @@ def _print(private: "TrainedRun", twin: "TrainedRun", tokens: int) -> None:
         "Not covered: the held-out speeches, by which the settings of this demonstration were also chosen, and the twin, which is in "
         "the ledger as ε = ∞.\n"
     )
-
-
-def _print_next(folder: Path) -> None:
-    """Print commands that work as printed, however this one was started."""
     started = Path(sys.argv[0])
     taciturn = started.relative_to(Path.cwd()) if started.is_relative_to(Path.cwd()) else started
     say(

@@ -112,9 +112,7 @@ def export(population: Folder, file: Annotated[Path, Argument(help="JSON file to
 def budget(
     population: Folder,
     epsilon: Annotated[float, Option(help="what all runs together may cost, in whatever order")],
-    delta: Annotated[
-        float | None, Option(help="δ of the budget (default: that of the last budget, or the runs' smallest, or 1e-10)")
-    ] = None,
+    delta: Annotated[float | None, Option(help="δ of it (default: that of the last budget, or the runs' smallest, or 1e-10)")] = None,
 ) -> dict[str, float]:
     """Set a budget for all runs on these people together. It can only be lowered later.
 
