@@ -107,12 +107,9 @@ class QueuedFleet:
 
     def _save(self) -> None:
         """Write the state, then delete the models that no device needs any more."""
-        state = {
-            "training": list(self._training.items()),
-            "arrived": list(self._arrived.items()),
-            "rounds": [(name, now, list(got.items())) for name, (now, got) in self._rounds.items()],
-            "generator": self._generator.bit_generator.state,
-        }
+        rounds = [(name, now, list(got.items())) for name, (now, got) in self._rounds.items()]
+        queues = {"training": list(self._training.items()), "arrived": list(self._arrived.items())}
+        state = {**queues, "rounds": rounds, "generator": self._generator.bit_generator.state}
         self._folder.mkdir(mode=0o700, exist_ok=True)
         write_atomically(self._folder / "queue.json", json.dumps(state).encode(), 0o600)
         last = [model for now, got in list(self._rounds.values())[-1:] for model in (now, *got.values())]
