@@ -130,8 +130,7 @@ class CyclicPoisson:
     probability q. With noise that correlates no rows as far apart as that, a user's turns are separate Gaussian mechanisms, and
     sampling makes each of them cheaper (Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization").
 
-    Neighbours differ in one user's reports, as with MinSeparation: numbers are places in the list of users, which stays the same.
-    """
+    Neighbours differ in one user's reports, as with MinSeparation: numbers are places in the list of users, which stays the same."""
 
     probability: float  # q, of taking a turn
     cycle: int

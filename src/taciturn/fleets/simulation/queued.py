@@ -73,7 +73,9 @@ class QueuedFleet:
         name = np.asarray(jax.random.key_data(key)).tobytes().hex()
         if name not in self._rounds:
             now = len(self._rounds)
-            self._keep_model(now, message.params)
+            leaves = {f"{index}": np.asarray(leaf) for index, leaf in enumerate(jax.tree.leaves(jax.device_get(message.params)))}
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            write_atomically(self._path(now), safetensors.numpy.save(leaves), 0o600)
             self._rounds[name] = now, {user: self._arrived.get(user, now) for user in cohort.tolist()}
             self._arrived = {}
             self._save()
@@ -93,11 +95,6 @@ class QueuedFleet:
 
     def _path(self, model: int) -> Path:
         return self._folder / f"model-{model}.safetensors"
-
-    def _keep_model(self, model: int, params: Params) -> None:
-        leaves = {f"{index}": np.asarray(leaf) for index, leaf in enumerate(jax.tree.leaves(jax.device_get(params)))}
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-        write_atomically(self._path(model), safetensors.numpy.save(leaves), 0o600)
 
     def _model(self, model: int, like: Params) -> Params:
         if not self._path(model).exists():
